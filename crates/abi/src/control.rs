@@ -1,0 +1,370 @@
+//! The control protocol between a sandbox and its host.
+//!
+//! The control socket is a `SOCK_SEQPACKET` Unix socket at
+//! [`crate::layout::CONTROL_FD`]. One packet is one message: a
+//! [`MessageHeader`], a body that depends on the kind, and a tail of variable
+//! length that the body describes. Descriptors travel as `SCM_RIGHTS`, in the
+//! order that the body's documentation gives.
+//!
+//! The host treats every message of a sandbox as hostile. The sandbox trusts
+//! the host.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Largest message, header included, in bytes.
+pub const MESSAGE_MAX: usize = 160 * 1024;
+/// Most descriptors in one message (`SCM_MAX_FD` of the host kernel is 253).
+pub const MESSAGE_MAX_FDS: usize = 250;
+
+/// Start of every message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct MessageHeader {
+    /// One of the `MSG_*` constants.
+    pub kind: u32,
+    /// Bytes after the header.
+    pub len: u32,
+    /// Number of the request that a [`MSG_REPLY`] answers; 0 otherwise. A
+    /// sandbox numbers its requests from 1.
+    pub sequence: u64,
+}
+
+// Host → sandbox.
+
+/// Start a program in a fresh sandbox: [`Start`].
+pub const MSG_START: u32 = 1;
+/// Become a copy of a frozen image: [`Thaw`].
+pub const MSG_THAW: u32 = 2;
+/// A client has connected: [`Connection`], one descriptor.
+pub const MSG_CONNECTION: u32 = 3;
+/// The answer to a request: [`Reply`].
+pub const MSG_REPLY: u32 = 4;
+/// Send a signal to the first guest process: [`Signal`].
+pub const MSG_SIGNAL: u32 = 5;
+/// Go on after [`MSG_ENTRY_POINT`]; no body.
+pub const MSG_RESUME: u32 = 6;
+/// The size of the controlling terminal changed: [`WindowSize`].
+pub const MSG_WINDOW_SIZE: u32 = 7;
+/// Come to rest and report with [`MSG_ENTRY_POINT`] as soon as possible; no body.
+pub const MSG_FREEZE: u32 = 8;
+
+// Sandbox → host.
+
+/// The zygote is set up and waits for [`MSG_START`] or [`MSG_THAW`]; no body.
+pub const MSG_READY: u32 = 101;
+/// Phases of a boot: [`Booted`]. Sent after the first response byte, or when
+/// the sandbox first waits, whichever comes first.
+pub const MSG_BOOTED: u32 = 102;
+/// All guest threads wait at the entry point: [`EntryPoint`]. The sandbox does
+/// nothing until [`MSG_RESUME`].
+pub const MSG_ENTRY_POINT: u32 = 103;
+/// The guest has closed a connection: [`ConnectionClosed`].
+pub const MSG_CONNECTION_CLOSED: u32 = 104;
+/// The first guest process has ended: [`Exit`]. The last message.
+pub const MSG_EXIT: u32 = 105;
+/// The host refused or the kernel failed to start or thaw: UTF-8 text, one sentence.
+pub const MSG_FAILED: u32 = 106;
+
+// Requests, sandbox → host, each answered by [`MSG_REPLY`].
+
+/// Open a blob of the rootfs read-only: [`OpenBlob`]. The reply has one descriptor.
+pub const MSG_OPEN_BLOB: u32 = 201;
+/// Attributes of a file of the host directory: the tail is a path. The reply's
+/// tail is a [`FileAttributes`].
+pub const MSG_FS_STAT: u32 = 202;
+/// Entries of a directory: [`ListDirectory`], then a path. The reply's tail is
+/// a sequence of [`DirectoryEntry`] each followed by its name, padded to 8
+/// bytes; an empty tail is the end.
+pub const MSG_FS_LIST: u32 = 203;
+/// Target of a symbolic link: the tail is a path; the reply's tail is the target.
+pub const MSG_FS_READLINK: u32 = 204;
+/// Open a regular file read-only: the tail is a path. The reply has one
+/// descriptor and a [`FileAttributes`] tail.
+pub const MSG_FS_OPEN: u32 = 205;
+
+/// The rootfs is an index file, which comes as a descriptor.
+pub const ROOTFS_INDEX: u32 = 0;
+/// The rootfs is a host directory, asked for through `MSG_FS_*`. Paths in these
+/// messages have no leading slash, and the host follows no symbolic link.
+pub const ROOTFS_HOST: u32 = 1;
+
+/// Trace system calls to the console descriptor.
+pub const FLAG_TRACE_SYSCALLS: u32 = 1 << 0;
+/// Standard input is a terminal.
+pub const FLAG_STDIN_TTY: u32 = 1 << 1;
+/// Standard output is a terminal.
+pub const FLAG_STDOUT_TTY: u32 = 1 << 2;
+/// Standard error is a terminal.
+pub const FLAG_STDERR_TTY: u32 = 1 << 3;
+/// Send [`MSG_ENTRY_POINT`] when the program first waits for a client on
+/// [`Start::port`].
+pub const FLAG_FREEZE_AT_ENTRY: u32 = 1 << 4;
+/// Never patch system call sites: every call takes the trap.
+pub const FLAG_NO_PATCHING: u32 = 1 << 5;
+/// Never map lazily at thaw: every mapping is eager.
+pub const FLAG_NO_LAZY: u32 = 1 << 6;
+
+/// Body of [`MSG_START`].
+///
+/// Descriptors: standard input, output and error, then, for [`ROOTFS_INDEX`],
+/// the index file. Tail: NUL-terminated strings: host name, working directory,
+/// program path (empty: look up `argv[0]` in `PATH`), then `argv_count`
+/// arguments, then `env_count` environment strings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Start {
+    /// Fresh randomness for this sandbox.
+    pub seed: [u8; 32],
+    /// Bytes of memory that the sandbox may use; 0 means no limit.
+    pub memory_limit: u64,
+    /// Bytes of the index file, for [`ROOTFS_INDEX`].
+    pub index_len: u64,
+    /// `FLAG_*`.
+    pub flags: u32,
+    /// `ROOTFS_*`.
+    pub rootfs: u32,
+    /// TCP port on which the function listens; 0 if it serves nobody.
+    pub port: u32,
+    /// Number of virtual CPUs, at least 1.
+    pub cpus: u32,
+    /// User id the program sees itself as.
+    pub uid: u32,
+    /// Group id the program sees itself as.
+    pub gid: u32,
+    /// Number of arguments.
+    pub argv_count: u32,
+    /// Number of environment strings.
+    pub env_count: u32,
+    /// Size of the terminal, if there is one.
+    pub window: WindowSize,
+}
+
+/// Body of [`MSG_THAW`].
+///
+/// Descriptors: image, index, standard output, standard error, then
+/// `blob_count` blobs, then one per connection. Tail: `mapping_count`
+/// [`crate::image::Mapping`], `populate_count` [`PopulateRange`],
+/// `connection_count` [`Connection`], `blob_count` `u32` blob numbers, then
+/// `hostname_len` bytes of host name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Thaw {
+    /// Fresh randomness for this copy.
+    pub seed: [u8; 32],
+    /// Bytes of memory that the sandbox may use; 0 means no limit.
+    pub memory_limit: u64,
+    /// Bytes of the index file.
+    pub index_len: u64,
+    /// `FLAG_*`.
+    pub flags: u32,
+    /// Number of mappings.
+    pub mapping_count: u32,
+    /// Number of ranges to populate.
+    pub populate_count: u32,
+    /// Number of connections handed in, 0 or 1.
+    pub connection_count: u32,
+    /// Number of blobs whose descriptors come along.
+    pub blob_count: u32,
+    /// Bytes of the host name; 0 keeps the frozen one.
+    pub hostname_len: u32,
+}
+
+/// Populate for reading: map pages that are in the page cache.
+pub const POPULATE_READ: u64 = 0;
+/// Populate for writing: make private copies.
+pub const POPULATE_WRITE: u64 = 1;
+
+/// A range of the working set, populated in one call at boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct PopulateRange {
+    /// First byte, page aligned.
+    pub start: u64,
+    /// Bytes, a multiple of the page size.
+    pub len: u64,
+    /// [`POPULATE_READ`] or [`POPULATE_WRITE`].
+    pub how: u64,
+}
+
+/// An Internet address: `AF_INET` uses the first four bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Address {
+    /// The address, network byte order.
+    pub bytes: [u8; 16],
+    /// `AF_INET` (2) or `AF_INET6` (10).
+    pub family: u16,
+    /// Port, host byte order.
+    pub port: u16,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Body of [`MSG_CONNECTION`]; the descriptor is the connected socket,
+/// non-blocking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Connection {
+    /// The host's number for the connection.
+    pub id: u64,
+    /// Address of the client.
+    pub peer: Address,
+    /// Address that the client connected to; its port is the function's own.
+    pub local: Address,
+}
+
+/// Body of [`MSG_REPLY`], answering the request with the header's `sequence`.
+/// A tail may follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Reply {
+    /// 0, or a positive `errno`.
+    pub errno: i32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Body of [`MSG_SIGNAL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Signal {
+    /// Signal number, 1 to 64.
+    pub number: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Size of a terminal, in characters. Body of [`MSG_WINDOW_SIZE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct WindowSize {
+    /// Lines.
+    pub rows: u16,
+    /// Characters in a line.
+    pub columns: u16,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Body of [`MSG_BOOTED`]: when each phase ended, in nanoseconds of the host's
+/// `CLOCK_MONOTONIC`. 0: not reached yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Booted {
+    /// The boot command was received.
+    pub received_ns: u64,
+    /// All eager mappings were in place.
+    pub mapped_ns: u64,
+    /// The guest's first instruction was about to run.
+    pub first_instruction_ns: u64,
+    /// The guest had sent its first response byte.
+    pub first_byte_ns: u64,
+}
+
+/// Body of [`MSG_ENTRY_POINT`]: where the freeze report lies in the sandbox's
+/// memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct EntryPoint {
+    /// Address of the [`crate::freeze::ReportHeader`].
+    pub report_address: u64,
+    /// Bytes of the report.
+    pub report_len: u64,
+}
+
+/// Body of [`MSG_CONNECTION_CLOSED`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ConnectionClosed {
+    /// The number from [`Connection::id`].
+    pub id: u64,
+}
+
+/// Body of [`MSG_EXIT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Exit {
+    /// Exit code, if `signal` is 0.
+    pub code: u32,
+    /// Signal that ended the process, or 0.
+    pub signal: u32,
+}
+
+/// Body of [`MSG_OPEN_BLOB`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OpenBlob {
+    /// Number of the blob in the sandbox's rootfs index.
+    pub blob: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Body of [`MSG_FS_LIST`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ListDirectory {
+    /// Number of entries to skip, in the host's sorted order.
+    pub skip: u64,
+}
+
+/// One entry in the reply to [`MSG_FS_LIST`]; `name_len` bytes follow, padded
+/// with zeros to a multiple of 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DirectoryEntry {
+    /// Inode number on the host.
+    pub inode: u64,
+    /// File type as in `d_type` (readdir(3)).
+    pub file_type: u32,
+    /// Bytes of the name.
+    pub name_len: u32,
+}
+
+/// Attributes of a host file, as in `struct stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FileAttributes {
+    /// Device number.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Last modification, seconds since the epoch.
+    pub mtime_sec: i64,
+    /// Nanoseconds of the last modification.
+    pub mtime_nsec: u32,
+    /// Type and permissions (inode(7)).
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Hard links.
+    pub nlink: u32,
+    /// Device number of a special file.
+    pub rdev: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_keep_the_tail_aligned() {
+        for size in [
+            size_of::<MessageHeader>(),
+            size_of::<Start>(),
+            size_of::<Thaw>(),
+            size_of::<Connection>(),
+            size_of::<Reply>(),
+            size_of::<Booted>(),
+            size_of::<DirectoryEntry>(),
+            size_of::<FileAttributes>(),
+            size_of::<PopulateRange>(),
+        ] {
+            assert_eq!(size % 8, 0);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The snapshot image: an ELF core file (`ET_CORE`, x86-64) with Thaw notes.
+//!
+//! ```text
+//! Elf64_Ehdr, Elf64_Phdr…          PT_NOTE first, then a PT_LOAD per stored or mapped range
+//! notes                            "CORE": NT_PRSTATUS, NT_PRPSINFO, NT_AUXV, NT_FILE
+//!                                  "THAW": NOTE_HEADER, NOTE_MAPPINGS, NOTE_BLOBS
+//! memory                           page-aligned; neighbours in memory are neighbours in the file;
+//!                                  zero pages are holes
+//! ```
+//!
+//! `readelf` and `gdb` read the first half of that; a boot reads the notes and
+//! maps the memory.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Version of the image format and of the address-space layout.
+pub const IMAGE_VERSION: u32 = 1;
+/// Owner name of Thaw's notes.
+pub const NOTE_OWNER: &[u8; 5] = b"THAW\0";
+/// Note type: an [`ImageHeader`].
+pub const NOTE_HEADER: u32 = 1;
+/// Note type: an array of [`Mapping`], sorted by address.
+pub const NOTE_MAPPINGS: u32 = 2;
+/// Note type: an array of `u32` blob numbers, the image's I/O cache.
+pub const NOTE_BLOBS: u32 = 3;
+/// Note type: JSON about the function, for people; not read at boot.
+pub const NOTE_ABOUT: u32 = 4;
+
+/// What an image needs in order to be booted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ImageHeader {
+    /// [`IMAGE_VERSION`].
+    pub version: u32,
+    /// Zero.
+    pub flags: u32,
+    /// Bytes of the whole file; a shorter file is truncated.
+    pub file_len: u64,
+    /// BLAKE3 of the kernel ELF that the image was frozen under. The image
+    /// holds pointers into that kernel's text, so no other kernel can run it.
+    pub kernel_build: [u8; 32],
+    /// BLAKE3 of the rootfs index (of the file, header included).
+    pub index: [u8; 32],
+    /// CPU features that were visible to the frozen program, from `cpuid`:
+    /// leaf 1 `ecx` and `edx`, leaf 7.0 `ebx`, `ecx` and `edx`, leaf
+    /// 0xD.1 `eax`, `xcr0`, and the bytes of an `xsave` area.
+    pub cpu_features: [u32; 8],
+    /// BLAKE3 of the whole file with these 32 bytes zero.
+    pub checksum: [u8; 32],
+}
+
+/// Where the bytes of a mapping come from: the image file itself.
+pub const SOURCE_IMAGE: u32 = 0;
+/// The bytes come from a blob of the rootfs.
+pub const SOURCE_BLOB: u32 = 1;
+/// The bytes are zero.
+pub const SOURCE_ZERO: u32 = 2;
+
+/// The mapping is needed before the kernel can run: heap, pages, gate.
+pub const MAPPING_KERNEL: u32 = 1 << 0;
+/// Map now; without it, the kernel maps the range when it is first touched.
+pub const MAPPING_EAGER: u32 = 1 << 1;
+/// The guest mapped it `MAP_SHARED`.
+pub const MAPPING_SHARED: u32 = 1 << 2;
+
+/// One `mmap` call of a boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Mapping {
+    /// First byte, page aligned.
+    pub start: u64,
+    /// Bytes, a multiple of the page size.
+    pub len: u64,
+    /// Offset in the image or the blob, page aligned.
+    pub offset: u64,
+    /// `SOURCE_*`.
+    pub source: u32,
+    /// Number of the blob, for [`SOURCE_BLOB`].
+    pub blob: u32,
+    /// Protection, `PROT_*` of mmap(2).
+    pub prot: u32,
+    /// `MAPPING_*`.
+    pub flags: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn format_tripwire() {
+        assert_eq!(IMAGE_VERSION, 1);
+        assert_eq!(size_of::<ImageHeader>(), 144);
+        assert_eq!(core::mem::offset_of!(ImageHeader, checksum), 112);
+        assert_eq!(size_of::<Mapping>(), 40);
+        assert_eq!((NOTE_HEADER, NOTE_MAPPINGS, NOTE_BLOBS, NOTE_ABOUT), (1, 2, 3, 4));
+        assert_eq!((SOURCE_IMAGE, SOURCE_BLOB, SOURCE_ZERO), (0, 1, 2));
+        assert_eq!((MAPPING_KERNEL, MAPPING_EAGER, MAPPING_SHARED), (1, 2, 4));
+    }
+}
