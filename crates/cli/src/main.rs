@@ -1,0 +1,3 @@
+//! The `thaw` command.
+
+fn main() {}
