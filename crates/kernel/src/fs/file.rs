@@ -1,0 +1,372 @@
+//! Open files: what a file descriptor refers to.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::Any;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use bitflags::bitflags;
+
+use crate::errno::{Errno, Result};
+use crate::io::{Sink, Source};
+use crate::platform::user::UserAddress;
+use crate::sync::Lock;
+use crate::task::wait::{WaitQueue, wait_until};
+use crate::time::Instant;
+
+bitflags! {
+    /// Readiness, with the values of poll(2) and epoll_ctl(2).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct Events: u32 {
+        /// There is data to read.
+        const IN = 0x001;
+        /// There is urgent data.
+        const PRI = 0x002;
+        /// Writing is possible.
+        const OUT = 0x004;
+        /// Error condition; always reported.
+        const ERR = 0x008;
+        /// Hang up; always reported.
+        const HUP = 0x010;
+        /// Invalid descriptor; poll(2) only.
+        const NVAL = 0x020;
+        /// As `IN`.
+        const RDNORM = 0x040;
+        /// Priority band data can be read.
+        const RDBAND = 0x080;
+        /// As `OUT`.
+        const WRNORM = 0x100;
+        /// Priority data may be written.
+        const WRBAND = 0x200;
+        /// The peer has shut down its writing half.
+        const RDHUP = 0x2000;
+    }
+}
+
+bitflags! {
+    /// Flags of an open file description, with the values of open(2).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct OpenFlags: u32 {
+        /// Write only.
+        const WRONLY = 0o1;
+        /// Read and write.
+        const RDWR = 0o2;
+        /// Create if missing.
+        const CREAT = 0o100;
+        /// Fail if it exists.
+        const EXCL = 0o200;
+        /// Do not become the controlling terminal.
+        const NOCTTY = 0o400;
+        /// Truncate.
+        const TRUNC = 0o1000;
+        /// Write at the end.
+        const APPEND = 0o2000;
+        /// Do not block.
+        const NONBLOCK = 0o4000;
+        /// Synchronous data writes.
+        const DSYNC = 0o10000;
+        /// Signal-driven I/O.
+        const ASYNC = 0o20000;
+        /// Direct I/O.
+        const DIRECT = 0o40000;
+        /// Accepted and meaningless on 64-bit systems.
+        const LARGEFILE = 0o100000;
+        /// Must be a directory.
+        const DIRECTORY = 0o200000;
+        /// Do not follow a final symbolic link.
+        const NOFOLLOW = 0o400000;
+        /// Do not update the access time.
+        const NOATIME = 0o1000000;
+        /// Close on execve; a flag of the descriptor, not the description.
+        const CLOEXEC = 0o2000000;
+        /// Synchronous writes.
+        const SYNC = 0o4010000;
+        /// A handle to a path only.
+        const PATH = 0o10000000;
+        /// Unnamed temporary file.
+        const TMPFILE = 0o20200000;
+        const _ = !0;
+    }
+}
+
+impl OpenFlags {
+    /// Whether the access mode allows reading.
+    pub fn can_read(self) -> bool {
+        self.bits() & 0o3 != 0o1 && !self.contains(Self::PATH)
+    }
+
+    /// Whether the access mode allows writing.
+    pub fn can_write(self) -> bool {
+        self.bits() & 0o3 != 0 && !self.contains(Self::PATH)
+    }
+}
+
+/// `struct stat` of the x86-64 ABI (stat(2)).
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Stat {
+    pub dev: u64,
+    pub ino: u64,
+    pub nlink: u64,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub pad0: u32,
+    pub rdev: u64,
+    pub size: i64,
+    pub blksize: i64,
+    pub blocks: i64,
+    pub atime_sec: i64,
+    pub atime_nsec: i64,
+    pub mtime_sec: i64,
+    pub mtime_nsec: i64,
+    pub ctime_sec: i64,
+    pub ctime_nsec: i64,
+    pub reserved: [i64; 3],
+}
+
+/// What a memory mapping of a file is made of.
+#[derive(Clone)]
+pub enum MmapSource {
+    /// A file of the lower layer, by blob number; read-only.
+    Blob(u32),
+    /// A file of the host directory, by path without leading slash; read-only.
+    HostFile(Arc<[u8]>),
+    /// A file of the upper layer: the mapping copies or shares its pages.
+    Upper(Arc<dyn UpperPages>),
+    /// Zeros (`/dev/zero`, zero(4)).
+    Zero,
+}
+
+/// Pages of an upper-layer file, as a memory mapping sees them.
+pub trait UpperPages: Send + Sync {
+    /// Bytes of the file.
+    fn len(&self) -> u64;
+    /// Whether the file is empty.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Reads at `offset`; short at the end of the file.
+    fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize>;
+}
+
+/// A directory entry as `getdents64` reports it.
+pub struct Dirent {
+    /// Inode number.
+    pub ino: u64,
+    /// Position after this entry, for `lseek`.
+    pub next_offset: u64,
+    /// `DT_*`.
+    pub file_type: u8,
+    /// Name.
+    pub name: Vec<u8>,
+}
+
+/// The behaviour of an open file: a regular file, directory, pipe, socket…
+///
+/// No method blocks: what cannot be done now returns `EAGAIN`, and
+/// [`OpenFile`] waits on [`File::wait_queue`] where the flags ask for that.
+pub trait File: Any + Send + Sync {
+    /// Reads. `offset` is meaningful for seekable files only. `Ok(0)` is the end.
+    fn read(&self, _sink: &mut Sink<'_>, _offset: u64) -> Result<usize> {
+        Err(Errno::EINVAL)
+    }
+
+    /// Writes. `offset` is meaningful for seekable files only.
+    fn write(&self, _source: &mut Source<'_>, _offset: u64) -> Result<usize> {
+        Err(Errno::EINVAL)
+    }
+
+    /// Whether the file has a position (lseek(2)).
+    fn seekable(&self) -> bool {
+        false
+    }
+
+    /// The size that `SEEK_END` and `O_APPEND` refer to.
+    fn size(&self) -> u64 {
+        0
+    }
+
+    /// What is possible without blocking.
+    fn poll(&self) -> Events {
+        Events::IN | Events::OUT | Events::RDNORM | Events::WRNORM
+    }
+
+    /// Where to wait for [`File::poll`] to change; `None` if it never does
+    /// (then epoll refuses the file with `EPERM`).
+    fn wait_queue(&self) -> Option<&WaitQueue> {
+        None
+    }
+
+    /// Attributes.
+    fn stat(&self) -> Result<Stat>;
+
+    /// ioctl(2).
+    fn ioctl(&self, _request: u32, _argument: UserAddress) -> Result<u64> {
+        Err(Errno::ENOTTY)
+    }
+
+    /// What `mmap` maps.
+    fn mmap_source(&self) -> Result<MmapSource> {
+        Err(Errno::ENODEV)
+    }
+
+    /// Directory entries from `offset` on, passed to `emit` until it returns `false`.
+    fn read_directory(&self, _offset: u64, _emit: &mut dyn FnMut(Dirent) -> bool) -> Result<()> {
+        Err(Errno::ENOTDIR)
+    }
+
+    /// Changes the size (ftruncate(2)).
+    fn truncate(&self, _size: u64) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
+
+    /// Limits on waiting, from `SO_RCVTIMEO` and `SO_SNDTIMEO`, in nanoseconds.
+    fn read_timeout_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// See [`File::read_timeout_ns`].
+    fn write_timeout_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// What `/proc/self/fd/N` shows for files without a path, such as
+    /// `pipe:[7]` or `anon_inode:[eventfd]`.
+    fn description(&self) -> String;
+
+    /// The file as `Any`, for system calls that want one kind of file.
+    fn as_any(&self) -> &dyn Any;
+
+    /// The file as a shared `Any`.
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+}
+
+/// An open file description (open(2)): shared by all descriptors made from it
+/// by `dup` and `fork`.
+pub struct OpenFile {
+    /// The behaviour.
+    pub file: Arc<dyn File>,
+    /// Where it was opened, for `/proc`, `fchdir` and the `*at` calls.
+    pub path: Option<super::path::Path>,
+    flags: AtomicU32,
+    position: Lock<u64>,
+}
+
+impl OpenFile {
+    /// A new description at position 0.
+    pub fn new(file: Arc<dyn File>, flags: OpenFlags, path: Option<super::path::Path>) -> Arc<Self> {
+        Arc::new(Self { file, path, flags: AtomicU32::new(flags.bits()), position: Lock::new(0) })
+    }
+
+    /// Access mode and status flags.
+    pub fn flags(&self) -> OpenFlags {
+        OpenFlags::from_bits_retain(self.flags.load(Ordering::Relaxed))
+    }
+
+    /// Replaces the status flags (`F_SETFL`).
+    pub fn set_flags(&self, flags: OpenFlags) {
+        self.flags.store(flags.bits(), Ordering::Relaxed);
+    }
+
+    /// The file position.
+    pub fn position(&self) -> u64 {
+        self.position.get()
+    }
+
+    /// Moves the file position.
+    pub fn set_position(&self, position: u64) {
+        self.position.set(position);
+    }
+
+    /// The file as one particular kind.
+    pub fn downcast<T: File>(&self) -> Option<&T> {
+        self.file.as_any().downcast_ref()
+    }
+
+    /// read(2): from the current position, waiting for data if the flags say so.
+    pub fn read(&self, sink: &mut Sink<'_>) -> Result<usize> {
+        if !self.flags().can_read() {
+            return Err(Errno::EBADF);
+        }
+        if self.file.seekable() {
+            let at = self.position();
+            let count = self.file.read(sink, at)?;
+            self.set_position(at + count as u64);
+            return Ok(count);
+        }
+        self.blocking(self.file.read_timeout_ns(), || self.file.read(sink, 0))
+    }
+
+    /// pread(2).
+    pub fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        if !self.flags().can_read() {
+            return Err(Errno::EBADF);
+        }
+        if !self.file.seekable() {
+            return Err(Errno::ESPIPE);
+        }
+        self.file.read(sink, offset)
+    }
+
+    /// write(2): at the current position, or at the end with `O_APPEND`. A
+    /// blocking stream takes everything before it returns.
+    pub fn write(&self, source: &mut Source<'_>) -> Result<usize> {
+        if !self.flags().can_write() {
+            return Err(Errno::EBADF);
+        }
+        if self.file.seekable() {
+            let append = self.flags().contains(OpenFlags::APPEND);
+            let at = if append { self.file.size() } else { self.position() };
+            let count = self.file.write(source, at)?;
+            self.set_position(at + count as u64);
+            return Ok(count);
+        }
+        let mut done = 0;
+        loop {
+            match self.blocking(self.file.write_timeout_ns(), || self.file.write(source, 0)) {
+                Ok(count) => {
+                    done += count;
+                    if source.remaining() == 0 || self.flags().contains(OpenFlags::NONBLOCK) || count == 0 {
+                        return Ok(done);
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => return Ok(done),
+            }
+        }
+    }
+
+    /// pwrite(2).
+    pub fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        if !self.flags().can_write() {
+            return Err(Errno::EBADF);
+        }
+        if !self.file.seekable() {
+            return Err(Errno::ESPIPE);
+        }
+        self.file.write(source, offset)
+    }
+
+    /// Runs `attempt`, and again whenever the file's readiness changes, for as
+    /// long as it says `EAGAIN` and the description may block.
+    pub fn blocking<T>(&self, timeout_ns: Option<u64>, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        let first = attempt();
+        if !matches!(first, Err(Errno::EAGAIN)) || self.flags().contains(OpenFlags::NONBLOCK) {
+            return first;
+        }
+        let Some(queue) = self.file.wait_queue() else { return first };
+        let deadline = timeout_ns.map(Instant::after_ns);
+        let outcome = wait_until(&[queue], deadline, || match attempt() {
+            Err(Errno::EAGAIN) => None,
+            outcome => Some(outcome),
+        });
+        match outcome {
+            // socket(7): with SO_RCVTIMEO or SO_SNDTIMEO a time-out reads as EAGAIN.
+            Err(Errno::ETIMEDOUT) if timeout_ns.is_some() => Err(Errno::EAGAIN),
+            outcome => outcome,
+        }
+    }
+}

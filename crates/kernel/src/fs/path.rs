@@ -1,0 +1,1 @@
+#[derive(Clone)] pub struct Path {}

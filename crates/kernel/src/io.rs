@@ -1,0 +1,252 @@
+//! Where reads put bytes and writes take them from.
+//!
+//! A [`Sink`] or [`Source`] is a list of memory segments with a position: the
+//! buffers of a `readv`, one buffer of a `read`, or kernel memory. Guest
+//! segments may fault; then the operation moves what it can.
+#![allow(unsafe_code)]
+
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+
+use crate::errno::{Errno, Result};
+use crate::platform::user::{UserAddress, copy_catching_faults};
+
+/// Most segments in one call (`IOV_MAX`, readv(2)).
+pub const IOV_MAX: usize = 1024;
+/// Most bytes that one call moves (read(2), NOTES).
+pub const MAX_RW_COUNT: usize = 0x7fff_f000;
+
+/// A buffer of `readv` and `writev`: `struct iovec`.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct IoVec {
+    /// First byte.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+struct Segments {
+    first: IoVec,
+    rest: Vec<IoVec>,
+    index: usize,
+    offset: usize,
+    left: usize,
+}
+
+impl Segments {
+    fn single(base: u64, len: usize) -> Self {
+        let len = len.min(MAX_RW_COUNT);
+        Self { first: IoVec { base, len: len as u64 }, rest: Vec::new(), index: 0, offset: 0, left: len }
+    }
+
+    /// Reads and checks a guest's array of `struct iovec`.
+    fn from_user(vectors: UserAddress, count: usize) -> Result<Self> {
+        if count > IOV_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let mut rest: Vec<IoVec> = vectors.read_array(count)?;
+        let mut total = 0usize;
+        for vector in &mut rest {
+            if vector.len > i64::MAX as u64 {
+                return Err(Errno::EINVAL);
+            }
+            UserAddress(vector.base).check(vector.len as usize)?;
+            vector.len = vector.len.min((MAX_RW_COUNT - total) as u64);
+            total += vector.len as usize;
+        }
+        Ok(Self { first: IoVec { base: 0, len: 0 }, rest, index: 0, offset: 0, left: total })
+    }
+
+    fn current(&mut self) -> Option<(u64, usize)> {
+        loop {
+            let vector = if self.index == 0 { &self.first } else { self.rest.get(self.index - 1)? };
+            let left = vector.len as usize - self.offset;
+            if left > 0 {
+                return Some((vector.base + self.offset as u64, left));
+            }
+            self.index += 1;
+            self.offset = 0;
+        }
+    }
+
+    fn advance(&mut self, mut bytes: usize) {
+        while bytes > 0 {
+            let Some((_, len)) = self.current() else { return };
+            let step = len.min(bytes);
+            self.offset += step;
+            self.left -= step;
+            bytes -= step;
+        }
+    }
+}
+
+/// Memory that a read fills.
+pub struct Sink<'a> {
+    segments: Segments,
+    lifetime: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Sink<'a> {
+    /// Guest memory; `EFAULT` if it is not in the guest's part of the address space.
+    pub fn user(at: UserAddress, len: usize) -> Result<Sink<'static>> {
+        at.check(len.min(MAX_RW_COUNT))?;
+        Ok(Sink { segments: Segments::single(at.0, len), lifetime: PhantomData })
+    }
+
+    /// Guest memory described by an array of `struct iovec`.
+    pub fn user_vectors(vectors: UserAddress, count: usize) -> Result<Sink<'static>> {
+        Ok(Sink { segments: Segments::from_user(vectors, count)?, lifetime: PhantomData })
+    }
+
+    /// Kernel memory.
+    pub fn kernel(buffer: &'a mut [u8]) -> Sink<'a> {
+        Sink { segments: Segments::single(buffer.as_mut_ptr() as u64, buffer.len()), lifetime: PhantomData }
+    }
+
+    /// Bytes that still fit.
+    pub fn remaining(&self) -> usize {
+        self.segments.left
+    }
+
+    /// Appends as much of `bytes` as fits and returns how much that was.
+    /// `EFAULT` only if nothing could be written.
+    pub fn put(&mut self, mut bytes: &[u8]) -> Result<usize> {
+        let mut done = 0;
+        while !bytes.is_empty() {
+            let Some((base, len)) = self.segments.current() else { break };
+            let step = len.min(bytes.len());
+            // SAFETY: `base` is checked guest memory or a live kernel buffer;
+            // `bytes` is valid; faults are caught.
+            let left = unsafe { copy_catching_faults(base as *mut u8, bytes.as_ptr(), step) };
+            let copied = step - left;
+            self.segments.advance(copied);
+            done += copied;
+            if left > 0 {
+                return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) };
+            }
+            bytes = &bytes[step..];
+        }
+        Ok(done)
+    }
+
+    /// Appends up to `count` zero bytes.
+    pub fn put_zeros(&mut self, count: usize) -> Result<usize> {
+        const ZEROS: [u8; 512] = [0; 512];
+        let mut done = 0;
+        while done < count && self.remaining() > 0 {
+            let step = (count - done).min(ZEROS.len());
+            match self.put(&ZEROS[..step]) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// The next contiguous piece, for a host call that fills it; follow with
+    /// [`Sink::advance`].
+    pub fn next_piece(&mut self) -> Option<(u64, usize)> {
+        self.segments.current()
+    }
+
+    /// Notes that `bytes` were filled.
+    pub fn advance(&mut self, bytes: usize) {
+        self.segments.advance(bytes);
+    }
+}
+
+/// Memory that a write takes bytes from.
+pub struct Source<'a> {
+    segments: Segments,
+    lifetime: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Source<'a> {
+    /// Guest memory; `EFAULT` if it is not in the guest's part of the address space.
+    pub fn user(at: UserAddress, len: usize) -> Result<Source<'static>> {
+        at.check(len.min(MAX_RW_COUNT))?;
+        Ok(Source { segments: Segments::single(at.0, len), lifetime: PhantomData })
+    }
+
+    /// Guest memory described by an array of `struct iovec`.
+    pub fn user_vectors(vectors: UserAddress, count: usize) -> Result<Source<'static>> {
+        Ok(Source { segments: Segments::from_user(vectors, count)?, lifetime: PhantomData })
+    }
+
+    /// Kernel memory.
+    pub fn kernel(buffer: &'a [u8]) -> Source<'a> {
+        Source { segments: Segments::single(buffer.as_ptr() as u64, buffer.len()), lifetime: PhantomData }
+    }
+
+    /// Bytes left to take.
+    pub fn remaining(&self) -> usize {
+        self.segments.left
+    }
+
+    /// Fills as much of `buffer` as there is and returns how much that was.
+    /// `EFAULT` only if nothing could be read.
+    pub fn take(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let Some((base, len)) = self.segments.current() else { break };
+            let step = len.min(buffer.len() - done);
+            // SAFETY: `base` is checked guest memory or a live kernel buffer;
+            // `buffer` is valid; faults are caught.
+            let left = unsafe { copy_catching_faults(buffer[done..].as_mut_ptr(), base as *const u8, step) };
+            let copied = step - left;
+            self.segments.advance(copied);
+            done += copied;
+            if left > 0 {
+                return if done > 0 { Ok(done) } else { Err(Errno::EFAULT) };
+            }
+        }
+        Ok(done)
+    }
+
+    /// Takes everything that is left, at most `max` bytes (`EMSGSIZE` beyond).
+    pub fn take_all(&mut self, max: usize) -> Result<Vec<u8>> {
+        let len = self.remaining();
+        if len > max {
+            return Err(Errno::EMSGSIZE);
+        }
+        let mut bytes = alloc::vec![0; len];
+        if self.take(&mut bytes)? != len {
+            return Err(Errno::EFAULT);
+        }
+        Ok(bytes)
+    }
+
+    /// The next contiguous piece, for a host call that takes it; follow with
+    /// [`Source::advance`].
+    pub fn next_piece(&mut self) -> Option<(u64, usize)> {
+        self.segments.current()
+    }
+
+    /// Notes that `bytes` were taken.
+    pub fn advance(&mut self, bytes: usize) {
+        self.segments.advance(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moves_bytes_between_kernel_buffers() {
+        let mut to = [0u8; 5];
+        let mut sink = Sink::kernel(&mut to);
+        assert_eq!(sink.put(b"abc"), Ok(3));
+        assert_eq!(sink.put(b"defg"), Ok(2));
+        assert_eq!(sink.remaining(), 0);
+        assert_eq!(&to, b"abcde");
+
+        let mut source = Source::kernel(b"hello");
+        let mut head = [0u8; 2];
+        assert_eq!(source.take(&mut head), Ok(2));
+        assert_eq!(source.take_all(10).unwrap(), b"llo");
+    }
+}

@@ -1,0 +1,1 @@
+//! Pipes, eventfd, epoll, poll, select.

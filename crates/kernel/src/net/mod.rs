@@ -1,0 +1,3 @@
+//! Sockets.
+
+pub struct Network {}

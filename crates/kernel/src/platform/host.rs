@@ -1,0 +1,159 @@
+//! Host calls: the few system calls that the kernel makes itself.
+//!
+//! Every one of them goes through the single `syscall` instruction of
+//! `thaw_hostcall`. The filter ([`super::filter`]) lets system calls through
+//! only from there, and checks the arguments of each.
+#![allow(unsafe_code)]
+
+use crate::errno::{Errno, Result};
+
+core::arch::global_asm!(
+    // u64 thaw_hostcall: rax = number, rdi rsi rdx r10 r8 r9 = arguments.
+    ".pushsection .text.thaw_hostcall, \"ax\", @progbits",
+    ".globl thaw_hostcall, thaw_hostcall_return",
+    ".type thaw_hostcall, @function",
+    "thaw_hostcall:",
+    "syscall",
+    "thaw_hostcall_return:",
+    "ret",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    /// Address right behind the `syscall` instruction: what seccomp sees as
+    /// the instruction pointer of a host call.
+    pub static thaw_hostcall_return: u8;
+}
+
+/// Makes a host call.
+///
+/// # Safety
+/// As for the system call in question.
+#[inline]
+pub unsafe fn hostcall(number: u64, args: [u64; 6]) -> Result<u64> {
+    let result: u64;
+    // SAFETY: the caller's promise; the routine clobbers what the kernel's
+    // system call convention clobbers, and uses no stack beyond its return
+    // address.
+    unsafe {
+        core::arch::asm!(
+            "call thaw_hostcall",
+            inlateout("rax") number => result,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
+            in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    Errno::from_return(result)
+}
+
+/// Numbers of the host calls that the kernel makes (x86-64 ABI).
+#[allow(missing_docs)]
+pub mod nr {
+    pub const READ: u64 = 0;
+    pub const WRITE: u64 = 1;
+    pub const CLOSE: u64 = 3;
+    pub const MMAP: u64 = 9;
+    pub const MPROTECT: u64 = 10;
+    pub const MUNMAP: u64 = 11;
+    pub const RT_SIGACTION: u64 = 13;
+    pub const PREAD64: u64 = 17;
+    pub const MREMAP: u64 = 25;
+    pub const MADVISE: u64 = 28;
+    pub const SENDTO: u64 = 44;
+    pub const RECVFROM: u64 = 45;
+    pub const RECVMSG: u64 = 47;
+    pub const SHUTDOWN: u64 = 48;
+    pub const FUTEX: u64 = 202;
+    pub const EXIT_GROUP: u64 = 231;
+    pub const PPOLL: u64 = 271;
+    pub const SIGALTSTACK: u64 = 131;
+    pub const PRCTL: u64 = 157;
+    pub const SECCOMP: u64 = 317;
+}
+
+/// A descriptor of the host. Valid in this boot only: what is saved must not
+/// keep one without a way to get another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostFd(pub i32);
+
+/// `POLLIN` and so on: `struct pollfd` (poll(2)).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct PollFd {
+    /// Descriptor; negative entries are ignored.
+    pub fd: i32,
+    /// Events asked for.
+    pub events: i16,
+    /// Events found.
+    pub revents: i16,
+}
+
+/// `MSG_DONTWAIT | MSG_NOSIGNAL`, with which all sockets are used.
+const SOCKET_FLAGS: u64 = 0x40 | 0x4000;
+
+/// read(2) of a pipe, terminal or file into any memory; `EFAULT` is possible.
+pub fn read(fd: HostFd, to: u64, len: usize) -> Result<usize> {
+    // SAFETY: the host checks the address.
+    unsafe { hostcall(nr::READ, [fd.0 as u64, to, len as u64, 0, 0, 0]) }.map(|n| n as usize)
+}
+
+/// write(2) from any memory; `EFAULT` is possible.
+pub fn write(fd: HostFd, from: u64, len: usize) -> Result<usize> {
+    // SAFETY: the host checks the address and only reads.
+    unsafe { hostcall(nr::WRITE, [fd.0 as u64, from, len as u64, 0, 0, 0]) }.map(|n| n as usize)
+}
+
+/// pread(2) of a blob or host file into any memory; `EFAULT` is possible.
+pub fn pread(fd: HostFd, to: u64, len: usize, offset: u64) -> Result<usize> {
+    // SAFETY: the host checks the address.
+    unsafe { hostcall(nr::PREAD64, [fd.0 as u64, to, len as u64, offset, 0, 0]) }.map(|n| n as usize)
+}
+
+/// recvfrom(2) without an address, never blocking. `peek` adds `MSG_PEEK`.
+pub fn recv(fd: HostFd, to: u64, len: usize, peek: Peek) -> Result<usize> {
+    let flags = SOCKET_FLAGS | if peek == Peek::Yes { 2 } else { 0 };
+    // SAFETY: the host checks the address.
+    unsafe { hostcall(nr::RECVFROM, [fd.0 as u64, to, len as u64, flags, 0, 0]) }.map(|n| n as usize)
+}
+
+/// Whether a receive leaves the data in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peek {
+    /// `MSG_PEEK`.
+    Yes,
+    /// Consume.
+    No,
+}
+
+/// sendto(2) without an address, never blocking, never raising `SIGPIPE`.
+pub fn send(fd: HostFd, from: u64, len: usize) -> Result<usize> {
+    // SAFETY: the host checks the address and only reads.
+    unsafe { hostcall(nr::SENDTO, [fd.0 as u64, from, len as u64, SOCKET_FLAGS, 0, 0]) }.map(|n| n as usize)
+}
+
+/// shutdown(2); `how` is `SHUT_RD` 0, `SHUT_WR` 1 or `SHUT_RDWR` 2.
+pub fn shutdown(fd: HostFd, how: u32) -> Result<()> {
+    // SAFETY: touches no memory.
+    unsafe { hostcall(nr::SHUTDOWN, [fd.0 as u64, how as u64, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// close(2).
+pub fn close(fd: HostFd) {
+    // SAFETY: touches no memory. An error leaves nothing to do.
+    let _ = unsafe { hostcall(nr::CLOSE, [fd.0 as u64, 0, 0, 0, 0, 0]) };
+}
+
+/// ppoll(2) with a relative time-out; `None` waits for ever. Returns the
+/// number of descriptors with events.
+pub fn poll(fds: &mut [PollFd], timeout_ns: Option<u64>) -> Result<usize> {
+    let timespec = timeout_ns.map(|ns| [ns / 1_000_000_000, ns % 1_000_000_000]);
+    let at = timespec.as_ref().map_or(0, |t| t.as_ptr() as u64);
+    // SAFETY: `fds` and `timespec` are valid for the call.
+    unsafe { hostcall(nr::PPOLL, [fds.as_mut_ptr() as u64, fds.len() as u64, at, 0, 8, 0]) }.map(|n| n as usize)
+}
+
+/// Writes a message to the console: kernel panics and traces.
+pub fn console_write(text: &[u8]) {
+    let _ = write(HostFd(thaw_abi::layout::CONSOLE_FD), text.as_ptr() as u64, text.len());
+}

@@ -1,0 +1,71 @@
+//! The root of all saved state.
+//!
+//! One [`Kernel`] object in the kernel's heap holds, directly or through
+//! pointers, everything that outlives a system call: it is what a freeze saves
+//! and a thaw finds again. Host descriptors, host thread ids and vCPU blocks
+//! are not here; they are rebuilt at every boot.
+#![allow(unsafe_code)]
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::sync::Lock;
+
+/// Everything that is saved.
+pub struct Kernel {
+    /// Processes and threads.
+    pub tasks: crate::task::Tasks,
+    /// Mounted file systems.
+    pub fs: crate::fs::FileSystems,
+    /// Sockets that others can find: bound addresses.
+    pub net: crate::net::Network,
+    /// Host name, as in uname(2).
+    pub hostname: Lock<Vec<u8>>,
+    /// Clock offsets.
+    pub clocks: crate::time::clock::Clocks,
+    /// Random numbers for the guest.
+    pub random: Lock<crate::time::random::Generator>,
+    /// How the sandbox was started.
+    pub config: Lock<Config>,
+}
+
+/// What the start command fixed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Config {
+    /// TCP port on which the function serves; 0 if none.
+    pub port: u16,
+    /// Number of virtual CPUs.
+    pub cpus: u32,
+    /// Bytes of memory that the sandbox may use; 0 means no limit.
+    pub memory_limit: u64,
+    /// `FLAG_*` of the control protocol.
+    pub flags: u32,
+}
+
+/// Points to the root object; set at every boot.
+static ROOT: AtomicPtr<Kernel> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The root object. Panics before a program has been started or thawed.
+pub fn kernel() -> &'static Kernel {
+    let root = ROOT.load(Ordering::Relaxed);
+    assert!(!root.is_null(), "no kernel state yet");
+    // SAFETY: set by `install` or `restore` to an object that is never freed.
+    unsafe { &*root }
+}
+
+/// Makes `kernel` the root object of a fresh sandbox; returns its address for
+/// the heap's header.
+pub fn install(kernel: Kernel) -> u64 {
+    let root = Box::into_raw(Box::new(kernel));
+    ROOT.store(root, Ordering::Relaxed);
+    root as u64
+}
+
+/// Makes the object at `address` the root, after a thaw.
+///
+/// # Safety
+/// `address` must come from `install` in the sandbox that the heap was frozen from.
+pub unsafe fn restore(address: u64) {
+    ROOT.store(address as *mut Kernel, Ordering::Relaxed);
+}

@@ -1,0 +1,98 @@
+//! Shared state under the kernel lock.
+//!
+//! Kernel code runs on one vCPU at a time and is not preempted: entering the
+//! kernel takes the kernel lock, blocking or returning to the guest gives it
+//! up. A [`Lock`] therefore never waits. It only checks, at run time, that no
+//! reference into it lives twice, in particular not across a point where the
+//! thread blocks; a violation is a kernel bug and panics.
+#![allow(unsafe_code)]
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+/// A value that kernel code may change, one borrower at a time.
+#[derive(Default)]
+pub struct Lock<T: ?Sized> {
+    borrowed: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the kernel lock serializes all kernel code, and `borrowed` rejects a
+// second reference.
+unsafe impl<T: ?Sized + Send> Sync for Lock<T> {}
+// SAFETY: owning the lock is owning the value.
+unsafe impl<T: ?Sized + Send> Send for Lock<T> {}
+
+impl<T> Lock<T> {
+    /// Wraps `value`.
+    pub const fn new(value: T) -> Self {
+        Self { borrowed: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+}
+
+impl<T: ?Sized> Lock<T> {
+    /// Borrows the value. Panics if it is borrowed already.
+    #[track_caller]
+    pub fn lock(&self) -> Guard<'_, T> {
+        if self.borrowed.swap(true, Ordering::Acquire) {
+            panic!("kernel state borrowed twice");
+        }
+        Guard { lock: self }
+    }
+}
+
+impl<T: Copy> Lock<T> {
+    /// A copy of the value.
+    #[track_caller]
+    pub fn get(&self) -> T {
+        *self.lock()
+    }
+
+    /// Replaces the value.
+    #[track_caller]
+    pub fn set(&self, value: T) {
+        *self.lock() = value;
+    }
+}
+
+/// A borrowed value; the borrow ends when this is dropped.
+pub struct Guard<'a, T: ?Sized> {
+    lock: &'a Lock<T>,
+}
+
+impl<T: ?Sized> Deref for Guard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: `borrowed` is set, so this is the only reference.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`, and `self` is borrowed mutably.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T: ?Sized> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        self.lock.borrowed.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_borrow_panics() {
+        let lock = Lock::new(1);
+        *lock.lock() += 1;
+        assert_eq!(lock.get(), 2);
+        let _first = lock.lock();
+        let second = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(lock.lock())));
+        assert!(second.is_err());
+    }
+}

@@ -1,0 +1,134 @@
+//! Wait queues: how threads, and epoll instances, learn that something changed.
+//!
+//! Under the kernel lock there are no lost wake-ups: a thread tests its
+//! condition, registers and blocks without anybody else running in between.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::errno::{Errno, Result};
+use crate::fs::file::Events;
+use crate::sync::Lock;
+use crate::time::Instant;
+
+/// Somebody who can wait in a [`WaitQueue`].
+pub trait Waiter: Send + Sync {
+    /// Called when what the queue stands for has changed. `events` says what
+    /// may have become true; it is a hint, the waiter looks again.
+    fn wake(&self, events: Events);
+}
+
+/// Names a registration in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitToken(u64);
+
+/// Those who wait for one thing, in order of arrival.
+#[derive(Default)]
+pub struct WaitQueue {
+    state: Lock<QueueState>,
+}
+
+#[derive(Default)]
+struct QueueState {
+    next_token: u64,
+    waiters: Vec<(WaitToken, Arc<dyn Waiter>)>,
+}
+
+impl WaitQueue {
+    /// An empty queue.
+    pub const fn new() -> Self {
+        Self { state: Lock::new(QueueState { next_token: 0, waiters: Vec::new() }) }
+    }
+
+    /// Adds a waiter, to be woken until it is removed with [`WaitQueue::unregister`].
+    pub fn register(&self, waiter: Arc<dyn Waiter>) -> WaitToken {
+        let mut state = self.state.lock();
+        state.next_token += 1;
+        let token = WaitToken(state.next_token);
+        state.waiters.push((token, waiter));
+        token
+    }
+
+    /// Removes a waiter.
+    pub fn unregister(&self, token: WaitToken) {
+        self.state.lock().waiters.retain(|(other, _)| *other != token);
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.state.lock().waiters.is_empty()
+    }
+
+    /// Wakes everybody.
+    pub fn wake_all(&self, events: Events) {
+        // Waking may change this queue (a nested epoll), so work on a copy.
+        if self.is_empty() {
+            return;
+        }
+        let waiters: Vec<_> = self.state.lock().waiters.iter().map(|(_, w)| w.clone()).collect();
+        for waiter in waiters {
+            waiter.wake(events);
+        }
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// Somebody woke the thread; the condition may or may not hold.
+    Woken,
+    /// The deadline has passed.
+    TimedOut,
+    /// A signal is pending for the thread.
+    Interrupted,
+}
+
+/// Repeats `attempt` until it yields something, waiting on `queues` in between.
+///
+/// Errors: `Errno::ETIMEDOUT` when `deadline` passes, `Errno::ERESTARTSYS` when
+/// a signal arrives; callers map them to what their man page says.
+pub fn wait_until<T>(
+    queues: &[&WaitQueue],
+    deadline: Option<Instant>,
+    mut attempt: impl FnMut() -> Option<Result<T>>,
+) -> Result<T> {
+    loop {
+        if let Some(outcome) = attempt() {
+            return outcome;
+        }
+        match super::sched::block_on(queues, deadline) {
+            Wake::Woken => {}
+            Wake::TimedOut => {
+                return attempt().unwrap_or(Err(Errno::ETIMEDOUT));
+            }
+            Wake::Interrupted => {
+                return attempt().unwrap_or(Err(Errno::ERESTARTSYS));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::{AtomicU32, Ordering};
+
+    struct Counter(AtomicU32);
+    impl Waiter for Counter {
+        fn wake(&self, _: Events) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn wakes_until_unregistered() {
+        let queue = WaitQueue::new();
+        let counter = Arc::new(Counter(AtomicU32::new(0)));
+        let token = queue.register(counter.clone());
+        queue.wake_all(Events::IN);
+        queue.unregister(token);
+        queue.wake_all(Events::IN);
+        assert_eq!(counter.0.load(Ordering::Relaxed), 1);
+        assert!(queue.is_empty());
+    }
+}
