@@ -1,1 +1,3 @@
-//! Under construction.
+#![doc = include_str!("../README.md")]
+
+pub mod config;

@@ -1,0 +1,332 @@
+//! `thaw.toml`: what a function is, as its author writes it.
+//!
+//! Types carry the rules: a value that parsed is a valid value. What needs two
+//! keys to judge is in [`FunctionConfig::parse`].
+
+mod egress;
+mod error;
+mod files;
+mod name;
+mod quantity;
+
+pub use egress::{EgressRule, EgressRuleError};
+pub use error::ConfigError;
+pub use files::FileEntry;
+pub use name::{FunctionName, NameError};
+pub use quantity::{ByteSize, QuantityError, TimeSpan};
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::num::{NonZeroU16, NonZeroU32};
+use std::path::{Path, PathBuf};
+
+/// Name of the file in a function's directory.
+pub const CONFIG_FILE: &str = "thaw.toml";
+
+/// A function as its author describes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionConfig {
+    /// Name, by which clients ask for the function in the `Host` header.
+    pub name: FunctionName,
+    /// Program and arguments. The program is looked up in the function's root
+    /// file system, in `PATH` if it has no slash.
+    #[serde(deserialize_with = "non_empty")]
+    pub command: Vec<String>,
+    /// TCP port on which the program listens.
+    pub port: NonZeroU16,
+    /// A gateway address of the function's own, besides the shared one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// Root file system: a directory (with a slash in its name, relative to the
+    /// function's directory) or the name of a stored one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rootfs: Option<String>,
+    /// Root file system collected from this host instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<RuntimeConfig>,
+    /// Which of the function's own files go where.
+    #[serde(default = "whole_directory")]
+    pub files: Vec<FileEntry>,
+    /// Working directory in the sandbox.
+    #[serde(default = "default_workdir")]
+    pub workdir: String,
+    /// Environment, added to `PATH`, `HOME` and `LANG`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// What an instance may use, and how many there may be.
+    #[serde(default)]
+    pub limits: Limits,
+    /// When an instance may serve a second connection.
+    #[serde(default)]
+    pub isolation: Isolation,
+    /// Outgoing connections.
+    #[serde(default, skip_serializing_if = "Egress::is_closed")]
+    pub egress: Egress,
+    /// A command to run on the host, in the function's directory, before its
+    /// files are imported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub build: Option<BuildConfig>,
+}
+
+/// `[runtime]`: a root file system made of files of this host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RuntimeConfig {
+    /// What to collect.
+    pub kind: RuntimeKind,
+    /// Further host files and directories, imported at their own paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub include: Vec<PathBuf>,
+    /// `python3`: the interpreter on the host; default: `python3` in `PATH`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interpreter: Option<PathBuf>,
+    /// `python3`: a pip requirements file in the function's directory, whose
+    /// packages are installed and imported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requirements: Option<PathBuf>,
+    /// `python3`: a directory with installed packages (a virtual environment's
+    /// `site-packages`, or a target of `pip install --target`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packages: Option<PathBuf>,
+}
+
+/// What is collected from the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RuntimeKind {
+    /// The Python interpreter, its standard library and their shared libraries.
+    Python3,
+    /// The command's own program and its shared libraries, if it has any.
+    Binary,
+}
+
+/// `[limits]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Memory of one instance.
+    pub memory: ByteSize,
+    /// Virtual CPUs of one instance.
+    pub cpu: NonZeroU32,
+    /// CPU time that one instance may use in its life; none: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_time: Option<TimeSpan>,
+    /// How long a client waits for the first byte of a response.
+    pub timeout: TimeSpan,
+    /// Connections that one instance serves at a time.
+    pub concurrency: NonZeroU32,
+    /// How long an idle instance, or an idle connection, is kept.
+    pub keep_alive: TimeSpan,
+    /// Instances of the function at a time.
+    pub instances: NonZeroU32,
+    /// How long a connection waits for an instance when all are busy.
+    pub queue: TimeSpan,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        const fn count(n: u32) -> NonZeroU32 {
+            NonZeroU32::new(n).expect("a positive constant")
+        }
+        Self {
+            memory: ByteSize::mebibytes(256),
+            cpu: count(1),
+            cpu_time: None,
+            timeout: TimeSpan::seconds(30),
+            concurrency: count(1),
+            keep_alive: TimeSpan::seconds(60),
+            instances: count(64),
+            queue: TimeSpan::seconds(5),
+        }
+    }
+}
+
+/// Who may meet whom in one instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Isolation {
+    /// A fresh instance for every connection, ended with it.
+    #[default]
+    Request,
+    /// An instance serves one connection after the other.
+    Instance,
+}
+
+/// `[egress]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Egress {
+    /// Destinations that the function may connect to; everything else is denied.
+    pub allow: Vec<EgressRule>,
+}
+
+impl Egress {
+    /// Whether no outgoing connection is allowed.
+    pub fn is_closed(&self) -> bool {
+        self.allow.is_empty()
+    }
+}
+
+/// `[build]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BuildConfig {
+    /// Program and arguments.
+    #[serde(deserialize_with = "non_empty")]
+    pub command: Vec<String>,
+}
+
+impl FunctionConfig {
+    /// Reads the `thaw.toml` of a function's directory.
+    ///
+    /// # Errors
+    /// The file is missing, or is not valid: see [`ConfigError`].
+    pub fn load(directory: &Path) -> Result<Self, ConfigError> {
+        let path = directory.join(CONFIG_FILE);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Self::parse(&path, &text),
+            Err(error) => Err(ConfigError::Read { path, error }),
+        }
+    }
+
+    /// Parses the text of a `thaw.toml`; `path` is for error messages.
+    ///
+    /// # Errors
+    /// Unknown keys, wrong values and keys that contradict each other, each
+    /// with its line and column.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let config: Self =
+            toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
+        match config.contradiction() {
+            None => Ok(config),
+            Some((keys, message)) => {
+                Err(ConfigError::at(path, text, offset_of(text, keys), message))
+            }
+        }
+    }
+
+    /// The first rule between keys that does not hold: where, and what to do.
+    fn contradiction(&self) -> Option<(&'static [&'static str], String)> {
+        let python_only = |key| {
+            format!("`{key}` is for kind = \"python3\"; remove it or change the runtime's kind")
+        };
+        match (&self.rootfs, &self.runtime) {
+            (None, None) => {
+                return Some((
+                    &[],
+                    "the function has no root file system; set `rootfs` to a directory or a \
+                     stored name, or add a [runtime] section such as kind = \"python3\""
+                        .to_owned(),
+                ));
+            }
+            (Some(_), Some(_)) => {
+                return Some((
+                    &["rootfs"],
+                    "`rootfs` and [runtime] exclude each other; keep one of them".to_owned(),
+                ));
+            }
+            (None, Some(runtime)) if runtime.kind != RuntimeKind::Python3 => {
+                if runtime.interpreter.is_some() {
+                    return Some((&["runtime", "interpreter"], python_only("interpreter")));
+                }
+                if runtime.requirements.is_some() {
+                    return Some((&["runtime", "requirements"], python_only("requirements")));
+                }
+                if runtime.packages.is_some() {
+                    return Some((&["runtime", "packages"], python_only("packages")));
+                }
+            }
+            _ => {}
+        }
+        if !self.workdir.starts_with('/') {
+            return Some((
+                &["workdir"],
+                format!("`{}` is not absolute; begin the path with a slash", self.workdir),
+            ));
+        }
+        if let Some(key) = self.env.keys().find(|key| key.is_empty() || key.contains(['=', '\0'])) {
+            return Some((
+                &["env"],
+                format!("`{key}` cannot name an environment variable; use letters, digits and _"),
+            ));
+        }
+        let nul = |text: &String| text.contains('\0');
+        if self.command.iter().any(nul) {
+            return Some((&["command"], "an argument contains a NUL byte; remove it".to_owned()));
+        }
+        if self.env.values().any(nul) {
+            return Some((&["env"], "a value contains a NUL byte; remove it".to_owned()));
+        }
+        if self.limits.memory < ByteSize::mebibytes(8) {
+            return Some((
+                &["limits", "memory"],
+                format!(
+                    "{} is too little memory for a sandbox; give at least 8MiB",
+                    self.limits.memory
+                ),
+            ));
+        }
+        if self.limits.timeout.0.is_zero() {
+            return Some((
+                &["limits", "timeout"],
+                "a timeout of 0 answers nobody; give some time".to_owned(),
+            ));
+        }
+        if self.isolation == Isolation::Request && self.limits.concurrency.get() > 1 {
+            return Some((
+                &["limits", "concurrency"],
+                "isolation = \"request\" gives every connection its own instance; remove \
+                 `concurrency` or set isolation = \"instance\""
+                    .to_owned(),
+            ));
+        }
+        if !self.egress.is_closed() {
+            return Some((
+                &["egress", "allow"],
+                "this version of Thaw makes no outgoing connections for functions; leave `allow` \
+                 empty"
+                    .to_owned(),
+            ));
+        }
+        None
+    }
+}
+
+/// Byte offset of the value at `keys`, or of the deepest table that exists.
+fn offset_of(text: &str, keys: &[&str]) -> usize {
+    let Ok(root) = toml::de::DeTable::parse(text) else { return 0 };
+    let mut offset = 0;
+    let mut table = root.get_ref();
+    for key in keys {
+        let Some((name, value)) = table.get_key_value(*key) else { break };
+        offset = name.span().start;
+        match value.get_ref() {
+            toml::de::DeValue::Table(inner) => table = inner,
+            _ => break,
+        }
+    }
+    offset
+}
+
+fn non_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let command = Vec::<String>::deserialize(deserializer)?;
+    match command.first() {
+        Some(program) if !program.is_empty() => Ok(command),
+        _ => Err(serde::de::Error::custom(
+            "a command needs a program; write [\"program\", \"argument\"]",
+        )),
+    }
+}
+
+fn whole_directory() -> Vec<FileEntry> {
+    vec![FileEntry { from: PathBuf::from("."), to: Some(default_workdir()) }]
+}
+
+fn default_workdir() -> String {
+    "/app".to_owned()
+}
+
+#[cfg(test)]
+mod tests;
