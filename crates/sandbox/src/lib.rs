@@ -1,1 +1,31 @@
-//! Under construction.
+#![doc = include_str!("../README.md")]
+
+pub mod boot;
+pub mod broker;
+pub mod event;
+pub mod freeze;
+pub mod host;
+pub mod image;
+pub mod kernel;
+pub mod limits;
+pub mod sandbox;
+pub mod working_set;
+pub mod zygote;
+
+mod message;
+mod sys;
+
+pub use boot::{
+    BootError, BootFlags, BootPlan, PlanError, Rootfs, StartSpec, ThawOptions, connection,
+};
+pub use broker::{BlobSource, HostDirectory};
+pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
+pub use freeze::{FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
+pub use image::{Fit, Image, ImageError, cpu_features};
+pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
+pub use sandbox::Sandbox;
+pub use working_set::{PopulatePolicy, WorkingSet, WorkingSetError};
+pub use zygote::{
+    Console, PoolConfig, PoolStats, Zygote, ZygoteConfig, ZygoteError, ZygoteParent, ZygotePool,
+    zygote_parent_main,
+};

@@ -1,0 +1,70 @@
+//! Builds the Thaw kernel, a freestanding ELF, so that the library can carry
+//! it inside. `THAW_KERNEL_ELF` names a prebuilt ELF to be taken instead.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-env-changed=THAW_KERNEL_ELF");
+    println!("cargo:rerun-if-changed=../kernel");
+    println!("cargo:rerun-if-changed=../abi");
+
+    let elf = match std::env::var_os("THAW_KERNEL_ELF") {
+        Some(path) => {
+            let path = PathBuf::from(path);
+            println!("cargo:rerun-if-changed={}", path.display());
+            path
+        }
+        None => build_kernel(),
+    };
+    println!("cargo:rustc-env=THAW_KERNEL_ELF_PATH={}", elf.display());
+}
+
+/// Runs a nested cargo in a target directory of its own (the outer cargo holds
+/// the lock of the usual one) and returns the path of the kernel ELF.
+fn build_kernel() -> PathBuf {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let target = out.join("kernel");
+    if !Path::new("../kernel/src/main.rs").exists() {
+        // Only while the kernel's entry point is not in the tree yet.
+        println!("cargo:warning=there is no Thaw kernel yet: set THAW_KERNEL_ELF to run sandboxes");
+        let empty = out.join("no-kernel");
+        std::fs::write(&empty, b"").expect("OUT_DIR is writable");
+        return empty;
+    }
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
+    let mut cargo = Command::new(std::env::var_os("CARGO").expect("cargo sets CARGO"));
+    cargo
+        .args(["build", "-p", "thaw-kernel", "--bin", "thaw-kernel"])
+        .args(["--features", "freestanding", "--release", "--target-dir"])
+        .arg(&target)
+        .arg("--manifest-path")
+        .arg(manifest);
+    // The kernel's code must not depend on how this crate is built: no flags of
+    // the outer build (coverage, sanitizers, clippy as the compiler) reach it.
+    for (name, _) in std::env::vars_os() {
+        let name_text = name.to_string_lossy();
+        let inherited = name_text.starts_with("CARGO_")
+            && !matches!(&*name_text, "CARGO_HOME" | "CARGO_NET_OFFLINE" | "CARGO_HTTP_CAINFO");
+        let flags = [
+            "RUSTFLAGS",
+            "RUSTDOCFLAGS",
+            "RUSTC_WRAPPER",
+            "RUSTC_WORKSPACE_WRAPPER",
+            "RUSTC",
+            "MAKEFLAGS",
+            "MFLAGS",
+        ]
+        .contains(&&*name_text);
+        if inherited || flags {
+            cargo.env_remove(&name);
+        }
+    }
+    let status = cargo.status().unwrap_or_else(|error| panic!("cannot run cargo: {error}"));
+    assert!(
+        status.success(),
+        "the Thaw kernel does not build; see the errors above, or set THAW_KERNEL_ELF to a prebuilt kernel"
+    );
+    target.join("release/thaw-kernel")
+}

@@ -1,0 +1,72 @@
+//! Booting a zygote: starting a program in it, or thawing an image into it.
+
+mod plan;
+mod start;
+mod thaw;
+
+pub use plan::{BootPlan, PlanError};
+pub use start::{Rootfs, StartSpec};
+pub use thaw::ThawOptions;
+
+pub(crate) use start::encode as encode_start;
+
+use std::net::SocketAddr;
+use thaw_abi::control;
+
+/// `FLAG_*` of [`thaw_abi::control`], to be combined with `|`.
+pub type BootFlags = u32;
+
+/// Why a zygote did not boot.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// The zygote has died while it waited; take another one.
+    #[error("the zygote died before it was used; take another one from the pool")]
+    ZygoteDied,
+    /// An argument, variable, path or name holds a NUL byte.
+    #[error("{what} contains a NUL byte; remove it")]
+    Nul {
+        /// Which one.
+        what: &'static str,
+    },
+    /// There is no program to run.
+    #[error("there is no program to run: the argument list is empty")]
+    NoProgram,
+    /// Arguments and environment do not fit into the boot command.
+    #[error(
+        "arguments and environment take {bytes} bytes, more than the {limit} of a boot command; shorten them"
+    )]
+    TooLong {
+        /// Bytes of the command.
+        bytes: usize,
+        /// Largest command.
+        limit: usize,
+    },
+    /// A limit could not be set.
+    #[error("cannot set the sandbox's limits: {0}")]
+    Limits(#[source] std::io::Error),
+    /// The boot command could not be sent.
+    #[error("cannot send the boot command: {0}")]
+    Send(#[source] std::io::Error),
+}
+
+/// Describes a client's connection for [`crate::Zygote::thaw`] and
+/// [`crate::Sandbox::send_connection`]. `local` is the address that the guest
+/// is to see itself at: its port is the function's own.
+pub fn connection(id: u64, peer: SocketAddr, local: SocketAddr) -> control::Connection {
+    control::Connection { id, peer: address(peer), local: address(local) }
+}
+
+fn address(address: SocketAddr) -> control::Address {
+    let mut bytes = [0; 16];
+    let family = match address {
+        SocketAddr::V4(v4) => {
+            bytes[..4].copy_from_slice(&v4.ip().octets());
+            libc::AF_INET
+        }
+        SocketAddr::V6(v6) => {
+            bytes = v6.ip().octets();
+            libc::AF_INET6
+        }
+    };
+    control::Address { bytes, family: family as u16, port: address.port(), reserved: 0 }
+}

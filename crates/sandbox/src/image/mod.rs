@@ -1,0 +1,135 @@
+//! Reading snapshot images. Nothing of an image is executed or mapped before
+//! all checks have passed.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use thaw_abi::image::{ImageHeader, Mapping};
+
+use crate::boot::{BootPlan, PlanError};
+use crate::broker::BlobSource;
+
+/// Why an image is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The file could not be read.
+    #[error("cannot read the image: {0}")]
+    Read(#[source] std::io::Error),
+    /// Not an ELF core file with Thaw notes.
+    #[error("the file is not a Thaw image: {0}")]
+    NotAnImage(&'static str),
+    /// The file is shorter than it says.
+    #[error("the image is truncated: {found} bytes of {expected}; freeze the function anew")]
+    Truncated {
+        /// Bytes of the file.
+        found: u64,
+        /// Bytes it should have.
+        expected: u64,
+    },
+    /// The checksum does not fit, or a table makes no sense.
+    #[error("the image is damaged: {0}; freeze the function anew")]
+    Damaged(&'static str),
+    /// Written by another version of Thaw.
+    #[error(
+        "the image has format version {found}, this Thaw reads version {expected}; freeze the function anew"
+    )]
+    Version {
+        /// Version of the image.
+        found: u32,
+        /// Version that this library reads.
+        expected: u32,
+    },
+    /// Frozen under another build of the kernel.
+    #[error(
+        "the image is out of date: it was frozen under another build of the Thaw kernel; freeze the function anew"
+    )]
+    OtherKernel,
+    /// Frozen over another rootfs.
+    #[error(
+        "the image is out of date: it was frozen over another rootfs; freeze the function anew"
+    )]
+    OtherRootfs,
+    /// The CPU lacks features that the frozen program may use.
+    #[error(
+        "the image needs CPU features that this machine lacks ({0}); freeze the function on this machine"
+    )]
+    Cpu(String),
+}
+
+/// What an image must fit to be booted here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// Build id of the kernel that will run it.
+    pub kernel_build: [u8; 32],
+    /// BLAKE3 of the function's rootfs index file.
+    pub index_hash: [u8; 32],
+    /// CPU features of this machine; [`cpu_features`].
+    pub cpu_features: [u32; 8],
+}
+
+/// A verified image.
+#[derive(Debug)]
+pub struct Image {
+    file: Arc<File>,
+    header: ImageHeader,
+    mappings: Vec<Mapping>,
+    blobs: Vec<u32>,
+    about: String,
+}
+
+impl Image {
+    /// Reads and verifies an image: structure, length, version, checksum.
+    /// Whether it can be booted here says [`Image::check_fit`].
+    pub fn open(file: File) -> Result<Self, ImageError> {
+        let _ = file;
+        todo!()
+    }
+
+    /// Checks that the image can be booted here.
+    pub fn check_fit(&self, fit: &Fit) -> Result<(), ImageError> {
+        let _ = fit;
+        todo!()
+    }
+
+    /// The header.
+    pub fn header(&self) -> &ImageHeader {
+        &self.header
+    }
+
+    /// The mapping table, sorted by address.
+    pub fn mappings(&self) -> &[Mapping] {
+        &self.mappings
+    }
+
+    /// Numbers of the blobs in use: the I/O cache.
+    pub fn blobs(&self) -> &[u32] {
+        &self.blobs
+    }
+
+    /// JSON about the function, as given to the freeze.
+    pub fn about(&self) -> &str {
+        &self.about
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// Prepares boots of this image over the given rootfs index. Opens the
+    /// blobs of the I/O cache.
+    pub fn plan(
+        &self,
+        index: Arc<File>,
+        index_len: u64,
+        blobs: Arc<dyn BlobSource>,
+    ) -> Result<BootPlan, PlanError> {
+        let _ = (index, index_len, blobs);
+        todo!()
+    }
+}
+
+/// CPU features of this machine, as [`ImageHeader::cpu_features`] describes.
+pub fn cpu_features() -> [u32; 8] {
+    todo!()
+}

@@ -1,0 +1,1 @@
+//! Limits on a sandbox that the host kernel enforces.

@@ -1,0 +1,1 @@
+//! Control socket messages on the host side.

@@ -1,0 +1,1 @@
+//! Host calls that no safe wrapper offers.
