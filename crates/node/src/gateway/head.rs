@@ -1,0 +1,194 @@
+//! Reads the head of an HTTP/1 request far enough to route it.
+
+use std::net::IpAddr;
+
+/// Largest request head, in bytes.
+pub const HEAD_MAX: usize = 16 * 1024;
+/// Most header fields in a head.
+const FIELDS_MAX: usize = 128;
+
+/// What the gateway wants to know of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The name that the client asked for: the first label of the host, in
+    /// lower case; `None` if the host is an IP address or missing.
+    pub function: Option<String>,
+    /// The request's method is `HEAD`, so that an answer has no body.
+    pub wants_head_only: bool,
+}
+
+/// How far the bytes at hand go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// All of the head is there.
+    Complete(Head),
+    /// More bytes are needed.
+    Partial,
+}
+
+/// Why a head is not served.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeadError {
+    /// Not an HTTP/1 request.
+    #[error("the request head is not HTTP/1 ({0}); send a plain HTTP/1.1 request")]
+    Malformed(&'static str),
+    /// A rule on the `Host` header is broken.
+    #[error("{0}")]
+    Host(&'static str),
+    /// More than [`HEAD_MAX`] bytes or too many fields.
+    #[error("the request head is larger than 16 KiB or has more than 128 fields; send less")]
+    TooLarge,
+}
+
+/// Parses the first bytes of a connection.
+///
+/// # Errors
+/// The bytes cannot become a request that can be routed, whatever follows.
+pub fn parse(bytes: &[u8]) -> Result<Progress, HeadError> {
+    if bytes.starts_with(b"PRI * HTTP/2") {
+        return Err(HeadError::Malformed("it is HTTP/2"));
+    }
+    if bytes.first() == Some(&0x16) {
+        return Err(HeadError::Malformed("it is TLS"));
+    }
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    let mut request = httparse::Request::new(&mut fields);
+    match request.parse(bytes) {
+        Ok(httparse::Status::Complete(len)) if len <= HEAD_MAX => {
+            let function = function_of(&request)?;
+            Ok(Progress::Complete(Head {
+                function,
+                wants_head_only: request.method == Some("HEAD"),
+            }))
+        }
+        Ok(httparse::Status::Partial) if bytes.len() < HEAD_MAX => Ok(Progress::Partial),
+        Ok(_) | Err(httparse::Error::TooManyHeaders) => Err(HeadError::TooLarge),
+        Err(error) => Err(HeadError::Malformed(describe(error))),
+    }
+}
+
+fn function_of(request: &httparse::Request<'_, '_>) -> Result<Option<String>, HeadError> {
+    let mut hosts = request.headers.iter().filter(|f| f.name.eq_ignore_ascii_case("host"));
+    let field = hosts.next();
+    if hosts.next().is_some() {
+        return Err(HeadError::Host("the request has two Host headers; send one"));
+    }
+    // RFC 9112 §3.2.2: the authority of an absolute target goes before the header.
+    let authority = match request.path.and_then(authority_of) {
+        Some(authority) => authority,
+        None => match field {
+            Some(field) => std::str::from_utf8(field.value)
+                .map_err(|_| HeadError::Host("the Host header is not text; send a host name"))?,
+            // RFC 9112 §3.2: a missing header is an error from HTTP/1.1 on.
+            None if request.version == Some(0) => return Ok(None),
+            None => {
+                return Err(HeadError::Host(
+                    "the request has no Host header; name the function in it",
+                ));
+            }
+        },
+    };
+    Ok(first_label(authority.trim()))
+}
+
+fn authority_of(target: &str) -> Option<&str> {
+    let (scheme, rest) = target.split_once("://")?;
+    if !scheme.eq_ignore_ascii_case("http") {
+        return None;
+    }
+    let authority = rest.split(['/', '?']).next()?;
+    Some(authority.rsplit_once('@').map_or(authority, |(_, host)| host))
+}
+
+fn first_label(authority: &str) -> Option<String> {
+    if authority.starts_with('[') {
+        return None;
+    }
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+    if host.is_empty() || host.parse::<IpAddr>().is_ok() {
+        return None;
+    }
+    host.split('.').next().map(str::to_ascii_lowercase)
+}
+
+fn describe(error: httparse::Error) -> &'static str {
+    match error {
+        httparse::Error::HeaderName => "a header's name is invalid",
+        httparse::Error::HeaderValue => "a header's value is invalid",
+        httparse::Error::NewLine => "a line end is invalid",
+        httparse::Error::Status | httparse::Error::Token => "the request line is invalid",
+        httparse::Error::TooManyHeaders => "there are too many headers",
+        httparse::Error::Version => "the version is unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn function(bytes: &[u8]) -> Option<String> {
+        match parse(bytes).unwrap() {
+            Progress::Complete(head) => head.function,
+            Progress::Partial => panic!("the head is complete"),
+        }
+    }
+
+    #[test]
+    fn the_first_label_of_the_host_names_the_function() {
+        assert_eq!(function(b"GET / HTTP/1.1\r\nHost: hello\r\n\r\n").unwrap(), "hello");
+        assert_eq!(
+            function(b"GET / HTTP/1.1\r\nhost:Hello.example.com:80\r\n\r\nbody").unwrap(),
+            "hello"
+        );
+        assert_eq!(function(b"GET http://a.b/x HTTP/1.1\r\nHost: c\r\n\r\n").unwrap(), "a");
+        assert_eq!(function(b"GET http://u:p@a:1 HTTP/1.1\r\nHost: c\r\n\r\n").unwrap(), "a");
+        assert_eq!(function(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:8080\r\n\r\n"), None);
+        assert_eq!(function(b"GET / HTTP/1.1\r\nHost: [::1]:8080\r\n\r\n"), None);
+        assert_eq!(function(b"GET / HTTP/1.1\r\nHost:\r\n\r\n"), None);
+        assert_eq!(function(b"GET / HTTP/1.0\r\n\r\n"), None);
+    }
+
+    #[test]
+    fn every_prefix_of_a_head_is_partial() {
+        let head = b"POST /x?y HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n";
+        for end in 0..head.len() {
+            assert_eq!(parse(&head[..end]), Ok(Progress::Partial), "{end}");
+        }
+        assert!(matches!(parse(head), Ok(Progress::Complete(_))));
+    }
+
+    #[test]
+    fn a_pipelined_second_request_does_not_matter() {
+        let two = b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\nGET /2 HTTP/1.1\r\nHost: b\r\n\r\n";
+        assert_eq!(function(two).unwrap(), "a");
+    }
+
+    #[test]
+    fn what_cannot_become_a_request_is_refused_at_once() {
+        for bytes in [
+            &b"\x16\x03\x01\x02\x00"[..],
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"\0\0\0",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        ] {
+            assert!(matches!(parse(bytes), Err(HeadError::Malformed(_))), "{bytes:?}");
+        }
+        assert!(matches!(parse(b"GET / HTTP/1.1\r\n\r\n"), Err(HeadError::Host(_))));
+        assert!(matches!(
+            parse(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"),
+            Err(HeadError::Host(_))
+        ));
+    }
+
+    #[test]
+    fn a_huge_head_is_refused() {
+        let mut head = b"GET / HTTP/1.1\r\nHost: a\r\nX: ".to_vec();
+        head.resize(HEAD_MAX, b'x');
+        assert_eq!(parse(&head), Err(HeadError::TooLarge));
+        head.extend_from_slice(b"\r\n\r\n");
+        assert_eq!(parse(&head), Err(HeadError::TooLarge));
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(FIELDS_MAX + 1));
+        assert_eq!(parse(many.as_bytes()), Err(HeadError::TooLarge));
+    }
+}

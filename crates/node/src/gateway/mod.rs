@@ -1,0 +1,5 @@
+//! The gateway.
+
+pub mod head;
+pub mod refusal;
+pub mod socket;

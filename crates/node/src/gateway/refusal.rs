@@ -1,0 +1,161 @@
+//! What a client gets when no function answers it.
+
+use super::head::HeadError;
+use serde_json::json;
+use std::time::Duration;
+
+/// The gateway's own answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// 400: the head is not HTTP/1, or cannot be routed.
+    BadHead(HeadError),
+    /// 404: no function has that name.
+    UnknownFunction(Option<String>),
+    /// 408: the head did not arrive in time.
+    HeadTooSlow(Duration),
+    /// 431.
+    HeadTooLarge,
+    /// 502: the instance ended, or could not start, before it answered.
+    InstanceDied {
+        /// The function.
+        function: String,
+        /// What became of the instance.
+        reason: String,
+    },
+    /// 503: every instance is busy and no more may be started.
+    NoCapacity {
+        /// The function.
+        function: String,
+        /// Which limit is reached.
+        reason: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// 503: the node is going down.
+    Draining,
+    /// 504: no response byte within the function's timeout.
+    Timeout {
+        /// The function.
+        function: String,
+        /// The timeout.
+        timeout: Duration,
+    },
+}
+
+impl Refusal {
+    /// The status code.
+    pub fn status(&self) -> u16 {
+        match self {
+            Self::BadHead(HeadError::TooLarge) | Self::HeadTooLarge => 431,
+            Self::BadHead(_) => 400,
+            Self::UnknownFunction(_) => 404,
+            Self::HeadTooSlow(_) => 408,
+            Self::InstanceDied { .. } => 502,
+            Self::NoCapacity { .. } | Self::Draining => 503,
+            Self::Timeout { .. } => 504,
+        }
+    }
+
+    /// A short name of the error, for programs and metrics.
+    pub fn error(&self) -> &'static str {
+        match self {
+            Self::BadHead(HeadError::TooLarge) | Self::HeadTooLarge => "head_too_large",
+            Self::BadHead(_) => "bad_request",
+            Self::UnknownFunction(_) => "unknown_function",
+            Self::HeadTooSlow(_) => "head_too_slow",
+            Self::InstanceDied { .. } => "instance_died",
+            Self::NoCapacity { .. } => "no_capacity",
+            Self::Draining => "shutting_down",
+            Self::Timeout { .. } => "timeout",
+        }
+    }
+
+    fn reason(&self) -> String {
+        match self {
+            Self::BadHead(error) => error.to_string(),
+            Self::HeadTooLarge => HeadError::TooLarge.to_string(),
+            Self::UnknownFunction(Some(name)) => {
+                format!("no function is named `{name}`; see `thaw images` for those there are")
+            }
+            Self::UnknownFunction(None) => {
+                "the Host header names no function; set it to a function's name".to_owned()
+            }
+            Self::HeadTooSlow(limit) => {
+                format!("the request head was not complete after {} s", limit.as_secs_f64())
+            }
+            Self::InstanceDied { reason, .. } | Self::NoCapacity { reason, .. } => reason.clone(),
+            Self::Draining => "the node is shutting down".to_owned(),
+            Self::Timeout { timeout, .. } => {
+                format!("the function sent no byte within {} s", timeout.as_secs_f64())
+            }
+        }
+    }
+
+    fn reason_phrase(&self) -> &'static str {
+        match self.status() {
+            400 => "Bad Request",
+            404 => "Not Found",
+            408 => "Request Timeout",
+            431 => "Request Header Fields Too Large",
+            502 => "Bad Gateway",
+            503 => "Service Unavailable",
+            _ => "Gateway Timeout",
+        }
+    }
+
+    /// The whole HTTP response.
+    pub fn response(&self, head_only: bool) -> Vec<u8> {
+        let mut body = json!({"error": self.error(), "reason": self.reason()});
+        match self {
+            Self::InstanceDied { function, .. }
+            | Self::NoCapacity { function, .. }
+            | Self::Timeout { function, .. }
+            | Self::UnknownFunction(Some(function)) => body["function"] = json!(function),
+            _ => {}
+        }
+        let body = format!("{body}\n");
+        let retry = match self {
+            Self::NoCapacity { retry_after, .. } => {
+                format!("Retry-After: {}\r\n", retry_after.as_secs().max(1))
+            }
+            Self::Draining => "Retry-After: 1\r\n".to_owned(),
+            _ => String::new(),
+        };
+        let head = format!(
+            "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{retry}\
+             Connection: close\r\n\r\n",
+            self.status(),
+            self.reason_phrase(),
+            body.len(),
+        );
+        let mut response = head.into_bytes();
+        if !head_only {
+            response.extend_from_slice(body.as_bytes());
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_small_json_with_a_reason() {
+        let refusal = Refusal::NoCapacity {
+            function: "a".into(),
+            reason: "all 2 instances are busy".into(),
+            retry_after: Duration::from_millis(10),
+        };
+        let text = String::from_utf8(refusal.response(false)).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{head}");
+        assert!(head.contains("\r\nRetry-After: 1\r\n"), "{head}");
+        assert!(head.contains(&format!("\r\nContent-Length: {}\r\n", body.len())), "{head}");
+        let body: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(body["error"], "no_capacity");
+        assert_eq!(body["reason"], "all 2 instances are busy");
+        assert_eq!(body["function"], "a");
+        assert!(refusal.response(true).ends_with(b"\r\n\r\n"));
+    }
+}

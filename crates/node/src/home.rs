@@ -1,0 +1,233 @@
+//! `$THAW_HOME`: where a node keeps its state, and who may use it.
+//!
+//! ```text
+//! $THAW_HOME/
+//!   store/…          blobs, rootfs indexes, images: owned by thaw-store
+//!   logs/NAME.log    what a function printed
+//!   work/NAME/       host-side build results, such as installed packages
+//!   daemon.lock      locked by the one daemon that serves this directory
+//!   daemon.json      how to reach that daemon
+//! ```
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+/// Environment variable that names the directory.
+pub const HOME_VARIABLE: &str = "THAW_HOME";
+
+/// The directory with a node's state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Home {
+    root: PathBuf,
+}
+
+/// Why the state directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    /// Neither `THAW_HOME` nor a user data directory is known.
+    #[error("no place for Thaw's state is known; set THAW_HOME to a directory")]
+    Unknown,
+    /// A directory or file could not be made.
+    #[error("cannot use {} ({error}); check its owner and permissions, or set THAW_HOME to another directory", path.display())]
+    Unusable {
+        /// The directory or file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// Another daemon serves the directory.
+    #[error("another daemon already serves {}; stop it, or set THAW_HOME to another directory", path.display())]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+/// How to reach the daemon that serves a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonAddress {
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// Admin API.
+    pub admin: SocketAddr,
+    /// Shared gateway.
+    pub gateway: SocketAddr,
+}
+
+/// Proof that this process is the directory's one daemon; ends with it.
+#[derive(Debug)]
+pub struct DaemonLock {
+    home: Home,
+    _file: File,
+}
+
+impl Home {
+    /// The directory at `root`, made if missing.
+    ///
+    /// # Errors
+    /// [`HomeError::Unusable`] if it cannot be made.
+    pub fn at(root: impl Into<PathBuf>) -> Result<Self, HomeError> {
+        let home = Self { root: root.into() };
+        make_directory(&home.root)?;
+        // Functions refer to files by absolute paths, and daemons change directories.
+        match fs::canonicalize(&home.root) {
+            Ok(root) => Ok(Self { root }),
+            Err(error) => Err(HomeError::Unusable { path: home.root, error }),
+        }
+    }
+
+    /// `$THAW_HOME`; without it `/var/lib/thaw` for root and the user's data
+    /// directory for everyone else.
+    ///
+    /// # Errors
+    /// No such directory is known, or it cannot be made.
+    pub fn from_environment() -> Result<Self, HomeError> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(root) = variable(HOME_VARIABLE) {
+            return Self::at(PathBuf::from(root));
+        }
+        if rustix::process::geteuid().is_root() {
+            return Self::at("/var/lib/thaw");
+        }
+        let data = match (variable("XDG_DATA_HOME"), variable("HOME")) {
+            (Some(data), _) => PathBuf::from(data),
+            (None, Some(home)) => Path::new(&home).join(".local/share"),
+            (None, None) => return Err(HomeError::Unknown),
+        };
+        Self::at(data.join("thaw"))
+    }
+
+    /// The directory itself, absolute.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The store's directory.
+    pub fn store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    /// The directory with the functions' output, made if missing.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn logs(&self) -> Result<PathBuf, HomeError> {
+        let path = self.root.join("logs");
+        make_directory(&path)?;
+        Ok(path)
+    }
+
+    /// A directory for host-side build results of one function, made if missing.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn work(&self, function: &str) -> Result<PathBuf, HomeError> {
+        let path = self.root.join("work").join(function);
+        make_directory(&path)?;
+        Ok(path)
+    }
+
+    /// Becomes the directory's one daemon.
+    ///
+    /// # Errors
+    /// [`HomeError::Locked`] while another process is.
+    pub fn lock(&self) -> Result<DaemonLock, HomeError> {
+        // Whoever asks for the daemon's address holds the lock for an instant.
+        for _ in 0..4 {
+            match self.try_lock() {
+                Err(HomeError::Locked { .. }) => thread::sleep(Duration::from_millis(25)),
+                other => return other,
+            }
+        }
+        self.try_lock()
+    }
+
+    fn try_lock(&self) -> Result<DaemonLock, HomeError> {
+        let path = self.root.join("daemon.lock");
+        let opened =
+            OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(&path);
+        let file = opened.map_err(|error| HomeError::Unusable { path: path.clone(), error })?;
+        // The host drops the lock with the process, so a killed daemon leaves
+        // nothing to clean up.
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(DaemonLock { home: self.clone(), _file: file }),
+            Err(Errno::WOULDBLOCK) => Err(HomeError::Locked { path: self.root.clone() }),
+            Err(error) => Err(HomeError::Unusable { path, error: error.into() }),
+        }
+    }
+
+    /// Where the running daemon is reached; `None` if none is running.
+    pub fn daemon(&self) -> Option<DaemonAddress> {
+        let text = fs::read(self.root.join("daemon.json")).ok()?;
+        let address: DaemonAddress = serde_json::from_slice(&text).ok()?;
+        // A killed daemon leaves the file but not the lock.
+        matches!(self.try_lock(), Err(HomeError::Locked { .. })).then_some(address)
+    }
+}
+
+impl DaemonLock {
+    /// Publishes how to reach this daemon.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn announce(&self, address: &DaemonAddress) -> Result<(), HomeError> {
+        let path = self.home.root.join("daemon.json");
+        let temporary = self.home.root.join(format!("daemon.json.{}", std::process::id()));
+        let text = serde_json::to_vec_pretty(address).expect("an address is plain data");
+        fs::write(&temporary, text)
+            .and_then(|()| fs::rename(&temporary, &path))
+            .map_err(|error| HomeError::Unusable { path, error })
+    }
+}
+
+impl Drop for DaemonLock {
+    fn drop(&mut self) {
+        // Harmless if it fails: without the lock, the file is ignored.
+        let _ = fs::remove_file(self.home.root.join("daemon.json"));
+    }
+}
+
+/// Makes a directory that only its owner can enter: functions' files and
+/// memory are nobody else's business.
+fn make_directory(path: &Path) -> Result<(), HomeError> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|error| HomeError::Unusable { path: path.to_owned(), error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_daemon_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::at(directory.path().join("a/b")).unwrap();
+        assert_eq!(home.daemon(), None);
+        let lock = home.lock().unwrap();
+        assert!(matches!(home.lock(), Err(HomeError::Locked { .. })));
+        let address = DaemonAddress {
+            pid: 1,
+            admin: "127.0.0.1:1".parse().unwrap(),
+            gateway: "127.0.0.1:2".parse().unwrap(),
+        };
+        lock.announce(&address).unwrap();
+        assert_eq!(home.daemon(), Some(address.clone()));
+        drop(lock);
+        assert_eq!(home.daemon(), None);
+        // What a killed daemon leaves behind is not mistaken for a live one.
+        fs::write(home.root().join("daemon.json"), serde_json::to_vec(&address).unwrap()).unwrap();
+        assert_eq!(home.daemon(), None);
+        home.lock().unwrap();
+    }
+}
