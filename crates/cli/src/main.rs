@@ -1,3 +1,39 @@
-//! The `thaw` command.
+#![doc = include_str!("../README.md")]
 
-fn main() {}
+mod failure;
+mod grammar;
+mod output;
+mod verbs;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // This same executable also serves as the zygote parent, which must be
+    // single-threaded and know nothing of what follows.
+    thaw_sandbox::zygote_parent_main();
+    let command = grammar::Command::parse();
+    start_logging(command.verbose);
+    match command.verb.run() {
+        Ok(code) => code,
+        Err(failure) => {
+            if let Some(message) = failure.message() {
+                eprintln!("thaw: {message}");
+            }
+            failure.exit_code()
+        }
+    }
+}
+
+/// Diagnostics go to standard error; `THAW_LOG` selects them as in
+/// `THAW_LOG=thaw_node=debug`.
+fn start_logging(verbose: u8) {
+    let default = match verbose {
+        0 => "warn,thaw_node=info",
+        1 => "info,thaw_node=debug",
+        _ => "debug",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("THAW_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}

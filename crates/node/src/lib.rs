@@ -2,5 +2,11 @@
 
 pub mod clock;
 pub mod config;
+pub mod debug;
 pub mod gateway;
 pub mod home;
+pub mod reactor;
+pub mod rootfs;
+
+/// `PATH` of programs in sandboxes, unless their author sets another.
+pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -1,0 +1,54 @@
+//! How a verb fails, and what the caller's shell sees of it.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+/// Why a verb did not do what it was asked.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It was asked properly but could not be done: exit code 1.
+    Failed(String),
+    /// It was asked for something that makes no sense: exit code 2.
+    Misused(String),
+    /// The reader of our output went away, as in `thaw ps | head -1`.
+    OutputClosed,
+}
+
+/// What a verb returns: the exit code, which is 0 unless a program's own is
+/// passed through.
+pub type Outcome = Result<ExitCode, Failure>;
+
+impl Failure {
+    /// A failure that says `cause`.
+    pub fn failed(cause: impl Display) -> Self {
+        Self::Failed(cause.to_string())
+    }
+
+    /// A misuse that says `cause`.
+    pub fn misused(cause: impl Display) -> Self {
+        Self::Misused(cause.to_string())
+    }
+
+    /// One sentence for standard error.
+    pub fn message(&self) -> Option<&str> {
+        match self {
+            Self::Failed(message) | Self::Misused(message) => Some(message),
+            Self::OutputClosed => None,
+        }
+    }
+
+    /// The process's exit code.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Failed(_) => ExitCode::from(1),
+            Self::Misused(_) => ExitCode::from(2),
+            Self::OutputClosed => ExitCode::SUCCESS,
+        }
+    }
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::failed(error)
+    }
+}

@@ -1,0 +1,55 @@
+//! The command line as a whole; each verb's own arguments are in its file.
+
+use crate::failure::Outcome;
+use crate::verbs;
+use clap::{ArgAction, Parser, Subcommand};
+
+/// Runs unmodified Linux programs in strongly isolated sandboxes, freezes them
+/// at their entry point, and thaws copies for requests.
+#[derive(Debug, Parser)]
+#[command(name = "thaw", version, arg_required_else_help = true)]
+pub struct Command {
+    /// Say more about what goes on; twice for everything.
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    Run(verbs::run::Arguments),
+    Doctor(verbs::doctor::Arguments),
+}
+
+impl Verb {
+    /// Does what was asked.
+    pub fn run(self) -> Outcome {
+        match self {
+            Self::Run(arguments) => verbs::run::run(arguments),
+            Self::Doctor(arguments) => verbs::doctor::run(&arguments),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Command::command().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_has_an_example() {
+        for verb in Command::command().get_subcommands() {
+            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example"), "thaw {} --help has no example", verb.get_name());
+        }
+    }
+}

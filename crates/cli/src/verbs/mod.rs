@@ -1,0 +1,4 @@
+//! One verb a file: arguments, and a thin `run` that delegates.
+
+pub mod doctor;
+pub mod run;

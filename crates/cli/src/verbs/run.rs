@@ -1,0 +1,303 @@
+//! `thaw run`: any program in a sandbox, as if it were started directly.
+
+use crate::failure::{Failure, Outcome};
+use clap::Args;
+use libc::SIGWINCH;
+use rustix::termios::{isatty, tcgetwinsize};
+use std::ffi::OsString;
+use std::io;
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitCode, ExitStatus};
+use std::str::FromStr;
+use std::sync::Arc;
+use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize};
+use thaw_node::config::{ByteSize, TimeSpan};
+use thaw_node::home::Home;
+use thaw_node::reactor::watch_sandbox;
+use thaw_node::rootfs;
+use thaw_sandbox::{
+    Console, Event, GuestExit, Kernel, Progress, Sandbox, StartSpec, ZygoteConfig, ZygoteParent,
+};
+use tokio::io::unix::AsyncFd;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Run a program in a sandbox.
+///
+/// Standard input, output and error, signals and the exit code are those of the
+/// program; death by signal N is exit code 128+N.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    thaw run --rootfs / -- python3 -c 'print(\"hello\")'\n  \
+    THAW_TRACE=syscalls thaw run --rootfs ./alpine --memory 64MiB -- /bin/busybox ls -l\n\n\
+    Environment:\n  \
+    THAW_TRACE=syscalls   print every system call of the program to standard error\n  \
+    THAW_NO_PATCHING=1    let every system call take the slow door")]
+pub struct Arguments {
+    /// Root file system: a directory of this host (with a slash in its name),
+    /// served read-only, or the name of a stored one.
+    #[arg(long, value_name = "DIR|NAME")]
+    rootfs: String,
+    /// Set an environment variable; without =VALUE take it from here.
+    #[arg(long, short, value_name = "NAME[=VALUE]")]
+    env: Vec<String>,
+    /// Working directory in the sandbox.
+    #[arg(long, short, value_name = "DIR", default_value = "/")]
+    workdir: OsString,
+    /// Host name that the program sees.
+    #[arg(long, value_name = "NAME", default_value = "thaw")]
+    hostname: OsString,
+    /// Most memory that the sandbox may use, such as 256MiB; 0B: no limit.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    memory: ByteSize,
+    /// Virtual CPUs.
+    #[arg(long, value_name = "N", default_value = "1")]
+    cpus: NonZeroU32,
+    /// Most CPU time, such as 30s.
+    #[arg(long, value_name = "DURATION")]
+    cpu_time: Option<TimeSpan>,
+    /// User and group that the program sees itself as.
+    #[arg(long, value_name = "UID[:GID]", default_value = "0:0")]
+    user: User,
+    /// Port on which the program serves; needed only to try a function by hand.
+    #[arg(long, value_name = "PORT", default_value = "0")]
+    port: u16,
+    /// The program and its arguments.
+    #[arg(required = true, last = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// A user and a group id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct User {
+    uid: u32,
+    gid: u32,
+}
+
+impl FromStr for User {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (uid, gid) = text.split_once(':').unwrap_or((text, text));
+        match (uid.parse(), gid.parse()) {
+            (Ok(uid), Ok(gid)) => Ok(Self { uid, gid }),
+            _ => Err("give numbers, as in 1000 or 1000:1000".to_owned()),
+        }
+    }
+}
+
+pub fn run(arguments: Arguments) -> Outcome {
+    let rootfs = rootfs::open(&arguments.rootfs, Home::from_environment)?;
+    let stdio = [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()]
+        .map(|fd| fd.try_clone_to_owned());
+    let [stdin, stdout, stderr] = stdio;
+    let stdio = [stdin?, stdout?, stderr?];
+    let stdio = [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()];
+    let spec = StartSpec {
+        program: None,
+        argv: arguments.command,
+        env: environment(&arguments.env),
+        cwd: arguments.workdir,
+        hostname: arguments.hostname,
+        uid: arguments.user.uid,
+        gid: arguments.user.gid,
+        port: arguments.port,
+        cpus: arguments.cpus.get(),
+        memory_limit: arguments.memory.bytes(),
+        cpu_time_limit: arguments.cpu_time.map(|span| span.0),
+        flags: flags(stdio),
+        rootfs,
+        stdio,
+        window: window(stdio),
+    };
+    // Traces and the kernel's last words belong to the user's standard error.
+    let console = Console::Shared(Arc::new(stdio[2].try_clone_to_owned()?));
+    let parent = ZygoteParent::start(ZygoteConfig::new(Kernel::embedded()?, console))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        // Signals that arrive from here on are the program's.
+        let mut signals = Signals::listen()?;
+        let sandbox = parent.create()?.start(&spec)?;
+        attend(sandbox, &mut signals).await
+    })
+}
+
+/// Serves the sandbox and passes signals on until the program has ended.
+async fn attend(sandbox: Sandbox, signals: &mut Signals) -> Outcome {
+    let mut sandbox = watch_sandbox(sandbox)?;
+    let mut exit = None;
+    loop {
+        let progress = sandbox.get_mut().poll_event();
+        match progress {
+            Progress::Event(Event::Exit(guest)) => exit = Some(guest),
+            Progress::Event(Event::Failed(reason)) => {
+                return Err(Failure::failed(format!("the program could not be started: {reason}")));
+            }
+            Progress::Event(Event::Violation(violation)) => {
+                return Err(Failure::failed(format!("the sandbox was ended because {violation}")));
+            }
+            Progress::Event(Event::Hangup) => break,
+            // Without FLAG_FREEZE_AT_ENTRY nothing waits for an answer.
+            Progress::Event(
+                Event::Booted(_) | Event::EntryPoint(_) | Event::ConnectionClosed { .. },
+            ) => {}
+            Progress::Busy => tokio::task::yield_now().await,
+            Progress::Idle => wait(&mut sandbox, signals).await?,
+        }
+    }
+    match exit {
+        Some(GuestExit::Code(code)) => Ok(ExitCode::from(code)),
+        Some(GuestExit::Signal(signal)) => Ok(ExitCode::from(128 + signal)),
+        None => died(sandbox.get_ref().wait()),
+    }
+}
+
+/// Waits until the sandbox has something to say, passing signals on meanwhile.
+async fn wait(sandbox: &mut AsyncFd<Sandbox>, signals: &mut Signals) -> io::Result<()> {
+    let wants_write = sandbox.get_ref().wants_write();
+    tokio::select! {
+        ready = sandbox.readable() => ready?.clear_ready(),
+        ready = sandbox.writable(), if wants_write => ready?.clear_ready(),
+        number = signals.next() => {
+            let sandbox = sandbox.get_mut();
+            let terminal = window([io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()]);
+            if let (SIGWINCH, Some(size)) = (number, terminal) {
+                ignore_end(sandbox.send_window_size(size))?;
+            }
+            ignore_end(sandbox.send_signal(number as u32))?;
+        }
+    }
+    Ok(())
+}
+
+/// The sandbox may end while a signal is on its way to it.
+fn ignore_end(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::BrokenPipe
+                    | io::ErrorKind::ConnectionReset
+                    | io::ErrorKind::NotConnected
+            ) =>
+        {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// The sandbox's process has ended and the program did not say how.
+fn died(status: ExitStatus) -> Outcome {
+    match status.signal() {
+        Some(signal) => {
+            let why = match signal {
+                libc::SIGKILL => " (it ran out of memory, or somebody killed it)",
+                libc::SIGXCPU => " (it used up its CPU time; see --cpu-time)",
+                libc::SIGSYS => " (it made a host system call that its filter forbids)",
+                _ => "",
+            };
+            eprintln!("thaw: the sandbox was ended by signal {signal}{why}");
+            Ok(ExitCode::from(128 + signal as u8))
+        }
+        None => Err(Failure::failed(format!(
+            "the sandbox ended without a word ({status}); look for a panic of its kernel above"
+        ))),
+    }
+}
+
+/// The signals that are passed on to the program.
+struct Signals {
+    all: Vec<(i32, Signal)>,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        let kinds = [
+            SignalKind::interrupt(),
+            SignalKind::terminate(),
+            SignalKind::hangup(),
+            SignalKind::quit(),
+            SignalKind::user_defined1(),
+            SignalKind::user_defined2(),
+            SignalKind::window_change(),
+        ];
+        let listen = |kind: SignalKind| Ok((kind.as_raw_value(), signal(kind)?));
+        Ok(Self { all: kinds.into_iter().map(listen).collect::<io::Result<_>>()? })
+    }
+
+    /// The number of the next signal.
+    async fn next(&mut self) -> i32 {
+        std::future::poll_fn(|context| {
+            for (number, signal) in &mut self.all {
+                if signal.poll_recv(context).is_ready() {
+                    return std::task::Poll::Ready(*number);
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await
+    }
+}
+
+/// The program's environment: a minimal one, then what the user adds.
+fn environment(additions: &[String]) -> Vec<OsString> {
+    let term = std::env::var_os("TERM").unwrap_or_else(|| "dumb".into());
+    let mut variables: Vec<(OsString, OsString)> = vec![
+        ("PATH".into(), thaw_node::DEFAULT_PATH.into()),
+        ("HOME".into(), "/root".into()),
+        ("TERM".into(), term),
+        ("LANG".into(), "C.UTF-8".into()),
+    ];
+    for addition in additions {
+        let (name, value) = match addition.split_once('=') {
+            Some((name, value)) => (name, Some(value.into())),
+            None => (addition.as_str(), std::env::var_os(addition)),
+        };
+        variables.retain(|(known, _)| known != name);
+        if let Some(value) = value {
+            variables.push((name.into(), value));
+        }
+    }
+    let join = |(name, value): (OsString, OsString)| {
+        let mut text = name;
+        text.push("=");
+        text.push(value);
+        text
+    };
+    variables.into_iter().map(join).collect()
+}
+
+fn flags(stdio: [BorrowedFd<'_>; 3]) -> u32 {
+    let tty = [FLAG_STDIN_TTY, FLAG_STDOUT_TTY, FLAG_STDERR_TTY];
+    let ttys = stdio.iter().zip(tty).filter(|(fd, _)| isatty(fd)).fold(0, |all, (_, f)| all | f);
+    ttys | thaw_node::debug::flags()
+}
+
+fn window(stdio: [BorrowedFd<'_>; 3]) -> Option<WindowSize> {
+    let size = stdio.iter().find_map(|fd| tcgetwinsize(fd).ok())?;
+    Some(WindowSize { rows: size.ws_row, columns: size.ws_col, reserved: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_numbers() {
+        assert_eq!("5".parse(), Ok(User { uid: 5, gid: 5 }));
+        assert_eq!("5:6".parse(), Ok(User { uid: 5, gid: 6 }));
+        assert!("root".parse::<User>().is_err());
+    }
+
+    #[test]
+    fn added_variables_replace_the_usual_ones() {
+        let environment =
+            environment(&["HOME=/x".into(), "A=b=c".into(), "THAW_TEST_UNSET".into()]);
+        assert!(environment.contains(&"HOME=/x".into()));
+        assert!(!environment.contains(&"HOME=/root".into()));
+        assert!(environment.contains(&"A=b=c".into()));
+        assert!(!environment.iter().any(|v| v.to_string_lossy().contains("THAW_TEST_UNSET")));
+    }
+}

@@ -1,0 +1,17 @@
+//! Environment variables that change how sandboxes run, for finding faults.
+
+use thaw_abi::control::{FLAG_NO_PATCHING, FLAG_TRACE_SYSCALLS};
+
+/// `FLAG_*` of the boot command that the environment asks for:
+/// `THAW_TRACE=syscalls` and `THAW_NO_PATCHING=1`.
+pub fn flags() -> u32 {
+    let set = |name: &str, value: &str| std::env::var_os(name).is_some_and(|v| v == value);
+    let mut flags = 0;
+    if set("THAW_TRACE", "syscalls") {
+        flags |= FLAG_TRACE_SYSCALLS;
+    }
+    if set("THAW_NO_PATCHING", "1") {
+        flags |= FLAG_NO_PATCHING;
+    }
+    flags
+}
