@@ -23,6 +23,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
 __attribute__((format(printf, 1, 2), unused)) static void say(const char *format, ...)

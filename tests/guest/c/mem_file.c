@@ -1,0 +1,152 @@
+/* File mappings: private and shared, of files in the upper and lower layer,
+ * SIGBUS beyond the end, msync(2), growing and shrinking files. */
+#include "guest.h"
+#include <setjmp.h>
+#include <sys/mman.h>
+
+#define PAGE 4096UL
+#define RW (PROT_READ | PROT_WRITE)
+
+static sigjmp_buf back;
+static volatile sig_atomic_t seen_signal, seen_code;
+static char *volatile seen_address;
+
+static void on_fault(int signal, siginfo_t *info, void *context)
+{
+    (void)context;
+    seen_signal = signal;
+    seen_code = info->si_code;
+    seen_address = info->si_addr;
+    siglongjmp(back, 1);
+}
+
+static void peek(const char *what, volatile char *at)
+{
+    if (sigsetjmp(back, 1) == 0)
+        say("%s: %d\n", what, *at);
+    else
+        say("%s: %s code %d address %s\n", what, sigabbrev_np(seen_signal), seen_code,
+            seen_address == at ? "right" : "wrong");
+}
+
+int main(int argc, char **argv)
+{
+    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
+    MUST(sigaction(SIGSEGV, &action, NULL));
+    MUST(sigaction(SIGBUS, &action, NULL));
+    char *scratch = enter_scratch();
+    char data[32] = {0};
+
+    PART("private mapping of an upper file");
+    int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    MUST(ftruncate(fd, 3 * PAGE + 10));
+    MUST(pwrite(fd, "start", 5, 0));
+    MUST(pwrite(fd, "page2", 5, 2 * PAGE));
+    MUST(pwrite(fd, "tail", 4, 3 * PAGE));
+    char *p = mmap(NULL, 6 * PAGE, RW, MAP_PRIVATE, fd, 0);
+    IS(p != MAP_FAILED);
+    say("%.5s %.5s %.4s\n", p, p + 2 * PAGE, p + 3 * PAGE);
+    peek("after the end, in the last page", p + 4 * PAGE - 1);
+    peek("beyond the end", p + 4 * PAGE);
+    p[0] = 'S';
+    MUST(pread(fd, data, 5, 0));
+    say("file %.5s memory %.5s\n", data, p);
+    TRY(munmap(p, 6 * PAGE));
+    p = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 2 * PAGE);
+    say("%.5s\n", p);
+    munmap(p, PAGE);
+    errno = 0;
+    IS(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 100) == MAP_FAILED && errno == EINVAL);
+
+    PART("shared mapping of an upper file");
+    p = mmap(NULL, 3 * PAGE, RW, MAP_SHARED, fd, 0);
+    char *q = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, 0);
+    IS(p != MAP_FAILED && q != MAP_FAILED);
+    strcpy(p, "written through memory");
+    MUST(pread(fd, data, 22, 0));
+    say("file \"%s\", other mapping \"%s\"\n", data, q);
+    MUST(pwrite(fd, "WRITTEN", 7, 0));
+    say("memory \"%s\"\n", p);
+    TRY(msync(p, PAGE, MS_SYNC));
+    TRY(msync(p, PAGE, MS_ASYNC));
+    TRY(msync(p, PAGE, MS_ASYNC | MS_SYNC));
+    TRY(msync(p + 1, PAGE, MS_SYNC));
+    TRY(msync(p, PAGE, 64));
+    int other = MUST(open("f", O_RDONLY));
+    MUST(pread(other, data, 7, 0));
+    say("another descriptor \"%.7s\"\n", data);
+    MUST(unlink("f"));
+    p[1] = '-';
+    MUST(pread(other, data, 7, 0));
+    say("after unlink \"%.7s\"\n", data);
+    TRY(close(fd));
+    TRY(close(other));
+    p[2] = '+';
+    say("after close \"%.7s\"\n", q);
+    TRY(munmap(p, 3 * PAGE));
+    TRY(munmap(q, PAGE));
+
+    PART("growing and shrinking under a mapping");
+    fd = MUST(open("g", O_RDWR | O_CREAT, 0644));
+    p = mmap(NULL, 4 * PAGE, RW, MAP_SHARED, fd, 0);
+    peek("empty file", p);
+    MUST(ftruncate(fd, 2 * PAGE));
+    peek("grown", p + PAGE);
+    p[PAGE + 5] = 'x';
+    peek("beyond", p + 2 * PAGE);
+    MUST(ftruncate(fd, PAGE));
+    peek("cut off", p + PAGE + 5);
+    peek("kept", p);
+    MUST(ftruncate(fd, 2 * PAGE));
+    peek("grown again", p + PAGE + 5);
+    MUST(pwrite(fd, "abcdef", 6, 100));
+    MUST(ftruncate(fd, 103));
+    say("zero after the end: %d %d\n", p[102], p[103]);
+    TRY(munmap(p, 4 * PAGE));
+
+    PART("rights");
+    int read_only = MUST(open("g", O_RDONLY)), write_only = MUST(open("g", O_WRONLY));
+    errno = 0;
+    IS(mmap(NULL, PAGE, RW, MAP_SHARED, read_only, 0) == MAP_FAILED && errno == EACCES);
+    IS(mmap(NULL, PAGE, RW, MAP_PRIVATE, read_only, 0) != MAP_FAILED);
+    errno = 0;
+    IS(mmap(NULL, PAGE, PROT_WRITE, MAP_SHARED, write_only, 0) == MAP_FAILED && errno == EACCES);
+    int path = MUST(open("g", O_PATH));
+    errno = 0;
+    IS(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, path, 0) == MAP_FAILED && errno == EBADF);
+    TRY(mmap(NULL, PAGE, PROT_READ, 0x1f, read_only, 0)); /* no such type of mapping */
+
+    PART("reading into a mapping of the same file");
+    fd = MUST(open("h", O_RDWR | O_CREAT, 0644));
+    MUST(ftruncate(fd, 2 * PAGE));
+    MUST(pwrite(fd, "copy me", 7, PAGE));
+    p = mmap(NULL, 2 * PAGE, RW, MAP_SHARED, fd, 0);
+    TRY(pread(fd, p, 7, PAGE));
+    TRY(pwrite(fd, p, 7, 100));
+    say("%.7s %.7s\n", p, p + 100);
+    char *executable = mmap(NULL, PAGE, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
+    IS(executable != MAP_FAILED);
+
+    if (argc > 1) {
+        PART("a lower file");
+        char name[PATH_MAX];
+        snprintf(name, sizeof name, "%s/big.bin", argv[1]);
+        fd = MUST(open(name, O_RDONLY));
+        p = mmap(NULL, 8 * PAGE, RW, MAP_PRIVATE, fd, 0);
+        q = mmap(NULL, 8 * PAGE, PROT_READ, MAP_SHARED, fd, 0);
+        IS(p != MAP_FAILED && q != MAP_FAILED);
+        char *content = malloc(4 * PAGE);
+        ssize_t len = pread(fd, content, 4 * PAGE, 0);
+        say("bytes %ld\n", (long)len);
+        IS(memcmp(p, content, (size_t)len) == 0 && memcmp(q, content, (size_t)len) == 0);
+        peek("end of the last page", p + 4 * PAGE - 1);
+        peek("beyond the end", p + 4 * PAGE);
+        peek("beyond the end, shared", q + 5 * PAGE);
+        p[5] = 'X';
+        IS(q[5] == content[5] && p[6] == content[6]);
+        errno = 0;
+        IS(mmap(NULL, PAGE, RW, MAP_SHARED, fd, 0) == MAP_FAILED && errno == EACCES);
+    }
+    leave_scratch(scratch);
+    return 0;
+}
