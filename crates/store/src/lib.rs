@@ -1,1 +1,28 @@
-//! Under construction.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod blob;
+pub mod collect;
+mod error;
+mod function;
+mod id;
+mod image;
+pub mod import;
+pub mod index;
+mod layout;
+mod lock;
+mod session;
+mod sparse;
+mod stage;
+mod store;
+
+pub use blob::{Blob, Domain};
+pub use error::{Kind, Result, StoreError};
+pub use function::{FunctionList, FunctionRecord, NewFunction, PreviousVersion, RootfsRecord};
+pub use id::{BlobHash, ImageId, IndexId, InvalidHash, InvalidName, Name};
+pub use image::{ImageInfo, NewImage};
+pub use index::{OpenIndex, Tree};
+pub use session::Session;
+pub use sparse::image_id;
+pub use stage::{LeftOver, Removal};
+pub use store::Store;

@@ -1,0 +1,290 @@
+//! Blobs: the contents of regular files, each stored once.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{ioctl_ficlone, syncfs};
+
+use crate::error::{Context, Result, StoreError};
+use crate::id::{BlobHash, Name};
+use crate::session::Session;
+use crate::stage::{Existing, publish, seal, sync_directory};
+
+/// Files up to this many bytes are read once, into memory.
+const SMALL: u64 = 1 << 20;
+/// Bytes read or written at once.
+const CHUNK: usize = 1 << 20;
+/// With more files than this, one sync of the file system beats one per file.
+const SYNC_ALL_BEYOND: usize = 32;
+/// Times a file is read again because it changed meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// Who shares equal files. Files of one domain with equal content are one inode
+/// on the host, hence one copy on disk and in the page cache; files of different
+/// domains never are, so that no function can find out by timing what another
+/// one has in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Domain {
+    own: Option<(Name, [u8; 32])>,
+}
+
+impl Domain {
+    /// The domain of all who do not ask for their own.
+    pub fn shared() -> Self {
+        Self::default()
+    }
+
+    /// A domain of its own. Its blobs are named by keyed BLAKE3, so they lie
+    /// beside the others and need no second place to look.
+    pub fn own(name: &Name) -> Self {
+        let key = blake3::derive_key("Thaw store sharing domain v1", name.as_str().as_bytes());
+        Self { own: Some((name.clone(), key)) }
+    }
+
+    /// The domain's name; `None` for the shared one.
+    pub fn name(&self) -> Option<&Name> {
+        self.own.as_ref().map(|(name, _)| name)
+    }
+
+    /// Hasher that names the blobs of this domain.
+    pub(crate) fn hasher(&self) -> blake3::Hasher {
+        match &self.own {
+            None => blake3::Hasher::new(),
+            Some((_, key)) => blake3::Hasher::new_keyed(key),
+        }
+    }
+
+    fn hash(&self, bytes: &[u8]) -> BlobHash {
+        self.hasher().update(bytes).finalize().into()
+    }
+}
+
+/// Content of a regular file that is not empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Blob {
+    /// Its name in the store.
+    pub hash: BlobHash,
+    /// Bytes, at least 1.
+    pub size: u64,
+}
+
+impl Session {
+    /// Stores `bytes`; `None` if there are none, since an empty file has no blob.
+    pub fn put_blob(&mut self, bytes: &[u8], domain: &Domain) -> Result<Option<Blob>> {
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let blob = Blob { hash: domain.hash(bytes), size: bytes.len() as u64 };
+        if self.has(blob)? {
+            return Ok(Some(blob));
+        }
+        let (mut file, path) = self.stage.create_file()?;
+        file.write_all(bytes).context("write", &path)?;
+        seal(&file, &path)?;
+        self.staged.insert(blob.hash, path);
+        self.use_domain(domain);
+        Ok(Some(blob))
+    }
+
+    /// Stores the content of an open regular file of the host; `path` names it
+    /// in errors. Reads again if the file changes meanwhile.
+    pub fn put_file(&mut self, file: &File, path: &Path, domain: &Domain) -> Result<Option<Blob>> {
+        for _ in 0..ATTEMPTS {
+            let before = Version::of(file, path)?;
+            let blob = if before.size <= SMALL {
+                let mut bytes = Vec::with_capacity(before.size as usize + 1);
+                read_all_at(file, &mut bytes).context("read", path)?;
+                self.put_blob(&bytes, domain)?
+            } else {
+                self.put_large(file, path, domain)?
+            };
+            if Version::of(file, path)? == before {
+                return Ok(blob);
+            }
+        }
+        Err(StoreError::Changing { path: path.to_owned() })
+    }
+
+    /// Clones the file where the file system can; elsewhere hashes it first, so
+    /// that content which is here already is not written again.
+    fn put_large(&mut self, file: &File, path: &Path, domain: &Domain) -> Result<Option<Blob>> {
+        if self.clones {
+            let (clone, clone_path) = self.stage.create_file()?;
+            if ioctl_ficlone(&clone, file).is_ok() {
+                let blob = hash_file(&clone, domain).context("read", &clone_path)?;
+                return self.stage_large(clone, &clone_path, blob, domain).map(Some);
+            }
+            // The source may lie on another file system; the next may not.
+            self.clones = false;
+            fs::remove_file(&clone_path).context("remove", &clone_path)?;
+        }
+        let seen = hash_file(file, domain).context("read", path)?;
+        if self.has(seen)? {
+            return Ok(Some(seen));
+        }
+        let (copy, copy_path) = self.stage.create_file()?;
+        let mut hasher = domain.hasher();
+        let mut size = 0;
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            let count = read_at(file, &mut chunk, size).context("read", path)?;
+            if count == 0 {
+                break;
+            }
+            hasher.update(&chunk[..count]);
+            (&copy).write_all(&chunk[..count]).context("write", &copy_path)?;
+            size += count as u64;
+        }
+        // Named by what was written, which differs if the file changed.
+        let blob = Blob { hash: hasher.finalize().into(), size };
+        self.stage_large(copy, &copy_path, blob, domain).map(Some)
+    }
+
+    fn stage_large(
+        &mut self,
+        file: File,
+        path: &Path,
+        blob: Blob,
+        domain: &Domain,
+    ) -> Result<Blob> {
+        if self.has(blob)? {
+            fs::remove_file(path).context("remove", path)?;
+            return Ok(blob);
+        }
+        seal(&file, path)?;
+        self.staged.insert(blob.hash, path.to_owned());
+        self.use_domain(domain);
+        Ok(blob)
+    }
+
+    /// Whether the content is here, published or staged. A published file of
+    /// another size is damaged and does not count, so that it gets replaced.
+    fn has(&self, blob: Blob) -> Result<bool> {
+        if self.staged.contains_key(&blob.hash) {
+            return Ok(true);
+        }
+        let path = self.store.layout.blob(blob.hash);
+        match fs::symlink_metadata(&path) {
+            Ok(metadata) => Ok(metadata.is_file() && metadata.len() == blob.size),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(StoreError::io("inspect", &path, error)),
+        }
+    }
+
+    fn use_domain(&mut self, domain: &Domain) {
+        if let Some(name) = domain.name()
+            && !self.domains.contains(name)
+        {
+            self.domains.insert(name.clone());
+        }
+    }
+
+    /// Moves all staged blobs to their places, contents on disk before names, so
+    /// that a name never stands for half a file.
+    pub(crate) fn publish_blobs(&mut self) -> Result<()> {
+        let layout = self.store.layout.clone();
+        for domain in std::mem::take(&mut self.domains) {
+            let path = layout.domain(&domain);
+            File::create(&path).context("create", &path)?;
+            sync_directory(&layout.domains())?;
+        }
+        if self.staged.is_empty() {
+            return Ok(());
+        }
+        self.sync(self.staged.values().map(|path| path.as_path()))?;
+        let mut shards = BTreeSet::new();
+        for (hash, from) in &self.staged {
+            let shard = layout.blob_shard(*hash);
+            if shards.insert(shard.clone()) {
+                match fs::create_dir(&shard) {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    result => result.context("create", &shard)?,
+                }
+            }
+            let to = layout.blob(*hash);
+            // A file of the wrong size is damaged: replace it.
+            let size = fs::metadata(from).context("inspect", from)?.len();
+            let existing = match fs::symlink_metadata(&to) {
+                Ok(metadata) if metadata.len() != size => Existing::Replace,
+                _ => Existing::Keep,
+            };
+            publish(from, &to, existing)?;
+        }
+        self.staged.clear();
+        shards.insert(layout.blobs());
+        self.sync(shards.iter().map(|path| path.as_path()))
+    }
+
+    /// Makes files or directories of the store durable.
+    fn sync<'a>(&self, paths: impl ExactSizeIterator<Item = &'a Path>) -> Result<()> {
+        if paths.len() > SYNC_ALL_BEYOND {
+            let root = self.store.layout.root();
+            let directory = File::open(root).context("open", root)?;
+            return syncfs(&directory).context("sync", root);
+        }
+        for path in paths {
+            let file = File::open(path).context("open", path)?;
+            file.sync_all().context("sync", path)?;
+        }
+        Ok(())
+    }
+}
+
+/// What changes when somebody writes to a file.
+#[derive(PartialEq, Eq)]
+struct Version {
+    size: u64,
+    modified: (i64, u64),
+    changed: (i64, u64),
+}
+
+impl Version {
+    fn of(file: &File, path: &Path) -> Result<Self> {
+        let stat = rustix::fs::fstat(file).context("inspect", path)?;
+        Ok(Self {
+            size: stat.st_size as u64,
+            modified: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: (stat.st_ctime, stat.st_ctime_nsec),
+        })
+    }
+}
+
+/// Names and measures the content of a file.
+pub(crate) fn hash_file(file: &File, domain: &Domain) -> io::Result<Blob> {
+    let mut hasher = domain.hasher();
+    let mut size = 0;
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let count = read_at(file, &mut chunk, size)?;
+        if count == 0 {
+            return Ok(Blob { hash: hasher.finalize().into(), size });
+        }
+        hasher.update(&chunk[..count]);
+        size += count as u64;
+    }
+}
+
+/// Reads at an offset, so that the file's own offset does not matter.
+fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    loop {
+        match file.read_at(buffer, offset) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+fn read_all_at(file: &File, bytes: &mut Vec<u8>) -> io::Result<()> {
+    struct At<'a>(&'a File, u64);
+    impl Read for At<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let count = self.0.read_at(buffer, self.1)?;
+            self.1 += count as u64;
+            Ok(count)
+        }
+    }
+    At(file, 0).read_to_end(bytes).map(|_| ())
+}

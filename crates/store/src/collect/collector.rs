@@ -1,0 +1,295 @@
+//! Copies paths of the host into a tree so that they resolve identically.
+
+use std::collections::{HashSet, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, Metadata};
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path, PathBuf};
+
+use super::libraries::{below, system_directories};
+use super::{CollectError, CollectRequest, Collected};
+use crate::blob::Domain;
+use crate::error::Result;
+use crate::import::{Exclude, Import, ImportOptions, Ownership, Progress, Unreadable};
+use crate::index::Tree;
+use crate::session::Session;
+
+/// Symbolic links that one path may lead through (path_resolution(7)).
+const MAX_LINKS: usize = 40;
+/// Directories that a symbolic link does not bring along.
+const NEVER_FOLLOWED: [&str; 6] = ["/proc", "/sys", "/dev", "/run", "/tmp", "/var"];
+
+/// A collection in progress. Paths are absolute, as seen below `root`.
+pub(super) struct Collector<'a> {
+    root: PathBuf,
+    import: Import<'a>,
+    options: ImportOptions,
+    pub(super) search_path: OsString,
+    pub(super) collected: Collected,
+    /// Resolved paths of files that are in the tree.
+    placed: HashSet<PathBuf>,
+    /// Resolved paths of directories that are in the tree with all below them.
+    trees: Vec<PathBuf>,
+    /// Objects whose libraries have been collected.
+    pub(super) examined: HashSet<PathBuf>,
+    /// Directories of the system's libraries.
+    pub(super) library_directories: Vec<PathBuf>,
+}
+
+/// A path with all symbolic links resolved, and what is there.
+pub(super) struct Resolved {
+    pub(super) path: PathBuf,
+    metadata: Metadata,
+}
+
+impl<'a> Collector<'a> {
+    pub(super) fn new(
+        root: &Path,
+        session: &'a mut Session,
+        tree: &'a mut Tree,
+        request: &CollectRequest,
+        progress: &'a mut dyn FnMut(Progress<'_>),
+    ) -> Self {
+        let options = ImportOptions {
+            ownership: Ownership::All { uid: 0, gid: 0 },
+            unreadable: Unreadable::Skip,
+            domain: request.domain.clone(),
+            ..ImportOptions::default()
+        };
+        let search_path = match &request.search_path {
+            Some(path) => path.clone(),
+            None => std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()),
+        };
+        Self {
+            root: root.to_owned(),
+            import: Import::new(session, tree, progress),
+            options,
+            search_path,
+            collected: Collected::default(),
+            placed: HashSet::new(),
+            trees: Vec::new(),
+            examined: HashSet::new(),
+            library_directories: system_directories(root),
+        }
+    }
+
+    /// Ends the collection. A library that lies elsewhere in it is in memory
+    /// already when the file that wants it is loaded, as `libpython` is for its
+    /// extension modules; such a one is not missing.
+    pub(super) fn finish(mut self) -> Result<Collected> {
+        let names: HashSet<&OsStr> = self.placed.iter().filter_map(|p| p.file_name()).collect();
+        self.collected
+            .missing_libraries
+            .retain(|missing| !names.contains(OsStr::new(&missing.library)));
+        self.collected.files = self.import.report.files;
+        self.collected.bytes = self.import.report.bytes;
+        self.collected.unreadable = std::mem::take(&mut self.import.report.unreadable);
+        Ok(self.collected)
+    }
+
+    /// The tree that is being filled.
+    pub(super) fn tree(&mut self) -> &mut Tree {
+        self.import.tree
+    }
+
+    /// The session that stores contents.
+    pub(super) fn session(&mut self) -> &mut Session {
+        self.import.session
+    }
+
+    /// With whom the contents are shared.
+    pub(super) fn domain(&self) -> Domain {
+        self.options.domain.clone()
+    }
+
+    /// The host's own name of a path.
+    pub(super) fn on_host(&self, path: &Path) -> PathBuf {
+        below(&self.root, path)
+    }
+
+    /// Whether the path leads to something on the host.
+    pub(super) fn exists(&self, path: &Path) -> bool {
+        self.resolve(path, |_, _| Ok(())).is_ok()
+    }
+
+    /// Puts the file or directory (alone) at `path` into the tree, with every
+    /// symbolic link on the way to it. Returns where it really lies.
+    pub(super) fn place(&mut self, path: &Path) -> Result<PathBuf> {
+        let mut links = Vec::new();
+        let resolved = self.resolve(path, |link, _| {
+            links.push(link.to_owned());
+            Ok(())
+        })?;
+        for link in links {
+            if self.placed.insert(link.clone()) {
+                self.import_file(&link)?;
+            }
+        }
+        if resolved.metadata.is_dir() {
+            self.tree().make_directories(&resolved.path)?;
+        } else if self.placed.insert(resolved.path.clone()) {
+            self.import_file(&resolved.path)?;
+        }
+        Ok(resolved.path)
+    }
+
+    fn import_file(&mut self, path: &Path) -> Result<()> {
+        let from = self.on_host(path);
+        self.import.file(&from, path, &self.options)
+    }
+
+    /// Puts a directory with everything below it into the tree, what its
+    /// symbolic links point to, and the libraries that its files need.
+    pub(super) fn place_tree(&mut self, path: &Path, exclude: Vec<Exclude>) -> Result<()> {
+        let mut ahead = VecDeque::from([(path.to_owned(), exclude)]);
+        while let Some((path, exclude)) = ahead.pop_front() {
+            let real = self.place(&path)?;
+            if self.trees.iter().any(|tree| real.starts_with(tree)) {
+                continue;
+            }
+            self.trees.push(real.clone());
+            let options = ImportOptions { exclude, ..self.options.clone() };
+            let from = self.on_host(&real);
+            // What was placed one by one before is not part of this tree.
+            self.import.regular_files.clear();
+            self.import.symlinks.clear();
+            self.import.directory(&from, &real, &options)?;
+            let files = std::mem::take(&mut self.import.regular_files);
+            let links = std::mem::take(&mut self.import.symlinks);
+            for file in files {
+                let file = self.below_root(&file);
+                self.placed.insert(file.clone());
+                if may_be_elf(&self.on_host(&file)) {
+                    self.library_user(&file)?;
+                }
+            }
+            for link in links {
+                let link = self.below_root(&link);
+                self.placed.insert(link.clone());
+                if let Some(directory) = self.follow(&link)? {
+                    ahead.push_back((directory, Vec::new()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Collects what a symbolic link in a tree leads to; returns a directory that
+    /// must be collected with everything below it.
+    fn follow(&mut self, link: &Path) -> Result<Option<PathBuf>> {
+        let Ok(target) = self.resolve(link, |_, _| Ok(())) else {
+            self.collected.dangling_links.push(link.to_owned());
+            return Ok(None);
+        };
+        if self.trees.iter().any(|tree| target.path.starts_with(tree)) {
+            return Ok(None);
+        }
+        let too_much = NEVER_FOLLOWED.iter().any(|never| target.path.starts_with(never));
+        if !target.metadata.is_dir() {
+            if too_much || !target.metadata.is_file() {
+                self.collected.dangling_links.push(link.to_owned());
+                return Ok(None);
+            }
+            self.place(link)?;
+            if may_be_elf(&self.on_host(&target.path)) {
+                self.library_user(&target.path)?;
+            }
+            return Ok(None);
+        }
+        // `/`, `/usr` and the like, and whatever contains the link itself.
+        if too_much || target.path.components().count() <= 2 || link.starts_with(&target.path) {
+            self.collected.dangling_links.push(link.to_owned());
+            return Ok(None);
+        }
+        Ok(Some(link.to_owned()))
+    }
+
+    /// A file alone, a program with its libraries, or a directory with all below it.
+    pub(super) fn anything(&mut self, path: &Path) -> Result<()> {
+        let resolved = self.resolve(path, |_, _| Ok(()))?;
+        if resolved.metadata.is_dir() {
+            return self.place_tree(path, Vec::new());
+        }
+        let real = self.place(path)?;
+        if may_be_elf(&self.on_host(&real)) {
+            self.library_user(&real)?;
+        }
+        Ok(())
+    }
+
+    fn below_root(&self, path: &Path) -> PathBuf {
+        Path::new("/").join(path.strip_prefix(&self.root).unwrap_or(path))
+    }
+
+    /// Resolves all symbolic links of an absolute path and tells of each.
+    pub(super) fn resolve(
+        &self,
+        path: &Path,
+        mut on_link: impl FnMut(&Path, &Path) -> Result<()>,
+    ) -> Result<Resolved> {
+        let no_file = || CollectError::NoFile(path.to_owned());
+        let mut links = 0;
+        let mut here = PathBuf::from("/");
+        let mut metadata = self.lstat(&here)?.ok_or_else(no_file)?;
+        let mut ahead = reversed_components(path);
+        while let Some(name) = ahead.pop() {
+            if name == ".." {
+                here.pop();
+                metadata = self.lstat(&here)?.ok_or_else(no_file)?;
+                continue;
+            }
+            let next = here.join(&name);
+            let found = self.lstat(&next)?.ok_or_else(no_file)?;
+            if !found.is_symlink() {
+                here = next;
+                metadata = found;
+                continue;
+            }
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(CollectError::TooManyLinks(path.to_owned()).into());
+            }
+            let target = fs::read_link(self.on_host(&next))
+                .map_err(|source| CollectError::Io { path: next.clone(), source })?;
+            on_link(&next, &target)?;
+            if target.is_absolute() {
+                here = PathBuf::from("/");
+            }
+            ahead.extend(reversed_components(&target));
+        }
+        Ok(Resolved { path: here, metadata })
+    }
+
+    fn lstat(&self, path: &Path) -> Result<Option<Metadata>> {
+        match fs::symlink_metadata(self.on_host(path)) {
+            Ok(metadata) => Ok(Some(metadata)),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                Ok(None)
+            }
+            Err(source) => Err(CollectError::Io { path: path.to_owned(), source }.into()),
+        }
+    }
+}
+
+/// Components of a path, last first, without `.` and the root.
+fn reversed_components(path: &Path) -> Vec<OsString> {
+    let name = |component| match component {
+        Component::Normal(name) => Some(name),
+        Component::ParentDir => Some(OsStr::new("..")),
+        _ => None,
+    };
+    path.components().rev().filter_map(name).map(OsStr::to_owned).collect()
+}
+
+/// Whether a file of a collected directory is worth a look inside: it can be
+/// executed or is named as a library. Saves opening every source file.
+fn may_be_elf(on_host: &Path) -> bool {
+    let named_so = on_host
+        .file_name()
+        .is_some_and(|name| name.as_bytes().windows(3).any(|part| part == b".so"));
+    named_so || fs::metadata(on_host).is_ok_and(|m| m.permissions().mode() & 0o111 != 0)
+}

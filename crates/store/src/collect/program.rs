@@ -1,0 +1,232 @@
+//! Programs: the files that must be there so that one can be executed.
+
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::collector::Collector;
+use super::elf::{FileHead, file_head, read_elf};
+use super::libraries::{HWCAPS, expand_rpath};
+use super::{CollectError, MissingLibrary};
+use crate::error::Result;
+
+/// `#!` lines that one program may lead through (`BINPRM` limit, execve(2)).
+const MAX_INTERPRETERS: usize = 5;
+/// Libraries that glibc opens by itself when it needs them: for
+/// `pthread_cancel` and `backtrace`, and before version 2.34 for `getpwnam` and
+/// `getaddrinfo`.
+const OPENED_BY_GLIBC: [&str; 3] = ["libgcc_s.so.1", "libnss_files.so.2", "libnss_dns.so.2"];
+
+/// What to do about a library that is nowhere.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    /// The program cannot run without it.
+    Fail,
+    /// Perhaps nobody loads the file that wants it.
+    Report,
+}
+
+/// An object whose libraries are to be collected.
+struct Wanting {
+    path: PathBuf,
+    /// `DT_RPATH`s of the objects that led here, nearest first.
+    inherited_rpath: Vec<PathBuf>,
+}
+
+impl Collector<'_> {
+    /// The path of a program given by path or by name.
+    pub(super) fn find_program(&self, program: &OsStr) -> Result<PathBuf> {
+        if program.as_bytes().contains(&b'/') {
+            let path = Path::new("/").join(program);
+            // A relative path is relative to this process.
+            return match std::path::absolute(program) {
+                Ok(absolute) if Path::new(program).is_relative() => Ok(absolute),
+                _ => Ok(path),
+            };
+        }
+        for directory in std::env::split_paths(&self.search_path) {
+            let candidate = directory.join(program);
+            if candidate.is_absolute() && self.exists(&candidate) {
+                return Ok(candidate);
+            }
+        }
+        Err(CollectError::NoProgram(program.to_string_lossy().into_owned()).into())
+    }
+
+    /// Collects a program with its interpreter and libraries. Returns where it
+    /// really lies.
+    pub(super) fn program(&mut self, path: &Path) -> Result<PathBuf> {
+        let mut first = None;
+        let mut path = path.to_owned();
+        for _ in 0..MAX_INTERPRETERS {
+            let real = self.place(&path)?;
+            first.get_or_insert(real.clone());
+            match file_head(&self.on_host(&real))? {
+                FileHead::Elf => {
+                    self.libraries(&real, Missing::Fail)?;
+                    return Ok(first.unwrap_or(real));
+                }
+                FileHead::ForeignElf => return Err(CollectError::ForeignProgram(path).into()),
+                FileHead::Other => return Err(CollectError::NotAProgram(path).into()),
+                FileHead::Script(line) => {
+                    let Some((interpreter, by_name)) = parse_script_line(&line) else {
+                        return Err(CollectError::NotAProgram(path).into());
+                    };
+                    if let Some(name) = by_name {
+                        let program = self.find_program(OsStr::from_bytes(&name))?;
+                        // The script needs both `env` and what it executes.
+                        self.program(&program)?;
+                    }
+                    path = PathBuf::from(OsStr::from_bytes(&interpreter));
+                }
+            }
+        }
+        Err(CollectError::TooManyLinks(path).into())
+    }
+
+    /// Collects the libraries of a file of a collected directory, if it is ELF.
+    pub(super) fn library_user(&mut self, path: &Path) -> Result<()> {
+        match file_head(&self.on_host(path)) {
+            Ok(FileHead::Elf) => self.libraries(path, Missing::Report),
+            // Unreadable files are listed by the import already.
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Collects all libraries that an object needs, directly or not, and its
+    /// interpreter. `path` is resolved.
+    fn libraries(&mut self, path: &Path, missing: Missing) -> Result<()> {
+        let mut ahead =
+            VecDeque::from([Wanting { path: path.to_owned(), inherited_rpath: Vec::new() }]);
+        while let Some(object) = ahead.pop_front() {
+            if !self.examined.insert(object.path.clone()) {
+                continue;
+            }
+            let info = match read_elf(&self.on_host(&object.path)) {
+                Ok(info) => info,
+                // Perhaps a test file of a package; nobody can load it.
+                Err(CollectError::BadElf { .. }) if missing == Missing::Report => continue,
+                Err(error) => return Err(error.into()),
+            };
+            if let Some(interpreter) = &info.interpreter {
+                let interpreter = PathBuf::from(OsStr::from_bytes(interpreter));
+                match self.place(&interpreter) {
+                    Ok(_) => {}
+                    Err(error) if missing == Missing::Fail => return Err(error),
+                    Err(_) => self.report_missing(&object.path, &interpreter.to_string_lossy()),
+                }
+            }
+            let origin = object.path.parent().unwrap_or(Path::new("/")).to_owned();
+            let expand = |text: &Option<Vec<u8>>| {
+                text.as_deref().map_or(Vec::new(), |text| expand_rpath(text, &origin))
+            };
+            // A runpath switches the object's own rpath off and is not inherited.
+            let runpath = expand(&info.runpath);
+            let mut rpath = if info.runpath.is_some() { Vec::new() } else { expand(&info.rpath) };
+            rpath.extend(object.inherited_rpath);
+            let searched: Vec<PathBuf> =
+                if info.runpath.is_some() { runpath } else { rpath.clone() };
+            let mut needed = info.needed;
+            if needed.iter().any(|name| name == b"libc.so.6") {
+                needed.extend(OPENED_BY_GLIBC.map(|name| name.as_bytes().to_vec()));
+            }
+            for name in needed {
+                let found = self.find_library(&name, &searched)?;
+                if found.is_empty() {
+                    let name = String::from_utf8_lossy(&name).into_owned();
+                    if OPENED_BY_GLIBC.contains(&name.as_str()) {
+                        continue;
+                    }
+                    if missing == Missing::Fail {
+                        let program = object.path;
+                        return Err(CollectError::NoLibrary { program, library: name }.into());
+                    }
+                    self.report_missing(&object.path, &name);
+                }
+                for path in found {
+                    ahead.push_back(Wanting { path, inherited_rpath: rpath.clone() });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds a library as ld.so(8) does and puts it into the tree; more than one
+    /// file if there are variants for newer processors. Empty if it is nowhere.
+    fn find_library(&mut self, name: &[u8], searched: &[PathBuf]) -> Result<Vec<PathBuf>> {
+        let name = Path::new(OsStr::from_bytes(name));
+        if name.components().count() > 1 {
+            return Ok(if self.is_library(name) { vec![self.place(name)?] } else { Vec::new() });
+        }
+        let directories: Vec<PathBuf> =
+            searched.iter().chain(&self.library_directories).cloned().collect();
+        for directory in directories {
+            let mut found = Vec::new();
+            for variant in HWCAPS.iter().map(|hwcaps| directory.join(hwcaps)) {
+                let path = variant.join(name);
+                if self.is_library(&path) {
+                    found.push(self.place(&path)?);
+                }
+            }
+            let path = directory.join(name);
+            if self.is_library(&path) {
+                found.push(self.place(&path)?);
+            }
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Libraries for other machines are passed over, as the loader does.
+    fn is_library(&self, path: &Path) -> bool {
+        match self.resolve(path, |_, _| Ok(())) {
+            Ok(resolved) => {
+                file_head(&self.on_host(&resolved.path)).is_ok_and(|head| head == FileHead::Elf)
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Notes a library that is nowhere; [`Collector::finish`] sorts out which
+    /// of them matter.
+    fn report_missing(&mut self, wanted_by: &Path, library: &str) {
+        self.collected
+            .missing_libraries
+            .push(MissingLibrary { wanted_by: wanted_by.to_owned(), library: library.to_owned() });
+    }
+}
+
+/// Splits the rest of a `#!` line into the interpreter and, if that is `env`, the
+/// program that `env` is asked to find.
+fn parse_script_line(line: &[u8]) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
+    let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
+    let interpreter = words.next()?.to_vec();
+    let is_env = Path::new(OsStr::from_bytes(&interpreter)).file_name() == Some(OsStr::new("env"));
+    // Options such as -S and settings such as A=B come before the program.
+    let program = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='));
+    Some((interpreter, program.filter(|_| is_env).map(<[u8]>::to_vec)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn script_lines_are_understood() {
+        let parse = |line: &str| {
+            parse_script_line(line.as_bytes()).map(|(interpreter, program)| {
+                let text = |bytes| String::from_utf8(bytes).unwrap();
+                (text(interpreter), program.map(text))
+            })
+        };
+        let expect = |a: &str, b: Option<&str>| Some((a.to_owned(), b.map(str::to_owned)));
+        assert_eq!(parse("/bin/sh"), expect("/bin/sh", None));
+        assert_eq!(parse(" /bin/sh -e"), expect("/bin/sh", None));
+        assert_eq!(parse("/usr/bin/env python3"), expect("/usr/bin/env", Some("python3")));
+        assert_eq!(parse("/usr/bin/env -S A=B node -x"), expect("/usr/bin/env", Some("node")));
+        assert_eq!(parse("  "), None);
+    }
+}

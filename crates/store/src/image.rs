@@ -1,0 +1,204 @@
+//! Snapshot images and their working sets.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::error::{Context, Kind, Result, StoreError};
+use crate::id::ImageId;
+use crate::layout::{ImageFile as NamedFile, parse_image_name};
+use crate::lock::lock_shared;
+use crate::session::Session;
+use crate::sparse::image_id;
+use crate::stage::{Existing, publish, seal, sync_directory};
+use crate::store::{Store, open_existing};
+
+/// First bytes of a working set record.
+const WORKING_SET_MAGIC: [u8; 8] = *b"THAWWKS\0";
+/// Version of the record's header.
+const WORKING_SET_VERSION: u32 = 1;
+
+/// An image being written. Write to [`NewImage::file`], then hand it to
+/// [`Session::commit_image`]. Without that it vanishes with its session.
+#[derive(Debug)]
+pub struct NewImage {
+    file: File,
+    path: PathBuf,
+}
+
+impl NewImage {
+    /// The file, empty at first, open for reading and writing. Leave zero pages
+    /// out as holes.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+/// An image in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageInfo {
+    /// Its name.
+    pub id: ImageId,
+    /// Bytes of the file, holes included.
+    pub len: u64,
+    /// Bytes that it occupies on disk.
+    pub allocated: u64,
+    /// Bytes of its recorded working set's file, 0 if there is none.
+    pub working_set_len: u64,
+}
+
+/// Start of a working set record; the content follows.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct WorkingSetHeader {
+    magic: [u8; 8],
+    version: u32,
+    reserved: u32,
+    len: u64,
+    /// BLAKE3 of the image's name and the content.
+    checksum: [u8; 32],
+}
+
+impl Session {
+    /// Begins an image.
+    pub fn new_image_file(&mut self) -> Result<NewImage> {
+        let (file, path) = self.stage.create_file()?;
+        Ok(NewImage { file, path })
+    }
+
+    /// Makes a finished image durable, read-only and visible under its name.
+    /// Function records must name it before the session ends, or the garbage
+    /// collector may take it.
+    pub fn commit_image(&mut self, image: NewImage) -> Result<ImageId> {
+        let NewImage { file, path } = image;
+        let id = image_id(&file).context("read", &path)?;
+        seal(&file, &path)?;
+        file.sync_all().context("sync", &path)?;
+        let to = self.layout.image(id);
+        // One of that name that is damaged gets replaced.
+        let intact = match self.store.open_image(id) {
+            Ok(old) => image_id(&old).is_ok_and(|found| found == id),
+            Err(_) => false,
+        };
+        let existing = if intact { Existing::Keep } else { Existing::Replace };
+        publish(&path, &to, existing)?;
+        sync_directory(&self.layout.images())?;
+        Ok(id)
+    }
+}
+
+impl Store {
+    /// Opens an image read-only and close-on-exec. While the descriptor or a copy
+    /// of it lives, the garbage collector keeps the image.
+    pub fn open_image(&self, id: ImageId) -> Result<File> {
+        let path = self.layout.image(id);
+        let file = open_existing(&path, Kind::Image, id)?;
+        lock_shared(&file, &path)?;
+        if file.metadata().context("inspect", &path)?.nlink() == 0 {
+            return Err(StoreError::not_found(Kind::Image, id));
+        }
+        Ok(file)
+    }
+
+    /// Records the working set of an image, replacing an older one. The bytes
+    /// mean nothing to the store.
+    pub fn put_working_set(&self, id: ImageId, bytes: &[u8]) -> Result<()> {
+        let mut session = self.session()?;
+        if !session.layout.image(id).exists() {
+            return Err(StoreError::not_found(Kind::Image, id));
+        }
+        let header = WorkingSetHeader {
+            magic: WORKING_SET_MAGIC,
+            version: WORKING_SET_VERSION,
+            reserved: 0,
+            len: bytes.len() as u64,
+            checksum: working_set_checksum(id, bytes),
+        };
+        let to = session.layout.working_set(id);
+        session.write_record(&to, &[bytemuck::bytes_of(&header), bytes], Existing::Replace)
+    }
+
+    /// The recorded working set of an image; `None` if none was recorded. A
+    /// damaged one is an error, after which a caller can go on without.
+    pub fn working_set(&self, id: ImageId) -> Result<Option<Vec<u8>>> {
+        let path = self.layout.working_set(id);
+        let mut bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(StoreError::io("read", &path, error)),
+        };
+        let damaged = |why: &str| Err(StoreError::damaged(Kind::WorkingSet, id, why));
+        let head = size_of::<WorkingSetHeader>();
+        if bytes.len() < head {
+            return damaged("it is shorter than its header");
+        }
+        let content = bytes.split_off(head);
+        let header: WorkingSetHeader = bytemuck::pod_read_unaligned(&bytes);
+        if header.magic != WORKING_SET_MAGIC || header.version != WORKING_SET_VERSION {
+            return damaged("it is not a working set that this program knows");
+        }
+        if header.len != content.len() as u64
+            || header.checksum != working_set_checksum(id, &content)
+        {
+            return damaged("its checksum is wrong");
+        }
+        Ok(Some(content))
+    }
+
+    /// Forgets the working set of an image, so that the next boot records one;
+    /// says whether there was one.
+    pub fn remove_working_set(&self, id: ImageId) -> Result<bool> {
+        let mut session = self.session()?;
+        let path = session.layout.working_set(id);
+        session.remove_record(&path)
+    }
+
+    /// All images, sorted by name.
+    pub fn list_images(&self) -> Result<Vec<ImageInfo>> {
+        let mut images = Vec::new();
+        for (path, name) in self.image_files()? {
+            let NamedFile::Image(id) = name else { continue };
+            let Ok(metadata) = fs::symlink_metadata(&path) else { continue }; // Just collected.
+            let working_set_len =
+                fs::symlink_metadata(self.layout.working_set(id)).map_or(0, |m| m.len());
+            images.push(ImageInfo {
+                id,
+                len: metadata.len(),
+                allocated: metadata.blocks() * 512,
+                working_set_len,
+            });
+        }
+        images.sort_by_key(|image| image.id);
+        Ok(images)
+    }
+
+    /// Every file in the image directory that the store put there.
+    pub(crate) fn image_files(&self) -> Result<Vec<(PathBuf, NamedFile)>> {
+        let directory = self.layout.images();
+        let paths = list(&directory)?;
+        Ok(paths
+            .into_iter()
+            .filter_map(|path| {
+                let name = parse_image_name(path.file_name()?.to_str()?)?;
+                Some((path, name))
+            })
+            .collect())
+    }
+}
+
+/// Paths of a directory's entries, sorted.
+pub(crate) fn list(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory).context("read", directory)? {
+        paths.push(entry.context("read", directory)?.path());
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Bound to the image's name: a record that strayed to another image is damaged.
+fn working_set_checksum(id: ImageId, bytes: &[u8]) -> [u8; 32] {
+    *blake3::Hasher::new().update(id.as_bytes()).update(bytes).finalize().as_bytes()
+}

@@ -1,0 +1,181 @@
+//! Whether an index describes a file system: beyond the checksum, which only
+//! says that the bytes are those once written.
+
+use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
+
+/// What is wrong with the structure of an index.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StructureError {
+    /// Inode 0 is not a directory.
+    #[error("it has no root directory")]
+    NoRoot,
+    /// A table's range lies outside its table; holds the inode's number.
+    #[error("inode {0} refers to something outside the file")]
+    OutOfRange(u32),
+    /// The entries of a directory are not sorted or not different.
+    #[error("the entries of directory {0} are out of order")]
+    Order(u32),
+    /// An entry's name is none, or its type is not its inode's.
+    #[error("directory {0} has an entry with a bad name or type")]
+    BadEntry(u32),
+    /// A directory has several parents or none.
+    #[error("directory {0} does not have exactly one parent")]
+    NotATree(u32),
+    /// The number of links is not the number of names.
+    #[error("inode {0} has a wrong number of links")]
+    Links(u32),
+    /// The size is not that of the content.
+    #[error("inode {0} has a wrong size")]
+    Size(u32),
+}
+
+/// Checks every inode and every entry of an index.
+pub fn check_structure(index: &Index<'_>) -> Result<(), StructureError> {
+    let is_directory = |inode: &IndexInode| inode.mode & 0o170000 == 0o040000;
+    let root = index.inode(ROOT_INODE).ok_or(StructureError::NoRoot)?;
+    if !is_directory(root) {
+        return Err(StructureError::NoRoot);
+    }
+    let count = index.inodes().len();
+    let mut names = vec![0u32; count];
+    let mut subdirectories = vec![0u32; count];
+    for (number, inode) in (0u32..).zip(index.inodes()) {
+        check_content(index, number, inode)?;
+        let mut previous: Option<&[u8]> = None;
+        for entry in index.entries(inode) {
+            let name = index.name(entry);
+            let child = index.inode(entry.inode).ok_or(StructureError::OutOfRange(number))?;
+            let bad_name = name.is_empty()
+                || name.len() != entry.name_len as usize
+                || name.len() > 255
+                || name == b"."
+                || name == b".."
+                || name.iter().any(|&byte| byte == 0 || byte == b'/');
+            if bad_name || u32::from(entry.file_type) != child.mode >> 12 {
+                return Err(StructureError::BadEntry(number));
+            }
+            if previous.is_some_and(|previous| previous >= name) {
+                return Err(StructureError::Order(number));
+            }
+            previous = Some(name);
+            names[entry.inode as usize] += 1;
+            if is_directory(child) {
+                subdirectories[number as usize] += 1;
+            }
+        }
+    }
+    for (number, inode) in (0u32..).zip(index.inodes()) {
+        let own = names[number as usize];
+        if is_directory(inode) {
+            if own != u32::from(number != ROOT_INODE) {
+                return Err(StructureError::NotATree(number));
+            }
+            if inode.nlink != 2 + subdirectories[number as usize] {
+                return Err(StructureError::Links(number));
+            }
+        } else if inode.nlink != own || own == 0 {
+            return Err(StructureError::Links(number));
+        }
+    }
+    check_reachable(index, is_directory)
+}
+
+/// One parent each still allows a ring of directories beside the tree.
+fn check_reachable(
+    index: &Index<'_>,
+    is_directory: impl Fn(&IndexInode) -> bool,
+) -> Result<(), StructureError> {
+    let mut reached = vec![false; index.inodes().len()];
+    let mut ahead = vec![ROOT_INODE];
+    while let Some(number) = ahead.pop() {
+        reached[number as usize] = true;
+        let Some(inode) = index.inode(number).filter(|inode| is_directory(inode)) else { continue };
+        ahead.extend(index.entries(inode).iter().map(|entry| entry.inode));
+    }
+    match reached.iter().position(|&reached| !reached) {
+        Some(number) => Err(StructureError::NotATree(number as u32)),
+        None => Ok(()),
+    }
+}
+
+fn check_content(index: &Index<'_>, number: u32, inode: &IndexInode) -> Result<(), StructureError> {
+    let out_of_range = Err(StructureError::OutOfRange(number));
+    match inode.mode & 0o170000 {
+        0o040000 if index.entries(inode).len() != inode.b as usize => out_of_range,
+        0o120000 if index.link_target(inode).len() != inode.b as usize => out_of_range,
+        0o120000 if inode.size != u64::from(inode.b) || inode.b == 0 => {
+            Err(StructureError::Size(number))
+        }
+        0o100000 if inode.a == NO_BLOB => match inode.size {
+            0 => Ok(()),
+            _ => Err(StructureError::Size(number)),
+        },
+        0o100000 => match index.blobs().get(inode.a as usize) {
+            Some(blob) if blob.size == inode.size => Ok(()),
+            Some(_) => Err(StructureError::Size(number)),
+            None => out_of_range,
+        },
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use thaw_abi::rootfs::IndexHeader;
+
+    use super::super::tree::{Attributes, Content, Node, Tree};
+    use super::*;
+
+    /// A small index in memory that is aligned as `Index::parse` wants it.
+    fn sample() -> Vec<u64> {
+        let mut tree = Tree::new();
+        let file = Node { content: Content::Regular(None), attributes: Attributes::root(0o644) };
+        tree.add_at(Path::new("/a/b"), file.clone()).unwrap();
+        tree.add_at(Path::new("/a/c"), file).unwrap();
+        tree.make_directories(Path::new("/d/e")).unwrap();
+        let bytes = tree.to_index().unwrap();
+        let mut words = vec![0u64; bytes.len().div_ceil(8)];
+        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(&bytes);
+        let padding = words.len() * 8 - bytes.len();
+        let header: &mut [u8] =
+            &mut bytemuck::cast_slice_mut(&mut words)[..size_of::<IndexHeader>()];
+        bytemuck::from_bytes_mut::<IndexHeader>(header).total_len += padding as u64;
+        words
+    }
+
+    fn inode(words: &mut [u64], number: usize) -> &mut IndexInode {
+        let start = size_of::<IndexHeader>() + number * size_of::<IndexInode>();
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+        bytemuck::from_bytes_mut(&mut bytes[start..start + size_of::<IndexInode>()])
+    }
+
+    fn check(words: &[u64]) -> Result<(), StructureError> {
+        check_structure(&Index::parse(bytemuck::cast_slice(words)).unwrap())
+    }
+
+    #[test]
+    fn what_the_writer_makes_is_accepted() {
+        assert_eq!(check(&sample()), Ok(()));
+    }
+
+    #[test]
+    fn broken_structures_are_found() {
+        type Break = fn(&mut [u64]);
+        let cases: [(Break, StructureError); 6] = [
+            (|w| inode(w, 0).mode = 0o100644, StructureError::NoRoot),
+            (|w| inode(w, 0).b = 99, StructureError::OutOfRange(0)),
+            (|w| inode(w, 3).nlink = 7, StructureError::Links(3)),
+            (|w| inode(w, 3).size = 1, StructureError::Size(3)),
+            (|w| inode(w, 3).a = 5, StructureError::OutOfRange(3)),
+            // Directory 2 (/d) takes over the entries of the root.
+            (|w| (inode(w, 2).a, inode(w, 2).b) = (0, 2), StructureError::NotATree(1)),
+        ];
+        for (break_it, expected) in cases {
+            let mut words = sample();
+            break_it(&mut words);
+            assert_eq!(check(&words), Err(expected));
+        }
+    }
+}

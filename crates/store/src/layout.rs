@@ -1,0 +1,137 @@
+//! Where things lie below the store's root.
+//!
+//! ```text
+//! version                        format of the store, one line
+//! lock                           flock(2): shared by sessions, exclusive for the collector
+//! blobs/ab/cdef…                 contents of regular files, 0444
+//! indexes/<hash>                 rootfs indexes, 0444
+//! rootfs/<name>                  JSON record: a name for an index
+//! functions/<name>/record.json   JSON record of a function
+//! images/<hash>                  snapshot images, sparse, 0444
+//! images/<hash>.workingset       recorded working set of that image
+//! domains/<name>                 empty file: a sharing domain that was used
+//! tmp/<session>/                 what a session has not published yet; flock(2)ed while it lives
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use crate::id::{BlobHash, ImageId, IndexId, Name};
+
+/// Content of the version file.
+pub(crate) const STORE_VERSION: &str = "thaw store 1";
+
+/// End of the name of a working set record.
+const WORKING_SET_SUFFIX: &str = ".workingset";
+
+/// Paths below the root of a store.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Every directory that an open store has.
+    pub(crate) fn directories(&self) -> [PathBuf; 7] {
+        ["blobs", "indexes", "rootfs", "functions", "images", "domains", "tmp"]
+            .map(|name| self.root.join(name))
+    }
+
+    pub(crate) fn version(&self) -> PathBuf {
+        self.root.join("version")
+    }
+
+    pub(crate) fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
+    /// 256 directories, so that none holds more than a few hundred names.
+    pub(crate) fn blob_shard(&self, hash: BlobHash) -> PathBuf {
+        self.root.join("blobs").join(&hash.to_string()[..2])
+    }
+
+    pub(crate) fn blob(&self, hash: BlobHash) -> PathBuf {
+        let hex = hash.to_string();
+        let mut path = self.root.join("blobs");
+        path.push(&hex[..2]);
+        path.push(&hex[2..]);
+        path
+    }
+
+    pub(crate) fn indexes(&self) -> PathBuf {
+        self.root.join("indexes")
+    }
+
+    pub(crate) fn index(&self, id: IndexId) -> PathBuf {
+        self.root.join("indexes").join(id.to_string())
+    }
+
+    pub(crate) fn rootfs_names(&self) -> PathBuf {
+        self.root.join("rootfs")
+    }
+
+    pub(crate) fn rootfs(&self, name: &Name) -> PathBuf {
+        self.root.join("rootfs").join(name.as_str())
+    }
+
+    pub(crate) fn functions(&self) -> PathBuf {
+        self.root.join("functions")
+    }
+
+    pub(crate) fn function(&self, name: &Name) -> PathBuf {
+        self.root.join("functions").join(name.as_str())
+    }
+
+    pub(crate) fn function_record(&self, name: &Name) -> PathBuf {
+        self.function(name).join("record.json")
+    }
+
+    pub(crate) fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    pub(crate) fn image(&self, id: ImageId) -> PathBuf {
+        self.root.join("images").join(id.to_string())
+    }
+
+    pub(crate) fn working_set(&self, id: ImageId) -> PathBuf {
+        self.root.join("images").join(format!("{id}{WORKING_SET_SUFFIX}"))
+    }
+
+    pub(crate) fn domains(&self) -> PathBuf {
+        self.root.join("domains")
+    }
+
+    pub(crate) fn domain(&self, name: &Name) -> PathBuf {
+        self.root.join("domains").join(name.as_str())
+    }
+
+    pub(crate) fn temporary(&self) -> PathBuf {
+        self.root.join("tmp")
+    }
+}
+
+/// What a file in `images/` is, by its name.
+pub(crate) enum ImageFile {
+    Image(ImageId),
+    WorkingSet(ImageId),
+}
+
+/// Reads a file name in `images/`; `None` for a file that the store did not put there.
+pub(crate) fn parse_image_name(name: &str) -> Option<ImageFile> {
+    match name.strip_suffix(WORKING_SET_SUFFIX) {
+        Some(hex) => hex.parse().ok().map(ImageFile::WorkingSet),
+        None => name.parse().ok().map(ImageFile::Image),
+    }
+}

@@ -1,0 +1,94 @@
+//! Opening a store and reading blobs.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Context, Kind, Result, StoreError};
+use crate::id::BlobHash;
+use crate::layout::{Layout, STORE_VERSION};
+use crate::stage::{self, Removal, Stage, publish, seal, sync_directory};
+
+/// A directory with everything that Thaw keeps. Cheap to clone; any number of
+/// processes may have the same store open.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pub(crate) layout: Arc<Layout>,
+}
+
+impl Store {
+    /// Opens the store at `root`, makes it if it is not there, and removes what
+    /// processes that died in the middle of their work left behind.
+    pub fn open(root: &Path) -> Result<Self> {
+        // Functions' files may hold secrets: nobody else can look inside.
+        let mut private = DirBuilder::new();
+        private.recursive(true).mode(0o700);
+        private.create(root).context("create", root)?;
+        let root = fs::canonicalize(root).context("find", root)?;
+        let layout = Layout::new(&root);
+        check_version(&layout)?;
+        for directory in layout.directories() {
+            private.create(&directory).context("create", &directory)?;
+        }
+        let lock = layout.lock();
+        File::options().create(true).append(true).open(&lock).context("create", &lock)?;
+        if !layout.version().exists() {
+            write_version(&layout)?;
+        }
+        stage::clean(&layout, Removal::Remove)?;
+        Ok(Self { layout: Arc::new(layout) })
+    }
+
+    /// The store's directory, absolute and without symbolic links.
+    pub fn root(&self) -> &Path {
+        self.layout.root()
+    }
+
+    /// Where a blob lies if it is here. The file must never be written to.
+    pub fn blob_path(&self, hash: BlobHash) -> PathBuf {
+        self.layout.blob(hash)
+    }
+
+    /// Opens a blob read-only and close-on-exec, for the broker.
+    pub fn open_blob(&self, hash: BlobHash) -> Result<File> {
+        let path = self.layout.blob(hash);
+        open_existing(&path, Kind::Blob, hash)
+    }
+}
+
+/// Opens a file of the store, telling a missing one from other errors.
+pub(crate) fn open_existing(path: &Path, kind: Kind, name: impl ToString) -> Result<File> {
+    match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(StoreError::not_found(kind, name)),
+        result => result.context("open", path),
+    }
+}
+
+fn check_version(layout: &Layout) -> Result<()> {
+    let path = layout.version();
+    let found = match fs::read_to_string(&path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(StoreError::io("read", &path, error)),
+    };
+    if found.trim_end() == STORE_VERSION {
+        return Ok(());
+    }
+    Err(StoreError::Version {
+        path: layout.root().to_owned(),
+        found: found.trim_end().chars().take(80).collect(),
+        known: STORE_VERSION,
+    })
+}
+
+fn write_version(layout: &Layout) -> Result<()> {
+    let mut stage = Stage::create(layout)?;
+    let (mut file, from) = stage.create_file()?;
+    writeln!(file, "{STORE_VERSION}").context("write", &from)?;
+    seal(&file, &from)?;
+    file.sync_all().context("sync", &from)?;
+    publish(&from, &layout.version(), stage::Existing::Keep)?;
+    sync_directory(layout.root())
+}
