@@ -1,12 +1,17 @@
 #![doc = include_str!("../README.md")]
 
+pub mod boots;
 pub mod clock;
 pub mod config;
 pub mod debug;
 pub mod gateway;
 pub mod home;
+pub mod instance;
+pub mod metrics;
+pub mod node;
 pub mod reactor;
 pub mod rootfs;
+pub mod service;
 
 /// `PATH` of programs in sandboxes, unless their author sets another.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

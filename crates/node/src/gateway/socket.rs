@@ -116,6 +116,14 @@ pub fn peek(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(copied)
 }
 
+/// Number of bytes that wait on a socket.
+///
+/// # Errors
+/// The host's error.
+pub fn unread(socket: impl AsFd) -> io::Result<u64> {
+    Ok(rustix::io::ioctl_fionread(socket)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,93 @@
+//! What is known of recent boots.
+
+use crate::clock::monotonic_ns;
+use crate::config::FunctionName;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use thaw_sandbox::BootTimes;
+
+/// Boots that are remembered.
+const REMEMBERED: usize = 4096;
+
+/// The phases of one boot, in nanoseconds since the connection was accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Phases {
+    /// A zygote had been taken.
+    pub zygote: u64,
+    /// The sandbox had received its boot command.
+    pub received: Option<u64>,
+    /// All eager mappings were in place.
+    pub mapped: Option<u64>,
+    /// The guest's first instruction was about to run.
+    pub first_instruction: Option<u64>,
+    /// The guest had sent its first response byte.
+    pub first_byte: Option<u64>,
+}
+
+/// One boot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootRecord {
+    /// The function.
+    pub function: FunctionName,
+    /// Number of the instance.
+    pub instance: u64,
+    /// Address of the client whose connection caused the boot.
+    pub peer: SocketAddr,
+    /// When the connection was accepted, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub accepted_ns: u64,
+    /// When the phases ended.
+    pub phases: Phases,
+}
+
+impl Phases {
+    /// Phases from the host's and the sandbox's clock readings.
+    pub fn new(accepted_ns: u64, zygote_ns: u64, times: &BootTimes) -> Self {
+        let since = |at: u64| (at != 0).then(|| at.saturating_sub(accepted_ns));
+        Self {
+            zygote: zygote_ns.saturating_sub(accepted_ns),
+            received: since(times.received_ns),
+            mapped: since(times.mapped_ns),
+            first_instruction: since(times.first_instruction_ns),
+            first_byte: since(times.first_byte_ns),
+        }
+    }
+}
+
+/// The most recent boots of a node.
+#[derive(Debug, Default)]
+pub struct RecentBoots {
+    boots: Mutex<VecDeque<BootRecord>>,
+}
+
+impl RecentBoots {
+    /// Remembers a boot.
+    pub fn add(&self, boot: BootRecord) {
+        let mut boots = self.boots.lock().expect("no holder panics");
+        if boots.len() == REMEMBERED {
+            boots.pop_front();
+        }
+        boots.push_back(boot);
+    }
+
+    /// The boot that the connection from `peer` caused, if it is not older than
+    /// `since_ns` (ports are used again).
+    pub fn by_peer(&self, peer: SocketAddr, since_ns: u64) -> Option<BootRecord> {
+        let boots = self.boots.lock().expect("no holder panics");
+        let found = boots.iter().rev().find(|boot| boot.peer == peer);
+        found.filter(|boot| boot.accepted_ns >= since_ns).cloned()
+    }
+
+    /// The most recent boots of a function, newest first.
+    pub fn of(&self, function: &str, most: usize) -> Vec<BootRecord> {
+        let boots = self.boots.lock().expect("no holder panics");
+        let of_function = boots.iter().rev().filter(|boot| boot.function.as_str() == function);
+        of_function.take(most).cloned().collect()
+    }
+}
+
+/// Time since `start_ns`.
+pub fn elapsed(start_ns: u64) -> std::time::Duration {
+    std::time::Duration::from_nanos(monotonic_ns().saturating_sub(start_ns))
+}

@@ -1,0 +1,126 @@
+//! The seam between the node and what it runs: everything above it is tested
+//! without a sandbox.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::task::{Context, Poll};
+use thaw_sandbox::{BootTimes, GuestExit};
+
+/// A client's connection on its way into an instance. The gateway keeps its own
+/// descriptor of the socket, to answer in the instance's place if need be.
+#[derive(Debug)]
+pub struct Client {
+    /// The node's number for the connection.
+    pub id: u64,
+    /// The connected socket, non-blocking.
+    pub socket: OwnedFd,
+    /// Address of the client.
+    pub peer: SocketAddr,
+    /// Address that the client connected to.
+    pub local: SocketAddr,
+    /// When the connection was accepted, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub accepted_ns: u64,
+    /// The first request is a `HEAD`: an answer must have no body.
+    pub wants_head_only: bool,
+}
+
+/// Boots instances of one function.
+pub trait Launcher: Send + Sync {
+    /// Boots an instance with a client's connection in it. Only sends a boot
+    /// command while [`Launcher::is_ready`]; may block for a millisecond otherwise.
+    ///
+    /// # Errors
+    /// No instance could be booted; the client's socket is untouched.
+    fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError>;
+
+    /// Whether a zygote is ready now.
+    fn is_ready(&self) -> bool;
+}
+
+/// An instance whose boot command has been sent.
+pub struct Launched {
+    /// The instance.
+    pub instance: Box<dyn Instance>,
+    /// When its zygote had been taken, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub zygote_ns: u64,
+}
+
+impl fmt::Debug for Launched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Launched").field("pid", &self.instance.pid()).finish_non_exhaustive()
+    }
+}
+
+/// Why no instance could be booted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct LaunchError(pub String);
+
+/// A live instance. Dropping it ends it.
+pub trait Instance: Send {
+    /// Process id on the host.
+    fn pid(&self) -> u32;
+
+    /// Hands a further connection to the guest.
+    ///
+    /// # Errors
+    /// The instance has ended.
+    fn connect(&mut self, client: &Client) -> io::Result<()>;
+
+    /// Ends the instance at once; [`Report::Gone`] follows.
+    fn kill(&mut self);
+
+    /// The next report; after [`Report::Gone`] there is none.
+    fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report>;
+
+    /// Called when the instance has served its first connection and still
+    /// lives; may block for milliseconds.
+    fn first_request_done(&mut self);
+}
+
+/// What an instance reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// Its boot is complete.
+    Booted(BootTimes),
+    /// The guest has closed the connection with this number.
+    ConnectionClosed(u64),
+    /// It has ended.
+    Gone(End),
+}
+
+/// How an instance ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum End {
+    /// The program ended by itself.
+    #[error("the program ended {}", describe(*.0))]
+    Exited(GuestExit),
+    /// The kernel could not thaw the image.
+    #[error("the image could not be thawed: {0}")]
+    Failed(String),
+    /// The sandbox broke the protocol.
+    #[error("the sandbox was ended: {0}")]
+    Violation(String),
+    /// The host ended the process, and the signal if it is known.
+    #[error("the sandbox was killed{}", .0.map(explain_signal).unwrap_or_default())]
+    Killed(Option<i32>),
+}
+
+fn describe(exit: GuestExit) -> String {
+    match exit {
+        GuestExit::Code(code) => format!("with exit code {code}"),
+        GuestExit::Signal(signal) => format!("by signal {signal}"),
+    }
+}
+
+fn explain_signal(signal: i32) -> String {
+    let why = match signal {
+        libc::SIGKILL => ", because it ran out of memory or somebody killed it",
+        libc::SIGXCPU => ", because it used up its CPU time",
+        libc::SIGSYS => ", because it made a host call that its filter forbids",
+        _ => "",
+    };
+    format!(" by signal {signal}{why}")
+}

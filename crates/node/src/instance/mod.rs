@@ -1,0 +1,10 @@
+//! Instances: one thawed copy of a function each.
+
+mod keeper;
+mod launch;
+mod state;
+
+pub use keeper::Outcome;
+pub(crate) use keeper::{Command, Delivery, Keeper};
+pub use launch::{Client, End, Instance, LaunchError, Launched, Launcher, Report};
+pub use state::{Change, InstanceState};

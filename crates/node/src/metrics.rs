@@ -1,0 +1,165 @@
+//! What the node counts, in the form that Prometheus reads.
+
+use crate::boots::BootRecord;
+use crate::config::FunctionName;
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+/// Counters of a node.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    connections: Family<ConnectionLabels, Counter>,
+    refusals: Family<RefusalLabels, Counter>,
+    phases: Family<PhaseLabels, Histogram>,
+    ended: Family<EndLabels, Counter>,
+    instances: Family<InstanceLabels, Gauge>,
+    zygotes: Gauge,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ConnectionLabels {
+    function: String,
+    /// `boot` or `reuse`.
+    instance: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RefusalLabels {
+    function: String,
+    status: u16,
+    error: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PhaseLabels {
+    function: String,
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct EndLabels {
+    function: String,
+    /// `yes` if the node ended it or had given up on it.
+    expected: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct InstanceLabels {
+    function: String,
+    state: String,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("thaw");
+        // From 10 µs to 10 s: a boot takes some hundred microseconds.
+        let histogram = || Histogram::new(exponential_buckets(10e-6, 10f64.powf(0.25), 25));
+        let phases = Family::new_with_constructor(histogram as fn() -> Histogram);
+        let connections = Family::default();
+        let refusals = Family::default();
+        let ended = Family::default();
+        let instances = Family::default();
+        let zygotes = Gauge::default();
+        registry.register(
+            "connections",
+            "Connections given to instances, booted for them or used again",
+            connections.clone(),
+        );
+        registry.register(
+            "refusals",
+            "Answers that the gateway gave in a function's place",
+            refusals.clone(),
+        );
+        registry.register_with_unit(
+            "boot_phase",
+            "Time from the acceptance of the connection to the end of each phase of a boot",
+            Unit::Seconds,
+            phases.clone(),
+        );
+        registry.register("instances_ended", "Instances that have ended", ended.clone());
+        registry.register("instances", "Live instances", instances.clone());
+        registry.register("zygotes", "Zygotes ready", zygotes.clone());
+        Self { registry, connections, refusals, phases, ended, instances, zygotes }
+    }
+}
+
+impl Metrics {
+    /// An instance got a connection.
+    pub fn connected(&self, function: &FunctionName, fresh: bool) {
+        let instance = if fresh { "boot" } else { "reuse" };
+        let labels = ConnectionLabels { function: function.to_string(), instance };
+        self.connections.get_or_create(&labels).inc();
+    }
+
+    /// The gateway answered in the place of a function, or of none.
+    pub fn refused(&self, function: Option<&FunctionName>, status: u16, error: &'static str) {
+        // Names that clients make up do not become labels.
+        let function = function.map(ToString::to_string).unwrap_or_default();
+        self.refusals.get_or_create(&RefusalLabels { function, status, error }).inc();
+    }
+
+    /// A boot is complete.
+    pub fn booted(&self, boot: &BootRecord) {
+        let phases = &boot.phases;
+        for (phase, ns) in [
+            ("zygote", Some(phases.zygote)),
+            ("mapped", phases.mapped),
+            ("first_instruction", phases.first_instruction),
+            ("first_byte", phases.first_byte),
+        ] {
+            if let Some(ns) = ns {
+                let labels = PhaseLabels { function: boot.function.to_string(), phase };
+                self.phases.get_or_create(&labels).observe(ns as f64 / 1e9);
+            }
+        }
+    }
+
+    /// An instance has ended.
+    pub fn ended(&self, function: &FunctionName, expected: bool) {
+        let expected = if expected { "yes" } else { "no" };
+        let labels = EndLabels { function: function.to_string(), expected };
+        self.ended.get_or_create(&labels).inc();
+    }
+
+    /// The text that Prometheus reads. `instances` are function, state and
+    /// number; `zygotes` are those that are ready.
+    pub fn text(&self, instances: &[(String, String, i64)], zygotes: i64) -> String {
+        self.instances.clear();
+        for (function, state, count) in instances {
+            let labels = InstanceLabels { function: function.clone(), state: state.clone() };
+            self.instances.get_or_create(&labels).set(*count);
+        }
+        self.zygotes.set(zygotes);
+        let mut text = String::new();
+        text::encode(&mut text, &self.registry).expect("writing to a string does not fail");
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_readable_text() {
+        let metrics = Metrics::default();
+        let name: FunctionName = "hello".parse().unwrap();
+        metrics.connected(&name, true);
+        metrics.refused(None, 404, "unknown_function");
+        metrics.ended(&name, true);
+        let text = metrics.text(&[("hello".into(), "idle".into(), 2)], 3);
+        for line in [
+            "thaw_connections_total{function=\"hello\",instance=\"boot\"} 1",
+            "thaw_refusals_total{function=\"\",status=\"404\",error=\"unknown_function\"} 1",
+            "thaw_instances{function=\"hello\",state=\"idle\"} 2",
+            "thaw_zygotes 3",
+        ] {
+            assert!(text.contains(line), "{line} is missing in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The node: all functions that are served here, and what they share.
+
+use crate::boots::{BootRecord, RecentBoots};
+use crate::config::FunctionName;
+use crate::metrics::Metrics;
+use crate::service::{InstanceInfo, Service};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep};
+
+/// What all functions of a node share.
+pub struct Shared {
+    capacity: Arc<Semaphore>,
+    next_id: AtomicU64,
+    boots: RecentBoots,
+    metrics: Metrics,
+    draining: AtomicBool,
+    services: RwLock<HashMap<FunctionName, Arc<Service>>>,
+    /// Replaced or removed services whose last instances still work.
+    retired: Mutex<Vec<Arc<Service>>>,
+}
+
+impl Shared {
+    /// A node without functions that runs at most `instances` instances.
+    pub fn new(instances: usize) -> Arc<Self> {
+        Arc::new(Self {
+            capacity: Arc::new(Semaphore::new(instances.min(Semaphore::MAX_PERMITS))),
+            next_id: AtomicU64::new(1),
+            boots: RecentBoots::default(),
+            metrics: Metrics::default(),
+            draining: AtomicBool::new(false),
+            services: RwLock::default(),
+            retired: Mutex::default(),
+        })
+    }
+
+    /// A number that nothing else on this node has.
+    pub fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Counters for the outside.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// What is known of recent boots.
+    pub fn boots(&self) -> &RecentBoots {
+        &self.boots
+    }
+
+    /// Finds the function that a client asks for.
+    pub fn route(&self, name: &str) -> Option<Arc<Service>> {
+        self.services.read().expect("no holder panics").get(name).cloned()
+    }
+
+    /// All functions, sorted by name.
+    pub fn services(&self) -> Vec<Arc<Service>> {
+        let services = self.services.read().expect("no holder panics");
+        let mut all: Vec<_> = services.values().cloned().collect();
+        all.sort_by(|a, b| a.name().cmp(b.name()));
+        all
+    }
+
+    /// Serves a function, in place of an older one of the same name. The older
+    /// one's instances end after their last connection.
+    pub fn install(&self, service: Arc<Service>) {
+        let name = service.name().clone();
+        let old = self.services.write().expect("no holder panics").insert(name, service);
+        self.retire(old);
+    }
+
+    /// Serves a function no longer.
+    pub fn remove(&self, name: &str) {
+        let old = self.services.write().expect("no holder panics").remove(name);
+        self.retire(old);
+    }
+
+    fn retire(&self, old: Option<Arc<Service>>) {
+        let Some(old) = old else { return };
+        old.retire_all();
+        let mut retired = self.retired.lock().expect("no holder panics");
+        retired.retain(|service| service.instance_count() > 0);
+        retired.push(old);
+    }
+
+    /// All live instances.
+    pub fn instances(&self) -> Vec<InstanceInfo> {
+        self.everything().iter().flat_map(|service| service.instances()).collect()
+    }
+
+    fn everything(&self) -> Vec<Arc<Service>> {
+        let mut all = self.services();
+        all.extend(self.retired.lock().expect("no holder panics").iter().cloned());
+        all
+    }
+
+    /// Whether the node takes no more requests.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Takes no more requests, lets instances finish for at most `patience`,
+    /// and ends them all.
+    pub async fn drain(&self, patience: Duration) {
+        self.draining.store(true, Ordering::Relaxed);
+        let deadline = Instant::now() + patience;
+        loop {
+            let services = self.everything();
+            services.iter().for_each(|service| service.retire_all());
+            let left: usize = services.iter().map(|service| service.instance_count()).sum();
+            if left == 0 {
+                return;
+            }
+            if Instant::now() >= deadline {
+                tracing::warn!(instances = left, "ending instances that are still busy");
+                services.iter().for_each(|service| service.kill_all());
+                sleep(Duration::from_millis(50)).await;
+                return;
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) fn capacity(&self) -> Arc<Semaphore> {
+        self.capacity.clone()
+    }
+
+    /// Ends the instance of the node that has been idle longest, if any is idle.
+    pub(crate) fn evict_idlest(&self) {
+        let idlest = |service: Arc<Service>| {
+            let (since, id) = service.idlest()?;
+            Some((since, id, service))
+        };
+        let oldest = self.services().into_iter().filter_map(idlest).min_by_key(|found| found.0);
+        if let Some((_, id, service)) = oldest {
+            tracing::debug!(function = %service.name(), instance = id, "ending an idle instance to make room");
+            service.evict(id);
+        }
+    }
+
+    pub(crate) fn booted(&self, boot: BootRecord) {
+        self.metrics.booted(&boot);
+        self.boots.add(boot);
+    }
+
+    pub(crate) fn ended(&self, function: &FunctionName, expected: bool) {
+        self.metrics.ended(function, expected);
+    }
+}

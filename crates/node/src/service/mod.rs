@@ -1,0 +1,249 @@
+//! A function that is being served: its instances, and which of them gets a
+//! connection.
+//!
+//! Capacity is counted by two semaphores. A connection holds a permit of its
+//! function's (`instances × concurrency`), an instance holds one of the node's.
+//! Whoever holds a function permit finds an instance with a free place or may
+//! boot one: the places of the instances that may exist are exactly as many as
+//! the permits. Semaphores are fair, so connections are served as they came.
+//!
+//! Lock order: `Service::slots` is the only lock here, and no other is taken
+//! while it is held.
+
+mod place;
+
+pub use place::{Placement, Ticket};
+
+use crate::boots::BootRecord;
+use crate::config::{FunctionConfig, FunctionName, Isolation};
+use crate::instance::{Change, Command, End, InstanceState, Launcher};
+use crate::node::Shared;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, Semaphore, mpsc};
+
+/// A function that is being served.
+pub struct Service {
+    config: FunctionConfig,
+    /// Identifies the image that instances are booted from.
+    image: String,
+    launcher: Arc<dyn Launcher>,
+    shared: Arc<Shared>,
+    permits: Arc<Semaphore>,
+    slots: Mutex<BTreeMap<u64, Slot>>,
+    /// An instance of this function has a free place, or is gone.
+    changed: Notify,
+}
+
+/// What the service knows of an instance.
+struct Slot {
+    state: InstanceState,
+    connections: u32,
+    commands: mpsc::UnboundedSender<Command>,
+    pid: u32,
+    started: Instant,
+    served: u64,
+    idle_since: Option<Instant>,
+}
+
+/// An instance as the admin API shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceInfo {
+    /// Number of the instance on this node.
+    pub id: u64,
+    /// The function.
+    pub function: FunctionName,
+    /// Process id on the host.
+    pub pid: u32,
+    /// What it does.
+    pub state: InstanceState,
+    /// Connections that it has now.
+    pub connections: u32,
+    /// Connections that it has served.
+    pub served: u64,
+    /// Seconds since its boot.
+    pub age_s: u64,
+}
+
+impl Service {
+    /// Serves a function with instances from `launcher`.
+    pub fn new(
+        config: FunctionConfig,
+        image: String,
+        launcher: Arc<dyn Launcher>,
+        shared: Arc<Shared>,
+    ) -> Arc<Self> {
+        let limits = &config.limits;
+        let places = u64::from(limits.instances.get()) * u64::from(limits.concurrency.get());
+        let places = (places as usize).min(Semaphore::MAX_PERMITS);
+        Arc::new(Self {
+            config,
+            image,
+            launcher,
+            shared,
+            permits: Arc::new(Semaphore::new(places)),
+            slots: Mutex::default(),
+            changed: Notify::new(),
+        })
+    }
+
+    /// The function's name.
+    pub fn name(&self) -> &FunctionName {
+        &self.config.name
+    }
+
+    /// The function's configuration.
+    pub fn config(&self) -> &FunctionConfig {
+        &self.config
+    }
+
+    /// Identifies the image that instances are booted from.
+    pub fn image(&self) -> &str {
+        &self.image
+    }
+
+    /// How long an idle instance or connection is kept.
+    pub fn keep_alive(&self) -> Duration {
+        self.config.limits.keep_alive.0
+    }
+
+    /// Whether an instance serves only one connection.
+    pub fn is_single_use(&self) -> bool {
+        self.config.isolation == Isolation::Request
+    }
+
+    /// The live instances.
+    pub fn instances(&self) -> Vec<InstanceInfo> {
+        let slots = self.slots();
+        let info = |(id, slot): (&u64, &Slot)| InstanceInfo {
+            id: *id,
+            function: self.name().clone(),
+            pid: slot.pid,
+            state: slot.state,
+            connections: slot.connections,
+            served: slot.served,
+            age_s: slot.started.elapsed().as_secs(),
+        };
+        slots.iter().map(info).collect()
+    }
+
+    /// Number of live instances.
+    pub fn instance_count(&self) -> usize {
+        self.slots().len()
+    }
+
+    /// Since when the instance that has been idle longest is idle.
+    pub(crate) fn idlest(&self) -> Option<(Instant, u64)> {
+        let slots = self.slots();
+        slots.iter().filter_map(|(id, slot)| Some((slot.idle_since?, *id))).min()
+    }
+
+    /// Ends the instance if it is idle; says whether it was.
+    pub(crate) fn evict(&self, id: u64) -> bool {
+        let retired = self.retire_if_idle(id);
+        if retired && let Some(slot) = self.slots().get(&id) {
+            let _ = slot.commands.send(Command::End);
+        }
+        retired
+    }
+
+    /// Ends all idle instances, and every other one after its last connection.
+    pub fn retire_all(&self) {
+        let mut slots = self.slots();
+        for slot in slots.values_mut() {
+            if slot.connections == 0 {
+                slot.end();
+                let _ = slot.commands.send(Command::End);
+            }
+        }
+    }
+
+    /// Ends one instance, whatever it does.
+    pub fn kill(&self, id: u64) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.end();
+            let _ = slot.commands.send(Command::End);
+        }
+    }
+
+    /// Ends all instances, whatever they do.
+    pub fn kill_all(&self) {
+        for slot in self.slots().values_mut() {
+            slot.end();
+            let _ = slot.commands.send(Command::End);
+        }
+    }
+
+    // What keepers report.
+
+    /// A boot is complete.
+    pub(crate) fn booted(&self, boot: BootRecord) {
+        if let Some(slot) = self.slots().get_mut(&boot.instance) {
+            slot.change(Change::Booted { connections: slot.connections });
+        }
+        self.shared.booted(boot);
+    }
+
+    /// An instance has lost a connection; says whether it is idle now.
+    pub(crate) fn disconnected(&self, id: u64) -> bool {
+        let mut slots = self.slots();
+        let Some(slot) = slots.get_mut(&id) else { return false };
+        slot.connections = slot.connections.saturating_sub(1);
+        slot.served += 1;
+        slot.change(Change::Connections { connections: slot.connections });
+        let idle = slot.connections == 0;
+        slot.idle_since = idle.then(Instant::now);
+        drop(slots);
+        self.changed.notify_one();
+        idle
+    }
+
+    /// An instance gets no more connections.
+    pub(crate) fn retire(&self, id: u64) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.end();
+        }
+    }
+
+    /// The same, only if it has no connections; says whether it is so.
+    pub(crate) fn retire_if_idle(&self, id: u64) -> bool {
+        let mut slots = self.slots();
+        match slots.get_mut(&id) {
+            Some(slot) if slot.connections == 0 && slot.state.takes_connections() => {
+                slot.end();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// An instance is gone.
+    pub(crate) fn remove(&self, id: u64, end: &End) {
+        let slot = self.slots().remove(&id);
+        let expected = slot.is_none_or(|slot| !slot.state.takes_connections());
+        if !expected {
+            tracing::warn!(function = %self.name(), instance = id, "an instance ended: {end}");
+        }
+        self.shared.ended(self.name(), expected);
+        self.changed.notify_waiters();
+    }
+
+    fn slots(&self) -> MutexGuard<'_, BTreeMap<u64, Slot>> {
+        self.slots.lock().expect("no holder panics")
+    }
+}
+
+impl Slot {
+    fn change(&mut self, change: Change) {
+        self.state = self.state.after(change);
+        if self.state != InstanceState::Idle {
+            self.idle_since = None;
+        }
+    }
+
+    fn end(&mut self) {
+        self.change(Change::End);
+    }
+}

@@ -1,0 +1,501 @@
+//! The gateway with real clients and sockets, over instances that are threads
+//! of the test.
+
+use std::collections::HashSet;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::Duration;
+use thaw_node::config::FunctionConfig;
+use thaw_node::gateway::{Gateway, GatewayConfig};
+use thaw_node::instance::{Client, End, Instance, LaunchError, Launched, Launcher, Report};
+use thaw_node::node::Shared;
+use thaw_node::service::Service;
+use thaw_sandbox::{BootTimes, GuestExit};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+
+/// What a fake function does with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Behaviour {
+    /// Answers and closes, once for every connection.
+    Answer,
+    /// Dies with the request read and nothing answered.
+    Die,
+    /// Answers half and dies.
+    DieInTheMiddle,
+    /// Never answers.
+    Hang,
+    /// Cannot be booted.
+    NoBoot,
+    /// Answers the first connection, and dies untouched when it gets a second.
+    DieWhenReused,
+}
+
+struct FakeLauncher {
+    behaviour: Behaviour,
+    ready: AtomicBool,
+    launched: AtomicU32,
+}
+
+struct FakeInstance {
+    number: u32,
+    behaviour: Behaviour,
+    reports: mpsc::UnboundedReceiver<Report>,
+    sender: mpsc::UnboundedSender<Report>,
+    /// The guest's descriptors, which vanish with it.
+    sockets: Arc<Mutex<Vec<TcpStream>>>,
+    connections: u32,
+}
+
+impl FakeLauncher {
+    fn new(behaviour: Behaviour) -> Arc<Self> {
+        Arc::new(Self { behaviour, ready: AtomicBool::new(true), launched: AtomicU32::new(0) })
+    }
+}
+
+impl Launcher for FakeLauncher {
+    fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
+        if self.behaviour == Behaviour::NoBoot {
+            return Err(LaunchError("there is no image".to_owned()));
+        }
+        let number = self.launched.fetch_add(1, Ordering::SeqCst) + 1;
+        let (sender, reports) = mpsc::unbounded_channel();
+        let mut instance = FakeInstance {
+            number,
+            behaviour: self.behaviour,
+            reports,
+            sender,
+            sockets: Arc::default(),
+            connections: 0,
+        };
+        if let Some(client) = client {
+            instance.connect(client).unwrap();
+        }
+        let times =
+            BootTimes { received_ns: 1, mapped_ns: 2, first_instruction_ns: 3, first_byte_ns: 0 };
+        instance.sender.send(Report::Booted(times)).unwrap();
+        Ok(Launched {
+            instance: Box::new(instance),
+            zygote_ns: client.map_or(0, |c| c.accepted_ns),
+        })
+    }
+
+    fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::SeqCst)
+    }
+}
+
+impl Instance for FakeInstance {
+    fn pid(&self) -> u32 {
+        self.number
+    }
+
+    fn connect(&mut self, client: &Client) -> io::Result<()> {
+        self.connections += 1;
+        if self.behaviour == Behaviour::DieWhenReused && self.connections == 2 {
+            let _ = self.sender.send(Report::Gone(End::Exited(GuestExit::Code(0))));
+            return Ok(());
+        }
+        let socket = TcpStream::from(client.socket.try_clone()?);
+        let (id, number, behaviour) = (client.id, self.number, self.behaviour);
+        let (sender, sockets) = (self.sender.clone(), self.sockets.clone());
+        sockets.lock().unwrap().push(socket.try_clone()?);
+        thread::spawn(move || serve(socket, id, number, behaviour, &sender, &sockets));
+        Ok(())
+    }
+
+    fn kill(&mut self) {
+        self.sockets.lock().unwrap().clear();
+        let _ = self.sender.send(Report::Gone(End::Killed(Some(9))));
+    }
+
+    fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report> {
+        self.reports.poll_recv(context).map(|report| report.expect("a sender is kept"))
+    }
+
+    fn first_request_done(&mut self) {}
+}
+
+fn serve(
+    mut socket: TcpStream,
+    id: u64,
+    number: u32,
+    behaviour: Behaviour,
+    reports: &mpsc::UnboundedSender<Report>,
+    sockets: &Mutex<Vec<TcpStream>>,
+) {
+    if behaviour == Behaviour::Hang {
+        return;
+    }
+    let request = read_head(&mut socket);
+    if behaviour == Behaviour::Die {
+        sockets.lock().unwrap().clear();
+        drop(socket);
+        let _ = reports.send(Report::Gone(End::Exited(GuestExit::Signal(11))));
+        return;
+    }
+    let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+    let body = format!("instance {number} {path}");
+    let response = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    if behaviour == Behaviour::DieInTheMiddle {
+        write_all(&mut socket, &response.as_bytes()[..10]);
+        sockets.lock().unwrap().clear();
+        drop(socket);
+        let _ = reports.send(Report::Gone(End::Exited(GuestExit::Code(3))));
+        return;
+    }
+    write_all(&mut socket, response.as_bytes());
+    sockets.lock().unwrap().retain(|kept| kept.peer_addr().ok() != socket.peer_addr().ok());
+    drop(socket);
+    let _ = reports.send(Report::ConnectionClosed(id));
+}
+
+/// Sockets of guests are non-blocking; these guests have no event loop.
+fn retry<T>(mut action: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match action() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            other => return other,
+        }
+    }
+}
+
+fn read_head(socket: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        match retry(|| socket.read(&mut byte)) {
+            Ok(1) => head.push(byte[0]),
+            _ => break,
+        }
+    }
+    String::from_utf8_lossy(&head).into_owned()
+}
+
+fn write_all(socket: &mut TcpStream, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        match retry(|| socket.write(bytes)) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(_) => return,
+        }
+    }
+}
+
+/// A node with one function, `f`, behind a real listener.
+struct Fixture {
+    runtime: Runtime,
+    shared: Arc<Shared>,
+    launcher: Arc<FakeLauncher>,
+    service: Arc<Service>,
+    address: SocketAddr,
+}
+
+const USUAL: &str = "timeout = \"5s\"\nqueue = \"5s\"";
+
+fn fixture(behaviour: Behaviour, limits: &str, isolation: &str) -> Fixture {
+    fixture_of(behaviour, limits, isolation, 100, Duration::from_secs(5))
+}
+
+fn fixture_of(
+    behaviour: Behaviour,
+    limits: &str,
+    isolation: &str,
+    instances: usize,
+    head_timeout: Duration,
+) -> Fixture {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let text = format!(
+        "name = \"f\"\ncommand = [\"x\"]\nport = 80\nrootfs = \"./r\"\nisolation = \"{isolation}\"\n[limits]\n{limits}\n"
+    );
+    let config = FunctionConfig::parse("thaw.toml".as_ref(), &text).unwrap();
+    let shared = Shared::new(instances);
+    let launcher = FakeLauncher::new(behaviour);
+    let service = Service::new(config, "image".into(), launcher.clone(), shared.clone());
+    shared.install(service.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let gateway = Gateway::new(shared.clone(), GatewayConfig { head_timeout });
+    runtime.spawn(gateway.listen(listener, None));
+    Fixture { runtime, shared, launcher, service, address }
+}
+
+impl Fixture {
+    fn connect(&self) -> TcpStream {
+        let client = TcpStream::connect(self.address).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client
+    }
+
+    fn exchange(&self, request: &[u8]) -> Response {
+        let mut client = self.connect();
+        client.write_all(request).unwrap();
+        Response::read(client)
+    }
+
+    fn get(&self, path: &str) -> Response {
+        self.exchange(format!("GET {path} HTTP/1.1\r\nHost: f\r\n\r\n").as_bytes())
+    }
+
+    /// Waits until something becomes true, however long the machine takes.
+    fn eventually(&self, condition: impl Fn() -> bool) {
+        for _ in 0..2000 {
+            if condition() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        panic!("it never became true");
+    }
+}
+
+#[derive(Debug)]
+struct Response {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Response {
+    fn read(mut client: TcpStream) -> Self {
+        let mut bytes = Vec::new();
+        client.read_to_end(&mut bytes).unwrap();
+        let text = String::from_utf8(bytes).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        Self { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    /// The error of a refusal, whose reason must not be empty.
+    fn error(&self) -> String {
+        let body: serde_json::Value = serde_json::from_str(&self.body).unwrap();
+        assert!(!body["reason"].as_str().unwrap().is_empty());
+        body["error"].as_str().unwrap().to_owned()
+    }
+}
+
+#[test]
+fn every_connection_gets_a_fresh_instance_by_default() {
+    let fixture = fixture(Behaviour::Answer, USUAL, "request");
+    let bodies: HashSet<_> = (0..5)
+        .map(|_| {
+            let response = fixture.get("/x");
+            assert_eq!(response.status, 200);
+            response.body
+        })
+        .collect();
+    assert_eq!(bodies.len(), 5, "{bodies:?}");
+    fixture.eventually(|| fixture.service.instance_count() == 0);
+    assert_eq!(fixture.shared.boots().of("f", 10).len(), 5);
+}
+
+#[test]
+fn an_instance_serves_one_connection_after_the_other() {
+    let fixture = fixture(Behaviour::Answer, USUAL, "instance");
+    for _ in 0..5 {
+        assert_eq!(fixture.get("/").body, "instance 1 /");
+        fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+    }
+    assert_eq!(fixture.launcher.launched.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn an_idle_instance_ends_after_keep_alive() {
+    let fixture = fixture(Behaviour::Answer, "keep_alive = \"50ms\"", "instance");
+    assert_eq!(fixture.get("/").status, 200);
+    fixture.eventually(|| fixture.service.instance_count() == 0);
+}
+
+#[test]
+fn heads_arrive_in_pieces_and_with_more_behind_them() {
+    let fixture = fixture(Behaviour::Answer, USUAL, "request");
+    let mut client = fixture.connect();
+    for piece in b"GET /slow HTTP/1.1\r\nHost: f\r\n\r\n".chunks(3) {
+        client.write_all(piece).unwrap();
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(Response::read(client).body.ends_with(" /slow"));
+    let two = b"GET /1 HTTP/1.1\r\nHost: f\r\n\r\nGET /2 HTTP/1.1\r\nHost: g\r\n\r\n";
+    let mut client = fixture.connect();
+    client.write_all(two).unwrap();
+    let mut buffer = [0; 15];
+    client.read_exact(&mut buffer).unwrap();
+    assert_eq!(&buffer, b"HTTP/1.1 200 OK");
+}
+
+#[test]
+fn unknown_functions_are_404() {
+    let fixture = fixture(Behaviour::Answer, USUAL, "request");
+    for host in ["g", "127.0.0.1:80", ""] {
+        let response =
+            fixture.exchange(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
+        assert_eq!((response.status, response.error().as_str()), (404, "unknown_function"));
+    }
+    let head = fixture.exchange(b"GET / HTTP/1.1\r\nHost: g\r\n\r\n").head;
+    assert!(head.contains("Content-Type: application/json"), "{head}");
+}
+
+#[test]
+fn unreadable_heads_are_400() {
+    let fixture = fixture(Behaviour::Answer, USUAL, "request");
+    for head in [
+        &b"\x16\x03\x01\x00\xa5\x01\x00\x00"[..],
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: f\r\nHost: g\r\n\r\n",
+    ] {
+        let response = fixture.exchange(head);
+        assert_eq!((response.status, response.error().as_str()), (400, "bad_request"));
+    }
+    let mut client = fixture.connect();
+    client.write_all(b"GET / HTTP/1.1\r\nHo").unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(Response::read(client).status, 400);
+}
+
+#[test]
+fn huge_heads_are_431() {
+    let fixture = fixture(Behaviour::Answer, USUAL, "request");
+    let head = format!("GET / HTTP/1.1\r\nHost: f\r\nX: {}\r\n\r\n", "x".repeat(100_000));
+    let response = fixture.exchange(head.as_bytes());
+    assert_eq!((response.status, response.error().as_str()), (431, "head_too_large"));
+}
+
+#[test]
+fn slow_heads_are_408_and_silent_clients_are_let_go() {
+    let limit = Duration::from_millis(100);
+    let fixture = fixture_of(Behaviour::Answer, USUAL, "request", 10, limit);
+    let response = fixture.exchange(b"GET / HTTP/1.1\r\n");
+    assert_eq!((response.status, response.error().as_str()), (408, "head_too_slow"));
+    assert_eq!(Response::read(fixture.connect()).status, 408);
+    drop(fixture.connect());
+    assert_eq!(fixture.get("/").status, 200);
+}
+
+#[test]
+fn an_instance_that_dies_before_its_answer_is_502() {
+    let fixture = fixture(Behaviour::Die, USUAL, "request");
+    let response = fixture.get("/");
+    assert_eq!((response.status, response.error().as_str()), (502, "instance_died"));
+    assert!(response.body.contains("by signal 11"), "{}", response.body);
+    let response = fixture.exchange(b"HEAD / HTTP/1.1\r\nHost: f\r\n\r\n");
+    assert_eq!((response.status, response.body.as_str()), (502, ""));
+}
+
+#[test]
+fn an_instance_that_dies_in_its_answer_leaves_it_cut_short() {
+    let fixture = fixture(Behaviour::DieInTheMiddle, USUAL, "request");
+    let mut client = fixture.connect();
+    client.write_all(b"GET / HTTP/1.1\r\nHost: f\r\n\r\n").unwrap();
+    let mut bytes = Vec::new();
+    client.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, b"HTTP/1.1 2");
+}
+
+#[test]
+fn an_image_that_does_not_boot_is_502() {
+    let fixture = fixture(Behaviour::NoBoot, USUAL, "request");
+    let response = fixture.get("/");
+    assert_eq!(response.status, 502);
+    assert!(response.body.contains("there is no image"), "{}", response.body);
+}
+
+#[test]
+fn a_connection_that_a_dying_instance_did_not_touch_is_placed_anew() {
+    let fixture = fixture(Behaviour::DieWhenReused, USUAL, "instance");
+    assert_eq!(fixture.get("/").body, "instance 1 /");
+    fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+    assert_eq!(fixture.get("/").body, "instance 2 /");
+}
+
+#[test]
+fn too_many_connections_are_503_with_retry_after() {
+    let limits = "instances = 1\nqueue = \"50ms\"\ntimeout = \"10s\"";
+    let fixture = fixture(Behaviour::Hang, limits, "request");
+    let mut hanging = fixture.connect();
+    hanging.write_all(b"GET / HTTP/1.1\r\nHost: f\r\n\r\n").unwrap();
+    fixture.eventually(|| fixture.service.instance_count() == 1);
+    let response = fixture.get("/");
+    assert_eq!((response.status, response.error().as_str()), (503, "no_capacity"));
+    assert!(response.head.contains("Retry-After: 1"), "{}", response.head);
+}
+
+#[test]
+fn connections_wait_for_an_instance_in_turn() {
+    let fixture = fixture(Behaviour::Answer, "instances = 1\nqueue = \"10s\"", "request");
+    let clients: Vec<_> = (0..10)
+        .map(|_| {
+            let mut client = fixture.connect();
+            client.write_all(b"GET / HTTP/1.1\r\nHost: f\r\n\r\n").unwrap();
+            client
+        })
+        .collect();
+    for client in clients {
+        assert_eq!(Response::read(client).status, 200);
+    }
+}
+
+#[test]
+fn a_full_node_ends_an_idle_instance_to_make_room() {
+    let fixture = fixture_of(Behaviour::Answer, USUAL, "instance", 1, Duration::from_secs(5));
+    let text = "name = \"g\"\ncommand = [\"x\"]\nport = 80\nrootfs = \"./r\"\n";
+    let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
+    let launcher = FakeLauncher::new(Behaviour::Answer);
+    let other = Service::new(config, "image".into(), launcher, fixture.shared.clone());
+    fixture.shared.install(other);
+    assert_eq!(fixture.get("/").status, 200);
+    fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+    let response = fixture.exchange(b"GET / HTTP/1.1\r\nHost: g\r\n\r\n");
+    assert_eq!(response.status, 200);
+}
+
+#[test]
+fn a_zygote_that_is_not_ready_is_waited_for() {
+    let fixture = fixture(Behaviour::Answer, USUAL, "request");
+    fixture.launcher.ready.store(false, Ordering::SeqCst);
+    assert_eq!(fixture.get("/").status, 200);
+}
+
+#[test]
+fn a_function_that_never_answers_is_504_and_its_instance_ends() {
+    let fixture = fixture(Behaviour::Hang, "timeout = \"100ms\"", "request");
+    let response = fixture.get("/");
+    assert_eq!((response.status, response.error().as_str()), (504, "timeout"));
+    fixture.eventually(|| fixture.service.instance_count() == 0);
+}
+
+#[test]
+fn a_draining_node_answers_503_and_finishes_its_work() {
+    let fixture = fixture(Behaviour::Hang, "timeout = \"10s\"", "request");
+    let mut hanging = fixture.connect();
+    hanging.write_all(b"GET / HTTP/1.1\r\nHost: f\r\n\r\n").unwrap();
+    fixture.eventually(|| fixture.service.instance_count() == 1);
+    let shared = fixture.shared.clone();
+    fixture.runtime.spawn(async move { shared.drain(Duration::from_millis(200)).await });
+    fixture.eventually(|| fixture.shared.is_draining());
+    let response = fixture.get("/");
+    assert_eq!((response.status, response.error().as_str()), (503, "shutting_down"));
+    fixture.eventually(|| fixture.service.instance_count() == 0);
+    assert_eq!(Response::read(hanging).status, 502);
+}
+
+#[test]
+fn a_replaced_function_serves_its_new_version() {
+    let fixture = fixture(Behaviour::Answer, USUAL, "instance");
+    assert_eq!(fixture.get("/").body, "instance 1 /");
+    fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+    let text = "name = \"f\"\ncommand = [\"x\"]\nport = 80\nrootfs = \"./r\"\n";
+    let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
+    let launcher = FakeLauncher::new(Behaviour::Answer);
+    launcher.launched.store(10, Ordering::SeqCst);
+    let newer = Service::new(config, "newer".into(), launcher, fixture.shared.clone());
+    fixture.shared.install(newer);
+    assert_eq!(fixture.get("/").body, "instance 11 /");
+    fixture.eventually(|| fixture.service.instance_count() == 0);
+}
