@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use super::libraries::{below, system_directories};
 use super::{CollectError, CollectRequest, Collected};
 use crate::blob::Domain;
-use crate::error::Result;
+use crate::error::{Context, Result};
 use crate::import::{Exclude, Import, ImportOptions, Ownership, Progress, Unreadable};
 use crate::index::Tree;
 use crate::session::Session;
@@ -32,6 +32,8 @@ pub(super) struct Collector<'a> {
     placed: HashSet<PathBuf>,
     /// Resolved paths of directories that are in the tree with all below them.
     trees: Vec<PathBuf>,
+    /// Resolved paths whose files come into the tree by other ways.
+    elsewhere: Vec<PathBuf>,
     /// Objects whose libraries have been collected.
     pub(super) examined: HashSet<PathBuf>,
     /// Directories of the system's libraries.
@@ -70,6 +72,7 @@ impl<'a> Collector<'a> {
             collected: Collected::default(),
             placed: HashSet::new(),
             trees: Vec::new(),
+            elsewhere: Vec::new(),
             examined: HashSet::new(),
             library_directories: system_directories(root),
         }
@@ -122,6 +125,9 @@ impl<'a> Collector<'a> {
             links.push(link.to_owned());
             Ok(())
         })?;
+        if self.elsewhere.iter().any(|path| resolved.path.starts_with(path)) {
+            return Ok(resolved.path);
+        }
         for link in links {
             if self.placed.insert(link.clone()) {
                 self.import_file(&link)?;
@@ -171,6 +177,26 @@ impl<'a> Collector<'a> {
                 if let Some(directory) = self.follow(&link)? {
                     ahead.push_back((directory, Vec::new()));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Collects the libraries that the file or the files of the directory at
+    /// `path` need, but nothing at or below `path` itself.
+    pub(super) fn libraries_of(&mut self, path: &Path) -> Result<()> {
+        let resolved = self.resolve(path, |_, _| Ok(()))?.path;
+        self.elsewhere.push(resolved.clone());
+        let mut ahead = vec![resolved];
+        while let Some(path) = ahead.pop() {
+            let on_host = self.on_host(&path);
+            let metadata = fs::symlink_metadata(&on_host).context("inspect", &on_host)?;
+            if metadata.is_dir() {
+                for name in fs::read_dir(&on_host).context("read", &on_host)? {
+                    ahead.push(path.join(name.context("read", &on_host)?.file_name()));
+                }
+            } else if metadata.is_file() && may_be_elf(&on_host) {
+                self.library_user(&path)?;
             }
         }
         Ok(())

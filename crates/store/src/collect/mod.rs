@@ -97,6 +97,10 @@ pub struct CollectRequest {
     pub programs: Vec<OsString>,
     /// Further files and directories (with everything below them), absolute paths.
     pub files: Vec<PathBuf>,
+    /// Files and directories (with everything below them) that come into the
+    /// tree by other ways, such as the function's own: only the libraries that
+    /// they need and do not have themselves are collected.
+    pub libraries_of: Vec<PathBuf>,
     /// Language runtimes.
     pub runtimes: Vec<RuntimeRequest>,
     /// Things that only some programs need.
@@ -178,6 +182,9 @@ impl Session {
         }
         for path in &request.files {
             collector.anything(path)?;
+        }
+        for path in &request.libraries_of {
+            collector.libraries_of(path)?;
         }
         for extra in &request.extras {
             standard::collect_extra(&mut collector, *extra)?;
