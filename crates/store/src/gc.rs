@@ -1,0 +1,242 @@
+//! The garbage collector: removes what no record leads to.
+//!
+//! Roots are the functions (their current and previous versions), the named root
+//! file systems, and every index and image that some process has open: those
+//! carry a shared flock(2), which also travels with a descriptor into a sandbox.
+//! Nothing of what a crash leaves behind is ever referred to, so a collection
+//! that is cut short just leaves work for the next one.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::error::{Context, Result, StoreError};
+use crate::function::names;
+use crate::id::{BlobHash, ImageId, IndexId};
+use crate::image::list;
+use crate::layout::ImageFile;
+use crate::lock::{lock_exclusive_within, try_lock_exclusive};
+use crate::stage::{Removal, clean};
+use crate::store::Store;
+
+/// How long to wait for sessions to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a collection removed, or would remove.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GcReport {
+    /// Images.
+    pub images: Vec<ImageId>,
+    /// Rootfs indexes.
+    pub indexes: Vec<IndexId>,
+    /// Contents of regular files.
+    pub blobs: Vec<BlobHash>,
+    /// Working sets whose images are gone.
+    pub working_sets: Vec<ImageId>,
+    /// Directories of sessions that did not end well.
+    pub left_overs: Vec<PathBuf>,
+    /// Bytes on disk that all of it occupied.
+    pub bytes: u64,
+}
+
+impl GcReport {
+    /// Whether there was nothing to remove.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What must stay.
+#[derive(Default)]
+struct Live {
+    indexes: BTreeSet<IndexId>,
+    images: BTreeSet<ImageId>,
+}
+
+impl Store {
+    /// Removes everything that nothing refers to, or only says what that is.
+    /// Waits for sessions to end and fails with [`StoreError::Busy`] if they do
+    /// not. Removes nothing when a record or an index in use is damaged, because
+    /// then it is not known what they refer to.
+    pub fn gc(&self, removal: Removal) -> Result<GcReport> {
+        self.gc_within(removal, PATIENCE)
+    }
+
+    /// The same, waiting for sessions no longer than `patience`.
+    pub fn gc_within(&self, removal: Removal, patience: Duration) -> Result<GcReport> {
+        let _lock = self.lock_all(patience)?;
+        let mut live = self.live()?;
+        let mut report = GcReport::default();
+        let images = self.unused_images(&live)?;
+        let indexes = self.unused_indexes(&mut live)?;
+        // Everything that could fail for damage is read before the first removal.
+        let blobs = self.unused_blobs(&live)?;
+        for left_over in clean(&self.layout, removal)? {
+            report.left_overs.push(left_over.path);
+            report.bytes += left_over.bytes;
+        }
+        for (id, _in_use_check) in &images {
+            report.bytes += remove(&self.layout.image(*id), removal)?;
+            report.images.push(*id);
+        }
+        for id in self.working_sets_without(&images)? {
+            report.bytes += remove(&self.layout.working_set(id), removal)?;
+            report.working_sets.push(id);
+        }
+        for (id, _in_use_check) in &indexes {
+            report.bytes += remove(&self.layout.index(*id), removal)?;
+            report.indexes.push(*id);
+        }
+        for hash in blobs {
+            report.bytes += remove(&self.layout.blob(hash), removal)?;
+            report.blobs.push(hash);
+        }
+        if removal == Removal::Remove {
+            self.remove_empty_functions()?;
+        }
+        Ok(report)
+    }
+
+    /// Keeps all sessions of all processes out.
+    pub(crate) fn lock_all(&self, patience: Duration) -> Result<File> {
+        let path = self.layout.lock();
+        let lock = File::open(&path).context("open", &path)?;
+        if lock_exclusive_within(&lock, &path, patience)? {
+            return Ok(lock);
+        }
+        Err(StoreError::Busy { path: self.root().to_owned() })
+    }
+
+    fn live(&self) -> Result<Live> {
+        let mut live = Live::default();
+        let functions = self.list_functions()?;
+        if let Some((_, error)) = functions.damaged.into_iter().next() {
+            return Err(error);
+        }
+        for function in functions.records {
+            live.indexes.insert(function.index);
+            live.images.extend(function.image);
+            if let Some(previous) = function.previous {
+                live.indexes.insert(previous.index);
+                live.images.extend(previous.image);
+            }
+        }
+        for rootfs in self.list_rootfs()? {
+            live.indexes.insert(rootfs.index);
+        }
+        Ok(live)
+    }
+
+    /// Images that are neither referred to nor open, locked so that nobody opens
+    /// them from now on.
+    fn unused_images(&self, live: &Live) -> Result<Vec<(ImageId, File)>> {
+        let mut unused = Vec::new();
+        for (path, file) in self.image_files()? {
+            let ImageFile::Image(id) = file else { continue };
+            if !live.images.contains(&id)
+                && let Some(lock) = lock_if_unused(&path)?
+            {
+                unused.push((id, lock));
+            }
+        }
+        Ok(unused)
+    }
+
+    /// The same for indexes; those that are open join the live ones.
+    fn unused_indexes(&self, live: &mut Live) -> Result<Vec<(IndexId, File)>> {
+        let mut unused = Vec::new();
+        for (id, path) in self.index_files()? {
+            if live.indexes.contains(&id) {
+                continue;
+            }
+            match lock_if_unused(&path)? {
+                Some(lock) => unused.push((id, lock)),
+                None => {
+                    live.indexes.insert(id);
+                }
+            }
+        }
+        Ok(unused)
+    }
+
+    fn unused_blobs(&self, live: &Live) -> Result<Vec<BlobHash>> {
+        let mut used = BTreeSet::new();
+        for id in &live.indexes {
+            let index = self.open_index(*id)?;
+            used.extend(index.index().blobs().iter().map(|blob| BlobHash(blob.hash)));
+        }
+        let mut unused = self.list_blobs()?;
+        unused.retain(|hash| !used.contains(hash));
+        Ok(unused)
+    }
+
+    fn working_sets_without(&self, removed: &[(ImageId, File)]) -> Result<Vec<ImageId>> {
+        let mut orphans = Vec::new();
+        for (_, file) in self.image_files()? {
+            let ImageFile::WorkingSet(id) = file else { continue };
+            if removed.iter().any(|(image, _)| *image == id) || !self.layout.image(id).exists() {
+                orphans.push(id);
+            }
+        }
+        Ok(orphans)
+    }
+
+    /// Directories whose record was never written, or was the last to be removed.
+    fn remove_empty_functions(&self) -> Result<()> {
+        for name in names(&self.layout.functions())? {
+            let path = self.layout.function(&name);
+            match fs::remove_dir(&path) {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory
+                    ) => {}
+                result => result.context("remove", &path)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Every file in the index directory that the store put there.
+    pub(crate) fn index_files(&self) -> Result<Vec<(IndexId, PathBuf)>> {
+        let paths = list(&self.layout.indexes())?;
+        Ok(paths
+            .into_iter()
+            .filter_map(|path| Some((path.file_name()?.to_str()?.parse().ok()?, path)))
+            .collect())
+    }
+
+    /// Every blob that is stored.
+    pub(crate) fn list_blobs(&self) -> Result<Vec<BlobHash>> {
+        let mut blobs = Vec::new();
+        for shard in list(&self.layout.blobs())? {
+            let Some(first) = shard.file_name().and_then(|name| name.to_str()) else { continue };
+            if first.len() != 2 || !shard.is_dir() {
+                continue;
+            }
+            for path in list(&shard)? {
+                let Some(rest) = path.file_name().and_then(|name| name.to_str()) else { continue };
+                blobs.extend(format!("{first}{rest}").parse::<BlobHash>());
+            }
+        }
+        Ok(blobs)
+    }
+}
+
+/// Locks a file that nobody has open through the store; `None` if somebody has.
+fn lock_if_unused(path: &Path) -> Result<Option<File>> {
+    let file = File::open(path).context("open", path)?;
+    Ok(try_lock_exclusive(&file, path)?.then_some(file))
+}
+
+/// Removes a file; returns the bytes that it occupied on disk.
+fn remove(path: &Path, removal: Removal) -> Result<u64> {
+    let bytes = fs::symlink_metadata(path).context("inspect", path)?.blocks() * 512;
+    if removal == Removal::Remove {
+        fs::remove_file(path).context("remove", path)?;
+    }
+    Ok(bytes)
+}
