@@ -1,0 +1,269 @@
+//! Functions, named root file systems, images, working sets and the collector.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::time::Duration;
+
+use common::empty_store;
+use serde_json::json;
+use thaw_store::index::{Attributes, Content, Node};
+use thaw_store::{
+    Domain, ImageId, IndexId, Kind, Name, NewFunction, Removal, Repair, Session, Store, StoreError,
+    Tree,
+};
+
+fn index_of(session: &mut Session, text: &str) -> IndexId {
+    let blob = session.put_blob(text.as_bytes(), &Domain::shared()).unwrap();
+    let mut tree = Tree::new();
+    let node = Node { content: Content::Regular(blob), attributes: Attributes::root(0o644) };
+    tree.add_at(Path::new("/file"), node).unwrap();
+    session.put_index(&tree).unwrap()
+}
+
+fn image_of(session: &mut Session, text: &str) -> ImageId {
+    let image = session.new_image_file().unwrap();
+    image.file().set_len(64 << 20).unwrap();
+    image.file().write_all_at(text.as_bytes(), 32 << 20).unwrap();
+    session.commit_image(image).unwrap()
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+fn put(store: &Store, function: &str, content: &str) -> (IndexId, ImageId) {
+    let mut session = store.session().unwrap();
+    let index = index_of(&mut session, content);
+    let image = image_of(&mut session, content);
+    let config = json!({ "port": 8000 });
+    session
+        .put_function(NewFunction { name: name(function), config, index, image: Some(image) })
+        .unwrap();
+    (index, image)
+}
+
+fn damaged(store: &Store) -> Vec<(Kind, String)> {
+    let report = store.verify(Repair::Report, &mut |_| {}).unwrap();
+    report.problems.into_iter().map(|problem| (problem.kind, problem.name)).collect()
+}
+
+/// Changes one byte of a file that nobody may write to.
+fn flip(path: &Path, position: u64) {
+    let file = fs::File::options().read(true).write(true).open(path);
+    let file = file.unwrap_or_else(|_| {
+        let mut permissions = fs::metadata(path).unwrap().permissions();
+        #[allow(clippy::permissions_set_readonly_false)]
+        permissions.set_readonly(false);
+        fs::set_permissions(path, permissions).unwrap();
+        fs::File::options().read(true).write(true).open(path).unwrap()
+    });
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, position).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], position).unwrap();
+}
+
+#[test]
+fn functions_come_and_go() {
+    let (_directory, store) = empty_store();
+    assert!(store.get_function(&name("f")).unwrap_err().is_not_found());
+    let first = put(&store, "f", "one");
+    let record = store.get_function(&name("f")).unwrap();
+    assert_eq!((record.index, record.image.unwrap()), first);
+    assert_eq!(record.config, json!({ "port": 8000 }));
+    assert_eq!(record.previous, None);
+    let second = put(&store, "f", "two");
+    let record = store.get_function(&name("f")).unwrap();
+    assert_eq!((record.index, record.image.unwrap()), second);
+    let previous = record.previous.unwrap();
+    assert_eq!((previous.index, previous.image.unwrap()), first);
+    put(&store, "g", "one");
+    let listed = store.list_functions().unwrap();
+    assert!(listed.damaged.is_empty());
+    let names: Vec<&str> = listed.records.iter().map(|record| record.name.as_str()).collect();
+    assert_eq!(names, ["f", "g"]);
+    store.remove_function(&name("f")).unwrap();
+    assert!(store.remove_function(&name("f")).unwrap_err().is_not_found());
+    assert_eq!(store.list_functions().unwrap().records.len(), 1);
+}
+
+#[test]
+fn a_function_must_refer_to_what_is_there() {
+    let (_directory, store) = empty_store();
+    let mut session = store.session().unwrap();
+    let index = index_of(&mut session, "x");
+    let missing =
+        NewFunction { name: name("f"), config: json!({}), index: IndexId([1; 32]), image: None };
+    assert!(session.put_function(missing.clone()).unwrap_err().is_not_found());
+    let image = Some(ImageId([1; 32]));
+    assert!(
+        session.put_function(NewFunction { index, image, ..missing }).unwrap_err().is_not_found()
+    );
+    assert!(store.list_functions().unwrap().records.is_empty());
+}
+
+#[test]
+fn images_stay_sparse_and_keep_their_name() {
+    let (_directory, store) = empty_store();
+    let (_, id) = put(&store, "f", "content");
+    let images = store.list_images().unwrap();
+    assert_eq!((images.len(), images[0].id, images[0].len), (1, id, 64 << 20));
+    assert!(images[0].allocated < 1 << 20, "{images:?}");
+    let file = store.open_image(id).unwrap();
+    let mut content = [0; 7];
+    file.read_exact_at(&mut content, 32 << 20).unwrap();
+    assert_eq!(&content, b"content");
+    assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o444);
+    // The same image again is the same file.
+    let inode = file.metadata().unwrap().ino();
+    let mut session = store.session().unwrap();
+    assert_eq!(image_of(&mut session, "content"), id);
+    assert_eq!(store.open_image(id).unwrap().metadata().unwrap().ino(), inode);
+}
+
+#[test]
+fn working_sets_are_optional_and_checked() {
+    let (_directory, store) = empty_store();
+    let (_, id) = put(&store, "f", "content");
+    assert_eq!(store.working_set(id).unwrap(), None);
+    store.put_working_set(id, b"pages").unwrap();
+    store.put_working_set(id, b"other pages").unwrap();
+    assert_eq!(store.working_set(id).unwrap().unwrap(), b"other pages");
+    assert!(store.list_images().unwrap()[0].working_set_len > 11);
+    let path = store.root().join("images").join(format!("{id}.workingset"));
+    for position in [0, 9, 20, 60] {
+        flip(&path, position);
+        let error = store.working_set(id).unwrap_err();
+        assert!(matches!(error, StoreError::Damaged { kind: Kind::WorkingSet, .. }), "{error}");
+        flip(&path, position);
+        assert!(store.working_set(id).is_ok());
+    }
+    assert!(store.remove_working_set(id).unwrap());
+    assert!(!store.remove_working_set(id).unwrap());
+    assert!(store.put_working_set(ImageId([9; 32]), b"x").unwrap_err().is_not_found());
+}
+
+#[test]
+fn garbage_goes_and_the_rest_stays() {
+    let (_directory, store) = empty_store();
+    let kept = put(&store, "kept", "kept content");
+    let old = put(&store, "gone", "old content");
+    store.put_working_set(old.1, b"pages").unwrap();
+    let mut session = store.session().unwrap();
+    let named = index_of(&mut session, "named content");
+    session.put_rootfs(&name("base"), named).unwrap();
+    drop(session);
+    assert!(store.gc(Removal::DryRun).unwrap().is_empty());
+    store.remove_function(&name("gone")).unwrap();
+    let announced = store.gc(Removal::DryRun).unwrap();
+    assert!(store.open_image(old.1).is_ok());
+    let removed = store.gc(Removal::Remove).unwrap();
+    assert_eq!(announced, removed);
+    assert_eq!((removed.images, removed.indexes), (vec![old.1], vec![old.0]));
+    assert_eq!((removed.blobs.len(), removed.working_sets.len()), (1, 1));
+    assert!(removed.bytes > 0);
+    assert!(store.open_image(old.1).unwrap_err().is_not_found());
+    assert!(store.open_index(old.0).unwrap_err().is_not_found());
+    assert!(store.open_image(kept.1).is_ok());
+    assert!(store.open_index(kept.0).is_ok());
+    assert!(store.gc(Removal::Remove).unwrap().is_empty());
+    store.remove_rootfs(&name("base")).unwrap();
+    assert_eq!(store.gc(Removal::Remove).unwrap().indexes, [named]);
+    assert_eq!(damaged(&store), []);
+}
+
+#[test]
+fn the_previous_version_is_kept_and_the_one_before_is_not() {
+    let (_directory, store) = empty_store();
+    let versions = ["one", "two", "three"].map(|content| put(&store, "f", content));
+    let removed = store.gc(Removal::Remove).unwrap();
+    assert_eq!((removed.images, removed.indexes), (vec![versions[0].1], vec![versions[0].0]));
+}
+
+#[test]
+fn what_is_open_is_not_garbage() {
+    let (_directory, store) = empty_store();
+    let (index, image) = put(&store, "f", "content");
+    let open_index = store.open_index(index).unwrap();
+    // A copy of the descriptor, as a sandbox has it, is enough.
+    let open_image = store.open_image(image).unwrap().try_clone().unwrap();
+    store.remove_function(&name("f")).unwrap();
+    assert!(store.gc(Removal::Remove).unwrap().is_empty());
+    let blob = open_index.blob(0).unwrap();
+    assert!(store.open_blob(blob.hash).is_ok());
+    assert_eq!(open_index.blob(1), None);
+    drop((open_index, open_image));
+    let removed = store.gc(Removal::Remove).unwrap();
+    assert_eq!((removed.images.len(), removed.indexes.len(), removed.blobs.len()), (1, 1, 1));
+}
+
+#[test]
+fn the_collector_waits_for_sessions() {
+    let (_directory, store) = empty_store();
+    let mut session = store.session().unwrap();
+    index_of(&mut session, "not referred to yet");
+    let busy = store.gc_within(Removal::Remove, Duration::ZERO).unwrap_err();
+    assert!(matches!(busy, StoreError::Busy { .. }), "{busy}");
+    drop(session);
+    assert_eq!(store.gc(Removal::Remove).unwrap().indexes.len(), 1);
+}
+
+#[test]
+fn damage_is_found_named_and_repaired_by_building_again() {
+    let (_directory, store) = empty_store();
+    let (index, image) = put(&store, "f", "content");
+    store.put_working_set(image, b"pages").unwrap();
+    assert_eq!(damaged(&store), []);
+    let blob = store.open_index(index).unwrap().blob(0).unwrap();
+    let image_path = store.root().join("images").join(image.to_string());
+    let working_set_path = store.root().join("images").join(format!("{image}.workingset"));
+    flip(&store.blob_path(blob.hash), 3);
+    flip(&image_path, 50 << 20);
+    flip(&working_set_path, 60);
+    let expected = [
+        (Kind::Blob, blob.hash.to_string()),
+        (Kind::Image, image.to_string()),
+        (Kind::WorkingSet, image.to_string()),
+    ];
+    assert_eq!(damaged(&store), expected);
+    let report = store.verify(Repair::RemoveDamaged, &mut |_| {}).unwrap();
+    assert!(report.problems.iter().all(|problem| problem.removed), "{report:?}");
+    assert!(report.problems.iter().all(|problem| problem.used_by == [name("f")]), "{report:?}");
+    // Now the same things are missing, which is said too, except for the working set.
+    assert_eq!(damaged(&store), expected[..2]);
+    assert_eq!(put(&store, "f", "content"), (index, image));
+    assert_eq!(damaged(&store), []);
+}
+
+#[test]
+fn a_damaged_index_or_record_stops_the_collector() {
+    let (_directory, store) = empty_store();
+    let (index, _) = put(&store, "f", "content");
+    let index_path = store.root().join("indexes").join(index.to_string());
+    flip(&index_path, 200);
+    let error = store.gc(Removal::Remove).unwrap_err();
+    assert!(matches!(error, StoreError::Damaged { kind: Kind::Index, .. }), "{error}");
+    assert_eq!(damaged(&store), [(Kind::Index, index.to_string())]);
+    flip(&index_path, 200);
+    let record = store.root().join("functions/f/record.json");
+    flip(&record, 0);
+    let error = store.gc(Removal::Remove).unwrap_err();
+    assert!(matches!(error, StoreError::Damaged { kind: Kind::Function, .. }), "{error}");
+    assert_eq!(damaged(&store), [(Kind::Function, "f".to_owned())]);
+    assert_eq!(store.list_functions().unwrap().damaged.len(), 1);
+    // The way out works.
+    put(&store, "f", "content");
+    assert!(store.gc(Removal::Remove).unwrap().is_empty());
+}
+
+#[test]
+fn a_store_of_another_version_is_refused() {
+    let (directory, store) = empty_store();
+    let root = store.root().to_owned();
+    fs::remove_file(root.join("version")).unwrap();
+    fs::write(root.join("version"), "thaw store 99\n").unwrap();
+    let error = Store::open(&directory.path().join("home")).unwrap_err();
+    assert!(error.to_string().contains("thaw store 99"), "{error}");
+}
