@@ -1,12 +1,15 @@
 #![doc = include_str!("../README.md")]
 
 pub mod boots;
+pub mod build;
 pub mod clock;
 pub mod config;
 pub mod debug;
+pub mod function;
 pub mod gateway;
 pub mod home;
 pub mod instance;
+pub mod logs;
 pub mod metrics;
 pub mod node;
 pub mod reactor;

@@ -2,9 +2,11 @@
 
 mod keeper;
 mod launch;
+mod sandboxed;
 mod state;
 
 pub use keeper::Outcome;
 pub(crate) use keeper::{Command, Delivery, Keeper};
 pub use launch::{Client, End, Instance, LaunchError, Launched, Launcher, Report};
+pub use sandboxed::{SandboxLauncher, WorkingSetUse};
 pub use state::{Change, InstanceState};

@@ -1,0 +1,145 @@
+//! From a function's directory to a frozen image in the store.
+//!
+//! Two stages: `import` makes a root file system of the function's files and
+//! what they need; `freeze` runs the program over it to its entry point and
+//! writes the image. The second can be repeated without the first, when an
+//! image no longer fits the kernel or the machine.
+
+mod freeze;
+mod import;
+
+pub use freeze::{FreezeFailure, Frozen};
+pub use import::ImportFailure;
+
+use crate::config::{CONFIG_FILE, ConfigError, FunctionConfig};
+use crate::function::{BuiltFunction, FunctionError, StoredFunction};
+use crate::home::{Home, HomeError};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use thaw_store::{IndexId, Name, NewFunction, Session, Store, StoreError};
+
+/// What happens during a build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BuildEvent<'a> {
+    /// A stage begins.
+    Stage(&'a str),
+    /// A file was imported; numbers so far.
+    Imported {
+        /// Files.
+        files: u64,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// Something that may matter.
+    Note(&'a str),
+    /// A line that the build command or the program printed.
+    Output {
+        /// Who printed it.
+        from: &'a str,
+        /// The line.
+        line: &'a str,
+    },
+}
+
+/// Receives the events of a build.
+pub type OnEvent<'a> = dyn FnMut(BuildEvent<'_>) + 'a;
+
+/// How to build.
+#[derive(Clone, Copy, Debug)]
+pub struct BuildOptions {
+    /// How long the program may take to its entry point.
+    pub entry_timeout: Duration,
+}
+
+impl Default for BuildOptions {
+    fn default() -> Self {
+        Self { entry_timeout: Duration::from_secs(60) }
+    }
+}
+
+/// What a build made.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// The function as it is stored.
+    pub function: BuiltFunction,
+    /// How the program was frozen.
+    pub frozen: Frozen,
+}
+
+/// Why a build failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The function's configuration is not usable.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The function's directory does not exist.
+    #[error("{} is not a directory; name the directory that has the function's {CONFIG_FILE}", .0.display())]
+    NoDirectory(PathBuf),
+    /// The state directory is not usable.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// The store is not usable.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A stored function is not usable.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+    /// The files could not be imported.
+    #[error(transparent)]
+    Import(#[from] ImportFailure),
+    /// The program could not be frozen.
+    #[error(transparent)]
+    Freeze(#[from] FreezeFailure),
+}
+
+/// Builds the function in `directory` and stores it.
+///
+/// # Errors
+/// The first stage that fails; nothing is stored then.
+pub fn build(
+    home: &Home,
+    directory: &Path,
+    options: &BuildOptions,
+    on_event: &mut OnEvent<'_>,
+) -> Result<Built, BuildError> {
+    let directory = match directory.canonicalize() {
+        Ok(directory) if directory.is_dir() => directory,
+        _ => return Err(BuildError::NoDirectory(directory.to_owned())),
+    };
+    let config = FunctionConfig::load(&directory)?;
+    let store = Store::open(&home.store())?;
+    let mut session = store.session()?;
+    let import = import::Import { home, directory: &directory, config: &config };
+    let imported = import.run(&mut session, on_event)?;
+    let function = StoredFunction { config, environment: imported.environment, source: directory };
+    freeze_and_store(&mut session, function, imported.index, options, on_event)
+}
+
+/// Freezes a stored function anew, over the files of its last build.
+///
+/// # Errors
+/// The function is not in the store, or cannot be frozen; the old image stays.
+pub fn refreeze(
+    store: &Store,
+    name: &str,
+    options: &BuildOptions,
+    on_event: &mut OnEvent<'_>,
+) -> Result<Built, BuildError> {
+    let old = BuiltFunction::read(store, name)?;
+    let mut session = store.session()?;
+    freeze_and_store(&mut session, old.function, old.index, options, on_event)
+}
+
+fn freeze_and_store(
+    session: &mut Session,
+    function: StoredFunction,
+    index: IndexId,
+    options: &BuildOptions,
+    on_event: &mut OnEvent<'_>,
+) -> Result<Built, BuildError> {
+    let (image, frozen) = freeze::freeze(session, &function, index, options, on_event)?;
+    let name = Name::new(function.config.name.as_str()).map_err(StoreError::from)?;
+    let config = serde_json::to_value(&function).expect("a function is plain data");
+    let record = session.put_function(NewFunction { name, config, index, image: Some(image) })?;
+    Ok(Built { function: BuiltFunction::from_record(record)?, frozen })
+}

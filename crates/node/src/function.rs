@@ -1,0 +1,98 @@
+//! What the store keeps of a built function.
+
+use crate::config::{FunctionConfig, RuntimeConfig};
+use crate::rootfs::StoredRootfs;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use thaw_store::{ImageId, IndexId, Name, Store, StoreError};
+
+/// A built function: its author's configuration and what the build added.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StoredFunction {
+    /// What the author wrote.
+    pub config: FunctionConfig,
+    /// The whole environment of the program.
+    pub environment: BTreeMap<String, String>,
+    /// Where it was built from, for people.
+    pub source: PathBuf,
+}
+
+/// A function of the store with the names of its parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BuiltFunction {
+    /// The function itself.
+    pub function: StoredFunction,
+    /// Its root file system.
+    pub index: IndexId,
+    /// Its image.
+    pub image: ImageId,
+    /// When it was built, milliseconds since the epoch.
+    pub created_ms: u64,
+}
+
+/// Why a stored function cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FunctionError {
+    /// The store does not have it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Its record was written by another version of Thaw.
+    #[error("the record of `{name}` cannot be read ({reason}); build the function again")]
+    Record {
+        /// The function.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// It was never frozen.
+    #[error("`{name}` has no image; build the function again")]
+    NoImage {
+        /// The function.
+        name: String,
+    },
+}
+
+impl BuiltFunction {
+    /// Reads a function's record.
+    ///
+    /// # Errors
+    /// There is no such function, or its record is not usable.
+    pub fn read(store: &Store, name: &str) -> Result<Self, FunctionError> {
+        let name = Name::new(name).map_err(StoreError::from)?;
+        Self::from_record(store.get_function(&name)?)
+    }
+
+    /// Interprets a function's record.
+    ///
+    /// # Errors
+    /// The record is not usable.
+    pub fn from_record(record: thaw_store::FunctionRecord) -> Result<Self, FunctionError> {
+        let name = record.name.to_string();
+        let function: StoredFunction = serde_json::from_value(record.config).map_err(|error| {
+            FunctionError::Record { name: name.clone(), reason: error.to_string() }
+        })?;
+        let image = record.image.ok_or(FunctionError::NoImage { name })?;
+        Ok(Self { function, index: record.index, image, created_ms: record.created_ms })
+    }
+
+    /// Opens the function's root file system.
+    ///
+    /// # Errors
+    /// It is missing or damaged.
+    pub fn rootfs(&self, store: &Store) -> Result<StoredRootfs, StoreError> {
+        StoredRootfs::open(store, self.index)
+    }
+}
+
+impl StoredFunction {
+    /// Environment in the form `NAME=value`.
+    pub fn environment_strings(&self) -> Vec<std::ffi::OsString> {
+        self.environment.iter().map(|(name, value)| format!("{name}={value}").into()).collect()
+    }
+
+    /// The runtime that was collected from the host, if one was.
+    pub fn runtime(&self) -> Option<&RuntimeConfig> {
+        self.config.runtime.as_ref()
+    }
+}
