@@ -58,12 +58,20 @@ impl Segments {
         Ok(Self { first: IoVec { base: 0, len: 0 }, rest, index: 0, offset: 0, left: total })
     }
 
+    /// Drops everything beyond the next `bytes`.
+    fn limit(&mut self, bytes: usize) {
+        self.left = self.left.min(bytes);
+    }
+
     fn current(&mut self) -> Option<(u64, usize)> {
+        if self.left == 0 {
+            return None;
+        }
         loop {
             let vector = if self.index == 0 { &self.first } else { self.rest.get(self.index - 1)? };
             let left = vector.len as usize - self.offset;
             if left > 0 {
-                return Some((vector.base + self.offset as u64, left));
+                return Some((vector.base + self.offset as u64, left.min(self.left)));
             }
             self.index += 1;
             self.offset = 0;
@@ -186,6 +194,11 @@ impl<'a> Source<'a> {
         self.segments.left
     }
 
+    /// Gives up all but the next `bytes`.
+    pub fn limit(&mut self, bytes: usize) {
+        self.segments.limit(bytes);
+    }
+
     /// Fills as much of `buffer` as there is and returns how much that was.
     /// `EFAULT` only if nothing could be read.
     pub fn take(&mut self, buffer: &mut [u8]) -> Result<usize> {
@@ -204,6 +217,14 @@ impl<'a> Source<'a> {
             }
         }
         Ok(done)
+    }
+
+    /// As [`Source::take`], but leaves the bytes in the source.
+    pub fn peek(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let (index, offset, left) = (self.segments.index, self.segments.offset, self.segments.left);
+        let outcome = self.take(buffer);
+        (self.segments.index, self.segments.offset, self.segments.left) = (index, offset, left);
+        outcome
     }
 
     /// Takes everything that is left, at most `max` bytes (`EMSGSIZE` beyond).
@@ -246,6 +267,8 @@ mod tests {
 
         let mut source = Source::kernel(b"hello");
         let mut head = [0u8; 2];
+        assert_eq!(source.peek(&mut head), Ok(2));
+        assert_eq!((&head, source.remaining()), (b"he", 5));
         assert_eq!(source.take(&mut head), Ok(2));
         assert_eq!(source.take_all(10).unwrap(), b"llo");
     }

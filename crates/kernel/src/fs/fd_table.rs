@@ -1,1 +1,164 @@
-pub struct FdTable {}
+//! File descriptors: small numbers for open files.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::file::OpenFile;
+use crate::errno::{Errno, Result};
+
+/// What happens to a descriptor at execve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnExec {
+    /// It stays open.
+    Keep,
+    /// It is closed (`FD_CLOEXEC`).
+    Close,
+}
+
+#[derive(Clone)]
+struct Slot {
+    file: Arc<OpenFile>,
+    on_exec: OnExec,
+}
+
+/// The descriptors of a process.
+#[derive(Clone, Default)]
+pub struct FdTable {
+    slots: Vec<Option<Slot>>,
+    /// No descriptor below this is free.
+    lowest_free: usize,
+}
+
+/// `fs.nr_open`: no descriptor number reaches this, whatever the limits say.
+pub const NR_OPEN: u64 = 1 << 20;
+
+impl FdTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The open file behind a descriptor; `EBADF` if there is none.
+    pub fn get(&self, fd: i32) -> Result<Arc<OpenFile>> {
+        match self.slots.get(fd as usize) {
+            Some(Some(slot)) => Ok(slot.file.clone()),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Gives `file` the lowest free descriptor that is at least `from`.
+    /// `EMFILE` if it would not be below `limit` (`RLIMIT_NOFILE`).
+    pub fn insert_from(&mut self, from: i32, file: Arc<OpenFile>, on_exec: OnExec, limit: u64) -> Result<i32> {
+        let first = self.lowest_free.max(from.max(0) as usize);
+        let mut at = first;
+        while self.slots.get(at).is_some_and(Option::is_some) {
+            at += 1;
+        }
+        if at as u64 >= limit.min(NR_OPEN) {
+            return Err(Errno::EMFILE);
+        }
+        self.put(at, Slot { file, on_exec });
+        if first == self.lowest_free {
+            self.lowest_free = at + 1;
+        }
+        Ok(at as i32)
+    }
+
+    /// Gives `file` the lowest free descriptor.
+    pub fn insert(&mut self, file: Arc<OpenFile>, on_exec: OnExec, limit: u64) -> Result<i32> {
+        self.insert_from(0, file, on_exec, limit)
+    }
+
+    /// Puts `file` at `fd` and returns what was there (dup2(2)); drop it after
+    /// giving up the table. `EBADF` if `fd` is not below `limit`.
+    pub fn replace(
+        &mut self,
+        fd: i32,
+        file: Arc<OpenFile>,
+        on_exec: OnExec,
+        limit: u64,
+    ) -> Result<Option<Arc<OpenFile>>> {
+        if fd < 0 || fd as u64 >= limit.min(NR_OPEN) {
+            return Err(Errno::EBADF);
+        }
+        let old = self.put(fd as usize, Slot { file, on_exec });
+        if fd as usize == self.lowest_free {
+            self.lowest_free += 1;
+        }
+        Ok(old.map(|slot| slot.file))
+    }
+
+    fn put(&mut self, at: usize, slot: Slot) -> Option<Slot> {
+        if at >= self.slots.len() {
+            self.slots.resize(at + 1, None);
+        }
+        self.slots[at].replace(slot)
+    }
+
+    /// Frees a descriptor and returns the open file; drop it after giving up
+    /// the table, since that may run anything.
+    pub fn remove(&mut self, fd: i32) -> Result<Arc<OpenFile>> {
+        let slot = self.slots.get_mut(fd as usize).and_then(Option::take).ok_or(Errno::EBADF)?;
+        self.lowest_free = self.lowest_free.min(fd as usize);
+        Ok(slot.file)
+    }
+
+    /// Frees all descriptors in `first..=last` and returns their files.
+    pub fn remove_range(&mut self, first: u32, last: u32) -> Vec<Arc<OpenFile>> {
+        self.open_in(first, last).into_iter().filter_map(|fd| self.remove(fd).ok()).collect()
+    }
+
+    /// Sets [`OnExec::Close`] on all descriptors in `first..=last`.
+    pub fn close_range_on_exec(&mut self, first: u32, last: u32) {
+        for fd in self.open_in(first, last) {
+            if let Some(Some(slot)) = self.slots.get_mut(fd as usize) {
+                slot.on_exec = OnExec::Close;
+            }
+        }
+    }
+
+    fn open_in(&self, first: u32, last: u32) -> Vec<i32> {
+        self.numbers().filter(|&fd| (first..=last).contains(&(fd as u32))).collect()
+    }
+
+    /// Frees what must not survive an execve and returns the files.
+    pub fn close_on_exec(&mut self) -> Vec<Arc<OpenFile>> {
+        let closing: Vec<i32> =
+            self.numbers().filter(|&fd| self.on_exec(fd) == Ok(OnExec::Close)).collect();
+        closing.into_iter().filter_map(|fd| self.remove(fd).ok()).collect()
+    }
+
+    /// What happens to a descriptor at execve.
+    pub fn on_exec(&self, fd: i32) -> Result<OnExec> {
+        match self.slots.get(fd as usize) {
+            Some(Some(slot)) => Ok(slot.on_exec),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Changes what happens to a descriptor at execve.
+    pub fn set_on_exec(&mut self, fd: i32, on_exec: OnExec) -> Result<()> {
+        match self.slots.get_mut(fd as usize) {
+            Some(Some(slot)) => {
+                slot.on_exec = on_exec;
+                Ok(())
+            }
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// All descriptors in use, in order.
+    pub fn numbers(&self) -> impl Iterator<Item = i32> {
+        self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some()).map(|(fd, _)| fd as i32)
+    }
+
+    /// All open files, once per descriptor.
+    pub fn files(&self) -> impl Iterator<Item = &Arc<OpenFile>> {
+        self.slots.iter().flatten().map(|slot| &slot.file)
+    }
+
+    /// Number of slots, as `FDSize` in `/proc/self/status` counts them.
+    pub fn capacity(&self) -> usize {
+        self.slots.len().next_multiple_of(64)
+    }
+}

@@ -4,7 +4,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use bitflags::bitflags;
 
@@ -150,6 +150,8 @@ pub trait UpperPages: Send + Sync {
     }
     /// Reads at `offset`; short at the end of the file.
     fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize>;
+    /// Writes at `offset`, without making the file longer.
+    fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize>;
 }
 
 /// A directory entry as `getdents64` reports it.
@@ -253,12 +255,14 @@ pub struct OpenFile {
     pub path: Option<super::path::Path>,
     flags: AtomicU32,
     position: Lock<u64>,
+    /// Advisory locks may belong to this description, to be given up with it.
+    has_locks: AtomicBool,
 }
 
 impl OpenFile {
     /// A new description at position 0.
     pub fn new(file: Arc<dyn File>, flags: OpenFlags, path: Option<super::path::Path>) -> Arc<Self> {
-        Arc::new(Self { file, path, flags: AtomicU32::new(flags.bits()), position: Lock::new(0) })
+        Arc::new(Self { file, path, flags: AtomicU32::new(flags.bits()), position: Lock::new(0), has_locks: AtomicBool::new(false) })
     }
 
     /// Access mode and status flags.
@@ -279,6 +283,19 @@ impl OpenFile {
     /// Moves the file position.
     pub fn set_position(&self, position: u64) {
         self.position.set(position);
+    }
+
+    /// Notes that the description is about to hold advisory locks.
+    pub fn note_lock(&self) {
+        self.has_locks.store(true, Ordering::Relaxed);
+    }
+
+    /// What `/proc/self/maps` and `/proc/self/fd/N` call the file.
+    pub fn display_path(&self) -> Vec<u8> {
+        match &self.path {
+            Some(path) => path.absolute_name(&crate::state::kernel().fs.root).display(),
+            None => self.file.description().into_bytes(),
+        }
     }
 
     /// The file as one particular kind.
@@ -347,7 +364,9 @@ impl OpenFile {
         if !self.file.seekable() {
             return Err(Errno::ESPIPE);
         }
-        self.file.write(source, offset)
+        // pwrite(2), BUGS: O_APPEND wins over the offset.
+        let append = self.flags().contains(OpenFlags::APPEND);
+        self.file.write(source, if append { self.file.size() } else { offset })
     }
 
     /// Runs `attempt`, and again whenever the file's readiness changes, for as
@@ -367,6 +386,15 @@ impl OpenFile {
             // socket(7): with SO_RCVTIMEO or SO_SNDTIMEO a time-out reads as EAGAIN.
             Err(Errno::ETIMEDOUT) if timeout_ns.is_some() => Err(Errno::EAGAIN),
             outcome => outcome,
+        }
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if self.has_locks.load(Ordering::Relaxed) {
+            let owner = super::locks::Owner::Description(self as *const Self as u64);
+            crate::state::kernel().fs.locks.release_all(owner);
         }
     }
 }

@@ -1,8 +1,139 @@
 //! File systems.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`inode`], [`dentry`], [`mount`], [`path`] | the tree as every textbook has it |
+//! | [`walk`], [`namespace`], [`open`], [`permission`] | path resolution, changing the tree, opening files |
+//! | [`lower`], [`overlay`] | the read-only lower layer and the in-memory layer above it |
+//! | [`proc`], [`sys`], [`dev`], [`stdio`] | what the kernel itself shows as files |
+//! | [`file`], [`fd_table`], [`locks`] | open files, descriptors, advisory locks |
+//! | [`syscalls`] | the system calls on files |
 
+pub mod context;
+pub mod dentry;
+pub mod dev;
 pub mod fd_table;
 pub mod file;
+mod host_side;
+pub mod inode;
+pub mod locks;
+pub mod lower;
+pub mod mount;
+pub mod namespace;
+pub mod open;
+pub mod overlay;
 pub mod path;
+pub mod permission;
+pub mod proc;
+pub mod pseudo;
+pub mod signals;
+pub mod stdio;
+pub mod sys;
+pub mod syscalls;
+pub mod walk;
 
-pub struct FileSystems {}
-pub struct FsContext {}
+#[cfg(test)]
+mod tests;
+
+use alloc::sync::Arc;
+
+pub use context::{Context, FsContext};
+pub use lower::LowerLayer;
+
+use dentry::Dentry;
+use inode::{FilesystemId, Inode as _, NewInode, NewKind};
+use locks::LockTable;
+use mount::{MountTable, NewMount};
+use overlay::{Node, Overlay};
+use path::Path;
+
+use crate::errno::Result;
+use crate::sync::Lock;
+
+const ROOT_FS: FilesystemId = FilesystemId(1);
+const DEV_FS: FilesystemId = FilesystemId(2);
+const SHM_FS: FilesystemId = FilesystemId(3);
+const PROC_FS: FilesystemId = FilesystemId(4);
+const SYS_FS: FilesystemId = FilesystemId(5);
+const MEMORY_FS: FilesystemId = FilesystemId(6);
+
+/// All file systems of a sandbox.
+pub struct FileSystems {
+    /// The root of the tree.
+    pub root: Path,
+    /// What is mounted where.
+    pub mounts: Lock<MountTable>,
+    /// Advisory locks.
+    pub locks: LockTable,
+    /// Where memory files live (memfd_create(2)).
+    memory: Arc<Node>,
+    /// `/proc/sys/kernel/random/boot_id`, new in every boot.
+    boot_id: Lock<[u8; 16]>,
+}
+
+impl FileSystems {
+    /// Puts the tree together: an overlay over `lower`, and the kernel's own
+    /// file systems on `/proc`, `/sys` and `/dev`.
+    pub fn new(lower: LowerLayer) -> Result<Self> {
+        let root = Dentry::root(Overlay::over(lower, ROOT_FS)?);
+        let mut mounts = MountTable::default();
+        mounts.mount(NewMount { kind: "overlay", source: "overlay", options: "rw,relatime", root: root.clone() }, None);
+        let dev = Dentry::root(dev::file_system(DEV_FS)?);
+        let shm = Dentry::root(Overlay::empty(SHM_FS, 0o1777));
+        let proc = Dentry::root(proc::root(PROC_FS));
+        let sys = Dentry::root(sys::root(SYS_FS));
+        ensure(&root, b"tmp", 0o1777)?;
+        let tree = [
+            ("proc", "proc", "rw,nosuid,nodev,noexec,relatime", proc, &root, &b"proc"[..]),
+            ("sysfs", "sysfs", "ro,nosuid,nodev,noexec,relatime", sys, &root, b"sys"),
+            ("tmpfs", "tmpfs", "rw,nosuid,size=65536k,mode=755", dev.clone(), &root, b"dev"),
+            ("tmpfs", "shm", "rw,nosuid,nodev,noexec,relatime", shm, &dev, b"shm"),
+        ];
+        for (kind, source, options, mounted, parent, name) in tree {
+            let at = ensure(parent, name, 0o755)?;
+            mounts.mount(NewMount { kind, source, options, root: mounted }, Some(at));
+        }
+        Ok(Self {
+            root: Path::new(root),
+            mounts: Lock::new(mounts),
+            locks: LockTable::default(),
+            memory: Overlay::empty(MEMORY_FS, 0o700),
+            boot_id: Lock::new([0; 16]),
+        })
+    }
+
+    /// `/proc/sys/kernel/random/boot_id`.
+    pub fn boot_id(&self) -> [u8; 16] {
+        self.boot_id.get()
+    }
+
+    /// Gives the sandbox a new `boot_id`, from fresh randomness.
+    pub fn set_boot_id(&self, random: [u8; 16]) {
+        self.boot_id.set(random);
+    }
+
+    pub(crate) fn memory_files(&self) -> &Arc<Node> {
+        &self.memory
+    }
+}
+
+/// Renews what tells one boot from another (`boot_id`). To be called at every
+/// boot and thaw with randomness of its own.
+pub fn renew_boot_identity(random: [u8; 16]) {
+    crate::state::kernel().fs.set_boot_id(random);
+}
+
+/// The directory `name`, created if it is missing.
+fn ensure(parent: &Arc<Dentry>, name: &[u8], permissions: u32) -> Result<Arc<Dentry>> {
+    if let Some(found) = parent.child(name)? {
+        if found.inode.file_type() == inode::FileType::Directory {
+            return Ok(found);
+        }
+        // A link or file in the place of a mount point gives way.
+        parent.inode.remove(name)?;
+        parent.detach(name);
+    }
+    let new = NewInode { kind: NewKind::Directory, permissions, uid: 0, gid: 0 };
+    let inode = parent.inode.create(name, &new)?;
+    Ok(parent.attach(name, inode))
+}

@@ -1,0 +1,72 @@
+//! From where, and as whom, a process looks at the tree.
+
+use super::path::Path;
+use super::permission::Identity;
+use crate::errno::{Errno, Result};
+use crate::task::Process;
+use crate::task::process::RLIMIT_FSIZE;
+
+/// Working directory, root directory and umask of a process.
+#[derive(Clone)]
+pub struct FsContext {
+    /// Working directory.
+    pub cwd: Path,
+    /// Root directory (chroot(2)).
+    pub root: Path,
+    /// Permission bits that new files do not get.
+    pub umask: u32,
+}
+
+impl FsContext {
+    /// A context at the root of the tree.
+    pub fn new(root: Path) -> Self {
+        Self { cwd: root.clone(), root, umask: 0o022 }
+    }
+}
+
+/// All that file system operations need to know about their caller.
+#[derive(Clone)]
+pub struct Context {
+    /// Root directory.
+    pub root: Path,
+    /// Working directory.
+    pub cwd: Path,
+    /// See [`FsContext::umask`].
+    pub umask: u32,
+    /// Ids.
+    pub identity: Identity,
+    /// `RLIMIT_FSIZE`, in bytes.
+    pub file_size_limit: u64,
+}
+
+/// `AT_FDCWD`: relative paths start at the working directory.
+pub const AT_FDCWD: i32 = -100;
+
+impl Context {
+    /// Of the running process.
+    pub fn current() -> Self {
+        Self::of(crate::task::current_process())
+    }
+
+    /// Of a process.
+    pub fn of(process: &Process) -> Self {
+        let identity = Identity::effective(&process.credentials.lock());
+        let fs = process.fs.lock();
+        Self {
+            root: fs.root.clone(),
+            cwd: fs.cwd.clone(),
+            umask: fs.umask,
+            identity,
+            file_size_limit: process.limits.lock()[RLIMIT_FSIZE].current,
+        }
+    }
+
+    /// Where a relative path of an `*at` call starts.
+    pub fn start(&self, dirfd: i32) -> Result<Path> {
+        if dirfd == AT_FDCWD {
+            return Ok(self.cwd.clone());
+        }
+        let open = crate::task::current_process().files.lock().get(dirfd)?;
+        open.path.clone().ok_or(Errno::ENOTDIR)
+    }
+}

@@ -1,0 +1,251 @@
+//! Dentries: names in the tree, and the cache of what has been looked up.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::inode::Inode;
+use super::mount::Mount;
+use crate::errno::Result;
+use crate::sync::Lock;
+
+/// Negative entries that one directory may cache; beyond, they are forgotten.
+const NEGATIVE_MAX: usize = 4096;
+
+/// A name, bound to an inode and to a place in the tree.
+pub struct Dentry {
+    /// What the name stands for.
+    pub inode: Arc<dyn Inode>,
+    name: Lock<Arc<[u8]>>,
+    parent: Lock<Option<Arc<Dentry>>>,
+    children: Lock<Children>,
+    mount: Lock<MountLink>,
+    unlinked: AtomicBool,
+}
+
+#[derive(Default)]
+struct Children {
+    by_name: BTreeMap<Box<[u8]>, Option<Arc<Dentry>>>,
+    negative: usize,
+}
+
+/// How a dentry takes part in a mount.
+#[derive(Clone)]
+enum MountLink {
+    None,
+    /// Another file system's root hides this directory.
+    Covered(Arc<Mount>),
+    /// The root of a mounted file system.
+    Root(Arc<Mount>),
+}
+
+impl Dentry {
+    /// The root of a tree of its own.
+    pub fn root(inode: Arc<dyn Inode>) -> Arc<Self> {
+        Self::build(inode, b"/", None)
+    }
+
+    /// A file outside of any tree, which shows as `name`: a pipe, a memory file.
+    pub fn anonymous(inode: Arc<dyn Inode>, name: &[u8]) -> Arc<Self> {
+        Self::build(inode, name, None)
+    }
+
+    /// A child that is not in the parent's cache.
+    pub fn detached(inode: Arc<dyn Inode>, name: &[u8], parent: &Arc<Dentry>) -> Arc<Self> {
+        Self::build(inode, name, Some(parent.clone()))
+    }
+
+    fn build(inode: Arc<dyn Inode>, name: &[u8], parent: Option<Arc<Dentry>>) -> Arc<Self> {
+        Arc::new(Self {
+            inode,
+            name: Lock::new(name.into()),
+            parent: Lock::new(parent),
+            children: Lock::default(),
+            mount: Lock::new(MountLink::None),
+            unlinked: AtomicBool::new(false),
+        })
+    }
+
+    /// The name in the parent.
+    pub fn name(&self) -> Arc<[u8]> {
+        self.name.lock().clone()
+    }
+
+    /// The parent in the same tree.
+    pub fn parent(&self) -> Option<Arc<Dentry>> {
+        self.parent.lock().clone()
+    }
+
+    /// Whether the name has been removed.
+    pub fn is_unlinked(&self) -> bool {
+        self.unlinked.load(Ordering::Relaxed)
+    }
+
+    /// Marks a file that never had a name (`O_TMPFILE`) or lost it.
+    pub fn set_unlinked(&self) {
+        self.unlinked.store(true, Ordering::Relaxed);
+    }
+
+    /// Finds a child, asking the file system only if the answer is not cached.
+    pub fn child(self: &Arc<Self>, name: &[u8]) -> Result<Option<Arc<Dentry>>> {
+        if !self.inode.caches_lookups() {
+            let inode = self.inode.lookup(name)?;
+            return Ok(inode.map(|inode| Self::detached(inode, name, self)));
+        }
+        if let Some(cached) = self.children.lock().by_name.get(name) {
+            return Ok(cached.clone());
+        }
+        match self.inode.lookup(name)? {
+            Some(inode) => Ok(Some(self.attach(name, inode))),
+            None => {
+                self.attach_negative(name);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Adds a child for a file that now has this name.
+    pub fn attach(self: &Arc<Self>, name: &[u8], inode: Arc<dyn Inode>) -> Arc<Dentry> {
+        let child = Self::detached(inode, name, self);
+        self.insert(name, child.clone());
+        child
+    }
+
+    fn insert(&self, name: &[u8], child: Arc<Dentry>) {
+        let old = {
+            let mut children = self.children.lock();
+            let old = children.by_name.insert(name.into(), Some(child));
+            if matches!(old, Some(None)) {
+                children.negative -= 1;
+            }
+            old
+        };
+        drop(old);
+    }
+
+    fn attach_negative(&self, name: &[u8]) {
+        let mut children = self.children.lock();
+        if children.negative >= NEGATIVE_MAX {
+            children.by_name.retain(|_, child| child.is_some());
+            children.negative = 0;
+        }
+        if children.by_name.insert(name.into(), None).is_none() {
+            children.negative += 1;
+        }
+    }
+
+    /// The name is gone: whoever holds the dentry sees it as deleted.
+    pub fn detach(&self, name: &[u8]) {
+        let old = {
+            let mut children = self.children.lock();
+            let old = children.by_name.remove(name);
+            if matches!(old, Some(None)) {
+                children.negative -= 1;
+            }
+            old
+        };
+        if let Some(Some(child)) = old {
+            child.set_unlinked();
+        }
+    }
+
+    /// Moves `name` to `new_name` below `to`, so that open files follow.
+    pub fn transfer(name: &[u8], from: &Arc<Dentry>, new_name: &[u8], to: &Arc<Dentry>) {
+        let moved = from.take(name);
+        to.detach(new_name);
+        if let Some(child) = moved {
+            to.adopt(new_name, child);
+        }
+    }
+
+    /// Exchanges two names.
+    pub fn exchange(name: &[u8], from: &Arc<Dentry>, new_name: &[u8], to: &Arc<Dentry>) {
+        let first = from.take(name);
+        let second = to.take(new_name);
+        if let Some(child) = first {
+            to.adopt(new_name, child);
+        }
+        if let Some(child) = second {
+            from.adopt(name, child);
+        }
+    }
+
+    fn take(&self, name: &[u8]) -> Option<Arc<Dentry>> {
+        let mut children = self.children.lock();
+        let old = children.by_name.remove(name);
+        if matches!(old, Some(None)) {
+            children.negative -= 1;
+        }
+        old.flatten()
+    }
+
+    fn adopt(self: &Arc<Self>, name: &[u8], child: Arc<Dentry>) {
+        *child.name.lock() = name.into();
+        let old = child.parent.lock().replace(self.clone());
+        drop(old);
+        self.insert(name, child);
+    }
+
+    /// Forgets children that nobody holds, and what they have cached. The file
+    /// system is asked again when they are next wanted.
+    pub fn prune(&self) {
+        let mut kept: Vec<Arc<Dentry>> = Vec::new();
+        for child in self.children.lock().by_name.values().flatten() {
+            kept.push(child.clone());
+        }
+        // A child is held by the cache and by `kept`; more means it is in use,
+        // be it by its own children.
+        for child in &kept {
+            child.prune();
+        }
+        let mut children = self.children.lock();
+        children.by_name.retain(|_, child| {
+            child.as_ref().is_some_and(|child| {
+                Arc::strong_count(child) > 2 || !matches!(*child.mount.lock(), MountLink::None)
+            })
+        });
+        children.negative = 0;
+    }
+
+    /// The mount whose root hides this directory.
+    pub fn covered_by(&self) -> Option<Arc<Mount>> {
+        match &*self.mount.lock() {
+            MountLink::Covered(mount) => Some(mount.clone()),
+            _ => None,
+        }
+    }
+
+    /// The mount whose root this is.
+    pub fn root_of(&self) -> Option<Arc<Mount>> {
+        match &*self.mount.lock() {
+            MountLink::Root(mount) => Some(mount.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether a file system is mounted here.
+    pub fn is_mount_point(&self) -> bool {
+        !matches!(*self.mount.lock(), MountLink::None)
+    }
+
+    pub(super) fn set_covered(&self, mount: Arc<Mount>) {
+        *self.mount.lock() = MountLink::Covered(mount);
+    }
+
+    pub(super) fn set_root_of(&self, mount: Arc<Mount>) {
+        *self.mount.lock() = MountLink::Root(mount);
+    }
+}
+
+impl Drop for Dentry {
+    /// Lets go of the ancestors in a loop: a long chain of removed directories
+    /// must not become a deep recursion on the kernel stack.
+    fn drop(&mut self) {
+        let mut next = self.parent.lock().take();
+        while let Some(dentry) = next {
+            next = Arc::into_inner(dentry).and_then(|last| last.parent.lock().take());
+        }
+    }
+}

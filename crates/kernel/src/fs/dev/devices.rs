@@ -1,0 +1,169 @@
+//! The devices without a counterpart on the host.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::any::Any;
+
+use crate::errno::{Errno, Result};
+use crate::fs::file::{File, MmapSource, Stat};
+use crate::fs::inode::Inode;
+use crate::io::{Sink, Source};
+
+/// The parts of `File` that all devices share.
+macro_rules! device_file {
+    () => {
+        fn seekable(&self) -> bool {
+            true
+        }
+        fn stat(&self) -> Result<Stat> {
+            Ok(self.inode.attributes().to_stat())
+        }
+        fn description(&self) -> String {
+            String::from("device")
+        }
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+        fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+            self
+        }
+    };
+}
+
+/// Takes everything without looking at it.
+fn swallow(source: &mut Source<'_>) -> usize {
+    let count = source.remaining();
+    source.advance(count);
+    count
+}
+
+/// `/dev/null` (null(4)).
+pub struct Null {
+    inode: Arc<dyn Inode>,
+}
+
+impl Null {
+    /// An open `/dev/null`.
+    pub fn new(inode: Arc<dyn Inode>) -> Self {
+        Self { inode }
+    }
+}
+
+impl File for Null {
+    fn read(&self, _: &mut Sink<'_>, _: u64) -> Result<usize> {
+        Ok(0)
+    }
+    fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
+        Ok(swallow(source))
+    }
+    device_file!();
+}
+
+/// What a device of zeros does with what is written to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    /// `/dev/zero`.
+    Vanish,
+    /// `/dev/full`: `ENOSPC`.
+    Fail,
+}
+
+/// `/dev/zero` and `/dev/full` (null(4), full(4)).
+pub struct Zero {
+    inode: Arc<dyn Inode>,
+    writes: Writes,
+}
+
+impl Zero {
+    /// An open device of zeros.
+    pub fn new(inode: Arc<dyn Inode>, writes: Writes) -> Self {
+        Self { inode, writes }
+    }
+}
+
+impl File for Zero {
+    fn read(&self, sink: &mut Sink<'_>, _: u64) -> Result<usize> {
+        sink.put_zeros(sink.remaining())
+    }
+    fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
+        match self.writes {
+            Writes::Vanish => Ok(swallow(source)),
+            Writes::Fail => Err(Errno::ENOSPC),
+        }
+    }
+    fn mmap_source(&self) -> Result<MmapSource> {
+        match self.writes {
+            Writes::Vanish => Ok(MmapSource::Zero),
+            Writes::Fail => Err(Errno::ENODEV),
+        }
+    }
+    device_file!();
+}
+
+/// `/dev/random` and `/dev/urandom` (random(4)).
+pub struct Random {
+    inode: Arc<dyn Inode>,
+}
+
+impl Random {
+    /// An open source of random numbers.
+    pub fn new(inode: Arc<dyn Inode>) -> Self {
+        Self { inode }
+    }
+}
+
+impl File for Random {
+    fn read(&self, sink: &mut Sink<'_>, _: u64) -> Result<usize> {
+        let mut done = 0;
+        let mut block = [0u8; 256];
+        while sink.remaining() > 0 {
+            let step = sink.remaining().min(block.len());
+            crate::state::kernel().random.lock().fill(&mut block[..step]);
+            match sink.put(&block[..step]) {
+                Ok(count) if count == step => done += count,
+                Ok(count) => return Ok(done + count),
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
+        // Anybody may stir the pool and nobody gains by it: the generator's
+        // key comes from the host and stays as good as it was.
+        Ok(swallow(source))
+    }
+
+    fn ioctl(&self, request: u32, argument: crate::platform::user::UserAddress) -> Result<u64> {
+        const RNDGETENTCNT: u32 = 0x8004_5200;
+        match request {
+            RNDGETENTCNT => argument.write(&256u32).map(|()| 0),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+    device_file!();
+}
+
+/// `/dev/thaw`: writing to it asks for a freeze.
+pub struct Thaw {
+    inode: Arc<dyn Inode>,
+}
+
+impl Thaw {
+    /// An open `/dev/thaw`.
+    pub fn new(inode: Arc<dyn Inode>) -> Self {
+        Self { inode }
+    }
+}
+
+impl File for Thaw {
+    fn read(&self, _: &mut Sink<'_>, _: u64) -> Result<usize> {
+        Ok(0)
+    }
+    fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
+        crate::freeze::request();
+        Ok(swallow(source))
+    }
+    device_file!();
+}

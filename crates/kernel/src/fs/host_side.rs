@@ -1,0 +1,135 @@
+//! The seam between file systems and the rest of the kernel.
+//!
+//! Everything that file systems want from outside their folder and that a unit
+//! test on the host has to replace: the clock, pages, descriptors of blobs, the
+//! broker.
+
+pub use imp::*;
+
+#[cfg(not(test))]
+mod imp {
+    use alloc::vec::Vec;
+
+    use crate::errno::Result;
+    use crate::io::Sink;
+    use crate::platform::host::{self, HostFd};
+
+    pub use crate::mm::pages::{PageBox, alloc_page};
+
+    /// The guest's `CLOCK_REALTIME`, in nanoseconds since the epoch.
+    pub fn realtime_ns() -> u64 {
+        crate::time::clock::realtime_ns()
+    }
+
+    /// Asks the broker; the tail of its answer goes to `reply`.
+    pub fn broker_request(kind: u32, body: &[u8], tail: &[u8], reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
+        crate::boot::broker::request(kind, body, tail, reply)
+    }
+
+    /// Pages that the sandbox may use for files: in all, and left.
+    pub fn page_counts() -> (u64, u64) {
+        let kernel = crate::state::kernel();
+        let limit = match kernel.config.lock().memory_limit {
+            0 => thaw_abi::layout::PAGES_MAX,
+            limit => limit,
+        };
+        let used = kernel.pages.lock().bytes_in_use();
+        (limit / 4096, limit.saturating_sub(used) / 4096)
+    }
+
+    /// Number of the current boot: what was learnt from the host in an earlier
+    /// one is void.
+    pub fn boot_generation() -> u64 {
+        crate::boot::generation()
+    }
+
+    /// Reads a blob at `offset`, at most `len` bytes.
+    pub fn read_blob(blob: u32, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
+        read_descriptor(crate::boot::blobs::descriptor(blob)?, sink, offset, len)
+    }
+
+    /// Reads a host file at `offset`, at most `len` bytes.
+    pub fn read_descriptor(fd: HostFd, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
+        let mut done = 0;
+        while done < len {
+            let Some((to, piece)) = sink.next_piece() else { break };
+            let step = piece.min(len - done);
+            match host::pread(fd, to, step, offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => {
+                    sink.advance(count);
+                    done += count;
+                }
+                // The host does not run our fault handler, so a page that the
+                // kernel would map on first touch looks unmapped to it.
+                Err(crate::errno::Errno::EFAULT) => match read_bounced(fd, sink, offset + done as u64, step) {
+                    Ok(0) => break,
+                    Ok(count) => done += count,
+                    Err(error) if done == 0 => return Err(error),
+                    Err(_) => break,
+                },
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    fn read_bounced(fd: HostFd, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
+        let mut buffer = [0u8; 2048];
+        let step = len.min(buffer.len());
+        let count = host::pread(fd, buffer.as_mut_ptr() as u64, step, offset)?;
+        sink.put(&buffer[..count])
+    }
+}
+
+#[cfg(test)]
+mod imp {
+    use std::boxed::Box;
+    use std::collections::BTreeMap;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::vec::Vec;
+
+    use crate::errno::{Errno, Result};
+    use crate::io::Sink;
+    use crate::platform::host::HostFd;
+
+    pub type PageBox = Box<[u8; 4096]>;
+
+    pub fn alloc_page() -> Result<PageBox> {
+        Ok(Box::new([0; 4096]))
+    }
+
+    /// A clock that moves on by a microsecond whenever somebody looks.
+    pub fn realtime_ns() -> u64 {
+        static CLOCK: AtomicU64 = AtomicU64::new(1_700_000_000_000_000_000);
+        CLOCK.fetch_add(1000, Ordering::Relaxed)
+    }
+
+    pub fn broker_request(_kind: u32, _body: &[u8], _tail: &[u8], _reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
+        Err(Errno::EIO)
+    }
+
+    pub fn page_counts() -> (u64, u64) {
+        (1000, 900)
+    }
+
+    pub fn boot_generation() -> u64 {
+        1
+    }
+
+    /// Blobs that tests have put there. Every test uses numbers of its own.
+    pub static BLOBS: Mutex<BTreeMap<u32, Vec<u8>>> = Mutex::new(BTreeMap::new());
+
+    pub fn read_blob(blob: u32, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
+        let blobs = BLOBS.lock().unwrap();
+        let bytes = blobs.get(&blob).ok_or(Errno::EIO)?;
+        let rest = bytes.get(offset as usize..).unwrap_or(&[]);
+        sink.put(&rest[..rest.len().min(len)])
+    }
+
+    pub fn read_descriptor(_fd: HostFd, _sink: &mut Sink<'_>, _offset: u64, _len: usize) -> Result<usize> {
+        Err(Errno::EIO)
+    }
+}

@@ -1,0 +1,205 @@
+//! Advisory locks: fcntl(2) record locks, open file description locks, flock(2).
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::file::Events;
+use crate::errno::{Errno, Result};
+use crate::sync::Lock;
+use crate::task::wait::{WaitQueue, wait_until};
+
+/// Who holds a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// A process (`F_SETLK`), by process id.
+    Process(u32),
+    /// An open file description (`F_OFD_SETLK`, flock(2)), by address.
+    Description(u64),
+}
+
+/// How a range is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// Shared with other readers.
+    Read,
+    /// Exclusive.
+    Write,
+}
+
+/// Which of the two families of locks, which do not see each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    /// Record locks, by process or description.
+    Record,
+    /// flock(2).
+    Flock,
+}
+
+/// A locked range of a file: `start..end`, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// First byte.
+    pub start: u64,
+    /// End; `u64::MAX` reaches however far the file grows.
+    pub end: u64,
+}
+
+impl Range {
+    /// The whole file.
+    pub const ALL: Range = Range { start: 0, end: u64::MAX };
+
+    fn overlaps(self, other: Range) -> bool {
+        self.start < other.end && other.start < self.end
+    }
+}
+
+/// A lock that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Who.
+    pub owner: Owner,
+    /// How.
+    pub kind: LockKind,
+    /// What.
+    pub range: Range,
+}
+
+/// Names a file: device and inode number, and the family of locks.
+pub type FileKey = (u64, u64, Family);
+
+/// All advisory locks.
+#[derive(Default)]
+pub struct LockTable {
+    files: Lock<BTreeMap<FileKey, Vec<Held>>>,
+    released: Arc<WaitQueue>,
+}
+
+/// Whether to wait for a lock that somebody else holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// `EAGAIN`.
+    Refuse,
+    /// Wait.
+    Wait,
+}
+
+impl LockTable {
+    /// Whether nobody holds any lock.
+    pub fn is_empty(&self) -> bool {
+        self.files.lock().is_empty()
+    }
+
+    /// The lock that stands in the way of `wanted`, if there is one.
+    pub fn conflict(&self, file: FileKey, wanted: &Held) -> Option<Held> {
+        let files = self.files.lock();
+        files.get(&file)?.iter().copied().find(|held| {
+            held.owner != wanted.owner
+                && held.range.overlaps(wanted.range)
+                && (held.kind == LockKind::Write || wanted.kind == LockKind::Write)
+        })
+    }
+
+    /// Takes a lock, replacing what the owner held of the range.
+    pub fn acquire(&self, file: FileKey, wanted: Held, patience: Patience) -> Result<()> {
+        if self.conflict(file, &wanted).is_some() {
+            if patience == Patience::Refuse {
+                return Err(Errno::EAGAIN);
+            }
+            wait_until(&[&self.released], None, || match self.conflict(file, &wanted) {
+                Some(_) => None,
+                None => Some(Ok(())),
+            })?;
+        }
+        self.carve(file, wanted.owner, wanted.range);
+        self.files.lock().entry(file).or_default().push(wanted);
+        // Going from exclusive to shared lets others in.
+        self.released.wake_all(Events::IN);
+        Ok(())
+    }
+
+    /// Gives up what the owner holds of a range.
+    pub fn release(&self, file: FileKey, owner: Owner, range: Range) {
+        if self.carve(file, owner, range) {
+            self.released.wake_all(Events::IN);
+        }
+    }
+
+    /// Gives up everything that an owner holds anywhere.
+    pub fn release_all(&self, owner: Owner) {
+        let mut changed = false;
+        self.files.lock().retain(|_, held| {
+            let before = held.len();
+            held.retain(|lock| lock.owner != owner);
+            changed |= held.len() != before;
+            !held.is_empty()
+        });
+        if changed {
+            self.released.wake_all(Events::IN);
+        }
+    }
+
+    /// Cuts a range out of an owner's locks.
+    fn carve(&self, file: FileKey, owner: Owner, range: Range) -> bool {
+        let mut files = self.files.lock();
+        let Some(held) = files.get_mut(&file) else { return false };
+        let mut changed = false;
+        let mut kept = Vec::with_capacity(held.len() + 1);
+        for lock in held.drain(..) {
+            if lock.owner != owner || !lock.range.overlaps(range) {
+                kept.push(lock);
+                continue;
+            }
+            changed = true;
+            if lock.range.start < range.start {
+                kept.push(Held { range: Range { start: lock.range.start, end: range.start }, ..lock });
+            }
+            if lock.range.end > range.end {
+                kept.push(Held { range: Range { start: range.end, end: lock.range.end }, ..lock });
+            }
+        }
+        *held = kept;
+        if held.is_empty() {
+            files.remove(&file);
+        }
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileKey = (1, 2, Family::Record);
+
+    fn lock(owner: u32, kind: LockKind, start: u64, end: u64) -> Held {
+        Held { owner: Owner::Process(owner), kind, range: Range { start, end } }
+    }
+
+    #[test]
+    fn readers_share_and_writers_do_not() {
+        let table = LockTable::default();
+        table.acquire(FILE, lock(1, LockKind::Read, 0, 10), Patience::Refuse).unwrap();
+        table.acquire(FILE, lock(2, LockKind::Read, 5, 15), Patience::Refuse).unwrap();
+        assert_eq!(
+            table.acquire(FILE, lock(3, LockKind::Write, 12, 13), Patience::Refuse),
+            Err(Errno::EAGAIN)
+        );
+        assert_eq!(table.conflict(FILE, &lock(3, LockKind::Write, 12, 13)), Some(lock(2, LockKind::Read, 5, 15)));
+        table.acquire(FILE, lock(3, LockKind::Write, 20, 30), Patience::Refuse).unwrap();
+        table.release(FILE, Owner::Process(2), Range::ALL);
+        table.acquire(FILE, lock(3, LockKind::Write, 12, 13), Patience::Refuse).unwrap();
+    }
+
+    #[test]
+    fn a_release_in_the_middle_splits() {
+        let table = LockTable::default();
+        table.acquire(FILE, lock(1, LockKind::Write, 0, 100), Patience::Refuse).unwrap();
+        table.release(FILE, Owner::Process(1), Range { start: 40, end: 60 });
+        table.acquire(FILE, lock(2, LockKind::Write, 40, 60), Patience::Refuse).unwrap();
+        assert!(table.conflict(FILE, &lock(2, LockKind::Write, 39, 40)).is_some());
+        assert!(table.conflict(FILE, &lock(2, LockKind::Write, 60, 61)).is_some());
+        table.release_all(Owner::Process(1));
+        assert!(table.conflict(FILE, &lock(2, LockKind::Write, 0, 100)).is_none());
+    }
+}

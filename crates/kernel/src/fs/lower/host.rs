@@ -1,0 +1,198 @@
+//! A directory of the host as lower layer, asked for through the broker.
+//!
+//! What the broker says about a file is kept: the layer counts as read-only,
+//! and a program that looks twice must not pay twice. A file that changes on
+//! the host while the sandbox runs shows its old attributes and its new content.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use bytemuck::Zeroable;
+use thaw_abi::control::{
+    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK, MSG_FS_STAT,
+};
+
+use super::{Lower, LowerAttributes, LowerId};
+use crate::errno::{Errno, Result};
+use crate::fs::file::MmapSource;
+use crate::fs::host_side;
+use crate::fs::inode::{FileType, Timestamp};
+use crate::io::Sink;
+use crate::platform::host::HostFd;
+use crate::sync::Lock;
+
+/// The lower layer that the broker serves.
+pub struct HostLower {
+    state: Lock<State>,
+}
+
+#[derive(Default)]
+struct State {
+    files: Vec<Entry>,
+    by_path: BTreeMap<Arc<[u8]>, LowerId>,
+    /// Device numbers of the host, in order of appearance. The guest sees the
+    /// position, since the number is none of its business.
+    devices: Vec<u64>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    path: Arc<[u8]>,
+    attributes: FileAttributes,
+    device: u32,
+}
+
+impl HostLower {
+    /// Asks for the root directory.
+    pub fn new() -> Result<Self> {
+        let layer = Self { state: Lock::default() };
+        layer.find(b"")?.ok_or(Errno::ENOENT)?;
+        Ok(layer)
+    }
+
+    fn entry(&self, id: LowerId) -> Result<Entry> {
+        self.state.lock().files.get(id.0 as usize).cloned().ok_or(Errno::EIO)
+    }
+
+    /// The file with this path, if there is one.
+    fn find(&self, path: &[u8]) -> Result<Option<LowerId>> {
+        if let Some(id) = self.state.lock().by_path.get(path) {
+            return Ok(Some(*id));
+        }
+        let mut reply = Vec::new();
+        match host_side::broker_request(MSG_FS_STAT, &[], path, &mut reply) {
+            Ok(_) => {}
+            // What the host keeps from the broker does not exist for the guest.
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EACCES | Errno::ENAMETOOLONG) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        }
+        let attributes: FileAttributes = parse(&reply)?;
+        let mut state = self.state.lock();
+        let device = match state.devices.iter().position(|&known| known == attributes.device) {
+            Some(position) => position,
+            None => {
+                state.devices.push(attributes.device);
+                state.devices.len() - 1
+            }
+        } as u32;
+        let id = LowerId(u32::try_from(state.files.len()).map_err(|_| Errno::ENOMEM)?);
+        let path: Arc<[u8]> = path.into();
+        state.files.push(Entry { path: path.clone(), attributes, device });
+        state.by_path.insert(path, id);
+        Ok(Some(id))
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<FileAttributes> {
+    let mut attributes = FileAttributes::zeroed();
+    let bytes = bytes.get(..size_of::<FileAttributes>()).ok_or(Errno::EIO)?;
+    bytemuck::bytes_of_mut(&mut attributes).copy_from_slice(bytes);
+    Ok(attributes)
+}
+
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(directory.len() + 1 + name.len());
+    path.extend_from_slice(directory);
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+impl Lower for HostLower {
+    fn root(&self) -> LowerId {
+        LowerId(0)
+    }
+
+    fn attributes(&self, id: LowerId) -> Result<LowerAttributes> {
+        let Entry { attributes, device, .. } = self.entry(id)?;
+        Ok(LowerAttributes {
+            ino: attributes.inode,
+            device,
+            mode: attributes.mode,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            nlink: attributes.nlink,
+            rdev: attributes.rdev.into(),
+            size: attributes.size,
+            mtime: Timestamp { sec: attributes.mtime_sec, nsec: attributes.mtime_nsec },
+        })
+    }
+
+    fn lookup(&self, directory: LowerId, name: &[u8]) -> Result<Option<LowerId>> {
+        let path = join(&self.entry(directory)?.path, name);
+        self.find(&path)
+    }
+
+    fn list(&self, directory: LowerId, emit: &mut dyn FnMut(&[u8], u64, FileType)) -> Result<()> {
+        let path = self.entry(directory)?.path;
+        let mut request = ListDirectory { skip: 0 };
+        let mut reply = Vec::new();
+        loop {
+            reply.clear();
+            host_side::broker_request(MSG_FS_LIST, bytemuck::bytes_of(&request), &path, &mut reply)?;
+            if reply.is_empty() {
+                return Ok(());
+            }
+            let mut rest = reply.as_slice();
+            while let Some((head, after)) = rest.split_at_checked(size_of::<DirectoryEntry>()) {
+                let mut entry = DirectoryEntry::zeroed();
+                bytemuck::bytes_of_mut(&mut entry).copy_from_slice(head);
+                let name = after.get(..entry.name_len as usize).ok_or(Errno::EIO)?;
+                let kind = FileType::from_mode(entry.file_type << 12).unwrap_or(FileType::Regular);
+                emit(name, entry.inode, kind);
+                request.skip += 1;
+                rest = after.get((entry.name_len as usize).next_multiple_of(8)..).unwrap_or(&[]);
+            }
+        }
+    }
+
+    fn read_link(&self, id: LowerId) -> Result<Vec<u8>> {
+        let path = self.entry(id)?.path;
+        let mut target = Vec::new();
+        host_side::broker_request(MSG_FS_READLINK, &[], &path, &mut target)?;
+        Ok(target)
+    }
+
+    fn read(&self, id: LowerId, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
+        let fd = descriptor(&self.entry(id)?.path)?;
+        host_side::read_descriptor(fd, sink, offset, len)
+    }
+
+    fn mmap_source(&self, id: LowerId) -> Result<MmapSource> {
+        Ok(MmapSource::HostFile(self.entry(id)?.path))
+    }
+}
+
+/// Host descriptors by path. Rebuilt in every boot.
+static DESCRIPTORS: Lock<Descriptors> = Lock::new(Descriptors { generation: 0, by_path: BTreeMap::new() });
+
+struct Descriptors {
+    generation: u64,
+    by_path: BTreeMap<Arc<[u8]>, HostFd>,
+}
+
+/// A host descriptor for a regular file of the host directory, for reading and
+/// mapping; stays open until the sandbox ends.
+pub fn descriptor(path: &Arc<[u8]>) -> Result<HostFd> {
+    let generation = host_side::boot_generation();
+    {
+        let mut cache = DESCRIPTORS.lock();
+        if cache.generation != generation {
+            // Dropped without closing: the numbers mean nothing in this boot.
+            cache.by_path.clear();
+            cache.generation = generation;
+        }
+        if let Some(fd) = cache.by_path.get(path) {
+            return Ok(*fd);
+        }
+    }
+    let mut reply = Vec::new();
+    let fd = host_side::broker_request(MSG_FS_OPEN, &[], path, &mut reply)?.ok_or(Errno::EIO)?;
+    DESCRIPTORS.lock().by_path.insert(path.clone(), fd);
+    Ok(fd)
+}

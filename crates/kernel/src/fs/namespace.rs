@@ -1,0 +1,251 @@
+//! Changing the tree: creating, linking, removing and renaming.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::context::Context;
+use super::dentry::Dentry;
+use super::inode::{Attributes, FileType, Inode, NewInode, NewKind, RenameMode, S_ISGID};
+use super::path::Path;
+use super::permission::Access;
+use super::walk::{Last, Parent, walk_parent};
+use crate::errno::{Errno, Result};
+
+/// What a new file in `directory` looks like (umask(2), inode(7) on set-group-id).
+pub fn new_inode(context: &Context, directory: &Attributes, kind: NewKind, permissions: u32) -> NewInode {
+    let inherits = directory.mode & S_ISGID != 0;
+    let gid = if inherits { directory.gid } else { context.identity.gid };
+    let mut permissions = match kind {
+        NewKind::Symlink(_) => 0o777,
+        _ => permissions & 0o7777 & !context.umask,
+    };
+    if inherits && matches!(kind, NewKind::Directory) {
+        permissions |= S_ISGID;
+    }
+    NewInode { kind, permissions, uid: context.identity.uid, gid }
+}
+
+/// `EACCES` unless names in the directory may be changed.
+pub fn check_may_change(context: &Context, directory: &Path) -> Result<()> {
+    context.identity.check(&**directory.inode(), Access::WRITE | Access::EXECUTE)
+}
+
+/// Creates a file that is not a directory entry yet; `EEXIST` if it is.
+pub fn create(context: &Context, start: &Path, path: &[u8], kind: NewKind, permissions: u32) -> Result<Path> {
+    let parent = walk_parent(context, start, path)?;
+    let Last::Name(name) = &parent.last else { return Err(Errno::EEXIST) };
+    if parent.directory.dentry().child(name)?.is_some() {
+        return Err(Errno::EEXIST);
+    }
+    // mkdir("new/") is fine; anything else cannot be a directory.
+    if parent.trailing_slash && !matches!(kind, NewKind::Directory) {
+        return Err(Errno::ENOENT);
+    }
+    create_in(context, &parent.directory, name, kind, permissions)
+}
+
+/// Creates a file in a directory that has no such name.
+pub fn create_in(
+    context: &Context,
+    directory: &Path,
+    name: &[u8],
+    kind: NewKind,
+    permissions: u32,
+) -> Result<Path> {
+    if directory.dentry().is_unlinked() {
+        return Err(Errno::ENOENT);
+    }
+    check_may_change(context, directory)?;
+    let holder = directory.inode();
+    let new = new_inode(context, &holder.attributes(), kind, permissions);
+    let inode = holder.create(name, &new)?;
+    if !holder.caches_lookups() {
+        return Ok(Path::new(Dentry::detached(inode, name, directory.dentry())));
+    }
+    Ok(Path::new(directory.dentry().attach(name, inode)))
+}
+
+/// Gives the file at `target` another name (link(2)).
+pub fn link(context: &Context, target: &Path, start: &Path, path: &[u8]) -> Result<()> {
+    let parent = walk_parent(context, start, path)?;
+    let Last::Name(name) = &parent.last else { return Err(Errno::EEXIST) };
+    let directory = &parent.directory;
+    if directory.dentry().child(name)?.is_some() {
+        return Err(Errno::EEXIST);
+    }
+    if parent.trailing_slash {
+        return Err(Errno::ENOENT);
+    }
+    let inode = target.inode();
+    if inode.filesystem() != directory.inode().filesystem() {
+        return Err(Errno::EXDEV);
+    }
+    if inode.file_type() == FileType::Directory {
+        return Err(Errno::EPERM);
+    }
+    if directory.dentry().is_unlinked() {
+        return Err(Errno::ENOENT);
+    }
+    check_may_change(context, directory)?;
+    directory.inode().link(name, inode)?;
+    directory.dentry().attach(name, inode.clone());
+    Ok(())
+}
+
+/// What may be removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// Anything but a directory (unlink(2)).
+    File,
+    /// An empty directory (rmdir(2)).
+    Directory,
+}
+
+/// Removes a name.
+pub fn remove(context: &Context, start: &Path, path: &[u8], removal: Removal) -> Result<()> {
+    let Parent { directory, last, trailing_slash } = walk_parent(context, start, path)?;
+    let name = match (last, removal) {
+        (Last::Name(name), _) => name,
+        (_, Removal::File) => return Err(Errno::EISDIR),
+        (Last::Dot, _) => return Err(Errno::EINVAL),
+        (Last::DotDot, _) => return Err(Errno::ENOTEMPTY),
+        (Last::Root, _) => return Err(Errno::EBUSY),
+    };
+    let victim = directory.dentry().child(&name)?.ok_or(Errno::ENOENT)?;
+    let is_directory = victim.inode.file_type() == FileType::Directory;
+    if trailing_slash && !is_directory {
+        return Err(Errno::ENOTDIR);
+    }
+    check_may_change(context, &directory)?;
+    context.identity.check_sticky(&**directory.inode(), &*victim.inode)?;
+    match removal {
+        Removal::File if is_directory => return Err(Errno::EISDIR),
+        Removal::Directory if !is_directory => return Err(Errno::ENOTDIR),
+        _ => {}
+    }
+    if victim.is_mount_point() {
+        return Err(Errno::EBUSY);
+    }
+    directory.inode().remove(&name)?;
+    directory.dentry().detach(&name);
+    // With no cache the dentry in hand is the one that shows as deleted.
+    victim.set_unlinked();
+    Ok(())
+}
+
+/// Whether a rename may replace what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameKind {
+    /// An existing target is replaced.
+    Replace,
+    /// An existing target is an error (`RENAME_NOREPLACE`).
+    NoReplace,
+    /// Both must exist and change places (`RENAME_EXCHANGE`).
+    Exchange,
+}
+
+/// One side of a rename.
+struct Side {
+    directory: Path,
+    name: Vec<u8>,
+    trailing_slash: bool,
+    dentry: Option<Arc<Dentry>>,
+}
+
+fn side(parent: Parent) -> Result<Side> {
+    let Last::Name(name) = parent.last else { return Err(Errno::EBUSY) };
+    let dentry = parent.directory.dentry().child(&name)?;
+    Ok(Side { directory: parent.directory, name, trailing_slash: parent.trailing_slash, dentry })
+}
+
+/// Moves a file (rename(2)).
+pub fn rename(
+    context: &Context,
+    old: (&Path, &[u8]),
+    new: (&Path, &[u8]),
+    kind: RenameKind,
+) -> Result<()> {
+    let from = walk_parent(context, old.0, old.1)?;
+    let to = walk_parent(context, new.0, new.1)?;
+    if from.directory.inode().filesystem() != to.directory.inode().filesystem() {
+        return Err(Errno::EXDEV);
+    }
+    let from = side(from)?;
+    if kind == RenameKind::NoReplace && !matches!(to.last, Last::Name(_)) {
+        return Err(Errno::EEXIST);
+    }
+    let to = side(to)?;
+    let moved = from.dentry.as_ref().ok_or(Errno::ENOENT)?;
+    let moved_is_directory = moved.inode.file_type() == FileType::Directory;
+    match (&to.dentry, kind) {
+        (Some(_), RenameKind::NoReplace) => return Err(Errno::EEXIST),
+        (None, RenameKind::Exchange) => return Err(Errno::ENOENT),
+        _ => {}
+    }
+    if !moved_is_directory && (from.trailing_slash || kind != RenameKind::Exchange && to.trailing_slash) {
+        return Err(Errno::ENOTDIR);
+    }
+    // A directory must not become its own descendant.
+    if Path::new(to.directory.dentry().clone()).is_below(&Path::new(moved.clone())) {
+        return Err(Errno::EINVAL);
+    }
+    if let Some(target) = &to.dentry {
+        let above = from.directory.is_below(&Path::new(target.clone()));
+        if above {
+            return Err(if kind == RenameKind::Exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
+        }
+    }
+    if to.directory.dentry().is_unlinked() {
+        return Err(Errno::ENOENT);
+    }
+    check_rename(context, &from, &to, moved, kind)?;
+    if let Some(target) = &to.dentry
+        && same_inode(&target.inode, &moved.inode)
+    {
+        // Two names of one file: nothing happens (rename(2)).
+        return Ok(());
+    }
+    let mode = if kind == RenameKind::Exchange { RenameMode::Exchange } else { RenameMode::Replace };
+    from.directory.inode().rename(&from.name, to.directory.inode(), &to.name, mode)?;
+    if mode == RenameMode::Exchange {
+        Dentry::exchange(&from.name, from.directory.dentry(), &to.name, to.directory.dentry());
+    } else {
+        Dentry::transfer(&from.name, from.directory.dentry(), &to.name, to.directory.dentry());
+    }
+    Ok(())
+}
+
+fn check_rename(context: &Context, from: &Side, to: &Side, moved: &Arc<Dentry>, kind: RenameKind) -> Result<()> {
+    let identity = &context.identity;
+    check_may_change(context, &from.directory)?;
+    identity.check_sticky(&**from.directory.inode(), &*moved.inode)?;
+    check_may_change(context, &to.directory)?;
+    let moved_is_directory = moved.inode.file_type() == FileType::Directory;
+    if let Some(target) = &to.dentry {
+        identity.check_sticky(&**to.directory.inode(), &*target.inode)?;
+        let target_is_directory = target.inode.file_type() == FileType::Directory;
+        if kind != RenameKind::Exchange {
+            match (moved_is_directory, target_is_directory) {
+                (true, false) => return Err(Errno::ENOTDIR),
+                (false, true) => return Err(Errno::EISDIR),
+                _ => {}
+            }
+        }
+        if target.is_mount_point() {
+            return Err(Errno::EBUSY);
+        }
+    }
+    if moved.is_mount_point() {
+        return Err(Errno::EBUSY);
+    }
+    // A directory that gets a new parent is itself changed: its `..`.
+    let new_parent = !from.directory.is(&to.directory);
+    if moved_is_directory && new_parent {
+        identity.check(&*moved.inode, Access::WRITE)?;
+    }
+    Ok(())
+}
+
+fn same_inode(a: &Arc<dyn Inode>, b: &Arc<dyn Inode>) -> bool {
+    core::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+}

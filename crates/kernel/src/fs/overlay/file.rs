@@ -1,0 +1,219 @@
+//! Open regular files of the overlay.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::any::Any;
+
+use bitflags::bitflags;
+
+use super::Node;
+use super::pages;
+use crate::errno::{Errno, Result};
+use crate::fs::file::{File, MmapSource, OpenFlags, Stat, UpperPages};
+use crate::fs::inode::Inode;
+use crate::io::{Sink, Source};
+use crate::sync::Lock;
+
+/// Largest size of a file, in bytes (`MAX_LFS_FILESIZE`).
+pub const MAX_FILE_SIZE: u64 = i64::MAX as u64;
+
+bitflags! {
+    /// What a memory file no longer allows (`F_ADD_SEALS`, fcntl(2)).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct Seals: u32 {
+        /// Adding seals.
+        const SEAL = 1;
+        /// Shrinking.
+        const SHRINK = 2;
+        /// Growing.
+        const GROW = 4;
+        /// Writing.
+        const WRITE = 8;
+        /// Writing, except through mappings that exist.
+        const FUTURE_WRITE = 16;
+        /// Changing the execute bits.
+        const EXEC = 32;
+    }
+}
+
+/// An open regular file.
+pub struct RegularFile {
+    node: Arc<Node>,
+    writable: bool,
+    /// Of memory files that allow sealing.
+    seals: Option<Lock<Seals>>,
+}
+
+impl RegularFile {
+    /// Opens a regular file.
+    pub fn new(node: Arc<Node>, flags: OpenFlags) -> Self {
+        Self { node, writable: flags.can_write(), seals: None }
+    }
+
+    /// Opens a memory file (memfd_create(2)).
+    pub fn memory(node: Arc<Node>, seals: Seals) -> Self {
+        Self { node, writable: true, seals: Some(Lock::new(seals)) }
+    }
+
+    /// The file behind it.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Seals in force; `EINVAL` for files that have none.
+    pub fn seals(&self) -> Result<Seals> {
+        self.seals.as_ref().map(Lock::get).ok_or(Errno::EINVAL)
+    }
+
+    /// Adds seals.
+    pub fn add_seals(&self, more: Seals) -> Result<()> {
+        let seals = self.seals.as_ref().ok_or(Errno::EINVAL)?;
+        let old = seals.get();
+        if old.contains(Seals::SEAL) {
+            return Err(Errno::EPERM);
+        }
+        seals.set(old | more);
+        Ok(())
+    }
+
+    fn sealed(&self, seals: Seals) -> bool {
+        self.seals.as_ref().is_some_and(|held| held.get().intersects(seals))
+    }
+
+    /// The next data from `offset` on (`SEEK_DATA`, lseek(2)).
+    pub fn next_data(&self, offset: u64) -> Result<u64> {
+        self.node.content()?.lock().next_data(offset).ok_or(Errno::ENXIO)
+    }
+
+    /// The next hole from `offset` on (`SEEK_HOLE`).
+    pub fn next_hole(&self, offset: u64) -> Result<u64> {
+        self.node.content()?.lock().next_hole(offset).ok_or(Errno::ENXIO)
+    }
+
+    /// fallocate(2), without a mode or with `KEEP_SIZE`.
+    pub fn allocate(&self, offset: u64, len: u64, grow: Grow) -> Result<()> {
+        let end = offset.checked_add(len).filter(|&end| end <= MAX_FILE_SIZE).ok_or(Errno::EFBIG)?;
+        let grows = grow == Grow::Yes && end > self.size();
+        if grows && self.sealed(Seals::GROW) {
+            return Err(Errno::EPERM);
+        }
+        let mut content = self.node.content()?.lock();
+        content.allocate(self.node.lower(), offset, len)?;
+        if grows {
+            content.truncate(end);
+        }
+        drop(content);
+        self.node.touch_content();
+        Ok(())
+    }
+
+    /// fallocate(2) with `FALLOC_FL_PUNCH_HOLE` or `FALLOC_FL_ZERO_RANGE`.
+    pub fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        if self.sealed(Seals::WRITE | Seals::FUTURE_WRITE) {
+            return Err(Errno::EPERM);
+        }
+        self.node.content()?.lock().punch(self.node.lower(), offset, len)?;
+        self.node.touch_content();
+        Ok(())
+    }
+}
+
+/// Whether an allocation beyond the end makes a file longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grow {
+    /// It does.
+    Yes,
+    /// The size stays.
+    No,
+}
+
+impl File for RegularFile {
+    fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        pages::read(self.node.content()?, self.node.lower(), sink, offset)
+    }
+
+    fn write(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        if source.remaining() == 0 {
+            return Ok(0);
+        }
+        let mut room = MAX_FILE_SIZE.checked_sub(offset).filter(|&room| room > 0).ok_or(Errno::EFBIG)?;
+        if self.seals.is_some() {
+            if self.sealed(Seals::WRITE | Seals::FUTURE_WRITE) {
+                return Err(Errno::EPERM);
+            }
+            if self.sealed(Seals::GROW) {
+                room = room.min(self.size().saturating_sub(offset));
+                if room == 0 {
+                    return Err(Errno::EPERM);
+                }
+            }
+        }
+        let max = usize::try_from(room).unwrap_or(usize::MAX);
+        let count = pages::write(self.node.content()?, self.node.lower(), source, offset, max)?;
+        self.node.touch_content();
+        Ok(count)
+    }
+
+    fn seekable(&self) -> bool {
+        true
+    }
+
+    fn size(&self) -> u64 {
+        self.node.content().map_or(0, |content| content.lock().size())
+    }
+
+    fn stat(&self) -> Result<Stat> {
+        Ok(self.node.attributes().to_stat())
+    }
+
+    fn mmap_source(&self) -> Result<MmapSource> {
+        let untouched = self.node.content()?.lock().untouched();
+        match (untouched, self.node.lower()) {
+            // A file that may be written to through this description must show
+            // the writes in its mappings.
+            (Some(id), Some(lower)) if !self.writable => lower.0.mmap_source(id),
+            _ => Ok(MmapSource::Upper(self.node.clone())),
+        }
+    }
+
+    fn truncate(&self, size: u64) -> Result<()> {
+        if size > MAX_FILE_SIZE {
+            return Err(Errno::EFBIG);
+        }
+        let old = self.size();
+        if size < old && self.sealed(Seals::SHRINK) || size > old && self.sealed(Seals::GROW) {
+            return Err(Errno::EPERM);
+        }
+        self.node.truncate(size)
+    }
+
+    fn description(&self) -> String {
+        self.node.describe()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+impl UpperPages for Node {
+    fn len(&self) -> u64 {
+        self.content().map_or(0, |content| content.lock().size())
+    }
+
+    fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        pages::read(self.content()?, self.lower(), sink, offset)
+    }
+
+    fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        // A mapping never makes a file longer (mmap(2)).
+        let room = self.len().saturating_sub(offset);
+        let count = pages::write(self.content()?, self.lower(), source, offset, room as usize)?;
+        self.touch_content();
+        Ok(count)
+    }
+}

@@ -1,0 +1,120 @@
+//! The overlay: an in-memory file system above an optional lower layer.
+//!
+//! There is one tree of nodes. A node that comes from the lower layer is made
+//! when it is first looked up, with a reference to what it stands for; its
+//! content stays below. Changing it changes the node: attributes at once,
+//! content page by page ([`pages`]), directories entry by entry, with whiteouts
+//! for names that the lower layer has and the guest removed. A directory keeps
+//! its reference to the lower layer wherever it is moved, so that renaming one
+//! needs no copying; a new directory has none, so that it is opaque by nature.
+//!
+//! Without a lower layer this is `tmpfs`.
+
+mod directory;
+mod file;
+mod node;
+mod pages;
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+pub use directory::DirectoryFile;
+pub use file::{Grow, RegularFile, Seals};
+pub use node::Node;
+
+use super::inode::{FilesystemId, Inode, NewInode, NewKind, Statfs};
+use super::lower::{LowerId, LowerLayer};
+use crate::errno::Result;
+use crate::sync::Lock;
+
+/// First inode number of files that do not come from the lower layer: beyond
+/// the inode numbers of any rootfs index.
+const FIRST_OWN_INO: u64 = 1 << 33;
+
+/// `TMPFS_MAGIC` (statfs(2)).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+/// `OVERLAYFS_SUPER_MAGIC` (statfs(2)).
+const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
+
+/// An instance of the file system.
+pub struct Overlay {
+    id: FilesystemId,
+    lower: Option<LowerLayer>,
+    next_ino: AtomicU64,
+    /// Nodes of lower files with more than one name, which must be the same
+    /// node under each of them.
+    linked: Lock<BTreeMap<LowerId, Arc<Node>>>,
+}
+
+impl Overlay {
+    /// An overlay over `lower`; returns its root directory.
+    pub fn over(lower: LowerLayer, id: FilesystemId) -> Result<Arc<Node>> {
+        let root = lower.0.root();
+        let fs = Self::instance(id, Some(lower));
+        fs.node_of(root)
+    }
+
+    /// An empty file system; returns its root directory.
+    pub fn empty(id: FilesystemId, permissions: u32) -> Arc<Node> {
+        let fs = Self::instance(id, None);
+        let new = NewInode { kind: NewKind::Directory, permissions, uid: 0, gid: 0 };
+        Node::new(fs, &new)
+    }
+
+    fn instance(id: FilesystemId, lower: Option<LowerLayer>) -> Arc<Self> {
+        Arc::new(Self { id, lower, next_ino: AtomicU64::new(FIRST_OWN_INO), linked: Lock::default() })
+    }
+
+    /// Device number of files that belong to the file system itself.
+    fn device(&self) -> u64 {
+        device_number(self.id, 0)
+    }
+
+    fn new_ino(&self) -> u64 {
+        self.next_ino.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The node that stands for a file of the lower layer.
+    fn node_of(self: &Arc<Self>, lower: LowerId) -> Result<Arc<Node>> {
+        if let Some(node) = self.linked.lock().get(&lower) {
+            return Ok(node.clone());
+        }
+        let node = Node::from_lower(self.clone(), lower)?;
+        if node.has_several_names_below() {
+            self.linked.lock().insert(lower, node.clone());
+        }
+        Ok(node)
+    }
+
+    fn statfs(&self) -> Statfs {
+        let kind = if self.lower.is_some() { OVERLAYFS_MAGIC } else { TMPFS_MAGIC };
+        let (total, free) = super::host_side::page_counts();
+        Statfs {
+            kind,
+            bsize: 4096,
+            blocks: total,
+            bfree: free,
+            bavail: free,
+            files: 1 << 20,
+            ffree: (1 << 20) - (self.next_ino.load(Ordering::Relaxed) - FIRST_OWN_INO).min(1 << 20),
+            fsid: [self.id.0 as i32, 0],
+            namelen: 255,
+            frsize: 4096,
+            flags: 0x20, // ST_VALID
+            ..Statfs::default()
+        }
+    }
+}
+
+/// `makedev(0, …)`: every instance of a file system has a range of minor
+/// numbers, one for each device below it.
+pub fn device_number(id: FilesystemId, below: u32) -> u64 {
+    let minor = u64::from(id.0 * 64 + below.min(63) + 1);
+    (minor & 0xff) | ((minor & !0xff) << 12)
+}
+
+/// Finds the node behind an inode of any overlay.
+pub fn node_of_inode(inode: &Arc<dyn Inode>) -> Option<Arc<Node>> {
+    inode.clone().into_any().downcast().ok()
+}

@@ -1,0 +1,319 @@
+//! Nodes: the inodes of the overlay.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::Any;
+
+use super::directory::Entries;
+use super::file::RegularFile;
+use super::pages::Content;
+use super::{DirectoryFile, Overlay, device_number};
+use crate::errno::{Errno, Result};
+use crate::fs::file::{File, OpenFlags};
+use crate::fs::inode::{
+    AttributeChanges, Attributes, FileType, FilesystemId, Inode, Link, NewInode, NewKind, RenameMode, Statfs,
+    Timestamp,
+};
+use crate::fs::lower::{LowerId, LowerLayer};
+use crate::sync::Lock;
+
+/// A file of an overlay.
+pub struct Node {
+    pub(super) fs: Arc<Overlay>,
+    pub(super) ino: u64,
+    device: u64,
+    file_type: FileType,
+    pub(super) meta: Lock<Meta>,
+    pub(super) body: Body,
+}
+
+/// Attributes that are not derived from the content.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Meta {
+    pub permissions: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub nlink: u32,
+    pub rdev: u64,
+    pub atime: Timestamp,
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+    pub btime: Timestamp,
+    /// Differs from what the lower layer says, so the node must be kept.
+    pub changed: bool,
+}
+
+/// What a node holds besides attributes.
+pub(super) enum Body {
+    Regular(Lock<Content>),
+    Directory(Lock<Entries>),
+    Symlink(Vec<u8>),
+    /// Target in the lower layer, with its length.
+    LowerSymlink(LowerId, u64),
+    Special,
+}
+
+impl Node {
+    /// A new file without a name.
+    pub(super) fn new(fs: Arc<Overlay>, new: &NewInode) -> Arc<Self> {
+        let now = Timestamp::now();
+        let (file_type, body, rdev) = match &new.kind {
+            NewKind::Regular => (FileType::Regular, Body::Regular(Lock::default()), 0),
+            NewKind::Directory => (FileType::Directory, Body::Directory(Lock::default()), 0),
+            NewKind::Symlink(target) => (FileType::Symlink, Body::Symlink(target.clone()), 0),
+            NewKind::Fifo => (FileType::Fifo, Body::Special, 0),
+            NewKind::Socket => (FileType::Socket, Body::Special, 0),
+            NewKind::CharacterDevice(rdev) => (FileType::CharacterDevice, Body::Special, *rdev),
+        };
+        let nlink = if file_type == FileType::Directory { 2 } else { 1 };
+        let meta = Meta {
+            permissions: new.permissions & 0o7777,
+            uid: new.uid,
+            gid: new.gid,
+            nlink,
+            rdev,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            changed: true,
+        };
+        let (ino, device) = (fs.new_ino(), fs.device());
+        Arc::new(Self { fs, ino, device, file_type, meta: Lock::new(meta), body })
+    }
+
+    /// The node of a file of the lower layer.
+    pub(super) fn from_lower(fs: Arc<Overlay>, id: LowerId) -> Result<Arc<Self>> {
+        let below = fs.lower.as_ref().ok_or(Errno::EIO)?.0.attributes(id)?;
+        let file_type = FileType::from_mode(below.mode).ok_or(Errno::EIO)?;
+        let body = match file_type {
+            FileType::Regular => Body::Regular(Lock::new(Content::of_lower(id, below.size))),
+            FileType::Directory => Body::Directory(Lock::new(Entries { lower: Some(id), changed: BTreeMap::new() })),
+            FileType::Symlink => Body::LowerSymlink(id, below.size),
+            _ => Body::Special,
+        };
+        let meta = Meta {
+            permissions: below.mode & 0o7777,
+            uid: below.uid,
+            gid: below.gid,
+            nlink: below.nlink.max(1),
+            rdev: below.rdev,
+            atime: below.mtime,
+            mtime: below.mtime,
+            ctime: below.mtime,
+            btime: below.mtime,
+            changed: false,
+        };
+        let device = device_number(fs.id, below.device);
+        Ok(Arc::new(Self { fs, ino: below.ino, device, file_type, meta: Lock::new(meta), body }))
+    }
+
+    pub(super) fn has_several_names_below(&self) -> bool {
+        self.file_type != FileType::Directory && self.meta.lock().nlink > 1
+    }
+
+    pub(super) fn lower(&self) -> Option<&LowerLayer> {
+        self.fs.lower.as_ref()
+    }
+
+    /// Notes a change of the content and, with it, of the attributes.
+    pub(super) fn touch_content(&self) {
+        let now = Timestamp::now();
+        let mut meta = self.meta.lock();
+        meta.mtime = now;
+        meta.ctime = now;
+        meta.changed = true;
+    }
+
+    /// Changes attributes and notes when.
+    pub(super) fn update(&self, change: impl FnOnce(&mut Meta)) {
+        let now = Timestamp::now();
+        let mut meta = self.meta.lock();
+        change(&mut meta);
+        meta.ctime = now;
+        meta.changed = true;
+    }
+
+    /// Whether set-user-id or set-group-id is on.
+    pub fn has_privilege_bits(&self) -> bool {
+        self.meta.lock().permissions & 0o6000 != 0
+    }
+
+    /// Clears set-user-id and set-group-id, as a write by anyone but root does (chmod(2)).
+    pub fn drop_privilege_bits(&self) {
+        let mut meta = self.meta.lock();
+        meta.permissions &= !0o4000;
+        if meta.permissions & 0o010 != 0 {
+            meta.permissions &= !0o2000;
+        }
+    }
+
+    /// The content of a regular file.
+    pub(super) fn content(&self) -> Result<&Lock<Content>> {
+        match &self.body {
+            Body::Regular(content) => Ok(content),
+            Body::Directory(_) => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    pub(super) fn entries(&self) -> Result<&Lock<Entries>> {
+        match &self.body {
+            Body::Directory(entries) => Ok(entries),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+}
+
+impl Inode for Node {
+    fn attributes(&self) -> Attributes {
+        let meta = *self.meta.lock();
+        let (size, blocks) = match &self.body {
+            Body::Regular(content) => {
+                let content = content.lock();
+                (content.size(), content.blocks())
+            }
+            Body::Symlink(target) => (target.len() as u64, 0),
+            Body::LowerSymlink(_, len) => (*len, 0),
+            Body::Directory(_) => (4096, 8),
+            Body::Special => (0, 0),
+        };
+        Attributes {
+            dev: self.device,
+            ino: self.ino,
+            mode: self.file_type.mode_bits() | meta.permissions,
+            uid: meta.uid,
+            gid: meta.gid,
+            nlink: meta.nlink,
+            rdev: meta.rdev,
+            size,
+            blocks,
+            atime: meta.atime,
+            mtime: meta.mtime,
+            ctime: meta.ctime,
+            btime: meta.btime,
+        }
+    }
+
+    fn file_type(&self) -> FileType {
+        self.file_type
+    }
+
+    fn filesystem(&self) -> FilesystemId {
+        self.fs.id
+    }
+
+    fn lookup(&self, name: &[u8]) -> Result<Option<Arc<dyn Inode>>> {
+        Ok(self.lookup_node(name)?.map(|node| node as Arc<dyn Inode>))
+    }
+
+    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        match self.file_type {
+            FileType::Regular => Ok(Arc::new(RegularFile::new(self, flags))),
+            FileType::Directory => Ok(Arc::new(DirectoryFile::new(self))),
+            // Devices are opened by number and FIFOs by `ipc`, above.
+            _ => Err(Errno::ENXIO),
+        }
+    }
+
+    fn read_link(&self) -> Result<Link> {
+        match &self.body {
+            Body::Symlink(target) => Ok(Link::Text(target.clone())),
+            Body::LowerSymlink(id, _) => {
+                Ok(Link::Text(self.lower().ok_or(Errno::EIO)?.0.read_link(*id)?))
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], u64, FileType)) -> Result<()> {
+        self.list_entries(emit)
+    }
+
+    fn create(&self, name: &[u8], new: &NewInode) -> Result<Arc<dyn Inode>> {
+        let node = Node::new(self.fs.clone(), new);
+        self.add_entry(name, node.clone())?;
+        Ok(node)
+    }
+
+    fn create_unnamed(&self, new: &NewInode) -> Result<Arc<dyn Inode>> {
+        let node = Node::new(self.fs.clone(), new);
+        node.meta.lock().nlink = 0;
+        Ok(node)
+    }
+
+    fn link(&self, name: &[u8], target: &Arc<dyn Inode>) -> Result<()> {
+        let target = super::node_of_inode(target).filter(|node| node.fs.id == self.fs.id).ok_or(Errno::EXDEV)?;
+        if target.meta.lock().nlink >= 65000 {
+            return Err(Errno::EMLINK);
+        }
+        self.add_entry(name, target.clone())?;
+        target.update(|meta| meta.nlink += 1);
+        Ok(())
+    }
+
+    fn remove(&self, name: &[u8]) -> Result<()> {
+        let node = self.lookup_node(name)?.ok_or(Errno::ENOENT)?;
+        if node.file_type == FileType::Directory && !node.is_empty_directory()? {
+            return Err(Errno::ENOTEMPTY);
+        }
+        self.remove_entry(name, &node)?;
+        node.lose_name();
+        Ok(())
+    }
+
+    fn rename(
+        &self,
+        name: &[u8],
+        new_directory: &Arc<dyn Inode>,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        let to = super::node_of_inode(new_directory).filter(|node| node.fs.id == self.fs.id).ok_or(Errno::EXDEV)?;
+        self.rename_entry(name, &to, new_name, mode)
+    }
+
+    fn change(&self, changes: &AttributeChanges) -> Result<()> {
+        self.update(|meta| {
+            meta.permissions = changes.permissions.map_or(meta.permissions, |bits| bits & 0o7777);
+            meta.uid = changes.uid.unwrap_or(meta.uid);
+            meta.gid = changes.gid.unwrap_or(meta.gid);
+            meta.atime = changes.atime.unwrap_or(meta.atime);
+            meta.mtime = changes.mtime.unwrap_or(meta.mtime);
+        });
+        Ok(())
+    }
+
+    fn truncate(&self, size: u64) -> Result<()> {
+        self.content()?.lock().truncate(size);
+        self.touch_content();
+        Ok(())
+    }
+
+    fn statfs(&self) -> Statfs {
+        self.fs.statfs()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+impl Node {
+    /// One name less.
+    pub(super) fn lose_name(&self) {
+        let directory = self.file_type == FileType::Directory;
+        self.update(|meta| meta.nlink = if directory { 0 } else { meta.nlink.saturating_sub(1) });
+    }
+
+    /// For files without a path.
+    pub(super) fn describe(&self) -> String {
+        alloc::format!("inode:[{}]", self.ino)
+    }
+}

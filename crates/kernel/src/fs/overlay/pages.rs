@@ -1,0 +1,284 @@
+//! Content of regular files: pages of memory above a file of the lower layer.
+//!
+//! Copy-up is page by page: a page is copied when it is first written to, and
+//! what was never written is read from the lower layer. What is neither there
+//! nor below is a hole and reads as zeros.
+
+use alloc::collections::BTreeMap;
+
+use crate::errno::{Errno, Result};
+use crate::fs::host_side::{self, PageBox};
+use crate::fs::lower::{LowerId, LowerLayer};
+use crate::io::{Sink, Source};
+use crate::sync::Lock;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+
+/// The part of a lower file that still shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Below {
+    /// The file.
+    pub id: LowerId,
+    /// Its bytes from here on are hidden.
+    pub len: u64,
+}
+
+/// What a regular file is made of.
+#[derive(Default)]
+pub struct Content {
+    size: u64,
+    below: Option<Below>,
+    pages: BTreeMap<u64, PageBox>,
+}
+
+impl Content {
+    /// The content of a lower file.
+    pub fn of_lower(id: LowerId, size: u64) -> Self {
+        Self { size, below: Some(Below { id, len: size }), pages: BTreeMap::new() }
+    }
+
+    /// Bytes of the file.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The lower file, if the content is exactly its content.
+    pub fn untouched(&self) -> Option<LowerId> {
+        self.below.filter(|below| below.len == self.size && self.pages.is_empty()).map(|below| below.id)
+    }
+
+    /// Units of 512 bytes that the file takes: a lower file counts in full.
+    pub fn blocks(&self) -> u64 {
+        let below = self.below.map_or(0, |below| below.len.div_ceil(PAGE));
+        let above = self.pages.keys().filter(|&&page| page >= below).count() as u64;
+        (below + above) * (PAGE / 512)
+    }
+
+    /// The first data at or after `offset`; `None` if there is none before the end.
+    pub fn next_data(&self, offset: u64) -> Option<u64> {
+        if offset < self.size && self.is_data(offset) {
+            return Some(offset);
+        }
+        // Data that lies below is all before the first hole.
+        let (page, _) = self.pages.range(offset / PAGE..).next()?;
+        Some(page * PAGE).filter(|&start| start < self.size)
+    }
+
+    /// The first hole at or after `offset`; the end of a file counts as one.
+    /// `None` beyond the end.
+    pub fn next_hole(&self, offset: u64) -> Option<u64> {
+        if offset >= self.size {
+            return None;
+        }
+        let mut at = offset;
+        while at < self.size && self.is_data(at) {
+            at = (at / PAGE + 1) * PAGE;
+        }
+        Some(at.min(self.size))
+    }
+
+    fn is_data(&self, at: u64) -> bool {
+        self.below.is_some_and(|below| at < below.len) || self.pages.contains_key(&(at / PAGE))
+    }
+
+    /// Changes the size. What is cut off reads as zeros if the file grows again.
+    pub fn truncate(&mut self, size: u64) {
+        if size < self.size {
+            self.pages.split_off(&size.div_ceil(PAGE));
+            if let Some(below) = &mut self.below {
+                below.len = below.len.min(size);
+            }
+            let tail = (size % PAGE) as usize;
+            if tail > 0
+                && let Some(page) = self.pages.get_mut(&(size / PAGE))
+            {
+                page[tail..].fill(0);
+            }
+        }
+        self.size = size;
+    }
+
+    /// Makes `len` bytes from `offset` a hole. The size stays.
+    pub fn punch(&mut self, lower: Option<&LowerLayer>, offset: u64, len: u64) -> Result<()> {
+        let end = offset.saturating_add(len).min(self.size);
+        let mut at = offset;
+        while at < end {
+            let page = at / PAGE;
+            let step = (PAGE - at % PAGE).min(end - at);
+            let below = self.below.is_some_and(|below| page * PAGE < below.len);
+            if step == PAGE && !below {
+                self.pages.remove(&page);
+            } else if below || self.pages.contains_key(&page) {
+                let bytes = self.page_for_write(lower, page)?;
+                let from = (at % PAGE) as usize;
+                bytes[from..from + step as usize].fill(0);
+            }
+            at += step;
+        }
+        Ok(())
+    }
+
+    /// Makes room: after this, writing to the range cannot fail for lack of memory.
+    pub fn allocate(&mut self, lower: Option<&LowerLayer>, offset: u64, len: u64) -> Result<()> {
+        let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
+        for page in offset / PAGE..end.div_ceil(PAGE) {
+            self.page_for_write(lower, page)?;
+        }
+        Ok(())
+    }
+
+    /// The page for writing, copied from below if need be.
+    fn page_for_write(&mut self, lower: Option<&LowerLayer>, page: u64) -> Result<&mut [u8; 4096]> {
+        use alloc::collections::btree_map::Entry;
+        match self.pages.entry(page) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let mut fresh = host_side::alloc_page().map_err(|_| Errno::ENOSPC)?;
+                let start = page * PAGE;
+                if let Some(below) = self.below.filter(|below| start < below.len) {
+                    let len = (below.len - start).min(PAGE) as usize;
+                    read_below(lower, below.id, &mut fresh[..len], start)?;
+                }
+                Ok(entry.insert(fresh))
+            }
+        }
+    }
+}
+
+/// Reads exactly `to.len()` bytes of a lower file.
+fn read_below(lower: Option<&LowerLayer>, id: LowerId, to: &mut [u8], offset: u64) -> Result<()> {
+    let lower = lower.ok_or(Errno::EIO)?;
+    let len = to.len();
+    let mut sink = Sink::kernel(to);
+    while sink.remaining() > 0 {
+        let at = offset + (len - sink.remaining()) as u64;
+        let left = sink.remaining();
+        if lower.0.read(id, &mut sink, at, left)? == 0 {
+            return Err(Errno::EIO);
+        }
+    }
+    Ok(())
+}
+
+/// Where the next bytes of a read come from.
+enum Piece {
+    Buffered(usize),
+    Zeros(usize),
+    Below(LowerId, usize),
+}
+
+/// Reads at `offset`; short at the end of the file.
+///
+/// Bytes go through a buffer on the stack: a guest page that the copy touches
+/// may be one that the kernel maps on first touch, from this very file, so the
+/// content must not be borrowed meanwhile.
+pub fn read(content: &Lock<Content>, lower: Option<&LowerLayer>, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+    let wanted = sink.remaining();
+    if wanted <= 256 {
+        read_through(&mut [0; 256], content, lower, sink, offset)
+    } else {
+        read_through(&mut [0; PAGE as usize], content, lower, sink, offset)
+    }
+}
+
+fn read_through(
+    buffer: &mut [u8],
+    content: &Lock<Content>,
+    lower: Option<&LowerLayer>,
+    sink: &mut Sink<'_>,
+    offset: u64,
+) -> Result<usize> {
+    let mut done = 0;
+    while sink.remaining() > 0 {
+        let at = match offset.checked_add(done as u64) {
+            Some(at) => at,
+            None => break,
+        };
+        let piece = {
+            let content = content.lock();
+            if at >= content.size {
+                break;
+            }
+            let left = (content.size - at).min(sink.remaining() as u64);
+            let page = at / PAGE;
+            let in_page = (at % PAGE) as usize;
+            if let Some(bytes) = content.pages.get(&page) {
+                let len = (PAGE as usize - in_page).min(left as usize).min(buffer.len());
+                buffer[..len].copy_from_slice(&bytes[in_page..in_page + len]);
+                Piece::Buffered(len)
+            } else {
+                let next = content.pages.range(page + 1..).next().map_or(u64::MAX, |(next, _)| next * PAGE);
+                let run = left.min(next - at);
+                match content.below {
+                    Some(below) if at < below.len => Piece::Below(below.id, run.min(below.len - at) as usize),
+                    _ => Piece::Zeros(run as usize),
+                }
+            }
+        };
+        let (asked, moved) = match piece {
+            Piece::Buffered(len) => (len, sink.put(&buffer[..len])),
+            Piece::Zeros(len) => (len, sink.put_zeros(len)),
+            Piece::Below(id, len) => {
+                let lower = lower.ok_or(Errno::EIO)?;
+                (len, lower.0.read(id, sink, at, len))
+            }
+        };
+        match moved {
+            Ok(count) => {
+                done += count;
+                if count < asked {
+                    break;
+                }
+            }
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+/// Writes at `offset`, growing the file.
+pub fn write(
+    content: &Lock<Content>,
+    lower: Option<&LowerLayer>,
+    source: &mut Source<'_>,
+    offset: u64,
+    max: usize,
+) -> Result<usize> {
+    if source.remaining().min(max) <= 256 {
+        write_through(&mut [0; 256], content, lower, source, offset, max)
+    } else {
+        write_through(&mut [0; PAGE as usize], content, lower, source, offset, max)
+    }
+}
+
+fn write_through(
+    buffer: &mut [u8],
+    content: &Lock<Content>,
+    lower: Option<&LowerLayer>,
+    source: &mut Source<'_>,
+    offset: u64,
+    max: usize,
+) -> Result<usize> {
+    let mut done = 0;
+    while source.remaining() > 0 && done < max {
+        let at = offset + done as u64;
+        let in_page = (at % PAGE) as usize;
+        let len = (PAGE as usize - in_page).min(buffer.len()).min(max - done);
+        let moved = source.take(&mut buffer[..len]).and_then(|count| {
+            let mut content = content.lock();
+            let page = content.page_for_write(lower, at / PAGE)?;
+            page[in_page..in_page + count].copy_from_slice(&buffer[..count]);
+            content.size = content.size.max(at + count as u64);
+            Ok(count)
+        });
+        match moved {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,323 @@
+//! Files whose content the kernel makes up when they are read: the building
+//! blocks of `/proc` and `/sys`.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::Any;
+
+use super::file::{File, OpenFlags, Stat};
+use super::inode::{Attributes, FileType, FilesystemId, Inode, Link, Statfs, Timestamp};
+use super::overlay::{DirectoryFile, device_number};
+use crate::errno::{Errno, Result};
+use crate::io::{Sink, Source};
+use crate::sync::Lock;
+
+/// What the file systems of this kind share.
+#[derive(Clone, Copy)]
+pub struct Place {
+    /// The file system.
+    pub filesystem: FilesystemId,
+    /// `f_type` of statfs(2).
+    pub magic: i64,
+    /// Inode number.
+    pub ino: u64,
+    /// Owner and group.
+    pub owner: (u32, u32),
+}
+
+impl Place {
+    /// The place of a file in this directory: inode numbers follow from names,
+    /// so that a file keeps its number although it is made anew at every look.
+    pub fn below(&self, name: &[u8]) -> Place {
+        // FNV-1a.
+        let mut hash = self.ino ^ 0xcbf2_9ce4_8422_2325;
+        for byte in name.iter().chain(b"/") {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+        Place { ino: (hash >> 24) | 0x100, ..*self }
+    }
+
+    fn attributes(&self, file_type: FileType, permissions: u32) -> Attributes {
+        let now = Timestamp::now();
+        Attributes {
+            dev: device_number(self.filesystem, 0),
+            ino: self.ino,
+            mode: file_type.mode_bits() | permissions,
+            uid: self.owner.0,
+            gid: self.owner.1,
+            nlink: if file_type == FileType::Directory { 2 } else { 1 },
+            atime: now,
+            mtime: now,
+            ctime: now,
+            ..Attributes::default()
+        }
+    }
+
+    fn statfs(&self) -> Statfs {
+        Statfs { kind: self.magic, bsize: 4096, frsize: 4096, namelen: 255, ..Statfs::default() }
+    }
+}
+
+/// The parts of `Inode` that all of these share.
+macro_rules! pseudo_inode {
+    () => {
+        fn filesystem(&self) -> FilesystemId {
+            self.place.filesystem
+        }
+        fn statfs(&self) -> Statfs {
+            self.place.statfs()
+        }
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+        fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+            self
+        }
+    };
+}
+
+/// The names in a directory.
+pub trait Names: Send + Sync {
+    /// Finds a name; `place` is where the file goes.
+    fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>>;
+    /// All names.
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()>;
+    /// See [`Inode::caches_lookups`].
+    fn caches_lookups(&self) -> bool {
+        false
+    }
+    /// Permission bits of the directory.
+    fn permissions(&self) -> u32 {
+        0o555
+    }
+}
+
+/// A directory.
+pub struct Directory<N> {
+    place: Place,
+    names: N,
+}
+
+impl<N: Names + 'static> Directory<N> {
+    /// A directory with these names.
+    pub fn new(place: Place, names: N) -> Arc<Self> {
+        Arc::new(Self { place, names })
+    }
+}
+
+impl<N: Names + 'static> Inode for Directory<N> {
+    fn attributes(&self) -> Attributes {
+        self.place.attributes(FileType::Directory, self.names.permissions())
+    }
+    fn file_type(&self) -> FileType {
+        FileType::Directory
+    }
+    fn caches_lookups(&self) -> bool {
+        self.names.caches_lookups()
+    }
+    fn lookup(&self, name: &[u8]) -> Result<Option<Arc<dyn Inode>>> {
+        self.names.lookup(name, &self.place)
+    }
+    fn list(&self, emit: &mut dyn FnMut(&[u8], u64, FileType)) -> Result<()> {
+        self.names.list(&mut |name, kind| emit(name, self.place.below(name).ino, kind))
+    }
+    fn open(self: Arc<Self>, _: OpenFlags) -> Result<Arc<dyn File>> {
+        Ok(Arc::new(DirectoryFile::new(self)))
+    }
+    pseudo_inode!();
+}
+
+/// A symbolic link.
+pub struct SymbolicLink {
+    place: Place,
+    target: Box<dyn Fn() -> Result<Link> + Send + Sync>,
+}
+
+impl SymbolicLink {
+    /// A link that `target` resolves.
+    pub fn new(place: Place, target: impl Fn() -> Result<Link> + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { place, target: Box::new(target) })
+    }
+}
+
+impl Inode for SymbolicLink {
+    fn attributes(&self) -> Attributes {
+        self.place.attributes(FileType::Symlink, 0o777)
+    }
+    fn file_type(&self) -> FileType {
+        FileType::Symlink
+    }
+    fn read_link(&self) -> Result<Link> {
+        (self.target)()
+    }
+    fn open(self: Arc<Self>, _: OpenFlags) -> Result<Arc<dyn File>> {
+        Err(Errno::ELOOP)
+    }
+    pseudo_inode!();
+}
+
+/// Makes the content of a file.
+pub type Generate = Arc<dyn Fn() -> Result<Vec<u8>> + Send + Sync>;
+/// Takes what is written to a file.
+pub type Accept = Arc<dyn Fn(&[u8]) -> Result<()> + Send + Sync>;
+
+/// A regular file.
+pub struct Generated {
+    place: Place,
+    permissions: u32,
+    generate: Generate,
+    accept: Option<Accept>,
+}
+
+impl Generated {
+    /// A file that can only be read.
+    pub fn read_only(place: Place, generate: impl Fn() -> Result<Vec<u8>> + Send + Sync + 'static) -> Arc<Self> {
+        Self::new(place, 0o444, Arc::new(generate), None)
+    }
+
+    /// A file.
+    pub fn new(place: Place, permissions: u32, generate: Generate, accept: Option<Accept>) -> Arc<Self> {
+        Arc::new(Self { place, permissions, generate, accept })
+    }
+}
+
+impl Inode for Generated {
+    fn attributes(&self) -> Attributes {
+        self.place.attributes(FileType::Regular, self.permissions)
+    }
+    fn file_type(&self) -> FileType {
+        FileType::Regular
+    }
+    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        if flags.can_write() && self.accept.is_none() {
+            return Err(Errno::EACCES);
+        }
+        Ok(Arc::new(GeneratedFile { inode: self, content: Lock::new(None) }))
+    }
+    fn truncate(&self, _: u64) -> Result<()> {
+        // `echo 1 > /proc/…` opens with O_TRUNC; there is nothing to cut off.
+        if self.accept.is_some() { Ok(()) } else { Err(Errno::EACCES) }
+    }
+    pseudo_inode!();
+}
+
+/// An open file with generated content. It is made at the first read, and
+/// again whenever reading starts at the beginning.
+struct GeneratedFile {
+    inode: Arc<Generated>,
+    content: Lock<Option<Arc<[u8]>>>,
+}
+
+impl File for GeneratedFile {
+    fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        let known = self.content.lock().clone();
+        let content = match known {
+            Some(content) if offset > 0 => content,
+            _ => {
+                let fresh: Arc<[u8]> = (self.inode.generate)()?.into();
+                *self.content.lock() = Some(fresh.clone());
+                fresh
+            }
+        };
+        let rest = usize::try_from(offset).ok().and_then(|offset| content.get(offset..)).unwrap_or(&[]);
+        sink.put(rest)
+    }
+
+    fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
+        let accept = self.inode.accept.as_ref().ok_or(Errno::EACCES)?;
+        let bytes = source.take_all(4096).map_err(|error| if error == Errno::EMSGSIZE { Errno::EINVAL } else { error })?;
+        accept(&bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn seekable(&self) -> bool {
+        true
+    }
+
+    fn stat(&self) -> Result<Stat> {
+        Ok(self.inode.attributes().to_stat())
+    }
+
+    fn description(&self) -> String {
+        String::from("generated")
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+/// A name in a fixed tree.
+pub struct Item {
+    /// The name.
+    pub name: &'static str,
+    /// What it stands for.
+    pub kind: Kind,
+}
+
+/// What a name in a fixed tree stands for.
+pub enum Kind {
+    /// A directory.
+    Directory(&'static [Item]),
+    /// A file that can only be read.
+    File(fn() -> Result<Vec<u8>>),
+    /// A file with fixed content.
+    Text(&'static str),
+    /// A file that can be written to.
+    Setting(fn() -> Result<Vec<u8>>, fn(&[u8]) -> Result<()>),
+    /// A symbolic link.
+    Link(&'static str),
+    /// Anything else, made by a function.
+    Made(FileType, fn(&Place) -> Arc<dyn Inode>),
+}
+
+impl Kind {
+    fn file_type(&self) -> FileType {
+        match self {
+            Self::Directory(_) => FileType::Directory,
+            Self::Link(_) => FileType::Symlink,
+            Self::Made(kind, _) => *kind,
+            _ => FileType::Regular,
+        }
+    }
+
+    fn inode(&'static self, place: Place) -> Arc<dyn Inode> {
+        match self {
+            Self::Directory(items) => Directory::new(place, Fixed(items)),
+            Self::File(generate) => Generated::new(place, 0o444, Arc::new(*generate), None),
+            Self::Text(text) => Generated::read_only(place, move || Ok(text.as_bytes().to_vec())),
+            Self::Setting(generate, accept) => {
+                Generated::new(place, 0o644, Arc::new(*generate), Some(Arc::new(*accept)))
+            }
+            Self::Link(target) => SymbolicLink::new(place, move || Ok(Link::Text(target.as_bytes().to_vec()))),
+            Self::Made(_, make) => make(&place),
+        }
+    }
+}
+
+/// The names of a directory in a fixed tree.
+pub struct Fixed(pub &'static [Item]);
+
+impl Names for Fixed {
+    fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
+        let item = self.0.iter().find(|item| item.name.as_bytes() == name);
+        Ok(item.map(|item| item.kind.inode(directory.below(name))))
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        for item in self.0 {
+            emit(item.name.as_bytes(), item.kind.file_type());
+        }
+        Ok(())
+    }
+
+    fn caches_lookups(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,259 @@
+//! Path resolution (path_resolution(7)).
+
+use alloc::borrow::Cow;
+use alloc::vec::Vec;
+
+use bitflags::bitflags;
+
+use super::context::Context;
+use super::inode::{FileType, Link};
+use super::path::Path;
+use super::permission::Access;
+use crate::errno::{Errno, Result};
+
+/// Symbolic links followed in one resolution (path_resolution(7)).
+const LINKS_MAX: u32 = 40;
+/// Longest name of a file, in bytes.
+pub const NAME_MAX: usize = 255;
+/// Longest path, terminator included, in bytes.
+pub const PATH_MAX: usize = 4096;
+
+bitflags! {
+    /// Restrictions of a resolution, with the values of openat2(2).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Resolve: u64 {
+        /// Stay on one mount.
+        const NO_XDEV = 0x01;
+        /// No magic links.
+        const NO_MAGICLINKS = 0x02;
+        /// No symbolic links at all.
+        const NO_SYMLINKS = 0x04;
+        /// Stay below the start.
+        const BENEATH = 0x08;
+        /// The start is the root.
+        const IN_ROOT = 0x10;
+        /// Only what is cached.
+        const CACHED = 0x20;
+    }
+}
+
+/// What to do when the last name is a symbolic link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follow {
+    /// Go where it leads.
+    Yes,
+    /// Take the link itself.
+    No,
+}
+
+/// The last part of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Last {
+    /// A name.
+    Name(Vec<u8>),
+    /// `.`.
+    Dot,
+    /// `..`.
+    DotDot,
+    /// There is none: the path was `/`.
+    Root,
+}
+
+/// A directory and a name to look up, create or remove in it.
+pub struct Parent {
+    /// The directory.
+    pub directory: Path,
+    /// The name.
+    pub last: Last,
+    /// The path ended in a slash.
+    pub trailing_slash: bool,
+}
+
+/// A resolution in progress: the number of links followed counts across all steps.
+pub struct Walk<'c> {
+    context: &'c Context,
+    resolve: Resolve,
+    root: Path,
+    links: u32,
+}
+
+/// Where a resolution stopped.
+enum Stop {
+    At(Path, bool),
+    Before(Parent),
+}
+
+/// Resolves `path` from `start`.
+pub fn walk(context: &Context, start: &Path, path: &[u8], follow: Follow) -> Result<Path> {
+    Walk::new(context, start, Resolve::empty()).to(start, path, follow)
+}
+
+/// Resolves all but the last part of `path`.
+pub fn walk_parent(context: &Context, start: &Path, path: &[u8]) -> Result<Parent> {
+    Walk::new(context, start, Resolve::empty()).parent(start, path)
+}
+
+impl<'c> Walk<'c> {
+    /// A resolution from `start`, with restrictions.
+    pub fn new(context: &'c Context, start: &Path, resolve: Resolve) -> Self {
+        let confined = resolve.intersects(Resolve::IN_ROOT | Resolve::BENEATH);
+        let root = if confined { start.clone() } else { context.root.clone() };
+        Self { context, resolve, root, links: 0 }
+    }
+
+    /// Resolves `path` from `start` to a file.
+    pub fn to(&mut self, start: &Path, path: &[u8], follow: Follow) -> Result<Path> {
+        match self.run(start, path, follow, false)? {
+            Stop::At(path, trailing_slash) => {
+                if trailing_slash && !path.is_directory() {
+                    return Err(Errno::ENOTDIR);
+                }
+                Ok(path)
+            }
+            Stop::Before(_) => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Resolves `path` from `start` up to the last part.
+    pub fn parent(&mut self, start: &Path, path: &[u8]) -> Result<Parent> {
+        match self.run(start, path, Follow::No, true)? {
+            Stop::Before(parent) => Ok(parent),
+            Stop::At(..) => Err(Errno::EINVAL),
+        }
+    }
+
+    fn run(&mut self, start: &Path, path: &[u8], follow: Follow, to_parent: bool) -> Result<Stop> {
+        if path.is_empty() {
+            return Err(Errno::ENOENT);
+        }
+        if path.len() >= PATH_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        let mut rest: Cow<'_, [u8]> = Cow::Borrowed(path);
+        let mut at = 0;
+        let mut current = self.begin(start, path)?;
+        loop {
+            at = skip_slashes(&rest, at);
+            let end = at + rest[at..].iter().position(|&b| b == b'/').unwrap_or(rest.len() - at);
+            if at == end {
+                // Nothing but slashes, or the end after a link's target.
+                return Ok(if to_parent {
+                    Stop::Before(Parent { directory: current, last: Last::Root, trailing_slash: true })
+                } else {
+                    Stop::At(current, true)
+                });
+            }
+            let after = skip_slashes(&rest, end);
+            let is_last = after == rest.len();
+            let trailing_slash = is_last && after > end;
+            let name = &rest[at..end];
+            if !current.is_directory() {
+                return Err(Errno::ENOTDIR);
+            }
+            self.context.identity.check(&**current.inode(), Access::EXECUTE)?;
+            if name.len() > NAME_MAX {
+                return Err(Errno::ENAMETOOLONG);
+            }
+            if is_last && to_parent {
+                let last = match name {
+                    b"." => Last::Dot,
+                    b".." => Last::DotDot,
+                    name => Last::Name(name.to_vec()),
+                };
+                return Ok(Stop::Before(Parent { directory: current, last, trailing_slash }));
+            }
+            let next = match name {
+                b"." => current.clone(),
+                b".." => self.up(&current)?,
+                name => self.child(&current, name)?.ok_or(Errno::ENOENT)?,
+            };
+            let is_link = next.inode().file_type() == FileType::Symlink;
+            if is_link && (!is_last || trailing_slash || follow == Follow::Yes) {
+                match self.read_link(&next)? {
+                    Link::Magic(target) => current = target,
+                    Link::Text(target) => {
+                        if target.is_empty() {
+                            return Err(Errno::ENOENT);
+                        }
+                        current = self.begin(&current, &target)?;
+                        let mut longer = target;
+                        // Keeps the slash that follows: it makes the target a directory.
+                        longer.extend_from_slice(&rest[end..]);
+                        if longer.len() >= 2 * PATH_MAX {
+                            return Err(Errno::ENAMETOOLONG);
+                        }
+                        rest = Cow::Owned(longer);
+                        at = 0;
+                        continue;
+                    }
+                }
+            } else {
+                current = next;
+            }
+            if is_last {
+                return Ok(Stop::At(current, trailing_slash));
+            }
+            at = after;
+        }
+    }
+
+    fn begin(&self, start: &Path, path: &[u8]) -> Result<Path> {
+        if path.first() != Some(&b'/') {
+            return Ok(start.clone());
+        }
+        if self.resolve.contains(Resolve::BENEATH) {
+            return Err(Errno::EXDEV);
+        }
+        Ok(self.root.clone())
+    }
+
+    fn up(&self, from: &Path) -> Result<Path> {
+        if from.is(&self.root) {
+            return if self.resolve.contains(Resolve::BENEATH) { Err(Errno::EXDEV) } else { Ok(from.clone()) };
+        }
+        if self.resolve.contains(Resolve::NO_XDEV) && from.dentry().root_of().is_some() {
+            return Err(Errno::EXDEV);
+        }
+        Ok(from.parent().topmost())
+    }
+
+    /// The file that `name` stands for in a directory, on top of what is mounted there.
+    pub fn child(&self, directory: &Path, name: &[u8]) -> Result<Option<Path>> {
+        let Some(dentry) = directory.dentry().child(name)? else { return Ok(None) };
+        let path = Path::new(dentry);
+        if !path.dentry().is_mount_point() {
+            return Ok(Some(path));
+        }
+        if self.resolve.contains(Resolve::NO_XDEV) {
+            return Err(Errno::EXDEV);
+        }
+        Ok(Some(path.topmost()))
+    }
+
+    /// Reads a link that is about to be followed.
+    pub fn read_link(&mut self, link: &Path) -> Result<Link> {
+        self.links += 1;
+        if self.links > LINKS_MAX || self.resolve.contains(Resolve::NO_SYMLINKS) {
+            return Err(Errno::ELOOP);
+        }
+        let target = link.inode().read_link()?;
+        if let Link::Magic(path) = &target {
+            if self.resolve.contains(Resolve::NO_MAGICLINKS) {
+                return Err(Errno::ELOOP);
+            }
+            if self.resolve.intersects(Resolve::BENEATH | Resolve::IN_ROOT) {
+                return Err(Errno::EXDEV);
+            }
+            if self.resolve.contains(Resolve::NO_XDEV)
+                && path.inode().filesystem() != link.inode().filesystem()
+            {
+                return Err(Errno::EXDEV);
+            }
+        }
+        Ok(target)
+    }
+}
+
+fn skip_slashes(path: &[u8], from: usize) -> usize {
+    from + path[from..].iter().take_while(|&&b| b == b'/').count()
+}
