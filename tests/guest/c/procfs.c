@@ -1,0 +1,246 @@
+/* What runtimes read in /proc, /sys and /dev. */
+#include "guest.h"
+#include <ctype.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/sysmacros.h>
+
+static char text[1 << 18];
+
+static long slurp(const char *path)
+{
+    int fd = open(path, O_RDONLY);
+    if (fd < 0) {
+        say("%s: %s\n", path, error_name(errno));
+        text[0] = '\0';
+        return -1;
+    }
+    long total = 0, got;
+    while ((got = read(fd, text + total, sizeof text - 1 - (size_t)total)) > 0)
+        total += got;
+    text[total] = '\0';
+    close(fd);
+    return total;
+}
+
+static bool has(const char *what) { return strstr(text, what) != NULL; }
+
+int main(int argc, char **argv)
+{
+    char target[PATH_MAX];
+    struct stat st, other;
+    (void)argc;
+
+    PART("/proc/self");
+    ssize_t len = readlink("/proc/self", target, sizeof target - 1);
+    target[len > 0 ? len : 0] = '\0';
+    IS(atoi(target) == getpid());
+    len = readlink("/proc/self/exe", target, sizeof target - 1);
+    target[len > 0 ? len : 0] = '\0';
+    IS(target[0] == '/' && !strcmp(strrchr(target, '/'), strrchr(argv[0], '/')));
+    MUST(stat("/proc/self/exe", &st));
+    MUST(stat(target, &other));
+    IS(st.st_ino == other.st_ino && st.st_size == other.st_size);
+    int exe = MUST(open("/proc/self/exe", O_RDONLY));
+    char magic[4];
+    TRY(read(exe, magic, 4));
+    IS(!memcmp(magic, "\177ELF", 4));
+    close(exe);
+    len = readlink("/proc/self/cwd", target, sizeof target - 1);
+    target[len > 0 ? len : 0] = '\0';
+    char cwd[PATH_MAX];
+    IS(!strcmp(target, getcwd(cwd, sizeof cwd)));
+    len = readlink("/proc/self/root", target, sizeof target);
+    IS(len == 1 && target[0] == '/');
+    long size = slurp("/proc/self/cmdline");
+    IS(size > 0 && !strcmp(text, argv[0]) && text[size - 1] == '\0');
+    slurp("/proc/self/comm");
+    say("comm %s", text);
+    size = slurp("/proc/self/environ");
+    IS(size >= 0);
+    size = slurp("/proc/self/auxv");
+    IS(size > 64 && size % 16 == 0);
+    TRY(open("/proc/self/absent", O_RDONLY));
+    TRY(open("/proc/self/comm/x", O_RDONLY));
+    TRY(mkdir("/proc/self/new", 0755));
+    snprintf(target, sizeof target, "/proc/%d/stat", getpid());
+    IS(slurp(target) > 0);
+    TRY(open("/proc/2147483647/stat", O_RDONLY));
+
+    PART("/proc/self/stat, statm and status");
+    slurp("/proc/self/stat");
+    char *after = strrchr(text, ')');
+    int fields = 2;
+    for (char *c = after; *c; c++)
+        fields += *c == ' ';
+    IS(atoi(text) == getpid());
+    say("fields %d state %c\n", fields, after[2]);
+    IS(atoi(after + 4) == getppid());
+    slurp("/proc/self/statm");
+    long pages[7];
+    IS(sscanf(text, "%ld %ld %ld %ld %ld %ld %ld", &pages[0], &pages[1], &pages[2], &pages[3],
+              &pages[4], &pages[5], &pages[6]) == 7);
+    IS(pages[0] >= pages[1] && pages[1] > 0);
+    slurp("/proc/self/status");
+    static const char *keys[] = {"Name:\t", "State:\t", "Tgid:\t", "Pid:\t", "PPid:\t", "Uid:\t",
+        "Gid:\t", "VmSize:\t", "VmRSS:\t", "Threads:\t1\n", "SigBlk:\t0000000000000000\n",
+        "SigIgn:\t", "SigCgt:\t", "Cpus_allowed:\t"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!has(keys[i]))
+            say("no %s\n", keys[i]);
+
+    PART("/proc/self/maps");
+    static char data_page[8192] __attribute__((aligned(4096)));
+    char *map = mmap(NULL, 5 * 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mmap(map - 3 * 4096, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    MUST(mprotect(map + 4096, 4096, PROT_NONE));
+    slurp("/proc/self/maps");
+    unsigned long previous = 0;
+    bool sorted = true, code = false, data = false, stack = false, hole = false, heap = true;
+    char name[PATH_MAX];
+    char *save = NULL;
+    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        unsigned long start, end, offset, inode;
+        unsigned major, minor;
+        char rights[5];
+        name[0] = '\0';
+        if (sscanf(line, "%lx-%lx %4s %lx %x:%x %lu %[^\n]", &start, &end, rights, &offset, &major,
+                   &minor, &inode, name) < 7) {
+            say("unreadable line \"%s\"\n", line);
+            continue;
+        }
+        sorted &= start >= previous && start < end;
+        previous = end;
+        unsigned long at = (unsigned long)main;
+        if (at >= start && at < end)
+            code = !strcmp(rights, "r-xp") && inode != 0 && strrchr(name, '/') &&
+                   !strcmp(strrchr(name, '/'), strrchr(argv[0], '/'));
+        at = (unsigned long)data_page;
+        if (at >= start && at < end)
+            data = !strcmp(rights, "rw-p");
+        at = (unsigned long)&st;
+        if (at >= start && at < end)
+            stack = !strcmp(rights, "rw-p") && !strcmp(name, "[stack]");
+        at = (unsigned long)(map + 4096);
+        if (at >= start && at < end)
+            hole = !strcmp(rights, "---p") && start == at && end == at + 4096;
+    }
+    (void)heap;
+    IS(sorted);
+    IS(code);
+    IS(data);
+    IS(stack);
+    IS(hole);
+
+    PART("/proc/self/fd and /dev/fd");
+    int fd = MUST(open("/etc/passwd", O_RDONLY));
+    snprintf(target, sizeof target, "/proc/self/fd/%d", fd);
+    len = readlink(target, name, sizeof name - 1);
+    name[len > 0 ? len : 0] = '\0';
+    say("%s\n", name);
+    int ends[2];
+    MUST(pipe(ends));
+    snprintf(target, sizeof target, "/proc/self/fd/%d", ends[0]);
+    len = readlink(target, name, sizeof name - 1);
+    name[len > 0 ? len : 0] = '\0';
+    IS(!strncmp(name, "pipe:[", 6));
+    MUST(write(ends[1], "again", 5));
+    int again = TRY(open(target, O_RDONLY));
+    char piece[8] = "";
+    TRY(read(again, piece, 5));
+    close(again);
+    show_dir("/proc/self/fd");
+    TRY(readlink("/proc/self/fd/99", name, sizeof name));
+    snprintf(target, sizeof target, "/dev/fd/%d", fd);
+    int copy = TRY(open(target, O_RDONLY));
+    TRY(lseek(copy, 0, SEEK_CUR)); /* a description of its own */
+    close(copy);
+    TRY(access("/dev/stdin", F_OK));
+    TRY(access("/dev/stdout", F_OK));
+    slurp("/proc/self/fdinfo/0");
+    IS(has("pos:\t") && has("flags:\t"));
+
+    PART("the system");
+    slurp("/proc/meminfo");
+    IS(has("MemTotal:") && has("MemFree:") && has("MemAvailable:") && has(" kB\n"));
+    slurp("/proc/cpuinfo");
+    IS(has("processor\t: 0\n") && has("model name\t: ") && has("flags\t\t: "));
+    slurp("/proc/stat");
+    IS(!strncmp(text, "cpu ", 4) && has("\ncpu0 ") && has("\nbtime "));
+    slurp("/proc/uptime");
+    double up, idle;
+    IS(sscanf(text, "%lf %lf", &up, &idle) == 2 && up > 0);
+    slurp("/proc/loadavg");
+    IS(strchr(text, '/') != NULL);
+    slurp("/proc/version");
+    IS(!strncmp(text, "Linux version ", 14));
+    slurp("/proc/filesystems");
+    IS(has("proc\n"));
+    slurp("/proc/mounts");
+    IS(has(" / ") && has(" /proc proc "));
+    slurp("/proc/sys/kernel/osrelease");
+    IS(strlen(text) > 3);
+    slurp("/proc/sys/kernel/hostname");
+    IS(strlen(text) > 1);
+    slurp("/proc/sys/kernel/pid_max");
+    IS(atoi(text) > 1000);
+    slurp("/proc/sys/vm/overcommit_memory");
+    IS(isdigit((unsigned char)text[0]));
+    slurp("/proc/sys/net/core/somaxconn");
+    IS(atoi(text) > 0);
+    char boot[64];
+    slurp("/proc/sys/kernel/random/boot_id");
+    say("boot_id has %zu characters\n", strlen(text));
+    strncpy(boot, text, sizeof boot - 1);
+    slurp("/proc/sys/kernel/random/boot_id");
+    IS(!strncmp(boot, text, 36));
+    slurp("/proc/sys/kernel/random/uuid");
+    strncpy(boot, text, sizeof boot - 1);
+    slurp("/proc/sys/kernel/random/uuid");
+    IS(strlen(text) == 37 && strncmp(boot, text, 36) != 0);
+    slurp("/proc/self/mountinfo");
+    IS(has(" / "));
+    slurp("/proc/self/cgroup");
+    IS(text[0] != '\0');
+    slurp("/sys/devices/system/cpu/online");
+    IS(isdigit((unsigned char)text[0]));
+
+    PART("/dev");
+    static const struct { const char *path; unsigned major, minor; } devices[] = {
+        {"/dev/null", 1, 3}, {"/dev/zero", 1, 5}, {"/dev/full", 1, 7},
+        {"/dev/random", 1, 8}, {"/dev/urandom", 1, 9}};
+    char block[64], second[64];
+    for (size_t i = 0; i < 5; i++) {
+        MUST(stat(devices[i].path, &st));
+        say("%s: %s %d\n", devices[i].path, S_ISCHR(st.st_mode) ? "character" : "?",
+            major(st.st_rdev) == devices[i].major && minor(st.st_rdev) == devices[i].minor);
+        fd = MUST(open(devices[i].path, O_RDWR));
+        memset(block, 7, sizeof block);
+        TRY(read(fd, block, sizeof block));
+        TRY(read(fd, second, sizeof second));
+        if (i == 1 || i == 2)
+            IS(block[0] == 0 && block[63] == 0);
+        if (i >= 3)
+            IS(memcmp(block, second, sizeof block) != 0);
+        TRY(write(fd, "x", 1));
+        TRY(lseek(fd, 5, SEEK_SET));
+        close(fd);
+    }
+    fd = MUST(open("/dev/zero", O_RDWR));
+    map = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    IS(map != MAP_FAILED && map[5000] == 0);
+    map[5000] = 1;
+    fd = MUST(open("/dev/null", O_WRONLY | O_TRUNC | O_CREAT, 0644));
+    TRY(write(fd, "gone", 4));
+    TRY(open("/dev/null/x", O_RDONLY));
+    MUST(stat("/dev/shm", &st));
+    IS(S_ISDIR(st.st_mode));
+    fd = shm_open("/thaw-guest-shm", O_CREAT | O_RDWR, 0600);
+    IS(fd >= 0);
+    TRY(ftruncate(fd, 4096));
+    map = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    strcpy(map, "shared");
+    TRY(pread(fd, piece, 6, 0));
+    TRY(shm_unlink("/thaw-guest-shm"));
+    return 0;
+}
