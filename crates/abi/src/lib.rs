@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+pub mod filter;
 pub mod freeze;
 pub mod image;
 pub mod layout;

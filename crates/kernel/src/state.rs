@@ -17,7 +17,7 @@ pub struct Kernel {
     /// Processes and threads.
     pub tasks: crate::task::Tasks,
     /// Mounted file systems.
-    pub fs: crate::fs::FileSystems,
+    pub fs: Late<crate::fs::FileSystems>,
     /// Sockets that others can find: bound addresses.
     pub net: crate::net::Network,
     /// Host name, as in uname(2).
@@ -26,8 +26,50 @@ pub struct Kernel {
     pub clocks: crate::time::clock::Clocks,
     /// Random numbers for the guest.
     pub random: Lock<crate::time::random::Generator>,
+    /// Pages of files, pipes and sockets.
+    pub pages: Lock<crate::mm::pages::PageAllocator>,
+    /// Patched system call sites.
+    pub gate: crate::platform::gate::Gate,
+    /// Futexes that somebody waits on.
+    pub futexes: crate::task::futex::Futexes,
+    /// Timers by deadline.
+    pub timers: crate::time::timer::Timers,
+    /// How often this state has been thawed on the way to this copy.
+    pub generation: Lock<u64>,
+    /// Size of the terminal.
+    pub window: Lock<thaw_abi::control::WindowSize>,
     /// How the sandbox was started.
     pub config: Lock<Config>,
+}
+
+/// A part of the state that is filled in while the others are in use already.
+pub struct Late<T> {
+    value: core::cell::OnceCell<T>,
+}
+
+// SAFETY: filled in once, under the kernel lock, before any guest runs.
+unsafe impl<T: Sync + Send> Sync for Late<T> {}
+
+impl<T> Late<T> {
+    /// Not filled in yet.
+    pub const fn empty() -> Self {
+        Self { value: core::cell::OnceCell::new() }
+    }
+
+    /// Fills it in; later calls change nothing.
+    pub fn set(&self, value: T) {
+        let _ = self.value.set(value);
+    }
+}
+
+impl<T> core::ops::Deref for Late<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        match self.value.get() {
+            Some(value) => value,
+            None => panic!("kernel state used before it was filled in"),
+        }
+    }
 }
 
 /// What the start command fixed.
@@ -41,6 +83,17 @@ pub struct Config {
     pub memory_limit: u64,
     /// `FLAG_*` of the control protocol.
     pub flags: u32,
+}
+
+impl Kernel {
+    /// Bytes of memory that the guest is told the machine has: the sandbox's
+    /// limit, or a gigabyte if it has none.
+    pub fn memory_total(&self) -> u64 {
+        match self.config.get().memory_limit {
+            0 => 1 << 30,
+            limit => limit,
+        }
+    }
 }
 
 /// Points to the root object; set at every boot.

@@ -1,1 +1,112 @@
-//! Being written.
+//! The zygote: from the first instruction to a running guest.
+//!
+//! A zygote does everything that does not depend on the function, installs the
+//! host-call filter and waits. A start command makes it a fresh sandbox
+//! ([`program`]), a thaw command a copy of an image ([`thaw`]). Statics in this
+//! folder hold what every boot rebuilds.
+#![allow(unsafe_code)]
+
+pub mod blobs;
+pub mod broker;
+pub mod control;
+pub mod lazy;
+pub mod phases;
+pub mod program;
+pub mod stdio;
+pub mod thaw;
+
+use thaw_abi::control::{MSG_FAILED, MSG_READY, MSG_START, MSG_THAW};
+use thaw_abi::layout::BOOT_BASE;
+
+use crate::errno::Result;
+use crate::platform::host;
+use crate::platform::{clock, fault, filter, panic, vcpu};
+
+/// Bytes of the per-boot area that are mapped from the beginning.
+const BOOT_AREA_SIZE: u64 = 8 << 20;
+
+/// Entry point of the freestanding program. `stack` is the host's initial stack.
+pub extern "C" fn start(stack: *const u64) -> ! {
+    // SAFETY: `stack` is the initial stack that the host made (System V ABI, 3.4.1).
+    let vdso = unsafe { find_auxiliary(stack, AT_SYSINFO_EHDR) };
+    if let Err(error) = become_zygote(vdso) {
+        crate::console!("thaw zygote cannot set itself up: {error:?}");
+        panic::exit(panic::PANIC_EXIT_CODE)
+    }
+    // SAFETY: the idle stack is mapped and unused; nothing on this one is needed again.
+    unsafe {
+        core::arch::asm!(
+            "mov rsp, {stack}",
+            "xor ebp, ebp",
+            "call {main}",
+            "ud2",
+            stack = in(reg) vcpu::IDLE_STACK + vcpu::IDLE_STACK_SIZE,
+            main = sym zygote_main,
+            options(noreturn)
+        )
+    }
+}
+
+const AT_SYSINFO_EHDR: u64 = 33;
+
+/// Finds a value in the auxiliary vector behind arguments and environment.
+///
+/// # Safety
+/// `stack` must be the initial stack of a program.
+unsafe fn find_auxiliary(stack: *const u64, kind: u64) -> u64 {
+    // SAFETY: the caller's promise covers every word up to AT_NULL.
+    unsafe {
+        let mut at = stack.add(1 + stack.read() as usize + 1);
+        while at.read() != 0 {
+            at = at.add(1);
+        }
+        at = at.add(1);
+        while at.read() != 0 {
+            if at.read() == kind {
+                return at.add(1).read();
+            }
+            at = at.add(2);
+        }
+    }
+    0
+}
+
+fn become_zygote(vdso: u64) -> Result<()> {
+    host::map_anonymous(BOOT_BASE, BOOT_AREA_SIZE, host::PROT_READ | host::PROT_WRITE)?;
+    for guard in [vcpu::SIGNAL_STACK - 4096, vcpu::IDLE_STACK - 4096] {
+        host::protect(guard, 4096, 0)?;
+    }
+    // SAFETY: mapped above.
+    unsafe { vcpu::initialize() };
+    clock::find_host_vdso(vdso);
+    fault::install_handlers()?;
+    filter::install()?;
+    Ok(())
+}
+
+extern "C" fn zygote_main() -> ! {
+    control::send(MSG_READY, 0, &[], &[]);
+    let message = control::receive_command();
+    phases::received();
+    let outcome = match message.kind {
+        MSG_START => program::start(&message),
+        MSG_THAW => thaw::thaw(&message),
+        _ => fail(b"the boot command is unknown to this kernel"),
+    };
+    match outcome {
+        Ok(()) => crate::task::sched::run(),
+        Err(error) => fail(error.name().as_bytes()),
+    }
+}
+
+/// Tells the host why this sandbox cannot run, and ends it.
+pub fn fail(reason: &[u8]) -> ! {
+    control::send(MSG_FAILED, 0, reason, &[]);
+    panic::exit(panic::PANIC_EXIT_CODE)
+}
+
+/// Number of this boot of the saved state: 0 for a fresh sandbox, one more at
+/// every thaw. What belongs to an earlier boot's host is void.
+pub fn generation() -> u64 {
+    crate::state::kernel().generation.get()
+}

@@ -1,1 +1,55 @@
-//! Being written.
+//! Coming to rest at the entry point, and telling the host what to save.
+//!
+//! The host reads the sandbox's memory from outside. What the kernel does is
+//! to recognize the moment (design: entry point by introspection; Metropolis
+//! §3.2), to bring everything that lives in registers into memory, and to
+//! describe the memory in a [`thaw_abi::freeze`] report.
+
+mod report;
+
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY, MSG_ENTRY_POINT, MSG_RESUME};
+
+use crate::boot::{control, lazy};
+use crate::mm::vma::VmaFlags;
+use crate::state::kernel;
+
+/// The host, the guest or a signal has asked for a freeze.
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// Asks for a freeze as soon as no thread can run.
+pub fn request() {
+    REQUESTED.store(true, Relaxed);
+}
+
+/// Whether now, while no thread can run, is the moment to freeze.
+pub fn is_due() -> bool {
+    if REQUESTED.load(Relaxed) {
+        return true;
+    }
+    let config = kernel().config.get();
+    config.flags & FLAG_FREEZE_AT_ENTRY != 0 && crate::net::waits_for_clients()
+}
+
+/// Reports to the host and waits until it says how to go on. A copy does not
+/// come back here: it begins in [`crate::boot::thaw`].
+pub fn freeze() {
+    REQUESTED.store(false, Relaxed);
+    kernel().config.lock().flags &= !FLAG_FREEZE_AT_ENTRY;
+    lazy::map_all();
+    let threads: alloc::vec::Vec<_> = kernel().tasks.threads.lock().values().cloned().collect();
+    for thread in &threads {
+        thread.save_fpu();
+    }
+    let report = report::build(&threads);
+    for thread in &threads {
+        // In every copy this memory is mapped from the image.
+        thread.process.mm.change_flags(0, thaw_abi::layout::GUEST_MAX, VmaFlags::FROM_IMAGE, VmaFlags::empty());
+    }
+    kernel().clocks.freeze();
+    let entry = EntryPoint { report_address: report.as_ptr() as u64, report_len: report.len() as u64 };
+    control::send(MSG_ENTRY_POINT, 0, bytemuck::bytes_of(&entry), &[]);
+    control::wait_for(MSG_RESUME);
+    kernel().clocks.thaw();
+}

@@ -16,7 +16,8 @@ use super::inode::{Attributes, FileType, FilesystemId, Inode, Statfs};
 use super::path::Path;
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
-use crate::platform::host::{self, HostFd, PollFd};
+use crate::net::host_poll::{Handle, HostFile, Kind as HostKind};
+use crate::platform::host::{HostFd, Peek};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
@@ -39,7 +40,7 @@ impl Stream {
 /// An open standard stream.
 pub struct StandardStream {
     stream: Stream,
-    queue: WaitQueue,
+    host: Arc<HostFile>,
     terminal: Lock<Terminal>,
 }
 
@@ -85,7 +86,10 @@ struct Terminal {
 impl StandardStream {
     fn new(stream: Stream) -> Arc<Self> {
         let terminal = Terminal { termios: Termios::STANDARD, foreground: 1 };
-        Arc::new(Self { stream, queue: WaitQueue::new(), terminal: Lock::new(terminal) })
+        let queue = Arc::new(WaitQueue::new());
+        let host = HostFile::new(Handle::Standard(stream.0 as u8), HostKind::MayBlock, queue);
+        crate::state::kernel().net.host_poll.register(&host);
+        Arc::new(Self { stream, host, terminal: Lock::new(terminal) })
     }
 
     fn is_terminal(&self) -> bool {
@@ -100,66 +104,30 @@ impl StandardStream {
 
 impl File for StandardStream {
     fn read(&self, sink: &mut Sink<'_>, _: u64) -> Result<usize> {
-        let Some(fd) = self.stream.descriptor() else { return Ok(0) };
-        if sink.remaining() == 0 {
+        if self.stream.descriptor().is_none() {
             return Ok(0);
         }
-        // Descriptors of the host block, since other programs may share them.
-        if !ready(fd, Events::IN)? {
-            return Err(Errno::EAGAIN);
-        }
-        let Some((to, len)) = sink.next_piece() else { return Ok(0) };
-        match host::read(fd, to, len) {
-            Ok(count) => {
-                sink.advance(count);
-                Ok(count)
-            }
-            // A page that the kernel maps on first touch: go through a buffer.
-            Err(Errno::EFAULT) => {
-                let mut buffer = [0u8; 1024];
-                let step = len.min(buffer.len());
-                let count = host::read(fd, buffer.as_mut_ptr() as u64, step)?;
-                sink.put(&buffer[..count])
-            }
-            Err(error) => Err(error),
-        }
+        self.host.read(sink, Peek::No)
     }
 
     fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
-        let Some(fd) = self.stream.descriptor() else {
+        if self.stream.descriptor().is_none() {
             let count = source.remaining();
             source.advance(count);
             return Ok(count);
-        };
-        let mut buffer = [0u8; 2048];
-        let mut done = 0;
-        while source.remaining() > 0 {
-            // Never more than PIPE_BUF at once: so much fits when poll says so.
-            let count = source.peek(&mut buffer)?;
-            if !ready(fd, Events::OUT)? {
-                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
-            }
-            match host::write(fd, buffer.as_ptr() as u64, count) {
-                Ok(written) => {
-                    source.advance(written);
-                    done += written;
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
         }
-        Ok(done)
+        self.host.write(source)
     }
 
     fn poll(&self) -> Events {
-        let Some(fd) = self.stream.descriptor() else {
-            return Events::IN | Events::OUT | Events::RDNORM | Events::WRNORM;
-        };
-        poll_host(fd).unwrap_or(Events::ERR)
+        match self.stream.descriptor() {
+            Some(_) => self.host.poll(),
+            None => Events::IN | Events::OUT | Events::RDNORM | Events::WRNORM,
+        }
     }
 
     fn wait_queue(&self) -> Option<&WaitQueue> {
-        Some(&self.queue)
+        Some(self.host.queue())
     }
 
     fn stat(&self) -> Result<Stat> {
@@ -236,24 +204,6 @@ const TIOCSWINSZ: u32 = 0x5414;
 const FIONREAD: u32 = 0x541b;
 const TIOCNOTTY: u32 = 0x5422;
 const TIOCGSID: u32 = 0x5429;
-
-fn poll_host(fd: HostFd) -> Result<Events> {
-    let interest = (Events::IN | Events::OUT).bits() as i16;
-    let mut entry = [PollFd { fd: fd.0, events: interest, revents: 0 }];
-    host::poll(&mut entry, Some(0))?;
-    let mut events = Events::from_bits_truncate(entry[0].revents as u16 as u32);
-    if events.contains(Events::IN) {
-        events |= Events::RDNORM;
-    }
-    if events.contains(Events::OUT) {
-        events |= Events::WRNORM;
-    }
-    Ok(events)
-}
-
-fn ready(fd: HostFd, wanted: Events) -> Result<bool> {
-    Ok(poll_host(fd)?.intersects(wanted | Events::ERR | Events::HUP))
-}
 
 /// The inode behind a standard stream, so that `/dev/stdout` and
 /// `/proc/self/fd/1` lead to it.

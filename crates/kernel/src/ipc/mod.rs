@@ -1,1 +1,16 @@
-//! Pipes, eventfd, epoll, poll, select.
+//! Pipes, eventfd, timerfd, signalfd, epoll, poll, select.
+//!
+//! Everything here is a [`crate::fs::file::File`]: it never blocks itself, and
+//! tells about changes through its wait queue. Wait queues are always woken
+//! after the state behind them has been let go of, so that a waiter may look.
+
+pub mod anonymous;
+pub mod epoll;
+pub mod epoll_syscalls;
+pub mod eventfd;
+pub mod page_queue;
+pub mod pipe;
+pub mod poll;
+pub mod seam;
+pub mod select;
+pub mod timeout;

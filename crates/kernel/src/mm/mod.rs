@@ -1,4 +1,16 @@
 //! Memory: the kernel's heap, the page allocator, address spaces.
 
-/// The memory of a guest process.
-pub struct AddressSpace {}
+pub mod heap;
+pub mod pages;
+pub mod space;
+pub mod syscalls;
+pub mod vma;
+
+pub use space::{AddressSpace, MapRequest};
+
+/// The protection of file-backed, executable, private memory that covers a
+/// range of code: the only kind in which system call sites are patched.
+pub fn code_protection(start: u64, end: u64) -> Option<u32> {
+    let process = crate::task::current_process();
+    process.mm.protection_of_code(start, end)
+}

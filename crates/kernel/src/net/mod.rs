@@ -1,3 +1,171 @@
 //! Sockets.
+//!
+//! The kernel is its own network: Unix sockets, and TCP and UDP over loopback,
+//! connect inside the sandbox only. A listening socket on the function's port
+//! also gets the connections that the host hands in
+//! ([`deliver_connection`]); the bytes of those go straight between guest
+//! memory and the host's socket.
 
-pub struct Network {}
+pub mod address;
+pub mod host_connection;
+pub mod host_poll;
+pub mod incoming;
+pub mod interfaces;
+pub mod message;
+pub mod options;
+pub mod pair;
+pub mod ports;
+pub mod socket;
+pub mod syscalls;
+pub mod tcp;
+pub mod transfer;
+
+use alloc::sync::Arc;
+
+use crate::ipc::anonymous::InodeNumbers;
+use crate::ipc::seam;
+use crate::platform::host::{self, HostFd};
+use host_connection::HostConnection;
+use host_poll::HostPoll;
+use socket::Protocol;
+use tcp::TcpNetwork;
+
+/// Sockets that others can find, and what is known about the host's. Saved.
+pub struct Network {
+    /// TCP.
+    pub tcp: Arc<TcpNetwork>,
+    /// Readiness of host descriptors.
+    pub host_poll: HostPoll,
+    /// Inode numbers of sockets and pipes.
+    pub inodes: Arc<InodeNumbers>,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Network {
+    /// Without sockets.
+    pub fn new() -> Self {
+        Self {
+            tcp: Arc::new(TcpNetwork::new()),
+            host_poll: HostPoll::new(),
+            inodes: Arc::new(InodeNumbers::new()),
+        }
+    }
+
+    /// Puts a connection that the host handed in into the accept queue of the
+    /// socket that listens on `port`. Without one, the connection is closed.
+    pub fn deliver(&self, port: u16, connection: &thaw_abi::control::Connection, fd: HostFd) {
+        let Some(listener) = self.tcp.ports.listeners_at(port).filter(|_| port != 0) else {
+            let _ = host::shutdown(fd, socket::ShutdownHow::Both as u32);
+            host::close(fd);
+            seam::connection_closed(connection.id);
+            return;
+        };
+        let family = listener.common().family;
+        let options = listener.inherited_options();
+        let connection =
+            HostConnection::new(&self.host_poll, connection, fd, family, options, self.inodes.next());
+        // A listener that has just ended drops, and so closes, the connection.
+        drop(listener.deliver(connection));
+    }
+
+    /// Whether a socket listens on `port` and nobody waits to be accepted.
+    pub fn waits_for_clients(&self, port: u16) -> bool {
+        port != 0 && self.tcp.ports.listeners_at(port).is_some_and(|listener| listener.waits_for_clients())
+    }
+}
+
+/// A client has connected: see [`Network::deliver`].
+pub fn deliver_connection(connection: &thaw_abi::control::Connection, fd: HostFd) {
+    let kernel = crate::state::kernel();
+    let port = kernel.config.lock().port;
+    kernel.net.deliver(port, connection, fd);
+}
+
+/// Whether the program is at its entry point as far as sockets can tell: it
+/// listens on the function's port, nobody waits to be accepted, and no client
+/// has sent anything that was not read.
+pub fn waits_for_clients() -> bool {
+    let kernel = crate::state::kernel();
+    let port = kernel.config.lock().port;
+    kernel.net.waits_for_clients(port) && !kernel.net.host_poll.has_unread_data()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::errno::Errno;
+    use crate::fs::file::{Events, File};
+    use crate::io::{Sink, Source};
+    use crate::net::address::{AF_INET, Endpoint, SocketAddress};
+    use crate::net::socket::Socket;
+    use std::io::{Read, Write};
+    use std::os::fd::IntoRawFd;
+    use std::os::unix::net::UnixStream;
+    use thaw_abi::control::{Address, Connection};
+
+    fn connection() -> Connection {
+        let address = |last, port| {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&[10, 0, 0, last]);
+            Address { bytes, family: AF_INET, port, reserved: 0 }
+        };
+        Connection { id: 7, peer: address(1, 5000), local: address(2, 8080) }
+    }
+
+    fn listening(network: &Network, port: u16) -> Arc<Socket> {
+        let tcp = network.tcp.socket(AF_INET, &network.inodes);
+        tcp.bind(&SocketAddress::V4(Endpoint::wildcard(AF_INET).with_port(port))).unwrap();
+        tcp.listen(5).unwrap();
+        Socket::new(tcp)
+    }
+
+    #[test]
+    fn a_client_is_accepted_and_served_over_the_host_socket() {
+        let network = Network::new();
+        let listener = listening(&network, 8080);
+        assert!(network.waits_for_clients(8080));
+        let (mut client, ours) = UnixStream::pair().unwrap();
+        network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
+        assert!(listener.poll().contains(Events::IN));
+        assert!(!network.waits_for_clients(8080));
+
+        let accepted = listener.protocol.accept().unwrap();
+        let SocketAddress::V4(peer) = accepted.peer_address().unwrap() else { panic!() };
+        assert_eq!((peer.ip.to_string(), peer.port), ("10.0.0.1".to_string(), 5000));
+        let file = Socket::new(accepted);
+        client.write_all(b"GET").unwrap();
+        network.host_poll.check();
+        let mut bytes = [0; 10];
+        assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Ok(3));
+        assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Err(Errno::EAGAIN));
+        assert_eq!(file.write(&mut Source::kernel(b"200"), 0), Ok(3));
+        drop(file);
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, "200");
+    }
+
+    #[test]
+    fn without_a_listener_the_client_is_turned_away() {
+        let network = Network::new();
+        let (mut client, ours) = UnixStream::pair().unwrap();
+        network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
+        assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+    }
+
+    #[test]
+    fn closing_the_listener_closes_who_was_not_accepted() {
+        let network = Network::new();
+        let listener = listening(&network, 8080);
+        let (mut client, ours) = UnixStream::pair().unwrap();
+        network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
+        drop(listener);
+        assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+        assert!(!network.waits_for_clients(8080));
+    }
+}

@@ -157,3 +157,88 @@ pub fn poll(fds: &mut [PollFd], timeout_ns: Option<u64>) -> Result<usize> {
 pub fn console_write(text: &[u8]) {
     let _ = write(HostFd(thaw_abi::layout::CONSOLE_FD), text.as_ptr() as u64, text.len());
 }
+
+/// `PROT_READ`.
+pub const PROT_READ: u32 = 1;
+/// `PROT_WRITE`.
+pub const PROT_WRITE: u32 = 2;
+/// `PROT_EXEC`.
+pub const PROT_EXEC: u32 = 4;
+
+const MAP_SHARED: u64 = 0x01;
+const MAP_PRIVATE: u64 = 0x02;
+const MAP_FIXED: u64 = 0x10;
+const MAP_ANONYMOUS: u64 = 0x20;
+/// All mappings are made without reserving: how much memory the sandbox may
+/// use is limited by its control group, not by what it maps.
+const MAP_NORESERVE: u64 = 0x4000;
+
+/// Whether writes to a mapping are private.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// `MAP_PRIVATE`.
+    Private,
+    /// `MAP_SHARED`.
+    Shared,
+}
+
+impl Sharing {
+    fn flag(self) -> u64 {
+        match self {
+            Sharing::Private => MAP_PRIVATE,
+            Sharing::Shared => MAP_SHARED,
+        }
+    }
+}
+
+/// Maps zeroed private memory at `address`, replacing what is there.
+pub fn map_anonymous(address: u64, len: u64, protection: u32) -> Result<()> {
+    map_anonymous_as(address, len, protection, Sharing::Private)
+}
+
+/// Maps zeroed memory at `address`, replacing what is there.
+pub fn map_anonymous_as(address: u64, len: u64, protection: u32, sharing: Sharing) -> Result<()> {
+    let flags = sharing.flag() | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE;
+    // SAFETY: callers map areas that they own (layout.rs) or guest memory.
+    unsafe { hostcall(nr::MMAP, [address, len, protection as u64, flags, u64::MAX, 0]) }.map(drop)
+}
+
+/// Maps a file at `address`, replacing what is there.
+pub fn map_file(fd: HostFd, address: u64, len: u64, protection: u32, sharing: Sharing, offset: u64) -> Result<()> {
+    let flags = sharing.flag() | MAP_FIXED | MAP_NORESERVE;
+    // SAFETY: as for `map_anonymous`.
+    unsafe { hostcall(nr::MMAP, [address, len, protection as u64, flags, fd.0 as u64, offset]) }.map(drop)
+}
+
+/// mprotect(2).
+pub fn protect(address: u64, len: u64, protection: u32) -> Result<()> {
+    // SAFETY: as for `map_anonymous`.
+    unsafe { hostcall(nr::MPROTECT, [address, len, protection as u64, 0, 0, 0]) }.map(drop)
+}
+
+/// munmap(2).
+pub fn unmap(address: u64, len: u64) -> Result<()> {
+    // SAFETY: as for `map_anonymous`.
+    unsafe { hostcall(nr::MUNMAP, [address, len, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Moves `len` bytes of mapping from `from` to `to`, replacing what is there.
+pub fn move_mapping(from: u64, len: u64, to: u64) -> Result<()> {
+    const MREMAP_MAYMOVE_FIXED: u64 = 3;
+    // SAFETY: as for `map_anonymous`.
+    unsafe { hostcall(nr::MREMAP, [from, len, len, MREMAP_MAYMOVE_FIXED, to, 0]) }.map(drop)
+}
+
+/// `MADV_DONTNEED`.
+pub const MADV_DONTNEED: u32 = 4;
+/// `MADV_POPULATE_READ`.
+pub const MADV_POPULATE_READ: u32 = 22;
+/// `MADV_POPULATE_WRITE`.
+pub const MADV_POPULATE_WRITE: u32 = 23;
+
+/// madvise(2).
+pub fn advise(address: u64, len: u64, advice: u32) -> Result<()> {
+    // SAFETY: the filter admits advice on the sandbox's own memory only;
+    // callers drop only memory that they own.
+    unsafe { hostcall(nr::MADVISE, [address, len, advice as u64, 0, 0, 0]) }.map(drop)
+}

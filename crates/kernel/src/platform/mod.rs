@@ -1,5 +1,14 @@
 //! All that touches the machine or the host.
 
 pub mod clock;
+pub mod context;
+pub mod entry;
+pub mod fault;
+pub mod filter;
+pub mod fpu;
+pub mod gate;
 pub mod host;
+pub mod panic;
+pub mod segment;
 pub mod user;
+pub mod vcpu;

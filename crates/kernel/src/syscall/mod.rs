@@ -3,7 +3,10 @@
 pub mod table;
 pub mod trace;
 
-use crate::errno::Result;
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::errno::{Errno, Result};
+use crate::platform::entry::TrapFrame;
 use crate::platform::user::UserAddress;
 
 /// The six argument registers of a system call (syscall(2)).
@@ -83,4 +86,31 @@ pub struct Entry {
     pub handler: Handler,
     /// What works.
     pub support: Support,
+}
+
+/// Performs the system call of a frame, and what is due before the thread
+/// returns to the guest. Both doors end here.
+pub extern "C" fn dispatch(frame: &mut TrapFrame) {
+    let entry = usize::try_from(frame.orig_rax).ok().and_then(|number| table::BY_NUMBER.get(number).copied().flatten());
+    let tracing = trace::enabled();
+    if tracing {
+        trace::enter(entry, frame);
+    }
+    let result = match entry {
+        Some(entry) => (entry.handler)(&frame.args()),
+        None => {
+            trace::count_unknown(frame.orig_rax);
+            Err(Errno::ENOSYS)
+        }
+    };
+    frame.rax = match result {
+        Ok(value) => value,
+        Err(error) => error.to_return(),
+    };
+    if tracing {
+        trace::leave(entry, frame);
+    }
+    if crate::task::current().attention.load(Relaxed) {
+        crate::task::signal::before_return(frame);
+    }
 }

@@ -1,1 +1,123 @@
-//! The trace.
+//! The trace of system calls (`THAW_TRACE=syscalls`), and the count of those
+//! that Thaw does not have.
+
+use alloc::collections::BTreeMap;
+use core::fmt::Write;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::{Arg, Entry, Support};
+use crate::errno::Errno;
+use crate::platform::entry::TrapFrame;
+use crate::platform::panic::Console;
+use crate::platform::user::UserAddress;
+use crate::sync::Lock;
+use crate::task::current;
+
+static ENABLED: AtomicBool = AtomicBool::new(false);
+/// Numbers of unknown calls and how often they were made, in this boot.
+static UNKNOWN: Lock<BTreeMap<u64, u64>> = Lock::new(BTreeMap::new());
+
+/// Switches the trace on or off for this boot.
+pub fn enable(on: bool) {
+    ENABLED.store(on, Relaxed);
+}
+
+/// Whether calls are traced.
+pub fn enabled() -> bool {
+    ENABLED.load(Relaxed)
+}
+
+/// Counts a call that is not in the table, and names it when it is first seen.
+pub fn count_unknown(number: u64) {
+    let mut unknown = UNKNOWN.lock();
+    let count = unknown.entry(number).or_insert(0);
+    *count += 1;
+    if *count == 1 && enabled() {
+        crate::console!("thaw: system call {number} is not implemented; it returned ENOSYS");
+    }
+}
+
+/// How often each unknown call was made.
+pub fn unknown_calls() -> BTreeMap<u64, u64> {
+    UNKNOWN.lock().clone()
+}
+
+/// Prints the unknown calls at the end of a traced program.
+pub fn summary() {
+    if enabled() {
+        for (number, count) in unknown_calls() {
+            crate::console!("thaw: system call {number} was made {count} times and is not implemented");
+        }
+    }
+}
+
+/// Before the call: printed at once if it may not come back to tell its result.
+pub fn enter(entry: Option<&Entry>, frame: &TrapFrame) {
+    // exit, exit_group, execve, rt_sigreturn and calls that may block for ever
+    // are worth seeing even if nothing follows.
+    if entry.is_some_and(|entry| matches!(entry.number, 59 | 60 | 231 | 322)) {
+        let mut line = Console::new();
+        write_call(&mut line, entry, frame);
+        let _ = writeln!(line, " ...");
+        line.flush();
+    }
+}
+
+/// After the call.
+pub fn leave(entry: Option<&Entry>, frame: &TrapFrame) {
+    let mut line = Console::new();
+    write_call(&mut line, entry, frame);
+    let _ = match Errno::from_return(frame.rax) {
+        Ok(value) if value > 0xffff_ffff => writeln!(line, " = {value:#x}"),
+        Ok(value) => writeln!(line, " = {value}"),
+        Err(error) => match entry.map(|entry| entry.support) {
+            Some(Support::Missing(note)) => writeln!(line, " = -1 {} ({note})", error.name()),
+            Some(_) => writeln!(line, " = -1 {}", error.name()),
+            None => writeln!(line, " = -1 {} (not implemented)", error.name()),
+        },
+    };
+    line.flush();
+}
+
+fn write_call(line: &mut Console, entry: Option<&Entry>, frame: &TrapFrame) {
+    let args = frame.args();
+    let _ = write!(line, "[{}] ", current().tid);
+    let Some(entry) = entry else {
+        let _ = write!(line, "syscall_{}({:#x}, {:#x}, {:#x}, {:#x}, {:#x}, {:#x})", frame.orig_rax, args.0[0],
+            args.0[1], args.0[2], args.0[3], args.0[4], args.0[5]);
+        return;
+    };
+    let _ = write!(line, "{}(", entry.name);
+    for (i, kind) in entry.args.iter().enumerate() {
+        if i > 0 {
+            let _ = write!(line, ", ");
+        }
+        write_argument(line, *kind, args.0[i]);
+    }
+    let _ = write!(line, ")");
+}
+
+fn write_argument(line: &mut Console, kind: Arg, value: u64) {
+    let _ = match kind {
+        Arg::Fd if value as i32 == -100 => write!(line, "AT_FDCWD"),
+        Arg::Fd => write!(line, "{}", value as i32),
+        Arg::Int => write!(line, "{}", value as i64),
+        Arg::Hex if value == 0 => write!(line, "0"),
+        Arg::Hex => write!(line, "{value:#x}"),
+        Arg::Octal => write!(line, "{value:#o}"),
+        Arg::Str => match UserAddress(value).read_string(200) {
+            Ok(text) => write!(line, "\"{}\"", text.escape_ascii()),
+            Err(_) => write!(line, "{value:#x}"),
+        },
+    };
+}
+
+/// A fault that ends the process, with the registers.
+pub fn fatal_fault(frame: &TrapFrame, signal: u32, code: i32, address: u64) {
+    if enabled() {
+        crate::console!(
+            "[{}] --- signal {signal} code {code} address {address:#x} at rip {:#x}, rsp {:#x}, rax {:#x} ---",
+            current().tid, frame.rip, frame.rsp, frame.rax
+        );
+    }
+}

@@ -1,7 +1,12 @@
 //! Processes and threads.
 
+pub mod exec;
+pub mod exit;
+pub mod futex;
 pub mod process;
 pub mod sched;
+pub mod signal;
+pub mod syscalls;
 pub mod thread;
 pub mod wait;
 

@@ -11,6 +11,8 @@ use crate::fs::FsContext;
 use crate::mm::AddressSpace;
 use crate::sync::Lock;
 
+use super::signal::ProcessSignals;
+
 /// All processes and threads of the sandbox.
 #[derive(Default)]
 pub struct Tasks {
@@ -74,4 +76,55 @@ pub struct Process {
     pub environment: Lock<Vec<u8>>,
     /// Auxiliary vector at start, for `/proc/self/auxv`.
     pub auxiliary_vector: Lock<Vec<u64>>,
+    /// Signal actions, and signals for any thread of the process.
+    pub signals: Lock<ProcessSignals>,
+    /// Interval timers (setitimer(2)).
+    pub timers: crate::time::itimer::IntervalTimers,
+    /// When it started, on the guest's monotonic clock, in nanoseconds.
+    pub start_ns: u64,
 }
+
+impl Process {
+    /// Process id of the parent; the first process has none.
+    pub fn parent_pid(&self) -> u32 {
+        0
+    }
+
+    /// Process group (setpgid(2)).
+    pub fn process_group(&self) -> u32 {
+        self.pid
+    }
+
+    /// Session (setsid(2)).
+    pub fn session(&self) -> u32 {
+        self.pid
+    }
+}
+
+/// No limit.
+pub const RLIM_INFINITY: u64 = u64::MAX;
+
+impl ResourceLimit {
+    /// The same soft and hard limit.
+    pub const fn both(limit: u64) -> Self {
+        Self { current: limit, maximum: limit }
+    }
+}
+
+/// The limits a program starts with, by `RLIMIT_*`: as a login session on an
+/// ordinary machine.
+pub const DEFAULT_LIMITS: [ResourceLimit; 16] = {
+    let mut limits = [ResourceLimit::both(RLIM_INFINITY); 16];
+    limits[RLIMIT_STACK] = ResourceLimit { current: 8 << 20, maximum: RLIM_INFINITY };
+    // RLIMIT_CORE, RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_MEMLOCK,
+    // RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE, RLIMIT_NICE, RLIMIT_RTPRIO.
+    limits[4] = ResourceLimit { current: 0, maximum: RLIM_INFINITY };
+    limits[6] = ResourceLimit::both(32768);
+    limits[RLIMIT_NOFILE] = ResourceLimit { current: 1024, maximum: 1 << 20 };
+    limits[8] = ResourceLimit::both(8 << 20);
+    limits[11] = ResourceLimit::both(32768);
+    limits[12] = ResourceLimit::both(819200);
+    limits[13] = ResourceLimit::both(0);
+    limits[14] = ResourceLimit::both(0);
+    limits
+};

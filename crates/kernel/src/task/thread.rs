@@ -1,10 +1,21 @@
 //! Threads: kernel objects with a kernel stack and a saved context.
 #![allow(unsafe_code)]
 
+use alloc::alloc::{Layout, alloc, dealloc};
 use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::Process;
+use super::sched::SchedState;
+use super::signal::ThreadSignals;
+use crate::fs::file::Events;
+use crate::platform::entry::TrapFrame;
+use crate::platform::fpu::FpuState;
+use crate::platform::{context, entry, vcpu};
 use crate::sync::Lock;
+
+/// Bytes of a kernel stack.
+pub const KERNEL_STACK_SIZE: usize = 64 << 10;
 
 /// A guest thread.
 pub struct Thread {
@@ -14,11 +25,195 @@ pub struct Thread {
     pub process: Arc<Process>,
     /// Name (`PR_SET_NAME`), NUL-padded.
     pub name: Lock<[u8; 16]>,
+    /// Whether it runs, could run or waits.
+    pub sched: Lock<SchedState>,
+    /// Signal mask, pending signals, alternate stack.
+    pub signals: Lock<ThreadSignals>,
+    /// Set when something is to be done before the thread returns to the guest.
+    pub attention: AtomicBool,
+    /// Where to write 0 and wake a futex at exit (set_tid_address(2)).
+    pub clear_child_tid: AtomicU64,
+    /// Head of the list of robust futexes (set_robust_list(2)).
+    pub robust_list: AtomicU64,
+    /// Base of the `%fs` segment while the thread does not run.
+    pub fs_base: AtomicU64,
+    /// Vector state while the registers belong to another thread.
+    pub fpu: Lock<FpuState>,
+    /// Saved stack pointer of the kernel context while it does not run.
+    context: AtomicU64,
+    stack: KernelStack,
+}
+
+struct KernelStack(*mut u8);
+
+// SAFETY: owned memory.
+unsafe impl Send for KernelStack {}
+// SAFETY: only its address is used through `&`.
+unsafe impl Sync for KernelStack {}
+
+impl KernelStack {
+    fn layout() -> Layout {
+        Layout::from_size_align(KERNEL_STACK_SIZE, 4096).unwrap_or(Layout::new::<u64>())
+    }
+
+    fn new() -> Self {
+        // SAFETY: the size is not zero.
+        let memory = unsafe { alloc(Self::layout()) };
+        assert!(!memory.is_null(), "out of kernel memory");
+        Self(memory)
+    }
+
+    fn top(&self) -> u64 {
+        self.0 as u64 + KERNEL_STACK_SIZE as u64
+    }
+}
+
+impl Drop for KernelStack {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`.
+        unsafe { dealloc(self.0, Self::layout()) };
+    }
+}
+
+impl Thread {
+    /// A thread that begins with these registers. It runs once the scheduler
+    /// is told to.
+    pub fn new(tid: u32, process: Arc<Process>, frame: TrapFrame) -> Arc<Self> {
+        let stack = KernelStack::new();
+        let thread = Self {
+            tid,
+            process,
+            name: Lock::new([0; 16]),
+            sched: Lock::new(SchedState::new()),
+            signals: Lock::new(ThreadSignals::default()),
+            attention: AtomicBool::new(false),
+            clear_child_tid: AtomicU64::new(0),
+            robust_list: AtomicU64::new(0),
+            fs_base: AtomicU64::new(0),
+            fpu: Lock::new(FpuState::initial()),
+            context: AtomicU64::new(0),
+            stack,
+        };
+        let at = thread.frame_address();
+        // SAFETY: the new stack is unused; the frame lies at its top and the
+        // first context below it.
+        unsafe {
+            at.write(frame);
+            let start = &raw const entry::thaw_thread_start as u64;
+            thread.context.store(context::prepare(at as u64, start), Relaxed);
+        }
+        Arc::new(thread)
+    }
+
+    fn frame_address(&self) -> *mut TrapFrame {
+        (self.stack.top() as *mut TrapFrame).wrapping_sub(1)
+    }
+
+    /// The registers with which the thread entered the kernel and will leave it.
+    #[allow(clippy::mut_from_ref)]
+    pub fn frame(&self) -> &mut TrapFrame {
+        // SAFETY: the frame lies at the top of the stack whenever the thread is
+        // in the kernel; it is used in short accesses under the kernel lock.
+        unsafe { &mut *self.frame_address() }
+    }
+
+    /// Top of the kernel stack.
+    pub fn kernel_stack_top(&self) -> u64 {
+        self.stack.top()
+    }
+
+    /// Runs the thread on this vCPU until it blocks or ends.
+    pub(super) fn switch_from_idle(self: &Arc<Self>) {
+        let block = vcpu::block();
+        block.kernel_stack_top = self.stack.top();
+        let thread = Arc::as_ptr(self);
+        block.thread = thread;
+        if block.fpu_owner != thread {
+            if !block.fpu_owner.is_null() {
+                // SAFETY: the owner is alive: threads clear the field when they end.
+                unsafe { (*block.fpu_owner).fpu.lock().save() };
+            }
+            self.fpu.lock().load();
+            block.fpu_owner = thread;
+        }
+        // SAFETY: FSGSBASE is a requirement, checked by `thaw doctor`; the
+        // kernel itself does not use `%fs`.
+        unsafe {
+            core::arch::asm!("wrfsbase {}", in(reg) self.fs_base.load(Relaxed), options(nostack, preserves_flags));
+            context::thaw_switch(&raw mut block.idle_rsp, self.context.load(Relaxed));
+        }
+        vcpu::block().thread = core::ptr::null();
+    }
+
+    /// Runs `work` as if on behalf of this thread, which must not run yet.
+    pub fn with_identity<T>(&self, work: impl FnOnce() -> T) -> T {
+        let block = vcpu::block();
+        block.thread = self;
+        let result = work();
+        vcpu::block().thread = core::ptr::null();
+        result
+    }
+
+    /// Gives the vCPU back to the idle loop; returns when the thread is chosen again.
+    pub(super) fn switch_to_idle(&self) {
+        let fs_base: u64;
+        // SAFETY: as above.
+        unsafe { core::arch::asm!("rdfsbase {}", out(reg) fs_base, options(nostack, preserves_flags, nomem)) };
+        self.fs_base.store(fs_base, Relaxed);
+        // SAFETY: the idle loop has saved its context when it switched to us.
+        unsafe { context::thaw_switch(self.context.as_ptr(), vcpu::block().idle_rsp) };
+    }
+
+    /// Saves the vector state if it is in this vCPU's registers, so that memory
+    /// holds all of the thread.
+    pub fn save_fpu(&self) {
+        if core::ptr::eq(vcpu::block().fpu_owner, self) {
+            self.fpu.lock().save();
+            vcpu::block().fpu_owner = core::ptr::null();
+        }
+    }
+
+    /// Puts the vector state of the running thread back to that of a new program.
+    pub fn reset_fpu(&self) {
+        *self.fpu.lock() = FpuState::initial();
+        self.fpu.lock().load();
+    }
+
+    /// Marks that there is something to do before the thread returns to the guest.
+    pub fn needs_attention(&self) {
+        self.attention.store(true, Relaxed);
+    }
+}
+
+impl super::wait::Waiter for Thread {
+    fn wake(&self, _events: Events) {
+        super::sched::wake(self, super::wait::Wake::Woken);
+    }
+}
+
+impl crate::time::timer::TimerCallback for Thread {
+    fn fire(&self, _now: crate::time::Instant) {
+        super::sched::wake(self, super::wait::Wake::TimedOut);
+    }
 }
 
 /// The running thread.
 pub fn current() -> &'static Thread {
-    unimplemented!()
+    let thread = vcpu::block().thread;
+    assert!(!thread.is_null(), "no thread is running");
+    // SAFETY: the running thread is kept alive by the task table, and nobody
+    // holds the reference beyond its end.
+    unsafe { &*thread }
+}
+
+/// The running thread, shared.
+pub fn current_arc() -> Arc<Thread> {
+    let thread: *const Thread = current();
+    // SAFETY: the pointer comes from an `Arc` that is alive.
+    unsafe {
+        Arc::increment_strong_count(thread);
+        Arc::from_raw(thread)
+    }
 }
 
 /// The running thread's process.

@@ -22,6 +22,11 @@ pub trait Waiter: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitToken(u64);
 
+impl WaitToken {
+    /// No registration.
+    pub const NONE: WaitToken = WaitToken(0);
+}
+
 /// Those who wait for one thing, in order of arrival.
 #[derive(Default)]
 pub struct WaitQueue {
@@ -61,12 +66,28 @@ impl WaitQueue {
 
     /// Wakes everybody.
     pub fn wake_all(&self, events: Events) {
-        // Waking may change this queue (a nested epoll), so work on a copy.
-        if self.is_empty() {
-            return;
-        }
-        let waiters: Vec<_> = self.state.lock().waiters.iter().map(|(_, w)| w.clone()).collect();
-        for waiter in waiters {
+        // Waking may change this queue (a nested epoll), so look anew after
+        // each waiter. Tokens rise along the queue; whoever comes while this
+        // goes on is not woken.
+        let (mut after, last) = {
+            let state = self.state.lock();
+            match state.waiters.first() {
+                Some((first, _)) => (first.0 - 1, state.next_token),
+                None => return,
+            }
+        };
+        loop {
+            let waiter = {
+                let state = self.state.lock();
+                let next = state.waiters.partition_point(|(token, _)| token.0 <= after);
+                match state.waiters.get(next) {
+                    Some((token, waiter)) if token.0 <= last => {
+                        after = token.0;
+                        waiter.clone()
+                    }
+                    _ => return,
+                }
+            };
             waiter.wake(events);
         }
     }

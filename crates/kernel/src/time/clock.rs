@@ -9,12 +9,27 @@ use crate::sync::Lock;
 pub struct Clocks {
     /// Added to the host's monotonic clock, in nanoseconds, wrapping.
     pub monotonic_offset: Lock<u64>,
+    /// What the monotonic clock read when the sandbox was frozen.
+    pub frozen_at: Lock<u64>,
 }
 
 impl Clocks {
     /// Clocks of a fresh sandbox, as the host's.
     pub const fn new() -> Self {
-        Self { monotonic_offset: Lock::new(0) }
+        Self { monotonic_offset: Lock::new(0), frozen_at: Lock::new(0) }
+    }
+}
+
+impl Clocks {
+    /// Notes the time at which the clock stops.
+    pub fn freeze(&self) {
+        self.frozen_at.set(Instant::now().0);
+    }
+
+    /// Lets the monotonic clock go on from where it stopped.
+    pub fn thaw(&self) {
+        let host = crate::platform::clock::monotonic_ns();
+        self.monotonic_offset.set(self.frozen_at.get().wrapping_sub(host));
     }
 }
 
@@ -35,6 +50,12 @@ impl Instant {
         Instant(host.wrapping_add(crate::state::kernel().clocks.monotonic_offset.get()))
     }
 
+    /// The point at which `CLOCK_REALTIME` reads `ns`.
+    pub fn from_realtime(ns: u64) -> Instant {
+        let ahead = ns.saturating_sub(realtime_ns());
+        Instant(Self::now().0.saturating_add(ahead))
+    }
+
     /// `ns` nanoseconds from now.
     pub fn after_ns(ns: u64) -> Instant {
         Instant(Self::now().0.saturating_add(ns))
@@ -44,4 +65,9 @@ impl Instant {
 /// The guest's `CLOCK_REALTIME`, in nanoseconds since the epoch.
 pub fn realtime_ns() -> u64 {
     crate::platform::clock::realtime_ns()
+}
+
+/// The guest's `CLOCK_BOOTTIME`, in nanoseconds.
+pub fn boottime_ns() -> u64 {
+    crate::platform::clock::boottime_ns()
 }

@@ -1,0 +1,172 @@
+//! The host calls that a sandbox may make: the boundary of the sandbox.
+//!
+//! The guest shares an address space with its kernel, so assume that it can
+//! make every call in this list with any arguments that pass the checks. Each
+//! must be harmless then: there is no call that takes a path, none that makes
+//! a descriptor other than by receiving one from the host on the control
+//! socket, none that makes a process or changes credentials.
+
+/// A check of one argument; a call that fails it returns `EPERM`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Argument `.0` is zero.
+    Zero(u32),
+    /// Argument `.0` has no bits beyond `.1`.
+    Mask(u32, u32),
+    /// Argument `.0` is one of `.1`.
+    OneOf(u32, &'static [u32]),
+}
+
+/// An allowed host call.
+#[derive(Clone, Copy, Debug)]
+pub struct HostCall {
+    /// Number in the x86-64 ABI.
+    pub number: u32,
+    /// Name.
+    pub name: &'static str,
+    /// Checks of its arguments.
+    pub checks: &'static [Check],
+    /// What the kernel needs it for, and why it is harmless.
+    pub reason: &'static str,
+}
+
+/// `MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE`. Not `MSG_FASTOPEN`, which connects.
+const SEND_FLAGS: u32 = 0x40 | 0x4000 | 0x8000;
+/// `MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT | MSG_WAITALL | MSG_NOSIGNAL`.
+const RECEIVE_FLAGS: u32 = 0x2 | 0x20 | 0x40 | 0x100 | 0x4000;
+/// `MSG_DONTWAIT | MSG_CMSG_CLOEXEC`.
+const RECEIVE_MESSAGE_FLAGS: u32 = 0x40 | 0x4000_0000;
+/// `MAP_SHARED | MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE |
+/// MAP_POPULATE | MAP_FIXED_NOREPLACE`. Not `MAP_LOCKED`, `MAP_HUGETLB`.
+const MAP_FLAGS: u32 = 0x1 | 0x2 | 0x10 | 0x20 | 0x4000 | 0x8000 | 0x10_0000;
+/// Advice about the sandbox's own memory. Not `MADV_REMOVE`, which writes to
+/// files, not `MADV_MERGEABLE`, a side channel, not `MADV_HWPOISON`.
+const ADVICE: &[u32] = &[
+    0,  // MADV_NORMAL
+    1,  // MADV_RANDOM
+    2,  // MADV_SEQUENTIAL
+    3,  // MADV_WILLNEED
+    4,  // MADV_DONTNEED
+    8,  // MADV_FREE
+    14, // MADV_HUGEPAGE
+    15, // MADV_NOHUGEPAGE
+    20, // MADV_COLD
+    21, // MADV_PAGEOUT
+    22, // MADV_POPULATE_READ
+    23, // MADV_POPULATE_WRITE
+];
+
+/// All host calls that a sandbox may make; the most frequent first.
+pub const HOST_CALLS: &[HostCall] = &[
+    HostCall {
+        number: 45,
+        name: "recvfrom",
+        checks: &[Check::Mask(3, RECEIVE_FLAGS), Check::Zero(4), Check::Zero(5)],
+        reason: "reads from client sockets; reaches only sockets that the host handed in",
+    },
+    HostCall {
+        number: 44,
+        name: "sendto",
+        checks: &[Check::Mask(3, SEND_FLAGS), Check::Zero(4), Check::Zero(5)],
+        reason: "writes to client sockets and to the control socket; without an address and without MSG_FASTOPEN it reaches only the connected peer",
+    },
+    HostCall {
+        number: 271,
+        name: "ppoll",
+        checks: &[],
+        reason: "waits for descriptors and timers when no guest thread can run; changes nothing but the sandbox's own memory",
+    },
+    HostCall {
+        number: 47,
+        name: "recvmsg",
+        checks: &[Check::Mask(2, RECEIVE_MESSAGE_FLAGS)],
+        reason: "takes messages and descriptors from the control socket; only the host can send any",
+    },
+    HostCall {
+        number: 9,
+        name: "mmap",
+        checks: &[Check::Mask(2, 0x7), Check::Mask(3, MAP_FLAGS)],
+        reason: "makes guest memory; file mappings need a descriptor, and those that the host gives are read-only",
+    },
+    HostCall {
+        number: 11,
+        name: "munmap",
+        checks: &[],
+        reason: "frees guest memory; changes the sandbox's own address space only",
+    },
+    HostCall {
+        number: 10,
+        name: "mprotect",
+        checks: &[Check::Mask(2, 0x7)],
+        reason: "protects guest memory; changes the sandbox's own address space only",
+    },
+    HostCall {
+        number: 28,
+        name: "madvise",
+        checks: &[Check::OneOf(2, ADVICE)],
+        reason: "gives pages back and populates ranges; the advice is limited to what concerns the sandbox's own memory",
+    },
+    HostCall {
+        number: 25,
+        name: "mremap",
+        checks: &[Check::Mask(3, 0x3)],
+        reason: "moves guest memory without copying; changes the sandbox's own address space only",
+    },
+    HostCall {
+        number: 17,
+        name: "pread64",
+        checks: &[],
+        reason: "reads files of the rootfs; reaches only descriptors that the host gave, which are read-only",
+    },
+    HostCall {
+        number: 0,
+        name: "read",
+        checks: &[],
+        reason: "reads standard input",
+    },
+    HostCall {
+        number: 1,
+        name: "write",
+        checks: &[],
+        reason: "writes standard output, standard error and the console; files that the host gives for reading refuse it",
+    },
+    HostCall {
+        number: 48,
+        name: "shutdown",
+        checks: &[],
+        reason: "ends client connections; affects only sockets that the host handed in",
+    },
+    HostCall {
+        number: 3,
+        name: "close",
+        checks: &[],
+        reason: "drops descriptors; a sandbox that drops its control socket is ended by the host",
+    },
+    HostCall {
+        number: 231,
+        name: "exit_group",
+        checks: &[],
+        reason: "ends the sandbox",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_entry_is_unique_and_has_a_reason() {
+        for (i, call) in HOST_CALLS.iter().enumerate() {
+            assert!(call.reason.len() > 10, "{}", call.name);
+            assert!(HOST_CALLS[..i].iter().all(|other| other.number != call.number), "{}", call.name);
+        }
+    }
+
+    #[test]
+    fn no_call_takes_a_path_or_makes_a_descriptor_or_process() {
+        // open, openat, socket, connect, clone, fork, execve, ioctl, ptrace, kill, …
+        for forbidden in [2, 257, 41, 42, 49, 56, 57, 58, 59, 16, 101, 62, 435, 322, 434, 438, 319, 323, 321, 425] {
+            assert!(HOST_CALLS.iter().all(|call| call.number != forbidden));
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Host descriptors of blobs, opened on demand and kept for this boot.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use alloc::vec::Vec;
+use thaw_abi::control::{MSG_OPEN_BLOB, OpenBlob};
+use thaw_abi::layout::BOOT_BASE;
+
+use crate::errno::{Errno, Result};
+use crate::platform::host::{self, HostFd};
+
+/// The table: one `i32` for each blob of the index; 0 means not open.
+const TABLE: u64 = BOOT_BASE + 0x1000_0000;
+
+/// Number of blobs in the table.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// Makes room for the blobs of an index.
+pub fn initialize(count: u32) -> Result<()> {
+    let len = (count as u64 * 4).next_multiple_of(4096);
+    if len > 0 {
+        host::map_anonymous(TABLE, len, host::PROT_READ | host::PROT_WRITE)?;
+    }
+    COUNT.store(count as u64, Ordering::Relaxed);
+    Ok(())
+}
+
+fn slot(blob: u32) -> Result<*mut i32> {
+    if blob as u64 >= COUNT.load(Ordering::Relaxed) {
+        return Err(Errno::EIO);
+    }
+    Ok((TABLE as *mut i32).wrapping_add(blob as usize))
+}
+
+/// Notes a descriptor that came with the boot command: the image's I/O cache.
+pub fn remember(blob: u32, fd: HostFd) -> Result<()> {
+    let slot = slot(blob)?;
+    // SAFETY: inside the table.
+    unsafe { slot.write(fd.0) };
+    Ok(())
+}
+
+/// The descriptor of a blob, asking the broker the first time.
+pub fn descriptor(blob: u32) -> Result<HostFd> {
+    let slot = slot(blob)?;
+    // SAFETY: inside the table.
+    let known = unsafe { slot.read() };
+    if known != 0 {
+        return Ok(HostFd(known));
+    }
+    let mut reply = Vec::new();
+    let body = OpenBlob { blob, reserved: 0 };
+    let fd = super::broker::request(MSG_OPEN_BLOB, bytemuck::bytes_of(&body), &[], &mut reply)?.ok_or(Errno::EIO)?;
+    remember(blob, fd)?;
+    Ok(fd)
+}
+
+/// The blobs that are open: what the next boot's I/O cache should hold.
+pub fn open_blobs() -> Vec<u32> {
+    let count = COUNT.load(Ordering::Relaxed) as u32;
+    (0..count)
+        .filter(|&blob| {
+            // SAFETY: inside the table.
+            slot(blob).is_ok_and(|slot| unsafe { slot.read() } != 0)
+        })
+        .collect()
+}

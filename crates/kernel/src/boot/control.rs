@@ -1,0 +1,201 @@
+//! The control socket, from the sandbox's side.
+//!
+//! While the kernel waits for the answer to a request, other messages may
+//! arrive; they are kept and handled by the idle loop.
+#![allow(unsafe_code)]
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use bytemuck::Pod;
+use thaw_abi::control::{ConnectionClosed, MESSAGE_MAX, MSG_CONNECTION_CLOSED, MSG_REPLY, MessageHeader};
+use thaw_abi::layout::CONTROL_FD;
+
+use crate::errno::{Errno, Result};
+use crate::platform::host::{self, HostFd, PollFd, hostcall, nr};
+use crate::platform::vcpu::MESSAGE_BUFFER;
+use crate::sync::Lock;
+
+/// The control socket.
+pub const CONTROL: HostFd = HostFd(CONTROL_FD);
+
+/// Most descriptors that come with one message.
+pub const MAX_FDS: usize = 253;
+
+/// A message in the receive buffer; valid until the next one is received.
+pub struct Message {
+    /// `MSG_*`.
+    pub kind: u32,
+    /// Number of the request that this answers.
+    pub sequence: u64,
+    /// What follows the header, 8-byte aligned.
+    pub body: &'static [u8],
+    /// Descriptors that came along.
+    pub fds: &'static [i32],
+}
+
+impl Message {
+    /// The fixed part of the body, and what follows it.
+    pub fn split<T: Pod>(&self) -> Result<(&'static T, &'static [u8])> {
+        split(self.body)
+    }
+}
+
+/// Splits a plain value off the beginning of aligned bytes.
+pub fn split<T: Pod>(bytes: &[u8]) -> Result<(&T, &[u8])> {
+    if bytes.len() < size_of::<T>() {
+        return Err(Errno::EIO);
+    }
+    let (head, tail) = bytes.split_at(size_of::<T>());
+    Ok((bytemuck::try_from_bytes(head).map_err(|_| Errno::EIO)?, tail))
+}
+
+/// A message that arrived while another was expected.
+pub struct Kept {
+    /// `MSG_*`.
+    pub kind: u32,
+    /// What follows the header.
+    pub body: Vec<u8>,
+    /// Descriptors that came along.
+    pub fds: Vec<i32>,
+}
+
+/// Messages kept for the idle loop. Empty whenever the sandbox is frozen.
+static KEPT: Lock<Option<VecDeque<Kept>>> = Lock::new(None);
+
+const CONTROL_BUFFER_SIZE: usize = 16 + 4 * MAX_FDS + 8;
+const FDS_BUFFER: u64 = MESSAGE_BUFFER + (MESSAGE_MAX as u64).next_multiple_of(4096);
+
+/// Receives one message into the buffer. `None` if there is none and
+/// `nonblocking`.
+fn receive(nonblocking: bool) -> Option<Message> {
+    #[repr(C)]
+    struct MessageVector {
+        name: u64,
+        name_len: u64,
+        vectors: u64,
+        vector_count: u64,
+        control: u64,
+        control_len: u64,
+        flags: u64,
+    }
+    const MSG_DONTWAIT: u64 = 0x40;
+    const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
+    let vector = crate::io::IoVec { base: MESSAGE_BUFFER, len: MESSAGE_MAX as u64 };
+    let mut message = MessageVector {
+        name: 0,
+        name_len: 0,
+        vectors: &raw const vector as u64,
+        vector_count: 1,
+        control: FDS_BUFFER,
+        control_len: CONTROL_BUFFER_SIZE as u64,
+        flags: 0,
+    };
+    let flags = MSG_CMSG_CLOEXEC | if nonblocking { MSG_DONTWAIT } else { 0 };
+    let outcome = loop {
+        // SAFETY: the buffers are mapped and used by this function's callers only.
+        match unsafe { hostcall(nr::RECVMSG, [CONTROL.0 as u64, &raw mut message as u64, flags, 0, 0, 0]) } {
+            Err(Errno::EINTR) => {}
+            outcome => break outcome,
+        }
+    };
+    let len = match outcome {
+        Ok(0) => hung_up(),
+        Ok(len) => len as usize,
+        Err(Errno::EAGAIN) if nonblocking => return None,
+        Err(_) => hung_up(),
+    };
+    // SAFETY: the host has filled `len` bytes; the buffer lives for ever.
+    let bytes: &'static [u8] = unsafe { core::slice::from_raw_parts(MESSAGE_BUFFER as *const u8, len) };
+    let Ok((header, body)) = split::<MessageHeader>(bytes) else { hung_up() };
+    let fd_count = if message.control_len > 16 {
+        // SAFETY: a control message begins with its length as a word (cmsg(3)).
+        let cmsg_len = unsafe { (FDS_BUFFER as *const u64).read() };
+        (cmsg_len.saturating_sub(16) / 4).min(MAX_FDS as u64) as usize
+    } else {
+        0
+    };
+    // SAFETY: `fd_count` descriptors follow the 16 bytes of its header.
+    let fds = unsafe { core::slice::from_raw_parts((FDS_BUFFER + 16) as *const i32, fd_count) };
+    Some(Message { kind: header.kind, sequence: header.sequence, body: &body[..(header.len as usize).min(body.len())], fds })
+}
+
+/// The host is gone: nobody is left to run for.
+fn hung_up() -> ! {
+    crate::platform::panic::exit(crate::platform::panic::PANIC_EXIT_CODE)
+}
+
+/// Waits for the boot command.
+pub fn receive_command() -> Message {
+    loop {
+        if let Some(message) = receive(false) {
+            return message;
+        }
+    }
+}
+
+/// The next message that nobody waits for in particular, if there is one.
+pub fn next_message() -> Option<Kept> {
+    if let Some(kept) = KEPT.lock().as_mut().and_then(VecDeque::pop_front) {
+        return Some(kept);
+    }
+    receive(true).map(|message| keep(&message))
+}
+
+fn keep(message: &Message) -> Kept {
+    Kept { kind: message.kind, body: message.body.to_vec(), fds: message.fds.to_vec() }
+}
+
+/// Waits for the answer to request `sequence`.
+pub fn receive_reply(sequence: u64) -> Message {
+    loop {
+        let Some(message) = receive(false) else { continue };
+        if message.kind == MSG_REPLY && message.sequence == sequence {
+            return message;
+        }
+        let kept = keep(&message);
+        KEPT.lock().get_or_insert_default().push_back(kept);
+    }
+}
+
+/// Waits for a message of one kind, keeping others.
+pub fn wait_for(kind: u32) -> Kept {
+    loop {
+        let Some(message) = receive(false) else { continue };
+        let kept = keep(&message);
+        if message.kind == kind {
+            return kept;
+        }
+        KEPT.lock().get_or_insert_default().push_back(kept);
+    }
+}
+
+/// Sends a message, waiting while the host is slow.
+pub fn send(kind: u32, sequence: u64, body: &[u8], tail: &[u8]) {
+    const MAX: usize = 8192;
+    let mut packet = [0u8; MAX];
+    let len = body.len() + tail.len();
+    assert!(len + size_of::<MessageHeader>() <= MAX, "message too long");
+    let header = MessageHeader { kind, len: len as u32, sequence };
+    let mut at = 0;
+    for part in [bytemuck::bytes_of(&header), body, tail] {
+        packet[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    }
+    loop {
+        match host::send(CONTROL, packet.as_ptr() as u64, at) {
+            Ok(_) => return,
+            Err(Errno::EAGAIN) => {
+                const POLLOUT: i16 = 4;
+                let _ = host::poll(&mut [PollFd { fd: CONTROL_FD, events: POLLOUT, revents: 0 }], None);
+            }
+            Err(Errno::EINTR) => {}
+            Err(_) => hung_up(),
+        }
+    }
+}
+
+/// Tells the host that the guest has closed a connection.
+pub fn connection_closed(id: u64) {
+    send(MSG_CONNECTION_CLOSED, 0, bytemuck::bytes_of(&ConnectionClosed { id }), &[]);
+}

@@ -1,0 +1,120 @@
+//! Mappings that a thaw leaves out until they are touched.
+//!
+//! Every `mmap` costs microseconds, and a copy touches few of its mappings. The
+//! plan of a thaw is kept in the per-boot area; the fault handler maps an entry
+//! when the guest, or the kernel on its behalf, first touches it, and every
+//! operation on a range maps it first.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+
+use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE};
+use thaw_abi::layout::BOOT_BASE;
+
+use crate::errno::Result;
+use crate::platform::host::{self, HostFd, Sharing};
+
+/// The plan: mappings sorted by address; `flags` is [`DONE`] once mapped.
+const TABLE: u64 = BOOT_BASE + 0x30_0000;
+/// Most mappings in a plan.
+pub const MAX_MAPPINGS: usize = 4096;
+/// The mapping is in place, or no longer wanted.
+const DONE: u32 = 1 << 31;
+
+static COUNT: AtomicU64 = AtomicU64::new(0);
+static LEFT: AtomicU64 = AtomicU64::new(0);
+static IMAGE: AtomicI32 = AtomicI32::new(-1);
+
+fn table() -> &'static mut [Mapping] {
+    // SAFETY: the table is mapped with the per-boot area and used under the
+    // kernel lock in short, non-overlapping accesses. The fault handler uses it
+    // too, but no code here touches guest memory.
+    unsafe { core::slice::from_raw_parts_mut(TABLE as *mut Mapping, COUNT.load(Relaxed) as usize) }
+}
+
+/// Notes the mappings that are still to be made, and the image's descriptor.
+pub fn initialize(image: HostFd, pending: impl Iterator<Item = Mapping>) -> Result<()> {
+    IMAGE.store(image.0, Relaxed);
+    let mut count = 0;
+    for mapping in pending {
+        if count == MAX_MAPPINGS {
+            map(&mapping)?;
+            continue;
+        }
+        // SAFETY: below MAX_MAPPINGS, inside the table.
+        unsafe { (TABLE as *mut Mapping).add(count).write(mapping) };
+        count += 1;
+    }
+    COUNT.store(count as u64, Relaxed);
+    LEFT.store(count as u64, Relaxed);
+    Ok(())
+}
+
+/// Makes one mapping of a plan.
+pub fn map(mapping: &Mapping) -> Result<()> {
+    match mapping.source {
+        SOURCE_IMAGE => {
+            let image = HostFd(IMAGE.load(Relaxed));
+            host::map_file(image, mapping.start, mapping.len, mapping.prot, Sharing::Private, mapping.offset)
+        }
+        SOURCE_BLOB => {
+            let fd = super::blobs::descriptor(mapping.blob)?;
+            host::map_file(fd, mapping.start, mapping.len, mapping.prot, Sharing::Private, mapping.offset)
+        }
+        _ => host::map_anonymous(mapping.start, mapping.len, mapping.prot),
+    }
+}
+
+/// Sets the image's descriptor before anything is mapped from it.
+pub fn set_image(image: HostFd) {
+    IMAGE.store(image.0, Relaxed);
+}
+
+/// Maps what a fault at `address` waits for; `false` if nothing does.
+pub fn map_page(address: u64) -> bool {
+    map_range(address & !4095, (address & !4095).saturating_add(4096))
+}
+
+/// Maps everything pending that overlaps a range; `false` if nothing did.
+pub fn map_range(start: u64, end: u64) -> bool {
+    if LEFT.load(Relaxed) == 0 {
+        return false;
+    }
+    let table = table();
+    let first = table.partition_point(|mapping| mapping.start + mapping.len <= start);
+    let mut any = false;
+    for mapping in table[first..].iter_mut().take_while(|mapping| mapping.start < end) {
+        if mapping.flags & DONE != 0 {
+            continue;
+        }
+        mapping.flags |= DONE;
+        LEFT.fetch_sub(1, Relaxed);
+        let mapping = *mapping;
+        if let Err(error) = map(&mapping) {
+            crate::console!("thaw kernel: the image's memory at {:#x} cannot be mapped: {error:?}", mapping.start);
+            crate::platform::panic::exit(crate::platform::panic::PANIC_EXIT_CODE)
+        }
+        any = true;
+    }
+    any
+}
+
+/// Makes a range ready to be replaced or removed: entries inside it need no
+/// mapping any more, entries that reach beyond it are mapped.
+pub fn forget(start: u64, end: u64) {
+    if LEFT.load(Relaxed) == 0 {
+        return;
+    }
+    for mapping in table() {
+        if mapping.flags & DONE == 0 && mapping.start >= start && mapping.start + mapping.len <= end {
+            mapping.flags |= DONE;
+            LEFT.fetch_sub(1, Relaxed);
+        }
+    }
+    map_range(start, end);
+}
+
+/// Maps everything that is left.
+pub fn map_all() {
+    map_range(0, u64::MAX);
+}

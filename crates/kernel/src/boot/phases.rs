@@ -1,0 +1,62 @@
+//! When each phase of this boot ended.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use thaw_abi::control::{Booted, MSG_BOOTED};
+
+use super::control;
+use crate::platform::clock::monotonic_ns;
+
+static RECEIVED: AtomicU64 = AtomicU64::new(0);
+static MAPPED: AtomicU64 = AtomicU64::new(0);
+static FIRST_INSTRUCTION: AtomicU64 = AtomicU64::new(0);
+static FIRST_BYTE: AtomicU64 = AtomicU64::new(0);
+static REPORTED: AtomicBool = AtomicBool::new(false);
+
+fn note(phase: &AtomicU64) -> bool {
+    let first = phase.load(Relaxed) == 0;
+    if first {
+        phase.store(monotonic_ns(), Relaxed);
+    }
+    first
+}
+
+/// The boot command is here.
+pub fn received() {
+    note(&RECEIVED);
+}
+
+/// All eager mappings are in place.
+pub fn mapped() {
+    note(&MAPPED);
+}
+
+/// The guest is about to run.
+pub fn first_instruction() {
+    note(&FIRST_INSTRUCTION);
+}
+
+/// The guest has sent its first response byte: report.
+pub fn first_byte() {
+    if note(&FIRST_BYTE) {
+        report();
+    }
+}
+
+/// Reports the phases once, when the sandbox first waits if nothing was sent.
+pub fn report_if_due() {
+    if !REPORTED.load(Relaxed) && FIRST_INSTRUCTION.load(Relaxed) != 0 {
+        report();
+    }
+}
+
+fn report() {
+    REPORTED.store(true, Relaxed);
+    let booted = Booted {
+        received_ns: RECEIVED.load(Relaxed),
+        mapped_ns: MAPPED.load(Relaxed),
+        first_instruction_ns: FIRST_INSTRUCTION.load(Relaxed),
+        first_byte_ns: FIRST_BYTE.load(Relaxed),
+    };
+    control::send(MSG_BOOTED, 0, bytemuck::bytes_of(&booted), &[]);
+}

@@ -1,0 +1,220 @@
+//! Starting a program in a fresh sandbox.
+#![allow(unsafe_code)]
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use thaw_abi::control::{FLAG_TRACE_SYSCALLS, ROOTFS_INDEX, Start};
+use thaw_abi::layout::{INDEX_BASE, PAGES_BASE};
+
+use super::control::Message;
+use super::{blobs, phases, stdio};
+use crate::errno::{Errno, Result};
+use crate::fs::fd_table::{FdTable, OnExec};
+use crate::fs::walk::Follow;
+use crate::fs::{Context, FileSystems, FsContext, LowerLayer};
+use crate::mm::pages::PageAllocator;
+use crate::mm::{AddressSpace, heap};
+use crate::platform::host::{self, HostFd, Sharing};
+use crate::platform::{clock, gate};
+use crate::state::{Config, Kernel, install, kernel};
+use crate::sync::Lock;
+use crate::task::exec::Program;
+use crate::task::process::{Credentials, DEFAULT_LIMITS};
+use crate::task::{Process, Tasks, Thread, sched};
+use crate::time::clock::Clocks;
+use crate::time::random::Generator;
+
+/// Process id of the first guest process.
+const FIRST_PID: u32 = 1;
+
+/// Strings of a start command.
+struct Strings {
+    hostname: Vec<u8>,
+    workdir: Vec<u8>,
+    path: Vec<u8>,
+    argv: Vec<Vec<u8>>,
+    envp: Vec<Vec<u8>>,
+}
+
+/// Carries out a start command: afterwards the program is ready to run.
+pub fn start(message: &Message) -> Result<()> {
+    heap::create()?;
+    let (command, tail) = message.split::<Start>()?;
+    let command = *command;
+    let strings = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
+    let fds: Vec<i32> = message.fds.to_vec();
+    for (stream, &fd) in fds.iter().take(3).enumerate() {
+        stdio::set(stream, fd);
+    }
+    crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
+    clock::start_cpu_time();
+
+    let lower = if command.rootfs == ROOTFS_INDEX {
+        let fd = HostFd(*fds.get(3).ok_or(Errno::EINVAL)?);
+        map_index(fd, command.index_len)?;
+        LowerLayer::index(command.index_len)?
+    } else {
+        LowerLayer::host()?
+    };
+    let mut random = Generator::new(command.seed);
+    let mut boot_id = [0u8; 16];
+    random.fill(&mut boot_id);
+    // The overlay takes pages for directories it creates, so the allocator
+    // must be reachable before the tree is put together.
+    let root = install(Kernel {
+        tasks: Tasks::default(),
+        fs: crate::state::Late::empty(),
+        net: Default::default(),
+        hostname: Lock::new(strings.hostname.clone()),
+        clocks: Clocks::new(),
+        random: Lock::new(random),
+        pages: Lock::new(PageAllocator::new(PAGES_BASE, map_block)),
+        gate: Default::default(),
+        futexes: Default::default(),
+        timers: Default::default(),
+        generation: Lock::new(0),
+        window: Lock::new(command.window),
+        config: Lock::new(Config {
+            port: command.port as u16,
+            cpus: command.cpus.max(1),
+            memory_limit: command.memory_limit,
+            flags: command.flags,
+        }),
+    });
+    heap::set_root(root);
+    kernel().fs.set(FileSystems::new(lower)?);
+    kernel().fs.set_boot_id(boot_id);
+    gate::create()?;
+    let thread = first_thread(&command, strings)?;
+    phases::mapped();
+    sched::start(&thread);
+    Ok(())
+}
+
+/// Maps a block of the page allocator.
+fn map_block(address: u64, len: u64) -> Result<()> {
+    host::map_anonymous(address, len, host::PROT_READ | host::PROT_WRITE)
+}
+
+/// Maps the rootfs index into its window.
+pub fn map_index(fd: HostFd, len: u64) -> Result<()> {
+    let mapped = thaw_abi::page_align_up(len).filter(|&len| len > 0 && len <= thaw_abi::layout::INDEX_MAX);
+    host::map_file(fd, INDEX_BASE, mapped.ok_or(Errno::EINVAL)?, host::PROT_READ, Sharing::Shared, 0)?;
+    // SAFETY: mapped just now, read-only, for the life of the sandbox.
+    let bytes = unsafe { core::slice::from_raw_parts(INDEX_BASE as *const u8, len as usize) };
+    let index = thaw_abi::rootfs::Index::parse(bytes).map_err(|_| Errno::EINVAL)?;
+    blobs::initialize(index.blobs().len() as u32)
+}
+
+fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
+    let mut parts = tail.split(|&b| b == 0).map(<[u8]>::to_vec);
+    let (hostname, workdir, path) = (parts.next()?, parts.next()?, parts.next()?);
+    let argv: Vec<_> = parts.by_ref().take(command.argv_count as usize).collect();
+    let envp: Vec<_> = parts.take(command.env_count as usize).collect();
+    (argv.len() == command.argv_count as usize && envp.len() == command.env_count as usize).then_some(Strings {
+        hostname,
+        workdir,
+        path,
+        argv,
+        envp,
+    })
+}
+
+fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
+    let root = kernel().fs.root.clone();
+    let process = Arc::new(Process {
+        pid: FIRST_PID,
+        mm: AddressSpace::new(),
+        files: Lock::new(FdTable::new()),
+        fs: Lock::new(FsContext::new(root.clone())),
+        credentials: Lock::new(Credentials {
+            uid: command.uid,
+            euid: command.uid,
+            suid: command.uid,
+            fsuid: command.uid,
+            gid: command.gid,
+            egid: command.gid,
+            sgid: command.gid,
+            fsgid: command.gid,
+            groups: Vec::new(),
+        }),
+        limits: Lock::new(DEFAULT_LIMITS),
+        executable: Lock::new(None),
+        command_line: Lock::new(Vec::new()),
+        environment: Lock::new(Vec::new()),
+        auxiliary_vector: Lock::new(Vec::new()),
+        signals: Lock::new(Default::default()),
+        timers: Default::default(),
+        start_ns: clock::monotonic_ns(),
+    });
+    let thread = Thread::new(FIRST_PID, process.clone(), crate::platform::entry::TrapFrame::zeroed());
+    kernel().tasks.threads.lock().insert(FIRST_PID, thread.clone());
+    // File systems ask who is calling: let the new thread be the caller.
+    thread.with_identity(|| load(&process, strings, &thread))?;
+    Ok(thread)
+}
+
+fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Result<()> {
+    let mut context = Context::current();
+    if !strings.workdir.is_empty() {
+        let Ok(cwd) = crate::fs::walk::walk(&context, &context.root, &strings.workdir, Follow::Yes) else {
+            say(b"the working directory ", &strings.workdir, b" does not exist in the sandbox; name one that does")
+        };
+        if !cwd.is_directory() {
+            say(b"the working directory ", &strings.workdir, b" is not a directory in the sandbox; name one that is")
+        }
+        process.fs.lock().cwd = cwd.clone();
+        context.cwd = cwd;
+    }
+    for stream in 0..3 {
+        let file = crate::fs::stdio::open(crate::fs::stdio::Stream(stream));
+        process.files.lock().insert(file, OnExec::Keep, u64::MAX)?;
+    }
+    let program = find_program(&context, strings)?;
+    let name = program.argv.first().cloned().unwrap_or_default();
+    let frame = match program.load(process) {
+        Ok(frame) => frame,
+        Err(Errno::ENOEXEC) => say(b"", &name, b" is not a program that this machine can run; give a 64-bit x86 ELF file or a script"),
+        Err(Errno::ENOENT) => say(b"", &name, b" needs an interpreter that the rootfs does not have; add it to the rootfs"),
+        Err(error) => say(b"", &name, error.name().as_bytes()),
+    };
+    *thread.frame() = frame;
+    crate::task::exec::reset_thread(thread, &name);
+    Ok(())
+}
+
+/// Finds the program as a shell does: names without a slash along `PATH`.
+fn find_program(context: &Context, strings: Strings) -> Result<Program> {
+    let name = if strings.path.is_empty() {
+        strings.argv.first().cloned().ok_or(Errno::EINVAL)?
+    } else {
+        strings.path
+    };
+    let search = strings.envp.iter().find_map(|variable| variable.strip_prefix(b"PATH="));
+    let search = search.unwrap_or(b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").to_vec();
+    let candidates: Vec<Vec<u8>> = if name.contains(&b'/') {
+        alloc::vec![name.clone()]
+    } else {
+        search.split(|&b| b == b':').map(|directory| [directory, b"/", &name].concat()).collect()
+    };
+    let mut problem = Errno::ENOENT;
+    for candidate in candidates {
+        let start = context.cwd.clone();
+        match Program::open(context, &start, &candidate, Follow::Yes, strings.argv.clone(), strings.envp.clone()) {
+            Ok(program) => return Ok(program),
+            Err(Errno::ENOENT | Errno::ENOTDIR) => {}
+            Err(error) => problem = error,
+        }
+    }
+    match problem {
+        Errno::ENOENT => say(b"", &name, b" does not exist in the sandbox; check the path and the rootfs"),
+        Errno::EACCES => say(b"", &name, b" may not be executed; check its permissions"),
+        error => say(b"", &name, &[b" cannot be opened: ", error.name().as_bytes()].concat()),
+    }
+}
+
+/// Tells the host why the program cannot start, and ends the sandbox.
+fn say(before: &[u8], name: &[u8], after: &[u8]) -> ! {
+    super::fail(&[before, name, after].concat())
+}

@@ -1,0 +1,158 @@
+//! Building the freeze report.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering::Relaxed;
+
+use thaw_abi::freeze::{
+    FrozenRegion, FrozenThread, REGION_FROM_IMAGE, REGION_KERNEL, REGION_SHARED, REGION_STACK, REGION_WIPE,
+    REPORT_MAGIC, ReportHeader,
+};
+use thaw_abi::layout::{GATE_BASE, GATE_END};
+use thaw_abi::rootfs::NO_BLOB;
+
+use crate::fs::file::MmapSource;
+use crate::mm::heap;
+use crate::mm::vma::{Vma, VmaFlags};
+use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
+use crate::state::kernel;
+use crate::task::Thread;
+
+/// Describes everything that makes up the sandbox.
+pub fn build(threads: &[Arc<Thread>]) -> Vec<u8> {
+    let process = &threads[0].process;
+    let mut strings: Vec<u8> = Vec::new();
+    let mut regions: Vec<FrozenRegion> = Vec::new();
+    regions.push(kernel_region(GATE_BASE, GATE_END - GATE_BASE, PROT_READ | PROT_EXEC));
+    for vma in process.mm.areas() {
+        regions.push(guest_region(&vma, &mut strings));
+    }
+    let frozen: Vec<FrozenThread> = threads.iter().map(|thread| frozen_thread(thread)).collect();
+    let blobs = crate::boot::blobs::open_blobs();
+    let auxv = process.auxiliary_vector.lock().clone();
+
+    // The pages in use and the heap's end are read last, with room for
+    // themselves set aside before: building the report moves them.
+    let mut runs = 0;
+    kernel().pages.lock().for_each_used_run(|_, _| runs += 1);
+    let capacity = size_of::<ReportHeader>()
+        + (regions.len() + runs + 16) * size_of::<FrozenRegion>()
+        + frozen.len() * size_of::<FrozenThread>()
+        + blobs.len() * 4
+        + 8
+        + auxv.len() * 8
+        + strings.len();
+    let mut report: Vec<u8> = Vec::with_capacity(capacity);
+    regions.reserve(runs + 16);
+    let (heap_start, heap_len) = heap::used_range();
+    regions.push(kernel_region(heap_start, heap_len, PROT_READ | PROT_WRITE));
+    kernel().pages.lock().for_each_used_run(|start, len| {
+        regions.push(kernel_region(start, len, PROT_READ | PROT_WRITE));
+    });
+
+    let header = ReportHeader {
+        magic: REPORT_MAGIC,
+        region_count: regions.len() as u32,
+        thread_count: frozen.len() as u32,
+        blob_count: blobs.len() as u32,
+        auxv_len: (auxv.len() * 8) as u32,
+        strings_len: strings.len() as u32,
+        pid: process.pid,
+    };
+    report.extend_from_slice(bytemuck::bytes_of(&header));
+    report.extend_from_slice(bytemuck::cast_slice(&regions));
+    report.extend_from_slice(bytemuck::cast_slice(&frozen));
+    report.extend_from_slice(bytemuck::cast_slice(&blobs));
+    report.resize(report.len().next_multiple_of(8), 0);
+    report.extend_from_slice(bytemuck::cast_slice(&auxv));
+    report.extend_from_slice(&strings);
+    report
+}
+
+fn from_image() -> u32 {
+    if kernel().generation.get() > 0 { REGION_FROM_IMAGE } else { 0 }
+}
+
+fn kernel_region(start: u64, len: u64, prot: u32) -> FrozenRegion {
+    FrozenRegion {
+        start,
+        len,
+        blob_offset: 0,
+        blob: NO_BLOB,
+        prot,
+        flags: REGION_KERNEL | from_image(),
+        path_offset: 0,
+        path_len: 0,
+        reserved: 0,
+    }
+}
+
+fn guest_region(vma: &Vma, strings: &mut Vec<u8>) -> FrozenRegion {
+    let mut flags = from_image();
+    for (flag, bit) in
+        [(VmaFlags::SHARED, REGION_SHARED), (VmaFlags::WIPE_ON_FORK, REGION_WIPE), (VmaFlags::STACK, REGION_STACK)]
+    {
+        if vma.flags.contains(flag) {
+            flags |= bit;
+        }
+    }
+    let mut blob = NO_BLOB;
+    let (mut path_offset, mut path_len) = (0, 0);
+    if let Some(file) = &vma.file {
+        path_offset = strings.len() as u32;
+        path_len = file.path.len() as u32;
+        strings.extend_from_slice(&file.path);
+        match &file.source {
+            MmapSource::Blob(number) => blob = *number,
+            // What the host maps cannot be told from what the guest wrote.
+            MmapSource::HostFile(_) => flags |= REGION_FROM_IMAGE,
+            MmapSource::Upper(_) | MmapSource::Zero => {}
+        }
+    }
+    FrozenRegion {
+        start: vma.start,
+        len: vma.len(),
+        blob_offset: if blob == NO_BLOB { 0 } else { vma.offset },
+        blob,
+        prot: vma.prot,
+        flags,
+        path_offset,
+        path_len,
+        reserved: 0,
+    }
+}
+
+fn frozen_thread(thread: &Thread) -> FrozenThread {
+    let frame = thread.frame();
+    let fs_base = thread.fs_base.load(Relaxed);
+    let registers = [
+        frame.r15,
+        frame.r14,
+        frame.r13,
+        frame.r12,
+        frame.rbp,
+        frame.rbx,
+        frame.r11,
+        frame.r10,
+        frame.r9,
+        frame.r8,
+        frame.rax,
+        frame.rcx,
+        frame.rdx,
+        frame.rsi,
+        frame.rdi,
+        frame.orig_rax,
+        frame.rip,
+        frame.cs,
+        frame.rflags,
+        frame.rsp,
+        frame.ss,
+        fs_base,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ];
+    FrozenThread { tid: thread.tid, reserved: 0, registers }
+}

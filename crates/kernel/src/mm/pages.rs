@@ -1,0 +1,305 @@
+//! The two-level bitmap page allocator (Hibernate Container, §3.3).
+//!
+//! It serves 4 KiB pages for upper-layer files, pipes and socket buffers from
+//! blocks of 4 MiB. The first page of a block is its control page with the free
+//! bitmap and the reference counts; a page finds its control page by clearing
+//! its low 22 bits. Free pages hold no data, so they can be given back to the
+//! host at any time: an image stores none, and hibernation drops them.
+#![allow(unsafe_code)]
+
+use core::ops::{Deref, DerefMut};
+
+use crate::errno::{Errno, Result};
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+const BLOCK: u64 = 4 << 20;
+const PAGES_PER_BLOCK: usize = 1024;
+
+/// First page of a block.
+#[repr(C)]
+pub struct ControlPage {
+    /// Bit n: word n of `free` has a free page.
+    free_words: u16,
+    /// Pages before this index have been handed out before and may hold old data.
+    touched: u16,
+    /// Number of pages in use.
+    used: u32,
+    /// Bit n of word w: page `64 w + n` is free.
+    free: [u64; 16],
+    /// References to each page.
+    references: [u16; PAGES_PER_BLOCK],
+}
+
+impl ControlPage {
+    fn initialize(&mut self) {
+        self.free_words = u16::MAX;
+        self.touched = 1;
+        self.used = 0;
+        self.free = [u64::MAX; 16];
+        self.free[0] &= !1;
+    }
+
+    fn take(&mut self) -> Option<usize> {
+        if self.free_words == 0 {
+            return None;
+        }
+        let word = self.free_words.trailing_zeros() as usize;
+        let bit = self.free[word].trailing_zeros() as usize;
+        self.free[word] &= !(1 << bit);
+        if self.free[word] == 0 {
+            self.free_words &= !(1 << word);
+        }
+        self.used += 1;
+        let index = word * 64 + bit;
+        self.references[index] = 1;
+        Some(index)
+    }
+
+    fn give_back(&mut self, index: usize) {
+        self.free[index / 64] |= 1 << (index % 64);
+        self.free_words |= 1 << (index / 64);
+        self.used -= 1;
+    }
+
+    fn is_free(&self, index: usize) -> bool {
+        self.free[index / 64] & (1 << (index % 64)) != 0
+    }
+}
+
+/// A page of memory, zeroed when handed out, freed when dropped.
+pub struct PageBox {
+    at: *mut [u8; PAGE],
+}
+
+// SAFETY: an owned page.
+unsafe impl Send for PageBox {}
+// SAFETY: no interior mutability through `&`.
+unsafe impl Sync for PageBox {}
+
+impl Deref for PageBox {
+    type Target = [u8; PAGE];
+    fn deref(&self) -> &[u8; PAGE] {
+        // SAFETY: an owned page.
+        unsafe { &*self.at }
+    }
+}
+
+impl DerefMut for PageBox {
+    fn deref_mut(&mut self) -> &mut [u8; PAGE] {
+        // SAFETY: an owned page, borrowed mutably.
+        unsafe { &mut *self.at }
+    }
+}
+
+impl PageBox {
+    /// Address of the page.
+    pub fn address(&self) -> u64 {
+        self.at as u64
+    }
+}
+
+/// Blocks that the allocator has, in the order of their addresses.
+pub struct PageAllocator {
+    base: u64,
+    blocks: u64,
+    /// No block before this one has a free page.
+    first_candidate: u64,
+    map: fn(u64, u64) -> Result<()>,
+}
+
+impl PageAllocator {
+    /// An empty allocator for the area at `base`; `map` maps zeroed memory.
+    pub const fn new(base: u64, map: fn(u64, u64) -> Result<()>) -> Self {
+        Self { base, blocks: 0, first_candidate: 0, map }
+    }
+
+    fn control(&self, block: u64) -> &'static mut ControlPage {
+        // SAFETY: blocks below `self.blocks` are mapped and initialized; the
+        // kernel lock makes this access exclusive.
+        unsafe { &mut *((self.base + block * BLOCK) as *mut ControlPage) }
+    }
+
+    /// Takes a zeroed page.
+    pub fn take(&mut self, limit: u64) -> Result<*mut [u8; PAGE]> {
+        loop {
+            while self.first_candidate < self.blocks {
+                let control = self.control(self.first_candidate);
+                if let Some(index) = control.take() {
+                    let page = (self.base + self.first_candidate * BLOCK) as usize + index * PAGE;
+                    let page = page as *mut [u8; PAGE];
+                    if index < control.touched as usize {
+                        // SAFETY: the page is ours and mapped.
+                        unsafe { page.write_bytes(0, 1) };
+                    } else {
+                        control.touched = index as u16 + 1;
+                    }
+                    return Ok(page);
+                }
+                self.first_candidate += 1;
+            }
+            if (self.blocks + 1) * BLOCK > limit {
+                return Err(Errno::ENOMEM);
+            }
+            (self.map)(self.base + self.blocks * BLOCK, BLOCK)?;
+            self.blocks += 1;
+            self.control(self.blocks - 1).initialize();
+        }
+    }
+
+    /// Adds a reference to the page at `address`.
+    pub fn share(&mut self, address: u64) {
+        let (block, index) = self.locate(address);
+        self.control(block).references[index] += 1;
+    }
+
+    /// Drops a reference and frees the page with the last one.
+    pub fn release(&mut self, address: u64) {
+        let (block, index) = self.locate(address);
+        let control = self.control(block);
+        control.references[index] -= 1;
+        if control.references[index] == 0 {
+            control.give_back(index);
+            self.first_candidate = self.first_candidate.min(block);
+        }
+    }
+
+    fn locate(&self, address: u64) -> (u64, usize) {
+        let offset = address - self.base;
+        (offset / BLOCK, (offset % BLOCK) as usize / PAGE)
+    }
+
+    /// Bytes in use.
+    pub fn bytes_in_use(&self) -> u64 {
+        (0..self.blocks).map(|block| self.control(block).used as u64 * PAGE as u64).sum()
+    }
+
+    /// Calls `emit` with address and bytes of every run of pages that hold
+    /// data, control pages included.
+    pub fn for_each_used_run(&self, mut emit: impl FnMut(u64, u64)) {
+        for block in 0..self.blocks {
+            let control = self.control(block);
+            let start = self.base + block * BLOCK;
+            let mut run = start;
+            for index in 1..=PAGES_PER_BLOCK {
+                let at = start + (index * PAGE) as u64;
+                if index == PAGES_PER_BLOCK || control.is_free(index) {
+                    if at > run {
+                        emit(run, at - run);
+                    }
+                    run = at + PAGE as u64;
+                }
+            }
+        }
+    }
+
+    /// End of the area that is mapped.
+    pub fn end(&self) -> u64 {
+        self.base + self.blocks * BLOCK
+    }
+}
+
+#[cfg(not(test))]
+mod global {
+    use super::{PAGE, PageBox, Result};
+    use crate::state::kernel;
+    use thaw_abi::layout::PAGES_MAX;
+
+    /// Takes a zeroed page; `ENOMEM` when the sandbox's memory is used up.
+    pub fn alloc_page() -> Result<PageBox> {
+        Ok(PageBox { at: kernel().pages.lock().take(PAGES_MAX)? })
+    }
+
+    impl Drop for PageBox {
+        fn drop(&mut self) {
+            kernel().pages.lock().release(self.at as u64);
+        }
+    }
+
+    const _: () = assert!(PAGE == 4096);
+}
+
+#[cfg(test)]
+mod global {
+    use super::{PAGE, PageBox, Result};
+
+    /// In unit tests, pages come from the host's heap.
+    pub fn alloc_page() -> Result<PageBox> {
+        Ok(PageBox { at: Box::into_raw(Box::new([0; PAGE])) })
+    }
+
+    impl Drop for PageBox {
+        fn drop(&mut self) {
+            // SAFETY: made by `alloc_page`.
+            drop(unsafe { Box::from_raw(self.at) });
+        }
+    }
+}
+
+pub use global::alloc_page;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allocator() -> PageAllocator {
+        // Four blocks of real, 4 MiB aligned memory.
+        let layout = std::alloc::Layout::from_size_align(4 * BLOCK as usize, BLOCK as usize).unwrap();
+        // SAFETY: the size is not zero; leaked on purpose.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) } as u64;
+        PageAllocator::new(base, |_, _| Ok(()))
+    }
+
+    #[test]
+    fn pages_are_distinct_zeroed_and_reused() {
+        let mut pages = allocator();
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..2000 {
+            let page = pages.take(4 * BLOCK).unwrap();
+            // SAFETY: the page is ours.
+            unsafe {
+                assert!((*page).iter().all(|&b| b == 0));
+                (*page)[7] = 7;
+            }
+            assert!(seen.insert(page as u64));
+            assert_ne!(page as u64 % BLOCK, 0, "control pages are not handed out");
+        }
+        assert_eq!(pages.bytes_in_use(), 2000 * PAGE as u64);
+        let first = *seen.first().unwrap();
+        pages.release(first);
+        let again = pages.take(4 * BLOCK).unwrap();
+        assert_eq!(again as u64, first);
+        // SAFETY: the page is ours.
+        assert!(unsafe { (*again).iter().all(|&b| b == 0) });
+    }
+
+    #[test]
+    fn shared_pages_live_until_the_last_reference() {
+        let mut pages = allocator();
+        let page = pages.take(BLOCK).unwrap() as u64;
+        pages.share(page);
+        pages.release(page);
+        assert_eq!(pages.bytes_in_use(), PAGE as u64);
+        pages.release(page);
+        assert_eq!(pages.bytes_in_use(), 0);
+    }
+
+    #[test]
+    fn used_runs_skip_free_pages() {
+        let mut pages = allocator();
+        let taken: Vec<u64> = (0..5).map(|_| pages.take(BLOCK).unwrap() as u64).collect();
+        pages.release(taken[2]);
+        let mut runs = Vec::new();
+        pages.for_each_used_run(|start, len| runs.push((start - pages.base, len)));
+        assert_eq!(runs, [(0, 3 * 4096), (4 * 4096, 2 * 4096)]);
+    }
+
+    #[test]
+    fn the_limit_is_an_error() {
+        let mut pages = allocator();
+        for _ in 0..1023 {
+            pages.take(BLOCK).unwrap();
+        }
+        assert_eq!(pages.take(BLOCK).unwrap_err(), Errno::ENOMEM);
+    }
+}

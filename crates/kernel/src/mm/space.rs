@@ -1,0 +1,460 @@
+//! Address spaces: the guest's mappings, and the host mappings that follow.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
+use thaw_abi::page_align_up;
+
+use super::vma::{FileBacking, Vma, VmaFlags, VmaMap};
+use crate::boot::lazy;
+use crate::errno::{Errno, Result};
+use crate::fs::file::MmapSource;
+use crate::io::Sink;
+use crate::platform::host::{self, Sharing};
+use crate::platform::user::UserAddress;
+use crate::sync::Lock;
+
+/// `PROT_*` bits that mean something.
+pub const PROT_MASK: u32 = 7;
+
+/// Where a new mapping goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Anywhere, preferably here.
+    Hint(u64),
+    /// In the low 2 GiB (`MAP_32BIT`).
+    Low,
+    /// Exactly here, replacing what is there (`MAP_FIXED`).
+    Fixed(u64),
+    /// Exactly here, `EEXIST` if taken (`MAP_FIXED_NOREPLACE`).
+    FixedNoReplace(u64),
+}
+
+/// What `mmap` asks for.
+#[derive(Clone)]
+pub struct MapRequest {
+    /// Where.
+    pub placement: Placement,
+    /// Bytes; rounded up to whole pages.
+    pub len: u64,
+    /// `PROT_*`.
+    pub prot: u32,
+    /// Properties of the area.
+    pub flags: VmaFlags,
+    /// The file, or `None` for anonymous memory.
+    pub file: Option<Arc<FileBacking>>,
+    /// Offset in the file, page aligned.
+    pub offset: u64,
+}
+
+/// The memory of a guest process.
+pub struct AddressSpace {
+    state: Lock<State>,
+}
+
+struct State {
+    vmas: VmaMap,
+    /// New mappings go below this address.
+    mmap_top: u64,
+    brk_start: u64,
+    brk: u64,
+}
+
+/// An area as `/proc/self/maps` shows it.
+pub struct MappingView<'a> {
+    /// The area.
+    pub vma: &'a Vma,
+    /// What stands in the last column.
+    pub name: &'a [u8],
+}
+
+impl Default for AddressSpace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl AddressSpace {
+    /// An empty address space.
+    pub const fn new() -> Self {
+        const EMPTY: VmaMap = VmaMap::empty();
+        Self { state: Lock::new(State { vmas: EMPTY, mmap_top: GUEST_MAX, brk_start: 0, brk: 0 }) }
+    }
+
+    /// Sets where mappings without a fixed address go: below `mmap_top`.
+    pub fn set_mmap_top(&self, mmap_top: u64) {
+        self.state.lock().mmap_top = mmap_top;
+    }
+
+    /// Sets where the heap begins.
+    pub fn set_brk_start(&self, start: u64) {
+        let mut state = self.state.lock();
+        state.brk_start = start;
+        state.brk = start;
+    }
+
+    /// Removes everything (execve).
+    pub fn clear(&self) -> Result<()> {
+        let all = self.state.lock().vmas.remove(0, GUEST_MAX);
+        for vma in all {
+            lazy::forget(vma.start, vma.end);
+            host::unmap(vma.start, vma.len())?;
+        }
+        Ok(())
+    }
+
+    /// Makes a mapping and returns its address.
+    pub fn map(&self, request: MapRequest) -> Result<u64> {
+        let len = page_align_up(request.len).filter(|&len| len > 0 && len <= GUEST_MAX).ok_or(Errno::ENOMEM)?;
+        let start = self.place(request.placement, len)?;
+        let end = start + len;
+        if let Placement::Fixed(_) = request.placement {
+            self.unmap(start, len)?;
+        }
+        let mut vma = Vma {
+            start,
+            end,
+            prot: request.prot & PROT_MASK,
+            flags: request.flags,
+            file: request.file,
+            offset: request.offset,
+        };
+        map_on_host(&mut vma)?;
+        self.state.lock().vmas.insert(vma);
+        Ok(start)
+    }
+
+    fn place(&self, placement: Placement, len: u64) -> Result<u64> {
+        let state = self.state.lock();
+        let check_fixed = |at: u64| {
+            if at & 4095 != 0 {
+                Err(Errno::EINVAL)
+            } else if at < GUEST_MIN {
+                // As below vm.mmap_min_addr.
+                Err(Errno::EPERM)
+            } else if at.checked_add(len).is_none_or(|end| end > GUEST_MAX) {
+                Err(Errno::ENOMEM)
+            } else {
+                Ok(at)
+            }
+        };
+        match placement {
+            Placement::Fixed(at) => check_fixed(at),
+            Placement::FixedNoReplace(at) => {
+                let at = check_fixed(at)?;
+                if state.vmas.is_free(at, at + len) { Ok(at) } else { Err(Errno::EEXIST) }
+            }
+            Placement::Low => state.vmas.find_free_below(1 << 31, len).ok_or(Errno::ENOMEM),
+            Placement::Hint(hint) => {
+                let hint = hint & !4095;
+                if hint != 0 && check_fixed(hint).is_ok() && state.vmas.is_free(hint, hint + len) {
+                    return Ok(hint);
+                }
+                state
+                    .vmas
+                    .find_free_below(state.mmap_top, len)
+                    .or_else(|| state.vmas.find_free_below(GUEST_MAX, len))
+                    .ok_or(Errno::ENOMEM)
+            }
+        }
+    }
+
+    /// Removes all mappings in a range; parts that are not mapped do not matter.
+    pub fn unmap(&self, start: u64, len: u64) -> Result<()> {
+        let end = check_range(start, len)?;
+        let removed = self.state.lock().vmas.remove(start, end);
+        for vma in &removed {
+            lazy::forget(vma.start, vma.end);
+            host::unmap(vma.start, vma.len())?;
+        }
+        Ok(())
+    }
+
+    /// mprotect(2).
+    pub fn protect(&self, start: u64, len: u64, prot: u32) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let end = check_range(start, len)?;
+        {
+            let state = self.state.lock();
+            if !state.vmas.covers(start, end) {
+                return Err(Errno::ENOMEM);
+            }
+            for vma in state.vmas.overlapping(start, end) {
+                let shared_file = vma.flags.contains(VmaFlags::SHARED).then_some(vma.file.as_ref()).flatten();
+                if prot & host::PROT_WRITE != 0 && shared_file.is_some_and(|file| !file.writable) {
+                    return Err(Errno::EACCES);
+                }
+            }
+        }
+        lazy::map_range(start, end);
+        let (from, to) = (start, end);
+        for (start, end) in self.mapped_parts(from, to) {
+            host::protect(start, end - start, prot & PROT_MASK)?;
+        }
+        self.state.lock().vmas.update(start, end, |vma| vma.prot = prot & PROT_MASK);
+        Ok(())
+    }
+
+    /// The parts of a range that exist on the host: everything except what lies
+    /// behind the end of an upper-layer file.
+    fn mapped_parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut parts: Vec<(u64, u64)> = Vec::new();
+        for vma in self.state.lock().vmas.overlapping(start, end) {
+            let (from, to) = (vma.start.max(start), end.min(host_end(vma)));
+            if from >= to {
+                continue;
+            }
+            match parts.last_mut() {
+                Some(last) if last.1 == from => last.1 = to,
+                _ => parts.push((from, to)),
+            }
+        }
+        parts
+    }
+
+    /// Moves the program break; returns the break that is in force.
+    pub fn brk(&self, wanted: u64) -> u64 {
+        let (start, old) = {
+            let state = self.state.lock();
+            (state.brk_start, state.brk)
+        };
+        if wanted < start || wanted > GUEST_MAX {
+            return old;
+        }
+        let (old_end, new_end) = (old.next_multiple_of(4096), wanted.next_multiple_of(4096));
+        if new_end > old_end {
+            let request = MapRequest {
+                placement: Placement::FixedNoReplace(old_end),
+                len: new_end - old_end,
+                prot: host::PROT_READ | host::PROT_WRITE,
+                flags: VmaFlags::HEAP,
+                file: None,
+                offset: 0,
+            };
+            if self.map(request).is_err() {
+                return old;
+            }
+        } else if new_end < old_end && self.unmap(new_end, old_end - new_end).is_err() {
+            return old;
+        }
+        self.state.lock().brk = wanted;
+        wanted
+    }
+
+    /// mremap(2).
+    pub fn remap(&self, old: u64, old_len: u64, new_len: u64, how: Remap) -> Result<u64> {
+        if old & 4095 != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let old_len = page_align_up(old_len).ok_or(Errno::EINVAL)?;
+        let new_len = page_align_up(new_len).filter(|&len| len > 0).ok_or(Errno::EINVAL)?;
+        let old_end = old.checked_add(old_len).ok_or(Errno::EINVAL)?;
+        let vma = self.state.lock().vmas.find(old).cloned().ok_or(Errno::EFAULT)?;
+        if old_len == 0 {
+            // Duplicating a shared mapping needs pages that two mappings share.
+            return Err(Errno::EINVAL);
+        }
+        if old_end > vma.end {
+            return Err(Errno::EFAULT);
+        }
+        let to = match how {
+            Remap::Fixed(to) => {
+                if to & 4095 != 0 || to.checked_add(new_len).is_none_or(|end| end > GUEST_MAX) || to < GUEST_MIN {
+                    return Err(Errno::EINVAL);
+                }
+                if to < old_end && old < to + new_len {
+                    return Err(Errno::EINVAL);
+                }
+                self.unmap(to, new_len)?;
+                to
+            }
+            _ if new_len <= old_len => {
+                self.unmap(old + new_len, old_len - new_len)?;
+                return Ok(old);
+            }
+            _ if old_end == vma.end && self.can_extend(old_end, old + new_len) => {
+                self.extend(&vma, old_end, old + new_len)?;
+                return Ok(old);
+            }
+            Remap::InPlace => return Err(Errno::ENOMEM),
+            Remap::MayMove => self.place(Placement::Hint(0), new_len)?,
+        };
+        let kept = old_len.min(new_len);
+        lazy::map_range(old, old_end);
+        let moved_end = host_end(&vma).min(old + kept);
+        if moved_end > old {
+            host::move_mapping(old, moved_end - old, to)?;
+        }
+        let areas = self.state.lock().vmas.remove(old, old_end);
+        if old_len > kept {
+            host::unmap(old + kept, old_len - kept)?;
+        }
+        let moved = areas.into_iter().next().ok_or(Errno::EFAULT)?;
+        let moved = Vma { start: to, end: to + kept, ..moved };
+        self.state.lock().vmas.insert(moved.clone());
+        if new_len > kept {
+            self.extend(&moved, to + kept, to + new_len)?;
+        }
+        Ok(to)
+    }
+
+    fn can_extend(&self, from: u64, to: u64) -> bool {
+        to <= GUEST_MAX && self.state.lock().vmas.is_free(from, to)
+    }
+
+    /// Lets an area grow: more of the same file, or zeros.
+    fn extend(&self, vma: &Vma, from: u64, to: u64) -> Result<()> {
+        let mut more = Vma { start: from, end: to, offset: vma.offset + (from - vma.start), ..vma.clone() };
+        map_on_host(&mut more)?;
+        self.state.lock().vmas.insert(more);
+        Ok(())
+    }
+
+    /// `MADV_DONTNEED` and `MADV_FREE`: anonymous memory reads as zeros again,
+    /// file mappings show the file again.
+    pub fn discard(&self, start: u64, end: u64) -> Result<()> {
+        let areas: Vec<Vma> = self.state.lock().vmas.overlapping(start, end).cloned().collect();
+        for vma in areas {
+            let mut part = Vma { start: vma.start.max(start), end: vma.end.min(end), ..vma.clone() };
+            part.offset += part.start - vma.start;
+            lazy::forget(part.start, part.end);
+            let replace = part.flags.contains(VmaFlags::FROM_IMAGE)
+                || part.file.as_ref().is_some_and(|file| matches!(file.source, MmapSource::Upper(_)));
+            if replace {
+                map_on_host(&mut part)?;
+            } else {
+                host::advise(part.start, part.len(), host::MADV_DONTNEED)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every page of a range is mapped.
+    pub fn covers(&self, start: u64, end: u64) -> bool {
+        self.state.lock().vmas.covers(start, end)
+    }
+
+    /// Changes flags of all areas in a range.
+    pub fn change_flags(&self, start: u64, end: u64, set: VmaFlags, clear: VmaFlags) {
+        self.state.lock().vmas.update(start, end, |vma| vma.flags = (vma.flags | set) - clear);
+    }
+
+    /// The area that contains an address.
+    pub fn find(&self, address: u64) -> Option<Vma> {
+        self.state.lock().vmas.find(address).cloned()
+    }
+
+    /// All areas.
+    pub fn areas(&self) -> Vec<Vma> {
+        self.state.lock().vmas.iter().cloned().collect()
+    }
+
+    /// Calls `emit` for every area, in order, as `/proc/self/maps` shows them.
+    pub fn for_each_mapping(&self, emit: &mut dyn FnMut(&MappingView<'_>)) {
+        for vma in self.areas() {
+            let name: &[u8] = match &vma.file {
+                Some(file) => &file.path,
+                None if vma.flags.contains(VmaFlags::STACK) => b"[stack]",
+                None if vma.flags.contains(VmaFlags::HEAP) => b"[heap]",
+                None if vma.flags.contains(VmaFlags::VDSO) => b"[vdso]",
+                None => b"",
+            };
+            emit(&MappingView { vma: &vma, name });
+        }
+    }
+
+    /// Bytes of all areas.
+    pub fn total(&self) -> u64 {
+        self.state.lock().vmas.total()
+    }
+
+    /// See [`super::code_protection`].
+    pub fn protection_of_code(&self, start: u64, end: u64) -> Option<u32> {
+        let state = self.state.lock();
+        let vma = state.vmas.find(start)?;
+        let patchable = end <= vma.end
+            && vma.prot & host::PROT_EXEC != 0
+            && !vma.flags.contains(VmaFlags::SHARED)
+            && vma.file.is_some();
+        patchable.then_some(vma.prot)
+    }
+}
+
+/// How `mremap` may move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remap {
+    /// Grow or shrink where it is.
+    InPlace,
+    /// `MREMAP_MAYMOVE`.
+    MayMove,
+    /// `MREMAP_FIXED`.
+    Fixed(u64),
+}
+
+/// The end of a page range, `EINVAL` if it is not one of the guest's.
+fn check_range(start: u64, len: u64) -> Result<u64> {
+    if start & 4095 != 0 || len == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let end = page_align_up(len).and_then(|len| start.checked_add(len)).ok_or(Errno::EINVAL)?;
+    if end > GUEST_MAX || start < GUEST_MIN { Err(Errno::EINVAL) } else { Ok(end) }
+}
+
+/// End of the part of an area that exists on the host. Pages behind the end of
+/// an upper-layer file do not: touching them must be a `SIGBUS`.
+fn host_end(vma: &Vma) -> u64 {
+    match vma.file.as_deref() {
+        Some(FileBacking { source: MmapSource::Upper(file), .. }) => {
+            let pages = file.len().next_multiple_of(4096).saturating_sub(vma.offset);
+            vma.end.min(vma.start.saturating_add(pages)).max(vma.start)
+        }
+        _ => vma.end,
+    }
+}
+
+/// Makes the host mapping of an area.
+fn map_on_host(vma: &mut Vma) -> Result<()> {
+    let sharing = if vma.flags.contains(VmaFlags::SHARED) { Sharing::Shared } else { Sharing::Private };
+    let Some(file) = vma.file.clone() else {
+        vma.flags.remove(VmaFlags::FROM_IMAGE);
+        return host::map_anonymous_as(vma.start, vma.len(), vma.prot, sharing);
+    };
+    match &file.source {
+        MmapSource::Zero => {
+            vma.file = None;
+            host::map_anonymous_as(vma.start, vma.len(), vma.prot, sharing)
+        }
+        MmapSource::Blob(blob) => {
+            let fd = crate::boot::blobs::descriptor(*blob)?;
+            host::map_file(fd, vma.start, vma.len(), vma.prot, sharing, vma.offset)
+        }
+        MmapSource::HostFile(path) => {
+            let fd = crate::fs::lower::host::descriptor(path)?;
+            host::map_file(fd, vma.start, vma.len(), vma.prot, sharing, vma.offset)
+        }
+        MmapSource::Upper(upper) => {
+            if sharing == Sharing::Shared && file.writable {
+                // The kernel and the guest would have to see the same pages.
+                return Err(Errno::ENODEV);
+            }
+            let end = host_end(vma);
+            if end == vma.start {
+                return Ok(());
+            }
+            let len = end - vma.start;
+            host::map_anonymous(vma.start, len, host::PROT_READ | host::PROT_WRITE)?;
+            let mut sink = Sink::user(UserAddress(vma.start), len as usize)?;
+            let mut at = vma.offset;
+            while sink.remaining() > 0 {
+                match upper.read_at(&mut sink, at)? {
+                    0 => break,
+                    count => at += count as u64,
+                }
+            }
+            host::protect(vma.start, len, vma.prot)
+        }
+    }
+}

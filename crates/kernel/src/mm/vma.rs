@@ -1,0 +1,272 @@
+//! Virtual memory areas: what the guest has mapped where.
+//!
+//! This module is pure book-keeping: a sorted map of areas that do not overlap,
+//! with splitting and merging. [`super::space`] makes the host follow.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use bitflags::bitflags;
+use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
+
+use crate::fs::file::MmapSource;
+
+bitflags! {
+    /// Properties of an area.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct VmaFlags: u32 {
+        /// `MAP_SHARED`.
+        const SHARED = 1 << 0;
+        /// The main thread's stack.
+        const STACK = 1 << 1;
+        /// The heap that `brk` moves.
+        const HEAP = 1 << 2;
+        /// `MADV_WIPEONFORK`.
+        const WIPE_ON_FORK = 1 << 3;
+        /// `MADV_DONTFORK`.
+        const DONT_FORK = 1 << 4;
+        /// Anonymous for the guest, but mapped from an image on the host:
+        /// dropping its pages must not bring the image's content back.
+        const FROM_IMAGE = 1 << 5;
+        /// The kernel's vdso.
+        const VDSO = 1 << 6;
+    }
+}
+
+/// A mapped file.
+#[derive(Clone)]
+pub struct FileBacking {
+    /// What is mapped.
+    pub source: MmapSource,
+    /// Where the file was opened, for `/proc/self/maps`.
+    pub path: Arc<[u8]>,
+    /// Device and inode number, for `/proc/self/maps`.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Whether the file was opened for writing: a shared mapping may become writable.
+    pub writable: bool,
+}
+
+/// A range of pages with the same properties.
+#[derive(Clone)]
+pub struct Vma {
+    /// First byte.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+    /// `PROT_*`.
+    pub prot: u32,
+    /// Properties.
+    pub flags: VmaFlags,
+    /// The file, or `None` for anonymous memory.
+    pub file: Option<Arc<FileBacking>>,
+    /// Offset in the file of the first byte.
+    pub offset: u64,
+}
+
+impl Vma {
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Never: areas are not empty.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    fn can_merge_with(&self, next: &Vma) -> bool {
+        self.end == next.start
+            && self.prot == next.prot
+            && self.flags == next.flags
+            && !self.flags.contains(VmaFlags::SHARED)
+            && match (&self.file, &next.file) {
+                (None, None) => true,
+                (Some(a), Some(b)) => Arc::ptr_eq(a, b) && self.offset + self.len() == next.offset,
+                _ => false,
+            }
+    }
+}
+
+/// The areas of an address space, by address.
+#[derive(Default, Clone)]
+pub struct VmaMap {
+    areas: BTreeMap<u64, Vma>,
+}
+
+impl VmaMap {
+    /// A map without areas.
+    pub const fn empty() -> Self {
+        Self { areas: BTreeMap::new() }
+    }
+
+    /// The area that contains `address`.
+    pub fn find(&self, address: u64) -> Option<&Vma> {
+        self.areas.range(..=address).next_back().map(|(_, vma)| vma).filter(|vma| address < vma.end)
+    }
+
+    /// All areas in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Vma> {
+        self.areas.values()
+    }
+
+    /// The areas that overlap a range, in order.
+    pub fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = &Vma> {
+        let first = self.find(start).map_or(start, |vma| vma.start);
+        self.areas.range(first..end.max(first)).map(|(_, vma)| vma)
+    }
+
+    /// Whether every page of a range is in some area.
+    pub fn covers(&self, start: u64, end: u64) -> bool {
+        let mut at = start;
+        for vma in self.overlapping(start, end) {
+            if vma.start > at {
+                return false;
+            }
+            at = vma.end;
+        }
+        at >= end
+    }
+
+    /// Adds an area to a free range, merging it with its neighbours.
+    pub fn insert(&mut self, mut vma: Vma) {
+        if let Some((&start, before)) = self.areas.range(..vma.start).next_back()
+            && before.can_merge_with(&vma)
+        {
+            let before_offset = before.offset;
+            vma.start = start;
+            vma.offset = before_offset;
+            self.areas.remove(&start);
+        }
+        if let Some(after) = self.areas.get(&vma.end)
+            && vma.can_merge_with(after)
+        {
+            let after_start = vma.end;
+            vma.end = after.end;
+            self.areas.remove(&after_start);
+        }
+        self.areas.insert(vma.start, vma);
+    }
+
+    /// Splits areas so that `at` is a boundary.
+    fn split(&mut self, at: u64) {
+        let Some(vma) = self.find(at) else { return };
+        if vma.start == at {
+            return;
+        }
+        let mut upper = vma.clone();
+        let start = vma.start;
+        upper.offset += at - start;
+        upper.start = at;
+        self.areas.insert(at, upper);
+        if let Some(lower) = self.areas.get_mut(&start) {
+            lower.end = at;
+        }
+    }
+
+    /// Removes a range and returns what was there.
+    pub fn remove(&mut self, start: u64, end: u64) -> Vec<Vma> {
+        self.split(start);
+        self.split(end);
+        let keys: Vec<u64> = self.areas.range(start..end).map(|(&key, _)| key).collect();
+        keys.iter().filter_map(|key| self.areas.remove(key)).collect()
+    }
+
+    /// Changes the areas of a range, splitting and merging as needed.
+    pub fn update(&mut self, start: u64, end: u64, mut change: impl FnMut(&mut Vma)) {
+        for mut vma in self.remove(start, end) {
+            change(&mut vma);
+            self.insert(vma);
+        }
+        // The first area after the range may have become mergeable.
+        if let Some(vma) = self.areas.remove(&end) {
+            self.insert(vma);
+        }
+    }
+
+    /// The highest free range of `len` bytes below `ceiling`.
+    pub fn find_free_below(&self, ceiling: u64, len: u64) -> Option<u64> {
+        let mut end = ceiling.min(GUEST_MAX);
+        for vma in self.areas.range(..end).rev().map(|(_, vma)| vma) {
+            if vma.end < end && end - vma.end >= len {
+                return Some(end - len);
+            }
+            end = end.min(vma.start);
+        }
+        (end >= GUEST_MIN && end - GUEST_MIN >= len).then(|| end - len)
+    }
+
+    /// Whether no area overlaps a range.
+    pub fn is_free(&self, start: u64, end: u64) -> bool {
+        self.overlapping(start, end).next().is_none()
+    }
+
+    /// Bytes of all areas.
+    pub fn total(&self) -> u64 {
+        self.iter().map(Vma::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn anonymous(start: u64, end: u64, prot: u32) -> Vma {
+        Vma { start, end, prot, flags: VmaFlags::empty(), file: None, offset: 0 }
+    }
+
+    fn ranges(map: &VmaMap) -> Vec<(u64, u64, u32)> {
+        map.iter().map(|v| (v.start, v.end, v.prot)).collect()
+    }
+
+    const BASE: u64 = 0x10_0000;
+
+    #[test]
+    fn neighbours_merge_and_split() {
+        let mut map = VmaMap::default();
+        map.insert(anonymous(BASE, BASE + 0x1000, 3));
+        map.insert(anonymous(BASE + 0x2000, BASE + 0x3000, 3));
+        map.insert(anonymous(BASE + 0x1000, BASE + 0x2000, 3));
+        assert_eq!(ranges(&map), [(BASE, BASE + 0x3000, 3)]);
+        map.update(BASE + 0x1000, BASE + 0x2000, |v| v.prot = 1);
+        assert_eq!(map.iter().count(), 3);
+        map.update(BASE + 0x1000, BASE + 0x2000, |v| v.prot = 3);
+        assert_eq!(ranges(&map), [(BASE, BASE + 0x3000, 3)]);
+        let removed = map.remove(BASE + 0x1000, BASE + 0x2000);
+        assert_eq!(removed.len(), 1);
+        assert!(map.find(BASE + 0x1000).is_none());
+        assert!(!map.covers(BASE, BASE + 0x3000));
+        assert!(map.covers(BASE + 0x2000, BASE + 0x3000));
+    }
+
+    #[test]
+    fn file_offsets_follow_a_split() {
+        let file = Arc::new(FileBacking {
+            source: MmapSource::Blob(1),
+            path: Arc::from(&b"/x"[..]),
+            device: 1,
+            inode: 2,
+            writable: false,
+        });
+        let mut map = VmaMap::default();
+        map.insert(Vma { file: Some(file), offset: 0x4000, ..anonymous(BASE, BASE + 0x4000, 1) });
+        map.update(BASE + 0x1000, BASE + 0x2000, |v| v.prot = 3);
+        let offsets: Vec<_> = map.iter().map(|v| v.offset).collect();
+        assert_eq!(offsets, [0x4000, 0x5000, 0x6000]);
+        map.update(BASE + 0x1000, BASE + 0x2000, |v| v.prot = 1);
+        assert_eq!(map.iter().count(), 1);
+    }
+
+    #[test]
+    fn free_ranges_are_found_from_the_top() {
+        let mut map = VmaMap::default();
+        let ceiling = BASE + 0x10_0000;
+        assert_eq!(map.find_free_below(ceiling, 0x1000), Some(ceiling - 0x1000));
+        map.insert(anonymous(ceiling - 0x2000, ceiling - 0x1000, 3));
+        assert_eq!(map.find_free_below(ceiling, 0x1000), Some(ceiling - 0x1000));
+        assert_eq!(map.find_free_below(ceiling, 0x2000), Some(ceiling - 0x4000));
+        assert_eq!(map.find_free_below(ceiling, 0x20_0000), None);
+    }
+}

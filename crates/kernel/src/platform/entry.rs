@@ -1,0 +1,317 @@
+//! The two doors into the kernel and the way out.
+//!
+//! - The **fast door** is reached by a patched site through the gate
+//!   ([`super::gate`]): it switches to the thread's kernel stack, saves the
+//!   registers in a [`TrapFrame`] and calls [`crate::syscall::dispatch`].
+//! - The **slow door** is a signal of the host: `SIGSYS` for a system call that
+//!   is not patched, `SIGSEGV` and its relatives for faults. The handler runs
+//!   on the vCPU's signal stack only until the state of the interrupted code is
+//!   in a [`TrapFrame`] on the kernel stack; from there on it goes as through
+//!   the fast door. The host's `rt_sigreturn` is never used.
+//!
+//! The kernel's own code uses the low halves of the vector registers, so those
+//! are in the frame. The upper halves and the x87 state stay in the registers
+//! until another thread runs ([`super::fpu`]).
+#![allow(unsafe_code)]
+
+use core::mem::offset_of;
+
+/// Registers of interrupted code. The first 21 words are in the order of
+/// `struct user_regs_struct`.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct TrapFrame {
+    pub r15: u64,
+    pub r14: u64,
+    pub r13: u64,
+    pub r12: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub r11: u64,
+    pub r10: u64,
+    pub r9: u64,
+    pub r8: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    /// System call number, or -1 if the frame is not of a system call.
+    pub orig_rax: u64,
+    pub rip: u64,
+    pub cs: u64,
+    pub rflags: u64,
+    pub rsp: u64,
+    pub ss: u64,
+    /// [`RETURN_FAST`] or [`RETURN_FULL`].
+    pub how: u64,
+    /// Host signal that brought us here, 0 for the fast door.
+    pub signal: u32,
+    /// `si_code` of the host signal.
+    pub code: i32,
+    /// `si_addr` of the host signal.
+    pub address: u64,
+    /// Trap number of the processor.
+    pub trap: u64,
+    /// Error code of the processor.
+    pub error: u64,
+    pub xmm: [[u64; 2]; 16],
+}
+
+/// Return as from `syscall`: rcx and r11 are clobbered, flags are not restored.
+pub const RETURN_FAST: u64 = 0;
+/// Restore every register, with `iretq`.
+pub const RETURN_FULL: u64 = 1;
+
+/// Code segment of 64-bit user mode.
+pub const USER_CS: u64 = 0x33;
+/// Stack segment of user mode.
+pub const USER_SS: u64 = 0x2b;
+/// Flags of a new thread: interrupts enabled, as user code always sees them.
+pub const INITIAL_RFLAGS: u64 = 0x202;
+
+impl TrapFrame {
+    /// All registers zero.
+    pub const fn zeroed() -> Self {
+        TrapFrame {
+            r15: 0,
+            r14: 0,
+            r13: 0,
+            r12: 0,
+            rbp: 0,
+            rbx: 0,
+            r11: 0,
+            r10: 0,
+            r9: 0,
+            r8: 0,
+            rax: 0,
+            rcx: 0,
+            rdx: 0,
+            rsi: 0,
+            rdi: 0,
+            orig_rax: u64::MAX,
+            rip: 0,
+            cs: USER_CS,
+            rflags: INITIAL_RFLAGS,
+            rsp: 0,
+            ss: USER_SS,
+            how: RETURN_FULL,
+            signal: 0,
+            code: 0,
+            address: 0,
+            trap: 0,
+            error: 0,
+            xmm: [[0; 2]; 16],
+        }
+    }
+
+    /// A frame that starts a program at `rip` with `rsp`.
+    pub const fn at(rip: u64, rsp: u64) -> Self {
+        TrapFrame { rip, rsp, ..Self::zeroed() }
+    }
+
+    /// Arguments of the system call.
+    pub fn args(&self) -> crate::syscall::Args {
+        crate::syscall::Args([self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9])
+    }
+}
+
+const FRAME: usize = size_of::<TrapFrame>();
+const _: () = assert!(FRAME % 16 == 0);
+
+core::arch::global_asm!(
+    ".globl thaw_syscall_entry, thaw_return, thaw_return_full, thaw_trap_entry, thaw_thread_start",
+
+    // Fast door. rax = number, rcx = where the guest goes on, guest stack.
+    "thaw_syscall_entry:",
+    "mov gs:[8], rsp",
+    "mov rsp, gs:[16]",
+    "sub rsp, {frame}",
+    "mov [rsp + {r15}], r15",
+    "mov [rsp + {r14}], r14",
+    "mov [rsp + {r13}], r13",
+    "mov [rsp + {r12}], r12",
+    "mov [rsp + {rbp}], rbp",
+    "mov [rsp + {rbx}], rbx",
+    "mov [rsp + {r10}], r10",
+    "mov [rsp + {r9}], r9",
+    "mov [rsp + {r8}], r8",
+    "mov [rsp + {rax}], rax",
+    "mov [rsp + {orig_rax}], rax",
+    "mov [rsp + {rcx}], rcx",
+    "mov [rsp + {rip}], rcx",
+    "mov [rsp + {rdx}], rdx",
+    "mov [rsp + {rsi}], rsi",
+    "mov [rsp + {rdi}], rdi",
+    "mov rax, gs:[8]",
+    "mov [rsp + {rsp_}], rax",
+    "mov qword ptr [rsp + {cs}], {user_cs}",
+    "mov qword ptr [rsp + {ss}], {user_ss}",
+    "mov qword ptr [rsp + {rflags}], 0x246",
+    "mov qword ptr [rsp + {r11}], 0x246",
+    "mov qword ptr [rsp + {how}], 0",
+    "mov dword ptr [rsp + {signal}], 0",
+    "movaps [rsp + {xmm} + 0x00], xmm0",
+    "movaps [rsp + {xmm} + 0x10], xmm1",
+    "movaps [rsp + {xmm} + 0x20], xmm2",
+    "movaps [rsp + {xmm} + 0x30], xmm3",
+    "movaps [rsp + {xmm} + 0x40], xmm4",
+    "movaps [rsp + {xmm} + 0x50], xmm5",
+    "movaps [rsp + {xmm} + 0x60], xmm6",
+    "movaps [rsp + {xmm} + 0x70], xmm7",
+    "movaps [rsp + {xmm} + 0x80], xmm8",
+    "movaps [rsp + {xmm} + 0x90], xmm9",
+    "movaps [rsp + {xmm} + 0xa0], xmm10",
+    "movaps [rsp + {xmm} + 0xb0], xmm11",
+    "movaps [rsp + {xmm} + 0xc0], xmm12",
+    "movaps [rsp + {xmm} + 0xd0], xmm13",
+    "movaps [rsp + {xmm} + 0xe0], xmm14",
+    "movaps [rsp + {xmm} + 0xf0], xmm15",
+    "cld",
+    "mov rdi, rsp",
+    "call {dispatch}",
+
+    // The way out. rsp = the frame, which is the top of the kernel stack.
+    "thaw_return:",
+    "cmp qword ptr [rsp + {how}], 0",
+    "jne thaw_return_full",
+    "movaps xmm0, [rsp + {xmm} + 0x00]",
+    "movaps xmm1, [rsp + {xmm} + 0x10]",
+    "movaps xmm2, [rsp + {xmm} + 0x20]",
+    "movaps xmm3, [rsp + {xmm} + 0x30]",
+    "movaps xmm4, [rsp + {xmm} + 0x40]",
+    "movaps xmm5, [rsp + {xmm} + 0x50]",
+    "movaps xmm6, [rsp + {xmm} + 0x60]",
+    "movaps xmm7, [rsp + {xmm} + 0x70]",
+    "movaps xmm8, [rsp + {xmm} + 0x80]",
+    "movaps xmm9, [rsp + {xmm} + 0x90]",
+    "movaps xmm10, [rsp + {xmm} + 0xa0]",
+    "movaps xmm11, [rsp + {xmm} + 0xb0]",
+    "movaps xmm12, [rsp + {xmm} + 0xc0]",
+    "movaps xmm13, [rsp + {xmm} + 0xd0]",
+    "movaps xmm14, [rsp + {xmm} + 0xe0]",
+    "movaps xmm15, [rsp + {xmm} + 0xf0]",
+    "mov r10, [rsp + {r10}]",
+    "mov r9, [rsp + {r9}]",
+    "mov r8, [rsp + {r8}]",
+    "mov rax, [rsp + {rax}]",
+    "mov rdx, [rsp + {rdx}]",
+    "mov rsi, [rsp + {rsi}]",
+    "mov rdi, [rsp + {rdi}]",
+    "mov rcx, [rsp + {rip}]",
+    "mov r11d, 0x246",
+    "mov rsp, [rsp + {rsp_}]",
+    "jmp rcx",
+
+    // Everything, with iretq. rsp = the frame.
+    "thaw_return_full:",
+    "movaps xmm0, [rsp + {xmm} + 0x00]",
+    "movaps xmm1, [rsp + {xmm} + 0x10]",
+    "movaps xmm2, [rsp + {xmm} + 0x20]",
+    "movaps xmm3, [rsp + {xmm} + 0x30]",
+    "movaps xmm4, [rsp + {xmm} + 0x40]",
+    "movaps xmm5, [rsp + {xmm} + 0x50]",
+    "movaps xmm6, [rsp + {xmm} + 0x60]",
+    "movaps xmm7, [rsp + {xmm} + 0x70]",
+    "movaps xmm8, [rsp + {xmm} + 0x80]",
+    "movaps xmm9, [rsp + {xmm} + 0x90]",
+    "movaps xmm10, [rsp + {xmm} + 0xa0]",
+    "movaps xmm11, [rsp + {xmm} + 0xb0]",
+    "movaps xmm12, [rsp + {xmm} + 0xc0]",
+    "movaps xmm13, [rsp + {xmm} + 0xd0]",
+    "movaps xmm14, [rsp + {xmm} + 0xe0]",
+    "movaps xmm15, [rsp + {xmm} + 0xf0]",
+    "mov r11, rsp",
+    "push qword ptr [r11 + {ss}]",
+    "push qword ptr [r11 + {rsp_}]",
+    "push qword ptr [r11 + {rflags}]",
+    "push qword ptr [r11 + {cs}]",
+    "push qword ptr [r11 + {rip}]",
+    "mov r15, [r11 + {r15}]",
+    "mov r14, [r11 + {r14}]",
+    "mov r13, [r11 + {r13}]",
+    "mov r12, [r11 + {r12}]",
+    "mov rbp, [r11 + {rbp}]",
+    "mov rbx, [r11 + {rbx}]",
+    "mov r10, [r11 + {r10}]",
+    "mov r9, [r11 + {r9}]",
+    "mov r8, [r11 + {r8}]",
+    "mov rax, [r11 + {rax}]",
+    "mov rcx, [r11 + {rcx}]",
+    "mov rdx, [r11 + {rdx}]",
+    "mov rsi, [r11 + {rsi}]",
+    "mov rdi, [r11 + {rdi}]",
+    "mov r11, [r11 + {r11}]",
+    "iretq",
+
+    // Slow door: a host signal handler (rdi = signal, rsi = siginfo, rdx =
+    // ucontext) on the vCPU's signal stack.
+    "thaw_trap_entry:",
+    "cld",
+    "and rsp, -64",
+    "sub rsp, {frame}",
+    "mov rbx, rdx",
+    "mov rcx, rsp",
+    "call {prologue}",
+    // rax = the frame to go on with, rdx = whether to handle it in the kernel
+    // (1) or to resume (0). Put the interrupted code's vector state back into
+    // the registers: entering the handler has reset it. fpstate is at offset
+    // 224 of the ucontext, the mask of saved components at 472 of fpstate.
+    "mov rsp, rax",
+    "mov r12, rdx",
+    "mov r13, [rbx + 224]",
+    "mov eax, [r13 + 472]",
+    "mov edx, [r13 + 476]",
+    "xrstor64 [r13]",
+    "test r12, r12",
+    "jz thaw_return_full",
+    "mov rdi, rsp",
+    "call {trap}",
+    "jmp thaw_return",
+
+    // First run of a new thread: its frame is at the top of its kernel stack,
+    // where the context switch has left rsp.
+    "thaw_thread_start:",
+    "jmp thaw_return_full",
+
+    frame = const FRAME,
+    r15 = const offset_of!(TrapFrame, r15),
+    r14 = const offset_of!(TrapFrame, r14),
+    r13 = const offset_of!(TrapFrame, r13),
+    r12 = const offset_of!(TrapFrame, r12),
+    rbp = const offset_of!(TrapFrame, rbp),
+    rbx = const offset_of!(TrapFrame, rbx),
+    r11 = const offset_of!(TrapFrame, r11),
+    r10 = const offset_of!(TrapFrame, r10),
+    r9 = const offset_of!(TrapFrame, r9),
+    r8 = const offset_of!(TrapFrame, r8),
+    rax = const offset_of!(TrapFrame, rax),
+    rcx = const offset_of!(TrapFrame, rcx),
+    rdx = const offset_of!(TrapFrame, rdx),
+    rsi = const offset_of!(TrapFrame, rsi),
+    rdi = const offset_of!(TrapFrame, rdi),
+    orig_rax = const offset_of!(TrapFrame, orig_rax),
+    rip = const offset_of!(TrapFrame, rip),
+    cs = const offset_of!(TrapFrame, cs),
+    rflags = const offset_of!(TrapFrame, rflags),
+    rsp_ = const offset_of!(TrapFrame, rsp),
+    ss = const offset_of!(TrapFrame, ss),
+    how = const offset_of!(TrapFrame, how),
+    signal = const offset_of!(TrapFrame, signal),
+    xmm = const offset_of!(TrapFrame, xmm),
+    user_cs = const USER_CS,
+    user_ss = const USER_SS,
+    dispatch = sym crate::syscall::dispatch,
+    prologue = sym super::fault::prologue,
+    trap = sym super::fault::handle,
+);
+
+unsafe extern "C" {
+    /// The fast door.
+    pub static thaw_syscall_entry: u8;
+    /// The slow door.
+    pub static thaw_trap_entry: u8;
+    /// Where a new thread begins to run.
+    pub static thaw_thread_start: u8;
+}

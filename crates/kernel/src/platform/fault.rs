@@ -1,0 +1,223 @@
+//! What the host's signals mean: system calls that are not patched, faults of
+//! the guest, faults of the kernel on guest memory, and memory that a thaw has
+//! left to be mapped on first touch.
+#![allow(unsafe_code)]
+
+use thaw_abi::layout::{KERNEL_BASE, KERNEL_END};
+
+use super::entry::{RETURN_FULL, TrapFrame, USER_CS, USER_SS};
+use super::host::{hostcall, nr};
+use super::vcpu;
+use crate::errno::Result;
+
+const SIGILL: u32 = 4;
+const SIGTRAP: u32 = 5;
+const SIGBUS: u32 = 7;
+const SIGFPE: u32 = 8;
+const SIGSEGV: u32 = 11;
+const SIGSYS: u32 = 31;
+
+/// `ucontext_t` of the x86-64 ABI up to the machine context's end.
+#[repr(C)]
+pub struct HostContext {
+    flags: u64,
+    link: u64,
+    stack: [u64; 3],
+    r8: u64,
+    r9: u64,
+    r10: u64,
+    r11: u64,
+    r12: u64,
+    r13: u64,
+    r14: u64,
+    r15: u64,
+    rdi: u64,
+    rsi: u64,
+    rbp: u64,
+    rbx: u64,
+    rdx: u64,
+    rax: u64,
+    rcx: u64,
+    rsp: u64,
+    rip: u64,
+    eflags: u64,
+    segments: [u16; 4],
+    error: u64,
+    trap: u64,
+    old_mask: u64,
+    cr2: u64,
+    fpstate: *const u8,
+}
+
+/// `siginfo_t`, as far as faults use it.
+#[repr(C)]
+pub struct HostSignalInfo {
+    signal: i32,
+    errno: i32,
+    code: i32,
+    pad: i32,
+    address: u64,
+}
+
+/// What the entry code does next.
+#[repr(C)]
+pub struct Continuation {
+    frame: *mut TrapFrame,
+    /// 1: call [`handle`]; 0: resume the frame.
+    handle: u64,
+}
+
+/// First half of the slow door, on the signal stack: decides what to do and
+/// puts the interrupted registers where that needs them.
+pub extern "C" fn prologue(
+    signal: u32,
+    info: &HostSignalInfo,
+    context: &HostContext,
+    local: *mut TrapFrame,
+) -> Continuation {
+    let in_kernel = (KERNEL_BASE..KERNEL_END).contains(&context.rip);
+    let memory_fault = signal == SIGSEGV || signal == SIGBUS;
+    let mut rip = context.rip;
+    let resume = if memory_fault && crate::boot::lazy::map_page(info.address) {
+        true
+    } else if !in_kernel {
+        false
+    } else if let Some(resume_at) = memory_fault.then(|| super::user::fault_resume_address(rip)).flatten() {
+        rip = resume_at;
+        true
+    } else {
+        die_in_kernel(signal, info, context)
+    };
+    if !resume && vcpu::block().thread.is_null() {
+        die_in_kernel(signal, info, context)
+    }
+    let frame = if resume { local } else { (vcpu::block().kernel_stack_top as *mut TrapFrame).wrapping_sub(1) };
+    // SAFETY: `local` is reserved by the entry code; the frame below the top of
+    // the kernel stack is unused while the guest runs.
+    unsafe { frame.write(frame_from(signal, info, context, rip)) };
+    Continuation { frame, handle: !resume as u64 }
+}
+
+fn frame_from(signal: u32, info: &HostSignalInfo, context: &HostContext, rip: u64) -> TrapFrame {
+    let mut frame = TrapFrame {
+        r15: context.r15,
+        r14: context.r14,
+        r13: context.r13,
+        r12: context.r12,
+        rbp: context.rbp,
+        rbx: context.rbx,
+        r11: context.r11,
+        r10: context.r10,
+        r9: context.r9,
+        r8: context.r8,
+        rax: context.rax,
+        rcx: context.rcx,
+        rdx: context.rdx,
+        rsi: context.rsi,
+        rdi: context.rdi,
+        orig_rax: if signal == SIGSYS { context.rax } else { u64::MAX },
+        rip,
+        cs: USER_CS,
+        rflags: context.eflags,
+        rsp: context.rsp,
+        ss: USER_SS,
+        how: RETURN_FULL,
+        signal,
+        code: info.code,
+        address: info.address,
+        trap: context.trap,
+        error: context.error,
+        xmm: [[0; 2]; 16],
+    };
+    // SAFETY: the host always saves the vector state; xmm0 lies at offset 160
+    // of the legacy area (Intel SDM vol. 1, 13.4.1).
+    unsafe {
+        core::ptr::copy_nonoverlapping(context.fpstate.add(160), frame.xmm.as_mut_ptr().cast::<u8>(), 256);
+    }
+    frame
+}
+
+/// Second half, on the thread's kernel stack with the guest's vector state in
+/// the registers.
+pub extern "C" fn handle(frame: &mut TrapFrame) {
+    if frame.signal == SIGSYS {
+        // As the real instruction would leave them.
+        frame.rcx = frame.rip;
+        frame.r11 = frame.rflags;
+        super::gate::try_patch(frame);
+        crate::syscall::dispatch(frame);
+    } else if frame.signal == SIGSEGV && super::gate::restart_displaced(frame) {
+        // The thread was at a `syscall` that has been patched away under it.
+    } else {
+        crate::task::signal::guest_fault(frame);
+        crate::task::signal::before_return(frame);
+    }
+}
+
+fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &HostContext) -> ! {
+    crate::console!(
+        "thaw kernel panicked: signal {signal} (code {}) at rip {:#x}, address {:#x}\n\
+         rax {:#x} rbx {:#x} rcx {:#x} rdx {:#x} rsi {:#x} rdi {:#x} rbp {:#x} rsp {:#x}\n\
+         r8 {:#x} r9 {:#x} r10 {:#x} r11 {:#x} r12 {:#x} r13 {:#x} r14 {:#x} r15 {:#x}",
+        info.code,
+        context.rip,
+        info.address,
+        context.rax,
+        context.rbx,
+        context.rcx,
+        context.rdx,
+        context.rsi,
+        context.rdi,
+        context.rbp,
+        context.rsp,
+        context.r8,
+        context.r9,
+        context.r10,
+        context.r11,
+        context.r12,
+        context.r13,
+        context.r14,
+        context.r15
+    );
+    super::panic::print_stack(context.rsp);
+    super::panic::exit(super::panic::PANIC_EXIT_CODE)
+}
+
+/// Installs the slow door for all signals that can mean something.
+pub fn install_handlers() -> Result<()> {
+    /// `struct kernel_sigaction`.
+    #[repr(C)]
+    struct Action {
+        handler: u64,
+        flags: u64,
+        restorer: u64,
+        mask: u64,
+    }
+    /// `stack_t`.
+    #[repr(C)]
+    struct Stack {
+        base: u64,
+        flags: u64,
+        size: u64,
+    }
+    const SA_SIGINFO: u64 = 4;
+    const SA_RESTORER: u64 = 0x0400_0000;
+    const SA_ONSTACK: u64 = 0x0800_0000;
+    const SA_NODEFER: u64 = 0x4000_0000;
+    let stack = Stack { base: vcpu::SIGNAL_STACK, flags: 0, size: vcpu::SIGNAL_STACK_SIZE };
+    // SAFETY: the signal stack is mapped and used for nothing else.
+    unsafe { hostcall(nr::SIGALTSTACK, [&raw const stack as u64, 0, 0, 0, 0, 0]) }?;
+    let entry = &raw const super::entry::thaw_trap_entry as u64;
+    let action = Action {
+        handler: entry,
+        flags: SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER,
+        restorer: entry,
+        mask: 0,
+    };
+    for signal in [SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS] {
+        let args = [signal as u64, &raw const action as u64, 0, 8, 0, 0];
+        // SAFETY: the handler never returns to the host's restorer.
+        unsafe { hostcall(nr::RT_SIGACTION, args) }?;
+    }
+    Ok(())
+}

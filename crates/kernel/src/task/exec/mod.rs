@@ -1,0 +1,117 @@
+//! `execve`: loading programs.
+
+pub mod elf;
+pub mod script;
+pub mod stack;
+pub mod vdso;
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::Process;
+use super::thread::Thread;
+use crate::errno::{Errno, Result};
+use crate::fs::Context;
+use crate::fs::file::OpenFile;
+use crate::fs::open::open_program;
+use crate::fs::path::Path;
+use crate::fs::walk::Follow;
+use crate::io::Sink;
+use crate::platform::entry::TrapFrame;
+
+/// Most bytes of arguments and environment together: a quarter of the default
+/// stack limit, as on Linux (execve(2), "Limits on size").
+pub const ARGUMENTS_MAX: usize = 2 << 20;
+
+/// A program to run.
+pub struct Program {
+    /// The executable, or the interpreter of a script.
+    pub file: Arc<OpenFile>,
+    /// What the program sees as `AT_EXECFN`.
+    pub name: Vec<u8>,
+    /// Arguments.
+    pub argv: Vec<Vec<u8>>,
+    /// Environment.
+    pub envp: Vec<Vec<u8>>,
+}
+
+impl Program {
+    /// Opens a program by path; scripts become a call of their interpreter.
+    pub fn open(
+        context: &Context,
+        start: &Path,
+        path: &[u8],
+        follow: Follow,
+        argv: Vec<Vec<u8>>,
+        envp: Vec<Vec<u8>>,
+    ) -> Result<Self> {
+        let file = open_program(context, start, path, follow)?;
+        let program = Self { file, name: path.to_vec(), argv, envp };
+        script::resolve(context, program)
+    }
+
+    /// Replaces the process' memory with the program and returns the registers
+    /// it starts with. Errors before the old memory is gone are returned; later
+    /// ones end the process, as on Linux.
+    pub fn load(self, process: &Process) -> Result<TrapFrame> {
+        let main = elf::Object::read(&self.file)?;
+        let interpreter = match &main.interpreter {
+            Some(path) => {
+                let context = Context::of(process);
+                let file = open_program(&context, &context.root, path, Follow::Yes)?;
+                Some((elf::Object::read(&file)?, file))
+            }
+            None => None,
+        };
+        let arguments: usize = self.argv.iter().chain(&self.envp).map(|s| s.len() + 9).sum();
+        if arguments > ARGUMENTS_MAX {
+            return Err(Errno::E2BIG);
+        }
+
+        process.mm.clear()?;
+        let layout = stack::Layout::random();
+        process.mm.set_mmap_top(layout.mmap_top);
+        let loaded = main.map(process, &self.file, elf::Role::Program)?;
+        process.mm.set_brk_start(layout.brk_start(loaded.end));
+        let (entry, interpreter_base) = match &interpreter {
+            Some((object, file)) => {
+                let at = object.map(process, file, elf::Role::Interpreter)?;
+                (at.entry, at.base)
+            }
+            None => (loaded.entry, 0),
+        };
+        let vdso = vdso::map(process)?;
+        let rsp = stack::build(process, &self, &loaded, interpreter_base, vdso, &layout)?;
+        process.executable.lock().clone_from(&self.file.path);
+        Ok(TrapFrame::at(entry, rsp))
+    }
+}
+
+/// What `execve` changes in the thread besides memory and registers.
+pub fn reset_thread(thread: &Thread, name: &[u8]) {
+    let base = name.rsplit(|&b| b == b'/').next().unwrap_or(name);
+    let mut short = [0u8; 16];
+    let len = base.len().min(15);
+    short[..len].copy_from_slice(&base[..len]);
+    thread.name.set(short);
+    thread.process.signals.lock().reset_for_exec();
+    let mut signals = thread.signals.lock();
+    signals.alternate_stack = super::signal::AlternateStack { flags: super::signal::SS_DISABLE, ..Default::default() };
+    drop(signals);
+    thread.clear_child_tid.store(0, core::sync::atomic::Ordering::Relaxed);
+    thread.robust_list.store(0, core::sync::atomic::Ordering::Relaxed);
+}
+
+/// Reads `len` bytes at `offset`; `ENOEXEC` if the file is shorter.
+fn read_exact(file: &OpenFile, offset: u64, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = alloc::vec![0; len];
+    let mut done = 0;
+    while done < len {
+        let mut sink = Sink::kernel(&mut bytes[done..]);
+        match file.file.read(&mut sink, offset + done as u64)? {
+            0 => return Err(Errno::ENOEXEC),
+            count => done += count,
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,159 @@
+//! Delivery: what happens to pending signals when a thread is about to return
+//! to the guest.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::frame::push_frame;
+use super::{
+    Action, DefaultAction, SI_KERNEL, SIGSEGV, SIGTRAP, SignalInfo, UNBLOCKABLE, bit, default_action, take_pending,
+};
+use crate::errno::Errno;
+use crate::platform::entry::{RETURN_FULL, TrapFrame};
+use crate::platform::gate;
+use crate::task::thread::{Thread, current};
+
+/// `restart_syscall` (restart_syscall(2)).
+const SYS_RESTART: u64 = 219;
+
+/// Called with the frame on the way back to the guest whenever the thread
+/// needs attention.
+pub fn before_return(frame: &mut TrapFrame) {
+    let thread = current();
+    if !thread.attention.swap(false, Relaxed) {
+        return;
+    }
+    let mut handled = false;
+    loop {
+        let mask = thread.signals.lock().mask;
+        let Some(info) = take_pending(thread, !mask) else { break };
+        handled |= act(thread, frame, info);
+    }
+    if !handled {
+        restart_without_handler(frame);
+    }
+    let mut signals = thread.signals.lock();
+    if let Some(saved) = signals.saved_mask.take() {
+        signals.mask = saved;
+    }
+    drop(signals);
+    // The old mask may let through what the temporary one blocked.
+    if super::pending_set(thread) != 0 {
+        let mask = thread.signals.lock().mask;
+        if let Some(info) = take_pending(thread, !mask) {
+            act(thread, frame, info);
+        }
+        thread.needs_attention();
+    }
+}
+
+/// Does what the signal's action says; whether a handler was set up.
+fn act(thread: &Thread, frame: &mut TrapFrame, info: SignalInfo) -> bool {
+    let signal = info.number();
+    let action = thread.process.signals.lock().actions[signal as usize - 1];
+    match action.handler {
+        Action::IGNORE => false,
+        Action::DEFAULT => {
+            match default_action(signal) {
+                DefaultAction::Terminate => crate::task::exit::killed_by(signal),
+                // Nobody could continue a stopped sandbox of one process.
+                DefaultAction::Stop | DefaultAction::Ignore => {}
+            }
+            false
+        }
+        _ => {
+            restart_with_handler(frame, &action);
+            call_handler(thread, frame, &action, info);
+            true
+        }
+    }
+}
+
+fn call_handler(thread: &Thread, frame: &mut TrapFrame, action: &Action, info: SignalInfo) {
+    let signal = info.number();
+    let mask = {
+        let mut signals = thread.signals.lock();
+        signals.saved_mask.take().unwrap_or(signals.mask)
+    };
+    if push_frame(thread, frame, action, &info, mask).is_err() {
+        // sigaction(2): no room for the frame is a SIGSEGV that nobody catches.
+        crate::task::exit::killed_by(SIGSEGV);
+    }
+    let mut blocked = mask | action.mask;
+    if action.flags & Action::NODEFER == 0 {
+        blocked |= bit(signal);
+    }
+    thread.signals.lock().mask = blocked & !UNBLOCKABLE;
+    if action.flags & Action::RESETHAND != 0 {
+        thread.process.signals.lock().actions[signal as usize - 1] = Action::default();
+    }
+}
+
+/// The error that an interrupted system call has left, if it has.
+fn interrupted(frame: &TrapFrame) -> Option<Errno> {
+    if frame.orig_rax == u64::MAX {
+        return None;
+    }
+    Errno::from_return(frame.rax).err()
+}
+
+/// Before a handler runs: `EINTR`, or again (signal(7), "Interruption of system
+/// calls and library functions by signal handlers").
+fn restart_with_handler(frame: &mut TrapFrame, action: &Action) {
+    match interrupted(frame) {
+        Some(Errno::ERESTARTNOHAND | Errno::ERESTART_RESTARTBLOCK) => frame.rax = Errno::EINTR.to_return(),
+        Some(Errno::ERESTARTSYS) if action.flags & Action::RESTART == 0 => frame.rax = Errno::EINTR.to_return(),
+        Some(Errno::ERESTARTSYS | Errno::ERESTARTNOINTR) => restart(frame, frame.orig_rax),
+        _ => {}
+    }
+}
+
+fn restart_without_handler(frame: &mut TrapFrame) {
+    match interrupted(frame) {
+        Some(Errno::ERESTARTSYS | Errno::ERESTARTNOINTR | Errno::ERESTARTNOHAND) => restart(frame, frame.orig_rax),
+        Some(Errno::ERESTART_RESTARTBLOCK) => restart(frame, SYS_RESTART),
+        _ => {}
+    }
+}
+
+/// Sends the thread back to its `syscall` instruction, or to what replaced it.
+fn restart(frame: &mut TrapFrame, number: u64) {
+    frame.rax = number;
+    frame.rip = gate::restart_address(frame.rip);
+    frame.how = RETURN_FULL;
+    // Only once, even if several signals are handled.
+    frame.orig_rax = u64::MAX;
+}
+
+/// A fault of the guest becomes its signal. If that is blocked or ignored, the
+/// process ends (sigprocmask(2), NOTES).
+pub fn guest_fault(frame: &mut TrapFrame) {
+    let thread = current();
+    let (code, address) = classify(thread, frame);
+    let signal = frame.signal;
+    let mut info = SignalInfo::fault(signal, code, address);
+    if signal == SIGTRAP && code == SI_KERNEL {
+        info.payload[0] = 0;
+    }
+    let action = thread.process.signals.lock().actions[signal as usize - 1];
+    let blocked = thread.signals.lock().mask & bit(signal) != 0;
+    if blocked || action.handler == Action::IGNORE || action.handler == Action::DEFAULT {
+        crate::syscall::trace::fatal_fault(frame, signal, code, address);
+        crate::task::exit::killed_by(signal);
+    }
+    thread.signals.lock().pending.push_front(info);
+    thread.needs_attention();
+}
+
+/// `si_code` and `si_addr` as on Linux, where what the host saw differs from
+/// what the guest has mapped.
+fn classify(thread: &Thread, frame: &mut TrapFrame) -> (i32, u64) {
+    const SEGV_MAPERR: i32 = 1;
+    const BUS_ADRERR: i32 = 2;
+    if frame.signal == SIGSEGV && frame.code == SEGV_MAPERR && thread.process.mm.find(frame.address).is_some() {
+        // A page of the area that the host does not have: it lies behind the
+        // end of the mapped file.
+        frame.signal = super::SIGBUS;
+        return (BUS_ADRERR, frame.address);
+    }
+    (frame.code, frame.address)
+}

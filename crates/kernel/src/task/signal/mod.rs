@@ -1,0 +1,357 @@
+//! Signals (signal(7)): sets, actions, sending, and what is pending.
+
+mod deliver;
+mod frame;
+pub mod syscalls;
+
+use alloc::collections::VecDeque;
+use core::sync::atomic::Ordering::Relaxed;
+
+pub use deliver::{before_return, guest_fault};
+pub use frame::sigreturn;
+
+use super::thread::{Thread, current};
+use super::wait::{WaitQueue, Wake};
+use crate::fs::file::Events;
+use crate::sync::Lock;
+
+/// Number of signals; they count from 1.
+pub const SIGNAL_COUNT: u32 = 64;
+/// First real-time signal, as the kernel counts.
+const SIGRTMIN: u32 = 32;
+
+#[allow(missing_docs)]
+mod numbers {
+    pub const SIGHUP: u32 = 1;
+    pub const SIGILL: u32 = 4;
+    pub const SIGTRAP: u32 = 5;
+    pub const SIGABRT: u32 = 6;
+    pub const SIGBUS: u32 = 7;
+    pub const SIGFPE: u32 = 8;
+    pub const SIGKILL: u32 = 9;
+    pub const SIGSEGV: u32 = 11;
+    pub const SIGPIPE: u32 = 13;
+    pub const SIGALRM: u32 = 14;
+    pub const SIGCHLD: u32 = 17;
+    pub const SIGCONT: u32 = 18;
+    pub const SIGSTOP: u32 = 19;
+    pub const SIGTSTP: u32 = 20;
+    pub const SIGTTIN: u32 = 21;
+    pub const SIGTTOU: u32 = 22;
+    pub const SIGURG: u32 = 23;
+    pub const SIGVTALRM: u32 = 26;
+    pub const SIGPROF: u32 = 27;
+    pub const SIGWINCH: u32 = 28;
+    pub const SIGSYS: u32 = 31;
+}
+pub use numbers::*;
+
+/// A set of signals: bit `n - 1` is signal `n`.
+pub type SignalSet = u64;
+
+/// The bit of a signal.
+pub const fn bit(signal: u32) -> SignalSet {
+    1 << (signal - 1)
+}
+
+/// Signals that cannot be blocked, caught or ignored.
+pub const UNBLOCKABLE: SignalSet = bit(SIGKILL) | bit(SIGSTOP);
+
+/// `siginfo_t` (sigaction(2)).
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct SignalInfo {
+    /// Signal number.
+    pub signal: i32,
+    /// `si_errno`.
+    pub errno: i32,
+    /// `si_code`.
+    pub code: i32,
+    /// Padding.
+    pub pad: i32,
+    /// What depends on the code: `si_pid` and `si_uid`, `si_addr`, `si_value`…
+    pub payload: [u64; 14],
+}
+
+/// `SI_USER`: sent by kill(2).
+pub const SI_USER: i32 = 0;
+/// `SI_KERNEL`: sent by the kernel.
+pub const SI_KERNEL: i32 = 0x80;
+/// `SI_TKILL`: sent by tkill(2).
+pub const SI_TKILL: i32 = -6;
+
+impl SignalInfo {
+    /// A signal without further information.
+    pub fn new(signal: u32, code: i32) -> Self {
+        Self { signal: signal as i32, errno: 0, code, pad: 0, payload: [0; 14] }
+    }
+
+    /// A signal sent by a process.
+    pub fn from_process(signal: u32, code: i32, pid: u32, uid: u32) -> Self {
+        let mut info = Self::new(signal, code);
+        info.payload[0] = pid as u64 | (uid as u64) << 32;
+        info
+    }
+
+    /// A fault at an address.
+    pub fn fault(signal: u32, code: i32, address: u64) -> Self {
+        let mut info = Self::new(signal, code);
+        info.payload[0] = address;
+        info
+    }
+
+    /// The signal number.
+    pub fn number(&self) -> u32 {
+        self.signal as u32
+    }
+}
+
+/// What to do with a signal: `struct kernel_sigaction`.
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Action {
+    /// `SIG_DFL` 0, `SIG_IGN` 1, or the handler's address.
+    pub handler: u64,
+    /// `SA_*`.
+    pub flags: u64,
+    /// Where the handler returns to.
+    pub restorer: u64,
+    /// Signals blocked while the handler runs.
+    pub mask: u64,
+}
+
+#[allow(missing_docs)]
+impl Action {
+    pub const DEFAULT: u64 = 0;
+    pub const IGNORE: u64 = 1;
+    pub const NOCLDSTOP: u64 = 1;
+    pub const SIGINFO: u64 = 4;
+    pub const RESTORER: u64 = 0x0400_0000;
+    pub const ONSTACK: u64 = 0x0800_0000;
+    pub const RESTART: u64 = 0x1000_0000;
+    pub const NODEFER: u64 = 0x4000_0000;
+    pub const RESETHAND: u64 = 0x8000_0000;
+}
+
+/// `stack_t` (sigaltstack(2)).
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct AlternateStack {
+    /// First byte.
+    pub base: u64,
+    /// `SS_*`.
+    pub flags: u32,
+    /// Padding.
+    pub pad: u32,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// `SS_DISABLE`.
+pub const SS_DISABLE: u32 = 2;
+/// `SS_ONSTACK`.
+pub const SS_ONSTACK: u32 = 1;
+/// `SS_AUTODISARM`.
+pub const SS_AUTODISARM: u32 = 1 << 31;
+
+/// A thread's part of the signal state.
+pub struct ThreadSignals {
+    /// Blocked signals.
+    pub mask: SignalSet,
+    /// The mask to go back to after a call with a temporary one (ppoll, sigsuspend).
+    pub saved_mask: Option<SignalSet>,
+    /// Pending signals, oldest first.
+    pub pending: VecDeque<SignalInfo>,
+    /// Alternate signal stack.
+    pub alternate_stack: AlternateStack,
+    /// Deadline of an interrupted sleep, for restart_syscall(2).
+    pub restart_deadline: Option<crate::time::Instant>,
+}
+
+impl Default for ThreadSignals {
+    fn default() -> Self {
+        Self {
+            mask: 0,
+            saved_mask: None,
+            pending: VecDeque::new(),
+            alternate_stack: AlternateStack { flags: SS_DISABLE, ..Default::default() },
+            restart_deadline: None,
+        }
+    }
+}
+
+/// A process' part of the signal state.
+pub struct ProcessSignals {
+    /// Actions by signal number minus 1.
+    pub actions: [Action; SIGNAL_COUNT as usize],
+    /// Signals for any thread of the process, oldest first.
+    pub pending: VecDeque<SignalInfo>,
+    /// Woken when a signal arrives (signalfd, sigwaitinfo).
+    pub arrived: alloc::sync::Arc<WaitQueue>,
+}
+
+impl Default for ProcessSignals {
+    fn default() -> Self {
+        Self {
+            actions: [Action::default(); SIGNAL_COUNT as usize],
+            pending: VecDeque::new(),
+            arrived: Default::default(),
+        }
+    }
+}
+
+impl ProcessSignals {
+    /// execve(2): handlers go back to the default, ignored signals stay ignored.
+    pub fn reset_for_exec(&mut self) {
+        for action in &mut self.actions {
+            let handler = if action.handler == Action::IGNORE { Action::IGNORE } else { Action::DEFAULT };
+            *action = Action { handler, ..Action::default() };
+        }
+    }
+}
+
+/// What happens with `SIG_DFL` (signal(7)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultAction {
+    /// Ends the process.
+    Terminate,
+    /// Nothing.
+    Ignore,
+    /// Stops the process.
+    Stop,
+}
+
+/// The default action of a signal.
+pub fn default_action(signal: u32) -> DefaultAction {
+    match signal {
+        SIGCHLD | SIGCONT | SIGURG | SIGWINCH => DefaultAction::Ignore,
+        SIGSTOP | SIGTSTP | SIGTTIN | SIGTTOU => DefaultAction::Stop,
+        _ => DefaultAction::Terminate,
+    }
+}
+
+fn is_ignored(action: &Action, signal: u32) -> bool {
+    action.handler == Action::IGNORE
+        || action.handler == Action::DEFAULT && default_action(signal) == DefaultAction::Ignore
+}
+
+/// Puts a signal into a queue; a standard signal that is pending already is
+/// not queued twice (signal(7), "Queueing and delivery semantics").
+fn enqueue(queue: &mut VecDeque<SignalInfo>, info: SignalInfo) {
+    if info.number() < SIGRTMIN && queue.iter().any(|pending| pending.signal == info.signal) {
+        return;
+    }
+    queue.push_back(info);
+}
+
+/// Sends a signal to a thread.
+pub fn send_to_thread(thread: &Thread, info: SignalInfo) {
+    let signal = info.number();
+    let action = thread.process.signals.lock().actions[signal as usize - 1];
+    let blocked = thread.signals.lock().mask & bit(signal) != 0;
+    if is_ignored(&action, signal) && !blocked {
+        return;
+    }
+    enqueue(&mut thread.signals.lock().pending, info);
+    thread.needs_attention();
+    notify(thread);
+    if !blocked {
+        super::sched::wake(thread, Wake::Interrupted);
+    }
+}
+
+/// Sends a signal to a process: to whichever of its threads does not block it.
+pub fn send_to_process(process: &super::Process, info: SignalInfo) {
+    let signal = info.number();
+    let threads: alloc::vec::Vec<_> = crate::state::kernel()
+        .tasks
+        .threads
+        .lock()
+        .values()
+        .filter(|thread| thread.process.pid == process.pid)
+        .cloned()
+        .collect();
+    let willing = threads.iter().find(|thread| thread.signals.lock().mask & bit(signal) == 0);
+    let action = process.signals.lock().actions[signal as usize - 1];
+    if is_ignored(&action, signal) && willing.is_some() {
+        return;
+    }
+    enqueue(&mut process.signals.lock().pending, info);
+    for thread in &threads {
+        thread.needs_attention();
+        notify(thread);
+    }
+    if let Some(thread) = willing {
+        super::sched::wake(thread, Wake::Interrupted);
+    }
+}
+
+fn notify(thread: &Thread) {
+    let arrived = thread.process.signals.lock().arrived.clone();
+    arrived.wake_all(Events::IN);
+}
+
+/// A signal that the host forwards (Ctrl-C, `kill` of `thaw run`).
+pub fn send_from_host(signal: u32) {
+    if !(1..=SIGNAL_COUNT).contains(&signal) {
+        return;
+    }
+    let first = crate::state::kernel().tasks.threads.lock().values().next().cloned();
+    if let Some(thread) = first {
+        send_to_process(&thread.process, SignalInfo::new(signal, SI_KERNEL));
+    }
+}
+
+/// Sends `SIGPIPE` to the running thread (write(2), EPIPE).
+pub fn send_sigpipe() {
+    send_to_thread(current(), SignalInfo::new(SIGPIPE, SI_KERNEL));
+}
+
+/// Whether a signal is pending that the thread does not block.
+pub fn is_pending(thread: &Thread) -> bool {
+    if !thread.attention.load(Relaxed) {
+        return false;
+    }
+    let mask = thread.signals.lock().mask;
+    pending_set(thread) & !mask != 0
+}
+
+/// All pending signals, of the thread and of its process.
+pub fn pending_set(thread: &Thread) -> SignalSet {
+    let of_thread = thread.signals.lock().pending.iter().fold(0, |set, info| set | bit(info.number()));
+    thread.process.signals.lock().pending.iter().fold(of_thread, |set, info| set | bit(info.number()))
+}
+
+/// Takes the next pending signal out of `wanted`: synchronous ones first, then
+/// by number (signal(7)).
+pub fn take_pending(thread: &Thread, wanted: SignalSet) -> Option<SignalInfo> {
+    const SYNCHRONOUS: SignalSet =
+        bit(SIGSEGV) | bit(SIGBUS) | bit(SIGILL) | bit(SIGTRAP) | bit(SIGFPE) | bit(SIGSYS);
+    let candidates = pending_set(thread) & wanted;
+    let first = if candidates & SYNCHRONOUS != 0 { candidates & SYNCHRONOUS } else { candidates };
+    if first == 0 {
+        return None;
+    }
+    let signal = first.trailing_zeros() as i32 + 1;
+    let take = |queue: &mut VecDeque<SignalInfo>| {
+        let at = queue.iter().position(|info| info.signal == signal)?;
+        queue.remove(at)
+    };
+    take(&mut thread.signals.lock().pending).or_else(|| take(&mut thread.process.signals.lock().pending))
+}
+
+/// Replaces the signal mask until the running system call returns to the
+/// guest: a signal that ends the call is handled under the new mask, then the
+/// old one is back (ppoll(2), sigsuspend(2)).
+pub fn set_temporary_mask(mask: SignalSet) {
+    let thread = current();
+    let mut signals = thread.signals.lock();
+    let old = signals.mask;
+    signals.saved_mask.get_or_insert(old);
+    signals.mask = mask & !UNBLOCKABLE;
+    drop(signals);
+    thread.needs_attention();
+}
+
+/// A lock around the process' signal state, for its field in `Process`.
+pub type SharedSignals = Lock<ProcessSignals>;

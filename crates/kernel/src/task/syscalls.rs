@@ -1,0 +1,702 @@
+//! System calls on processes, threads and their attributes.
+
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::exec::{ARGUMENTS_MAX, Program, reset_thread};
+use super::process::{Credentials, ResourceLimit};
+use super::{current, current_process, exit, sched};
+use crate::errno::{Errno, Result};
+use crate::fs::Context;
+use crate::fs::walk::Follow;
+use crate::platform::user::UserAddress;
+use crate::state::kernel;
+use crate::syscall::Args;
+
+/// getpid(2).
+pub fn getpid(_args: &Args) -> Result<u64> {
+    Ok(current_process().pid as u64)
+}
+
+/// gettid(2).
+pub fn gettid(_args: &Args) -> Result<u64> {
+    Ok(current().tid as u64)
+}
+
+/// getppid(2): the first process has no parent.
+pub fn getppid(_args: &Args) -> Result<u64> {
+    Ok(current_process().parent_pid() as u64)
+}
+
+/// getpgrp(2), getpgid(2).
+pub fn getpgid(args: &Args) -> Result<u64> {
+    of_process(args.i32(0)).map(|process| process.process_group() as u64)
+}
+
+/// getpgrp(2).
+pub fn getpgrp(_args: &Args) -> Result<u64> {
+    Ok(current_process().process_group() as u64)
+}
+
+/// getsid(2).
+pub fn getsid(args: &Args) -> Result<u64> {
+    of_process(args.i32(0)).map(|process| process.session() as u64)
+}
+
+/// setsid(2): the first process leads its group, so it cannot.
+pub fn setsid(_args: &Args) -> Result<u64> {
+    Err(Errno::EPERM)
+}
+
+/// setpgid(2): the first process leads its session, so nothing can change.
+pub fn setpgid(args: &Args) -> Result<u64> {
+    if args.i32(1) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    of_process(args.i32(0))?;
+    Err(Errno::EPERM)
+}
+
+fn of_process(pid: i32) -> Result<&'static super::Process> {
+    let own = current_process();
+    if pid == 0 || pid == own.pid as i32 { Ok(own) } else { Err(Errno::ESRCH) }
+}
+
+/// exit_group(2).
+pub fn exit_group(args: &Args) -> Result<u64> {
+    exit::exit_group(args.u32(0))
+}
+
+/// exit(2) of the only thread.
+pub fn exit(args: &Args) -> Result<u64> {
+    exit::exit_group(args.u32(0))
+}
+
+/// execve(2).
+pub fn execve(args: &Args) -> Result<u64> {
+    let context = Context::current();
+    let start = context.cwd.clone();
+    execute(&context, &start, args.address(0), args.address(1), args.address(2), Follow::Yes)
+}
+
+/// execveat(2).
+pub fn execveat(args: &Args) -> Result<u64> {
+    const AT_SYMLINK_NOFOLLOW: u32 = 0x100;
+    const AT_EMPTY_PATH: u32 = 0x1000;
+    let flags = args.u32(4);
+    if flags & !(AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let context = Context::current();
+    let start = context.start(args.fd(0))?;
+    let follow = if flags & AT_SYMLINK_NOFOLLOW != 0 { Follow::No } else { Follow::Yes };
+    execute(&context, &start, args.address(1), args.address(2), args.address(3), follow)
+}
+
+fn execute(
+    context: &Context,
+    start: &crate::fs::path::Path,
+    path: UserAddress,
+    argv: UserAddress,
+    envp: UserAddress,
+    follow: Follow,
+) -> Result<u64> {
+    let path = path.read_path()?;
+    let mut budget = ARGUMENTS_MAX;
+    let mut argv = read_strings(argv, &mut budget)?;
+    let envp = read_strings(envp, &mut budget)?;
+    if argv.is_empty() {
+        argv.push(Vec::new());
+    }
+    let program = Program::open(context, start, &path, follow, argv, envp)?;
+    let name = path.clone();
+    let thread = current();
+    let frame = match program.load(&thread.process) {
+        Ok(frame) => frame,
+        Err(error) if thread.process.mm.total() == 0 => {
+            crate::console!("thaw kernel: {} cannot be loaded: {error:?}", path.escape_ascii());
+            exit::killed_by(super::signal::SIGKILL)
+        }
+        Err(error) => return Err(error),
+    };
+    let closed = thread.process.files.lock().close_on_exec();
+    drop(closed);
+    reset_thread(thread, &name);
+    thread.fs_base.store(0, Relaxed);
+    crate::platform::segment::set_fs_base(0);
+    thread.reset_fpu();
+    *thread.frame() = frame;
+    Ok(frame.rax)
+}
+
+/// Reads a NULL-terminated array of strings; `E2BIG` beyond the budget.
+fn read_strings(array: UserAddress, budget: &mut usize) -> Result<Vec<Vec<u8>>> {
+    let mut strings = Vec::new();
+    if array.is_null() {
+        return Ok(strings);
+    }
+    for i in 0.. {
+        let pointer: u64 = array.offset(i * 8).read()?;
+        if pointer == 0 {
+            break;
+        }
+        let string = UserAddress(pointer).read_string(*budget).map_err(|error| match error {
+            Errno::ENAMETOOLONG => Errno::E2BIG,
+            error => error,
+        })?;
+        *budget = budget.checked_sub(string.len() + 9).ok_or(Errno::E2BIG)?;
+        strings.push(string);
+    }
+    Ok(strings)
+}
+
+/// set_tid_address(2).
+pub fn set_tid_address(args: &Args) -> Result<u64> {
+    let thread = current();
+    thread.clear_child_tid.store(args.u64(0), Relaxed);
+    Ok(thread.tid as u64)
+}
+
+/// set_robust_list(2).
+pub fn set_robust_list(args: &Args) -> Result<u64> {
+    const HEAD_SIZE: usize = 24;
+    if args.usize(1) != HEAD_SIZE {
+        return Err(Errno::EINVAL);
+    }
+    current().robust_list.store(args.u64(0), Relaxed);
+    Ok(0)
+}
+
+/// get_robust_list(2) of the calling thread.
+pub fn get_robust_list(args: &Args) -> Result<u64> {
+    let thread = current();
+    if args.i32(0) != 0 && args.u32(0) != thread.tid {
+        return Err(Errno::ESRCH);
+    }
+    args.address(1).write(&thread.robust_list.load(Relaxed))?;
+    args.address(2).write(&24u64)?;
+    Ok(0)
+}
+
+/// arch_prctl(2).
+pub fn arch_prctl(args: &Args) -> Result<u64> {
+    const ARCH_SET_FS: u32 = 0x1002;
+    const ARCH_GET_FS: u32 = 0x1003;
+    const ARCH_GET_CPUID: u32 = 0x1011;
+    const ARCH_SET_CPUID: u32 = 0x1012;
+    match args.u32(0) {
+        ARCH_SET_FS if args.u64(1) >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
+        ARCH_SET_FS => {
+            crate::platform::segment::set_fs_base(args.u64(1));
+            Ok(0)
+        }
+        ARCH_GET_FS => {
+            args.address(1).write(&crate::platform::segment::fs_base())?;
+            Ok(0)
+        }
+        ARCH_GET_CPUID => Ok(1),
+        ARCH_SET_CPUID => Err(Errno::ENODEV),
+        // %gs is the kernel's.
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// sched_yield(2).
+pub fn sched_yield(_args: &Args) -> Result<u64> {
+    sched::yield_now();
+    Ok(0)
+}
+
+fn check_tid(tid: i32) -> Result<()> {
+    let known = tid == 0 || tid > 0 && kernel().tasks.threads.lock().contains_key(&(tid as u32));
+    if tid < 0 {
+        Err(Errno::EINVAL)
+    } else if known {
+        Ok(())
+    } else {
+        Err(Errno::ESRCH)
+    }
+}
+
+/// sched_getaffinity(2): the sandbox's virtual CPUs.
+pub fn sched_getaffinity(args: &Args) -> Result<u64> {
+    check_tid(args.i32(0))?;
+    if args.usize(1) < 8 || args.usize(1) % 8 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let cpus = kernel().config.get().cpus.clamp(1, 64);
+    let mask = if cpus == 64 { u64::MAX } else { (1 << cpus) - 1 };
+    args.address(2).write(&mask)?;
+    Ok(8)
+}
+
+/// sched_setaffinity(2): accepted if it leaves a CPU; the host schedules.
+pub fn sched_setaffinity(args: &Args) -> Result<u64> {
+    check_tid(args.i32(0))?;
+    let mut bytes = [0u8; 8];
+    let len = args.usize(1).min(8);
+    args.address(2).read_bytes(&mut bytes[..len])?;
+    let cpus = kernel().config.get().cpus.clamp(1, 64);
+    let mask = if cpus == 64 { u64::MAX } else { (1 << cpus) - 1 };
+    if u64::from_le_bytes(bytes) & mask == 0 { Err(Errno::EINVAL) } else { Ok(0) }
+}
+
+/// sched_getscheduler(2): SCHED_OTHER.
+pub fn sched_getscheduler(args: &Args) -> Result<u64> {
+    check_tid(args.i32(0)).map(|()| 0)
+}
+
+/// sched_setparam(2): SCHED_OTHER has priority 0.
+pub fn sched_setparam(args: &Args) -> Result<u64> {
+    check_tid(args.i32(0))?;
+    let priority: i32 = args.address(1).read()?;
+    if priority == 0 { Ok(0) } else { Err(Errno::EINVAL) }
+}
+
+/// sched_setscheduler(2): only SCHED_OTHER, batch and idle with priority 0.
+pub fn sched_setscheduler(args: &Args) -> Result<u64> {
+    check_tid(args.i32(0))?;
+    let priority: i32 = args.address(2).read()?;
+    match (args.i32(1), priority) {
+        (0 | 3 | 5, 0) => Ok(0),
+        (1 | 2, 1..=99) => Err(Errno::EPERM),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// sched_getparam(2).
+pub fn sched_getparam(args: &Args) -> Result<u64> {
+    check_tid(args.i32(0))?;
+    args.address(1).write(&0i32)?;
+    Ok(0)
+}
+
+/// sched_get_priority_max(2) and sched_get_priority_min(2).
+pub fn sched_get_priority_max(args: &Args) -> Result<u64> {
+    match args.i32(0) {
+        1 | 2 => Ok(99),
+        0 | 3 | 5 => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// See [`sched_get_priority_max`].
+pub fn sched_get_priority_min(args: &Args) -> Result<u64> {
+    match args.i32(0) {
+        1 | 2 => Ok(1),
+        0 | 3 | 5 => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// getcpu(2).
+pub fn getcpu(args: &Args) -> Result<u64> {
+    args.address(0).write_if_some(&0u32)?;
+    args.address(1).write_if_some(&0u32)?;
+    Ok(0)
+}
+
+/// getpriority(2): nice value 0, as 20 minus nice.
+pub fn getpriority(args: &Args) -> Result<u64> {
+    if args.u32(0) > 2 { Err(Errno::EINVAL) } else { Ok(20) }
+}
+
+/// setpriority(2): higher nice values are accepted and left to the host.
+pub fn setpriority(args: &Args) -> Result<u64> {
+    match (args.u32(0), args.i32(2)) {
+        (3.., _) => Err(Errno::EINVAL),
+        (_, ..0) => Err(Errno::EACCES),
+        _ => Ok(0),
+    }
+}
+
+/// `struct new_utsname`: six fields of 65 bytes.
+pub fn uname(args: &Args) -> Result<u64> {
+    let mut name = [0u8; 6 * 65];
+    let hostname = kernel().hostname.lock().clone();
+    let fields: [&[u8]; 6] =
+        [b"Linux", &hostname, RELEASE.as_bytes(), VERSION.as_bytes(), b"x86_64", b"(none)"];
+    for (i, field) in fields.iter().enumerate() {
+        let len = field.len().min(64);
+        name[i * 65..i * 65 + len].copy_from_slice(&field[..len]);
+    }
+    args.address(0).write_bytes(&name)?;
+    Ok(0)
+}
+
+/// The Linux release whose behaviour Thaw follows.
+pub const RELEASE: &str = "6.1.0-thaw";
+/// Version string of uname(2).
+pub const VERSION: &str = "#1 SMP Thaw";
+
+/// sethostname(2).
+pub fn sethostname(args: &Args) -> Result<u64> {
+    if current_process().credentials.lock().euid != 0 {
+        return Err(Errno::EPERM);
+    }
+    if args.usize(1) > 64 {
+        return Err(Errno::EINVAL);
+    }
+    let mut name = alloc::vec![0; args.usize(1)];
+    args.address(0).read_bytes(&mut name)?;
+    *kernel().hostname.lock() = name;
+    Ok(0)
+}
+
+/// `struct sysinfo`.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct SystemInfo {
+    uptime: i64,
+    loads: [u64; 3],
+    total_ram: u64,
+    free_ram: u64,
+    shared_ram: u64,
+    buffer_ram: u64,
+    total_swap: u64,
+    free_swap: u64,
+    processes: u16,
+    pad: [u16; 3],
+    total_high: u64,
+    free_high: u64,
+    unit: u32,
+    tail: u32,
+}
+
+/// sysinfo(2).
+pub fn sysinfo(args: &Args) -> Result<u64> {
+    let total = kernel().memory_total();
+    let used = crate::mm::heap::bytes_in_use() + kernel().pages.lock().bytes_in_use();
+    let info = SystemInfo {
+        uptime: (crate::time::clock::boottime_ns() / 1_000_000_000) as i64,
+        total_ram: total,
+        free_ram: total.saturating_sub(used),
+        processes: kernel().tasks.threads.lock().len() as u16,
+        unit: 1,
+        ..bytemuck::Zeroable::zeroed()
+    };
+    args.address(0).write(&info)?;
+    Ok(0)
+}
+
+/// prctl(2).
+pub fn prctl(args: &Args) -> Result<u64> {
+    const PR_SET_PDEATHSIG: u32 = 1;
+    const PR_GET_PDEATHSIG: u32 = 2;
+    const PR_GET_DUMPABLE: u32 = 3;
+    const PR_SET_DUMPABLE: u32 = 4;
+    const PR_GET_KEEPCAPS: u32 = 7;
+    const PR_SET_NAME: u32 = 15;
+    const PR_GET_NAME: u32 = 16;
+    const PR_CAPBSET_READ: u32 = 23;
+    const PR_SET_TIMERSLACK: u32 = 29;
+    const PR_GET_TIMERSLACK: u32 = 30;
+    const PR_SET_CHILD_SUBREAPER: u32 = 36;
+    const PR_SET_NO_NEW_PRIVS: u32 = 38;
+    const PR_GET_NO_NEW_PRIVS: u32 = 39;
+    const PR_SET_VMA: u32 = 0x5356_4d41;
+    let thread = current();
+    match args.u32(0) {
+        PR_SET_NAME => {
+            let mut name = [0u8; 16];
+            // The name ends at its terminator or after 15 bytes.
+            for (i, byte) in name[..15].iter_mut().enumerate() {
+                *byte = args.address(1).offset(i as u64).read()?;
+                if *byte == 0 {
+                    break;
+                }
+            }
+            thread.name.set(name);
+            Ok(0)
+        }
+        PR_GET_NAME => {
+            args.address(1).write_bytes(&thread.name.get())?;
+            Ok(0)
+        }
+        PR_GET_DUMPABLE => Ok(1),
+        PR_SET_DUMPABLE if args.u64(1) > 1 => Err(Errno::EINVAL),
+        PR_SET_PDEATHSIG if args.u64(1) > 64 => Err(Errno::EINVAL),
+        PR_GET_PDEATHSIG => {
+            args.address(1).write(&0i32)?;
+            Ok(0)
+        }
+        PR_CAPBSET_READ if args.u64(1) > 40 => Err(Errno::EINVAL),
+        PR_CAPBSET_READ | PR_GET_KEEPCAPS => Ok(0),
+        PR_GET_TIMERSLACK => Ok(50_000),
+        // A parent that cannot die, a dump that is never written, a slack that
+        // the host chooses: there is nothing to do. The sandbox itself has
+        // no_new_privs.
+        PR_SET_DUMPABLE | PR_SET_PDEATHSIG | PR_SET_TIMERSLACK | PR_SET_CHILD_SUBREAPER => Ok(0),
+        PR_SET_NO_NEW_PRIVS if args.u64(1) == 1 => Ok(0),
+        PR_GET_NO_NEW_PRIVS => Ok(1),
+        // Names of anonymous memory are optional (CONFIG_ANON_VMA_NAME).
+        PR_SET_VMA => Err(Errno::EINVAL),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn credentials() -> Credentials {
+    current_process().credentials.lock().clone()
+}
+
+/// getuid(2).
+pub fn getuid(_args: &Args) -> Result<u64> {
+    Ok(credentials().uid as u64)
+}
+/// geteuid(2).
+pub fn geteuid(_args: &Args) -> Result<u64> {
+    Ok(credentials().euid as u64)
+}
+/// getgid(2).
+pub fn getgid(_args: &Args) -> Result<u64> {
+    Ok(credentials().gid as u64)
+}
+/// getegid(2).
+pub fn getegid(_args: &Args) -> Result<u64> {
+    Ok(credentials().egid as u64)
+}
+
+/// getresuid(2).
+pub fn getresuid(args: &Args) -> Result<u64> {
+    let c = credentials();
+    for (i, id) in [c.uid, c.euid, c.suid].iter().enumerate() {
+        args.address(i).write(id)?;
+    }
+    Ok(0)
+}
+
+/// getresgid(2).
+pub fn getresgid(args: &Args) -> Result<u64> {
+    let c = credentials();
+    for (i, id) in [c.gid, c.egid, c.sgid].iter().enumerate() {
+        args.address(i).write(id)?;
+    }
+    Ok(0)
+}
+
+/// Whether `id` is one that an unprivileged process may take.
+fn may_become(c: &Credentials, id: u32, own: [u32; 3]) -> Result<()> {
+    if c.euid == 0 || own.contains(&id) { Ok(()) } else { Err(Errno::EPERM) }
+}
+
+const UNCHANGED: u32 = u32::MAX;
+
+/// setresuid(2).
+pub fn setresuid(args: &Args) -> Result<u64> {
+    let c = credentials();
+    let own = [c.uid, c.euid, c.suid];
+    let new: [u32; 3] = core::array::from_fn(|i| if args.u32(i) == UNCHANGED { own[i] } else { args.u32(i) });
+    for id in new {
+        may_become(&c, id, own)?;
+    }
+    let mut c = current_process().credentials.lock();
+    [c.uid, c.euid, c.suid] = new;
+    c.fsuid = c.euid;
+    Ok(0)
+}
+
+/// setresgid(2).
+pub fn setresgid(args: &Args) -> Result<u64> {
+    let c = credentials();
+    let own = [c.gid, c.egid, c.sgid];
+    let new: [u32; 3] = core::array::from_fn(|i| if args.u32(i) == UNCHANGED { own[i] } else { args.u32(i) });
+    for id in new {
+        may_become(&c, id, own)?;
+    }
+    let mut c = current_process().credentials.lock();
+    [c.gid, c.egid, c.sgid] = new;
+    c.fsgid = c.egid;
+    Ok(0)
+}
+
+/// setuid(2).
+pub fn setuid(args: &Args) -> Result<u64> {
+    let id = args.u64(0);
+    let all = if credentials().euid == 0 { id } else { UNCHANGED as u64 };
+    setresuid(&Args([all, id, all, 0, 0, 0]))
+}
+
+/// setgid(2).
+pub fn setgid(args: &Args) -> Result<u64> {
+    let id = args.u64(0);
+    let all = if credentials().euid == 0 { id } else { UNCHANGED as u64 };
+    setresgid(&Args([all, id, all, 0, 0, 0]))
+}
+
+/// setreuid(2).
+pub fn setreuid(args: &Args) -> Result<u64> {
+    let c = credentials();
+    let effective = if args.u32(1) == UNCHANGED { c.euid } else { args.u32(1) };
+    let saved = if args.u32(0) != UNCHANGED || effective != c.uid { effective } else { UNCHANGED };
+    setresuid(&Args([args.u64(0), args.u64(1), saved as u64, 0, 0, 0]))
+}
+
+/// setregid(2).
+pub fn setregid(args: &Args) -> Result<u64> {
+    let c = credentials();
+    let effective = if args.u32(1) == UNCHANGED { c.egid } else { args.u32(1) };
+    let saved = if args.u32(0) != UNCHANGED || effective != c.gid { effective } else { UNCHANGED };
+    setresgid(&Args([args.u64(0), args.u64(1), saved as u64, 0, 0, 0]))
+}
+
+/// setfsuid(2): returns the old id and never fails.
+pub fn setfsuid(args: &Args) -> Result<u64> {
+    let c = credentials();
+    if may_become(&c, args.u32(0), [c.uid, c.euid, c.suid]).is_ok() && args.u32(0) != UNCHANGED {
+        current_process().credentials.lock().fsuid = args.u32(0);
+    }
+    Ok(c.fsuid as u64)
+}
+
+/// setfsgid(2): returns the old id and never fails.
+pub fn setfsgid(args: &Args) -> Result<u64> {
+    let c = credentials();
+    if may_become(&c, args.u32(0), [c.gid, c.egid, c.sgid]).is_ok() && args.u32(0) != UNCHANGED {
+        current_process().credentials.lock().fsgid = args.u32(0);
+    }
+    Ok(c.fsgid as u64)
+}
+
+/// getgroups(2).
+pub fn getgroups(args: &Args) -> Result<u64> {
+    let groups = credentials().groups;
+    let size = args.i32(0);
+    if size < 0 || size > 0 && (size as usize) < groups.len() {
+        return Err(Errno::EINVAL);
+    }
+    if size > 0 {
+        args.address(1).write_bytes(bytemuck::cast_slice(&groups))?;
+    }
+    Ok(groups.len() as u64)
+}
+
+/// setgroups(2).
+pub fn setgroups(args: &Args) -> Result<u64> {
+    if credentials().euid != 0 {
+        return Err(Errno::EPERM);
+    }
+    if args.usize(0) > 65536 {
+        return Err(Errno::EINVAL);
+    }
+    let groups = args.address(1).read_array(args.usize(0))?;
+    current_process().credentials.lock().groups = groups;
+    Ok(0)
+}
+
+/// capget(2): no capabilities beyond what user id 0 means inside the sandbox.
+pub fn capget(args: &Args) -> Result<u64> {
+    const VERSION_3: u32 = 0x2008_0522;
+    let version: u32 = args.address(0).read()?;
+    if version != VERSION_3 {
+        args.address(0).write(&VERSION_3)?;
+        return if args.address(1).is_null() { Ok(0) } else { Err(Errno::EINVAL) };
+    }
+    if !args.address(1).is_null() {
+        args.address(1).write(&[0u32; 6])?;
+    }
+    Ok(0)
+}
+
+/// capset(2): nothing can be raised.
+pub fn capset(args: &Args) -> Result<u64> {
+    let data: [u32; 6] = args.address(1).read()?;
+    if data == [0; 6] { Ok(0) } else { Err(Errno::EPERM) }
+}
+
+/// prlimit64(2).
+pub fn prlimit64(args: &Args) -> Result<u64> {
+    let process = of_process(args.i32(0))?;
+    limit(process, args.usize(1), args.address(2), args.address(3))
+}
+
+/// getrlimit(2).
+pub fn getrlimit(args: &Args) -> Result<u64> {
+    limit(current_process(), args.usize(0), UserAddress::NULL, args.address(1))
+}
+
+/// setrlimit(2).
+pub fn setrlimit(args: &Args) -> Result<u64> {
+    limit(current_process(), args.usize(0), args.address(1), UserAddress::NULL)
+}
+
+fn limit(process: &super::Process, resource: usize, new: UserAddress, old: UserAddress) -> Result<u64> {
+    let current_limit = *process.limits.lock().get(resource).ok_or(Errno::EINVAL)?;
+    if !new.is_null() {
+        let wanted: ResourceLimit = new.read()?;
+        if wanted.current > wanted.maximum {
+            return Err(Errno::EINVAL);
+        }
+        let privileged = process.credentials.lock().euid == 0;
+        let above_files = resource == super::process::RLIMIT_NOFILE && wanted.maximum > 1 << 20;
+        if above_files || wanted.maximum > current_limit.maximum && !privileged {
+            return Err(Errno::EPERM);
+        }
+        process.limits.lock()[resource] = wanted;
+    }
+    old.write_if_some(&current_limit)?;
+    Ok(0)
+}
+
+/// personality(2): Linux, and nothing else.
+pub fn personality(args: &Args) -> Result<u64> {
+    match args.u32(0) {
+        0 | u32::MAX => Ok(0),
+        // ADDR_NO_RANDOMIZE would show at the next execve.
+        0x0004_0000 => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Calls that need privileges on the host
+/// fail as for an unprivileged process.
+pub fn not_permitted(_args: &Args) -> Result<u64> {
+    Err(Errno::EPERM)
+}
+
+/// Calls that a kernel may be built without.
+pub fn not_configured(_args: &Args) -> Result<u64> {
+    Err(Errno::ENOSYS)
+}
+
+/// wait4(2), waitid(2): there are no children yet.
+pub fn no_children(_args: &Args) -> Result<u64> {
+    Err(Errno::ECHILD)
+}
+
+/// membarrier(2): with one virtual CPU every barrier is in place.
+pub fn membarrier(args: &Args) -> Result<u64> {
+    const QUERY: i32 = 0;
+    const SUPPORTED: u64 = 1 | 2 | 4 | 8 | 16;
+    match args.i32(0) {
+        QUERY => Ok(SUPPORTED),
+        command if command > 0 && SUPPORTED & command as u64 == command as u64 => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// futex(2) for a single thread: a wake finds nobody, a wait on an unchanged
+/// word sleeps until its time-out or a signal.
+pub fn futex(args: &Args) -> Result<u64> {
+    super::futex::futex(args)
+}
+
+/// getrandom(2).
+pub fn getrandom(args: &Args) -> Result<u64> {
+    const NONBLOCK: u32 = 1;
+    const RANDOM: u32 = 2;
+    const INSECURE: u32 = 4;
+    let flags = args.u32(2);
+    if flags & !(NONBLOCK | RANDOM | INSECURE) != 0 || flags & (RANDOM | INSECURE) == RANDOM | INSECURE {
+        return Err(Errno::EINVAL);
+    }
+    let len = args.usize(1).min(i32::MAX as usize);
+    let mut done = 0;
+    let mut chunk = [0u8; 256];
+    while done < len {
+        let step = (len - done).min(chunk.len());
+        kernel().random.lock().fill(&mut chunk[..step]);
+        args.address(0).offset(done as u64).write_bytes(&chunk[..step])?;
+        done += step;
+    }
+    Ok(len as u64)
+}

@@ -1,0 +1,198 @@
+//! System calls on time.
+
+use super::clock::{boottime_ns, realtime_ns};
+use super::{Instant, itimer};
+use crate::errno::{Errno, Result};
+use crate::platform::clock as host_clock;
+use crate::platform::user::UserAddress;
+use crate::syscall::Args;
+use crate::task::wait::wait_until;
+use crate::task::{current, current_process};
+
+const NS: u64 = 1_000_000_000;
+
+/// `struct timespec`.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Timespec {
+    /// Seconds.
+    pub seconds: i64,
+    /// Nanoseconds, below 1,000,000,000.
+    pub nanoseconds: i64,
+}
+
+impl Timespec {
+    /// From nanoseconds.
+    pub fn from_ns(ns: u64) -> Self {
+        Self { seconds: (ns / NS) as i64, nanoseconds: (ns % NS) as i64 }
+    }
+
+    /// In nanoseconds, at most `u64::MAX / 2`; `EINVAL` if it is not a time.
+    pub fn to_ns(self) -> Result<u64> {
+        if self.seconds < 0 || !(0..NS as i64).contains(&self.nanoseconds) {
+            return Err(Errno::EINVAL);
+        }
+        let ns = (self.seconds as u64).saturating_mul(NS).saturating_add(self.nanoseconds as u64);
+        Ok(ns.min(u64::MAX / 2))
+    }
+}
+
+/// Reads a `struct timespec`, in nanoseconds.
+pub fn read_timespec(at: UserAddress) -> Result<u64> {
+    at.read::<Timespec>()?.to_ns()
+}
+
+/// Reads a guest clock, in nanoseconds; `EINVAL` if there is no such clock.
+pub fn clock_ns(clock: i32) -> Result<u64> {
+    match clock {
+        // CLOCK_REALTIME, its coarse and alarm variants, CLOCK_TAI.
+        0 | 5 | 8 | 11 => Ok(realtime_ns()),
+        // CLOCK_MONOTONIC, raw, coarse.
+        1 | 4 | 6 => Ok(Instant::now().0),
+        // CLOCK_BOOTTIME and its alarm variant.
+        7 | 9 => Ok(boottime_ns()),
+        // CLOCK_PROCESS_CPUTIME_ID, CLOCK_THREAD_CPUTIME_ID and the ids that
+        // clock_getcpuclockid(3) makes of them.
+        2 | 3 => Ok(cpu_time_ns()),
+        clock if clock < 0 => {
+            let pid = !(clock >> 3);
+            let known = pid == 0 || pid as u32 == current_process().pid || pid as u32 == current().tid;
+            if known { Ok(cpu_time_ns()) } else { Err(Errno::EINVAL) }
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// CPU time of the process: with one virtual CPU, the time that its host
+/// thread has run.
+pub fn cpu_time_ns() -> u64 {
+    host_clock::cpu_time_ns()
+}
+
+/// clock_gettime(2).
+pub fn clock_gettime(args: &Args) -> Result<u64> {
+    let time = Timespec::from_ns(clock_ns(args.i32(0))?);
+    args.address(1).write(&time)?;
+    Ok(0)
+}
+
+/// clock_getres(2).
+pub fn clock_getres(args: &Args) -> Result<u64> {
+    clock_ns(args.i32(0))?;
+    let coarse = matches!(args.i32(0), 5 | 6);
+    args.address(1).write_if_some(&Timespec { seconds: 0, nanoseconds: if coarse { 4_000_000 } else { 1 } })?;
+    Ok(0)
+}
+
+/// clock_settime(2), settimeofday(2), adjtimex(2): the clock is the host's.
+pub fn clock_settime(_args: &Args) -> Result<u64> {
+    Err(Errno::EPERM)
+}
+
+/// gettimeofday(2).
+pub fn gettimeofday(args: &Args) -> Result<u64> {
+    let now = realtime_ns();
+    args.address(0).write_if_some(&[(now / NS) as i64, (now % NS / 1000) as i64])?;
+    args.address(1).write_if_some(&[0i32; 2])?;
+    Ok(0)
+}
+
+/// time(2).
+pub fn time(args: &Args) -> Result<u64> {
+    let seconds = realtime_ns() / NS;
+    args.address(0).write_if_some(&seconds)?;
+    Ok(seconds)
+}
+
+/// times(2): in ticks of 10 ms.
+pub fn times(args: &Args) -> Result<u64> {
+    let ticks = |ns: u64| (ns / 10_000_000) as i64;
+    args.address(0).write_if_some(&[ticks(cpu_time_ns()), 0, 0, 0])?;
+    Ok(ticks(Instant::now().0) as u64)
+}
+
+/// nanosleep(2).
+pub fn nanosleep(args: &Args) -> Result<u64> {
+    let ns = read_timespec(args.address(0))?;
+    sleep_until(Instant::after_ns(ns), args.address(1))
+}
+
+/// clock_nanosleep(2).
+pub fn clock_nanosleep(args: &Args) -> Result<u64> {
+    const TIMER_ABSTIME: u32 = 1;
+    let clock = args.i32(0);
+    if !matches!(clock, 0 | 1 | 7 | 11) {
+        return Err(if clock == 3 { Errno::EINVAL } else { clock_ns(clock).map_or(Errno::EINVAL, |_| Errno::EOPNOTSUPP) });
+    }
+    let ns = read_timespec(args.address(2))?;
+    if args.u32(1) & TIMER_ABSTIME == 0 {
+        return sleep_until(Instant::after_ns(ns), args.address(3));
+    }
+    let ahead = ns.saturating_sub(clock_ns(clock)?);
+    match sleep_until(Instant::after_ns(ahead), UserAddress::NULL) {
+        // An absolute sleep restarts by itself.
+        Err(Errno::ERESTART_RESTARTBLOCK) => Err(Errno::ERESTARTNOHAND),
+        outcome => outcome,
+    }
+}
+
+/// Sleeps; a signal leaves the rest of the time at `remaining` and the deadline
+/// for restart_syscall(2).
+pub fn sleep_until(deadline: Instant, remaining: UserAddress) -> Result<u64> {
+    let outcome: Result<u64> = wait_until(&[], Some(deadline), || None);
+    match outcome {
+        Err(Errno::ETIMEDOUT) => Ok(0),
+        Err(_) => {
+            let left = deadline.0.saturating_sub(Instant::now().0);
+            remaining.write_if_some(&Timespec::from_ns(left))?;
+            current().signals.lock().restart_deadline = Some(deadline);
+            Err(Errno::ERESTART_RESTARTBLOCK)
+        }
+        Ok(value) => Ok(value),
+    }
+}
+
+/// `struct rusage` up to the fields that are kept.
+pub fn getrusage(args: &Args) -> Result<u64> {
+    if !matches!(args.i32(0), -1..=1) {
+        return Err(Errno::EINVAL);
+    }
+    let mut usage = [0i64; 18];
+    // RUSAGE_CHILDREN: there are none.
+    if args.i32(0) != -1 {
+        let cpu = cpu_time_ns();
+        usage[0] = (cpu / NS) as i64;
+        usage[1] = (cpu % NS / 1000) as i64;
+        // ru_maxrss, in KiB: what is mapped is the bound that the kernel knows.
+        usage[4] = (crate::mm::heap::bytes_in_use() / 1024) as i64;
+    }
+    args.address(1).write(&usage)?;
+    Ok(0)
+}
+
+/// getitimer(2).
+pub fn getitimer(args: &Args) -> Result<u64> {
+    let value = current_process().timers.get(itimer::Which::from_number(args.u32(0))?);
+    args.address(1).write(&value)?;
+    Ok(0)
+}
+
+/// setitimer(2).
+pub fn setitimer(args: &Args) -> Result<u64> {
+    let which = itimer::Which::from_number(args.u32(0))?;
+    let value: itimer::TimerValue = match args.address(1) {
+        UserAddress::NULL => bytemuck::Zeroable::zeroed(),
+        at => at.read()?,
+    };
+    let old = itimer::set(&current().process, which, value)?;
+    args.address(2).write_if_some(&old)?;
+    Ok(0)
+}
+
+/// alarm(2).
+pub fn alarm(args: &Args) -> Result<u64> {
+    let value = itimer::TimerValue { interval: [0, 0], value: [args.u32(0) as i64, 0] };
+    let old = itimer::set(&current().process, itimer::Which::Real, value)?;
+    // Rounded up, so that a running alarm never reads as none.
+    Ok((old.value[0] + (old.value[1] > 0) as i64) as u64)
+}

@@ -1,0 +1,72 @@
+//! Kernel timers: callbacks at points of the guest's monotonic clock.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+
+use super::Instant;
+use crate::state::kernel;
+use crate::sync::Lock;
+
+/// Something to be done at a deadline.
+pub trait TimerCallback: Send + Sync {
+    /// The deadline has passed.
+    fn fire(&self, now: Instant);
+}
+
+/// Names a timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TimerId {
+    deadline: Instant,
+    number: u64,
+}
+
+/// All timers of the sandbox.
+#[derive(Default)]
+pub struct Timers {
+    state: Lock<State>,
+}
+
+#[derive(Default)]
+struct State {
+    last_number: u64,
+    queue: BTreeMap<TimerId, Arc<dyn TimerCallback>>,
+}
+
+/// Adds a timer.
+pub fn add(deadline: Instant, callback: Arc<dyn TimerCallback>) -> TimerId {
+    let mut state = kernel().timers.state.lock();
+    state.last_number += 1;
+    let id = TimerId { deadline, number: state.last_number };
+    state.queue.insert(id, callback);
+    id
+}
+
+/// Removes a timer; nothing happens if it has fired.
+pub fn cancel(id: TimerId) {
+    let removed = kernel().timers.state.lock().queue.remove(&id);
+    drop(removed);
+}
+
+/// Fires all timers that are due; `false` if none was.
+pub fn fire_due() -> bool {
+    if kernel().timers.state.lock().queue.is_empty() {
+        return false;
+    }
+    let now = Instant::now();
+    let mut any = false;
+    loop {
+        let mut state = kernel().timers.state.lock();
+        let due = state.queue.first_key_value().is_some_and(|(id, _)| id.deadline <= now);
+        let fired = if due { state.queue.pop_first() } else { None };
+        drop(state);
+        let Some((_, callback)) = fired else { return any };
+        callback.fire(now);
+        any = true;
+    }
+}
+
+/// Nanoseconds to the next deadline.
+pub fn time_to_next() -> Option<u64> {
+    let next = kernel().timers.state.lock().queue.first_key_value().map(|(id, _)| id.deadline)?;
+    Some(next.0.saturating_sub(Instant::now().0))
+}
