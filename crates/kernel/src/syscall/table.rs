@@ -8,6 +8,7 @@ use super::Support::{Full, Missing, Partial};
 use super::{Arg, Entry, Handler, Support};
 use crate::fs::syscalls as fs;
 use crate::mm::syscalls as mm;
+use crate::{ipc, net};
 use crate::task::signal::syscalls as signal;
 use crate::task::syscalls as task;
 use crate::time::syscalls as time;
@@ -123,6 +124,38 @@ pub const ENTRIES: &[Entry] = &[
     row(452, "fchmodat2", &[Fd, Str, Octal, Hex], fs::attributes::fchmodat2, Full),
 
     // ipc and net
+    row(7, "poll", &[Hex, Int, Int], ipc::poll::sys_poll, Full),
+    row(22, "pipe", &[Hex], ipc::pipe::sys_pipe, Full),
+    row(23, "select", &[Int, Hex, Hex, Hex, Hex], ipc::select::sys_select, Full),
+    row(41, "socket", &[Int, Hex, Int], net::syscalls::sys_socket, Partial("AF_UNIX, and AF_INET and AF_INET6 over loopback; no raw sockets, no AF_NETLINK")),
+    row(42, "connect", &[Fd, Hex, Int], net::syscalls::sys_connect, Partial("Internet sockets reach loopback only; ENETUNREACH beyond")),
+    row(43, "accept", &[Fd, Hex, Hex], net::syscalls::sys_accept, Full),
+    row(44, "sendto", &[Fd, Hex, Int, Hex, Hex, Int], net::transfer::sys_sendto, Partial("no MSG_OOB")),
+    row(45, "recvfrom", &[Fd, Hex, Int, Hex, Hex, Hex], net::transfer::sys_recvfrom, Partial("no MSG_OOB; the error queue is always empty")),
+    row(46, "sendmsg", &[Fd, Hex, Hex], net::transfer::sys_sendmsg, Partial("no MSG_OOB; control messages of Unix sockets only")),
+    row(47, "recvmsg", &[Fd, Hex, Hex], net::transfer::sys_recvmsg, Partial("no MSG_OOB; control messages of Unix sockets only")),
+    row(48, "shutdown", &[Fd, Int], net::syscalls::sys_shutdown, Full),
+    row(49, "bind", &[Fd, Hex, Int], net::syscalls::sys_bind, Full),
+    row(50, "listen", &[Fd, Int], net::syscalls::sys_listen, Full),
+    row(51, "getsockname", &[Fd, Hex, Hex], net::syscalls::sys_getsockname, Full),
+    row(52, "getpeername", &[Fd, Hex, Hex], net::syscalls::sys_getpeername, Full),
+    row(53, "socketpair", &[Int, Hex, Int, Hex], net::syscalls::sys_socketpair, Full),
+    row(54, "setsockopt", &[Fd, Int, Int, Hex, Int], net::syscalls::sys_setsockopt, Partial("options about the network itself are kept and given back")),
+    row(55, "getsockopt", &[Fd, Int, Int, Hex, Hex], net::syscalls::sys_getsockopt, Partial("options about the network itself are kept and given back")),
+    row(213, "epoll_create", &[Int], ipc::epoll_syscalls::sys_epoll_create, Full),
+    row(232, "epoll_wait", &[Fd, Hex, Int, Int], ipc::epoll_syscalls::sys_epoll_wait, Full),
+    row(233, "epoll_ctl", &[Fd, Int, Fd, Hex], ipc::epoll_syscalls::sys_epoll_ctl, Full),
+    row(270, "pselect6", &[Int, Hex, Hex, Hex, Hex, Hex], ipc::select::sys_pselect6, Full),
+    row(271, "ppoll", &[Hex, Int, Hex, Hex, Int], ipc::poll::sys_ppoll, Full),
+    row(281, "epoll_pwait", &[Fd, Hex, Int, Int, Hex, Int], ipc::epoll_syscalls::sys_epoll_pwait, Full),
+    row(284, "eventfd", &[Int], ipc::eventfd::sys_eventfd, Full),
+    row(288, "accept4", &[Fd, Hex, Hex, Hex], net::syscalls::sys_accept4, Full),
+    row(290, "eventfd2", &[Int, Hex], ipc::eventfd::sys_eventfd2, Full),
+    row(291, "epoll_create1", &[Hex], ipc::epoll_syscalls::sys_epoll_create1, Full),
+    row(293, "pipe2", &[Hex, Hex], ipc::pipe::sys_pipe2, Full),
+    row(299, "recvmmsg", &[Fd, Hex, Int, Hex, Hex], net::transfer::sys_recvmmsg, Full),
+    row(307, "sendmmsg", &[Fd, Hex, Int, Hex], net::transfer::sys_sendmmsg, Full),
+    row(441, "epoll_pwait2", &[Fd, Hex, Int, Hex, Hex, Int], ipc::epoll_syscalls::sys_epoll_pwait2, Full),
 
     // mm
     row(9, "mmap", &[Hex, Int, Hex, Hex, Fd, Int], mm::mmap, Partial("no huge pages; MAP_GROWSDOWN areas do not grow")),

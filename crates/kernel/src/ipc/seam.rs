@@ -1,0 +1,77 @@
+//! What pipes and sockets ask of the rest of the kernel. In unit tests there is
+//! no guest and no boot, so there these do nothing.
+
+use alloc::sync::Arc;
+
+use crate::errno::Result;
+use crate::fs::fd_table::OnExec;
+use crate::fs::file::{OpenFile, OpenFlags};
+use crate::net::socket::PeerCredentials;
+use crate::task::current_process;
+use crate::task::process::RLIMIT_NOFILE;
+
+pub use crate::mm::pages::{PageBox, alloc_page};
+
+/// The open file behind a descriptor of the running process; `EBADF`.
+pub fn file(fd: i32) -> Result<Arc<OpenFile>> {
+    current_process().files.lock().get(fd)
+}
+
+/// Number of descriptors that the running process' table has room for.
+pub fn descriptor_capacity() -> usize {
+    current_process().files.lock().capacity()
+}
+
+/// Gives a file the lowest free descriptor; `EMFILE`. Only `O_CLOEXEC` of
+/// `flags` is looked at.
+pub fn install(file: Arc<OpenFile>, flags: OpenFlags) -> Result<i32> {
+    let process = current_process();
+    let limit = process.limits.lock()[RLIMIT_NOFILE].current;
+    let on_exec = if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep };
+    process.files.lock().insert(file, on_exec, limit)
+}
+
+/// Frees a descriptor that was installed by the running call.
+pub fn close(fd: i32) {
+    let file = current_process().files.lock().remove(fd);
+    drop(file);
+}
+
+/// Process id, user and group of the running process.
+pub fn credentials() -> PeerCredentials {
+    let process = current_process();
+    let credentials = process.credentials.lock();
+    PeerCredentials { pid: process.pid, uid: credentials.euid, gid: credentials.egid }
+}
+
+/// Sends `SIGPIPE` to the running thread.
+pub fn send_sigpipe() {
+    #[cfg(not(test))]
+    crate::task::signal::send_sigpipe();
+}
+
+/// Replaces the running thread's signal mask until the call returns to the guest.
+pub fn set_temporary_mask(_mask: u64) {
+    #[cfg(not(test))]
+    crate::task::signal::set_temporary_mask(_mask);
+}
+
+/// Number of this boot.
+pub fn boot_generation() -> u64 {
+    #[cfg(test)]
+    return 0;
+    #[cfg(not(test))]
+    crate::boot::generation()
+}
+
+/// Tells the host that the guest has closed a connection.
+pub fn connection_closed(_id: u64) {
+    #[cfg(not(test))]
+    crate::boot::control::connection_closed(_id);
+}
+
+/// Notes that the first response byte has been sent.
+pub fn first_byte() {
+    #[cfg(not(test))]
+    crate::boot::phases::first_byte();
+}

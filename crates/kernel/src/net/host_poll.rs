@@ -1,0 +1,565 @@
+//! Readiness of host descriptors.
+//!
+//! A [`HostFile`] remembers what is known to be possible on its descriptor, so
+//! that polling it costs no host call in the steady state: reading is known to
+//! be possible until a read comes back short, writing until a write does. What
+//! is not known is asked of the host in one call for all descriptors, when no
+//! thread can run ([`HostPoll::wait`]) or when a guest polls without waiting
+//! ([`HostPoll::check`]). Only descriptors that somebody waits for are asked
+//! about, and only for what is not known yet, so that an unread socket does not
+//! end every wait at once.
+
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use crate::errno::{Errno, Result};
+use crate::fs::file::Events;
+use crate::io::{Sink, Source};
+use crate::ipc::seam;
+use crate::platform::host::{self, HostFd, Peek, PollFd};
+use crate::platform::user::UserAddress;
+use crate::sync::Lock;
+use crate::task::wait::WaitQueue;
+
+const IN: Events = Events::IN.union(Events::RDNORM);
+const OUT: Events = Events::OUT.union(Events::WRNORM);
+/// What ends a connection: nothing changes after it.
+const END: Events = Events::HUP.union(Events::ERR);
+
+/// Writes to a descriptor that may block are cut into pieces of this size:
+/// the host says that a pipe is writable when this much fits (pipe(7), PIPE_BUF).
+const BLOCKING_WRITE_MAX: usize = 4096;
+
+/// After this many polls that were answered without the host, ask it anyway,
+/// lest a busy guest never hears of its clients.
+const CHECK_EVERY: u32 = 32;
+
+/// Which host descriptor a file stands for. This is saved with the file, the
+/// descriptor itself is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handle {
+    /// Standard input, output or error, whatever that is in this boot.
+    Standard(u8),
+    /// A descriptor of one boot; gone in every other.
+    OfBoot {
+        /// The descriptor.
+        fd: HostFd,
+        /// The boot that it belongs to.
+        generation: u64,
+    },
+}
+
+/// How the descriptor behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A socket: used with `MSG_DONTWAIT`.
+    Socket,
+    /// A pipe, terminal or file whose host description may block: it is asked
+    /// before every read and write.
+    MayBlock,
+}
+
+/// A file on the host, with what is known about its readiness.
+pub struct HostFile {
+    handle: Handle,
+    kind: Kind,
+    /// Events known to be possible.
+    known: AtomicU32,
+    /// Events that were possible before the last use and have to be looked at.
+    doubtful: AtomicU32,
+    queue: Arc<WaitQueue>,
+}
+
+impl HostFile {
+    /// A file whose changes wake `queue`. Make it known with [`HostPoll::register`].
+    pub fn new(handle: Handle, kind: Kind, queue: Arc<WaitQueue>) -> Arc<Self> {
+        let (known, doubtful) = match kind {
+            // A fresh socket can be written to, and whether it can be read is
+            // not known.
+            Kind::Socket => (OUT, IN),
+            Kind::MayBlock => (Events::empty(), IN | OUT),
+        };
+        Arc::new(Self {
+            handle,
+            kind,
+            known: AtomicU32::new(known.bits()),
+            doubtful: AtomicU32::new(doubtful.bits()),
+            queue,
+        })
+    }
+
+    /// The descriptor; `ECONNRESET` if it belonged to another boot, `EIO` if
+    /// this boot has no such standard descriptor.
+    pub fn fd(&self) -> Result<HostFd> {
+        match self.handle {
+            Handle::OfBoot { fd, generation } if generation == seam::boot_generation() => Ok(fd),
+            Handle::OfBoot { .. } => Err(Errno::ECONNRESET),
+            Handle::Standard(index) => {
+                crate::boot::stdio::descriptor(index.into()).ok_or(Errno::EIO)
+            }
+        }
+    }
+
+    /// Where to wait for changes.
+    pub fn queue(&self) -> &WaitQueue {
+        &self.queue
+    }
+
+    fn known(&self) -> Events {
+        Events::from_bits_truncate(self.known.load(Ordering::Relaxed))
+    }
+
+    fn doubtful(&self) -> Events {
+        Events::from_bits_truncate(self.doubtful.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, known: Events, doubtful: Events) {
+        self.known.store(known.bits(), Ordering::Relaxed);
+        self.doubtful.store(doubtful.bits(), Ordering::Relaxed);
+    }
+
+    /// Notes that `events` are not possible until the host says so again.
+    fn clear(&self, events: Events) {
+        if !self.known().intersects(END) {
+            self.set(self.known() - events, self.doubtful() - events);
+        }
+    }
+
+    /// Notes that `events` were possible and may still be.
+    fn doubt(&self, events: Events) {
+        if !self.known().intersects(END) {
+            self.set(self.known() - events, self.doubtful() | events);
+        }
+    }
+
+    /// Notes what the host found.
+    fn learn(&self, found: Events) {
+        let found = with_synonyms(found);
+        self.set(self.known() | found, self.doubtful() - found);
+    }
+
+    /// Notes that reading has come to the end of the stream: that lasts.
+    fn note_end_of_stream(&self) {
+        self.learn(Events::IN | Events::RDHUP);
+    }
+
+    /// Events that the host may be asked about: those not known.
+    fn unknown(&self) -> Events {
+        if self.known().intersects(END) {
+            return Events::empty();
+        }
+        (Events::IN | Events::OUT | Events::RDHUP) - self.known()
+    }
+
+    /// What is possible now. Asks the host only about what is in doubt. A
+    /// descriptor of another boot is hung up.
+    pub fn poll(&self) -> Events {
+        let Ok(fd) = self.fd() else {
+            return IN | OUT | END | Events::RDHUP;
+        };
+        if self.doubtful().is_empty() {
+            return self.known();
+        }
+        self.ask(fd);
+        self.known()
+    }
+
+    /// One call to the host about this descriptor alone.
+    fn ask(&self, fd: HostFd) {
+        let mut request = [PollFd { fd: fd.0, events: self.unknown().bits() as i16, revents: 0 }];
+        let found = match host::poll(&mut request, Some(0)) {
+            Ok(_) => Events::from_bits_truncate(request[0].revents as u16 as u32),
+            Err(_) => Events::empty(),
+        };
+        self.set(self.known(), Events::empty());
+        self.learn(found);
+    }
+
+    /// Whether reading can be expected to yield something now.
+    fn may_use(&self, fd: HostFd, events: Events) -> bool {
+        if self.kind == Kind::Socket || self.known().intersects(events | END) {
+            return true;
+        }
+        self.ask(fd);
+        self.known().intersects(events | END)
+    }
+
+    /// Reads into `sink`; `EAGAIN` if there is nothing.
+    pub fn read(&self, sink: &mut Sink<'_>, peek: Peek) -> Result<usize> {
+        let fd = self.fd()?;
+        if !self.may_use(fd, Events::IN) {
+            return Err(Errno::EAGAIN);
+        }
+        let mut done = 0;
+        while let Some((at, len)) = sink.next_piece() {
+            let outcome = retry_after_fault(at, len, || match self.kind {
+                Kind::Socket => host::recv(fd, at, len, peek),
+                Kind::MayBlock => host::read(fd, at, len),
+            });
+            match outcome {
+                Ok(count) => {
+                    sink.advance(count);
+                    done += count;
+                    if count == 0 {
+                        if self.kind == Kind::Socket {
+                            self.note_end_of_stream();
+                        }
+                        break;
+                    }
+                    if count < len && peek == Peek::No {
+                        self.clear(IN);
+                    } else {
+                        self.doubt(IN);
+                    }
+                    // A second look would see the same bytes, and a second read
+                    // of what may block would have to ask first.
+                    if count < len || peek == Peek::Yes || self.kind == Kind::MayBlock {
+                        break;
+                    }
+                }
+                Err(Errno::EAGAIN) => {
+                    self.clear(IN);
+                    if done == 0 {
+                        return Err(Errno::EAGAIN);
+                    }
+                    break;
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes from `source`; `EAGAIN` if nothing can be written now.
+    pub fn write(&self, source: &mut Source<'_>) -> Result<usize> {
+        let fd = self.fd()?;
+        let mut done = 0;
+        while let Some((at, len)) = source.next_piece() {
+            if !self.may_use(fd, Events::OUT) {
+                return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
+            }
+            let len = if self.kind == Kind::Socket { len } else { len.min(BLOCKING_WRITE_MAX) };
+            let outcome = retry_after_fault(at, len, || match self.kind {
+                Kind::Socket => host::send(fd, at, len),
+                Kind::MayBlock => host::write(fd, at, len),
+            });
+            match outcome {
+                Ok(count) => {
+                    source.advance(count);
+                    done += count;
+                    if self.kind == Kind::MayBlock {
+                        self.doubt(OUT);
+                    }
+                    if count < len {
+                        self.clear(OUT);
+                        break;
+                    }
+                }
+                Err(Errno::EAGAIN) => {
+                    self.clear(OUT);
+                    if done == 0 {
+                        return Err(Errno::EAGAIN);
+                    }
+                    break;
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+}
+
+fn with_synonyms(events: Events) -> Events {
+    let mut all = events;
+    if events.contains(Events::IN) {
+        all |= Events::RDNORM;
+    }
+    if events.contains(Events::OUT) {
+        all |= Events::WRNORM;
+    }
+    all
+}
+
+/// Makes a host call on guest memory. The host knows nothing of memory that
+/// the kernel maps when it is first touched: after `EFAULT`, touch it and try
+/// once more.
+fn retry_after_fault(at: u64, len: usize, call: impl Fn() -> Result<usize>) -> Result<usize> {
+    match call() {
+        Err(Errno::EFAULT) => {
+            let mut page = at;
+            while page < at + len as u64 {
+                if UserAddress(page).read::<u8>().is_err() {
+                    break;
+                }
+                page = (page & !4095) + 4096;
+            }
+            call()
+        }
+        outcome => outcome,
+    }
+}
+
+/// What ended a wait for the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waited {
+    /// There is a message on the control socket.
+    pub control: bool,
+    /// How many files had news.
+    pub files: usize,
+    /// A host signal came in between.
+    pub interrupted: bool,
+}
+
+/// The host-backed files of the sandbox. Saved, but what belongs to another
+/// boot is dropped at the first look.
+#[derive(Default)]
+pub struct HostPoll {
+    files: Lock<Vec<Weak<HostFile>>>,
+    /// Reused from call to call.
+    requests: Lock<Requests>,
+    busy: AtomicU32,
+}
+
+#[derive(Default)]
+struct Requests {
+    fds: Vec<PollFd>,
+    files: Vec<Arc<HostFile>>,
+}
+
+impl HostPoll {
+    /// No files.
+    pub const fn new() -> Self {
+        Self {
+            files: Lock::new(Vec::new()),
+            requests: Lock::new(Requests { fds: Vec::new(), files: Vec::new() }),
+            busy: AtomicU32::new(0),
+        }
+    }
+
+    /// Includes `file` in every look at the host, for as long as it lives.
+    pub fn register(&self, file: &Arc<HostFile>) {
+        let mut files = self.files.lock();
+        files.retain(|file| file.strong_count() > 0);
+        files.push(Arc::downgrade(file));
+    }
+
+    /// Waits in the host until `control` or a file has news, for at most
+    /// `timeout_ns`, and wakes those who wait for it. Only the vCPU that has
+    /// nothing to run may call this with a time-out other than 0.
+    pub fn wait(&self, timeout_ns: Option<u64>, control: Option<HostFd>) -> Waited {
+        let mut requests = core::mem::take(&mut *self.requests.lock());
+        requests.fds.clear();
+        requests.files.clear();
+        {
+            let files = self.files.lock();
+            for file in files.iter().filter_map(Weak::upgrade) {
+                let (Ok(fd), false, asked) = (file.fd(), file.queue.is_empty(), file.unknown())
+                else {
+                    continue;
+                };
+                if !asked.is_empty() {
+                    requests.fds.push(PollFd { fd: fd.0, events: asked.bits() as i16, revents: 0 });
+                    requests.files.push(file);
+                }
+            }
+        }
+        let mut waited = Waited { control: false, files: 0, interrupted: false };
+        if control.is_none() && requests.fds.is_empty() && timeout_ns == Some(0) {
+            *self.requests.lock() = requests;
+            return waited;
+        }
+        if let Some(control) = control {
+            requests.fds.push(PollFd {
+                fd: control.0,
+                events: Events::IN.bits() as i16,
+                revents: 0,
+            });
+        }
+        match host::poll(&mut requests.fds, timeout_ns) {
+            Ok(_) => {}
+            Err(_) => {
+                waited.interrupted = true;
+                requests.fds.iter_mut().for_each(|request| request.revents = 0);
+            }
+        }
+        if control.is_some() {
+            waited.control = requests.fds.last().is_some_and(|request| request.revents != 0);
+        }
+        for (file, request) in requests.files.iter().zip(&requests.fds) {
+            let found = Events::from_bits_truncate(request.revents as u16 as u32);
+            if !found.is_empty() {
+                waited.files += 1;
+                file.learn(found);
+                file.queue.wake_all(with_synonyms(found));
+            }
+        }
+        // Keep the memory, not the files.
+        requests.files.clear();
+        *self.requests.lock() = requests;
+        waited
+    }
+
+    /// Whether a socket has something to read, as of a look made now.
+    pub fn has_unread_data(&self) -> bool {
+        let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
+        files.iter().filter(|file| file.kind == Kind::Socket).any(|file| {
+            let mut byte = 0u8;
+            // The end of the stream is readable too, but is no data.
+            let look = |fd| host::recv(fd, &raw mut byte as u64, 1, Peek::Yes);
+            file.fd().and_then(look).is_ok_and(|count| count > 0)
+        })
+    }
+
+    /// Looks at the host without waiting.
+    pub fn check(&self) {
+        self.busy.store(0, Ordering::Relaxed);
+        self.wait(Some(0), None);
+    }
+
+    /// Counts a poll that found something without the host; looks at the host
+    /// now and then.
+    pub fn note_busy(&self) {
+        if self.busy.fetch_add(1, Ordering::Relaxed) >= CHECK_EVERY {
+            self.check();
+        }
+    }
+}
+
+fn host_poll() -> &'static HostPoll {
+    &crate::state::kernel().net.host_poll
+}
+
+/// See [`HostPoll::wait`]; `control` is the control socket.
+pub fn wait(timeout_ns: Option<u64>, control: HostFd) -> Waited {
+    host_poll().wait(timeout_ns, Some(control))
+}
+
+/// See [`HostPoll::check`].
+pub fn check() {
+    host_poll().check();
+}
+
+/// See [`HostPoll::note_busy`].
+pub fn note_busy() {
+    host_poll().note_busy();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use crate::task::wait::Waiter;
+
+    struct Count(AtomicU32);
+    impl Waiter for Count {
+        fn wake(&self, _: Events) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn pair() -> (HostPoll, Arc<HostFile>, UnixStream, UnixStream, Arc<Count>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let handle =
+            Handle::OfBoot { fd: HostFd(ours.as_raw_fd()), generation: seam::boot_generation() };
+        let file = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
+        let polls = HostPoll::new();
+        polls.register(&file);
+        let count = Arc::new(Count(AtomicU32::new(0)));
+        file.queue().register(count.clone());
+        (polls, file, ours, theirs, count)
+    }
+
+    fn read(file: &HostFile, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let n = file.read(&mut Sink::kernel(&mut bytes), Peek::No)?;
+        bytes.truncate(n);
+        Ok(bytes)
+    }
+
+    #[test]
+    fn short_reads_say_that_nothing_is_left() {
+        let (polls, file, _ours, mut theirs, count) = pair();
+        assert_eq!(file.poll(), OUT);
+        theirs.write_all(b"hello").unwrap();
+        // Nothing in doubt: the news comes with the next look at the host.
+        assert_eq!(file.poll(), OUT);
+        polls.check();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert_eq!(file.poll(), IN | OUT);
+        // What is known is not asked again, and wakes nobody again.
+        polls.check();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert_eq!(read(&file, 2).unwrap(), b"he");
+        assert_eq!(file.poll(), IN | OUT);
+        assert_eq!(read(&file, 100).unwrap(), b"llo");
+        assert_eq!(file.poll(), OUT);
+        assert_eq!(read(&file, 1), Err(Errno::EAGAIN));
+    }
+
+    #[test]
+    fn an_exact_read_is_looked_at_again() {
+        let (_polls, file, _ours, mut theirs, _count) = pair();
+        theirs.write_all(b"abc").unwrap();
+        assert_eq!(read(&file, 3).unwrap(), b"abc");
+        assert_eq!(file.poll(), OUT);
+        theirs.write_all(b"d").unwrap();
+        assert_eq!(read(&file, 1).unwrap(), b"d");
+        theirs.write_all(b"e").unwrap();
+        assert_eq!(file.poll(), IN | OUT);
+    }
+
+    #[test]
+    fn a_full_socket_is_writable_again_after_a_read() {
+        let (polls, file, _ours, mut theirs, count) = pair();
+        let bytes = vec![1; 1 << 20];
+        let mut sent = 0;
+        loop {
+            match file.write(&mut Source::kernel(&bytes)) {
+                Ok(n) => sent += n,
+                Err(error) => break assert_eq!(error, Errno::EAGAIN),
+            }
+        }
+        assert_eq!(file.poll() & OUT, Events::empty());
+        polls.check();
+        assert_eq!(count.0.load(Ordering::Relaxed), 0);
+        let mut drained = vec![0; sent];
+        theirs.read_exact(&mut drained).unwrap();
+        assert_eq!(polls.wait(None, None).files, 1);
+        assert_eq!(file.poll(), OUT);
+    }
+
+    #[test]
+    fn hang_up_is_final_and_does_not_spin() {
+        let (polls, file, _ours, theirs, count) = pair();
+        drop(theirs);
+        polls.check();
+        assert!(file.poll().contains(Events::HUP | Events::IN));
+        polls.check();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert_eq!(read(&file, 10).unwrap(), b"");
+        assert!(file.poll().contains(Events::HUP | Events::IN));
+    }
+
+    #[test]
+    fn a_descriptor_of_another_boot_is_reset() {
+        let handle = Handle::OfBoot { fd: HostFd(0), generation: seam::boot_generation() + 1 };
+        let file = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
+        assert_eq!(read(&file, 1), Err(Errno::ECONNRESET));
+        assert!(file.poll().contains(Events::ERR | Events::HUP));
+    }
+
+    #[test]
+    fn the_control_socket_ends_a_wait() {
+        let (polls, _file, _ours, _theirs, _count) = pair();
+        let (control, mut host) = UnixStream::pair().unwrap();
+        host.write_all(b"x").unwrap();
+        let waited = polls.wait(None, Some(HostFd(control.as_raw_fd())));
+        assert_eq!(waited, Waited { control: true, files: 0, interrupted: false });
+    }
+}

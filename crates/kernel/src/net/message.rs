@@ -1,0 +1,244 @@
+//! `struct msghdr` and control messages (sendmsg(2), cmsg(3), unix(7)).
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::socket::{Ancillary, PeerCredentials};
+use crate::errno::{Errno, Result};
+use crate::fs::file::{OpenFile, OpenFlags};
+use crate::ipc::seam;
+use crate::platform::user::UserAddress;
+
+const SOL_SOCKET: i32 = 1;
+const SCM_RIGHTS: i32 = 1;
+const SCM_CREDENTIALS: i32 = 2;
+/// Most descriptors in one message.
+const SCM_MAX_FD: usize = 253;
+/// `net.core.optmem_max`: longest control buffer of a sender.
+const CONTROL_MAX: usize = 131_072;
+/// Bytes of `struct cmsghdr`.
+const CMSG_HEADER: usize = 16;
+
+/// `struct msghdr` of the x86-64 ABI.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct MessageHeader {
+    pub name: u64,
+    pub name_len: u32,
+    pub pad0: u32,
+    pub vectors: u64,
+    pub vector_count: u64,
+    pub control: u64,
+    pub control_len: u64,
+    pub flags: u32,
+    pub pad1: u32,
+}
+
+impl MessageHeader {
+    /// Offset of `msg_namelen`.
+    pub const NAME_LEN_AT: u64 = 8;
+    /// Offset of `msg_controllen`.
+    pub const CONTROL_LEN_AT: u64 = 40;
+    /// Offset of `msg_flags`.
+    pub const FLAGS_AT: u64 = 48;
+}
+
+/// `struct cmsghdr`.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct ControlHeader {
+    len: u64,
+    level: i32,
+    kind: i32,
+}
+
+/// One control message.
+#[derive(Debug, PartialEq, Eq)]
+struct Control<'a> {
+    level: i32,
+    kind: i32,
+    data: &'a [u8],
+}
+
+/// Splits a control buffer. `EINVAL` if a length does not fit.
+fn split(mut bytes: &[u8]) -> Result<Vec<Control<'_>>> {
+    let mut messages = Vec::new();
+    while let Some((header, _)) = bytes.split_at_checked(CMSG_HEADER) {
+        let header: ControlHeader = bytemuck::pod_read_unaligned(header);
+        let len = usize::try_from(header.len).map_err(|_| Errno::EINVAL)?;
+        if len < CMSG_HEADER || len > bytes.len() {
+            return Err(Errno::EINVAL);
+        }
+        messages.push(Control {
+            level: header.level,
+            kind: header.kind,
+            data: &bytes[CMSG_HEADER..len],
+        });
+        bytes = bytes.get(len.next_multiple_of(8)..).unwrap_or(&[]);
+    }
+    Ok(messages)
+}
+
+/// Reads the control messages of a sender on a Unix socket.
+pub fn read_control(at: UserAddress, len: u64) -> Result<Ancillary> {
+    if len == 0 {
+        return Ok(Ancillary::default());
+    }
+    let len = usize::try_from(len).ok().filter(|len| *len <= CONTROL_MAX).ok_or(Errno::ENOBUFS)?;
+    let mut bytes = alloc::vec![0; len];
+    at.read_bytes(&mut bytes)?;
+    let own = seam::credentials();
+    parse(&bytes, seam::file, own)
+}
+
+fn parse(
+    bytes: &[u8],
+    open: impl Fn(i32) -> Result<Arc<OpenFile>>,
+    own: PeerCredentials,
+) -> Result<Ancillary> {
+    let mut ancillary = Ancillary::default();
+    for message in split(bytes)? {
+        match (message.level, message.kind) {
+            (SOL_SOCKET, SCM_RIGHTS) => {
+                for fd in message.data.chunks_exact(4) {
+                    if ancillary.files.len() == SCM_MAX_FD {
+                        return Err(Errno::EINVAL);
+                    }
+                    ancillary.files.push(open(bytemuck::pod_read_unaligned(fd))?);
+                }
+            }
+            (SOL_SOCKET, SCM_CREDENTIALS) => {
+                if message.data.len() != size_of::<PeerCredentials>() {
+                    return Err(Errno::EINVAL);
+                }
+                let claimed: PeerCredentials = bytemuck::pod_read_unaligned(message.data);
+                // Only the privileged may claim to be somebody else.
+                if claimed != own && own.uid != 0 {
+                    return Err(Errno::EPERM);
+                }
+                ancillary.credentials = Some(claimed);
+            }
+            (SOL_SOCKET, _) => return Err(Errno::EINVAL),
+            _ => {}
+        }
+    }
+    Ok(ancillary)
+}
+
+/// Control messages being written into a receiver's buffer.
+pub struct ControlWriter {
+    at: UserAddress,
+    room: usize,
+    written: usize,
+    /// Something did not fit (`MSG_CTRUNC`).
+    pub cut: bool,
+}
+
+impl ControlWriter {
+    /// Into `len` bytes at `at`.
+    pub fn new(at: UserAddress, len: u64) -> Self {
+        let room = if at.is_null() { 0 } else { usize::try_from(len).unwrap_or(0) };
+        Self { at, room, written: 0, cut: false }
+    }
+
+    /// Bytes written, padding included.
+    pub fn written(&self) -> usize {
+        self.written
+    }
+
+    fn put(&mut self, kind: i32, data: &[u8]) -> Result<()> {
+        let left = self.room - self.written;
+        if left < CMSG_HEADER {
+            self.cut = true;
+            return Ok(());
+        }
+        let fits = data.len().min(left - CMSG_HEADER);
+        self.cut |= fits < data.len();
+        let header = ControlHeader { len: (CMSG_HEADER + fits) as u64, level: SOL_SOCKET, kind };
+        let at = self.at.offset(self.written as u64);
+        at.write(&header)?;
+        at.offset(CMSG_HEADER as u64).write_bytes(&data[..fits])?;
+        self.written += (CMSG_HEADER + fits).next_multiple_of(8).min(left);
+        Ok(())
+    }
+
+    /// `SCM_CREDENTIALS`.
+    pub fn put_credentials(&mut self, credentials: PeerCredentials) -> Result<()> {
+        self.put(SCM_CREDENTIALS, bytemuck::bytes_of(&credentials))
+    }
+
+    /// `SCM_RIGHTS`: gives the running process descriptors for as many files
+    /// as fit, and closes the others.
+    pub fn put_files(&mut self, files: Vec<Arc<OpenFile>>, flags: OpenFlags) -> Result<()> {
+        if files.is_empty() {
+            return Ok(());
+        }
+        let fit = (self.room - self.written).saturating_sub(CMSG_HEADER) / 4;
+        let mut fds = Vec::new();
+        for file in files.into_iter() {
+            if fds.len() == fit {
+                self.cut = true;
+                break;
+            }
+            match seam::install(file, flags) {
+                Ok(fd) => fds.push(fd),
+                Err(_) => {
+                    self.cut = true;
+                    break;
+                }
+            }
+        }
+        if fds.is_empty() {
+            self.cut = true;
+            return Ok(());
+        }
+        self.put(SCM_RIGHTS, bytemuck::cast_slice(&fds))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ipc::pipe::Pipe;
+
+    const OWN: PeerCredentials = PeerCredentials { pid: 5, uid: 1000, gid: 1000 };
+
+    fn control(kind: i32, data: &[u8]) -> Vec<u8> {
+        let header =
+            ControlHeader { len: (CMSG_HEADER + data.len()) as u64, level: SOL_SOCKET, kind };
+        let mut bytes = bytemuck::bytes_of(&header).to_vec();
+        bytes.extend_from_slice(data);
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes
+    }
+
+    #[test]
+    fn rights_and_credentials_are_parsed() {
+        let (reader, _writer) = Pipe::pair(1);
+        let file = OpenFile::new(reader, OpenFlags::empty(), None);
+        let open = |fd| if fd == 4 { Ok(file.clone()) } else { Err(Errno::EBADF) };
+        let mut bytes = control(SCM_RIGHTS, bytemuck::cast_slice(&[4i32, 4, 4]));
+        bytes.extend(control(SCM_CREDENTIALS, bytemuck::bytes_of(&OWN)));
+        let ancillary = parse(&bytes, open, OWN).unwrap();
+        assert_eq!(ancillary.files.len(), 3);
+        assert_eq!(ancillary.credentials, Some(OWN));
+        let bad = control(SCM_RIGHTS, bytemuck::cast_slice(&[9i32]));
+        assert_eq!(parse(&bad, open, OWN).err(), Some(Errno::EBADF));
+        let many = control(SCM_RIGHTS, bytemuck::cast_slice(&[4i32; 254]));
+        assert_eq!(parse(&many, open, OWN).err(), Some(Errno::EINVAL));
+        let forged =
+            control(SCM_CREDENTIALS, bytemuck::bytes_of(&PeerCredentials { pid: 1, ..OWN }));
+        assert_eq!(parse(&forged, open, OWN).err(), Some(Errno::EPERM));
+    }
+
+    #[test]
+    fn lengths_that_do_not_fit_are_refused() {
+        let mut bytes = control(SCM_RIGHTS, &[0; 4]);
+        bytes[0] = 200;
+        assert_eq!(split(&bytes), Err(Errno::EINVAL));
+        bytes[0] = 8;
+        assert_eq!(split(&bytes), Err(Errno::EINVAL));
+        assert_eq!(split(&bytes[..10]), Ok(Vec::new()));
+    }
+}

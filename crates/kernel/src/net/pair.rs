@@ -1,0 +1,280 @@
+//! Two connected sockets: what TCP over loopback and connected Unix sockets
+//! have in common.
+
+use alloc::sync::Arc;
+
+use super::incoming::Incoming;
+use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
+use crate::errno::{Errno, Result};
+use crate::fs::file::Events;
+use crate::io::{Sink, Source};
+use crate::sync::Lock;
+use crate::task::wait::WaitQueue;
+
+/// Where the two protocols differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavor {
+    /// Data is on its way when a send returns; what became of it is learnt later.
+    Tcp,
+    /// The sender sees the receiver's state.
+    Unix,
+}
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The one that connected.
+    First,
+    /// The one that was accepted.
+    Second,
+}
+
+impl End {
+    /// The one at the other side.
+    pub fn other(self) -> End {
+        match self {
+            End::First => End::Second,
+            End::Second => End::First,
+        }
+    }
+}
+
+struct Side {
+    /// Bytes on their way to this side.
+    incoming: Incoming,
+    /// `SHUT_RD` was called here.
+    reading_shut: bool,
+    /// `SHUT_WR` was called here.
+    writing_shut: bool,
+    closed: bool,
+    /// The connection was reset: nothing goes on from here.
+    reset: bool,
+    error: Option<Errno>,
+    /// Something could not be sent from here and somebody may wait for room.
+    wants_room: bool,
+    /// Most bytes that may be on their way from here.
+    send_limit: usize,
+}
+
+/// The state that two connected sockets share.
+pub struct Pair {
+    flavor: Flavor,
+    sides: Lock<[Side; 2]>,
+    queues: [Arc<WaitQueue>; 2],
+}
+
+impl Pair {
+    /// Connects two sockets with these wait queues; `incoming` makes an empty
+    /// queue for either direction.
+    pub fn new(
+        flavor: Flavor,
+        queues: [Arc<WaitQueue>; 2],
+        send_limits: [usize; 2],
+        incoming: impl Fn() -> Incoming,
+    ) -> Arc<Self> {
+        let side = |send_limit| Side {
+            incoming: incoming(),
+            reading_shut: false,
+            writing_shut: false,
+            closed: false,
+            reset: false,
+            error: None,
+            wants_room: false,
+            send_limit,
+        };
+        Arc::new(Self { flavor, sides: Lock::new(send_limits.map(side)), queues })
+    }
+
+    fn queue(&self, end: End) -> &WaitQueue {
+        &self.queues[end as usize]
+    }
+
+    /// Changes the most bytes that may be on their way from `end`.
+    pub fn set_send_limit(&self, end: End, limit: usize) {
+        self.sides.lock()[end as usize].send_limit = limit;
+        self.queue(end).wake_all(OUT);
+    }
+
+    /// Sends from `end`.
+    pub fn send(&self, end: End, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
+        let sent = {
+            let mut sides = self.sides.lock();
+            let [first, second] = &mut *sides;
+            let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
+            if let Some(error) = me.error.take() {
+                return Err(error);
+            }
+            if me.writing_shut || me.reset {
+                return Err(Errno::EPIPE);
+            }
+            match self.flavor {
+                Flavor::Unix if peer.closed || peer.reading_shut => return Err(Errno::EPIPE),
+                Flavor::Tcp if peer.closed => {
+                    // The data goes out; the answer is a reset (RFC 9293, 3.10.7.1).
+                    let len = source.remaining();
+                    source.advance(len);
+                    me.reset = true;
+                    me.error = Some(Errno::EPIPE);
+                    Ok(len)
+                }
+                _ => {
+                    let outcome = peer.incoming.push(source, message, me.send_limit);
+                    if source.remaining() > 0 {
+                        me.wants_room = true;
+                    }
+                    outcome
+                }
+            }
+        }?;
+        self.queue(end.other()).wake_all(IN);
+        Ok(sent)
+    }
+
+    /// Receives at `end`.
+    pub fn receive(&self, end: End, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {
+        let (received, room) = {
+            let mut sides = self.sides.lock();
+            let [first, second] = &mut *sides;
+            let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
+            if me.incoming.is_empty() {
+                return self.receive_nothing(me, peer);
+            }
+            let received = me.incoming.pop(sink, flags)?;
+            let room = peer.wants_room && self.has_room(peer, me);
+            if room {
+                peer.wants_room = false;
+            }
+            (received, room)
+        };
+        if room {
+            self.queue(end.other()).wake_all(OUT | Events::WRBAND);
+        }
+        Ok(received)
+    }
+
+    /// What a receive from an empty queue says.
+    fn receive_nothing(&self, me: &mut Side, peer: &Side) -> Result<Received> {
+        let ended = peer.writing_shut || peer.closed;
+        match self.flavor {
+            Flavor::Tcp if ended && !me.reset => return Ok(Received::default()),
+            // The end of the stream came before the reset.
+            Flavor::Tcp if ended && me.error == Some(Errno::EPIPE) => {
+                return Ok(Received::default());
+            }
+            _ => {}
+        }
+        if let Some(error) = me.error.take() {
+            return Err(error);
+        }
+        if ended || me.reset || me.reading_shut {
+            return Ok(Received::default());
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    fn has_room(&self, me: &Side, peer: &Side) -> bool {
+        let used = peer.incoming.charge();
+        match self.flavor {
+            // sk_stream_is_writeable: a third is free.
+            Flavor::Tcp => me.send_limit.saturating_sub(used) >= used / 2,
+            // unix_writable: at most a quarter is used.
+            Flavor::Unix => used.saturating_mul(4) <= me.send_limit,
+        }
+    }
+
+    /// What is possible at `end`.
+    pub fn poll(&self, end: End) -> Events {
+        let mut sides = self.sides.lock();
+        let [first, second] = &mut *sides;
+        let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
+        let unix = self.flavor == Flavor::Unix;
+        let read_ended = me.reading_shut || peer.writing_shut || peer.closed || me.reset;
+        let write_ended =
+            me.writing_shut || me.reset || (unix && (peer.reading_shut || peer.closed));
+        let mut events = Events::empty();
+        if me.error.is_some() {
+            events |= Events::ERR;
+        }
+        if read_ended {
+            events |= IN | Events::RDHUP;
+        }
+        if !me.incoming.is_empty() {
+            events |= IN;
+        }
+        if read_ended && write_ended {
+            events |= Events::HUP;
+        }
+        if self.has_room(me, peer) || (!unix && write_ended) {
+            events |= OUT;
+            if unix {
+                events |= Events::WRBAND;
+            }
+        } else {
+            me.wants_room = true;
+        }
+        events
+    }
+
+    /// Bytes that `end` can read.
+    pub fn readable_bytes(&self, end: End) -> usize {
+        self.sides.lock()[end as usize].incoming.readable_bytes()
+    }
+
+    /// Bytes from `end` that the other side has not read.
+    pub fn unsent_bytes(&self, end: End) -> usize {
+        self.sides.lock()[end.other() as usize].incoming.readable_bytes()
+    }
+
+    /// Takes the pending error of `end`.
+    pub fn take_error(&self, end: End) -> Option<Errno> {
+        self.sides.lock()[end as usize].error.take()
+    }
+
+    /// shutdown(2) at `end`. `ENOTCONN` if the connection was reset.
+    pub fn shutdown(&self, end: End, how: ShutdownHow) -> Result<()> {
+        {
+            let mut sides = self.sides.lock();
+            let me = &mut sides[end as usize];
+            if me.reset {
+                return Err(Errno::ENOTCONN);
+            }
+            me.reading_shut |= how.reads();
+            me.writing_shut |= how.writes();
+        }
+        self.queue(end).wake_all(IN | OUT | Events::RDHUP | Events::HUP);
+        self.queue(end.other()).wake_all(IN | OUT | Events::RDHUP | Events::HUP);
+        Ok(())
+    }
+
+    /// Closes `end`. The peer learns of it by a reset if data was left unread
+    /// or `reset` asks for it, by an end of file otherwise.
+    pub fn close(&self, end: End, how: Closing) {
+        let unread = {
+            let mut sides = self.sides.lock();
+            let [first, second] = &mut *sides;
+            let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
+            if me.closed {
+                return;
+            }
+            me.closed = true;
+            let unread = me.incoming.take_all();
+            if (how == Closing::Reset || !unread.is_empty()) && !peer.closed {
+                peer.error = Some(Errno::ECONNRESET);
+                peer.reset = true;
+            }
+            unread
+        };
+        self.queue(end.other()).wake_all(IN | OUT | Events::RDHUP | Events::HUP | Events::ERR);
+        // May close other files, which travelled here: last, and without a lock.
+        drop(unread);
+    }
+}
+
+/// How an end is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// As it comes.
+    Normal,
+    /// With a reset (`SO_LINGER` with time 0; a connection never accepted).
+    Reset,
+}

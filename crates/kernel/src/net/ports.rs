@@ -1,0 +1,273 @@
+//! Who is bound to which port (ip(7), `SO_REUSEADDR` and `SO_REUSEPORT` in socket(7)).
+
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use super::address::Endpoint;
+use crate::errno::{Errno, Result};
+use crate::sync::Lock;
+
+/// `net.ipv4.ip_local_port_range`.
+pub const EPHEMERAL_FIRST: u16 = 32768;
+/// See [`EPHEMERAL_FIRST`].
+pub const EPHEMERAL_LAST: u16 = 60999;
+
+/// What a socket says when it binds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BindOptions {
+    /// `SO_REUSEADDR`.
+    pub reuse_address: bool,
+    /// `SO_REUSEPORT`.
+    pub reuse_port: bool,
+    /// `IPV6_V6ONLY`.
+    pub v6_only: bool,
+    /// Datagram sockets with `SO_REUSEADDR` share a port even when in use.
+    pub datagram: bool,
+}
+
+struct Entry<S> {
+    ip: IpAddr,
+    options: BindOptions,
+    listening: bool,
+    owner: Weak<S>,
+}
+
+impl<S> Entry<S> {
+    /// Whether packets to `ip` reach this socket.
+    fn accepts(&self, ip: IpAddr) -> bool {
+        match self.ip {
+            IpAddr::V6(own) if own.is_unspecified() => ip.is_ipv6() || !self.options.v6_only,
+            own if own.is_unspecified() => own.is_ipv4() == ip.is_ipv4(),
+            own => own == ip,
+        }
+    }
+}
+
+/// Whether some packet could go to both.
+fn overlap(a: IpAddr, a_options: BindOptions, b: IpAddr, b_options: BindOptions) -> bool {
+    let dual =
+        |ip: IpAddr, options: BindOptions| ip.is_ipv6() && ip.is_unspecified() && !options.v6_only;
+    if a.is_ipv4() != b.is_ipv4() && !dual(a, a_options) && !dual(b, b_options) {
+        return false;
+    }
+    a.is_unspecified() || b.is_unspecified() || a == b
+}
+
+struct Ports<S> {
+    by_port: BTreeMap<u16, Vec<Entry<S>>>,
+    next_ephemeral: u16,
+}
+
+/// The ports of one protocol.
+pub struct PortTable<S> {
+    ports: Lock<Ports<S>>,
+}
+
+impl<S> Default for PortTable<S> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<S> PortTable<S> {
+    /// No port in use.
+    pub const fn new() -> Self {
+        Self {
+            ports: Lock::new(Ports { by_port: BTreeMap::new(), next_ephemeral: EPHEMERAL_FIRST }),
+        }
+    }
+
+    /// Binds `owner` to `endpoint`, whose port may be 0 for any free one, and
+    /// returns what it got. `EADDRINUSE` if another socket is in the way.
+    pub fn bind(
+        &self,
+        owner: &Weak<S>,
+        endpoint: Endpoint,
+        options: BindOptions,
+    ) -> Result<Endpoint> {
+        let mut ports = self.ports.lock();
+        let port = if endpoint.port == 0 { ports.free_port()? } else { endpoint.port };
+        let entries = ports.by_port.entry(port).or_default();
+        entries.retain(|entry| entry.owner.strong_count() > 0);
+        for entry in
+            entries.iter().filter(|entry| overlap(entry.ip, entry.options, endpoint.ip, options))
+        {
+            let addresses = entry.options.reuse_address && options.reuse_address;
+            let shared = addresses && (options.datagram || !entry.listening)
+                || entry.options.reuse_port && options.reuse_port;
+            if !shared {
+                return Err(Errno::EADDRINUSE);
+            }
+        }
+        entries.push(Entry { ip: endpoint.ip, options, listening: false, owner: owner.clone() });
+        Ok(endpoint.with_port(port))
+    }
+
+    /// Marks a bound socket as listening. `EADDRINUSE` if another one listens
+    /// where it would.
+    pub fn listen(&self, owner: &Weak<S>, port: u16) -> Result<()> {
+        let mut ports = self.ports.lock();
+        let Some(entries) = ports.by_port.get_mut(&port) else { return Err(Errno::EINVAL) };
+        let Some(own) = entries.iter().position(|entry| entry.owner.ptr_eq(owner)) else {
+            return Err(Errno::EINVAL);
+        };
+        let (ip, options) = (entries[own].ip, entries[own].options);
+        let taken = entries.iter().enumerate().any(|(index, entry)| {
+            index != own
+                && entry.listening
+                && entry.owner.strong_count() > 0
+                && overlap(entry.ip, entry.options, ip, options)
+                && !(entry.options.reuse_port && options.reuse_port)
+        });
+        if taken {
+            return Err(Errno::EADDRINUSE);
+        }
+        entries[own].listening = true;
+        Ok(())
+    }
+
+    /// Frees what `owner` has at `port`.
+    pub fn release(&self, owner: &Weak<S>, port: u16) {
+        let mut ports = self.ports.lock();
+        if let Some(entries) = ports.by_port.get_mut(&port) {
+            entries.retain(|entry| !entry.owner.ptr_eq(owner));
+            if entries.is_empty() {
+                ports.by_port.remove(&port);
+            }
+        }
+    }
+
+    /// The listening socket that a connection to `to` reaches; one bound to
+    /// the very address goes before a wildcard.
+    pub fn listener(&self, to: Endpoint) -> Option<Arc<S>> {
+        self.find(to, |entry| entry.listening)
+    }
+
+    /// The socket that a datagram to `to` reaches.
+    pub fn receiver(&self, to: Endpoint) -> Option<Arc<S>> {
+        self.find(to, |_| true)
+    }
+
+    fn find(&self, to: Endpoint, suitable: impl Fn(&Entry<S>) -> bool) -> Option<Arc<S>> {
+        let ports = self.ports.lock();
+        let entries = ports.by_port.get(&to.port)?;
+        let matching = entries.iter().filter(|entry| suitable(entry) && entry.accepts(to.ip));
+        let exact_first = matching.clone().filter(|entry| entry.ip == to.ip).chain(matching);
+        exact_first.filter_map(|entry| entry.owner.upgrade()).next()
+    }
+
+    /// All listening sockets at `port`, whatever their address.
+    pub fn listeners_at(&self, port: u16) -> Option<Arc<S>> {
+        let ports = self.ports.lock();
+        let entries = ports.by_port.get(&port)?;
+        entries.iter().filter(|entry| entry.listening).find_map(|entry| entry.owner.upgrade())
+    }
+}
+
+impl<S> Ports<S> {
+    fn free_port(&mut self) -> Result<u16> {
+        for _ in EPHEMERAL_FIRST..=EPHEMERAL_LAST {
+            let port = self.next_ephemeral;
+            self.next_ephemeral = if port == EPHEMERAL_LAST { EPHEMERAL_FIRST } else { port + 1 };
+            let used = self
+                .by_port
+                .get(&port)
+                .is_some_and(|entries| entries.iter().any(|e| e.owner.strong_count() > 0));
+            if !used {
+                return Ok(port);
+            }
+        }
+        Err(Errno::EADDRINUSE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    const ANY4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    const ANY6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    const LOCAL4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const LOCAL6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+    fn at(ip: IpAddr, port: u16) -> Endpoint {
+        Endpoint { ip, port }
+    }
+
+    /// Binds two sockets and says how the second fared.
+    fn second(a: IpAddr, a_options: BindOptions, b: IpAddr, b_options: BindOptions) -> Result<()> {
+        let table = PortTable::new();
+        let (x, y) = (Arc::new(1), Arc::new(2));
+        table.bind(&Arc::downgrade(&x), at(a, 80), a_options)?;
+        table.bind(&Arc::downgrade(&y), at(b, 80), b_options).map(drop)
+    }
+
+    #[test]
+    fn overlapping_addresses_conflict() {
+        let plain = BindOptions::default();
+        let only = BindOptions { v6_only: true, ..plain };
+        assert_eq!(second(ANY4, plain, LOCAL4, plain), Err(Errno::EADDRINUSE));
+        assert_eq!(second(LOCAL4, plain, LOCAL4, plain), Err(Errno::EADDRINUSE));
+        assert_eq!(second(LOCAL4, plain, Ipv4Addr::new(127, 0, 0, 2).into(), plain), Ok(()));
+        assert_eq!(second(ANY4, plain, ANY6, plain), Err(Errno::EADDRINUSE));
+        assert_eq!(second(ANY4, plain, ANY6, only), Ok(()));
+        assert_eq!(second(LOCAL4, plain, LOCAL6, plain), Ok(()));
+    }
+
+    #[test]
+    fn reuse_must_be_asked_for_by_both() {
+        let plain = BindOptions::default();
+        let address = BindOptions { reuse_address: true, ..plain };
+        let port = BindOptions { reuse_port: true, ..plain };
+        assert_eq!(second(ANY4, address, ANY4, plain), Err(Errno::EADDRINUSE));
+        assert_eq!(second(ANY4, address, ANY4, address), Ok(()));
+        assert_eq!(second(ANY4, port, ANY4, port), Ok(()));
+        assert_eq!(second(ANY4, port, ANY4, address), Err(Errno::EADDRINUSE));
+    }
+
+    #[test]
+    fn only_one_listens_unless_the_port_is_shared() {
+        let table = PortTable::new();
+        let reuse = BindOptions { reuse_address: true, ..BindOptions::default() };
+        let sockets: Vec<_> = (0..3).map(Arc::new).collect();
+        let weak: Vec<_> = sockets.iter().map(Arc::downgrade).collect();
+        table.bind(&weak[0], at(ANY4, 80), reuse).unwrap();
+        table.bind(&weak[1], at(ANY4, 80), reuse).unwrap();
+        table.listen(&weak[0], 80).unwrap();
+        assert_eq!(table.listen(&weak[1], 80), Err(Errno::EADDRINUSE));
+        assert_eq!(table.bind(&weak[2], at(ANY4, 80), reuse), Err(Errno::EADDRINUSE));
+        table.release(&weak[0], 80);
+        assert_eq!(table.listen(&weak[1], 80), Ok(()));
+    }
+
+    #[test]
+    fn connections_find_the_closest_listener() {
+        let table = PortTable::new();
+        let reuse = BindOptions { reuse_address: true, ..BindOptions::default() };
+        let (any, local) = (Arc::new("any"), Arc::new("local"));
+        table.bind(&Arc::downgrade(&any), at(ANY6, 80), reuse).unwrap();
+        table.bind(&Arc::downgrade(&local), at(LOCAL4, 80), reuse).unwrap();
+        table.listen(&Arc::downgrade(&any), 80).unwrap();
+        assert_eq!(table.listener(at(LOCAL4, 80)).as_deref(), Some(&"any"));
+        assert_eq!(table.receiver(at(LOCAL4, 80)).as_deref(), Some(&"local"));
+        drop(any);
+        assert_eq!(table.listener(at(LOCAL6, 80)), None);
+    }
+
+    #[test]
+    fn dead_sockets_free_their_port_and_ephemeral_ports_differ() {
+        let table = PortTable::new();
+        let socket = Arc::new(());
+        table.bind(&Arc::downgrade(&socket), at(ANY4, 80), BindOptions::default()).unwrap();
+        drop(socket);
+        let socket = Arc::new(());
+        let weak = Arc::downgrade(&socket);
+        table.bind(&weak, at(ANY4, 80), BindOptions::default()).unwrap();
+        let first = table.bind(&weak, at(ANY4, 0), BindOptions::default()).unwrap();
+        let second = table.bind(&weak, at(ANY4, 0), BindOptions::default()).unwrap();
+        assert!(first.port >= EPHEMERAL_FIRST && first.port != second.port);
+    }
+}

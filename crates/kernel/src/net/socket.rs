@@ -1,0 +1,380 @@
+//! Sockets as files, and what every protocol offers.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::Any;
+
+use bitflags::bitflags;
+
+use super::address::SocketAddress;
+use super::options::Options;
+use crate::errno::{Errno, Result};
+use crate::fs::file::{Events, File, OpenFile, Stat};
+use crate::io::{Sink, Source};
+use crate::ipc::anonymous::socket_stat;
+use crate::ipc::pipe::FIONREAD;
+use crate::ipc::seam;
+use crate::platform::user::UserAddress;
+use crate::sync::Lock;
+use crate::task::wait::WaitQueue;
+
+/// Readable, as sockets report it.
+pub const IN: Events = Events::IN.union(Events::RDNORM);
+/// Writable, as Internet sockets report it.
+pub const OUT: Events = Events::OUT.union(Events::WRNORM);
+
+/// Type of a socket (socket(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SocketType {
+    /// `SOCK_STREAM`.
+    Stream = 1,
+    /// `SOCK_DGRAM`.
+    Datagram = 2,
+    /// `SOCK_SEQPACKET`.
+    SequencedPacket = 5,
+}
+
+bitflags! {
+    /// `MSG_*` (send(2), recv(2)).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct MessageFlags: u32 {
+        /// Urgent data.
+        const OOB = 0x1;
+        /// Leave the data in the queue.
+        const PEEK = 0x2;
+        /// Control data was cut.
+        const CTRUNC = 0x8;
+        /// The datagram was cut; on input, report its whole length.
+        const TRUNC = 0x20;
+        /// Do not wait.
+        const DONTWAIT = 0x40;
+        /// End of a record.
+        const EOR = 0x80;
+        /// Wait until the buffer is full.
+        const WAITALL = 0x100;
+        /// Receive from the error queue.
+        const ERRQUEUE = 0x2000;
+        /// No `SIGPIPE`.
+        const NOSIGNAL = 0x4000;
+        /// More will follow.
+        const MORE = 0x8000;
+        /// recvmmsg(2): wait for the first message only.
+        const WAITFORONE = 0x10000;
+        /// Received descriptors are closed on execve.
+        const CMSG_CLOEXEC = 0x4000_0000;
+        const _ = !0;
+    }
+}
+
+/// Which halves shutdown(2) closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShutdownHow {
+    /// `SHUT_RD`.
+    Read,
+    /// `SHUT_WR`.
+    Write,
+    /// `SHUT_RDWR`.
+    Both,
+}
+
+impl ShutdownHow {
+    /// From the argument of shutdown(2).
+    pub fn from_raw(how: i32) -> Result<Self> {
+        match how {
+            0 => Ok(Self::Read),
+            1 => Ok(Self::Write),
+            2 => Ok(Self::Both),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+    /// Whether the reading half is closed.
+    pub fn reads(self) -> bool {
+        self != Self::Write
+    }
+    /// Whether the writing half is closed.
+    pub fn writes(self) -> bool {
+        self != Self::Read
+    }
+}
+
+/// Whether a connect may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocking {
+    /// It may.
+    Yes,
+    /// `O_NONBLOCK`.
+    No,
+}
+
+/// `struct ucred` (unix(7)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct PeerCredentials {
+    /// Process.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+impl PeerCredentials {
+    /// What Linux reports when the sender is not known: no process, and the
+    /// overflow user and group.
+    pub const UNKNOWN: Self = Self { pid: 0, uid: 65534, gid: 65534 };
+}
+
+/// What travels beside the bytes of a message.
+#[derive(Clone, Default)]
+pub struct Ancillary {
+    /// `SCM_RIGHTS`.
+    pub files: Vec<Arc<OpenFile>>,
+    /// `SCM_CREDENTIALS`.
+    pub credentials: Option<PeerCredentials>,
+}
+
+impl Ancillary {
+    /// Whether nothing travels.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.credentials.is_none()
+    }
+}
+
+/// A message on its way out, without its bytes.
+#[derive(Default)]
+pub struct Outgoing {
+    /// Destination, if the call names one.
+    pub to: Option<SocketAddress>,
+    /// What travels beside the bytes; taken by the first piece that is sent.
+    pub ancillary: Ancillary,
+    /// Who sends, for `SO_PASSCRED`.
+    pub sender: Option<PeerCredentials>,
+    /// `MSG_*`.
+    pub flags: MessageFlags,
+}
+
+/// A message that has come in, without its bytes.
+#[derive(Default)]
+pub struct Received {
+    /// Bytes that were stored.
+    pub bytes: usize,
+    /// Bytes that the datagram had; as `bytes` for a stream.
+    pub length: usize,
+    /// Source, if the protocol reports one.
+    pub from: Option<SocketAddress>,
+    /// What travelled beside the bytes.
+    pub ancillary: Ancillary,
+    /// `MSG_TRUNC`, `MSG_EOR`.
+    pub flags: MessageFlags,
+}
+
+impl Received {
+    /// `bytes` of a stream.
+    pub fn stream(bytes: usize) -> Self {
+        Self { bytes, length: bytes, ..Self::default() }
+    }
+}
+
+/// What all sockets have.
+pub struct Common {
+    /// `AF_*`.
+    pub family: u16,
+    /// Type.
+    pub kind: SocketType,
+    /// `IPPROTO_*`; 0 for Unix sockets.
+    pub protocol: u32,
+    /// Inode number.
+    pub ino: u64,
+    /// What setsockopt(2) has set.
+    pub options: Lock<Options>,
+    /// Where to wait for changes.
+    pub queue: Arc<WaitQueue>,
+    /// `SO_ERROR`: reported once, by whatever comes first.
+    pub error: Lock<Option<Errno>>,
+}
+
+impl Common {
+    /// A fresh socket's.
+    pub fn new(family: u16, kind: SocketType, protocol: u32, ino: u64) -> Self {
+        Self {
+            family,
+            kind,
+            protocol,
+            ino,
+            options: Lock::default(),
+            queue: Arc::new(WaitQueue::new()),
+            error: Lock::new(None),
+        }
+    }
+
+    /// Takes the pending error.
+    pub fn take_error(&self) -> Result<()> {
+        match self.error.lock().take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A protocol's side of a socket. No method waits: `EAGAIN` says that waiting
+/// on [`Common::queue`] and calling again may help.
+pub trait Protocol: Send + Sync {
+    /// What all sockets have.
+    fn common(&self) -> &Common;
+
+    /// bind(2).
+    fn bind(&self, address: &SocketAddress) -> Result<()>;
+
+    /// listen(2).
+    fn listen(&self, _backlog: i32) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Whether the socket listens (`SO_ACCEPTCONN`).
+    fn is_listening(&self) -> bool {
+        false
+    }
+
+    /// accept(2).
+    fn accept(&self) -> Result<Arc<dyn Protocol>> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// connect(2). `EINPROGRESS`: see [`Protocol::finish_connect`].
+    fn connect(&self, address: &SocketAddress, blocking: Blocking) -> Result<()>;
+
+    /// How a connect that is in progress has ended; `EAGAIN` if it has not.
+    fn finish_connect(&self) -> Result<()> {
+        Err(Errno::EINVAL)
+    }
+
+    /// getsockname(2).
+    fn local_address(&self) -> SocketAddress;
+
+    /// getpeername(2).
+    fn peer_address(&self) -> Result<SocketAddress>;
+
+    /// Sends. `EPIPE` makes the caller raise `SIGPIPE`.
+    fn send(&self, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize>;
+
+    /// Receives.
+    fn receive(&self, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received>;
+
+    /// shutdown(2).
+    fn shutdown(&self, how: ShutdownHow) -> Result<()>;
+
+    /// What is possible without waiting.
+    fn poll(&self) -> Events;
+
+    /// Bytes that can be read (`FIONREAD`).
+    fn readable_bytes(&self) -> Result<usize>;
+
+    /// Bytes sent and not yet read (`SIOCOUTQ`).
+    fn unsent_bytes(&self) -> usize {
+        0
+    }
+
+    /// Credentials of the process at the other end (`SO_PEERCRED`).
+    fn peer_credentials(&self) -> Option<PeerCredentials> {
+        None
+    }
+
+    /// Takes the pending error (`SO_ERROR`).
+    fn take_error(&self) -> Option<Errno> {
+        self.common().error.lock().take()
+    }
+
+    /// An option that the protocol may care about was set.
+    fn options_changed(&self) {}
+
+    /// The last descriptor has been closed.
+    fn close(&self);
+
+    /// The connection will never be accepted.
+    fn abort(&self) {
+        self.close();
+    }
+}
+
+/// A socket as an open file.
+pub struct Socket {
+    /// The protocol.
+    pub protocol: Arc<dyn Protocol>,
+}
+
+impl Socket {
+    /// A file over a protocol's socket.
+    pub fn new(protocol: Arc<dyn Protocol>) -> Arc<Self> {
+        Arc::new(Self { protocol })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.protocol.close();
+    }
+}
+
+impl File for Socket {
+    fn read(&self, sink: &mut Sink<'_>, _offset: u64) -> Result<usize> {
+        // A read of nothing does nothing; a receive of nothing takes a datagram.
+        if sink.remaining() == 0 {
+            return Ok(0);
+        }
+        self.protocol.receive(sink, MessageFlags::empty()).map(|received| received.bytes)
+    }
+
+    fn write(&self, source: &mut Source<'_>, _offset: u64) -> Result<usize> {
+        let outcome = self.protocol.send(source, &mut Outgoing::default());
+        if outcome == Err(Errno::EPIPE) && self.protocol.common().kind != SocketType::Datagram {
+            seam::send_sigpipe();
+        }
+        outcome
+    }
+
+    fn poll(&self) -> Events {
+        self.protocol.poll()
+    }
+
+    fn wait_queue(&self) -> Option<&WaitQueue> {
+        Some(&self.protocol.common().queue)
+    }
+
+    fn stat(&self) -> Result<Stat> {
+        Ok(socket_stat(self.protocol.common().ino))
+    }
+
+    fn ioctl(&self, request: u32, argument: UserAddress) -> Result<u64> {
+        /// `SIOCOUTQ`: bytes sent and not yet taken (tcp(7)).
+        const SIOCOUTQ: u32 = 0x5411;
+        let value = match request {
+            FIONREAD => self.protocol.readable_bytes()?,
+            SIOCOUTQ => self.protocol.unsent_bytes(),
+            _ => return super::interfaces::ioctl(request, argument),
+        };
+        argument.write(&(value as i32)).map(|()| 0)
+    }
+
+    fn read_timeout_ns(&self) -> Option<u64> {
+        self.protocol.common().options.lock().receive_timeout_ns
+    }
+
+    fn write_timeout_ns(&self) -> Option<u64> {
+        self.protocol.common().options.lock().send_timeout_ns
+    }
+
+    fn description(&self) -> String {
+        format!("socket:[{}]", self.protocol.common().ino)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}

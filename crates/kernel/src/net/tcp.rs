@@ -1,0 +1,511 @@
+//! TCP sockets (tcp(7)): listening ones, and connections over loopback.
+//!
+//! There is no network: a connect finds the listening socket, and the two ends
+//! share a [`Pair`]. A connection that the host hands in enters the same
+//! accept queue as a [`super::host_connection::HostConnection`].
+
+use alloc::collections::VecDeque;
+use alloc::sync::{Arc, Weak};
+
+use super::address::{AF_INET6, Endpoint, SocketAddress};
+use super::incoming::Incoming;
+use super::options;
+use super::pair::{Closing, End, Flavor, Pair};
+use super::ports::{BindOptions, PortTable};
+use super::socket::{
+    Blocking, Common, IN, MessageFlags, OUT, Outgoing, Protocol, Received, ShutdownHow, SocketType,
+};
+use crate::errno::{Errno, Result};
+use crate::fs::file::Events;
+use crate::io::{Sink, Source};
+use crate::ipc::anonymous::InodeNumbers;
+use crate::sync::Lock;
+
+/// `IPPROTO_TCP`.
+pub const IPPROTO_TCP: u32 = 6;
+/// `net.core.somaxconn`.
+const BACKLOG_MAX: i32 = 4096;
+/// Send and receive buffer together, unless `SO_SNDBUF` says otherwise: as much
+/// as Linux puts on the way over loopback.
+const DEFAULT_IN_FLIGHT: usize = 2_626_560;
+/// What the receiver's side adds to an explicit `SO_SNDBUF`.
+const RECEIVE_SHARE: usize = 131_072;
+
+/// What TCP sockets share.
+pub struct TcpNetwork {
+    /// Bound ports.
+    pub ports: PortTable<TcpSocket>,
+}
+
+/// A TCP socket.
+pub struct TcpSocket {
+    this: Weak<TcpSocket>,
+    common: Common,
+    network: Arc<TcpNetwork>,
+    inodes: Arc<InodeNumbers>,
+    state: Lock<State>,
+    /// Where it is bound.
+    bound: Lock<Option<Bound>>,
+}
+
+#[derive(Clone, Copy)]
+struct Bound {
+    endpoint: Endpoint,
+    /// In the port table, to be released; false for accepted sockets.
+    owns_port: bool,
+}
+
+enum State {
+    Idle,
+    Listening(Listener),
+    /// Waits for room in the listener's accept queue.
+    Connecting {
+        to: Endpoint,
+    },
+    Connected(Link),
+    /// A connect has failed; the next call hears about it.
+    Failed,
+}
+
+#[derive(Clone)]
+struct Link {
+    pair: Arc<Pair>,
+    end: End,
+    peer: Endpoint,
+    /// Whether connect(2) has said so.
+    announced: bool,
+}
+
+struct Listener {
+    backlog: usize,
+    /// Connections to be accepted.
+    queue: VecDeque<Arc<dyn Protocol>>,
+    /// Sockets that wait for room in the queue.
+    waiting: VecDeque<Weak<TcpSocket>>,
+}
+
+impl Default for TcpNetwork {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl TcpNetwork {
+    /// Without sockets.
+    pub const fn new() -> Self {
+        Self { ports: PortTable::new() }
+    }
+
+    /// A fresh socket of `family`.
+    pub fn socket(self: &Arc<Self>, family: u16, inodes: &Arc<InodeNumbers>) -> Arc<TcpSocket> {
+        TcpSocket::new(self.clone(), inodes.clone(), family, State::Idle, None)
+    }
+}
+
+impl TcpSocket {
+    fn new(
+        network: Arc<TcpNetwork>,
+        inodes: Arc<InodeNumbers>,
+        family: u16,
+        state: State,
+        bound: Option<Bound>,
+    ) -> Arc<Self> {
+        let common = Common::new(family, SocketType::Stream, IPPROTO_TCP, inodes.next());
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            common,
+            network,
+            inodes,
+            state: Lock::new(state),
+            bound: Lock::new(bound),
+        })
+    }
+
+    fn link(&self) -> Option<Link> {
+        match &*self.state.lock() {
+            State::Connected(link) => Some(link.clone()),
+            _ => None,
+        }
+    }
+
+    /// Puts a connection into the accept queue, whatever its length; gives it
+    /// back if the socket does not listen.
+    pub fn deliver(
+        &self,
+        connection: Arc<dyn Protocol>,
+    ) -> core::result::Result<(), Arc<dyn Protocol>> {
+        match &mut *self.state.lock() {
+            State::Listening(listener) => listener.queue.push_back(connection),
+            _ => return Err(connection),
+        }
+        self.common.queue.wake_all(IN);
+        Ok(())
+    }
+
+    /// Whether it listens and nobody waits to be accepted.
+    pub fn waits_for_clients(&self) -> bool {
+        matches!(&*self.state.lock(), State::Listening(listener) if listener.queue.is_empty())
+    }
+
+    /// Options that accepted sockets take over.
+    pub fn inherited_options(&self) -> super::options::Options {
+        self.common.options.lock().clone()
+    }
+
+    fn bind_to(&self, endpoint: Endpoint) -> Result<Endpoint> {
+        let options = {
+            let options = self.common.options.lock();
+            BindOptions {
+                reuse_address: options.flag(options::REUSEADDR),
+                reuse_port: options.flag(options::REUSEPORT),
+                v6_only: self.common.family == AF_INET6 && options.flag(options::V6ONLY),
+                datagram: false,
+            }
+        };
+        let endpoint = self.network.ports.bind(&self.this, endpoint, options)?;
+        self.bound.set(Some(Bound { endpoint, owns_port: true }));
+        Ok(endpoint)
+    }
+
+    /// The endpoint it is bound to, binding it to an ephemeral port if need be.
+    fn bound_or_any(&self) -> Result<Endpoint> {
+        match self.bound.get() {
+            Some(bound) => Ok(bound.endpoint),
+            None => self.bind_to(Endpoint::wildcard(self.common.family)),
+        }
+    }
+
+    fn send_limit(&self) -> usize {
+        match self.common.options.lock().send_buffer {
+            Some(bytes) => bytes as usize + RECEIVE_SHARE,
+            None => DEFAULT_IN_FLIGHT,
+        }
+    }
+
+    /// Tries to connect to the listener at `to`.
+    fn establish(&self, to: Endpoint) -> Attempt {
+        let Some(listener) = self.network.ports.listener(to) else { return Attempt::Refused };
+        let Some(local) = self.bound.get() else { return Attempt::Refused };
+        // The source address is chosen when the connection is made.
+        let local = if local.endpoint.ip.is_unspecified() {
+            Bound { endpoint: Endpoint { ip: to.ip, ..local.endpoint }, ..local }
+        } else {
+            local
+        };
+        {
+            let mut state = listener.state.lock();
+            let State::Listening(queue) = &mut *state else { return Attempt::Refused };
+            if queue.queue.len() > queue.backlog {
+                queue.waiting.push_back(self.this.clone());
+                return Attempt::Full;
+            }
+        }
+        self.bound.set(Some(local));
+        let accepted = Self::new(
+            self.network.clone(),
+            self.inodes.clone(),
+            listener.common.family,
+            State::Idle,
+            Some(Bound { endpoint: to, owns_port: false }),
+        );
+        *accepted.common.options.lock() = listener.inherited_options();
+        let queues = [self.common.queue.clone(), accepted.common.queue.clone()];
+        let limits = [self.send_limit(), accepted.send_limit()];
+        let pair = Pair::new(Flavor::Tcp, queues, limits, Incoming::stream);
+        let link = |end, peer, announced| {
+            State::Connected(Link { pair: pair.clone(), end, peer, announced })
+        };
+        *accepted.state.lock() = link(End::Second, local.endpoint, true);
+        *self.state.lock() = link(End::First, to, false);
+        match listener.deliver(accepted) {
+            Ok(()) => Attempt::Connected,
+            Err(_) => Attempt::Refused,
+        }
+    }
+
+    /// A place in the accept queue has become free.
+    fn retry(&self) {
+        let State::Connecting { to } = *self.state.lock() else { return };
+        match self.establish(to) {
+            Attempt::Full => return,
+            Attempt::Connected => {}
+            Attempt::Refused => self.fail(Errno::ECONNREFUSED),
+        }
+        self.common.queue.wake_all(IN | OUT | Events::ERR | Events::HUP);
+    }
+
+    fn fail(&self, error: Errno) {
+        *self.state.lock() = State::Failed;
+        *self.common.error.lock() = Some(error);
+        self.release_port();
+    }
+
+    fn release_port(&self) {
+        let bound = self.bound.lock().take();
+        if let Some(Bound { endpoint, owns_port: true }) = bound {
+            self.network.ports.release(&self.this, endpoint.port);
+        }
+    }
+}
+
+enum Attempt {
+    Connected,
+    /// The accept queue has no room.
+    Full,
+    Refused,
+}
+
+fn inet(address: &SocketAddress, family: u16) -> Result<Endpoint> {
+    match (address, family) {
+        (SocketAddress::V4(endpoint), f) if f != AF_INET6 => Ok(*endpoint),
+        (SocketAddress::V6(endpoint), AF_INET6) => Ok(*endpoint),
+        (SocketAddress::V4(_), _) => Err(Errno::EINVAL),
+        _ => Err(Errno::EAFNOSUPPORT),
+    }
+}
+
+impl Protocol for TcpSocket {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn bind(&self, address: &SocketAddress) -> Result<()> {
+        let endpoint = inet(address, self.common.family)?;
+        if self.bound.get().is_some() || !matches!(&*self.state.lock(), State::Idle) {
+            return Err(Errno::EINVAL);
+        }
+        if !endpoint.is_local() {
+            return Err(Errno::EADDRNOTAVAIL);
+        }
+        self.bind_to(endpoint).map(drop)
+    }
+
+    fn listen(&self, backlog: i32) -> Result<()> {
+        // A negative backlog is a very large one: the comparison is unsigned.
+        let backlog =
+            if (0..=BACKLOG_MAX).contains(&backlog) { backlog } else { BACKLOG_MAX } as usize;
+        match &mut *self.state.lock() {
+            State::Idle => {}
+            State::Listening(listener) => {
+                listener.backlog = backlog;
+                return Ok(());
+            }
+            _ => return Err(Errno::EINVAL),
+        }
+        let endpoint = self.bound_or_any()?;
+        self.network.ports.listen(&self.this, endpoint.port)?;
+        let listener = Listener { backlog, queue: VecDeque::new(), waiting: VecDeque::new() };
+        *self.state.lock() = State::Listening(listener);
+        Ok(())
+    }
+
+    fn is_listening(&self) -> bool {
+        matches!(&*self.state.lock(), State::Listening(_))
+    }
+
+    fn accept(&self) -> Result<Arc<dyn Protocol>> {
+        let (connection, waiting) = match &mut *self.state.lock() {
+            State::Listening(listener) => match listener.queue.pop_front() {
+                Some(connection) => (connection, listener.waiting.pop_front()),
+                None => return Err(Errno::EAGAIN),
+            },
+            _ => return Err(Errno::EINVAL),
+        };
+        if let Some(socket) = waiting.and_then(|socket| socket.upgrade()) {
+            socket.retry();
+        }
+        Ok(connection)
+    }
+
+    fn connect(&self, address: &SocketAddress, blocking: Blocking) -> Result<()> {
+        match &mut *self.state.lock() {
+            State::Idle => {}
+            State::Listening(_) => return Err(Errno::EISCONN),
+            State::Connecting { .. } => return Err(Errno::EALREADY),
+            State::Connected(link) if !link.announced => {
+                link.announced = true;
+                return Ok(());
+            }
+            State::Connected(_) => return Err(Errno::EISCONN),
+            state @ State::Failed => {
+                *state = State::Idle;
+                self.common.take_error()?;
+            }
+        }
+        if *address == SocketAddress::Unspecified {
+            return Ok(());
+        }
+        let to = inet(address, self.common.family)?.as_destination();
+        if !to.is_local() {
+            return Err(Errno::ENETUNREACH);
+        }
+        self.bound_or_any()?;
+        let attempt = self.establish(to);
+        match (attempt, blocking) {
+            (Attempt::Connected, Blocking::Yes) => {
+                self.connect(address, blocking)?;
+                self.common.queue.wake_all(OUT);
+                Ok(())
+            }
+            (Attempt::Refused, Blocking::Yes) => {
+                self.release_port();
+                Err(Errno::ECONNREFUSED)
+            }
+            (Attempt::Connected, Blocking::No) => {
+                // As on Linux, where the answer cannot come while the socket is
+                // locked: even over loopback a connect is in progress first.
+                self.common.queue.wake_all(OUT);
+                Err(Errno::EINPROGRESS)
+            }
+            (Attempt::Refused, Blocking::No) => {
+                self.fail(Errno::ECONNREFUSED);
+                self.common.queue.wake_all(IN | OUT | Events::ERR | Events::HUP);
+                Err(Errno::EINPROGRESS)
+            }
+            (Attempt::Full, _) => {
+                *self.state.lock() = State::Connecting { to };
+                Err(Errno::EINPROGRESS)
+            }
+        }
+    }
+
+    fn finish_connect(&self) -> Result<()> {
+        match &mut *self.state.lock() {
+            State::Connecting { .. } => Err(Errno::EAGAIN),
+            State::Connected(link) => {
+                link.announced = true;
+                Ok(())
+            }
+            state => {
+                *state = State::Idle;
+                self.common.take_error()?;
+                Err(Errno::ECONNREFUSED)
+            }
+        }
+    }
+
+    fn local_address(&self) -> SocketAddress {
+        let endpoint =
+            self.bound.get().map_or(Endpoint::wildcard(self.common.family), |bound| bound.endpoint);
+        endpoint.for_family(self.common.family)
+    }
+
+    fn peer_address(&self) -> Result<SocketAddress> {
+        self.link().map(|link| link.peer.for_family(self.common.family)).ok_or(Errno::ENOTCONN)
+    }
+
+    fn send(&self, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
+        let Some(link) = self.link() else {
+            self.common.take_error()?;
+            let connecting = matches!(&*self.state.lock(), State::Connecting { .. });
+            return Err(if connecting { Errno::EAGAIN } else { Errno::EPIPE });
+        };
+        if message.flags.contains(MessageFlags::OOB) {
+            // Urgent data is not supported on the way in, so it must not get lost.
+            return Err(Errno::EOPNOTSUPP);
+        }
+        link.pair.send(link.end, source, message)
+    }
+
+    fn receive(&self, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {
+        let Some(link) = self.link() else {
+            self.common.take_error()?;
+            let connecting = matches!(&*self.state.lock(), State::Connecting { .. });
+            return Err(if connecting { Errno::EAGAIN } else { Errno::ENOTCONN });
+        };
+        if flags.contains(MessageFlags::OOB) {
+            return Err(Errno::EINVAL);
+        }
+        link.pair.receive(link.end, sink, flags)
+    }
+
+    fn shutdown(&self, how: ShutdownHow) -> Result<()> {
+        if let Some(link) = self.link() {
+            return link.pair.shutdown(link.end, how);
+        }
+        let listener = {
+            let mut state = self.state.lock();
+            match &*state {
+                // Stops listening; the port stays bound.
+                State::Listening(_) if how.reads() => core::mem::replace(&mut *state, State::Idle),
+                State::Listening(_) => return Ok(()),
+                _ => return Err(Errno::ENOTCONN),
+            }
+        };
+        self.end_listening(listener);
+        self.common.queue.wake_all(IN | OUT | Events::HUP | Events::RDHUP);
+        Ok(())
+    }
+
+    fn poll(&self) -> Events {
+        let error = if self.common.error.get().is_some() { Events::ERR } else { Events::empty() };
+        let events = match &*self.state.lock() {
+            State::Idle => OUT | Events::HUP,
+            State::Listening(listener) if listener.queue.is_empty() => Events::empty(),
+            State::Listening(_) => IN,
+            State::Connecting { .. } => Events::empty(),
+            State::Failed => IN | OUT | Events::HUP | Events::RDHUP,
+            State::Connected(link) => link.pair.poll(link.end),
+        };
+        events | error
+    }
+
+    fn readable_bytes(&self) -> Result<usize> {
+        match &*self.state.lock() {
+            State::Listening(_) => Err(Errno::EINVAL),
+            State::Connected(link) => Ok(link.pair.readable_bytes(link.end)),
+            _ => Ok(0),
+        }
+    }
+
+    fn unsent_bytes(&self) -> usize {
+        self.link().map_or(0, |link| link.pair.unsent_bytes(link.end))
+    }
+
+    fn take_error(&self) -> Option<Errno> {
+        let own = self.common.error.lock().take();
+        own.or_else(|| self.link().and_then(|link| link.pair.take_error(link.end)))
+    }
+
+    fn options_changed(&self) {
+        if let Some(link) = self.link() {
+            link.pair.set_send_limit(link.end, self.send_limit());
+        }
+    }
+
+    fn close(&self) {
+        let state = core::mem::replace(&mut *self.state.lock(), State::Idle);
+        self.release_port();
+        match state {
+            State::Connected(link) => {
+                let abort = self.common.options.lock().linger == Some(0);
+                link.pair.close(link.end, if abort { Closing::Reset } else { Closing::Normal });
+            }
+            state => self.end_listening(state),
+        }
+    }
+
+    fn abort(&self) {
+        if let Some(link) = self.link() {
+            link.pair.close(link.end, Closing::Reset);
+        }
+        self.close();
+    }
+}
+
+impl TcpSocket {
+    /// Resets what was never accepted and refuses those who wait.
+    fn end_listening(&self, state: State) {
+        let State::Listening(listener) = state else { return };
+        for connection in listener.queue {
+            connection.abort();
+        }
+        for socket in listener.waiting.iter().filter_map(Weak::upgrade) {
+            socket.retry();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tcp_tests.rs"]
+mod tests;
