@@ -1,9 +1,12 @@
 #![doc = include_str!("../README.md")]
 
+pub mod admin;
 pub mod boots;
 pub mod build;
+pub mod catalog;
 pub mod clock;
 pub mod config;
+pub mod daemon;
 pub mod debug;
 pub mod function;
 pub mod gateway;

@@ -8,6 +8,7 @@
 mod freeze;
 mod import;
 
+pub(crate) use freeze::open_image;
 pub use freeze::{FreezeFailure, Frozen};
 pub use import::ImportFailure;
 

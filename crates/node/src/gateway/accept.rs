@@ -18,6 +18,9 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, timeout_at};
 
+/// Connections that may wait to be accepted; the host caps it (`somaxconn`).
+const BACKLOG: i32 = 4096;
+
 /// What the gateway can be told.
 #[derive(Clone, Copy, Debug)]
 pub struct GatewayConfig {
@@ -66,6 +69,8 @@ impl Gateway {
     /// The listener cannot be used at all.
     pub async fn listen(self, listener: TcpListener, function: Option<String>) -> io::Result<()> {
         listener.set_nonblocking(true)?;
+        // Bursts wait here, not in the clients' timeouts.
+        rustix::net::listen(&listener, BACKLOG)?;
         // Accepted sockets inherit it.
         set_nodelay(&listener)?;
         defer_accept(&listener, 1)?;

@@ -1,0 +1,141 @@
+//! Calling a function through the gateway, as any client would, and saying how
+//! its boot went.
+
+use super::Admin;
+use super::routes::{problem, unknown_function};
+use crate::boots::BootRecord;
+use crate::clock::monotonic_ns;
+use axum::body::Body;
+use axum::extract::{Path, Query, Request, State};
+use axum::http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::sleep;
+
+/// Header of the answer with the boot's phases as JSON, see
+/// [`Phases`](crate::boots::Phases); only if asked for and if an instance was booted.
+pub const PHASES_HEADER: &str = "x-thaw-phases";
+/// Header of the answer that says whether an instance was `booted` or `reused`.
+pub const BOOT_HEADER: &str = "x-thaw-boot";
+
+/// How long the sandbox may take to report the phases of a boot.
+const PHASES_PATIENCE: Duration = Duration::from_millis(500);
+
+#[derive(Deserialize)]
+pub(super) struct InvokeQuery {
+    /// Method of the request; default: `POST` with a body, `GET` without.
+    method: Option<String>,
+    /// Path and query of the request.
+    #[serde(default = "root")]
+    path: String,
+    /// Say how the boot went.
+    #[serde(default)]
+    timings: bool,
+}
+
+fn root() -> String {
+    "/".to_owned()
+}
+
+pub(super) async fn invoke(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<InvokeQuery>,
+    request: Request,
+) -> Response {
+    if admin.shared.route(&name).is_none() {
+        return unknown_function(&name);
+    }
+    let request = match translate(&name, &query, request) {
+        Ok(request) => request,
+        Err(reason) => return problem(StatusCode::BAD_REQUEST, "bad_request", reason),
+    };
+    let asked_ns = monotonic_ns();
+    match exchange(admin.gateway, request).await {
+        Ok((mut response, local)) => {
+            if query.timings {
+                match phases(&admin, local, asked_ns).await {
+                    Some(boot) => {
+                        let phases = serde_json::to_string(&boot.phases).unwrap_or_default();
+                        if let Ok(value) = HeaderValue::from_str(&phases) {
+                            response.headers_mut().insert(PHASES_HEADER, value);
+                        }
+                        response
+                            .headers_mut()
+                            .insert(BOOT_HEADER, HeaderValue::from_static("booted"));
+                    }
+                    None => {
+                        response
+                            .headers_mut()
+                            .insert(BOOT_HEADER, HeaderValue::from_static("reused"));
+                    }
+                }
+            }
+            response
+        }
+        Err(error) => problem(
+            StatusCode::BAD_GATEWAY,
+            "no_response",
+            format!(
+                "the function's response could not be read ({error}); `thaw logs {name}` may say why"
+            ),
+        ),
+    }
+}
+
+/// Makes the request to the function from the request to the API.
+fn translate(name: &str, query: &InvokeQuery, request: Request) -> Result<Request, String> {
+    let (mut parts, body) = request.into_parts();
+    let has_body = parts.headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0")
+        || parts.headers.contains_key(TRANSFER_ENCODING);
+    parts.method = match &query.method {
+        Some(method) => method.parse().map_err(|_| format!("`{method}` is not an HTTP method"))?,
+        None if has_body => Method::POST,
+        None => Method::GET,
+    };
+    let path = match query.path.starts_with('/') {
+        true => query.path.clone(),
+        false => format!("/{}", query.path),
+    };
+    parts.uri = path.parse::<Uri>().map_err(|_| format!("`{path}` is not a path"))?;
+    parts.headers.insert(HOST, HeaderValue::from_str(name).map_err(|error| error.to_string())?);
+    parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    Ok(Request::from_parts(parts, body))
+}
+
+/// One request over a connection of its own, whose local address tells it
+/// from all others.
+async fn exchange(
+    gateway: SocketAddr,
+    request: Request,
+) -> Result<(Response, SocketAddr), Box<dyn std::error::Error + Send + Sync>> {
+    let stream = TcpStream::connect(gateway).await?;
+    stream.set_nodelay(true)?;
+    let local = stream.local_addr()?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake::<_, Body>(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    let response = sender.send_request(request).await?;
+    let mut response = response.map(Body::new).into_response();
+    response.headers_mut().remove(CONNECTION);
+    Ok((response, local))
+}
+
+/// The boot that the connection from `local` caused, once it is reported.
+async fn phases(admin: &Admin, local: SocketAddr, asked_ns: u64) -> Option<BootRecord> {
+    let step = Duration::from_millis(5);
+    let mut waited = Duration::ZERO;
+    loop {
+        let found = admin.shared.boots().by_peer(local, asked_ns);
+        if found.is_some() || waited >= PHASES_PATIENCE {
+            return found;
+        }
+        sleep(step).await;
+        waited += step;
+    }
+}

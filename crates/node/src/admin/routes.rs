@@ -1,0 +1,168 @@
+//! Requests to the admin API.
+
+use super::Admin;
+use super::invoke::invoke;
+use super::types::{FunctionDetail, FunctionInfo, Problem, summarize_images};
+use crate::logs::Line;
+use crate::service::InstanceInfo;
+use axum::body::Body;
+use axum::extract::{Path, Query, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::{Stream, StreamExt};
+
+pub(super) fn router(admin: Admin) -> Router {
+    Router::new()
+        .route("/healthz", get(health))
+        .route("/metrics", get(metrics))
+        .route("/functions", get(functions))
+        .route("/functions/{name}", get(function))
+        .route("/functions/{name}/logs", get(logs))
+        .route("/functions/{name}/invoke", post(invoke))
+        .route("/instances", get(instances))
+        .route("/images", get(images))
+        .route("/reload", post(reload))
+        .fallback(|| async {
+            problem(
+                StatusCode::NOT_FOUND,
+                "unknown_path",
+                "see the documentation of the admin API for its paths",
+            )
+        })
+        .layer(middleware::from_fn(refuse_browsers))
+        .with_state(admin)
+}
+
+/// Builds an error answer.
+pub(super) fn problem(status: StatusCode, error: &str, reason: impl ToString) -> Response {
+    let problem = Problem { error: error.to_owned(), reason: reason.to_string() };
+    (status, Json(problem)).into_response()
+}
+
+pub(super) fn unknown_function(name: &str) -> Response {
+    let reason = format!("no function is named `{name}`; `thaw images` lists those there are");
+    problem(StatusCode::NOT_FOUND, "unknown_function", reason)
+}
+
+/// The API listens on the local machine without a password, where any page in
+/// a browser could reach it; browsers say so in `Origin`.
+async fn refuse_browsers(request: Request, next: Next) -> Response {
+    if request.headers().contains_key(header::ORIGIN) {
+        let reason = "the admin API does not serve pages in browsers; use a program";
+        return problem(StatusCode::FORBIDDEN, "forbidden", reason);
+    }
+    next.run(request).await
+}
+
+async fn health(State(admin): State<Admin>) -> Response {
+    if admin.shared.is_draining() {
+        return problem(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "shutting_down",
+            "the node is shutting down",
+        );
+    }
+    Json(json!({"status": "ok", "version": env!("CARGO_PKG_VERSION")})).into_response()
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    let mut counts = BTreeMap::new();
+    for instance in admin.shared.instances() {
+        let state = serde_json::to_value(instance.state).ok();
+        let state = state.and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default();
+        *counts.entry((instance.function.to_string(), state)).or_insert(0) += 1;
+    }
+    let counts: Vec<_> = counts.into_iter().map(|((f, state), count)| (f, state, count)).collect();
+    let zygotes = admin.catalog.pool().stats().ready as i64;
+    let text = admin.shared.metrics().text(&counts, zygotes);
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response()
+}
+
+async fn functions(State(admin): State<Admin>) -> Json<Vec<FunctionInfo>> {
+    let services = admin.shared.services();
+    Json(services.iter().map(|service| FunctionInfo::new(service, &admin.catalog)).collect())
+}
+
+async fn function(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
+    match admin.shared.route(&name) {
+        Some(service) => Json(FunctionDetail::new(&service, &admin)).into_response(),
+        None => unknown_function(&name),
+    }
+}
+
+async fn instances(State(admin): State<Admin>) -> Json<Vec<InstanceInfo>> {
+    Json(admin.shared.instances())
+}
+
+async fn images(State(admin): State<Admin>) -> Response {
+    let store = admin.catalog.store().clone();
+    match tokio::task::spawn_blocking(move || summarize_images(&store)).await {
+        Ok(Ok(images)) => Json(images).into_response(),
+        Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    }
+}
+
+async fn reload(State(admin): State<Admin>) -> Response {
+    let catalog = admin.catalog.clone();
+    match tokio::task::spawn_blocking(move || catalog.reload()).await {
+        Ok(Ok(report)) => {
+            (admin.on_reload)();
+            Json(report).into_response()
+        }
+        Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    }
+}
+
+#[derive(Deserialize)]
+struct LogQuery {
+    #[serde(default)]
+    follow: bool,
+}
+
+async fn logs(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<LogQuery>,
+) -> Response {
+    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    let log = match admin.catalog.log(service.name()) {
+        Ok(log) => log,
+        Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "log", error),
+    };
+    let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"))];
+    if !query.follow {
+        let text: String = log.recent().iter().map(|line| json_line(line)).collect();
+        return (kind, text).into_response();
+    }
+    let (recent, further) = log.follow();
+    (kind, Body::from_stream(lines(recent, further))).into_response()
+}
+
+fn lines(
+    recent: Vec<Arc<Line>>,
+    further: broadcast::Receiver<Arc<Line>>,
+) -> impl Stream<Item = Result<String, Infallible>> {
+    let recent = tokio_stream::iter(recent);
+    // A follower that is too slow misses lines; they are in the file.
+    let further = BroadcastStream::new(further).filter_map(Result::ok);
+    recent.chain(further).map(|line| Ok(json_line(&line)))
+}
+
+fn json_line(line: &Line) -> String {
+    let mut text = serde_json::to_string(line).expect("a line is plain data");
+    text.push('\n');
+    text
+}

@@ -1,0 +1,121 @@
+//! What the admin API says.
+
+use crate::boots::BootRecord;
+use crate::catalog::Catalog;
+use crate::config::{FunctionConfig, FunctionName, Isolation};
+use crate::function::BuiltFunction;
+use crate::service::{InstanceInfo, Service};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use thaw_store::{Store, StoreError};
+
+/// Boots that a [`FunctionDetail`] shows.
+const BOOTS_SHOWN: usize = 16;
+
+/// An answer that says why something was not done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// A short name of the error.
+    pub error: String,
+    /// One sentence.
+    pub reason: String,
+}
+
+/// A function, in short.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionInfo {
+    /// Its name.
+    pub name: FunctionName,
+    /// Its image.
+    pub image: String,
+    /// Port on which the program listens.
+    pub port: u16,
+    /// Its own gateway address, if it has one.
+    pub listen: Option<SocketAddr>,
+    /// When an instance may serve a second connection.
+    pub isolation: Isolation,
+    /// Live instances.
+    pub instances: usize,
+    /// Why it cannot be served, if so.
+    pub problem: Option<String>,
+}
+
+/// A function, in full.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FunctionDetail {
+    /// The function in short.
+    #[serde(flatten)]
+    pub info: FunctionInfo,
+    /// Its configuration.
+    pub config: FunctionConfig,
+    /// Its live instances.
+    pub live: Vec<InstanceInfo>,
+    /// Its most recent boots, newest first; times in nanoseconds.
+    pub boots: Vec<BootRecord>,
+}
+
+/// An image in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageSummary {
+    /// Its name.
+    pub image: String,
+    /// The functions that it belongs to; empty for one that nothing refers to.
+    pub functions: Vec<String>,
+    /// Bytes of the file, holes included.
+    pub len: u64,
+    /// Bytes on disk.
+    pub allocated: u64,
+    /// Whether a working set was recorded.
+    pub has_working_set: bool,
+}
+
+impl FunctionInfo {
+    pub(super) fn new(service: &Service, catalog: &Catalog) -> Self {
+        let config = service.config();
+        Self {
+            name: config.name.clone(),
+            image: service.image().to_owned(),
+            port: config.port.get(),
+            listen: config.listen,
+            isolation: config.isolation,
+            instances: service.instance_count(),
+            problem: catalog.problem(&config.name),
+        }
+    }
+}
+
+impl FunctionDetail {
+    pub(super) fn new(service: &Service, admin: &super::Admin) -> Self {
+        Self {
+            info: FunctionInfo::new(service, &admin.catalog),
+            config: service.config().clone(),
+            live: service.instances(),
+            boots: admin.shared.boots().of(service.name().as_str(), BOOTS_SHOWN),
+        }
+    }
+}
+
+/// All images of a store, with the functions that they belong to.
+///
+/// # Errors
+/// The store cannot be read.
+pub fn summarize_images(store: &Store) -> Result<Vec<ImageSummary>, StoreError> {
+    let functions: Vec<_> = store
+        .list_functions()?
+        .records
+        .into_iter()
+        .filter_map(|record| BuiltFunction::from_record(record).ok())
+        .collect();
+    let images = store.list_images()?.into_iter().map(|image| ImageSummary {
+        image: image.id.to_string(),
+        functions: functions
+            .iter()
+            .filter(|function| function.image == image.id)
+            .map(|function| function.function.config.name.to_string())
+            .collect(),
+        len: image.len,
+        allocated: image.allocated,
+        has_working_set: image.working_set_len > 0,
+    });
+    Ok(images.collect())
+}

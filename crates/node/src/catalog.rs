@@ -1,0 +1,251 @@
+//! The functions of the store, made into services.
+
+use crate::build::{self, BuildOptions, FreezeFailure, open_image};
+use crate::config::FunctionName;
+use crate::function::{BuiltFunction, FunctionError};
+use crate::instance::{Client, LaunchError, Launched, Launcher, SandboxLauncher, WorkingSetUse};
+use crate::logs::FunctionLog;
+use crate::node::Shared;
+use crate::service::Service;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use thaw_sandbox::{ImageError, PlanError, ZygotePool};
+use thaw_store::{ImageId, Store, StoreError};
+
+/// Turns stored functions into services and keeps them so.
+pub struct Catalog {
+    store: Store,
+    logs_directory: PathBuf,
+    pool: Arc<ZygotePool>,
+    shared: Arc<Shared>,
+    working_set: WorkingSetUse,
+    known: Mutex<BTreeMap<FunctionName, Known>>,
+    logs: Mutex<HashMap<FunctionName, Arc<FunctionLog>>>,
+}
+
+/// What the catalog has installed.
+struct Known {
+    image: ImageId,
+    created_ms: u64,
+    /// Why it cannot be served, if so.
+    problem: Option<String>,
+}
+
+/// What a reload changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reload {
+    /// Functions that are new or have a new version.
+    pub loaded: Vec<String>,
+    /// Functions that are gone.
+    pub removed: Vec<String>,
+    /// Functions that cannot be served, with the reason.
+    pub broken: BTreeMap<String, String>,
+}
+
+/// Why a function cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Its record or files are not usable.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+    /// Its files are missing or damaged.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Its image cannot be used here.
+    #[error(transparent)]
+    Image(#[from] FreezeFailure),
+    /// Its image cannot be booted.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Its log cannot be opened.
+    #[error("cannot open the log of the function ({0}); check the logs directory")]
+    Log(#[from] io::Error),
+}
+
+impl LoadError {
+    /// Whether freezing the function anew would mend it.
+    fn is_mended_by_freezing(&self) -> bool {
+        match self {
+            Self::Image(FreezeFailure::Image(error)) => !matches!(error, ImageError::Read(_)),
+            Self::Image(FreezeFailure::Store(error)) => error.is_not_found(),
+            _ => false,
+        }
+    }
+}
+
+/// Stands in for a function that cannot be served, so that its clients learn why.
+struct Broken {
+    reason: String,
+}
+
+impl Launcher for Broken {
+    fn launch(&self, _client: Option<&Client>) -> Result<Launched, LaunchError> {
+        Err(LaunchError(self.reason.clone()))
+    }
+
+    fn is_ready(&self) -> bool {
+        true
+    }
+}
+
+impl Catalog {
+    /// A catalog of the functions in `store`, with nothing loaded yet.
+    pub fn new(
+        store: Store,
+        logs_directory: PathBuf,
+        pool: Arc<ZygotePool>,
+        shared: Arc<Shared>,
+        working_set: WorkingSetUse,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            logs_directory,
+            pool,
+            shared,
+            working_set,
+            known: Mutex::default(),
+            logs: Mutex::default(),
+        })
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The zygotes.
+    pub fn pool(&self) -> &Arc<ZygotePool> {
+        &self.pool
+    }
+
+    /// Why a function cannot be served, if it cannot.
+    pub fn problem(&self, name: &FunctionName) -> Option<String> {
+        self.known.lock().expect("no holder panics").get(name)?.problem.clone()
+    }
+
+    /// The log of a function, opened if it was not.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn log(&self, name: &FunctionName) -> io::Result<Arc<FunctionLog>> {
+        let mut logs = self.logs.lock().expect("no holder panics");
+        if let Some(log) = logs.get(name) {
+            return Ok(log.clone());
+        }
+        let log = FunctionLog::open(&self.logs_directory, name.as_str())?;
+        logs.insert(name.clone(), log.clone());
+        Ok(log)
+    }
+
+    /// Compares what is served with the store, and serves what is new. Reads
+    /// whole images, so it may take seconds. One broken function does not keep
+    /// the others from being served.
+    ///
+    /// # Errors
+    /// The store cannot be read at all.
+    pub fn reload(self: &Arc<Self>) -> Result<Reload, StoreError> {
+        let list = self.store.list_functions()?;
+        let mut report = Reload::default();
+        for (name, error) in list.damaged {
+            report.broken.insert(name.to_string(), error.to_string());
+        }
+        let mut present = Vec::new();
+        for record in list.records {
+            let name = record.name.to_string();
+            match BuiltFunction::from_record(record) {
+                Ok(function) => {
+                    present.push(function.function.config.name.clone());
+                    self.refresh(&function, &mut report);
+                }
+                Err(error) => {
+                    report.broken.insert(name, error.to_string());
+                }
+            }
+        }
+        let mut known = self.known.lock().expect("no holder panics");
+        let gone: Vec<_> = known.keys().filter(|name| !present.contains(name)).cloned().collect();
+        for name in gone {
+            known.remove(&name);
+            self.shared.remove(name.as_str());
+            report.removed.push(name.to_string());
+        }
+        Ok(report)
+    }
+
+    fn refresh(self: &Arc<Self>, function: &BuiltFunction, report: &mut Reload) {
+        let name = function.function.config.name.clone();
+        if let Some(known) = self.known.lock().expect("no holder panics").get(&name)
+            && known.image == function.image
+            && known.created_ms == function.created_ms
+        {
+            if let Some(problem) = &known.problem {
+                report.broken.insert(name.to_string(), problem.clone());
+            }
+            return;
+        }
+        let (launcher, problem): (Arc<dyn Launcher>, _) = match self.launcher(function) {
+            Ok(launcher) => (Arc::new(launcher), None),
+            Err(error) => {
+                let mut reason = error.to_string();
+                if error.is_mended_by_freezing() {
+                    reason.push_str("; this is being done now");
+                    self.freeze_anew(&name);
+                }
+                tracing::error!(function = %name, "cannot serve the function: {reason}");
+                (Arc::new(Broken { reason: reason.clone() }), Some(reason))
+            }
+        };
+        match &problem {
+            Some(reason) => {
+                report.broken.insert(name.to_string(), reason.clone());
+            }
+            None => report.loaded.push(name.to_string()),
+        }
+        let config = function.function.config.clone();
+        let image = function.image.to_string();
+        self.shared.install(Service::new(config, image, launcher, self.shared.clone()));
+        let (image, created_ms) = (function.image, function.created_ms);
+        let known = Known { image, created_ms, problem };
+        self.known.lock().expect("no holder panics").insert(name, known);
+    }
+
+    fn launcher(&self, function: &BuiltFunction) -> Result<SandboxLauncher, LoadError> {
+        let config = &function.function.config;
+        let rootfs = function.rootfs(&self.store)?;
+        let image = open_image(&self.store, function.image, &rootfs)?;
+        let pipes = self.log(&config.name)?.pipes()?;
+        Ok(SandboxLauncher::new(
+            self.pool.clone(),
+            &self.store,
+            rootfs,
+            function.image,
+            image,
+            pipes,
+            &config.limits,
+            config.port.get(),
+            self.working_set,
+        )?)
+    }
+
+    /// Freezes a function again in the background and serves the new image.
+    fn freeze_anew(self: &Arc<Self>, name: &FunctionName) {
+        let (catalog, name) = (self.clone(), name.clone());
+        tokio::task::spawn_blocking(move || {
+            let options = BuildOptions::default();
+            match build::refreeze(&catalog.store, name.as_str(), &options, &mut |_| {}) {
+                Ok(_) => {
+                    tracing::info!(function = %name, "froze the function anew");
+                    if let Err(error) = catalog.reload() {
+                        tracing::error!("{error}");
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(function = %name, "could not freeze the function anew: {error}");
+                }
+            }
+        });
+    }
+}
