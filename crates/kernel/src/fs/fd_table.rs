@@ -48,7 +48,13 @@ impl FdTable {
 
     /// Gives `file` the lowest free descriptor that is at least `from`.
     /// `EMFILE` if it would not be below `limit` (`RLIMIT_NOFILE`).
-    pub fn insert_from(&mut self, from: i32, file: Arc<OpenFile>, on_exec: OnExec, limit: u64) -> Result<i32> {
+    pub fn insert_from(
+        &mut self,
+        from: i32,
+        file: Arc<OpenFile>,
+        on_exec: OnExec,
+        limit: u64,
+    ) -> Result<i32> {
         let first = self.lowest_free.max(from.max(0) as usize);
         let mut at = first;
         while self.slots.get(at).is_some_and(Option::is_some) {

@@ -261,8 +261,18 @@ pub struct OpenFile {
 
 impl OpenFile {
     /// A new description at position 0.
-    pub fn new(file: Arc<dyn File>, flags: OpenFlags, path: Option<super::path::Path>) -> Arc<Self> {
-        Arc::new(Self { file, path, flags: AtomicU32::new(flags.bits()), position: Lock::new(0), has_locks: AtomicBool::new(false) })
+    pub fn new(
+        file: Arc<dyn File>,
+        flags: OpenFlags,
+        path: Option<super::path::Path>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            file,
+            path,
+            flags: AtomicU32::new(flags.bits()),
+            position: Lock::new(0),
+            has_locks: AtomicBool::new(false),
+        })
     }
 
     /// Access mode and status flags.
@@ -346,7 +356,10 @@ impl OpenFile {
             match self.blocking(self.file.write_timeout_ns(), || self.file.write(source, 0)) {
                 Ok(count) => {
                     done += count;
-                    if source.remaining() == 0 || self.flags().contains(OpenFlags::NONBLOCK) || count == 0 {
+                    if source.remaining() == 0
+                        || self.flags().contains(OpenFlags::NONBLOCK)
+                        || count == 0
+                    {
                         return Ok(done);
                     }
                 }
@@ -371,7 +384,11 @@ impl OpenFile {
 
     /// Runs `attempt`, and again whenever the file's readiness changes, for as
     /// long as it says `EAGAIN` and the description may block.
-    pub fn blocking<T>(&self, timeout_ns: Option<u64>, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    pub fn blocking<T>(
+        &self,
+        timeout_ns: Option<u64>,
+        mut attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
         let first = attempt();
         if !matches!(first, Err(Errno::EAGAIN)) || self.flags().contains(OpenFlags::NONBLOCK) {
             return first;

@@ -22,7 +22,12 @@ mod imp {
     }
 
     /// Asks the broker; the tail of its answer goes to `reply`.
-    pub fn broker_request(kind: u32, body: &[u8], tail: &[u8], reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
+    pub fn broker_request(
+        kind: u32,
+        body: &[u8],
+        tail: &[u8],
+        reply: &mut Vec<u8>,
+    ) -> Result<Option<HostFd>> {
         crate::boot::broker::request(kind, body, tail, reply)
     }
 
@@ -49,7 +54,12 @@ mod imp {
     }
 
     /// Reads a host file at `offset`, at most `len` bytes.
-    pub fn read_descriptor(fd: HostFd, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
+    pub fn read_descriptor(
+        fd: HostFd,
+        sink: &mut Sink<'_>,
+        offset: u64,
+        len: usize,
+    ) -> Result<usize> {
         let mut done = 0;
         while done < len {
             let Some((to, piece)) = sink.next_piece() else { break };
@@ -62,12 +72,14 @@ mod imp {
                 }
                 // The host does not run our fault handler, so a page that the
                 // kernel would map on first touch looks unmapped to it.
-                Err(crate::errno::Errno::EFAULT) => match read_bounced(fd, sink, offset + done as u64, step) {
-                    Ok(0) => break,
-                    Ok(count) => done += count,
-                    Err(error) if done == 0 => return Err(error),
-                    Err(_) => break,
-                },
+                Err(crate::errno::Errno::EFAULT) => {
+                    match read_bounced(fd, sink, offset + done as u64, step) {
+                        Ok(0) => break,
+                        Ok(count) => done += count,
+                        Err(error) if done == 0 => return Err(error),
+                        Err(_) => break,
+                    }
+                }
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
             }
@@ -107,7 +119,12 @@ mod imp {
         CLOCK.fetch_add(1000, Ordering::Relaxed)
     }
 
-    pub fn broker_request(_kind: u32, _body: &[u8], _tail: &[u8], _reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
+    pub fn broker_request(
+        _kind: u32,
+        _body: &[u8],
+        _tail: &[u8],
+        _reply: &mut Vec<u8>,
+    ) -> Result<Option<HostFd>> {
         Err(Errno::EIO)
     }
 
@@ -129,7 +146,12 @@ mod imp {
         sink.put(&rest[..rest.len().min(len)])
     }
 
-    pub fn read_descriptor(_fd: HostFd, _sink: &mut Sink<'_>, _offset: u64, _len: usize) -> Result<usize> {
+    pub fn read_descriptor(
+        _fd: HostFd,
+        _sink: &mut Sink<'_>,
+        _offset: u64,
+        _len: usize,
+    ) -> Result<usize> {
         Err(Errno::EIO)
     }
 }

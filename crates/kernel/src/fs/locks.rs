@@ -152,7 +152,10 @@ impl LockTable {
             }
             changed = true;
             if lock.range.start < range.start {
-                kept.push(Held { range: Range { start: lock.range.start, end: range.start }, ..lock });
+                kept.push(Held {
+                    range: Range { start: lock.range.start, end: range.start },
+                    ..lock
+                });
             }
             if lock.range.end > range.end {
                 kept.push(Held { range: Range { start: range.end, end: lock.range.end }, ..lock });
@@ -185,7 +188,10 @@ mod tests {
             table.acquire(FILE, lock(3, LockKind::Write, 12, 13), Patience::Refuse),
             Err(Errno::EAGAIN)
         );
-        assert_eq!(table.conflict(FILE, &lock(3, LockKind::Write, 12, 13)), Some(lock(2, LockKind::Read, 5, 15)));
+        assert_eq!(
+            table.conflict(FILE, &lock(3, LockKind::Write, 12, 13)),
+            Some(lock(2, LockKind::Read, 5, 15))
+        );
         table.acquire(FILE, lock(3, LockKind::Write, 20, 30), Patience::Refuse).unwrap();
         table.release(FILE, Owner::Process(2), Range::ALL);
         table.acquire(FILE, lock(3, LockKind::Write, 12, 13), Patience::Refuse).unwrap();

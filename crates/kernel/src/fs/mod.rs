@@ -41,7 +41,7 @@ pub use context::{Context, FsContext};
 pub use lower::LowerLayer;
 
 use dentry::Dentry;
-use inode::{FilesystemId, Inode as _, NewInode, NewKind};
+use inode::{FilesystemId, NewInode, NewKind};
 use locks::LockTable;
 use mount::{MountTable, NewMount};
 use overlay::{Node, Overlay};
@@ -77,7 +77,15 @@ impl FileSystems {
     pub fn new(lower: LowerLayer) -> Result<Self> {
         let root = Dentry::root(Overlay::over(lower, ROOT_FS)?);
         let mut mounts = MountTable::default();
-        mounts.mount(NewMount { kind: "overlay", source: "overlay", options: "rw,relatime", root: root.clone() }, None);
+        mounts.mount(
+            NewMount {
+                kind: "overlay",
+                source: "overlay",
+                options: "rw,relatime",
+                root: root.clone(),
+            },
+            None,
+        );
         let dev = Dentry::root(dev::file_system(DEV_FS)?);
         let shm = Dentry::root(Overlay::empty(SHM_FS, 0o1777));
         let proc = Dentry::root(proc::root(PROC_FS));

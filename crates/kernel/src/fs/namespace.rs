@@ -12,7 +12,12 @@ use super::walk::{Last, Parent, walk_parent};
 use crate::errno::{Errno, Result};
 
 /// What a new file in `directory` looks like (umask(2), inode(7) on set-group-id).
-pub fn new_inode(context: &Context, directory: &Attributes, kind: NewKind, permissions: u32) -> NewInode {
+pub fn new_inode(
+    context: &Context,
+    directory: &Attributes,
+    kind: NewKind,
+    permissions: u32,
+) -> NewInode {
     let inherits = directory.mode & S_ISGID != 0;
     let gid = if inherits { directory.gid } else { context.identity.gid };
     let mut permissions = match kind {
@@ -31,7 +36,13 @@ pub fn check_may_change(context: &Context, directory: &Path) -> Result<()> {
 }
 
 /// Creates a file that is not a directory entry yet; `EEXIST` if it is.
-pub fn create(context: &Context, start: &Path, path: &[u8], kind: NewKind, permissions: u32) -> Result<Path> {
+pub fn create(
+    context: &Context,
+    start: &Path,
+    path: &[u8],
+    kind: NewKind,
+    permissions: u32,
+) -> Result<Path> {
     let parent = walk_parent(context, start, path)?;
     let Last::Name(name) = &parent.last else { return Err(Errno::EEXIST) };
     if parent.directory.dentry().child(name)?.is_some() {
@@ -182,7 +193,9 @@ pub fn rename(
         (None, RenameKind::Exchange) => return Err(Errno::ENOENT),
         _ => {}
     }
-    if !moved_is_directory && (from.trailing_slash || kind != RenameKind::Exchange && to.trailing_slash) {
+    if !moved_is_directory
+        && (from.trailing_slash || kind != RenameKind::Exchange && to.trailing_slash)
+    {
         return Err(Errno::ENOTDIR);
     }
     // A directory must not become its own descendant.
@@ -192,7 +205,11 @@ pub fn rename(
     if let Some(target) = &to.dentry {
         let above = from.directory.is_below(&Path::new(target.clone()));
         if above {
-            return Err(if kind == RenameKind::Exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
+            return Err(if kind == RenameKind::Exchange {
+                Errno::EINVAL
+            } else {
+                Errno::ENOTEMPTY
+            });
         }
     }
     if to.directory.dentry().is_unlinked() {
@@ -205,7 +222,8 @@ pub fn rename(
         // Two names of one file: nothing happens (rename(2)).
         return Ok(());
     }
-    let mode = if kind == RenameKind::Exchange { RenameMode::Exchange } else { RenameMode::Replace };
+    let mode =
+        if kind == RenameKind::Exchange { RenameMode::Exchange } else { RenameMode::Replace };
     from.directory.inode().rename(&from.name, to.directory.inode(), &to.name, mode)?;
     if mode == RenameMode::Exchange {
         Dentry::exchange(&from.name, from.directory.dentry(), &to.name, to.directory.dentry());
@@ -215,7 +233,13 @@ pub fn rename(
     Ok(())
 }
 
-fn check_rename(context: &Context, from: &Side, to: &Side, moved: &Arc<Dentry>, kind: RenameKind) -> Result<()> {
+fn check_rename(
+    context: &Context,
+    from: &Side,
+    to: &Side,
+    moved: &Arc<Dentry>,
+    kind: RenameKind,
+) -> Result<()> {
     let identity = &context.identity;
     check_may_change(context, &from.directory)?;
     identity.check_sticky(&**from.directory.inode(), &*moved.inode)?;

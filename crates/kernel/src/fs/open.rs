@@ -39,7 +39,8 @@ const TMPFILE_BIT: OpenFlags = OpenFlags::from_bits_retain(0o20000000);
 pub fn open(context: &Context, start: &Path, path: &[u8], how: How) -> Result<Arc<OpenFile>> {
     let mut flags = how.flags;
     if flags.contains(OpenFlags::PATH) {
-        let kept = OpenFlags::PATH | OpenFlags::CLOEXEC | OpenFlags::DIRECTORY | OpenFlags::NOFOLLOW;
+        let kept =
+            OpenFlags::PATH | OpenFlags::CLOEXEC | OpenFlags::DIRECTORY | OpenFlags::NOFOLLOW;
         flags &= kept;
     }
     if flags.intersects(TMPFILE_BIT) {
@@ -81,14 +82,20 @@ fn find_or_create(
             return Err(Errno::EISDIR);
         }
         let Some(found) = walk.child(&parent.directory, &name)? else {
-            let new =
-                namespace::create_in(context, &parent.directory, &name, NewKind::Regular, how.permissions)?;
+            let new = namespace::create_in(
+                context,
+                &parent.directory,
+                &name,
+                NewKind::Regular,
+                how.permissions,
+            )?;
             return Ok((new, true));
         };
         if how.flags.contains(OpenFlags::EXCL) {
             return Err(Errno::EEXIST);
         }
-        if found.inode().file_type() != FileType::Symlink || how.flags.contains(OpenFlags::NOFOLLOW) {
+        if found.inode().file_type() != FileType::Symlink || how.flags.contains(OpenFlags::NOFOLLOW)
+        {
             return Ok((found, false));
         }
         match walk.read_link(&found)? {
@@ -114,7 +121,8 @@ fn open_unnamed(context: &Context, start: &Path, path: &[u8], how: How) -> Resul
     }
     namespace::check_may_change(context, &directory)?;
     let holder = directory.inode();
-    let new = namespace::new_inode(context, &holder.attributes(), NewKind::Regular, how.permissions);
+    let new =
+        namespace::new_inode(context, &holder.attributes(), NewKind::Regular, how.permissions);
     let inode = holder.create_unnamed(&new)?;
     let name = alloc::format!("#{}", inode.attributes().ino);
     let dentry = Dentry::detached(inode, name.as_bytes(), directory.dentry());
@@ -172,7 +180,12 @@ fn open_checked(target: Path, flags: OpenFlags) -> Result<Arc<OpenFile>> {
 }
 
 /// Finds the program at `path` and opens it for execve(2).
-pub fn open_program(context: &Context, start: &Path, path: &[u8], follow: Follow) -> Result<Arc<OpenFile>> {
+pub fn open_program(
+    context: &Context,
+    start: &Path,
+    path: &[u8],
+    follow: Follow,
+) -> Result<Arc<OpenFile>> {
     let target = Walk::new(context, start, Resolve::empty()).to(start, path, follow)?;
     match target.inode().file_type() {
         FileType::Regular => {}

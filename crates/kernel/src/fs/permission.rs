@@ -60,7 +60,9 @@ impl Identity {
 
     /// `EACCES` unless all of `access` is allowed.
     pub fn check(&self, inode: &dyn Inode, access: Access) -> Result<()> {
-        if self.is_root() && (!access.contains(Access::EXECUTE) || inode.file_type() == FileType::Directory) {
+        if self.is_root()
+            && (!access.contains(Access::EXECUTE) || inode.file_type() == FileType::Directory)
+        {
             return Ok(());
         }
         self.check_attributes(&inode.attributes(), access)
@@ -69,8 +71,13 @@ impl Identity {
     /// As [`Identity::check`].
     pub fn check_attributes(&self, attributes: &Attributes, access: Access) -> Result<()> {
         if self.is_root() {
-            let executable = attributes.file_type() == FileType::Directory || attributes.mode & 0o111 != 0;
-            return if access.contains(Access::EXECUTE) && !executable { Err(Errno::EACCES) } else { Ok(()) };
+            let executable =
+                attributes.file_type() == FileType::Directory || attributes.mode & 0o111 != 0;
+            return if access.contains(Access::EXECUTE) && !executable {
+                Err(Errno::EACCES)
+            } else {
+                Ok(())
+            };
         }
         let shift = if self.uid == attributes.uid {
             6
@@ -79,7 +86,11 @@ impl Identity {
         } else {
             0
         };
-        if (attributes.mode >> shift) & access.bits() == access.bits() { Ok(()) } else { Err(Errno::EACCES) }
+        if (attributes.mode >> shift) & access.bits() == access.bits() {
+            Ok(())
+        } else {
+            Err(Errno::EACCES)
+        }
     }
 
     /// `EPERM` if a sticky directory protects a file from removal.
@@ -88,7 +99,8 @@ impl Identity {
             return Ok(());
         }
         let holder = directory.attributes();
-        if holder.mode & S_ISVTX == 0 || holder.uid == self.uid || file.attributes().uid == self.uid {
+        if holder.mode & S_ISVTX == 0 || holder.uid == self.uid || file.attributes().uid == self.uid
+        {
             return Ok(());
         }
         Err(Errno::EPERM)

@@ -137,7 +137,10 @@ pub struct SymbolicLink {
 
 impl SymbolicLink {
     /// A link that `target` resolves.
-    pub fn new(place: Place, target: impl Fn() -> Result<Link> + Send + Sync + 'static) -> Arc<Self> {
+    pub fn new(
+        place: Place,
+        target: impl Fn() -> Result<Link> + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Arc::new(Self { place, target: Box::new(target) })
     }
 }
@@ -173,12 +176,20 @@ pub struct Generated {
 
 impl Generated {
     /// A file that can only be read.
-    pub fn read_only(place: Place, generate: impl Fn() -> Result<Vec<u8>> + Send + Sync + 'static) -> Arc<Self> {
+    pub fn read_only(
+        place: Place,
+        generate: impl Fn() -> Result<Vec<u8>> + Send + Sync + 'static,
+    ) -> Arc<Self> {
         Self::new(place, 0o444, Arc::new(generate), None)
     }
 
     /// A file.
-    pub fn new(place: Place, permissions: u32, generate: Generate, accept: Option<Accept>) -> Arc<Self> {
+    pub fn new(
+        place: Place,
+        permissions: u32,
+        generate: Generate,
+        accept: Option<Accept>,
+    ) -> Arc<Self> {
         Arc::new(Self { place, permissions, generate, accept })
     }
 }
@@ -221,13 +232,16 @@ impl File for GeneratedFile {
                 fresh
             }
         };
-        let rest = usize::try_from(offset).ok().and_then(|offset| content.get(offset..)).unwrap_or(&[]);
+        let rest =
+            usize::try_from(offset).ok().and_then(|offset| content.get(offset..)).unwrap_or(&[]);
         sink.put(rest)
     }
 
     fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
         let accept = self.inode.accept.as_ref().ok_or(Errno::EACCES)?;
-        let bytes = source.take_all(4096).map_err(|error| if error == Errno::EMSGSIZE { Errno::EINVAL } else { error })?;
+        let bytes = source
+            .take_all(4096)
+            .map_err(|error| if error == Errno::EMSGSIZE { Errno::EINVAL } else { error })?;
         accept(&bytes)?;
         Ok(bytes.len())
     }
@@ -295,7 +309,9 @@ impl Kind {
             Self::Setting(generate, accept) => {
                 Generated::new(place, 0o644, Arc::new(*generate), Some(Arc::new(*accept)))
             }
-            Self::Link(target) => SymbolicLink::new(place, move || Ok(Link::Text(target.as_bytes().to_vec()))),
+            Self::Link(target) => {
+                SymbolicLink::new(place, move || Ok(Link::Text(target.as_bytes().to_vec())))
+            }
             Self::Made(_, make) => make(&place),
         }
     }

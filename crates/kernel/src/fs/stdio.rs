@@ -97,8 +97,19 @@ impl StandardStream {
     }
 
     fn attributes(&self) -> Attributes {
-        let (mode, rdev) = if self.is_terminal() { (0o020620, super::dev::makedev(136, 0)) } else { (0o010600, 0) };
-        Attributes { dev: 14, ino: 3 + self.stream.0 as u64, mode, nlink: 1, rdev, ..Attributes::default() }
+        let (mode, rdev) = if self.is_terminal() {
+            (0o020620, super::dev::makedev(136, 0))
+        } else {
+            (0o010600, 0)
+        };
+        Attributes {
+            dev: 14,
+            ino: 3 + self.stream.0 as u64,
+            mode,
+            nlink: 1,
+            rdev,
+            ..Attributes::default()
+        }
     }
 }
 
@@ -147,7 +158,8 @@ impl File for StandardStream {
             }
             TIOCGWINSZ => {
                 let window = crate::state::kernel().window.get();
-                let size = WinSize { rows: window.rows, columns: window.columns, ..WinSize::default() };
+                let size =
+                    WinSize { rows: window.rows, columns: window.columns, ..WinSize::default() };
                 argument.write(&size)?;
             }
             TIOCSWINSZ => {

@@ -138,7 +138,11 @@ impl<'c> Walk<'c> {
             if at == end {
                 // Nothing but slashes, or the end after a link's target.
                 return Ok(if to_parent {
-                    Stop::Before(Parent { directory: current, last: Last::Root, trailing_slash: true })
+                    Stop::Before(Parent {
+                        directory: current,
+                        last: Last::Root,
+                        trailing_slash: true,
+                    })
                 } else {
                     Stop::At(current, true)
                 });
@@ -209,7 +213,11 @@ impl<'c> Walk<'c> {
 
     fn up(&self, from: &Path) -> Result<Path> {
         if from.is(&self.root) {
-            return if self.resolve.contains(Resolve::BENEATH) { Err(Errno::EXDEV) } else { Ok(from.clone()) };
+            return if self.resolve.contains(Resolve::BENEATH) {
+                Err(Errno::EXDEV)
+            } else {
+                Ok(from.clone())
+            };
         }
         if self.resolve.contains(Resolve::NO_XDEV) && from.dentry().root_of().is_some() {
             return Err(Errno::EXDEV);

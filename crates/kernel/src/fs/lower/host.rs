@@ -10,7 +10,8 @@ use alloc::vec::Vec;
 
 use bytemuck::Zeroable;
 use thaw_abi::control::{
-    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK, MSG_FS_STAT,
+    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK,
+    MSG_FS_STAT,
 };
 
 use super::{Lower, LowerAttributes, LowerId};
@@ -64,7 +65,9 @@ impl HostLower {
         match host_side::broker_request(MSG_FS_STAT, &[], path, &mut reply) {
             Ok(_) => {}
             // What the host keeps from the broker does not exist for the guest.
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EACCES | Errno::ENAMETOOLONG) => {
+            Err(
+                Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EACCES | Errno::ENAMETOOLONG,
+            ) => {
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -134,7 +137,12 @@ impl Lower for HostLower {
         let mut reply = Vec::new();
         loop {
             reply.clear();
-            host_side::broker_request(MSG_FS_LIST, bytemuck::bytes_of(&request), &path, &mut reply)?;
+            host_side::broker_request(
+                MSG_FS_LIST,
+                bytemuck::bytes_of(&request),
+                &path,
+                &mut reply,
+            )?;
             if reply.is_empty() {
                 return Ok(());
             }
@@ -169,7 +177,8 @@ impl Lower for HostLower {
 }
 
 /// Host descriptors by path. Rebuilt in every boot.
-static DESCRIPTORS: Lock<Descriptors> = Lock::new(Descriptors { generation: 0, by_path: BTreeMap::new() });
+static DESCRIPTORS: Lock<Descriptors> =
+    Lock::new(Descriptors { generation: 0, by_path: BTreeMap::new() });
 
 struct Descriptors {
     generation: u64,

@@ -87,7 +87,17 @@ impl Lower for Empty {
     }
     fn attributes(&self, _: LowerId) -> Result<LowerAttributes> {
         let mtime = Timestamp { sec: 0, nsec: 0 };
-        Ok(LowerAttributes { ino: 1, device: 0, mode: 0o040755, uid: 0, gid: 0, nlink: 2, rdev: 0, size: 0, mtime })
+        Ok(LowerAttributes {
+            ino: 1,
+            device: 0,
+            mode: 0o040755,
+            uid: 0,
+            gid: 0,
+            nlink: 2,
+            rdev: 0,
+            size: 0,
+            mtime,
+        })
     }
     fn lookup(&self, _: LowerId, _: &[u8]) -> Result<Option<LowerId>> {
         Ok(None)

@@ -92,7 +92,8 @@ impl RegularFile {
 
     /// fallocate(2), without a mode or with `KEEP_SIZE`.
     pub fn allocate(&self, offset: u64, len: u64, grow: Grow) -> Result<()> {
-        let end = offset.checked_add(len).filter(|&end| end <= MAX_FILE_SIZE).ok_or(Errno::EFBIG)?;
+        let end =
+            offset.checked_add(len).filter(|&end| end <= MAX_FILE_SIZE).ok_or(Errno::EFBIG)?;
         let grows = grow == Grow::Yes && end > self.size();
         if grows && self.sealed(Seals::GROW) {
             return Err(Errno::EPERM);
@@ -136,7 +137,8 @@ impl File for RegularFile {
         if source.remaining() == 0 {
             return Ok(0);
         }
-        let mut room = MAX_FILE_SIZE.checked_sub(offset).filter(|&room| room > 0).ok_or(Errno::EFBIG)?;
+        let mut room =
+            MAX_FILE_SIZE.checked_sub(offset).filter(|&room| room > 0).ok_or(Errno::EFBIG)?;
         if self.seals.is_some() {
             if self.sealed(Seals::WRITE | Seals::FUTURE_WRITE) {
                 return Err(Errno::EPERM);

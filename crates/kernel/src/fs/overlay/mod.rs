@@ -63,7 +63,12 @@ impl Overlay {
     }
 
     fn instance(id: FilesystemId, lower: Option<LowerLayer>) -> Arc<Self> {
-        Arc::new(Self { id, lower, next_ino: AtomicU64::new(FIRST_OWN_INO), linked: Lock::default() })
+        Arc::new(Self {
+            id,
+            lower,
+            next_ino: AtomicU64::new(FIRST_OWN_INO),
+            linked: Lock::default(),
+        })
     }
 
     /// Device number of files that belong to the file system itself.

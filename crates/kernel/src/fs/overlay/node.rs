@@ -13,8 +13,8 @@ use super::{DirectoryFile, Overlay, device_number};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, OpenFlags};
 use crate::fs::inode::{
-    AttributeChanges, Attributes, FileType, FilesystemId, Inode, Link, NewInode, NewKind, RenameMode, Statfs,
-    Timestamp,
+    AttributeChanges, Attributes, FileType, FilesystemId, Inode, Link, NewInode, NewKind,
+    RenameMode, Statfs, Timestamp,
 };
 use crate::fs::lower::{LowerId, LowerLayer};
 use crate::sync::Lock;
@@ -90,7 +90,9 @@ impl Node {
         let file_type = FileType::from_mode(below.mode).ok_or(Errno::EIO)?;
         let body = match file_type {
             FileType::Regular => Body::Regular(Lock::new(Content::of_lower(id, below.size))),
-            FileType::Directory => Body::Directory(Lock::new(Entries { lower: Some(id), changed: BTreeMap::new() })),
+            FileType::Directory => {
+                Body::Directory(Lock::new(Entries { lower: Some(id), changed: BTreeMap::new() }))
+            }
             FileType::Symlink => Body::LowerSymlink(id, below.size),
             _ => Body::Special,
         };
@@ -245,7 +247,9 @@ impl Inode for Node {
     }
 
     fn link(&self, name: &[u8], target: &Arc<dyn Inode>) -> Result<()> {
-        let target = super::node_of_inode(target).filter(|node| node.fs.id == self.fs.id).ok_or(Errno::EXDEV)?;
+        let target = super::node_of_inode(target)
+            .filter(|node| node.fs.id == self.fs.id)
+            .ok_or(Errno::EXDEV)?;
         if target.meta.lock().nlink >= 65000 {
             return Err(Errno::EMLINK);
         }
@@ -271,7 +275,9 @@ impl Inode for Node {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        let to = super::node_of_inode(new_directory).filter(|node| node.fs.id == self.fs.id).ok_or(Errno::EXDEV)?;
+        let to = super::node_of_inode(new_directory)
+            .filter(|node| node.fs.id == self.fs.id)
+            .ok_or(Errno::EXDEV)?;
         self.rename_entry(name, &to, new_name, mode)
     }
 

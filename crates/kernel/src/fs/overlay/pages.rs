@@ -45,7 +45,9 @@ impl Content {
 
     /// The lower file, if the content is exactly its content.
     pub fn untouched(&self) -> Option<LowerId> {
-        self.below.filter(|below| below.len == self.size && self.pages.is_empty()).map(|below| below.id)
+        self.below
+            .filter(|below| below.len == self.size && self.pages.is_empty())
+            .map(|below| below.id)
     }
 
     /// Units of 512 bytes that the file takes: a lower file counts in full.
@@ -57,7 +59,10 @@ impl Content {
 
     /// The first data at or after `offset`; `None` if there is none before the end.
     pub fn next_data(&self, offset: u64) -> Option<u64> {
-        if offset < self.size && self.is_data(offset) {
+        if offset >= self.size {
+            return None;
+        }
+        if self.is_data(offset) {
             return Some(offset);
         }
         // Data that lies below is all before the first hole.
@@ -173,7 +178,12 @@ enum Piece {
 /// Bytes go through a buffer on the stack: a guest page that the copy touches
 /// may be one that the kernel maps on first touch, from this very file, so the
 /// content must not be borrowed meanwhile.
-pub fn read(content: &Lock<Content>, lower: Option<&LowerLayer>, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+pub fn read(
+    content: &Lock<Content>,
+    lower: Option<&LowerLayer>,
+    sink: &mut Sink<'_>,
+    offset: u64,
+) -> Result<usize> {
     let wanted = sink.remaining();
     if wanted <= 256 {
         read_through(&mut [0; 256], content, lower, sink, offset)
@@ -208,10 +218,16 @@ fn read_through(
                 buffer[..len].copy_from_slice(&bytes[in_page..in_page + len]);
                 Piece::Buffered(len)
             } else {
-                let next = content.pages.range(page + 1..).next().map_or(u64::MAX, |(next, _)| next * PAGE);
+                let next = content
+                    .pages
+                    .range(page + 1..)
+                    .next()
+                    .map_or(u64::MAX, |(next, _)| next * PAGE);
                 let run = left.min(next - at);
                 match content.below {
-                    Some(below) if at < below.len => Piece::Below(below.id, run.min(below.len - at) as usize),
+                    Some(below) if at < below.len => {
+                        Piece::Below(below.id, run.min(below.len - at) as usize)
+                    }
                     _ => Piece::Zeros(run as usize),
                 }
             }

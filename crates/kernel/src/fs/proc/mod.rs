@@ -30,7 +30,9 @@ impl Names for Root {
         let place = directory.below(name);
         match name {
             b"self" => Ok(Some(SymbolicLink::new(place, || {
-                Ok(Link::Text(alloc::format!("{}", crate::task::current_process().pid).into_bytes()))
+                Ok(Link::Text(
+                    alloc::format!("{}", crate::task::current_process().pid).into_bytes(),
+                ))
             }))),
             b"thread-self" => Ok(Some(SymbolicLink::new(place, || {
                 let (pid, tid) = (crate::task::current_process().pid, crate::task::current().tid);

@@ -53,8 +53,12 @@ impl Names for ProcessNames {
             b"exe" => SymbolicLink::new(place, move || {
                 process(pid)?.executable.lock().clone().map(Link::Magic).ok_or(Errno::ENOENT)
             }),
-            b"cwd" => SymbolicLink::new(place, move || Ok(Link::Magic(process(pid)?.fs.lock().cwd.clone()))),
-            b"root" => SymbolicLink::new(place, move || Ok(Link::Magic(process(pid)?.fs.lock().root.clone()))),
+            b"cwd" => SymbolicLink::new(place, move || {
+                Ok(Link::Magic(process(pid)?.fs.lock().cwd.clone()))
+            }),
+            b"root" => SymbolicLink::new(place, move || {
+                Ok(Link::Magic(process(pid)?.fs.lock().root.clone()))
+            }),
             b"fd" => Directory::new(place, Descriptors { pid }),
             _ => return Ok(None),
         };
@@ -77,7 +81,8 @@ struct Descriptors {
 
 impl Names for Descriptors {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
-        let Some(fd) = core::str::from_utf8(name).ok().and_then(|name| name.parse::<i32>().ok()) else {
+        let Some(fd) = core::str::from_utf8(name).ok().and_then(|name| name.parse::<i32>().ok())
+        else {
             return Ok(None);
         };
         let pid = self.pid;

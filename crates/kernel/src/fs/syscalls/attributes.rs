@@ -75,7 +75,10 @@ fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<u6
     if !identity.is_root() {
         let same_uid = uid.is_none_or(|uid| uid == attributes.uid);
         let own_gid = gid.is_none_or(|gid| gid == attributes.gid || identity.in_group(gid));
-        if attributes.uid != identity.uid && (uid.is_some() || gid.is_some()) || !same_uid || !own_gid {
+        if attributes.uid != identity.uid && (uid.is_some() || gid.is_some())
+            || !same_uid
+            || !own_gid
+        {
             return Err(Errno::EPERM);
         }
     }
@@ -150,7 +153,8 @@ fn change_times(context: &Context, path: &Path, atime: NewTime, mtime: NewTime) 
         context.identity.check_attributes(&attributes, Access::WRITE)?;
     }
     let now = Timestamp::now();
-    let changes = AttributeChanges { atime: atime.value(now), mtime: mtime.value(now), ..Default::default() };
+    let changes =
+        AttributeChanges { atime: atime.value(now), mtime: mtime.value(now), ..Default::default() };
     path.inode().change(&changes)?;
     Ok(0)
 }

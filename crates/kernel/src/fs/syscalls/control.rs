@@ -69,7 +69,9 @@ pub fn fcntl(args: &Args) -> Result<u64> {
             open.set_flags((old - SETTABLE) | wanted);
             Ok(0)
         }
-        F_GETLK | F_OFD_GETLK => locking::get_record_lock(&open, args.address(2), command == F_OFD_GETLK),
+        F_GETLK | F_OFD_GETLK => {
+            locking::get_record_lock(&open, args.address(2), command == F_OFD_GETLK)
+        }
         F_SETLK | F_SETLKW | F_OFD_SETLK | F_OFD_SETLKW => locking::set_record_lock(
             &open,
             args.address(2),

@@ -29,7 +29,11 @@ fn transfer(
         let at = offset.checked_add(done).ok_or(Errno::EOVERFLOW)?;
         let moved = input.read_at(&mut Sink::kernel(&mut buffer[..step]), at).and_then(|count| {
             let mut source = Source::kernel(&buffer[..count]);
-            if count == 0 { Ok((0, 0)) } else { write(&mut source, done).map(|written| (count, written)) }
+            if count == 0 {
+                Ok((0, 0))
+            } else {
+                write(&mut source, done).map(|written| (count, written))
+            }
         });
         match moved {
             Ok((_, 0)) => break,
@@ -86,7 +90,8 @@ fn must_be_regular(open: &OpenFile) -> Result<()> {
     if open.downcast::<RegularFile>().is_some() {
         return Ok(());
     }
-    let directory = open.path.as_ref().is_some_and(|path| path.inode().file_type() == FileType::Directory);
+    let directory =
+        open.path.as_ref().is_some_and(|path| path.inode().file_type() == FileType::Directory);
     Err(if directory { Errno::EISDIR } else { Errno::EINVAL })
 }
 
@@ -99,7 +104,10 @@ pub fn copy_file_range(args: &Args) -> Result<u64> {
     }
     must_be_regular(&input)?;
     must_be_regular(&output)?;
-    if !input.flags().can_read() || !output.flags().can_write() || output.flags().contains(OpenFlags::APPEND) {
+    if !input.flags().can_read()
+        || !output.flags().can_write()
+        || output.flags().contains(OpenFlags::APPEND)
+    {
         return Err(Errno::EBADF);
     }
     let from = start_of(&input, args.address(1))?;

@@ -38,7 +38,11 @@ pub fn creat(args: &Args) -> Result<u64> {
 fn open_at(dirfd: i32, path: UserAddress, flags: u32, permissions: u32) -> Result<u64> {
     // open(2): unknown flags have always been ignored.
     let flags = OpenFlags::from_bits_retain(flags & KNOWN_FLAGS);
-    finish_open(dirfd, path, How { flags, permissions: permissions & 0o7777, resolve: Resolve::empty() })
+    finish_open(
+        dirfd,
+        path,
+        How { flags, permissions: permissions & 0o7777, resolve: Resolve::empty() },
+    )
 }
 
 /// Every flag that open(2) documents.

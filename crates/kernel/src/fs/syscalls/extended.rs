@@ -1,8 +1,8 @@
 //! Extended attributes, which no file system here has (xattr(7)), and other
 //! calls that answer as Linux does without the feature.
 
-use super::names::must_exist;
 use super::super::walk::Follow;
+use super::names::must_exist;
 use super::usable_file;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;

@@ -191,7 +191,10 @@ pub fn lseek(args: &Args) -> Result<u64> {
         SEEK_END => open.file.size(),
         _ => return seek_data(&open, delta, whence == SEEK_DATA),
     };
-    let position = i64::try_from(base).ok().and_then(|base| base.checked_add(delta)).ok_or(Errno::EOVERFLOW)?;
+    let position = i64::try_from(base)
+        .ok()
+        .and_then(|base| base.checked_add(delta))
+        .ok_or(Errno::EOVERFLOW)?;
     let position = u64::try_from(position).map_err(|_| Errno::EINVAL)?;
     open.set_position(position);
     Ok(position)

@@ -82,7 +82,10 @@ fn range(open: &OpenFile, flock: &Flock) -> Result<Range> {
         },
         _ => return Err(Errno::EINVAL),
     };
-    let start = i64::try_from(base).ok().and_then(|base| base.checked_add(flock.start)).ok_or(Errno::EOVERFLOW)?;
+    let start = i64::try_from(base)
+        .ok()
+        .and_then(|base| base.checked_add(flock.start))
+        .ok_or(Errno::EOVERFLOW)?;
     let end = start.checked_add(flock.len).ok_or(Errno::EOVERFLOW)?;
     let (start, end) = if flock.len < 0 { (end, start) } else { (start, end) };
     let start = u64::try_from(start).map_err(|_| Errno::EINVAL)?;
@@ -92,7 +95,11 @@ fn range(open: &OpenFile, flock: &Flock) -> Result<Range> {
 }
 
 fn owner(open: &Arc<OpenFile>, by_description: bool) -> Owner {
-    if by_description { Owner::Description(description_id(open)) } else { Owner::Process(current_process().pid) }
+    if by_description {
+        Owner::Description(description_id(open))
+    } else {
+        Owner::Process(current_process().pid)
+    }
 }
 
 fn wanted(open: &Arc<OpenFile>, flock: &Flock, by_description: bool) -> Result<Option<Held>> {
@@ -109,7 +116,11 @@ fn wanted(open: &Arc<OpenFile>, flock: &Flock, by_description: bool) -> Result<O
 }
 
 /// `F_GETLK` and `F_OFD_GETLK`.
-pub(super) fn get_record_lock(open: &Arc<OpenFile>, argument: UserAddress, by_description: bool) -> Result<u64> {
+pub(super) fn get_record_lock(
+    open: &Arc<OpenFile>,
+    argument: UserAddress,
+    by_description: bool,
+) -> Result<u64> {
     let mut flock: Flock = argument.read()?;
     let wanted = wanted(open, &flock, by_description)?.ok_or(Errno::EINVAL)?;
     match kernel().fs.locks.conflict(record_key(open)?, &wanted) {
@@ -118,7 +129,11 @@ pub(super) fn get_record_lock(open: &Arc<OpenFile>, argument: UserAddress, by_de
             flock.kind = if held.kind == LockKind::Write { F_WRLCK } else { F_RDLCK };
             flock.whence = 0;
             flock.start = held.range.start as i64;
-            flock.len = if held.range.end == u64::MAX { 0 } else { (held.range.end - held.range.start) as i64 };
+            flock.len = if held.range.end == u64::MAX {
+                0
+            } else {
+                (held.range.end - held.range.start) as i64
+            };
             flock.pid = match held.owner {
                 Owner::Process(pid) => pid as i32,
                 Owner::Description(_) => -1,

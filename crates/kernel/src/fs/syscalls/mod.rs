@@ -78,7 +78,12 @@ pub(super) fn install(open: Arc<OpenFile>, on_exec: OnExec) -> Result<u64> {
 }
 
 /// Resolves the path argument of a call.
-pub(super) fn resolve(context: &Context, dirfd: i32, path: UserAddress, follow: Follow) -> Result<Path> {
+pub(super) fn resolve(
+    context: &Context,
+    dirfd: i32,
+    path: UserAddress,
+    follow: Follow,
+) -> Result<Path> {
     let path = path.read_path()?;
     walk(context, &start(context, dirfd, &path)?, &path, follow)
 }
@@ -89,7 +94,12 @@ pub(super) fn start(context: &Context, dirfd: i32, path: &[u8]) -> Result<Path> 
 }
 
 /// As [`resolve`], but an empty path with `AT_EMPTY_PATH` means the descriptor itself.
-pub(super) fn resolve_at(context: &Context, dirfd: i32, path: UserAddress, flags: AtFlags) -> Result<Path> {
+pub(super) fn resolve_at(
+    context: &Context,
+    dirfd: i32,
+    path: UserAddress,
+    flags: AtFlags,
+) -> Result<Path> {
     let path = path.read_path()?;
     if path.is_empty() && flags.contains(AtFlags::EMPTY_PATH) {
         return place_of(context, dirfd);

@@ -46,7 +46,9 @@ fn make_node(dirfd: i32, path: UserAddress, mode: u32, device: u64) -> Result<u6
             NewKind::CharacterDevice(device & 0xffff_ffff)
         }
         // There are no block devices in a sandbox.
-        Some(FileType::CharacterDevice | FileType::BlockDevice | FileType::Directory) => return Err(Errno::EPERM),
+        Some(FileType::CharacterDevice | FileType::BlockDevice | FileType::Directory) => {
+            return Err(Errno::EPERM);
+        }
         Some(FileType::Symlink) | None => return Err(Errno::EINVAL),
     };
     create(dirfd, path, kind, mode)
@@ -81,10 +83,20 @@ pub fn linkat(args: &Args) -> Result<u64> {
     hard_link(args.fd(0), args.address(1), args.fd(2), args.address(3), flags)
 }
 
-fn hard_link(old_dir: i32, old: UserAddress, new_dir: i32, new: UserAddress, flags: AtFlags) -> Result<u64> {
+fn hard_link(
+    old_dir: i32,
+    old: UserAddress,
+    new_dir: i32,
+    new: UserAddress,
+    flags: AtFlags,
+) -> Result<u64> {
     let context = Context::current();
     // link(2) does not follow by default: the inverse of the other calls.
-    let follow = if flags.contains(AtFlags::SYMLINK_FOLLOW) { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+    let follow = if flags.contains(AtFlags::SYMLINK_FOLLOW) {
+        AtFlags::empty()
+    } else {
+        AtFlags::SYMLINK_NOFOLLOW
+    };
     let target = resolve_at(&context, old_dir, old, follow | (flags & AtFlags::EMPTY_PATH))?;
     let path = new.read_path()?;
     namespace::link(&context, &target, &start(&context, new_dir, &path)?, &path)?;
@@ -139,7 +151,13 @@ pub fn renameat2(args: &Args) -> Result<u64> {
     rename_at(args.fd(0), args.address(1), args.fd(2), args.address(3), kind)
 }
 
-fn rename_at(old_dir: i32, old: UserAddress, new_dir: i32, new: UserAddress, kind: RenameKind) -> Result<u64> {
+fn rename_at(
+    old_dir: i32,
+    old: UserAddress,
+    new_dir: i32,
+    new: UserAddress,
+    kind: RenameKind,
+) -> Result<u64> {
     let (old, new) = (old.read_path()?, new.read_path()?);
     let context = Context::current();
     let from = start(&context, old_dir, &old)?;

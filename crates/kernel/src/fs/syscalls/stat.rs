@@ -37,7 +37,8 @@ pub fn fstat(args: &Args) -> Result<u64> {
     args.address(1).write(&stat).map(|()| 0)
 }
 
-const STAT_FLAGS: AtFlags = AtFlags::SYMLINK_NOFOLLOW.union(AtFlags::NO_AUTOMOUNT).union(AtFlags::EMPTY_PATH);
+const STAT_FLAGS: AtFlags =
+    AtFlags::SYMLINK_NOFOLLOW.union(AtFlags::NO_AUTOMOUNT).union(AtFlags::EMPTY_PATH);
 
 /// newfstatat(2).
 pub fn newfstatat(args: &Args) -> Result<u64> {

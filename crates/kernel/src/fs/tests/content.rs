@@ -1,0 +1,188 @@
+//! What is in files: copy-up, holes, sizes.
+
+use super::*;
+use crate::fs::file::MmapSource;
+use crate::fs::overlay::{Grow, RegularFile, Seals};
+
+fn read_at(open: &OpenFile, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = std::vec![0xee; len];
+    let count = open.read_at(&mut Sink::kernel(&mut bytes), offset).unwrap();
+    bytes.truncate(count);
+    bytes
+}
+
+fn write_at(open: &OpenFile, offset: u64, bytes: &[u8]) {
+    assert_eq!(open.write_at(&mut Source::kernel(bytes), offset), Ok(bytes.len()));
+}
+
+/// A lower layer with one file of `len` patterned bytes.
+fn world_with_big_file(len: usize) -> (World, Vec<u8>) {
+    let text: String = (0..len).map(|i| char::from(b'a' + (i / 7 % 26) as u8)).collect();
+    let leaked: &'static str = text.leak();
+    (World::over(&[("big", Lower::File(leaked, 0o644))]), leaked.as_bytes().to_vec())
+}
+
+#[test]
+fn only_pages_that_are_written_are_copied_up() {
+    let (world, original) = world_with_big_file(20_000);
+    let open = world.open("/big", OpenFlags::RDWR).unwrap();
+    write_at(&open, 5000, b"XYZ");
+    let mut expected = original.clone();
+    expected[5000..5003].copy_from_slice(b"XYZ");
+    assert_eq!(read_at(&open, 0, 30_000), expected);
+    assert_eq!(read_at(&open, 4999, 5), &expected[4999..5004]);
+    // Another description of the same file.
+    assert_eq!(world.read("/big").unwrap().as_bytes(), &expected[..]);
+    write_at(&open, 19_999, b"end");
+    assert_eq!(open.file.size(), 20_002);
+    assert_eq!(read_at(&open, 19_998, 10), [&original[19_998..19_999], b"end"].concat());
+}
+
+#[test]
+fn attributes_follow_a_write() {
+    let world = World::new();
+    let before = world.walk("/etc/hosts").unwrap().inode().attributes();
+    world.write("/etc/hosts", "abc").unwrap();
+    let after = world.walk("/etc/hosts").unwrap().inode().attributes();
+    assert_eq!(after.size, 3);
+    assert!(after.mtime > before.mtime && after.ctime > before.ctime);
+    assert_eq!((after.ino, after.mode, after.atime), (before.ino, before.mode, before.atime));
+}
+
+#[test]
+fn a_cut_off_tail_does_not_come_back() {
+    let (world, original) = world_with_big_file(10_000);
+    let open = world.open("/big", OpenFlags::RDWR).unwrap();
+    open.file.truncate(4100).unwrap();
+    assert_eq!(read_at(&open, 0, 10_000), &original[..4100]);
+    open.file.truncate(9000).unwrap();
+    let mut expected = original[..4100].to_vec();
+    expected.resize(9000, 0);
+    assert_eq!(read_at(&open, 0, 10_000), expected);
+    // The same with pages of its own.
+    write_at(&open, 8000, &[1; 1000]);
+    open.file.truncate(8500).unwrap();
+    open.file.truncate(9000).unwrap();
+    assert_eq!(read_at(&open, 8499, 3), [1, 0, 0]);
+    write_at(&open, 4150, b"x");
+    assert_eq!(read_at(&open, 4098, 4), [original[4098], original[4099], 0, 0]);
+}
+
+#[test]
+fn holes_read_as_zeros_and_take_no_room() {
+    let world = World::new();
+    let open = world.open("/tmp/sparse", OpenFlags::CREAT | OpenFlags::RDWR).unwrap();
+    write_at(&open, 1 << 40, b"far");
+    let stat = open.file.stat().unwrap();
+    assert_eq!((stat.size, stat.blocks), ((1 << 40) + 3, 8));
+    assert_eq!(read_at(&open, (1 << 40) - 2, 10), b"\0\0far");
+    assert_eq!(read_at(&open, 12345, 4), [0; 4]);
+    write_at(&open, 8192, b"near");
+    let file: &RegularFile = open.downcast().unwrap();
+    assert_eq!(file.next_data(0), Ok(8192));
+    assert_eq!(file.next_data(8193), Ok(8193));
+    assert_eq!(file.next_data(12_288), Ok(1 << 40));
+    assert_eq!(file.next_hole(0), Ok(0));
+    assert_eq!(file.next_hole(8192), Ok(12_288));
+    assert_eq!(file.next_hole((1 << 40) + 1), Ok((1 << 40) + 3));
+    assert_eq!(file.next_data((1 << 40) + 3), Err(Errno::ENXIO));
+    assert_eq!(file.next_hole((1 << 40) + 3), Err(Errno::ENXIO));
+}
+
+#[test]
+fn space_is_allocated_and_punched() {
+    let (world, original) = world_with_big_file(10_000);
+    let open = world.open("/big", OpenFlags::RDWR).unwrap();
+    let file: &RegularFile = open.downcast().unwrap();
+    file.punch(1000, 5000).unwrap();
+    let mut expected = original.clone();
+    expected[1000..6000].fill(0);
+    assert_eq!(read_at(&open, 0, 10_000), expected);
+    file.allocate(9000, 10_000, Grow::No).unwrap();
+    assert_eq!(open.file.size(), 10_000);
+    file.allocate(9000, 10_000, Grow::Yes).unwrap();
+    assert_eq!(open.file.size(), 19_000);
+    expected.resize(19_000, 0);
+    assert_eq!(read_at(&open, 0, 20_000), expected);
+    assert_eq!(file.allocate(u64::MAX - 5, 10, Grow::Yes), Err(Errno::EFBIG));
+    let fresh = world.open("/tmp/f", OpenFlags::CREAT | OpenFlags::RDWR).unwrap();
+    write_at(&fresh, 0, &[7; 12_288]);
+    fresh.downcast::<RegularFile>().unwrap().punch(4096, 4096).unwrap();
+    assert_eq!(fresh.file.stat().unwrap().blocks, 16);
+    assert_eq!(read_at(&fresh, 4095, 2), [7, 0]);
+}
+
+#[test]
+fn appending_goes_to_the_end_whatever_the_position() {
+    let world = World::new();
+    let open = world.open("/etc/motd", OpenFlags::WRONLY | OpenFlags::APPEND).unwrap();
+    open.write(&mut Source::kernel(b", world")).unwrap();
+    assert_eq!(open.position(), 12);
+    // pwrite(2), BUGS.
+    open.write_at(&mut Source::kernel(b"!"), 0).unwrap();
+    assert_eq!(world.read("/etc/motd").unwrap(), "hello, world!");
+    assert_eq!(open.read(&mut Sink::kernel(&mut [0; 4])), Err(Errno::EBADF));
+}
+
+#[test]
+fn no_file_grows_beyond_the_largest_offset() {
+    let world = World::new();
+    let open = world.open("/tmp/f", OpenFlags::CREAT | OpenFlags::RDWR).unwrap();
+    let max = i64::MAX as u64;
+    assert_eq!(open.write_at(&mut Source::kernel(b"xx"), max), Err(Errno::EFBIG));
+    assert_eq!(open.write_at(&mut Source::kernel(b"xx"), max - 1), Ok(1));
+    assert_eq!(open.file.size(), max);
+    assert_eq!(open.file.truncate(max + 1), Err(Errno::EFBIG));
+}
+
+#[test]
+fn mappings_are_made_of_blobs_until_a_file_changes() {
+    let world = World::new();
+    let reader = world.open("/etc/hosts", OpenFlags::empty()).unwrap();
+    assert!(matches!(reader.file.mmap_source(), Ok(MmapSource::Blob(_))));
+    // Through a description for writing, a mapping must see the writes.
+    let writer = world.open("/etc/hosts", OpenFlags::RDWR).unwrap();
+    let Ok(MmapSource::Upper(pages)) = writer.file.mmap_source() else {
+        panic!("not an upper file")
+    };
+    writer.write(&mut Source::kernel(b"X")).unwrap();
+    assert!(matches!(reader.file.mmap_source(), Ok(MmapSource::Upper(_))));
+    let mut bytes = [0; 4];
+    assert_eq!(pages.read_at(&mut Sink::kernel(&mut bytes), 0), Ok(4));
+    assert_eq!(&bytes, b"X27.");
+    // A mapping writes inside the file only.
+    assert_eq!(pages.write_at(&mut Source::kernel(b"YZ"), pages.len() - 1), Ok(1));
+}
+
+#[test]
+fn seals_hold() {
+    let world = World::new();
+    let node = crate::fs::overlay::node_of_inode(world.walk("/etc/motd").unwrap().inode()).unwrap();
+    let file = RegularFile::memory(node, Seals::empty());
+    file.write(&mut Source::kernel(b"HELLO"), 0).unwrap();
+    file.add_seals(Seals::GROW | Seals::SHRINK).unwrap();
+    assert_eq!(file.truncate(2), Err(Errno::EPERM));
+    assert_eq!(file.truncate(20), Err(Errno::EPERM));
+    assert_eq!(file.write(&mut Source::kernel(b"abc"), 3), Ok(2));
+    assert_eq!(file.write(&mut Source::kernel(b"abc"), 5), Err(Errno::EPERM));
+    file.add_seals(Seals::WRITE | Seals::SEAL).unwrap();
+    assert_eq!(file.write(&mut Source::kernel(b"a"), 0), Err(Errno::EPERM));
+    assert_eq!(file.add_seals(Seals::EXEC), Err(Errno::EPERM));
+    assert_eq!(file.seals(), Ok(Seals::GROW | Seals::SHRINK | Seals::WRITE | Seals::SEAL));
+}
+
+#[test]
+fn unnamed_files_can_be_given_a_name() {
+    let world = World::new();
+    let flags = OpenFlags::TMPFILE | OpenFlags::RDWR;
+    assert_eq!(error(world.open("/tmp", OpenFlags::TMPFILE)), Errno::EINVAL);
+    assert_eq!(error(world.open("/etc/motd", flags)), Errno::ENOTDIR);
+    let open = world.open("/tmp", flags).unwrap();
+    open.write(&mut Source::kernel(b"quiet")).unwrap();
+    assert!(world.list("/tmp").is_empty());
+    let path = open.path.clone().unwrap();
+    assert_eq!(path.inode().attributes().nlink, 0);
+    namespace::link(&world.context, &path, &world.context.cwd, b"/tmp/loud").unwrap();
+    assert_eq!(world.read("/tmp/loud").unwrap(), "quiet");
+    assert_eq!(world.nlink("/tmp/loud"), 1);
+}
