@@ -1,6 +1,12 @@
 //! What a sandbox tells its host.
 
-use thaw_abi::control::EntryPoint;
+use bytemuck::AnyBitPattern;
+use thaw_abi::control::{
+    ConnectionClosed, EntryPoint, Exit, MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_ENTRY_POINT,
+    MSG_EXIT, MSG_FAILED, MSG_FS_OPEN, MSG_OPEN_BLOB, MessageHeader,
+};
+
+use crate::broker::{Question, Request};
 
 /// What [`crate::Sandbox::poll_event`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,4 +95,131 @@ pub enum Violation {
         /// Kind in the header.
         kind: u32,
     },
+}
+
+/// Text from a sandbox, fit for logs and terminals: at most 1 KiB, control
+/// characters replaced.
+pub(crate) fn printable(text: &[u8]) -> String {
+    let text = &text[..text.len().min(1024)];
+    String::from_utf8_lossy(text)
+        .chars()
+        .map(|character| if character.is_control() { ' ' } else { character })
+        .collect()
+}
+
+/// A message from a sandbox, checked.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Incoming<'a> {
+    /// For the caller.
+    Event(Event),
+    /// For the broker.
+    Request(Request<'a>),
+}
+
+/// Checks a packet from a sandbox. Every byte of it is hostile.
+pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
+    let len = packet.len();
+    let Some((header, body)) = packet.split_at_checked(size_of::<MessageHeader>()) else {
+        return Err(Violation::Length { kind: 0, len });
+    };
+    let header: MessageHeader = bytemuck::pod_read_unaligned(header);
+    let kind = header.kind;
+    let wrong_length = Violation::Length { kind, len };
+    let wrong_value = Violation::Value { kind };
+    if header.len as usize != body.len() {
+        return Err(wrong_length);
+    }
+    let event = match kind {
+        MSG_BOOTED => Event::Booted(whole(body).ok_or(wrong_length)?),
+        MSG_ENTRY_POINT => Event::EntryPoint(whole(body).ok_or(wrong_length)?),
+        MSG_CONNECTION_CLOSED => {
+            let ConnectionClosed { id } = whole(body).ok_or(wrong_length)?;
+            Event::ConnectionClosed { id }
+        }
+        MSG_EXIT => {
+            let exit: Exit = whole(body).ok_or(wrong_length)?;
+            Event::Exit(match (u8::try_from(exit.code), u8::try_from(exit.signal)) {
+                (Ok(code), Ok(0)) => GuestExit::Code(code),
+                (_, Ok(signal @ 1..=64)) => GuestExit::Signal(signal),
+                _ => return Err(wrong_value),
+            })
+        }
+        MSG_FAILED => Event::Failed(printable(body)),
+        MSG_OPEN_BLOB..=MSG_FS_OPEN => {
+            let question = Question::parse(kind, body).ok_or(wrong_value)?;
+            return Ok(Incoming::Request(Request { sequence: header.sequence, question }));
+        }
+        _ => return Err(Violation::Kind { kind }),
+    };
+    Ok(Incoming::Event(event))
+}
+
+/// A body that is exactly one `T`.
+fn whole<T: AnyBitPattern>(body: &[u8]) -> Option<T> {
+    bytemuck::try_pod_read_unaligned(body).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message;
+
+    fn packet(kind: u32, body: &[u8]) -> Vec<u8> {
+        let mut bytes = bytemuck::bytes_of(&message::header(kind, body.len(), 7)).to_vec();
+        bytes.extend_from_slice(body);
+        bytes
+    }
+
+    #[test]
+    fn events_are_understood() {
+        let exit = packet(MSG_EXIT, bytemuck::bytes_of(&Exit { code: 3, signal: 0 }));
+        assert_eq!(parse(&exit), Ok(Incoming::Event(Event::Exit(GuestExit::Code(3)))));
+        let exit = packet(MSG_EXIT, bytemuck::bytes_of(&Exit { code: 0, signal: 11 }));
+        assert_eq!(parse(&exit), Ok(Incoming::Event(Event::Exit(GuestExit::Signal(11)))));
+        let failed = packet(MSG_FAILED, b"no such\x1b[31m file\n");
+        let text = "no such [31m file ".to_owned();
+        assert_eq!(parse(&failed), Ok(Incoming::Event(Event::Failed(text))));
+    }
+
+    #[test]
+    fn wrong_messages_are_violations() {
+        let value = |kind| Err(Violation::Value { kind });
+        let exit = |code, signal| packet(MSG_EXIT, bytemuck::bytes_of(&Exit { code, signal }));
+        assert_eq!(parse(&exit(256, 0)), value(MSG_EXIT));
+        assert_eq!(parse(&exit(0, 65)), value(MSG_EXIT));
+        assert_eq!(parse(&packet(1, b"")), Err(Violation::Kind { kind: 1 }));
+        // A zygote says so once, before it is a sandbox.
+        assert_eq!(
+            parse(&packet(thaw_abi::control::MSG_READY, b"")),
+            Err(Violation::Kind { kind: 101 })
+        );
+        assert!(matches!(parse(b""), Err(Violation::Length { .. })));
+        assert!(matches!(parse(&packet(MSG_BOOTED, b"short")), Err(Violation::Length { .. })));
+        let mut lying = packet(MSG_BOOTED, &[0; 32]);
+        lying[4] = 31;
+        assert!(matches!(parse(&lying), Err(Violation::Length { .. })));
+    }
+
+    /// No packet whatever makes the parser panic.
+    #[test]
+    fn arbitrary_packets_are_survived() {
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random
+        };
+        for _ in 0..200_000 {
+            let len = (next() % 80) as usize;
+            let mut bytes: Vec<u8> = (0..len).map(|_| next() as u8).collect();
+            if len >= 16 && next() % 4 != 0 {
+                let kinds = [102, 103, 104, 105, 106, 201, 202, 203, 204, 205];
+                let kind: u32 = kinds[(next() % kinds.len() as u64) as usize];
+                bytes[..4].copy_from_slice(&kind.to_le_bytes());
+                bytes[4..8].copy_from_slice(&(len as u32 - 16).to_le_bytes());
+            }
+            let _ = parse(&bytes);
+        }
+    }
 }

@@ -26,6 +26,6 @@ pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use sandbox::Sandbox;
 pub use working_set::{PopulatePolicy, WorkingSet, WorkingSetError};
 pub use zygote::{
-    Console, PoolConfig, PoolStats, Zygote, ZygoteConfig, ZygoteError, ZygoteParent, ZygotePool,
-    zygote_parent_main,
+    Console, PoolConfig, PoolStats, UserIds, Zygote, ZygoteConfig, ZygoteError, ZygoteParent,
+    ZygotePool, zygote_parent_main,
 };

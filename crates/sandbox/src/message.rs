@@ -1,1 +1,178 @@
-//! Control socket messages on the host side.
+//! Packets on control sockets, with descriptors attached.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bytemuck::{Pod, bytes_of};
+use rustix::cmsg_space;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
+};
+use thaw_abi::control::{MESSAGE_MAX, MESSAGE_MAX_FDS, MessageHeader};
+
+/// Makes a pair of control sockets, both closed on exec and blocking. The first
+/// is the host's: its send buffer holds the largest message.
+pub(crate) fn control_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (host, sandbox) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let wanted = 2 * MESSAGE_MAX;
+    // The kernel accounts for twice the value. Without the right to go beyond
+    // `net.core.wmem_max`, the capped value must do; whether it does shows here
+    // and not at the first large boot command.
+    if rustix::net::sockopt::set_socket_send_buffer_size_force(&host, wanted).is_err() {
+        rustix::net::sockopt::set_socket_send_buffer_size(&host, wanted)?;
+    }
+    if rustix::net::sockopt::socket_send_buffer_size(&host)? < MESSAGE_MAX + 4096 {
+        return Err(io::Error::other(
+            "net.core.wmem_max is below 128 KiB, raise it with `sysctl net.core.wmem_max=212992`",
+        ));
+    }
+    Ok((host, sandbox))
+}
+
+/// The header of a message of `kind` with `len` bytes after the header.
+pub(crate) fn header(kind: u32, len: usize, sequence: u64) -> MessageHeader {
+    MessageHeader { kind, len: len as u32, sequence }
+}
+
+/// A message without a tail, as bytes.
+pub(crate) fn message<T: Pod>(kind: u32, body: &T) -> Vec<u8> {
+    let mut bytes = bytes_of(&header(kind, size_of::<T>(), 0)).to_vec();
+    bytes.extend_from_slice(bytes_of(body));
+    bytes
+}
+
+/// Sends one packet made of `parts`, with `descriptors`.
+pub(crate) fn send(
+    socket: impl AsFd,
+    parts: &[IoSlice<'_>],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MESSAGE_MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::from(io::ErrorKind::ArgumentListTooLong));
+    }
+    loop {
+        match sendmsg(&socket, parts, &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// What [`receive`] found.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    /// Bytes of the packet; 0: the peer has closed the socket.
+    pub len: usize,
+    /// The packet was longer than the buffer.
+    pub truncated: bool,
+    /// The packet carried descriptors beyond those taken.
+    pub descriptors_dropped: bool,
+}
+
+/// Receives one packet into `buffer` and appends its descriptors (16 at most) to
+/// `descriptors`; with `None`, any descriptor is dropped and reported.
+pub(crate) fn receive(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    descriptors: Option<&mut Vec<OwnedFd>>,
+) -> io::Result<Packet> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(16))];
+    let mut control = match descriptors {
+        Some(_) => RecvAncillaryBuffer::new(&mut space),
+        None => RecvAncillaryBuffer::new(&mut []),
+    };
+    let received = loop {
+        let mut parts = [IoSliceMut::new(buffer)];
+        match recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => break received,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    };
+    if let Some(descriptors) = descriptors {
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+    }
+    Ok(Packet {
+        len: received.bytes,
+        truncated: received.flags.contains(ReturnFlags::TRUNC),
+        descriptors_dropped: received.flags.contains(ReturnFlags::CTRUNC),
+    })
+}
+
+/// Messages that wait for room in the socket. Bounded: a sandbox that does not
+/// read must not fill the daemon's memory.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    bytes: usize,
+}
+
+/// Most messages that wait for one sandbox.
+const OUTBOX_MESSAGES: usize = 64;
+/// Most bytes that wait for one sandbox.
+const OUTBOX_BYTES: usize = 512 * 1024;
+
+/// The outbox is full.
+#[derive(Debug)]
+pub(crate) struct OutboxFull;
+
+impl Outbox {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Sends a message now if the (non-blocking) socket has room and nothing
+    /// waits before it, otherwise queues it.
+    pub(crate) fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        message: Vec<u8>,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<Result<(), OutboxFull>> {
+        if self.waiting.is_empty() {
+            match send_owned(socket, &message, &descriptors) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result.map(Ok),
+            }
+        }
+        if self.waiting.len() == OUTBOX_MESSAGES || self.bytes + message.len() > OUTBOX_BYTES {
+            return Ok(Err(OutboxFull));
+        }
+        self.bytes += message.len();
+        self.waiting.push_back((message, descriptors));
+        Ok(Ok(()))
+    }
+
+    /// Sends what the socket has room for.
+    pub(crate) fn flush(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        while let Some((message, descriptors)) = self.waiting.front() {
+            match send_owned(socket, message, descriptors) {
+                Ok(()) => {
+                    self.bytes -= message.len();
+                    self.waiting.pop_front();
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn send_owned(socket: BorrowedFd<'_>, message: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
+    let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+    send(socket, &[IoSlice::new(message)], &descriptors)
+}

@@ -2,118 +2,251 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::process::ExitStatus;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use thaw_abi::control::{Connection, WindowSize};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use thaw_abi::control::{
+    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_RESUME, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal,
+    WindowSize,
+};
 
-use crate::event::{Event, Progress};
+use crate::boot::Rootfs;
+use crate::broker::Broker;
+use crate::event::{Event, Incoming, Progress, Violation, parse};
+use crate::message::{self, Outbox};
+use crate::sys;
+use crate::zygote::Process;
+
+/// Most broker requests served by one call of [`Sandbox::poll_event`].
+const REQUEST_BUDGET: usize = 32;
+/// Most bytes of a message from a sandbox: a header, a body and a path.
+const INCOMING_MAX: usize = 8192;
+/// Most bytes of replies that a sandbox may leave unread. It asks one thing at a
+/// time per virtual CPU, so even one large reply for each stays below.
+const UNREAD_MAX: usize = 256 * 1024;
 
 /// A booted sandbox. Dropping it kills it.
 ///
 /// Its descriptor ([`AsFd`]) is the control socket: when it is readable, call
 /// [`Sandbox::poll_event`] until [`Progress::Idle`].
-pub struct Sandbox {}
+pub struct Sandbox {
+    process: Process,
+    control: OwnedFd,
+    console: Option<OwnedFd>,
+    broker: Broker,
+    outbox: Outbox,
+    hung_up: bool,
+}
 
 impl fmt::Debug for Sandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sandbox").field("pid", &self.pid()).finish()
+        f.debug_struct("Sandbox").field("pid", &self.pid()).finish_non_exhaustive()
     }
 }
 
 impl Sandbox {
+    pub(crate) fn new(
+        process: Process,
+        control: OwnedFd,
+        console: Option<OwnedFd>,
+        broker: Broker,
+    ) -> Self {
+        Self { process, control, console, broker, outbox: Outbox::default(), hung_up: false }
+    }
+
     /// Reads messages of the sandbox, serves its broker requests, and returns
     /// the first event. Never blocks on the sandbox. After [`Event::Hangup`],
     /// it always returns [`Progress::Idle`].
     pub fn poll_event(&mut self) -> Progress {
-        todo!()
+        if self.hung_up {
+            return Progress::Idle;
+        }
+        if self.outbox.flush(self.control.as_fd()).is_err() {
+            return self.hang_up();
+        }
+        for _ in 0..REQUEST_BUDGET {
+            let mut buffer = [0; INCOMING_MAX];
+            let packet = match message::receive(&self.control, &mut buffer, None) {
+                Ok(packet) => packet,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Idle,
+                // The process has ended with messages of ours unread.
+                Err(_) => return self.hang_up(),
+            };
+            if packet.len == 0 && !packet.truncated {
+                return self.hang_up();
+            }
+            let parsed = match (packet.truncated, packet.descriptors_dropped) {
+                (true, _) => Err(Violation::TooLong { limit: INCOMING_MAX }),
+                (_, true) => Err(Violation::Descriptor),
+                _ => parse(&buffer[..packet.len]),
+            };
+            match parsed {
+                Ok(Incoming::Event(event)) => return Progress::Event(event),
+                Ok(Incoming::Request(request)) => {
+                    if let Err(violation) = self.answer(&request) {
+                        return self.violated(violation);
+                    }
+                }
+                Err(violation) => return self.violated(violation),
+            }
+        }
+        Progress::Busy
     }
 
-    /// Whether replies wait for room: poll the control socket for writability, too.
+    /// Serves a broker request.
+    fn answer(&mut self, request: &crate::broker::Request<'_>) -> Result<(), Violation> {
+        // Unread descriptors count against the daemon's own limit, so this is
+        // checked before there are more of them.
+        let unread = sys::unread_by_peer(self.control.as_fd()).unwrap_or(usize::MAX);
+        if unread > UNREAD_MAX {
+            return Err(Violation::RepliesUnread);
+        }
+        let (reply, descriptor) = self.broker.serve(request);
+        match self.outbox.send(self.control.as_fd(), reply, descriptor.into_iter().collect()) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(message::OutboxFull)) => Err(Violation::RepliesUnread),
+            // It has ended; the next read says so.
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn violated(&mut self, violation: Violation) -> Progress {
+        // The only error left is a missing right, and then the drop fails, too.
+        let _ = self.kill();
+        Progress::Event(Event::Violation(violation))
+    }
+
+    fn hang_up(&mut self) -> Progress {
+        self.hung_up = true;
+        // It may only have closed its socket: without one it is of no use.
+        let _ = self.kill();
+        Progress::Event(Event::Hangup)
+    }
+
+    /// Whether messages wait for room: poll the control socket for writability, too.
     pub fn wants_write(&self) -> bool {
-        todo!()
+        !self.outbox.is_empty()
     }
 
-    /// Blocks until the next event; `None` when `timeout` passes first.
+    /// Blocks until the next event; `None` when `timeout` passes first, and
+    /// after [`Event::Hangup`].
     pub fn wait_event(&mut self, timeout: Option<Duration>) -> io::Result<Option<Event>> {
-        let _ = timeout;
-        todo!()
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            match self.poll_event() {
+                Progress::Event(event) => return Ok(Some(event)),
+                Progress::Busy => continue,
+                Progress::Idle if self.hung_up => return Ok(None),
+                Progress::Idle => {}
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = left.map(|left| Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: left.subsec_nanos().into(),
+            });
+            let mut interest = PollFlags::IN;
+            if self.wants_write() {
+                interest |= PollFlags::OUT;
+            }
+            match poll(&mut [PollFd::new(&self.control, interest)], left.as_ref()) {
+                Ok(0) => return Ok(None),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 
     /// Hands a connected, non-blocking socket to the guest's listening socket.
+    /// The caller's descriptor stays open. [`io::ErrorKind::OutOfMemory`]: too
+    /// many messages wait for the sandbox already.
     pub fn send_connection(
         &mut self,
         connection: &Connection,
         socket: BorrowedFd<'_>,
     ) -> io::Result<()> {
-        let _ = (connection, socket);
-        todo!()
+        let socket = socket.try_clone_to_owned()?;
+        self.send(message::message(MSG_CONNECTION, connection), vec![socket])
     }
 
     /// Sends a signal, 1 to 64, to the first guest process.
     pub fn send_signal(&mut self, number: u32) -> io::Result<()> {
-        let _ = number;
-        todo!()
+        if !(1..=64).contains(&number) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        self.send(message::message(MSG_SIGNAL, &Signal { number, reserved: 0 }), Vec::new())
     }
 
     /// Tells the guest that its terminal has another size.
     pub fn send_window_size(&mut self, window: WindowSize) -> io::Result<()> {
-        let _ = window;
-        todo!()
+        self.send(message::message(MSG_WINDOW_SIZE, &window), Vec::new())
     }
 
     /// Asks the sandbox to come to rest and report [`Event::EntryPoint`].
     pub fn request_freeze(&mut self) -> io::Result<()> {
-        todo!()
+        self.send(message::message(MSG_FREEZE, &()), Vec::new())
     }
 
     /// Lets the sandbox go on after [`Event::EntryPoint`].
     pub fn resume(&mut self) -> io::Result<()> {
-        todo!()
+        self.send(message::message(MSG_RESUME, &()), Vec::new())
+    }
+
+    fn send(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        match self.outbox.send(self.control.as_fd(), message, descriptors)? {
+            Ok(()) => Ok(()),
+            Err(message::OutboxFull) => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
+        }
     }
 
     /// Ends the sandbox at once. Harmless if it has ended already.
     pub fn kill(&self) -> io::Result<()> {
-        todo!()
+        self.process.kill()
     }
 
     /// Process id as seen by the caller's `/proc`.
     pub fn pid(&self) -> u32 {
-        todo!()
+        self.process.pid
     }
 
     /// A descriptor that becomes readable when the process has ended.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.process.pidfd()
     }
 
     /// Read end of the sandbox's console, non-blocking, where the kernel writes
     /// traces and panics; `None` if the pool's console is shared.
     pub fn console(&self) -> Option<BorrowedFd<'_>> {
-        todo!()
+        self.console.as_ref().map(AsFd::as_fd)
     }
 
     /// How the host process ended, if it has.
     pub fn try_wait(&self) -> Option<ExitStatus> {
-        todo!()
+        self.process.exit.get()
     }
 
     /// Blocks until the host process has ended. The guest's own exit code is in
     /// [`Event::Exit`]; this one tells of kills, crashes and limits.
     pub fn wait(&self) -> ExitStatus {
-        todo!()
+        self.process.exit.wait()
+    }
+
+    /// The rootfs that the sandbox was booted over.
+    pub fn rootfs(&self) -> &Rootfs {
+        self.broker.rootfs()
     }
 }
 
 impl AsFd for Sandbox {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.control.as_fd()
     }
 }
 
 impl AsRawFd for Sandbox {
     fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
+        self.control.as_raw_fd()
     }
 }

@@ -1,1 +1,174 @@
 //! Host calls that no safe wrapper offers.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+/// Which side of a [`fork_with`] the caller finds itself on.
+pub enum Forked {
+    /// The new process.
+    Child,
+    /// The old one.
+    Parent {
+        /// Process id of the child in the caller's pid namespace.
+        pid: i32,
+        /// A descriptor of the child.
+        pidfd: OwnedFd,
+    },
+}
+
+/// Forks with the namespaces and options of `flags` (`CLONE_*`, clone3(2)).
+/// With `CLONE_PARENT` the child becomes the caller's sibling.
+///
+/// # Safety
+///
+/// The calling process must be single-threaded, and `flags` must not share
+/// memory, signal handlers or descriptors (`CLONE_VM`, `CLONE_SIGHAND`,
+/// `CLONE_FILES`), nor set a thread pointer or a stack.
+pub unsafe fn fork_with(flags: u64) -> io::Result<Forked> {
+    let mut pidfd: c_int = -1;
+    let sibling = flags & libc::CLONE_PARENT as u64 != 0;
+    // SAFETY: all zero is a valid `clone_args`.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = flags | libc::CLONE_PIDFD as u64;
+    args.pidfd = &raw mut pidfd as u64;
+    args.exit_signal = if sibling { 0 } else { libc::SIGCHLD as u64 };
+    // SAFETY: `args` is initialized and its size is passed; `pidfd` outlives the
+    // call. The child gets a copy of the whole address space, so every Rust
+    // value stays valid in it; no other thread can have held a lock, since the
+    // caller promises that there is none.
+    let result =
+        unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
+    match result {
+        0 => Ok(Forked::Child),
+        pid if pid > 0 => {
+            // SAFETY: the kernel has just stored a new descriptor, which nobody else owns.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            Ok(Forked::Parent { pid: pid as i32, pidfd })
+        }
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Executes the file behind `file` with an empty environment. Returns only on failure.
+pub fn execute(file: BorrowedFd<'_>, argv: &[&CStr]) -> io::Error {
+    let mut pointers: Vec<*const c_char> = argv.iter().map(|argument| argument.as_ptr()).collect();
+    pointers.push(ptr::null());
+    let environment: [*const c_char; 1] = [ptr::null()];
+    // SAFETY: the path is an empty C string, both arrays end with a null pointer
+    // and all strings outlive the call.
+    unsafe {
+        libc::syscall(
+            libc::SYS_execveat,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            pointers.as_ptr(),
+            environment.as_ptr(),
+            libc::AT_EMPTY_PATH,
+        );
+    }
+    io::Error::last_os_error()
+}
+
+/// Makes `number` refer to what `file` refers to, inherited over exec or not.
+/// Whatever `number` was is closed, so the caller must know that nothing owns it.
+pub fn place_descriptor(file: RawFd, number: RawFd, close_on_exec: CloseOnExec) -> io::Result<()> {
+    let flags = match close_on_exec {
+        CloseOnExec::Yes => libc::O_CLOEXEC,
+        CloseOnExec::No => 0,
+    };
+    // SAFETY: takes no pointers. Closing `number` is what the caller asks for.
+    let result = unsafe { libc::dup3(file, number, flags) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Duplicates `file` to exactly `number`, closed on exec. As with
+/// [`place_descriptor`], the caller must know that nothing owns `number`.
+pub fn duplicate_to(file: BorrowedFd<'_>, number: RawFd) -> io::Result<OwnedFd> {
+    place_descriptor(file.as_raw_fd(), number, CloseOnExec::Yes)?;
+    // SAFETY: the number was just made, and the caller knows that nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Whether a descriptor stays open over exec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseOnExec {
+    /// It is closed.
+    Yes,
+    /// It stays open.
+    No,
+}
+
+/// Duplicates `file` to a free number of at least `lowest`, closed on exec.
+pub fn duplicate_above(file: BorrowedFd<'_>, lowest: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, lowest) };
+    if number < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Closes all descriptors from `first` to `last`, both included. The caller
+/// must know that nothing uses them any more.
+pub fn close_descriptors(first: u32, last: u32) -> io::Result<()> {
+    // SAFETY: takes no pointers. Closing is what the caller asks for.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Blocks `SIGCHLD` and returns a non-blocking descriptor that becomes readable when a
+/// child has ended.
+pub fn child_signal_descriptor() -> io::Result<OwnedFd> {
+    // SAFETY: all zero is a valid `sigset_t`, which the calls then set up.
+    let descriptor = unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        if libc::sigprocmask(libc::SIG_BLOCK, &set, ptr::null_mut()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+    };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Gives every signal its default action and unblocks all: both would be
+/// inherited over exec (the Rust runtime ignores `SIGPIPE`).
+pub fn reset_signals() {
+    // SAFETY: all zero is a valid `sigset_t`; resetting an action to the default
+    // leaves no handler that could run. Failures (SIGKILL, SIGSTOP, numbers that
+    // libc keeps for itself) leave the default, which is what is wanted.
+    unsafe {
+        for signal in 1..=64 {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigprocmask(libc::SIG_SETMASK, &set, ptr::null_mut());
+    }
+}
+
+/// Bytes sent on a socket that its peer has not read yet (`SIOCOUTQ`, unix(7)).
+pub fn unread_by_peer(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: c_int = 0;
+    // SAFETY: the ioctl stores one `int` at the pointer, which is valid for the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(bytes.max(0) as usize) }
+}
+
+/// Asks whether this kernel knows a seccomp action (`SECCOMP_GET_ACTION_AVAIL`, seccomp(2)).
+pub fn seccomp_action_available(action: u32) -> bool {
+    // SAFETY: the call reads one `u32` at the pointer, which is valid for the call.
+    let result = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, &raw const action)
+    };
+    result == 0
+}

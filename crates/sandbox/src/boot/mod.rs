@@ -49,6 +49,17 @@ pub enum BootError {
     Send(#[source] std::io::Error),
 }
 
+/// Randomness for one sandbox, from the host kernel.
+fn fresh_seed() -> std::io::Result<[u8; 32]> {
+    let mut seed = [0; 32];
+    let filled = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
+    // getrandom(2) is not interrupted for requests of up to 256 bytes.
+    if filled != seed.len() {
+        return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof));
+    }
+    Ok(seed)
+}
+
 /// Describes a client's connection for [`crate::Zygote::thaw`] and
 /// [`crate::Sandbox::send_connection`]. `local` is the address that the guest
 /// is to see itself at: its port is the function's own.

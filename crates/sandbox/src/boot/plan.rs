@@ -10,6 +10,10 @@ use thaw_abi::image::Mapping;
 use crate::broker::BlobSource;
 use crate::working_set::{PopulatePolicy, WorkingSet};
 
+/// Descriptors of a boot command beside the blobs: image, index, standard
+/// output and error, a connection.
+pub(super) const FIXED_DESCRIPTORS: usize = 5;
+
 /// Why an image cannot be made into a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {

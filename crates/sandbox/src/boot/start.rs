@@ -1,15 +1,18 @@
 //! Starting a program in a fresh sandbox.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thaw_abi::control::WindowSize;
+use bytemuck::{Zeroable, bytes_of};
+use thaw_abi::control::{MESSAGE_MAX, MSG_START, ROOTFS_HOST, ROOTFS_INDEX, Start, WindowSize};
 
-use super::{BootError, BootFlags};
+use super::{BootError, BootFlags, fresh_seed};
 use crate::broker::{BlobSource, HostDirectory};
+use crate::message;
 
 /// Where a sandbox's files come from.
 #[derive(Clone)]
@@ -63,7 +66,114 @@ pub struct StartSpec<'a> {
     pub window: Option<WindowSize>,
 }
 
+/// The whole message that starts `spec`.
 pub(crate) fn encode(spec: &StartSpec<'_>) -> Result<Vec<u8>, BootError> {
-    let _ = spec;
-    todo!()
+    if spec.argv.is_empty() {
+        return Err(BootError::NoProgram);
+    }
+    let (rootfs, index_len) = match &spec.rootfs {
+        Rootfs::Index { len, .. } => (ROOTFS_INDEX, *len),
+        Rootfs::HostDirectory(_) => (ROOTFS_HOST, 0),
+    };
+    let body = Start {
+        seed: fresh_seed().map_err(BootError::Send)?,
+        memory_limit: spec.memory_limit,
+        index_len,
+        flags: spec.flags,
+        rootfs,
+        port: spec.port.into(),
+        cpus: spec.cpus.max(1),
+        uid: spec.uid,
+        gid: spec.gid,
+        argv_count: spec.argv.len() as u32,
+        env_count: spec.env.len() as u32,
+        window: spec.window.unwrap_or_else(WindowSize::zeroed),
+    };
+
+    let mut strings = Vec::new();
+    let mut push = |what: &'static str, text: &OsStr| {
+        if text.as_bytes().contains(&0) {
+            return Err(BootError::Nul { what });
+        }
+        strings.extend_from_slice(text.as_bytes());
+        strings.push(0);
+        Ok(())
+    };
+    push("the host name", &spec.hostname)?;
+    push("the working directory", &spec.cwd)?;
+    push("the program's path", spec.program.as_deref().unwrap_or_default())?;
+    for argument in &spec.argv {
+        push("an argument", argument)?;
+    }
+    for variable in &spec.env {
+        push("an environment variable", variable)?;
+    }
+
+    let len = size_of::<Start>() + strings.len();
+    let header = message::header(MSG_START, len, 0);
+    let bytes = size_of_val(&header) + len;
+    if bytes > MESSAGE_MAX {
+        return Err(BootError::TooLong { bytes, limit: MESSAGE_MAX });
+    }
+    let mut message = Vec::with_capacity(bytes);
+    message.extend_from_slice(bytes_of(&header));
+    message.extend_from_slice(bytes_of(&body));
+    message.append(&mut strings);
+    Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    fn spec(argv: &[&str]) -> StartSpec<'static> {
+        let directory = HostDirectory::open("/".as_ref()).unwrap();
+        let stderr: &'static std::io::Stderr = Box::leak(Box::new(std::io::stderr()));
+        StartSpec {
+            program: None,
+            argv: argv.iter().map(OsString::from).collect(),
+            env: vec!["A=b".into()],
+            cwd: "/tmp".into(),
+            hostname: "box".into(),
+            uid: 1,
+            gid: 2,
+            port: 8000,
+            cpus: 1,
+            memory_limit: 5,
+            cpu_time_limit: None,
+            flags: 0,
+            rootfs: Rootfs::HostDirectory(Arc::new(directory)),
+            stdio: [stderr.as_fd(); 3],
+            window: None,
+        }
+    }
+
+    #[test]
+    fn the_message_is_as_documented() {
+        let message = encode(&spec(&["sh", "-c", "true"])).unwrap();
+        let (header, rest) = message.split_at(16);
+        let header: thaw_abi::control::MessageHeader = bytemuck::pod_read_unaligned(header);
+        assert_eq!((header.kind, header.len as usize), (MSG_START, rest.len()));
+        let (body, tail) = rest.split_at(size_of::<Start>());
+        let body: Start = bytemuck::pod_read_unaligned(body);
+        assert_eq!((body.argv_count, body.env_count, body.port), (3, 1, 8000));
+        assert_eq!(body.rootfs, ROOTFS_HOST);
+        assert_ne!(body.seed, [0; 32]);
+        assert_eq!(tail, b"box\0/tmp\0\0sh\0-c\0true\0A=b\0");
+    }
+
+    #[test]
+    fn each_start_has_its_own_seed() {
+        assert_ne!(encode(&spec(&["a"])).unwrap(), encode(&spec(&["a"])).unwrap());
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_refused() {
+        assert!(matches!(encode(&spec(&[])), Err(BootError::NoProgram)));
+        let nul = BootError::Nul { what: "an argument" }.to_string();
+        assert_eq!(encode(&spec(&["a\0b"])).unwrap_err().to_string(), nul);
+        let long = "x".repeat(MESSAGE_MAX);
+        assert!(matches!(encode(&spec(&[&long])), Err(BootError::TooLong { .. })));
+    }
 }

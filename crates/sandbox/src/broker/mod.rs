@@ -1,11 +1,26 @@
 //! The broker: what a sandbox may ask its host for.
+//!
+//! Requests are hostile. The broker answers each with data or one read-only
+//! descriptor of a regular file, never follows a symbolic link, never opens
+//! anything but a regular file or a directory, and does nothing else.
 
 mod host_directory;
+mod path;
+mod request;
 
 pub use host_directory::HostDirectory;
+pub(crate) use request::{Question, Request};
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+use rustix::io::Errno;
+use thaw_abi::control::{MSG_REPLY, Reply};
+
+use crate::boot::Rootfs;
+use crate::message;
+use host_directory::Listing;
 
 /// Opens the blobs of one rootfs index.
 pub trait BlobSource: Send + Sync {
@@ -13,4 +28,153 @@ pub trait BlobSource: Send + Sync {
     /// a regular file, read-only. A number outside the table is
     /// [`io::ErrorKind::NotFound`]; the number may come from a sandbox.
     fn open_blob(&self, blob: u32) -> io::Result<OwnedFd>;
+}
+
+/// The part of an answer that depends on the question.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    tail: Vec<u8>,
+    descriptor: Option<OwnedFd>,
+}
+
+impl Answer {
+    fn data(tail: Vec<u8>) -> Self {
+        Self { tail, descriptor: None }
+    }
+
+    fn file(descriptor: OwnedFd, tail: Vec<u8>) -> Self {
+        Self { tail, descriptor: Some(descriptor) }
+    }
+}
+
+/// The broker of one sandbox.
+pub(crate) struct Broker {
+    rootfs: Rootfs,
+    /// The directory that is being listed, so that a long one is read once.
+    listing: Option<Listing>,
+}
+
+impl Broker {
+    pub fn new(rootfs: Rootfs) -> Self {
+        Self { rootfs, listing: None }
+    }
+
+    pub fn rootfs(&self) -> &Rootfs {
+        &self.rootfs
+    }
+
+    /// The reply to a request: the message and the descriptor that goes with it.
+    pub fn serve(&mut self, request: &Request<'_>) -> (Vec<u8>, Option<OwnedFd>) {
+        let (errno, answer) = match self.answer(&request.question) {
+            Ok(answer) => (0, answer),
+            Err(errno) => (errno.raw_os_error(), Answer::default()),
+        };
+        let body = Reply { errno, reserved: 0 };
+        let len = size_of::<Reply>() + answer.tail.len();
+        let header = message::header(MSG_REPLY, len, request.sequence);
+        let mut bytes = Vec::with_capacity(size_of_val(&header) + len);
+        bytes.extend_from_slice(bytemuck::bytes_of(&header));
+        bytes.extend_from_slice(bytemuck::bytes_of(&body));
+        bytes.extend_from_slice(&answer.tail);
+        (bytes, answer.descriptor)
+    }
+
+    fn answer(&mut self, question: &Question<'_>) -> Result<Answer, Errno> {
+        match (&self.rootfs, question) {
+            (Rootfs::Index { blobs, .. }, Question::OpenBlob(blob)) => {
+                let file = blobs.open_blob(*blob).map_err(|error| errno_of(&error))?;
+                check_read_only(file.as_fd())?;
+                Ok(Answer::file(file, Vec::new()))
+            }
+            (Rootfs::HostDirectory(directory), Question::Stat(path)) => {
+                Ok(Answer::data(directory.stat(path)?))
+            }
+            (Rootfs::HostDirectory(directory), Question::ReadLink(path)) => {
+                Ok(Answer::data(directory.read_link(path)?))
+            }
+            (Rootfs::HostDirectory(directory), Question::Open(path)) => {
+                let (file, attributes) = directory.open_file(path)?;
+                check_read_only(file.as_fd())?;
+                Ok(Answer::file(file, attributes))
+            }
+            (Rootfs::HostDirectory(directory), Question::List { path, skip }) => {
+                let listing = match self.listing.take() {
+                    Some(listing) if *skip > 0 && listing.is_of(path) => listing,
+                    _ => directory.list(path)?,
+                };
+                let tail = listing.page(*skip);
+                // An empty page is the end; the listing is not asked for again.
+                self.listing = (!tail.is_empty()).then_some(listing);
+                Ok(Answer::data(tail))
+            }
+            // It has the other kind of rootfs.
+            _ => Err(Errno::NOSYS),
+        }
+    }
+}
+
+/// The last line of defence: whatever a source opened, a sandbox gets nothing
+/// that can be written or that is not a regular file.
+fn check_read_only(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    let is_read_only = fcntl_getfl(file)? & OFlags::RWMODE == OFlags::RDONLY;
+    let is_regular = FileType::from_raw_mode(fstat(file)?.st_mode) == FileType::RegularFile;
+    if is_read_only && is_regular { Ok(()) } else { Err(Errno::ACCESS) }
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    match error.raw_os_error() {
+        Some(errno) => Errno::from_raw_os_error(errno),
+        None if error.kind() == io::ErrorKind::NotFound => Errno::NOENT,
+        None => Errno::IO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::sync::Arc;
+
+    struct Opens(fn() -> io::Result<OwnedFd>);
+
+    impl BlobSource for Opens {
+        fn open_blob(&self, _: u32) -> io::Result<OwnedFd> {
+            (self.0)()
+        }
+    }
+
+    fn serve(source: fn() -> io::Result<OwnedFd>, question: Question<'_>) -> (i32, bool) {
+        let file = Arc::new(File::open("/dev/null").unwrap());
+        let rootfs = Rootfs::Index { file, len: 0, blobs: Arc::new(Opens(source)) };
+        let (bytes, file) = Broker::new(rootfs).serve(&Request { sequence: 9, question });
+        let reply: Reply = bytemuck::pod_read_unaligned(&bytes[16..24]);
+        assert_eq!(bytes[8..16], 9_u64.to_le_bytes());
+        (reply.errno, file.is_some())
+    }
+
+    #[test]
+    fn a_blob_is_handed_out_read_only() {
+        let source = || Ok(File::open("/proc/self/exe")?.into());
+        assert_eq!(serve(source, Question::OpenBlob(1)), (0, true));
+    }
+
+    #[test]
+    fn what_could_be_written_is_not_handed_out() {
+        let source = || Ok(tempfile::tempfile()?.into());
+        assert_eq!(serve(source, Question::OpenBlob(1)), (libc::EACCES, false));
+        let source = || Ok(File::open("/")?.into());
+        assert_eq!(serve(source, Question::OpenBlob(1)), (libc::EACCES, false));
+    }
+
+    #[test]
+    fn errors_of_the_source_reach_the_sandbox() {
+        let source = || Err(io::Error::from(io::ErrorKind::NotFound));
+        assert_eq!(serve(source, Question::OpenBlob(1)), (libc::ENOENT, false));
+    }
+
+    #[test]
+    fn an_index_has_no_host_files() {
+        let source = || Err(io::Error::from(io::ErrorKind::NotFound));
+        assert_eq!(serve(source, Question::Open(b"etc/passwd")), (libc::ENOSYS, false));
+    }
 }

@@ -1,13 +1,30 @@
 //! Zygotes: processes with all done that does not depend on the function.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+mod handle;
+mod parent;
+mod pool;
+mod process;
+mod protocol;
+mod verify;
+
+pub use handle::ZygoteParent;
+pub use parent::zygote_parent_main;
+pub use pool::{PoolConfig, PoolStats, ZygotePool};
+pub use protocol::UserIds;
+
+pub(crate) use process::Process;
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use thaw_abi::control::Connection;
 
-use crate::boot::{BootError, BootPlan, StartSpec, ThawOptions};
+use crate::boot::{BootError, BootPlan, Rootfs, StartSpec, ThawOptions};
+use crate::broker::Broker;
 use crate::kernel::Kernel;
+use crate::message;
 use crate::sandbox::Sandbox;
 
 /// Where the kernels of the zygotes write traces and panics.
@@ -26,8 +43,9 @@ pub struct ZygoteConfig {
     pub kernel: Kernel,
     /// Where it writes traces and panics.
     pub console: Console,
-    /// First of the host user and group ids that sandboxes run as, when the
-    /// caller is root. One below it is never used.
+    /// First of the host user and group ids that the zygote parent (this one)
+    /// and the sandboxes (those after it) run as, when the caller is root. A
+    /// caller that is not root gets a range of `/etc/subuid`.
     pub uid_base: u32,
     /// Most sandboxes at a time, and so the number of user ids.
     pub max_sandboxes: u32,
@@ -95,52 +113,45 @@ pub enum ZygoteError {
     },
 }
 
-/// Entry of the zygote parent: to be called first thing in `main`. Returns at
-/// once unless this process was started as a zygote parent; then it never
-/// returns.
-pub fn zygote_parent_main() {}
-
-/// A handle to the process that makes zygotes. All of them die with it.
-pub struct ZygoteParent {}
-
-impl ZygoteParent {
-    /// Starts the process: this same executable, see [`zygote_parent_main`].
-    pub fn start(config: ZygoteConfig) -> Result<Self, ZygoteError> {
-        let _ = config;
-        todo!()
-    }
-
-    /// Makes a zygote and verifies its isolation. Takes about a millisecond;
-    /// take one from a [`ZygotePool`] where that matters.
-    pub fn create(&self) -> Result<Zygote, ZygoteError> {
-        todo!()
-    }
-
-    /// Process id of the zygote parent.
-    pub fn pid(&self) -> u32 {
-        todo!()
-    }
+/// A process that waits to become a sandbox. Dropping it kills it.
+#[derive(Debug)]
+pub struct Zygote {
+    process: Process,
+    control: OwnedFd,
+    console: Option<OwnedFd>,
 }
 
-/// A process that waits to become a sandbox. Dropping it kills it.
-pub struct Zygote {}
-
 impl Zygote {
-    /// Checks from outside that the process is isolated: seccomp filter in
-    /// force, no new privileges, no capabilities.
-    pub fn verify(&self) -> Result<(), ZygoteError> {
-        todo!()
+    fn new(process: Process, control: OwnedFd, console: Option<OwnedFd>) -> Self {
+        Self { process, control, console }
     }
 
     /// Process id as seen by the caller's `/proc`.
     pub fn pid(&self) -> u32 {
-        todo!()
+        self.process.pid
+    }
+
+    /// Whether its process has ended while it waited.
+    pub fn has_ended(&self) -> bool {
+        self.process.exit.get().is_some()
+    }
+
+    /// A descriptor that becomes readable when the process has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.process.pidfd()
     }
 
     /// Starts a program.
     pub fn start(self, spec: &StartSpec<'_>) -> Result<Sandbox, BootError> {
-        let _ = spec;
-        todo!()
+        let message = crate::boot::encode_start(spec)?;
+        self.set_limits(spec.memory_limit, spec.cpu_time_limit)?;
+        let mut descriptors = spec.stdio.to_vec();
+        if let Rootfs::Index { file, .. } = &spec.rootfs {
+            descriptors.push(file.as_fd());
+        }
+        message::send(&self.control, &[IoSlice::new(&message)], &descriptors)
+            .map_err(boot_error)?;
+        self.into_sandbox(Broker::new(spec.rootfs.clone()))
     }
 
     /// Becomes a copy of a frozen image, with a client's connected,
@@ -152,72 +163,32 @@ impl Zygote {
         connection: Option<(Connection, BorrowedFd<'_>)>,
         options: &ThawOptions<'_>,
     ) -> Result<Sandbox, BootError> {
-        let _ = (plan, connection, options);
-        todo!()
+        self.set_limits(options.memory_limit, options.cpu_time_limit)?;
+        plan.send(&self.control, connection, options).map_err(boot_error)?;
+        self.into_sandbox(Broker::new(plan.rootfs()))
+    }
+
+    fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> Result<(), BootError> {
+        let limits = &self.process.limits;
+        limits
+            .set_memory(self.process.pid, memory)
+            .and_then(|()| limits.set_cpu_time(self.process.pid, cpu_time))
+            .map_err(|error| {
+                if self.has_ended() { BootError::ZygoteDied } else { BootError::Limits(error) }
+            })
+    }
+
+    fn into_sandbox(self, broker: Broker) -> Result<Sandbox, BootError> {
+        // From here on, nothing that the sandbox does may block its host.
+        rustix::io::ioctl_fionbio(&self.control, true)
+            .map_err(|errno| BootError::Send(errno.into()))?;
+        Ok(Sandbox::new(self.process, self.control, self.console, broker))
     }
 }
 
-/// How a pool is kept.
-#[derive(Clone, Debug)]
-pub struct PoolConfig {
-    /// Zygotes kept ready.
-    pub size: usize,
-    /// How they are made.
-    pub zygotes: ZygoteConfig,
-}
-
-/// What a pool has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolStats {
-    /// Zygotes ready now.
-    pub ready: usize,
-    /// Zygotes made so far.
-    pub created: u64,
-    /// Zygotes taken from the pool.
-    pub taken: u64,
-    /// Takes that found the pool empty and had to make one.
-    pub misses: u64,
-    /// Zygotes that died or failed while being made.
-    pub failures: u64,
-    /// Times the zygote parent was started anew.
-    pub parent_restarts: u64,
-}
-
-/// Zygotes kept ready in the background. Starts its own [`ZygoteParent`], and
-/// another one if that dies.
-pub struct ZygotePool {}
-
-impl ZygotePool {
-    /// Starts the zygote parent and fills the pool in the background.
-    pub fn new(config: PoolConfig) -> Result<Self, ZygoteError> {
-        let _ = config;
-        todo!()
-    }
-
-    /// Takes a zygote; when none is ready, makes one, which is slow. An error
-    /// means that none can be made at all.
-    pub fn take(&self) -> Result<Zygote, ZygoteError> {
-        todo!()
-    }
-
-    /// Changes how many zygotes are kept ready.
-    pub fn set_size(&self, size: usize) {
-        let _ = size;
-        todo!()
-    }
-
-    /// Blocks until the pool is full; an error if a zygote could not be made meanwhile.
-    pub fn wait_full(&self) -> Result<(), ZygoteError> {
-        todo!()
-    }
-
-    /// Counters.
-    pub fn stats(&self) -> PoolStats {
-        todo!()
-    }
-
-    /// Process id of the present zygote parent.
-    pub fn parent_pid(&self) -> u32 {
-        todo!()
+fn boot_error(error: io::Error) -> BootError {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => BootError::ZygoteDied,
+        _ => BootError::Send(error),
     }
 }

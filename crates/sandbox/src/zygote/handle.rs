@@ -1,0 +1,500 @@
+//! The library's side of the zygote parent.
+//!
+//! One thread per parent (the *keeper*) spawns it, so that its parent-death
+//! signal is tied to a thread that lives as long as it is wanted, and then
+//! listens to it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+use thaw_abi::control::{MSG_FAILED, MSG_READY, MessageHeader};
+
+use super::process::{ExitCell, Process, pid_of};
+use super::protocol::{
+    Failure, PARENT_ARGUMENT, REPORT_CREATE_FAILED, REPORT_CREATED, REPORT_EXITED, REPORT_FAILED,
+    REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE, REQUEST_SETUP, Report, Request, Step, UserIds,
+    receive, send,
+};
+use super::verify::verify;
+use super::{Console, Zygote, ZygoteConfig, ZygoteError};
+use crate::limits::{self, Hierarchy, Limits};
+use crate::message;
+
+/// How long the parent may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Status of the sandboxes that die with their parent, as wait(2) would have it.
+const KILLED: i32 = libc::SIGKILL;
+
+/// A handle to the process that makes zygotes. All of them die with it; it ends
+/// when this handle and all its zygotes and sandboxes have been dropped, and
+/// when the process that holds the handle ends, however that happens.
+pub struct ZygoteParent {
+    config: ZygoteConfig,
+    connected: Arc<Connected>,
+    /// `None` or why there are no control groups: the limits are weaker then.
+    no_groups: Option<String>,
+}
+
+impl fmt::Debug for ZygoteParent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZygoteParent").field("pid", &self.pid()).finish_non_exhaustive()
+    }
+}
+
+/// The connection to a running zygote parent. Dropping it ends the parent.
+pub(crate) struct Connected {
+    control: OwnedFd,
+    pid: u32,
+    pidfd: OwnedFd,
+    user_ids: UserIds,
+    groups: Option<Arc<Hierarchy>>,
+    book: Arc<Mutex<Book>>,
+}
+
+impl fmt::Debug for Connected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connected").field("pid", &self.pid).finish_non_exhaustive()
+    }
+}
+
+/// What the keeper and the callers share.
+#[derive(Default)]
+struct Book {
+    /// Number of the last request.
+    last_id: u64,
+    /// Requests that wait for an answer.
+    requested: HashMap<u64, SyncSender<Result<OwnedFd, Failure>>>,
+    /// Processes whose end has not been reported.
+    alive: HashMap<u64, Alive>,
+    /// Slots that no process has.
+    free_slots: Vec<u32>,
+    /// The parent has ended.
+    gone: bool,
+}
+
+struct Alive {
+    slot: u32,
+    exit: Arc<ExitCell>,
+    /// Held so that the control group is removed when the process has ended and
+    /// the last handle is gone, whichever is later.
+    _limits: Arc<Limits>,
+}
+
+fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
+    book.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the keeper learns while the parent starts.
+struct Started {
+    pidfd: OwnedFd,
+    user_ids: UserIds,
+    slots: u64,
+}
+
+impl ZygoteParent {
+    /// Starts the process: this same executable, see [`super::zygote_parent_main`].
+    pub fn start(config: ZygoteConfig) -> Result<Self, ZygoteError> {
+        let during = |step| move |source| ZygoteError::Parent { step, source };
+        let kernel = sealed_file(config.kernel.elf()).map_err(during("store the kernel"))?;
+        let (control, remote) = message::control_pair().map_err(during("make its socket"))?;
+        let setup = Request {
+            kind: REQUEST_SETUP,
+            first: config.uid_base,
+            count: config.max_sandboxes,
+            reserved: 0,
+            id: 0,
+        };
+        send(&control, &setup, &[]).map_err(during("configure it"))?;
+
+        let listening = control.try_clone().map_err(during("make its socket"))?;
+        let book = Arc::new(Mutex::new(Book::default()));
+        let (started_to, started_from) = mpsc::sync_channel(1);
+        let keeper = Keeper { control: listening, book: book.clone() };
+        std::thread::Builder::new()
+            .name("zygote-keeper".into())
+            .spawn(move || keeper.run(remote, kernel, started_to))
+            .map_err(during("start its keeper thread"))?;
+        let started = started_from.recv_timeout(START_TIMEOUT).map_err(|_| {
+            let source = io::Error::from(io::ErrorKind::TimedOut);
+            ZygoteError::Parent { step: "wait for it", source }
+        })??;
+
+        let pid = pid_of(started.pidfd.as_fd()).map_err(during("find its process id"))?;
+        let slots = match started.user_ids {
+            UserIds::OnePerSandbox => {
+                u32::try_from(started.slots).unwrap_or(u32::MAX).min(config.max_sandboxes)
+            }
+            UserIds::Shared => config.max_sandboxes,
+        };
+        // Taken from the end: low slots first.
+        lock(&book).free_slots = (0..slots).rev().collect();
+        let (groups, no_groups) = match limits::discover() {
+            Ok(groups) => (Some(groups), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        let connected = Connected {
+            control,
+            pid,
+            pidfd: started.pidfd,
+            user_ids: started.user_ids,
+            groups,
+            book,
+        };
+        Ok(Self { config, connected: Arc::new(connected), no_groups })
+    }
+
+    /// Makes a zygote and verifies its isolation. Takes about a millisecond;
+    /// take one from a [`super::ZygotePool`] where that matters.
+    pub fn create(&self) -> Result<Zygote, ZygoteError> {
+        let during = |step| move |source| ZygoteError::Create { step, source };
+        let (host, sandbox) = message::control_pair().map_err(during("make its socket"))?;
+        let (console, write_end) = match &self.config.console {
+            Console::Shared(shared) => {
+                (None, shared.try_clone().map_err(during("share the console"))?)
+            }
+            Console::Pipe => {
+                let flags = rustix::pipe::PipeFlags::CLOEXEC;
+                let (read, write) = rustix::pipe::pipe_with(flags)
+                    .map_err(|errno| during("make its console")(errno.into()))?;
+                rustix::io::ioctl_fionbio(&read, true)
+                    .map_err(|errno| during("make its console")(errno.into()))?;
+                (Some(read), write)
+            }
+        };
+        let process = self.fork(sandbox, write_end)?;
+        let zygote = Zygote::new(process, host, console);
+        zygote.wait_ready(self.config.ready_timeout)?;
+        zygote.verify()?;
+        Ok(zygote)
+    }
+
+    /// Has the parent fork a process with these descriptors.
+    fn fork(&self, control: OwnedFd, console: OwnedFd) -> Result<Process, ZygoteError> {
+        let during = |step| move |source| ZygoteError::Create { step, source };
+        let connected = &self.connected;
+        let (answer_to, answer_from) = mpsc::sync_channel(1);
+        let exit = Arc::new(ExitCell::default());
+        let (id, slot) = {
+            let mut book = lock(&connected.book);
+            if book.gone {
+                return Err(ZygoteError::ParentDied);
+            }
+            let limit = self.config.max_sandboxes;
+            let slot = book.free_slots.pop().ok_or(ZygoteError::Full { limit })?;
+            book.last_id += 1;
+            (book.last_id, slot)
+        };
+        let made = connected.groups.as_ref().map(|groups| groups.create(id)).transpose();
+        let limits = match made {
+            Ok(group) => Arc::new(Limits { group }),
+            Err(source) => {
+                lock(&connected.book).free_slots.push(slot);
+                return Err(ZygoteError::Create { step: "make its control group", source });
+            }
+        };
+        let processes = limits
+            .group
+            .as_ref()
+            .map(|group| group.processes())
+            .transpose()
+            .map_err(during("open its control group"));
+        let result = processes.and_then(|processes| {
+            let mut descriptors = vec![control.as_fd(), console.as_fd()];
+            descriptors.extend(processes.as_ref().map(AsFd::as_fd));
+            {
+                let mut book = lock(&connected.book);
+                // Noted before it is asked for: the answer may come at once.
+                let alive = Alive { slot, exit: exit.clone(), _limits: limits.clone() };
+                book.alive.insert(id, alive);
+                book.requested.insert(id, answer_to);
+            }
+            let request = Request { kind: REQUEST_CREATE, first: slot, count: 0, reserved: 0, id };
+            send(&connected.control, &request, &descriptors)
+                .map_err(|_| ZygoteError::ParentDied)?;
+            match answer_from.recv() {
+                Ok(Ok(pidfd)) => Ok(pidfd),
+                Ok(Err(failure)) => {
+                    Err(ZygoteError::Create { step: failure.step.text(), source: failure.source })
+                }
+                Err(_) => Err(ZygoteError::ParentDied),
+            }
+        });
+        match result {
+            Ok(pidfd) => {
+                let pid = pid_of(pidfd.as_fd()).map_err(during("find its process id"));
+                let parent = connected.clone();
+                // Built in any case: its drop kills the process.
+                let process = Process { pid: 0, pidfd, exit, limits, parent };
+                pid.map(|pid| process.with_pid(pid))
+            }
+            Err(error) => {
+                let mut book = lock(&connected.book);
+                book.requested.remove(&id);
+                book.alive.remove(&id);
+                book.free_slots.push(slot);
+                Err(error)
+            }
+        }
+    }
+
+    /// Process id of the zygote parent, as seen by the caller's `/proc`.
+    pub fn pid(&self) -> u32 {
+        self.connected.pid
+    }
+
+    /// Whether the parent has ended, and all sandboxes with it.
+    pub fn has_ended(&self) -> bool {
+        lock(&self.connected.book).gone
+    }
+
+    /// Whether each sandbox has a user id of its own, or all share the caller's.
+    pub fn user_ids(&self) -> UserIds {
+        self.connected.user_ids
+    }
+
+    /// Why memory limits are `RLIMIT_DATA` only, if they are; see [`limits`].
+    pub fn no_memory_groups(&self) -> Option<&str> {
+        self.no_groups.as_deref()
+    }
+}
+
+impl Connected {
+    pub fn user_ids(&self) -> UserIds {
+        self.user_ids
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        // The keeper notices and reaps it. The parent would also end by itself,
+        // at the end of its control socket.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
+    }
+}
+
+/// The thread that spawns the parent and listens to it.
+struct Keeper {
+    control: OwnedFd,
+    book: Arc<Mutex<Book>>,
+}
+
+impl Keeper {
+    fn run(
+        self,
+        remote: OwnedFd,
+        kernel: OwnedFd,
+        started: SyncSender<Result<Started, ZygoteError>>,
+    ) {
+        let result = spawn(remote, kernel).and_then(|()| self.await_start());
+        let pidfd = match result {
+            Ok(parent) => match parent.pidfd.try_clone() {
+                Ok(pidfd) => {
+                    // The caller waits; if it has given up, the parent ends with the socket.
+                    let _ = started.send(Ok(parent));
+                    Some(pidfd)
+                }
+                Err(source) => {
+                    let step = "duplicate its descriptor";
+                    let _ = started.send(Err(ZygoteError::Parent { step, source }));
+                    None
+                }
+            },
+            Err(error) => {
+                let _ = started.send(Err(error));
+                None
+            }
+        };
+        if pidfd.is_some() {
+            self.listen();
+        }
+        self.parent_ended(pidfd);
+    }
+
+    fn await_start(&self) -> Result<Started, ZygoteError> {
+        let mut parent = None;
+        loop {
+            let mut descriptors = Vec::new();
+            let report = receive::<Report>(&self.control, &mut descriptors)
+                .map_err(|source| ZygoteError::Parent { step: "listen to it", source })?
+                .ok_or(ZygoteError::Parent {
+                    step: "wait for it",
+                    source: io::Error::from(io::ErrorKind::UnexpectedEof),
+                })?;
+            match report.kind {
+                REPORT_STARTED => parent = descriptors.pop(),
+                REPORT_SERVING => {
+                    let pidfd = parent.ok_or(ZygoteError::Parent {
+                        step: "get its descriptor",
+                        source: io::Error::from(io::ErrorKind::InvalidData),
+                    })?;
+                    let user_ids = UserIds::from_number(report.value);
+                    return Ok(Started { pidfd, user_ids, slots: report.id });
+                }
+                REPORT_FAILED => {
+                    let step = Step::from_number(report.step).text();
+                    let source = io::Error::from_raw_os_error(report.value);
+                    return Err(ZygoteError::Parent { step, source });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Distributes reports until the parent ends.
+    fn listen(&self) {
+        loop {
+            let mut descriptors = Vec::new();
+            let Ok(Some(report)) = receive::<Report>(&self.control, &mut descriptors) else {
+                return;
+            };
+            let mut book = lock(&self.book);
+            match report.kind {
+                REPORT_CREATED => {
+                    if let (Some(answer), Some(pidfd)) =
+                        (book.requested.remove(&report.id), descriptors.pop())
+                    {
+                        // Nobody waits any more: dropping the pidfd leaves a zygote
+                        // whose control socket is closed, so it ends by itself.
+                        let _ = answer.send(Ok(pidfd));
+                    }
+                }
+                REPORT_CREATE_FAILED => {
+                    if let Some(answer) = book.requested.remove(&report.id) {
+                        let step = Step::from_number(report.step);
+                        let source = io::Error::from_raw_os_error(report.value);
+                        let _ = answer.send(Err(Failure { step, source }));
+                    }
+                }
+                REPORT_EXITED => {
+                    if let Some(alive) = book.alive.remove(&report.id) {
+                        book.free_slots.push(alive.slot);
+                        drop(book);
+                        alive.exit.fill(report.value);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Reaps the parent and settles what waits for it.
+    fn parent_ended(&self, pidfd: Option<OwnedFd>) {
+        if let Some(pidfd) = pidfd {
+            // It may only have closed its socket.
+            let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+            // Process 1 of a pid namespace is dead only when all others in it are.
+            let parent = || waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+            while matches!(parent(), Err(Errno::INTR)) {}
+        }
+        let alive = {
+            let mut book = lock(&self.book);
+            book.gone = true;
+            book.requested.clear();
+            std::mem::take(&mut book.alive)
+        };
+        for alive in alive.into_values() {
+            alive.exit.fill(KILLED);
+        }
+    }
+}
+
+/// Spawns the launcher of the parent and waits for its end; the parent itself
+/// is then a child of the calling thread.
+fn spawn(remote: OwnedFd, kernel: OwnedFd) -> Result<(), ZygoteError> {
+    let during = |step| move |source| ZygoteError::Parent { step, source };
+    Command::new("/proc/self/exe")
+        .arg(PARENT_ARGUMENT)
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::from(remote))
+        .stdout(Stdio::from(kernel))
+        .spawn()
+        .map_err(during("execute it"))?
+        .wait()
+        .map_err(during("wait for its launcher"))?;
+    // A failure was reported on the socket, or shows as its end.
+    Ok(())
+}
+
+/// An executable memory file with these bytes that nobody can change.
+fn sealed_file(bytes: &[u8]) -> io::Result<OwnedFd> {
+    use std::io::Write;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = match rustix::fs::memfd_create("thaw-kernel", flags | MemfdFlags::EXEC) {
+        // Before Linux 6.3, every memory file is executable and the flag is unknown.
+        Err(Errno::INVAL) => rustix::fs::memfd_create("thaw-kernel", flags)?,
+        result => result?,
+    };
+    let mut file = std::fs::File::from(file);
+    file.write_all(bytes)?;
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok(file.into())
+}
+
+impl Process {
+    fn with_pid(mut self, pid: u32) -> Self {
+        self.pid = pid;
+        self
+    }
+}
+
+impl Zygote {
+    /// Waits for [`MSG_READY`].
+    fn wait_ready(&self, timeout: Duration) -> Result<(), ZygoteError> {
+        let deadline = Instant::now() + timeout;
+        let not_ready = |reason: String| Err(ZygoteError::NotReady(reason));
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left =
+                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let mut events = [PollFd::new(&self.control, PollFlags::IN)];
+            match poll(&mut events, Some(&left)) {
+                Ok(0) => return not_ready(format!("no sign of life within {timeout:?}")),
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(errno) => return not_ready(errno.to_string()),
+            }
+        }
+        let mut buffer = [0; 1024];
+        let packet = match message::receive(&self.control, &mut buffer, None) {
+            Ok(packet) => packet,
+            Err(error) => return not_ready(error.to_string()),
+        };
+        if packet.len == 0 {
+            // It may only have closed its socket.
+            let _ = self.process.kill();
+            let status = self.process.exit.wait();
+            return not_ready(format!("it ended with {status}; see the console"));
+        }
+        let header = buffer
+            .get(..size_of::<MessageHeader>())
+            .filter(|_| packet.len >= size_of::<MessageHeader>())
+            .map(bytemuck::pod_read_unaligned::<MessageHeader>);
+        match header {
+            Some(MessageHeader { kind: MSG_READY, len: 0, .. }) => Ok(()),
+            Some(MessageHeader { kind: MSG_FAILED, .. }) => {
+                let text = buffer[size_of::<MessageHeader>()..packet.len].to_vec();
+                not_ready(crate::event::printable(&text))
+            }
+            _ => not_ready("it sent something else first".to_owned()),
+        }
+    }
+
+    /// Checks from outside that the process is isolated: seccomp filter in
+    /// force, no new privileges, no capabilities, no ids of the host's users.
+    pub fn verify(&self) -> Result<(), ZygoteError> {
+        verify(self.process.pid, self.process.parent.user_ids())
+    }
+}

@@ -1,0 +1,202 @@
+//! User and group ids: which the sandboxes get, and how the parent's user
+//! namespace maps them.
+
+use std::fs;
+use std::io;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Gid, Uid, getegid, geteuid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+use super::namespaces::UserNamespace;
+use crate::zygote::protocol::UserIds;
+
+/// Which ids the sandboxes have, as the parent's user namespace numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdMap {
+    /// The id that all sandboxes share, or the one below that of slot 0.
+    base: u32,
+    /// Number of sandboxes with an id of their own; 0: they share `base`.
+    slots: u32,
+}
+
+impl IdMap {
+    /// Bytes of the encoding.
+    pub const BYTES: usize = 8;
+
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&self.base.to_le_bytes());
+        bytes[4..].copy_from_slice(&self.slots.to_le_bytes());
+        bytes
+    }
+
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        let [a, b, c, d, e, f, g, h] = bytes;
+        Self { base: u32::from_le_bytes([a, b, c, d]), slots: u32::from_le_bytes([e, f, g, h]) }
+    }
+
+    /// Whether each sandbox has its own id.
+    pub fn user_ids(&self) -> UserIds {
+        if self.slots == 0 { UserIds::Shared } else { UserIds::OnePerSandbox }
+    }
+
+    /// Number of slots with ids of their own; 0 if all share one.
+    pub fn slots(&self) -> u64 {
+        self.slots.into()
+    }
+
+    /// The id of slot `slot`.
+    pub fn of_slot(&self, slot: u32) -> u32 {
+        if self.slots == 0 { self.base } else { self.base + 1 + slot }
+    }
+
+    /// Makes the calling process the parent's user and group, without
+    /// supplementary groups where those may be dropped.
+    pub fn take(&self) -> io::Result<()> {
+        // With a single mapped id, setgroups(2) is denied for good.
+        if self.slots > 0 {
+            set_thread_groups(&[])?;
+        }
+        // Root of its user namespace, which it needs to be to give its children
+        // other ids; the host's root only where there is no namespace.
+        set_ids(0)
+    }
+}
+
+/// Sets all user and group ids of the calling process.
+pub fn set_ids(id: u32) -> io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+    // Each call changes the calling thread only, which is all of the process.
+    set_thread_res_gid(gid, gid, gid)?;
+    set_thread_res_uid(uid, uid, uid)?;
+    Ok(())
+}
+
+/// Maps the ids of process `pid`, as far as the caller may, and says what the
+/// parent has to work with.
+pub fn map(pid: i32, namespace: UserNamespace, first: u32, count: u32) -> io::Result<IdMap> {
+    if geteuid().is_root() {
+        let (first, count) = available_range(first, count.saturating_add(1))?;
+        if namespace == UserNamespace::Host {
+            return Ok(IdMap { base: first, slots: count - 1 });
+        }
+        let line = format!("0 {first} {count}");
+        fs::write(format!("/proc/{pid}/gid_map"), &line)?;
+        fs::write(format!("/proc/{pid}/uid_map"), &line)?;
+        return Ok(IdMap { base: 0, slots: count - 1 });
+    }
+    if let Some(slots) = map_with_helpers(pid, count) {
+        return Ok(IdMap { base: 0, slots });
+    }
+    fs::write(format!("/proc/{pid}/setgroups"), "deny")?;
+    fs::write(format!("/proc/{pid}/gid_map"), format!("0 {} 1", getegid().as_raw()))?;
+    fs::write(format!("/proc/{pid}/uid_map"), format!("0 {} 1", geteuid().as_raw()))?;
+    Ok(IdMap { base: 0, slots: 0 })
+}
+
+/// The wanted range if this user namespace has it, otherwise the upper half of
+/// the largest range that it has: containers often map 65536 ids only.
+fn available_range(first: u32, count: u32) -> io::Result<(u32, u32)> {
+    choose_range(&fs::read_to_string("/proc/self/uid_map")?, first, count)
+        .ok_or_else(|| io::Error::other("this user namespace maps too few user ids"))
+}
+
+fn choose_range(uid_map: &str, first: u32, count: u32) -> Option<(u32, u32)> {
+    let extents: Vec<(u64, u64)> = uid_map
+        .lines()
+        .filter_map(|line| {
+            let mut numbers = line.split_whitespace().map(str::parse::<u64>);
+            let inside = numbers.next()?.ok()?;
+            let length = numbers.nth(1)?.ok()?;
+            Some((inside, length))
+        })
+        .collect();
+    let (first, count) = (u64::from(first), u64::from(count));
+    let fits = |&(start, length): &(u64, u64)| start <= first && first + count <= start + length;
+    let (first, count) = if extents.iter().any(fits) {
+        (first, count)
+    } else {
+        let &(start, length) = extents.iter().max_by_key(|extent| extent.1)?;
+        let usable = (length / 2).min(count);
+        (start + length - usable, usable)
+    };
+    // One for the parent, one for a sandbox, and never root's.
+    if count < 2 || first == 0 {
+        return None;
+    }
+    Some((u32::try_from(first).ok()?, u32::try_from(count).ok()?))
+}
+
+/// Maps a range of `/etc/subuid` with the set-user-id helpers newuidmap(1) and
+/// newgidmap(1); returns how many ids beyond the first it has.
+fn map_with_helpers(pid: i32, count: u32) -> Option<u32> {
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+    let (first_uid, uids) = subordinate_range("/etc/subuid", uid)?;
+    let (first_gid, gids) = subordinate_range("/etc/subgid", uid)?;
+    let slots = uids.min(gids).min(count);
+    if slots == 0 {
+        return None;
+    }
+    let run = |helper: &str, own: u32, first: u32| {
+        Command::new(helper)
+            .args([pid.to_string(), "0".into(), own.to_string(), "1".into()])
+            .args(["1".into(), first.to_string(), slots.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    };
+    (run("newgidmap", gid, first_gid) && run("newuidmap", uid, first_uid)).then_some(slots)
+}
+
+/// The first range that `path` (subuid(5)) gives to the user.
+fn subordinate_range(path: &str, uid: u32) -> Option<(u32, u32)> {
+    let name = user_name(uid);
+    let owner = |field: &str| Some(field) == name.as_deref() || field == uid.to_string();
+    fs::read_to_string(path).ok()?.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        if !owner(fields.next()?) {
+            return None;
+        }
+        Some((fields.next()?.parse().ok()?, fields.next()?.trim().parse().ok()?))
+    })
+}
+
+fn user_name(uid: u32) -> Option<String> {
+    fs::read_to_string("/etc/passwd").ok()?.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: &str = "         0          0 4294967295\n";
+
+    #[test]
+    fn the_wanted_range_is_taken_where_it_exists() {
+        assert_eq!(choose_range(WHOLE, 2_000_000, 1000), Some((2_000_000, 1000)));
+    }
+
+    #[test]
+    fn a_small_namespace_yields_its_upper_half() {
+        assert_eq!(choose_range("0 100000 65536\n", 2_000_000, 16_385), Some((49_151, 16_385)));
+        assert_eq!(choose_range("0 100000 1000\n", 2_000_000, 16_385), Some((500, 500)));
+    }
+
+    #[test]
+    fn a_namespace_of_one_id_has_no_range() {
+        assert_eq!(choose_range("0 1000 1\n", 2_000_000, 16_385), None);
+        assert_eq!(choose_range("", 2_000_000, 16_385), None);
+    }
+
+    #[test]
+    fn the_encoding_keeps_the_map() {
+        let map = IdMap { base: 7, slots: 9 };
+        assert_eq!(IdMap::from_bytes(map.to_bytes()), map);
+    }
+}

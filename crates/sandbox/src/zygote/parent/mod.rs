@@ -1,0 +1,209 @@
+//! The zygote parent: what runs in its process.
+//!
+//! The executable that [`super::ZygoteParent::start`] spawns is only a launcher.
+//! It forks its own *sibling* (`CLONE_PARENT`) into new namespaces, maps user
+//! ids for it and exits. The sibling is process 1 of its pid namespace, so that
+//! the host kernel kills every sandbox when it ends, and a child of the thread
+//! that spawned the launcher, so that its parent-death signal follows the
+//! daemon.
+
+mod ids;
+mod namespaces;
+mod zygote;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Signal, WaitOptions, wait};
+
+use super::protocol::{
+    During, Failure, PARENT_ARGUMENT, REPORT_CREATE_FAILED, REPORT_CREATED, REPORT_EXITED,
+    REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE, REQUEST_SETUP, Report, Request,
+    Step, receive, send,
+};
+use crate::sys::{self, CloseOnExec};
+
+/// Entry of the zygote parent: to be called first thing in `main`, before any
+/// thread is started. Returns at once unless this process was spawned as a
+/// zygote parent; then it never returns.
+pub fn zygote_parent_main() {
+    if std::env::args_os().nth(1).is_none_or(|argument| argument != PARENT_ARGUMENT) {
+        return;
+    }
+    let inherited = take_descriptors();
+    let code = match inherited {
+        Ok((control, kernel)) => run(control, kernel),
+        Err(error) => {
+            eprintln!("thaw: the zygote parent was started without its descriptors: {error}");
+            1
+        }
+    };
+    std::process::exit(code);
+}
+
+/// Takes the control socket, passed as standard input, and the kernel ELF,
+/// passed as standard output, and closes whatever else the library's process
+/// let slip through.
+fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd)> {
+    // Nothing can own these numbers yet: this runs first in the process.
+    let control = sys::duplicate_to(io::stdin().as_fd(), 3)?;
+    let kernel = sys::duplicate_to(io::stdout().as_fd(), 4)?;
+    sys::close_descriptors(5, u32::MAX)?;
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    for standard in [0, 1] {
+        sys::place_descriptor(null.as_raw_fd(), standard, CloseOnExec::No)?;
+    }
+    Ok((control, kernel))
+}
+
+fn run(control: OwnedFd, kernel: OwnedFd) -> i32 {
+    match launch(&control, kernel) {
+        Ok(()) => 0,
+        Err(failure) => {
+            // If the library is gone, there is nobody left to tell.
+            let _ = send(&control, &failure.report(REPORT_FAILED, 0), &[]);
+            1
+        }
+    }
+}
+
+/// Runs in the launcher until its sibling exists, and in the sibling forever.
+fn launch(control: &OwnedFd, kernel: OwnedFd) -> Result<(), Failure> {
+    let Some(setup) = receive::<Request>(control, &mut Vec::new()).during(Step::Receive)? else {
+        return Ok(());
+    };
+    if setup.kind != REQUEST_SETUP {
+        return Err(io::Error::from(Errno::PROTO)).during(Step::Receive);
+    }
+    let (go, start) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).during(Step::Fork)?;
+    let (forked, namespace) = namespaces::fork_sibling().during(Step::Fork)?;
+    match forked {
+        sys::Forked::Parent { pid, pidfd } => {
+            drop(go);
+            let map = ids::map(pid, namespace, setup.first, setup.count).during(Step::MapIds)?;
+            send(control, &Report::new(REPORT_STARTED, 0, 0), &[pidfd.as_fd()])
+                .during(Step::Receive)?;
+            rustix::io::write(&start, &map.to_bytes()).during(Step::MapIds)?;
+            Ok(())
+        }
+        sys::Forked::Child => {
+            drop(start);
+            let mut bytes = [0; ids::IdMap::BYTES];
+            let read = rustix::io::read(&go, &mut bytes).during(Step::MapIds)?;
+            if read != bytes.len() {
+                // The launcher failed and has said why.
+                return Ok(());
+            }
+            serve(control, kernel, ids::IdMap::from_bytes(bytes))
+        }
+    }
+}
+
+/// The parent's life: sets itself up, then serves requests until the library's
+/// end of the control socket closes.
+fn serve(control: &OwnedFd, kernel: OwnedFd, ids: ids::IdMap) -> Result<(), Failure> {
+    let mut oom_score = OomScore::open().during(Step::OomScore)?;
+    ids.take().during(Step::TakeIds)?;
+    // Set after the user id has changed, which clears it. A library that died
+    // before this line is noticed as the end of the control socket.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).during(Step::Fork)?;
+    namespaces::enter_empty_root().during(Step::EnterRoot)?;
+    zygote::keep_capabilities_for_zygotes().during(Step::DropCapabilities)?;
+    let ended = sys::child_signal_descriptor().during(Step::WatchChildren)?;
+    let serving = Report::new(REPORT_SERVING, ids.slots(), ids.user_ids() as i32);
+    send(control, &serving, &[]).during(Step::Receive)?;
+
+    let mut alive: HashMap<i32, u64> = HashMap::new();
+    loop {
+        let mut events = [PollFd::new(control, PollFlags::IN), PollFd::new(&ended, PollFlags::IN)];
+        match poll(&mut events, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno).during(Step::WatchChildren),
+        }
+        let requested = !events[0].revents().is_empty();
+        if !events[1].revents().is_empty() {
+            let mut information = [0; 128];
+            // Only empties the descriptor; how many signals it held does not matter.
+            let _ = rustix::io::read(&ended, &mut information);
+            if !report_ended(control, &mut alive) {
+                return Ok(());
+            }
+        }
+        if requested {
+            let mut descriptors = Vec::new();
+            let Some(request) =
+                receive::<Request>(control, &mut descriptors).during(Step::Receive)?
+            else {
+                return Ok(());
+            };
+            if request.kind != REQUEST_CREATE {
+                return Err(io::Error::from(Errno::PROTO)).during(Step::Receive);
+            }
+            let made = oom_score
+                .raised(|| zygote::fork(&kernel, descriptors, ids.of_slot(request.first), &ids));
+            let sent = match made {
+                Ok((pid, pidfd)) => {
+                    alive.insert(pid, request.id);
+                    send(control, &Report::new(REPORT_CREATED, request.id, 0), &[pidfd.as_fd()])
+                }
+                Err(failure) => {
+                    send(control, &failure.report(REPORT_CREATE_FAILED, request.id), &[])
+                }
+            };
+            if sent.is_err() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Reaps all processes that have ended and reports those that are zygotes;
+/// false if the library is gone.
+fn report_ended(control: &OwnedFd, alive: &mut HashMap<i32, u64>) -> bool {
+    while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+        // Others are guest processes whose own parent has ended before them.
+        if let Some(id) = alive.remove(&pid.as_raw_nonzero().get()) {
+            let report = Report::new(REPORT_EXITED, id, status.as_raw());
+            if send(control, &report, &[]).is_err() {
+                return false;
+            }
+        }
+    }
+    true
+}
+
+/// The parent's out-of-memory score, which a forked zygote inherits: sandboxes
+/// are to be killed first, the parent, with which all of them die, is not.
+/// There is no `/proc` in the parent's root, so the file stays open.
+struct OomScore {
+    file: File,
+    own: String,
+}
+
+impl OomScore {
+    fn open() -> io::Result<Self> {
+        let path = "/proc/self/oom_score_adj";
+        let own = std::fs::read_to_string(path)?;
+        let file = File::options().write(true).open(path)?;
+        Ok(Self { file, own: own.trim().to_owned() })
+    }
+
+    /// Runs `fork` with the highest score.
+    fn raised<T>(&mut self, fork: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        self.set("1000").during(Step::OomScore)?;
+        let result = fork();
+        let own = self.own.clone();
+        self.set(&own).during(Step::OomScore)?;
+        result
+    }
+
+    fn set(&mut self, score: &str) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        self.file.write_all_at(score.as_bytes(), 0)
+    }
+}

@@ -1,0 +1,70 @@
+//! The namespaces that all sandboxes share: user, pid, network, ipc, host name,
+//! mounts and control groups.
+#![allow(unsafe_code)]
+
+use std::io;
+
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, mount_move,
+    mount_remount, unmount,
+};
+
+use crate::sys::{Forked, fork_with};
+
+/// Whether the parent has a user namespace of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserNamespace {
+    /// It has.
+    Own,
+    /// It has not: it runs as root and the host does not allow user namespaces.
+    Host,
+}
+
+const NAMESPACES: i32 = libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP;
+
+/// Forks a sibling of the caller into new namespaces. It is process 1 of its
+/// pid namespace. Even root gets a user namespace where the host allows it:
+/// nothing in it has a right outside, and the daemon, who owns it, has every
+/// right inside whatever its own capabilities are.
+pub fn fork_sibling() -> io::Result<(Forked, UserNamespace)> {
+    let flags = (NAMESPACES | libc::CLONE_PARENT) as u64;
+    // SAFETY: the launcher has one thread; the flags share nothing.
+    match unsafe { fork_with(flags | libc::CLONE_NEWUSER as u64) } {
+        Ok(forked) => Ok((forked, UserNamespace::Own)),
+        Err(_) if rustix::process::geteuid().is_root() => {
+            // SAFETY: as above.
+            let forked = unsafe { fork_with(flags) }?;
+            Ok((forked, UserNamespace::Host))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes an empty read-only directory the root, and detaches all other mounts.
+pub fn enter_empty_root() -> io::Result<()> {
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    // Any directory serves as the mount point; this one surely exists.
+    let empty = "/proc";
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("none", empty, "tmpfs", flags, c"size=4k,nr_inodes=2,mode=0555")?;
+    rustix::process::chdir(empty)?;
+    match rustix::process::pivot_root(".", ".") {
+        // The old root now lies over the new one.
+        Ok(()) => unmount(".", UnmountFlags::DETACH)?,
+        // The old root is the initial ramfs, which cannot be pivoted away.
+        Err(Errno::INVAL) => {
+            mount_move(".", "/")?;
+            rustix::process::chroot(".")?;
+        }
+        Err(errno) => return Err(errno.into()),
+    }
+    rustix::process::chdir("/")?;
+    mount_remount("/", flags | MountFlags::RDONLY, c"")?;
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! Zygotes kept ready in the background.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{Zygote, ZygoteConfig, ZygoteError, ZygoteParent};
+
+/// How a pool is kept.
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Zygotes kept ready.
+    pub size: usize,
+    /// How they are made.
+    pub zygotes: ZygoteConfig,
+}
+
+/// What a pool has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Zygotes ready now.
+    pub ready: usize,
+    /// Zygotes made so far.
+    pub created: u64,
+    /// Zygotes taken from the pool.
+    pub taken: u64,
+    /// Takes that found the pool empty and had to make one.
+    pub misses: u64,
+    /// Zygotes that died while waiting or failed while being made.
+    pub failures: u64,
+    /// Times the zygote parent was started anew.
+    pub parent_restarts: u64,
+}
+
+/// How long the background thread rests after a failure.
+const RETRY: Duration = Duration::from_millis(200);
+/// How often the background thread looks for zygotes that died while waiting.
+const INSPECTION: Duration = Duration::from_secs(1);
+
+/// Zygotes kept ready in the background. Starts its own [`ZygoteParent`], and
+/// another one if that dies. Dropping the pool ends the waiting zygotes;
+/// sandboxes live on.
+#[derive(Debug)]
+pub struct ZygotePool {
+    shared: Arc<Shared>,
+    filler: Option<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: ZygoteConfig,
+    state: Mutex<State>,
+    /// Something for the background thread to do.
+    wanted: Condvar,
+    /// A zygote was added, or making one failed.
+    changed: Condvar,
+    /// Held while the parent is replaced, so that only one caller does it.
+    parent: Mutex<Arc<ZygoteParent>>,
+}
+
+#[derive(Debug)]
+struct State {
+    ready: VecDeque<Zygote>,
+    size: usize,
+    closing: bool,
+    stats: PoolStats,
+    /// Why the last attempt of the background thread failed, until one succeeds.
+    failure: Option<ZygoteError>,
+}
+
+impl ZygotePool {
+    /// Starts the zygote parent and fills the pool in the background.
+    pub fn new(config: PoolConfig) -> Result<Self, ZygoteError> {
+        let parent = ZygoteParent::start(config.zygotes.clone())?;
+        let state = State {
+            ready: VecDeque::with_capacity(config.size),
+            size: config.size,
+            closing: false,
+            stats: PoolStats::default(),
+            failure: None,
+        };
+        let shared = Arc::new(Shared {
+            config: config.zygotes,
+            state: Mutex::new(state),
+            wanted: Condvar::new(),
+            changed: Condvar::new(),
+            parent: Mutex::new(Arc::new(parent)),
+        });
+        let filler = std::thread::Builder::new()
+            .name("zygote-pool".into())
+            .spawn({
+                let shared = shared.clone();
+                move || shared.keep_full()
+            })
+            .map_err(|source| ZygoteError::Parent { step: "start the pool's thread", source })?;
+        Ok(Self { shared, filler: Some(filler) })
+    }
+
+    /// Takes a zygote; when none is ready, makes one, which is slow. An error
+    /// means that none can be made at all.
+    pub fn take(&self) -> Result<Zygote, ZygoteError> {
+        {
+            let mut state = self.shared.lock();
+            while let Some(zygote) = state.ready.pop_front() {
+                if zygote.has_ended() {
+                    state.stats.failures += 1;
+                    continue;
+                }
+                state.stats.taken += 1;
+                self.shared.wanted.notify_one();
+                return Ok(zygote);
+            }
+            state.stats.misses += 1;
+            self.shared.wanted.notify_one();
+        }
+        let zygote = self.shared.make()?;
+        let mut state = self.shared.lock();
+        state.stats.created += 1;
+        state.stats.taken += 1;
+        Ok(zygote)
+    }
+
+    /// Changes how many zygotes are kept ready.
+    pub fn set_size(&self, size: usize) {
+        let surplus = {
+            let mut state = self.shared.lock();
+            state.size = size;
+            let keep = state.ready.len().min(size);
+            state.ready.split_off(keep)
+        };
+        // Ended outside the lock.
+        drop(surplus);
+        self.shared.wanted.notify_one();
+    }
+
+    /// Blocks until the pool is full; an error if a zygote could not be made meanwhile.
+    pub fn wait_full(&self) -> Result<(), ZygoteError> {
+        let mut state = self.shared.lock();
+        loop {
+            if state.ready.len() >= state.size {
+                return Ok(());
+            }
+            if let Some(failure) = state.failure.take() {
+                return Err(failure);
+            }
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> PoolStats {
+        let state = self.shared.lock();
+        PoolStats { ready: state.ready.len(), ..state.stats }
+    }
+
+    /// The present zygote parent.
+    pub fn parent(&self) -> Arc<ZygoteParent> {
+        self.shared.parent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a zygote, with a new parent if the present one has ended.
+    fn make(&self) -> Result<Zygote, ZygoteError> {
+        let parent = self.parent.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match parent.create() {
+            Err(_) if parent.has_ended() => {}
+            result => return result,
+        }
+        let mut current = self.parent.lock().unwrap_or_else(PoisonError::into_inner);
+        // Somebody else may have replaced it in the meantime.
+        if Arc::ptr_eq(&current, &parent) {
+            *current = Arc::new(ZygoteParent::start(self.config.clone())?);
+            self.lock().stats.parent_restarts += 1;
+        }
+        let parent = current.clone();
+        drop(current);
+        parent.create()
+    }
+
+    /// The background thread.
+    fn keep_full(&self) {
+        let mut state = self.lock();
+        while !state.closing {
+            let before = state.ready.len();
+            state.ready.retain(|zygote| !zygote.has_ended());
+            state.stats.failures += (before - state.ready.len()) as u64;
+            if state.ready.len() >= state.size {
+                (state, _) = self
+                    .wanted
+                    .wait_timeout(state, INSPECTION)
+                    .unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            drop(state);
+            let made = self.make();
+            state = self.lock();
+            match made {
+                Ok(zygote) => {
+                    state.stats.created += 1;
+                    state.failure = None;
+                    state.ready.push_back(zygote);
+                    self.changed.notify_all();
+                }
+                Err(error) => {
+                    state.stats.failures += 1;
+                    state.failure = Some(error);
+                    self.changed.notify_all();
+                    (state, _) = self
+                        .wanted
+                        .wait_timeout(state, RETRY)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for ZygotePool {
+    fn drop(&mut self) {
+        let ready = {
+            let mut state = self.shared.lock();
+            state.closing = true;
+            std::mem::take(&mut state.ready)
+        };
+        drop(ready);
+        self.shared.wanted.notify_all();
+        if let Some(filler) = self.filler.take() {
+            // It only panics on a bug, which its own message has reported.
+            let _ = filler.join();
+        }
+        self.shared.lock().ready.clear();
+    }
+}

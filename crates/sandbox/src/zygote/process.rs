@@ -1,0 +1,92 @@
+//! The host process of a zygote or sandbox, as the library sees it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use rustix::io::Errno;
+use rustix::process::{Signal, pidfd_send_signal};
+
+use super::handle::Connected;
+use crate::limits::Limits;
+
+/// How a process ended, once it has. Filled in by the thread that listens to
+/// the zygote parent.
+#[derive(Debug, Default)]
+pub(crate) struct ExitCell {
+    status: Mutex<Option<ExitStatus>>,
+    ended: Condvar,
+}
+
+impl ExitCell {
+    /// Stores the wait status (wait(2)) and wakes all waiters.
+    pub fn fill(&self, status: i32) {
+        let mut stored = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        stored.get_or_insert(ExitStatus::from_raw(status));
+        self.ended.notify_all();
+    }
+
+    pub fn get(&self) -> Option<ExitStatus> {
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn wait(&self) -> ExitStatus {
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(status) = *status {
+                return status;
+            }
+            status = self.ended.wait(status).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A process forked by the zygote parent. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub pid: u32,
+    pub pidfd: OwnedFd,
+    pub exit: Arc<ExitCell>,
+    pub limits: Arc<Limits>,
+    /// Keeps the zygote parent alive as long as one of its children is wanted.
+    pub parent: Arc<Connected>,
+}
+
+impl Process {
+    /// Ends the process at once. Harmless if it has ended already.
+    pub fn kill(&self) -> io::Result<()> {
+        if self.exit.get().is_some() {
+            return Ok(());
+        }
+        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // The only error left is a missing right, which a test of the zygote
+        // parent excludes; there is nobody to tell here.
+        let _ = self.kill();
+    }
+}
+
+/// The process id behind a pidfd, in the pid namespace of the caller's `/proc`.
+pub(crate) fn pid_of(pidfd: BorrowedFd<'_>) -> io::Result<u32> {
+    use std::os::fd::AsRawFd;
+    let information = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    information
+        .lines()
+        .find_map(|line| line.strip_prefix("Pid:"))
+        .and_then(|pid| pid.trim().parse().ok())
+        .filter(|&pid| pid > 0)
+        .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+}

@@ -1,0 +1,182 @@
+//! Messages between the library and its zygote parent. Both ends are this same
+//! executable, so there is no version and no distrust; the packets have a fixed
+//! size.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bytemuck::{Pod, Zeroable, bytes_of};
+
+use crate::message;
+
+/// Hidden first argument that makes an executable a zygote parent.
+pub const PARENT_ARGUMENT: &str = "--thaw-zygote-parent";
+/// Descriptors closed for a zygote request: control socket, console, and the
+/// `cgroup.procs` file of its control group, if it has one.
+pub const CREATE_DESCRIPTORS: usize = 2;
+
+/// Library → parent: [`Request::first`] is the first host user id for
+/// sandboxes, [`Request::count`] how many there are.
+pub const REQUEST_SETUP: u32 = 1;
+/// Library → parent: make the zygote [`Request::id`] in slot [`Request::first`].
+pub const REQUEST_CREATE: u32 = 2;
+
+/// A packet from the library to the parent.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Request {
+    /// `REQUEST_*`.
+    pub kind: u32,
+    /// See the kinds.
+    pub first: u32,
+    /// See the kinds.
+    pub count: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// See the kinds.
+    pub id: u64,
+}
+
+/// Parent → library: the parent's process exists; its pidfd is attached.
+pub const REPORT_STARTED: u32 = 1;
+/// Parent → library: requests are served. [`Report::value`] is a [`UserIds`],
+/// [`Report::id`] the number of slots.
+pub const REPORT_SERVING: u32 = 2;
+/// Parent → library: the parent could not be set up; [`Report::step`] failed
+/// with errno [`Report::value`].
+pub const REPORT_FAILED: u32 = 3;
+/// Parent → library: zygote [`Report::id`] exists; its pidfd is attached.
+pub const REPORT_CREATED: u32 = 4;
+/// Parent → library: zygote [`Report::id`] could not be made.
+pub const REPORT_CREATE_FAILED: u32 = 5;
+/// Parent → library: the process of zygote [`Report::id`] has ended with the
+/// wait status [`Report::value`].
+pub const REPORT_EXITED: u32 = 6;
+
+/// A packet from the parent to the library.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Report {
+    /// `REPORT_*`.
+    pub kind: u32,
+    /// A [`Step`] as a number.
+    pub step: u32,
+    /// See the kinds.
+    pub value: i32,
+    /// Zero.
+    pub reserved: u32,
+    /// See the kinds.
+    pub id: u64,
+}
+
+impl Report {
+    /// A report about one zygote, or about the parent with `id` 0.
+    pub fn new(kind: u32, id: u64, value: i32) -> Self {
+        Self { kind, step: 0, value, reserved: 0, id }
+    }
+}
+
+/// How user ids are given to sandboxes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserIds {
+    /// Each sandbox has a user id of its own.
+    OnePerSandbox = 0,
+    /// All have the caller's: there is no `newuidmap` or no range in `/etc/subuid`.
+    Shared = 1,
+}
+
+impl UserIds {
+    pub fn from_number(number: i32) -> Self {
+        if number == Self::OnePerSandbox as i32 { Self::OnePerSandbox } else { Self::Shared }
+    }
+}
+
+macro_rules! steps {
+    ($($name:ident = $text:literal,)*) => {
+        /// What the parent or a zygote was doing when it failed.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum Step { $(#[doc = $text] $name,)* }
+
+        impl Step {
+            const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The step in words.
+            pub fn text(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+steps! {
+    Receive = "read the request",
+    Fork = "create the process with its namespaces",
+    MapIds = "map user ids",
+    TakeIds = "take user ids",
+    EnterRoot = "enter an empty root directory",
+    DropCapabilities = "drop capabilities",
+    WatchChildren = "watch child processes",
+    OomScore = "set the out-of-memory score",
+    ForkZygote = "fork a zygote",
+    EnterCgroup = "enter the control group",
+    SetLimits = "set resource limits",
+    NewSession = "start a session",
+    NoNewPrivileges = "forbid new privileges",
+    PlaceDescriptors = "arrange descriptors",
+    Execute = "execute the kernel",
+}
+
+impl Step {
+    /// The step that [`Report::step`] holds.
+    pub fn from_number(number: u32) -> Self {
+        Self::ALL.get(number as usize).copied().unwrap_or(Self::Receive)
+    }
+}
+
+/// A step and why it failed.
+#[derive(Debug)]
+pub struct Failure {
+    pub step: Step,
+    pub source: io::Error,
+}
+
+impl Failure {
+    pub fn report(&self, kind: u32, id: u64) -> Report {
+        let errno = self.source.raw_os_error().unwrap_or(libc::EIO);
+        Report { step: self.step as u32, ..Report::new(kind, id, errno) }
+    }
+}
+
+/// Names the step that an error belongs to.
+pub trait During<T> {
+    fn during(self, step: Step) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
+    fn during(self, step: Step) -> Result<T, Failure> {
+        self.map_err(|source| Failure { step, source: source.into() })
+    }
+}
+
+/// Sends a packet.
+pub fn send<T: Pod>(
+    socket: impl AsFd,
+    packet: &T,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    message::send(socket, &[IoSlice::new(bytes_of(packet))], descriptors)
+}
+
+/// Receives a packet; `None` when the other end is closed.
+pub fn receive<T: Pod>(socket: impl AsFd, descriptors: &mut Vec<OwnedFd>) -> io::Result<Option<T>> {
+    let mut value = T::zeroed();
+    let bytes = bytemuck::bytes_of_mut(&mut value);
+    let expected = bytes.len();
+    let packet = message::receive(socket, bytes, Some(descriptors))?;
+    match packet.len {
+        0 => Ok(None),
+        len if len == expected => Ok(Some(value)),
+        _ => Err(io::Error::from(io::ErrorKind::InvalidData)),
+    }
+}

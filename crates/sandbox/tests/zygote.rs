@@ -1,0 +1,402 @@
+//! The zygote parent, its zygotes and sandboxes, with a stand-in kernel.
+
+mod common;
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use common::{
+    careless_standin, config, index_rootfs, next, parent, said, start, start_with, zygote,
+};
+use thaw_sandbox::{
+    Console, Event, GuestExit, PoolConfig, Violation, ZygoteConfig, ZygoteError, ZygoteParent,
+    ZygotePool, connection,
+};
+
+fn status_field(pid: u32, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(&format!("{field}:"))).unwrap();
+    line.split_once(':').unwrap().1.trim().to_owned()
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn exists(pid: u32) -> bool {
+    fs::metadata(format!("/proc/{pid}")).is_ok()
+}
+
+#[test]
+fn a_zygote_has_only_its_two_descriptors() {
+    let zygote = zygote();
+    let mut descriptors: Vec<String> = fs::read_dir(format!("/proc/{}/fd", zygote.pid()))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    descriptors.sort();
+    assert_eq!(descriptors, ["3", "4"]);
+}
+
+#[test]
+fn a_zygote_has_no_rights_and_an_empty_world() {
+    let zygote = zygote();
+    zygote.verify().unwrap();
+    let pid = zygote.pid();
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(status_field(pid, set), "0000000000000000");
+    }
+    // Innermost of the pid namespaces, and not process 1 of it.
+    assert_ne!(status_field(pid, "NSpid").split_whitespace().last(), Some("1"));
+    assert_eq!(fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap().trim(), "1000");
+    assert_eq!(fs::read(format!("/proc/{pid}/environ")).unwrap(), b"");
+    assert_eq!(fs::read(format!("/proc/{pid}/cmdline")).unwrap(), b"thaw-kernel\0");
+    // Reading the directory through /proc needs the right to trace it.
+    assert_eq!(fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(), 0);
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
+    assert_eq!(mounts.lines().count(), 1, "{mounts}");
+    assert!(mounts.contains(" / / ro,"), "{mounts}");
+    for namespace in ["net", "pid", "mnt", "ipc", "uts", "user", "cgroup"] {
+        let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{namespace}")).unwrap();
+        assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
+    }
+    let interfaces = fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap();
+    assert!(interfaces.lines().skip(2).all(|line| line.trim().starts_with("lo:")), "{interfaces}");
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    for (limit, value) in [("Max core file size", "0"), ("Max locked memory", "0")] {
+        let line = limits.lines().find(|line| line.starts_with(limit)).unwrap();
+        assert_eq!(line[limit.len()..].split_whitespace().next(), Some(value), "{line}");
+    }
+}
+
+#[test]
+fn the_zygotes_of_root_have_user_ids_of_their_own() {
+    if !is_root() {
+        return;
+    }
+    let parent = parent();
+    let (first, second) = (parent.create().unwrap(), parent.create().unwrap());
+    let id = |pid, field| {
+        let ids = status_field(pid, field);
+        let mut ids = ids.split_whitespace().map(|id| id.parse::<u32>().unwrap());
+        let id = ids.next().unwrap();
+        assert!(ids.all(|other| other == id));
+        assert!(id >= 1000);
+        id
+    };
+    assert_ne!(id(first.pid(), "Uid"), id(second.pid(), "Uid"));
+    assert_ne!(id(first.pid(), "Gid"), id(second.pid(), "Gid"));
+    assert_eq!(status_field(first.pid(), "Groups"), "");
+    // The parent itself is nobody on the host, either.
+    assert_ne!(id(parent.pid(), "Uid"), id(first.pid(), "Uid"));
+}
+
+#[test]
+fn a_kernel_without_a_filter_is_refused() {
+    let config = ZygoteConfig::new(careless_standin(), Console::Pipe);
+    let error = ZygoteParent::start(config).unwrap().create().unwrap_err();
+    assert!(matches!(error, ZygoteError::NotIsolated { field: "Seccomp", .. }), "{error}");
+}
+
+#[test]
+fn a_kernel_that_cannot_run_is_reported() {
+    let mut elf = vec![0; 64];
+    elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    elf[16] = 2;
+    elf[18] = 62;
+    let kernel = thaw_sandbox::Kernel::from_elf(elf).unwrap();
+    let error = ZygoteParent::start(ZygoteConfig::new(kernel, Console::Pipe))
+        .unwrap()
+        .create()
+        .unwrap_err();
+    assert!(error.to_string().contains("cannot execute the kernel"), "{error}");
+}
+
+#[test]
+fn a_program_starts_and_its_exit_is_reported() {
+    let mut sandbox = start("exit", "42");
+    assert_eq!(next(&mut sandbox), Event::Exit(GuestExit::Code(42)));
+    assert_eq!(next(&mut sandbox), Event::Hangup);
+    assert_eq!(sandbox.wait_event(Some(Duration::ZERO)).unwrap(), None);
+    assert_eq!(sandbox.wait().code(), Some(42));
+    sandbox.kill().unwrap();
+}
+
+#[test]
+fn a_crash_is_reported_as_its_signal() {
+    let mut sandbox = start("crash", "");
+    assert_eq!(next(&mut sandbox), Event::Hangup);
+    assert_eq!(sandbox.wait().signal(), Some(libc::SIGSEGV));
+}
+
+#[test]
+fn connections_signals_and_commands_arrive() {
+    let mut sandbox = start("hang", "");
+    let (socket, _peer) = UnixStream::pair().unwrap();
+    let address = "127.0.0.1:80".parse().unwrap();
+    sandbox.send_connection(&connection(1, address, address), socket.as_fd()).unwrap();
+    assert_eq!(said(&mut sandbox), "connected");
+    sandbox.request_freeze().unwrap();
+    assert_eq!(said(&mut sandbox), "asked to freeze");
+    sandbox.resume().unwrap();
+    assert_eq!(said(&mut sandbox), "resumed");
+    assert_eq!(sandbox.send_signal(65).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    sandbox.send_signal(15).unwrap();
+    assert_eq!(next(&mut sandbox), Event::Exit(GuestExit::Code(115)));
+}
+
+#[test]
+fn standard_output_and_console_are_the_given_ones() {
+    let (mut output, input) = io::pipe().unwrap();
+    let sandbox = start_with(zygote(), "write", "to stdout", index_rootfs(Vec::new()), |spec| {
+        // SAFETY-free: only borrowed for the call.
+        spec.stdio[1] = rustix::fd::AsFd::as_fd(Box::leak(Box::new(input.try_clone().unwrap())));
+    });
+    let mut bytes = [0; 9];
+    io::Read::read_exact(&mut output, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"to stdout");
+    drop(sandbox);
+
+    let mut sandbox = start("console", "a trace");
+    assert_eq!(said(&mut sandbox), "written");
+    let mut bytes = [0; 64];
+    let read = rustix::io::read(sandbox.console().unwrap(), &mut bytes).unwrap();
+    assert_eq!(&bytes[..read], b"a trace");
+}
+
+#[test]
+fn protocol_violations_kill() {
+    for (command, expected) in [
+        ("garbage", Violation::Kind { kind: 4242 }),
+        ("long", Violation::TooLong { limit: 8192 }),
+        ("gift", Violation::Descriptor),
+        ("flood", Violation::RepliesUnread),
+        ("open ../secret", Violation::Value { kind: 205 }),
+    ] {
+        let (command, argument) = command.split_once(' ').unwrap_or((command, ""));
+        let mut sandbox = start(command, argument);
+        assert_eq!(next(&mut sandbox), Event::Violation(expected), "{command}");
+        while let Some(event) = sandbox.wait_event(Some(Duration::from_secs(20))).unwrap() {
+            if event == Event::Hangup {
+                break;
+            }
+        }
+        assert_eq!(sandbox.wait().signal(), Some(libc::SIGKILL), "{command}");
+    }
+}
+
+#[test]
+fn a_sandbox_that_closes_its_socket_is_ended() {
+    let mut sandbox = start("close", "");
+    assert_eq!(next(&mut sandbox), Event::Hangup);
+    assert_eq!(sandbox.wait().signal(), Some(libc::SIGKILL));
+}
+
+#[test]
+fn the_broker_answers_over_the_socket() {
+    let blobs = vec![b"first".to_vec(), b"second".to_vec()];
+    let zygotes = parent();
+    let mut ask = |command, argument: &str, rootfs| {
+        said(&mut start_with(zygotes.create().unwrap(), command, argument, rootfs, |_| {}))
+    };
+    assert_eq!(ask("blob", "1", index_rootfs(blobs.clone())), "file second");
+    assert_eq!(ask("blob", "2", index_rootfs(blobs)), "errno 02");
+
+    let tree = tempfile::tempdir().unwrap();
+    fs::write(tree.path().join("file"), "content").unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", tree.path().join("link")).unwrap();
+    let mut ask = |command, argument| ask(command, argument, common::host_rootfs(tree.path()));
+    assert_eq!(ask("open", "file"), "file content");
+    assert_eq!(ask("open", "link"), "errno 40");
+    assert_eq!(ask("readlink", "link"), "data /etc/passwd");
+    assert_eq!(ask("stat", "none"), "errno 02");
+    assert!(ask("list", "").contains("file"));
+}
+
+#[test]
+fn dropping_a_sandbox_ends_it() {
+    let zygotes = parent();
+    let sandbox = start_with(zygotes.create().unwrap(), "hang", "", index_rootfs(vec![]), |_| {});
+    let pidfd = sandbox.pidfd().try_clone_to_owned().unwrap();
+    drop(sandbox);
+    ended(&pidfd);
+}
+
+/// Waits until the process behind a pidfd has ended.
+fn ended(pidfd: &std::os::fd::OwnedFd) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&limit)), Ok(1));
+}
+
+#[test]
+fn all_sandboxes_end_with_their_parent() {
+    let zygotes = parent();
+    let mut sandbox =
+        start_with(zygotes.create().unwrap(), "hang", "", index_rootfs(vec![]), |_| {});
+    let zygote = zygotes.create().unwrap();
+    let pid = rustix::process::Pid::from_raw(zygotes.pid() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    assert_eq!(next(&mut sandbox), Event::Hangup);
+    assert_eq!(sandbox.wait().signal(), Some(libc::SIGKILL));
+    assert!(!exists(zygotes.pid()));
+    assert!(!exists(zygote.pid()));
+    assert!(zygotes.has_ended());
+    assert!(matches!(zygotes.create(), Err(ZygoteError::ParentDied)));
+    assert!(matches!(
+        zygote.start(&thaw_sandbox::StartSpec {
+            program: None,
+            argv: vec!["hang".into()],
+            env: vec![],
+            cwd: "/".into(),
+            hostname: "x".into(),
+            uid: 0,
+            gid: 0,
+            port: 0,
+            cpus: 1,
+            memory_limit: 0,
+            cpu_time_limit: None,
+            flags: 0,
+            rootfs: index_rootfs(vec![]),
+            stdio: [io::stderr().as_fd(); 3],
+            window: None,
+        }),
+        Err(thaw_sandbox::BootError::ZygoteDied)
+    ));
+}
+
+#[test]
+fn dropping_everything_ends_the_parent() {
+    let zygotes = parent();
+    let pid = zygotes.pid();
+    let zygote = zygotes.create().unwrap();
+    drop(zygotes);
+    // A sandbox in use keeps it.
+    assert!(exists(pid));
+    let mut sandbox = start_with(zygote, "hang", "", index_rootfs(vec![]), |_| {});
+    sandbox.resume().unwrap();
+    assert_eq!(said(&mut sandbox), "resumed");
+    drop(sandbox);
+    while exists(pid) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn slots_are_reused() {
+    let config = ZygoteConfig { max_sandboxes: 2, ..config() };
+    let zygotes = ZygoteParent::start(config).unwrap();
+    let first = zygotes.create().unwrap();
+    let _second = zygotes.create().unwrap();
+    assert!(matches!(zygotes.create(), Err(ZygoteError::Full { limit: 2 })));
+    drop(first);
+    loop {
+        match zygotes.create() {
+            Ok(_) => break,
+            Err(ZygoteError::Full { .. }) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn memory_beyond_the_limit_ends_the_sandbox() {
+    let zygotes = parent();
+    let mut eat = |limit_mib: u64| {
+        let zygote = zygotes.create().unwrap();
+        let rootfs = index_rootfs(vec![]);
+        let mut sandbox =
+            start_with(zygote, "eat", "100", rootfs, |spec| spec.memory_limit = limit_mib << 20);
+        (next(&mut sandbox), sandbox)
+    };
+    assert_eq!(eat(200).0, Event::Failed("full".to_owned()));
+    let (event, sandbox) = eat(50);
+    if zygotes.no_memory_groups().is_some() {
+        // The weaker limit refuses the mapping instead.
+        assert_eq!(event, Event::Failed("mmap failed".to_owned()));
+    } else {
+        assert_eq!(event, Event::Hangup);
+        assert_eq!(sandbox.wait().signal(), Some(libc::SIGKILL));
+    }
+    // The zygote parent is not what is killed.
+    assert!(!zygotes.has_ended());
+}
+
+#[test]
+fn control_groups_are_removed() {
+    let zygotes = parent();
+    if zygotes.no_memory_groups().is_some() {
+        return;
+    }
+    let zygote = zygotes.create().unwrap();
+    let own = fs::read_to_string(format!("/proc/{}/cgroup", zygote.pid())).unwrap();
+    let path = own.lines().find_map(|line| line.split_once(":memory:")).unwrap().1.to_owned();
+    let directory = format!("/sys/fs/cgroup/memory{path}");
+    if !fs::exists(&directory).unwrap() {
+        return;
+    }
+    drop(zygote);
+    while fs::exists(&directory).unwrap() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(zygotes);
+    let group = std::path::Path::new(&directory).parent().unwrap();
+    while group.exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn cpu_time_beyond_the_limit_ends_the_sandbox() {
+    let mut sandbox = start_with(zygote(), "spin", "", index_rootfs(vec![]), |spec| {
+        spec.cpu_time_limit = Some(Duration::from_millis(10));
+    });
+    assert_eq!(next(&mut sandbox), Event::Hangup);
+    assert_eq!(sandbox.wait().signal(), Some(libc::SIGKILL));
+}
+
+#[test]
+fn a_pool_stays_full_and_never_runs_dry() {
+    let pool = ZygotePool::new(PoolConfig { size: 3, zygotes: config() }).unwrap();
+    pool.wait_full().unwrap();
+    let taken: Vec<_> = (0..8).map(|_| pool.take().unwrap()).collect();
+    let pids: std::collections::HashSet<u32> = taken.iter().map(|zygote| zygote.pid()).collect();
+    assert_eq!(pids.len(), 8);
+    pool.wait_full().unwrap();
+    let stats = pool.stats();
+    assert_eq!((stats.ready, stats.taken), (3, 8));
+    pool.set_size(1);
+    assert_eq!(pool.stats().ready, 1);
+}
+
+#[test]
+fn a_pool_survives_the_death_of_its_parent() {
+    let pool = ZygotePool::new(PoolConfig { size: 2, zygotes: config() }).unwrap();
+    pool.wait_full().unwrap();
+    let first = pool.parent().pid();
+    let pid = rustix::process::Pid::from_raw(first as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    // Zygotes that nobody has noticed to be dead yet may still be handed out,
+    // as at any other moment.
+    while exists(first) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    while !pool.parent().has_ended() && pool.parent().pid() == first {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut sandbox = loop {
+        let zygote = pool.take().unwrap();
+        if zygote.has_ended() {
+            continue;
+        }
+        break start_with(zygote, "hang", "", index_rootfs(vec![]), |_| {});
+    };
+    sandbox.resume().unwrap();
+    assert_eq!(said(&mut sandbox), "resumed");
+    assert_ne!(pool.parent().pid(), first);
+    assert_eq!(pool.stats().parent_restarts, 1);
+}
