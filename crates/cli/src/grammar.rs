@@ -22,6 +22,15 @@ pub struct Command {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     Run(verbs::run::Arguments),
+    Build(verbs::build::Arguments),
+    Serve(verbs::serve::Arguments),
+    Invoke(verbs::invoke::Arguments),
+    Ps(verbs::ps::Arguments),
+    Images(verbs::images::Arguments),
+    Inspect(verbs::inspect::Arguments),
+    Logs(verbs::logs::Arguments),
+    Remove(verbs::remove::Arguments),
+    Gc(verbs::gc::Arguments),
     Doctor(verbs::doctor::Arguments),
 }
 
@@ -30,6 +39,15 @@ impl Verb {
     pub fn run(self) -> Outcome {
         match self {
             Self::Run(arguments) => verbs::run::run(arguments),
+            Self::Build(arguments) => verbs::build::run(&arguments),
+            Self::Serve(arguments) => verbs::serve::run(&arguments),
+            Self::Invoke(arguments) => verbs::invoke::run(&arguments),
+            Self::Ps(arguments) => verbs::ps::run(&arguments),
+            Self::Images(arguments) => verbs::images::run(&arguments),
+            Self::Inspect(arguments) => verbs::inspect::run(&arguments),
+            Self::Logs(arguments) => verbs::logs::run(&arguments),
+            Self::Remove(arguments) => verbs::remove::run(&arguments),
+            Self::Gc(arguments) => verbs::gc::run(&arguments),
             Self::Doctor(arguments) => verbs::doctor::run(&arguments),
         }
     }

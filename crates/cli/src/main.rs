@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod client;
 mod failure;
 mod grammar;
 mod output;

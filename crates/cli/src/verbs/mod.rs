@@ -1,4 +1,13 @@
 //! One verb a file: arguments, and a thin `run` that delegates.
 
+pub mod build;
 pub mod doctor;
+pub mod gc;
+pub mod images;
+pub mod inspect;
+pub mod invoke;
+pub mod logs;
+pub mod ps;
+pub mod remove;
 pub mod run;
+pub mod serve;

@@ -1,0 +1,154 @@
+//! `thaw build`: a function's directory becomes a frozen image.
+
+use crate::client::Daemon;
+use crate::failure::{Failure, Outcome};
+use crate::output;
+use clap::Args;
+use serde_json::json;
+use std::io::{IsTerminal, Write, stderr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use thaw_node::build::{BuildEvent, BuildOptions, Built, build};
+use thaw_node::catalog::Reload;
+use thaw_node::config::TimeSpan;
+use thaw_node::home::Home;
+
+/// Build a function: import its files, run it to its entry point, freeze it.
+///
+/// A running daemon serves the new version at once.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw build examples/hello-python")]
+pub struct Arguments {
+    /// The directory with the function's thaw.toml.
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// How long the program may take until it waits for clients.
+    #[arg(long, value_name = "DURATION", default_value = "60s")]
+    timeout: TimeSpan,
+    /// Print JSON about the result.
+    #[arg(long)]
+    json: bool,
+    /// Do not show progress and output.
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let started = Instant::now();
+    let home = Home::from_environment()?;
+    let options = BuildOptions { entry_timeout: arguments.timeout.0 };
+    let mut display = Display::new(arguments.quiet);
+    let result = build(&home, &arguments.directory, &options, &mut |event| display.show(&event));
+    display.finish();
+    let built = result?;
+    let config = &built.function.function.config;
+    if arguments.json {
+        output::print_json(&as_json(&built, started.elapsed()))?;
+    } else {
+        output::print(&summary(&built, started.elapsed()))?;
+    }
+    if let Some(daemon) = Daemon::running(&home) {
+        let reload: Reload = daemon.post("/reload")?;
+        if let Some(reason) = reload.broken.get(config.name.as_str()) {
+            return Err(Failure::failed(format!(
+                "the daemon cannot serve the new image: {reason}"
+            )));
+        }
+        if !arguments.quiet {
+            eprintln!("the daemon serves the new version of {}", config.name);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn as_json(built: &Built, took: Duration) -> serde_json::Value {
+    let report = &built.frozen.report;
+    json!({
+        "function": built.function.function.config.name,
+        "image": built.function.image.to_string(),
+        "rootfs": built.function.index.to_string(),
+        "file_len": report.file_len,
+        "stored": report.stored,
+        "from_blobs": report.from_blobs,
+        "zero": report.zero,
+        "mappings": report.mappings,
+        "start_ms": built.frozen.start.as_secs_f64() * 1e3,
+        "freeze_ms": report.duration.as_secs_f64() * 1e3,
+        "total_ms": took.as_secs_f64() * 1e3,
+    })
+}
+
+fn summary(built: &Built, took: Duration) -> String {
+    let report = &built.frozen.report;
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    format!(
+        "built {} in {:.1} s: at its entry point after {:.0} ms, frozen in {:.0} ms, image of {:.1} MiB \
+         in {} mappings ({:.1} MiB from shared files, {:.1} MiB zero)\n",
+        built.function.function.config.name,
+        took.as_secs_f64(),
+        built.frozen.start.as_secs_f64() * 1e3,
+        report.duration.as_secs_f64() * 1e3,
+        mib(report.stored),
+        report.mappings,
+        mib(report.from_blobs),
+        mib(report.zero),
+    )
+}
+
+/// Shows what a build does on standard error.
+struct Display {
+    quiet: bool,
+    /// Whether lines can be drawn over.
+    live: bool,
+    drawn: Instant,
+    counting: Option<(u64, u64)>,
+}
+
+impl Display {
+    fn new(quiet: bool) -> Self {
+        Self { quiet, live: stderr().is_terminal(), drawn: Instant::now(), counting: None }
+    }
+
+    fn show(&mut self, event: &BuildEvent<'_>) {
+        if self.quiet {
+            return;
+        }
+        match event {
+            BuildEvent::Stage(stage) => {
+                self.finish();
+                eprintln!("thaw: {stage}");
+            }
+            BuildEvent::Imported { files, bytes } => {
+                self.counting = Some((*files, *bytes));
+                if self.live && self.drawn.elapsed() > Duration::from_millis(100) {
+                    self.drawn = Instant::now();
+                    eprint!("\r\x1b[Kthaw: {}", counted(*files, *bytes));
+                    let _ = stderr().flush();
+                }
+            }
+            BuildEvent::Note(note) => {
+                self.finish();
+                eprintln!("thaw: note: {note}");
+            }
+            BuildEvent::Output { from, line } => {
+                self.finish();
+                eprintln!("{from} | {line}");
+            }
+        }
+    }
+
+    /// Ends a line that is being drawn over.
+    fn finish(&mut self) {
+        if let Some((files, bytes)) = self.counting.take()
+            && !self.quiet
+        {
+            let start = if self.live { "\r\x1b[K" } else { "" };
+            eprintln!("{start}thaw: {}", counted(files, bytes));
+        }
+    }
+}
+
+fn counted(files: u64, bytes: u64) -> String {
+    format!("imported {files} files, {:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}

@@ -1,0 +1,194 @@
+//! `thaw invoke`: one request to a function through the daemon.
+
+use crate::client::Daemon;
+use crate::failure::{Failure, Outcome};
+use crate::output;
+use clap::Args;
+use serde_json::{Value, json};
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::str::FromStr;
+use thaw_node::admin::{BOOT_HEADER, PHASES_HEADER};
+use thaw_node::boots::Phases;
+use ureq::Body;
+use ureq::http::Response;
+
+/// Call a function through the daemon and print its response.
+///
+/// Exit code 1 means that the response's status is 400 or more.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    thaw invoke hello-python --timings\n  \
+    thaw invoke thumbnail-python --data @photo.jpg --header content-type:image/jpeg > small.jpg")]
+pub struct Arguments {
+    /// The function.
+    name: String,
+    /// Body of the request; @FILE for a file's content, @- for standard input.
+    #[arg(long, short, value_name = "TEXT|@FILE")]
+    data: Option<String>,
+    /// Method; default: POST with --data, GET without.
+    #[arg(long, short = 'X')]
+    method: Option<String>,
+    /// Path and query.
+    #[arg(long, short, default_value = "/")]
+    path: String,
+    /// A header of the request; may be given several times.
+    #[arg(long, short = 'H', value_name = "NAME:VALUE")]
+    header: Vec<Header>,
+    /// Print the phases of the boot to standard error.
+    #[arg(long)]
+    timings: bool,
+    /// Print JSON: status, headers, body as text, and the phases.
+    #[arg(long)]
+    json: bool,
+    /// Address of the daemon's admin API; default: the one that serves $THAW_HOME.
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<SocketAddr>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Header(String, String);
+
+impl FromStr for Header {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some((name, value)) if !name.trim().is_empty() => {
+                Ok(Self(name.trim().to_owned(), value.trim().to_owned()))
+            }
+            _ => Err("write NAME:VALUE, as in content-type:text/plain".to_owned()),
+        }
+    }
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let daemon = Daemon::find(arguments.admin)?;
+    let body = match &arguments.data {
+        Some(data) => read_data(data)?,
+        None => Vec::new(),
+    };
+    let headers: Vec<_> =
+        arguments.header.iter().map(|Header(name, value)| (name.clone(), value.clone())).collect();
+    let method = arguments
+        .method
+        .clone()
+        .unwrap_or_else(|| if arguments.data.is_some() { "POST" } else { "GET" }.to_owned());
+    let timings = arguments.timings || arguments.json;
+    let url = format!(
+        "/functions/{}/invoke?method={}&path={}&timings={timings}",
+        escape(&arguments.name),
+        escape(&method),
+        escape(&arguments.path)
+    );
+    let mut response = daemon.post_raw(&url, &headers, &body)?;
+    let status = response.status();
+    if arguments.json {
+        let value = as_json(&mut response)?;
+        output::print_json(&value)?;
+    } else {
+        let mut reader = response.body_mut().as_reader();
+        let mut out = io::stdout().lock();
+        io::copy(&mut reader, &mut out).and_then(|_| out.flush()).map_err(|error| {
+            Failure::failed(format!(
+                "the response ended early ({error}); see `thaw logs {}`",
+                arguments.name
+            ))
+        })?;
+        if arguments.timings {
+            eprint!("{}", describe(&response));
+        }
+    }
+    if status.as_u16() >= 400 {
+        return Err(Failure::failed(format!("{} answered {status}", arguments.name)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read_data(data: &str) -> Result<Vec<u8>, Failure> {
+    match data.strip_prefix('@') {
+        None => Ok(data.as_bytes().to_vec()),
+        Some("-") => {
+            let mut bytes = Vec::new();
+            io::stdin().lock().read_to_end(&mut bytes)?;
+            Ok(bytes)
+        }
+        Some(path) => std::fs::read(path).map_err(|error| {
+            Failure::failed(format!("cannot read {path} ({error}); name another file after @"))
+        }),
+    }
+}
+
+/// Percent-encodes everything that has a meaning in a URL's query.
+fn escape(text: &str) -> String {
+    let keep = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    text.bytes()
+        .map(|byte| if keep(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
+    response.headers().get(name)?.to_str().ok()
+}
+
+fn phases(response: &Response<Body>) -> Option<Phases> {
+    serde_json::from_str(header(response, PHASES_HEADER)?).ok()
+}
+
+fn as_json(response: &mut Response<Body>) -> Result<Value, Failure> {
+    let headers: serde_json::Map<_, _> = response
+        .headers()
+        .iter()
+        .filter(|(name, _)| *name != PHASES_HEADER && *name != BOOT_HEADER)
+        .map(|(name, value)| (name.to_string(), json!(String::from_utf8_lossy(value.as_bytes()))))
+        .collect();
+    let boot = header(response, BOOT_HEADER).map(str::to_owned);
+    let (status, phases) = (response.status().as_u16(), phases(response));
+    let body = response.body_mut().read_to_vec()?;
+    Ok(json!({
+        "status": status,
+        "headers": headers,
+        "body": String::from_utf8_lossy(&body),
+        "boot": boot,
+        "phases_ns": phases,
+    }))
+}
+
+/// The phases of the boot, for people.
+fn describe(response: &Response<Body>) -> String {
+    let Some(phases) = phases(response) else {
+        return "the instance was booted before this request\n".to_owned();
+    };
+    let mut text = "since the connection was accepted:\n".to_owned();
+    for (name, ns) in [
+        ("zygote taken", Some(phases.zygote)),
+        ("boot command received", phases.received),
+        ("memory mapped", phases.mapped),
+        ("first instruction", phases.first_instruction),
+        ("first response byte", phases.first_byte),
+    ] {
+        match ns {
+            Some(ns) => text += &format!("  {name:<22} {:>9.1} µs\n", ns as f64 / 1e3),
+            None => text += &format!("  {name:<22}  not reported\n"),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_have_a_name() {
+        assert_eq!("A: b:c".parse(), Ok(Header("A".into(), "b:c".into())));
+        assert!("nothing".parse::<Header>().is_err());
+        assert!(": x".parse::<Header>().is_err());
+    }
+
+    #[test]
+    fn queries_are_escaped() {
+        assert_eq!(escape("/a b?c=d&e"), "%2Fa%20b%3Fc%3Dd%26e");
+    }
+}

@@ -1,0 +1,48 @@
+//! `thaw ps`: live instances.
+
+use crate::client::Daemon;
+use crate::failure::Outcome;
+use crate::output::{self, Table};
+use clap::Args;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use thaw_node::service::InstanceInfo;
+
+/// List the live instances.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw ps --json")]
+pub struct Arguments {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Address of the daemon's admin API; default: the one that serves $THAW_HOME.
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<SocketAddr>,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let instances: Vec<InstanceInfo> = Daemon::find(arguments.admin)?.get("/instances")?;
+    if arguments.json {
+        output::print_json(&instances)?;
+    } else {
+        output::print(&table(&instances))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(instances: &[InstanceInfo]) -> String {
+    let mut table = Table::new(&["ID", "FUNCTION", "STATE", "PID", "CONNECTIONS", "SERVED", "AGE"]);
+    for instance in instances {
+        let state = format!("{:?}", instance.state).to_lowercase();
+        table.row(vec![
+            instance.id.to_string(),
+            instance.function.to_string(),
+            state,
+            instance.pid.to_string(),
+            instance.connections.to_string(),
+            instance.served.to_string(),
+            format!("{}s", instance.age_s),
+        ]);
+    }
+    table.text()
+}

@@ -1,0 +1,27 @@
+//! `thaw remove`: forgets a function.
+
+use crate::client::Daemon;
+use crate::failure::Outcome;
+use clap::Args;
+use std::process::ExitCode;
+use thaw_node::catalog::Reload;
+use thaw_node::home::Home;
+use thaw_store::{Name, Store};
+
+/// Forget a function; `thaw gc` then frees its files.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw remove hello-python && thaw gc")]
+pub struct Arguments {
+    /// The function.
+    name: String,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let home = Home::from_environment()?;
+    let store = Store::open(&home.store())?;
+    store.remove_function(&Name::new(&arguments.name)?)?;
+    if let Some(daemon) = Daemon::running(&home) {
+        let _: Reload = daemon.post("/reload")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,111 @@
+//! `thaw serve`: the daemon.
+
+use crate::failure::Outcome;
+use crate::output;
+use clap::{Args, ValueEnum};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use thaw_node::catalog::Catalog;
+use thaw_node::config::TimeSpan;
+use thaw_node::daemon::{ServeOptions, serve};
+use thaw_node::gateway::GatewayConfig;
+use thaw_node::home::{DaemonAddress, Home};
+use thaw_node::instance::WorkingSetUse;
+use thaw_sandbox::PopulatePolicy;
+
+/// Serve the built functions over HTTP.
+///
+/// Runs in the foreground. SIGTERM and SIGINT end it after the requests that
+/// are being served; SIGHUP looks for new builds.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw serve --listen 127.0.0.1:8080 --admin 127.0.0.1:8081\n  \
+    curl http://127.0.0.1:8080/ -H 'Host: hello-python'")]
+pub struct Arguments {
+    /// Address of the gateway, which finds the function by the Host header.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// Address of the admin API; keep it to this machine, it has no password.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8081")]
+    admin: SocketAddr,
+    /// Zygotes kept ready.
+    #[arg(long, value_name = "N", default_value = "16")]
+    zygotes: usize,
+    /// Most instances of all functions together.
+    #[arg(long, value_name = "N", default_value = "1024")]
+    max_instances: usize,
+    /// How long a client may take to send the head of its request.
+    #[arg(long, value_name = "DURATION", default_value = "10s")]
+    head_timeout: TimeSpan,
+    /// How long busy instances may go on after SIGTERM.
+    #[arg(long, value_name = "DURATION", default_value = "30s")]
+    drain: TimeSpan,
+    #[command(flatten)]
+    working_set: WorkingSetArguments,
+}
+
+/// Whether and how boots use recorded working sets.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct WorkingSetArguments {
+    /// Pages of the recorded working set that a boot populates.
+    #[arg(long, value_enum, value_name = "PAGES", default_value = "write")]
+    populate: Populate,
+    /// Neither record working sets nor use them.
+    #[arg(long, conflicts_with = "populate")]
+    no_working_set: bool,
+}
+
+/// `--populate`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Populate {
+    /// None of them: mappings only.
+    None,
+    /// Those that were read.
+    Read,
+    /// Those that were written.
+    Write,
+    /// All of them.
+    Both,
+}
+
+impl WorkingSetArguments {
+    /// What was asked for.
+    pub fn chosen(self) -> WorkingSetUse {
+        if self.no_working_set {
+            return WorkingSetUse::Off;
+        }
+        WorkingSetUse::Populate(match self.populate {
+            Populate::None => PopulatePolicy::None,
+            Populate::Read => PopulatePolicy::Read,
+            Populate::Write => PopulatePolicy::Write,
+            Populate::Both => PopulatePolicy::Both,
+        })
+    }
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let home = Home::from_environment()?;
+    let options = ServeOptions {
+        listen: arguments.listen,
+        admin: arguments.admin,
+        zygotes: arguments.zygotes,
+        max_instances: arguments.max_instances,
+        gateway: GatewayConfig { head_timeout: arguments.head_timeout.0 },
+        drain: arguments.drain.0,
+        working_set: arguments.working_set.chosen(),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(&home, &options, announce))?;
+    // Whatever still waits for a client must not keep the process.
+    runtime.shutdown_background();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn announce(address: &DaemonAddress, catalog: &Catalog) {
+    let count = catalog.store().list_functions().map_or(0, |list| list.records.len());
+    let text = format!(
+        "serving {count} functions on http://{}, admin API on http://{}\n",
+        address.gateway, address.admin
+    );
+    // Nobody needs to read it.
+    let _ = output::print(&text);
+}
