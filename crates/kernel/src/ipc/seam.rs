@@ -39,6 +39,14 @@ pub fn close(fd: i32) {
 
 /// Process id, user and group of the running process.
 pub fn credentials() -> PeerCredentials {
+    #[cfg(test)]
+    return PeerCredentials { pid: 1, uid: 1000, gid: 1000 };
+    #[cfg(not(test))]
+    running_credentials()
+}
+
+#[cfg(not(test))]
+fn running_credentials() -> PeerCredentials {
     let process = current_process();
     let credentials = process.credentials.lock();
     PeerCredentials { pid: process.pid, uid: credentials.euid, gid: credentials.egid }

@@ -8,8 +8,14 @@ use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
 use crate::ipc::page_queue::PageQueue;
 
-/// Bytes that Linux charges for a buffer beyond its content, about.
-const PACKET_OVERHEAD: usize = 768;
+/// Bytes that Linux charges a sender for a message of `len` bytes: its buffer
+/// comes in powers of two, and its descriptor is charged too. What matters is
+/// that about as many small messages fit as there.
+pub fn message_charge(len: usize) -> usize {
+    const BUFFER_END: usize = 320;
+    const DESCRIPTOR: usize = 256;
+    (len + BUFFER_END).next_power_of_two().max(512) + DESCRIPTOR
+}
 
 /// A queue of bytes or of packets.
 pub enum Incoming {
@@ -133,6 +139,15 @@ impl Stream {
         self.written += count as u64;
         if !message.ancillary.is_empty() {
             let ancillary = core::mem::take(&mut message.ancillary);
+            // Bytes of one sender are one piece, however they were written.
+            if let Some(last) = self.marks.back_mut() {
+                let plain = ancillary.files.is_empty() && last.ancillary.files.is_empty();
+                if plain && last.end == start && last.ancillary.credentials == ancillary.credentials
+                {
+                    last.end = self.written;
+                    return Ok(count);
+                }
+            }
             self.marks.push_back(Mark { start, end: self.written, ancillary });
         }
         Ok(count)
@@ -179,11 +194,11 @@ impl Packets {
         if len > limit.saturating_sub(32) {
             return Err(Errno::EMSGSIZE);
         }
-        if self.charge > 0 && self.charge + len + PACKET_OVERHEAD > limit {
+        if self.charge >= limit {
             return Err(Errno::EAGAIN);
         }
         let bytes = source.take_all(len)?;
-        self.charge += len + PACKET_OVERHEAD;
+        self.charge += message_charge(len);
         self.queue.push_back(Packet { bytes, ancillary: core::mem::take(&mut message.ancillary) });
         Ok(len)
     }
@@ -198,7 +213,7 @@ impl Packets {
         if flags.contains(MessageFlags::PEEK) {
             received.ancillary = packet.ancillary.clone();
         } else if let Some(packet) = self.queue.pop_front() {
-            self.charge -= length + PACKET_OVERHEAD;
+            self.charge -= message_charge(length);
             received.ancillary = packet.ancillary;
         }
         Ok(received)

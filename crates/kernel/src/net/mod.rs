@@ -9,6 +9,7 @@
 pub mod address;
 pub mod host_connection;
 pub mod host_poll;
+pub mod inbox;
 pub mod incoming;
 pub mod interfaces;
 pub mod message;
@@ -19,6 +20,11 @@ pub mod socket;
 pub mod syscalls;
 pub mod tcp;
 pub mod transfer;
+pub mod udp;
+pub mod unix;
+pub mod unix_datagram;
+pub mod unix_names;
+pub mod unix_stream;
 
 use alloc::sync::Arc;
 
@@ -29,11 +35,17 @@ use host_connection::HostConnection;
 use host_poll::HostPoll;
 use socket::Protocol;
 use tcp::TcpNetwork;
+use udp::UdpNetwork;
+use unix::UnixNetwork;
 
 /// Sockets that others can find, and what is known about the host's. Saved.
 pub struct Network {
     /// TCP.
     pub tcp: Arc<TcpNetwork>,
+    /// UDP.
+    pub udp: Arc<UdpNetwork>,
+    /// Unix sockets.
+    pub unix: UnixNetwork,
     /// Readiness of host descriptors.
     pub host_poll: HostPoll,
     /// Inode numbers of sockets and pipes.
@@ -51,6 +63,8 @@ impl Network {
     pub fn new() -> Self {
         Self {
             tcp: Arc::new(TcpNetwork::new()),
+            udp: Arc::new(UdpNetwork::new()),
+            unix: UnixNetwork::default(),
             host_poll: HostPoll::new(),
             inodes: Arc::new(InodeNumbers::new()),
         }
@@ -67,15 +81,26 @@ impl Network {
         };
         let family = listener.common().family;
         let options = listener.inherited_options();
-        let connection =
-            HostConnection::new(&self.host_poll, connection, fd, family, options, self.inodes.next());
+        let connection = HostConnection::new(
+            &self.host_poll,
+            connection,
+            fd,
+            family,
+            options,
+            self.inodes.next(),
+        );
         // A listener that has just ended drops, and so closes, the connection.
         drop(listener.deliver(connection));
     }
 
     /// Whether a socket listens on `port` and nobody waits to be accepted.
     pub fn waits_for_clients(&self, port: u16) -> bool {
-        port != 0 && self.tcp.ports.listeners_at(port).is_some_and(|listener| listener.waits_for_clients())
+        port != 0
+            && self
+                .tcp
+                .ports
+                .listeners_at(port)
+                .is_some_and(|listener| listener.waits_for_clients())
     }
 }
 

@@ -54,6 +54,8 @@ struct Side {
     wants_room: bool,
     /// Most bytes that may be on their way from here.
     send_limit: usize,
+    /// `SO_PASSCRED` is on here.
+    wants_credentials: bool,
 }
 
 /// The state that two connected sockets share.
@@ -81,6 +83,7 @@ impl Pair {
             error: None,
             wants_room: false,
             send_limit,
+            wants_credentials: false,
         };
         Arc::new(Self { flavor, sides: Lock::new(send_limits.map(side)), queues })
     }
@@ -93,6 +96,11 @@ impl Pair {
     pub fn set_send_limit(&self, end: End, limit: usize) {
         self.sides.lock()[end as usize].send_limit = limit;
         self.queue(end).wake_all(OUT);
+    }
+
+    /// Says whether `end` wants to know who sent what it receives (`SO_PASSCRED`).
+    pub fn set_wants_credentials(&self, end: End, wanted: bool) {
+        self.sides.lock()[end as usize].wants_credentials = wanted;
     }
 
     /// Sends from `end`.
@@ -118,6 +126,11 @@ impl Pair {
                     Ok(len)
                 }
                 _ => {
+                    if (me.wants_credentials || peer.wants_credentials)
+                        && message.ancillary.credentials.is_none()
+                    {
+                        message.ancillary.credentials = message.sender;
+                    }
                     let outcome = peer.incoming.push(source, message, me.send_limit);
                     if source.remaining() > 0 {
                         me.wants_room = true;

@@ -80,14 +80,14 @@ fn create(family: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Protocol>> {
             _ => Err(Errno::EPROTONOSUPPORT),
         },
         (AF_INET | AF_INET6, DATAGRAM) => match protocol {
-            IPPROTO_IP | IPPROTO_UDP => Err(Errno::ESOCKTNOSUPPORT),
+            IPPROTO_IP | IPPROTO_UDP => Ok(net.udp.socket(family, &net.inodes)),
             _ => Err(Errno::EPROTONOSUPPORT),
         },
         // Without CAP_NET_RAW.
         (AF_INET | AF_INET6, SOCK_RAW) => Err(Errno::EPERM),
         (AF_INET | AF_INET6, _) => Err(Errno::ESOCKTNOSUPPORT),
         (AF_UNIX, _) => match protocol {
-            0 | 1 => unix_type(kind).and(Err(Errno::EAFNOSUPPORT)),
+            0 | 1 => Ok(net.unix.socket(unix_type(kind)?, &net.inodes)),
             _ => Err(Errno::EPROTONOSUPPORT),
         },
         _ => Err(Errno::EAFNOSUPPORT),
@@ -118,7 +118,20 @@ pub fn sys_socketpair(args: &Args) -> Result<u64> {
         create(args.u32(0), kind, args.u32(2))?.close();
         return Err(Errno::EOPNOTSUPP);
     }
-    Err(Errno::EAFNOSUPPORT)
+    if args.u32(2) > 1 {
+        return Err(Errno::EPROTONOSUPPORT);
+    }
+    let at = args.address(3);
+    at.check(8)?;
+    let net = &crate::state::kernel().net;
+    let (first, second) = net.unix.pair(unix_type(kind)?, &net.inodes);
+    let first = install(first, flags)?;
+    let second = install(second, flags).inspect_err(|_| seam::close(first))?;
+    at.write(&[first, second]).inspect_err(|_| {
+        seam::close(first);
+        seam::close(second);
+    })?;
+    Ok(0)
 }
 
 /// bind(2).

@@ -1,0 +1,332 @@
+//! UDP over loopback (udp(7)).
+
+use alloc::sync::{Arc, Weak};
+
+use super::address::{AF_INET6, Endpoint, SocketAddress};
+use super::inbox::{Datagram, Inbox};
+use super::options;
+use super::ports::{BindOptions, PortTable};
+use super::socket::{
+    Ancillary, Blocking, Common, IN, MessageFlags, OUT, Outgoing, Protocol, Received, ShutdownHow,
+    SocketType,
+};
+use crate::errno::{Errno, Result};
+use crate::fs::file::Events;
+use crate::io::{Sink, Source};
+use crate::ipc::anonymous::InodeNumbers;
+use crate::sync::Lock;
+
+/// `IPPROTO_UDP`.
+const IPPROTO_UDP: u32 = 17;
+/// Most bytes in a datagram: 65535 less the IP and UDP headers.
+const DATAGRAM_MAX: usize = 65_507;
+/// `net.core.rmem_default`: what does not fit is dropped, as UDP does.
+const DEFAULT_RECEIVE_BUFFER: usize = 212_992;
+
+/// What UDP sockets share.
+#[derive(Default)]
+pub struct UdpNetwork {
+    ports: PortTable<UdpSocket>,
+}
+
+/// A UDP socket.
+pub struct UdpSocket {
+    this: Weak<UdpSocket>,
+    common: Common,
+    network: Arc<UdpNetwork>,
+    inbox: Lock<Inbox>,
+    state: Lock<State>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct State {
+    /// Bound address and port.
+    bound: Option<Endpoint>,
+    /// The address to which it was bound before a connect chose one.
+    asked: Option<Endpoint>,
+    peer: Option<Endpoint>,
+    reading_shut: bool,
+    writing_shut: bool,
+}
+
+impl UdpNetwork {
+    /// Without sockets.
+    pub const fn new() -> Self {
+        Self { ports: PortTable::new() }
+    }
+
+    /// A fresh socket of `family`.
+    pub fn socket(self: &Arc<Self>, family: u16, inodes: &InodeNumbers) -> Arc<UdpSocket> {
+        Arc::new_cyclic(|this| UdpSocket {
+            this: this.clone(),
+            common: Common::new(family, SocketType::Datagram, IPPROTO_UDP, inodes.next()),
+            network: self.clone(),
+            inbox: Lock::default(),
+            state: Lock::default(),
+        })
+    }
+}
+
+impl UdpSocket {
+    fn destination(&self, address: &SocketAddress) -> Result<Endpoint> {
+        let endpoint = match (address, self.common.family) {
+            (SocketAddress::V4(endpoint), family) if family != AF_INET6 => *endpoint,
+            (SocketAddress::V6(endpoint), AF_INET6) => *endpoint,
+            // A dual-stack socket sends to either (ipv6(7)).
+            (SocketAddress::V4(endpoint), _) => *endpoint,
+            _ => return Err(Errno::EAFNOSUPPORT),
+        };
+        let endpoint = endpoint.as_destination();
+        if !endpoint.is_local() {
+            return Err(Errno::ENETUNREACH);
+        }
+        if endpoint.port == 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(endpoint)
+    }
+
+    fn bind_to(&self, endpoint: Endpoint) -> Result<Endpoint> {
+        let options = {
+            let options = self.common.options.lock();
+            BindOptions {
+                reuse_address: options.flag(options::REUSEADDR),
+                reuse_port: options.flag(options::REUSEPORT),
+                v6_only: self.common.family == AF_INET6 && options.flag(options::V6ONLY),
+                datagram: true,
+            }
+        };
+        let endpoint = self.network.ports.bind(&self.this, endpoint, options)?;
+        let mut state = self.state.lock();
+        state.bound = Some(endpoint);
+        state.asked = Some(endpoint);
+        Ok(endpoint)
+    }
+
+    fn bound_or_any(&self) -> Result<Endpoint> {
+        match self.state.get().bound {
+            Some(endpoint) => Ok(endpoint),
+            None => self.bind_to(Endpoint::wildcard(self.common.family)),
+        }
+    }
+
+    /// Takes a datagram in; `false` if this socket listens to another peer.
+    fn deliver(&self, from: Endpoint, bytes: alloc::vec::Vec<u8>) -> bool {
+        if self.state.get().peer.is_some_and(|peer| peer != from) {
+            return false;
+        }
+        let limit = self
+            .common
+            .options
+            .lock()
+            .receive_buffer
+            .map_or(DEFAULT_RECEIVE_BUFFER, |b| b as usize);
+        {
+            let mut inbox = self.inbox.lock();
+            if inbox.charge() > limit {
+                return true;
+            }
+            let from = Some(from.for_family(self.common.family));
+            inbox.push(Datagram { bytes, from, ancillary: Ancillary::default() });
+        }
+        self.common.queue.wake_all(IN);
+        true
+    }
+}
+
+impl Protocol for UdpSocket {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn bind(&self, address: &SocketAddress) -> Result<()> {
+        let endpoint = match (address, self.common.family) {
+            (SocketAddress::V4(endpoint), family) if family != AF_INET6 => *endpoint,
+            (SocketAddress::V6(endpoint), AF_INET6) => *endpoint,
+            (SocketAddress::V4(_), _) => return Err(Errno::EINVAL),
+            _ => return Err(Errno::EAFNOSUPPORT),
+        };
+        if self.state.get().bound.is_some() {
+            return Err(Errno::EINVAL);
+        }
+        if !endpoint.is_local() {
+            return Err(Errno::EADDRNOTAVAIL);
+        }
+        self.bind_to(endpoint).map(drop)
+    }
+
+    fn connect(&self, address: &SocketAddress, _blocking: Blocking) -> Result<()> {
+        if *address == SocketAddress::Unspecified {
+            let mut state = self.state.lock();
+            state.peer = None;
+            state.bound = state.asked;
+            return Ok(());
+        }
+        let peer = self.destination(address)?;
+        let bound = self.bound_or_any()?;
+        let mut state = self.state.lock();
+        state.peer = Some(peer);
+        if bound.ip.is_unspecified() {
+            state.bound = Some(Endpoint { ip: peer.ip, ..bound });
+        }
+        Ok(())
+    }
+
+    fn local_address(&self) -> SocketAddress {
+        let bound = self.state.get().bound.unwrap_or(Endpoint::wildcard(self.common.family));
+        bound.for_family(self.common.family)
+    }
+
+    fn peer_address(&self) -> Result<SocketAddress> {
+        self.state.get().peer.map(|peer| peer.for_family(self.common.family)).ok_or(Errno::ENOTCONN)
+    }
+
+    fn send(&self, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
+        if message.flags.contains(MessageFlags::OOB) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if source.remaining() > DATAGRAM_MAX {
+            return Err(Errno::EMSGSIZE);
+        }
+        self.common.take_error()?;
+        let state = self.state.get();
+        let to = match (&message.to, state.peer) {
+            (Some(to), _) => self.destination(to)?,
+            (None, Some(peer)) => peer,
+            (None, None) => return Err(Errno::EDESTADDRREQ),
+        };
+        if state.writing_shut {
+            return Err(Errno::EPIPE);
+        }
+        let own = self.bound_or_any()?;
+        let from = if own.ip.is_unspecified() { Endpoint { ip: to.ip, ..own } } else { own };
+        let bytes = source.take_all(DATAGRAM_MAX)?;
+        let len = bytes.len();
+        let delivered =
+            self.network.ports.receiver(to).is_some_and(|socket| socket.deliver(from, bytes));
+        if !delivered && state.peer == Some(to) {
+            // "Port unreachable" comes back, and a connected socket hears of it.
+            *self.common.error.lock() = Some(Errno::ECONNREFUSED);
+            self.common.queue.wake_all(IN | OUT | Events::ERR);
+        }
+        Ok(len)
+    }
+
+    fn receive(&self, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {
+        if flags.contains(MessageFlags::OOB) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        self.common.take_error()?;
+        let outcome = self.inbox.lock().receive(sink, flags);
+        match outcome {
+            Err(Errno::EAGAIN) if self.state.get().reading_shut => Ok(Received::default()),
+            outcome => outcome,
+        }
+    }
+
+    fn shutdown(&self, how: ShutdownHow) -> Result<()> {
+        {
+            let mut state = self.state.lock();
+            if state.peer.is_none() {
+                return Err(Errno::ENOTCONN);
+            }
+            state.reading_shut |= how.reads();
+            state.writing_shut |= how.writes();
+        }
+        self.common.queue.wake_all(IN | OUT | Events::RDHUP | Events::HUP);
+        Ok(())
+    }
+
+    fn poll(&self) -> Events {
+        let state = self.state.get();
+        let mut events = OUT;
+        if !self.inbox.lock().is_empty() {
+            events |= IN;
+        }
+        if state.reading_shut {
+            events |= IN | Events::RDHUP;
+        }
+        if state.reading_shut && state.writing_shut {
+            events |= Events::HUP;
+        }
+        if self.common.error.get().is_some() {
+            events |= Events::ERR;
+        }
+        events
+    }
+
+    fn readable_bytes(&self) -> Result<usize> {
+        Ok(self.inbox.lock().first_len())
+    }
+
+    fn close(&self) {
+        if let Some(bound) = self.state.get().asked {
+            self.network.ports.release(&self.this, bound.port);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::address::AF_INET;
+
+    fn send(socket: &UdpSocket, to: Option<SocketAddress>, bytes: &[u8]) -> Result<usize> {
+        socket.send(&mut Source::kernel(bytes), &mut Outgoing { to, ..Outgoing::default() })
+    }
+
+    fn receive(socket: &UdpSocket, len: usize) -> Result<(Vec<u8>, usize, Option<SocketAddress>)> {
+        let mut bytes = vec![0; len];
+        let received = socket.receive(&mut Sink::kernel(&mut bytes), MessageFlags::empty())?;
+        bytes.truncate(received.bytes);
+        Ok((bytes, received.length, received.from))
+    }
+
+    fn sockets() -> (Arc<UdpSocket>, Arc<UdpSocket>) {
+        let (network, inodes) = (Arc::new(UdpNetwork::new()), InodeNumbers::new());
+        let receiver = network.socket(AF_INET, &inodes);
+        receiver.bind(&SocketAddress::V4(Endpoint::wildcard(AF_INET).as_destination())).unwrap();
+        (receiver, network.socket(AF_INET, &inodes))
+    }
+
+    #[test]
+    fn datagrams_keep_bounds_and_sender() {
+        let (receiver, sender) = sockets();
+        assert_eq!(send(&sender, None, b"x"), Err(Errno::EDESTADDRREQ));
+        let to = receiver.local_address();
+        assert_eq!(send(&sender, Some(to.clone()), b"datagram"), Ok(8));
+        assert_eq!(send(&sender, Some(to), b""), Ok(0));
+        let (bytes, length, from) = receive(&receiver, 4).unwrap();
+        assert_eq!((bytes.as_slice(), length), (b"data".as_slice(), 8));
+        let SocketAddress::V4(from) = from.unwrap() else { panic!() };
+        assert!(from.ip.is_loopback() && from.port != 0);
+        assert_eq!(receive(&receiver, 4).unwrap().1, 0);
+        assert_eq!(receive(&receiver, 4), Err(Errno::EAGAIN));
+        assert_eq!(send(&sender, None, &[0; 65_508]), Err(Errno::EMSGSIZE));
+    }
+
+    #[test]
+    fn a_connected_socket_hears_of_refusals_and_of_its_peer_only() {
+        let (receiver, sender) = sockets();
+        sender.connect(&receiver.local_address(), Blocking::Yes).unwrap();
+        let own = sender.local_address();
+        assert_eq!(send(&receiver, Some(own.clone()), b"a"), Ok(1));
+        assert_eq!(receive(&sender, 1).unwrap().0, b"a");
+        let stranger = receiver.network.socket(AF_INET, &InodeNumbers::new());
+        assert_eq!(send(&stranger, Some(own), b"b"), Ok(1));
+        assert_eq!(receive(&sender, 1), Err(Errno::EAGAIN));
+        receiver.close();
+        assert_eq!(send(&sender, None, b"x"), Ok(1));
+        assert_eq!(sender.poll(), OUT | Events::ERR);
+        assert_eq!(send(&sender, None, b"x"), Err(Errno::ECONNREFUSED));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_dropped() {
+        let (receiver, sender) = sockets();
+        for _ in 0..1000 {
+            assert_eq!(send(&sender, Some(receiver.local_address()), &[0; 1000]), Ok(1000));
+        }
+        assert!(receiver.inbox.lock().len() < 100);
+    }
+}
