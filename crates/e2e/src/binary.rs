@@ -1,0 +1,58 @@
+//! Finding the `thaw` binary and looking into the kernel that it carries.
+
+use object::{Object, ObjectSymbol};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The root of the repository.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository")
+}
+
+fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from)
+}
+
+/// Where tests put what they build: guest programs, stores.
+pub fn build_directory() -> PathBuf {
+    target().join("tmp/e2e")
+}
+
+/// The binary under test: `THAW_BIN`, or the release build.
+pub fn thaw_binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("THAW_BIN") {
+        let path = PathBuf::from(path);
+        assert!(path.is_file(), "THAW_BIN is {}, which is no file", path.display());
+        return path;
+    }
+    let path = target().join("release/thaw");
+    assert!(
+        path.is_file(),
+        "{} is missing; build it with `cargo build --release -p thaw-cli`, or set THAW_BIN",
+        path.display()
+    );
+    path
+}
+
+/// A `thaw` command with no variables of the caller that change what it does.
+pub fn thaw() -> Command {
+    let mut command = Command::new(thaw_binary());
+    for variable in ["THAW_HOME", "THAW_TRACE", "THAW_NO_PATCHING", "THAW_LOG"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// Address of a symbol of the kernel inside the binary.
+pub fn kernel_symbol(name: &str) -> u64 {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("kernel.elf");
+    let status = thaw().args(["doctor", "--kernel-elf"]).arg(&path).status().expect("thaw runs");
+    assert!(status.success(), "thaw doctor --kernel-elf: {status}");
+    let bytes = std::fs::read(&path).expect("the kernel's ELF file");
+    let file = object::File::parse(&*bytes).expect("an ELF file");
+    file.symbols()
+        .find(|symbol| symbol.name() == Ok(name))
+        .unwrap_or_else(|| panic!("the kernel has no symbol {name}"))
+        .address()
+}

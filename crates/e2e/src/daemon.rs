@@ -1,0 +1,199 @@
+//! A `thaw serve` for tests, which never outlives them.
+
+use crate::binary::thaw_binary;
+use crate::http::{Response, request};
+use crate::processes::{Process, descendants, exists, kill};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long the daemon may take to start, and to stop.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs the daemon until standard input ends: the test process holds the other
+/// end, so that the daemon ends even if the test process is killed.
+const LIFELINE: &str = r#"
+exec 3<&0
+"$@" </dev/null 3<&- &
+daemon=$!
+cat <&3 >/dev/null
+kill -TERM $daemon 2>/dev/null
+wait $daemon
+"#;
+
+/// How to start a daemon.
+#[derive(Clone, Debug, Default)]
+pub struct DaemonOptions {
+    /// Further arguments of `thaw serve`.
+    pub arguments: Vec<String>,
+}
+
+/// A running daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    shell: Child,
+    lifeline: Option<ChildStdin>,
+    home: PathBuf,
+    log: PathBuf,
+    pid: u32,
+    gateway: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl Daemon {
+    /// Serves a home on free ports.
+    pub fn start(home: &Path, options: &DaemonOptions) -> Self {
+        match Self::try_start(home, options) {
+            Ok(daemon) => daemon,
+            Err(log) => panic!("thaw serve did not come up; it said:\n{log}"),
+        }
+    }
+
+    /// Serves a home on free ports.
+    ///
+    /// # Errors
+    /// It ended, or did not listen in time: what it said.
+    pub fn try_start(home: &Path, options: &DaemonOptions) -> Result<Self, String> {
+        let log = home.with_extension("daemon.log");
+        let stderr = File::create(&log).expect("a log file");
+        let stdout = stderr.try_clone().expect("a descriptor");
+        let mut shell = Command::new("/bin/sh")
+            .args(["-c", LIFELINE, "thaw-lifeline"])
+            .arg(thaw_binary())
+            .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .args(&options.arguments)
+            .env("THAW_HOME", home)
+            .env_remove("THAW_TRACE")
+            .stdin(Stdio::piped())
+            .stdout(stdout)
+            .stderr(stderr)
+            .spawn()
+            .expect("a shell");
+        let lifeline = shell.stdin.take();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some((pid, gateway, admin)) = address(home, shell.id())
+                && request(admin, "localhost", "/healthz", None).is_ok_and(|r| r.status == 200)
+            {
+                let home = home.to_owned();
+                return Ok(Self { shell, lifeline, home, log, pid, gateway, admin });
+            }
+            let ended =
+                crate::processes::children(shell.id()).iter().all(|child| child.name == "cat");
+            if Instant::now() > deadline
+                || (ended && Instant::now() + PATIENCE > deadline + Duration::from_secs(1))
+            {
+                drop(lifeline);
+                let _ = shell.wait();
+                return Err(fs::read_to_string(&log).unwrap_or_default());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The shared gateway.
+    pub fn gateway(&self) -> SocketAddr {
+        self.gateway
+    }
+
+    /// The daemon's process id.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The home that it serves.
+    pub fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// What it has written.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Asks the admin API.
+    #[track_caller]
+    pub fn admin(&self, path: &str) -> Response {
+        request(self.admin, "localhost", path, None)
+            .unwrap_or_else(|error| panic!("admin {path}: {error}\n{}", self.log()))
+    }
+
+    /// The live instances of a function.
+    pub fn instances(&self, function: &str) -> Vec<Value> {
+        let all = self.admin("/instances").json();
+        let of = |instance: &&Value| instance["function"] == function;
+        all.as_array().expect("an array").iter().filter(of).cloned().collect()
+    }
+
+    /// All processes below the daemon: the zygote parent, zygotes, instances.
+    pub fn sandboxes(&self) -> Vec<Process> {
+        descendants(self.pid)
+    }
+
+    /// Sends a signal to the daemon.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid as i32).expect("a process id");
+        kill_process(pid, signal).expect("the daemon runs");
+    }
+
+    /// Kills the daemon as `kill -9` does, and waits until it is gone.
+    pub fn kill(&self) {
+        kill(self.pid);
+        wait_until("the daemon is gone", || !exists(self.pid));
+    }
+
+    /// Asks the daemon to stop and returns its exit code.
+    pub fn stop(mut self) -> Option<i32> {
+        self.lifeline = None;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.shell.try_wait().expect("our child") {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "the daemon does not stop\n{}", self.log());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.lifeline = None;
+        if exists(self.pid) && thread::panicking() {
+            eprintln!("the daemon's log:\n{}", self.log());
+        }
+        kill(self.pid);
+        let _ = self.shell.wait();
+    }
+}
+
+/// What `daemon.json` says, if it is of the daemon that `shell` has started.
+fn address(home: &Path, shell: u32) -> Option<(u32, SocketAddr, SocketAddr)> {
+    let text = fs::read(home.join("daemon.json")).ok()?;
+    let value: Value = serde_json::from_slice(&text).ok()?;
+    let pid = value["pid"].as_u64()? as u32;
+    let parent = crate::processes::process(pid)?.parent;
+    if parent != shell {
+        return None;
+    }
+    let socket = |key: &str| value[key].as_str()?.parse().ok();
+    Some((pid, socket("gateway")?, socket("admin")?))
+}
+
+/// Waits until something holds.
+///
+/// # Panics
+/// It does not within a minute.
+#[track_caller]
+pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,104 @@
+//! Functions for the tests, and stores with them built in.
+
+use crate::binary::{build_directory, repository, thaw};
+use crate::outcome::{Outcome, run};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A function's directory.
+#[derive(Clone, Debug)]
+pub enum Function {
+    /// One of `examples/`.
+    Example(&'static str),
+    /// The program of an example under another name, with its own settings.
+    Variant {
+        /// The example that it is made from.
+        example: &'static str,
+        /// The function's name.
+        name: &'static str,
+        /// Top-level keys of `thaw.toml`, such as `isolation = "instance"`.
+        keys: String,
+        /// Keys of `[limits]`.
+        limits: &'static str,
+    },
+}
+
+impl Function {
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Example(name) | Self::Variant { name, .. } => name,
+        }
+    }
+
+    /// The directory to build, made below `work` if need be.
+    fn directory(&self, work: &Path) -> PathBuf {
+        let (example, name, keys, limits) = match self {
+            Self::Example(name) => return repository().join("examples").join(name),
+            Self::Variant { example, name, keys, limits } => (example, name, keys, limits),
+        };
+        let directory = work.join(name);
+        fs::create_dir_all(&directory).expect("a directory");
+        let from = repository().join("examples").join(example);
+        let (file, place, command, runtime) = match *example {
+            "hello-python" => (
+                from.join("app.py"),
+                "app.py",
+                r#"["python3", "app.py"]"#,
+                "kind = \"python3\"\ninterpreter = \"/usr/bin/python3\"",
+            ),
+            _ => {
+                let made = run(Command::new("make").arg("-C").arg(&from));
+                assert_eq!(made.code, Some(0), "{}", made.stderr);
+                (from.join("build/hello"), "hello", r#"["/app/hello"]"#, "kind = \"binary\"")
+            }
+        };
+        fs::copy(&file, directory.join(place)).expect("a copy of the program");
+        let text = format!(
+            "name = \"{name}\"\ncommand = {command}\nport = 8080\nfiles = [\"{place}\"]\n{keys}\n\
+             [runtime]\n{runtime}\n[limits]\n{limits}\n"
+        );
+        fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+        directory
+    }
+
+    /// Builds it into a store.
+    pub fn build(&self, home: &Path) -> Outcome {
+        let work = tempfile::tempdir().expect("a temporary directory");
+        let directory = self.directory(work.path());
+        run(thaw().env("THAW_HOME", home).arg("build").arg(directory))
+    }
+}
+
+/// A fresh `THAW_HOME` below the build directory with these functions built; an
+/// older one with the same label is removed.
+pub fn built_home(label: &str, functions: &[Function]) -> PathBuf {
+    let home = build_directory().join("homes").join(label);
+    if home.exists() {
+        fs::remove_dir_all(&home).expect("the old home is removable");
+    }
+    fs::create_dir_all(&home).expect("a home");
+    for function in functions {
+        let outcome = function.build(&home);
+        assert_eq!(
+            outcome.code,
+            Some(0),
+            "thaw build {} failed\n{}\n{}",
+            function.name(),
+            outcome.stdout,
+            outcome.stderr
+        );
+    }
+    home
+}
+
+/// A copy of a home, for a test that damages it.
+pub fn copy_home(home: &Path, label: &str) -> PathBuf {
+    let copy = build_directory().join("homes").join(label);
+    if copy.exists() {
+        fs::remove_dir_all(&copy).expect("the old copy is removable");
+    }
+    run(Command::new("cp").args(["-a", "--reflink=auto"]).arg(home).arg(&copy)).success();
+    copy
+}

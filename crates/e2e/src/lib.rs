@@ -1,0 +1,17 @@
+#![doc = include_str!("../README.md")]
+
+mod binary;
+mod daemon;
+mod function;
+mod guest;
+mod http;
+mod outcome;
+mod processes;
+
+pub use binary::{kernel_symbol, repository, thaw, thaw_binary};
+pub use daemon::{Daemon, DaemonOptions, wait_until};
+pub use function::{Function, built_home, copy_home};
+pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
+pub use http::{Raw, Response, get, post, request};
+pub use outcome::{Outcome, run, run_with_input};
+pub use processes::{Process, children, descendants, exists, kill, process};

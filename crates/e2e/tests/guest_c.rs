@@ -1,0 +1,82 @@
+//! The C programs of `tests/guest/c` print the same on the host and in a sandbox.
+
+use thaw_e2e::{Linking, compare_c, programs};
+
+/// Makes, for every program, a test of each way to link it, and one in which
+/// every system call takes the trap.
+macro_rules! same {
+    ($($name:ident),* $(,)?) => {
+        const LISTED: &[&str] = &[$(stringify!($name)),*];
+        mod linked_statically {
+            use super::*;
+            $(#[test] fn $name() { compare_c(stringify!($name), Linking::Static, true, &[]); })*
+        }
+        mod linked_dynamically {
+            use super::*;
+            $(#[test] fn $name() { compare_c(stringify!($name), Linking::Dynamic, true, &[]); })*
+        }
+        mod without_patching {
+            use super::*;
+            $(#[test] fn $name() { compare_c(stringify!($name), Linking::Static, false, &[]); })*
+        }
+    };
+}
+
+same! {
+    clocks, descriptors, doors, echo, epolls, events, file_at, file_attrs, file_cwd, file_dirs,
+    file_io, file_lower, file_names, file_open, hello, mem_file, mem_map, mem_move, mem_protect,
+    pipes, polls, process_info, procfs, signal_actions, signal_faults, signal_restart,
+    sockets_inet, sockets_local, start, timers,
+}
+
+/// Ways to end; each must look the same from outside.
+macro_rules! endings {
+    ($($name:ident: [$($argument:literal),*];)*) => {
+        mod ending {
+            use super::*;
+            $(#[test] fn $name() {
+                compare_c("leave", Linking::Static, true, &[$($argument),*]);
+            })*
+        }
+    };
+}
+
+endings! {
+    with_zero: ["code", "0"];
+    with_a_code: ["code", "42"];
+    with_the_largest_code: ["code", "255"];
+    with_a_code_that_wraps: ["code", "-1"];
+    by_exit_group: ["group", "3"];
+    by_exit_of_the_only_thread: ["thread", "4"];
+    by_sigterm: ["signal", "15"];
+    by_sigkill: ["signal", "9"];
+    by_sigusr1: ["signal", "10"];
+    by_sighup: ["signal", "1"];
+    by_an_ignored_signal_not: ["signal", "17"];
+    by_abort: ["abort"];
+    by_a_bad_address: ["segv"];
+    by_a_division: ["fpe"];
+    by_an_illegal_instruction: ["ill"];
+    by_a_breakpoint: ["trap"];
+    by_a_broken_pipe: ["pipe"];
+    by_a_file_that_ends: ["bus"];
+}
+
+#[test]
+fn a_static_pie_starts() {
+    compare_c("start", Linking::StaticPie, true, &["one", "two words", ""]);
+}
+
+#[test]
+fn arguments_arrive() {
+    let long = "x".repeat(100_000);
+    compare_c("start", Linking::Static, true, &["", "a b", "ü\n\t", &long]);
+}
+
+#[test]
+fn no_program_is_forgotten() {
+    let mut listed: Vec<&str> = LISTED.to_vec();
+    listed.push("leave");
+    listed.sort_unstable();
+    assert_eq!(programs("c", "c"), listed);
+}
