@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::fs::{ioctl_ficlone, syncfs};
+use rustix::fs::ioctl_ficlone;
 
 use crate::error::{Context, Result, StoreError};
 use crate::id::{BlobHash, Name};
@@ -17,8 +17,10 @@ use crate::stage::{Existing, publish, seal, sync_directory};
 const SMALL: u64 = 1 << 20;
 /// Bytes read or written at once.
 const CHUNK: usize = 1 << 20;
-/// With more files than this, one sync of the file system beats one per file.
-const SYNC_ALL_BEYOND: usize = 32;
+/// Threads that sync files: those that wait at the same time share the file
+/// system's commits. (Syncing the file system as a whole would also wait for
+/// what other programs have written.)
+const SYNC_THREADS: usize = 16;
 /// Times a file is read again because it changed meanwhile.
 const ATTEMPTS: usize = 3;
 
@@ -194,7 +196,7 @@ impl Session {
         if self.staged.is_empty() {
             return Ok(());
         }
-        self.sync(self.staged.values().map(|path| path.as_path()))?;
+        sync_all(&self.staged.values().map(|path| path.as_path()).collect::<Vec<_>>())?;
         let mut shards = BTreeSet::new();
         for (hash, from) in &self.staged {
             let shard = layout.blob_shard(*hash);
@@ -215,22 +217,25 @@ impl Session {
         }
         self.staged.clear();
         shards.insert(layout.blobs());
-        self.sync(shards.iter().map(|path| path.as_path()))
+        sync_all(&shards.iter().map(|path| path.as_path()).collect::<Vec<_>>())
     }
+}
 
-    /// Makes files or directories of the store durable.
-    fn sync<'a>(&self, paths: impl ExactSizeIterator<Item = &'a Path>) -> Result<()> {
-        if paths.len() > SYNC_ALL_BEYOND {
-            let root = self.store.layout.root();
-            let directory = File::open(root).context("open", root)?;
-            return syncfs(&directory).context("sync", root);
-        }
-        for path in paths {
+/// Makes files or directories of the store durable.
+fn sync_all(paths: &[&Path]) -> Result<()> {
+    let sync = |part: &[&Path]| {
+        part.iter().try_for_each(|path| {
             let file = File::open(path).context("open", path)?;
-            file.sync_all().context("sync", path)?;
-        }
-        Ok(())
-    }
+            file.sync_all().context("sync", path)
+        })
+    };
+    std::thread::scope(|scope| {
+        let parts = paths.chunks(paths.len().div_ceil(SYNC_THREADS).max(1));
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || sync(part))).collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
 }
 
 /// What changes when somebody writes to a file.

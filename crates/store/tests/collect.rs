@@ -2,13 +2,17 @@
 
 mod common;
 
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::{empty_store, export, is_root};
 use tempfile::TempDir;
-use thaw_store::collect::{CollectRequest, Collected, RuntimeRequest};
-use thaw_store::{Store, Tree};
+use thaw_store::collect::{
+    CollectError, CollectRequest, Collected, Extra, MissingLibrary, RuntimeRequest,
+};
+use thaw_store::{Store, StoreError, Tree};
 
 /// Collects and exports to a directory.
 fn collect(request: &CollectRequest) -> (TempDir, PathBuf, Collected) {
@@ -24,15 +28,22 @@ fn collect(request: &CollectRequest) -> (TempDir, PathBuf, Collected) {
     (directory, root, collected)
 }
 
+/// Runs a program in a root directory, with `/proc`, from which the dynamic loader
+/// learns what `$ORIGIN` is.
 fn run_in(root: &Path, program: &Path, arguments: &[&str]) -> Output {
-    Command::new("chroot")
+    let mut proc = std::ffi::OsString::from("--mount-proc=");
+    proc.push(root.join("proc"));
+    Command::new("unshare")
+        .args(["--fork", "--pid"])
+        .arg(proc)
+        .arg("chroot")
         .arg(root)
         .arg(program)
         .args(arguments)
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .output()
-        .expect("chroot(1) is part of every Linux")
+        .expect("unshare(1) and chroot(1) are part of every Linux")
 }
 
 fn stdout(output: &Output) -> String {
@@ -66,4 +77,169 @@ fn python_runs_with_its_standard_library() {
     let script = "import http.server, json, ssl, sqlite3, hashlib, ctypes, zlib, decimal, \
                   asyncio, socketserver, uuid; print(json.dumps([1, 2]))";
     assert_eq!(stdout(&run_in(&root, &python, &["-c", script])), "[1, 2]\n");
+}
+
+/// Compiles a program or library with the host's C compiler.
+fn compile(source: &str, output: &Path, arguments: &[&str]) {
+    fs::create_dir_all(output.parent().unwrap()).unwrap();
+    let file = output.with_extension("c");
+    fs::write(&file, source).unwrap();
+    let status =
+        Command::new("cc").arg(&file).arg("-o").arg(output).args(arguments).status().unwrap();
+    assert!(status.success());
+    fs::remove_file(file).unwrap();
+}
+
+/// A program whose libraries lie beside it: one found by the run path of the
+/// program, one by that of the library, which lies in a directory of its own.
+fn program_with_libraries(root: &Path) -> PathBuf {
+    let (inner, outer) = (root.join("inner/libinner.so"), root.join("lib/libouter.so"));
+    compile("int inner(void) { return 40; }", &inner, &["-shared", "-fPIC"]);
+    let link_inner = format!("-L{}", root.join("inner").display());
+    let arguments = ["-shared", "-fPIC", &link_inner, "-linner", "-Wl,-rpath,$ORIGIN/../inner"];
+    let source = "int inner(void); int outer(void) { return inner() + 2; }";
+    compile(source, &outer, &arguments);
+    let program = root.join("bin/program");
+    let link_outer = format!("-L{}", root.join("lib").display());
+    let link_path = format!("-Wl,-rpath-link,{}", root.join("inner").display());
+    let arguments = [&link_outer[..], "-louter", &link_path, "-Wl,-rpath,${ORIGIN}/../lib"];
+    let source = "int outer(void); int printf(const char *, ...); \
+                  int main(void) { printf(\"%d\\n\", outer()); return 0; }";
+    compile(source, &program, &arguments);
+    program
+}
+
+#[test]
+fn libraries_are_found_by_run_paths() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = program_with_libraries(directory.path());
+    // Reached through links, as `/lib` and `python3` are.
+    symlink("bin", directory.path().join("commands")).unwrap();
+    symlink("program", directory.path().join("bin/again")).unwrap();
+    let linked = directory.path().join("commands/again");
+    let programs = vec![linked.clone().into(), program.into()];
+    let (_store, root, collected) = collect(&CollectRequest { programs, ..Default::default() });
+    assert_eq!(collected.programs[0], linked);
+    assert_eq!(collected.missing_libraries, []);
+    let mode = fs::metadata(root.join("tmp")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o1777);
+    if is_root("running a collected program") {
+        for program in &collected.programs {
+            assert_eq!(stdout(&run_in(&root, program, &[])), "42\n");
+        }
+    }
+}
+
+#[test]
+fn a_missing_library_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = program_with_libraries(directory.path());
+    fs::remove_file(directory.path().join("inner/libinner.so")).unwrap();
+    let (_directory, store) = empty_store();
+    let mut session = store.session().unwrap();
+    let mut collect = |request| session.collect(&mut Tree::new(), &request, &mut |_| {});
+    let programs = vec![program.into()];
+    let error = collect(CollectRequest { programs, ..Default::default() }).unwrap_err();
+    let StoreError::Collect(CollectError::NoLibrary { program, library }) = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(library, "libinner.so");
+    assert!(program.ends_with("lib/libouter.so"), "{error}");
+    // In a directory that comes along it is only reported.
+    let files = vec![directory.path().to_owned()];
+    let collected = collect(CollectRequest { files, ..Default::default() }).unwrap();
+    let expected = MissingLibrary { wanted_by: program.clone(), library: library.clone() };
+    assert_eq!(collected.missing_libraries, [expected]);
+}
+
+#[test]
+fn scripts_bring_their_interpreters() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = directory.path().join("script");
+    fs::write(&script, "#!/usr/bin/env -S sh\nset -e\necho from a script\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let programs = vec![script.into()];
+    let (_store, root, collected) = collect(&CollectRequest { programs, ..Default::default() });
+    if is_root("running a collected script") {
+        assert_eq!(stdout(&run_in(&root, &collected.programs[0], &[])), "from a script\n");
+    }
+}
+
+#[test]
+fn what_is_not_a_program_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = directory.path().join("text");
+    fs::write(&text, "just text").unwrap();
+    let (_directory, store) = empty_store();
+    let mut session = store.session().unwrap();
+    let mut error = |program: std::ffi::OsString| {
+        let request = CollectRequest { programs: vec![program], ..Default::default() };
+        session.collect(&mut Tree::new(), &request, &mut |_| {}).unwrap_err()
+    };
+    let is = |error: StoreError, expected: fn(&CollectError) -> bool| match &error {
+        StoreError::Collect(inner) => assert!(expected(inner), "{error}"),
+        other => panic!("{other}"),
+    };
+    is(error(text.into()), |error| matches!(error, CollectError::NotAProgram(_)));
+    is(error("no-such-program".into()), |error| matches!(error, CollectError::NoProgram(_)));
+    is(error("/no/such".into()), |error| matches!(error, CollectError::NoFile(_)));
+    let runtimes = vec![RuntimeRequest::new("cobol")];
+    let request = CollectRequest { runtimes, ..Default::default() };
+    let unknown = session.collect(&mut Tree::new(), &request, &mut |_| {}).unwrap_err();
+    assert!(unknown.to_string().contains("python3"), "{unknown}");
+}
+
+#[test]
+fn libraries_of_the_functions_own_files_come_without_the_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = program_with_libraries(directory.path());
+    let libraries_of = vec![program.clone()];
+    let (_store, root, _) = collect(&CollectRequest { libraries_of, ..Default::default() });
+    let below = |path: &Path| root.join(path.strip_prefix("/").unwrap());
+    assert!(!below(&program).exists());
+    assert!(below(&directory.path().join("inner/libinner.so")).exists());
+    assert!(root.join("lib64/ld-linux-x86-64.so.2").exists());
+}
+
+#[test]
+fn virtual_environments_bring_their_packages() {
+    if !is_root("running a collected interpreter") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let environment = directory.path().join("venv");
+    let made = Command::new("python3")
+        .args(["-m", "venv", "--without-pip"])
+        .arg(&environment)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let python = environment.join("bin/python3");
+    let find = "import sysconfig; print(sysconfig.get_path('purelib'), end='')";
+    let packages = Command::new(&python).args(["-c", find]).output().unwrap();
+    let packages = PathBuf::from(stdout(&packages));
+    fs::write(packages.join("own_package.py"), "value = 'found'\n").unwrap();
+    let request =
+        RuntimeRequest { interpreter: Some(python.clone()), ..RuntimeRequest::new("python3") };
+    let runtimes = vec![request];
+    let (_store, root, collected) = collect(&CollectRequest { runtimes, ..Default::default() });
+    assert_eq!(collected.search_path, [environment.join("bin")]);
+    let script =
+        "import own_package, json, sys; print(own_package.value, sys.prefix != sys.base_prefix)";
+    assert_eq!(stdout(&run_in(&root, &python, &["-c", script])), "found True\n");
+}
+
+#[test]
+fn extras_come_when_asked_for() {
+    let has = |extras: Vec<Extra>, path: &str| {
+        let (_store, root, _) = collect(&CollectRequest { extras, ..Default::default() });
+        root.join(path).exists()
+    };
+    for (extra, path) in
+        [(Extra::TimeZones, "usr/share/zoneinfo/Europe"), (Extra::Certificates, "etc/ssl/certs")]
+    {
+        let on_host = Path::new("/").join(path).exists();
+        assert!(!has(Vec::new(), path));
+        assert_eq!(has(vec![extra], path), on_host, "{path}");
+    }
 }

@@ -60,10 +60,11 @@ pub(super) fn collect_standard_files(collector: &mut Collector<'_>) -> Result<()
         add_file(collector, path, text.as_bytes())?;
     }
     for (path, permissions) in DIRECTORIES {
-        let path = Path::new(path);
-        if collector.tree().find(path).is_none() {
-            let directory = collector.tree().make_directories(path)?;
-            collector.tree().attributes_mut(directory).permissions = permissions;
+        let directory = collector.tree().make_directories(Path::new(path))?;
+        let attributes = collector.tree().attributes_mut(directory);
+        // Not one that was imported, but one made on the way to something else.
+        if *attributes == Attributes::root(0o755) {
+            attributes.permissions = permissions;
         }
     }
     Ok(())
