@@ -34,10 +34,7 @@ mod imp {
     /// Pages that the sandbox may use for files: in all, and left.
     pub fn page_counts() -> (u64, u64) {
         let kernel = crate::state::kernel();
-        let limit = match kernel.config.lock().memory_limit {
-            0 => thaw_abi::layout::PAGES_MAX,
-            limit => limit,
-        };
+        let limit = kernel.memory_total();
         let used = kernel.pages.lock().bytes_in_use();
         (limit / 4096, limit.saturating_sub(used) / 4096)
     }

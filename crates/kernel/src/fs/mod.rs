@@ -35,6 +35,7 @@ pub mod walk;
 #[cfg(test)]
 mod tests;
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 
 pub use context::{Context, FsContext};
@@ -47,7 +48,7 @@ use mount::{MountTable, NewMount};
 use overlay::{Node, Overlay};
 use path::Path;
 
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::sync::Lock;
 
 const ROOT_FS: FilesystemId = FilesystemId(1);
@@ -56,6 +57,7 @@ const SHM_FS: FilesystemId = FilesystemId(3);
 const PROC_FS: FilesystemId = FilesystemId(4);
 const SYS_FS: FilesystemId = FilesystemId(5);
 const MEMORY_FS: FilesystemId = FilesystemId(6);
+const CGROUP_FS: FilesystemId = FilesystemId(7);
 
 /// All file systems of a sandbox.
 pub struct FileSystems {
@@ -69,6 +71,8 @@ pub struct FileSystems {
     memory: Arc<Node>,
     /// `/proc/sys/kernel/random/boot_id`, new in every boot.
     boot_id: Lock<[u8; 16]>,
+    /// `/proc/PID/oom_score_adj`, for processes that have set it.
+    oom_adjustments: Lock<BTreeMap<u32, i32>>,
 }
 
 impl FileSystems {
@@ -90,11 +94,14 @@ impl FileSystems {
         let shm = Dentry::root(Overlay::empty(SHM_FS, 0o1777));
         let proc = Dentry::root(proc::root(PROC_FS));
         let sys = Dentry::root(sys::root(SYS_FS));
+        let cgroup = Dentry::root(sys::cgroup_root(CGROUP_FS));
+        let sys_fs = sys.child(b"fs")?.ok_or(Errno::ENOENT)?;
         ensure(&root, b"tmp", 0o1777)?;
         let tree = [
             ("proc", "proc", "rw,nosuid,nodev,noexec,relatime", proc, &root, &b"proc"[..]),
-            ("sysfs", "sysfs", "ro,nosuid,nodev,noexec,relatime", sys, &root, b"sys"),
+            ("sysfs", "sysfs", "ro,nosuid,nodev,noexec,relatime", sys.clone(), &root, b"sys"),
             ("tmpfs", "tmpfs", "rw,nosuid,size=65536k,mode=755", dev.clone(), &root, b"dev"),
+            ("cgroup2", "cgroup", "ro,nosuid,nodev,noexec,relatime", cgroup, &sys_fs, b"cgroup"),
             ("tmpfs", "shm", "rw,nosuid,nodev,noexec,relatime", shm, &dev, b"shm"),
         ];
         for (kind, source, options, mounted, parent, name) in tree {
@@ -107,6 +114,7 @@ impl FileSystems {
             locks: LockTable::default(),
             memory: Overlay::empty(MEMORY_FS, 0o700),
             boot_id: Lock::new([0; 16]),
+            oom_adjustments: Lock::default(),
         })
     }
 
@@ -118,6 +126,14 @@ impl FileSystems {
     /// Gives the sandbox a new `boot_id`, from fresh randomness.
     pub fn set_boot_id(&self, random: [u8; 16]) {
         self.boot_id.set(random);
+    }
+
+    fn oom_adjustment(&self, pid: u32) -> i32 {
+        self.oom_adjustments.lock().get(&pid).copied().unwrap_or(0)
+    }
+
+    fn set_oom_adjustment(&self, pid: u32, value: i32) {
+        self.oom_adjustments.lock().insert(pid, value);
     }
 
     pub(crate) fn memory_files(&self) -> &Arc<Node> {

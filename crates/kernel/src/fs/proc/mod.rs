@@ -1,11 +1,23 @@
 //! `/proc` (proc(5)), as much of it as language runtimes and tools read.
 
+mod cpu;
+mod descriptors;
+mod memory;
 mod process;
+mod settings;
+mod status;
+mod system;
+
+#[cfg(test)]
+mod tests;
 
 use alloc::sync::Arc;
 
+pub(super) use cpu::cpu_list;
+pub(super) use system::memory;
+
 use super::inode::{FileType, FilesystemId, Inode, Link};
-use super::pseudo::{Directory, Fixed, Item, Names, Place, SymbolicLink};
+use super::pseudo::{Directory, Fixed, Item, Kind, Names, Place, SymbolicLink};
 use crate::errno::Result;
 
 /// `PROC_SUPER_MAGIC` (statfs(2)).
@@ -20,7 +32,27 @@ pub fn root(filesystem: FilesystemId) -> Arc<dyn Inode> {
 /// Names in `/proc`: the fixed ones, then one per process.
 struct Root;
 
-const FIXED: &[Item] = &[];
+const FIXED: &[Item] = &[
+    Item { name: "cgroups", kind: Kind::Text(system::CGROUPS) },
+    Item { name: "cmdline", kind: Kind::Text("thaw\n") },
+    Item { name: "cpuinfo", kind: Kind::File(cpu::cpuinfo) },
+    Item { name: "devices", kind: Kind::Text(system::DEVICES) },
+    Item { name: "diskstats", kind: Kind::Text("") },
+    Item { name: "filesystems", kind: Kind::Text(system::FILESYSTEMS) },
+    Item { name: "interrupts", kind: Kind::File(system::interrupts) },
+    Item { name: "loadavg", kind: Kind::File(system::loadavg) },
+    Item { name: "meminfo", kind: Kind::File(system::meminfo) },
+    Item { name: "modules", kind: Kind::Text("") },
+    Item { name: "mounts", kind: Kind::Link("self/mounts") },
+    Item { name: "net", kind: Kind::Link("self/net") },
+    Item { name: "partitions", kind: Kind::Text("major minor  #blocks  name\n\n") },
+    Item { name: "stat", kind: Kind::File(system::stat) },
+    Item { name: "swaps", kind: Kind::Text("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n") },
+    Item { name: "sys", kind: Kind::Directory(settings::SYS) },
+    Item { name: "uptime", kind: Kind::File(system::uptime) },
+    Item { name: "version", kind: Kind::File(system::version) },
+    Item { name: "vmstat", kind: Kind::File(system::vmstat) },
+];
 
 impl Names for Root {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
@@ -38,7 +70,7 @@ impl Names for Root {
                 let (pid, tid) = (crate::task::current_process().pid, crate::task::current().tid);
                 Ok(Link::Text(alloc::format!("{pid}/task/{tid}").into_bytes()))
             }))),
-            name => Ok(process::directory(name, place)),
+            name => Ok(process::directory(name, directory)),
         }
     }
 

@@ -1,10 +1,13 @@
-//! `/proc/PID`.
+//! `/proc/PID` and `/proc/PID/task/TID`.
 
+use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use super::super::inode::{FileType, Inode, Link};
-use super::super::open::OpenFileInode;
-use super::super::pseudo::{Directory, Names, Place, SymbolicLink};
+use super::super::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
+use super::descriptors::{DescriptorInfos, Descriptors};
+use super::{memory, settings, status, system};
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
 use crate::task::{Process, Thread};
@@ -17,19 +20,35 @@ fn parse_id(name: &[u8]) -> Option<u32> {
     core::str::from_utf8(name).ok()?.parse().ok()
 }
 
-fn thread(tid: u32) -> Result<Arc<Thread>> {
+/// The thread with this id; `ESRCH` if it has ended.
+pub(super) fn thread(tid: u32) -> Result<Arc<Thread>> {
     kernel().tasks.threads.lock().get(&tid).cloned().ok_or(Errno::ESRCH)
 }
 
-fn process(pid: u32) -> Result<Arc<Process>> {
+/// The process with this id; `ESRCH` if it has ended.
+pub(super) fn process(pid: u32) -> Result<Arc<Process>> {
     thread(pid).map(|thread| thread.process.clone())
 }
 
+/// Ids of the threads of a process.
+pub(super) fn thread_ids(pid: u32) -> Vec<u32> {
+    let threads = kernel().tasks.threads.lock();
+    threads.iter().filter(|(_, thread)| thread.process.pid == pid).map(|(&tid, _)| tid).collect()
+}
+
 /// The directory of a process, if `name` is the id of one.
-pub fn directory(name: &[u8], place: Place) -> Option<Arc<dyn Inode>> {
-    let id = parse_id(name)?;
-    process(id).ok()?;
-    Some(Directory::new(place, ProcessNames { pid: id }))
+pub fn directory(name: &[u8], parent: &Place) -> Option<Arc<dyn Inode>> {
+    let pid = parse_id(name)?;
+    let process = process(pid).ok()?;
+    let owner = {
+        let credentials = process.credentials.lock();
+        (credentials.euid, credentials.egid)
+    };
+    let place = Place { owner, ..parent.below(name) };
+    Some(Directory::new(
+        place,
+        ProcessNames { pid: process.pid, tid: pid, kind: DirectoryKind::Process },
+    ))
 }
 
 /// Emits the ids of all processes.
@@ -41,14 +60,71 @@ pub fn list(emit: &mut dyn FnMut(&[u8], FileType)) {
     }
 }
 
+/// Which of the two kinds of directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DirectoryKind {
+    /// `/proc/PID`.
+    Process,
+    /// `/proc/PID/task/TID`.
+    Thread,
+}
+
 struct ProcessNames {
     pid: u32,
+    tid: u32,
+    kind: DirectoryKind,
 }
+
+/// Makes the content of a file from a thread and its process.
+type Content = fn(&Thread, &Process) -> Result<Vec<u8>>;
+
+/// Files by name, with their permissions.
+const FILES: &[(&str, u32, Content)] = &[
+    ("auxv", 0o400, |_, process| {
+        Ok(bytemuck::cast_slice(&process.auxiliary_vector.lock()).to_vec())
+    }),
+    ("cgroup", 0o444, |_, _| Ok(b"0::/\n".to_vec())),
+    ("cmdline", 0o444, |_, process| Ok(process.command_line.lock().clone())),
+    ("coredump_filter", 0o444, |_, _| Ok(b"00000033\n".to_vec())),
+    ("environ", 0o400, |_, process| Ok(process.environment.lock().clone())),
+    ("io", 0o400, status::io),
+    ("limits", 0o444, status::limits),
+    ("loginuid", 0o444, |_, _| Ok(b"4294967295".to_vec())),
+    ("maps", 0o444, memory::maps),
+    ("mountinfo", 0o444, system::mountinfo),
+    ("mounts", 0o444, system::mounts),
+    ("oom_score", 0o444, |_, _| Ok(b"0\n".to_vec())),
+    ("personality", 0o400, |_, _| Ok(b"00000000\n".to_vec())),
+    ("schedstat", 0o444, |_, _| Ok(b"0 0 0\n".to_vec())),
+    ("sessionid", 0o444, |_, _| Ok(b"4294967295".to_vec())),
+    ("smaps", 0o444, memory::smaps),
+    ("smaps_rollup", 0o444, memory::smaps_rollup),
+    ("stat", 0o444, status::stat),
+    ("statm", 0o444, memory::statm),
+    ("status", 0o444, status::status),
+    ("uid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
+    ("gid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
+    ("wchan", 0o444, |_, _| Ok(b"0".to_vec())),
+];
+
+const LINKS: &[&str] = &["exe", "cwd", "root"];
+const DIRECTORIES: &[&str] = &["fd", "fdinfo", "net"];
+/// Files that can be written to.
+const SETTINGS: &[&str] = &["comm", "oom_score_adj"];
 
 impl Names for ProcessNames {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
-        let pid = self.pid;
+        let (pid, tid) = (self.pid, self.tid);
         let place = directory.below(name);
+        if let Some(&(_, permissions, content)) =
+            FILES.iter().find(|(known, ..)| known.as_bytes() == name)
+        {
+            let generate = move || {
+                let thread = thread(tid)?;
+                content(&thread, &thread.process)
+            };
+            return Ok(Some(Generated::new(place, permissions, Arc::new(generate), None)));
+        }
         let inode: Arc<dyn Inode> = match name {
             b"exe" => SymbolicLink::new(place, move || {
                 process(pid)?.executable.lock().clone().map(Link::Magic).ok_or(Errno::ENOENT)
@@ -60,45 +136,78 @@ impl Names for ProcessNames {
                 Ok(Link::Magic(process(pid)?.fs.lock().root.clone()))
             }),
             b"fd" => Directory::new(place, Descriptors { pid }),
+            b"fdinfo" => Directory::new(place, DescriptorInfos { pid }),
+            b"net" => Directory::new(place, Fixed(settings::NET)),
+            b"task" if self.kind == DirectoryKind::Process => Directory::new(place, Tasks { pid }),
+            b"comm" => Generated::new(
+                place,
+                0o644,
+                Arc::new(move || Ok(status::name_line(&*thread(tid)?))),
+                Some(Arc::new(move |text| set_name(tid, text))),
+            ),
+            b"oom_score_adj" => Generated::new(
+                place,
+                0o644,
+                Arc::new(move || {
+                    Ok(alloc::format!("{}\n", kernel().fs.oom_adjustment(pid)).into_bytes())
+                }),
+                Some(Arc::new(move |text| set_oom_adjustment(pid, text))),
+            ),
             _ => return Ok(None),
         };
         Ok(Some(inode))
     }
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
-        for name in ["exe", "cwd", "root"] {
-            emit(name.as_bytes(), FileType::Symlink);
+        FILES.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
+        SETTINGS.iter().for_each(|name| emit(name.as_bytes(), FileType::Regular));
+        LINKS.iter().for_each(|name| emit(name.as_bytes(), FileType::Symlink));
+        DIRECTORIES.iter().for_each(|name| emit(name.as_bytes(), FileType::Directory));
+        if self.kind == DirectoryKind::Process {
+            emit(b"task", FileType::Directory);
         }
-        emit(b"fd", FileType::Directory);
         Ok(())
     }
 }
 
-/// `/proc/PID/fd`.
-struct Descriptors {
+fn set_name(tid: u32, text: &[u8]) -> Result<()> {
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let len = text.len().min(15);
+    let mut name = [0; 16];
+    name[..len].copy_from_slice(&text[..len]);
+    thread(tid)?.name.set(name);
+    Ok(())
+}
+
+fn set_oom_adjustment(pid: u32, text: &[u8]) -> Result<()> {
+    let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
+    let value: i32 = text.trim().parse().map_err(|_| Errno::EINVAL)?;
+    if !(-1000..=1000).contains(&value) {
+        return Err(Errno::EINVAL);
+    }
+    kernel().fs.set_oom_adjustment(pid, value);
+    Ok(())
+}
+
+/// `/proc/PID/task`.
+struct Tasks {
     pid: u32,
 }
 
-impl Names for Descriptors {
+impl Names for Tasks {
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
-        let Some(fd) = core::str::from_utf8(name).ok().and_then(|name| name.parse::<i32>().ok())
-        else {
-            return Ok(None);
-        };
-        let pid = self.pid;
-        if process(pid)?.files.lock().get(fd).is_err() {
+        let Some(tid) = parse_id(name) else { return Ok(None) };
+        if !thread_ids(self.pid).contains(&tid) {
             return Ok(None);
         }
-        Ok(Some(SymbolicLink::new(directory.below(name), move || {
-            let open = process(pid)?.files.lock().get(fd).map_err(|_| Errno::ENOENT)?;
-            Ok(Link::Magic(OpenFileInode::path(&open)))
-        })))
+        let names = ProcessNames { pid: self.pid, tid, kind: DirectoryKind::Thread };
+        Ok(Some(Directory::new(directory.below(name), names)))
     }
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
-        let process = process(self.pid)?;
-        for fd in process.files.lock().numbers() {
-            emit(alloc::format!("{fd}").as_bytes(), FileType::Symlink);
+        for tid in thread_ids(self.pid) {
+            let name: String = alloc::format!("{tid}");
+            emit(name.as_bytes(), FileType::Directory);
         }
         Ok(())
     }

@@ -1,0 +1,232 @@
+//! `/proc/PID/{status,stat,limits,io}`.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt::Write;
+
+use super::cpu::cpu_list;
+use super::memory::Totals;
+use super::process::thread_ids;
+use crate::errno::Result;
+use crate::state::kernel;
+use crate::task::process::{Credentials, RLIM_INFINITY};
+use crate::task::sched::RunState;
+use crate::task::signal::{Action, SignalInfo};
+use crate::task::{Process, Thread};
+
+/// Clock ticks in a second (`sysconf(_SC_CLK_TCK)`).
+pub(super) const TICKS_PER_SECOND: u64 = 100;
+
+/// The name of a thread, without padding.
+fn name(thread: &Thread) -> String {
+    let name = thread.name.get();
+    let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    String::from_utf8_lossy(&name[..len]).into_owned()
+}
+
+/// `comm`.
+pub(super) fn name_line(thread: &Thread) -> Vec<u8> {
+    format!("{}\n", name(thread)).into_bytes()
+}
+
+/// State as a letter and a word.
+fn state(thread: &Thread) -> (char, &'static str) {
+    match thread.sched.lock().state {
+        RunState::Runnable => ('R', "running"),
+        RunState::Blocked => ('S', "sleeping"),
+        RunState::Dead => ('X', "dead"),
+    }
+}
+
+/// Signal sets as `status` shows them.
+struct SignalSets {
+    pending: u64,
+    shared_pending: u64,
+    blocked: u64,
+    ignored: u64,
+    caught: u64,
+    queued: usize,
+}
+
+fn set_of<'a>(signals: impl Iterator<Item = &'a SignalInfo>) -> u64 {
+    signals
+        .fold(0, |set, signal| set | 1u64.checked_shl(signal.number().wrapping_sub(1)).unwrap_or(0))
+}
+
+impl SignalSets {
+    fn of(thread: &Thread, process: &Process) -> Self {
+        let own = thread.signals.lock();
+        let shared = process.signals.lock();
+        let mut sets = Self {
+            pending: set_of(own.pending.iter()),
+            shared_pending: set_of(shared.pending.iter()),
+            blocked: own.mask,
+            ignored: 0,
+            caught: 0,
+            queued: own.pending.len() + shared.pending.len(),
+        };
+        for (index, action) in shared.actions.iter().enumerate() {
+            match action.handler {
+                Action::DEFAULT => {}
+                Action::IGNORE => sets.ignored |= 1 << index,
+                _ => sets.caught |= 1 << index,
+            }
+        }
+        sets
+    }
+}
+
+/// The capabilities that an id stands for: all 41 of them, or none.
+fn capabilities(credentials: &Credentials) -> u64 {
+    if credentials.euid == 0 { (1 << 41) - 1 } else { 0 }
+}
+
+/// `status`.
+pub(super) fn status(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write_status(&mut text, thread, process);
+    Ok(text.into_bytes())
+}
+
+fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::fmt::Result {
+    let (letter, word) = state(thread);
+    let credentials = process.credentials.lock().clone();
+    writeln!(text, "Name:\t{}", name(thread))?;
+    writeln!(text, "Umask:\t{:04o}", process.fs.lock().umask)?;
+    writeln!(text, "State:\t{letter} ({word})")?;
+    writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, thread.tid)?;
+    writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent_pid())?;
+    let Credentials { uid, euid, suid, fsuid, gid, egid, sgid, fsgid, ref groups } = credentials;
+    writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;
+    writeln!(text, "Gid:\t{gid}\t{egid}\t{sgid}\t{fsgid}")?;
+    writeln!(text, "FDSize:\t{}", process.files.lock().capacity())?;
+    text.push_str("Groups:\t");
+    for group in groups {
+        write!(text, "{group} ")?;
+    }
+    writeln!(text, "\nNStgid:\t{0}\nNSpid:\t{1}", process.pid, thread.tid)?;
+    writeln!(text, "NSpgid:\t{}\nNSsid:\t{}", process.process_group(), process.session())?;
+    let totals = Totals::of(process);
+    for (name, bytes) in [
+        ("VmPeak", totals.size),
+        ("VmSize", totals.size),
+        ("VmLck", totals.locked),
+        ("VmPin", 0),
+        ("VmHWM", totals.resident),
+        ("VmRSS", totals.resident),
+        ("RssAnon", totals.resident - totals.file),
+        ("RssFile", totals.file),
+        ("RssShmem", 0),
+        ("VmData", totals.data),
+        ("VmStk", totals.stack),
+        ("VmExe", totals.code),
+        ("VmLib", 0),
+        ("VmPTE", totals.resident / 512),
+        ("VmSwap", 0),
+    ] {
+        writeln!(text, "{name}:\t{:>8} kB", bytes / 1024)?;
+    }
+    writeln!(text, "HugetlbPages:\t{:>8} kB\nCoreDumping:\t0\nTHP_enabled:\t1", 0)?;
+    writeln!(text, "Threads:\t{}", thread_ids(process.pid).len())?;
+    let sets = SignalSets::of(thread, process);
+    writeln!(text, "SigQ:\t{}/{}", sets.queued, process.limits.lock()[11].current)?;
+    for (name, set) in [
+        ("SigPnd", sets.pending),
+        ("ShdPnd", sets.shared_pending),
+        ("SigBlk", sets.blocked),
+        ("SigIgn", sets.ignored),
+        ("SigCgt", sets.caught),
+    ] {
+        writeln!(text, "{name}:\t{set:016x}")?;
+    }
+    let held = capabilities(&credentials);
+    for (name, set) in [
+        ("CapInh", 0),
+        ("CapPrm", held),
+        ("CapEff", held),
+        ("CapBnd", (1 << 41) - 1),
+        ("CapAmb", 0),
+    ] {
+        writeln!(text, "{name}:\t{set:016x}")?;
+    }
+    writeln!(text, "NoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0")?;
+    writeln!(text, "Speculation_Store_Bypass:\tvulnerable")?;
+    let cpus = kernel().config.get().cpus.max(1);
+    let mask = if cpus >= 32 { u32::MAX } else { (1 << cpus) - 1 };
+    writeln!(text, "Cpus_allowed:\t{mask:x}\nCpus_allowed_list:\t{}", cpu_list(cpus))?;
+    writeln!(text, "Mems_allowed:\t00000001\nMems_allowed_list:\t0")?;
+    writeln!(text, "voluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0")
+}
+
+/// `stat`: 52 fields in one line (proc_pid_stat(5)).
+pub(super) fn stat(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
+    let totals = Totals::of(process);
+    let sets = SignalSets::of(thread, process);
+    let start = process.start_ns / (1_000_000_000 / TICKS_PER_SECOND);
+    let limit = process.limits.lock()[5].current;
+    let head = format!(
+        "{} ({}) {} {} {} {} 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 {} 0 {start} {} {} {limit}",
+        thread.tid,
+        name(thread),
+        state(thread).0,
+        process.parent_pid(),
+        process.process_group(),
+        process.session(),
+        thread_ids(process.pid).len(),
+        totals.size,
+        totals.resident / 4096,
+    );
+    // Addresses (26 to 30), signals (31 to 34), then what is always zero.
+    let tail = format!(
+        " 1 1 0 0 0 {} {} {} {} 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n",
+        sets.pending & 0x7fff_ffff,
+        sets.blocked & 0x7fff_ffff,
+        sets.ignored & 0x7fff_ffff,
+        sets.caught & 0x7fff_ffff
+    );
+    Ok((head + &tail).into_bytes())
+}
+
+/// Names and units of the limits, by `RLIMIT_*`.
+const LIMITS: [(&str, &str); 16] = [
+    ("Max cpu time", "seconds"),
+    ("Max file size", "bytes"),
+    ("Max data size", "bytes"),
+    ("Max stack size", "bytes"),
+    ("Max core file size", "bytes"),
+    ("Max resident set", "bytes"),
+    ("Max processes", "processes"),
+    ("Max open files", "files"),
+    ("Max locked memory", "bytes"),
+    ("Max address space", "bytes"),
+    ("Max file locks", "locks"),
+    ("Max pending signals", "signals"),
+    ("Max msgqueue size", "bytes"),
+    ("Max nice priority", ""),
+    ("Max realtime priority", ""),
+    ("Max realtime timeout", "us"),
+];
+
+/// `limits`.
+pub(super) fn limits(_: &Thread, process: &Process) -> Result<Vec<u8>> {
+    let shown = |limit: u64| {
+        if limit == RLIM_INFINITY { String::from("unlimited") } else { format!("{limit}") }
+    };
+    let mut text = String::from(
+        "Limit                     Soft Limit           Hard Limit           Units     \n",
+    );
+    for ((name, unit), limit) in LIMITS.iter().zip(*process.limits.lock()) {
+        let (soft, hard) = (shown(limit.current), shown(limit.maximum));
+        text += &format!("{name:<25} {soft:<20} {hard:<20} {unit:<10}\n");
+    }
+    Ok(text.into_bytes())
+}
+
+/// `io`: nothing is counted, and the files say so with zeros.
+pub(super) fn io(_: &Thread, _: &Process) -> Result<Vec<u8>> {
+    let names =
+        ["rchar", "wchar", "syscr", "syscw", "read_bytes", "write_bytes", "cancelled_write_bytes"];
+    Ok(names.iter().flat_map(|name| format!("{name}: 0\n").into_bytes()).collect())
+}
