@@ -172,7 +172,13 @@ fn open_checked(target: Path, flags: OpenFlags) -> Result<Arc<OpenFile>> {
             // …or a name only, which open(2) cannot use.
             Err(_) => return Err(Errno::ENXIO),
         },
-        FileType::Directory | FileType::Fifo | FileType::Symlink => inode.clone().open(flags)?,
+        FileType::Fifo => match inode.clone().open(flags) {
+            // A pipe that is open already (`/proc/self/fd/N`)…
+            Ok(file) => file,
+            // …or a name for one.
+            Err(_) => crate::ipc::fifo::open(inode, flags)?,
+        },
+        FileType::Directory | FileType::Symlink => inode.clone().open(flags)?,
     };
     // Every file on a 64-bit system is opened as if with O_LARGEFILE.
     let flags = (flags - OPENING_FLAGS) | OpenFlags::LARGEFILE;

@@ -12,6 +12,7 @@ use super::anonymous::{InodeNumbers, pipe_stat};
 use super::seam::{self, PageBox, alloc_page};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
+use crate::fs::inode::Inode;
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
@@ -50,8 +51,9 @@ struct Ring {
     writers: u32,
     /// Ends that read and write, which wait on the readers' queue.
     duplex_ends: u32,
-    /// Whether there has been a writer: a FIFO without one is not hung up.
-    had_writer: bool,
+    /// Number of times that a reading and a writing end was opened. A FIFO that
+    /// never had a writer is not hung up.
+    opened: (u64, u64),
 }
 
 impl Ring {
@@ -106,6 +108,8 @@ pub struct PipeEnd {
     pipe: Arc<Pipe>,
     access: Access,
     packets: AtomicBool,
+    /// The file of a FIFO.
+    file: Option<Arc<dyn Inode>>,
 }
 
 impl Pipe {
@@ -121,7 +125,7 @@ impl Pipe {
                 readers: 0,
                 writers: 0,
                 duplex_ends: 0,
-                had_writer: false,
+                opened: (0, 0),
             }),
             readers_queue: WaitQueue::new(),
             writers_queue: WaitQueue::new(),
@@ -130,17 +134,27 @@ impl Pipe {
 
     /// Opens an end.
     pub fn open(self: &Arc<Self>, access: Access) -> Arc<PipeEnd> {
+        self.open_end(access, None)
+    }
+
+    /// Opens an end of the FIFO that `file` names.
+    pub fn open_named(self: &Arc<Self>, access: Access, file: Arc<dyn Inode>) -> Arc<PipeEnd> {
+        self.open_end(access, Some(file))
+    }
+
+    fn open_end(self: &Arc<Self>, access: Access, file: Option<Arc<dyn Inode>>) -> Arc<PipeEnd> {
         {
             let mut ring = self.ring.lock();
             ring.readers += access.reads() as u32;
             ring.writers += access.writes() as u32;
             ring.duplex_ends += (access == Access::Both) as u32;
-            ring.had_writer |= access.writes();
+            ring.opened.0 += access.reads() as u64;
+            ring.opened.1 += access.writes() as u64;
         }
         // A FIFO's open(2) waits for the other side on the same queues.
         self.readers_queue.wake_all(Events::empty());
         self.writers_queue.wake_all(Events::empty());
-        Arc::new(PipeEnd { pipe: self.clone(), access, packets: AtomicBool::new(false) })
+        Arc::new(PipeEnd { pipe: self.clone(), access, packets: AtomicBool::new(false), file })
     }
 
     /// Both ends of a new pipe: reading, writing.
@@ -153,6 +167,11 @@ impl Pipe {
     pub fn ends(&self) -> (u32, u32) {
         let ring = self.ring.lock();
         (ring.readers, ring.writers)
+    }
+
+    /// Number of times that reading and writing ends were opened.
+    pub fn openings(&self) -> (u64, u64) {
+        self.ring.lock().opened
     }
 
     /// Where the opening of a FIFO waits until the other side is open.
@@ -349,7 +368,7 @@ impl File for PipeEnd {
             if !ring.slots.is_empty() {
                 events |= IN;
             }
-            if ring.writers == 0 && ring.had_writer {
+            if ring.writers == 0 && ring.opened.1 > 0 {
                 events |= Events::HUP;
             }
         }
@@ -369,7 +388,10 @@ impl File for PipeEnd {
     }
 
     fn stat(&self) -> Result<Stat> {
-        Ok(pipe_stat(self.pipe.ino))
+        match &self.file {
+            Some(file) => Ok(file.attributes().to_stat()),
+            None => Ok(pipe_stat(self.pipe.ino)),
+        }
     }
 
     fn ioctl(&self, request: u32, argument: UserAddress) -> Result<u64> {
@@ -405,7 +427,7 @@ impl Drop for PipeEnd {
             if ring.readers == 0 && ring.writers == 0 {
                 ring.slots.clear();
                 ring.bytes = 0;
-                ring.had_writer = false;
+                ring.opened.1 = 0;
             }
             (ring.readers, ring.writers)
         };

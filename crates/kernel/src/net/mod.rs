@@ -29,6 +29,7 @@ pub mod unix_stream;
 use alloc::sync::Arc;
 
 use crate::ipc::anonymous::InodeNumbers;
+use crate::ipc::fifo::Fifos;
 use crate::ipc::seam;
 use crate::platform::host::{self, HostFd};
 use host_connection::HostConnection;
@@ -46,6 +47,8 @@ pub struct Network {
     pub udp: Arc<UdpNetwork>,
     /// Unix sockets.
     pub unix: UnixNetwork,
+    /// FIFOs that are open.
+    pub fifos: Fifos,
     /// Readiness of host descriptors.
     pub host_poll: HostPoll,
     /// Inode numbers of sockets and pipes.
@@ -65,6 +68,7 @@ impl Network {
             tcp: Arc::new(TcpNetwork::new()),
             udp: Arc::new(UdpNetwork::new()),
             unix: UnixNetwork::default(),
+            fifos: Fifos::new(),
             host_poll: HostPoll::new(),
             inodes: Arc::new(InodeNumbers::new()),
         }

@@ -1,0 +1,287 @@
+//! timerfd_create(2): timers that are read.
+//!
+//! As in Linux' `fs/timerfd.c`, a periodic timer that has expired is not set
+//! again before it is read: what happened in between is computed then.
+
+use alloc::string::{String, ToString};
+use alloc::sync::{Arc, Weak};
+use core::any::Any;
+
+use super::anonymous::anonymous_stat;
+use super::seam;
+use super::timeout::Timespec;
+use crate::errno::{Errno, Result};
+use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
+use crate::io::{Sink, Source};
+use crate::sync::Lock;
+use crate::syscall::Args;
+use crate::task::wait::WaitQueue;
+use crate::time::Instant;
+use crate::time::timer::{self, TimerCallback, TimerId};
+
+/// `struct itimerspec` (timerfd_settime(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct TimerSpec {
+    /// Period; zero for a single expiry.
+    pub interval: Timespec,
+    /// First expiry; zero disarms.
+    pub value: Timespec,
+}
+
+const TFD_TIMER_ABSTIME: u32 = 1;
+const TFD_TIMER_CANCEL_ON_SET: u32 = 2;
+
+/// A clock that a timer can run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Clock {
+    Realtime,
+    Monotonic,
+    Boottime,
+}
+
+impl Clock {
+    fn from_number(number: i32) -> Result<Self> {
+        match number {
+            0 => Ok(Self::Realtime),
+            1 => Ok(Self::Monotonic),
+            7 => Ok(Self::Boottime),
+            // The alarm clocks need CAP_WAKE_ALARM.
+            8 | 9 => Err(Errno::EPERM),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn now_ns(self) -> u64 {
+        match self {
+            Self::Realtime => crate::time::clock::realtime_ns(),
+            Self::Monotonic => Instant::now().0,
+            Self::Boottime => crate::time::clock::boottime_ns(),
+        }
+    }
+
+    /// The point of the monotonic clock at which this one reads `ns`.
+    fn instant(self, ns: u64) -> Instant {
+        match self {
+            Self::Monotonic => Instant(ns),
+            clock => Instant::after_ns(ns.saturating_sub(clock.now_ns())),
+        }
+    }
+}
+
+/// What a timer does next; all times in nanoseconds of its clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Schedule {
+    /// Next expiry; 0 if disarmed.
+    next: u64,
+    interval: u64,
+    /// Expiries that were not read.
+    ticks: u64,
+    /// It has expired and is not set again yet.
+    expired: bool,
+}
+
+impl Schedule {
+    fn expire(&mut self) {
+        self.ticks += 1;
+        self.expired = true;
+    }
+
+    /// Counts what happened since the expiry, up to `now`. Returns the next
+    /// expiry if there is one to be set.
+    fn catch_up(&mut self, now: u64) -> Option<u64> {
+        if !self.expired || self.interval == 0 {
+            return None;
+        }
+        let periods = now.saturating_sub(self.next) / self.interval + 1;
+        self.ticks += periods - 1;
+        self.next = self.next.saturating_add(periods.saturating_mul(self.interval));
+        self.expired = false;
+        Some(self.next)
+    }
+
+    fn left(&self, now: u64) -> u64 {
+        if self.next == 0 || self.expired { 0 } else { self.next.saturating_sub(now).max(1) }
+    }
+}
+
+struct Shared {
+    schedule: Lock<Schedule>,
+    queue: WaitQueue,
+}
+
+/// A timer behind a descriptor.
+pub struct TimerFd {
+    clock: Clock,
+    shared: Arc<Shared>,
+    timer: Lock<Option<TimerId>>,
+}
+
+struct Expiry(Weak<Shared>);
+
+impl TimerCallback for Expiry {
+    fn fire(&self, _now: Instant) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.schedule.lock().expire();
+            shared.queue.wake_all(Events::IN);
+        }
+    }
+}
+
+impl TimerFd {
+    fn new(clock: Clock) -> Self {
+        let shared = Arc::new(Shared { schedule: Lock::default(), queue: WaitQueue::new() });
+        Self { clock, shared, timer: Lock::new(None) }
+    }
+
+    fn arm(&self, next: u64) {
+        let callback = Arc::new(Expiry(Arc::downgrade(&self.shared)));
+        let id = timer::add(self.clock.instant(next), callback);
+        self.timer.set(Some(id));
+    }
+
+    fn disarm(&self) {
+        if let Some(id) = self.timer.lock().take() {
+            timer::cancel(id);
+        }
+    }
+
+    fn catch_up(&self) {
+        let next = self.shared.schedule.lock().catch_up(self.clock.now_ns());
+        if let Some(next) = next {
+            self.arm(next);
+        }
+    }
+
+    fn get(&self) -> TimerSpec {
+        self.catch_up();
+        let schedule = self.shared.schedule.get();
+        TimerSpec {
+            interval: Timespec::from_ns(schedule.interval),
+            value: Timespec::from_ns(schedule.left(self.clock.now_ns())),
+        }
+    }
+
+    fn set(&self, value_ns: u64, interval: u64, absolute: bool) {
+        self.disarm();
+        let next = match value_ns {
+            0 => 0,
+            value if absolute => value,
+            value => self.clock.now_ns().saturating_add(value),
+        };
+        *self.shared.schedule.lock() = Schedule { next, interval, ticks: 0, expired: false };
+        if next != 0 {
+            self.arm(next);
+        }
+    }
+}
+
+impl File for TimerFd {
+    fn read(&self, sink: &mut Sink<'_>, _offset: u64) -> Result<usize> {
+        if sink.remaining() < 8 {
+            return Err(Errno::EINVAL);
+        }
+        self.catch_up();
+        let ticks = core::mem::take(&mut self.shared.schedule.lock().ticks);
+        if ticks == 0 {
+            return Err(Errno::EAGAIN);
+        }
+        if sink.put(&ticks.to_ne_bytes())? < 8 { Err(Errno::EFAULT) } else { Ok(8) }
+    }
+
+    fn write(&self, _source: &mut Source<'_>, _offset: u64) -> Result<usize> {
+        Err(Errno::EINVAL)
+    }
+
+    fn poll(&self) -> Events {
+        if self.shared.schedule.get().ticks > 0 { Events::IN } else { Events::empty() }
+    }
+
+    fn wait_queue(&self) -> Option<&WaitQueue> {
+        Some(&self.shared.queue)
+    }
+
+    fn stat(&self) -> Result<Stat> {
+        Ok(anonymous_stat())
+    }
+
+    fn description(&self) -> String {
+        "anon_inode:[timerfd]".to_string()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+impl Drop for TimerFd {
+    fn drop(&mut self) {
+        self.disarm();
+    }
+}
+
+/// timerfd_create(2).
+pub fn sys_timerfd_create(args: &Args) -> Result<u64> {
+    let flags = OpenFlags::from_bits_retain(args.u32(1));
+    if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
+        return Err(Errno::EINVAL);
+    }
+    let file = Arc::new(TimerFd::new(Clock::from_number(args.i32(0))?));
+    let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
+    seam::install(OpenFile::new(file, status, None), flags).map(|fd| fd as u64)
+}
+
+/// timerfd_settime(2).
+pub fn sys_timerfd_settime(args: &Args) -> Result<u64> {
+    let flags = args.u32(1);
+    if flags & !(TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let new: TimerSpec = args.address(2).read()?;
+    let (value, interval) = (new.value.to_ns()?, new.interval.to_ns()?);
+    let open = seam::file(args.fd(0))?;
+    let timer = open.downcast::<TimerFd>().ok_or(Errno::EINVAL)?;
+    let old = timer.get();
+    timer.set(value, interval, flags & TFD_TIMER_ABSTIME != 0);
+    args.address(3).write_if_some(&old)?;
+    Ok(0)
+}
+
+/// timerfd_gettime(2).
+pub fn sys_timerfd_gettime(args: &Args) -> Result<u64> {
+    let open = seam::file(args.fd(0))?;
+    let timer = open.downcast::<TimerFd>().ok_or(Errno::EINVAL)?;
+    args.address(1).write(&timer.get())?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missed_periods_are_counted_when_read() {
+        let mut schedule = Schedule { next: 100, interval: 10, ticks: 0, expired: false };
+        assert_eq!(schedule.catch_up(95), None);
+        assert_eq!(schedule.left(95), 5);
+        schedule.expire();
+        assert_eq!(schedule.catch_up(104), Some(110));
+        assert_eq!(schedule.ticks, 1);
+        schedule.expire();
+        assert_eq!(schedule.catch_up(139), Some(140));
+        assert_eq!(schedule.ticks, 4);
+        assert_eq!(schedule.left(139), 1);
+    }
+
+    #[test]
+    fn a_single_shot_is_over_after_it_expired() {
+        let mut schedule = Schedule { next: 100, interval: 0, ticks: 0, expired: false };
+        schedule.expire();
+        assert_eq!(schedule.catch_up(1000), None);
+        assert_eq!((schedule.ticks, schedule.left(1000)), (1, 0));
+    }
+}
