@@ -111,7 +111,11 @@ unsafe fn find_symbol(base: u64, name: &[u8]) -> Option<u64> {
         for i in 0..count {
             let symbol = symbols + i * 24;
             let at = strings + read32(symbol) as u64;
-            let matches = name.iter().chain(&[0]).enumerate().all(|(i, &b)| ((at + i as u64) as *const u8).read() == b);
+            let matches = name
+                .iter()
+                .chain(&[0])
+                .enumerate()
+                .all(|(i, &b)| ((at + i as u64) as *const u8).read() == b);
             if matches && read16(symbol + 6) != 0 {
                 return Some(bias.wrapping_add(read64(symbol + 8)));
             }
@@ -123,7 +127,9 @@ unsafe fn find_symbol(base: u64, name: &[u8]) -> Option<u64> {
 /// CPU time of this host process, in nanoseconds. The vdso has no answer for
 /// this clock, so the kernel keeps its own: time since boot less time idle.
 pub fn cpu_time_ns() -> u64 {
-    monotonic_ns().saturating_sub(IDLE.load(Ordering::Relaxed)).saturating_sub(STARTED.load(Ordering::Relaxed))
+    monotonic_ns()
+        .saturating_sub(IDLE.load(Ordering::Relaxed))
+        .saturating_sub(STARTED.load(Ordering::Relaxed))
 }
 
 static IDLE: AtomicU64 = AtomicU64::new(0);

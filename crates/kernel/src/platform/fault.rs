@@ -75,14 +75,18 @@ pub extern "C" fn prologue(
     context: &HostContext,
     local: *mut TrapFrame,
 ) -> Continuation {
-    let in_kernel = (KERNEL_BASE..KERNEL_END).contains(&context.rip);
+    // The vdso's functions run kernel text on the guest's stack; a fault there
+    // is the guest's.
+    let in_kernel = (KERNEL_BASE..KERNEL_END).contains(&context.rip) && context.rsp >= KERNEL_BASE;
     let memory_fault = signal == SIGSEGV || signal == SIGBUS;
     let mut rip = context.rip;
     let resume = if memory_fault && crate::boot::lazy::map_page(info.address) {
         true
     } else if !in_kernel {
         false
-    } else if let Some(resume_at) = memory_fault.then(|| super::user::fault_resume_address(rip)).flatten() {
+    } else if let Some(resume_at) =
+        memory_fault.then(|| super::user::fault_resume_address(rip)).flatten()
+    {
         rip = resume_at;
         true
     } else {
@@ -91,7 +95,11 @@ pub extern "C" fn prologue(
     if !resume && vcpu::block().thread.is_null() {
         die_in_kernel(signal, info, context)
     }
-    let frame = if resume { local } else { (vcpu::block().kernel_stack_top as *mut TrapFrame).wrapping_sub(1) };
+    let frame = if resume {
+        local
+    } else {
+        (vcpu::block().kernel_stack_top as *mut TrapFrame).wrapping_sub(1)
+    };
     // SAFETY: `local` is reserved by the entry code; the frame below the top of
     // the kernel stack is unused while the guest runs.
     unsafe { frame.write(frame_from(signal, info, context, rip)) };
@@ -132,7 +140,11 @@ fn frame_from(signal: u32, info: &HostSignalInfo, context: &HostContext, rip: u6
     // SAFETY: the host always saves the vector state; xmm0 lies at offset 160
     // of the legacy area (Intel SDM vol. 1, 13.4.1).
     unsafe {
-        core::ptr::copy_nonoverlapping(context.fpstate.add(160), frame.xmm.as_mut_ptr().cast::<u8>(), 256);
+        core::ptr::copy_nonoverlapping(
+            context.fpstate.add(160),
+            frame.xmm.as_mut_ptr().cast::<u8>(),
+            256,
+        );
     }
     frame
 }

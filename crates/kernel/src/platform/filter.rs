@@ -57,8 +57,10 @@ pub struct Filter {
 impl Filter {
     /// Compiles the table for a host-call instruction that ends at `allowed_ip`.
     pub fn compile(allowed_ip: u64) -> Self {
-        let mut filter =
-            Filter { instructions: [Instruction { code: 0, jump_true: 0, jump_false: 0, k: 0 }; MAX], len: 0 };
+        let mut filter = Filter {
+            instructions: [Instruction { code: 0, jump_true: 0, jump_false: 0, k: 0 }; MAX],
+            len: 0,
+        };
         filter.require_word(ARCH, AUDIT_ARCH_X86_64, RET_KILL_PROCESS);
         filter.require_word(INSTRUCTION_POINTER, allowed_ip as u32, RET_TRAP);
         filter.require_word(INSTRUCTION_POINTER + 4, (allowed_ip >> 32) as u32, RET_TRAP);
@@ -129,7 +131,10 @@ pub fn install() -> Result<()> {
     let program = Program { len: filter.len as u16, filter: filter.instructions.as_ptr() };
     const SECCOMP_SET_MODE_FILTER: u64 = 1;
     // SAFETY: the program is valid for the call.
-    unsafe { hostcall(nr::SECCOMP, [SECCOMP_SET_MODE_FILTER, 0, &raw const program as u64, 0, 0, 0]) }.map(drop)
+    unsafe {
+        hostcall(nr::SECCOMP, [SECCOMP_SET_MODE_FILTER, 0, &raw const program as u64, 0, 0, 0])
+    }
+    .map(drop)
 }
 
 #[cfg(test)]
@@ -152,10 +157,15 @@ mod tests {
             match i.code {
                 LOAD_WORD => {
                     let at = i.k as usize;
-                    accumulator = u32::from_le_bytes([data[at], data[at + 1], data[at + 2], data[at + 3]]);
+                    accumulator =
+                        u32::from_le_bytes([data[at], data[at + 1], data[at + 2], data[at + 3]]);
                 }
-                JUMP_EQUAL => pc += if accumulator == i.k { i.jump_true } else { i.jump_false } as usize,
-                JUMP_SET => pc += if accumulator & i.k != 0 { i.jump_true } else { i.jump_false } as usize,
+                JUMP_EQUAL => {
+                    pc += if accumulator == i.k { i.jump_true } else { i.jump_false } as usize
+                }
+                JUMP_SET => {
+                    pc += if accumulator & i.k != 0 { i.jump_true } else { i.jump_false } as usize
+                }
                 RETURN => return i.k,
                 code => panic!("unknown instruction {code:#x}"),
             }

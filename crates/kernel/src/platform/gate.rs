@@ -24,7 +24,10 @@ use crate::state::kernel;
 use crate::sync::Lock;
 
 const SLOTS: u64 = GATE_TABLE_SIZE / 8;
-const TRAMPOLINE_SIZE: u64 = 32;
+const TRAMPOLINE_SIZE: u64 = 48;
+
+/// Slots before this one lead to the kernel for everybody.
+const FIRST_SITE: u64 = 8;
 
 /// The gate's book-keeping.
 #[derive(Default)]
@@ -39,33 +42,51 @@ struct State {
     sites: BTreeMap<u64, u64>,
 }
 
-/// How the instruction before a `syscall` looks.
+/// How the instructions around a `syscall` look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Site {
     /// Bytes before the `syscall` instruction that move into the trampoline.
     prefix: usize,
+    /// Bytes behind it that do.
+    suffix: usize,
 }
 
-/// Recognizes the site from the nine bytes that end with the `syscall`. The
-/// prefix must be one whole instruction, so that no jump can lead inside it.
-fn recognize(bytes: &[u8; 9], number: u64) -> Option<Site> {
-    if bytes[7..] != [0x0f, 0x05] {
+/// Bytes looked at before the end of the `syscall` instruction.
+const BEFORE: usize = 9;
+/// Bytes looked at behind it.
+const BEHIND: usize = 6;
+
+/// Recognizes the site from the bytes around the `syscall`. What moves must be
+/// one whole instruction, so that no jump can lead inside it.
+fn recognize(bytes: &[u8; BEFORE + BEHIND], number: u64) -> Option<Site> {
+    if bytes[7..9] != [0x0f, 0x05] {
         return None;
     }
-    let immediate = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    // read(2) in the C library: je or jne; xor %eax,%eax; syscall; cmp $-4096,%rax.
+    // The `xor` is too short for a jump, so the `cmp` moves too; within this
+    // sequence of one function nothing jumps to it.
+    if number == 0
+        && matches!(bytes[3], 0x74 | 0x75)
+        && bytes[5..7] == [0x31, 0xc0]
+        && bytes[9..] == COMPARE
+    {
+        return Some(Site { prefix: 2, suffix: 6 });
+    }
+    let immediate =
+        |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     // 48 c7 c0 imm32: mov $nr,%rax, as Go emits. Tested first, because its
     // immediate may look like the next pattern.
     if bytes[..3] == [0x48, 0xc7, 0xc0] && immediate(3) as i64 as u64 == number {
-        return Some(Site { prefix: 7 });
+        return Some(Site { prefix: 7, suffix: 0 });
     }
     // b8 imm32: mov $nr,%eax. That the immediate is the number in rax tells it
     // from five bytes that are something else.
     if bytes[2] == 0xb8 && immediate(3) as u32 as u64 == number {
-        return Some(Site { prefix: 5 });
+        return Some(Site { prefix: 5, suffix: 0 });
     }
     // 4c 8b 4c 24 08: mov 8(%rsp),%r9, in syscall(3) of the C library.
     if bytes[2..7] == [0x4c, 0x8b, 0x4c, 0x24, 0x08] {
-        return Some(Site { prefix: 5 });
+        return Some(Site { prefix: 5, suffix: 0 });
     }
     None
 }
@@ -73,75 +94,126 @@ fn recognize(bytes: &[u8; 9], number: u64) -> Option<Site> {
 /// Maps the gate of a fresh sandbox and fills in the way to the kernel.
 pub fn create() -> Result<()> {
     host::map_anonymous(GATE_BASE, GATE_END - GATE_BASE, host::PROT_READ | host::PROT_WRITE)?;
-    // SAFETY: mapped above; slot 0 leads to the kernel's fast door.
-    unsafe { (GATE_BASE as *mut u64).write(&raw const super::entry::thaw_syscall_entry as u64) };
+    let slots = GATE_BASE as *mut u64;
+    // SAFETY: mapped above. Slot 0 leads to the kernel's fast door, slot 1 is
+    // for the vdso.
+    unsafe {
+        slots.write(&raw const super::entry::thaw_syscall_entry as u64);
+        slots.add(1).write(crate::task::exec::vdso::clock as *const () as u64);
+    }
     host::protect(GATE_BASE, GATE_END - GATE_BASE, host::PROT_READ | host::PROT_EXEC)
 }
 
+/// `cmp $-4096,%rax`: is it an error?
+const COMPARE: [u8; 6] = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
+/// Bytes of the patch: an indirect jump through an absolute address.
+const JUMP_SIZE: usize = 7;
+
 /// Rewrites the site of a trapped system call if its form is known. Failure
 /// leaves the site as it is: the trap is always correct.
-pub fn try_patch(frame: &TrapFrame) {
+pub fn try_patch(frame: &mut TrapFrame) {
     if kernel().config.get().flags & thaw_abi::control::FLAG_NO_PATCHING != 0 {
         return;
     }
     let syscall = frame.rip.wrapping_sub(2);
-    let mut bytes = [0u8; 9];
+    let mut bytes = [0u8; BEFORE + BEHIND];
     if UserAddress(syscall.wrapping_sub(7)).read_bytes(&mut bytes).is_err() {
         return;
     }
     let Some(site) = recognize(&bytes, frame.orig_rax) else { return };
     let start = syscall - site.prefix as u64;
-    let Some(protection) = crate::mm::code_protection(start, frame.rip) else { return };
-    let prefix = &bytes[7 - site.prefix..7];
-    let Ok(slot) = add_trampoline(prefix, syscall) else { return };
+    let end = frame.rip + site.suffix as u64;
+    let Some(protection) = crate::mm::code_protection(start, end) else { return };
+    let Ok(trampoline) = add_trampoline(&bytes, site, syscall) else { return };
 
-    let mut patch = [0x90u8; 9];
-    let jump = site.prefix + 2 - 7;
-    patch[..jump].copy_from_slice(&[0x66, 0x90][..jump]);
+    // Nops first: the jump ends with the `syscall`, so that its last two bytes,
+    // which fault, lie where that was. With a suffix the nops lead a thread at
+    // the `syscall` into the jump instead.
+    let mut patch = [0x90u8; BEFORE + BEHIND];
+    let len = site.prefix + 2 + site.suffix;
+    let jump = if site.suffix == 0 { len - JUMP_SIZE } else { site.prefix };
+    if jump == 2 {
+        patch[..2].copy_from_slice(&[0x66, 0x90]);
+    }
     patch[jump..jump + 3].copy_from_slice(&[0xff, 0x24, 0x25]);
-    patch[jump + 3..jump + 7].copy_from_slice(&(slot as u32).to_le_bytes());
+    patch[jump + 3..jump + 7].copy_from_slice(&(trampoline.slot as u32).to_le_bytes());
     let first_page = start & !4095;
-    let len = (frame.rip - first_page).next_multiple_of(4096);
-    if host::protect(first_page, len, host::PROT_READ | host::PROT_WRITE).is_ok() {
-        let _ = UserAddress(start).write_bytes(&patch[..site.prefix + 2]);
+    let pages = (end - first_page).next_multiple_of(4096);
+    if host::protect(first_page, pages, host::PROT_READ | host::PROT_WRITE).is_ok() {
+        let written = UserAddress(start).write_bytes(&patch[..len]);
         // The range was executable a moment ago; if this fails the program
         // faults, which is all that is left to do.
-        let _ = host::protect(first_page, len, protection);
+        let _ = host::protect(first_page, pages, protection);
+        if written.is_ok() && site.suffix > 0 {
+            // This very call returns behind instructions that have moved.
+            frame.rip = trampoline.after;
+        }
     }
 }
 
-/// Writes the trampoline of a site and returns the address of its slot.
-fn add_trampoline(prefix: &[u8], syscall: u64) -> Result<u64> {
+/// Where the parts of a new trampoline are.
+struct Trampoline {
+    slot: u64,
+    /// Where the displaced system call returns to.
+    after: u64,
+}
+
+/// Writes the trampoline of a site: prefix, return address into `rcx`, jump to
+/// the kernel; with a suffix that, and the jump back, follow.
+fn add_trampoline(bytes: &[u8; BEFORE + BEHIND], site: Site, syscall: u64) -> Result<Trampoline> {
     let mut state = kernel().gate.state.lock();
-    let index = state.used + 1;
-    if index >= SLOTS || index * TRAMPOLINE_SIZE >= GATE_CODE_SIZE {
+    let index = FIRST_SITE + state.used;
+    if index >= SLOTS || (index + 1) * TRAMPOLINE_SIZE > GATE_CODE_SIZE {
         return Err(crate::errno::Errno::ENOMEM);
     }
     let slot = GATE_BASE + index * 8;
     let code = GATE_CODE_BASE + index * TRAMPOLINE_SIZE;
-    let mut bytes = [0x90u8; TRAMPOLINE_SIZE as usize];
-    let after_prefix = prefix.len();
-    bytes[..after_prefix].copy_from_slice(prefix);
-    let mut at = after_prefix;
-    // movabs $return,%rcx
-    bytes[at..at + 2].copy_from_slice(&[0x48, 0xb9]);
-    bytes[at + 2..at + 10].copy_from_slice(&(syscall + 2).to_le_bytes());
-    at += 10;
-    // jmp *GATE_BASE
-    bytes[at..at + 3].copy_from_slice(&[0xff, 0x24, 0x25]);
-    bytes[at + 3..at + 7].copy_from_slice(&(GATE_BASE as u32).to_le_bytes());
+    let prefix = &bytes[7 - site.prefix..7];
+    let suffix = &bytes[9..9 + site.suffix];
+    let mut text = Text { bytes: [0x90; TRAMPOLINE_SIZE as usize], at: 0 };
+    text.push(prefix);
+    let entry = code + text.at as u64;
+    const MOV_AND_JUMP: u64 = 10 + JUMP_SIZE as u64;
+    let after = if site.suffix == 0 { syscall + 2 } else { entry + MOV_AND_JUMP };
+    // movabs $after,%rcx; jmp *GATE_BASE
+    text.push(&[0x48, 0xb9]);
+    text.push(&after.to_le_bytes());
+    text.push(&[0xff, 0x24, 0x25]);
+    text.push(&(GATE_BASE as u32).to_le_bytes());
+    if site.suffix > 0 {
+        // jmp *0(%rip), followed by the address
+        text.push(suffix);
+        text.push(&[0xff, 0x25, 0, 0, 0, 0]);
+        text.push(&(syscall + 2 + site.suffix as u64).to_le_bytes());
+    }
 
     host::protect(GATE_BASE, GATE_END - GATE_BASE, host::PROT_READ | host::PROT_WRITE)?;
     // SAFETY: slot and code lie inside the gate, which is writable now and not
     // in use by any other vCPU.
     unsafe {
         (slot as *mut u64).write(code);
-        core::ptr::copy_nonoverlapping(bytes.as_ptr(), code as *mut u8, bytes.len());
+        core::ptr::copy_nonoverlapping(text.bytes.as_ptr(), code as *mut u8, text.bytes.len());
     }
     host::protect(GATE_BASE, GATE_END - GATE_BASE, host::PROT_READ | host::PROT_EXEC)?;
-    state.used = index;
-    state.sites.insert(syscall, code + after_prefix as u64);
-    Ok(slot)
+    state.used += 1;
+    state.sites.insert(syscall, entry);
+    if site.suffix > 0 {
+        state.sites.insert(after - 2, entry);
+    }
+    Ok(Trampoline { slot, after })
+}
+
+/// Machine code being written.
+struct Text {
+    bytes: [u8; TRAMPOLINE_SIZE as usize],
+    at: usize,
+}
+
+impl Text {
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
 }
 
 /// Where a thread goes that is to execute again the system call that it
@@ -149,8 +221,8 @@ fn add_trampoline(prefix: &[u8], syscall: u64) -> Result<u64> {
 pub fn restart_address(rip: u64) -> u64 {
     let syscall = rip.wrapping_sub(2);
     match UserAddress(syscall).read::<[u8; 2]>() {
-        Ok([0x01, 0x00]) => kernel().gate.state.lock().sites.get(&syscall).copied().unwrap_or(syscall),
-        _ => syscall,
+        Ok([0x0f, 0x05]) => syscall,
+        _ => kernel().gate.state.lock().sites.get(&syscall).copied().unwrap_or(syscall),
     }
 }
 
@@ -182,14 +254,30 @@ mod tests {
 
     #[test]
     fn recognizes_the_usual_sites() {
-        let libc = [0x90, 0x90, 0xb8, 0x27, 0, 0, 0, 0x0f, 0x05];
-        assert_eq!(recognize(&libc, 39), Some(Site { prefix: 5 }));
+        let bytes = |before: [u8; 9]| {
+            let mut all = [0x90u8; BEFORE + BEHIND];
+            all[..BEFORE].copy_from_slice(&before);
+            all
+        };
+        let libc = bytes([0x90, 0x90, 0xb8, 0x27, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(recognize(&libc, 39), Some(Site { prefix: 5, suffix: 0 }));
         assert_eq!(recognize(&libc, 40), None, "the immediate is not the number in rax");
-        let go = [0x48, 0xc7, 0xc0, 0x27, 0, 0, 0, 0x0f, 0x05];
-        assert_eq!(recognize(&go, 39), Some(Site { prefix: 7 }));
-        let generic = [0x90, 0x90, 0x4c, 0x8b, 0x4c, 0x24, 0x08, 0x0f, 0x05];
-        assert_eq!(recognize(&generic, 1), Some(Site { prefix: 5 }));
-        let other = [0x90, 0x90, 0x90, 0x89, 0xd0, 0x90, 0x90, 0x0f, 0x05];
+        let go = bytes([0x48, 0xc7, 0xc0, 0x27, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(recognize(&go, 39), Some(Site { prefix: 7, suffix: 0 }));
+        let generic = bytes([0x90, 0x90, 0x4c, 0x8b, 0x4c, 0x24, 0x08, 0x0f, 0x05]);
+        assert_eq!(recognize(&generic, 1), Some(Site { prefix: 5, suffix: 0 }));
+        let other = bytes([0x90, 0x90, 0x90, 0x89, 0xd0, 0x90, 0x90, 0x0f, 0x05]);
         assert_eq!(recognize(&other, 1), None);
+    }
+
+    #[test]
+    fn recognizes_read_with_its_comparison() {
+        let mut read = [
+            0x85, 0xc0, 0x90, 0x74, 0x13, 0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0, 0xff,
+            0xff,
+        ];
+        assert_eq!(recognize(&read, 0), Some(Site { prefix: 2, suffix: 6 }));
+        read[10] = 0x3c;
+        assert_eq!(recognize(&read, 0), None);
     }
 }

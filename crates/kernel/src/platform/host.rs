@@ -107,14 +107,16 @@ pub fn write(fd: HostFd, from: u64, len: usize) -> Result<usize> {
 /// pread(2) of a blob or host file into any memory; `EFAULT` is possible.
 pub fn pread(fd: HostFd, to: u64, len: usize, offset: u64) -> Result<usize> {
     // SAFETY: the host checks the address.
-    unsafe { hostcall(nr::PREAD64, [fd.0 as u64, to, len as u64, offset, 0, 0]) }.map(|n| n as usize)
+    unsafe { hostcall(nr::PREAD64, [fd.0 as u64, to, len as u64, offset, 0, 0]) }
+        .map(|n| n as usize)
 }
 
 /// recvfrom(2) without an address, never blocking. `peek` adds `MSG_PEEK`.
 pub fn recv(fd: HostFd, to: u64, len: usize, peek: Peek) -> Result<usize> {
     let flags = SOCKET_FLAGS | if peek == Peek::Yes { 2 } else { 0 };
     // SAFETY: the host checks the address.
-    unsafe { hostcall(nr::RECVFROM, [fd.0 as u64, to, len as u64, flags, 0, 0]) }.map(|n| n as usize)
+    unsafe { hostcall(nr::RECVFROM, [fd.0 as u64, to, len as u64, flags, 0, 0]) }
+        .map(|n| n as usize)
 }
 
 /// Whether a receive leaves the data in place.
@@ -129,7 +131,8 @@ pub enum Peek {
 /// sendto(2) without an address, never blocking, never raising `SIGPIPE`.
 pub fn send(fd: HostFd, from: u64, len: usize) -> Result<usize> {
     // SAFETY: the host checks the address and only reads.
-    unsafe { hostcall(nr::SENDTO, [fd.0 as u64, from, len as u64, SOCKET_FLAGS, 0, 0]) }.map(|n| n as usize)
+    unsafe { hostcall(nr::SENDTO, [fd.0 as u64, from, len as u64, SOCKET_FLAGS, 0, 0]) }
+        .map(|n| n as usize)
 }
 
 /// shutdown(2); `how` is `SHUT_RD` 0, `SHUT_WR` 1 or `SHUT_RDWR` 2.
@@ -150,7 +153,8 @@ pub fn poll(fds: &mut [PollFd], timeout_ns: Option<u64>) -> Result<usize> {
     let timespec = timeout_ns.map(|ns| [ns / 1_000_000_000, ns % 1_000_000_000]);
     let at = timespec.as_ref().map_or(0, |t| t.as_ptr() as u64);
     // SAFETY: `fds` and `timespec` are valid for the call.
-    unsafe { hostcall(nr::PPOLL, [fds.as_mut_ptr() as u64, fds.len() as u64, at, 0, 8, 0]) }.map(|n| n as usize)
+    unsafe { hostcall(nr::PPOLL, [fds.as_mut_ptr() as u64, fds.len() as u64, at, 0, 8, 0]) }
+        .map(|n| n as usize)
 }
 
 /// Writes a message to the console: kernel panics and traces.
@@ -204,10 +208,18 @@ pub fn map_anonymous_as(address: u64, len: u64, protection: u32, sharing: Sharin
 }
 
 /// Maps a file at `address`, replacing what is there.
-pub fn map_file(fd: HostFd, address: u64, len: u64, protection: u32, sharing: Sharing, offset: u64) -> Result<()> {
+pub fn map_file(
+    fd: HostFd,
+    address: u64,
+    len: u64,
+    protection: u32,
+    sharing: Sharing,
+    offset: u64,
+) -> Result<()> {
     let flags = sharing.flag() | MAP_FIXED | MAP_NORESERVE;
     // SAFETY: as for `map_anonymous`.
-    unsafe { hostcall(nr::MMAP, [address, len, protection as u64, flags, fd.0 as u64, offset]) }.map(drop)
+    unsafe { hostcall(nr::MMAP, [address, len, protection as u64, flags, fd.0 as u64, offset]) }
+        .map(drop)
 }
 
 /// mprotect(2).

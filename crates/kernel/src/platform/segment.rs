@@ -5,7 +5,9 @@
 pub fn fs_base() -> u64 {
     let base: u64;
     // SAFETY: FSGSBASE is a requirement, checked by `thaw doctor`.
-    unsafe { core::arch::asm!("rdfsbase {}", out(reg) base, options(nostack, preserves_flags, nomem)) };
+    unsafe {
+        core::arch::asm!("rdfsbase {}", out(reg) base, options(nostack, preserves_flags, nomem))
+    };
     base
 }
 

@@ -71,16 +71,23 @@ pub fn futex(args: &Args) -> Result<u64> {
     }
 }
 
-fn wait(address: UserAddress, expected: u32, bitset: u32, deadline: Option<Instant>) -> Result<u64> {
+fn wait(
+    address: UserAddress,
+    expected: u32,
+    bitset: u32,
+    deadline: Option<Instant>,
+) -> Result<u64> {
     if bitset == 0 {
         return Err(Errno::EINVAL);
     }
     if address.load_u32()? != expected {
         return Err(Errno::EAGAIN);
     }
-    let waiter = Arc::new(FutexWaiter { bitset, woken: AtomicBool::new(false), queue: WaitQueue::new() });
+    let waiter =
+        Arc::new(FutexWaiter { bitset, woken: AtomicBool::new(false), queue: WaitQueue::new() });
     kernel().futexes.waiters.lock().entry(address.0).or_default().push_back(waiter.clone());
-    let outcome = wait_until(&[&waiter.queue], deadline, || waiter.woken.load(Relaxed).then_some(Ok(0)));
+    let outcome =
+        wait_until(&[&waiter.queue], deadline, || waiter.woken.load(Relaxed).then_some(Ok(0)));
     if outcome.is_err() {
         kernel().futexes.forget(&waiter);
     }

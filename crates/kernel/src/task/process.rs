@@ -5,9 +5,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::Thread;
+use crate::fs::FsContext;
 use crate::fs::fd_table::FdTable;
 use crate::fs::path::Path;
-use crate::fs::FsContext;
 use crate::mm::AddressSpace;
 use crate::sync::Lock;
 

@@ -5,11 +5,13 @@
 
 use alloc::sync::Arc;
 
-use thaw_abi::control::{Connection, MSG_CONNECTION, MSG_FREEZE, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal, WindowSize};
+use thaw_abi::control::{
+    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal, WindowSize,
+};
 
 use super::Thread;
 use super::thread::{current, current_arc};
-use super::wait::{WaitQueue, WaitToken, Wake, Waiter};
+use super::wait::{WaitQueue, WaitToken, Waiter, Wake};
 use crate::boot::{control, phases};
 use crate::platform::host::HostFd;
 use crate::state::kernel;
@@ -150,17 +152,22 @@ pub fn handle_messages() {
     while let Some(message) = control::next_message() {
         match message.kind {
             MSG_CONNECTION => {
-                let connection = bytemuck::pod_read_unaligned::<Connection>(&message.body[..size_of::<Connection>()]);
+                let connection = bytemuck::pod_read_unaligned::<Connection>(
+                    &message.body[..size_of::<Connection>()],
+                );
                 if let Some(&fd) = message.fds.first() {
                     crate::net::deliver_connection(&connection, HostFd(fd));
                 }
             }
             MSG_SIGNAL => {
-                let signal = bytemuck::pod_read_unaligned::<Signal>(&message.body[..size_of::<Signal>()]);
+                let signal =
+                    bytemuck::pod_read_unaligned::<Signal>(&message.body[..size_of::<Signal>()]);
                 super::signal::send_from_host(signal.number);
             }
             MSG_WINDOW_SIZE => {
-                let size = bytemuck::pod_read_unaligned::<WindowSize>(&message.body[..size_of::<WindowSize>()]);
+                let size = bytemuck::pod_read_unaligned::<WindowSize>(
+                    &message.body[..size_of::<WindowSize>()],
+                );
                 kernel().window.set(size);
                 super::signal::send_from_host(crate::task::signal::SIGWINCH);
             }

@@ -485,7 +485,8 @@ const UNCHANGED: u32 = u32::MAX;
 pub fn setresuid(args: &Args) -> Result<u64> {
     let c = credentials();
     let own = [c.uid, c.euid, c.suid];
-    let new: [u32; 3] = core::array::from_fn(|i| if args.u32(i) == UNCHANGED { own[i] } else { args.u32(i) });
+    let new: [u32; 3] =
+        core::array::from_fn(|i| if args.u32(i) == UNCHANGED { own[i] } else { args.u32(i) });
     for id in new {
         may_become(&c, id, own)?;
     }
@@ -499,7 +500,8 @@ pub fn setresuid(args: &Args) -> Result<u64> {
 pub fn setresgid(args: &Args) -> Result<u64> {
     let c = credentials();
     let own = [c.gid, c.egid, c.sgid];
-    let new: [u32; 3] = core::array::from_fn(|i| if args.u32(i) == UNCHANGED { own[i] } else { args.u32(i) });
+    let new: [u32; 3] =
+        core::array::from_fn(|i| if args.u32(i) == UNCHANGED { own[i] } else { args.u32(i) });
     for id in new {
         may_become(&c, id, own)?;
     }
@@ -619,7 +621,12 @@ pub fn setrlimit(args: &Args) -> Result<u64> {
     limit(current_process(), args.usize(0), args.address(1), UserAddress::NULL)
 }
 
-fn limit(process: &super::Process, resource: usize, new: UserAddress, old: UserAddress) -> Result<u64> {
+fn limit(
+    process: &super::Process,
+    resource: usize,
+    new: UserAddress,
+    old: UserAddress,
+) -> Result<u64> {
     let current_limit = *process.limits.lock().get(resource).ok_or(Errno::EINVAL)?;
     if !new.is_null() {
         let wanted: ResourceLimit = new.read()?;
@@ -686,7 +693,9 @@ pub fn getrandom(args: &Args) -> Result<u64> {
     const RANDOM: u32 = 2;
     const INSECURE: u32 = 4;
     let flags = args.u32(2);
-    if flags & !(NONBLOCK | RANDOM | INSECURE) != 0 || flags & (RANDOM | INSECURE) == RANDOM | INSECURE {
+    if flags & !(NONBLOCK | RANDOM | INSECURE) != 0
+        || flags & (RANDOM | INSECURE) == RANDOM | INSECURE
+    {
         return Err(Errno::EINVAL);
     }
     let len = args.usize(1).min(i32::MAX as usize);

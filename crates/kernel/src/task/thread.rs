@@ -158,7 +158,9 @@ impl Thread {
     pub(super) fn switch_to_idle(&self) {
         let fs_base: u64;
         // SAFETY: as above.
-        unsafe { core::arch::asm!("rdfsbase {}", out(reg) fs_base, options(nostack, preserves_flags, nomem)) };
+        unsafe {
+            core::arch::asm!("rdfsbase {}", out(reg) fs_base, options(nostack, preserves_flags, nomem))
+        };
         self.fs_base.store(fs_base, Relaxed);
         // SAFETY: the idle loop has saved its context when it switched to us.
         unsafe { context::thaw_switch(self.context.as_ptr(), vcpu::block().idle_rsp) };

@@ -3,33 +3,38 @@
 //! `CLOCK_MONOTONIC` has suspend semantics: it stands still while the program
 //! is frozen. `CLOCK_REALTIME` and `CLOCK_BOOTTIME` do not.
 
-use crate::sync::Lock;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Offsets of the guest's clocks from the host's.
 pub struct Clocks {
     /// Added to the host's monotonic clock, in nanoseconds, wrapping.
-    pub monotonic_offset: Lock<u64>,
+    monotonic_offset: AtomicU64,
     /// What the monotonic clock read when the sandbox was frozen.
-    pub frozen_at: Lock<u64>,
+    frozen_at: AtomicU64,
 }
 
 impl Clocks {
     /// Clocks of a fresh sandbox, as the host's.
     pub const fn new() -> Self {
-        Self { monotonic_offset: Lock::new(0), frozen_at: Lock::new(0) }
+        Self { monotonic_offset: AtomicU64::new(0), frozen_at: AtomicU64::new(0) }
     }
 }
 
 impl Clocks {
+    /// What is added to the host's monotonic clock, in nanoseconds, wrapping.
+    pub fn offset(&self) -> u64 {
+        self.monotonic_offset.load(Relaxed)
+    }
+
     /// Notes the time at which the clock stops.
     pub fn freeze(&self) {
-        self.frozen_at.set(Instant::now().0);
+        self.frozen_at.store(Instant::now().0, Relaxed);
     }
 
     /// Lets the monotonic clock go on from where it stopped.
     pub fn thaw(&self) {
         let host = crate::platform::clock::monotonic_ns();
-        self.monotonic_offset.set(self.frozen_at.get().wrapping_sub(host));
+        self.monotonic_offset.store(self.frozen_at.load(Relaxed).wrapping_sub(host), Relaxed);
     }
 }
 
@@ -47,7 +52,7 @@ impl Instant {
     /// Now.
     pub fn now() -> Instant {
         let host = crate::platform::clock::monotonic_ns();
-        Instant(host.wrapping_add(crate::state::kernel().clocks.monotonic_offset.get()))
+        Instant(host.wrapping_add(crate::state::kernel().clocks.offset()))
     }
 
     /// The point at which `CLOCK_REALTIME` reads `ns`.

@@ -123,5 +123,8 @@ fn from_timeval(value: [i64; 2]) -> Result<u64> {
     if value[0] < 0 || !(0..1_000_000).contains(&value[1]) {
         return Err(Errno::EINVAL);
     }
-    Ok((value[0] as u64).saturating_mul(1_000_000_000).saturating_add(value[1] as u64 * 1000).min(u64::MAX / 4))
+    Ok((value[0] as u64)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(value[1] as u64 * 1000)
+        .min(u64::MAX / 4))
 }

@@ -56,7 +56,8 @@ pub fn clock_ns(clock: i32) -> Result<u64> {
         2 | 3 => Ok(cpu_time_ns()),
         clock if clock < 0 => {
             let pid = !(clock >> 3);
-            let known = pid == 0 || pid as u32 == current_process().pid || pid as u32 == current().tid;
+            let known =
+                pid == 0 || pid as u32 == current_process().pid || pid as u32 == current().tid;
             if known { Ok(cpu_time_ns()) } else { Err(Errno::EINVAL) }
         }
         _ => Err(Errno::EINVAL),
@@ -80,7 +81,8 @@ pub fn clock_gettime(args: &Args) -> Result<u64> {
 pub fn clock_getres(args: &Args) -> Result<u64> {
     clock_ns(args.i32(0))?;
     let coarse = matches!(args.i32(0), 5 | 6);
-    args.address(1).write_if_some(&Timespec { seconds: 0, nanoseconds: if coarse { 4_000_000 } else { 1 } })?;
+    args.address(1)
+        .write_if_some(&Timespec { seconds: 0, nanoseconds: if coarse { 4_000_000 } else { 1 } })?;
     Ok(0)
 }
 
@@ -122,7 +124,11 @@ pub fn clock_nanosleep(args: &Args) -> Result<u64> {
     const TIMER_ABSTIME: u32 = 1;
     let clock = args.i32(0);
     if !matches!(clock, 0 | 1 | 7 | 11) {
-        return Err(if clock == 3 { Errno::EINVAL } else { clock_ns(clock).map_or(Errno::EINVAL, |_| Errno::EOPNOTSUPP) });
+        return Err(if clock == 3 {
+            Errno::EINVAL
+        } else {
+            clock_ns(clock).map_or(Errno::EINVAL, |_| Errno::EOPNOTSUPP)
+        });
     }
     let ns = read_timespec(args.address(2))?;
     if args.u32(1) & TIMER_ABSTIME == 0 {

@@ -111,10 +111,14 @@ impl Object {
         }
         let len = header.program_header_count as usize * size_of::<ProgramHeader>();
         let bytes = read_exact(file, header.program_headers, len)?;
-        let segments: Vec<ProgramHeader> =
-            bytes.chunks_exact(size_of::<ProgramHeader>()).map(bytemuck::pod_read_unaligned).collect();
+        let segments: Vec<ProgramHeader> = bytes
+            .chunks_exact(size_of::<ProgramHeader>())
+            .map(bytemuck::pod_read_unaligned)
+            .collect();
         let interpreter = match segments.iter().find(|segment| segment.kind == PT_INTERP) {
-            Some(segment) if segment.file_size > 4096 || segment.file_size < 2 => return Err(Errno::ENOEXEC),
+            Some(segment) if segment.file_size > 4096 || segment.file_size < 2 => {
+                return Err(Errno::ENOEXEC);
+            }
             Some(segment) => {
                 let mut path = read_exact(file, segment.offset, segment.file_size as usize)?;
                 if path.pop() != Some(0) {
@@ -124,20 +128,26 @@ impl Object {
             }
             None => None,
         };
-        let executable_stack =
-            segments.iter().find(|segment| segment.kind == PT_GNU_STACK).is_some_and(|segment| segment.flags & 1 != 0);
+        let executable_stack = segments
+            .iter()
+            .find(|segment| segment.kind == PT_GNU_STACK)
+            .is_some_and(|segment| segment.flags & 1 != 0);
         Ok(Self { header, segments, interpreter, executable_stack })
     }
 
     /// First and last address of the segments, page aligned.
     fn extent(&self) -> Result<(u64, u64)> {
         let loads = || self.segments.iter().filter(|segment| segment.kind == PT_LOAD);
-        let start = loads().map(|segment| page_align_down(segment.address)).min().ok_or(Errno::ENOEXEC)?;
+        let start =
+            loads().map(|segment| page_align_down(segment.address)).min().ok_or(Errno::ENOEXEC)?;
         let mut end = 0;
         for segment in loads() {
-            let segment_end = segment.address.checked_add(segment.memory_size).and_then(page_align_up);
+            let segment_end =
+                segment.address.checked_add(segment.memory_size).and_then(page_align_up);
             end = end.max(segment_end.ok_or(Errno::ENOEXEC)?);
-            if segment.file_size > segment.memory_size || segment.offset.checked_add(segment.file_size).is_none() {
+            if segment.file_size > segment.memory_size
+                || segment.offset.checked_add(segment.file_size).is_none()
+            {
                 return Err(Errno::ENOEXEC);
             }
         }
@@ -171,7 +181,11 @@ impl Object {
             inode: stat.ino,
             writable: false,
         });
-        for segment in self.segments.iter().filter(|segment| segment.kind == PT_LOAD && segment.memory_size > 0) {
+        for segment in self
+            .segments
+            .iter()
+            .filter(|segment| segment.kind == PT_LOAD && segment.memory_size > 0)
+        {
             map_segment(process, &backing, segment, base)?;
         }
         let program_headers = self
@@ -182,7 +196,9 @@ impl Object {
                     && s.offset <= self.header.program_headers
                     && self.header.program_headers < s.offset.saturating_add(s.file_size)
             })
-            .map_or(0, |s| base.wrapping_add(s.address).wrapping_add(self.header.program_headers - s.offset));
+            .map_or(0, |s| {
+                base.wrapping_add(s.address).wrapping_add(self.header.program_headers - s.offset)
+            });
         Ok(Loaded {
             base,
             entry: base.wrapping_add(self.header.entry),
@@ -194,7 +210,12 @@ impl Object {
     }
 }
 
-fn map_segment(process: &Process, backing: &Arc<FileBacking>, segment: &ProgramHeader, base: u64) -> Result<()> {
+fn map_segment(
+    process: &Process,
+    backing: &Arc<FileBacking>,
+    segment: &ProgramHeader,
+    base: u64,
+) -> Result<()> {
     let mut prot = 0;
     for (flag, bit) in [(4, PROT_READ), (2, PROT_WRITE), (1, PROT_EXEC)] {
         if segment.flags & flag != 0 {

@@ -96,7 +96,8 @@ pub fn reset_thread(thread: &Thread, name: &[u8]) {
     thread.name.set(short);
     thread.process.signals.lock().reset_for_exec();
     let mut signals = thread.signals.lock();
-    signals.alternate_stack = super::signal::AlternateStack { flags: super::signal::SS_DISABLE, ..Default::default() };
+    signals.alternate_stack =
+        super::signal::AlternateStack { flags: super::signal::SS_DISABLE, ..Default::default() };
     drop(signals);
     thread.clear_child_tid.store(0, core::sync::atomic::Ordering::Relaxed);
     thread.robust_list.store(0, core::sync::atomic::Ordering::Relaxed);

@@ -50,7 +50,10 @@ mod tests {
     #[test]
     fn first_lines() {
         assert_eq!(parse(b"/bin/sh\nexit"), Some((&b"/bin/sh"[..], None)));
-        assert_eq!(parse(b" /usr/bin/env  python3 -u \n"), Some((&b"/usr/bin/env"[..], Some(&b"python3 -u"[..]))));
+        assert_eq!(
+            parse(b" /usr/bin/env  python3 -u \n"),
+            Some((&b"/usr/bin/env"[..], Some(&b"python3 -u"[..])))
+        );
         assert_eq!(parse(b"  \n"), None);
     }
 }

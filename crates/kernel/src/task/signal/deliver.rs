@@ -5,7 +5,8 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::frame::push_frame;
 use super::{
-    Action, DefaultAction, SI_KERNEL, SIGSEGV, SIGTRAP, SignalInfo, UNBLOCKABLE, bit, default_action, take_pending,
+    Action, DefaultAction, SI_KERNEL, SIGSEGV, SIGTRAP, SignalInfo, UNBLOCKABLE, bit,
+    default_action, take_pending,
 };
 use crate::errno::Errno;
 use crate::platform::entry::{RETURN_FULL, TrapFrame};
@@ -100,8 +101,12 @@ fn interrupted(frame: &TrapFrame) -> Option<Errno> {
 /// calls and library functions by signal handlers").
 fn restart_with_handler(frame: &mut TrapFrame, action: &Action) {
     match interrupted(frame) {
-        Some(Errno::ERESTARTNOHAND | Errno::ERESTART_RESTARTBLOCK) => frame.rax = Errno::EINTR.to_return(),
-        Some(Errno::ERESTARTSYS) if action.flags & Action::RESTART == 0 => frame.rax = Errno::EINTR.to_return(),
+        Some(Errno::ERESTARTNOHAND | Errno::ERESTART_RESTARTBLOCK) => {
+            frame.rax = Errno::EINTR.to_return()
+        }
+        Some(Errno::ERESTARTSYS) if action.flags & Action::RESTART == 0 => {
+            frame.rax = Errno::EINTR.to_return()
+        }
         Some(Errno::ERESTARTSYS | Errno::ERESTARTNOINTR) => restart(frame, frame.orig_rax),
         _ => {}
     }
@@ -109,7 +114,9 @@ fn restart_with_handler(frame: &mut TrapFrame, action: &Action) {
 
 fn restart_without_handler(frame: &mut TrapFrame) {
     match interrupted(frame) {
-        Some(Errno::ERESTARTSYS | Errno::ERESTARTNOINTR | Errno::ERESTARTNOHAND) => restart(frame, frame.orig_rax),
+        Some(Errno::ERESTARTSYS | Errno::ERESTARTNOINTR | Errno::ERESTARTNOHAND) => {
+            restart(frame, frame.orig_rax)
+        }
         Some(Errno::ERESTART_RESTARTBLOCK) => restart(frame, SYS_RESTART),
         _ => {}
     }
@@ -149,7 +156,10 @@ pub fn guest_fault(frame: &mut TrapFrame) {
 fn classify(thread: &Thread, frame: &mut TrapFrame) -> (i32, u64) {
     const SEGV_MAPERR: i32 = 1;
     const BUS_ADRERR: i32 = 2;
-    if frame.signal == SIGSEGV && frame.code == SEGV_MAPERR && thread.process.mm.find(frame.address).is_some() {
+    if frame.signal == SIGSEGV
+        && frame.code == SEGV_MAPERR
+        && thread.process.mm.find(frame.address).is_some()
+    {
         // A page of the area that the host does not have: it lies behind the
         // end of the mapped file.
         frame.signal = super::SIGBUS;

@@ -1,7 +1,9 @@
 //! The signal frame on the guest's stack: `struct rt_sigframe` of the x86-64
 //! ABI (arch/x86/include/asm/sigframe.h), and the way back from it.
 
-use super::{Action, AlternateStack, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SignalInfo, UNBLOCKABLE};
+use super::{
+    Action, AlternateStack, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SignalInfo, UNBLOCKABLE,
+};
 use crate::errno::{Errno, Result};
 use crate::platform::entry::{RETURN_FULL, TrapFrame, USER_CS, USER_SS};
 use crate::platform::fpu::{self, FpuState};
@@ -97,7 +99,8 @@ pub fn push_frame(
 ) -> Result<()> {
     let alternate = thread.signals.lock().alternate_stack;
     let enabled = alternate.size != 0 && alternate.flags & SS_DISABLE == 0;
-    let already_there = enabled && is_on(&alternate, frame.rsp) && alternate.flags & SS_AUTODISARM == 0;
+    let already_there =
+        enabled && is_on(&alternate, frame.rsp) && alternate.flags & SS_AUTODISARM == 0;
     let mut top = if action.flags & Action::ONSTACK != 0 && enabled && !already_there {
         alternate.base.wrapping_add(alternate.size)
     } else {
@@ -149,7 +152,8 @@ pub fn push_frame(
     };
     at.write(&SignalFrame { restorer: action.restorer, context, info: *info })?;
     if alternate.flags & SS_AUTODISARM != 0 && action.flags & Action::ONSTACK != 0 {
-        thread.signals.lock().alternate_stack = AlternateStack { flags: SS_DISABLE, ..Default::default() };
+        thread.signals.lock().alternate_stack =
+            AlternateStack { flags: SS_DISABLE, ..Default::default() };
     }
 
     frame.rdi = info.signal as u64;
@@ -212,7 +216,8 @@ fn restore_vector_state(thread: &Thread, frame: &mut TrapFrame, from: UserAddres
     }
     let sse_in_use = state.bytes()[512] & 2 != 0;
     if sse_in_use {
-        bytemuck::cast_slice_mut(&mut frame.xmm).copy_from_slice(&state.bytes()[XMM_OFFSET..XMM_OFFSET + 256]);
+        bytemuck::cast_slice_mut(&mut frame.xmm)
+            .copy_from_slice(&state.bytes()[XMM_OFFSET..XMM_OFFSET + 256]);
     } else {
         frame.xmm = [[0; 2]; 16];
     }
@@ -226,7 +231,8 @@ pub fn sigreturn() {
     let thread = current();
     let frame = thread.frame();
     // The handler's `ret` has popped the restorer's address.
-    let context = UserAddress(frame.rsp.wrapping_sub(8)).offset(core::mem::offset_of!(SignalFrame, context) as u64);
+    let context = UserAddress(frame.rsp.wrapping_sub(8))
+        .offset(core::mem::offset_of!(SignalFrame, context) as u64);
     let Ok(context) = context.read::<UserContext>() else { bad_frame() };
     if context.rip >= thaw_abi::layout::GUEST_MAX
         || restore_vector_state(thread, frame, UserAddress(context.fpstate)).is_err()

@@ -204,7 +204,8 @@ impl ProcessSignals {
     /// execve(2): handlers go back to the default, ignored signals stay ignored.
     pub fn reset_for_exec(&mut self) {
         for action in &mut self.actions {
-            let handler = if action.handler == Action::IGNORE { Action::IGNORE } else { Action::DEFAULT };
+            let handler =
+                if action.handler == Action::IGNORE { Action::IGNORE } else { Action::DEFAULT };
             *action = Action { handler, ..Action::default() };
         }
     }
@@ -318,8 +319,15 @@ pub fn is_pending(thread: &Thread) -> bool {
 
 /// All pending signals, of the thread and of its process.
 pub fn pending_set(thread: &Thread) -> SignalSet {
-    let of_thread = thread.signals.lock().pending.iter().fold(0, |set, info| set | bit(info.number()));
-    thread.process.signals.lock().pending.iter().fold(of_thread, |set, info| set | bit(info.number()))
+    let of_thread =
+        thread.signals.lock().pending.iter().fold(0, |set, info| set | bit(info.number()));
+    thread
+        .process
+        .signals
+        .lock()
+        .pending
+        .iter()
+        .fold(of_thread, |set, info| set | bit(info.number()))
 }
 
 /// Takes the next pending signal out of `wanted`: synchronous ones first, then
@@ -337,7 +345,8 @@ pub fn take_pending(thread: &Thread, wanted: SignalSet) -> Option<SignalInfo> {
         let at = queue.iter().position(|info| info.signal == signal)?;
         queue.remove(at)
     };
-    take(&mut thread.signals.lock().pending).or_else(|| take(&mut thread.process.signals.lock().pending))
+    take(&mut thread.signals.lock().pending)
+        .or_else(|| take(&mut thread.process.signals.lock().pending))
 }
 
 /// Replaces the signal mask until the running system call returns to the
