@@ -31,6 +31,7 @@ pub enum Verb {
     Logs(verbs::logs::Arguments),
     Remove(verbs::remove::Arguments),
     Gc(verbs::gc::Arguments),
+    Bench(verbs::bench::Arguments),
     Doctor(verbs::doctor::Arguments),
 }
 
@@ -48,6 +49,7 @@ impl Verb {
             Self::Logs(arguments) => verbs::logs::run(&arguments),
             Self::Remove(arguments) => verbs::remove::run(&arguments),
             Self::Gc(arguments) => verbs::gc::run(&arguments),
+            Self::Bench(arguments) => verbs::bench::run(&arguments),
             Self::Doctor(arguments) => verbs::doctor::run(&arguments),
         }
     }

@@ -13,6 +13,10 @@ fn main() -> ExitCode {
     // This same executable also serves as the zygote parent, which must be
     // single-threaded and know nothing of what follows.
     thaw_sandbox::zygote_parent_main();
+    // And it is the helper that starts programs natively for `thaw bench`.
+    if let Some(code) = thaw_node::bench::native::helper_main() {
+        return code;
+    }
     let command = grammar::Command::parse();
     start_logging(command.verbose);
     match command.verb.run() {

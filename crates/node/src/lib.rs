@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod admin;
+pub mod bench;
 pub mod boots;
 pub mod build;
 pub mod catalog;

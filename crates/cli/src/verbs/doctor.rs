@@ -6,16 +6,21 @@ use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use thaw_abi::filter::{Check, HOST_CALLS, HostCall};
 use thaw_sandbox::host::{Probe, Status, probe};
 
 /// Say what this host has and lacks, and what to do about it.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  thaw doctor\n  thaw doctor --kernel-elf thaw-kernel.elf\n\n\
+#[command(after_help = "Examples:\n  thaw doctor\n  thaw doctor --filter\n  \
+    thaw doctor --kernel-elf thaw-kernel.elf\n\n\
     Exit code 1 means that Thaw does not work here until something is mended.")]
 pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Print the host calls that a sandbox may make, each with its reason.
+    #[arg(long, conflicts_with = "kernel_elf")]
+    filter: bool,
     /// Write the Thaw kernel's ELF file to FILE, for debuggers.
     #[arg(long, value_name = "FILE")]
     kernel_elf: Option<PathBuf>,
@@ -26,6 +31,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
         std::fs::write(path, thaw_sandbox::KERNEL_ELF).map_err(|error| {
             Failure::failed(format!("cannot write {} ({error}); name another file", path.display()))
         })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if arguments.filter {
+        match arguments.json {
+            true => output::print_json(&HOST_CALLS.iter().map(call_as_json).collect::<Vec<_>>())?,
+            false => output::print(&filter_table())?,
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let probes = probe();
@@ -71,4 +83,31 @@ fn report(probes: &[Probe]) -> String {
         table.row(vec![probe.name.to_owned(), word(probe.status).to_owned(), found]);
     }
     table.text()
+}
+
+fn call_as_json(call: &HostCall) -> serde_json::Value {
+    let checks: Vec<_> = call.checks.iter().map(describe).collect();
+    json!({"number": call.number, "name": call.name, "checks": checks, "reason": call.reason})
+}
+
+fn filter_table() -> String {
+    let mut table = Table::new(&["CALL", "ARGUMENTS", "REASON"]);
+    for call in HOST_CALLS {
+        let checks: Vec<_> = call.checks.iter().map(describe).collect();
+        let checks = if checks.is_empty() { "any".to_owned() } else { checks.join(", ") };
+        table.row(vec![call.name.to_owned(), checks, call.reason.to_owned()]);
+    }
+    table.text()
+}
+
+/// A check in the notation of C; arguments count from 0.
+fn describe(check: &Check) -> String {
+    match check {
+        Check::Zero(argument) => format!("a{argument} == 0"),
+        Check::Mask(argument, mask) => format!("!(a{argument} & ~{mask:#x})"),
+        Check::OneOf(argument, values) => {
+            let values: Vec<_> = values.iter().map(u32::to_string).collect();
+            format!("a{argument} in {{{}}}", values.join(" "))
+        }
+    }
 }

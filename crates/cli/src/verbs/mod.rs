@@ -1,5 +1,6 @@
 //! One verb a file: arguments, and a thin `run` that delegates.
 
+pub mod bench;
 pub mod build;
 pub mod doctor;
 pub mod gc;

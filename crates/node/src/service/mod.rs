@@ -104,6 +104,11 @@ impl Service {
         &self.image
     }
 
+    /// What boots its instances.
+    pub fn launcher(&self) -> Arc<dyn Launcher> {
+        self.launcher.clone()
+    }
+
     /// How long an idle instance or connection is kept.
     pub fn keep_alive(&self) -> Duration {
         self.config.limits.keep_alive.0

@@ -1,0 +1,118 @@
+//! `thaw bench`: measurements that a user can repeat.
+
+use super::serve::WorkingSetArguments;
+use crate::failure::{Failure, Outcome};
+use crate::output::{self, Table};
+use clap::{Args, Subcommand, ValueEnum};
+use std::io::{IsTerminal, Write, stderr};
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+use thaw_node::bench::{self, BenchOptions, BenchReport, BootKind, Percentiles};
+use thaw_node::home::Home;
+
+/// Measure.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw bench boot hello-python --boot warm -n 1000 --json")]
+pub struct Arguments {
+    #[command(subcommand)]
+    subject: Subject,
+}
+
+#[derive(Debug, Subcommand)]
+enum Subject {
+    Boot(BootArguments),
+}
+
+/// Measure boots of a function, with native starts of the same program in between.
+///
+/// Times count from the moment the gateway has accepted the connection; native
+/// ones from before the fork until the client has the first response byte.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw bench boot hello-python --boot warm -n 1000 --json")]
+struct BootArguments {
+    /// The function.
+    name: String,
+    /// What is resident when a boot begins.
+    #[arg(long, value_enum, default_value = "warm")]
+    boot: Boot,
+    /// Boots that are counted.
+    #[arg(short, long = "count", value_name = "N", default_value = "100")]
+    n: NonZeroUsize,
+    /// Path of the requests.
+    #[arg(long, default_value = "/")]
+    path: String,
+    #[command(flatten)]
+    working_set: WorkingSetArguments,
+    /// Do not start the program natively.
+    #[arg(long)]
+    no_native: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Boot {
+    /// Everything: the image and the files are in the page cache.
+    Warm,
+    /// Nothing of the image and the files.
+    Cold,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let Subject::Boot(arguments) = &arguments.subject;
+    if arguments.path.contains([' ', '\r', '\n']) || !arguments.path.starts_with('/') {
+        return Err(Failure::misused("--path must begin with a slash and hold no blanks"));
+    }
+    let options = BenchOptions {
+        boot: match arguments.boot {
+            Boot::Warm => BootKind::Warm,
+            Boot::Cold => BootKind::Cold,
+        },
+        count: arguments.n.get(),
+        path: arguments.path.clone(),
+        working_set: arguments.working_set.chosen(),
+        native: !arguments.no_native,
+    };
+    let live = stderr().is_terminal();
+    let mut progress = |done: usize| {
+        if live && (done.is_multiple_of(10) || done == options.count) {
+            let end = if done == options.count { "\r\x1b[K" } else { "" };
+            eprint!("\r{done} of {}{end}", options.count);
+            let _ = stderr().flush();
+        }
+    };
+    let report = bench::boot(&Home::from_environment()?, &arguments.name, &options, &mut progress)?;
+    if arguments.json {
+        output::print_json(&report)?;
+    } else {
+        output::print(&text(&report))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(report: &BenchReport) -> String {
+    let mut table = Table::new(&["µs since the connection was accepted", "p50", "p90", "p99"]);
+    let mut row = |name: &str, of: &Percentiles| {
+        let cell = |value: f64| format!("{value:.1}");
+        table.row(vec![name.to_owned(), cell(of.p50), cell(of.p90), cell(of.p99)]);
+    };
+    row("zygote taken", &report.phases_us.zygote);
+    row("memory mapped", &report.phases_us.mapped);
+    row("first instruction", &report.phases_us.first_instruction);
+    row("first response byte", &report.phases_us.first_byte);
+    if let Some(native) = &report.native_us {
+        row("native start, first response byte", &native.first_byte);
+    }
+    format!(
+        "{}, {} boots of {}\n{}memory of an idle instance beyond shared files: {} KiB\n",
+        report.function,
+        report.n,
+        match report.boot {
+            BootKind::Warm => "a resident image",
+            BootKind::Cold => "an image that is not resident",
+        },
+        table.text(),
+        report.pss_kib
+    )
+}

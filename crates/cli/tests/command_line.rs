@@ -1,0 +1,140 @@
+//! The command as a shell sees it: exit codes, and where messages go. Nothing
+//! here needs a sandbox.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Runs `thaw` over an empty state directory.
+fn thaw(home: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_thaw"))
+        .args(arguments)
+        .env("THAW_HOME", home)
+        .env_remove("THAW_LOG")
+        .output()
+        .unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn misuse_is_exit_code_2() {
+    let home = tempfile::tempdir().unwrap();
+    for arguments in [
+        &[][..],
+        &["fly"],
+        &["run"],
+        &["run", "--rootfs", "/"],
+        &["run", "--rootfs", "/", "--memory", "12", "--", "ls"],
+        &["run", "--rootfs", "/", "--user", "root", "--", "ls"],
+        &["build"],
+        &["serve", "--listen", "here"],
+        &["serve", "--no-working-set", "--populate", "both"],
+        &["invoke", "f", "--header", "nothing"],
+        &["bench", "boot"],
+        &["bench", "boot", "f", "-n", "0"],
+        &["bench", "boot", "f", "--path", "x"],
+        &["logs", "f", "--admin", "127.0.0.1:1"],
+        &["logs", "Not A Name"],
+    ] {
+        let output = thaw(home.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert_eq!(stdout(&output), "", "{arguments:?}");
+        assert_ne!(stderr(&output), "", "{arguments:?}");
+    }
+}
+
+#[test]
+fn failure_is_exit_code_1_and_one_line_that_says_what_to_do() {
+    let home = tempfile::tempdir().unwrap();
+    let missing = home.path().join("missing");
+    for (arguments, way_out) in [
+        (&["ps"][..], "thaw serve"),
+        (&["invoke", "f"], "thaw serve"),
+        (&["logs", "-f", "f"], "thaw serve"),
+        (&["logs", "f"], "when a daemon serves it"),
+        (&["inspect", "f"], "no function f"),
+        (&["remove", "f"], "no function f"),
+        (&["bench", "boot", "f"], "no function f"),
+        (&["build", missing.to_str().unwrap()], "thaw.toml"),
+        (&["run", "--rootfs", "nothing-stored", "--", "ls"], "no rootfs nothing-stored"),
+        (&["run", "--rootfs", missing.to_str().unwrap(), "--", "ls"], "name a directory"),
+    ] {
+        let output = thaw(home.path(), arguments);
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{arguments:?}: {message}");
+        assert!(
+            message.starts_with("thaw: ") && message.contains(way_out),
+            "{arguments:?}: {message}"
+        );
+        assert_eq!(stdout(&output), "", "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_wrong_configuration_is_shown_with_its_place() {
+    let home = tempfile::tempdir().unwrap();
+    let function = tempfile::tempdir().unwrap();
+    std::fs::write(function.path().join("thaw.toml"), "name = \"f\"\nprot = 1\n").unwrap();
+    let output = thaw(home.path(), &["build", function.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    assert!(
+        message.contains("thaw.toml:2:1: unknown key `prot`; did you mean `port`?"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_failing_build_command_is_shown_with_its_output() {
+    let home = tempfile::tempdir().unwrap();
+    let function = tempfile::tempdir().unwrap();
+    let text = "name = \"f\"\ncommand = [\"/app/f\"]\nport = 1\n[runtime]\nkind = \"binary\"\n\
+                [build]\ncommand = [\"sh\", \"-c\", \"echo out; echo err >&2; exit 3\"]\n";
+    std::fs::write(function.path().join("thaw.toml"), text).unwrap();
+    let output = thaw(home.path(), &["build", function.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    for line in ["build | out", "build | err", "failed (exit status: 3)"] {
+        assert!(message.contains(line), "{line} is missing in {message}");
+    }
+}
+
+#[test]
+fn an_empty_store_is_shown_empty() {
+    let home = tempfile::tempdir().unwrap();
+    let output = thaw(home.path(), &["images", "--json"]);
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "[]\n"));
+    let output = thaw(home.path(), &["gc"]);
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "nothing to remove\n"));
+}
+
+#[test]
+fn the_filter_is_printed_with_reasons() {
+    let home = tempfile::tempdir().unwrap();
+    let text = stdout(&thaw(home.path(), &["doctor", "--filter"]));
+    assert!(text.lines().any(|line| line.starts_with("mmap ")), "{text}");
+    let json = stdout(&thaw(home.path(), &["doctor", "--filter", "--json"]));
+    let calls: Vec<serde_json::Value> = serde_json::from_str(&json).unwrap();
+    assert_eq!(calls.len() + 1, text.lines().count());
+    assert!(calls.iter().all(|call| call["reason"].as_str().is_some_and(|r| !r.is_empty())));
+}
+
+#[test]
+fn every_verb_explains_itself() {
+    let home = tempfile::tempdir().unwrap();
+    for verb in [
+        "run", "build", "serve", "invoke", "ps", "images", "inspect", "logs", "remove", "gc",
+        "doctor", "bench",
+    ] {
+        let output = thaw(home.path(), &[verb, "--help"]);
+        assert_eq!(output.status.code(), Some(0), "{verb}");
+        assert!(stdout(&output).contains("Example"), "{verb}");
+    }
+}

@@ -1,0 +1,266 @@
+//! The same program, started natively: `fork` and `exec` until its first
+//! response byte.
+//!
+//! A helper process does it, in a network namespace of its own: this
+//! executable, told so by [`HELPER_VARIABLE`]. It reads one specification and
+//! then one line for each start, and writes one line for each result.
+
+use super::isolate::enter_own_network;
+use crate::clock::monotonic_ns;
+use crate::config::RuntimeKind;
+use crate::function::{BuiltFunction, StoredFunction};
+use crate::home::{Home, HomeError};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Environment variable that makes this executable the helper.
+pub const HELPER_VARIABLE: &str = "THAW_NATIVE_HELPER";
+
+/// How long a native start may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Pause between attempts to connect.
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// Why a program cannot be started natively.
+#[derive(Debug, thiserror::Error)]
+pub enum NativeError {
+    /// Its files are not those of this host.
+    #[error(
+        "`{0}` has a root file system of its own, so it cannot be started natively; use --no-native"
+    )]
+    OwnRootfs(String),
+    /// The function's directory has changed or is gone.
+    #[error("the files of the function are not in {} any more ({error}); build it again, or use --no-native", path.display())]
+    Source {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// The state directory is not usable.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// The program did not answer.
+    #[error(
+        "the program, started natively, did not answer ({0}); use --no-native to go on without"
+    )]
+    NoAnswer(String),
+    /// The helper process failed.
+    #[error("cannot start programs natively ({0}); use --no-native to go on without")]
+    Io(#[from] io::Error),
+}
+
+/// What the helper starts.
+#[derive(Debug, Serialize, Deserialize)]
+struct Specification {
+    command: Vec<String>,
+    environment: BTreeMap<String, String>,
+    directory: PathBuf,
+    port: u16,
+    request: Vec<u8>,
+}
+
+/// A program that can be started natively again and again.
+pub struct NativeProgram {
+    helper: Child,
+    orders: ChildStdin,
+    results: BufReader<ChildStdout>,
+}
+
+impl NativeProgram {
+    /// Prepares native starts of a function's program.
+    ///
+    /// # Errors
+    /// Its files are not on this host.
+    pub fn prepare(
+        home: &Home,
+        function: &BuiltFunction,
+        request: &[u8],
+    ) -> Result<Self, NativeError> {
+        let specification = specify(home, &function.function, request)?;
+        let mut helper = Command::new(std::env::current_exe()?)
+            .env(HELPER_VARIABLE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let missing = || io::Error::from(ErrorKind::BrokenPipe);
+        let mut orders = helper.stdin.take().ok_or_else(missing)?;
+        let results = BufReader::new(helper.stdout.take().ok_or_else(missing)?);
+        let mut line = serde_json::to_vec(&specification).map_err(io::Error::from)?;
+        line.push(b'\n');
+        orders.write_all(&line)?;
+        Ok(Self { helper, orders, results })
+    }
+
+    /// Starts the program once; nanoseconds until its first response byte.
+    ///
+    /// # Errors
+    /// It did not answer.
+    pub fn sample(&mut self) -> Result<u64, NativeError> {
+        self.orders.write_all(b"\n")?;
+        let mut line = String::new();
+        self.results.read_line(&mut line)?;
+        line.trim().parse().map_err(|_| NativeError::NoAnswer(line.trim().to_owned()))
+    }
+}
+
+impl Drop for NativeProgram {
+    fn drop(&mut self) {
+        let _ = self.helper.kill();
+        let _ = self.helper.wait();
+    }
+}
+
+/// Lays the function's own files out as in the sandbox, below a directory of
+/// the host, and translates what names them.
+fn specify(
+    home: &Home,
+    function: &StoredFunction,
+    request: &[u8],
+) -> Result<Specification, NativeError> {
+    let config = &function.config;
+    if config.runtime.is_none() {
+        return Err(NativeError::OwnRootfs(config.name.to_string()));
+    }
+    let root = home.work(config.name.as_str())?.join("native");
+    let _ = fs::remove_dir_all(&root);
+    let mut destinations = Vec::new();
+    for entry in &config.files {
+        let from = function.source.join(&entry.from);
+        let destination = entry.destination();
+        let to = root.join(destination.trim_start_matches('/'));
+        copy(&from, &to).map_err(|error| NativeError::Source { path: from, error })?;
+        destinations.push(destination);
+    }
+    let mut place = |path: &str| -> String {
+        let own = destinations.iter().any(|own| Path::new(path).starts_with(own));
+        match own {
+            true => root.join(path.trim_start_matches('/')).to_string_lossy().into_owned(),
+            false => path.to_owned(),
+        }
+    };
+    let directory = root.join(config.workdir.trim_start_matches('/'));
+    fs::create_dir_all(&directory)?;
+    let mut command: Vec<String> = config.command.iter().map(|part| place(part)).collect();
+    let environment: BTreeMap<String, String> = function
+        .environment
+        .iter()
+        .map(|(name, value)| {
+            let parts: Vec<String> = value.split(':').map(&mut place).collect();
+            (name.clone(), parts.join(":"))
+        })
+        .collect();
+    // The sandbox's PATH is of the sandbox; an interpreter was chosen by name.
+    if let Some(runtime) = function.runtime()
+        && runtime.kind == RuntimeKind::Python3
+        && let Some(interpreter) = &runtime.interpreter
+        && command[0].starts_with("python")
+    {
+        command[0] = interpreter.to_string_lossy().into_owned();
+    }
+    Ok(Specification {
+        command,
+        environment,
+        directory,
+        port: config.port.get(),
+        request: request.to_vec(),
+    })
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    let metadata = fs::metadata(from)?;
+    if !metadata.is_dir() {
+        if let Some(parent) = to.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        return fs::copy(from, to).map(|_| ());
+    }
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        // Links that lead nowhere are of no use natively either.
+        if entry.path().exists() {
+            copy(&entry.path(), &to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The helper's `main`, if this process is one.
+pub fn helper_main() -> Option<ExitCode> {
+    std::env::var_os(HELPER_VARIABLE)?;
+    match help() {
+        Ok(()) => Some(ExitCode::SUCCESS),
+        Err(error) => {
+            // Read by the parent in place of a number.
+            println!("{error}");
+            Some(ExitCode::FAILURE)
+        }
+    }
+}
+
+fn help() -> io::Result<()> {
+    let mut orders = io::stdin().lock().lines();
+    let Some(first) = orders.next() else { return Ok(()) };
+    let specification: Specification = serde_json::from_str(&first?)?;
+    enter_own_network()?;
+    for order in orders {
+        order?;
+        match start_once(&specification) {
+            Ok(ns) => println!("{ns}"),
+            Err(error) => println!("{error}"),
+        }
+    }
+    Ok(())
+}
+
+fn start_once(specification: &Specification) -> io::Result<u64> {
+    let mut command = Command::new(&specification.command[0]);
+    command
+        .args(&specification.command[1..])
+        .env_clear()
+        .envs(&specification.environment)
+        .current_dir(&specification.directory)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let started_ns = monotonic_ns();
+    let mut child = command.spawn()?;
+    let answered = first_byte(specification, &mut child);
+    let ended_ns = monotonic_ns();
+    let _ = child.kill();
+    child.wait()?;
+    answered.map(|()| ended_ns - started_ns)
+}
+
+fn first_byte(specification: &Specification, child: &mut Child) -> io::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut client = loop {
+        match TcpStream::connect((Ipv4Addr::LOCALHOST, specification.port)) {
+            Ok(client) => break client,
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(status) = child.try_wait()? {
+            return Err(io::Error::other(format!("it ended, {status}")));
+        }
+        if Instant::now() >= deadline {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        sleep(PAUSE);
+    };
+    client.set_nodelay(true)?;
+    client.set_read_timeout(Some(PATIENCE))?;
+    // A reset at the end leaves no connection in TIME_WAIT on the port that
+    // the next start wants to bind.
+    rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO))?;
+    client.write_all(&specification.request)?;
+    client.read_exact(&mut [0])
+}
