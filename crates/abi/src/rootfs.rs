@@ -101,7 +101,8 @@ pub struct IndexDirent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct IndexBlob {
-    /// BLAKE3 of the content: the blob's name in the store.
+    /// The blob's name in the store: BLAKE3 of the content, keyed if the file
+    /// belongs to a sharing domain of its own.
     pub hash: [u8; 32],
     /// Bytes of the content.
     pub size: u64,

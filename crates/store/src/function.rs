@@ -186,7 +186,11 @@ impl Store {
         if !session.remove_record(&path)? {
             return Err(StoreError::not_found(Kind::Function, name));
         }
-        fs::remove_dir(&directory).context("remove", &directory)?;
+        match fs::remove_dir(&directory) {
+            // Somebody else's file lies there; it is not ours to remove.
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
+            result => result.context("remove", &directory)?,
+        }
         sync_directory(&session.layout.functions())
     }
 

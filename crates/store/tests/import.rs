@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use common::{describe_directory, describe_index, empty_store, is_root};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use thaw_store::import::{Exclude, ImportOptions, Ownership};
+use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{BlobHash, Domain, Name, Store, StoreError, Tree};
 
 /// A directory with one of everything.
@@ -96,6 +97,34 @@ fn directories_merge_below_a_prefix() {
     let file = tree.find(Path::new("/opt/app/bin/x")).unwrap();
     assert_eq!((tree.node(file).attributes.uid, tree.node(file).attributes.gid), (7, 8));
     assert!(tree.find(Path::new("/opt/app/bin/sub")).is_some());
+}
+
+#[test]
+fn a_link_to_a_directory_is_filled_not_replaced() {
+    let source = tempfile::tempdir().unwrap();
+    fs::create_dir_all(source.path().join("lib/sub")).unwrap();
+    fs::write(source.path().join("lib/sub/x"), "x").unwrap();
+    fs::create_dir(source.path().join("file")).unwrap();
+    let (_directory, store) = empty_store();
+    let mut session = store.session().unwrap();
+    let mut tree = Tree::new();
+    tree.make_directories(Path::new("/usr/lib")).unwrap();
+    for (path, target) in [("/lib", "usr/lib"), ("/file", "nowhere")] {
+        let content = Content::Symlink(target.as_bytes().to_vec());
+        let node = Node { content, attributes: Attributes::root(0o777) };
+        tree.add_at(Path::new(path), node).unwrap();
+    }
+    let options = ImportOptions::default();
+    let mut import = |tree: &mut Tree, from: &Path, to: &str| {
+        session.import_directory(tree, from, Path::new(to), &options, &mut |_| {})
+    };
+    import(&mut tree, &source.path().join("lib"), "/lib").unwrap();
+    let error = import(&mut tree, source.path(), "/").unwrap_err();
+    assert!(error.to_string().starts_with("/file is there already"), "{error}");
+    fs::remove_dir(source.path().join("file")).unwrap();
+    import(&mut tree, source.path(), "/").unwrap();
+    assert!(tree.find(Path::new("/usr/lib/sub/x")).is_some());
+    assert!(tree.lookup(Tree::ROOT, b"lib").is_some());
 }
 
 #[test]

@@ -229,4 +229,50 @@ mod tests {
         assert_eq!(parse("/usr/bin/env -S A=B node -x"), expect("/usr/bin/env", Some("node")));
         assert_eq!(parse("  "), None);
     }
+
+    /// Compiles an object that needs nothing of the host, so that all it needs
+    /// lies below the test's own root.
+    fn compile(output: &Path, arguments: &[&str]) {
+        std::fs::create_dir_all(output.parent().unwrap()).unwrap();
+        let source = output.with_extension("c");
+        std::fs::write(&source, "int nothing(void) { return 0; }").unwrap();
+        let mut compiler = std::process::Command::new("cc");
+        let command = compiler.arg(&source).arg("-o").arg(output);
+        assert!(command.args(["-shared", "-nostdlib"]).args(arguments).status().unwrap().success());
+        std::fs::remove_file(source).unwrap();
+    }
+
+    #[test]
+    fn libraries_are_searched_as_the_loader_does() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        compile(&at("usr/lib/libfoo.so.1"), &["-Wl,-soname,libfoo.so.1"]);
+        let link = at("usr/lib/libfoo.so.1").display().to_string();
+        compile(&at("bin/program"), &["-Wl,--no-as-needed", &link]);
+        // A variant for newer processors, found through a link to the directory.
+        std::fs::create_dir_all(at("usr/lib/glibc-hwcaps/x86-64-v3")).unwrap();
+        std::fs::copy(&link, at("usr/lib/glibc-hwcaps/x86-64-v3/libfoo.so.1")).unwrap();
+        std::os::unix::fs::symlink("usr/lib", at("lib")).unwrap();
+        // A library for another machine comes first and is passed over.
+        std::fs::create_dir_all(at("etc")).unwrap();
+        std::fs::write(at("etc/ld.so.conf"), "/foreign\n").unwrap();
+        std::fs::create_dir(at("foreign")).unwrap();
+        std::fs::write(at("foreign/libfoo.so.1"), b"\x7fELF\x01\x01\x01").unwrap();
+
+        let home = tempfile::tempdir().unwrap();
+        let store = crate::Store::open(home.path()).unwrap();
+        let mut session = store.session().unwrap();
+        let mut tree = crate::Tree::new();
+        let programs = vec!["program".into()];
+        let search_path = Some("/nowhere:/bin".into());
+        let request = super::super::CollectRequest { programs, search_path, ..Default::default() };
+        let collected =
+            session.collect_from(root.path(), &mut tree, &request, &mut |_| {}).unwrap();
+        assert_eq!(collected.programs, [PathBuf::from("/bin/program")]);
+        let find = |path: &str| tree.find(Path::new(path));
+        assert!(find("/usr/lib/libfoo.so.1").is_some());
+        assert!(find("/usr/lib/glibc-hwcaps/x86-64-v3/libfoo.so.1").is_some());
+        assert_eq!(find("/lib/libfoo.so.1"), find("/usr/lib/libfoo.so.1"));
+        assert!(find("/foreign").is_none());
+    }
 }

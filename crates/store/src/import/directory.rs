@@ -16,7 +16,7 @@ use super::exclude::Exclude;
 use super::file::{attributes, file_type, open_directory, read_node, stat_entry};
 use crate::blob::Domain;
 use crate::error::{Context, Result, StoreError};
-use crate::index::{Content, Node, NodeId, Tree};
+use crate::index::{Content, Node, NodeId, Tree, with_path};
 use crate::session::Session;
 
 /// Whose files the imported ones are in the tree.
@@ -118,6 +118,8 @@ struct Visit<'o> {
     path: PathBuf,
     /// Path below the directory that was asked for.
     relative: PathBuf,
+    /// Path in the tree.
+    to: PathBuf,
     device: u64,
 }
 
@@ -152,8 +154,13 @@ impl<'a> Import<'a> {
         let stat = fstat(&directory).context("inspect", from)?;
         let target = self.tree.make_directories(to)?;
         *self.tree.attributes_mut(target) = attributes(&stat, options.ownership);
-        let visit =
-            Visit { options, path: from.to_owned(), relative: PathBuf::new(), device: stat.st_dev };
+        let visit = Visit {
+            options,
+            path: from.to_owned(),
+            relative: PathBuf::new(),
+            to: to.to_owned(),
+            device: stat.st_dev,
+        };
         self.count(from, 0);
         self.entries(directory, target, &visit)
     }
@@ -172,6 +179,7 @@ impl<'a> Import<'a> {
             options,
             path: parent.to_owned(),
             relative: PathBuf::new(),
+            to: to.parent().unwrap_or(Path::new("/")).to_owned(),
             device: stat.st_dev,
         };
         self.leaf(&directory, name.as_bytes(), &stat, target, &target_name, &visit)
@@ -231,7 +239,8 @@ impl<'a> Import<'a> {
         let subdirectory = open_directory(directory, name, &path)?;
         let attributes = attributes(&stat, visit.options.ownership);
         let node = Node { content: Content::directory(), attributes };
-        let child = self.add_directory(target, name, node, &path)?;
+        let to = visit.to.join(OsStr::from_bytes(name));
+        let child = self.add_directory(target, name, node, &to)?;
         self.count(&path, 0);
         let is_kernel_mount = stat.st_dev != visit.device
             && is_kernel_file_system(&subdirectory).context("inspect", &path)?;
@@ -239,21 +248,26 @@ impl<'a> Import<'a> {
             self.report.kernel_mounts.push(path);
             return Ok(());
         }
-        let inner = Visit { options: visit.options, path, relative, device: stat.st_dev };
+        let inner = Visit { options: visit.options, path, relative, to, device: stat.st_dev };
         self.entries(subdirectory, child, &inner)
     }
 
-    /// Adds a directory; `path` names it in errors.
+    /// Adds a directory at `to`. Where the tree has a symbolic link to a directory,
+    /// as `/lib` often is one, that directory is filled.
     fn add_directory(
         &mut self,
         target: NodeId,
         name: &[u8],
         node: Node,
-        path: &Path,
+        to: &Path,
     ) -> Result<NodeId> {
-        self.tree
-            .add(target, name, node)
-            .map_err(|error| crate::index::with_path(error, path).into())
+        let existing = self.tree.lookup(target, name).map(|id| &self.tree.node(id).content);
+        if let Some(Content::Symlink(_)) = existing
+            && let Some(directory) = self.tree.find_directory(to)
+        {
+            return Ok(directory);
+        }
+        self.tree.add(target, name, node).map_err(|error| with_path(error, to).into())
     }
 
     /// Imports a file that is not a directory.
@@ -271,9 +285,7 @@ impl<'a> Import<'a> {
         if stat.st_nlink > 1
             && let Some(&node) = self.linked.get(&identity)
         {
-            self.tree
-                .link(target, target_name, node)
-                .map_err(|error| crate::index::with_path(error, &path))?;
+            self.tree.link(target, target_name, node).map_err(|error| with_path(error, &path))?;
             self.remember(&path, stat);
             self.count(&path, 0);
             return Ok(());
@@ -291,10 +303,8 @@ impl<'a> Import<'a> {
             Content::Regular(Some(blob)) => blob.size,
             _ => 0,
         };
-        let id = self
-            .tree
-            .add(target, target_name, node)
-            .map_err(|error| crate::index::with_path(error, &path))?;
+        let id =
+            self.tree.add(target, target_name, node).map_err(|error| with_path(error, &path))?;
         if stat.st_nlink > 1 {
             self.linked.insert(identity, id);
         }

@@ -236,7 +236,8 @@ impl Tree {
         self.lookup(directory, name.as_bytes())
     }
 
-    fn find_directory(&self, path: &Path) -> Option<NodeId> {
+    /// The directory at `path`, following symbolic links inside the tree.
+    pub(crate) fn find_directory(&self, path: &Path) -> Option<NodeId> {
         match self.walk(path) {
             Ok(Walk::Found(id)) => Some(id),
             _ => None,

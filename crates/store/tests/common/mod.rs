@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -19,11 +20,13 @@ pub fn empty_store() -> (TempDir, Store) {
     (directory, store)
 }
 
-/// Whether the test runs as root; says on standard error what it leaves out if not.
+/// Whether the test runs as root; if not, says what it leaves out on standard error
+/// itself, which the test harness does not hold back as it does `eprintln!`.
 pub fn is_root(what: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        eprintln!("SKIPPED: {what} needs root");
+        #[allow(clippy::explicit_write)] // The suggestion is what must not be.
+        writeln!(std::io::stderr(), "SKIPPED: {what} needs root").unwrap();
     }
     root
 }
