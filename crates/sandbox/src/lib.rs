@@ -12,7 +12,9 @@ pub mod sandbox;
 pub mod working_set;
 pub mod zygote;
 
+mod area;
 mod message;
+mod pagemap;
 mod sys;
 
 pub use boot::{

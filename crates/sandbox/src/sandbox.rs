@@ -233,6 +233,11 @@ impl Sandbox {
         self.process.exit.wait()
     }
 
+    /// Build id of the kernel that the sandbox runs.
+    pub fn kernel_build_id(&self) -> [u8; 32] {
+        self.process.parent.kernel_build_id()
+    }
+
     /// The rootfs that the sandbox was booted over.
     pub fn rootfs(&self) -> &Rootfs {
         self.broker.rootfs()

@@ -1,10 +1,22 @@
 //! The working set: which memory the first request of a thawed copy touched.
+//!
+//! Read from outside, through the page map of a copy that was booted without
+//! population. Written pages are exact. Read pages are more than were touched:
+//! on a fault in a file mapping, the host kernel maps up to 16 pages around it
+//! that are in the page cache (fault-around).
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
+
+use rustix::fs::{Advice, fadvise};
+use thaw_abi::PAGE_SIZE;
+use thaw_abi::control::{POPULATE_READ, POPULATE_WRITE, PopulateRange};
+use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO};
 
 use crate::boot::BootPlan;
 use crate::image::Image;
+use crate::pagemap::{PageKind, PageMap};
 use crate::sandbox::Sandbox;
 
 /// Which pages of a working set a boot populates.
@@ -21,6 +33,15 @@ pub enum PopulatePolicy {
     Both,
 }
 
+impl PopulatePolicy {
+    fn includes(self, how: Use) -> bool {
+        match how {
+            Use::Read => matches!(self, Self::Read | Self::Both),
+            Use::Written => matches!(self, Self::Write | Self::Both),
+        }
+    }
+}
+
 /// Why bytes are not a usable working set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkingSetError {
@@ -34,29 +55,132 @@ pub enum WorkingSetError {
     Version(u32),
 }
 
+/// What was done to a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Read,
+    Written,
+}
+
+/// Neighbouring pages with the same use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    start: u64,
+    end: u64,
+    how: Use,
+}
+
 /// Which memory the first request of a thawed copy touched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
     image_checksum: [u8; 32],
+    /// Sorted, not overlapping.
+    runs: Vec<Run>,
 }
+
+/// First bytes of a stored working set.
+const MAGIC: [u8; 8] = *b"THAWWSET";
+/// Version of the stored form: magic, version, number of runs (each `u32`),
+/// image checksum, runs (start, pages, use; each `u64`), BLAKE3 of all before.
+const VERSION: u32 = 1;
+const HEAD: usize = 8 + 4 + 4 + 32;
+const RUN: usize = 24;
+const CHECKSUM: usize = 32;
+
+/// Gaps in a file up to this are read rather than skipped when reading ahead.
+const READ_AHEAD_GAP: u64 = 64 * 1024;
 
 impl WorkingSet {
     /// Reads from outside which pages `sandbox`, thawed from `plan`, has
     /// touched so far. Call it after the first request.
     pub fn record(sandbox: &Sandbox, plan: &BootPlan) -> io::Result<Self> {
-        let _ = (sandbox, plan);
-        todo!()
+        let mut map = PageMap::open(sandbox.pid())?;
+        let mut runs: Vec<Run> = Vec::new();
+        for mapping in plan.mappings() {
+            let (first, end) = (mapping.start, mapping.start + mapping.len);
+            map.runs(first, end, |found| {
+                let how = match found.kind {
+                    PageKind::Private => Use::Written,
+                    PageKind::File | PageKind::Zero => Use::Read,
+                };
+                let run = Run { start: found.start.max(first), end: found.end.min(end), how };
+                match runs.last_mut() {
+                    Some(last) if last.end == run.start && last.how == run.how => {
+                        last.end = run.end
+                    }
+                    _ if run.start < run.end => runs.push(run),
+                    _ => {}
+                }
+            })?;
+        }
+        Ok(Self { image_checksum: plan.image_checksum(), runs })
     }
 
     /// The bytes to be stored.
     pub fn to_bytes(&self) -> Vec<u8> {
-        todo!()
+        let mut bytes = Vec::with_capacity(HEAD + self.runs.len() * RUN + CHECKSUM);
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(self.runs.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&self.image_checksum);
+        for run in &self.runs {
+            let how = match run.how {
+                Use::Read => POPULATE_READ,
+                Use::Written => POPULATE_WRITE,
+            };
+            for number in [run.start, (run.end - run.start) / PAGE_SIZE, how] {
+                bytes.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+        let checksum = blake3::hash(&bytes);
+        bytes.extend_from_slice(checksum.as_bytes());
+        bytes
     }
 
     /// Reads what [`WorkingSet::to_bytes`] wrote.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, WorkingSetError> {
-        let _ = bytes;
-        todo!()
+        let damaged = WorkingSetError::Damaged;
+        if bytes.get(..8) != Some(&MAGIC) {
+            return Err(damaged);
+        }
+        let word = |at: usize| {
+            let bytes = bytes.get(at..at + 4)?;
+            Some(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+        };
+        match word(8) {
+            Some(VERSION) => {}
+            Some(version) => return Err(WorkingSetError::Version(version)),
+            None => return Err(damaged),
+        }
+        let count = word(12).ok_or(damaged)? as usize;
+        let body_end =
+            count.checked_mul(RUN).and_then(|len| len.checked_add(HEAD)).ok_or(damaged)?;
+        let (body, checksum) = bytes.split_at_checked(body_end).ok_or(damaged)?;
+        if blake3::hash(body).as_bytes()[..] != *checksum {
+            return Err(damaged);
+        }
+        let mut image_checksum = [0; 32];
+        image_checksum.copy_from_slice(&body[16..HEAD]);
+        let mut runs: Vec<Run> = Vec::with_capacity(count);
+        for run in body[HEAD..].chunks_exact(RUN) {
+            let [start, pages, how] = [0, 8, 16].map(|at| {
+                let mut number = [0; 8];
+                number.copy_from_slice(&run[at..at + 8]);
+                u64::from_le_bytes(number)
+            });
+            let how = match how {
+                POPULATE_READ => Use::Read,
+                POPULATE_WRITE => Use::Written,
+                _ => return Err(damaged),
+            };
+            let end = pages.checked_mul(PAGE_SIZE).and_then(|len| len.checked_add(start));
+            let end = end.filter(|&end| end > start && start % PAGE_SIZE == 0).ok_or(damaged)?;
+            if runs.last().is_some_and(|last| last.end > start) {
+                return Err(damaged);
+            }
+            runs.push(Run { start, end, how });
+        }
+        Ok(Self { image_checksum, runs })
     }
 
     /// Checksum of the image that the set belongs to.
@@ -64,16 +188,241 @@ impl WorkingSet {
         self.image_checksum
     }
 
+    /// Pages that were read and pages that were written.
+    pub fn pages(&self) -> (u64, u64) {
+        let count = |how| {
+            let runs = self.runs.iter().filter(|run| run.how == how);
+            runs.map(|run| (run.end - run.start) / PAGE_SIZE).sum()
+        };
+        (count(Use::Read), count(Use::Written))
+    }
+
+    /// The runs that touch a range.
+    fn within(&self, start: u64, end: u64) -> impl Iterator<Item = Run> {
+        let first = self.runs.partition_point(|run| run.end <= start);
+        self.runs[first..].iter().take_while(move |run| run.start < end).map(move |run| Run {
+            start: run.start.max(start),
+            end: run.end.min(end),
+            how: run.how,
+        })
+    }
+
+    /// Whether any page of a range was touched.
+    pub(crate) fn touches(&self, start: u64, end: u64) -> bool {
+        self.within(start, end).next().is_some()
+    }
+
+    /// The ranges to populate in these mappings, `room` at most: the longest.
+    pub(crate) fn populate(
+        &self,
+        mappings: &[Mapping],
+        policy: PopulatePolicy,
+        room: usize,
+    ) -> Vec<PopulateRange> {
+        const READABLE: u32 = 1;
+        const WRITABLE: u32 = 2;
+        let mut ranges: Vec<PopulateRange> = Vec::new();
+        for mapping in mappings {
+            for run in self.within(mapping.start, mapping.start + mapping.len) {
+                // A page that the kernel wrote by changing the protection for a
+                // moment is mapped for reading; a page without access, not at all.
+                let how = match run.how {
+                    Use::Written if mapping.prot & WRITABLE != 0 => POPULATE_WRITE,
+                    // There is nothing to be read where nothing was written.
+                    _ if mapping.source == SOURCE_ZERO => continue,
+                    _ if mapping.prot & READABLE != 0 => POPULATE_READ,
+                    _ => continue,
+                };
+                let use_ = if how == POPULATE_WRITE { Use::Written } else { Use::Read };
+                if !policy.includes(use_) {
+                    continue;
+                }
+                match ranges.last_mut() {
+                    Some(last) if last.how == how && last.start + last.len == run.start => {
+                        last.len += run.end - run.start;
+                    }
+                    _ => ranges.push(PopulateRange {
+                        start: run.start,
+                        len: run.end - run.start,
+                        how,
+                    }),
+                }
+            }
+        }
+        if ranges.len() > room {
+            ranges.sort_by_key(|range| std::cmp::Reverse(range.len));
+            ranges.truncate(room);
+            ranges.sort_by_key(|range| range.start);
+        }
+        ranges
+    }
+
     /// Brings the set's pages of the image file into the page cache in large
-    /// requests; returns the bytes asked for. For cold boots.
+    /// requests, without waiting; returns the bytes asked for. For cold boots.
     pub fn read_ahead(&self, image: &Image) -> io::Result<u64> {
-        let _ = image;
-        todo!()
+        let ranges = self.file_ranges(image.mappings(), |mapping| mapping.source == SOURCE_IMAGE);
+        read_ahead(image.file(), ranges)
+    }
+
+    /// The same for the blobs that travel with the boot command.
+    pub fn read_ahead_blobs(&self, plan: &BootPlan) -> io::Result<u64> {
+        let mut total = 0;
+        for (&number, file) in plan.blob_numbers.iter().zip(&plan.blob_files) {
+            let ranges = self.file_ranges(plan.mappings(), |mapping| {
+                mapping.source == SOURCE_BLOB && mapping.blob == number
+            });
+            total += read_ahead(file, ranges)?;
+        }
+        Ok(total)
+    }
+
+    /// The parts of a file that the set touches through some of the mappings,
+    /// sorted, with near ones joined.
+    fn file_ranges(
+        &self,
+        mappings: &[Mapping],
+        is_of_file: impl Fn(&Mapping) -> bool,
+    ) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for mapping in mappings.iter().filter(|mapping| is_of_file(mapping)) {
+            for run in self.within(mapping.start, mapping.start + mapping.len) {
+                let start = mapping.offset + (run.start - mapping.start);
+                ranges.push(start..start + (run.end - run.start));
+            }
+        }
+        ranges.sort_by_key(|range| range.start);
+        let mut joined: Vec<Range<u64>> = Vec::new();
+        for range in ranges {
+            match joined.last_mut() {
+                Some(last) if range.start <= last.end + READ_AHEAD_GAP => {
+                    last.end = last.end.max(range.end);
+                }
+                _ => joined.push(range),
+            }
+        }
+        joined
     }
 }
 
+fn read_ahead(file: &impl std::os::fd::AsFd, ranges: Vec<Range<u64>>) -> io::Result<u64> {
+    let mut total = 0;
+    for range in ranges {
+        let len = range.end - range.start;
+        fadvise(file, range.start, std::num::NonZeroU64::new(len), Advice::WillNeed)?;
+        total += len;
+    }
+    Ok(total)
+}
+
 /// Drops a file's pages from the page cache, as far as no process maps them.
+/// Writes dirty ones to disk first.
 pub fn drop_from_page_cache(file: &File) -> io::Result<()> {
-    let _ = file;
-    todo!()
+    file.sync_data()?;
+    fadvise(file, 0, None, Advice::DontNeed)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P: u64 = PAGE_SIZE;
+
+    fn set(runs: &[(u64, u64, Use)]) -> WorkingSet {
+        let runs = runs
+            .iter()
+            .map(|&(page, pages, how)| Run { start: page * P, end: (page + pages) * P, how })
+            .collect();
+        WorkingSet { image_checksum: [7; 32], runs }
+    }
+
+    fn mapping(page: u64, pages: u64, source: u32, prot: u32, offset: u64) -> Mapping {
+        Mapping {
+            start: page * P,
+            len: pages * P,
+            offset: offset * P,
+            source,
+            blob: 0,
+            prot,
+            flags: 0,
+        }
+    }
+
+    fn pages(ranges: &[PopulateRange]) -> Vec<(u64, u64, u64)> {
+        ranges.iter().map(|range| (range.start / P, range.len / P, range.how)).collect()
+    }
+
+    #[test]
+    fn the_stored_form_is_read_back() {
+        let set = set(&[(10, 3, Use::Read), (13, 1, Use::Written), (900, 7, Use::Read)]);
+        assert_eq!(WorkingSet::from_bytes(&set.to_bytes()), Ok(set));
+    }
+
+    #[test]
+    fn a_damaged_stored_form_is_refused() {
+        let bytes = set(&[(10, 3, Use::Read), (13, 1, Use::Written)]).to_bytes();
+        for len in 0..bytes.len() {
+            assert!(WorkingSet::from_bytes(&bytes[..len]).is_err());
+        }
+        for position in 0..bytes.len() {
+            let mut bytes = bytes.clone();
+            bytes[position] ^= 0x40;
+            assert!(WorkingSet::from_bytes(&bytes).is_err(), "{position}");
+        }
+        let mut newer = bytes.clone();
+        newer[8] = 2;
+        assert_eq!(WorkingSet::from_bytes(&newer), Err(WorkingSetError::Version(2)));
+    }
+
+    #[test]
+    fn format_tripwire() {
+        assert_eq!((VERSION, HEAD, RUN), (1, 48, 24));
+    }
+
+    #[test]
+    fn populated_is_what_the_policy_says() {
+        let set = set(&[
+            (10, 2, Use::Read),
+            (12, 2, Use::Written),
+            (20, 4, Use::Written),
+            (30, 1, Use::Read),
+        ]);
+        let mappings = [
+            mapping(10, 5, SOURCE_IMAGE, 3, 0),
+            mapping(20, 2, SOURCE_ZERO, 3, 0),
+            mapping(22, 2, SOURCE_IMAGE, 1, 5),
+            mapping(30, 4, SOURCE_IMAGE, 0, 9),
+        ];
+        let populate = |policy| pages(&set.populate(&mappings, policy, 100));
+        assert_eq!(populate(PopulatePolicy::None), []);
+        assert_eq!(populate(PopulatePolicy::Write), [(12, 2, 1), (20, 2, 1)]);
+        assert_eq!(populate(PopulatePolicy::Read), [(10, 2, 0), (22, 2, 0)]);
+        assert_eq!(
+            populate(PopulatePolicy::Both),
+            [(10, 2, 0), (12, 2, 1), (20, 2, 1), (22, 2, 0)]
+        );
+    }
+
+    #[test]
+    fn runs_over_neighbouring_mappings_are_one_call() {
+        let set = set(&[(10, 4, Use::Written)]);
+        let mappings = [mapping(10, 2, SOURCE_IMAGE, 3, 0), mapping(12, 2, SOURCE_ZERO, 3, 0)];
+        assert_eq!(pages(&set.populate(&mappings, PopulatePolicy::Write, 9)), [(10, 4, 1)]);
+    }
+
+    #[test]
+    fn too_many_ranges_keep_the_longest() {
+        let set = set(&[(10, 1, Use::Written), (20, 3, Use::Written), (30, 2, Use::Written)]);
+        let mappings = [mapping(10, 40, SOURCE_IMAGE, 3, 0)];
+        let ranges = set.populate(&mappings, PopulatePolicy::Write, 2);
+        assert_eq!(pages(&ranges), [(20, 3, 1), (30, 2, 1)]);
+    }
+
+    #[test]
+    fn read_ahead_joins_what_is_near_in_the_file() {
+        let set = set(&[(10, 2, Use::Read), (15, 1, Use::Written), (100, 1, Use::Read)]);
+        let mappings = [mapping(10, 90, SOURCE_IMAGE, 3, 1), mapping(100, 5, SOURCE_IMAGE, 1, 500)];
+        let ranges = set.file_ranges(&mappings, |_| true);
+        assert_eq!(ranges, [P..7 * P, 500 * P..501 * P]);
+    }
 }

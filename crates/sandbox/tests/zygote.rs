@@ -153,7 +153,6 @@ fn connections_signals_and_commands_arrive() {
 fn standard_output_and_console_are_the_given_ones() {
     let (mut output, input) = io::pipe().unwrap();
     let sandbox = start_with(zygote(), "write", "to stdout", index_rootfs(Vec::new()), |spec| {
-        // SAFETY-free: only borrowed for the call.
         spec.stdio[1] = rustix::fd::AsFd::as_fd(Box::leak(Box::new(input.try_clone().unwrap())));
     });
     let mut bytes = [0; 9];
@@ -200,7 +199,7 @@ fn a_sandbox_that_closes_its_socket_is_ended() {
 fn the_broker_answers_over_the_socket() {
     let blobs = vec![b"first".to_vec(), b"second".to_vec()];
     let zygotes = parent();
-    let mut ask = |command, argument: &str, rootfs| {
+    let ask = |command, argument: &str, rootfs| {
         said(&mut start_with(zygotes.create().unwrap(), command, argument, rootfs, |_| {}))
     };
     assert_eq!(ask("blob", "1", index_rootfs(blobs.clone())), "file second");
@@ -209,7 +208,7 @@ fn the_broker_answers_over_the_socket() {
     let tree = tempfile::tempdir().unwrap();
     fs::write(tree.path().join("file"), "content").unwrap();
     std::os::unix::fs::symlink("/etc/passwd", tree.path().join("link")).unwrap();
-    let mut ask = |command, argument| ask(command, argument, common::host_rootfs(tree.path()));
+    let ask = |command, argument| ask(command, argument, common::host_rootfs(tree.path()));
     assert_eq!(ask("open", "file"), "file content");
     assert_eq!(ask("open", "link"), "errno 40");
     assert_eq!(ask("readlink", "link"), "data /etc/passwd");
@@ -306,7 +305,7 @@ fn slots_are_reused() {
 #[test]
 fn memory_beyond_the_limit_ends_the_sandbox() {
     let zygotes = parent();
-    let mut eat = |limit_mib: u64| {
+    let eat = |limit_mib: u64| {
         let zygote = zygotes.create().unwrap();
         let rootfs = index_rootfs(vec![]);
         let mut sandbox =

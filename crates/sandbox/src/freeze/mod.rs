@@ -1,11 +1,23 @@
 //! Freezing: writing a sandbox at rest to an image file.
 
+mod layout;
+mod report;
+mod scan;
+mod write;
+
+use std::collections::HashSet;
 use std::fs::File;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thaw_abi::control::EntryPoint;
+use thaw_abi::image::{SOURCE_BLOB, SOURCE_ZERO};
 
+use crate::boot::Rootfs;
 use crate::sandbox::Sandbox;
+use layout::{Scanned, lay_out};
+use report::Report;
+use scan::Scanner;
+use write::write;
 
 /// What the image is to say about the function, and limits.
 #[derive(Clone, Debug)]
@@ -90,6 +102,14 @@ pub enum FreezeError {
         /// [`FreezeSpec::max_stored`].
         limit: u64,
     },
+    /// More mappings than a boot command holds.
+    #[error(
+        "the frozen program has more than {limit} separate memory mappings; let it map less at its entry point"
+    )]
+    TooManyMappings {
+        /// Most mappings of an image.
+        limit: usize,
+    },
     /// A blob could not be read.
     #[error("cannot read blob {blob} while freezing: {source}")]
     Blob {
@@ -108,14 +128,83 @@ pub enum FreezeError {
     Write(#[source] std::io::Error),
 }
 
-/// Writes the memory of `sandbox`, at rest at `entry`, to `image` (empty, open
-/// for reading and writing). The caller syncs and renames the file.
+/// Writes the memory of `sandbox`, at rest at `entry`, to `image` (open for
+/// reading and writing; what it holds is lost). The caller syncs and renames the
+/// file. Afterwards the sandbox may go on or be killed.
 pub fn freeze(
     sandbox: &Sandbox,
     entry: EntryPoint,
     spec: &FreezeSpec,
     image: &File,
 ) -> Result<FreezeReport, FreezeError> {
-    let _ = (sandbox, entry, spec, image);
-    todo!()
+    let started = Instant::now();
+    let Rootfs::Index { blobs: source, .. } = sandbox.rootfs() else {
+        return Err(FreezeError::HostDirectory);
+    };
+    let mut scanner = Scanner::open(sandbox.pid(), &**source, spec.max_stored)?;
+    let report = read_report(&scanner, entry)?;
+    let blobs = blobs_in_use(&report);
+    for &blob in &blobs {
+        scanner.check_blob(blob)?;
+    }
+
+    let mut scanned = Vec::with_capacity(report.regions.len());
+    for region in &report.regions {
+        let runs = scanner.runs(region)?;
+        scanned.push(Scanned { region: region.clone(), runs });
+    }
+    let layout = lay_out(&scanned, spec.merge, MAPPINGS_MAX)
+        .ok_or(FreezeError::TooManyMappings { limit: MAPPINGS_MAX })?;
+
+    let mut summary = FreezeReport {
+        stored_clean: layout.stored_clean,
+        regions: report.regions.len(),
+        mappings: layout.mappings.len(),
+        threads: report.threads.len(),
+        blobs: blobs.len(),
+        ..FreezeReport::default()
+    };
+    for mapping in &layout.mappings {
+        match mapping.source {
+            SOURCE_BLOB => summary.from_blobs += mapping.len,
+            SOURCE_ZERO => summary.zero += mapping.len,
+            _ => {}
+        }
+    }
+    let in_image = layout.image_len;
+    let written = write(image, &report, &blobs, layout, spec, sandbox.kernel_build_id(), &scanner)?;
+    summary.file_len = written.file_len;
+    summary.stored = written.stored;
+    summary.zero += in_image - written.stored;
+    summary.checksum = written.checksum;
+    summary.duration = started.elapsed();
+    Ok(summary)
+}
+
+/// Most mappings of an image: they must fit a boot command together with the
+/// ranges to populate.
+const MAPPINGS_MAX: usize = 3000;
+
+/// Most blobs of an image's I/O cache, which only saves requests at boot; those
+/// that are mapped come first.
+const BLOBS_MAX: usize = 1024;
+
+fn read_report(scanner: &Scanner<'_>, entry: EntryPoint) -> Result<Report, FreezeError> {
+    if !report::is_plausible_place(entry.report_address, entry.report_len) {
+        return Err(FreezeError::Report("it lies where none can be, or is too long"));
+    }
+    let mut bytes = vec![0; entry.report_len as usize];
+    scanner.read(entry.report_address, &mut bytes).map_err(FreezeError::Memory)?;
+    Report::parse(&bytes)
+}
+
+/// The blobs that the kernel has open and those that it maps, each once.
+fn blobs_in_use(report: &Report) -> Vec<u32> {
+    let mapped = report.regions.iter().filter_map(|region| region.blob.map(|(blob, _)| blob));
+    let mut seen = HashSet::new();
+    mapped
+        .chain(report.blobs.iter().copied())
+        .filter(|&blob| seen.insert(blob))
+        .take(BLOBS_MAX)
+        .collect()
 }

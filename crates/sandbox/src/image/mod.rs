@@ -1,7 +1,15 @@
 //! Reading snapshot images. Nothing of an image is executed or mapped before
 //! all checks have passed.
 
+mod cpu;
+pub(crate) mod elf;
+mod parse;
+
+pub use cpu::cpu_features;
+
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use thaw_abi::image::{ImageHeader, Mapping};
@@ -81,14 +89,28 @@ impl Image {
     /// Reads and verifies an image: structure, length, version, checksum.
     /// Whether it can be booted here says [`Image::check_fit`].
     pub fn open(file: File) -> Result<Self, ImageError> {
-        let _ = file;
-        todo!()
+        let parsed = parse::parse(&file)?;
+        Ok(Self {
+            file: Arc::new(file),
+            header: parsed.header,
+            mappings: parsed.mappings,
+            blobs: parsed.blobs,
+            about: parsed.about,
+        })
     }
 
     /// Checks that the image can be booted here.
     pub fn check_fit(&self, fit: &Fit) -> Result<(), ImageError> {
-        let _ = fit;
-        todo!()
+        if self.header.kernel_build != fit.kernel_build {
+            return Err(ImageError::OtherKernel);
+        }
+        if self.header.index != fit.index_hash {
+            return Err(ImageError::OtherRootfs);
+        }
+        match cpu::missing(&self.header.cpu_features, &fit.cpu_features) {
+            None => Ok(()),
+            Some(missing) => Err(ImageError::Cpu(missing)),
+        }
     }
 
     /// The header.
@@ -124,12 +146,29 @@ impl Image {
         index_len: u64,
         blobs: Arc<dyn BlobSource>,
     ) -> Result<BootPlan, PlanError> {
-        let _ = (index, index_len, blobs);
-        todo!()
+        BootPlan::new(self, index, index_len, blobs)
     }
 }
 
-/// CPU features of this machine, as [`ImageHeader::cpu_features`] describes.
-pub fn cpu_features() -> [u32; 8] {
-    todo!()
+/// BLAKE3 of the first `len` bytes of an image, with the 32 bytes of the
+/// checksum itself taken as zero.
+pub(crate) fn checksum(file: &File, len: u64, checksum_offset: u64) -> io::Result<[u8; 32]> {
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < len {
+        let count = (len - at).min(buffer.len() as u64) as usize;
+        let buffer = &mut buffer[..count];
+        file.read_exact_at(buffer, at)?;
+        for position in checksum_offset..checksum_offset + 32 {
+            if let Some(byte) =
+                position.checked_sub(at).and_then(|position| buffer.get_mut(position as usize))
+            {
+                *byte = 0;
+            }
+        }
+        hasher.update(buffer);
+        at += count as u64;
+    }
+    Ok(*hasher.finalize().as_bytes())
 }

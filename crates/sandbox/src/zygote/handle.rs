@@ -58,6 +58,7 @@ pub(crate) struct Connected {
     pidfd: OwnedFd,
     user_ids: UserIds,
     groups: Option<Arc<Hierarchy>>,
+    kernel_build_id: [u8; 32],
     book: Arc<Mutex<Book>>,
 }
 
@@ -148,6 +149,7 @@ impl ZygoteParent {
             pidfd: started.pidfd,
             user_ids: started.user_ids,
             groups,
+            kernel_build_id: config.kernel.build_id(),
             book,
         };
         Ok(Self { config, connected: Arc::new(connected), no_groups })
@@ -271,6 +273,10 @@ impl ZygoteParent {
 impl Connected {
     pub fn user_ids(&self) -> UserIds {
         self.user_ids
+    }
+
+    pub fn kernel_build_id(&self) -> [u8; 32] {
+        self.kernel_build_id
     }
 }
 

@@ -86,7 +86,7 @@ pub enum UserIds {
 }
 
 impl UserIds {
-    pub fn from_number(number: i32) -> Self {
+    pub(super) fn from_number(number: i32) -> Self {
         if number == Self::OnePerSandbox as i32 { Self::OnePerSandbox } else { Self::Shared }
     }
 }

@@ -1,0 +1,329 @@
+//! From runs of pages to mappings and file offsets. Pure computation.
+
+use thaw_abi::PAGE_SIZE;
+use thaw_abi::freeze::{REGION_KERNEL, REGION_SHARED};
+use thaw_abi::image::{
+    MAPPING_EAGER, MAPPING_KERNEL, MAPPING_SHARED, Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO,
+};
+
+use super::MergePolicy;
+use super::report::Region;
+use super::scan::{Content, Run};
+
+/// A region with the runs that cover it.
+#[derive(Clone, Debug)]
+pub(crate) struct Scanned {
+    pub region: Region,
+    pub runs: Vec<Run>,
+}
+
+/// How a frozen sandbox becomes an image file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Sorted by address. Offsets in the image count from its first page of
+    /// memory, see [`Layout::place`].
+    pub mappings: Vec<Mapping>,
+    /// Memory in the image, sorted by address and by offset, neighbours merged.
+    pub segments: Vec<Segment>,
+    /// Bytes stored although a blob has them.
+    pub stored_clean: u64,
+    /// Bytes of memory in the image, holes included.
+    pub image_len: u64,
+}
+
+/// A range of memory that lies in the image file, in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub start: u64,
+    pub end: u64,
+    pub offset: u64,
+}
+
+/// Computes the layout, with merging as `policy` says, and harder if that
+/// leaves more than `max_mappings`; `None` if nothing helps.
+pub(crate) fn lay_out(
+    scanned: &[Scanned],
+    policy: MergePolicy,
+    max_mappings: usize,
+) -> Option<Layout> {
+    let mut policy = policy;
+    loop {
+        let layout = lay_out_once(scanned, policy);
+        if layout.mappings.len() <= max_mappings {
+            return Some(layout);
+        }
+        let harder = MergePolicy {
+            clean_gap_pages: (policy.clean_gap_pages * 2).clamp(1, 1 << 20),
+            zero_gap_pages: (policy.zero_gap_pages * 2).clamp(1, 1 << 20),
+        };
+        if harder == policy {
+            return None;
+        }
+        policy = harder;
+    }
+}
+
+fn lay_out_once(scanned: &[Scanned], policy: MergePolicy) -> Layout {
+    let mut layout = Layout::default();
+    for Scanned { region, runs } in scanned {
+        for run in merge(runs, policy, &mut layout.stored_clean) {
+            layout.add(region, run);
+        }
+    }
+    layout
+}
+
+/// Makes short gaps between stored runs stored, too.
+fn merge(runs: &[Run], policy: MergePolicy, stored_clean: &mut u64) -> Vec<Run> {
+    let mut merged: Vec<Run> = Vec::with_capacity(runs.len());
+    for (number, &run) in runs.iter().enumerate() {
+        let follows_stored = merged.last().is_some_and(|last| last.content == Content::Own);
+        let limit = match run.content {
+            Content::Own => u64::MAX,
+            Content::Blob => policy.clean_gap_pages * PAGE_SIZE,
+            Content::Zero => policy.zero_gap_pages * PAGE_SIZE,
+        };
+        // Of several short gaps in a row, each is judged alone; the last must
+        // lead to a stored run, which `is_gap` sees by looking past gaps.
+        let absorbed =
+            follows_stored && run.len() <= limit && leads_to_stored(&runs[number..], policy);
+        match merged.last_mut() {
+            Some(last) if absorbed => {
+                if run.content == Content::Blob {
+                    *stored_clean += run.len();
+                }
+                last.end = run.end;
+            }
+            _ => merged.push(run),
+        }
+    }
+    merged
+}
+
+/// Whether only short gaps lie between here and a stored run.
+fn leads_to_stored(runs: &[Run], policy: MergePolicy) -> bool {
+    for run in runs {
+        let limit = match run.content {
+            Content::Own => return true,
+            Content::Blob => policy.clean_gap_pages,
+            Content::Zero => policy.zero_gap_pages,
+        };
+        if run.len() > limit * PAGE_SIZE {
+            return false;
+        }
+    }
+    false
+}
+
+impl Layout {
+    fn add(&mut self, region: &Region, run: Run) {
+        let (source, blob, offset) = match (run.content, region.blob) {
+            (Content::Blob, Some((blob, offset))) => {
+                (SOURCE_BLOB, blob, offset + (run.start - region.start))
+            }
+            // A scan finds blob content in blob regions only.
+            (Content::Zero | Content::Blob, _) => (SOURCE_ZERO, 0, 0),
+            (Content::Own, _) => (SOURCE_IMAGE, 0, self.store(run)),
+        };
+        let mut flags = 0;
+        if region.has(REGION_KERNEL) {
+            flags |= MAPPING_KERNEL | MAPPING_EAGER;
+        }
+        if region.has(REGION_SHARED) {
+            flags |= MAPPING_SHARED;
+        }
+        let mapping = Mapping {
+            start: run.start,
+            len: run.len(),
+            offset,
+            source,
+            blob,
+            prot: region.prot,
+            flags,
+        };
+        match self.mappings.last_mut() {
+            Some(last) if continues(last, &mapping) => last.len += mapping.len,
+            _ => self.mappings.push(mapping),
+        }
+    }
+
+    /// Gives a run its place behind what is there: neighbours in memory are
+    /// neighbours in the file.
+    fn store(&mut self, run: Run) -> u64 {
+        let offset = self.image_len;
+        self.image_len += run.len();
+        match self.segments.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => self.segments.push(Segment { start: run.start, end: run.end, offset }),
+        }
+        offset
+    }
+
+    /// Moves all offsets to where the memory begins in the file.
+    pub fn place(&mut self, first: u64) {
+        for mapping in &mut self.mappings {
+            if mapping.source == SOURCE_IMAGE {
+                mapping.offset += first;
+            }
+        }
+        for segment in &mut self.segments {
+            segment.offset += first;
+        }
+    }
+}
+
+/// Whether one `mmap` call can make both.
+fn continues(first: &Mapping, second: &Mapping) -> bool {
+    let same = first.source == second.source
+        && first.prot == second.prot
+        && first.flags == second.flags
+        && first.start + first.len == second.start;
+    same && match first.source {
+        SOURCE_ZERO => true,
+        SOURCE_BLOB => first.blob == second.blob && first.offset + first.len == second.offset,
+        _ => first.offset + first.len == second.offset,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P: u64 = PAGE_SIZE;
+    const NO_MERGING: MergePolicy = MergePolicy { clean_gap_pages: 0, zero_gap_pages: 0 };
+
+    fn scanned(
+        start: u64,
+        prot: u32,
+        blob: Option<(u32, u64)>,
+        runs: &[(u64, Content)],
+    ) -> Scanned {
+        let mut at = start;
+        let runs: Vec<Run> = runs
+            .iter()
+            .map(|&(pages, content)| {
+                let run = Run { start: at, end: at + pages * P, content };
+                at = run.end;
+                run
+            })
+            .collect();
+        let region = Region { start, len: at - start, blob, prot, flags: 0, path: Vec::new() };
+        Scanned { region, runs }
+    }
+
+    fn summary(layout: &Layout) -> Vec<(u64, u64, u32, u64)> {
+        let unit = |mapping: &Mapping| {
+            (mapping.start / P, mapping.len / P, mapping.source, mapping.offset / P)
+        };
+        layout.mappings.iter().map(unit).collect()
+    }
+
+    use Content::{Blob, Own, Zero};
+
+    #[test]
+    fn runs_become_mappings() {
+        let regions =
+            [scanned(1000 * P, 3, Some((7, 5 * P)), &[(2, Blob), (1, Own), (3, Blob), (1, Zero)])];
+        let layout = lay_out(&regions, NO_MERGING, 100).unwrap();
+        assert_eq!(
+            summary(&layout),
+            [
+                (1000, 2, SOURCE_BLOB, 5),
+                (1002, 1, SOURCE_IMAGE, 0),
+                (1003, 3, SOURCE_BLOB, 8),
+                (1006, 1, SOURCE_ZERO, 0)
+            ]
+        );
+        assert_eq!(layout.image_len, P);
+    }
+
+    #[test]
+    fn neighbours_with_equal_protection_become_one() {
+        let regions = [
+            scanned(1000 * P, 3, Some((7, 0)), &[(2, Own)]),
+            scanned(1002 * P, 3, None, &[(1, Own), (4, Zero)]),
+            scanned(1007 * P, 3, None, &[(2, Zero), (1, Own)]),
+            scanned(1010 * P, 1, None, &[(1, Own)]),
+        ];
+        let layout = lay_out(&regions, NO_MERGING, 100).unwrap();
+        assert_eq!(
+            summary(&layout),
+            [
+                (1000, 3, SOURCE_IMAGE, 0),
+                (1003, 6, SOURCE_ZERO, 0),
+                (1009, 1, SOURCE_IMAGE, 3),
+                (1010, 1, SOURCE_IMAGE, 4)
+            ]
+        );
+        // In the file, they are neighbours whatever their protection.
+        assert_eq!(
+            layout.segments,
+            [
+                Segment { start: 1000 * P, end: 1003 * P, offset: 0 },
+                Segment { start: 1009 * P, end: 1011 * P, offset: 3 * P },
+            ]
+        );
+    }
+
+    #[test]
+    fn short_gaps_are_absorbed_and_long_ones_are_not() {
+        let runs = [
+            (1, Own),
+            (2, Blob),
+            (1, Own),
+            (3, Blob),
+            (1, Own),
+            (5, Zero),
+            (1, Own),
+            (6, Zero),
+            (1, Own),
+            (1, Blob),
+        ];
+        let regions = [scanned(1000 * P, 3, Some((7, 0)), &runs)];
+        let policy = MergePolicy { clean_gap_pages: 2, zero_gap_pages: 5 };
+        let layout = lay_out(&regions, policy, 100).unwrap();
+        assert_eq!(
+            summary(&layout),
+            [
+                (1000, 4, SOURCE_IMAGE, 0),
+                (1004, 3, SOURCE_BLOB, 4),
+                (1007, 7, SOURCE_IMAGE, 4),
+                (1014, 6, SOURCE_ZERO, 0),
+                (1020, 1, SOURCE_IMAGE, 11),
+                (1021, 1, SOURCE_BLOB, 21),
+            ]
+        );
+        assert_eq!(layout.stored_clean, 2 * P);
+    }
+
+    #[test]
+    fn merging_gets_harder_until_the_mappings_fit() {
+        let runs: Vec<(u64, Content)> =
+            (0..1000).map(|number| if number % 2 == 0 { (1, Own) } else { (3, Blob) }).collect();
+        let regions = [scanned(1000 * P, 3, Some((7, 0)), &runs)];
+        assert_eq!(lay_out_once(&regions, NO_MERGING).mappings.len(), 1000);
+        let layout = lay_out(&regions, NO_MERGING, 10).unwrap();
+        assert!(layout.mappings.len() <= 10);
+        let islands: Vec<Scanned> =
+            (0..20).map(|number| scanned((1000 + 2 * number) * P, 3, None, &[(1, Own)])).collect();
+        assert_eq!(lay_out(&islands, NO_MERGING, 10), None);
+    }
+
+    #[test]
+    fn every_byte_is_mapped_exactly_once() {
+        let runs =
+            [(1, Own), (1, Blob), (9, Zero), (1, Own), (20, Zero), (2, Blob), (1, Zero), (1, Own)];
+        let regions =
+            [scanned(1000 * P, 3, Some((7, 0)), &runs), scanned(1036 * P, 3, None, &[(3, Zero)])];
+        for gap in 0..12 {
+            let policy = MergePolicy { clean_gap_pages: gap, zero_gap_pages: gap };
+            let layout = lay_out(&regions, policy, 100).unwrap();
+            let mut at = 1000 * P;
+            for mapping in &layout.mappings {
+                assert_eq!(mapping.start, at);
+                at += mapping.len;
+            }
+            assert_eq!(at, 1039 * P);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Reading the kernel's freeze report. Every number in it is hostile.
+
+use thaw_abi::freeze::{
+    FrozenRegion, FrozenThread, REGION_FROM_IMAGE, REGION_KERNEL, REGION_SHARED, REGION_STACK,
+    REGION_WIPE, REPORT_MAGIC, REPORT_MAX, ReportHeader,
+};
+use thaw_abi::layout::LAYOUT_END;
+use thaw_abi::rootfs::NO_BLOB;
+
+use super::FreezeError;
+use crate::area::{Area, area_of};
+
+/// Most threads that an image describes.
+const THREADS_MAX: u32 = 65_536;
+
+/// A range that the sandbox has mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub start: u64,
+    pub len: u64,
+    /// The mapped blob and the offset in it of the first byte.
+    pub blob: Option<(u32, u64)>,
+    /// `PROT_*`.
+    pub prot: u32,
+    /// `REGION_*`.
+    pub flags: u32,
+    /// Path of the mapped file; empty for anonymous memory.
+    pub path: Vec<u8>,
+}
+
+impl Region {
+    pub fn end(&self) -> u64 {
+        self.start + self.len
+    }
+
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// A freeze report, checked.
+#[derive(Debug)]
+pub(crate) struct Report {
+    /// Sorted, not overlapping.
+    pub regions: Vec<Region>,
+    /// At least one; the first is the main thread.
+    pub threads: Vec<FrozenThread>,
+    /// Blobs in use.
+    pub blobs: Vec<u32>,
+    pub auxv: Vec<u8>,
+    pub pid: u32,
+}
+
+/// Whether a report can lie there.
+pub(crate) fn is_plausible_place(address: u64, len: u64) -> bool {
+    len <= REPORT_MAX && address.checked_add(len).is_some_and(|end| end <= LAYOUT_END)
+}
+
+/// Takes values off the front of a byte string.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    fn array<T: bytemuck::AnyBitPattern>(&mut self, count: u32) -> Option<Vec<T>> {
+        let bytes = self.bytes((count as usize).checked_mul(size_of::<T>())?)?;
+        Some(bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect())
+    }
+}
+
+impl Report {
+    /// Reads a report from its bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, FreezeError> {
+        let truncated = || FreezeError::Report("it is shorter than its counts say");
+        let wrong = |what| Err(FreezeError::Report(what));
+        let mut reader = Reader(bytes);
+        let [header] = reader.array::<ReportHeader>(1).ok_or_else(truncated)?[..] else {
+            return Err(truncated());
+        };
+        if header.magic != REPORT_MAGIC {
+            return wrong("it does not begin as a report");
+        }
+        if header.thread_count == 0 || header.thread_count > THREADS_MAX {
+            return wrong("its number of threads is impossible");
+        }
+        let regions = reader.array::<FrozenRegion>(header.region_count).ok_or_else(truncated)?;
+        let threads = reader.array::<FrozenThread>(header.thread_count).ok_or_else(truncated)?;
+        let blobs = reader.array::<u32>(header.blob_count).ok_or_else(truncated)?;
+        let padding = (bytes.len() - reader.0.len()).next_multiple_of(8) + reader.0.len();
+        reader.bytes(padding - bytes.len()).ok_or_else(truncated)?;
+        let auxv = reader.bytes(header.auxv_len as usize).ok_or_else(truncated)?.to_vec();
+        let strings = reader.bytes(header.strings_len as usize).ok_or_else(truncated)?;
+
+        let mut checked: Vec<Region> = Vec::with_capacity(regions.len());
+        for region in &regions {
+            let region = check(region, strings).map_err(FreezeError::Report)?;
+            if checked.last().is_some_and(|previous| previous.end() > region.start) {
+                return wrong("its regions overlap or are not sorted");
+            }
+            checked.push(region);
+        }
+        Ok(Self { regions: checked, threads, blobs, auxv, pid: header.pid })
+    }
+}
+
+fn check(region: &FrozenRegion, strings: &[u8]) -> Result<Region, &'static str> {
+    const FLAGS: u32 =
+        REGION_KERNEL | REGION_SHARED | REGION_WIPE | REGION_FROM_IMAGE | REGION_STACK;
+    let area = area_of(region.start, region.len).ok_or("a region lies where none can be")?;
+    if (area == Area::Kernel) != (region.flags & REGION_KERNEL != 0) {
+        return Err("a region is marked as somebody else's");
+    }
+    if region.flags & !FLAGS != 0 || region.prot & !7 != 0 {
+        return Err("a region has unknown flags");
+    }
+    let blob = match region.blob {
+        NO_BLOB => None,
+        blob => {
+            let end = region.blob_offset.checked_add(region.len);
+            if !region.blob_offset.is_multiple_of(thaw_abi::PAGE_SIZE)
+                || end.is_none_or(|end| end > i64::MAX as u64)
+            {
+                return Err("a region maps an impossible part of a blob");
+            }
+            Some((blob, region.blob_offset))
+        }
+    };
+    let path = (region.path_offset as usize)
+        .checked_add(region.path_len as usize)
+        .and_then(|end| strings.get(region.path_offset as usize..end))
+        .ok_or("the path of a region lies outside the report")?;
+    Ok(Region {
+        start: region.start,
+        len: region.len,
+        blob,
+        prot: region.prot,
+        flags: region.flags,
+        path: path.to_vec(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytemuck::{Zeroable, bytes_of};
+
+    fn region(start: u64, len: u64) -> FrozenRegion {
+        FrozenRegion { start, len, blob: NO_BLOB, prot: 3, ..FrozenRegion::zeroed() }
+    }
+
+    fn encode(regions: &[FrozenRegion], change: impl FnOnce(&mut ReportHeader)) -> Vec<u8> {
+        let mut header = ReportHeader {
+            magic: REPORT_MAGIC,
+            region_count: regions.len() as u32,
+            thread_count: 1,
+            blob_count: 1,
+            auxv_len: 16,
+            strings_len: 4,
+            pid: 1,
+        };
+        change(&mut header);
+        let mut bytes = bytes_of(&header).to_vec();
+        bytes.extend_from_slice(bytemuck::cast_slice(regions));
+        bytes.extend_from_slice(bytes_of(&FrozenThread::zeroed()));
+        bytes.extend_from_slice(&[5, 0, 0, 0]);
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes.extend_from_slice(&[6; 16]);
+        bytes.extend_from_slice(b"/bin");
+        bytes
+    }
+
+    #[test]
+    fn a_report_is_read() {
+        let mapped = FrozenRegion { blob: 5, path_len: 4, ..region(0x40_0000, 0x2000) };
+        let report = Report::parse(&encode(&[mapped, region(0x50_0000, 0x1000)], |_| {})).unwrap();
+        assert_eq!(report.blobs, [5]);
+        assert_eq!(report.auxv, [6; 16]);
+        assert_eq!(report.regions[0].path, b"/bin");
+        assert_eq!(report.regions[0].blob, Some((5, 0)));
+        assert_eq!(report.regions[1].blob, None);
+    }
+
+    #[test]
+    fn lies_are_refused() {
+        let good = region(0x40_0000, 0x2000);
+        for regions in [
+            vec![good, region(0x40_1000, 0x1000)],
+            vec![region(0x50_0000, 0x1000), good],
+            vec![region(0x40_0000, 0x7fff_ffff_ffff_f000)],
+            vec![region(0x40_0001, 0x1000)],
+            vec![region(thaw_abi::layout::KERNEL_BASE, 0x1000)],
+            vec![region(thaw_abi::layout::HEAP_BASE, 0x1000)],
+            vec![FrozenRegion { flags: REGION_KERNEL, ..good }],
+            vec![FrozenRegion { flags: 1 << 20, ..good }],
+            vec![FrozenRegion { prot: 8, ..good }],
+            vec![FrozenRegion { path_len: 5, ..good }],
+            vec![FrozenRegion { path_offset: u32::MAX, path_len: u32::MAX, ..good }],
+            vec![FrozenRegion { blob: 1, blob_offset: 1, ..good }],
+            vec![FrozenRegion { blob: 1, blob_offset: !0xfff, ..good }],
+        ] {
+            Report::parse(&encode(&regions, |_| {})).expect_err("a lie");
+        }
+        let headers: [fn(&mut ReportHeader); 7] = [
+            |header| header.magic[0] = 0,
+            |header| header.region_count = u32::MAX,
+            |header| header.thread_count = 0,
+            |header| header.thread_count = u32::MAX,
+            |header| header.blob_count = u32::MAX,
+            |header| header.auxv_len = u32::MAX,
+            |header| header.strings_len = 5,
+        ];
+        for change in headers {
+            Report::parse(&encode(&[good], change)).expect_err("a lie");
+        }
+    }
+
+    #[test]
+    fn every_prefix_and_every_flipped_byte_is_survived() {
+        let bytes = encode(&[region(0x40_0000, 0x2000), region(0x50_0000, 0x1000)], |_| {});
+        for len in 0..bytes.len() {
+            Report::parse(&bytes[..len]).expect_err("a prefix");
+        }
+        for position in 0..bytes.len() {
+            for flip in [1, 0x80, 0xff] {
+                let mut bytes = bytes.clone();
+                bytes[position] ^= flip;
+                let _ = Report::parse(&bytes);
+            }
+        }
+    }
+}

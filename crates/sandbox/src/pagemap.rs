@@ -1,0 +1,240 @@
+//! Which pages of another process are there, and of what kind
+//! (`/proc/PID/pagemap`, Documentation/admin-guide/mm/pagemap.rst).
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use thaw_abi::PAGE_SIZE;
+
+/// What is known about a page that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PageKind {
+    /// Private memory of the process, written at least once, in memory or swapped out.
+    Private,
+    /// A page of a file or of shared memory.
+    File,
+    /// The page of zeros that anonymous memory shows before it is written.
+    Zero,
+}
+
+/// A run of neighbouring pages of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PageRun {
+    /// First byte.
+    pub start: u64,
+    /// End, exclusive.
+    pub end: u64,
+    pub kind: PageKind,
+}
+
+/// The page map of a process.
+pub(crate) struct PageMap {
+    file: File,
+    /// The host kernel finds runs itself (Linux 6.7); without that, every page
+    /// of a range has an entry to be read.
+    scan: bool,
+}
+
+/// Most bytes of address space whose entries are read one by one.
+const ENTRIES_MAX: u64 = 1 << 40;
+
+impl PageMap {
+    /// Opens the page map of a process that the caller may trace.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        Ok(Self { file: File::open(format!("/proc/{pid}/pagemap"))?, scan: true })
+    }
+
+    /// Calls `found` for each run of pages that are there between two page
+    /// boundaries, in order. Neighbouring runs may be of one kind.
+    pub fn runs(&mut self, start: u64, end: u64, mut found: impl FnMut(PageRun)) -> io::Result<()> {
+        if self.scan {
+            match self.scan(start, end, &mut found) {
+                // ENOTTY: a kernel without the call. Nothing was reported yet.
+                Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.scan = false,
+                result => return result,
+            }
+        }
+        self.read(start, end, &mut found)
+    }
+
+    fn scan(&self, start: u64, end: u64, found: &mut impl FnMut(PageRun)) -> io::Result<()> {
+        const REGIONS: usize = 512;
+        let mut regions = [Region::default(); REGIONS];
+        let mut from = start;
+        while from < end {
+            let mut request = ScanRequest {
+                size: size_of::<ScanRequest>() as u64,
+                start: from,
+                end,
+                vec: regions.as_mut_ptr() as u64,
+                vec_len: REGIONS as u64,
+                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                return_mask: PAGE_IS_FILE | PAGE_IS_PFNZERO | PAGE_IS_PRESENT,
+                ..ScanRequest::default()
+            };
+            // SAFETY: the request names its own size, and `vec_len` regions at
+            // `vec`, which the kernel may fill; both live through the call.
+            let count =
+                unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) };
+            if count < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            for region in &regions[..count as usize] {
+                let kind = match region.categories {
+                    bits if bits & PAGE_IS_PFNZERO != 0 => PageKind::Zero,
+                    bits if bits & PAGE_IS_FILE != 0 => PageKind::File,
+                    _ => PageKind::Private,
+                };
+                found(PageRun { start: region.start, end: region.end, kind });
+            }
+            if request.walk_end <= from {
+                break;
+            }
+            from = request.walk_end;
+        }
+        Ok(())
+    }
+
+    fn read(&self, start: u64, end: u64, found: &mut impl FnMut(PageRun)) -> io::Result<()> {
+        const PRESENT: u64 = 1 << 63;
+        const SWAPPED: u64 = 1 << 62;
+        const FILE: u64 = 1 << 61;
+        if end.saturating_sub(start) > ENTRIES_MAX {
+            return Err(io::Error::from(io::ErrorKind::OutOfMemory));
+        }
+        let mut entries = vec![0_u64; 32 * 1024];
+        let mut from = start;
+        while from < end {
+            let count = (((end - from) / PAGE_SIZE) as usize).min(entries.len());
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut entries[..count]);
+            self.file.read_exact_at(bytes, from / PAGE_SIZE * 8)?;
+            let mut run: Option<PageRun> = None;
+            for (number, entry) in entries[..count].iter().enumerate() {
+                let start = from + number as u64 * PAGE_SIZE;
+                let kind = match entry {
+                    entry if entry & (PRESENT | SWAPPED) == 0 => None,
+                    entry if entry & FILE != 0 => Some(PageKind::File),
+                    _ => Some(PageKind::Private),
+                };
+                match (&mut run, kind) {
+                    (Some(run), Some(kind)) if run.kind == kind => run.end = start + PAGE_SIZE,
+                    (_, kind) => {
+                        if let Some(run) = run.take() {
+                            found(run);
+                        }
+                        run = kind.map(|kind| PageRun { start, end: start + PAGE_SIZE, kind });
+                    }
+                }
+            }
+            if let Some(run) = run {
+                found(run);
+            }
+            from += count as u64 * PAGE_SIZE;
+        }
+        Ok(())
+    }
+}
+
+/// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)` (linux/fs.h).
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
+const PAGE_IS_FILE: u64 = 1 << 2;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
+
+/// `struct pm_scan_arg`.
+#[derive(Default)]
+#[repr(C)]
+struct ScanRequest {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+    use std::ptr;
+
+    const PAGES: u64 = 64;
+
+    /// A range with pages written, pages read and pages untouched, over
+    /// anonymous memory and over a file.
+    fn memory(file: Option<&File>) -> u64 {
+        let len = (PAGES * PAGE_SIZE) as usize;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let start = unsafe {
+            match file {
+                Some(file) => mmap(ptr::null_mut(), len, protection, MapFlags::PRIVATE, file, 0),
+                None => mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE),
+            }
+        }
+        .unwrap();
+        for page in [3, 4, 40] {
+            // SAFETY: inside the mapping above, which stays for the whole test.
+            unsafe { start.cast::<u8>().add((page * PAGE_SIZE) as usize).write_volatile(7) };
+        }
+        // SAFETY: as above.
+        let _ = unsafe { start.cast::<u8>().add((20 * PAGE_SIZE) as usize).read_volatile() };
+        start as u64
+    }
+
+    fn pages(map: &mut PageMap, start: u64) -> Vec<Option<PageKind>> {
+        let mut kinds = vec![None; PAGES as usize];
+        map.runs(start, start + PAGES * PAGE_SIZE, |run| {
+            for page in (run.start - start) / PAGE_SIZE..(run.end - start) / PAGE_SIZE {
+                kinds[page as usize] = Some(run.kind);
+            }
+        })
+        .unwrap();
+        kinds
+    }
+
+    #[test]
+    fn written_pages_are_private_and_the_rest_is_not() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(PAGES * PAGE_SIZE).unwrap();
+        for file in [None, Some(&file)] {
+            let start = memory(file);
+            for scan in [true, false] {
+                let mut map = PageMap::open(std::process::id()).unwrap();
+                map.scan = scan;
+                let kinds = pages(&mut map, start);
+                let private: Vec<usize> = (0..kinds.len())
+                    .filter(|&page| kinds[page] == Some(PageKind::Private))
+                    .filter(|&page| file.is_some() || page != 20)
+                    .collect();
+                assert_eq!(private, [3, 4, 40], "scan {scan}");
+                assert_eq!(kinds[60], None);
+                match file {
+                    Some(_) => assert_eq!(kinds[20], Some(PageKind::File)),
+                    // Page by page, the zero page looks like any other.
+                    None => assert!(kinds[20].is_some()),
+                }
+            }
+        }
+    }
+}
