@@ -1,5 +1,18 @@
 //! What this host has and lacks: the facts behind `thaw doctor`.
 
+use std::fs;
+
+use rustix::process::geteuid;
+use rustix::system::uname;
+
+use crate::image::cpu_features;
+use crate::kernel::Kernel;
+use crate::limits;
+use crate::pagemap::PageMap;
+use crate::sys::seccomp_action_available;
+use crate::zygote::Console;
+use crate::zygote::{UserIds, ZygoteConfig, ZygoteError, ZygoteParent};
+
 /// How well the host serves one need of Thaw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
@@ -24,7 +37,314 @@ pub struct Probe {
     pub way_out: Option<String>,
 }
 
-/// Examines the host.
+impl Probe {
+    fn good(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, status: Status::Good, found: found.into(), way_out: None }
+    }
+
+    fn with(name: &'static str, status: Status, found: impl Into<String>, way_out: &str) -> Self {
+        Self { name, status, found: found.into(), way_out: Some(way_out.to_owned()) }
+    }
+}
+
+/// Oldest host kernel with every call that Thaw needs: `MADV_POPULATE_WRITE`
+/// and `cgroup.kill` came with 5.14.
+const OLDEST_KERNEL: (u32, u32) = (5, 14);
+
+/// Examines the host. Takes some milliseconds: what can be tried is tried.
 pub fn probe() -> Vec<Probe> {
-    todo!()
+    let release = uname().release().to_string_lossy().into_owned();
+    let mut probes = vec![
+        kernel_version(&release),
+        seccomp(),
+        fsgsbase(rustix::param::linux_hwcap().1 as u64),
+        xsave(&cpu_features()),
+        lowest_address(&fs::read_to_string("/proc/sys/vm/mmap_min_addr").unwrap_or_default()),
+        user_namespaces(),
+        memory_limits(),
+        page_map(),
+    ];
+    probes.extend(isolation());
+    probes
+}
+
+fn kernel_version(release: &str) -> Probe {
+    const NAME: &str = "host kernel";
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    let version = match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+        _ => (0, 0),
+    };
+    if version < OLDEST_KERNEL {
+        return Probe::with(
+            NAME,
+            Status::Missing,
+            format!("Linux {release}"),
+            "upgrade to Linux 5.14 or newer",
+        );
+    }
+    if version < (6, 7) {
+        let found = format!("Linux {release}, without PAGEMAP_SCAN");
+        return Probe::with(
+            NAME,
+            Status::Limited,
+            found,
+            "Linux 6.7 freezes programs with large reservations faster",
+        );
+    }
+    Probe::good(NAME, format!("Linux {release}"))
+}
+
+fn seccomp() -> Probe {
+    const NAME: &str = "seccomp";
+    const ACTIONS: [(&str, u32); 4] = [
+        ("trap", libc::SECCOMP_RET_TRAP),
+        ("errno", libc::SECCOMP_RET_ERRNO),
+        ("kill process", libc::SECCOMP_RET_KILL_PROCESS),
+        ("allow", libc::SECCOMP_RET_ALLOW),
+    ];
+    let missing: Vec<&str> = ACTIONS
+        .iter()
+        .filter(|(_, action)| !seccomp_action_available(*action))
+        .map(|(name, _)| *name)
+        .collect();
+    if missing.is_empty() {
+        return Probe::good(NAME, "filters with trap, errno and kill process");
+    }
+    let found = format!("no filter action {}", missing.join(", "));
+    Probe::with(
+        NAME,
+        Status::Missing,
+        found,
+        "use a host kernel with CONFIG_SECCOMP_FILTER, and a container that allows seccomp(2)",
+    )
+}
+
+fn fsgsbase(hwcap2: u64) -> Probe {
+    const NAME: &str = "FSGSBASE";
+    /// Bit 1 of `AT_HWCAP2` on x86-64 (arch/x86/include/uapi/asm/hwcap2.h).
+    const HWCAP2_FSGSBASE: u64 = 1 << 1;
+    if hwcap2 & HWCAP2_FSGSBASE != 0 {
+        return Probe::good(NAME, "wrfsbase and wrgsbase work in user mode");
+    }
+    Probe::with(
+        NAME,
+        Status::Missing,
+        "wrgsbase faults in user mode",
+        "use a CPU since 2012 and a host kernel since 5.9, booted without `nofsgsbase`",
+    )
+}
+
+fn xsave(features: &[u32; 8]) -> Probe {
+    const NAME: &str = "XSAVE";
+    let compact = features[5] & 1 << 1 != 0;
+    let enabled = features[0] & 1 << 27 != 0;
+    if !enabled || !compact {
+        let found = if enabled { "no xsavec" } else { "xsave is not enabled" };
+        return Probe::with(
+            NAME,
+            Status::Missing,
+            found,
+            "use a CPU with XSAVEC (Intel since 2015, AMD since 2017), visible in this virtual machine",
+        );
+    }
+    let states =
+        [(1 << 2, "AVX"), (1 << 6, "AVX-512"), (1 << 9, "protection keys"), (1 << 17, "AMX")];
+    let names: Vec<&str> =
+        states.iter().filter(|(bit, _)| features[6] & bit != 0).map(|(_, name)| *name).collect();
+    Probe::good(NAME, format!("xsavec, {} bytes: SSE, {}", features[7], names.join(", ")))
+}
+
+/// The gate lies at 64 KiB, so this much must be mappable.
+fn lowest_address(limit: &str) -> Probe {
+    const NAME: &str = "lowest address";
+    match limit.trim().parse::<u64>() {
+        Ok(limit) if limit <= thaw_abi::layout::GATE_BASE => {
+            Probe::good(NAME, format!("vm.mmap_min_addr is {limit}"))
+        }
+        Ok(limit) => Probe::with(
+            NAME,
+            Status::Missing,
+            format!("vm.mmap_min_addr is {limit}"),
+            "run `sysctl vm.mmap_min_addr=65536`",
+        ),
+        Err(_) => Probe::with(
+            NAME,
+            Status::Limited,
+            "vm.mmap_min_addr cannot be read",
+            "make sure that it is at most 65536",
+        ),
+    }
+}
+
+fn user_namespaces() -> Probe {
+    const NAME: &str = "user namespaces";
+    let read =
+        |path: &str| fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    let forbidden = if read("/proc/sys/user/max_user_namespaces") == Some(0) {
+        Some(("user.max_user_namespaces is 0", "run `sysctl user.max_user_namespaces=15000`"))
+    } else if read("/proc/sys/kernel/unprivileged_userns_clone") == Some(0) && !geteuid().is_root()
+    {
+        Some((
+            "kernel.unprivileged_userns_clone is 0",
+            "run `sysctl kernel.unprivileged_userns_clone=1`",
+        ))
+    } else if read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == Some(1)
+        && !geteuid().is_root()
+    {
+        Some((
+            "AppArmor restricts unprivileged user namespaces",
+            "run `sysctl kernel.apparmor_restrict_unprivileged_userns=0` or add a profile for thaw",
+        ))
+    } else {
+        None
+    };
+    match forbidden {
+        None => Probe::good(NAME, "allowed"),
+        Some((found, way_out)) => {
+            let status = if geteuid().is_root() { Status::Limited } else { Status::Missing };
+            Probe::with(NAME, status, found, way_out)
+        }
+    }
+}
+
+fn memory_limits() -> Probe {
+    const NAME: &str = "memory limits";
+    match limits::discover() {
+        Ok(hierarchy) => Probe::good(
+            NAME,
+            format!(
+                "control groups version {}",
+                match hierarchy.version() {
+                    limits::Version::V2 => 2,
+                    limits::Version::V1 => 1,
+                }
+            ),
+        ),
+        Err(reason) => Probe::with(
+            NAME,
+            Status::Limited,
+            format!(
+                "RLIMIT_DATA only, which counts what is mapped and not what is used ({reason})"
+            ),
+            "run as root, or in a delegated control group (`systemd-run --user --scope -p Delegate=yes thaw …`)",
+        ),
+    }
+}
+
+fn page_map() -> Probe {
+    const NAME: &str = "page map";
+    // Some page that is surely there: the one of this function's stack.
+    let local = 0_u64;
+    let here = &raw const local as u64 & !0xfff;
+    let mut pages = 0;
+    let walked = PageMap::open(std::process::id())
+        .and_then(|mut map| map.runs(here, here + 0x1000, |_| pages += 1));
+    match walked {
+        Ok(()) if pages > 0 => Probe::good(NAME, "readable"),
+        Ok(()) => Probe::with(
+            NAME,
+            Status::Missing,
+            "shows no pages",
+            "use a host kernel with CONFIG_PROC_PAGE_MONITOR",
+        ),
+        Err(error) => Probe::with(
+            NAME,
+            Status::Missing,
+            error.to_string(),
+            "use a host kernel with CONFIG_PROC_PAGE_MONITOR, and mount /proc",
+        ),
+    }
+}
+
+/// Starts a zygote parent and a zygote: namespaces, ids, empty root, execution
+/// of the kernel and the right to trace it are found out by doing.
+fn isolation() -> Vec<Probe> {
+    const PARENT: &str = "namespaces";
+    const IDS: &str = "user ids";
+    const ZYGOTE: &str = "zygote";
+    let kernel = match Kernel::embedded() {
+        Ok(kernel) => kernel,
+        Err(error) => {
+            return vec![Probe::with(
+                ZYGOTE,
+                Status::Missing,
+                error.to_string(),
+                "build Thaw with its kernel",
+            )];
+        }
+    };
+    let parent = match ZygoteParent::start(ZygoteConfig::new(kernel, Console::Pipe)) {
+        Ok(parent) => parent,
+        Err(error) => {
+            let way_out =
+                "allow this user to make namespaces, or run as root outside a restricted container";
+            return vec![Probe::with(PARENT, Status::Missing, without_hint(&error), way_out)];
+        }
+    };
+    let ids = match parent.user_ids() {
+        UserIds::OnePerSandbox => Probe::good(IDS, "one for each sandbox"),
+        UserIds::Shared => Probe::with(
+            IDS,
+            Status::Limited,
+            "all sandboxes share yours",
+            "run as root, or install newuidmap and add a range for this user to /etc/subuid and /etc/subgid",
+        ),
+    };
+    let zygote = match parent.create() {
+        Ok(zygote) => match fs::File::open(format!("/proc/{}/mem", zygote.pid())) {
+            Ok(_) => Probe::good(ZYGOTE, "starts isolated, and its memory can be frozen"),
+            Err(error) => Probe::with(
+                ZYGOTE,
+                Status::Limited,
+                format!("starts, but its memory cannot be read: {error}"),
+                "allow tracing (CAP_SYS_PTRACE in a container) to build images; booting them works",
+            ),
+        },
+        Err(error) => Probe::with(
+            ZYGOTE,
+            Status::Missing,
+            error.to_string(),
+            "see the other findings; if all are good, report this as a bug",
+        ),
+    };
+    vec![
+        Probe::good(PARENT, "user, pid, network, ipc, host name, mount and control group"),
+        ids,
+        zygote,
+    ]
+}
+
+/// The error without its pointer to `thaw doctor`.
+fn without_hint(error: &ZygoteError) -> String {
+    match error {
+        ZygoteError::Parent { step, source } => format!("cannot {step}: {source}"),
+        error => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert_eq!(kernel_version("6.18.44-fc").status, Status::Good);
+        assert_eq!(kernel_version("6.7").status, Status::Good);
+        assert_eq!(kernel_version("6.1.0-42-amd64").status, Status::Limited);
+        assert_eq!(kernel_version("5.13.9").status, Status::Missing);
+        assert_eq!(kernel_version("4.18.0-553.el8").status, Status::Missing);
+        assert_eq!(kernel_version("?").status, Status::Missing);
+    }
+
+    #[test]
+    fn what_is_missing_has_a_way_out() {
+        assert_eq!(fsgsbase(0b10).status, Status::Good);
+        assert_eq!(lowest_address("65536\n").status, Status::Good);
+        assert_eq!(xsave(&[1 << 27, 0, 0, 0, 0, 2, 7, 832]).status, Status::Good);
+        for probe in [fsgsbase(0), lowest_address("131072"), xsave(&[0; 8])] {
+            assert_eq!(probe.status, Status::Missing);
+            assert!(probe.way_out.is_some());
+        }
+    }
 }

@@ -10,7 +10,7 @@
 
 mod cgroup;
 
-pub use cgroup::{Hierarchy, MemoryGroup, discover};
+pub use cgroup::{Hierarchy, MemoryGroup, Version, discover};
 
 use std::io;
 use std::time::Duration;
