@@ -42,8 +42,9 @@ pub enum Event {
     Failed(String),
     /// The sandbox broke the protocol and has been killed; [`Event::Hangup`] follows.
     Violation(Violation),
-    /// The sandbox's end of the control socket is closed: its process has
-    /// ended. Always the last event; [`crate::Sandbox::wait`] has the status.
+    /// The sandbox's end of the control socket is closed, or it was killed for
+    /// a violation: its process has ended or is about to. Always the last
+    /// event; [`crate::Sandbox::wait`] has the status.
     Hangup,
 }
 

@@ -38,7 +38,18 @@ pub struct Sandbox {
     console: Option<OwnedFd>,
     broker: Broker,
     outbox: Outbox,
-    hung_up: bool,
+    state: State,
+}
+
+/// How far the conversation has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Both sides talk.
+    Open,
+    /// The sandbox was killed for a violation; nothing more of it is read.
+    Condemned,
+    /// [`Event::Hangup`] was reported.
+    HungUp,
 }
 
 impl fmt::Debug for Sandbox {
@@ -54,15 +65,17 @@ impl Sandbox {
         console: Option<OwnedFd>,
         broker: Broker,
     ) -> Self {
-        Self { process, control, console, broker, outbox: Outbox::default(), hung_up: false }
+        Self { process, control, console, broker, outbox: Outbox::default(), state: State::Open }
     }
 
     /// Reads messages of the sandbox, serves its broker requests, and returns
     /// the first event. Never blocks on the sandbox. After [`Event::Hangup`],
     /// it always returns [`Progress::Idle`].
     pub fn poll_event(&mut self) -> Progress {
-        if self.hung_up {
-            return Progress::Idle;
+        match self.state {
+            State::Open => {}
+            State::Condemned => return self.hang_up(),
+            State::HungUp => return Progress::Idle,
         }
         if self.outbox.flush(self.control.as_fd()).is_err() {
             return self.hang_up();
@@ -114,13 +127,14 @@ impl Sandbox {
     }
 
     fn violated(&mut self, violation: Violation) -> Progress {
+        self.state = State::Condemned;
         // The only error left is a missing right, and then the drop fails, too.
         let _ = self.kill();
         Progress::Event(Event::Violation(violation))
     }
 
     fn hang_up(&mut self) -> Progress {
-        self.hung_up = true;
+        self.state = State::HungUp;
         // It may only have closed its socket: without one it is of no use.
         let _ = self.kill();
         Progress::Event(Event::Hangup)
@@ -139,7 +153,7 @@ impl Sandbox {
             match self.poll_event() {
                 Progress::Event(event) => return Ok(Some(event)),
                 Progress::Busy => continue,
-                Progress::Idle if self.hung_up => return Ok(None),
+                Progress::Idle if self.state == State::HungUp => return Ok(None),
                 Progress::Idle => {}
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

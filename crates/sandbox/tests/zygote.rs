@@ -399,3 +399,60 @@ fn a_pool_survives_the_death_of_its_parent() {
     assert_ne!(pool.parent().pid(), first);
     assert_eq!(pool.stats().parent_restarts, 1);
 }
+
+/// Not a test: makes a zygote parent, a sandbox and a zygote, prints their
+/// process ids and a control group, and waits to be killed.
+#[test]
+#[ignore = "runs as the victim of another test"]
+fn victim() {
+    let zygotes = parent();
+    let sandbox = start_with(zygotes.create().unwrap(), "spin", "", index_rootfs(vec![]), |_| {});
+    let zygote = zygotes.create().unwrap();
+    println!("victims {} {} {}", zygotes.pid(), sandbox.pid(), zygote.pid());
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_killed_daemon_leaves_nothing_behind() {
+    let mut daemon = std::process::Command::new("/proc/self/exe")
+        .args(["--exact", "victim", "--ignored", "--nocapture"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = io::BufReader::new(daemon.stdout.take().unwrap());
+    let pids: Vec<u32> = io::BufRead::lines(output)
+        .map(Result::unwrap)
+        .find_map(|line| Some(line.split_once("victims ")?.1.to_owned()))
+        .expect("the victim prints its process ids")
+        .split(' ')
+        .map(|pid| pid.parse().unwrap())
+        .collect();
+    assert!(pids.iter().all(|&pid| exists(pid)));
+    let groups = groups_of(daemon.id());
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    while pids.iter().any(|&pid| exists(pid)) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Its control groups are removed by the next start.
+    drop(parent());
+    assert!(groups.iter().all(|group| !group.exists()), "{groups:?}");
+}
+
+/// The memory control groups that a process has made for its sandboxes.
+fn groups_of(pid: u32) -> Vec<std::path::PathBuf> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let Some((_, own)) = groups.lines().find_map(|line| line.split_once(":memory:")) else {
+        return Vec::new();
+    };
+    let own = format!("/sys/fs/cgroup/memory{own}");
+    let Ok(entries) = fs::read_dir(own) else { return Vec::new() };
+    let prefix = format!("thaw-{pid}-");
+    entries
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
+        .map(|entry| entry.path())
+        .collect()
+}

@@ -177,6 +177,9 @@ impl ZygoteParent {
         let zygote = Zygote::new(process, host, console);
         zygote.wait_ready(self.config.ready_timeout)?;
         zygote.verify()?;
+        // From here on, nothing that the sandbox does may block its host.
+        rustix::io::ioctl_fionbio(&zygote.control, true)
+            .map_err(|errno| during("make its socket non-blocking")(errno.into()))?;
         Ok(zygote)
     }
 

@@ -151,7 +151,7 @@ impl Zygote {
         }
         message::send(&self.control, &[IoSlice::new(&message)], &descriptors)
             .map_err(boot_error)?;
-        self.into_sandbox(Broker::new(spec.rootfs.clone()))
+        Ok(self.into_sandbox(Broker::new(spec.rootfs.clone())))
     }
 
     /// Becomes a copy of a frozen image, with a client's connected,
@@ -165,7 +165,7 @@ impl Zygote {
     ) -> Result<Sandbox, BootError> {
         self.set_limits(options.memory_limit, options.cpu_time_limit)?;
         plan.send(&self.control, connection, options).map_err(boot_error)?;
-        self.into_sandbox(Broker::new(plan.rootfs()))
+        Ok(self.into_sandbox(Broker::new(plan.rootfs())))
     }
 
     fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> Result<(), BootError> {
@@ -178,11 +178,8 @@ impl Zygote {
             })
     }
 
-    fn into_sandbox(self, broker: Broker) -> Result<Sandbox, BootError> {
-        // From here on, nothing that the sandbox does may block its host.
-        rustix::io::ioctl_fionbio(&self.control, true)
-            .map_err(|errno| BootError::Send(errno.into()))?;
-        Ok(Sandbox::new(self.process, self.control, self.console, broker))
+    fn into_sandbox(self, broker: Broker) -> Sandbox {
+        Sandbox::new(self.process, self.control, self.console, broker)
     }
 }
 
