@@ -14,9 +14,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use thaw_sandbox::{
-    Console, Kernel, KernelError, PoolConfig, ZygoteConfig, ZygoteError, ZygotePool,
-};
+use thaw_sandbox::{Console, KernelError, PoolConfig, ZygoteConfig, ZygoteError, ZygotePool};
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -135,7 +133,7 @@ pub async fn serve(
 /// This host cannot run sandboxes.
 pub fn start_pool(size: usize) -> Result<Arc<ZygotePool>, ServeError> {
     let console = io::stderr().as_fd().try_clone_to_owned()?;
-    let zygotes = ZygoteConfig::new(Kernel::embedded()?, Console::Shared(Arc::new(console)));
+    let zygotes = ZygoteConfig::new(crate::debug::kernel()?, Console::Shared(Arc::new(console)));
     Ok(Arc::new(ZygotePool::new(PoolConfig { size, zygotes })?))
 }
 

@@ -1,6 +1,7 @@
 //! Environment variables that change how sandboxes run, for finding faults.
 
 use thaw_abi::control::{FLAG_NO_PATCHING, FLAG_TRACE_SYSCALLS};
+use thaw_sandbox::{Kernel, KernelError};
 
 /// `FLAG_*` of the boot command that the environment asks for:
 /// `THAW_TRACE=syscalls` and `THAW_NO_PATCHING=1`.
@@ -14,4 +15,16 @@ pub fn flags() -> u32 {
         flags |= FLAG_NO_PATCHING;
     }
     flags
+}
+
+/// The kernel to run: the one inside this program, or the ELF file that
+/// `THAW_KERNEL` names, for kernel development.
+///
+/// # Errors
+/// The file is not a kernel.
+pub fn kernel() -> Result<Kernel, KernelError> {
+    match std::env::var_os("THAW_KERNEL").filter(|path| !path.is_empty()) {
+        Some(path) => Kernel::from_elf(std::fs::read(path).unwrap_or_default()),
+        None => Kernel::embedded(),
+    }
 }

@@ -10,7 +10,7 @@ use thaw_abi::image::{SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO};
 use thaw_node::admin::FunctionDetail;
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
-use thaw_sandbox::{Fit, Image, cpu_features, kernel_build_id};
+use thaw_sandbox::{Fit, Image, cpu_features};
 use thaw_store::Store;
 
 /// Show everything about a function: its configuration, files and image, and,
@@ -75,11 +75,12 @@ fn image(store: &Store, function: &BuiltFunction) -> Value {
     let bytes = |source: u32| -> u64 {
         image.mappings().iter().filter(|m| m.source == source).map(|m| m.len).sum()
     };
-    let fit = Fit {
-        kernel_build: kernel_build_id(),
-        index_hash: *function.index.as_bytes(),
-        cpu_features: cpu_features(),
+    let kernel_build = match thaw_node::debug::kernel() {
+        Ok(kernel) => kernel.build_id(),
+        Err(error) => return json!({"id": id, "problem": error.to_string()}),
     };
+    let fit =
+        Fit { kernel_build, index_hash: *function.index.as_bytes(), cpu_features: cpu_features() };
     json!({
         "id": id,
         "path": path,

@@ -18,7 +18,7 @@ use thaw_node::home::Home;
 use thaw_node::reactor::watch_sandbox;
 use thaw_node::rootfs;
 use thaw_sandbox::{
-    Console, Event, GuestExit, Kernel, Progress, Sandbox, StartSpec, ZygoteConfig, ZygoteParent,
+    Console, Event, GuestExit, Progress, Sandbox, StartSpec, ZygoteConfig, ZygoteParent,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -113,7 +113,7 @@ pub fn run(arguments: Arguments) -> Outcome {
     };
     // Traces and the kernel's last words belong to the user's standard error.
     let console = Console::Shared(Arc::new(stdio[2].try_clone_to_owned()?));
-    let parent = ZygoteParent::start(ZygoteConfig::new(Kernel::embedded()?, console))?;
+    let parent = ZygoteParent::start(ZygoteConfig::new(thaw_node::debug::kernel()?, console))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Signals that arrive from here on are the program's.

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
 use thaw_sandbox::{
     BootError, Console, Event, Fit, FreezeError, FreezeReport, FreezeSpec, GuestExit, Image,
-    ImageError, Kernel, KernelError, MergePolicy, PlanError, Sandbox, StartSpec, ZygoteConfig,
-    ZygoteError, ZygoteParent, cpu_features,
+    ImageError, KernelError, MergePolicy, PlanError, Sandbox, StartSpec, ZygoteConfig, ZygoteError,
+    ZygoteParent, cpu_features,
 };
 use thaw_store::{ImageId, IndexId, Session, StoreError};
 
@@ -160,7 +160,7 @@ pub(super) fn freeze(
     let stdin = File::open("/dev/null")?;
 
     let console = Console::Shared(Arc::new(console));
-    let parent = ZygoteParent::start(ZygoteConfig::new(Kernel::embedded()?, console))?;
+    let parent = ZygoteParent::start(ZygoteConfig::new(crate::debug::kernel()?, console))?;
     let config = &function.config;
     let spec = StartSpec {
         program: None,
@@ -225,7 +225,7 @@ pub(crate) fn open_image(
 ) -> Result<Image, FreezeFailure> {
     let image = Image::open(store.open_image(id)?)?;
     image.check_fit(&Fit {
-        kernel_build: Kernel::embedded()?.build_id(),
+        kernel_build: crate::debug::kernel()?.build_id(),
         index_hash: *rootfs.id().as_bytes(),
         cpu_features: cpu_features(),
     })?;
