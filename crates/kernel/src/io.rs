@@ -37,7 +37,13 @@ struct Segments {
 impl Segments {
     fn single(base: u64, len: usize) -> Self {
         let len = len.min(MAX_RW_COUNT);
-        Self { first: IoVec { base, len: len as u64 }, rest: Vec::new(), index: 0, offset: 0, left: len }
+        Self {
+            first: IoVec { base, len: len as u64 },
+            rest: Vec::new(),
+            index: 0,
+            offset: 0,
+            left: len,
+        }
     }
 
     /// Reads and checks a guest's array of `struct iovec`.
@@ -68,7 +74,8 @@ impl Segments {
             return None;
         }
         loop {
-            let vector = if self.index == 0 { &self.first } else { self.rest.get(self.index - 1)? };
+            let vector =
+                if self.index == 0 { &self.first } else { self.rest.get(self.index - 1)? };
             let left = vector.len as usize - self.offset;
             if left > 0 {
                 return Some((vector.base + self.offset as u64, left.min(self.left)));
@@ -109,7 +116,10 @@ impl<'a> Sink<'a> {
 
     /// Kernel memory.
     pub fn kernel(buffer: &'a mut [u8]) -> Sink<'a> {
-        Sink { segments: Segments::single(buffer.as_mut_ptr() as u64, buffer.len()), lifetime: PhantomData }
+        Sink {
+            segments: Segments::single(buffer.as_mut_ptr() as u64, buffer.len()),
+            lifetime: PhantomData,
+        }
     }
 
     /// Bytes that still fit.
@@ -186,7 +196,10 @@ impl<'a> Source<'a> {
 
     /// Kernel memory.
     pub fn kernel(buffer: &'a [u8]) -> Source<'a> {
-        Source { segments: Segments::single(buffer.as_ptr() as u64, buffer.len()), lifetime: PhantomData }
+        Source {
+            segments: Segments::single(buffer.as_ptr() as u64, buffer.len()),
+            lifetime: PhantomData,
+        }
     }
 
     /// Bytes left to take.
@@ -208,7 +221,9 @@ impl<'a> Source<'a> {
             let step = len.min(buffer.len() - done);
             // SAFETY: `base` is checked guest memory or a live kernel buffer;
             // `buffer` is valid; faults are caught.
-            let left = unsafe { copy_catching_faults(buffer[done..].as_mut_ptr(), base as *const u8, step) };
+            let left = unsafe {
+                copy_catching_faults(buffer[done..].as_mut_ptr(), base as *const u8, step)
+            };
             let copied = step - left;
             self.segments.advance(copied);
             done += copied;

@@ -51,7 +51,8 @@ pub fn descriptor(blob: u32) -> Result<HostFd> {
     }
     let mut reply = Vec::new();
     let body = OpenBlob { blob, reserved: 0 };
-    let fd = super::broker::request(MSG_OPEN_BLOB, bytemuck::bytes_of(&body), &[], &mut reply)?.ok_or(Errno::EIO)?;
+    let fd = super::broker::request(MSG_OPEN_BLOB, bytemuck::bytes_of(&body), &[], &mut reply)?
+        .ok_or(Errno::EIO)?;
     remember(blob, fd)?;
     Ok(fd)
 }

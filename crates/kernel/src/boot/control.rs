@@ -8,7 +8,9 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use bytemuck::Pod;
-use thaw_abi::control::{ConnectionClosed, MESSAGE_MAX, MSG_CONNECTION_CLOSED, MSG_REPLY, MessageHeader};
+use thaw_abi::control::{
+    ConnectionClosed, MESSAGE_MAX, MSG_CONNECTION_CLOSED, MSG_REPLY, MessageHeader,
+};
 use thaw_abi::layout::CONTROL_FD;
 
 use crate::errno::{Errno, Result};
@@ -94,7 +96,9 @@ fn receive(nonblocking: bool) -> Option<Message> {
     let flags = MSG_CMSG_CLOEXEC | if nonblocking { MSG_DONTWAIT } else { 0 };
     let outcome = loop {
         // SAFETY: the buffers are mapped and used by this function's callers only.
-        match unsafe { hostcall(nr::RECVMSG, [CONTROL.0 as u64, &raw mut message as u64, flags, 0, 0, 0]) } {
+        match unsafe {
+            hostcall(nr::RECVMSG, [CONTROL.0 as u64, &raw mut message as u64, flags, 0, 0, 0])
+        } {
             Err(Errno::EINTR) => {}
             outcome => break outcome,
         }
@@ -106,7 +110,8 @@ fn receive(nonblocking: bool) -> Option<Message> {
         Err(_) => hung_up(),
     };
     // SAFETY: the host has filled `len` bytes; the buffer lives for ever.
-    let bytes: &'static [u8] = unsafe { core::slice::from_raw_parts(MESSAGE_BUFFER as *const u8, len) };
+    let bytes: &'static [u8] =
+        unsafe { core::slice::from_raw_parts(MESSAGE_BUFFER as *const u8, len) };
     let Ok((header, body)) = split::<MessageHeader>(bytes) else { hung_up() };
     let fd_count = if message.control_len > 16 {
         // SAFETY: a control message begins with its length as a word (cmsg(3)).
@@ -117,7 +122,12 @@ fn receive(nonblocking: bool) -> Option<Message> {
     };
     // SAFETY: `fd_count` descriptors follow the 16 bytes of its header.
     let fds = unsafe { core::slice::from_raw_parts((FDS_BUFFER + 16) as *const i32, fd_count) };
-    Some(Message { kind: header.kind, sequence: header.sequence, body: &body[..(header.len as usize).min(body.len())], fds })
+    Some(Message {
+        kind: header.kind,
+        sequence: header.sequence,
+        body: &body[..(header.len as usize).min(body.len())],
+        fds,
+    })
 }
 
 /// The host is gone: nobody is left to run for.
@@ -187,7 +197,8 @@ pub fn send(kind: u32, sequence: u64, body: &[u8], tail: &[u8]) {
             Ok(_) => return,
             Err(Errno::EAGAIN) => {
                 const POLLOUT: i16 = 4;
-                let _ = host::poll(&mut [PollFd { fd: CONTROL_FD, events: POLLOUT, revents: 0 }], None);
+                let _ =
+                    host::poll(&mut [PollFd { fd: CONTROL_FD, events: POLLOUT, revents: 0 }], None);
             }
             Err(Errno::EINTR) => {}
             Err(_) => hung_up(),

@@ -55,11 +55,25 @@ pub fn map(mapping: &Mapping) -> Result<()> {
     match mapping.source {
         SOURCE_IMAGE => {
             let image = HostFd(IMAGE.load(Relaxed));
-            host::map_file(image, mapping.start, mapping.len, mapping.prot, Sharing::Private, mapping.offset)
+            host::map_file(
+                image,
+                mapping.start,
+                mapping.len,
+                mapping.prot,
+                Sharing::Private,
+                mapping.offset,
+            )
         }
         SOURCE_BLOB => {
             let fd = super::blobs::descriptor(mapping.blob)?;
-            host::map_file(fd, mapping.start, mapping.len, mapping.prot, Sharing::Private, mapping.offset)
+            host::map_file(
+                fd,
+                mapping.start,
+                mapping.len,
+                mapping.prot,
+                Sharing::Private,
+                mapping.offset,
+            )
         }
         _ => host::map_anonymous(mapping.start, mapping.len, mapping.prot),
     }
@@ -91,7 +105,10 @@ pub fn map_range(start: u64, end: u64) -> bool {
         LEFT.fetch_sub(1, Relaxed);
         let mapping = *mapping;
         if let Err(error) = map(&mapping) {
-            crate::console!("thaw kernel: the image's memory at {:#x} cannot be mapped: {error:?}", mapping.start);
+            crate::console!(
+                "thaw kernel: the image's memory at {:#x} cannot be mapped: {error:?}",
+                mapping.start
+            );
             crate::platform::panic::exit(crate::platform::panic::PANIC_EXIT_CODE)
         }
         any = true;
@@ -106,7 +123,8 @@ pub fn forget(start: u64, end: u64) {
         return;
     }
     for mapping in table() {
-        if mapping.flags & DONE == 0 && mapping.start >= start && mapping.start + mapping.len <= end {
+        if mapping.flags & DONE == 0 && mapping.start >= start && mapping.start + mapping.len <= end
+        {
             mapping.flags |= DONE;
             LEFT.fetch_sub(1, Relaxed);
         }

@@ -99,8 +99,16 @@ fn map_block(address: u64, len: u64) -> Result<()> {
 
 /// Maps the rootfs index into its window.
 pub fn map_index(fd: HostFd, len: u64) -> Result<()> {
-    let mapped = thaw_abi::page_align_up(len).filter(|&len| len > 0 && len <= thaw_abi::layout::INDEX_MAX);
-    host::map_file(fd, INDEX_BASE, mapped.ok_or(Errno::EINVAL)?, host::PROT_READ, Sharing::Shared, 0)?;
+    let mapped =
+        thaw_abi::page_align_up(len).filter(|&len| len > 0 && len <= thaw_abi::layout::INDEX_MAX);
+    host::map_file(
+        fd,
+        INDEX_BASE,
+        mapped.ok_or(Errno::EINVAL)?,
+        host::PROT_READ,
+        Sharing::Shared,
+        0,
+    )?;
     // SAFETY: mapped just now, read-only, for the life of the sandbox.
     let bytes = unsafe { core::slice::from_raw_parts(INDEX_BASE as *const u8, len as usize) };
     let index = thaw_abi::rootfs::Index::parse(bytes).map_err(|_| Errno::EINVAL)?;
@@ -112,13 +120,8 @@ fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
     let (hostname, workdir, path) = (parts.next()?, parts.next()?, parts.next()?);
     let argv: Vec<_> = parts.by_ref().take(command.argv_count as usize).collect();
     let envp: Vec<_> = parts.take(command.env_count as usize).collect();
-    (argv.len() == command.argv_count as usize && envp.len() == command.env_count as usize).then_some(Strings {
-        hostname,
-        workdir,
-        path,
-        argv,
-        envp,
-    })
+    (argv.len() == command.argv_count as usize && envp.len() == command.env_count as usize)
+        .then_some(Strings { hostname, workdir, path, argv, envp })
 }
 
 fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
@@ -148,7 +151,8 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
         timers: Default::default(),
         start_ns: clock::monotonic_ns(),
     });
-    let thread = Thread::new(FIRST_PID, process.clone(), crate::platform::entry::TrapFrame::zeroed());
+    let thread =
+        Thread::new(FIRST_PID, process.clone(), crate::platform::entry::TrapFrame::zeroed());
     kernel().tasks.threads.lock().insert(FIRST_PID, thread.clone());
     // File systems ask who is calling: let the new thread be the caller.
     thread.with_identity(|| load(&process, strings, &thread))?;
@@ -158,11 +162,20 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
 fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Result<()> {
     let mut context = Context::current();
     if !strings.workdir.is_empty() {
-        let Ok(cwd) = crate::fs::walk::walk(&context, &context.root, &strings.workdir, Follow::Yes) else {
-            say(b"the working directory ", &strings.workdir, b" does not exist in the sandbox; name one that does")
+        let Ok(cwd) = crate::fs::walk::walk(&context, &context.root, &strings.workdir, Follow::Yes)
+        else {
+            say(
+                b"the working directory ",
+                &strings.workdir,
+                b" does not exist in the sandbox; name one that does",
+            )
         };
         if !cwd.is_directory() {
-            say(b"the working directory ", &strings.workdir, b" is not a directory in the sandbox; name one that is")
+            say(
+                b"the working directory ",
+                &strings.workdir,
+                b" is not a directory in the sandbox; name one that is",
+            )
         }
         process.fs.lock().cwd = cwd.clone();
         context.cwd = cwd;
@@ -175,8 +188,16 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
     let name = program.argv.first().cloned().unwrap_or_default();
     let frame = match program.load(process) {
         Ok(frame) => frame,
-        Err(Errno::ENOEXEC) => say(b"", &name, b" is not a program that this machine can run; give a 64-bit x86 ELF file or a script"),
-        Err(Errno::ENOENT) => say(b"", &name, b" needs an interpreter that the rootfs does not have; add it to the rootfs"),
+        Err(Errno::ENOEXEC) => say(
+            b"",
+            &name,
+            b" is not a program that this machine can run; give a 64-bit x86 ELF file or a script",
+        ),
+        Err(Errno::ENOENT) => say(
+            b"",
+            &name,
+            b" needs an interpreter that the rootfs does not have; add it to the rootfs",
+        ),
         Err(error) => say(b"", &name, error.name().as_bytes()),
     };
     *thread.frame() = frame;
@@ -192,7 +213,8 @@ fn find_program(context: &Context, strings: Strings) -> Result<Program> {
         strings.path
     };
     let search = strings.envp.iter().find_map(|variable| variable.strip_prefix(b"PATH="));
-    let search = search.unwrap_or(b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").to_vec();
+    let search =
+        search.unwrap_or(b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").to_vec();
     let candidates: Vec<Vec<u8>> = if name.contains(&b'/') {
         alloc::vec![name.clone()]
     } else {
@@ -201,14 +223,23 @@ fn find_program(context: &Context, strings: Strings) -> Result<Program> {
     let mut problem = Errno::ENOENT;
     for candidate in candidates {
         let start = context.cwd.clone();
-        match Program::open(context, &start, &candidate, Follow::Yes, strings.argv.clone(), strings.envp.clone()) {
+        match Program::open(
+            context,
+            &start,
+            &candidate,
+            Follow::Yes,
+            strings.argv.clone(),
+            strings.envp.clone(),
+        ) {
             Ok(program) => return Ok(program),
             Err(Errno::ENOENT | Errno::ENOTDIR) => {}
             Err(error) => problem = error,
         }
     }
     match problem {
-        Errno::ENOENT => say(b"", &name, b" does not exist in the sandbox; check the path and the rootfs"),
+        Errno::ENOENT => {
+            say(b"", &name, b" does not exist in the sandbox; check the path and the rootfs")
+        }
         Errno::EACCES => say(b"", &name, b" may not be executed; check its permissions"),
         error => say(b"", &name, &[b" cannot be opened: ", error.name().as_bytes()].concat()),
     }

@@ -5,7 +5,9 @@
 //! the guest runs.
 #![allow(unsafe_code)]
 
-use thaw_abi::control::{Connection, FLAG_NO_LAZY, FLAG_TRACE_SYSCALLS, POPULATE_WRITE, PopulateRange, Thaw};
+use thaw_abi::control::{
+    Connection, FLAG_NO_LAZY, FLAG_TRACE_SYSCALLS, POPULATE_WRITE, PopulateRange, Thaw,
+};
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
 
 use super::control::Message;
@@ -44,8 +46,11 @@ pub fn thaw(message: &Message) -> Result<()> {
     }
     lazy::initialize(HostFd(*image), mappings.iter().filter(|mapping| !eager(mapping)).copied())?;
     for range in ranges {
-        let advice =
-            if range.how == POPULATE_WRITE { host::MADV_POPULATE_WRITE } else { host::MADV_POPULATE_READ };
+        let advice = if range.how == POPULATE_WRITE {
+            host::MADV_POPULATE_WRITE
+        } else {
+            host::MADV_POPULATE_READ
+        };
         // A range that cannot be populated is faulted in when it is touched.
         let _ = host::advise(range.start, range.len, advice);
     }
@@ -106,7 +111,10 @@ fn renew_at_random(bytes: [u8; 16]) {
 }
 
 fn array<T: bytemuck::Pod>(bytes: &[u8], count: u32) -> Result<(&[T], &[u8])> {
-    let len = (count as usize).checked_mul(size_of::<T>()).filter(|&len| len <= bytes.len()).ok_or(Errno::EINVAL)?;
+    let len = (count as usize)
+        .checked_mul(size_of::<T>())
+        .filter(|&len| len <= bytes.len())
+        .ok_or(Errno::EINVAL)?;
     let (head, tail) = bytes.split_at(len);
     Ok((bytemuck::try_cast_slice(head).map_err(|_| Errno::EINVAL)?, tail))
 }

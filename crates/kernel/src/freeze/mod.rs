@@ -45,10 +45,16 @@ pub fn freeze() {
     let report = report::build(&threads);
     for thread in &threads {
         // In every copy this memory is mapped from the image.
-        thread.process.mm.change_flags(0, thaw_abi::layout::GUEST_MAX, VmaFlags::FROM_IMAGE, VmaFlags::empty());
+        thread.process.mm.change_flags(
+            0,
+            thaw_abi::layout::GUEST_MAX,
+            VmaFlags::FROM_IMAGE,
+            VmaFlags::empty(),
+        );
     }
     kernel().clocks.freeze();
-    let entry = EntryPoint { report_address: report.as_ptr() as u64, report_len: report.len() as u64 };
+    let entry =
+        EntryPoint { report_address: report.as_ptr() as u64, report_len: report.len() as u64 };
     control::send(MSG_ENTRY_POINT, 0, bytemuck::bytes_of(&entry), &[]);
     control::wait_for(MSG_RESUME);
     kernel().clocks.thaw();

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::freeze::{
-    FrozenRegion, FrozenThread, REGION_FROM_IMAGE, REGION_KERNEL, REGION_SHARED, REGION_STACK, REGION_WIPE,
-    REPORT_MAGIC, ReportHeader,
+    FrozenRegion, FrozenThread, REGION_FROM_IMAGE, REGION_KERNEL, REGION_SHARED, REGION_STACK,
+    REGION_WIPE, REPORT_MAGIC, ReportHeader,
 };
 use thaw_abi::layout::{GATE_BASE, GATE_END};
 use thaw_abi::rootfs::NO_BLOB;
@@ -89,9 +89,11 @@ fn kernel_region(start: u64, len: u64, prot: u32) -> FrozenRegion {
 
 fn guest_region(vma: &Vma, strings: &mut Vec<u8>) -> FrozenRegion {
     let mut flags = from_image();
-    for (flag, bit) in
-        [(VmaFlags::SHARED, REGION_SHARED), (VmaFlags::WIPE_ON_FORK, REGION_WIPE), (VmaFlags::STACK, REGION_STACK)]
-    {
+    for (flag, bit) in [
+        (VmaFlags::SHARED, REGION_SHARED),
+        (VmaFlags::WIPE_ON_FORK, REGION_WIPE),
+        (VmaFlags::STACK, REGION_STACK),
+    ] {
         if vma.flags.contains(flag) {
             flags |= bit;
         }

@@ -19,8 +19,8 @@ pub const HEAP_MAGIC: u64 = u64::from_le_bytes(*b"THAWHEAP");
 
 /// Sizes of small blocks, in bytes. All are multiples of 16.
 const CLASSES: [usize; 24] = [
-    16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048,
-    4096,
+    16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024,
+    1280, 1536, 2048, 4096,
 ];
 /// Free lists of runs of `1 << n` pages.
 const RUN_ORDERS: usize = 24;
@@ -148,7 +148,10 @@ unsafe impl GlobalAlloc for KernelHeap {
 /// The smallest class that fits. Alignments beyond 16 need a size that is a
 /// multiple of the alignment, which chunks at page boundaries then keep.
 fn class_of(layout: &Layout) -> Option<usize> {
-    CLASSES.iter().position(|&size| size >= layout.size() && (layout.align() <= 16 || size % layout.align() == 0 && 4096 % size == 0))
+    CLASSES.iter().position(|&size| {
+        size >= layout.size()
+            && (layout.align() <= 16 || size % layout.align() == 0 && 4096 % size == 0)
+    })
 }
 
 fn order_of(layout: &Layout) -> Option<usize> {
@@ -205,7 +208,8 @@ fn take(bytes: u64) -> u64 {
     }
     if end > header.mapped_end {
         let grow = (end - header.mapped_end).next_multiple_of(GROWTH);
-        if host::map_anonymous(header.mapped_end, grow, host::PROT_READ | host::PROT_WRITE).is_err() {
+        if host::map_anonymous(header.mapped_end, grow, host::PROT_READ | host::PROT_WRITE).is_err()
+        {
             return 0;
         }
         header.mapped_end += grow;
@@ -220,7 +224,9 @@ mod tests {
 
     #[test]
     fn classes_respect_size_and_alignment() {
-        for (size, align) in [(1, 1), (16, 16), (17, 8), (64, 64), (100, 64), (4096, 4096), (2000, 1024)] {
+        for (size, align) in
+            [(1, 1), (16, 16), (17, 8), (64, 64), (100, 64), (4096, 4096), (2000, 1024)]
+        {
             let layout = Layout::from_size_align(size, align).unwrap();
             if let Some(class) = class_of(&layout) {
                 assert!(CLASSES[class] >= size);

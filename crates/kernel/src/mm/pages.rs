@@ -244,7 +244,8 @@ mod tests {
 
     fn allocator() -> PageAllocator {
         // Four blocks of real, 4 MiB aligned memory.
-        let layout = std::alloc::Layout::from_size_align(4 * BLOCK as usize, BLOCK as usize).unwrap();
+        let layout =
+            std::alloc::Layout::from_size_align(4 * BLOCK as usize, BLOCK as usize).unwrap();
         // SAFETY: the size is not zero; leaked on purpose.
         let base = unsafe { std::alloc::alloc_zeroed(layout) } as u64;
         PageAllocator::new(base, |_, _| Ok(()))

@@ -106,7 +106,9 @@ impl AddressSpace {
 
     /// Makes a mapping and returns its address.
     pub fn map(&self, request: MapRequest) -> Result<u64> {
-        let len = page_align_up(request.len).filter(|&len| len > 0 && len <= GUEST_MAX).ok_or(Errno::ENOMEM)?;
+        let len = page_align_up(request.len)
+            .filter(|&len| len > 0 && len <= GUEST_MAX)
+            .ok_or(Errno::ENOMEM)?;
         let start = self.place(request.placement, len)?;
         let end = start + len;
         if let Placement::Fixed(_) = request.placement {
@@ -183,7 +185,8 @@ impl AddressSpace {
                 return Err(Errno::ENOMEM);
             }
             for vma in state.vmas.overlapping(start, end) {
-                let shared_file = vma.flags.contains(VmaFlags::SHARED).then_some(vma.file.as_ref()).flatten();
+                let shared_file =
+                    vma.flags.contains(VmaFlags::SHARED).then_some(vma.file.as_ref()).flatten();
                 if prot & host::PROT_WRITE != 0 && shared_file.is_some_and(|file| !file.writable) {
                     return Err(Errno::EACCES);
                 }
@@ -262,7 +265,10 @@ impl AddressSpace {
         }
         let to = match how {
             Remap::Fixed(to) => {
-                if to & 4095 != 0 || to.checked_add(new_len).is_none_or(|end| end > GUEST_MAX) || to < GUEST_MIN {
+                if to & 4095 != 0
+                    || to.checked_add(new_len).is_none_or(|end| end > GUEST_MAX)
+                    || to < GUEST_MIN
+                {
                     return Err(Errno::EINVAL);
                 }
                 if to < old_end && old < to + new_len {
@@ -307,7 +313,8 @@ impl AddressSpace {
 
     /// Lets an area grow: more of the same file, or zeros.
     fn extend(&self, vma: &Vma, from: u64, to: u64) -> Result<()> {
-        let mut more = Vma { start: from, end: to, offset: vma.offset + (from - vma.start), ..vma.clone() };
+        let mut more =
+            Vma { start: from, end: to, offset: vma.offset + (from - vma.start), ..vma.clone() };
         map_on_host(&mut more)?;
         self.state.lock().vmas.insert(more);
         Ok(())
@@ -318,11 +325,15 @@ impl AddressSpace {
     pub fn discard(&self, start: u64, end: u64) -> Result<()> {
         let areas: Vec<Vma> = self.state.lock().vmas.overlapping(start, end).cloned().collect();
         for vma in areas {
-            let mut part = Vma { start: vma.start.max(start), end: vma.end.min(end), ..vma.clone() };
+            let mut part =
+                Vma { start: vma.start.max(start), end: vma.end.min(end), ..vma.clone() };
             part.offset += part.start - vma.start;
             lazy::forget(part.start, part.end);
             let replace = part.flags.contains(VmaFlags::FROM_IMAGE)
-                || part.file.as_ref().is_some_and(|file| matches!(file.source, MmapSource::Upper(_)));
+                || part
+                    .file
+                    .as_ref()
+                    .is_some_and(|file| matches!(file.source, MmapSource::Upper(_)));
             if replace {
                 map_on_host(&mut part)?;
             } else {
@@ -417,7 +428,8 @@ fn host_end(vma: &Vma) -> u64 {
 
 /// Makes the host mapping of an area.
 fn map_on_host(vma: &mut Vma) -> Result<()> {
-    let sharing = if vma.flags.contains(VmaFlags::SHARED) { Sharing::Shared } else { Sharing::Private };
+    let sharing =
+        if vma.flags.contains(VmaFlags::SHARED) { Sharing::Shared } else { Sharing::Private };
     let Some(file) = vma.file.clone() else {
         vma.flags.remove(VmaFlags::FROM_IMAGE);
         return host::map_anonymous_as(vma.start, vma.len(), vma.prot, sharing);

@@ -64,7 +64,11 @@ pub fn mmap(args: &Args) -> Result<u64> {
     } else {
         Placement::Hint(hint)
     };
-    let file = if flags & MAP_ANONYMOUS != 0 { None } else { Some(file_backing(args.fd(4), prot, shared)?) };
+    let file = if flags & MAP_ANONYMOUS != 0 {
+        None
+    } else {
+        Some(file_backing(args.fd(4), prot, shared)?)
+    };
     if file.is_some() && page_align_up(len).and_then(|len| offset.checked_add(len)).is_none() {
         return Err(Errno::EOVERFLOW);
     }
@@ -72,8 +76,11 @@ pub fn mmap(args: &Args) -> Result<u64> {
     let request = MapRequest { placement, len, prot, flags: vma_flags, file, offset };
     let start = current_process().mm.map(request)?;
     if flags & MAP_POPULATE != 0 {
-        let advice =
-            if prot & host::PROT_WRITE != 0 { host::MADV_POPULATE_WRITE } else { host::MADV_POPULATE_READ };
+        let advice = if prot & host::PROT_WRITE != 0 {
+            host::MADV_POPULATE_WRITE
+        } else {
+            host::MADV_POPULATE_READ
+        };
         // mmap(2): a failure to populate does not fail the call.
         let _ = host::advise(start, len.next_multiple_of(4096), advice);
     }
@@ -98,7 +105,13 @@ fn file_backing(fd: i32, prot: u32, shared: bool) -> Result<Arc<FileBacking>> {
     } else {
         (open.display_path(), open.file.stat()?)
     };
-    Ok(Arc::new(FileBacking { source, path: path.into(), device: stat.dev, inode: stat.ino, writable }))
+    Ok(Arc::new(FileBacking {
+        source,
+        path: path.into(),
+        device: stat.dev,
+        inode: stat.ino,
+        writable,
+    }))
 }
 
 /// munmap(2).
@@ -191,7 +204,8 @@ pub fn madvise(args: &Args) -> Result<u64> {
             host::advise(start, end - start, advice)?;
         }
         Act::Flags(set, clear) => {
-            let anonymous = |vma: &super::vma::Vma| vma.file.is_none() && !vma.flags.contains(VmaFlags::SHARED);
+            let anonymous =
+                |vma: &super::vma::Vma| vma.file.is_none() && !vma.flags.contains(VmaFlags::SHARED);
             let wipe = set.contains(VmaFlags::WIPE_ON_FORK);
             if wipe && mm.areas().iter().any(|v| v.start < end && v.end > start && !anonymous(v)) {
                 return Err(Errno::EINVAL);
@@ -208,7 +222,10 @@ pub fn msync(args: &Args) -> Result<u64> {
     const INVALIDATE: u32 = 2;
     const SYNC: u32 = 4;
     let (start, len, flags) = (args.u64(0), args.u64(1), args.u32(2));
-    if start & 4095 != 0 || flags & !(ASYNC | INVALIDATE | SYNC) != 0 || flags & (ASYNC | SYNC) == ASYNC | SYNC {
+    if start & 4095 != 0
+        || flags & !(ASYNC | INVALIDATE | SYNC) != 0
+        || flags & (ASYNC | SYNC) == ASYNC | SYNC
+    {
         return Err(Errno::EINVAL);
     }
     let end = page_align_up(len).and_then(|len| start.checked_add(len)).ok_or(Errno::ENOMEM)?;

@@ -91,7 +91,9 @@ pub struct Entry {
 /// Performs the system call of a frame, and what is due before the thread
 /// returns to the guest. Both doors end here.
 pub extern "C" fn dispatch(frame: &mut TrapFrame) {
-    let entry = usize::try_from(frame.orig_rax).ok().and_then(|number| table::BY_NUMBER.get(number).copied().flatten());
+    let entry = usize::try_from(frame.orig_rax)
+        .ok()
+        .and_then(|number| table::BY_NUMBER.get(number).copied().flatten());
     let tracing = trace::enabled();
     if tracing {
         trace::enter(entry, frame);

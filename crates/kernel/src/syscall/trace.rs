@@ -46,7 +46,9 @@ pub fn unknown_calls() -> BTreeMap<u64, u64> {
 pub fn summary() {
     if enabled() {
         for (number, count) in unknown_calls() {
-            crate::console!("thaw: system call {number} was made {count} times and is not implemented");
+            crate::console!(
+                "thaw: system call {number} was made {count} times and is not implemented"
+            );
         }
     }
 }
@@ -83,8 +85,11 @@ fn write_call(line: &mut Console, entry: Option<&Entry>, frame: &TrapFrame) {
     let args = frame.args();
     let _ = write!(line, "[{}] ", current().tid);
     let Some(entry) = entry else {
-        let _ = write!(line, "syscall_{}({:#x}, {:#x}, {:#x}, {:#x}, {:#x}, {:#x})", frame.orig_rax, args.0[0],
-            args.0[1], args.0[2], args.0[3], args.0[4], args.0[5]);
+        let _ = write!(
+            line,
+            "syscall_{}({:#x}, {:#x}, {:#x}, {:#x}, {:#x}, {:#x})",
+            frame.orig_rax, args.0[0], args.0[1], args.0[2], args.0[3], args.0[4], args.0[5]
+        );
         return;
     };
     let _ = write!(line, "{}(", entry.name);
@@ -117,7 +122,10 @@ pub fn fatal_fault(frame: &TrapFrame, signal: u32, code: i32, address: u64) {
     if enabled() {
         crate::console!(
             "[{}] --- signal {signal} code {code} address {address:#x} at rip {:#x}, rsp {:#x}, rax {:#x} ---",
-            current().tid, frame.rip, frame.rsp, frame.rax
+            current().tid,
+            frame.rip,
+            frame.rsp,
+            frame.rax
         );
     }
 }
