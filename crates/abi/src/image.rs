@@ -17,14 +17,15 @@ use bytemuck::{Pod, Zeroable};
 pub const IMAGE_VERSION: u32 = 1;
 /// Owner name of Thaw's notes.
 pub const NOTE_OWNER: &[u8; 5] = b"THAW\0";
-/// Note type: an [`ImageHeader`].
-pub const NOTE_HEADER: u32 = 1;
+/// Note type: an [`ImageHeader`]. Small numbers will not do: `gdb` looks at the
+/// type only and not at the owner, and would take it for a thread's registers.
+pub const NOTE_HEADER: u32 = 0x7468_0001;
 /// Note type: an array of [`Mapping`], sorted by address.
-pub const NOTE_MAPPINGS: u32 = 2;
+pub const NOTE_MAPPINGS: u32 = 0x7468_0002;
 /// Note type: an array of `u32` blob numbers, the image's I/O cache.
-pub const NOTE_BLOBS: u32 = 3;
+pub const NOTE_BLOBS: u32 = 0x7468_0003;
 /// Note type: JSON about the function, for people; not read at boot.
-pub const NOTE_ABOUT: u32 = 4;
+pub const NOTE_ABOUT: u32 = 0x7468_0004;
 
 /// What an image needs in order to be booted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -93,7 +94,8 @@ mod tests {
         assert_eq!(size_of::<ImageHeader>(), 144);
         assert_eq!(core::mem::offset_of!(ImageHeader, checksum), 112);
         assert_eq!(size_of::<Mapping>(), 40);
-        assert_eq!((NOTE_HEADER, NOTE_MAPPINGS, NOTE_BLOBS, NOTE_ABOUT), (1, 2, 3, 4));
+        let notes = [NOTE_HEADER, NOTE_MAPPINGS, NOTE_BLOBS, NOTE_ABOUT];
+        assert_eq!(notes, [0x7468_0001, 0x7468_0002, 0x7468_0003, 0x7468_0004]);
         assert_eq!((SOURCE_IMAGE, SOURCE_BLOB, SOURCE_ZERO), (0, 1, 2));
         assert_eq!((MAPPING_KERNEL, MAPPING_EAGER, MAPPING_SHARED), (1, 2, 4));
     }

@@ -164,7 +164,7 @@ fn gdb_reads_memory_registers_and_files_of_an_image() {
         .args(["-nx", "-q", "-batch", "-core"])
         .arg(file.path())
         .args(["-ex", "info registers rip rsp", "-ex", "x/1bx 0x600fff", "-ex", "x/1bx 0x403005"])
-        .args(["-ex", "info proc mappings"])
+        .args(["-ex", "info proc mappings", "-ex", "info threads"])
         .output()
     else {
         // Not installed; readelf has read it.
@@ -181,6 +181,7 @@ fn gdb_reads_memory_registers_and_files_of_an_image() {
     ] {
         assert!(text.contains(expected), "{expected} in {text}");
     }
+    assert_eq!(text.matches("New LWP").count(), 1, "{text}");
 }
 
 #[test]

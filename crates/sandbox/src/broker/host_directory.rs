@@ -194,7 +194,7 @@ fn encode(stat: &Stat) -> FileAttributes {
         device: stat.st_dev,
         inode: stat.st_ino,
         size: stat.st_size as u64,
-        mtime_sec: stat.st_mtime as i64,
+        mtime_sec: stat.st_mtime,
         mtime_nsec: stat.st_mtime_nsec as u32,
         mode: stat.st_mode,
         uid: stat.st_uid,

@@ -145,13 +145,22 @@ fn program_headers(layout: &Layout, notes_offset: u64, notes_len: u64) -> Vec<Pr
         align: 4,
         ..ProgramHeader::zeroed()
     }];
+    let mut next_offset = layout.segments.first().map_or(0, |segment| segment.offset);
     headers.extend(layout.mappings.iter().map(|mapping| {
         let stored = mapping.source == SOURCE_IMAGE;
+        if stored {
+            next_offset = mapping.offset;
+        }
+        let offset = next_offset;
+        if stored {
+            next_offset += mapping.len;
+        }
         ProgramHeader {
             kind: PT_LOAD,
             flags: program_flags(mapping.prot),
-            // A segment without bytes still wants an offset congruent to its address.
-            offset: if stored { mapping.offset } else { 0 },
+            // Without bytes, too: gdb looks for an ELF header there, and would
+            // find the image's own at 0 and read all notes once more.
+            offset,
             vaddr: mapping.start,
             paddr: 0,
             filesz: if stored { mapping.len } else { 0 },
