@@ -38,8 +38,12 @@ fn build_kernel() -> PathBuf {
     // the outer build (coverage, sanitizers, clippy as the compiler) reach it.
     for (name, _) in std::env::vars_os() {
         let name_text = name.to_string_lossy();
-        let inherited = name_text.starts_with("CARGO_")
-            && !matches!(&*name_text, "CARGO_HOME" | "CARGO_NET_OFFLINE" | "CARGO_HTTP_CAINFO");
+        // What says where crates come from stays.
+        let registry =
+            ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTRIES_", "CARGO_SOURCE_"]
+                .iter()
+                .any(|prefix| name_text.starts_with(prefix));
+        let inherited = name_text.starts_with("CARGO_") && !registry;
         let flags = [
             "RUSTFLAGS",
             "RUSTDOCFLAGS",
