@@ -182,7 +182,8 @@ impl Sandbox {
         socket: BorrowedFd<'_>,
     ) -> io::Result<()> {
         let socket = socket.try_clone_to_owned()?;
-        self.send(message::message(MSG_CONNECTION, connection), vec![socket])
+        self.send(message::message(MSG_CONNECTION, connection), vec![socket])?;
+        self.process.knock()
     }
 
     /// Sends a signal, 1 to 64, to the first guest process.
@@ -190,7 +191,8 @@ impl Sandbox {
         if !(1..=64).contains(&number) {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
-        self.send(message::message(MSG_SIGNAL, &Signal { number, reserved: 0 }), Vec::new())
+        self.send(message::message(MSG_SIGNAL, &Signal { number, reserved: 0 }), Vec::new())?;
+        self.process.knock()
     }
 
     /// Tells the guest that its terminal has another size.
@@ -200,7 +202,8 @@ impl Sandbox {
 
     /// Asks the sandbox to come to rest and report [`Event::EntryPoint`].
     pub fn request_freeze(&mut self) -> io::Result<()> {
-        self.send(message::message(MSG_FREEZE, &()), Vec::new())
+        self.send(message::message(MSG_FREEZE, &()), Vec::new())?;
+        self.process.knock()
     }
 
     /// Lets the sandbox go on after [`Event::EntryPoint`].

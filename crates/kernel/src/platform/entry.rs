@@ -121,7 +121,8 @@ const FRAME: usize = size_of::<TrapFrame>();
 const _: () = assert!(FRAME % 16 == 0);
 
 core::arch::global_asm!(
-    ".globl thaw_syscall_entry, thaw_return, thaw_return_full, thaw_trap_entry, thaw_thread_start",
+    ".globl thaw_syscall_entry, thaw_return, thaw_return_full, thaw_return_end",
+    ".globl thaw_trap_entry, thaw_thread_start",
 
     // Fast door. rax = number, rcx = where the guest goes on, guest stack.
     "thaw_syscall_entry:",
@@ -244,6 +245,7 @@ core::arch::global_asm!(
     "mov rdi, [r11 + {rdi}]",
     "mov r11, [r11 + {r11}]",
     "iretq",
+    "thaw_return_end:",
 
     // Slow door: a host signal handler (rdi = signal, rsi = siginfo, rdx =
     // ucontext) on the vCPU's signal stack.
@@ -314,4 +316,14 @@ unsafe extern "C" {
     pub static thaw_trap_entry: u8;
     /// Where a new thread begins to run.
     pub static thaw_thread_start: u8;
+}
+
+unsafe extern "C" {
+    static thaw_return: u8;
+    static thaw_return_end: u8;
+}
+
+/// Whether `rip` is in the code that restores a frame on the way out.
+pub fn is_returning(rip: u64) -> bool {
+    (&raw const thaw_return as u64..&raw const thaw_return_end as u64).contains(&rip)
 }

@@ -3,6 +3,8 @@
 //! left to be mapped on first touch.
 #![allow(unsafe_code)]
 
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use thaw_abi::layout::{KERNEL_BASE, KERNEL_END};
 
 use super::entry::{RETURN_FULL, TrapFrame, USER_CS, USER_SS};
@@ -67,6 +69,18 @@ pub struct Continuation {
     handle: u64,
 }
 
+/// The signal with which the host knocks: there is a message that a guest which
+/// never waits would not see.
+pub const SIGUSR1: u32 = 10;
+
+/// The host has knocked, and nobody has looked yet.
+static KNOCKED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the host has knocked since the last look.
+pub fn take_knock() -> bool {
+    KNOCKED.load(Relaxed) && KNOCKED.swap(false, Relaxed)
+}
+
 /// First half of the slow door, on the signal stack: decides what to do and
 /// puts the interrupted registers where that needs them.
 pub extern "C" fn prologue(
@@ -78,32 +92,80 @@ pub extern "C" fn prologue(
     // The vdso's functions run kernel text on the guest's stack; a fault there
     // is the guest's.
     let in_kernel = (KERNEL_BASE..KERNEL_END).contains(&context.rip) && context.rsp >= KERNEL_BASE;
-    let memory_fault = signal == SIGSEGV || signal == SIGBUS;
-    let mut rip = context.rip;
-    let resume = if memory_fault && crate::boot::lazy::map_page(info.address) {
-        true
-    } else if !in_kernel {
-        false
-    } else if let Some(resume_at) =
-        memory_fault.then(|| super::user::fault_resume_address(rip)).flatten()
-    {
-        rip = resume_at;
-        true
-    } else {
-        die_in_kernel(signal, info, context)
-    };
-    if !resume && vcpu::block().thread.is_null() {
-        die_in_kernel(signal, info, context)
+    if signal == SIGUSR1 {
+        return knock(info, context, local, in_kernel);
     }
-    let frame = if resume {
-        local
+    let memory_fault = signal == SIGSEGV || signal == SIGBUS;
+    let mapped = memory_fault && crate::boot::lazy::map_page(info.address);
+    if !in_kernel {
+        if vcpu::block().thread.is_null() {
+            die_in_kernel(signal, info, context)
+        }
+        let signal = if mapped { NOTHING } else { signal };
+        return continue_in_kernel(frame_from(signal, info, context, context.rip));
+    }
+    let resume_at = if mapped {
+        Some(context.rip)
     } else {
-        (vcpu::block().kernel_stack_top as *mut TrapFrame).wrapping_sub(1)
+        memory_fault.then(|| super::user::fault_resume_address(context.rip)).flatten()
     };
-    // SAFETY: `local` is reserved by the entry code; the frame below the top of
-    // the kernel stack is unused while the guest runs.
-    unsafe { frame.write(frame_from(signal, info, context, rip)) };
-    Continuation { frame, handle: !resume as u64 }
+    match resume_at {
+        Some(rip) => resume(local, frame_from(signal, info, context, rip)),
+        None => die_in_kernel(signal, info, context),
+    }
+}
+
+/// Marks a frame whose fault has been dealt with.
+const NOTHING: u32 = 0;
+
+/// Goes on with `frame` at the top of the running thread's kernel stack, which
+/// is unused while the guest runs.
+fn continue_in_kernel(frame: TrapFrame) -> Continuation {
+    let at = top_frame();
+    // SAFETY: see above.
+    unsafe { at.write(frame) };
+    Continuation { frame: at, handle: 1 }
+}
+
+/// Puts the registers back at once.
+fn resume(local: *mut TrapFrame, frame: TrapFrame) -> Continuation {
+    // SAFETY: reserved by the entry code.
+    unsafe { local.write(frame) };
+    Continuation { frame: local, handle: 0 }
+}
+
+fn top_frame() -> *mut TrapFrame {
+    (vcpu::block().kernel_stack_top as *mut TrapFrame).wrapping_sub(1)
+}
+
+/// The host has knocked. A guest is interrupted; the kernel looks when it is
+/// done, or at once if it is about to return and would not look any more.
+fn knock(
+    info: &HostSignalInfo,
+    context: &HostContext,
+    local: *mut TrapFrame,
+    in_kernel: bool,
+) -> Continuation {
+    KNOCKED.store(true, Relaxed);
+    let thread = vcpu::block().thread;
+    if thread.is_null() {
+        return resume(local, frame_from(SIGUSR1, info, context, context.rip));
+    }
+    crate::task::current().needs_attention();
+    if !in_kernel {
+        return continue_in_kernel(frame_from(SIGUSR1, info, context, context.rip));
+    }
+    let on_kernel_stack = context.rsp <= vcpu::block().kernel_stack_top
+        && context.rsp
+            > vcpu::block().kernel_stack_top - crate::task::thread::KERNEL_STACK_SIZE as u64;
+    if super::entry::is_returning(context.rip) && on_kernel_stack {
+        // The frame being restored is still complete: begin the return again.
+        let frame = top_frame();
+        // SAFETY: the frame of the running thread, which is on its way out.
+        unsafe { (*frame).signal = SIGUSR1 };
+        return Continuation { frame, handle: 1 };
+    }
+    resume(local, frame_from(SIGUSR1, info, context, context.rip))
 }
 
 fn frame_from(signal: u32, info: &HostSignalInfo, context: &HostContext, rip: u64) -> TrapFrame {
@@ -157,13 +219,14 @@ pub extern "C" fn handle(frame: &mut TrapFrame) {
         frame.rcx = frame.rip;
         frame.r11 = frame.rflags;
         super::gate::try_patch(frame);
+        frame.signal = NOTHING;
         crate::syscall::dispatch(frame);
     } else if frame.signal == SIGSEGV && super::gate::restart_displaced(frame) {
         // The thread was at a `syscall` that has been patched away under it.
-    } else {
+    } else if frame.signal != NOTHING && frame.signal != SIGUSR1 {
         crate::task::signal::guest_fault(frame);
-        crate::task::signal::before_return(frame);
     }
+    crate::task::signal::before_return(frame);
 }
 
 fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &HostContext) -> ! {
@@ -215,6 +278,7 @@ pub fn install_handlers() -> Result<()> {
     const SA_SIGINFO: u64 = 4;
     const SA_RESTORER: u64 = 0x0400_0000;
     const SA_ONSTACK: u64 = 0x0800_0000;
+    const SA_RESTART: u64 = 0x1000_0000;
     const SA_NODEFER: u64 = 0x4000_0000;
     let stack = Stack { base: vcpu::SIGNAL_STACK, flags: 0, size: vcpu::SIGNAL_STACK_SIZE };
     // SAFETY: the signal stack is mapped and used for nothing else.
@@ -222,11 +286,11 @@ pub fn install_handlers() -> Result<()> {
     let entry = &raw const super::entry::thaw_trap_entry as u64;
     let action = Action {
         handler: entry,
-        flags: SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_NODEFER,
+        flags: SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_RESTART | SA_NODEFER,
         restorer: entry,
         mask: 0,
     };
-    for signal in [SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS] {
+    for signal in [SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGUSR1, SIGSEGV, SIGSYS] {
         let args = [signal as u64, &raw const action as u64, 0, 8, 0, 0];
         // SAFETY: the handler never returns to the host's restorer.
         unsafe { hostcall(nr::RT_SIGACTION, args) }?;

@@ -57,10 +57,20 @@ pub(crate) struct Process {
 impl Process {
     /// Ends the process at once. Harmless if it has ended already.
     pub fn kill(&self) -> io::Result<()> {
+        self.signal(Signal::KILL)
+    }
+
+    /// Makes a sandbox look at its control socket even if its guest computes
+    /// and never waits. Harmless if it has ended already.
+    pub fn knock(&self) -> io::Result<()> {
+        self.signal(Signal::USR1)
+    }
+
+    fn signal(&self, signal: Signal) -> io::Result<()> {
         if self.exit.get().is_some() {
             return Ok(());
         }
-        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
+        match pidfd_send_signal(&self.pidfd, signal) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(errno) => Err(errno.into()),
         }

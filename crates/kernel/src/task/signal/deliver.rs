@@ -23,6 +23,9 @@ pub fn before_return(frame: &mut TrapFrame) {
     if !thread.attention.swap(false, Relaxed) {
         return;
     }
+    if crate::platform::fault::take_knock() {
+        crate::task::sched::handle_messages();
+    }
     let mut handled = false;
     loop {
         let mask = thread.signals.lock().mask;
