@@ -535,3 +535,55 @@ pub static BY_NUMBER: [Option<&'static Entry>; NUMBER_LIMIT] = {
     }
     table
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `docs/syscalls.md`, from the table.
+    fn document() -> String {
+        let mut text = String::from(
+            "# System calls\n\n\
+             Generated from `crates/kernel/src/syscall/table.rs`; `THAW_BLESS=1 cargo test -p \\\n\
+             thaw-kernel syscall` writes it anew. A call that is not listed returns `ENOSYS`, is\n\
+             counted, and is named by `THAW_TRACE=syscalls`.\n\n",
+        );
+        let count =
+            |wanted: fn(&Support) -> bool| ENTRIES.iter().filter(|e| wanted(&e.support)).count();
+        text += &format!(
+            "{} calls: {} as on Linux, {} with exceptions, {} that return an error.\n\n",
+            ENTRIES.len(),
+            count(|s| matches!(s, Full)),
+            count(|s| matches!(s, Partial(_))),
+            count(|s| matches!(s, Missing(_)))
+        );
+        text += "| number | name | support | note |\n| ---: | --- | --- | --- |\n";
+        for entry in BY_NUMBER.iter().flatten() {
+            let (support, note) = match entry.support {
+                Full => ("full", ""),
+                Partial(note) => ("partial", note),
+                Missing(note) => ("missing", note),
+            };
+            text += &format!("| {} | {} | {support} | {note} |\n", entry.number, entry.name);
+        }
+        text
+    }
+
+    #[test]
+    fn the_document_is_up_to_date() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/syscalls.md");
+        if std::env::var_os("THAW_BLESS").is_some() {
+            std::fs::write(path, document()).unwrap();
+        }
+        let written = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            written == document(),
+            "docs/syscalls.md is stale: run THAW_BLESS=1 cargo test -p thaw-kernel syscall"
+        );
+    }
+
+    #[test]
+    fn every_row_has_at_most_six_arguments() {
+        assert!(ENTRIES.iter().all(|entry| entry.args.len() <= 6));
+    }
+}
