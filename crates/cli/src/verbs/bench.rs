@@ -98,6 +98,7 @@ fn text(report: &BenchReport) -> String {
         table.row(vec![name.to_owned(), cell(of.p50), cell(of.p90), cell(of.p99)]);
     };
     row("zygote taken", &report.phases_us.zygote);
+    row("boot command received", &report.phases_us.received);
     row("memory mapped", &report.phases_us.mapped);
     row("first instruction", &report.phases_us.first_instruction);
     row("first response byte", &report.phases_us.first_byte);

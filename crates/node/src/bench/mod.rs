@@ -66,6 +66,9 @@ pub struct BenchOptions {
 pub struct PhasePercentiles {
     /// A zygote was taken.
     pub zygote: Percentiles,
+    /// The sandbox had its boot command; not part of the JSON.
+    #[serde(skip)]
+    pub received: Percentiles,
     /// All eager mappings were in place.
     pub mapped: Percentiles,
     /// The guest's first instruction was about to run.
@@ -329,6 +332,7 @@ fn summarize(phases: &[Phases]) -> Result<PhasePercentiles, BenchError> {
     };
     Ok(PhasePercentiles {
         zygote: of("when its zygote was taken", |p| Some(p.zygote))?,
+        received: of("when it had its boot command", |p| p.received)?,
         mapped: of("when its memory was mapped", |p| p.mapped)?,
         first_instruction: of("its first instruction", |p| p.first_instruction)?,
         first_byte: of("its first response byte", |p| p.first_byte)?,
