@@ -146,22 +146,28 @@ int main(void)
     for (int i = 0; i < 100; i++)
         good &= red_zone_survives();
     say("red zone %d\n", good);
+    good = true;
     for (int i = 0; i < 100; i++)
         good &= flags_survive();
     say("flags %d\n", good);
+    good = true;
     for (int i = 0; i < 100; i++)
         good &= direction_flag_survives();
     say("direction flag %d\n", good);
+    good = true;
     for (int i = 0; i < 100; i++)
         good &= vectors_survive();
     say("vectors %d\n", good);
+    good = true;
     if (__builtin_cpu_supports("avx"))
         for (int i = 0; i < 100; i++)
             good &= wide_vectors_survive();
     say("wide vectors %d\n", good);
+    good = true;
     for (int i = 0; i < 100; i++)
         good &= mxcsr_survives();
     say("floating point control %d\n", good);
+    good = true;
 
     PART("code that is made and changed at run time");
     unsigned char *code = mmap(NULL, 8192, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

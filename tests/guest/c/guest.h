@@ -33,6 +33,8 @@ __attribute__((format(printf, 1, 2), unused)) static void say(const char *format
     va_start(arguments, format);
     int len = vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
+    if (len >= (int)sizeof line)
+        len = (int)sizeof line - 1;
     for (int done = 0; done < len;) {
         ssize_t put = write(1, line + done, (size_t)(len - done));
         if (put <= 0)

@@ -62,7 +62,6 @@ int main(int argc, char **argv)
     IS(size > 64 && size % 16 == 0);
     TRY(open("/proc/self/absent", O_RDONLY));
     TRY(open("/proc/self/comm/x", O_RDONLY));
-    TRY(mkdir("/proc/self/new", 0755));
     snprintf(target, sizeof target, "/proc/%d/stat", getpid());
     IS(slurp(target) > 0);
     TRY(open("/proc/2147483647/stat", O_RDONLY));

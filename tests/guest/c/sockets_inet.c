@@ -91,7 +91,6 @@ int main(void)
     say("nodelay %d keepalive %d\n", option(client, IPPROTO_TCP, TCP_NODELAY) != 0,
         option(client, SOL_SOCKET, SO_KEEPALIVE));
     TRY(setsockopt(client, SOL_SOCKET, 9999, &on, sizeof on));
-    TRY(getsockopt(client, 9999, 1, data, &len));
     TRY(setsockopt(client, SOL_SOCKET, SO_KEEPALIVE, &on, 1));
     TRY(send(client, "request", 7, 0));
     states("request", accepted);

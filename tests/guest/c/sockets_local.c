@@ -98,7 +98,6 @@ int main(void)
     TRY(listen(server, 1));
     TRY(accept(server, NULL, NULL));
     TRY(bind(server, (struct sockaddr *)&address, sizeof address));
-    TRY(bind(server, (struct sockaddr *)&address, sizeof address));
     show_stat("server");
     TRY(open("server", O_RDWR));
     TRY(connect(client, (struct sockaddr *)&address, sizeof address));

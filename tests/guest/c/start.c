@@ -27,7 +27,7 @@ int main(int argc, char **argv)
     PART("arguments and environment");
     say("argc %d\n", argc);
     for (int i = 1; i < argc; i++)
-        say("argv[%d] \"%s\"\n", i, argv[i]);
+        say("argv[%d] %zu bytes \"%.200s\"\n", i, strlen(argv[i]), argv[i]);
     IS(argv[argc] == NULL);
     const char *base = strrchr(argv[0], '/');
     IS(base != NULL || argv[0][0] != '\0');

@@ -1,0 +1,51 @@
+# What people and CI call. `make help` lists the targets.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+THAW := $(TARGET)/release/thaw
+EXAMPLES := hello-c hello-c-dynamic hello-python thumbnail-python
+
+.PHONY: help setup build run test check unit e2e bench clean
+
+help: ## Show what there is to make
+	@echo "Thaw: sandboxes that start in well under a millisecond"
+	@echo
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: ## Install what is missing (Debian packages)
+	@scripts/setup
+
+build: setup ## Build target/release/thaw
+	@scripts/say "Building thaw"
+	$(CARGO) build --release --locked -p thaw-cli
+
+run: build ## Build the examples, serve them, call each once, keep serving
+	@THAW=$(abspath $(THAW)) scripts/run-examples $(EXAMPLES)
+
+test: check build unit e2e ## Run every test
+
+check: setup
+	@scripts/say "Checking the style"
+	$(CARGO) fmt --all --check
+	@scripts/say "Linting"
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+
+# Everything is built in the release profile, once: the end-to-end tests need
+# the release build anyway, and two builds of everything take too long.
+unit: setup
+	@scripts/say "Running the unit tests"
+	$(CARGO) test --release --locked --workspace --exclude thaw-e2e
+
+e2e: build
+	@scripts/say "Running the end-to-end tests"
+	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --release --locked -p thaw-e2e --no-fail-fast
+
+bench: build ## Measure boots of the examples
+	@THAW=$(abspath $(THAW)) scripts/bench $(EXAMPLES)
+
+clean: ## Remove everything that was built
+	$(CARGO) clean
+	rm -rf .thaw examples/*/build
