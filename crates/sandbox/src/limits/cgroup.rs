@@ -206,9 +206,15 @@ impl MemoryGroup {
         })
     }
 
-    /// The file whose write moves the writing process into the group.
+    /// The file whose write moves the writing, single-threaded process into the group.
     pub fn processes(&self) -> io::Result<OwnedFd> {
-        Ok(File::options().write(true).open(self.directory.join("cgroup.procs"))?.into())
+        let file = match self.hierarchy.version {
+            Version::V2 => "cgroup.procs",
+            // A thread that moves itself need not wait until every process of
+            // the host has left fork and exit, as the move of a process must.
+            Version::V1 => "tasks",
+        };
+        Ok(File::options().write(true).open(self.directory.join(file))?.into())
     }
 
     /// Sets the limit in bytes; 0: none.

@@ -11,8 +11,8 @@ use crate::message;
 
 /// Hidden first argument that makes an executable a zygote parent.
 pub const PARENT_ARGUMENT: &str = "--thaw-zygote-parent";
-/// Descriptors closed for a zygote request: control socket, console, and the
-/// `cgroup.procs` file of its control group, if it has one.
+/// Descriptors that come with a zygote request at least: control socket and
+/// console. If it gets a control group, the file that moves it there follows.
 pub const CREATE_DESCRIPTORS: usize = 2;
 
 /// Library → parent: [`Request::first`] is the first host user id for

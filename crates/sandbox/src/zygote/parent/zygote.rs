@@ -38,8 +38,8 @@ pub fn keep_capabilities_for_zygotes() -> io::Result<()> {
 }
 
 /// Forks a zygote that executes the kernel as user and group `id`.
-/// `descriptors`: control socket, console, and a `cgroup.procs` file if it gets
-/// a control group.
+/// `descriptors`: control socket, console, and, if it gets a control group, the
+/// file that moves a process there.
 pub fn fork(
     kernel: &OwnedFd,
     descriptors: Vec<OwnedFd>,
