@@ -89,10 +89,10 @@ impl Item {
 
     fn forget(&self) {
         let token = self.token.lock().take();
-        if let (Some(token), Some(file)) = (token, self.file.upgrade()) {
-            if let Some(queue) = file.file.wait_queue() {
-                queue.unregister(token);
-            }
+        let file = self.file.upgrade();
+        let queue = file.as_ref().and_then(|file| file.file.wait_queue());
+        if let (Some(token), Some(queue)) = (token, queue) {
+            queue.unregister(token);
         }
     }
 }

@@ -17,9 +17,10 @@ pub fn file(fd: i32) -> Result<Arc<OpenFile>> {
     current_process().files.lock().get(fd)
 }
 
-/// Number of descriptors that the running process' table has room for.
+/// Number of descriptors that the running process' table has room for. A
+/// program that a shell starts finds room for 256 on Linux.
 pub fn descriptor_capacity() -> usize {
-    current_process().files.lock().capacity()
+    current_process().files.lock().capacity().max(256)
 }
 
 /// Gives a file the lowest free descriptor; `EMFILE`. Only `O_CLOEXEC` of

@@ -178,14 +178,27 @@ fn applies(of: Of, common: &Common) -> bool {
     }
 }
 
-/// What Linux says to a level or option that a socket does not have.
-fn unknown(common: &Common, level: i32) -> Errno {
-    match level {
-        SOL_SOCKET => Errno::ENOPROTOOPT,
-        _ if common.family == AF_UNIX => Errno::EOPNOTSUPP,
-        SOL_IP | SOL_TCP | SOL_UDP | SOL_IPV6 => Errno::ENOPROTOOPT,
-        _ => Errno::ENOPROTOOPT,
-    }
+/// What is done with an option.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Get,
+    Set,
+}
+
+/// What Linux says to a level or option that a socket does not have. An
+/// Internet socket passes levels that it does not know on to a layer that says
+/// different things to the two calls.
+fn unknown(common: &Common, level: i32, operation: Operation) -> Errno {
+    let internet = common.family != AF_UNIX;
+    let known = match level {
+        SOL_SOCKET => true,
+        SOL_IP => internet,
+        SOL_TCP => applies(Of::Tcp, common),
+        SOL_UDP => applies(Of::Udp, common),
+        SOL_IPV6 => applies(Of::V6, common),
+        _ => false,
+    };
+    if known || (internet && operation == Operation::Set) { Errno::ENOPROTOOPT } else { Errno::EOPNOTSUPP }
 }
 
 fn find(common: &Common, name: Name) -> Option<&'static Plain> {
@@ -260,7 +273,7 @@ pub fn set(
             Err(Errno::ENOENT)
         };
     }
-    let option = find(common, (level, number)).ok_or_else(|| unknown(common, level))?;
+    let option = find(common, (level, number)).ok_or_else(|| unknown(common, level, Operation::Set))?;
     // ip(7): the options of that level may be a single byte.
     let value = match level {
         SOL_IP if (1..4).contains(&len) => at.read::<u8>()? as i32,
@@ -398,7 +411,7 @@ fn plain_value(common: &Common, name: Name) -> Result<i32> {
     if name == PASSCRED && common.family != AF_UNIX {
         return Err(Errno::EOPNOTSUPP);
     }
-    let option = find(common, name).ok_or_else(|| unknown(common, name.0))?;
+    let option = find(common, name).ok_or_else(|| unknown(common, name.0, Operation::Get))?;
     Ok(common.options.lock().value(name).unwrap_or(option.default))
 }
 

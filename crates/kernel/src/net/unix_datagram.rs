@@ -132,7 +132,7 @@ impl Protocol for UnixDatagram {
     fn bind(&self, address: &SocketAddress) -> Result<()> {
         let SocketAddress::Unix(name) = address else { return Err(Errno::EINVAL) };
         if self.binding.lock().is_some() {
-            return if *name == UnixName::Unnamed { Ok(()) } else { Err(Errno::EINVAL) };
+            return if *name == UnixName::Unnamed { Ok(()) } else { Err(self.names.refusal(name)) };
         }
         let binding = self.names.bind(name, Named::Datagram(self.this.clone()))?;
         *self.binding.lock() = Some(binding);

@@ -106,6 +106,15 @@ impl Names {
         }
     }
 
+    /// Why a socket that has a name cannot get `name` too.
+    pub fn refusal(&self, name: &UnixName) -> Errno {
+        // Linux makes the file first, and looks at the socket then.
+        match name {
+            UnixName::Path(path) if find_node(path).is_ok() => Errno::EADDRINUSE,
+            _ => Errno::EINVAL,
+        }
+    }
+
     /// Gives a name up. The file of a path stays.
     pub fn release(&self, binding: Binding) {
         let socket = self.sockets.lock().remove(&binding.key);

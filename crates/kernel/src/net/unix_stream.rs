@@ -148,7 +148,7 @@ impl Protocol for UnixStream {
         let SocketAddress::Unix(name) = address else { return Err(Errno::EINVAL) };
         if self.binding.lock().is_some() {
             // Autobind of a socket that has a name does nothing.
-            return if *name == UnixName::Unnamed { Ok(()) } else { Err(Errno::EINVAL) };
+            return if *name == UnixName::Unnamed { Ok(()) } else { Err(self.names.refusal(name)) };
         }
         let binding = self.names.bind(name, Named::Stream(self.this.clone()))?;
         *self.binding.lock() = Some(binding);
