@@ -1,0 +1,347 @@
+//! The example functions over HTTP, through one daemon.
+
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Raw, built_home, exists, get, post, python, repository,
+    request, run, thaw, wait_until,
+};
+
+/// A port that nobody uses now.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+struct Served {
+    daemon: Daemon,
+    own_port: SocketAddr,
+}
+
+/// One daemon for all tests of this file; it ends with the test process.
+fn served() -> &'static Served {
+    static SERVED: OnceLock<Served> = OnceLock::new();
+    SERVED.get_or_init(|| {
+        let own_port = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let variant = |name, keys: &str, limits| Function::Variant {
+            example: "hello-python",
+            name,
+            keys: keys.to_owned(),
+            limits,
+        };
+        let home = built_home(
+            "gateway",
+            &[
+                Function::Example("hello-c"),
+                Function::Example("hello-c-dynamic"),
+                Function::Example("hello-python"),
+                Function::Example("thumbnail-python"),
+                variant("reused", "isolation = \"instance\"", "instances = 1"),
+                variant("short-lived", "isolation = \"instance\"", "keep_alive = \"300ms\""),
+                variant("impatient", "", "timeout = \"700ms\""),
+                variant("alone", "", "instances = 1\nqueue = \"100ms\""),
+                variant("own-port", &format!("listen = \"{own_port}\""), ""),
+            ],
+        );
+        let arguments = vec!["--head-timeout=2s".to_owned()];
+        Served { daemon: Daemon::start(&home, &DaemonOptions { arguments }), own_port }
+    })
+}
+
+fn gateway() -> SocketAddr {
+    served().daemon.gateway()
+}
+
+#[track_caller]
+fn assert_refused(response: &thaw_e2e::Response, status: u16, error: &str) {
+    assert_eq!(response.status, status, "{}", response.text());
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    let body = response.json();
+    assert_eq!(body["error"], error, "{body}");
+    assert!(body["reason"].as_str().is_some_and(|reason| reason.len() > 10), "{body}");
+}
+
+#[test]
+fn c_functions_answer() {
+    for name in ["hello-c", "hello-c-dynamic"] {
+        for _ in 0..5 {
+            let response = get(gateway(), name, "/some/path?x=1");
+            assert_eq!(response.status, 200);
+            assert_eq!(response.text(), "Hello from C! You asked for /some/path?x=1.\n");
+        }
+    }
+}
+
+#[test]
+fn python_answers() {
+    let response = get(gateway(), "hello-python", "/?name=Ada");
+    assert_eq!(response.status, 200);
+    assert_eq!(response.text(), "Hello from Python! Nice to meet Ada.\n");
+    assert_eq!(get(gateway(), "hello-python", "/absent").status, 404);
+    let environment = get(gateway(), "hello-python", "/env").json();
+    assert_eq!(environment["GREETING"], "Hello from Python!");
+    let body = vec![b'x'; 3 << 20];
+    assert_eq!(post(gateway(), "hello-python", "/echo", &body).body, body);
+}
+
+#[test]
+fn the_function_is_found_whatever_form_the_host_header_has() {
+    for host in ["hello-c", "HELLO-C", "hello-c:8080"] {
+        assert_eq!(get(gateway(), host, "/").status, 200, "{host}");
+    }
+}
+
+#[test]
+fn thumbnails_are_made() {
+    let draw = "import sys; from PIL import Image; \
+                Image.radial_gradient('L').resize((640, 480)).convert('RGB').save(sys.argv[1])";
+    let directory = tempfile::tempdir().expect("a directory");
+    let picture = directory.path().join("picture.png");
+    let site = repository().join("examples/thumbnail-python/build/site");
+    let mut command = std::process::Command::new(python());
+    run(command.args(["-c", draw]).arg(&picture).env("PYTHONPATH", site)).success();
+    let picture = std::fs::read(picture).expect("a picture");
+    for (format, magic) in [("png", &b"\x89PNG"[..]), ("jpeg", &b"\xff\xd8\xff"[..])] {
+        let path = format!("/?width=64&format={format}");
+        let response = post(gateway(), "thumbnail-python", &path, &picture);
+        assert_eq!(response.status, 200, "{}", response.text());
+        assert!(response.body.starts_with(magic));
+        assert!(response.body.len() < picture.len());
+    }
+    let response = post(gateway(), "thumbnail-python", "/", b"not an image");
+    assert_eq!(response.status, 400);
+}
+
+#[test]
+fn copies_of_one_image_share_no_random_values() {
+    let values: Vec<_> = (0..8).map(|_| get(gateway(), "hello-python", "/random").json()).collect();
+    for key in ["urandom", "random", "uuid4", "boot_id"] {
+        for (i, a) in values.iter().enumerate() {
+            assert!(!a[key].is_null(), "{a}");
+            for b in &values[..i] {
+                assert_ne!(a[key], b[key], "two copies gave the same {key}");
+            }
+        }
+    }
+}
+
+#[test]
+fn clocks_go_on_in_a_copy() {
+    let first = get(gateway(), "hello-python", "/time").json();
+    thread::sleep(Duration::from_millis(50));
+    let second = get(gateway(), "hello-python", "/time").json();
+    let time = |value: &serde_json::Value, key: &str| value[key].as_f64().expect("a number");
+    assert!(time(&second, "time") > time(&first, "time"));
+    assert!(time(&second, "boottime") > time(&first, "boottime"));
+    let since_epoch = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_secs_f64();
+    assert!((since_epoch - time(&second, "time")).abs() < 5.0);
+}
+
+#[test]
+fn a_function_has_a_port_of_its_own() {
+    for host in ["own-port", "anything-else"] {
+        let response = get(served().own_port, host, "/");
+        assert_eq!(response.status, 200);
+        assert!(response.text().starts_with("Hello"));
+    }
+}
+
+#[test]
+fn every_connection_gets_a_fresh_instance() {
+    for _ in 0..3 {
+        let process = get(gateway(), "hello-python", "/pid").json();
+        assert_eq!(process["requests"], 1);
+    }
+}
+
+#[test]
+fn an_instance_is_reused_where_the_function_allows_it() {
+    let count = || get(gateway(), "reused", "/pid").json()["requests"].as_u64().expect("a number");
+    let first = count();
+    assert_eq!((count(), count()), (first + 1, first + 2));
+}
+
+#[test]
+fn an_idle_instance_ends_after_keep_alive() {
+    assert_eq!(get(gateway(), "short-lived", "/pid").status, 200);
+    let daemon = &served().daemon;
+    wait_until("the idle instance has ended", || daemon.instances("short-lived").is_empty());
+    assert_eq!(get(gateway(), "short-lived", "/pid").json()["requests"], 1);
+}
+
+#[test]
+fn unknown_functions_are_404() {
+    assert_refused(&get(gateway(), "nobody", "/"), 404, "unknown_function");
+    assert_refused(&get(gateway(), "", "/"), 404, "unknown_function");
+}
+
+#[test]
+fn unreadable_heads_are_400() {
+    for head in [
+        "GARBAGE\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: hello-c\r\nbroken line\r\n\r\n",
+        "GET / HTTP/7.0\r\nHost: hello-c\r\n\r\n",
+        "\x16\x03\x01\x02\x00\x01\x00\x01\r\n\r\n",
+    ] {
+        let response = Raw::connect(gateway()).send(head).response().expect("an answer");
+        assert_refused(&response, 400, "bad_request");
+    }
+}
+
+#[test]
+fn large_heads_are_431() {
+    let head = format!("GET / HTTP/1.1\r\nHost: hello-c\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));
+    let response = Raw::connect(gateway()).send(head).response().expect("an answer");
+    assert_refused(&response, 431, "head_too_large");
+}
+
+#[test]
+fn slow_heads_are_408() {
+    let mut client = Raw::connect(gateway());
+    let response = client.send("GET / HTTP/1.1\r\nHost: hel").response().expect("an answer");
+    assert_refused(&response, 408, "head_too_slow");
+}
+
+#[test]
+fn a_head_may_come_in_pieces() {
+    let mut client = Raw::connect(gateway());
+    for piece in ["GE", "T /pie", "ces HTTP/1.1\r\nHo", "st: hello-c\r", "\n\r", "\n"] {
+        client.send(piece);
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(
+        client.response().expect("an answer").text(),
+        "Hello from C! You asked for /pieces.\n"
+    );
+}
+
+#[test]
+fn a_client_that_leaves_early_harms_nobody() {
+    for bytes in ["", "GET", "GET / HTTP/1.1\r\nHost: hello-python\r\n\r\n"] {
+        for _ in 0..5 {
+            Raw::connect(gateway()).send(bytes);
+        }
+    }
+    assert_eq!(get(gateway(), "hello-python", "/").status, 200);
+}
+
+#[test]
+fn an_instance_that_dies_before_it_answers_is_502() {
+    assert_refused(&get(gateway(), "hello-python", "/exit"), 502, "instance_died");
+    assert_eq!(get(gateway(), "hello-python", "/").status, 200);
+}
+
+#[test]
+fn no_capacity_is_503_with_retry_after() {
+    let slow = thread::spawn(|| get(gateway(), "alone", "/slow?seconds=2"));
+    wait_until("the only instance is busy", || served().daemon.instances("alone").len() == 1);
+    let response = get(gateway(), "alone", "/");
+    assert_refused(&response, 503, "no_capacity");
+    let seconds = response.header("retry-after").expect("Retry-After");
+    assert!(seconds.parse::<u64>().is_ok_and(|seconds| seconds >= 1));
+    assert_eq!(slow.join().expect("the slow request").status, 200);
+    wait_until("there is room again", || get(gateway(), "alone", "/").status == 200);
+}
+
+#[test]
+fn a_function_that_takes_too_long_is_504() {
+    let started = Instant::now();
+    assert_refused(&get(gateway(), "impatient", "/slow?seconds=50"), 504, "timeout");
+    assert!(started.elapsed() < Duration::from_secs(30));
+    let daemon = &served().daemon;
+    wait_until("its instance is gone", || daemon.instances("impatient").is_empty());
+    assert_eq!(get(gateway(), "impatient", "/").status, 200);
+}
+
+#[test]
+fn many_clients_are_served_at_once() {
+    let clients: Vec<_> = (0..16)
+        .map(|i| {
+            thread::spawn(move || {
+                for n in 0..10 {
+                    let path = format!("/client/{i}/{n}");
+                    let name = if n % 2 == 0 { "hello-c" } else { "hello-c-dynamic" };
+                    let text = get(gateway(), name, &path).text();
+                    assert_eq!(text, format!("Hello from C! You asked for {path}.\n"));
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.join().expect("a client");
+    }
+}
+
+#[test]
+fn two_requests_on_one_connection_reach_one_instance() {
+    // The function answers in HTTP/1.0 and closes; the gateway must not keep the
+    // connection open in its place.
+    let mut client = Raw::connect(gateway());
+    client.send("GET /pid HTTP/1.1\r\nHost: hello-python\r\n\r\n");
+    assert_eq!(client.response().expect("an answer").json()["requests"], 1);
+    assert_eq!(client.read_to_end(), b"");
+}
+
+#[test]
+fn a_body_that_arrives_with_the_head_is_not_lost() {
+    let mut client = Raw::connect(gateway());
+    client.send("POST /echo HTTP/1.1\r\nHost: hello-python\r\nContent-Length: 11\r\n\r\nhello ");
+    thread::sleep(Duration::from_millis(50));
+    client.send("again");
+    assert_eq!(client.response().expect("an answer").text(), "hello again");
+}
+
+fn cli(arguments: &[&str]) -> thaw_e2e::Outcome {
+    run(thaw().env("THAW_HOME", served().daemon.home()).args(arguments))
+}
+
+#[test]
+fn invoke_prints_the_response_and_the_phases() {
+    let outcome = cli(&["invoke", "hello-c", "--path", "/by-invoke", "--timings"]);
+    assert!(outcome.stdout.contains("You asked for /by-invoke."), "{}", outcome.stdout);
+    for phase in ["zygote", "mapped", "instruction", "byte"] {
+        assert!(outcome.stderr.contains(phase), "no {phase} in\n{}", outcome.stderr);
+    }
+    assert_eq!(outcome.code, Some(0));
+    let outcome = cli(&["invoke", "hello-python", "--path", "/echo", "--data", "sent"]);
+    assert_eq!(outcome.success(), "sent");
+    let outcome = cli(&["invoke", "nobody"]);
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.contains("nobody"), "{}", outcome.stderr);
+}
+
+#[test]
+fn the_verbs_tell_about_the_functions() {
+    assert_eq!(get(gateway(), "reused", "/").status, 200);
+    let ps = cli(&["ps", "--json"]).success();
+    let ps: serde_json::Value = serde_json::from_str(&ps).expect("JSON");
+    assert!(ps.to_string().contains("reused"), "{ps}");
+    let images = cli(&["images"]).success();
+    for name in ["hello-c", "hello-python", "thumbnail-python"] {
+        assert!(images.contains(name), "{images}");
+    }
+    let inspected = cli(&["inspect", "hello-python"]).success();
+    let inspected: serde_json::Value = serde_json::from_str(&inspected).expect("JSON");
+    assert_eq!(inspected["name"], "hello-python");
+    wait_until("the request is in the log", || {
+        cli(&["logs", "hello-python"]).stdout.contains("GET ") || {
+            get(gateway(), "hello-python", "/");
+            false
+        }
+    });
+}
+
+#[test]
+fn an_instance_that_is_killed_is_replaced() {
+    assert_eq!(get(gateway(), "reused", "/").status, 200);
+    let instances = served().daemon.instances("reused");
+    if let Some(pid) = instances.first().and_then(|instance| instance["pid"].as_u64()) {
+        thaw_e2e::kill(pid as u32);
+        wait_until("it is gone", || !exists(pid as u32));
+    }
+    wait_until("another one serves", || {
+        request(gateway(), "reused", "/pid", None).is_ok_and(|r| r.status == 200)
+    });
+}

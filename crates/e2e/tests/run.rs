@@ -1,0 +1,237 @@
+//! `thaw run` is like starting the program directly, and safer.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::io::{Read, Write};
+use std::process::Stdio;
+use thaw_e2e::{Linking, Outcome, compile, python, run, run_with_input, thaw};
+
+fn sandboxed(arguments: &[&str], command: &[&str]) -> Outcome {
+    run(thaw().args(["run", "--rootfs", "/"]).args(arguments).arg("--").args(command))
+}
+
+#[test]
+fn the_readmes_first_example_works() {
+    let interpreter = python();
+    let outcome = sandboxed(&[], &[interpreter.to_str().expect("a path"), "-c", "print('hello')"]);
+    assert_eq!(outcome.success(), "hello\n");
+}
+
+#[test]
+fn the_program_is_looked_up_in_path() {
+    assert_eq!(sandboxed(&[], &["echo", "found"]).success(), "found\n");
+}
+
+#[test]
+fn a_missing_program_is_an_error_that_names_it() {
+    let outcome = sandboxed(&[], &["/no/such/program"]);
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.contains("/no/such/program"), "{}", outcome.stderr);
+    assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+}
+
+#[test]
+fn misuse_is_exit_code_2() {
+    assert_eq!(run(thaw().arg("run")).code, Some(2));
+    assert_eq!(run(thaw().arg("fly")).code, Some(2));
+    assert_eq!(
+        run(thaw().args(["run", "--rootfs", "/", "--memory", "many", "--", "x"])).code,
+        Some(2)
+    );
+}
+
+#[test]
+fn a_missing_root_is_an_error_that_names_it() {
+    let outcome = run(thaw().args(["run", "--rootfs", "/no/such/root", "--", "x"]));
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.contains("/no/such/root"), "{}", outcome.stderr);
+}
+
+#[test]
+fn every_verb_has_help_with_an_example() {
+    let help = run(thaw().arg("--help")).success();
+    let verbs = help.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1);
+    let verbs: Vec<&str> = verbs
+        .take_while(|line| !line.trim().is_empty())
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|verb| *verb != "help")
+        .collect();
+    for verb in ["run", "build", "serve", "invoke", "ps", "images", "inspect", "logs", "doctor"] {
+        assert!(verbs.contains(&verb), "thaw has no verb {verb}: {verbs:?}");
+    }
+    for verb in verbs {
+        let help = run(thaw().args([verb, "--help"])).success();
+        assert!(help.contains("Example"), "thaw {verb} --help has no example");
+    }
+}
+
+#[test]
+fn streams_are_the_programs() {
+    let echo = compile("c/echo", Linking::Static);
+    let input: Vec<u8> = (0..300_000_u32).map(|i| b'a' + (i % 26) as u8).collect();
+    let mut command = thaw();
+    command.args(["run", "--rootfs", "/", "--"]).arg(&echo);
+    let outcome = run_with_input(&mut command, &input);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert_eq!(outcome.stdout.as_bytes(), input);
+    assert_eq!(outcome.stderr, "300000 bytes\n");
+}
+
+#[test]
+fn output_arrives_while_the_program_runs() {
+    let mut child = thaw()
+        .args(["run", "--rootfs", "/", "--", "cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("thaw");
+    let mut stdin = child.stdin.take().expect("piped");
+    let mut stdout = child.stdout.take().expect("piped");
+    for line in ["first\n", "second\n"] {
+        stdin.write_all(line.as_bytes()).expect("the program reads");
+        let mut echoed = vec![0; line.len()];
+        stdout.read_exact(&mut echoed).expect("the program answers");
+        assert_eq!(echoed, line.as_bytes());
+    }
+    drop(stdin);
+    assert!(child.wait().expect("our child").success());
+}
+
+#[test]
+fn signals_are_passed_on() {
+    let script = "import signal, sys, time\n\
+                  def stop(number, frame):\n    print('got', number, flush=True)\n    sys.exit(5)\n\
+                  signal.signal(signal.SIGTERM, stop)\n\
+                  print('ready', flush=True)\n\
+                  while True: time.sleep(60)";
+    let mut child = thaw()
+        .args(["run", "--rootfs", "/", "--"])
+        .arg(python())
+        .args(["-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("thaw");
+    let mut stdout = child.stdout.take().expect("piped");
+    let mut ready = [0; 6];
+    stdout.read_exact(&mut ready).expect("the program starts");
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).expect("text");
+    assert_eq!(rest, "got 15\n");
+    assert_eq!(child.wait().expect("our child").code(), Some(5));
+}
+
+#[test]
+fn death_by_a_signal_is_128_and_its_number() {
+    let leave = compile("c/leave", Linking::Static);
+    let leave = leave.to_str().expect("a path");
+    assert_eq!(sandboxed(&[], &[leave, "signal", "9"]).code, Some(137));
+    assert_eq!(sandboxed(&[], &[leave, "abort"]).code, Some(134));
+    assert_eq!(sandboxed(&[], &[leave, "segv"]).code, Some(139));
+}
+
+#[test]
+fn nothing_that_the_program_writes_reaches_the_host() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("file");
+    fs::write(&file, "before").expect("a file");
+    let script = format!(
+        "import os\nopen({0:?}, 'w').write('after')\nopen({1:?}, 'w').write('new')\n\
+         print(open({0:?}).read(), os.listdir({2:?}) != [])\nos.remove({0:?})\nos.mkdir('/new-directory')",
+        file,
+        directory.path().join("new"),
+        directory.path(),
+    );
+    let interpreter = python();
+    let outcome = sandboxed(&[], &[interpreter.to_str().expect("a path"), "-c", &script]);
+    assert_eq!(outcome.success(), "after True\n");
+    assert_eq!(fs::read_to_string(&file).expect("the file"), "before");
+    assert_eq!(fs::read_dir(directory.path()).expect("a directory").count(), 1);
+    assert!(!fs::exists("/new-directory").expect("an answer"));
+}
+
+#[test]
+fn a_directory_is_a_root_file_system() {
+    let root = tempfile::tempdir().expect("a directory");
+    fs::copy(compile("c/hello", Linking::Static), root.path().join("hello")).expect("a copy");
+    let outcome = run(thaw().args(["run", "--rootfs"]).arg(root.path()).args(["--", "/hello"]));
+    assert_eq!(outcome.success(), "hello, world\n");
+    let outcome = run(thaw().args(["run", "--rootfs"]).arg(root.path()).args(["--", "/bin/sh"]));
+    assert_eq!(outcome.code, Some(1), "the host's shell is not in this root");
+}
+
+#[test]
+fn links_that_lead_out_of_the_root_stay_inside() {
+    let root = tempfile::tempdir().expect("a directory");
+    let outside = tempfile::tempdir().expect("a directory");
+    fs::write(outside.path().join("secret"), "secret").expect("a file");
+    std::os::unix::fs::symlink(outside.path(), root.path().join("out")).expect("a link");
+    fs::copy("/bin/busybox", root.path().join("cat"))
+        .or_else(|_| fs::copy(compile("c/file_lower", Linking::Static), root.path().join("cat")))
+        .expect("a program");
+    // The program's first act is to enter the directory and look around.
+    let outcome =
+        run(thaw().args(["run", "--rootfs"]).arg(root.path()).args(["--", "/cat", "/out"]));
+    assert_ne!(outcome.code, Some(0));
+    assert!(!outcome.stdout.contains("secret"), "{}", outcome.stdout);
+}
+
+#[test]
+fn memory_is_limited() {
+    let script = "try:\n    bytearray(300 << 20)\n    print('got it')\nexcept MemoryError:\n    print('refused')";
+    let interpreter = python();
+    let interpreter = interpreter.to_str().expect("a path");
+    assert_eq!(sandboxed(&["--memory=1GiB"], &[interpreter, "-c", script]).success(), "got it\n");
+    let outcome = sandboxed(&["--memory=128MiB"], &[interpreter, "-c", script]);
+    assert!(!outcome.stdout.contains("got it"), "{}", outcome.stdout);
+    assert!(outcome.code.is_some(), "it was stuck");
+}
+
+#[test]
+fn processor_time_is_limited() {
+    let interpreter = python();
+    let interpreter = interpreter.to_str().expect("a path");
+    let outcome = sandboxed(&["--cpu-time=1s"], &[interpreter, "-c", "while True: pass"]);
+    assert!(outcome.code.is_some_and(|code| code > 128), "{outcome:?}");
+}
+
+#[test]
+fn the_environment_is_what_was_asked_for() {
+    let mut command = thaw();
+    command.args(["run", "--rootfs", "/", "--env", "A=b=c", "--env", "TAKEN", "--", "env"]);
+    let outcome = run(command.env("TAKEN", "from here").env("LEFT", "out")).success();
+    assert!(outcome.contains("A=b=c\n") && outcome.contains("TAKEN=from here\n"), "{outcome}");
+    assert!(!outcome.contains("LEFT"), "{outcome}");
+}
+
+#[test]
+fn scripts_start_their_interpreter() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let script = directory.path().join("script");
+    let text = format!("#!{} -S\nimport sys; print(sys.argv[1:])\n", python().display());
+    fs::write(&script, text).expect("a script");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&script, mode).expect("its mode");
+    let outcome = sandboxed(&[], &[script.to_str().expect("a path"), "one", "two words"]);
+    assert_eq!(outcome.success(), "['one', 'two words']\n");
+}
+
+#[test]
+fn the_trace_shows_the_calls() {
+    let mut command = thaw();
+    command.args(["run", "--rootfs", "/", "--"]).arg(compile("c/hello", Linking::Static));
+    let outcome = run(command.env("THAW_TRACE", "syscalls"));
+    assert_eq!(outcome.stdout, "hello, world\n");
+    for call in ["write(1, ", "exit_group("] {
+        assert!(outcome.stderr.contains(call), "no {call} in\n{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn doctor_knows_this_host() {
+    let outcome = run(thaw().args(["doctor", "--json"]));
+    let report: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    assert!(report.to_string().contains("seccomp"), "{report}");
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+}
