@@ -34,6 +34,9 @@ pub struct PoolStats {
 
 /// How long the background thread rests after a failure.
 const RETRY: Duration = Duration::from_millis(200);
+/// How long the background thread leaves the processors to a boot that has just
+/// taken a zygote, as long as the pool is at least half full.
+const COURTESY: Duration = Duration::from_millis(2);
 /// How often the background thread looks for zygotes that died while waiting.
 const INSPECTION: Duration = Duration::from_secs(1);
 
@@ -195,6 +198,16 @@ impl Shared {
                     .wait_timeout(state, INSPECTION)
                     .unwrap_or_else(PoisonError::into_inner);
                 continue;
+            }
+            if state.ready.len() * 2 >= state.size && !state.ready.is_empty() {
+                let (guard, waited) = self
+                    .wanted
+                    .wait_timeout(state, COURTESY)
+                    .unwrap_or_else(PoisonError::into_inner);
+                state = guard;
+                if !waited.timed_out() {
+                    continue;
+                }
             }
             drop(state);
             let made = self.make();
