@@ -89,7 +89,7 @@ static bool is_final(long number)
     number &= ~0x40000000L;
     return number == SYS_exit || number == SYS_exit_group || number == SYS_rt_sigreturn ||
            number == SYS_pause || number == SYS_fork || number == SYS_vfork || number == SYS_clone ||
-           number == SYS_clone3;
+           number == SYS_clone3 || number == 335; /* uretprobe: SIGILL, see the test */
 }
 
 static void sweep(long first, long last)
@@ -372,7 +372,8 @@ static void descriptors(void)
 {
     char data[16];
     for (long fd = 0; fd < 1100; fd++) {
-        long open = HOST(SYS_write, fd, (long)data, 0);
+        /* An empty message on the control socket ends the sandbox. */
+        long open = fd == 3 ? 0 : HOST(SYS_write, fd, (long)data, 0);
         long socket = HOST(SYS_recvfrom, fd, (long)data, 1, MSG_PEEK | MSG_DONTWAIT, 0, 0);
         long shared = HOST(SYS_mmap, 0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         long private = HOST(SYS_mmap, 0, PAGE, PROT_READ, MAP_PRIVATE, fd, 0);

@@ -1,0 +1,306 @@
+//! A program that tries to get out of its sandbox, watched from outside.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use thaw_e2e::{Linking, Outcome, compile, exists, kernel_symbol, run, thaw};
+
+/// What the hostile program aims at.
+struct Target {
+    directory: tempfile::TempDir,
+    victim: Child,
+    listener: TcpListener,
+    host_name: String,
+}
+
+impl Target {
+    fn new() -> Self {
+        let directory = tempfile::Builder::new().prefix("thaw-watch-").tempdir().expect("/tmp");
+        fs::write(directory.path().join("secret"), "top secret").expect("a file");
+        fs::create_dir(directory.path().join("empty")).expect("a directory");
+        let victim = Command::new("sleep").arg("600").spawn().expect("sleep");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.set_nonblocking(true).expect("an option");
+        Self { directory, victim, listener, host_name: host_name() }
+    }
+
+    /// Runs the hostile program with `--rootfs` set to `root`.
+    fn attack(&self, root: &Path, program: &Path, arguments: &[&str]) -> Outcome {
+        let address = kernel_symbol("thaw_hostcall");
+        let port = self.listener.local_addr().expect("an address").port();
+        let mut command = thaw();
+        command.args(["run", "--rootfs"]).arg(root);
+        command.arg(format!("--env=THAW_TEST_HOSTCALL={address:x}"));
+        command.arg(format!("--env=WATCH={}", self.directory.path().display()));
+        command.arg(format!("--env=VICTIM={}", self.victim.id()));
+        command.arg(format!("--env=PORT={port}"));
+        let outcome = run(command.arg("--").arg(program).args(arguments));
+        self.check();
+        outcome
+    }
+
+    /// Nothing outside may have changed.
+    fn check(&self) {
+        let entries = |path: &Path| -> BTreeSet<String> {
+            let names = fs::read_dir(path).expect("the directory");
+            names.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+        };
+        let path = self.directory.path();
+        assert_eq!(entries(path), BTreeSet::from(["empty".to_owned(), "secret".to_owned()]));
+        assert_eq!(entries(&path.join("empty")), BTreeSet::new());
+        assert_eq!(fs::read_to_string(path.join("secret")).expect("the file"), "top secret");
+        let mode = fs::metadata(path.join("secret")).expect("attributes").permissions();
+        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o644);
+        assert!(exists(self.victim.id()), "the victim has ended");
+        let accepted = self.listener.accept().map_err(|error| error.kind());
+        assert!(matches!(accepted, Err(std::io::ErrorKind::WouldBlock)), "a connection came");
+        assert_eq!(self.host_name, host_name());
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.victim.kill();
+        let _ = self.victim.wait();
+    }
+}
+
+fn host_name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").expect("/proc")
+}
+
+fn hostile() -> PathBuf {
+    compile("hostile/hostile", Linking::Static)
+}
+
+/// The numbers that `thaw doctor --filter` lists.
+fn allowed() -> BTreeMap<u64, String> {
+    let text = run(thaw().args(["doctor", "--filter", "--json"])).success();
+    let list: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let call = |call: &serde_json::Value| {
+        let reason = call["reason"].as_str().expect("a reason");
+        assert!(reason.len() > 10, "{call}");
+        (call["number"].as_u64().expect("a number"), call["name"].as_str().expect("a name").into())
+    };
+    list.as_array().expect("a list").iter().map(call).collect()
+}
+
+/// `uretprobe` and `uprobe`: Linux runs them without asking any filter
+/// (`seccomp_uprobe_exception` in kernel/seccomp.c). They serve the trampolines
+/// that uprobes write into a process, and from anywhere else they end in
+/// `SIGILL` or `ENXIO`.
+const NOT_FILTERED: [u64; 2] = [335, 336];
+
+/// Runs a mode of the program that goes through a list, again from the next
+/// item when the sandbox was ended, and collects `item → result`.
+fn collect(target: &Target, arguments: &dyn Fn(u64) -> Vec<String>, first: u64) -> Results {
+    let mut results = Results::default();
+    let mut next = first;
+    for _ in 0..50 {
+        let arguments = arguments(next);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let outcome = target.attack(Path::new("/"), &hostile(), &arguments);
+        let mut at = None;
+        for line in outcome.stdout.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[..] {
+                ["at", number] => at = number.parse().ok(),
+                ["sweep" | "attack" | "int80", number, name, result] => {
+                    let number = number.parse().expect("a number");
+                    results.calls.push((number, name.to_owned(), result.to_owned()));
+                }
+                _ => {}
+            }
+        }
+        if outcome.stdout.ends_with("done\n") {
+            return results;
+        }
+        let at = at.unwrap_or_else(|| panic!("it did not even start: {outcome:?}"));
+        assert!(outcome.code.is_some(), "number {at} was stuck: {}", outcome.stderr);
+        results.ended.push(at);
+        next = at + 1;
+    }
+    panic!("the sandbox was ended too often, at {:?}", results.ended);
+}
+
+#[derive(Debug, Default)]
+struct Results {
+    /// Number, name, result.
+    calls: Vec<(u64, String, String)>,
+    /// Items at which the sandbox was ended.
+    ended: Vec<u64>,
+}
+
+fn texts<const N: usize>(words: [&str; N]) -> Vec<String> {
+    words.map(str::to_owned).to_vec()
+}
+
+#[test]
+fn the_list_of_host_calls_is_short() {
+    let allowed = allowed();
+    assert!((5..=20).contains(&allowed.len()), "{allowed:?}");
+}
+
+#[test]
+fn no_number_passes_the_filter_that_is_not_on_its_list() {
+    let target = Target::new();
+    let allowed = allowed();
+    for base in [0, 0x4000_0000] {
+        let range =
+            |first: u64| texts(["kernel", "sweep", &first.to_string(), &(base + 600).to_string()]);
+        let results = collect(&target, &range, base);
+        assert!(results.calls.len() + results.ended.len() >= 600, "{results:?}");
+        for (number, _, result) in &results.calls {
+            if allowed.contains_key(number) {
+                assert_ne!(result, "ok", "call {number} takes nonsense");
+            } else if NOT_FILTERED.contains(number) {
+                assert!(
+                    ["EPERM", "ENXIO", "ENOSYS"].contains(&result.as_str()),
+                    "{number} {result}"
+                );
+            } else {
+                assert_eq!(result, "EPERM", "call {number} is not on the list");
+            }
+        }
+    }
+}
+
+#[test]
+fn attacks_by_the_kernels_own_instruction_fail() {
+    let target = Target::new();
+    let results =
+        collect(&target, &|first| texts(["kernel", "attack", "-", &first.to_string()]), 0);
+    assert!(results.calls.len() > 150, "{}", results.calls.len());
+    for (number, name, result) in &results.calls {
+        assert_eq!(result, "EPERM", "{name} ({number})");
+    }
+}
+
+#[test]
+fn attacks_by_a_system_call_of_ones_own_stay_in_the_sandbox() {
+    let target = Target::new();
+    let range = |first: u64| texts(["guest", "sweep", &first.to_string(), "600"]);
+    let results = collect(&target, &range, 0);
+    assert!(results.ended.is_empty(), "the guest's kernel fell over at {:?}", results.ended);
+    let results = collect(&target, &|first| texts(["guest", "attack", "-", &first.to_string()]), 0);
+    assert!(results.ended.is_empty(), "the guest's kernel fell over at {:?}", results.ended);
+    for (_, name, result) in &results.calls {
+        // What would reach the host or another process; files are the sandbox's own.
+        let forbidden = [
+            "ptrace",
+            "process_vm",
+            "pidfd",
+            "kill-victim",
+            "tkill",
+            "tgkill",
+            "bpf",
+            "io_uring",
+            "userfaultfd",
+            "perf_event",
+            "setns",
+            "unshare",
+            "mount",
+            "kexec",
+            "init_module",
+            "open_by_handle",
+            "iopl",
+            "x32",
+        ];
+        if forbidden.iter().any(|start| name.starts_with(start)) {
+            assert_ne!(result, "ok", "{name}");
+        }
+    }
+}
+
+#[test]
+fn calls_of_another_architecture_end_the_sandbox() {
+    let target = Target::new();
+    // exit, fork, open, execve, getpid, kill, socketcall, clone of i386
+    for number in ["1", "2", "5", "11", "20", "37", "102", "120", "400"] {
+        let outcome = target.attack(Path::new("/"), &hostile(), &["int80", number, number]);
+        assert!(!outcome.stdout.contains("ok"), "{}", outcome.stdout);
+        assert_ne!(outcome.code, Some(0), "{}", outcome.stdout);
+    }
+}
+
+#[test]
+fn the_sandbox_holds_no_descriptor_that_it_could_harm_with() {
+    let target = Target::new();
+    let outcome = target.attack(Path::new("/"), &hostile(), &["descriptors"]);
+    let text = outcome.success();
+    let mut count = 0;
+    for line in text.lines().filter(|line| line.starts_with("descriptor ")) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let ["descriptor", fd, "write", write, "socket", socket, "writable-mapping", shared, ..] =
+            words[..]
+        else {
+            panic!("{line}");
+        };
+        count += 1;
+        assert_ne!(shared, "ok", "{line}");
+        // 0 to 2: standard streams, 3: control socket, 4: console.
+        if !["0", "1", "2", "3", "4"].contains(&fd) {
+            assert_eq!((write, socket), ("EBADF", "no"), "{line}");
+        }
+    }
+    assert!((5..20).contains(&count), "{text}");
+}
+
+#[test]
+fn the_broker_gives_nothing_from_outside_the_root() {
+    let target = Target::new();
+    let root = target
+        .directory
+        .path()
+        .parent()
+        .expect("/tmp")
+        .join(format!("thaw-root-{}", std::process::id()));
+    fs::create_dir_all(root.join("a")).expect("a root");
+    fs::write(root.join("inside.txt"), "inside\n").expect("a file");
+    fs::copy(hostile(), root.join("hostile")).expect("a program");
+    let secret = target.directory.path().join("secret");
+    std::os::unix::fs::symlink(&secret, root.join("link-to-secret")).expect("a link");
+    std::os::unix::fs::symlink(target.directory.path(), root.join("link-up")).expect("a link");
+    fs::write(root.parent().expect("/tmp").join("secret"), "top secret").expect("a file");
+    run(Command::new("mkfifo").arg(root.join("fifo"))).success();
+
+    let outcome = target.attack(&root, Path::new("/hostile"), &["broker"]);
+    let text = outcome.stdout;
+    assert!(
+        text.contains("broker 205 \"inside.txt\": descriptor with \"inside\", write EBADF"),
+        "{text}\n{}",
+        outcome.stderr
+    );
+    let with_content = text.lines().filter(|line| line.contains(": descriptor with"));
+    for line in with_content {
+        assert!(
+            line.contains("inside.txt")
+                && !line.contains("write ok")
+                && !line.contains("mapping ok"),
+            "{line}"
+        );
+    }
+    for escape in ["../secret", "a/../../secret", "/etc/passwd", "link-up/secret"] {
+        for line in text.lines().filter(|line| line.contains(&format!("\"{escape}\""))) {
+            assert!(
+                line.contains(": E") || line.contains("closed") || line.contains("cannot send"),
+                "{line}"
+            );
+        }
+    }
+    fs::remove_file(root.parent().expect("/tmp").join("secret")).expect("removable");
+    fs::remove_dir_all(root).expect("removable");
+}
+
+#[test]
+fn the_host_survives_garbage_on_the_control_socket() {
+    let target = Target::new();
+    for seed in 1..=12 {
+        let seed = (seed * 7_919_u64).to_string();
+        let outcome = target.attack(Path::new("/"), &hostile(), &["garbage", &seed]);
+        assert!(outcome.code.is_some(), "stuck with seed {seed}: {}", outcome.stderr);
+        assert!(!outcome.stderr.contains("panicked"), "seed {seed}: {}", outcome.stderr);
+    }
+}
