@@ -152,6 +152,12 @@ pub fn next_message() -> Option<Kept> {
     receive(true).map(|message| keep(&message))
 }
 
+/// Whether a message was kept that nobody has handled. The host's socket says
+/// nothing about those, so look here before waiting on it.
+pub fn has_kept() -> bool {
+    KEPT.lock().as_ref().is_some_and(|kept| !kept.is_empty())
+}
+
 fn keep(message: &Message) -> Kept {
     Kept { kind: message.kind, body: message.body.to_vec(), fds: message.fds.to_vec() }
 }

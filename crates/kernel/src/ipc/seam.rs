@@ -50,7 +50,7 @@ pub fn credentials() -> PeerCredentials {
 fn running_credentials() -> PeerCredentials {
     let process = current_process();
     let credentials = process.credentials.lock();
-    PeerCredentials { pid: process.pid, uid: credentials.euid, gid: credentials.egid }
+    PeerCredentials { pid: process.pid, uid: credentials.uid, gid: credentials.gid }
 }
 
 /// Sends `SIGPIPE` to the running thread.

@@ -5,7 +5,7 @@
 //! be possible until a read comes back short, writing until a write does. What
 //! is not known is asked of the host in one call for all descriptors, when no
 //! thread can run ([`HostPoll::wait`]) or when a guest polls without waiting
-//! ([`HostPoll::check`]). Only descriptors that somebody waits for are asked
+//! ([`check`]). Only descriptors that somebody waits for are asked
 //! about, and only for what is not known yet, so that an unread socket does not
 //! end every wait at once.
 
@@ -412,20 +412,6 @@ impl HostPoll {
             file.fd().and_then(look).is_ok_and(|count| count > 0)
         })
     }
-
-    /// Looks at the host without waiting.
-    pub fn check(&self) {
-        self.busy.store(0, Ordering::Relaxed);
-        self.wait(Some(0), None);
-    }
-
-    /// Counts a poll that found something without the host; looks at the host
-    /// now and then.
-    pub fn note_busy(&self) {
-        if self.busy.fetch_add(1, Ordering::Relaxed) >= CHECK_EVERY {
-            self.check();
-        }
-    }
 }
 
 fn host_poll() -> &'static HostPoll {
@@ -437,14 +423,26 @@ pub fn wait(timeout_ns: Option<u64>, control: HostFd) -> Waited {
     host_poll().wait(timeout_ns, Some(control))
 }
 
-/// See [`HostPoll::check`].
+/// Looks at the host without waiting: at the files, and at the control socket,
+/// so that a guest which polls and never rests hears of new clients.
 pub fn check() {
-    host_poll().check();
+    #[cfg(test)]
+    let control = None;
+    #[cfg(not(test))]
+    let control = Some(crate::boot::control::CONTROL);
+    let polls = host_poll();
+    polls.busy.store(0, Ordering::Relaxed);
+    if polls.wait(Some(0), control).control || crate::boot::control::has_kept() {
+        crate::task::sched::handle_messages();
+    }
 }
 
-/// See [`HostPoll::note_busy`].
+/// Counts a poll that found something without the host; looks at the host now
+/// and then.
 pub fn note_busy() {
-    host_poll().note_busy();
+    if host_poll().busy.fetch_add(1, Ordering::Relaxed) >= CHECK_EVERY {
+        check();
+    }
 }
 
 #[cfg(test)]
@@ -489,11 +487,11 @@ mod tests {
         theirs.write_all(b"hello").unwrap();
         // Nothing in doubt: the news comes with the next look at the host.
         assert_eq!(file.poll(), OUT);
-        polls.check();
+        polls.wait(Some(0), None);
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(file.poll(), IN | OUT);
         // What is known is not asked again, and wakes nobody again.
-        polls.check();
+        polls.wait(Some(0), None);
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(read(&file, 2).unwrap(), b"he");
         assert_eq!(file.poll(), IN | OUT);
@@ -526,7 +524,7 @@ mod tests {
             }
         }
         assert_eq!(file.poll() & OUT, Events::empty());
-        polls.check();
+        polls.wait(Some(0), None);
         assert_eq!(count.0.load(Ordering::Relaxed), 0);
         let mut drained = vec![0; sent];
         theirs.read_exact(&mut drained).unwrap();
@@ -538,9 +536,9 @@ mod tests {
     fn hang_up_is_final_and_does_not_spin() {
         let (polls, file, _ours, theirs, count) = pair();
         drop(theirs);
-        polls.check();
+        polls.wait(Some(0), None);
         assert!(file.poll().contains(Events::HUP | Events::IN));
-        polls.check();
+        polls.wait(Some(0), None);
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(read(&file, 10).unwrap(), b"");
         assert!(file.poll().contains(Events::HUP | Events::IN));

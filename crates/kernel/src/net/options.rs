@@ -293,6 +293,7 @@ pub fn set(
         return Err(Errno::EINVAL);
     }
     common.options.lock().set_value(option.name, value);
+    socket.options_changed();
     Ok(())
 }
 

@@ -119,6 +119,10 @@ pub fn run() -> ! {
         if timer::fire_due() {
             continue;
         }
+        if control::has_kept() {
+            handle_messages();
+            continue;
+        }
         if crate::freeze::is_due() {
             crate::freeze::freeze();
             continue;
