@@ -7,19 +7,23 @@ use alloc::vec::Vec;
 use thaw_abi::control::{MSG_OPEN_BLOB, OpenBlob};
 use thaw_abi::layout::BOOT_BASE;
 
+use super::BOOT_AREA_SIZE;
+
 use crate::errno::{Errno, Result};
 use crate::platform::host::{self, HostFd};
 
 /// The table: one `i32` for each blob of the index; 0 means not open.
-const TABLE: u64 = BOOT_BASE + 0x1000_0000;
+const TABLE: u64 = BOOT_BASE + 0x40_0000;
+/// Blobs for which the zygote has mapped the table already.
+const MAPPED: u64 = (BOOT_AREA_SIZE - 0x40_0000) / 4;
 
 /// Number of blobs in the table.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// Makes room for the blobs of an index.
 pub fn initialize(count: u32) -> Result<()> {
-    let len = (count as u64 * 4).next_multiple_of(4096);
-    if len > 0 {
+    if count as u64 > MAPPED {
+        let len = (count as u64 * 4).next_multiple_of(4096);
         host::map_anonymous(TABLE, len, host::PROT_READ | host::PROT_WRITE)?;
     }
     COUNT.store(count as u64, Ordering::Relaxed);

@@ -50,7 +50,7 @@ pub struct MergePolicy {
 
 impl Default for MergePolicy {
     fn default() -> Self {
-        Self { clean_gap_pages: 4, zero_gap_pages: 16 }
+        Self { clean_gap_pages: 8, zero_gap_pages: 16 }
     }
 }
 
