@@ -255,6 +255,11 @@ impl Sandbox {
         self.process.parent.kernel_build_id()
     }
 
+    /// Blobs that the sandbox has asked for since its boot.
+    pub(crate) fn blobs_asked(&self) -> impl Iterator<Item = u32> {
+        self.broker.asked()
+    }
+
     /// The rootfs that the sandbox was booted over.
     pub fn rootfs(&self) -> &Rootfs {
         self.broker.rootfs()

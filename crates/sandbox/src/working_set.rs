@@ -5,6 +5,7 @@
 //! on a fault in a file mapping, the host kernel maps up to 16 pages around it
 //! that are in the page cache (fault-around).
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -83,15 +84,19 @@ pub struct WorkingSet {
     image_checksum: [u8; 32],
     /// Sorted, not overlapping.
     runs: Vec<Run>,
+    /// The I/O cache: blobs that were mapped or read, each once.
+    blobs: Vec<u32>,
 }
 
 /// First bytes of a stored working set.
 const MAGIC: [u8; 8] = *b"THAWWSET";
-/// Version of the stored form: magic, version, number of runs (each `u32`),
-/// image checksum, runs (start, pages, use; each `u64`), BLAKE3 of all before.
-const VERSION: u32 = 1;
-const HEAD: usize = 8 + 4 + 4 + 32;
+/// Version of the stored form: magic, version, number of runs, number of blobs
+/// (each `u32`), zero (`u32`), image checksum, runs (start, pages, use; each
+/// `u64`), blobs (each `u32`), BLAKE3 of all before.
+const VERSION: u32 = 2;
+const HEAD: usize = 8 + 4 + 4 + 4 + 4 + 32;
 const RUN: usize = 24;
+const BLOB: usize = 4;
 const CHECKSUM: usize = 32;
 
 /// Gaps in a file up to this are read rather than skipped when reading ahead.
@@ -120,15 +125,27 @@ impl WorkingSet {
                 }
             })?;
         }
-        Ok(Self { image_checksum: plan.image_checksum(), runs })
+        let mut set = Self { image_checksum: plan.image_checksum(), runs, blobs: Vec::new() };
+        let mut blobs: BTreeSet<u32> = sandbox.blobs_asked().collect();
+        let from_blobs = plan.mappings().iter().filter(|mapping| mapping.source == SOURCE_BLOB);
+        for mapping in from_blobs {
+            if set.touches(mapping.start, mapping.start + mapping.len) {
+                blobs.insert(mapping.blob);
+            }
+        }
+        set.blobs = blobs.into_iter().collect();
+        Ok(set)
     }
 
     /// The bytes to be stored.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEAD + self.runs.len() * RUN + CHECKSUM);
+        let len = HEAD + self.runs.len() * RUN + self.blobs.len() * BLOB + CHECKSUM;
+        let mut bytes = Vec::with_capacity(len);
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&(self.runs.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&(self.blobs.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&0_u32.to_le_bytes());
         bytes.extend_from_slice(&self.image_checksum);
         for run in &self.runs {
             let how = match run.how {
@@ -138,6 +155,9 @@ impl WorkingSet {
             for number in [run.start, (run.end - run.start) / PAGE_SIZE, how] {
                 bytes.extend_from_slice(&number.to_le_bytes());
             }
+        }
+        for blob in &self.blobs {
+            bytes.extend_from_slice(&blob.to_le_bytes());
         }
         let checksum = blake3::hash(&bytes);
         bytes.extend_from_slice(checksum.as_bytes());
@@ -159,17 +179,19 @@ impl WorkingSet {
             Some(version) => return Err(WorkingSetError::Version(version)),
             None => return Err(damaged),
         }
-        let count = word(12).ok_or(damaged)? as usize;
-        let body_end =
-            count.checked_mul(RUN).and_then(|len| len.checked_add(HEAD)).ok_or(damaged)?;
+        let run_count = word(12).ok_or(damaged)? as usize;
+        let blob_count = word(16).ok_or(damaged)? as usize;
+        // Each is below 2^32, so nothing overflows.
+        let runs_end = HEAD + run_count * RUN;
+        let body_end = runs_end + blob_count * BLOB;
         let (body, checksum) = bytes.split_at_checked(body_end).ok_or(damaged)?;
         if blake3::hash(body).as_bytes()[..] != *checksum {
             return Err(damaged);
         }
         let mut image_checksum = [0; 32];
-        image_checksum.copy_from_slice(&body[16..HEAD]);
-        let mut runs: Vec<Run> = Vec::with_capacity(count);
-        for run in body[HEAD..].chunks_exact(RUN) {
+        image_checksum.copy_from_slice(&body[24..HEAD]);
+        let mut runs: Vec<Run> = Vec::with_capacity(run_count);
+        for run in body[HEAD..runs_end].chunks_exact(RUN) {
             let [start, pages, how] = [0, 8, 16].map(|at| {
                 let mut number = [0; 8];
                 number.copy_from_slice(&run[at..at + 8]);
@@ -187,12 +209,21 @@ impl WorkingSet {
             }
             runs.push(Run { start, end, how });
         }
-        Ok(Self { image_checksum, runs })
+        let blobs = body[runs_end..]
+            .chunks_exact(BLOB)
+            .map(|blob| u32::from_le_bytes([blob[0], blob[1], blob[2], blob[3]]))
+            .collect();
+        Ok(Self { image_checksum, runs, blobs })
     }
 
     /// Checksum of the image that the set belongs to.
     pub fn image_checksum(&self) -> [u8; 32] {
         self.image_checksum
+    }
+
+    /// Blobs that were mapped or read: the I/O cache.
+    pub fn blobs(&self) -> &[u32] {
+        &self.blobs
     }
 
     /// Pages that were read and pages that were written.
@@ -339,7 +370,7 @@ mod tests {
             .iter()
             .map(|&(page, pages, how)| Run { start: page * P, end: (page + pages) * P, how })
             .collect();
-        WorkingSet { image_checksum: [7; 32], runs }
+        WorkingSet { image_checksum: [7; 32], runs, blobs: vec![3, 70_000] }
     }
 
     fn mapping(page: u64, pages: u64, source: u32, prot: u32, offset: u64) -> Mapping {
@@ -376,13 +407,13 @@ mod tests {
             assert!(WorkingSet::from_bytes(&bytes).is_err(), "{position}");
         }
         let mut newer = bytes.clone();
-        newer[8] = 2;
-        assert_eq!(WorkingSet::from_bytes(&newer), Err(WorkingSetError::Version(2)));
+        newer[8] = 3;
+        assert_eq!(WorkingSet::from_bytes(&newer), Err(WorkingSetError::Version(3)));
     }
 
     #[test]
     fn format_tripwire() {
-        assert_eq!((VERSION, HEAD, RUN), (1, 48, 24));
+        assert_eq!((VERSION, HEAD, RUN, BLOB), (2, 56, 24, 4));
     }
 
     #[test]

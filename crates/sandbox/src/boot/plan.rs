@@ -1,5 +1,6 @@
 //! All that a thaw needs, prepared once per image.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use thaw_abi::control::{
     Connection, MESSAGE_MAX, MESSAGE_MAX_FDS, MessageHeader, PopulateRange, Thaw,
 };
-use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
+use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_BLOB};
 
 use crate::broker::BlobSource;
 use crate::image::Image;
@@ -73,12 +74,16 @@ impl BootPlan {
         index_len: u64,
         blobs: Arc<dyn BlobSource>,
     ) -> Result<Self, PlanError> {
-        let blob_numbers: Vec<u32> = image.blobs().iter().copied().take(BLOBS_MAX).collect();
-        let blob_files = blob_numbers
+        // Until the first request has shown which blobs it needs, all that are
+        // mapped come along; what the program has only read until it was frozen,
+        // it seldom reads again.
+        let mapped: BTreeSet<u32> = image
+            .mappings()
             .iter()
-            .map(|&blob| blobs.open_blob(blob).map_err(|source| PlanError::Blob { blob, source }))
-            .collect::<Result<_, _>>()?;
-        let plan = Self {
+            .filter(|mapping| mapping.source == SOURCE_BLOB)
+            .map(|mapping| mapping.blob)
+            .collect();
+        let mut plan = Self {
             image: image.file().clone(),
             image_checksum: image.header().checksum,
             index,
@@ -86,14 +91,26 @@ impl BootPlan {
             blobs,
             mappings: image.mappings().to_vec(),
             populate: Vec::new(),
-            blob_numbers,
-            blob_files,
+            blob_numbers: Vec::new(),
+            blob_files: Vec::new(),
         };
+        plan.carry_blobs(mapped)?;
         let bytes = plan.command_len();
         if bytes > MESSAGE_MAX {
             return Err(PlanError::TooLarge { bytes, limit: MESSAGE_MAX });
         }
         Ok(plan)
+    }
+
+    /// Opens the blobs that travel with the boot command.
+    fn carry_blobs(&mut self, blobs: impl IntoIterator<Item = u32>) -> Result<(), PlanError> {
+        let mut carried = Vec::new();
+        for blob in blobs.into_iter().take(BLOBS_MAX) {
+            let file = self.blobs.open_blob(blob);
+            carried.push((blob, file.map_err(|source| PlanError::Blob { blob, source })?));
+        }
+        (self.blob_numbers, self.blob_files) = carried.into_iter().unzip();
+        Ok(())
     }
 
     /// Bytes of the boot command, at most.
@@ -124,8 +141,9 @@ impl BootPlan {
         self.image_checksum
     }
 
-    /// Makes the touched mappings eager and populates pages as `policy` says.
-    /// Replaces what an earlier working set did.
+    /// Makes the touched mappings eager, populates pages as `policy` says, and
+    /// sends the blobs along that were used. Replaces what an earlier working
+    /// set did.
     pub fn apply_working_set(
         &mut self,
         set: &WorkingSet,
@@ -134,6 +152,7 @@ impl BootPlan {
         if set.image_checksum() != self.image_checksum {
             return Err(PlanError::ForeignWorkingSet);
         }
+        self.carry_blobs(set.blobs().iter().copied())?;
         self.populate.clear();
         for mapping in &mut self.mappings {
             let eager = mapping.flags & MAPPING_KERNEL != 0

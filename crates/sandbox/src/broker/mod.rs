@@ -11,6 +11,7 @@ mod request;
 pub use host_directory::HostDirectory;
 pub(crate) use request::{Question, Request};
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -52,11 +53,21 @@ pub(crate) struct Broker {
     rootfs: Rootfs,
     /// The directory that is being listed, so that a long one is read once.
     listing: Option<Listing>,
+    /// Blobs that the sandbox has asked for, each once.
+    asked: BTreeSet<u32>,
 }
+
+/// Most blobs that are remembered as asked for.
+const ASKED_MAX: usize = 4096;
 
 impl Broker {
     pub fn new(rootfs: Rootfs) -> Self {
-        Self { rootfs, listing: None }
+        Self { rootfs, listing: None, asked: BTreeSet::new() }
+    }
+
+    /// Blobs that the sandbox has been given on request.
+    pub fn asked(&self) -> impl Iterator<Item = u32> {
+        self.asked.iter().copied()
     }
 
     pub fn rootfs(&self) -> &Rootfs {
@@ -84,6 +95,9 @@ impl Broker {
             (Rootfs::Index { blobs, .. }, Question::OpenBlob(blob)) => {
                 let file = blobs.open_blob(*blob).map_err(|error| errno_of(&error))?;
                 check_read_only(file.as_fd())?;
+                if self.asked.len() < ASKED_MAX {
+                    self.asked.insert(*blob);
+                }
                 Ok(Answer::file(file, Vec::new()))
             }
             (Rootfs::HostDirectory(directory), Question::Stat(path)) => {

@@ -123,7 +123,7 @@ impl Image {
         &self.mappings
     }
 
-    /// Numbers of the blobs in use: the I/O cache.
+    /// Numbers of the blobs that the program had used when it was frozen.
     pub fn blobs(&self) -> &[u32] {
         &self.blobs
     }
@@ -139,7 +139,7 @@ impl Image {
     }
 
     /// Prepares boots of this image over the given rootfs index. Opens the
-    /// blobs of the I/O cache.
+    /// blobs that it maps.
     pub fn plan(
         &self,
         index: Arc<File>,

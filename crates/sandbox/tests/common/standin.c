@@ -110,7 +110,7 @@ static void freeze(int variant) {
     text[3 * 4096 + 5] = 0xee;
     memset(data, 0xab, 4096);
     memset(data + 0x3000, 0xcd, 10);
-    memset(data + 0x80000, 0xef, 4096);
+    memset(data + 0x80000, 0xef, 8 * 4096);
     memset(data + 0xf0000, 0x55, 4096);
 
     struct { u8 magic[8]; u32 regions, threads, blobs, auxv, strings, pid; } *head = (void *)(heap + 0x1000);
@@ -230,10 +230,10 @@ static void thaw(void) {
     u8 *text = (u8 *)0x400000, *data = (u8 *)0x600000, *heap = (u8 *)0x7e1000000000;
     int good = text[0] == 1 && text[3 * 4096] == 4 && text[3 * 4096 + 5] == 0xee && text[7 * 4096] == 8 &&
                data[0] == 0xab && data[0x3009] == 0xcd && data[0x300a] == 0 && data[0x5000] == 0 &&
-               data[0x80fff] == 0xef && data[0xf0000] == 0 && heap[0x1000] == 'T';
+               data[0x87fff] == 0xef && data[0xf0000] == 0 && heap[0x1000] == 'T';
     call(MPROTECT, 0x700000, 0x4000, 1, 0, 0, 0);
     good = good && *(u8 *)0x700063 == 0x77;
-    data[0x80000] = 1; /* written, for the working set */
+    for (int page = 0; page < 8; page++) data[0x80000 + page * 4096] = 1; /* for the working set */
     u64 booted[4] = {1, 2, 3, 4};
     send(102, booted, 32, 0);
     say(good ? "thawed" : "wrong bytes");
