@@ -2,7 +2,7 @@
 
 use crate::binary::thaw_binary;
 use crate::http::{Response, request};
-use crate::processes::{Process, descendants, exists, kill};
+use crate::processes::{Process, children, descendants, exists, kill};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::{self, File};
@@ -33,11 +33,56 @@ pub struct DaemonOptions {
     pub arguments: Vec<String>,
 }
 
+/// The shell around a daemon; its end is the daemon's.
+#[derive(Debug)]
+struct Lifeline {
+    shell: Child,
+    stdin: Option<ChildStdin>,
+}
+
+impl Lifeline {
+    /// Starts `command` in the shell.
+    fn start(home: &Path, command: &[String], log: &Path) -> Self {
+        let stderr = File::create(log).expect("a log file");
+        let stdout = stderr.try_clone().expect("a descriptor");
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", LIFELINE, "thaw-lifeline"]).args(command).env("THAW_HOME", home);
+        shell.env_remove("THAW_TRACE").stdin(Stdio::piped()).stdout(stdout).stderr(stderr);
+        let mut shell = shell.spawn().expect("a shell");
+        let stdin = shell.stdin.take();
+        Self { shell, stdin }
+    }
+
+    /// Whether the command has ended.
+    fn is_idle(&self) -> bool {
+        children(self.shell.id()).iter().all(|child| child.name == "cat")
+    }
+
+    /// Ends the command with `SIGTERM`; its exit code, if it ends in time.
+    fn cut(&mut self) -> Option<i32> {
+        self.stdin = None;
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if let Some(status) = self.shell.try_wait().expect("our child") {
+                return status.code();
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+}
+
+impl Drop for Lifeline {
+    fn drop(&mut self) {
+        self.stdin = None;
+        let _ = self.shell.wait();
+    }
+}
+
 /// A running daemon.
 #[derive(Debug)]
 pub struct Daemon {
-    shell: Child,
-    lifeline: Option<ChildStdin>,
+    lifeline: Lifeline,
     home: PathBuf,
     log: PathBuf,
     pid: u32,
@@ -60,36 +105,22 @@ impl Daemon {
     /// It ended, or did not listen in time: what it said.
     pub fn try_start(home: &Path, options: &DaemonOptions) -> Result<Self, String> {
         let log = home.with_extension("daemon.log");
-        let stderr = File::create(&log).expect("a log file");
-        let stdout = stderr.try_clone().expect("a descriptor");
-        let mut shell = Command::new("/bin/sh")
-            .args(["-c", LIFELINE, "thaw-lifeline"])
-            .arg(thaw_binary())
-            .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
-            .args(&options.arguments)
-            .env("THAW_HOME", home)
-            .env_remove("THAW_TRACE")
-            .stdin(Stdio::piped())
-            .stdout(stdout)
-            .stderr(stderr)
-            .spawn()
-            .expect("a shell");
-        let lifeline = shell.stdin.take();
-        let deadline = Instant::now() + PATIENCE;
+        let thaw = thaw_binary().to_string_lossy().into_owned();
+        let mut command = vec![thaw, "serve".to_owned()];
+        command.extend(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"].map(str::to_owned));
+        command.extend_from_slice(&options.arguments);
+        let lifeline = Lifeline::start(home, &command, &log);
+        let started = Instant::now();
         loop {
-            if let Some((pid, gateway, admin)) = address(home, shell.id())
+            if let Some((pid, gateway, admin)) = address(home, lifeline.shell.id())
                 && request(admin, "localhost", "/healthz", None).is_ok_and(|r| r.status == 200)
             {
-                let home = home.to_owned();
-                return Ok(Self { shell, lifeline, home, log, pid, gateway, admin });
+                return Ok(Self { lifeline, home: home.to_owned(), log, pid, gateway, admin });
             }
-            let ended =
-                crate::processes::children(shell.id()).iter().all(|child| child.name == "cat");
-            if Instant::now() > deadline
-                || (ended && Instant::now() + PATIENCE > deadline + Duration::from_secs(1))
-            {
+            // The shell itself takes a moment to start the command.
+            let ended = lifeline.is_idle() && started.elapsed() > Duration::from_secs(1);
+            if ended || started.elapsed() > PATIENCE {
                 drop(lifeline);
-                let _ = shell.wait();
                 return Err(fs::read_to_string(&log).unwrap_or_default());
             }
             thread::sleep(Duration::from_millis(10));
@@ -147,28 +178,18 @@ impl Daemon {
         wait_until("the daemon is gone", || !exists(self.pid));
     }
 
-    /// Asks the daemon to stop and returns its exit code.
+    /// Asks the daemon to stop and returns its exit code, if it does in time.
     pub fn stop(mut self) -> Option<i32> {
-        self.lifeline = None;
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.shell.try_wait().expect("our child") {
-                return status.code();
-            }
-            assert!(Instant::now() < deadline, "the daemon does not stop\n{}", self.log());
-            thread::sleep(Duration::from_millis(10));
-        }
+        self.lifeline.cut()
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        self.lifeline = None;
-        if exists(self.pid) && thread::panicking() {
+        if thread::panicking() {
             eprintln!("the daemon's log:\n{}", self.log());
         }
         kill(self.pid);
-        let _ = self.shell.wait();
     }
 }
 

@@ -1,0 +1,269 @@
+//! Things that go wrong: kills at random points under load, a full disk. Nothing
+//! is lost, nobody is orphaned, errors are clear.
+
+use rustix::process::Signal;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Process, built_home, children, copy_home, exists, get, kill,
+    request, run, thaw, wait_until,
+};
+
+fn home() -> &'static Path {
+    static HOME: OnceLock<PathBuf> = OnceLock::new();
+    HOME.get_or_init(|| {
+        built_home("faults", &[Function::Example("hello-c"), Function::Example("hello-python")])
+    })
+}
+
+/// Clients that ask without pause.
+struct Load {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicUsize>,
+    clients: Vec<JoinHandle<Vec<String>>>,
+}
+
+impl Load {
+    fn start(gateway: SocketAddr) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let answered = Arc::new(AtomicUsize::new(0));
+        let clients = (0..4)
+            .map(|i| {
+                let (stop, answered) = (stop.clone(), answered.clone());
+                thread::spawn(move || {
+                    let name = if i == 0 { "hello-python" } else { "hello-c" };
+                    let mut wrong = Vec::new();
+                    while !stop.load(Ordering::Relaxed) {
+                        // No answer at all is fine while the daemon is being killed,
+                        // and so is one of the gateway's own; a wrong one is not.
+                        match request(gateway, name, "/", None) {
+                            Ok(response) if response.status == 200 => {
+                                if response.text().starts_with("Hello from ") {
+                                    answered.fetch_add(1, Ordering::Relaxed);
+                                } else {
+                                    wrong.push(response.text());
+                                }
+                            }
+                            Ok(response) if (502..=503).contains(&response.status) => {}
+                            Ok(response) => wrong.push(format!("{response:?}")),
+                            Err(_) => thread::sleep(Duration::from_millis(5)),
+                        }
+                    }
+                    wrong
+                })
+            })
+            .collect();
+        Self { stop, answered, clients }
+    }
+
+    /// Waits for some more good answers.
+    fn wait_for(&self, count: usize) {
+        let goal = self.answered.load(Ordering::Relaxed) + count;
+        wait_until("enough requests are answered", || {
+            self.answered.load(Ordering::Relaxed) >= goal
+        });
+    }
+
+    fn finish(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for client in self.clients {
+            assert_eq!(client.join().expect("a client"), Vec::<String>::new());
+        }
+    }
+}
+
+/// A small generator: tests must not depend on luck that cannot be repeated.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// The direct child of the daemon that has made all its sandboxes.
+fn zygote_parent(daemon: &Daemon) -> Process {
+    let with_children = |process: &Process| !children(process.pid).is_empty();
+    wait_until("the zygote parent has children", || {
+        children(daemon.pid()).iter().any(with_children)
+    });
+    children(daemon.pid()).into_iter().find(with_children).expect("a zygote parent")
+}
+
+#[test]
+fn a_killed_daemon_leaves_no_sandbox_and_starts_again() {
+    let home = copy_home(home(), "faults-daemon");
+    let mut random = Random(0x5eed1);
+    for round in 0..6 {
+        let daemon = Daemon::start(&home, &DaemonOptions::default());
+        let load = Load::start(daemon.gateway());
+        load.wait_for(5);
+        thread::sleep(Duration::from_millis(random.below(200)));
+        let sandboxes = daemon.sandboxes();
+        assert!(!sandboxes.is_empty(), "round {round}");
+        daemon.kill();
+        wait_until("no sandbox is left", || sandboxes.iter().all(|s| !exists(s.pid)));
+        load.finish();
+    }
+    let outcome = run(thaw().env("THAW_HOME", &home).arg("gc"));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    assert_eq!(get(daemon.gateway(), "hello-python", "/").status, 200);
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn killed_instances_and_zygotes_are_replaced() {
+    let home = copy_home(home(), "faults-instances");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let load = Load::start(daemon.gateway());
+    let mut random = Random(0x5eed2);
+    for _ in 0..40 {
+        thread::sleep(Duration::from_millis(random.below(30)));
+        let parent = zygote_parent(&daemon);
+        let sandboxes = children(parent.pid);
+        if !sandboxes.is_empty() {
+            kill(sandboxes[random.below(sandboxes.len() as u64) as usize].pid);
+        }
+    }
+    load.wait_for(50);
+    load.finish();
+    assert!(exists(daemon.pid()));
+    assert_eq!(get(daemon.gateway(), "hello-python", "/").status, 200);
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn a_killed_zygote_parent_is_replaced() {
+    let home = copy_home(home(), "faults-parent");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let load = Load::start(daemon.gateway());
+    let mut random = Random(0x5eed3);
+    for _ in 0..4 {
+        load.wait_for(10);
+        thread::sleep(Duration::from_millis(random.below(100)));
+        let parent = zygote_parent(&daemon);
+        kill(parent.pid);
+        wait_until("there is another one", || zygote_parent(&daemon).pid != parent.pid);
+    }
+    load.wait_for(50);
+    load.finish();
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn a_stopping_daemon_finishes_what_it_has_begun() {
+    let home = copy_home(home(), "faults-drain");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let gateway = daemon.gateway();
+    let slow = thread::spawn(move || get(gateway, "hello-python", "/slow?seconds=1.5"));
+    wait_until("the request is being served", || {
+        daemon.instances("hello-python").iter().any(|i| i["connections"].as_u64() == Some(1))
+    });
+    let sandboxes = daemon.sandboxes();
+    daemon.signal(Signal::TERM);
+    assert_eq!(slow.join().expect("a client").status, 200);
+    assert_eq!(daemon.stop(), Some(0));
+    wait_until("no sandbox is left", || sandboxes.iter().all(|s| !exists(s.pid)));
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let home = copy_home(home(), "faults-second");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let mut second = thaw();
+    second.env("THAW_HOME", &home).args(["serve", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0"]);
+    let outcome = run(&mut second);
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.contains("another daemon"), "{}", outcome.stderr);
+    assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn a_build_that_is_killed_leaves_the_store_usable() {
+    let home = copy_home(home(), "faults-build");
+    let mut random = Random(0x5eed4);
+    for _ in 0..8 {
+        let mut build = thaw();
+        build.env("THAW_HOME", &home).args(["build", "--quiet"]);
+        build.arg(thaw_e2e::repository().join("examples/hello-python"));
+        let mut build = build.spawn().expect("thaw");
+        thread::sleep(Duration::from_millis(random.below(900)));
+        let below = thaw_e2e::descendants(build.id());
+        kill(build.id());
+        build.wait().expect("our child");
+        wait_until("its sandboxes are gone", || below.iter().all(|p| !exists(p.pid)));
+    }
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_eq!(get(daemon.gateway(), "hello-python", "/").status, 200);
+    // A new build is served at once, and what nothing refers to goes.
+    let outcome = Function::Example("hello-python").build(&home);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert_eq!(get(daemon.gateway(), "hello-python", "/").status, 200);
+    let outcome = run(thaw().env("THAW_HOME", &home).arg("gc"));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert_eq!(get(daemon.gateway(), "hello-python", "/").status, 200);
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+/// A small file system in memory, which takes root to make; none without.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(label: &str, size: &str) -> Option<Self> {
+        let path = std::env::temp_dir().join(format!("thaw-{label}-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a directory");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(&path);
+        if run(&mut mount).code == Some(0) {
+            return Some(Self(path));
+        }
+        fs::remove_dir(&path).expect("removable");
+        None
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        run(Command::new("umount").arg("-l").arg(&self.0));
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_full_disk_is_a_clear_error_and_loses_nothing() {
+    // The Python example needs some 60 MiB, the C example one.
+    let Some(disk) = SmallDisk::mount("disk", "24m") else {
+        eprintln!("not checked: mounting a small file system takes root");
+        return;
+    };
+    let home = disk.0.join("home");
+    fs::create_dir(&home).expect("a home");
+    let outcome = Function::Example("hello-c").build(&home);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    for _ in 0..2 {
+        let outcome = Function::Example("hello-python").build(&home);
+        assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+        let complaint = outcome.stderr.to_lowercase();
+        assert!(complaint.contains("space") || complaint.contains("full"), "{complaint}");
+        assert!(!complaint.contains("panicked"), "{complaint}");
+    }
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    assert_eq!(get(daemon.gateway(), "hello-python", "/").status, 404);
+    assert_eq!(daemon.stop(), Some(0));
+    let outcome = run(thaw().env("THAW_HOME", &home).arg("gc"));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+}
