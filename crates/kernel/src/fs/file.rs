@@ -186,6 +186,12 @@ pub trait File: Any + Send + Sync {
         false
     }
 
+    /// Whether using a seekable file moves its position. Devices such as
+    /// `/dev/null` stay at 0 whatever is done.
+    fn keeps_position(&self) -> bool {
+        self.seekable()
+    }
+
     /// The size that `SEEK_END` and `O_APPEND` refer to.
     fn size(&self) -> u64 {
         0
@@ -292,6 +298,9 @@ impl OpenFile {
 
     /// Moves the file position.
     pub fn set_position(&self, position: u64) {
+        if !self.file.keeps_position() {
+            return;
+        }
         self.position.set(position);
     }
 

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::any::Any;
 
 use super::file::{File, OpenFlags, Stat};
-use super::inode::{Attributes, FileType, FilesystemId, Inode, Link, Statfs, Timestamp};
+use super::inode::{Attributes, FileType, FilesystemId, Inode, Link, NewInode, Statfs, Timestamp};
 use super::overlay::{DirectoryFile, device_number};
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
@@ -125,6 +125,11 @@ impl<N: Names + 'static> Inode for Directory<N> {
     }
     fn open(self: Arc<Self>, _: OpenFlags) -> Result<Arc<dyn File>> {
         Ok(Arc::new(DirectoryFile::new(self)))
+    }
+    fn create(&self, _: &[u8], _: &NewInode) -> Result<Arc<dyn Inode>> {
+        // Where names come and go by themselves, one that is not there cannot
+        // be created: /proc says that it does not exist.
+        Err(if self.names.caches_lookups() { Errno::EPERM } else { Errno::ENOENT })
     }
     pseudo_inode!();
 }

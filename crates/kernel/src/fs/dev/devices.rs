@@ -15,6 +15,9 @@ macro_rules! device_file {
         fn seekable(&self) -> bool {
             true
         }
+        fn keeps_position(&self) -> bool {
+            false
+        }
         fn stat(&self) -> Result<Stat> {
             Ok(self.inode.attributes().to_stat())
         }

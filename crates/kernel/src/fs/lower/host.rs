@@ -18,7 +18,7 @@ use super::{Lower, LowerAttributes, LowerId};
 use crate::errno::{Errno, Result};
 use crate::fs::file::MmapSource;
 use crate::fs::host_side;
-use crate::fs::inode::{FileType, Timestamp};
+use crate::fs::inode::{FileType, S_IFMT, Timestamp};
 use crate::io::Sink;
 use crate::platform::host::HostFd;
 use crate::sync::Lock;
@@ -35,6 +35,8 @@ struct State {
     /// Device numbers of the host, in order of appearance. The guest sees the
     /// position, since the number is none of its business.
     devices: Vec<u64>,
+    /// Files with several names, by device and inode number: each is one file.
+    linked: BTreeMap<(u64, u64), LowerId>,
 }
 
 #[derive(Clone)]
@@ -81,8 +83,18 @@ impl HostLower {
                 state.devices.len() - 1
             }
         } as u32;
-        let id = LowerId(u32::try_from(state.files.len()).map_err(|_| Errno::ENOMEM)?);
         let path: Arc<[u8]> = path.into();
+        let has_links =
+            attributes.nlink > 1 && attributes.mode & S_IFMT != FileType::Directory.mode_bits();
+        let identity = (attributes.device, attributes.inode);
+        if has_links && let Some(&id) = state.linked.get(&identity) {
+            state.by_path.insert(path, id);
+            return Ok(Some(id));
+        }
+        let id = LowerId(u32::try_from(state.files.len()).map_err(|_| Errno::ENOMEM)?);
+        if has_links {
+            state.linked.insert(identity, id);
+        }
         state.files.push(Entry { path: path.clone(), attributes, device });
         state.by_path.insert(path, id);
         Ok(Some(id))

@@ -18,6 +18,7 @@ const F_SETLK: u32 = 6;
 const F_SETLKW: u32 = 7;
 const F_SETOWN: u32 = 8;
 const F_GETOWN: u32 = 9;
+const F_GETOWN_EX: u32 = 16;
 const F_OFD_GETLK: u32 = 36;
 const F_OFD_SETLK: u32 = 37;
 const F_OFD_SETLKW: u32 = 38;
@@ -80,6 +81,7 @@ pub fn fcntl(args: &Args) -> Result<u64> {
         ),
         // Nobody is told by signal; nobody has asked to be.
         F_GETOWN => Ok(0),
+        F_GETOWN_EX => args.address(2).write(&[0u32; 2]).map(|()| 0),
         F_SETOWN => Err(Errno::EINVAL),
         F_GETPIPE_SZ => crate::ipc::pipe::get_pipe_size(&open),
         F_SETPIPE_SZ => crate::ipc::pipe::set_pipe_size(&open, argument),

@@ -197,7 +197,7 @@ pub fn lseek(args: &Args) -> Result<u64> {
         .ok_or(Errno::EOVERFLOW)?;
     let position = u64::try_from(position).map_err(|_| Errno::EINVAL)?;
     open.set_position(position);
-    Ok(position)
+    Ok(open.position())
 }
 
 fn seek_data(open: &OpenFile, from: i64, data: bool) -> Result<u64> {
