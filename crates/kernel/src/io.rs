@@ -202,6 +202,15 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Several pieces of kernel memory.
+    #[cfg(test)]
+    pub fn kernel_vectors(vectors: &'a [IoVec]) -> Source<'a> {
+        let left = vectors.iter().map(|vector| vector.len as usize).sum();
+        let first = IoVec { base: 0, len: 0 };
+        let segments = Segments { first, rest: vectors.to_vec(), index: 0, offset: 0, left };
+        Source { segments, lifetime: PhantomData }
+    }
+
     /// Bytes left to take.
     pub fn remaining(&self) -> usize {
         self.segments.left

@@ -67,6 +67,7 @@ pub fn thaw(message: &Message) -> Result<()> {
     clock::start_cpu_time();
     renew(command, hostname);
     phases::mapped();
+    crate::net::reset_connections();
     for (connection, &fd) in connections.iter().zip(connection_fds) {
         crate::net::deliver_connection(connection, HostFd(fd));
     }

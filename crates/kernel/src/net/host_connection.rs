@@ -31,6 +31,7 @@ pub struct HostConnection {
     reading_shut: AtomicBool,
     writing_shut: AtomicBool,
     closed: AtomicBool,
+    error_taken: AtomicBool,
 }
 
 impl HostConnection {
@@ -60,6 +61,7 @@ impl HostConnection {
             reading_shut: AtomicBool::new(false),
             writing_shut: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            error_taken: AtomicBool::new(false),
         })
     }
 
@@ -167,6 +169,13 @@ impl Protocol for HostConnection {
             Ok(count) => Ok(count),
             Err(_) => Ok(0),
         }
+    }
+
+    fn take_error(&self) -> Option<Errno> {
+        // The host's pending error cannot be asked for; that there is one can.
+        let failed = !self.is_live() || self.host.poll().contains(Events::ERR);
+        let first = failed && !self.error_taken.swap(true, Ordering::Relaxed);
+        first.then_some(Errno::ECONNRESET)
     }
 
     fn close(&self) {

@@ -27,6 +27,10 @@ const OUT: Events = Events::OUT.union(Events::WRNORM);
 /// What ends a connection: nothing changes after it.
 const END: Events = Events::HUP.union(Events::ERR);
 
+/// Small pieces of a write to a socket are gathered up to this size, so that a
+/// header and a short body are one host call and one packet.
+const GATHER_MAX: usize = 4096;
+
 /// Writes to a descriptor that may block are cut into pieces of this size:
 /// the host says that a pipe is writable when this much fits (pipe(7), PIPE_BUF).
 const BLOCKING_WRITE_MAX: usize = 4096;
@@ -240,7 +244,16 @@ impl HostFile {
             if !self.may_use(fd, Events::OUT) {
                 return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
             }
-            let len = if self.kind == Kind::Socket { len } else { len.min(BLOCKING_WRITE_MAX) };
+            let mut gathered: [u8; GATHER_MAX];
+            let (at, len) = if self.kind == Kind::MayBlock {
+                (at, len.min(BLOCKING_WRITE_MAX))
+            } else if len < GATHER_MAX && len < source.remaining() {
+                gathered = [0; GATHER_MAX];
+                let len = source.peek(&mut gathered)?;
+                (gathered.as_ptr() as u64, len)
+            } else {
+                (at, len)
+            };
             let outcome = retry_after_fault(at, len, || match self.kind {
                 Kind::Socket => host::send(fd, at, len),
                 Kind::MayBlock => host::write(fd, at, len),
@@ -402,6 +415,15 @@ impl HostPoll {
         waited
     }
 
+    /// Wakes those who wait for a descriptor that is not of this boot, after a
+    /// thaw: nothing else would ever tell them that it is gone.
+    pub fn wake_lost(&self) {
+        let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
+        for file in files.iter().filter(|file| file.fd().is_err()) {
+            file.queue.wake_all(IN | OUT | END | Events::RDHUP);
+        }
+    }
+
     /// Whether a socket has something to read, as of a look made now.
     pub fn has_unread_data(&self) -> bool {
         let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
@@ -542,6 +564,34 @@ mod tests {
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(read(&file, 10).unwrap(), b"");
         assert!(file.poll().contains(Events::HUP | Events::IN));
+    }
+
+    #[test]
+    fn small_pieces_are_sent_together() {
+        let (_polls, file, _ours, mut theirs, _count) = pair();
+        let (header, body, tail) = (b"header ".to_vec(), vec![b'b'; 9000], b" tail".to_vec());
+        let pieces = [&header, &body, &tail].map(|piece| crate::io::IoVec {
+            base: piece.as_ptr() as u64,
+            len: piece.len() as u64,
+        });
+        let mut source = Source::kernel_vectors(&pieces);
+        assert_eq!(file.write(&mut source), Ok(9012));
+        let mut bytes = vec![0; 9012];
+        theirs.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes, [header, body, tail].concat());
+    }
+
+    #[test]
+    fn who_waits_for_a_descriptor_of_another_boot_is_woken() {
+        let (polls, _file, _ours, _theirs, count) = pair();
+        let handle = Handle::OfBoot { fd: HostFd(0), generation: seam::boot_generation() + 1 };
+        let lost = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
+        let waiting = Arc::new(Count(AtomicU32::new(0)));
+        lost.queue().register(waiting.clone());
+        polls.register(&lost);
+        polls.wake_lost();
+        assert_eq!(count.0.load(Ordering::Relaxed), 0);
+        assert_eq!(waiting.0.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -115,6 +115,12 @@ pub fn deliver_connection(connection: &thaw_abi::control::Connection, fd: HostFd
     kernel.net.deliver(port, connection, fd);
 }
 
+/// After a thaw: the connections of the frozen time are gone, and those who
+/// wait for one hear of it.
+pub fn reset_connections() {
+    crate::state::kernel().net.host_poll.wake_lost();
+}
+
 /// Whether the program is at its entry point as far as sockets can tell: it
 /// listens on the function's port, nobody waits to be accepted, and no client
 /// has sent anything that was not read.
