@@ -14,7 +14,7 @@ macro_rules! same {
     };
 }
 
-same!(exit_exception, files, imports, language, libraries, network, system);
+same!(event_loop, exit_exception, files, imports, language, libraries, network, system);
 
 #[test]
 fn no_program_is_forgotten() {
