@@ -238,8 +238,7 @@ fn page_map() -> Probe {
     let local = 0_u64;
     let here = &raw const local as u64 & !0xfff;
     let mut pages = 0;
-    let walked = PageMap::open(std::process::id())
-        .and_then(|mut map| map.runs(here, here + 0x1000, |_| pages += 1));
+    let walked = PageMap::own().and_then(|mut map| map.runs(here, here + 0x1000, |_| pages += 1));
     match walked {
         Ok(()) if pages > 0 => Probe::good(NAME, "readable"),
         Ok(()) => Probe::with(

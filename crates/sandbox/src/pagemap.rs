@@ -42,9 +42,14 @@ pub(crate) struct PageMap {
 const ENTRIES_MAX: u64 = 1 << 40;
 
 impl PageMap {
-    /// Opens the page map of a process that the caller may trace.
-    pub fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self { file: File::open(format!("/proc/{pid}/pagemap"))?, scan: true })
+    /// Reads the given `/proc/PID/pagemap`.
+    pub fn new(file: File) -> Self {
+        Self { file, scan: true }
+    }
+
+    /// The page map of this process.
+    pub fn own() -> io::Result<Self> {
+        Ok(Self::new(File::open("/proc/self/pagemap")?))
     }
 
     /// Calls `found` for each run of pages that are there between two page
@@ -220,7 +225,7 @@ mod tests {
         for file in [None, Some(&file)] {
             let start = memory(file);
             for scan in [true, false] {
-                let mut map = PageMap::open(std::process::id()).unwrap();
+                let mut map = PageMap::own().unwrap();
                 map.scan = scan;
                 let kinds = pages(&mut map, start);
                 let private: Vec<usize> = (0..kinds.len())

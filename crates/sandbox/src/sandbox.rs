@@ -1,6 +1,7 @@
 //! A booted sandbox.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::process::ExitStatus;
@@ -253,6 +254,11 @@ impl Sandbox {
     /// Build id of the kernel that the sandbox runs.
     pub fn kernel_build_id(&self) -> [u8; 32] {
         self.process.parent.kernel_build_id()
+    }
+
+    /// Opens a file of the process in `/proc`.
+    pub(crate) fn proc_file(&self, name: &str) -> io::Result<File> {
+        self.process.proc_file(name)
     }
 
     /// Blobs that the sandbox has asked for since its boot.

@@ -106,7 +106,7 @@ impl WorkingSet {
     /// Reads from outside which pages `sandbox`, thawed from `plan`, has
     /// touched so far. Call it after the first request.
     pub fn record(sandbox: &Sandbox, plan: &BootPlan) -> io::Result<Self> {
-        let mut map = PageMap::open(sandbox.pid())?;
+        let mut map = PageMap::new(sandbox.proc_file("pagemap")?);
         let mut runs: Vec<Run> = Vec::new();
         for mapping in plan.mappings() {
             let (first, end) = (mapping.start, mapping.start + mapping.len);

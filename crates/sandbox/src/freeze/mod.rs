@@ -37,7 +37,21 @@ pub struct FreezeSpec {
 }
 
 /// How runs of pages are merged into mappings: a mapping costs one `mmap` at
-/// boot, a merged gap costs room in the image.
+/// boot (2 to 4 µs if it is touched), a merged clean gap costs room in the image
+/// and in the page cache, once per function and not per instance.
+///
+/// Measured with `examples/hello-python`, clean and zero gap in pages:
+///
+/// | gaps | mappings | stored |
+/// | --- | --- | --- |
+/// | 0, 0 | 256 | 9.2 MiB |
+/// | 0, 16 | 152 | 9.2 MiB |
+/// | 2, 16 | 132 | 9.3 MiB |
+/// | 4, 4 | 143 | 9.3 MiB |
+/// | 4, 16 | 125 | 9.3 MiB |
+/// | 8, 16 | 122 | 9.4 MiB |
+/// | 16, 16 | 117 | 9.5 MiB |
+/// | 32, 64 | 113 | 9.5 MiB |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MergePolicy {
     /// A clean gap of at most this many pages between two dirty runs of one
@@ -141,7 +155,7 @@ pub fn freeze(
     let Rootfs::Index { blobs: source, .. } = sandbox.rootfs() else {
         return Err(FreezeError::HostDirectory);
     };
-    let mut scanner = Scanner::open(sandbox.pid(), &**source, spec.max_stored)?;
+    let mut scanner = Scanner::open(sandbox, &**source, spec.max_stored)?;
     let report = read_report(&scanner, entry)?;
     let blobs = blobs_in_use(&report);
     for &blob in &blobs {

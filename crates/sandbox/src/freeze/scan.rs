@@ -12,6 +12,7 @@ use super::FreezeError;
 use super::report::Region;
 use crate::broker::BlobSource;
 use crate::pagemap::{PageKind, PageMap};
+use crate::sandbox::Sandbox;
 
 /// Where the content of a page can be had from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,12 +62,13 @@ pub(crate) struct Scanner<'a> {
 
 impl<'a> Scanner<'a> {
     pub fn open(
-        pid: u32,
+        sandbox: &Sandbox,
         source: &'a dyn BlobSource,
         max_stored: u64,
     ) -> Result<Self, FreezeError> {
-        let memory = File::open(format!("/proc/{pid}/mem")).map_err(FreezeError::Memory)?;
-        let pages = PageMap::open(pid).map_err(FreezeError::Memory)?;
+        let memory = sandbox.proc_file("mem").map_err(FreezeError::Memory)?;
+        let pages = sandbox.proc_file("pagemap").map_err(FreezeError::Memory)?;
+        let pages = PageMap::new(pages);
         Ok(Self { memory, pages, source, blobs: HashMap::new(), stored: 0, max_stored, unknown: 0 })
     }
 

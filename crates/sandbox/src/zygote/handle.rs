@@ -504,6 +504,6 @@ impl Zygote {
     /// Checks from outside that the process is isolated: seccomp filter in
     /// force, no new privileges, no capabilities, no ids of the host's users.
     pub fn verify(&self) -> Result<(), ZygoteError> {
-        verify(self.process.pid, self.process.parent.user_ids())
+        verify(&self.process)
     }
 }

@@ -169,13 +169,10 @@ impl Zygote {
     }
 
     fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> Result<(), BootError> {
-        let limits = &self.process.limits;
-        limits
-            .set_memory(self.process.pid, memory)
-            .and_then(|()| limits.set_cpu_time(self.process.pid, cpu_time))
-            .map_err(|error| {
-                if self.has_ended() { BootError::ZygoteDied } else { BootError::Limits(error) }
-            })
+        self.process.set_limits(memory, cpu_time).map_err(|error| {
+            let has_ended = error.raw_os_error() == Some(libc::ESRCH) || self.has_ended();
+            if has_ended { BootError::ZygoteDied } else { BootError::Limits(error) }
+        })
     }
 
     fn into_sandbox(self, broker: Broker) -> Sandbox {

@@ -1,11 +1,14 @@
 //! The host process of a zygote or sandbox, as the library sees it.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 
@@ -78,6 +81,33 @@ impl Process {
 
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+
+    /// Whether the process runs: neither reaped nor a zombie.
+    fn is_running(&self) -> io::Result<bool> {
+        let mut events = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        Ok(poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? == 0)
+    }
+
+    /// Opens a file of the process in `/proc`. What is opened belongs to this
+    /// process and not to one that has got its number since: a process that
+    /// still runs after the file was opened has had the number all along.
+    pub fn proc_file(&self, name: &str) -> io::Result<File> {
+        let file = File::open(format!("/proc/{}/{name}", self.pid))?;
+        if self.is_running()? { Ok(file) } else { Err(Errno::SRCH.into()) }
+    }
+
+    /// Sets the limits of the sandbox: bytes of memory (0: none) and CPU time.
+    pub fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> io::Result<()> {
+        // There is no prlimit(2) by descriptor. The number cannot be given away
+        // before the zygote parent has reaped the process, and hardly all others
+        // are used up between this check and the call.
+        let by_number = self.limits.group.is_none() || cpu_time.is_some();
+        if by_number && !self.is_running()? {
+            return Err(Errno::SRCH.into());
+        }
+        self.limits.set_memory(self.pid, memory)?;
+        self.limits.set_cpu_time(self.pid, cpu_time)
     }
 }
 

@@ -1,7 +1,10 @@
 //! Checks from outside that a zygote is isolated. The kernel installs its own
 //! seccomp filter, so the host must not take its word for it.
 
+use std::io::Read;
+
 use super::ZygoteError;
+use super::process::Process;
 use super::protocol::UserIds;
 
 /// Fields of `/proc/PID/status` (proc_pid_status(5)) and what they must be.
@@ -17,10 +20,13 @@ const REQUIRED: [(&str, &str); 8] = [
 ];
 
 /// Checks the process by its `/proc/PID/status`.
-pub(crate) fn verify(pid: u32, user_ids: UserIds) -> Result<(), ZygoteError> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))
+pub(crate) fn verify(process: &Process) -> Result<(), ZygoteError> {
+    let mut status = String::new();
+    process
+        .proc_file("status")
+        .and_then(|mut file| file.read_to_string(&mut status))
         .map_err(|source| ZygoteError::Create { step: "read its status", source })?;
-    check(&status, user_ids)
+    check(&status, process.parent.user_ids())
 }
 
 fn check(status: &str, user_ids: UserIds) -> Result<(), ZygoteError> {
