@@ -36,6 +36,8 @@ pub struct Kernel {
     pub timers: crate::time::timer::Timers,
     /// How often this state has been thawed on the way to this copy.
     pub generation: Lock<u64>,
+    /// Those who wait for a freeze that they have asked for.
+    pub frozen: crate::task::wait::WaitQueue,
     /// Size of the terminal.
     pub window: Lock<thaw_abi::control::WindowSize>,
     /// How the sandbox was started.

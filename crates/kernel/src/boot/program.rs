@@ -74,6 +74,7 @@ pub fn start(message: &Message) -> Result<()> {
         futexes: Default::default(),
         timers: Default::default(),
         generation: Lock::new(0),
+        frozen: Default::default(),
         window: Lock::new(command.window),
         config: Lock::new(Config {
             port: command.port as u16,

@@ -66,6 +66,7 @@ pub fn thaw(message: &Message) -> Result<()> {
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
     clock::start_cpu_time();
     renew(command, hostname);
+    crate::freeze::happened().wake_all(crate::fs::file::Events::OUT);
     phases::mapped();
     crate::net::reset_connections();
     for (connection, &fd) in connections.iter().zip(connection_fds) {

@@ -12,8 +12,11 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY, MSG_ENTRY_POINT, MSG_RESUME};
 
 use crate::boot::{control, lazy};
+use crate::errno::{Errno, Result};
+use crate::fs::file::Events;
 use crate::mm::vma::VmaFlags;
 use crate::state::kernel;
+use crate::task::wait::WaitQueue;
 
 /// The host, the guest or a signal has asked for a freeze.
 static REQUESTED: AtomicBool = AtomicBool::new(false);
@@ -21,6 +24,21 @@ static REQUESTED: AtomicBool = AtomicBool::new(false);
 /// Asks for a freeze as soon as no thread can run.
 pub fn request() {
     REQUESTED.store(true, Relaxed);
+}
+
+/// The program asks for a freeze (a write to `/dev/thaw`). `EAGAIN` until it has
+/// happened; nothing to wait for if the host does not want one.
+pub fn ask() -> Result<()> {
+    if kernel().config.get().flags & FLAG_FREEZE_AT_ENTRY == 0 {
+        return Ok(());
+    }
+    request();
+    Err(Errno::EAGAIN)
+}
+
+/// Where to wait for a freeze to have happened.
+pub fn happened() -> &'static WaitQueue {
+    &kernel().frozen
 }
 
 /// Whether now, while no thread can run, is the moment to freeze.
@@ -58,4 +76,5 @@ pub fn freeze() {
     control::send(MSG_ENTRY_POINT, 0, bytemuck::bytes_of(&entry), &[]);
     control::wait_for(MSG_RESUME);
     kernel().clocks.thaw();
+    happened().wake_all(Events::OUT);
 }

@@ -356,7 +356,7 @@ impl OpenFile {
         if self.file.seekable() {
             let append = self.flags().contains(OpenFlags::APPEND);
             let at = if append { self.file.size() } else { self.position() };
-            let count = self.file.write(source, at)?;
+            let count = self.blocking(None, || self.file.write(source, at))?;
             self.set_position(at + count as u64);
             return Ok(count);
         }

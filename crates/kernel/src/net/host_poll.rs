@@ -570,10 +570,8 @@ mod tests {
     fn small_pieces_are_sent_together() {
         let (_polls, file, _ours, mut theirs, _count) = pair();
         let (header, body, tail) = (b"header ".to_vec(), vec![b'b'; 9000], b" tail".to_vec());
-        let pieces = [&header, &body, &tail].map(|piece| crate::io::IoVec {
-            base: piece.as_ptr() as u64,
-            len: piece.len() as u64,
-        });
+        let pieces = [&header, &body, &tail]
+            .map(|piece| crate::io::IoVec { base: piece.as_ptr() as u64, len: piece.len() as u64 });
         let mut source = Source::kernel_vectors(&pieces);
         assert_eq!(file.write(&mut source), Ok(9012));
         let mut bytes = vec![0; 9012];

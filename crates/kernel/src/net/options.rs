@@ -198,7 +198,11 @@ fn unknown(common: &Common, level: i32, operation: Operation) -> Errno {
         SOL_IPV6 => applies(Of::V6, common),
         _ => false,
     };
-    if known || (internet && operation == Operation::Set) { Errno::ENOPROTOOPT } else { Errno::EOPNOTSUPP }
+    if known || (internet && operation == Operation::Set) {
+        Errno::ENOPROTOOPT
+    } else {
+        Errno::EOPNOTSUPP
+    }
 }
 
 fn find(common: &Common, name: Name) -> Option<&'static Plain> {
@@ -273,7 +277,8 @@ pub fn set(
             Err(Errno::ENOENT)
         };
     }
-    let option = find(common, (level, number)).ok_or_else(|| unknown(common, level, Operation::Set))?;
+    let option =
+        find(common, (level, number)).ok_or_else(|| unknown(common, level, Operation::Set))?;
     // ip(7): the options of that level may be a single byte.
     let value = match level {
         SOL_IP if (1..4).contains(&len) => at.read::<u8>()? as i32,

@@ -544,7 +544,7 @@ mod tests {
     fn document() -> String {
         let mut text = String::from(
             "# System calls\n\n\
-             Generated from `crates/kernel/src/syscall/table.rs`; `THAW_BLESS=1 cargo test -p \\\n\
+             Generated from `crates/kernel/src/syscall/table.rs`; `THAW_BLESS=1 cargo test -p\n\
              thaw-kernel syscall` writes it anew. A call that is not listed returns `ENOSYS`, is\n\
              counted, and is named by `THAW_TRACE=syscalls`.\n\n",
         );

@@ -8,6 +8,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::file::{File, MmapSource, Stat};
 use crate::fs::inode::Inode;
 use crate::io::{Sink, Source};
+use crate::task::wait::WaitQueue;
 
 /// The parts of `File` that all devices share.
 macro_rules! device_file {
@@ -148,7 +149,8 @@ impl File for Random {
     device_file!();
 }
 
-/// `/dev/thaw`: writing to it asks for a freeze.
+/// `/dev/thaw` (`docs/uniqueness.md`): reading tells which copy this is, writing
+/// asks for a freeze and returns when it has happened.
 pub struct Thaw {
     inode: Arc<dyn Inode>,
 }
@@ -161,12 +163,31 @@ impl Thaw {
 }
 
 impl File for Thaw {
-    fn read(&self, _: &mut Sink<'_>, _: u64) -> Result<usize> {
-        Ok(0)
+    fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        let text = alloc::format!("{}\n", crate::boot::generation());
+        let rest = usize::try_from(offset).ok().and_then(|offset| text.as_bytes().get(offset..));
+        sink.put(rest.unwrap_or(&[]))
     }
     fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
-        crate::freeze::request();
+        crate::freeze::ask()?;
         Ok(swallow(source))
     }
-    device_file!();
+    fn wait_queue(&self) -> Option<&WaitQueue> {
+        Some(crate::freeze::happened())
+    }
+    fn stat(&self) -> Result<Stat> {
+        Ok(self.inode.attributes().to_stat())
+    }
+    fn seekable(&self) -> bool {
+        true
+    }
+    fn description(&self) -> String {
+        String::from("/dev/thaw")
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
 }
