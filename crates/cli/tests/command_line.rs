@@ -116,6 +116,21 @@ fn an_empty_store_is_shown_empty() {
 }
 
 #[test]
+fn a_directory_is_imported_under_a_name() {
+    let home = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("file"), "content").unwrap();
+    let path = directory.path().to_str().unwrap();
+    let output = thaw(home.path(), &["import", path, "base"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).ends_with("as base\n"), "{}", stdout(&output));
+    let output = thaw(home.path(), &["gc"]);
+    assert_eq!(stdout(&output), "nothing to remove\n");
+    let output = thaw(home.path(), &["import", path, "not/a/name"]);
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn the_filter_is_printed_with_reasons() {
     let home = tempfile::tempdir().unwrap();
     let text = stdout(&thaw(home.path(), &["doctor", "--filter"]));
@@ -130,8 +145,8 @@ fn the_filter_is_printed_with_reasons() {
 fn every_verb_explains_itself() {
     let home = tempfile::tempdir().unwrap();
     for verb in [
-        "run", "build", "serve", "invoke", "ps", "images", "inspect", "logs", "remove", "gc",
-        "doctor", "bench",
+        "run", "build", "serve", "invoke", "ps", "images", "inspect", "logs", "import", "remove",
+        "gc", "doctor", "bench",
     ] {
         let output = thaw(home.path(), &[verb, "--help"]);
         assert_eq!(output.status.code(), Some(0), "{verb}");

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
 use thaw_sandbox::{BlobSource, HostDirectory, Rootfs};
+use thaw_store::import::{ImportOptions, ImportReport, Progress};
 use thaw_store::index::{Attributes, Content, DeviceNumber, Node, NodeId, Timestamp, TreeError};
 use thaw_store::{Blob, BlobHash, IndexId, InvalidName, Name, OpenIndex, Store, StoreError, Tree};
 
@@ -43,8 +44,8 @@ pub fn is_directory_name(rootfs: &str) -> bool {
     rootfs.contains('/') || rootfs == "." || rootfs == ".."
 }
 
-/// Opens what a user named: a directory of this host, or a stored root file
-/// system. `home` is asked only for the latter.
+/// Opens what a user named: a directory of this host, a stored root file system,
+/// or that of a stored function. `home` is asked only for the latter two.
 ///
 /// # Errors
 /// There is no such directory or stored root file system.
@@ -61,8 +62,43 @@ pub fn open(
     }
     let name = Name::new(rootfs)?;
     let store = Store::open(&home()?.store())?;
-    let index = store.get_rootfs(&name)?.index;
-    Ok(StoredRootfs::open(&store, index)?.rootfs())
+    Ok(StoredRootfs::open(&store, find(&store, &name)?)?.rootfs())
+}
+
+/// The index that a name stands for: a root file system's own, or that of a
+/// function.
+fn find(store: &Store, name: &Name) -> Result<IndexId, StoreError> {
+    match store.get_rootfs(name) {
+        Err(error) if error.is_not_found() => match store.get_function(name) {
+            Ok(function) => Ok(function.index),
+            // What was asked for is a root file system.
+            Err(_) => Err(error),
+        },
+        found => Ok(found?.index),
+    }
+}
+
+/// Imports a directory of this host and gives it a name. Returns the name of the
+/// index and the number of files.
+///
+/// # Errors
+/// The directory cannot be read, or the store not written.
+pub fn import(
+    store: &Store,
+    directory: &Path,
+    name: &str,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<(IndexId, ImportReport), RootfsError> {
+    let unusable = |error| RootfsError::Directory { path: directory.to_owned(), error };
+    let from = directory.canonicalize().map_err(unusable)?;
+    let name = Name::new(name)?;
+    let mut session = store.session()?;
+    let mut tree = Tree::new();
+    let options = ImportOptions::default();
+    let report = session.import_directory(&mut tree, &from, Path::new("/"), &options, progress)?;
+    let index = session.put_index(&tree)?;
+    session.put_rootfs(&name, index)?;
+    Ok((index, report))
 }
 
 /// A stored root file system, open for sandboxes. The garbage collector keeps

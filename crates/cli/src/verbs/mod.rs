@@ -5,6 +5,7 @@ pub mod build;
 pub mod doctor;
 pub mod gc;
 pub mod images;
+pub mod import;
 pub mod inspect;
 pub mod invoke;
 pub mod logs;

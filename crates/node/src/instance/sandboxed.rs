@@ -157,8 +157,15 @@ impl Launcher for SandboxLauncher {
             ))
         })?;
         let pid = sandbox.get_ref().pid();
-        let instance =
-            SandboxInstance { sandbox, pid, plan, shared: shared.clone(), end: None, gone: false };
+        let instance = SandboxInstance {
+            sandbox,
+            pid,
+            plan,
+            shared: shared.clone(),
+            end: None,
+            killed: false,
+            gone: false,
+        };
         Ok(Launched { instance: Box::new(instance), zygote_ns })
     }
 
@@ -260,6 +267,8 @@ struct SandboxInstance {
     shared: Arc<Shared>,
     /// What it said about its end, if anything.
     end: Option<End>,
+    /// This node has ended it.
+    killed: bool,
     gone: bool,
 }
 
@@ -268,7 +277,18 @@ impl SandboxInstance {
         if let Some(end) = self.end.take() {
             return end;
         }
-        End::Killed(self.sandbox.get_ref().try_wait().and_then(|status| status.signal()))
+        let sandbox = self.sandbox.get_ref();
+        let mut status = sandbox.try_wait();
+        // The zygote parent tells a moment later how the process ended; only an
+        // end that nobody here has wanted is worth that moment.
+        for _ in 0..20 {
+            if self.killed || status.is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            status = sandbox.try_wait();
+        }
+        End::Killed(status.and_then(|status| status.signal()))
     }
 }
 
@@ -285,6 +305,7 @@ impl Instance for SandboxInstance {
     }
 
     fn kill(&mut self) {
+        self.killed = true;
         if let Err(error) = self.sandbox.get_ref().kill() {
             tracing::warn!(pid = self.pid, "cannot end a sandbox: {error}");
         }
