@@ -236,11 +236,11 @@ impl ZygoteParent {
         });
         match result {
             Ok(pidfd) => {
-                let pid = pid_of(pidfd.as_fd()).map_err(during("find its process id"));
-                let parent = connected.clone();
-                // Built in any case: its drop kills the process.
-                let process = Process { pid: 0, pidfd, exit, limits, parent };
-                pid.map(|pid| process.with_pid(pid))
+                // A process that could not execute the kernel may be gone by now;
+                // what it said before is still to be read. Number 0 has no files
+                // in /proc, so nothing else can be mistaken for it.
+                let pid = pid_of(pidfd.as_fd()).unwrap_or(0);
+                Ok(Process { pid, pidfd, exit, limits, parent: connected.clone() })
             }
             Err(error) => {
                 let mut book = lock(&connected.book);
@@ -450,13 +450,6 @@ fn sealed_file(bytes: &[u8]) -> io::Result<OwnedFd> {
     let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     rustix::fs::fcntl_add_seals(&file, seals)?;
     Ok(file.into())
-}
-
-impl Process {
-    fn with_pid(mut self, pid: u32) -> Self {
-        self.pid = pid;
-        self
-    }
 }
 
 impl Zygote {
