@@ -58,6 +58,9 @@ pub fn freeze() {
     lazy::map_all();
     let threads: alloc::vec::Vec<_> = kernel().tasks.threads.lock().values().cloned().collect();
     for thread in &threads {
+        thread.process.mm.recall_shared(0, u64::MAX);
+    }
+    for thread in &threads {
         thread.save_fpu();
     }
     let report = report::build(&threads);

@@ -25,6 +25,10 @@ pub fn build(threads: &[Arc<Thread>]) -> Vec<u8> {
     let mut regions: Vec<FrozenRegion> = Vec::new();
     regions.push(kernel_region(GATE_BASE, GATE_END - GATE_BASE, PROT_READ | PROT_EXEC));
     for vma in process.mm.areas() {
+        if vma.shared_upper().is_some() {
+            // Its pages are in the page store while the sandbox is at rest.
+            continue;
+        }
         regions.push(guest_region(&vma, &mut strings));
     }
     let frozen: Vec<FrozenThread> = threads.iter().map(|thread| frozen_thread(thread)).collect();

@@ -152,6 +152,13 @@ pub trait UpperPages: Send + Sync {
     fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize>;
     /// Writes at `offset`, without making the file longer.
     fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize>;
+    /// Maps a page of the file at `address`, with protection `prot`. The page
+    /// then is there and nowhere else: any other use of it, by another mapping
+    /// or by a system call, takes it back, and the next touch faults. `false`
+    /// if the page lies behind the end of the file.
+    fn lend(&self, page: u64, address: u64, prot: u32) -> Result<bool>;
+    /// Takes back all pages that are mapped in a range of addresses.
+    fn recall(&self, start: u64, end: u64);
 }
 
 /// A directory entry as `getdents64` reports it.

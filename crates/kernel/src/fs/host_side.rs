@@ -15,6 +15,7 @@ mod imp {
     use crate::platform::host::{self, HostFd};
 
     pub use crate::mm::pages::{PageBox, alloc_page};
+    pub use crate::mm::shared::{place_page, take_page};
 
     /// The guest's `CLOCK_REALTIME`, in nanoseconds since the epoch.
     pub fn realtime_ns() -> u64 {
@@ -124,6 +125,19 @@ mod imp {
     ) -> Result<Option<HostFd>> {
         Err(Errno::EIO)
     }
+
+    /// "Guest memory" of tests: ordinary memory.
+    pub fn place_page(address: u64, bytes: &[u8; 4096], _prot: u32) -> Result<()> {
+        GUEST.lock().unwrap().insert(address, *bytes);
+        Ok(())
+    }
+
+    pub fn take_page(address: u64, bytes: &mut [u8; 4096]) {
+        *bytes = GUEST.lock().unwrap().remove(&address).expect("a page is mapped");
+    }
+
+    /// What is mapped where. Every test uses addresses of its own.
+    pub static GUEST: Mutex<BTreeMap<u64, [u8; 4096]>> = Mutex::new(BTreeMap::new());
 
     pub fn page_counts() -> (u64, u64) {
         (1000, 900)

@@ -2,6 +2,7 @@
 
 pub mod heap;
 pub mod pages;
+pub mod shared;
 pub mod space;
 pub mod syscalls;
 pub mod vma;

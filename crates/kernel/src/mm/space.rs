@@ -98,6 +98,7 @@ impl AddressSpace {
     pub fn clear(&self) -> Result<()> {
         let all = self.state.lock().vmas.remove(0, GUEST_MAX);
         for vma in all {
+            recall(&vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
             host::unmap(vma.start, vma.len())?;
         }
@@ -167,6 +168,7 @@ impl AddressSpace {
         let end = check_range(start, len)?;
         let removed = self.state.lock().vmas.remove(start, end);
         for vma in &removed {
+            recall(vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
             host::unmap(vma.start, vma.len())?;
         }
@@ -193,6 +195,7 @@ impl AddressSpace {
             }
         }
         lazy::map_range(start, end);
+        self.recall_shared(start, end);
         let (from, to) = (start, end);
         for (start, end) in self.mapped_parts(from, to) {
             host::protect(start, end - start, prot & PROT_MASK)?;
@@ -201,8 +204,20 @@ impl AddressSpace {
         Ok(())
     }
 
+    /// Takes the pages of shared mappings of upper-layer files in a range back
+    /// into the page store.
+    pub fn recall_shared(&self, start: u64, end: u64) {
+        let areas: Vec<Vma> = {
+            let state = self.state.lock();
+            let shared =
+                state.vmas.overlapping(start, end).filter(|vma| vma.shared_upper().is_some());
+            shared.cloned().collect()
+        };
+        areas.iter().for_each(|vma| recall(vma, start, end));
+    }
+
     /// The parts of a range that exist on the host: everything except what lies
-    /// behind the end of an upper-layer file.
+    /// behind the end of an upper-layer file, or comes and goes by itself.
     fn mapped_parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut parts: Vec<(u64, u64)> = Vec::new();
         for vma in self.state.lock().vmas.overlapping(start, end) {
@@ -290,6 +305,7 @@ impl AddressSpace {
         };
         let kept = old_len.min(new_len);
         lazy::map_range(old, old_end);
+        self.recall_shared(old, old_end);
         let moved_end = host_end(&vma).min(old + kept);
         if moved_end > old {
             host::move_mapping(old, moved_end - old, to)?;
@@ -414,9 +430,20 @@ fn check_range(start: u64, len: u64) -> Result<u64> {
     if end > GUEST_MAX || start < GUEST_MIN { Err(Errno::EINVAL) } else { Ok(end) }
 }
 
+/// Takes back what a shared mapping of an upper-layer file has of a range.
+fn recall(vma: &Vma, start: u64, end: u64) {
+    if let Some(file) = vma.shared_upper() {
+        file.recall(start.max(vma.start), end.min(vma.end));
+    }
+}
+
 /// End of the part of an area that exists on the host. Pages behind the end of
-/// an upper-layer file do not: touching them must be a `SIGBUS`.
+/// an upper-layer file do not: touching them must be a `SIGBUS`. Pages of
+/// shared mappings of such files come and go ([`super::shared`]).
 fn host_end(vma: &Vma) -> u64 {
+    if vma.shared_upper().is_some() {
+        return vma.start;
+    }
     match vma.file.as_deref() {
         Some(FileBacking { source: MmapSource::Upper(file), .. }) => {
             let pages = file.len().next_multiple_of(4096).saturating_sub(vma.offset);
@@ -448,9 +475,9 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
             host::map_file(fd, vma.start, vma.len(), vma.prot, sharing, vma.offset)
         }
         MmapSource::Upper(upper) => {
-            if sharing == Sharing::Shared && file.writable {
-                // The kernel and the guest would have to see the same pages.
-                return Err(Errno::ENODEV);
+            if sharing == Sharing::Shared {
+                // Pages come in when they are touched.
+                return Ok(());
             }
             let end = host_end(vma);
             if end == vma.start {

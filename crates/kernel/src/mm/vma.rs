@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use bitflags::bitflags;
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 
-use crate::fs::file::MmapSource;
+use crate::fs::file::{MmapSource, UpperPages};
 
 bitflags! {
     /// Properties of an area.
@@ -75,6 +75,19 @@ impl Vma {
     /// Never: areas are not empty.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
+    }
+
+    /// The file of a shared mapping of the upper layer, whose pages come and go
+    /// ([`super::shared`]).
+    pub fn shared_upper(&self) -> Option<&Arc<dyn UpperPages>> {
+        match self.file.as_deref() {
+            Some(FileBacking { source: MmapSource::Upper(file), .. })
+                if self.flags.contains(VmaFlags::SHARED) =>
+            {
+                Some(file)
+            }
+            _ => None,
+        }
     }
 
     fn can_merge_with(&self, next: &Vma) -> bool {

@@ -104,10 +104,11 @@ pub extern "C" fn prologue(
         let signal = if mapped { NOTHING } else { signal };
         return continue_in_kernel(frame_from(signal, info, context, context.rip));
     }
-    let resume_at = if mapped {
+    let fault_exit = memory_fault.then(|| super::user::fault_resume_address(context.rip)).flatten();
+    let resume_at = if mapped || fault_exit.is_some() && crate::mm::shared::page_in(info.address) {
         Some(context.rip)
     } else {
-        memory_fault.then(|| super::user::fault_resume_address(context.rip)).flatten()
+        fault_exit
     };
     match resume_at {
         Some(rip) => resume(local, frame_from(signal, info, context, rip)),

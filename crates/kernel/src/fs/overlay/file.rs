@@ -218,4 +218,14 @@ impl UpperPages for Node {
         self.touch_content();
         Ok(count)
     }
+
+    fn lend(&self, page: u64, address: u64, prot: u32) -> Result<bool> {
+        self.content()?.lock().lend(self.lower(), page, address, prot)
+    }
+
+    fn recall(&self, start: u64, end: u64) {
+        if let Ok(content) = self.content() {
+            content.lock().recall_addresses(start, end);
+        }
+    }
 }

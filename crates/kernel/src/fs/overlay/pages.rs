@@ -5,6 +5,7 @@
 //! nor below is a hole and reads as zeros.
 
 use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
 
 use crate::errno::{Errno, Result};
 use crate::fs::host_side::{self, PageBox};
@@ -30,12 +31,15 @@ pub struct Content {
     size: u64,
     below: Option<Below>,
     pages: BTreeMap<u64, PageBox>,
+    /// Pages that a shared memory mapping has at the moment, with the address:
+    /// what is in `pages` for them is out of date.
+    lent: BTreeMap<u64, u64>,
 }
 
 impl Content {
     /// The content of a lower file.
     pub fn of_lower(id: LowerId, size: u64) -> Self {
-        Self { size, below: Some(Below { id, len: size }), pages: BTreeMap::new() }
+        Self { size, below: Some(Below { id, len: size }), ..Self::default() }
     }
 
     /// Bytes of the file.
@@ -89,6 +93,7 @@ impl Content {
 
     /// Changes the size. What is cut off reads as zeros if the file grows again.
     pub fn truncate(&mut self, size: u64) {
+        self.recall_addresses(0, u64::MAX);
         if size < self.size {
             self.pages.split_off(&size.div_ceil(PAGE));
             if let Some(below) = &mut self.below {
@@ -106,6 +111,7 @@ impl Content {
 
     /// Makes `len` bytes from `offset` a hole. The size stays.
     pub fn punch(&mut self, lower: Option<&LowerLayer>, offset: u64, len: u64) -> Result<()> {
+        self.recall_addresses(0, u64::MAX);
         let end = offset.saturating_add(len).min(self.size);
         let mut at = offset;
         while at < end {
@@ -133,9 +139,59 @@ impl Content {
         Ok(())
     }
 
+    /// Lets a shared memory mapping have a page at `address`, with protection
+    /// `prot`: the page is in one place at a time. `false` behind the end of
+    /// the file.
+    pub fn lend(
+        &mut self,
+        lower: Option<&LowerLayer>,
+        page: u64,
+        address: u64,
+        prot: u32,
+    ) -> Result<bool> {
+        if page >= self.size.div_ceil(PAGE) {
+            return Ok(false);
+        }
+        let bytes = self.page_for_write(lower, page)?;
+        host_side::place_page(address, bytes, prot)?;
+        self.lent.insert(page, address);
+        Ok(true)
+    }
+
+    /// Takes back what is mapped in a range of addresses.
+    pub fn recall_addresses(&mut self, start: u64, end: u64) {
+        if self.lent.is_empty() {
+            return;
+        }
+        let pages: Vec<u64> = self
+            .lent
+            .iter()
+            .filter(|(_, at)| (start..end).contains(*at))
+            .map(|(&page, _)| page)
+            .collect();
+        for page in pages {
+            self.recall_page(page);
+        }
+    }
+
+    fn recall_page(&mut self, page: u64) {
+        if self.lent.is_empty() {
+            return;
+        }
+        if let (Some(address), Some(bytes)) = (self.lent.remove(&page), self.pages.get_mut(&page)) {
+            host_side::take_page(address, bytes);
+            // What a mapping writes behind the end of the file is not kept (mmap(2)).
+            let rest = self.size.saturating_sub(page * PAGE);
+            if rest < PAGE {
+                bytes[rest as usize..].fill(0);
+            }
+        }
+    }
+
     /// The page for writing, copied from below if need be.
     fn page_for_write(&mut self, lower: Option<&LowerLayer>, page: u64) -> Result<&mut [u8; 4096]> {
         use alloc::collections::btree_map::Entry;
+        self.recall_page(page);
         match self.pages.entry(page) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
@@ -206,10 +262,11 @@ fn read_through(
             None => break,
         };
         let piece = {
-            let content = content.lock();
+            let mut content = content.lock();
             if at >= content.size {
                 break;
             }
+            content.recall_page(at / PAGE);
             let left = (content.size - at).min(sink.remaining() as u64);
             let page = at / PAGE;
             let in_page = (at % PAGE) as usize;

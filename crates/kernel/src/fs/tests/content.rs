@@ -155,6 +155,49 @@ fn mappings_are_made_of_blobs_until_a_file_changes() {
 }
 
 #[test]
+fn a_page_is_in_one_place_at_a_time() {
+    use crate::fs::host_side::GUEST;
+    const HERE: u64 = 0x1111_0000;
+    const THERE: u64 = 0x2222_0000;
+    let byte = |address: u64, at: usize| GUEST.lock().unwrap().get(&address).map(|page| page[at]);
+    let poke = |address: u64, at: usize, value: u8| {
+        GUEST.lock().unwrap().get_mut(&address).unwrap()[at] = value
+    };
+
+    let (world, original) = world_with_big_file(10_000);
+    let open = world.open("/big", OpenFlags::RDWR).unwrap();
+    let Ok(MmapSource::Upper(file)) = open.file.mmap_source() else { panic!("not an upper file") };
+    assert_eq!(file.lend(1, HERE, 3), Ok(true));
+    assert_eq!(byte(HERE, 5), Some(original[4101]));
+    poke(HERE, 5, b'!');
+    // A read takes it back and sees the change.
+    assert_eq!(read_at(&open, 4101, 1), b"!");
+    assert_eq!(byte(HERE, 5), None);
+    // So does another mapping.
+    assert_eq!(file.lend(1, HERE, 3), Ok(true));
+    poke(HERE, 6, b'?');
+    assert_eq!(file.lend(1, THERE, 1), Ok(true));
+    assert_eq!((byte(HERE, 6), byte(THERE, 6)), (None, Some(b'?')));
+    // And a write.
+    write_at(&open, 4096, b"W");
+    assert_eq!(file.lend(1, THERE, 1), Ok(true));
+    assert_eq!(byte(THERE, 0), Some(b'W'));
+    file.recall(THERE, THERE + 4096);
+    assert_eq!(byte(THERE, 0), None);
+    // Behind the end there is nothing, and what is written there is lost.
+    assert_eq!(file.lend(3, HERE, 3), Ok(false));
+    assert_eq!(file.lend(2, HERE, 3), Ok(true));
+    poke(HERE, 4000, b'x');
+    open.file.truncate(20_000).unwrap();
+    assert_eq!(byte(HERE, 0), None);
+    assert_eq!(read_at(&open, 8192 + 4000, 1), [0]);
+    assert_eq!(file.lend(3, HERE, 3), Ok(true));
+    open.file.truncate(100).unwrap();
+    assert_eq!(byte(HERE, 0), None);
+    assert_eq!(file.lend(3, HERE, 3), Ok(false));
+}
+
+#[test]
 fn seals_hold() {
     let world = World::new();
     let node = crate::fs::overlay::node_of_inode(world.walk("/etc/motd").unwrap().inode()).unwrap();

@@ -138,6 +138,9 @@ fn restart(frame: &mut TrapFrame, number: u64) {
 /// process ends (sigprocmask(2), NOTES).
 pub fn guest_fault(frame: &mut TrapFrame) {
     let thread = current();
+    if frame.signal == SIGSEGV && crate::mm::shared::page_in(frame.address) {
+        return;
+    }
     let (code, address) = classify(thread, frame);
     let signal = frame.signal;
     let mut info = SignalInfo::fault(signal, code, address);

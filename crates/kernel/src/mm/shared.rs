@@ -1,0 +1,47 @@
+//! Shared mappings of upper-layer files.
+//!
+//! A page of such a file lives in one place at a time: in the page store of the
+//! file system, or in one of its mappings. A mapping starts out empty; the
+//! first touch of a page faults and brings it in ([`page_in`]), and any other
+//! use of the page takes it back. So all see the same bytes although the
+//! memory is private to the host process, which is what lets it be frozen,
+//! copied and thawed like all other memory.
+
+use crate::errno::Result;
+use crate::platform::host;
+use crate::platform::user::UserAddress;
+use crate::task::current_process;
+
+/// Brings in the page of a shared mapping that a fault at `address` waits for;
+/// `false` if there is none.
+pub fn page_in(address: u64) -> bool {
+    let Some(vma) = current_process().mm.find(address) else { return false };
+    let Some(file) = vma.shared_upper() else { return false };
+    if vma.prot == 0 {
+        return false;
+    }
+    let at = address & !4095;
+    let page = (vma.offset + (at - vma.start)) / 4096;
+    file.lend(page, at, vma.prot) == Ok(true)
+}
+
+/// Maps a page with this content in guest memory.
+pub fn place_page(address: u64, bytes: &[u8; 4096], prot: u32) -> Result<()> {
+    let writable = host::PROT_READ | host::PROT_WRITE;
+    host::map_anonymous(address, 4096, writable)?;
+    UserAddress(address).write_bytes(bytes)?;
+    if prot != writable {
+        host::protect(address, 4096, prot)?;
+    }
+    Ok(())
+}
+
+/// Takes a page that [`place_page`] has mapped out of guest memory.
+pub fn take_page(address: u64, bytes: &mut [u8; 4096]) {
+    let from = UserAddress(address);
+    if from.read_bytes(bytes).is_err() && host::protect(address, 4096, host::PROT_READ).is_ok() {
+        // Write-only or execute-only memory.
+        let _ = from.read_bytes(bytes);
+    }
+    let _ = host::unmap(address, 4096);
+}
