@@ -2,6 +2,7 @@
 //! is lost, nobody is orphaned, errors are clear.
 
 use rustix::process::Signal;
+use std::cell::Cell;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -94,10 +95,14 @@ impl Random {
 /// The direct child of the daemon that has made all its sandboxes.
 fn zygote_parent(daemon: &Daemon) -> Process {
     let with_children = |process: &Process| !children(process.pid).is_empty();
+    let found = Cell::new(None);
     wait_until("the zygote parent has children", || {
-        children(daemon.pid()).iter().any(with_children)
+        let process = children(daemon.pid()).into_iter().find(with_children);
+        let is_found = process.is_some();
+        found.set(process);
+        is_found
     });
-    children(daemon.pid()).into_iter().find(with_children).expect("a zygote parent")
+    found.take().expect("found")
 }
 
 #[test]

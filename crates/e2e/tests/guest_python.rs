@@ -14,7 +14,17 @@ macro_rules! same {
     };
 }
 
-same!(event_loop, exit_exception, files, imports, language, libraries, network, system);
+same!(
+    event_loop,
+    exit_exception,
+    files,
+    imports,
+    language,
+    libraries,
+    network,
+    socket_states,
+    system
+);
 
 #[test]
 fn no_program_is_forgotten() {

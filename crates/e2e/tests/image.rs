@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Outcome, built_home, copy_home, get, repository, request, run,
-    thaw,
+    thaw, wait_until,
 };
 
 fn home() -> &'static Path {
@@ -42,15 +42,26 @@ fn damaged(label: &str, damage: impl FnOnce(&File, u64)) -> PathBuf {
     copy
 }
 
-/// The function must be refused with a reason, and its neighbour still served.
+/// The image must be refused with a reason and never run, its neighbour served
+/// all the time; the daemon freezes the function anew.
 fn assert_refused(home: &Path) {
     let daemon = Daemon::start(home, &DaemonOptions::default());
-    let response = request(daemon.gateway(), "hello-c", "/", None).expect("an answer");
-    assert!(response.status >= 500, "{} {}", response.status, response.text());
-    let reason = response.json()["reason"].as_str().expect("a reason").to_owned();
-    assert!(reason.to_lowercase().contains("image"), "{reason}");
     assert_eq!(get(daemon.gateway(), "hello-c-dynamic", "/").status, 200);
-    // Building anew mends it, while the daemon runs.
+    let refused = daemon
+        .log()
+        .lines()
+        .any(|line| line.contains("hello-c") && line.contains("ERROR") && line.contains("image"));
+    assert!(refused, "the daemon did not complain:\n{}", daemon.log());
+    wait_until("the function is served again", || {
+        let response = request(daemon.gateway(), "hello-c", "/", None).expect("an answer");
+        if response.status != 200 {
+            assert!(response.status >= 500, "{} {}", response.status, response.text());
+            let reason = response.json()["reason"].to_string();
+            assert!(reason.contains("image"), "{reason}");
+        }
+        response.status == 200
+    });
+    // Building it by hand works just as well.
     let outcome: Outcome = Function::Example("hello-c").build(home);
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
@@ -73,10 +84,21 @@ fn readelf_finds_nothing_to_complain_about() {
 
 #[test]
 fn gdb_shows_where_the_program_was_frozen() {
+    // What the sandbox had as its root: gdb finds the mapped files below it.
+    let root = tempfile::tempdir().expect("a directory");
+    fs::create_dir(root.path().join("app")).expect("a directory");
+    for directory in ["lib", "lib64", "usr"] {
+        std::os::unix::fs::symlink(Path::new("/").join(directory), root.path().join(directory))
+            .expect("a link");
+    }
     for function in ["hello-c", "hello-c-dynamic"] {
         let program = repository().join("examples").join(function).join("build/hello");
+        fs::copy(&program, root.path().join("app/hello")).expect("a copy");
         let mut command = Command::new("gdb");
         command.args(["-nx", "-batch", "-ex", "bt"]).arg(program).arg(image(home(), function));
+        if function == "hello-c-dynamic" {
+            command.arg(format!("-iex=set sysroot {}", root.path().display()));
+        }
         let outcome = run(&mut command);
         for name in ["accept", "main"] {
             let found =
