@@ -45,6 +45,7 @@ pub const AT_FDCWD: i32 = -100;
 impl Context {
     /// Of the running process.
     pub fn current() -> Self {
+        crate::state::kernel().fs.prune_if_due();
         Self::of(crate::task::current_process())
     }
 

@@ -13,6 +13,9 @@ use crate::sync::Lock;
 
 /// Negative entries that one directory may cache; beyond, they are forgotten.
 const NEGATIVE_MAX: usize = 4096;
+/// How deep into the tree a look for what can be forgotten goes: as deep as
+/// trees are, but not deeper than the kernel stack.
+const PRUNE_DEPTH: usize = 64;
 
 /// A name, bound to an inode and to a place in the tree.
 pub struct Dentry {
@@ -191,22 +194,30 @@ impl Dentry {
     /// Forgets children that nobody holds, and what they have cached. The file
     /// system is asked again when they are next wanted.
     pub fn prune(&self) {
-        let mut kept: Vec<Arc<Dentry>> = Vec::new();
-        for child in self.children.lock().by_name.values().flatten() {
-            kept.push(child.clone());
+        self.prune_down(PRUNE_DEPTH);
+    }
+
+    fn prune_down(&self, depth: usize) {
+        let children: Vec<Arc<Dentry>> =
+            self.children.lock().by_name.values().flatten().cloned().collect();
+        if depth > 0 {
+            children.iter().for_each(|child| child.prune_down(depth - 1));
         }
-        // A child is held by the cache and by `kept`; more means it is in use,
-        // be it by its own children.
-        for child in &kept {
-            child.prune();
+        drop(children);
+        let mut dropped = Vec::new();
+        {
+            let mut children = self.children.lock();
+            children.negative = 0;
+            children.by_name.retain(|_, slot| {
+                let Some(child) = slot else { return false };
+                // Held by the cache alone: not even by children of its own.
+                let kept = Arc::strong_count(child) > 1 || child.is_mount_point();
+                if !kept {
+                    dropped.extend(slot.take());
+                }
+                kept
+            });
         }
-        let mut children = self.children.lock();
-        children.by_name.retain(|_, child| {
-            child.as_ref().is_some_and(|child| {
-                Arc::strong_count(child) > 2 || !matches!(*child.mount.lock(), MountLink::None)
-            })
-        });
-        children.negative = 0;
     }
 
     /// The mount whose root hides this directory.

@@ -67,6 +67,8 @@ pub struct FileSystems {
     pub mounts: Lock<MountTable>,
     /// Advisory locks.
     pub locks: LockTable,
+    /// The root directory as the overlay knows it.
+    root_node: Arc<Node>,
     /// Where memory files live (memfd_create(2)).
     memory: Arc<Node>,
     /// `/proc/sys/kernel/random/boot_id`, new in every boot.
@@ -79,13 +81,14 @@ impl FileSystems {
     /// Puts the tree together: an overlay over `lower`, and the kernel's own
     /// file systems on `/proc`, `/sys` and `/dev`.
     pub fn new(lower: LowerLayer) -> Result<Self> {
-        let root = Dentry::root(Overlay::over(lower, ROOT_FS)?);
+        let root_node = Overlay::over(lower, ROOT_FS)?;
+        let root = Dentry::root(root_node.clone());
         let mut mounts = MountTable::default();
         mounts.mount(
             NewMount {
                 kind: "overlay",
                 source: "overlay",
-                options: "rw,relatime",
+                options: "rw,noatime",
                 root: root.clone(),
             },
             None,
@@ -112,6 +115,7 @@ impl FileSystems {
             root: Path::new(root),
             mounts: Lock::new(mounts),
             locks: LockTable::default(),
+            root_node,
             memory: Overlay::empty(MEMORY_FS, 0o700),
             boot_id: Lock::new([0; 16]),
             oom_adjustments: Lock::default(),
@@ -126,6 +130,19 @@ impl FileSystems {
     /// Gives the sandbox a new `boot_id`, from fresh randomness.
     pub fn set_boot_id(&self, random: [u8; 16]) {
         self.boot_id.set(random);
+    }
+
+    /// Forgets what can be looked up again, once in a while: a program that
+    /// walks the whole tree must not fill the kernel's heap.
+    pub fn prune_if_due(&self) {
+        if self.root_node.should_prune() {
+            self.prune();
+        }
+    }
+
+    fn prune(&self) {
+        self.root.dentry().prune();
+        self.root_node.prune();
     }
 
     fn oom_adjustment(&self, pid: u32) -> i32 {

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use core::any::Any;
 
 use super::Node;
+use super::node::Body;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Dirent, Events, File, Stat};
 use crate::fs::inode::{FileType, Inode, RenameMode};
@@ -128,6 +129,47 @@ impl Node {
             meta.nlink = meta.nlink.saturating_sub(1).max(1);
         }
         Ok(())
+    }
+
+    /// See [`Node::prune`].
+    pub(super) fn prune_entries(&self, depth: usize) {
+        let Body::Directory(entries) = &self.body else { return };
+        let nodes: Vec<Arc<Node>> = {
+            let entries = entries.lock();
+            let nodes = entries.changed.values().filter_map(|entry| match entry {
+                Entry::Node(node) if node.file_type() == FileType::Directory => Some(node.clone()),
+                _ => None,
+            });
+            nodes.collect()
+        };
+        if depth > 0 {
+            nodes.iter().for_each(|node| node.prune_entries(depth - 1));
+        }
+        drop(nodes);
+        let mut dropped = Vec::new();
+        entries.lock().changed.retain(|_, entry| match entry {
+            Entry::Node(node) if Arc::strong_count(node) == 1 && node.is_as_below() => {
+                dropped.push(node.clone());
+                false
+            }
+            _ => true,
+        });
+    }
+
+    /// Whether a node made anew from the lower layer would be the same.
+    fn is_as_below(&self) -> bool {
+        if self.meta.lock().changed {
+            return false;
+        }
+        match &self.body {
+            Body::Regular(content) => content.lock().untouched().is_some(),
+            Body::Directory(entries) => {
+                let entries = entries.lock();
+                entries.lower.is_some() && entries.changed.is_empty()
+            }
+            Body::LowerSymlink(..) | Body::Special => true,
+            Body::Symlink(_) => false,
+        }
     }
 
     pub(super) fn rename_entry(

@@ -17,7 +17,7 @@ mod pages;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 pub use directory::DirectoryFile;
 pub use file::{Grow, RegularFile, Seals};
@@ -42,6 +42,8 @@ pub struct Overlay {
     id: FilesystemId,
     lower: Option<LowerLayer>,
     next_ino: AtomicU64,
+    /// Nodes made of lower files since the last look for some to forget.
+    made: AtomicUsize,
     /// Nodes of lower files with more than one name, which must be the same
     /// node under each of them.
     linked: Lock<BTreeMap<LowerId, Arc<Node>>>,
@@ -67,6 +69,7 @@ impl Overlay {
             id,
             lower,
             next_ino: AtomicU64::new(FIRST_OWN_INO),
+            made: AtomicUsize::new(0),
             linked: Lock::default(),
         })
     }
@@ -86,6 +89,7 @@ impl Overlay {
             return Ok(node.clone());
         }
         let node = Node::from_lower(self.clone(), lower)?;
+        self.made.fetch_add(1, Ordering::Relaxed);
         if node.has_several_names_below() {
             self.linked.lock().insert(lower, node.clone());
         }
@@ -111,6 +115,27 @@ impl Overlay {
         }
     }
 }
+
+impl Node {
+    /// Whether so many nodes have been made of lower files that it is time to
+    /// forget some.
+    pub fn should_prune(&self) -> bool {
+        self.fs.made.load(Ordering::Relaxed) > NODES_BETWEEN_PRUNES
+    }
+
+    /// Forgets nodes below this directory that nobody holds and that are as the
+    /// lower layer has them.
+    pub fn prune(&self) {
+        self.fs.made.store(0, Ordering::Relaxed);
+        self.prune_entries(PRUNE_DEPTH);
+    }
+}
+
+/// Nodes of lower files that may be made before unused ones are looked for:
+/// some megabytes of them.
+const NODES_BETWEEN_PRUNES: usize = 16384;
+/// How deep into the tree a look for what can be forgotten goes.
+const PRUNE_DEPTH: usize = 64;
 
 /// `makedev(0, …)`: every instance of a file system has a range of minor
 /// numbers, one for each device below it.

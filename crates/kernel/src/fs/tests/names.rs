@@ -202,3 +202,32 @@ fn a_deep_chain_of_removed_directories_is_dropped_without_recursion() {
     }
     assert!(world.list("/tmp").is_empty());
 }
+
+#[test]
+fn forgetting_changes_nothing_that_shows() {
+    let mut world = World::new();
+    let deep = world.walk("/usr/lib/deep").unwrap();
+    let held = world.open("/etc/secret", OpenFlags::empty()).unwrap();
+    world.write("/etc/hosts", "changed").unwrap();
+    world.unlink("/etc/motd").unwrap();
+    world.mkdir("/usr/lib/deep/new").unwrap();
+    assert_eq!(error(world.walk("/etc/none")), Errno::ENOENT);
+    let before = world.walk("/bin/tool").unwrap().inode().attributes();
+    world.context.cwd = world.fs.root.clone();
+    world.fs.prune();
+    assert_eq!(world.read("/etc/hosts").unwrap(), "changed");
+    assert_eq!(error(world.walk("/etc/motd")), Errno::ENOENT);
+    assert_eq!(error(world.walk("/etc/none")), Errno::ENOENT);
+    assert_eq!(world.list("/usr/lib/deep"), ["leaf", "new"]);
+    assert_eq!(world.walk("/bin/tool").unwrap().inode().attributes().ino, before.ino);
+    // What somebody holds is still the same thing.
+    assert!(world.walk("/usr/lib/deep").unwrap().is(&deep));
+    assert!(world.walk("/etc/secret").unwrap().is(held.path.as_ref().unwrap()));
+    assert!(world.walk("/proc").unwrap().dentry().root_of().is_some());
+    // A changed file whose dentry is forgotten is found again.
+    let changes =
+        crate::fs::inode::AttributeChanges { permissions: Some(0o700), ..Default::default() };
+    world.walk("/bin/tool").unwrap().inode().change(&changes).unwrap();
+    world.fs.prune();
+    assert_eq!(world.walk("/bin/tool").unwrap().inode().attributes().mode, 0o100700);
+}
