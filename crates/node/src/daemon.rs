@@ -121,8 +121,16 @@ pub async fn serve(
     shared.drain(options.drain).await;
     for task in tasks {
         task.abort();
+        // Only then has it let go of what it used. One that has ended by itself
+        // was asked for its result before.
+        if !task.is_finished() {
+            let _ = task.await;
+        }
     }
-    drop(lock);
+    // Services and the node refer to each other; the zygotes end, and what was
+    // made for them is cleaned up, when the last service is gone.
+    shared.forget_all();
+    drop((catalog, own, lock));
     Ok(())
 }
 

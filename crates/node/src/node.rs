@@ -79,6 +79,12 @@ impl Shared {
         self.retire(old);
     }
 
+    /// Lets go of all functions, and so of what boots their instances.
+    pub fn forget_all(&self) {
+        self.services.write().expect("no holder panics").clear();
+        self.retired.lock().expect("no holder panics").clear();
+    }
+
     fn retire(&self, old: Option<Arc<Service>>) {
         let Some(old) = old else { return };
         old.retire_all();

@@ -5,6 +5,7 @@ use crate::output;
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 use thaw_node::catalog::Catalog;
 use thaw_node::config::TimeSpan;
 use thaw_node::daemon::{ServeOptions, serve};
@@ -95,8 +96,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(&home, &options, announce))?;
-    // Whatever still waits for a client must not keep the process.
-    runtime.shutdown_background();
+    // Whatever still waits for a client must not keep the process for long.
+    runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(ExitCode::SUCCESS)
 }
 
