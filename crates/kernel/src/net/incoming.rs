@@ -208,8 +208,7 @@ impl Packets {
         let length = packet.bytes.len();
         let bytes = sink.put(&packet.bytes)?;
         let cut = if bytes < length { MessageFlags::TRUNC } else { MessageFlags::empty() };
-        let mut received =
-            Received { bytes, length, flags: cut | MessageFlags::EOR, ..Received::default() };
+        let mut received = Received { bytes, length, flags: cut, ..Received::default() };
         if flags.contains(MessageFlags::PEEK) {
             received.ancillary = packet.ancillary.clone();
         } else if let Some(packet) = self.queue.pop_front() {

@@ -109,6 +109,11 @@ impl Pair {
             let mut sides = self.sides.lock();
             let [first, second] = &mut *sides;
             let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
+            // Only TCP tells of an error before it tells of the broken pipe.
+            if self.flavor == Flavor::Unix && (me.writing_shut || peer.closed || peer.reading_shut)
+            {
+                return Err(Errno::EPIPE);
+            }
             if let Some(error) = me.error.take() {
                 return Err(error);
             }
@@ -116,13 +121,21 @@ impl Pair {
                 return Err(Errno::EPIPE);
             }
             match self.flavor {
-                Flavor::Unix if peer.closed || peer.reading_shut => return Err(Errno::EPIPE),
                 Flavor::Tcp if peer.closed => {
                     // The data goes out; the answer is a reset (RFC 9293, 3.10.7.1).
                     let len = source.remaining();
                     source.advance(len);
                     me.reset = true;
                     me.error = Some(Errno::EPIPE);
+                    Ok(len)
+                }
+                Flavor::Tcp if peer.reading_shut && peer.writing_shut => {
+                    // Data for who has said that it neither reads nor writes
+                    // any more: both ends are reset (tcp_rcv_state_process).
+                    let len = source.remaining();
+                    source.advance(len);
+                    (me.reset, peer.reset) = (true, true);
+                    (me.error, peer.error) = (Some(Errno::EPIPE), Some(Errno::ECONNRESET));
                     Ok(len)
                 }
                 _ => {
@@ -139,7 +152,7 @@ impl Pair {
                 }
             }
         }?;
-        self.queue(end.other()).wake_all(IN);
+        self.queue(end.other()).wake_all(IN | Events::HUP);
         Ok(sent)
     }
 
@@ -151,6 +164,11 @@ impl Pair {
             let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
             if me.incoming.is_empty() {
                 return self.receive_nothing(me, peer);
+            }
+            // Packets wait behind an error, bytes go before it.
+            if let (Incoming::Packets(_), Some(error)) = (&me.incoming, me.error) {
+                me.error = None;
+                return Err(error);
             }
             let received = me.incoming.pop(sink, flags)?;
             let room = peer.wants_room && self.has_room(peer, me);

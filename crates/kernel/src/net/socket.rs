@@ -167,7 +167,7 @@ pub struct Received {
     pub from: Option<SocketAddress>,
     /// What travelled beside the bytes.
     pub ancillary: Ancillary,
-    /// `MSG_TRUNC`, `MSG_EOR`.
+    /// `MSG_TRUNC`.
     pub flags: MessageFlags,
 }
 

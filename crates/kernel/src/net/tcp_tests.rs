@@ -99,6 +99,18 @@ fn a_send_after_the_peer_closed_is_answered_by_a_reset() {
 }
 
 #[test]
+fn data_for_who_has_shut_down_both_halves_resets() {
+    let world = World::new();
+    let (client, server) = world.connected();
+    client.shutdown(ShutdownHow::Both).unwrap();
+    assert_eq!(send(&*server, b"x"), Ok(1));
+    assert_eq!(receive(&*client, 1), Err(Errno::ECONNRESET));
+    assert_eq!(receive(&*server, 1).unwrap(), b"");
+    assert_eq!(send(&*server, b"x"), Err(Errno::EPIPE));
+    assert_eq!(client.shutdown(ShutdownHow::Both), Err(Errno::ENOTCONN));
+}
+
+#[test]
 fn closing_with_unread_data_resets() {
     let world = World::new();
     let (client, server) = world.connected();

@@ -75,6 +75,8 @@ fn receive(socket: &SocketFd, sink: &mut Sink<'_>, flags: MessageFlags) -> Resul
     if flags.contains(MessageFlags::ERRQUEUE) {
         return Err(Errno::EAGAIN);
     }
+    let nonblocking = socket.open.flags().contains(OpenFlags::NONBLOCK);
+    let flags = if nonblocking { flags | MessageFlags::DONTWAIT } else { flags };
     let timeout = common.options.lock().receive_timeout_ns;
     let stream = common.kind == SocketType::Stream;
     if stream && sink.remaining() == 0 {
@@ -186,9 +188,6 @@ fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> R
     let mut out = received.flags;
     if control.cut {
         out |= MessageFlags::CTRUNC;
-    }
-    if common.kind != SocketType::SequencedPacket {
-        out -= MessageFlags::EOR;
     }
     out |= flags & MessageFlags::CMSG_CLOEXEC;
     at.offset(MessageHeader::CONTROL_LEN_AT).write(&(control.written() as u64))?;

@@ -7,7 +7,7 @@ use super::inbox::{Datagram, Inbox};
 use super::options;
 use super::ports::{BindOptions, PortTable};
 use super::socket::{
-    Ancillary, Blocking, Common, IN, MessageFlags, OUT, Outgoing, Protocol, Received, ShutdownHow,
+    Ancillary, Blocking, Common, IN, MessageFlags, Outgoing, Protocol, Received, ShutdownHow,
     SocketType,
 };
 use crate::errno::{Errno, Result};
@@ -15,6 +15,9 @@ use crate::fs::file::Events;
 use crate::io::{Sink, Source};
 use crate::ipc::anonymous::InodeNumbers;
 use crate::sync::Lock;
+
+/// Writable, as datagram sockets report it.
+const OUT: Events = super::socket::OUT.union(Events::WRBAND);
 
 /// `IPPROTO_UDP`.
 const IPPROTO_UDP: u32 = 17;
@@ -79,9 +82,6 @@ impl UdpSocket {
         let endpoint = endpoint.as_destination();
         if !endpoint.is_local() {
             return Err(Errno::ENETUNREACH);
-        }
-        if endpoint.port == 0 {
-            return Err(Errno::EINVAL);
         }
         Ok(endpoint)
     }
@@ -195,6 +195,9 @@ impl Protocol for UdpSocket {
             (None, Some(peer)) => peer,
             (None, None) => return Err(Errno::EDESTADDRREQ),
         };
+        if to.port == 0 {
+            return Err(Errno::EINVAL);
+        }
         if state.writing_shut {
             return Err(Errno::EPIPE);
         }
@@ -219,7 +222,12 @@ impl Protocol for UdpSocket {
         self.common.take_error()?;
         let outcome = self.inbox.lock().receive(sink, flags);
         match outcome {
-            Err(Errno::EAGAIN) if self.state.get().reading_shut => Ok(Received::default()),
+            // As on Linux, who does not wait is not told of the end.
+            Err(Errno::EAGAIN)
+                if self.state.get().reading_shut && !flags.contains(MessageFlags::DONTWAIT) =>
+            {
+                Ok(Received::default())
+            }
             outcome => outcome,
         }
     }

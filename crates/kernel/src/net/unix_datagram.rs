@@ -220,7 +220,12 @@ impl Protocol for UnixDatagram {
         }
         let outcome = self.inbox.lock().receive(sink, flags);
         match outcome {
-            Err(Errno::EAGAIN) if self.state.lock().reading_shut => Ok(Received::default()),
+            // As on Linux, who does not wait is not told of the end.
+            Err(Errno::EAGAIN)
+                if self.state.lock().reading_shut && !flags.contains(MessageFlags::DONTWAIT) =>
+            {
+                Ok(Received::default())
+            }
             Ok(received) => {
                 self.wake_senders();
                 Ok(received)
@@ -231,10 +236,8 @@ impl Protocol for UnixDatagram {
 
     fn shutdown(&self, how: ShutdownHow) -> Result<()> {
         {
+            // As on Linux, it need not be connected.
             let mut state = self.state.lock();
-            if state.peer.is_none() {
-                return Err(Errno::ENOTCONN);
-            }
             state.reading_shut |= how.reads();
             state.writing_shut |= how.writes();
         }
