@@ -101,6 +101,10 @@ mod imp {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::vec::Vec;
 
+    use thaw_abi::control::{
+        DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LIST, MSG_FS_READLINK, MSG_FS_STAT,
+    };
+
     use crate::errno::{Errno, Result};
     use crate::io::Sink;
     use crate::platform::host::HostFd;
@@ -117,13 +121,48 @@ mod imp {
         CLOCK.fetch_add(1000, Ordering::Relaxed)
     }
 
+    /// A file of the fake host directory.
+    pub struct FakeFile {
+        pub attributes: FileAttributes,
+        pub target: Vec<u8>,
+    }
+
+    /// The fake host directory, by path.
+    pub static FAKE_HOST: Mutex<BTreeMap<Vec<u8>, FakeFile>> = Mutex::new(BTreeMap::new());
+
+    /// A broker over the fake host directory. It lists one name at a time.
     pub fn broker_request(
-        _kind: u32,
-        _body: &[u8],
-        _tail: &[u8],
-        _reply: &mut Vec<u8>,
+        kind: u32,
+        body: &[u8],
+        tail: &[u8],
+        reply: &mut Vec<u8>,
     ) -> Result<Option<HostFd>> {
-        Err(Errno::EIO)
+        let files = FAKE_HOST.lock().unwrap();
+        let file = files.get(tail).ok_or(Errno::ENOENT)?;
+        match kind {
+            MSG_FS_STAT => reply.extend_from_slice(bytemuck::bytes_of(&file.attributes)),
+            MSG_FS_READLINK => reply.extend_from_slice(&file.target),
+            MSG_FS_LIST => {
+                let skip = bytemuck::pod_read_unaligned::<ListDirectory>(body).skip as usize;
+                let prefix = if tail.is_empty() { Vec::new() } else { [tail, b"/"].concat() };
+                let inside = files.iter().filter_map(|(path, file)| {
+                    let name = path.strip_prefix(&prefix[..])?;
+                    (!name.is_empty() && !name.contains(&b'/')).then_some((name, file))
+                });
+                if let Some((name, file)) = inside.skip(skip).next() {
+                    let entry = DirectoryEntry {
+                        inode: file.attributes.inode,
+                        file_type: (file.attributes.mode >> 12) & 15,
+                        name_len: name.len() as u32,
+                    };
+                    reply.extend_from_slice(bytemuck::bytes_of(&entry));
+                    reply.extend_from_slice(name);
+                    reply.resize(reply.len().next_multiple_of(8), 0);
+                }
+            }
+            _ => return Err(Errno::EIO),
+        }
+        Ok(None)
     }
 
     /// "Guest memory" of tests: ordinary memory.

@@ -178,6 +178,10 @@ impl Lower for HostLower {
         Ok(target)
     }
 
+    fn prepare(&self, id: LowerId) -> Result<()> {
+        descriptor(&self.entry(id)?.path).map(drop)
+    }
+
     fn read(&self, id: LowerId, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
         let fd = descriptor(&self.entry(id)?.path)?;
         host_side::read_descriptor(fd, sink, offset, len)
@@ -216,4 +220,61 @@ pub fn descriptor(path: &Arc<[u8]>) -> Result<HostFd> {
     let fd = host_side::broker_request(MSG_FS_OPEN, &[], path, &mut reply)?.ok_or(Errno::EIO)?;
     DESCRIPTORS.lock().by_path.insert(path.clone(), fd);
     Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::host_side::{FAKE_HOST, FakeFile};
+
+    fn put(path: &str, mode: u32, nlink: u32, identity: (u64, u64), target: &str) {
+        let attributes = FileAttributes {
+            device: identity.0,
+            inode: identity.1,
+            mode,
+            nlink,
+            ..Zeroable::zeroed()
+        };
+        let file = FakeFile { attributes, target: target.as_bytes().to_vec() };
+        FAKE_HOST.lock().unwrap().insert(path.as_bytes().to_vec(), file);
+    }
+
+    fn names(layer: &HostLower, directory: LowerId) -> Vec<(Vec<u8>, u64)> {
+        let mut found = Vec::new();
+        layer.list(directory, &mut |name, ino, _| found.push((name.to_vec(), ino))).unwrap();
+        found
+    }
+
+    /// The only test that uses the fake host.
+    #[test]
+    fn a_host_directory_is_served_through_the_broker() {
+        put("", 0o040755, 3, (7, 1), "");
+        put("dir", 0o040755, 2, (7, 2), "");
+        put("dir/one", 0o100644, 2, (7, 10), "");
+        put("dir/two", 0o100644, 2, (7, 10), "");
+        put("dir/other", 0o100644, 1, (9, 10), "");
+        put("link", 0o120777, 1, (7, 11), "dir/one");
+        let layer = HostLower::new().unwrap();
+        let root = layer.root();
+        let dir = layer.lookup(root, b"dir").unwrap().unwrap();
+        assert_eq!(layer.lookup(root, b"none"), Ok(None));
+        assert_eq!(names(&layer, root), [(b"dir".to_vec(), 2), (b"link".to_vec(), 11)]);
+        assert_eq!(
+            names(&layer, dir),
+            [(b"one".to_vec(), 10), (b"other".to_vec(), 10), (b"two".to_vec(), 10)]
+        );
+        // Two names of one file are one file; equal inode numbers on two devices are not.
+        let one = layer.lookup(dir, b"one").unwrap().unwrap();
+        let two = layer.lookup(dir, b"two").unwrap().unwrap();
+        let other = layer.lookup(dir, b"other").unwrap().unwrap();
+        assert_eq!(one, two);
+        assert_ne!(one, other);
+        assert_eq!(layer.attributes(one).unwrap().device, 0);
+        assert_eq!(layer.attributes(other).unwrap().device, 1);
+        let link = layer.lookup(root, b"link").unwrap().unwrap();
+        assert_eq!(layer.read_link(link).unwrap(), b"dir/one");
+        // What has been looked at is remembered.
+        FAKE_HOST.lock().unwrap().remove(&b"dir/one"[..]);
+        assert_eq!(layer.lookup(dir, b"one"), Ok(Some(one)));
+    }
 }

@@ -49,6 +49,12 @@ pub trait Lower: Send + Sync {
     /// Target of a symbolic link.
     fn read_link(&self, id: LowerId) -> Result<Vec<u8>>;
 
+    /// Makes sure that a regular file can be read: what can fail about that
+    /// fails in open(2), not in read(2).
+    fn prepare(&self, _id: LowerId) -> Result<()> {
+        Ok(())
+    }
+
     /// Reads from a regular file, at most `len` bytes.
     fn read(&self, id: LowerId, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize>;
 

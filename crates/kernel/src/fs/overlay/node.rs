@@ -213,7 +213,13 @@ impl Inode for Node {
 
     fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         match self.file_type {
-            FileType::Regular => Ok(Arc::new(RegularFile::new(self, flags))),
+            FileType::Regular => {
+                let below = self.content()?.lock().untouched();
+                if let (Some(below), Some(lower)) = (below, self.lower()) {
+                    lower.0.prepare(below)?;
+                }
+                Ok(Arc::new(RegularFile::new(self, flags)))
+            }
             FileType::Directory => Ok(Arc::new(DirectoryFile::new(self))),
             // Devices are opened by number and FIFOs by `ipc`, above.
             _ => Err(Errno::ENXIO),
