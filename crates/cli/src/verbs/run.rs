@@ -193,8 +193,11 @@ fn died(status: ExitStatus) -> Outcome {
     match status.signal() {
         Some(signal) => {
             let why = match signal {
-                libc::SIGKILL => " (it ran out of memory, or somebody killed it)",
-                libc::SIGXCPU => " (it used up its CPU time; see --cpu-time)",
+                // The host's CPU time limit ends a process with SIGKILL, too.
+                libc::SIGKILL => {
+                    " (it reached its limit of memory or CPU time, see --memory and --cpu-time, or \
+                     somebody killed it)"
+                }
                 libc::SIGSYS => " (it made a host system call that its filter forbids)",
                 _ => "",
             };

@@ -117,8 +117,10 @@ fn describe(exit: GuestExit) -> String {
 
 fn explain_signal(signal: i32) -> String {
     let why = match signal {
-        libc::SIGKILL => ", because it ran out of memory or somebody killed it",
-        libc::SIGXCPU => ", because it used up its CPU time",
+        // The host's CPU time limit ends a process with SIGKILL, too.
+        libc::SIGKILL => {
+            ", because it reached its limit of memory or CPU time or somebody killed it"
+        }
         libc::SIGSYS => ", because it made a host call that its filter forbids",
         _ => "",
     };
