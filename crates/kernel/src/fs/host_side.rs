@@ -145,11 +145,11 @@ mod imp {
             MSG_FS_LIST => {
                 let skip = bytemuck::pod_read_unaligned::<ListDirectory>(body).skip as usize;
                 let prefix = if tail.is_empty() { Vec::new() } else { [tail, b"/"].concat() };
-                let inside = files.iter().filter_map(|(path, file)| {
+                let mut inside = files.iter().filter_map(|(path, file)| {
                     let name = path.strip_prefix(&prefix[..])?;
                     (!name.is_empty() && !name.contains(&b'/')).then_some((name, file))
                 });
-                if let Some((name, file)) = inside.skip(skip).next() {
+                if let Some((name, file)) = inside.nth(skip) {
                     let entry = DirectoryEntry {
                         inode: file.attributes.inode,
                         file_type: (file.attributes.mode >> 12) & 15,

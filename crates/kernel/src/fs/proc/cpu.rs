@@ -248,11 +248,12 @@ fn flags() -> String {
     let one = cpuid(1, 0);
     let seven = if highest >= 7 { Some(cpuid(7, 0)) } else { None };
     let extended = cpuid(0x8000_0001, 0);
-    let mut sets: Vec<(u32, &[&str])> = Vec::new();
-    sets.push((one.edx, &LEAF_1_EDX));
-    sets.push((extended.edx, &EXTENDED_EDX));
-    sets.push((one.ecx, &LEAF_1_ECX));
-    sets.push((extended.ecx, &EXTENDED_ECX));
+    let mut sets: Vec<(u32, &[&str])> = alloc::vec![
+        (one.edx, &LEAF_1_EDX[..]),
+        (extended.edx, &EXTENDED_EDX),
+        (one.ecx, &LEAF_1_ECX),
+        (extended.ecx, &EXTENDED_ECX),
+    ];
     if let Some(seven) = seven {
         sets.push((seven.ebx, &LEAF_7_EBX));
     }

@@ -2,7 +2,9 @@
 
 use super::super::fd_table::OnExec;
 use super::super::file::{OpenFile, OpenFlags};
+use super::super::locks::Patience;
 use super::super::overlay::{RegularFile, Seals};
+use super::locking::LockedBy;
 use super::{descriptor_limit, file, locking, usable_file};
 use crate::errno::{Errno, Result};
 use crate::syscall::Args;
@@ -70,15 +72,23 @@ pub fn fcntl(args: &Args) -> Result<u64> {
             open.set_flags((old - SETTABLE) | wanted);
             Ok(0)
         }
-        F_GETLK | F_OFD_GETLK => {
-            locking::get_record_lock(&open, args.address(2), command == F_OFD_GETLK)
+        F_GETLK => locking::get_record_lock(&open, args.address(2), LockedBy::Process),
+        F_OFD_GETLK => locking::get_record_lock(&open, args.address(2), LockedBy::Description),
+        F_SETLK => {
+            locking::set_record_lock(&open, args.address(2), LockedBy::Process, Patience::Refuse)
         }
-        F_SETLK | F_SETLKW | F_OFD_SETLK | F_OFD_SETLKW => locking::set_record_lock(
+        F_SETLKW => {
+            locking::set_record_lock(&open, args.address(2), LockedBy::Process, Patience::Wait)
+        }
+        F_OFD_SETLK => locking::set_record_lock(
             &open,
             args.address(2),
-            matches!(command, F_OFD_SETLK | F_OFD_SETLKW),
-            matches!(command, F_SETLKW | F_OFD_SETLKW),
+            LockedBy::Description,
+            Patience::Refuse,
         ),
+        F_OFD_SETLKW => {
+            locking::set_record_lock(&open, args.address(2), LockedBy::Description, Patience::Wait)
+        }
         // Nobody is told by signal; nobody has asked to be.
         F_GETOWN => Ok(0),
         F_GETOWN_EX => args.address(2).write(&[0u32; 2]).map(|()| 0),

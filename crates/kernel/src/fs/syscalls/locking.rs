@@ -94,16 +94,24 @@ fn range(open: &OpenFile, flock: &Flock) -> Result<Range> {
     Ok(Range { start, end })
 }
 
-fn owner(open: &Arc<OpenFile>, by_description: bool) -> Owner {
-    if by_description {
-        Owner::Description(description_id(open))
-    } else {
-        Owner::Process(current_process().pid)
+/// Who is to hold a record lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LockedBy {
+    /// The process (`F_SETLK`).
+    Process,
+    /// The open file description (`F_OFD_SETLK`).
+    Description,
+}
+
+fn owner(open: &Arc<OpenFile>, by: LockedBy) -> Owner {
+    match by {
+        LockedBy::Description => Owner::Description(description_id(open)),
+        LockedBy::Process => Owner::Process(current_process().pid),
     }
 }
 
-fn wanted(open: &Arc<OpenFile>, flock: &Flock, by_description: bool) -> Result<Option<Held>> {
-    if by_description && flock.pid != 0 {
+fn wanted(open: &Arc<OpenFile>, flock: &Flock, by: LockedBy) -> Result<Option<Held>> {
+    if by == LockedBy::Description && flock.pid != 0 {
         return Err(Errno::EINVAL);
     }
     let kind = match flock.kind {
@@ -112,17 +120,17 @@ fn wanted(open: &Arc<OpenFile>, flock: &Flock, by_description: bool) -> Result<O
         F_UNLCK => return Ok(None),
         _ => return Err(Errno::EINVAL),
     };
-    Ok(Some(Held { owner: owner(open, by_description), kind, range: range(open, flock)? }))
+    Ok(Some(Held { owner: owner(open, by), kind, range: range(open, flock)? }))
 }
 
 /// `F_GETLK` and `F_OFD_GETLK`.
 pub(super) fn get_record_lock(
     open: &Arc<OpenFile>,
     argument: UserAddress,
-    by_description: bool,
+    by: LockedBy,
 ) -> Result<u64> {
     let mut flock: Flock = argument.read()?;
-    let wanted = wanted(open, &flock, by_description)?.ok_or(Errno::EINVAL)?;
+    let wanted = wanted(open, &flock, by)?.ok_or(Errno::EINVAL)?;
     match kernel().fs.locks.conflict(record_key(open)?, &wanted) {
         None => flock.kind = F_UNLCK,
         Some(held) => {
@@ -147,13 +155,13 @@ pub(super) fn get_record_lock(
 pub(super) fn set_record_lock(
     open: &Arc<OpenFile>,
     argument: UserAddress,
-    by_description: bool,
-    wait: bool,
+    by: LockedBy,
+    patience: Patience,
 ) -> Result<u64> {
     let flock: Flock = argument.read()?;
     let key = record_key(open)?;
-    let Some(wanted) = wanted(open, &flock, by_description)? else {
-        kernel().fs.locks.release(key, owner(open, by_description), range(open, &flock)?);
+    let Some(wanted) = wanted(open, &flock, by)? else {
+        kernel().fs.locks.release(key, owner(open, by), range(open, &flock)?);
         return Ok(0);
     };
     let allowed = match wanted.kind {
@@ -163,9 +171,9 @@ pub(super) fn set_record_lock(
     if !allowed {
         return Err(Errno::EBADF);
     }
-    if by_description {
+    if by == LockedBy::Description {
         open.note_lock();
     }
-    kernel().fs.locks.acquire(key, wanted, if wait { Patience::Wait } else { Patience::Refuse })?;
+    kernel().fs.locks.acquire(key, wanted, patience)?;
     Ok(0)
 }
