@@ -158,12 +158,6 @@ impl FileSystems {
     }
 }
 
-/// Renews what tells one boot from another (`boot_id`). To be called at every
-/// boot and thaw with randomness of its own.
-pub fn renew_boot_identity(random: [u8; 16]) {
-    crate::state::kernel().fs.set_boot_id(random);
-}
-
 /// The directory `name`, created if it is missing.
 fn ensure(parent: &Arc<Dentry>, name: &[u8], permissions: u32) -> Result<Arc<Dentry>> {
     if let Some(found) = parent.child(name)? {
