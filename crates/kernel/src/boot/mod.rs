@@ -25,9 +25,12 @@ use crate::platform::{clock, fault, filter, panic, vcpu};
 /// Bytes of the per-boot area that are mapped from the beginning.
 const BOOT_AREA_SIZE: u64 = 8 << 20;
 
-/// Entry point of the freestanding program. `stack` is the host's initial stack.
-pub extern "C" fn start(stack: *const u64) -> ! {
-    // SAFETY: `stack` is the initial stack that the host made (System V ABI, 3.4.1).
+/// Entry point of the freestanding program.
+///
+/// # Safety
+/// `stack` must be the initial stack that the host made.
+pub unsafe extern "C" fn start(stack: *const u64) -> ! {
+    // SAFETY: the caller's promise (System V ABI, 3.4.1).
     let vdso = unsafe { find_auxiliary(stack, AT_SYSINFO_EHDR) };
     if let Err(error) = become_zygote(vdso) {
         crate::console!("thaw zygote cannot set itself up: {error:?}");

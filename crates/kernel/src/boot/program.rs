@@ -150,6 +150,7 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
         auxiliary_vector: Lock::new(Vec::new()),
         signals: Lock::new(Default::default()),
         timers: Default::default(),
+        dumpable: Lock::new(true),
         start_ns: clock::monotonic_ns(),
     });
     let thread =

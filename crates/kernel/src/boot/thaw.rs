@@ -96,6 +96,9 @@ fn renew(command: &Thaw, hostname: &[u8]) {
     drop(random);
     kernel.fs.set_boot_id(boot_id);
     renew_at_random(at_random);
+    for thread in kernel.tasks.threads.lock().values() {
+        thread.process.timers.rearm();
+    }
 }
 
 /// Renews the 16 random bytes that `AT_RANDOM` points to. The C library has

@@ -181,12 +181,11 @@ impl AddressSpace {
             return Ok(());
         }
         let end = check_range(start, len)?;
+        let covered_end;
         {
             let state = self.state.lock();
-            if !state.vmas.covers(start, end) {
-                return Err(Errno::ENOMEM);
-            }
-            for vma in state.vmas.overlapping(start, end) {
+            covered_end = state.vmas.covered_end(start, end);
+            for vma in state.vmas.overlapping(start, covered_end) {
                 let shared_file =
                     vma.flags.contains(VmaFlags::SHARED).then_some(vma.file.as_ref()).flatten();
                 if prot & host::PROT_WRITE != 0 && shared_file.is_some_and(|file| !file.writable) {
@@ -194,14 +193,16 @@ impl AddressSpace {
                 }
             }
         }
-        lazy::map_range(start, end);
-        self.recall_shared(start, end);
-        let (from, to) = (start, end);
-        for (start, end) in self.mapped_parts(from, to) {
-            host::protect(start, end - start, prot & PROT_MASK)?;
+        if covered_end > start {
+            lazy::map_range(start, covered_end);
+            self.recall_shared(start, covered_end);
+            for (from, to) in self.mapped_parts(start, covered_end) {
+                host::protect(from, to - from, prot & PROT_MASK)?;
+            }
+            self.state.lock().vmas.update(start, covered_end, |vma| vma.prot = prot & PROT_MASK);
         }
-        self.state.lock().vmas.update(start, end, |vma| vma.prot = prot & PROT_MASK);
-        Ok(())
+        // As Linux does: what lies before a hole has changed.
+        if covered_end == end { Ok(()) } else { Err(Errno::ENOMEM) }
     }
 
     /// Takes the pages of shared mappings of upper-layer files in a range back

@@ -133,14 +133,19 @@ impl VmaMap {
 
     /// Whether every page of a range is in some area.
     pub fn covers(&self, start: u64, end: u64) -> bool {
+        self.covered_end(start, end) == end
+    }
+
+    /// Where the first hole of a range begins; `end` if there is none.
+    pub fn covered_end(&self, start: u64, end: u64) -> u64 {
         let mut at = start;
         for vma in self.overlapping(start, end) {
             if vma.start > at {
-                return false;
+                break;
             }
             at = vma.end;
         }
-        at >= end
+        at.min(end)
     }
 
     /// Adds an area to a free range, merging it with its neighbours.

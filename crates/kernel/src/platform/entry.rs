@@ -59,7 +59,7 @@ pub struct TrapFrame {
     pub xmm: [[u64; 2]; 16],
 }
 
-/// Return as from `syscall`: rcx and r11 are clobbered, flags are not restored.
+/// Return as from `syscall`: rcx and r11 hold where and with which flags.
 pub const RETURN_FAST: u64 = 0;
 /// Restore every register, with `iretq`.
 pub const RETURN_FULL: u64 = 1;
@@ -118,7 +118,7 @@ impl TrapFrame {
 }
 
 const FRAME: usize = size_of::<TrapFrame>();
-const _: () = assert!(FRAME % 16 == 0);
+const _: () = assert!(FRAME.is_multiple_of(16));
 
 core::arch::global_asm!(
     ".globl thaw_syscall_entry, thaw_return, thaw_return_full, thaw_return_end",
@@ -128,6 +128,9 @@ core::arch::global_asm!(
     "thaw_syscall_entry:",
     "mov gs:[8], rsp",
     "mov rsp, gs:[16]",
+    // Nothing so far has changed the flags; like `syscall`, leave them in r11.
+    "pushfq",
+    "pop r11",
     "sub rsp, {frame}",
     "mov [rsp + {r15}], r15",
     "mov [rsp + {r14}], r14",
@@ -149,8 +152,8 @@ core::arch::global_asm!(
     "mov [rsp + {rsp_}], rax",
     "mov qword ptr [rsp + {cs}], {user_cs}",
     "mov qword ptr [rsp + {ss}], {user_ss}",
-    "mov qword ptr [rsp + {rflags}], 0x246",
-    "mov qword ptr [rsp + {r11}], 0x246",
+    "mov [rsp + {rflags}], r11",
+    "mov [rsp + {r11}], r11",
     "mov qword ptr [rsp + {how}], 0",
     "mov dword ptr [rsp + {signal}], 0",
     "movaps [rsp + {xmm} + 0x00], xmm0",
@@ -201,7 +204,9 @@ core::arch::global_asm!(
     "mov rsi, [rsp + {rsi}]",
     "mov rdi, [rsp + {rdi}]",
     "mov rcx, [rsp + {rip}]",
-    "mov r11d, 0x246",
+    "mov r11, [rsp + {rflags}]",
+    "push r11",
+    "popfq",
     "mov rsp, [rsp + {rsp_}]",
     "jmp rcx",
 

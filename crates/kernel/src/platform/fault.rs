@@ -72,6 +72,8 @@ pub struct Continuation {
 /// The signal with which the host knocks: there is a message that a guest which
 /// never waits would not see.
 pub const SIGUSR1: u32 = 10;
+/// The signal of the alarm that the kernel sets for the guest's timers.
+pub const SIGALRM: u32 = 14;
 
 /// The host has knocked, and nobody has looked yet.
 static KNOCKED: AtomicBool = AtomicBool::new(false);
@@ -79,6 +81,14 @@ static KNOCKED: AtomicBool = AtomicBool::new(false);
 /// Whether the host has knocked since the last look.
 pub fn take_knock() -> bool {
     KNOCKED.load(Relaxed) && KNOCKED.swap(false, Relaxed)
+}
+
+/// The alarm has gone off, and nobody has looked yet.
+static ALARMED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the alarm has gone off since the last look.
+pub fn take_alarm() -> bool {
+    ALARMED.load(Relaxed) && ALARMED.swap(false, Relaxed)
 }
 
 /// First half of the slow door, on the signal stack: decides what to do and
@@ -92,8 +102,10 @@ pub extern "C" fn prologue(
     // The vdso's functions run kernel text on the guest's stack; a fault there
     // is the guest's.
     let in_kernel = (KERNEL_BASE..KERNEL_END).contains(&context.rip) && context.rsp >= KERNEL_BASE;
-    if signal == SIGUSR1 {
-        return knock(info, context, local, in_kernel);
+    if signal == SIGUSR1 || signal == SIGALRM {
+        let flag = if signal == SIGUSR1 { &KNOCKED } else { &ALARMED };
+        flag.store(true, Relaxed);
+        return interrupt(info, context, local, in_kernel);
     }
     let memory_fault = signal == SIGSEGV || signal == SIGBUS;
     let mapped = memory_fault && crate::boot::lazy::map_page(info.address);
@@ -139,15 +151,15 @@ fn top_frame() -> *mut TrapFrame {
     (vcpu::block().kernel_stack_top as *mut TrapFrame).wrapping_sub(1)
 }
 
-/// The host has knocked. A guest is interrupted; the kernel looks when it is
-/// done, or at once if it is about to return and would not look any more.
-fn knock(
+/// The host has knocked or the alarm has gone off. A guest is interrupted; the
+/// kernel looks when it is done, or at once if it is about to return and would
+/// not look any more.
+fn interrupt(
     info: &HostSignalInfo,
     context: &HostContext,
     local: *mut TrapFrame,
     in_kernel: bool,
 ) -> Continuation {
-    KNOCKED.store(true, Relaxed);
     let thread = vcpu::block().thread;
     if thread.is_null() {
         return resume(local, frame_from(SIGUSR1, info, context, context.rip));
@@ -291,7 +303,7 @@ pub fn install_handlers() -> Result<()> {
         restorer: entry,
         mask: 0,
     };
-    for signal in [SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGUSR1, SIGSEGV, SIGSYS] {
+    for signal in [SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGUSR1, SIGALRM, SIGSEGV, SIGSYS] {
         let args = [signal as u64, &raw const action as u64, 0, 8, 0, 0];
         // SAFETY: the handler never returns to the host's restorer.
         unsafe { hostcall(nr::RT_SIGACTION, args) }?;

@@ -64,7 +64,7 @@ pub mod nr {
     pub const RECVFROM: u64 = 45;
     pub const RECVMSG: u64 = 47;
     pub const SHUTDOWN: u64 = 48;
-    pub const FUTEX: u64 = 202;
+    pub const SETITIMER: u64 = 38;
     pub const EXIT_GROUP: u64 = 231;
     pub const PPOLL: u64 = 271;
     pub const SIGALTSTACK: u64 = 131;
@@ -155,6 +155,16 @@ pub fn poll(fds: &mut [PollFd], timeout_ns: Option<u64>) -> Result<usize> {
     // SAFETY: `fds` and `timespec` are valid for the call.
     unsafe { hostcall(nr::PPOLL, [fds.as_mut_ptr() as u64, fds.len() as u64, at, 0, 8, 0]) }
         .map(|n| n as usize)
+}
+
+/// setitimer(2): asks for a `SIGALRM` in `ns` nanoseconds, once.
+pub fn arm_alarm(ns: u64) {
+    const ITIMER_REAL: u64 = 0;
+    // At least a microsecond: zero would disarm the timer.
+    let us = (ns / 1000).max(1);
+    let value = [0u64, 0, us / 1_000_000, us % 1_000_000];
+    // SAFETY: `value` is valid for the call. It fails for bad values only.
+    let _ = unsafe { hostcall(nr::SETITIMER, [ITIMER_REAL, value.as_ptr() as u64, 0, 0, 0, 0]) };
 }
 
 /// Writes a message to the console: kernel panics and traces.

@@ -80,6 +80,8 @@ pub struct Process {
     pub signals: Lock<ProcessSignals>,
     /// Interval timers (setitimer(2)).
     pub timers: crate::time::itimer::IntervalTimers,
+    /// `PR_SET_DUMPABLE` (prctl(2)); nothing is ever dumped.
+    pub dumpable: Lock<bool>,
     /// When it started, on the guest's monotonic clock, in nanoseconds.
     pub start_ns: u64,
 }

@@ -180,6 +180,8 @@ pub fn get_robust_list(args: &Args) -> Result<u64> {
 
 /// arch_prctl(2).
 pub fn arch_prctl(args: &Args) -> Result<u64> {
+    const ARCH_SET_GS: u32 = 0x1001;
+    const ARCH_GET_GS: u32 = 0x1004;
     const ARCH_SET_FS: u32 = 0x1002;
     const ARCH_GET_FS: u32 = 0x1003;
     const ARCH_GET_CPUID: u32 = 0x1011;
@@ -194,9 +196,14 @@ pub fn arch_prctl(args: &Args) -> Result<u64> {
             args.address(1).write(&crate::platform::segment::fs_base())?;
             Ok(0)
         }
+        // %gs is the kernel's: the guest's has base 0 and keeps it.
+        ARCH_GET_GS => {
+            args.address(1).write(&0u64)?;
+            Ok(0)
+        }
+        ARCH_SET_GS if args.u64(1) == 0 => Ok(0),
         ARCH_GET_CPUID => Ok(1),
         ARCH_SET_CPUID => Err(Errno::ENODEV),
-        // %gs is the kernel's.
         _ => Err(Errno::EINVAL),
     }
 }
@@ -221,7 +228,7 @@ fn check_tid(tid: i32) -> Result<()> {
 /// sched_getaffinity(2): the sandbox's virtual CPUs.
 pub fn sched_getaffinity(args: &Args) -> Result<u64> {
     check_tid(args.i32(0))?;
-    if args.usize(1) < 8 || args.usize(1) % 8 != 0 {
+    if args.usize(1) < 8 || !args.usize(1).is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
     let cpus = kernel().config.get().cpus.clamp(1, 64);
@@ -413,8 +420,12 @@ pub fn prctl(args: &Args) -> Result<u64> {
             args.address(1).write_bytes(&thread.name.get())?;
             Ok(0)
         }
-        PR_GET_DUMPABLE => Ok(1),
+        PR_GET_DUMPABLE => Ok(thread.process.dumpable.get() as u64),
         PR_SET_DUMPABLE if args.u64(1) > 1 => Err(Errno::EINVAL),
+        PR_SET_DUMPABLE => {
+            thread.process.dumpable.set(args.u64(1) == 1);
+            Ok(0)
+        }
         PR_SET_PDEATHSIG if args.u64(1) > 64 => Err(Errno::EINVAL),
         PR_GET_PDEATHSIG => {
             args.address(1).write(&0i32)?;
@@ -423,10 +434,9 @@ pub fn prctl(args: &Args) -> Result<u64> {
         PR_CAPBSET_READ if args.u64(1) > 40 => Err(Errno::EINVAL),
         PR_CAPBSET_READ | PR_GET_KEEPCAPS => Ok(0),
         PR_GET_TIMERSLACK => Ok(50_000),
-        // A parent that cannot die, a dump that is never written, a slack that
-        // the host chooses: there is nothing to do. The sandbox itself has
-        // no_new_privs.
-        PR_SET_DUMPABLE | PR_SET_PDEATHSIG | PR_SET_TIMERSLACK | PR_SET_CHILD_SUBREAPER => Ok(0),
+        // A parent that cannot die, a slack that the host chooses: there is
+        // nothing to do. The sandbox itself has no_new_privs.
+        PR_SET_PDEATHSIG | PR_SET_TIMERSLACK | PR_SET_CHILD_SUBREAPER => Ok(0),
         PR_SET_NO_NEW_PRIVS if args.u64(1) == 1 => Ok(0),
         PR_GET_NO_NEW_PRIVS => Ok(1),
         // Names of anonymous memory are optional (CONFIG_ANON_VMA_NAME).
@@ -665,8 +675,22 @@ pub fn not_configured(_args: &Args) -> Result<u64> {
     Err(Errno::ENOSYS)
 }
 
-/// wait4(2), waitid(2): there are no children yet.
-pub fn no_children(_args: &Args) -> Result<u64> {
+/// wait4(2): there are no children yet.
+pub fn wait4(args: &Args) -> Result<u64> {
+    // WNOHANG, WUNTRACED, WCONTINUED, __WNOTHREAD, __WCLONE, __WALL.
+    const KNOWN: u32 = 0x1 | 0x2 | 0x8 | 0x2000_0000 | 0x8000_0000 | 0x4000_0000;
+    if args.u32(2) & !KNOWN != 0 { Err(Errno::EINVAL) } else { Err(Errno::ECHILD) }
+}
+
+/// waitid(2): there are no children yet.
+pub fn waitid(args: &Args) -> Result<u64> {
+    // WNOHANG, WSTOPPED, WEXITED, WCONTINUED, WNOWAIT and Linux' own.
+    const KNOWN: u32 = 0x1 | 0x2 | 0x4 | 0x8 | 0x0100_0000 | 0xe000_0000;
+    const WHAT: u32 = 0x2 | 0x4 | 0x8;
+    let options = args.u32(3);
+    if options & !KNOWN != 0 || options & WHAT == 0 || args.u32(0) > 3 {
+        return Err(Errno::EINVAL);
+    }
     Err(Errno::ECHILD)
 }
 

@@ -55,10 +55,12 @@ pub fn clock_ns(clock: i32) -> Result<u64> {
         // clock_getcpuclockid(3) makes of them.
         2 | 3 => Ok(cpu_time_ns()),
         clock if clock < 0 => {
+            // Bits 0 and 1 say which time, 3 being a descriptor's clock; bit 2
+            // says that it is a thread's.
             let pid = !(clock >> 3);
             let known =
                 pid == 0 || pid as u32 == current_process().pid || pid as u32 == current().tid;
-            if known { Ok(cpu_time_ns()) } else { Err(Errno::EINVAL) }
+            if known && clock & 3 != 3 { Ok(cpu_time_ns()) } else { Err(Errno::EINVAL) }
         }
         _ => Err(Errno::EINVAL),
     }

@@ -26,6 +26,10 @@ pub fn before_return(frame: &mut TrapFrame) {
     if crate::platform::fault::take_knock() {
         crate::task::sched::handle_messages();
     }
+    if crate::platform::fault::take_alarm() {
+        crate::time::timer::fire_due();
+        thread.process.timers.rearm();
+    }
     let mut handled = false;
     loop {
         let mask = thread.signals.lock().mask;
