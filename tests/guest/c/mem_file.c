@@ -8,12 +8,15 @@
 #define RW (PROT_READ | PROT_WRITE)
 
 static sigjmp_buf back;
+static volatile bool armed; /* a fault is expected */
 static volatile sig_atomic_t seen_signal, seen_code;
 static char *volatile seen_address;
 
 static void on_fault(int signal, siginfo_t *info, void *context)
 {
     (void)context;
+    if (!armed)
+        _exit(97);
     seen_signal = signal;
     seen_code = info->si_code;
     seen_address = info->si_addr;
@@ -22,11 +25,13 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 
 static void peek(const char *what, volatile char *at)
 {
+    armed = true;
     if (sigsetjmp(back, 1) == 0)
         say("%s: %d\n", what, *at);
     else
         say("%s: %s code %d address %s\n", what, sigabbrev_np(seen_signal), seen_code,
             seen_address == at ? "right" : "wrong");
+    armed = false;
 }
 
 int main(int argc, char **argv)
