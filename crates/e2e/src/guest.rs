@@ -249,8 +249,11 @@ const ENVIRONMENT: [(&str, &str); 5] = [
 const INPUT: &[u8] = b"input of the program\n";
 
 fn on_host(command: &[PathBuf]) -> Outcome {
-    let mut native = Command::new(&command[0]);
-    native.args(&command[1..]).env_clear().envs(ENVIRONMENT).env("HOME", "/root").current_dir("/");
+    // The descriptors that programs print are the lowest ones: whatever this
+    // process has inherited (from make, from an editor) must not take them.
+    let mut native = Command::new("/bin/sh");
+    native.args(["-c", "exec \"$@\" 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-", "sh"]);
+    native.args(command).env_clear().envs(ENVIRONMENT).env("HOME", "/root").current_dir("/");
     run_with_input(&mut native, INPUT)
 }
 
