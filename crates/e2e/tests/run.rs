@@ -3,8 +3,13 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{Read, Write};
-use std::process::Stdio;
-use thaw_e2e::{Linking, Outcome, compile, python, run, run_with_input, thaw};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use thaw_e2e::{
+    Linking, Outcome, compile, descendants, exists, python, run, run_with_input, thaw, thaw_binary,
+    wait_until,
+};
 
 fn sandboxed(arguments: &[&str], command: &[&str]) -> Outcome {
     run(thaw().args(["run", "--rootfs", "/"]).args(arguments).arg("--").args(command))
@@ -211,8 +216,7 @@ fn scripts_start_their_interpreter() {
     let script = directory.path().join("script");
     let text = format!("#!{} -S\nimport sys; print(sys.argv[1:])\n", python().display());
     fs::write(&script, text).expect("a script");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(&script, mode).expect("its mode");
+    fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).expect("its mode");
     let outcome = sandboxed(&[], &[script.to_str().expect("a path"), "one", "two words"]);
     assert_eq!(outcome.success(), "['one', 'two words']\n");
 }
@@ -234,4 +238,65 @@ fn doctor_knows_this_host() {
     let report: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
     assert!(report.to_string().contains("seccomp"), "{report}");
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_killed_thaw_leaves_no_sandbox() {
+    let mut child = thaw()
+        .args(["run", "--rootfs", "/", "--"])
+        .arg(python())
+        .args(["-c", "print('ready', flush=True)\nwhile True: pass"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("thaw");
+    let mut ready = [0; 6];
+    child.stdout.as_mut().expect("piped").read_exact(&mut ready).expect("the program starts");
+    let below = descendants(child.id());
+    assert!(!below.is_empty());
+    child.kill().expect("it runs");
+    child.wait().expect("our child");
+    wait_until("the sandbox is gone", || below.iter().all(|process| !exists(process.pid)));
+}
+
+/// A command that runs the binary as a user without any rights, from a place
+/// that this user can reach.
+fn as_nobody(directory: &Path) -> Command {
+    let binary = directory.join("thaw");
+    fs::copy(thaw_binary(), &binary).expect("a copy of the binary");
+    for (path, mode) in [(directory, 0o777), (&binary, 0o755)] {
+        fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("its mode");
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary);
+    command.env("THAW_HOME", directory.join("home")).env("HOME", directory).current_dir("/");
+    command
+}
+
+/// Whether this test can take another user's place, and that user may make
+/// user namespaces.
+fn can_try_as_nobody() -> bool {
+    let unprivileged =
+        ["/proc/sys/kernel/unprivileged_userns_clone", "/proc/sys/user/max_user_namespaces"]
+            .iter()
+            .all(|path| fs::read_to_string(path).map_or(true, |text| text.trim() != "0"));
+    let restricted = fs::read_to_string("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+        .is_ok_and(|text| text.trim() == "1");
+    rustix::process::getuid().is_root() && unprivileged && !restricted
+}
+
+#[test]
+fn it_works_without_root() {
+    if !can_try_as_nobody() {
+        eprintln!("not checked: it takes root to become another user, who may make namespaces");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut command = as_nobody(directory.path());
+    let outcome =
+        run(command.args(["run", "--rootfs", "/", "--", "sh", "-c", "echo $((6 * 7)); exit 3"]));
+    assert_eq!((outcome.stdout.as_str(), outcome.code), ("42\n", Some(3)), "{}", outcome.stderr);
+    let mut command = as_nobody(directory.path());
+    let outcome = run(command.args(["run", "--rootfs", "/", "--", "cat", "/etc/shadow"]));
+    assert_ne!(outcome.code, Some(0), "it reads what only root may read");
+    assert_eq!(outcome.stdout, "");
 }
