@@ -43,16 +43,23 @@ pub fn thaw() -> Command {
     command
 }
 
-/// Address of a symbol of the kernel inside the binary.
+/// Address of a symbol of the kernel that the binary runs.
 pub fn kernel_symbol(name: &str) -> u64 {
-    let directory = tempfile::tempdir().expect("a temporary directory");
-    let path = directory.path().join("kernel.elf");
-    let status = thaw().args(["doctor", "--kernel-elf"]).arg(&path).status().expect("thaw runs");
-    assert!(status.success(), "thaw doctor --kernel-elf: {status}");
-    let bytes = std::fs::read(&path).expect("the kernel's ELF file");
+    let bytes = match std::env::var_os("THAW_KERNEL") {
+        Some(path) => std::fs::read(path).expect("the file that THAW_KERNEL names"),
+        None => embedded_kernel(),
+    };
     let file = object::File::parse(&*bytes).expect("an ELF file");
     file.symbols()
         .find(|symbol| symbol.name() == Ok(name))
         .unwrap_or_else(|| panic!("the kernel has no symbol {name}"))
         .address()
+}
+
+fn embedded_kernel() -> Vec<u8> {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("kernel.elf");
+    let status = thaw().args(["doctor", "--kernel-elf"]).arg(&path).status().expect("thaw runs");
+    assert!(status.success(), "thaw doctor --kernel-elf: {status}");
+    std::fs::read(&path).expect("the kernel's ELF file")
 }
