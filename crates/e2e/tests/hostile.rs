@@ -172,8 +172,13 @@ fn attacks_by_the_kernels_own_instruction_fail() {
     let target = Target::new();
     let results = collect(&target, &|first| texts(["kernel", "attack", &first.to_string()]), 0);
     assert!(results.calls.len() > 150, "{}", results.calls.len());
+    let allowed = allowed();
     for (number, name, result) in &results.calls {
-        assert_eq!(result, "EPERM", "{name} ({number})");
+        // The attacks on allowed calls, whose arguments must not pass, are
+        // called `call-attack`; what is called as the call itself is harmless.
+        if allowed.get(number) != Some(name) {
+            assert_eq!(result, "EPERM", "{name} ({number})");
+        }
     }
 }
 
