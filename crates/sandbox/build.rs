@@ -26,7 +26,9 @@ fn main() {
 fn build_kernel() -> PathBuf {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let target = out.join("kernel");
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
+    // Asked for at run time: a target directory may serve several checkouts.
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
+    let manifest = Path::new(&here).join("../../Cargo.toml");
     let mut cargo = Command::new(std::env::var_os("CARGO").expect("cargo sets CARGO"));
     cargo
         .args(["build", "-p", "thaw-kernel", "--bin", "thaw-kernel"])

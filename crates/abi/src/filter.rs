@@ -56,6 +56,9 @@ const ADVICE: &[u32] = &[
     23, // MADV_POPULATE_WRITE
 ];
 
+/// `PIDFD_SELF_THREAD` (linux/pidfd.h), -10000 as an `int`.
+pub const PIDFD_SELF: u32 = 0xffff_d8f0;
+
 /// All host calls that a sandbox may make; the most frequent first.
 pub const HOST_CALLS: &[HostCall] = &[
     HostCall {
@@ -105,6 +108,12 @@ pub const HOST_CALLS: &[HostCall] = &[
         name: "madvise",
         checks: &[Check::OneOf(2, ADVICE)],
         reason: "gives pages back and populates ranges; the advice is limited to what concerns the sandbox's own memory",
+    },
+    HostCall {
+        number: 440,
+        name: "process_madvise",
+        checks: &[Check::OneOf(0, &[PIDFD_SELF]), Check::OneOf(3, ADVICE), Check::Zero(4)],
+        reason: "as madvise, for many ranges at once; the only process it may name is the caller",
     },
     HostCall {
         number: 25,

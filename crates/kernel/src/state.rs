@@ -88,6 +88,15 @@ pub struct Config {
 }
 
 impl Kernel {
+    /// Largest single allocation that is not refused outright, in bytes: the
+    /// sandbox's limit, or what no machine has.
+    pub fn commit_limit(&self) -> u64 {
+        match self.config.get().memory_limit {
+            0 => 1 << 40,
+            limit => limit,
+        }
+    }
+
     /// Bytes of memory that the guest is told the machine has: the sandbox's
     /// limit, or a gigabyte if it has none.
     pub fn memory_total(&self) -> u64 {

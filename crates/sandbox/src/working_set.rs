@@ -24,8 +24,6 @@ use crate::sandbox::Sandbox;
 const READABLE: u32 = 1;
 /// `PROT_WRITE`.
 const WRITABLE: u32 = 2;
-/// Shortest run of written pages that is populated, in bytes.
-const LONG_RUN: u64 = 8 * PAGE_SIZE;
 
 /// Which pages of a working set a boot populates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,9 +33,9 @@ pub enum PopulatePolicy {
     /// Pages that were read only.
     Read,
     /// Pages that were written.
+    #[default]
     Write,
     /// Both.
-    #[default]
     Both,
 }
 
@@ -252,11 +250,11 @@ impl WorkingSet {
 
     /// The ranges to populate in these mappings, `room` at most: the longest.
     ///
-    /// Measured (`docs/performance.md`): to populate for reading costs next to
-    /// nothing for pages in the page cache, whatever their number, so a mapping
-    /// that is only read is populated in one call from the first page used to
-    /// the last. To make private copies costs nearly as much as the faults it
-    /// saves, so only long runs are worth a call.
+    /// Measured (`docs/performance.md`): the kernel makes private copies of all
+    /// written runs in one call, at half the cost of the faults. Mappings that
+    /// are only read are populated in one call each, from the first page used
+    /// to the last; that costs more than the faults it saves where files lie in
+    /// the page cache in small pieces, so it is not the default.
     pub(crate) fn populate(
         &self,
         mappings: &[Mapping],
@@ -268,8 +266,8 @@ impl WorkingSet {
             let runs = || self.within(mapping.start, mapping.start + mapping.len);
             let writable = mapping.prot & WRITABLE != 0;
             if writable && policy.includes(Use::Written) {
-                let long = |run: &Run| run.how == Use::Written && run.end - run.start >= LONG_RUN;
-                ranges.extend(runs().filter(long).map(|run| PopulateRange {
+                let written = |run: &Run| run.how == Use::Written;
+                ranges.extend(runs().filter(written).map(|run| PopulateRange {
                     start: run.start,
                     len: run.end - run.start,
                     how: POPULATE_WRITE,
@@ -438,13 +436,6 @@ mod tests {
         assert_eq!(populate(PopulatePolicy::Write), [(12, 9, 1), (30, 8, 1)]);
         assert_eq!(populate(PopulatePolicy::Read), [(40, 11, 0)]);
         assert_eq!(populate(PopulatePolicy::Both), [(12, 9, 1), (30, 8, 1), (40, 11, 0)]);
-    }
-
-    #[test]
-    fn short_written_runs_are_left_to_faults() {
-        let set = set(&[(10, 7, Use::Written), (20, 8, Use::Written)]);
-        let mappings = [mapping(10, 40, SOURCE_IMAGE, 3, 0)];
-        assert_eq!(pages(&set.populate(&mappings, PopulatePolicy::Write, 9)), [(20, 8, 1)]);
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub struct Arguments {
 #[derive(Clone, Copy, Debug, Args)]
 pub struct WorkingSetArguments {
     /// Pages of the recorded working set that a boot populates.
-    #[arg(long, value_enum, value_name = "PAGES", default_value = "both")]
+    #[arg(long, value_enum, value_name = "PAGES", default_value = "write")]
     populate: Populate,
     /// Neither record working sets nor use them.
     #[arg(long, conflicts_with = "populate")]

@@ -13,7 +13,7 @@ use crate::errno::{Errno, Result};
 use crate::platform::host::{self, HostFd};
 
 /// The table: one `i32` for each blob of the index; 0 means not open.
-const TABLE: u64 = BOOT_BASE + 0x40_0000;
+pub(super) const TABLE: u64 = BOOT_BASE + 0x40_0000;
 /// Blobs for which the zygote has mapped the table already.
 const MAPPED: u64 = (BOOT_AREA_SIZE - 0x40_0000) / 4;
 

@@ -66,7 +66,7 @@ pub struct Kept {
 static KEPT: Lock<Option<VecDeque<Kept>>> = Lock::new(None);
 
 const CONTROL_BUFFER_SIZE: usize = 16 + 4 * MAX_FDS + 8;
-const FDS_BUFFER: u64 = MESSAGE_BUFFER + (MESSAGE_MAX as u64).next_multiple_of(4096);
+pub(super) const FDS_BUFFER: u64 = MESSAGE_BUFFER + (MESSAGE_MAX as u64).next_multiple_of(4096);
 
 /// Receives one message into the buffer. `None` if there is none and
 /// `nonblocking`.

@@ -15,7 +15,7 @@ use crate::errno::Result;
 use crate::platform::host::{self, HostFd, Sharing};
 
 /// The plan: mappings sorted by address; `flags` is [`DONE`] once mapped.
-const TABLE: u64 = BOOT_BASE + 0x30_0000;
+pub(super) const TABLE: u64 = BOOT_BASE + 0x30_0000;
 /// Most mappings in a plan.
 pub const MAX_MAPPINGS: usize = 4096;
 /// The mapping is in place, or no longer wanted.

@@ -11,6 +11,7 @@ pub mod broker;
 pub mod control;
 pub mod lazy;
 pub mod phases;
+pub mod populate;
 pub mod program;
 pub mod stdio;
 pub mod thaw;
@@ -31,8 +32,9 @@ const BOOT_AREA_SIZE: u64 = 8 << 20;
 /// `stack` must be the initial stack that the host made.
 pub unsafe extern "C" fn start(stack: *const u64) -> ! {
     // SAFETY: the caller's promise (System V ABI, 3.4.1).
-    let vdso = unsafe { find_auxiliary(stack, AT_SYSINFO_EHDR) };
-    if let Err(error) = become_zygote(vdso) {
+    let find = |kind| unsafe { find_auxiliary(stack, kind) };
+    let own = Segments { headers: find(AT_PHDR), count: find(AT_PHNUM) };
+    if let Err(error) = become_zygote(find(AT_SYSINFO_EHDR), &own) {
         crate::console!("thaw zygote cannot set itself up: {error:?}");
         panic::exit(panic::PANIC_EXIT_CODE)
     }
@@ -50,7 +52,15 @@ pub unsafe extern "C" fn start(stack: *const u64) -> ! {
     }
 }
 
+const AT_PHDR: u64 = 3;
+const AT_PHNUM: u64 = 5;
 const AT_SYSINFO_EHDR: u64 = 33;
+
+/// Where the kernel's own program headers lie.
+struct Segments {
+    headers: u64,
+    count: u64,
+}
 
 /// Finds a value in the auxiliary vector behind arguments and environment.
 ///
@@ -74,7 +84,44 @@ unsafe fn find_auxiliary(stack: *const u64, kind: u64) -> u64 {
     0
 }
 
-fn become_zygote(vdso: u64) -> Result<()> {
+/// Touches everything that a boot is going to touch, so that no boot waits for
+/// a page fault of the kernel's own.
+fn touch(own: &Segments) {
+    const PT_LOAD: u32 = 1;
+    const WRITABLE: u32 = 2;
+    for i in 0..own.count {
+        let header = (own.headers + i * 56) as *const u32;
+        // SAFETY: the host has mapped the program headers with the program.
+        let (kind, flags, start, len) = unsafe {
+            let words = header.cast::<u64>();
+            (header.read(), header.add(1).read(), words.add(2).read(), words.add(5).read())
+        };
+        if kind == PT_LOAD {
+            let first = start & !4095;
+            let advice = if flags & WRITABLE != 0 {
+                host::MADV_POPULATE_WRITE
+            } else {
+                host::MADV_POPULATE_READ
+            };
+            let _ = host::advise(first, (start + len - first).next_multiple_of(4096), advice);
+        }
+    }
+    const STACK_USED: u64 = 32 << 10;
+    for (start, len) in [
+        (vcpu::BLOCK, 4096),
+        (vcpu::SIGNAL_STACK + vcpu::SIGNAL_STACK_SIZE - STACK_USED, STACK_USED),
+        (vcpu::IDLE_STACK + vcpu::IDLE_STACK_SIZE - STACK_USED, STACK_USED),
+        (vcpu::MESSAGE_BUFFER, 32 << 10),
+        (control::FDS_BUFFER, 4096),
+        (lazy::TABLE, 8192),
+        (populate::TABLE, 8192),
+        (blobs::TABLE, 8192),
+    ] {
+        let _ = host::advise(start, len, host::MADV_POPULATE_WRITE);
+    }
+}
+
+fn become_zygote(vdso: u64, own: &Segments) -> Result<()> {
     host::map_anonymous(BOOT_BASE, BOOT_AREA_SIZE, host::PROT_READ | host::PROT_WRITE)?;
     for guard in [vcpu::SIGNAL_STACK - 4096, vcpu::IDLE_STACK - 4096] {
         host::protect(guard, 4096, 0)?;
@@ -83,6 +130,7 @@ fn become_zygote(vdso: u64) -> Result<()> {
     unsafe { vcpu::initialize() };
     clock::find_host_vdso(vdso);
     fault::install_handlers()?;
+    touch(own);
     filter::install()?;
     Ok(())
 }

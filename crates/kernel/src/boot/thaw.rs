@@ -5,16 +5,14 @@
 //! the guest runs.
 #![allow(unsafe_code)]
 
-use thaw_abi::control::{
-    Connection, FLAG_NO_LAZY, FLAG_TRACE_SYSCALLS, POPULATE_WRITE, PopulateRange, Thaw,
-};
+use thaw_abi::control::{Connection, FLAG_NO_LAZY, FLAG_TRACE_SYSCALLS, PopulateRange, Thaw};
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
 
 use super::control::Message;
-use super::{blobs, lazy, phases, program, stdio};
+use super::{blobs, lazy, phases, populate, program, stdio};
 use crate::errno::{Errno, Result};
 use crate::mm::heap;
-use crate::platform::host::{self, HostFd};
+use crate::platform::host::HostFd;
 use crate::platform::user::UserAddress;
 use crate::platform::{clock, vcpu};
 use crate::state::{kernel, restore};
@@ -45,15 +43,7 @@ pub fn thaw(message: &Message) -> Result<()> {
         lazy::map(mapping)?;
     }
     lazy::initialize(HostFd(*image), mappings.iter().filter(|mapping| !eager(mapping)).copied())?;
-    for range in ranges {
-        let advice = if range.how == POPULATE_WRITE {
-            host::MADV_POPULATE_WRITE
-        } else {
-            host::MADV_POPULATE_READ
-        };
-        // A range that cannot be populated is faulted in when it is touched.
-        let _ = host::advise(range.start, range.len, advice);
-    }
+    populate::begin(ranges);
 
     if !heap::magic_is_right() {
         return Err(Errno::EINVAL);

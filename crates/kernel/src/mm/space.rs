@@ -240,7 +240,8 @@ impl AddressSpace {
             let state = self.state.lock();
             (state.brk_start, state.brk)
         };
-        if wanted < start || wanted > GUEST_MAX {
+        let most = crate::state::kernel().commit_limit();
+        if wanted < start || wanted > GUEST_MAX || wanted - start > most {
             return old;
         }
         let (old_end, new_end) = (old.next_multiple_of(4096), wanted.next_multiple_of(4096));

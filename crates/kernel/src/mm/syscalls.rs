@@ -72,6 +72,13 @@ pub fn mmap(args: &Args) -> Result<u64> {
     if file.is_some() && page_align_up(len).and_then(|len| offset.checked_add(len)).is_none() {
         return Err(Errno::EOVERFLOW);
     }
+    const MAP_NORESERVE: u32 = 0x4000;
+    let accounted =
+        prot & host::PROT_WRITE != 0 && flags & MAP_NORESERVE == 0 && (file.is_none() || !shared);
+    if accounted && len > crate::state::kernel().commit_limit() {
+        // vm.overcommit_memory=0: obvious overcommits are refused.
+        return Err(Errno::ENOMEM);
+    }
     let vma_flags = if shared { VmaFlags::SHARED } else { VmaFlags::empty() };
     let request = MapRequest { placement, len, prot, flags: vma_flags, file, offset };
     let start = current_process().mm.map(request)?;
@@ -255,7 +262,19 @@ pub fn mlock(args: &Args) -> Result<u64> {
     if start == end || current_process().mm.covers(start, end) { Ok(0) } else { Err(Errno::ENOMEM) }
 }
 
-/// mlockall(2), munlockall(2).
-pub fn mlockall(_args: &Args) -> Result<u64> {
+/// mlockall(2).
+pub fn mlockall(args: &Args) -> Result<u64> {
+    const CURRENT: u32 = 1;
+    const FUTURE: u32 = 2;
+    const ONFAULT: u32 = 4;
+    match args.u32(0) {
+        0 | ONFAULT => Err(Errno::EINVAL),
+        flags if flags & !(CURRENT | FUTURE | ONFAULT) != 0 => Err(Errno::EINVAL),
+        _ => Ok(0),
+    }
+}
+
+/// munlockall(2).
+pub fn munlockall(_args: &Args) -> Result<u64> {
     Ok(0)
 }

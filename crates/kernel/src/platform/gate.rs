@@ -13,6 +13,7 @@
 #![allow(unsafe_code)]
 
 use alloc::collections::BTreeMap;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::layout::{GATE_BASE, GATE_CODE_BASE, GATE_CODE_SIZE, GATE_END, GATE_TABLE_SIZE};
 
@@ -116,6 +117,9 @@ pub fn try_patch(frame: &mut TrapFrame) {
         return;
     }
     let syscall = frame.rip.wrapping_sub(2);
+    if !is_worth_it(syscall) {
+        return;
+    }
     let mut bytes = [0u8; BEFORE + BEHIND];
     if UserAddress(syscall.wrapping_sub(7)).read_bytes(&mut bytes).is_err() {
         return;
@@ -149,6 +153,20 @@ pub fn try_patch(frame: &mut TrapFrame) {
             frame.rip = trampoline.after;
         }
     }
+}
+
+/// Whether a site is likely to be used often enough. A program that is being
+/// started gets every site patched, since the patches travel in its image. In a
+/// copy, which may live for one request, a patch costs more than a few traps:
+/// there the second trap decides.
+fn is_worth_it(syscall: u64) -> bool {
+    const SLOTS: usize = 64;
+    static SEEN: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
+    if kernel().generation.get() == 0 {
+        return true;
+    }
+    let slot = &SEEN[(syscall >> 2) as usize % SLOTS];
+    slot.swap(syscall, Relaxed) == syscall
 }
 
 /// Where the parts of a new trampoline are.

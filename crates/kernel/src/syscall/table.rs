@@ -340,7 +340,7 @@ pub const ENTRIES: &[Entry] = &[
     row(149, "mlock", &[Hex, Int], mm::mlock, Full),
     row(150, "munlock", &[Hex, Int], mm::mlock, Full),
     row(151, "mlockall", &[Hex], mm::mlockall, Full),
-    row(152, "munlockall", &[], mm::mlockall, Full),
+    row(152, "munlockall", &[], mm::munlockall, Full),
     row(325, "mlock2", &[Hex, Int, Hex], mm::mlock, Full),
     // task, signals, time
     row(13, "rt_sigaction", &[Int, Hex, Hex, Int], signal::rt_sigaction, Full),

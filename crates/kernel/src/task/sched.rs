@@ -144,6 +144,9 @@ fn run_threads() {
         let next = kernel().tasks.run_queue.lock().pop_front();
         let Some(thread) = next else { return };
         phases::first_instruction();
+        if crate::boot::populate::is_pending() {
+            thread.needs_attention();
+        }
         thread.switch_from_idle();
         if thread.sched.lock().state == RunState::Dead {
             super::exit::reap(thread);

@@ -171,8 +171,9 @@ pub fn getrusage(args: &Args) -> Result<u64> {
         let cpu = cpu_time_ns();
         usage[0] = (cpu / NS) as i64;
         usage[1] = (cpu % NS / 1000) as i64;
-        // ru_maxrss, in KiB: what is mapped is the bound that the kernel knows.
-        usage[4] = (crate::mm::heap::bytes_in_use() / 1024) as i64;
+        // ru_maxrss, in KiB, by the same reckoning as /proc/self/status.
+        let totals = crate::fs::proc::Totals::of(current_process());
+        usage[4] = (totals.resident / 1024) as i64;
     }
     args.address(1).write(&usage)?;
     Ok(0)

@@ -53,10 +53,12 @@ pub(super) fn maps(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Bytes by kind. Which pages are resident is known to the host alone, so what
-/// may be touched counts as resident and what may not does not.
+/// Bytes of a process' memory by kind. Which pages are resident is known to the
+/// host alone, so what may be touched counts as resident and what may not does
+/// not.
 #[derive(Default)]
-pub(super) struct Totals {
+#[allow(missing_docs)]
+pub struct Totals {
     pub size: u64,
     pub resident: u64,
     pub file: u64,

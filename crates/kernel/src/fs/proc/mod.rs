@@ -11,6 +11,8 @@ mod system;
 #[cfg(test)]
 mod tests;
 
+pub use memory::Totals;
+
 use alloc::sync::Arc;
 
 pub(super) use cpu::cpu_list;

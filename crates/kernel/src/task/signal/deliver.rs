@@ -30,6 +30,9 @@ pub fn before_return(frame: &mut TrapFrame) {
         crate::time::timer::fire_due();
         thread.process.timers.rearm();
     }
+    if crate::boot::populate::before_return() {
+        thread.needs_attention();
+    }
     let mut handled = false;
     loop {
         let mask = thread.signals.lock().mask;

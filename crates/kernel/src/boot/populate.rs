@@ -1,0 +1,90 @@
+//! Populating the recorded working set of an image.
+//!
+//! Pages of the kernel's own memory are populated before anything runs, pages
+//! of the guest when it first comes back into the kernel: then it runs already,
+//! and one call makes the private copies that would otherwise be a fault each.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+use thaw_abi::control::{POPULATE_WRITE, PopulateRange};
+use thaw_abi::layout::{BOOT_BASE, GUEST_MAX};
+
+use crate::io::{IOV_MAX, IoVec};
+use crate::platform::host::{self, MADV_POPULATE_READ, MADV_POPULATE_WRITE};
+
+/// Ranges of the guest that are to be populated, in the per-boot area.
+pub(super) const TABLE: u64 = BOOT_BASE + 0x38_0000;
+/// Room in the table.
+const MAX: usize = 4096;
+/// Without the call for many ranges at once, shorter ones are not worth a call
+/// each, in bytes (docs/decisions/0004).
+const LONG: u64 = 8 * 4096;
+
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static STATE: AtomicU32 = AtomicU32::new(IDLE);
+
+const IDLE: u32 = 0;
+/// The frozen call has not returned yet.
+const WAITING: u32 = 1;
+/// The guest runs.
+const DUE: u32 = 2;
+
+fn table() -> *mut IoVec {
+    TABLE as *mut IoVec
+}
+
+/// Populates what concerns the kernel and the reads, and remembers the rest.
+pub fn begin(ranges: &[PopulateRange]) {
+    let mut count = 0;
+    for range in ranges {
+        if range.how != POPULATE_WRITE {
+            // A range that cannot be populated is faulted in when it is touched.
+            let _ = host::advise(range.start, range.len, MADV_POPULATE_READ);
+        } else if count < MAX {
+            // SAFETY: inside the table.
+            unsafe { table().add(count).write(IoVec { base: range.start, len: range.len }) };
+            count += 1;
+        }
+    }
+    // SAFETY: `count` entries were just written.
+    let ranges = unsafe { core::slice::from_raw_parts(table(), count) };
+    // Ranges are sorted, and the kernel's memory lies above the guest's.
+    let guest = ranges.partition_point(|range| range.base < GUEST_MAX);
+    copy_pages(&ranges[guest..]);
+    COUNT.store(guest, Relaxed);
+    STATE.store(if guest > 0 { WAITING } else { IDLE }, Relaxed);
+}
+
+/// Whether something is left to do, for the thread that is about to run.
+pub fn is_pending() -> bool {
+    STATE.load(Relaxed) != IDLE
+}
+
+/// Called on every way back to the guest that needs attention: the second time
+/// after a thaw, populates. Returns whether to be called again.
+pub fn before_return() -> bool {
+    match STATE.load(Relaxed) {
+        WAITING => {
+            STATE.store(DUE, Relaxed);
+            true
+        }
+        DUE => {
+            STATE.store(IDLE, Relaxed);
+            // SAFETY: as many entries were written by `begin`.
+            copy_pages(unsafe { core::slice::from_raw_parts(table(), COUNT.load(Relaxed)) });
+            false
+        }
+        _ => false,
+    }
+}
+
+fn copy_pages(ranges: &[IoVec]) {
+    for chunk in ranges.chunks(IOV_MAX) {
+        if host::advise_ranges(chunk, MADV_POPULATE_WRITE).is_err() {
+            for range in chunk.iter().filter(|range| range.len >= LONG) {
+                let _ = host::advise(range.base, range.len, MADV_POPULATE_WRITE);
+            }
+        }
+    }
+}
