@@ -8,7 +8,6 @@ use thaw_abi::freeze::{
     FrozenRegion, FrozenThread, REGION_FROM_IMAGE, REGION_KERNEL, REGION_SHARED, REGION_STACK,
     REGION_WIPE, REPORT_MAGIC, ReportHeader,
 };
-use thaw_abi::layout::{GATE_BASE, GATE_END};
 use thaw_abi::rootfs::NO_BLOB;
 
 use crate::fs::file::MmapSource;
@@ -23,7 +22,8 @@ pub fn build(threads: &[Arc<Thread>]) -> Vec<u8> {
     let process = &threads[0].process;
     let mut strings: Vec<u8> = Vec::new();
     let mut regions: Vec<FrozenRegion> = Vec::new();
-    regions.push(kernel_region(GATE_BASE, GATE_END - GATE_BASE, PROT_READ | PROT_EXEC));
+    let (gate, gate_len) = crate::platform::gate::mapped_range();
+    regions.push(kernel_region(gate, gate_len, PROT_READ | PROT_EXEC));
     for vma in process.mm.areas() {
         if vma.shared_upper().is_some() {
             // Its pages are in the page store while the sandbox is at rest.

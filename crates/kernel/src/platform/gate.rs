@@ -26,6 +26,9 @@ use crate::sync::Lock;
 
 const SLOTS: u64 = GATE_TABLE_SIZE / 8;
 const TRAMPOLINE_SIZE: u64 = 48;
+/// End of the gate of a fresh sandbox: the table and one page of trampolines.
+const FIRST_MAPPED_END: u64 = GATE_CODE_BASE + 4096;
+const _: () = assert!(GATE_CODE_BASE + GATE_CODE_SIZE == GATE_END);
 
 /// Slots before this one lead to the kernel for everybody.
 const FIRST_SITE: u64 = 8;
@@ -39,6 +42,9 @@ pub struct Gate {
 #[derive(Default)]
 struct State {
     used: u64,
+    /// End of the part of the gate that is mapped: the table and the
+    /// trampolines so far.
+    mapped_end: u64,
     /// Address of a displaced `syscall` → where a thread there goes on.
     sites: BTreeMap<u64, u64>,
 }
@@ -94,7 +100,9 @@ fn recognize(bytes: &[u8; BEFORE + BEHIND], number: u64) -> Option<Site> {
 
 /// Maps the gate of a fresh sandbox and fills in the way to the kernel.
 pub fn create() -> Result<()> {
-    host::map_anonymous(GATE_BASE, GATE_END - GATE_BASE, host::PROT_READ | host::PROT_WRITE)?;
+    let len = FIRST_MAPPED_END - GATE_BASE;
+    host::map_anonymous(GATE_BASE, len, host::PROT_READ | host::PROT_WRITE)?;
+    kernel().gate.state.lock().mapped_end = FIRST_MAPPED_END;
     let slots = GATE_BASE as *mut u64;
     // SAFETY: mapped above. Slot 0 leads to the kernel's fast door, slot 1 is
     // for the vdso.
@@ -102,7 +110,12 @@ pub fn create() -> Result<()> {
         slots.write(&raw const super::entry::thaw_syscall_entry as u64);
         slots.add(1).write(crate::task::exec::vdso::clock as *const () as u64);
     }
-    host::protect(GATE_BASE, GATE_END - GATE_BASE, host::PROT_READ | host::PROT_EXEC)
+    host::protect(GATE_BASE, len, host::PROT_READ | host::PROT_EXEC)
+}
+
+/// The part of the gate that is mapped: start and bytes.
+pub fn mapped_range() -> (u64, u64) {
+    (GATE_BASE, kernel().gate.state.lock().mapped_end - GATE_BASE)
 }
 
 /// `cmp $-4096,%rax`: is it an error?
@@ -205,14 +218,21 @@ fn add_trampoline(bytes: &[u8; BEFORE + BEHIND], site: Site, syscall: u64) -> Re
         text.push(&(syscall + 2 + site.suffix as u64).to_le_bytes());
     }
 
-    host::protect(GATE_BASE, GATE_END - GATE_BASE, host::PROT_READ | host::PROT_WRITE)?;
+    let code_end = (code + TRAMPOLINE_SIZE).next_multiple_of(4096);
+    if code_end > state.mapped_end {
+        let more = code_end - state.mapped_end;
+        host::map_anonymous(state.mapped_end, more, host::PROT_READ | host::PROT_EXEC)?;
+        state.mapped_end = code_end;
+    }
+    let mapped = state.mapped_end - GATE_BASE;
+    host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_WRITE)?;
     // SAFETY: slot and code lie inside the gate, which is writable now and not
     // in use by any other vCPU.
     unsafe {
         (slot as *mut u64).write(code);
         core::ptr::copy_nonoverlapping(text.bytes.as_ptr(), code as *mut u8, text.bytes.len());
     }
-    host::protect(GATE_BASE, GATE_END - GATE_BASE, host::PROT_READ | host::PROT_EXEC)?;
+    host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_EXEC)?;
     state.used += 1;
     state.sites.insert(syscall, entry);
     if site.suffix > 0 {

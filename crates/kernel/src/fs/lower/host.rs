@@ -32,6 +32,8 @@ pub struct HostLower {
 struct State {
     files: Vec<Entry>,
     by_path: BTreeMap<Arc<[u8]>, LowerId>,
+    /// Targets of symbolic links.
+    links: BTreeMap<LowerId, Vec<u8>>,
     /// Device numbers of the host, in order of appearance. The guest sees the
     /// position, since the number is none of its business.
     devices: Vec<u64>,
@@ -172,9 +174,13 @@ impl Lower for HostLower {
     }
 
     fn read_link(&self, id: LowerId) -> Result<Vec<u8>> {
+        if let Some(target) = self.state.lock().links.get(&id) {
+            return Ok(target.clone());
+        }
         let path = self.entry(id)?.path;
         let mut target = Vec::new();
         host_side::broker_request(MSG_FS_READLINK, &[], &path, &mut target)?;
+        self.state.lock().links.insert(id, target.clone());
         Ok(target)
     }
 
