@@ -60,6 +60,7 @@ pub fn probe() -> Vec<Probe> {
         fsgsbase(rustix::param::linux_hwcap().1 as u64),
         xsave(&cpu_features()),
         lowest_address(&fs::read_to_string("/proc/sys/vm/mmap_min_addr").unwrap_or_default()),
+        clock_source(&fs::read_to_string(CLOCK_SOURCE).unwrap_or_default()),
         user_namespaces(),
         memory_limits(),
         page_map(),
@@ -175,6 +176,25 @@ fn lowest_address(limit: &str) -> Probe {
             "make sure that it is at most 65536",
         ),
     }
+}
+
+/// Which hardware Linux takes the time from.
+const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+
+/// The kernel reads the host's clocks through the host's vdso, which has no
+/// answer for every source of time.
+fn clock_source(source: &str) -> Probe {
+    const NAME: &str = "clock source";
+    const WITH_VDSO: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "xen"];
+    let source = source.trim();
+    if WITH_VDSO.contains(&source) {
+        return Probe::good(NAME, source);
+    }
+    let way_out = "choose one with a vdso clock, such as tsc: \
+                   `echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource`";
+    let status = if source.is_empty() { Status::Limited } else { Status::Missing };
+    let found = if source.is_empty() { "unknown" } else { source };
+    Probe::with(NAME, status, found, way_out)
 }
 
 fn user_namespaces() -> Probe {
@@ -325,6 +345,13 @@ fn without_hint(error: &ZygoteError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clock_sources_without_a_vdso_clock_are_named() {
+        assert_eq!(clock_source("tsc\n").status, Status::Good);
+        assert_eq!(clock_source("hpet\n").status, Status::Missing);
+        assert_eq!(clock_source("").status, Status::Limited);
+    }
 
     #[test]
     fn versions_are_compared_as_numbers() {

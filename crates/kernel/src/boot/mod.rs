@@ -152,7 +152,9 @@ extern "C" fn zygote_main() -> ! {
 
 /// Tells the host why this sandbox cannot run, and ends it.
 pub fn fail(reason: &[u8]) -> ! {
-    control::send(MSG_FAILED, 0, reason, &[]);
+    // It may quote a name of any length.
+    const LONGEST: usize = 4096;
+    control::send(MSG_FAILED, 0, &reason[..reason.len().min(LONGEST)], &[]);
     panic::exit(panic::PANIC_EXIT_CODE)
 }
 

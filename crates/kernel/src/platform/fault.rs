@@ -5,7 +5,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use thaw_abi::layout::{KERNEL_BASE, KERNEL_END};
+use thaw_abi::layout::{KERNEL_BASE, KERNEL_END, LAYOUT_END};
 
 use super::entry::{RETURN_FULL, TrapFrame, USER_CS, USER_SS};
 use super::host::{hostcall, nr};
@@ -106,6 +106,10 @@ pub extern "C" fn prologue(
         let flag = if signal == SIGUSR1 { &KNOCKED } else { &ALARMED };
         flag.store(true, Relaxed);
         return interrupt(info, context, local, in_kernel);
+    }
+    if signal == SIGSYS && context.rip >= LAYOUT_END {
+        // Only the host's vdso lies there: it has fallen back to a system call.
+        super::panic::die_with("the host's clock source has no vdso clock; see `thaw doctor`")
     }
     let memory_fault = signal == SIGSEGV || signal == SIGBUS;
     let mapped = memory_fault && crate::boot::lazy::map_page(info.address);

@@ -160,6 +160,9 @@ pub struct ThreadSignals {
     pub mask: SignalSet,
     /// The mask to go back to after a call with a temporary one (ppoll, sigsuspend).
     pub saved_mask: Option<SignalSet>,
+    /// Signals that the thread waits for in sigtimedwait(2): kept even if they
+    /// would be ignored.
+    pub awaited: SignalSet,
     /// Pending signals, oldest first.
     pub pending: VecDeque<SignalInfo>,
     /// Alternate signal stack.
@@ -173,6 +176,7 @@ impl Default for ThreadSignals {
         Self {
             mask: 0,
             saved_mask: None,
+            awaited: 0,
             pending: VecDeque::new(),
             alternate_stack: AlternateStack { flags: SS_DISABLE, ..Default::default() },
             restart_deadline: None,
@@ -249,8 +253,11 @@ fn enqueue(queue: &mut VecDeque<SignalInfo>, info: SignalInfo) {
 pub fn send_to_thread(thread: &Thread, info: SignalInfo) {
     let signal = info.number();
     let action = thread.process.signals.lock().actions[signal as usize - 1];
-    let blocked = thread.signals.lock().mask & bit(signal) != 0;
-    if is_ignored(&action, signal) && !blocked {
+    let (blocked, awaited) = {
+        let signals = thread.signals.lock();
+        (signals.mask & bit(signal) != 0, signals.awaited & bit(signal) != 0)
+    };
+    if is_ignored(&action, signal) && !blocked && !awaited {
         return;
     }
     enqueue(&mut thread.signals.lock().pending, info);
@@ -274,7 +281,8 @@ pub fn send_to_process(process: &super::Process, info: SignalInfo) {
         .collect();
     let willing = threads.iter().find(|thread| thread.signals.lock().mask & bit(signal) == 0);
     let action = process.signals.lock().actions[signal as usize - 1];
-    if is_ignored(&action, signal) && willing.is_some() {
+    let awaited = threads.iter().any(|thread| thread.signals.lock().awaited & bit(signal) != 0);
+    if is_ignored(&action, signal) && willing.is_some() && !awaited {
         return;
     }
     enqueue(&mut process.signals.lock().pending, info);

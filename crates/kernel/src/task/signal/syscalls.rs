@@ -100,10 +100,19 @@ pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
     };
     let thread = current();
     // While waiting, the signals count as not blocked, so that they wake the thread.
-    let old = thread.signals.lock().mask;
-    thread.signals.lock().mask = old & !set;
+    let old = {
+        let mut signals = thread.signals.lock();
+        let old = signals.mask;
+        signals.mask = old & !set;
+        signals.awaited = set;
+        old
+    };
     let outcome = wait_until(&[], deadline, || take_pending(thread, set & !UNBLOCKABLE).map(Ok));
-    thread.signals.lock().mask = old;
+    {
+        let mut signals = thread.signals.lock();
+        signals.mask = old;
+        signals.awaited = 0;
+    }
     thread.needs_attention();
     match outcome {
         Ok(info) => {
