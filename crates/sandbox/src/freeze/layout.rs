@@ -65,50 +65,79 @@ pub(crate) fn lay_out(
 
 fn lay_out_once(scanned: &[Scanned], policy: MergePolicy) -> Layout {
     let mut layout = Layout::default();
-    for Scanned { region, runs } in scanned {
-        for run in merge(runs, policy, &mut layout.stored_clean) {
+    for group in groups(scanned) {
+        for (region, run) in merge(&group, policy, &mut layout.stored_clean) {
             layout.add(region, run);
         }
     }
     layout
 }
 
+/// A run and the region it belongs to.
+type Part<'a> = (&'a Region, Run);
+
+/// The runs of neighbouring regions that one mapping could cover, together.
+fn groups(scanned: &[Scanned]) -> Vec<Vec<Part<'_>>> {
+    let mut groups: Vec<Vec<Part<'_>>> = Vec::new();
+    for Scanned { region, runs } in scanned {
+        let parts = runs.iter().map(|&run| (region, run));
+        match groups.last_mut() {
+            Some(group) if group.last().is_some_and(|(last, _)| alike(last, region)) => {
+                group.extend(parts);
+            }
+            _ => groups.push(parts.collect()),
+        }
+    }
+    groups
+}
+
+fn alike(first: &Region, second: &Region) -> bool {
+    let flags = |region: &Region| (region.has(REGION_KERNEL), region.has(REGION_SHARED));
+    first.end() == second.start && first.prot == second.prot && flags(first) == flags(second)
+}
+
+/// Longest gap that is stored, in bytes. The kernel's memory is mapped at every
+/// boot and mostly used: its zeros are holes of one mapping.
+fn longest_gap((region, run): &Part<'_>, policy: MergePolicy) -> u64 {
+    match run.content {
+        Content::Own => u64::MAX,
+        Content::Zero if region.has(REGION_KERNEL) => u64::MAX,
+        Content::Blob => policy.clean_gap_pages * PAGE_SIZE,
+        Content::Zero => policy.zero_gap_pages * PAGE_SIZE,
+    }
+}
+
 /// Makes short gaps between stored runs stored, too.
-fn merge(runs: &[Run], policy: MergePolicy, stored_clean: &mut u64) -> Vec<Run> {
-    let mut merged: Vec<Run> = Vec::with_capacity(runs.len());
-    for (number, &run) in runs.iter().enumerate() {
-        let follows_stored = merged.last().is_some_and(|last| last.content == Content::Own);
-        let limit = match run.content {
-            Content::Own => u64::MAX,
-            Content::Blob => policy.clean_gap_pages * PAGE_SIZE,
-            Content::Zero => policy.zero_gap_pages * PAGE_SIZE,
-        };
+fn merge<'a>(parts: &[Part<'a>], policy: MergePolicy, stored_clean: &mut u64) -> Vec<Part<'a>> {
+    let mut merged: Vec<Part<'a>> = Vec::with_capacity(parts.len());
+    for (number, part) in parts.iter().enumerate() {
+        let (region, run) = *part;
+        let follows_stored = merged.last().is_some_and(|(_, last)| last.content == Content::Own);
         // Of several short gaps in a row, each is judged alone; the last must
-        // lead to a stored run, which `is_gap` sees by looking past gaps.
-        let absorbed =
-            follows_stored && run.len() <= limit && leads_to_stored(&runs[number..], policy);
+        // lead to a stored run, which `leads_to_stored` sees by looking past gaps.
+        let absorbed = follows_stored
+            && run.len() <= longest_gap(part, policy)
+            && (region.has(REGION_KERNEL) || leads_to_stored(&parts[number..], policy));
         match merged.last_mut() {
-            Some(last) if absorbed => {
+            Some((_, last)) if absorbed => {
                 if run.content == Content::Blob {
                     *stored_clean += run.len();
                 }
                 last.end = run.end;
             }
-            _ => merged.push(run),
+            _ => merged.push((region, run)),
         }
     }
     merged
 }
 
 /// Whether only short gaps lie between here and a stored run.
-fn leads_to_stored(runs: &[Run], policy: MergePolicy) -> bool {
-    for run in runs {
-        let limit = match run.content {
-            Content::Own => return true,
-            Content::Blob => policy.clean_gap_pages,
-            Content::Zero => policy.zero_gap_pages,
-        };
-        if run.len() > limit * PAGE_SIZE {
+fn leads_to_stored(parts: &[Part<'_>], policy: MergePolicy) -> bool {
+    for part in parts {
+        if part.1.content == Content::Own {
+            return true;
+        }
+        if part.1.len() > longest_gap(part, policy) {
             return false;
         }
     }
