@@ -272,6 +272,9 @@ impl AddressSpace {
         let old_len = page_align_up(old_len).ok_or(Errno::EINVAL)?;
         let new_len = page_align_up(new_len).filter(|&len| len > 0).ok_or(Errno::EINVAL)?;
         let old_end = old.checked_add(old_len).ok_or(Errno::EINVAL)?;
+        if new_len > GUEST_MAX {
+            return Err(Errno::EINVAL);
+        }
         let vma = self.state.lock().vmas.find(old).cloned().ok_or(Errno::EFAULT)?;
         if old_len == 0 {
             // Duplicating a shared mapping needs pages that two mappings share.
