@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 
 /// The kernel ELF that was built together with this library.
-pub const KERNEL_ELF: &[u8] = include_bytes!(env!("THAW_KERNEL_ELF_PATH"));
+pub static KERNEL_ELF: &[u8] = include_bytes!(env!("THAW_KERNEL_ELF_PATH"));
 
 /// BLAKE3 of [`KERNEL_ELF`]: what images frozen under it carry as their build id.
 pub fn kernel_build_id() -> [u8; 32] {
