@@ -1,11 +1,17 @@
 //! System calls on processes, threads and their attributes.
 
+mod credentials;
+mod sched;
+
+pub use credentials::*;
+pub use sched::*;
+
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::exec::{ARGUMENTS_MAX, Program, reset_thread};
-use super::process::{Credentials, ResourceLimit};
-use super::{current, current_process, exit, sched};
+use super::process::ResourceLimit;
+use super::{current, current_process, exit};
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::walk::Follow;
@@ -208,115 +214,6 @@ pub fn arch_prctl(args: &Args) -> Result<u64> {
     }
 }
 
-/// sched_yield(2).
-pub fn sched_yield(_args: &Args) -> Result<u64> {
-    sched::yield_now();
-    Ok(0)
-}
-
-fn check_tid(tid: i32) -> Result<()> {
-    let known = tid == 0 || tid > 0 && kernel().tasks.threads.lock().contains_key(&(tid as u32));
-    if tid < 0 {
-        Err(Errno::EINVAL)
-    } else if known {
-        Ok(())
-    } else {
-        Err(Errno::ESRCH)
-    }
-}
-
-/// sched_getaffinity(2): the sandbox's virtual CPUs.
-pub fn sched_getaffinity(args: &Args) -> Result<u64> {
-    check_tid(args.i32(0))?;
-    if args.usize(1) < 8 || !args.usize(1).is_multiple_of(8) {
-        return Err(Errno::EINVAL);
-    }
-    let cpus = kernel().config.get().cpus.clamp(1, 64);
-    let mask = if cpus == 64 { u64::MAX } else { (1 << cpus) - 1 };
-    args.address(2).write(&mask)?;
-    Ok(8)
-}
-
-/// sched_setaffinity(2): accepted if it leaves a CPU; the host schedules.
-pub fn sched_setaffinity(args: &Args) -> Result<u64> {
-    check_tid(args.i32(0))?;
-    let mut bytes = [0u8; 8];
-    let len = args.usize(1).min(8);
-    args.address(2).read_bytes(&mut bytes[..len])?;
-    let cpus = kernel().config.get().cpus.clamp(1, 64);
-    let mask = if cpus == 64 { u64::MAX } else { (1 << cpus) - 1 };
-    if u64::from_le_bytes(bytes) & mask == 0 { Err(Errno::EINVAL) } else { Ok(0) }
-}
-
-/// sched_getscheduler(2): SCHED_OTHER.
-pub fn sched_getscheduler(args: &Args) -> Result<u64> {
-    check_tid(args.i32(0)).map(|()| 0)
-}
-
-/// sched_setparam(2): SCHED_OTHER has priority 0.
-pub fn sched_setparam(args: &Args) -> Result<u64> {
-    check_tid(args.i32(0))?;
-    let priority: i32 = args.address(1).read()?;
-    if priority == 0 { Ok(0) } else { Err(Errno::EINVAL) }
-}
-
-/// sched_setscheduler(2): only SCHED_OTHER, batch and idle with priority 0.
-pub fn sched_setscheduler(args: &Args) -> Result<u64> {
-    check_tid(args.i32(0))?;
-    let priority: i32 = args.address(2).read()?;
-    match (args.i32(1), priority) {
-        (0 | 3 | 5, 0) => Ok(0),
-        (1 | 2, 1..=99) => Err(Errno::EPERM),
-        _ => Err(Errno::EINVAL),
-    }
-}
-
-/// sched_getparam(2).
-pub fn sched_getparam(args: &Args) -> Result<u64> {
-    check_tid(args.i32(0))?;
-    args.address(1).write(&0i32)?;
-    Ok(0)
-}
-
-/// sched_get_priority_max(2) and sched_get_priority_min(2).
-pub fn sched_get_priority_max(args: &Args) -> Result<u64> {
-    match args.i32(0) {
-        1 | 2 => Ok(99),
-        0 | 3 | 5 => Ok(0),
-        _ => Err(Errno::EINVAL),
-    }
-}
-
-/// See [`sched_get_priority_max`].
-pub fn sched_get_priority_min(args: &Args) -> Result<u64> {
-    match args.i32(0) {
-        1 | 2 => Ok(1),
-        0 | 3 | 5 => Ok(0),
-        _ => Err(Errno::EINVAL),
-    }
-}
-
-/// getcpu(2).
-pub fn getcpu(args: &Args) -> Result<u64> {
-    args.address(0).write_if_some(&0u32)?;
-    args.address(1).write_if_some(&0u32)?;
-    Ok(0)
-}
-
-/// getpriority(2): nice value 0, as 20 minus nice.
-pub fn getpriority(args: &Args) -> Result<u64> {
-    if args.u32(0) > 2 { Err(Errno::EINVAL) } else { Ok(20) }
-}
-
-/// setpriority(2): higher nice values are accepted and left to the host.
-pub fn setpriority(args: &Args) -> Result<u64> {
-    match (args.u32(0), args.i32(2)) {
-        (3.., _) => Err(Errno::EINVAL),
-        (_, ..0) => Err(Errno::EACCES),
-        _ => Ok(0),
-    }
-}
-
 /// `struct new_utsname`: six fields of 65 bytes.
 pub fn uname(args: &Args) -> Result<u64> {
     let mut name = [0u8; 6 * 65];
@@ -443,176 +340,6 @@ pub fn prctl(args: &Args) -> Result<u64> {
         PR_SET_VMA => Err(Errno::EINVAL),
         _ => Err(Errno::EINVAL),
     }
-}
-
-fn credentials() -> Credentials {
-    current_process().credentials.lock().clone()
-}
-
-/// getuid(2).
-pub fn getuid(_args: &Args) -> Result<u64> {
-    Ok(credentials().uid as u64)
-}
-/// geteuid(2).
-pub fn geteuid(_args: &Args) -> Result<u64> {
-    Ok(credentials().euid as u64)
-}
-/// getgid(2).
-pub fn getgid(_args: &Args) -> Result<u64> {
-    Ok(credentials().gid as u64)
-}
-/// getegid(2).
-pub fn getegid(_args: &Args) -> Result<u64> {
-    Ok(credentials().egid as u64)
-}
-
-/// getresuid(2).
-pub fn getresuid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    for (i, id) in [c.uid, c.euid, c.suid].iter().enumerate() {
-        args.address(i).write(id)?;
-    }
-    Ok(0)
-}
-
-/// getresgid(2).
-pub fn getresgid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    for (i, id) in [c.gid, c.egid, c.sgid].iter().enumerate() {
-        args.address(i).write(id)?;
-    }
-    Ok(0)
-}
-
-/// Whether `id` is one that an unprivileged process may take.
-fn may_become(c: &Credentials, id: u32, own: [u32; 3]) -> Result<()> {
-    if c.euid == 0 || own.contains(&id) { Ok(()) } else { Err(Errno::EPERM) }
-}
-
-const UNCHANGED: u32 = u32::MAX;
-
-/// setresuid(2).
-pub fn setresuid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    let own = [c.uid, c.euid, c.suid];
-    let new: [u32; 3] =
-        core::array::from_fn(|i| if args.u32(i) == UNCHANGED { own[i] } else { args.u32(i) });
-    for id in new {
-        may_become(&c, id, own)?;
-    }
-    let mut c = current_process().credentials.lock();
-    [c.uid, c.euid, c.suid] = new;
-    c.fsuid = c.euid;
-    Ok(0)
-}
-
-/// setresgid(2).
-pub fn setresgid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    let own = [c.gid, c.egid, c.sgid];
-    let new: [u32; 3] =
-        core::array::from_fn(|i| if args.u32(i) == UNCHANGED { own[i] } else { args.u32(i) });
-    for id in new {
-        may_become(&c, id, own)?;
-    }
-    let mut c = current_process().credentials.lock();
-    [c.gid, c.egid, c.sgid] = new;
-    c.fsgid = c.egid;
-    Ok(0)
-}
-
-/// setuid(2).
-pub fn setuid(args: &Args) -> Result<u64> {
-    let id = args.u64(0);
-    let all = if credentials().euid == 0 { id } else { UNCHANGED as u64 };
-    setresuid(&Args([all, id, all, 0, 0, 0]))
-}
-
-/// setgid(2).
-pub fn setgid(args: &Args) -> Result<u64> {
-    let id = args.u64(0);
-    let all = if credentials().euid == 0 { id } else { UNCHANGED as u64 };
-    setresgid(&Args([all, id, all, 0, 0, 0]))
-}
-
-/// setreuid(2).
-pub fn setreuid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    let effective = if args.u32(1) == UNCHANGED { c.euid } else { args.u32(1) };
-    let saved = if args.u32(0) != UNCHANGED || effective != c.uid { effective } else { UNCHANGED };
-    setresuid(&Args([args.u64(0), args.u64(1), saved as u64, 0, 0, 0]))
-}
-
-/// setregid(2).
-pub fn setregid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    let effective = if args.u32(1) == UNCHANGED { c.egid } else { args.u32(1) };
-    let saved = if args.u32(0) != UNCHANGED || effective != c.gid { effective } else { UNCHANGED };
-    setresgid(&Args([args.u64(0), args.u64(1), saved as u64, 0, 0, 0]))
-}
-
-/// setfsuid(2): returns the old id and never fails.
-pub fn setfsuid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    if may_become(&c, args.u32(0), [c.uid, c.euid, c.suid]).is_ok() && args.u32(0) != UNCHANGED {
-        current_process().credentials.lock().fsuid = args.u32(0);
-    }
-    Ok(c.fsuid as u64)
-}
-
-/// setfsgid(2): returns the old id and never fails.
-pub fn setfsgid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    if may_become(&c, args.u32(0), [c.gid, c.egid, c.sgid]).is_ok() && args.u32(0) != UNCHANGED {
-        current_process().credentials.lock().fsgid = args.u32(0);
-    }
-    Ok(c.fsgid as u64)
-}
-
-/// getgroups(2).
-pub fn getgroups(args: &Args) -> Result<u64> {
-    let groups = credentials().groups;
-    let size = args.i32(0);
-    if size < 0 || size > 0 && (size as usize) < groups.len() {
-        return Err(Errno::EINVAL);
-    }
-    if size > 0 {
-        args.address(1).write_bytes(bytemuck::cast_slice(&groups))?;
-    }
-    Ok(groups.len() as u64)
-}
-
-/// setgroups(2).
-pub fn setgroups(args: &Args) -> Result<u64> {
-    if credentials().euid != 0 {
-        return Err(Errno::EPERM);
-    }
-    if args.usize(0) > 65536 {
-        return Err(Errno::EINVAL);
-    }
-    let groups = args.address(1).read_array(args.usize(0))?;
-    current_process().credentials.lock().groups = groups;
-    Ok(0)
-}
-
-/// capget(2): no capabilities beyond what user id 0 means inside the sandbox.
-pub fn capget(args: &Args) -> Result<u64> {
-    const VERSION_3: u32 = 0x2008_0522;
-    let version: u32 = args.address(0).read()?;
-    if version != VERSION_3 {
-        args.address(0).write(&VERSION_3)?;
-        return if args.address(1).is_null() { Ok(0) } else { Err(Errno::EINVAL) };
-    }
-    if !args.address(1).is_null() {
-        args.address(1).write(&[0u32; 6])?;
-    }
-    Ok(0)
-}
-
-/// capset(2): nothing can be raised.
-pub fn capset(args: &Args) -> Result<u64> {
-    let data: [u32; 6] = args.address(1).read()?;
-    if data == [0; 6] { Ok(0) } else { Err(Errno::EPERM) }
 }
 
 /// prlimit64(2).
