@@ -11,6 +11,8 @@ use std::process::Command;
 pub enum Function {
     /// One of `examples/`.
     Example(&'static str),
+    /// A Python program of `tests/guest/functions`, named like its file.
+    Python(&'static str),
     /// The program of an example under another name, with its own settings.
     Variant {
         /// The example that it is made from.
@@ -28,26 +30,34 @@ impl Function {
     /// Its name.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Example(name) | Self::Variant { name, .. } => name,
+            Self::Example(name) | Self::Python(name) | Self::Variant { name, .. } => name,
         }
     }
 
     /// The directory to build, made below `work` if need be.
     fn directory(&self, work: &Path) -> PathBuf {
+        const PYTHON: &str = "kind = \"python3\"\ninterpreter = \"/usr/bin/python3\"";
         let (example, name, keys, limits) = match self {
             Self::Example(name) => return repository().join("examples").join(name),
+            Self::Python(name) => {
+                let directory = work.join(name);
+                fs::create_dir_all(&directory).expect("a directory");
+                let program = format!("tests/guest/functions/{name}.py");
+                fs::copy(repository().join(program), directory.join("app.py")).expect("a copy");
+                let text = format!(
+                    "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+                     files = [\"app.py\"]\n[runtime]\n{PYTHON}\n"
+                );
+                fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+                return directory;
+            }
             Self::Variant { example, name, keys, limits } => (example, name, keys, limits),
         };
         let directory = work.join(name);
         fs::create_dir_all(&directory).expect("a directory");
         let from = repository().join("examples").join(example);
         let (file, place, command, runtime) = match *example {
-            "hello-python" => (
-                from.join("app.py"),
-                "app.py",
-                r#"["python3", "app.py"]"#,
-                "kind = \"python3\"\ninterpreter = \"/usr/bin/python3\"",
-            ),
+            "hello-python" => (from.join("app.py"), "app.py", r#"["python3", "app.py"]"#, PYTHON),
             _ => {
                 let made = run(Command::new("make").arg("-C").arg(&from));
                 assert_eq!(made.code, Some(0), "{}", made.stderr);

@@ -38,6 +38,7 @@ fn served() -> &'static Served {
                 Function::Example("hello-c-dynamic"),
                 Function::Example("hello-python"),
                 Function::Example("thumbnail-python"),
+                Function::Python("asks"),
                 variant("reused", "isolation = \"instance\"", "instances = 1"),
                 variant("short-lived", "isolation = \"instance\"", "keep_alive = \"300ms\""),
                 variant("impatient", "", "timeout = \"700ms\""),
@@ -124,6 +125,22 @@ fn copies_of_one_image_share_no_random_values() {
                 assert_ne!(a[key], b[key], "two copies gave the same {key}");
             }
         }
+    }
+}
+
+/// The client of a copy that was frozen before it listened waits for it to do so.
+#[test]
+fn a_program_may_ask_for_its_freeze_before_it_listens() {
+    let answers: Vec<String> = (0..3)
+        .map(|_| {
+            let response = get(gateway(), "asks", "/");
+            assert_eq!(response.status, 200, "{}", response.text());
+            response.text().to_owned()
+        })
+        .collect();
+    for (i, answer) in answers.iter().enumerate() {
+        assert!(answer.starts_with("1 "), "not the first copy of an image: {answer}");
+        assert!(!answers[..i].contains(answer), "two copies drew the same number: {answer}");
     }
 }
 

@@ -27,11 +27,13 @@ pub mod unix_names;
 pub mod unix_stream;
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 use crate::ipc::anonymous::InodeNumbers;
 use crate::ipc::fifo::Fifos;
 use crate::ipc::seam;
 use crate::platform::host::{self, HostFd};
+use crate::sync::Lock;
 use host_connection::HostConnection;
 use host_poll::HostPoll;
 use socket::Protocol;
@@ -53,7 +55,19 @@ pub struct Network {
     pub host_poll: HostPoll,
     /// Inode numbers of sockets and pipes.
     pub inodes: Arc<InodeNumbers>,
+    early: Lock<Early>,
 }
+
+/// Connections that came before the program has listened for the first time: it
+/// was frozen earlier than that, through `/dev/thaw`.
+#[derive(Default)]
+struct Early {
+    has_listened: bool,
+    waiting: Vec<(thaw_abi::control::Connection, HostFd)>,
+}
+
+/// Most connections that wait for the first listener.
+const EARLY_MAX: usize = 128;
 
 impl Default for Network {
     fn default() -> Self {
@@ -71,13 +85,21 @@ impl Network {
             fifos: Fifos::new(),
             host_poll: HostPoll::new(),
             inodes: Arc::new(InodeNumbers::new()),
+            early: Lock::default(),
         }
     }
 
     /// Puts a connection that the host handed in into the accept queue of the
-    /// socket that listens on `port`. Without one, the connection is closed.
+    /// socket that listens on `port`. Without one, it waits if there never was
+    /// one, and is closed otherwise.
     pub fn deliver(&self, port: u16, connection: &thaw_abi::control::Connection, fd: HostFd) {
         let Some(listener) = self.tcp.ports.listeners_at(port).filter(|_| port != 0) else {
+            let mut early = self.early.lock();
+            if port != 0 && !early.has_listened && early.waiting.len() < EARLY_MAX {
+                early.waiting.push((*connection, fd));
+                return;
+            }
+            drop(early);
             let _ = host::shutdown(fd, socket::ShutdownHow::Both as u32);
             host::close(fd);
             seam::connection_closed(connection.id);
@@ -95,6 +117,21 @@ impl Network {
         );
         // A listener that has just ended drops, and so closes, the connection.
         drop(listener.deliver(connection));
+    }
+
+    /// A socket has begun to listen: if it is on `port`, those who came early
+    /// have somebody to wait for.
+    pub fn listening(&self, port: u16) {
+        let mut early = self.early.lock();
+        if early.has_listened || port == 0 || self.tcp.ports.listeners_at(port).is_none() {
+            return;
+        }
+        early.has_listened = true;
+        let waiting = core::mem::take(&mut early.waiting);
+        drop(early);
+        for (connection, fd) in waiting {
+            self.deliver(port, &connection, fd);
+        }
     }
 
     /// Whether a socket listens on `port` and nobody waits to be accepted.
@@ -118,7 +155,9 @@ pub fn deliver_connection(connection: &thaw_abi::control::Connection, fd: HostFd
 /// After a thaw: the connections of the frozen time are gone, and those who
 /// wait for one hear of it.
 pub fn reset_connections() {
-    crate::state::kernel().net.host_poll.wake_lost();
+    let net = &crate::state::kernel().net;
+    net.early.lock().waiting.clear();
+    net.host_poll.wake_lost();
 }
 
 /// Whether the program is at its entry point as far as sockets can tell: it
@@ -186,8 +225,25 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_before_the_first_listener_waits_for_it() {
+        let network = Network::new();
+        let (_client, ours) = UnixStream::pair().unwrap();
+        network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
+        // Listening elsewhere changes nothing.
+        let _other = listening(&network, 8081);
+        network.listening(8080);
+        let listener = listening(&network, 8080);
+        network.listening(8080);
+        assert!(!network.waits_for_clients(8080), "somebody waits to be accepted");
+        listener.protocol.accept().unwrap();
+        assert!(network.waits_for_clients(8080));
+    }
+
+    #[test]
     fn without_a_listener_the_client_is_turned_away() {
         let network = Network::new();
+        drop(listening(&network, 8080));
+        network.early.lock().has_listened = true;
         let (mut client, ours) = UnixStream::pair().unwrap();
         network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);

@@ -143,7 +143,11 @@ pub fn sys_bind(args: &Args) -> Result<u64> {
 
 /// listen(2).
 pub fn sys_listen(args: &Args) -> Result<u64> {
-    SocketFd::get(args.fd(0))?.protocol()?.listen(args.i32(1)).map(|()| 0)
+    SocketFd::get(args.fd(0))?.protocol()?.listen(args.i32(1))?;
+    let kernel = crate::state::kernel();
+    let port = kernel.config.get().port;
+    kernel.net.listening(port);
+    Ok(0)
 }
 
 /// accept(2).

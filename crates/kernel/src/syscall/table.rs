@@ -16,6 +16,9 @@ use crate::{ipc, net};
 /// Why calls that need extended attributes fail.
 const NO_XATTR: &str = "EOPNOTSUPP, as on a file system without extended attributes";
 
+/// What locking memory means.
+const NOT_LOCKED: &str = "checked and accepted; the host may still page the memory out";
+
 /// Rows of the whole table, in any order; one block per subsystem.
 pub const ENTRIES: &[Entry] = &[
     // fs
@@ -337,11 +340,11 @@ pub const ENTRIES: &[Entry] = &[
         Partial("every mapped page counts as resident"),
     ),
     row(28, "madvise", &[Hex, Int, Int], mm::madvise, Full),
-    row(149, "mlock", &[Hex, Int], mm::mlock, Full),
-    row(150, "munlock", &[Hex, Int], mm::mlock, Full),
-    row(151, "mlockall", &[Hex], mm::mlockall, Full),
+    row(149, "mlock", &[Hex, Int], mm::mlock, Partial(NOT_LOCKED)),
+    row(150, "munlock", &[Hex, Int], mm::mlock, Partial(NOT_LOCKED)),
+    row(151, "mlockall", &[Hex], mm::mlockall, Partial(NOT_LOCKED)),
     row(152, "munlockall", &[], mm::munlockall, Full),
-    row(325, "mlock2", &[Hex, Int, Hex], mm::mlock, Full),
+    row(325, "mlock2", &[Hex, Int, Hex], mm::mlock, Partial(NOT_LOCKED)),
     // task, signals, time
     row(13, "rt_sigaction", &[Int, Hex, Hex, Int], signal::rt_sigaction, Full),
     row(14, "rt_sigprocmask", &[Int, Hex, Hex, Int], signal::rt_sigprocmask, Full),
