@@ -97,8 +97,9 @@ int main(void)
     TRY(select(ends[0] + 1, &in, NULL, NULL, &tv));
     IS(since(before) >= 0.019);
     say("left %ld, in %d\n", (long)tv.tv_sec, FD_ISSET(ends[0], &in) != 0);
-    FD_SET(90, &in);
-    TRY(select(91, &in, NULL, NULL, &tv));
+    /* Below 64: the smallest table of a process, beyond which Linux does not look. */
+    FD_SET(60, &in);
+    TRY(select(61, &in, NULL, NULL, &tv));
     TRY(select(-1, &in, NULL, NULL, &tv));
     tv.tv_sec = -1;
     TRY(select(0, NULL, NULL, NULL, &tv));
