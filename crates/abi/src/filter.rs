@@ -152,6 +152,13 @@ pub const HOST_CALLS: &[HostCall] = &[
         checks: &[],
         reason: "drops descriptors; a sandbox that drops its control socket is ended by the host",
     },
+    HostCall {
+        number: 202,
+        name: "futex",
+        // FUTEX_WAIT and FUTEX_WAKE.
+        checks: &[Check::OneOf(1, &[0, 1])],
+        reason: "lets virtual CPUs wait for each other; reaches only memory that the sandbox has mapped",
+    },
     HostCall { number: 231, name: "exit_group", checks: &[], reason: "ends the sandbox" },
 ];
 

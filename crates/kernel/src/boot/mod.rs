@@ -45,7 +45,7 @@ pub unsafe extern "C" fn start(stack: *const u64) -> ! {
             "xor ebp, ebp",
             "call {main}",
             "ud2",
-            stack = in(reg) vcpu::IDLE_STACK + vcpu::IDLE_STACK_SIZE,
+            stack = in(reg) vcpu::idle_stack(0) + vcpu::IDLE_STACK_SIZE,
             main = sym zygote_main,
             options(noreturn)
         )
@@ -108,9 +108,9 @@ fn touch(own: &Segments) {
     }
     const STACK_USED: u64 = 32 << 10;
     for (start, len) in [
-        (vcpu::BLOCK, 4096),
-        (vcpu::SIGNAL_STACK + vcpu::SIGNAL_STACK_SIZE - STACK_USED, STACK_USED),
-        (vcpu::IDLE_STACK + vcpu::IDLE_STACK_SIZE - STACK_USED, STACK_USED),
+        (vcpu::area(0), 4096),
+        (vcpu::signal_stack(0) + vcpu::SIGNAL_STACK_SIZE - STACK_USED, STACK_USED),
+        (vcpu::idle_stack(0) + vcpu::IDLE_STACK_SIZE - STACK_USED, STACK_USED),
         (vcpu::MESSAGE_BUFFER, 32 << 10),
         (control::FDS_BUFFER, 4096),
         (lazy::TABLE, 8192),
@@ -123,11 +123,11 @@ fn touch(own: &Segments) {
 
 fn become_zygote(vdso: u64, own: &Segments) -> Result<()> {
     host::map_anonymous(BOOT_BASE, BOOT_AREA_SIZE, host::PROT_READ | host::PROT_WRITE)?;
-    for guard in [vcpu::SIGNAL_STACK - 4096, vcpu::IDLE_STACK - 4096] {
+    for guard in [vcpu::signal_stack(0) - 4096, vcpu::idle_stack(0) - 4096] {
         host::protect(guard, 4096, 0)?;
     }
     // SAFETY: mapped above.
-    unsafe { vcpu::initialize() };
+    unsafe { vcpu::initialize(0) };
     clock::find_host_vdso(vdso);
     fault::install_handlers()?;
     touch(own);

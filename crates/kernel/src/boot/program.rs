@@ -10,23 +10,20 @@ use thaw_abi::layout::{INDEX_BASE, PAGES_BASE};
 use super::control::Message;
 use super::{blobs, phases, stdio};
 use crate::errno::{Errno, Result};
-use crate::fs::fd_table::{FdTable, OnExec};
+use crate::fs::fd_table::OnExec;
 use crate::fs::walk::Follow;
-use crate::fs::{Context, FileSystems, FsContext, LowerLayer};
+use crate::fs::{Context, FileSystems, LowerLayer};
+use crate::mm::heap;
 use crate::mm::pages::PageAllocator;
-use crate::mm::{AddressSpace, heap};
 use crate::platform::host::{self, HostFd, Sharing};
 use crate::platform::{clock, gate};
 use crate::state::{Config, Kernel, install, kernel};
 use crate::sync::Lock;
 use crate::task::exec::Program;
-use crate::task::process::{Credentials, DEFAULT_LIMITS};
+use crate::task::process::{Credentials, FIRST_PID};
 use crate::task::{Process, Tasks, Thread, sched};
 use crate::time::clock::Clocks;
 use crate::time::random::Generator;
-
-/// Process id of the first guest process.
-const FIRST_PID: u32 = 1;
 
 /// Strings of a start command.
 struct Strings {
@@ -127,34 +124,23 @@ fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
 
 fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
     let root = kernel().fs.root.clone();
-    let process = Arc::new(Process {
-        pid: FIRST_PID,
-        mm: AddressSpace::new(),
-        files: Lock::new(FdTable::new()),
-        fs: Lock::new(FsContext::new(root.clone())),
-        credentials: Lock::new(Credentials {
-            uid: command.uid,
-            euid: command.uid,
-            suid: command.uid,
-            fsuid: command.uid,
-            gid: command.gid,
-            egid: command.gid,
-            sgid: command.gid,
-            fsgid: command.gid,
-            groups: Vec::new(),
-        }),
-        limits: Lock::new(DEFAULT_LIMITS),
-        executable: Lock::new(None),
-        command_line: Lock::new(Vec::new()),
-        environment: Lock::new(Vec::new()),
-        auxiliary_vector: Lock::new(Vec::new()),
-        signals: Lock::new(Default::default()),
-        timers: Default::default(),
-        dumpable: Lock::new(true),
-        start_ns: clock::monotonic_ns(),
-    });
+    let credentials = Credentials {
+        uid: command.uid,
+        euid: command.uid,
+        suid: command.uid,
+        fsuid: command.uid,
+        gid: command.gid,
+        egid: command.gid,
+        sgid: command.gid,
+        fsgid: command.gid,
+        groups: Vec::new(),
+    };
+    let process = Arc::new(Process::first(credentials, root));
+    sched::serve(process.mm());
+    kernel().tasks.processes.lock().insert(FIRST_PID, process.clone());
     let thread =
         Thread::new(FIRST_PID, process.clone(), crate::platform::entry::TrapFrame::zeroed());
+    process.threads.lock().push(thread.clone());
     kernel().tasks.threads.lock().insert(FIRST_PID, thread.clone());
     // File systems ask who is calling: let the new thread be the caller.
     thread.with_identity(|| load(&process, strings, &thread))?;

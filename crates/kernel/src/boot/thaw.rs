@@ -16,6 +16,8 @@ use crate::platform::host::HostFd;
 use crate::platform::user::UserAddress;
 use crate::platform::{clock, vcpu};
 use crate::state::{kernel, restore};
+use crate::task::process::FIRST_PID;
+use crate::task::sched;
 
 /// Carries out a thaw command: afterwards the frozen threads go on.
 pub fn thaw(message: &Message) -> Result<()> {
@@ -51,6 +53,8 @@ pub fn thaw(message: &Message) -> Result<()> {
     heap::restored();
     // SAFETY: the heap is the one that `install` filled in the frozen sandbox.
     unsafe { restore(heap::root()) };
+    let first = kernel().tasks.process(FIRST_PID).ok_or(Errno::EINVAL)?;
+    sched::serve(first.mm());
     stdio::set(1, *stdout);
     stdio::set(2, *stderr);
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
@@ -86,18 +90,14 @@ fn renew(command: &Thaw, hostname: &[u8]) {
     drop(random);
     kernel.fs.set_boot_id(boot_id);
     renew_at_random(at_random);
-    for thread in kernel.tasks.threads.lock().values() {
-        thread.process.timers.rearm();
-    }
 }
 
 /// Renews the 16 random bytes that `AT_RANDOM` points to. The C library has
 /// taken its stack canary from the old ones; later readers get new ones.
 fn renew_at_random(bytes: [u8; 16]) {
     const AT_RANDOM: u64 = 25;
-    let first = kernel().tasks.threads.lock().values().next().cloned();
-    let Some(thread) = first else { return };
-    let auxv = thread.process.auxiliary_vector.lock();
+    let Some(process) = kernel().tasks.process(FIRST_PID) else { return };
+    let auxv = process.auxiliary_vector.lock();
     let address = auxv.chunks_exact(2).find(|pair| pair[0] == AT_RANDOM).map(|pair| pair[1]);
     if let Some(address) = address {
         // The program may have unmapped its first stack; then nobody reads them.

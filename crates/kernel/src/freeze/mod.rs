@@ -58,7 +58,7 @@ pub fn freeze() {
     lazy::map_all();
     let threads: alloc::vec::Vec<_> = kernel().tasks.threads.lock().values().cloned().collect();
     for thread in &threads {
-        thread.process.mm.recall_shared(0, u64::MAX);
+        thread.process.mm().recall_shared(0, u64::MAX);
     }
     for thread in &threads {
         thread.save_fpu();
@@ -66,7 +66,7 @@ pub fn freeze() {
     let report = report::build(&threads);
     for thread in &threads {
         // In every copy this memory is mapped from the image.
-        thread.process.mm.change_flags(
+        thread.process.mm().change_flags(
             0,
             thaw_abi::layout::GUEST_MAX,
             VmaFlags::FROM_IMAGE,

@@ -24,7 +24,7 @@ pub fn build(threads: &[Arc<Thread>]) -> Vec<u8> {
     let mut regions: Vec<FrozenRegion> = Vec::new();
     let (gate, gate_len) = crate::platform::gate::mapped_range();
     regions.push(kernel_region(gate, gate_len, PROT_READ | PROT_EXEC));
-    for vma in process.mm.areas() {
+    for vma in process.mm().areas() {
         if vma.shared_upper().is_some() {
             // Its pages are in the page store while the sandbox is at rest.
             continue;
@@ -160,5 +160,5 @@ fn frozen_thread(thread: &Thread) -> FrozenThread {
         0,
         0,
     ];
-    FrozenThread { tid: thread.tid, reserved: 0, registers }
+    FrozenThread { tid: thread.tid(), reserved: 0, registers }
 }

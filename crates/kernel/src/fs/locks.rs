@@ -84,6 +84,11 @@ pub enum Patience {
     Wait,
 }
 
+/// Gives up the record locks of a process that ends (fcntl(2)).
+pub fn release_process(process: &crate::task::Process) {
+    crate::state::kernel().fs.locks.release_all(Owner::Process(process.pid));
+}
+
 impl LockTable {
     /// Whether nobody holds any lock.
     pub fn is_empty(&self) -> bool {

@@ -10,6 +10,7 @@ pub mod epoll_syscalls;
 pub mod eventfd;
 pub mod fifo;
 pub mod page_queue;
+pub mod pidfd;
 pub mod pipe;
 pub mod poll;
 pub mod seam;

@@ -13,5 +13,5 @@ pub use space::{AddressSpace, MapRequest};
 /// range of code: the only kind in which system call sites are patched.
 pub fn code_protection(start: u64, end: u64) -> Option<u32> {
     let process = crate::task::current_process();
-    process.mm.protection_of_code(start, end)
+    process.mm().protection_of_code(start, end)
 }

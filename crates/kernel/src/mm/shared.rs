@@ -15,7 +15,7 @@ use crate::task::current_process;
 /// Brings in the page of a shared mapping that a fault at `address` waits for;
 /// `false` if there is none.
 pub fn page_in(address: u64) -> bool {
-    let Some(vma) = current_process().mm.find(address) else { return false };
+    let Some(vma) = current_process().mm().find(address) else { return false };
     let Some(file) = vma.shared_upper() else { return false };
     if vma.prot == 0 {
         return false;

@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 use thaw_abi::page_align_up;
@@ -14,6 +15,7 @@ use crate::io::Sink;
 use crate::platform::host::{self, Sharing};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
+use crate::task::sched::RunQueue;
 
 /// `PROT_*` bits that mean something.
 pub const PROT_MASK: u32 = 7;
@@ -48,11 +50,17 @@ pub struct MapRequest {
     pub offset: u64,
 }
 
-/// The memory of a guest process.
+/// The memory of a guest process, or of several after vfork(2).
 pub struct AddressSpace {
     state: Lock<State>,
+    id: u64,
+    /// Number of processes that have this memory.
+    users: AtomicU32,
+    /// Threads that can run in it.
+    pub run_queue: RunQueue,
 }
 
+#[derive(Clone)]
 struct State {
     vmas: VmaMap,
     /// New mappings go below this address.
@@ -77,9 +85,55 @@ impl Default for AddressSpace {
 
 impl AddressSpace {
     /// An empty address space.
-    pub const fn new() -> Self {
-        const EMPTY: VmaMap = VmaMap::empty();
-        Self { state: Lock::new(State { vmas: EMPTY, mmap_top: GUEST_MAX, brk_start: 0, brk: 0 }) }
+    pub fn new() -> Self {
+        let vmas = VmaMap::empty();
+        Self::with(State { vmas, mmap_top: GUEST_MAX, brk_start: 0, brk: 0 })
+    }
+
+    fn with(state: State) -> Self {
+        Self {
+            state: Lock::new(state),
+            id: crate::state::kernel().tasks.new_space_id(),
+            users: AtomicU32::new(0),
+            run_queue: RunQueue::new(),
+        }
+    }
+
+    /// The number of this address space, which no other has or will have.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Notes that a process has this memory.
+    pub fn attach(&self) {
+        self.users.fetch_add(1, Relaxed);
+    }
+
+    /// Notes that a process has it no more.
+    pub fn detach(&self) {
+        self.users.fetch_sub(1, Relaxed);
+    }
+
+    /// Number of processes that have this memory.
+    pub fn users(&self) -> u32 {
+        self.users.load(Relaxed)
+    }
+
+    /// If an address lies in shared memory: what names the place, as device and
+    /// inode number of the file, or zeros, and offset.
+    pub fn shared_place(&self, address: u64) -> Option<(u64, u64, u64)> {
+        let state = self.state.lock();
+        let vma = state.vmas.find(address)?;
+        if !vma.flags.contains(VmaFlags::SHARED) {
+            return None;
+        }
+        let (device, inode) = vma.file.as_ref().map_or((0, 0), |file| (file.device, file.inode));
+        Some((device, inode, vma.offset + (address - vma.start)))
+    }
+
+    /// The book-keeping of a copy, for a new process. The host copies the memory.
+    pub fn fork(&self) -> Result<Self> {
+        Ok(Self::with(self.state.lock().clone()))
     }
 
     /// Sets where mappings without a fixed address go: below `mmap_top`.
@@ -124,6 +178,10 @@ impl AddressSpace {
             offset: request.offset,
         };
         map_on_host(&mut vma)?;
+        if vma.file.is_none() && vma.flags.contains(VmaFlags::SHARED) {
+            // Processes that inherit the area find each other by this.
+            vma.offset = crate::state::kernel().tasks.new_shared_memory(len);
+        }
         self.state.lock().vmas.insert(vma);
         Ok(start)
     }

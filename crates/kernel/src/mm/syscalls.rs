@@ -81,7 +81,7 @@ pub fn mmap(args: &Args) -> Result<u64> {
     }
     let vma_flags = if shared { VmaFlags::SHARED } else { VmaFlags::empty() };
     let request = MapRequest { placement, len, prot, flags: vma_flags, file, offset };
-    let start = current_process().mm.map(request)?;
+    let start = current_process().mm().map(request)?;
     if flags & MAP_POPULATE != 0 {
         let advice = if prot & host::PROT_WRITE != 0 {
             host::MADV_POPULATE_WRITE
@@ -123,7 +123,7 @@ fn file_backing(fd: i32, prot: u32, shared: bool) -> Result<Arc<FileBacking>> {
 
 /// munmap(2).
 pub fn munmap(args: &Args) -> Result<u64> {
-    current_process().mm.unmap(args.u64(0), args.u64(1))?;
+    current_process().mm().unmap(args.u64(0), args.u64(1))?;
     Ok(0)
 }
 
@@ -139,11 +139,11 @@ pub fn mprotect(args: &Args) -> Result<u64> {
     let mut bytes = len;
     if prot & PROT_GROWSDOWN != 0 {
         // Extends the change to the beginning of the stack's area.
-        let vma = current_process().mm.find(start).ok_or(Errno::ENOMEM)?;
+        let vma = current_process().mm().find(start).ok_or(Errno::ENOMEM)?;
         bytes += start - vma.start;
         from = vma.start;
     }
-    match current_process().mm.protect(from, bytes, prot & 7) {
+    match current_process().mm().protect(from, bytes, prot & 7) {
         Err(Errno::EINVAL) => Err(Errno::ENOMEM),
         outcome => outcome.map(|()| 0),
     }
@@ -151,7 +151,7 @@ pub fn mprotect(args: &Args) -> Result<u64> {
 
 /// brk(2): the system call returns the break, whether or not it moved.
 pub fn brk(args: &Args) -> Result<u64> {
-    Ok(current_process().mm.brk(args.u64(0)))
+    Ok(current_process().mm().brk(args.u64(0)))
 }
 
 /// mremap(2).
@@ -167,7 +167,7 @@ pub fn mremap(args: &Args) -> Result<u64> {
         MAYMOVE => Remap::MayMove,
         _ => Remap::Fixed(args.u64(4)),
     };
-    current_process().mm.remap(args.u64(0), args.u64(1), args.u64(2), how)
+    current_process().mm().remap(args.u64(0), args.u64(1), args.u64(2), how)
 }
 
 /// madvise(2).
@@ -177,7 +177,7 @@ pub fn madvise(args: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let end = page_align_up(len).and_then(|len| start.checked_add(len)).ok_or(Errno::EINVAL)?;
-    let mm = &current_process().mm;
+    let mm = current_process().mm();
     // Linux checks the advice before the length.
     enum Act {
         Nothing,
@@ -236,7 +236,7 @@ pub fn msync(args: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let end = page_align_up(len).and_then(|len| start.checked_add(len)).ok_or(Errno::ENOMEM)?;
-    if current_process().mm.covers(start, end) { Ok(0) } else { Err(Errno::ENOMEM) }
+    if current_process().mm().covers(start, end) { Ok(0) } else { Err(Errno::ENOMEM) }
 }
 
 /// mincore(2): every mapped page counts as resident, since nothing is paged out.
@@ -246,7 +246,7 @@ pub fn mincore(args: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let end = page_align_up(len).and_then(|len| start.checked_add(len)).ok_or(Errno::ENOMEM)?;
-    if !current_process().mm.covers(start, end) {
+    if !current_process().mm().covers(start, end) {
         return Err(Errno::ENOMEM);
     }
     for page in 0..(end - start) / 4096 {
@@ -259,7 +259,11 @@ pub fn mincore(args: &Args) -> Result<u64> {
 pub fn mlock(args: &Args) -> Result<u64> {
     let start = args.u64(0) & !4095;
     let end = args.u64(0).checked_add(args.u64(1)).and_then(page_align_up).ok_or(Errno::EINVAL)?;
-    if start == end || current_process().mm.covers(start, end) { Ok(0) } else { Err(Errno::ENOMEM) }
+    if start == end || current_process().mm().covers(start, end) {
+        Ok(0)
+    } else {
+        Err(Errno::ENOMEM)
+    }
 }
 
 /// mlockall(2).

@@ -122,11 +122,12 @@ const _: () = assert!(FRAME.is_multiple_of(16));
 
 core::arch::global_asm!(
     ".globl thaw_syscall_entry, thaw_return, thaw_return_full, thaw_return_end",
-    ".globl thaw_trap_entry, thaw_thread_start",
+    ".globl thaw_trap_entry, thaw_thread_start, thaw_syscall_entry_stack",
 
     // Fast door. rax = number, rcx = where the guest goes on, guest stack.
     "thaw_syscall_entry:",
     "mov gs:[8], rsp",
+    "thaw_syscall_entry_stack:",
     "mov rsp, gs:[16]",
     // Nothing so far has changed the flags; like `syscall`, leave them in r11.
     "pushfq",
@@ -176,8 +177,13 @@ core::arch::global_asm!(
     "mov rdi, rsp",
     "call {dispatch}",
 
-    // The way out. rsp = the frame, which is the top of the kernel stack.
+    // The way out. rsp = the frame, which is the top of the kernel stack. A
+    // signal of the host that arrives from here on begins the way out again,
+    // one that arrives earlier has set `attention`: none is overlooked.
     "thaw_return:",
+    "mov rax, gs:[24]",
+    "cmp byte ptr [rax + {attention}], 0",
+    "jne thaw_attend",
     "cmp qword ptr [rsp + {how}], 0",
     "jne thaw_return_full",
     "movaps xmm0, [rsp + {xmm} + 0x00]",
@@ -277,10 +283,17 @@ core::arch::global_asm!(
     "call {trap}",
     "jmp thaw_return",
 
+    "thaw_attend:",
+    "mov rdi, rsp",
+    "call {attend}",
+    "jmp thaw_return",
+
     // First run of a new thread: its frame is at the top of its kernel stack,
     // where the context switch has left rsp.
     "thaw_thread_start:",
-    "jmp thaw_return_full",
+    "mov rdi, rsp",
+    "call {begin}",
+    "jmp thaw_return",
 
     frame = const FRAME,
     r15 = const offset_of!(TrapFrame, r15),
@@ -309,7 +322,10 @@ core::arch::global_asm!(
     xmm = const offset_of!(TrapFrame, xmm),
     user_cs = const USER_CS,
     user_ss = const USER_SS,
+    attention = const offset_of!(crate::task::Thread, attention),
     dispatch = sym crate::syscall::dispatch,
+    attend = sym crate::task::signal::attend,
+    begin = sym crate::task::thread::begin,
     prologue = sym super::fault::prologue,
     trap = sym super::fault::handle,
 );
@@ -326,6 +342,18 @@ unsafe extern "C" {
 unsafe extern "C" {
     static thaw_return: u8;
     static thaw_return_end: u8;
+    static thaw_syscall_entry_stack: u8;
+}
+
+/// Where to resume code that was interrupted at `rip` in the guest's part of
+/// the entry code: the guest's stack pointer must be noted anew, since another
+/// thread may use the vCPU in between.
+pub fn resumable(rip: u64) -> u64 {
+    if rip == &raw const thaw_syscall_entry_stack as u64 {
+        &raw const thaw_syscall_entry as u64
+    } else {
+        rip
+    }
 }
 
 /// Whether `rip` is in the code that restores a frame on the way out.

@@ -3,7 +3,7 @@
 //! left to be mapped on first touch.
 #![allow(unsafe_code)]
 
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::layout::{KERNEL_BASE, KERNEL_END, LAYOUT_END};
 
@@ -75,20 +75,20 @@ pub const SIGUSR1: u32 = 10;
 /// The signal of the alarm that the kernel sets for the guest's timers.
 pub const SIGALRM: u32 = 14;
 
-/// The host has knocked, and nobody has looked yet.
-static KNOCKED: AtomicBool = AtomicBool::new(false);
-
-/// Whether the host has knocked since the last look.
+/// Whether the host has knocked since the last look of this vCPU.
 pub fn take_knock() -> bool {
-    KNOCKED.load(Relaxed) && KNOCKED.swap(false, Relaxed)
+    let knocked = &vcpu::block().knocked;
+    knocked.load(Relaxed) && knocked.swap(false, Relaxed)
 }
 
-/// The alarm has gone off, and nobody has looked yet.
-static ALARMED: AtomicBool = AtomicBool::new(false);
-
-/// Whether the alarm has gone off since the last look.
+/// Whether the alarm has gone off since the last look of this vCPU.
 pub fn take_alarm() -> bool {
-    ALARMED.load(Relaxed) && ALARMED.swap(false, Relaxed)
+    let block = vcpu::block();
+    let alarmed = block.alarmed.load(Relaxed) && block.alarmed.swap(false, Relaxed);
+    if alarmed {
+        block.alarm_at.store(0, Relaxed);
+    }
+    alarmed
 }
 
 /// First half of the slow door, on the signal stack: decides what to do and
@@ -103,7 +103,8 @@ pub extern "C" fn prologue(
     // is the guest's.
     let in_kernel = (KERNEL_BASE..KERNEL_END).contains(&context.rip) && context.rsp >= KERNEL_BASE;
     if signal == SIGUSR1 || signal == SIGALRM {
-        let flag = if signal == SIGUSR1 { &KNOCKED } else { &ALARMED };
+        let block = vcpu::block();
+        let flag = if signal == SIGUSR1 { &block.knocked } else { &block.alarmed };
         flag.store(true, Relaxed);
         return interrupt(info, context, local, in_kernel);
     }
@@ -111,15 +112,15 @@ pub extern "C" fn prologue(
         // Only the host's vdso lies there: it has fallen back to a system call.
         super::panic::die_with("the host's clock source has no vdso clock; see `thaw doctor`")
     }
-    let memory_fault = signal == SIGSEGV || signal == SIGBUS;
-    let mapped = memory_fault && crate::boot::lazy::map_page(info.address);
+    let memory_fault = is_memory_fault(signal);
     if !in_kernel {
         if vcpu::block().thread.is_null() {
             die_in_kernel(signal, info, context)
         }
-        let signal = if mapped { NOTHING } else { signal };
         return continue_in_kernel(frame_from(signal, info, context, context.rip));
     }
+    // From here on this vCPU has the kernel lock.
+    let mapped = memory_fault && crate::boot::lazy::map_page(info.address);
     let fault_exit = memory_fault.then(|| super::user::fault_resume_address(context.rip)).flatten();
     let resume_at = if mapped || fault_exit.is_some() && crate::mm::shared::page_in(info.address) {
         Some(context.rip)
@@ -132,8 +133,9 @@ pub extern "C" fn prologue(
     }
 }
 
-/// Marks a frame whose fault has been dealt with.
-const NOTHING: u32 = 0;
+fn is_memory_fault(signal: u32) -> bool {
+    signal == SIGSEGV || signal == SIGBUS
+}
 
 /// Goes on with `frame` at the top of the running thread's kernel stack, which
 /// is unused while the guest runs.
@@ -170,7 +172,8 @@ fn interrupt(
     }
     crate::task::current().needs_attention();
     if !in_kernel {
-        return continue_in_kernel(frame_from(SIGUSR1, info, context, context.rip));
+        let rip = super::entry::resumable(context.rip);
+        return continue_in_kernel(frame_from(SIGUSR1, info, context, rip));
     }
     let on_kernel_stack = context.rsp <= vcpu::block().kernel_stack_top
         && context.rsp
@@ -231,19 +234,31 @@ fn frame_from(signal: u32, info: &HostSignalInfo, context: &HostContext, rip: u6
 /// Second half, on the thread's kernel stack with the guest's vector state in
 /// the registers.
 pub extern "C" fn handle(frame: &mut TrapFrame) {
-    if frame.signal == SIGSYS {
-        // As the real instruction would leave them.
-        frame.rcx = frame.rip;
-        frame.r11 = frame.rflags;
-        super::gate::try_patch(frame);
-        frame.signal = NOTHING;
-        crate::syscall::dispatch(frame);
-    } else if frame.signal == SIGSEGV && super::gate::restart_displaced(frame) {
-        // The thread was at a `syscall` that has been patched away under it.
-    } else if frame.signal != NOTHING && frame.signal != SIGUSR1 {
-        crate::task::signal::guest_fault(frame);
+    super::kernel_lock::acquire();
+    match frame.signal {
+        SIGSYS => {
+            // As the real instruction would leave them.
+            frame.rcx = frame.rip;
+            frame.r11 = frame.rflags;
+            super::gate::try_patch(frame);
+            frame.signal = 0;
+            crate::syscall::perform(frame);
+        }
+        SIGUSR1 => {}
+        signal => fault(frame, signal),
     }
-    crate::task::signal::before_return(frame);
+    super::kernel_lock::release();
+}
+
+fn fault(frame: &mut TrapFrame, signal: u32) {
+    if is_memory_fault(signal) && crate::boot::lazy::map_page(frame.address) {
+        return;
+    }
+    if signal == SIGSEGV && super::gate::restart_displaced(frame) {
+        // The thread was at a `syscall` that has been patched away under it.
+        return;
+    }
+    crate::task::signal::guest_fault(frame);
 }
 
 fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &HostContext) -> ! {
@@ -275,6 +290,20 @@ fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &HostContext) -> !
     super::panic::exit(super::panic::PANIC_EXIT_CODE)
 }
 
+/// Makes the host deliver signals of this host thread on its vCPU's signal stack.
+pub fn use_signal_stack(vcpu: u32) -> Result<()> {
+    /// `stack_t`.
+    #[repr(C)]
+    struct Stack {
+        base: u64,
+        flags: u64,
+        size: u64,
+    }
+    let stack = Stack { base: vcpu::signal_stack(vcpu), flags: 0, size: vcpu::SIGNAL_STACK_SIZE };
+    // SAFETY: the signal stack is mapped and used for nothing else.
+    unsafe { hostcall(nr::SIGALTSTACK, [&raw const stack as u64, 0, 0, 0, 0, 0]) }.map(drop)
+}
+
 /// Installs the slow door for all signals that can mean something.
 pub fn install_handlers() -> Result<()> {
     /// `struct kernel_sigaction`.
@@ -285,21 +314,12 @@ pub fn install_handlers() -> Result<()> {
         restorer: u64,
         mask: u64,
     }
-    /// `stack_t`.
-    #[repr(C)]
-    struct Stack {
-        base: u64,
-        flags: u64,
-        size: u64,
-    }
     const SA_SIGINFO: u64 = 4;
     const SA_RESTORER: u64 = 0x0400_0000;
     const SA_ONSTACK: u64 = 0x0800_0000;
     const SA_RESTART: u64 = 0x1000_0000;
     const SA_NODEFER: u64 = 0x4000_0000;
-    let stack = Stack { base: vcpu::SIGNAL_STACK, flags: 0, size: vcpu::SIGNAL_STACK_SIZE };
-    // SAFETY: the signal stack is mapped and used for nothing else.
-    unsafe { hostcall(nr::SIGALTSTACK, [&raw const stack as u64, 0, 0, 0, 0, 0]) }?;
+    use_signal_stack(0)?;
     let entry = &raw const super::entry::thaw_trap_entry as u64;
     let action = Action {
         handler: entry,

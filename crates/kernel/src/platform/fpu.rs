@@ -88,6 +88,11 @@ impl FpuState {
         }
     }
 
+    /// Becomes a copy of `other`.
+    pub fn copy_from(&mut self, other: &Self) {
+        self.bytes_mut().copy_from_slice(other.bytes());
+    }
+
     /// Loads the registers from here. The area must be valid, as `save` and
     /// [`FpuState::sanitize`] leave it.
     pub fn load(&self) {
@@ -116,14 +121,6 @@ impl FpuState {
         let present = u64::from_le_bytes(header) & components;
         bytes[512..520].copy_from_slice(&present.to_le_bytes());
         bytes[520..576].fill(0);
-    }
-}
-
-impl Clone for FpuState {
-    fn clone(&self) -> Self {
-        let mut copy = Self::initial();
-        copy.bytes_mut().copy_from_slice(self.bytes());
-        copy
     }
 }
 

@@ -5,6 +5,8 @@
 //! only from there, and checks the arguments of each.
 #![allow(unsafe_code)]
 
+use core::sync::atomic::AtomicU32;
+
 use crate::errno::{Errno, Result};
 
 core::arch::global_asm!(
@@ -65,6 +67,7 @@ pub mod nr {
     pub const RECVMSG: u64 = 47;
     pub const SHUTDOWN: u64 = 48;
     pub const SETITIMER: u64 = 38;
+    pub const FUTEX: u64 = 202;
     pub const EXIT_GROUP: u64 = 231;
     pub const PPOLL: u64 = 271;
     pub const PROCESS_MADVISE: u64 = 440;
@@ -175,6 +178,26 @@ pub fn arm_alarm(ns: u64) {
     let value = [0u64, 0, us / 1_000_000, us % 1_000_000];
     // SAFETY: `value` is valid for the call. It fails for bad values only.
     let _ = unsafe { hostcall(nr::SETITIMER, [ITIMER_REAL, value.as_ptr() as u64, 0, 0, 0, 0]) };
+}
+
+/// futex(2), `FUTEX_WAIT`: sleeps while `word` is `expected`, for at most
+/// `timeout_ns`. The word may lie in memory shared by several host processes.
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>) {
+    const FUTEX_WAIT: u64 = 0;
+    let timespec = timeout_ns.map(|ns| [ns / 1_000_000_000, ns % 1_000_000_000]);
+    let at = timespec.as_ref().map_or(0, |t| t.as_ptr() as u64);
+    let args = [word.as_ptr() as u64, FUTEX_WAIT, expected as u64, at, 0, 0];
+    // SAFETY: `word` and `timespec` are valid for the call. Whoever waits looks
+    // again, so no outcome matters.
+    let _ = unsafe { hostcall(nr::FUTEX, args) };
+}
+
+/// futex(2), `FUTEX_WAKE`.
+pub fn futex_wake(word: &AtomicU32, count: u32) {
+    const FUTEX_WAKE: u64 = 1;
+    // SAFETY: reads no memory.
+    let _ =
+        unsafe { hostcall(nr::FUTEX, [word.as_ptr() as u64, FUTEX_WAKE, count as u64, 0, 0, 0]) };
 }
 
 /// Writes a message to the console: kernel panics and traces.

@@ -8,6 +8,7 @@ pub mod filter;
 pub mod fpu;
 pub mod gate;
 pub mod host;
+pub mod kernel_lock;
 pub mod panic;
 pub mod segment;
 pub mod user;

@@ -138,6 +138,26 @@ impl UserAddress {
         self.read_string(4095)
     }
 
+    /// Atomically replaces a 32-bit word by what `change` makes of it: the old
+    /// value, as `Err` if `change` wants none. `EINVAL` if misaligned.
+    pub fn update_u32(
+        self,
+        mut change: impl FnMut(u32) -> Option<u32>,
+    ) -> Result<core::result::Result<u32, u32>> {
+        let mut old = self.load_u32()?;
+        loop {
+            let Some(new) = change(old) else { return Ok(Err(old)) };
+            // SAFETY: the address is below GUEST_MAX, since it was loaded from;
+            // a fault is caught.
+            let found = unsafe { thaw_compare_exchange(self.0 as *mut u32, old, new) };
+            match u32::try_from(found) {
+                Ok(found) if found == old => return Ok(Ok(old)),
+                Ok(found) => old = found,
+                Err(_) => return Err(Errno::EFAULT),
+            }
+        }
+    }
+
     /// Atomically loads a 32-bit word, `EINVAL` if misaligned (futex(2)).
     pub fn load_u32(self) -> Result<u32> {
         if self.0 & 3 != 0 {
@@ -172,7 +192,26 @@ core::arch::global_asm!(
     "ret",
 );
 
+core::arch::global_asm!(
+    // u64 thaw_compare_exchange(word: rdi, expected: esi, new: edx) -> the old
+    // value, or all ones after a fault.
+    ".globl thaw_compare_exchange, thaw_exchange_begin, thaw_exchange_end, thaw_exchange_fault",
+    "thaw_compare_exchange:",
+    "mov eax, esi",
+    "thaw_exchange_begin:",
+    "lock cmpxchg dword ptr [rdi], edx",
+    "thaw_exchange_end:",
+    "ret",
+    "thaw_exchange_fault:",
+    "mov rax, -1",
+    "ret",
+);
+
 unsafe extern "C" {
+    fn thaw_compare_exchange(word: *mut u32, expected: u32, new: u32) -> u64;
+    static thaw_exchange_begin: u8;
+    static thaw_exchange_end: u8;
+    static thaw_exchange_fault: u8;
     fn thaw_copy(to: *mut u8, from: *const u8, len: usize) -> usize;
     static thaw_copy_begin: u8;
     static thaw_copy_end: u8;
@@ -190,11 +229,21 @@ pub unsafe fn copy_catching_faults(to: *mut u8, from: *const u8, len: usize) -> 
     unsafe { thaw_copy(to, from, len) }
 }
 
-/// If `rip` lies in the copy routine: where a fault there resumes.
+/// If `rip` lies in a routine that touches guest memory: where a fault there
+/// resumes.
 pub fn fault_resume_address(rip: u64) -> Option<u64> {
-    let begin = &raw const thaw_copy_begin as u64;
-    let end = &raw const thaw_copy_end as u64;
-    (begin..end).contains(&rip).then_some(&raw const thaw_copy_fault as u64)
+    let routines = [
+        (&raw const thaw_copy_begin, &raw const thaw_copy_end, &raw const thaw_copy_fault),
+        (
+            &raw const thaw_exchange_begin,
+            &raw const thaw_exchange_end,
+            &raw const thaw_exchange_fault,
+        ),
+    ];
+    routines
+        .into_iter()
+        .find(|&(begin, end, _)| (begin as u64..end as u64).contains(&rip))
+        .map(|(_, _, resume)| resume as u64)
 }
 
 #[cfg(test)]

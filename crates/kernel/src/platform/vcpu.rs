@@ -1,10 +1,16 @@
 //! Virtual CPUs: the per-boot block that `%gs` points to.
+//!
+//! A virtual CPU is a host thread. The first one is the zygote's; the others of
+//! the same host process lie behind it in the per-boot area, which every host
+//! process of the sandbox has for itself.
 #![allow(unsafe_code)]
 
 use core::mem::offset_of;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use thaw_abi::layout::BOOT_BASE;
 
+use crate::mm::AddressSpace;
 use crate::task::Thread;
 
 /// What the entry code finds through `%gs`. Per boot, never saved.
@@ -22,6 +28,21 @@ pub struct VcpuBlock {
     pub idle_rsp: u64,
     /// The thread whose vector state is in the registers, or null.
     pub fpu_owner: *const Thread,
+    /// The memory of the guest that this host process has.
+    pub space: *const AddressSpace,
+    /// Number of this vCPU in its host process.
+    pub index: u32,
+    /// Host thread id, 0 while nobody needs to know.
+    pub host_tid: AtomicU32,
+    /// The host has knocked, and nobody has looked yet.
+    pub knocked: AtomicBool,
+    /// The alarm has gone off, and nobody has looked yet.
+    pub alarmed: AtomicBool,
+    /// When the alarm goes off, on the guest's monotonic clock in nanoseconds;
+    /// 0 if it is not set.
+    pub alarm_at: AtomicU64,
+    /// When the running thread was switched in, on the host's monotonic clock.
+    pub switched_in_ns: u64,
 }
 
 // The entry code uses these offsets.
@@ -35,25 +56,47 @@ pub const SIGNAL_STACK_SIZE: u64 = 128 * 1024;
 /// Bytes of the stack of the idle loop and of boot.
 pub const IDLE_STACK_SIZE: u64 = 256 * 1024;
 
-/// The block of vCPU 0.
-pub const BLOCK: u64 = BOOT_BASE;
-/// Bottom of vCPU 0's signal stack; a guard page lies below.
-pub const SIGNAL_STACK: u64 = BOOT_BASE + 0x10_000;
-/// Bottom of vCPU 0's idle stack; a guard page lies below.
-pub const IDLE_STACK: u64 = BOOT_BASE + 0x50_000;
+/// Most virtual CPUs of a host process.
+pub const MAX_VCPUS: u32 = 64;
+/// Offset of the signal stack in a vCPU's area; a guard page lies below.
+const SIGNAL_STACK_OFFSET: u64 = 0x10_000;
+/// Offset of the idle stack; a guard page lies below.
+const IDLE_STACK_OFFSET: u64 = 0x50_000;
+/// Bytes of a vCPU's area: block, signal stack, idle stack.
+pub const AREA_SIZE: u64 = 0x10_0000;
+/// Where the areas of the vCPUs other than the first begin.
+const OTHERS: u64 = BOOT_BASE + 0x1000_0000;
+
 /// Buffers for control messages.
 pub const MESSAGE_BUFFER: u64 = BOOT_BASE + 0x100_000;
 
-/// Points `%gs` to vCPU 0's block, which is zero so far.
+/// The area of vCPU `index`.
+pub fn area(index: u32) -> u64 {
+    if index == 0 { BOOT_BASE } else { OTHERS + (index as u64 - 1) * AREA_SIZE }
+}
+
+/// Bottom of a vCPU's signal stack.
+pub fn signal_stack(index: u32) -> u64 {
+    area(index) + SIGNAL_STACK_OFFSET
+}
+
+/// Bottom of a vCPU's idle stack.
+pub fn idle_stack(index: u32) -> u64 {
+    area(index) + IDLE_STACK_OFFSET
+}
+
+/// Points `%gs` to a vCPU's block, which is zero so far.
 ///
 /// # Safety
-/// The per-boot area must be mapped.
-pub unsafe fn initialize() {
-    let block = BLOCK as *mut VcpuBlock;
+/// The vCPU's area must be mapped, and no other host thread may use it.
+pub unsafe fn initialize(index: u32) {
+    let at = area(index);
+    let block = at as *mut VcpuBlock;
     // SAFETY: mapped by the caller's promise; nothing else refers to it yet.
     unsafe {
-        (*block).this = BLOCK;
-        core::arch::asm!("wrgsbase {}", in(reg) BLOCK);
+        (*block).this = at;
+        (*block).index = index;
+        core::arch::asm!("wrgsbase {}", in(reg) at);
     }
 }
 
@@ -71,7 +114,10 @@ pub fn block() -> &'static mut VcpuBlock {
 /// Where the stack that `rsp` lies on ends: the idle stack, the signal stack
 /// or the running thread's kernel stack.
 pub fn stack_top_of(rsp: u64) -> u64 {
-    for (bottom, size) in [(SIGNAL_STACK, SIGNAL_STACK_SIZE), (IDLE_STACK, IDLE_STACK_SIZE)] {
+    let index = block().index;
+    for (bottom, size) in
+        [(signal_stack(index), SIGNAL_STACK_SIZE), (idle_stack(index), IDLE_STACK_SIZE)]
+    {
         if (bottom..bottom + size).contains(&rsp) {
             return bottom + size;
         }

@@ -3,10 +3,9 @@
 pub mod table;
 pub mod trace;
 
-use core::sync::atomic::Ordering::Relaxed;
-
 use crate::errno::{Errno, Result};
 use crate::platform::entry::TrapFrame;
+use crate::platform::kernel_lock;
 use crate::platform::user::UserAddress;
 
 /// The six argument registers of a system call (syscall(2)).
@@ -88,9 +87,16 @@ pub struct Entry {
     pub support: Support,
 }
 
-/// Performs the system call of a frame, and what is due before the thread
-/// returns to the guest. Both doors end here.
+/// The fast door: performs the system call of a frame under the kernel lock.
+/// What is due before the thread returns to the guest follows on the way out.
 pub extern "C" fn dispatch(frame: &mut TrapFrame) {
+    kernel_lock::acquire();
+    perform(frame);
+    kernel_lock::release();
+}
+
+/// Performs the system call of a frame.
+pub fn perform(frame: &mut TrapFrame) {
     let entry = usize::try_from(frame.orig_rax)
         .ok()
         .and_then(|number| table::BY_NUMBER.get(number).copied().flatten());
@@ -111,8 +117,5 @@ pub extern "C" fn dispatch(frame: &mut TrapFrame) {
     };
     if tracing {
         trace::leave(entry, frame);
-    }
-    if crate::task::current().attention.load(Relaxed) {
-        crate::task::signal::before_return(frame);
     }
 }

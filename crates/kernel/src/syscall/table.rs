@@ -10,6 +10,7 @@ use crate::fs::syscalls as fs;
 use crate::mm::syscalls as mm;
 use crate::task::signal::syscalls as signal;
 use crate::task::syscalls as task;
+use crate::task::{clone, futex};
 use crate::time::syscalls as time;
 use crate::{ipc, net};
 
@@ -18,6 +19,9 @@ const NO_XATTR: &str = "EOPNOTSUPP, as on a file system without extended attribu
 
 /// What locking memory means.
 const NOT_LOCKED: &str = "checked and accepted; the host may still page the memory out";
+
+/// What clone(2) refuses.
+const NO_NAMESPACES: &str = "no new namespaces (EPERM); processes do not share signal handlers";
 
 /// Rows of the whole table, in any order; one block per subsystem.
 pub const ENTRIES: &[Entry] = &[
@@ -364,13 +368,10 @@ pub const ENTRIES: &[Entry] = &[
     row(39, "getpid", &[], task::getpid, Full),
     row(59, "execve", &[Str, Hex, Hex], task::execve, Full),
     row(60, "exit", &[Int], task::exit, Full),
-    row(
-        61,
-        "wait4",
-        &[Int, Hex, Hex, Hex],
-        task::wait4,
-        Missing("ECHILD: there are no child processes yet"),
-    ),
+    row(56, "clone", &[Hex, Hex, Hex, Hex, Hex], clone::clone, Partial(NO_NAMESPACES)),
+    row(57, "fork", &[], clone::fork, Full),
+    row(58, "vfork", &[], clone::vfork, Full),
+    row(61, "wait4", &[Int, Hex, Hex, Hex], task::wait4, Full),
     row(62, "kill", &[Int, Int], signal::kill, Full),
     row(63, "uname", &[Hex], task::uname, Full),
     row(96, "gettimeofday", &[Hex, Hex], time::gettimeofday, Full),
@@ -384,16 +385,10 @@ pub const ENTRIES: &[Entry] = &[
     row(106, "setgid", &[Int], task::setgid, Full),
     row(107, "geteuid", &[], task::geteuid, Full),
     row(108, "getegid", &[], task::getegid, Full),
-    row(
-        109,
-        "setpgid",
-        &[Int, Int],
-        task::setpgid,
-        Missing("EPERM: the only process leads its session"),
-    ),
+    row(109, "setpgid", &[Int, Int], task::setpgid, Full),
     row(110, "getppid", &[], task::getppid, Full),
     row(111, "getpgrp", &[], task::getpgrp, Full),
-    row(112, "setsid", &[], task::setsid, Missing("EPERM: the only process leads its group")),
+    row(112, "setsid", &[], task::setsid, Full),
     row(113, "setreuid", &[Int, Int], task::setreuid, Full),
     row(114, "setregid", &[Int, Int], task::setregid, Full),
     row(115, "getgroups", &[Int, Hex], task::getgroups, Full),
@@ -465,8 +460,8 @@ pub const ENTRIES: &[Entry] = &[
         202,
         "futex",
         &[Hex, Hex, Int, Hex, Hex, Int],
-        task::futex,
-        Partial("wait, wake, bit sets, requeue"),
+        futex::futex,
+        Partial("no requeueing to futexes with priority inheritance"),
     ),
     row(
         203,
@@ -490,19 +485,18 @@ pub const ENTRIES: &[Entry] = &[
     row(230, "clock_nanosleep", &[Int, Hex, Hex, Hex], time::clock_nanosleep, Full),
     row(231, "exit_group", &[Int], task::exit_group, Full),
     row(234, "tgkill", &[Int, Int, Int], signal::tgkill, Full),
-    row(
-        247,
-        "waitid",
-        &[Int, Int, Hex, Hex, Hex],
-        task::waitid,
-        Missing("ECHILD: there are no child processes yet"),
-    ),
+    row(247, "waitid", &[Int, Int, Hex, Hex, Hex], task::waitid, Full),
     row(273, "set_robust_list", &[Hex, Int], task::set_robust_list, Full),
     row(274, "get_robust_list", &[Int, Hex, Hex], task::get_robust_list, Full),
     row(302, "prlimit64", &[Int, Int, Hex, Hex], task::prlimit64, Full),
     row(309, "getcpu", &[Hex, Hex, Hex], task::getcpu, Full),
     row(318, "getrandom", &[Hex, Int, Hex], task::getrandom, Full),
     row(322, "execveat", &[Fd, Str, Hex, Hex, Hex], task::execveat, Full),
+    row(297, "rt_tgsigqueueinfo", &[Int, Int, Int, Hex], signal::rt_tgsigqueueinfo, Full),
+    row(424, "pidfd_send_signal", &[Fd, Int, Hex, Int], ipc::pidfd::sys_pidfd_send_signal, Full),
+    row(434, "pidfd_open", &[Int, Hex], ipc::pidfd::sys_pidfd_open, Full),
+    row(438, "pidfd_getfd", &[Fd, Fd, Hex], ipc::pidfd::sys_pidfd_getfd, Full),
+    row(435, "clone3", &[Hex, Int], clone::clone3, Partial(NO_NAMESPACES)),
     row(324, "membarrier", &[Int, Hex, Int], task::membarrier, Full),
     row(
         334,

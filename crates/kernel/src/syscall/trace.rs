@@ -83,7 +83,7 @@ pub fn leave(entry: Option<&Entry>, frame: &TrapFrame) {
 
 fn write_call(line: &mut Console, entry: Option<&Entry>, frame: &TrapFrame) {
     let args = frame.args();
-    let _ = write!(line, "[{}] ", current().tid);
+    let _ = write!(line, "[{}] ", current().tid());
     let Some(entry) = entry else {
         let _ = write!(
             line,
@@ -122,7 +122,7 @@ pub fn fatal_fault(frame: &TrapFrame, signal: u32, code: i32, address: u64) {
     if enabled() {
         crate::console!(
             "[{}] --- signal {signal} code {code} address {address:#x} at rip {:#x}, rsp {:#x}, rax {:#x} ---",
-            current().tid,
+            current().tid(),
             frame.rip,
             frame.rsp,
             frame.rax

@@ -1,30 +1,182 @@
 //! The end of threads and processes.
 
 use alloc::sync::Arc;
+use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::control::{Exit, MSG_EXIT};
 
-use super::Thread;
+use super::process::{ExitStatus, FIRST_PID, Life, Process};
+use super::signal::{self, SignalInfo};
+use super::thread::{Thread, current};
+use super::{futex, sched};
 use crate::boot::control;
+use crate::fs::file::Events;
+use crate::state::kernel;
 
-/// Ends the running process, and with the first process the sandbox.
+/// exit_group(2): ends the running process.
 pub fn exit_group(code: u32) -> ! {
-    end_sandbox(Exit { code: code & 0xff, signal: 0 })
+    begin_group_exit(&current().process, ExitStatus::Exited(code as u8));
+    exit_thread(ExitStatus::Exited(code as u8))
 }
 
 /// Ends the running process by a signal.
 pub fn killed_by(signal: u32) -> ! {
-    end_sandbox(Exit { code: 0, signal })
+    begin_group_exit(&current().process, ExitStatus::Killed(signal));
+    exit_thread(ExitStatus::Killed(signal))
 }
 
-fn end_sandbox(exit: Exit) -> ! {
+/// Makes all threads of a process end; the first status counts.
+pub fn begin_group_exit(process: &Process, status: ExitStatus) {
+    process.exiting.lock().get_or_insert(status);
+    end_threads(process, None);
+    process.resumed.wake_all(Events::IN);
+}
+
+/// Tells all threads of a process except `survivor` to end.
+pub fn end_threads(process: &Process, survivor: Option<&Thread>) {
+    let threads = process.threads.lock().clone();
+    for thread in &threads {
+        if survivor.is_some_and(|survivor| core::ptr::eq(survivor, Arc::as_ptr(thread))) {
+            continue;
+        }
+        thread.dying.store(true, Relaxed);
+        thread.needs_attention();
+        sched::interrupt(thread);
+    }
+}
+
+/// Ends a thread that has been told to.
+pub fn exit_dying() -> ! {
+    let status = current().process.exiting.get().unwrap_or(ExitStatus::Exited(0));
+    exit_thread(status)
+}
+
+/// exit(2): ends the running thread, and with the last one the process.
+pub fn exit_thread(status: ExitStatus) -> ! {
+    leave(status);
+    // Nothing on this stack is needed any more: the idle loop frees it.
+    current().switch_to_idle();
+    unreachable!("a thread that has ended was switched to")
+}
+
+fn leave(status: ExitStatus) {
+    let thread = current();
+    let process = thread.process.clone();
+    if thread.tid() == process.pid {
+        process.main_status.set(status);
+    }
+    futex::release_robust(thread);
+    let clear = crate::platform::user::UserAddress(thread.clear_child_tid.load(Relaxed));
+    if !clear.is_null() && clear.write(&0u32).is_ok() {
+        let _ = futex::wake(clear, 1, u32::MAX, futex::Scope::Shared);
+    }
+    process.ended_cpu_ns.fetch_add(thread.cpu_ns(), Relaxed);
+    process.threads.lock().retain(|other| !core::ptr::eq(Arc::as_ptr(other), thread));
+    let removed = kernel().tasks.threads.lock().remove(&thread.tid());
+    // The idle loop keeps the thread until it is off its stack.
+    drop(removed);
+    thread.forget_fpu();
+    process.thread_ended.wake_all(Events::IN);
+    if process.threads.lock().is_empty() {
+        let status = process.exiting.get().unwrap_or(process.main_status.get());
+        end_process(&process, status);
+    }
+    thread.sched.lock().state = sched::RunState::Dead;
+}
+
+/// Ends a process whose last thread ends.
+fn end_process(process: &Arc<Process>, status: ExitStatus) {
+    if process.pid == FIRST_PID {
+        end_sandbox(status);
+    }
+    process.timers.disarm_all();
+    close_files(process);
+    crate::fs::locks::release_process(process);
+    release_memory(process);
+    process.mm().detach();
+    leave_children(process);
+    process.life.set(Life::Zombie(status));
+    signal::hang_up_orphans(process);
+    process.released.wake_all(Events::IN);
+    report_end(process, status);
+}
+
+fn close_files(process: &Process) {
+    if Arc::strong_count(&process.files) > 1 {
+        return;
+    }
+    let table = core::mem::take(&mut *process.files.lock());
+    drop(table);
+}
+
+/// Ends the loan of vfork(2): the maker goes on.
+pub fn release_memory(process: &Process) {
+    let borrowed = core::mem::take(&mut *process.borrows_memory.lock());
+    if borrowed {
+        process.released.wake_all(Events::IN);
+    }
+}
+
+/// The children of a process that ends become those of its nearest ancestor
+/// that is a subreaper (prctl(2)), or of the first process.
+fn leave_children(process: &Process) {
+    let tasks = &kernel().tasks;
+    let children = tasks.processes_where(|other| other.parent_pid() == process.pid);
+    if children.is_empty() {
+        return;
+    }
+    let mut heir = process.parent();
+    while let Some(ancestor) = &heir
+        && ancestor.pid != FIRST_PID
+        && (!ancestor.is_subreaper.get() || ancestor.is_zombie())
+    {
+        heir = ancestor.parent();
+    }
+    let heir_pid = heir.map_or(FIRST_PID, |heir| heir.pid);
+    for child in children {
+        child.family.lock().parent = heir_pid;
+        let death_signal = child.parent_death_signal.get();
+        if death_signal != 0 && !child.is_zombie() {
+            let info = SignalInfo::from_process(death_signal, signal::SI_USER, process.pid, 0);
+            signal::send_to_process(&child, info);
+        }
+        if let Life::Zombie(status) = child.life.get() {
+            child.family.lock().exit_signal = signal::SIGCHLD;
+            report_end(&child, status);
+        }
+    }
+}
+
+/// Tells the parent that a child has ended. One that ignores its children
+/// (`SIG_IGN` or `SA_NOCLDWAIT` for `SIGCHLD`, sigaction(2)) need not wait for it.
+fn report_end(process: &Arc<Process>, status: ExitStatus) {
+    let Some(parent) = process.parent() else {
+        forget(process);
+        return;
+    };
+    let exit_signal = process.family.get().exit_signal;
+    if exit_signal == signal::SIGCHLD && signal::ignores_children(&parent) {
+        forget(process);
+    }
+    if exit_signal != 0 {
+        signal::send_to_process(&parent, signal::child_ended(process, exit_signal, status));
+    }
+    parent.children_changed.wake_all(Events::IN);
+}
+
+/// Removes a process that nobody has to wait for any more.
+pub fn forget(process: &Process) {
+    let removed = kernel().tasks.processes.lock().remove(&process.pid);
+    drop(removed);
+}
+
+fn end_sandbox(status: ExitStatus) -> ! {
     crate::syscall::trace::summary();
+    let exit = match status {
+        ExitStatus::Exited(code) => Exit { code: code.into(), signal: 0 },
+        ExitStatus::Killed(signal) => Exit { code: 0, signal },
+    };
     control::send(MSG_EXIT, 0, bytemuck::bytes_of(&exit), &[]);
     let code = if exit.signal != 0 { 128 + exit.signal } else { exit.code };
     crate::platform::panic::exit(code as u64)
-}
-
-/// Frees a thread that has ended, once it is off its kernel stack.
-pub fn reap(thread: Arc<Thread>) {
-    crate::state::kernel().tasks.threads.lock().remove(&thread.tid);
 }

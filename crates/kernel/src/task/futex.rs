@@ -1,12 +1,14 @@
-//! Futexes (futex(2)): wait queues named by addresses in guest memory.
+//! Futexes (futex(2)): waiting for words in guest memory.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::wait::{WaitQueue, wait_until};
+use super::sched;
+use super::thread::{Thread, current, current_arc, current_process};
+use super::wait::{Wake, wait_until};
 use crate::errno::{Errno, Result};
-use crate::fs::file::Events;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::Lock;
@@ -14,65 +16,126 @@ use crate::syscall::Args;
 use crate::time::Instant;
 use crate::time::syscalls::read_timespec;
 
-/// Those who wait on futexes, by address, in order of arrival.
+/// What names a futex: processes that share memory share its futexes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// An address in one address space.
+    Private(u64, u64),
+    /// A place in shared memory: device and inode number of a file, or zeros;
+    /// and the offset.
+    Shared(u64, u64, u64),
+}
+
+/// Whether a futex may lie in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// `FUTEX_PRIVATE_FLAG`.
+    Private,
+    /// Look at what is mapped there.
+    Shared,
+}
+
+/// Those who wait on futexes, in order of arrival.
 #[derive(Default)]
 pub struct Futexes {
-    waiters: Lock<BTreeMap<u64, alloc::collections::VecDeque<Arc<FutexWaiter>>>>,
+    waiters: Lock<BTreeMap<Key, VecDeque<Arc<FutexWaiter>>>>,
 }
 
 struct FutexWaiter {
+    thread: Arc<Thread>,
     bitset: u32,
+    /// Where it waits; a requeue changes it.
+    key: Lock<Key>,
     woken: AtomicBool,
-    queue: WaitQueue,
 }
 
 const WAIT: u32 = 0;
 const WAKE: u32 = 1;
 const REQUEUE: u32 = 3;
 const CMP_REQUEUE: u32 = 4;
+const WAKE_OP: u32 = 5;
+const LOCK_PI: u32 = 6;
+const UNLOCK_PI: u32 = 7;
+const TRYLOCK_PI: u32 = 8;
 const WAIT_BITSET: u32 = 9;
 const WAKE_BITSET: u32 = 10;
+const LOCK_PI2: u32 = 13;
 const PRIVATE: u32 = 128;
 const CLOCK_REALTIME: u32 = 256;
 const ANY: u32 = u32::MAX;
+
+/// `FUTEX_WAITERS`: the word has waiters.
+const WAITERS: u32 = 0x8000_0000;
+/// `FUTEX_OWNER_DIED`.
+const OWNER_DIED: u32 = 0x4000_0000;
+/// `FUTEX_TID_MASK`.
+const TID_MASK: u32 = 0x3fff_ffff;
 
 /// futex(2).
 pub fn futex(args: &Args) -> Result<u64> {
     let address = args.address(0);
     let operation = args.u32(1);
     let realtime = operation & CLOCK_REALTIME != 0;
+    let scope = if operation & PRIVATE != 0 { Scope::Private } else { Scope::Shared };
+    let second = args.u32(3);
     match operation & !(PRIVATE | CLOCK_REALTIME) {
         WAIT => {
             let deadline = match args.address(3) {
                 UserAddress::NULL => None,
                 at => Some(Instant::after_ns(read_timespec(at)?)),
             };
-            wait(address, args.u32(2), ANY, deadline)
+            wait(address, scope, args.u32(2), ANY, deadline)
         }
         WAIT_BITSET => {
-            let deadline = match args.address(3) {
-                UserAddress::NULL => None,
-                at if realtime => Some(Instant::from_realtime(read_timespec(at)?)),
-                at => Some(Instant(read_timespec(at)?)),
-            };
-            wait(address, args.u32(2), args.u32(5), deadline)
+            let deadline = absolute(args.address(3), realtime)?;
+            wait(address, scope, args.u32(2), args.u32(5), deadline)
         }
-        WAKE => wake(address, args.u32(2), ANY),
-        WAKE_BITSET => wake(address, args.u32(2), args.u32(5)),
-        REQUEUE => requeue(address, args.u32(2), args.u32(3), args.address(4)),
+        WAKE => wake(address, args.u32(2), ANY, scope),
+        WAKE_BITSET => wake(address, args.u32(2), args.u32(5), scope),
+        REQUEUE => requeue(address, args.u32(2), second, args.address(4), scope),
         CMP_REQUEUE => {
             if address.load_u32()? != args.u32(5) {
                 return Err(Errno::EAGAIN);
             }
-            requeue(address, args.u32(2), args.u32(3), args.address(4))
+            requeue(address, args.u32(2), second, args.address(4), scope)
         }
-        // Wake-op and priority inheritance come with threads.
+        WAKE_OP => wake_op(address, args.u32(2), second, args.address(4), args.u32(5), scope),
+        LOCK_PI => lock_pi(address, scope, absolute(args.address(3), true)?),
+        LOCK_PI2 => lock_pi(address, scope, absolute(args.address(3), realtime)?),
+        TRYLOCK_PI => try_lock_pi(address),
+        UNLOCK_PI => unlock_pi(address, scope),
+        // FUTEX_FD is gone from Linux; the C libraries do not requeue to PI
+        // futexes any more.
         _ => Err(Errno::ENOSYS),
     }
 }
 
+fn absolute(at: UserAddress, realtime: bool) -> Result<Option<Instant>> {
+    if at.is_null() {
+        return Ok(None);
+    }
+    let ns = read_timespec(at)?;
+    Ok(Some(if realtime { Instant::from_realtime(ns) } else { Instant(ns) }))
+}
+
+/// The futex at an address; `EINVAL` if it is misaligned.
+fn key_of(address: UserAddress, scope: Scope) -> Result<Key> {
+    if address.0 & 3 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    address.check(4)?;
+    let mm = current_process().mm();
+    if scope == Scope::Shared
+        && let Some((device, inode, offset)) = mm.shared_place(address.0)
+    {
+        return Ok(Key::Shared(device, inode, offset));
+    }
+    Ok(Key::Private(mm.id(), address.0))
+}
+
 fn wait(
     address: UserAddress,
+    scope: Scope,
     expected: u32,
     bitset: u32,
     deadline: Option<Instant>,
@@ -80,14 +143,23 @@ fn wait(
     if bitset == 0 {
         return Err(Errno::EINVAL);
     }
+    let key = key_of(address, scope)?;
     if address.load_u32()? != expected {
         return Err(Errno::EAGAIN);
     }
-    let waiter =
-        Arc::new(FutexWaiter { bitset, woken: AtomicBool::new(false), queue: WaitQueue::new() });
-    kernel().futexes.waiters.lock().entry(address.0).or_default().push_back(waiter.clone());
-    let outcome =
-        wait_until(&[&waiter.queue], deadline, || waiter.woken.load(Relaxed).then_some(Ok(0)));
+    wait_for_wake(key, bitset, deadline).map(|()| 0)
+}
+
+/// Waits in a queue until somebody takes the running thread out of it.
+fn wait_for_wake(key: Key, bitset: u32, deadline: Option<Instant>) -> Result<()> {
+    let waiter = Arc::new(FutexWaiter {
+        thread: current_arc(),
+        bitset,
+        key: Lock::new(key),
+        woken: AtomicBool::new(false),
+    });
+    kernel().futexes.waiters.lock().entry(key).or_default().push_back(waiter.clone());
+    let outcome = wait_until(&[], deadline, || waiter.woken.load(Relaxed).then_some(Ok(())));
     if outcome.is_err() {
         kernel().futexes.forget(&waiter);
     }
@@ -96,59 +168,235 @@ fn wait(
 
 impl Futexes {
     fn forget(&self, waiter: &Arc<FutexWaiter>) {
-        self.waiters.lock().retain(|_, queue| {
+        let key = waiter.key.get();
+        let mut waiters = self.waiters.lock();
+        if let Some(queue) = waiters.get_mut(&key) {
             queue.retain(|other| !Arc::ptr_eq(other, waiter));
-            !queue.is_empty()
-        });
+            if queue.is_empty() {
+                waiters.remove(&key);
+            }
+        }
     }
+
+    /// Takes up to `count` waiters out of a queue.
+    fn take(&self, key: Key, count: u32, bitset: u32) -> Vec<Arc<FutexWaiter>> {
+        let mut taken = Vec::new();
+        let mut waiters = self.waiters.lock();
+        if let Some(queue) = waiters.get_mut(&key) {
+            queue.retain(|waiter| {
+                let chosen = taken.len() < count as usize && waiter.bitset & bitset != 0;
+                if chosen {
+                    taken.push(waiter.clone());
+                }
+                !chosen
+            });
+            if queue.is_empty() {
+                waiters.remove(&key);
+            }
+        }
+        taken
+    }
+}
+
+fn wake_key(key: Key, count: u32, bitset: u32) -> u64 {
+    let woken = kernel().futexes.take(key, count, bitset);
+    for waiter in &woken {
+        waiter.woken.store(true, Relaxed);
+        sched::wake(&waiter.thread, Wake::Woken);
+    }
+    woken.len() as u64
 }
 
 /// Wakes up to `count` waiters whose bit set shares a bit with `bitset`.
-pub fn wake(address: UserAddress, count: u32, bitset: u32) -> Result<u64> {
-    if address.0 & 3 != 0 || bitset == 0 {
+pub fn wake(address: UserAddress, count: u32, bitset: u32, scope: Scope) -> Result<u64> {
+    if bitset == 0 {
         return Err(Errno::EINVAL);
     }
-    address.check(4)?;
-    let mut woken = alloc::vec::Vec::new();
-    let mut waiters = kernel().futexes.waiters.lock();
-    if let Some(queue) = waiters.get_mut(&address.0) {
-        queue.retain(|waiter| {
-            let chosen = woken.len() < count as usize && waiter.bitset & bitset != 0;
-            if chosen {
-                woken.push(waiter.clone());
-            }
-            !chosen
-        });
-        if queue.is_empty() {
-            waiters.remove(&address.0);
-        }
-    }
-    drop(waiters);
-    for waiter in &woken {
-        waiter.woken.store(true, Relaxed);
-        waiter.queue.wake_all(Events::IN);
-    }
-    Ok(woken.len() as u64)
+    Ok(wake_key(key_of(address, scope)?, count, bitset))
 }
 
-fn requeue(from: UserAddress, wake_count: u32, move_count: u32, to: UserAddress) -> Result<u64> {
-    let woken = wake(from, wake_count, ANY)?;
-    to.check(4)?;
-    let mut waiters = kernel().futexes.waiters.lock();
-    let mut moved = alloc::collections::VecDeque::new();
-    if let Some(queue) = waiters.get_mut(&from.0) {
-        while moved.len() < move_count as usize
-            && let Some(waiter) = queue.pop_front()
-        {
-            moved.push_back(waiter);
-        }
-        if queue.is_empty() {
-            waiters.remove(&from.0);
-        }
+fn requeue(
+    from: UserAddress,
+    wake_count: u32,
+    move_count: u32,
+    to: UserAddress,
+    scope: Scope,
+) -> Result<u64> {
+    if (wake_count as i32) < 0 || (move_count as i32) < 0 {
+        return Err(Errno::EINVAL);
     }
+    let (from, to) = (key_of(from, scope)?, key_of(to, scope)?);
+    let woken = wake_key(from, wake_count, ANY);
+    let moved = kernel().futexes.take(from, move_count, ANY);
     let count = moved.len() as u64;
     if count > 0 {
-        waiters.entry(to.0).or_default().append(&mut moved);
+        let mut waiters = kernel().futexes.waiters.lock();
+        let queue = waiters.entry(to).or_default();
+        for waiter in moved {
+            waiter.key.set(to);
+            queue.push_back(waiter);
+        }
     }
     Ok(woken + count)
+}
+
+/// `FUTEX_WAKE_OP`: changes a second word, wakes at the first, and at the
+/// second if its old value compares as asked.
+fn wake_op(
+    first: UserAddress,
+    first_count: u32,
+    second_count: u32,
+    second: UserAddress,
+    encoded: u32,
+    scope: Scope,
+) -> Result<u64> {
+    let (operation, comparison) = (encoded >> 28, encoded >> 24 & 0xf);
+    let sign_extended = |bits: u32| ((bits << 20) as i32 >> 20) as u32;
+    let (mut operand, compared) = (sign_extended(encoded >> 12), sign_extended(encoded));
+    if operation & 8 != 0 {
+        operand = 1u32.checked_shl(operand & 31).unwrap_or(0);
+    }
+    let (first_key, second_key) = (key_of(first, scope)?, key_of(second, scope)?);
+    let new_value = |old: u32| match operation & 7 {
+        0 => Some(operand),
+        1 => Some(old.wrapping_add(operand)),
+        2 => Some(old | operand),
+        3 => Some(old & !operand),
+        4 => Some(old ^ operand),
+        _ => None,
+    };
+    if new_value(0).is_none() {
+        return Err(Errno::ENOSYS);
+    }
+    let old = second.update_u32(new_value)?.unwrap_or_else(|unchanged| unchanged);
+    let holds = match comparison {
+        0 => old == compared,
+        1 => old != compared,
+        2 => (old as i32) < compared as i32,
+        3 => old as i32 <= compared as i32,
+        4 => old as i32 > compared as i32,
+        5 => old as i32 >= compared as i32,
+        _ => return Err(Errno::ENOSYS),
+    };
+    let mut woken = wake_key(first_key, first_count, ANY);
+    if holds {
+        woken += wake_key(second_key, second_count, ANY);
+    }
+    Ok(woken)
+}
+
+/// Takes a PI futex if it is free; `EAGAIN` if somebody has it, `EDEADLK` if
+/// that is the caller.
+fn try_lock_pi(address: UserAddress) -> Result<u64> {
+    address.load_u32()?;
+    let tid = current().tid();
+    let taken = address.update_u32(|old| match old & TID_MASK {
+        0 => Some(old & (WAITERS | OWNER_DIED) | tid),
+        _ => None,
+    })?;
+    match taken {
+        Ok(_) => Ok(0),
+        Err(old) if old & TID_MASK == tid => Err(Errno::EDEADLK),
+        Err(_) => Err(Errno::EAGAIN),
+    }
+}
+
+/// `FUTEX_LOCK_PI`. There are no priorities to inherit: the lock is handed to
+/// waiters in order of arrival.
+fn lock_pi(address: UserAddress, scope: Scope, deadline: Option<Instant>) -> Result<u64> {
+    let key = key_of(address, scope)?;
+    loop {
+        match try_lock_pi(address) {
+            Err(Errno::EAGAIN) => {}
+            outcome => return outcome,
+        }
+        let marked = address.update_u32(|old| (old & TID_MASK != 0).then_some(old | WAITERS))?;
+        let Ok(owner) = marked else { continue };
+        let owner = owner & TID_MASK;
+        if kernel().tasks.thread(owner).is_none() {
+            return Err(Errno::ESRCH);
+        }
+        match wait_for_wake(key, ANY, deadline) {
+            // The one who unlocks has put our id into the word.
+            Ok(()) if address.load_u32()? & TID_MASK == current().tid() => return Ok(0),
+            Ok(()) => {}
+            Err(Errno::ERESTARTSYS) => return Err(Errno::ERESTARTNOINTR),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// `FUTEX_UNLOCK_PI`.
+fn unlock_pi(address: UserAddress, scope: Scope) -> Result<u64> {
+    let key = key_of(address, scope)?;
+    if address.load_u32()? & TID_MASK != current().tid() {
+        return Err(Errno::EPERM);
+    }
+    hand_over(address, key, 0)
+}
+
+/// Gives a PI futex to the first waiter, or frees it.
+fn hand_over(address: UserAddress, key: Key, died: u32) -> Result<u64> {
+    let next = kernel().futexes.take(key, 1, ANY).into_iter().next();
+    let more = kernel().futexes.waiters.lock().contains_key(&key);
+    let word = match &next {
+        Some(waiter) => waiter.thread.tid() | if more { WAITERS } else { 0 },
+        None => 0,
+    };
+    let outcome = address.update_u32(|_| Some(word | died));
+    if let Some(waiter) = next {
+        waiter.woken.store(true, Relaxed);
+        sched::wake(&waiter.thread, Wake::Woken);
+    }
+    outcome.map(|_| 0)
+}
+
+/// Longest list of robust futexes that is looked through (ROBUST_LIST_LIMIT).
+const ROBUST_LIST_LIMIT: usize = 2048;
+
+/// Frees the robust futexes that a thread holds at its end
+/// (Documentation/locking/robust-futexes.rst).
+pub fn release_robust(thread: &Thread) {
+    let head = UserAddress(thread.robust_list.load(Relaxed));
+    if head.is_null() {
+        return;
+    }
+    // An unusable list is the guest's problem: what can be freed is freed.
+    let _ = release_list(thread, head);
+}
+
+fn release_list(thread: &Thread, head: UserAddress) -> Result<()> {
+    const PI: u64 = 1;
+    let offset: u64 = head.offset(8).read()?;
+    let pending: u64 = head.offset(16).read()?;
+    let mut entry: u64 = head.read()?;
+    for _ in 0..ROBUST_LIST_LIMIT {
+        if entry & !PI == head.0 {
+            break;
+        }
+        let next = UserAddress(entry & !PI).read::<u64>();
+        if entry != pending {
+            mark_dead(thread, UserAddress((entry & !PI).wrapping_add(offset)), entry & PI != 0);
+        }
+        entry = next?;
+    }
+    if pending != 0 {
+        mark_dead(thread, UserAddress((pending & !PI).wrapping_add(offset)), pending & PI != 0);
+    }
+    Ok(())
+}
+
+fn mark_dead(thread: &Thread, word: UserAddress, is_pi: bool) {
+    let Ok(key) = key_of(word, Scope::Shared) else { return };
+    let private = key_of(word, Scope::Private).unwrap_or(key);
+    if word.load_u32().is_ok_and(|value| value & TID_MASK == thread.tid()) {
+        if is_pi {
+            let _ = hand_over(word, private, OWNER_DIED);
+            return;
+        }
+        let _ = word.update_u32(|old| Some(old & WAITERS | OWNER_DIED));
+        if wake_key(key, 1, ANY) == 0 {
+            wake_key(private, 1, ANY);
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Processes and threads.
 
+pub mod clone;
 pub mod exec;
 pub mod exit;
 pub mod futex;

@@ -1,25 +1,116 @@
-//! Processes: what the threads of one program share.
+//! Processes: what the threads of one program share, and how processes are
+//! related.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::Thread;
+use super::sched::RunState;
+use super::signal::ProcessSignals;
+use super::wait::WaitQueue;
 use crate::fs::FsContext;
 use crate::fs::fd_table::FdTable;
 use crate::fs::path::Path;
 use crate::mm::AddressSpace;
+use crate::state::kernel;
 use crate::sync::Lock;
-
-use super::signal::ProcessSignals;
 
 /// All processes and threads of the sandbox.
 #[derive(Default)]
 pub struct Tasks {
-    /// Threads by thread id. A process is in here as its main thread.
+    /// Living threads by thread id.
     pub threads: Lock<BTreeMap<u32, Arc<Thread>>>,
-    /// Threads that can run, first come first served.
-    pub run_queue: Lock<alloc::collections::VecDeque<Arc<Thread>>>,
+    /// Processes by process id, those included that have ended and that nobody
+    /// has waited for.
+    pub processes: Lock<BTreeMap<u32, Arc<Process>>>,
+    /// The last process or thread id that was given out.
+    last_id: AtomicU32,
+    /// The last number of an address space.
+    last_space: AtomicU64,
+    /// End of the offsets that name shared anonymous memory, in bytes.
+    shared_memory_end: AtomicU64,
+}
+
+/// `kernel.pid_max`: ids are below this.
+pub const PID_MAX: u32 = 4_194_304;
+/// After a wrap, ids begin here (RESERVED_PIDS in Linux' kernel/pid.c).
+const FIRST_REUSED_ID: u32 = 300;
+
+/// Process id of the first guest process.
+pub const FIRST_PID: u32 = 1;
+
+impl Tasks {
+    /// An id that no process, thread, group or session uses.
+    pub fn new_id(&self) -> u32 {
+        let threads = self.threads.lock();
+        let processes = self.processes.lock();
+        loop {
+            let mut id = self.last_id.load(Relaxed) + 1;
+            if id >= PID_MAX {
+                id = FIRST_REUSED_ID;
+            }
+            self.last_id.store(id, Relaxed);
+            let in_use = threads.contains_key(&id)
+                || processes.contains_key(&id)
+                || processes.values().any(|process| {
+                    let family = process.family.get();
+                    family.group == id || family.session == id
+                });
+            if !in_use {
+                return id;
+            }
+        }
+    }
+
+    /// A number for a new address space.
+    pub fn new_space_id(&self) -> u64 {
+        self.last_space.fetch_add(1, Relaxed) + 1
+    }
+
+    /// The first of `len` bytes of offsets that name new shared anonymous memory.
+    pub fn new_shared_memory(&self, len: u64) -> u64 {
+        self.shared_memory_end.fetch_add(len, Relaxed)
+    }
+
+    /// The process with an id, unless it is gone.
+    pub fn process(&self, pid: u32) -> Option<Arc<Process>> {
+        self.processes.lock().get(&pid).cloned()
+    }
+
+    /// The thread with an id.
+    pub fn thread(&self, tid: u32) -> Option<Arc<Thread>> {
+        self.threads.lock().get(&tid).cloned()
+    }
+
+    /// All processes that fulfil a condition.
+    pub fn processes_where(&self, condition: impl Fn(&Process) -> bool) -> Vec<Arc<Process>> {
+        self.processes.lock().values().filter(|process| condition(process)).cloned().collect()
+    }
+
+    /// All threads.
+    pub fn all_threads(&self) -> Vec<Arc<Thread>> {
+        self.threads.lock().values().cloned().collect()
+    }
+
+    /// Number of threads that run or could run.
+    pub fn runnable(&self) -> usize {
+        let threads = self.threads.lock();
+        threads.values().filter(|thread| thread.sched.get().state == RunState::Runnable).count()
+    }
+
+    /// The address spaces of all processes, each once.
+    pub fn spaces(&self) -> Vec<Arc<AddressSpace>> {
+        let mut spaces: Vec<Arc<AddressSpace>> = Vec::new();
+        for thread in self.threads.lock().values() {
+            let space = thread.process.mm();
+            if !spaces.iter().any(|known| Arc::ptr_eq(known, &space)) {
+                spaces.push(space);
+            }
+        }
+        spaces
+    }
 }
 
 /// User and group ids (credentials(7)).
@@ -47,23 +138,101 @@ pub struct ResourceLimit {
     pub maximum: u64,
 }
 
-/// Index of `RLIMIT_NOFILE` in [`Process::limits`].
-pub const RLIMIT_NOFILE: usize = 7;
 /// Index of `RLIMIT_FSIZE` in [`Process::limits`].
 pub const RLIMIT_FSIZE: usize = 1;
 /// Index of `RLIMIT_STACK` in [`Process::limits`].
 pub const RLIMIT_STACK: usize = 3;
+/// Index of `RLIMIT_NPROC` in [`Process::limits`].
+pub const RLIMIT_NPROC: usize = 6;
+/// Index of `RLIMIT_NOFILE` in [`Process::limits`].
+pub const RLIMIT_NOFILE: usize = 7;
+
+/// How a process ended (wait(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// exit(2) with the low 8 bits of the code.
+    Exited(u8),
+    /// By a signal.
+    Killed(u32),
+}
+
+impl ExitStatus {
+    /// As wait(2) stores it.
+    pub fn to_wait_status(self) -> u32 {
+        match self {
+            ExitStatus::Exited(code) => (code as u32) << 8,
+            ExitStatus::Killed(signal) => signal,
+        }
+    }
+}
+
+/// Where a process is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// Its threads may run.
+    Running,
+    /// Stopped by a signal.
+    Stopped(u32),
+    /// Ended; waits for its parent to ask.
+    Zombie(ExitStatus),
+}
+
+/// What a parent has not been told yet (wait(2), `WUNTRACED` and `WCONTINUED`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unreported {
+    /// The signal that has stopped the process.
+    pub stopped: Option<u32>,
+    /// It has been continued.
+    pub continued: bool,
+}
+
+/// How a process is related to others.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// Process id of the parent; 0 for the first process.
+    pub parent: u32,
+    /// Process group (setpgid(2)).
+    pub group: u32,
+    /// Session (setsid(2)).
+    pub session: u32,
+    /// The signal that the parent gets at the end; 0 for none.
+    pub exit_signal: u32,
+    /// Whether it has executed a program since it was made (setpgid(2), `EACCES`).
+    pub has_executed: bool,
+}
 
 /// A guest process.
 pub struct Process {
     /// Process id, as the guest sees it.
     pub pid: u32,
-    /// Memory.
-    pub mm: AddressSpace,
+    /// Memory; shared between processes only after vfork(2) and its like.
+    mm: Lock<Arc<AddressSpace>>,
+    /// Its living threads.
+    pub threads: Lock<Vec<Arc<Thread>>>,
+    /// Relations.
+    pub family: Lock<Family>,
+    /// Whether it runs, is stopped or has ended.
+    pub life: Lock<Life>,
+    /// What the parent has not been told.
+    pub unreported: Lock<Unreported>,
+    /// Set once all threads have to end.
+    pub exiting: Lock<Option<ExitStatus>>,
+    /// Status of the main thread, should all threads end one by one.
+    pub main_status: Lock<ExitStatus>,
+    /// Woken when a child changes its state.
+    pub children_changed: WaitQueue,
+    /// Woken when a thread ends (execve(2) waits for the others).
+    pub thread_ended: WaitQueue,
+    /// Woken when the process continues or dies while it is stopped.
+    pub resumed: WaitQueue,
+    /// Woken when the process ends, or has its own memory after vfork(2).
+    pub released: WaitQueue,
+    /// Whether it still uses the memory that vfork(2) has lent.
+    pub borrows_memory: Lock<bool>,
     /// Open descriptors.
-    pub files: Lock<FdTable>,
+    pub files: Arc<Lock<FdTable>>,
     /// Working directory, root directory, umask.
-    pub fs: Lock<FsContext>,
+    pub fs: Arc<Lock<FsContext>>,
     /// User and group ids.
     pub credentials: Lock<Credentials>,
     /// Resource limits by `RLIMIT_*`.
@@ -82,25 +251,143 @@ pub struct Process {
     pub timers: crate::time::itimer::IntervalTimers,
     /// `PR_SET_DUMPABLE` (prctl(2)); nothing is ever dumped.
     pub dumpable: Lock<bool>,
+    /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).
+    pub is_subreaper: Lock<bool>,
+    /// `PR_SET_PDEATHSIG` (prctl(2)); 0 for none.
+    pub parent_death_signal: Lock<u32>,
     /// When it started, on the guest's monotonic clock, in nanoseconds.
     pub start_ns: u64,
+    /// CPU time of threads that have ended, in nanoseconds.
+    pub ended_cpu_ns: AtomicU64,
+    /// CPU time of children that have been waited for, in nanoseconds.
+    pub children_cpu_ns: AtomicU64,
 }
 
 impl Process {
-    /// Process id of the parent; the first process has none.
+    /// The first process of a sandbox, without threads.
+    pub fn first(credentials: Credentials, root: Path) -> Self {
+        let family = Family {
+            parent: 0,
+            group: FIRST_PID,
+            session: FIRST_PID,
+            exit_signal: 0,
+            has_executed: true,
+        };
+        let shares = Shares {
+            mm: Arc::new(AddressSpace::new()),
+            files: Arc::new(Lock::new(FdTable::new())),
+            fs: Arc::new(Lock::new(FsContext::new(root))),
+            borrows_memory: false,
+        };
+        Self { credentials: Lock::new(credentials), ..Self::new(FIRST_PID, family, shares) }
+    }
+
+    /// A child of this process, without threads.
+    pub fn child(&self, pid: u32, parent: u32, exit_signal: u32, shares: Shares) -> Self {
+        let family = Family { parent, exit_signal, has_executed: false, ..self.family.get() };
+        Self {
+            credentials: Lock::new(self.credentials.lock().clone()),
+            limits: Lock::new(self.limits.get()),
+            executable: Lock::new(self.executable.lock().clone()),
+            command_line: Lock::new(self.command_line.lock().clone()),
+            environment: Lock::new(self.environment.lock().clone()),
+            auxiliary_vector: Lock::new(self.auxiliary_vector.lock().clone()),
+            signals: Lock::new(self.signals.lock().inherited()),
+            dumpable: Lock::new(self.dumpable.get()),
+            ..Self::new(pid, family, shares)
+        }
+    }
+
+    fn new(pid: u32, family: Family, shares: Shares) -> Self {
+        shares.mm.attach();
+        Self {
+            pid,
+            mm: Lock::new(shares.mm),
+            threads: Lock::default(),
+            family: Lock::new(family),
+            life: Lock::new(Life::Running),
+            unreported: Lock::default(),
+            exiting: Lock::new(None),
+            main_status: Lock::new(ExitStatus::Exited(0)),
+            children_changed: WaitQueue::new(),
+            thread_ended: WaitQueue::new(),
+            resumed: WaitQueue::new(),
+            released: WaitQueue::new(),
+            borrows_memory: Lock::new(shares.borrows_memory),
+            files: shares.files,
+            fs: shares.fs,
+            credentials: Lock::default(),
+            limits: Lock::new(DEFAULT_LIMITS),
+            executable: Lock::new(None),
+            command_line: Lock::default(),
+            environment: Lock::default(),
+            auxiliary_vector: Lock::default(),
+            signals: Lock::default(),
+            timers: Default::default(),
+            dumpable: Lock::new(true),
+            is_subreaper: Lock::new(false),
+            parent_death_signal: Lock::new(0),
+            start_ns: crate::time::Instant::now().0,
+            ended_cpu_ns: AtomicU64::new(0),
+            children_cpu_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// The memory.
+    pub fn mm(&self) -> Arc<AddressSpace> {
+        self.mm.lock().clone()
+    }
+
+    /// Gives the process other memory (execve(2) of one that shares it).
+    pub fn set_mm(&self, mm: Arc<AddressSpace>) -> Arc<AddressSpace> {
+        mm.attach();
+        let old = core::mem::replace(&mut *self.mm.lock(), mm);
+        old.detach();
+        old
+    }
+
+    /// Process id of the parent; 0 for the first process.
     pub fn parent_pid(&self) -> u32 {
-        0
+        self.family.get().parent
+    }
+
+    /// The parent.
+    pub fn parent(&self) -> Option<Arc<Process>> {
+        kernel().tasks.process(self.parent_pid())
     }
 
     /// Process group (setpgid(2)).
     pub fn process_group(&self) -> u32 {
-        self.pid
+        self.family.get().group
     }
 
     /// Session (setsid(2)).
     pub fn session(&self) -> u32 {
-        self.pid
+        self.family.get().session
     }
+
+    /// Whether the process has ended.
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.life.get(), Life::Zombie(_))
+    }
+
+    /// CPU time of all threads, in nanoseconds.
+    pub fn cpu_ns(&self) -> u64 {
+        let living: u64 = self.threads.lock().iter().map(|thread| thread.cpu_ns()).sum();
+        living + self.ended_cpu_ns.load(Relaxed)
+    }
+}
+
+/// What a new process shares with its maker, or has copies of.
+pub struct Shares {
+    /// Memory.
+    pub mm: Arc<AddressSpace>,
+    /// Descriptors.
+    pub files: Arc<Lock<FdTable>>,
+    /// Directories and umask.
+    pub fs: Arc<Lock<FsContext>>,
+    /// The maker sleeps until the memory is given back (vfork(2)).
+    pub borrows_memory: bool,
 }
 
 /// No limit.
@@ -121,7 +408,7 @@ pub const DEFAULT_LIMITS: [ResourceLimit; 16] = {
     // RLIMIT_CORE, RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_MEMLOCK,
     // RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE, RLIMIT_NICE, RLIMIT_RTPRIO.
     limits[4] = ResourceLimit { current: 0, maximum: RLIM_INFINITY };
-    limits[6] = ResourceLimit::both(32768);
+    limits[RLIMIT_NPROC] = ResourceLimit::both(32768);
     limits[RLIMIT_NOFILE] = ResourceLimit { current: 1024, maximum: 1 << 20 };
     limits[8] = ResourceLimit::both(8 << 20);
     limits[11] = ResourceLimit::both(32768);

@@ -1,9 +1,15 @@
 //! The scheduler: M guest threads on the virtual CPUs.
 //!
-//! A thread that blocks switches to the idle loop of its vCPU, which picks the
-//! next one or waits in the host for descriptors, timers and messages.
+//! Every address space has a run queue, and virtual CPUs that serve it: host
+//! threads of the host process that has this memory. A thread that blocks
+//! switches to the idle loop of its vCPU, which picks the next one or waits.
+//! One waiting vCPU of the sandbox is the *watcher*: it waits in the host for
+//! descriptors, messages and the nearest timer on behalf of all; the others
+//! sleep until there is something in their queue.
 
+use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::control::{
     Connection, MSG_CONNECTION, MSG_FREEZE, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal, WindowSize,
@@ -13,9 +19,16 @@ use super::Thread;
 use super::thread::{current, current_arc};
 use super::wait::{WaitQueue, WaitToken, Waiter, Wake};
 use crate::boot::{control, phases};
-use crate::platform::host::HostFd;
+use crate::errno::{Errno, Result};
+use crate::mm::AddressSpace;
+use crate::platform::host::{self, HostFd};
+use crate::platform::vcpu;
 use crate::state::kernel;
+use crate::sync::Lock;
 use crate::time::{Instant, timer};
+
+/// How long a thread may run while others wait, in nanoseconds.
+const SLICE_NS: u64 = 4_000_000;
 
 /// Scheduling state of a thread.
 #[derive(Clone, Copy, Debug)]
@@ -29,10 +42,12 @@ pub struct SchedState {
 /// Whether a thread can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunState {
-    /// On a vCPU or in the run queue.
+    /// On a vCPU or in a run queue.
     Runnable,
     /// Waiting; signals interrupt it.
     Blocked,
+    /// Waiting for something that is sure to come; signals do not interrupt it.
+    Uninterruptible,
     /// Ended.
     Dead,
 }
@@ -44,25 +59,95 @@ impl Default for SchedState {
 }
 
 impl SchedState {
-    /// The state of a new thread, which is not in the run queue yet.
+    /// The state of a new thread, which is not in a run queue yet.
     pub const fn new() -> Self {
         Self { state: RunState::Blocked, reason: Wake::Woken }
     }
 }
 
+/// The threads of an address space that can run, first come first served.
+#[derive(Default)]
+pub struct RunQueue {
+    threads: Lock<VecDeque<Arc<Thread>>>,
+}
+
+impl RunQueue {
+    /// An empty queue.
+    pub const fn new() -> Self {
+        Self { threads: Lock::new(VecDeque::new()) }
+    }
+
+    /// Number of threads in the queue.
+    pub fn len(&self) -> usize {
+        self.threads.lock().len()
+    }
+
+    /// Whether no thread waits for a vCPU.
+    pub fn is_empty(&self) -> bool {
+        self.threads.lock().is_empty()
+    }
+
+    fn push(&self, thread: Arc<Thread>) {
+        self.threads.lock().push_back(thread);
+    }
+
+    fn pop(&self) -> Option<Arc<Thread>> {
+        self.threads.lock().pop_front()
+    }
+}
+
+/// The address space that this vCPU serves.
+fn own_space() -> &'static AddressSpace {
+    let space = vcpu::block().space;
+    assert!(!space.is_null(), "this vCPU serves no address space");
+    // SAFETY: set by `serve`, which keeps the address space alive for ever.
+    #[allow(unsafe_code)]
+    unsafe {
+        &*space
+    }
+}
+
+/// Makes this vCPU serve an address space.
+pub fn serve(space: Arc<AddressSpace>) {
+    vcpu::block().space = Arc::into_raw(space);
+}
+
 /// Makes a blocked thread runnable; the first reason to wake counts.
 pub fn wake(thread: &Thread, reason: Wake) {
     let mut sched = thread.sched.lock();
-    if sched.state != RunState::Blocked {
+    if !matches!(sched.state, RunState::Blocked | RunState::Uninterruptible) {
         return;
     }
     sched.state = RunState::Runnable;
     sched.reason = reason;
     drop(sched);
-    let thread = kernel().tasks.threads.lock().get(&thread.tid).cloned();
-    if let Some(thread) = thread {
-        kernel().tasks.run_queue.lock().push_back(thread);
+    let Some(thread) = kernel().tasks.thread(thread.tid()) else { return };
+    thread.process.mm().run_queue.push(thread.clone());
+    watch_clock();
+}
+
+/// Wakes a thread because a signal is there for it, unless its wait is not to
+/// be interrupted.
+pub fn interrupt(thread: &Thread) {
+    let state = thread.sched.lock().state;
+    if state == RunState::Blocked || state == RunState::Uninterruptible && thread.is_dying() {
+        wake(thread, Wake::Interrupted);
+    } else {
+        kick(thread);
     }
+}
+
+/// Makes a thread that runs on another vCPU come into the kernel soon.
+pub fn kick(_thread: &Thread) {}
+
+/// Gives `space` to a host process of its own, which runs `thread`.
+pub fn fork_host_process(_space: &Arc<AddressSpace>, _thread: &Arc<Thread>) -> Result<()> {
+    Err(Errno::ENOSYS)
+}
+
+/// Gives a process that has borrowed its memory an empty address space.
+pub fn move_to_new_space(_process: &Arc<super::Process>) -> Result<()> {
+    Err(Errno::ENOSYS)
 }
 
 /// Lets a new thread run.
@@ -103,13 +188,57 @@ pub fn block_on(queues: &[&WaitQueue], deadline: Option<Instant>) -> Wake {
     thread.sched.lock().reason
 }
 
+/// Blocks the running thread until `queue` is woken.
+pub fn block_uninterruptibly(queue: &WaitQueue) {
+    let thread = current();
+    let token = queue.register(current_arc());
+    thread.sched.lock().state = RunState::Uninterruptible;
+    thread.switch_to_idle();
+    queue.unregister(token);
+}
+
 /// Lets other runnable threads run first (sched_yield(2)).
 pub fn yield_now() {
-    if kernel().tasks.run_queue.lock().is_empty() {
+    let thread = current_arc();
+    let space = thread.process.mm();
+    if space.run_queue.is_empty() {
         return;
     }
-    kernel().tasks.run_queue.lock().push_back(current_arc());
+    space.run_queue.push(thread);
+    drop(space);
     current().switch_to_idle();
+}
+
+/// The alarm has gone off while a thread runs: fires timers, and lets others run.
+pub fn tick() {
+    timer::fire_due();
+    if own_space().run_queue.is_empty() {
+        watch_clock();
+    } else {
+        yield_now();
+    }
+}
+
+/// Makes sure that the running thread is interrupted when a timer is due or
+/// others have waited for long enough. Does nothing while idle.
+pub fn watch_clock() {
+    let block = vcpu::block();
+    if block.thread.is_null() {
+        return;
+    }
+    let timer = timer::next_deadline();
+    let others = !own_space().run_queue.is_empty();
+    if timer.is_none() && !others {
+        return;
+    }
+    let now = Instant::now();
+    let slice = others.then_some(Instant(now.0 + SLICE_NS));
+    let wanted = [timer, slice].into_iter().flatten().min().unwrap_or(now);
+    let set = block.alarm_at.load(Relaxed);
+    if set == 0 || wanted.0 < set {
+        block.alarm_at.store(wanted.0.max(1), Relaxed);
+        host::arm_alarm(wanted.0.saturating_sub(now.0));
+    }
 }
 
 /// The idle loop; never returns.
@@ -141,19 +270,14 @@ pub fn run() -> ! {
 /// Runs threads until none can run.
 fn run_threads() {
     loop {
-        let next = kernel().tasks.run_queue.lock().pop_front();
-        let Some(thread) = next else { return };
+        let Some(thread) = own_space().run_queue.pop() else { return };
         phases::first_instruction();
         if crate::boot::populate::is_pending() {
             thread.needs_attention();
         }
         thread.switch_from_idle();
-        if thread.sched.lock().state == RunState::Dead {
-            super::exit::reap(thread);
-        }
     }
 }
-
 /// Handles everything that the host has sent.
 pub fn handle_messages() {
     while let Some(message) = control::next_message() {

@@ -3,7 +3,7 @@
 
 use alloc::alloc::{Layout, alloc, dealloc};
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::Process;
 use super::sched::SchedState;
@@ -11,7 +11,8 @@ use super::signal::ThreadSignals;
 use crate::fs::file::Events;
 use crate::platform::entry::TrapFrame;
 use crate::platform::fpu::FpuState;
-use crate::platform::{context, entry, vcpu};
+use crate::platform::user::UserAddress;
+use crate::platform::{clock, context, entry, kernel_lock, vcpu};
 use crate::sync::Lock;
 
 /// Bytes of a kernel stack.
@@ -19,8 +20,8 @@ pub const KERNEL_STACK_SIZE: usize = 64 << 10;
 
 /// A guest thread.
 pub struct Thread {
-    /// Thread id, as the guest sees it.
-    pub tid: u32,
+    /// See [`Thread::tid`].
+    tid: AtomicU32,
     /// The process it belongs to.
     pub process: Arc<Process>,
     /// Name (`PR_SET_NAME`), NUL-padded.
@@ -31,6 +32,11 @@ pub struct Thread {
     pub signals: Lock<ThreadSignals>,
     /// Set when something is to be done before the thread returns to the guest.
     pub attention: AtomicBool,
+    /// Set when the thread has to end: its process exits or executes a program.
+    pub dying: AtomicBool,
+    /// Where to write the thread id before the thread first runs
+    /// (`CLONE_CHILD_SETTID`); 0 for nowhere.
+    pub set_child_tid: AtomicU64,
     /// Where to write 0 and wake a futex at exit (set_tid_address(2)).
     pub clear_child_tid: AtomicU64,
     /// Head of the list of robust futexes (set_robust_list(2)).
@@ -39,6 +45,8 @@ pub struct Thread {
     pub fs_base: AtomicU64,
     /// Vector state while the registers belong to another thread.
     pub fpu: Lock<FpuState>,
+    /// CPU time up to the last switch, in nanoseconds.
+    cpu_ns: AtomicU64,
     /// Saved stack pointer of the kernel context while it does not run.
     context: AtomicU64,
     stack: KernelStack,
@@ -81,16 +89,19 @@ impl Thread {
     pub fn new(tid: u32, process: Arc<Process>, frame: TrapFrame) -> Arc<Self> {
         let stack = KernelStack::new();
         let thread = Self {
-            tid,
+            tid: AtomicU32::new(tid),
             process,
             name: Lock::new([0; 16]),
             sched: Lock::new(SchedState::new()),
             signals: Lock::new(ThreadSignals::default()),
             attention: AtomicBool::new(false),
+            dying: AtomicBool::new(false),
+            set_child_tid: AtomicU64::new(0),
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             fs_base: AtomicU64::new(0),
             fpu: Lock::new(FpuState::initial()),
+            cpu_ns: AtomicU64::new(0),
             context: AtomicU64::new(0),
             stack,
         };
@@ -103,6 +114,30 @@ impl Thread {
             thread.context.store(context::prepare(at as u64, start), Relaxed);
         }
         Arc::new(thread)
+    }
+
+    /// Thread id, as the guest sees it.
+    pub fn tid(&self) -> u32 {
+        self.tid.load(Relaxed)
+    }
+
+    /// Gives the thread another id: that of the main thread, which it becomes
+    /// by execve(2).
+    pub fn set_tid(&self, tid: u32) {
+        self.tid.store(tid, Relaxed);
+    }
+
+    /// Whether the thread has to end before it returns to the guest.
+    pub fn is_dying(&self) -> bool {
+        self.dying.load(Relaxed)
+    }
+
+    /// CPU time, in nanoseconds.
+    pub fn cpu_ns(&self) -> u64 {
+        let block = vcpu::block();
+        let running = core::ptr::eq(block.thread, self);
+        let since = if running { clock::monotonic_ns() - block.switched_in_ns } else { 0 };
+        self.cpu_ns.load(Relaxed) + since
     }
 
     fn frame_address(&self) -> *mut TrapFrame {
@@ -136,13 +171,17 @@ impl Thread {
             self.fpu.lock().load();
             block.fpu_owner = thread;
         }
+        block.switched_in_ns = clock::monotonic_ns();
+        super::sched::watch_clock();
         // SAFETY: FSGSBASE is a requirement, checked by `thaw doctor`; the
         // kernel itself does not use `%fs`.
         unsafe {
             core::arch::asm!("wrfsbase {}", in(reg) self.fs_base.load(Relaxed), options(nostack, preserves_flags));
             context::thaw_switch(&raw mut block.idle_rsp, self.context.load(Relaxed));
         }
-        vcpu::block().thread = core::ptr::null();
+        let block = vcpu::block();
+        block.thread = core::ptr::null();
+        self.cpu_ns.fetch_add(clock::monotonic_ns() - block.switched_in_ns, Relaxed);
     }
 
     /// Runs `work` as if on behalf of this thread, which must not run yet.
@@ -175,10 +214,24 @@ impl Thread {
         }
     }
 
+    /// Takes over the vector state of the running thread.
+    pub fn copy_fpu(&self, running: &Thread) {
+        running.fpu.lock().save();
+        self.fpu.lock().copy_from(&running.fpu.lock());
+    }
+
     /// Puts the vector state of the running thread back to that of a new program.
     pub fn reset_fpu(&self) {
         *self.fpu.lock() = FpuState::initial();
         self.fpu.lock().load();
+    }
+
+    /// Gives up the vector state in the registers: the thread has ended.
+    pub fn forget_fpu(&self) {
+        let block = vcpu::block();
+        if core::ptr::eq(block.fpu_owner, self) {
+            block.fpu_owner = core::ptr::null();
+        }
     }
 
     /// Marks that there is something to do before the thread returns to the guest.
@@ -197,6 +250,16 @@ impl crate::time::timer::TimerCallback for Thread {
     fn fire(&self, _now: crate::time::Instant) {
         super::sched::wake(self, super::wait::Wake::TimedOut);
     }
+}
+
+/// First thing that a new thread does, on its kernel stack, with the kernel
+/// lock that the idle loop has handed over.
+pub extern "C" fn begin(_frame: &mut TrapFrame) {
+    let thread = current();
+    let at = UserAddress(thread.set_child_tid.load(Relaxed));
+    // clone(2): an address that cannot be written to does not fail the call.
+    let _ = at.write_if_some(&thread.tid());
+    kernel_lock::release();
 }
 
 /// The running thread.

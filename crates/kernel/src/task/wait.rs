@@ -129,6 +129,24 @@ pub fn wait_until<T>(
     }
 }
 
+/// Like [`wait_until`], but signals do not end the wait: only a condition that
+/// is sure to come is worth it. A thread that has to end stops waiting
+/// (`Errno::EINTR`).
+pub fn wait_uninterruptibly<T>(
+    queue: &WaitQueue,
+    mut attempt: impl FnMut() -> Option<Result<T>>,
+) -> Result<T> {
+    loop {
+        if let Some(outcome) = attempt() {
+            return outcome;
+        }
+        if super::thread::current().is_dying() {
+            return Err(Errno::EINTR);
+        }
+        super::sched::block_uninterruptibly(queue);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

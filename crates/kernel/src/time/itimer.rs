@@ -86,25 +86,17 @@ impl TimerCallback for Expiry {
 fn arm(process: &Arc<Process>, which: Which, deadline: Instant, interval_ns: u64) {
     let callback = Arc::new(Expiry { process: Arc::downgrade(process), which });
     let id = timer::add(deadline, callback);
-    set_alarm(deadline);
+    crate::task::sched::watch_clock();
     process.timers.armed[which as usize].set(Some(Armed { id, deadline, interval_ns }));
 }
 
-/// Makes sure that the timer fires even if no thread waits until then. The host
-/// has one alarm; whoever is due first takes it and sets it for the next.
-fn set_alarm(deadline: Instant) {
-    let next = timer::time_to_next().unwrap_or(u64::MAX);
-    crate::platform::host::arm_alarm(next.min(deadline.0.saturating_sub(Instant::now().0)));
-}
-
 impl IntervalTimers {
-    /// Sets the host's alarm again: after a thaw, or when it has gone off for
-    /// another timer.
-    pub fn rearm(&self) {
-        if let Some(first) =
-            self.armed.iter().filter_map(|timer| timer.get()).map(|t| t.deadline).min()
-        {
-            set_alarm(first);
+    /// Disarms all timers: the process ends.
+    pub fn disarm_all(&self) {
+        for slot in &self.armed {
+            if let Some(armed) = slot.lock().take() {
+                timer::cancel(armed.id);
+            }
         }
     }
 

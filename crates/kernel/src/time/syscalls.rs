@@ -59,7 +59,7 @@ pub fn clock_ns(clock: i32) -> Result<u64> {
             // says that it is a thread's.
             let pid = !(clock >> 3);
             let known =
-                pid == 0 || pid as u32 == current_process().pid || pid as u32 == current().tid;
+                pid == 0 || pid as u32 == current_process().pid || pid as u32 == current().tid();
             if known && clock & 3 != 3 { Ok(cpu_time_ns()) } else { Err(Errno::EINVAL) }
         }
         _ => Err(Errno::EINVAL),

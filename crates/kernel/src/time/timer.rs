@@ -65,8 +65,12 @@ pub fn fire_due() -> bool {
     }
 }
 
+/// The next deadline.
+pub fn next_deadline() -> Option<Instant> {
+    kernel().timers.state.lock().queue.first_key_value().map(|(id, _)| id.deadline)
+}
+
 /// Nanoseconds to the next deadline.
 pub fn time_to_next() -> Option<u64> {
-    let next = kernel().timers.state.lock().queue.first_key_value().map(|(id, _)| id.deadline)?;
-    Some(next.0.saturating_sub(Instant::now().0))
+    Some(next_deadline()?.0.saturating_sub(Instant::now().0))
 }

@@ -49,7 +49,7 @@ pub(super) fn line(text: &mut Vec<u8>, vma: &Vma, name: &[u8]) {
 /// `maps`.
 pub(super) fn maps(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     let mut text = Vec::new();
-    process.mm.for_each_mapping(&mut |view| line(&mut text, view.vma, view.name));
+    process.mm().for_each_mapping(&mut |view| line(&mut text, view.vma, view.name));
     Ok(text)
 }
 
@@ -96,7 +96,7 @@ impl Totals {
     /// Of a process.
     pub fn of(process: &Process) -> Self {
         let mut totals = Totals::default();
-        process.mm.for_each_mapping(&mut |view| totals.add(view.vma));
+        process.mm().for_each_mapping(&mut |view| totals.add(view.vma));
         totals
     }
 }
@@ -157,7 +157,7 @@ fn vm_flags(vma: &Vma) -> String {
 /// `smaps`.
 pub(super) fn smaps(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     let mut text = Vec::new();
-    process.mm.for_each_mapping(&mut |view| {
+    process.mm().for_each_mapping(&mut |view| {
         line(&mut text, view.vma, view.name);
         let mut totals = Totals::default();
         totals.add(view.vma);
@@ -176,7 +176,7 @@ pub(super) fn smaps(_: &Thread, process: &Process) -> Result<Vec<u8>> {
 /// `smaps_rollup`.
 pub(super) fn smaps_rollup(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     let (mut first, mut last) = (u64::MAX, 0);
-    process.mm.for_each_mapping(&mut |view| {
+    process.mm().for_each_mapping(&mut |view| {
         first = first.min(view.vma.start);
         last = last.max(view.vma.end);
     });

@@ -69,7 +69,7 @@ impl Names for Root {
                 ))
             }))),
             b"thread-self" => Ok(Some(SymbolicLink::new(place, || {
-                let (pid, tid) = (crate::task::current_process().pid, crate::task::current().tid);
+                let (pid, tid) = (crate::task::current_process().pid, crate::task::current().tid());
                 Ok(Link::Text(alloc::format!("{pid}/task/{tid}").into_bytes()))
             }))),
             name => Ok(process::directory(name, directory)),

@@ -35,6 +35,7 @@ fn state(thread: &Thread) -> (char, &'static str) {
     match thread.sched.lock().state {
         RunState::Runnable => ('R', "running"),
         RunState::Blocked => ('S', "sleeping"),
+        RunState::Uninterruptible => ('D', "disk sleep"),
         RunState::Dead => ('X', "dead"),
     }
 }
@@ -96,7 +97,7 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     writeln!(text, "Name:\t{}", name(thread))?;
     writeln!(text, "Umask:\t{:04o}", process.fs.lock().umask)?;
     writeln!(text, "State:\t{letter} ({word})")?;
-    writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, thread.tid)?;
+    writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, thread.tid())?;
     writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent_pid())?;
     let Credentials { uid, euid, suid, fsuid, gid, egid, sgid, fsgid, ref groups } = credentials;
     writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;
@@ -106,7 +107,7 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     for group in groups {
         write!(text, "{group} ")?;
     }
-    writeln!(text, "\nNStgid:\t{0}\nNSpid:\t{1}", process.pid, thread.tid)?;
+    writeln!(text, "\nNStgid:\t{0}\nNSpid:\t{1}", process.pid, thread.tid())?;
     writeln!(text, "NSpgid:\t{}\nNSsid:\t{}", process.process_group(), process.session())?;
     let totals = Totals::of(process);
     for (name, bytes) in [
@@ -168,7 +169,7 @@ pub(super) fn stat(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
     let limit = process.limits.lock()[5].current;
     let head = format!(
         "{} ({}) {} {} {} {} 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 {} 0 {start} {} {} {limit}",
-        thread.tid,
+        thread.tid(),
         name(thread),
         state(thread).0,
         process.parent_pid(),

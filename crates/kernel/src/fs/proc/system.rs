@@ -108,9 +108,9 @@ pub(super) fn uptime() -> Result<Vec<u8>> {
 
 /// `loadavg`.
 pub(super) fn loadavg() -> Result<Vec<u8>> {
+    let running = kernel().tasks.runnable();
     let threads = kernel().tasks.threads.lock();
     let last = threads.keys().next_back().copied().unwrap_or(1);
-    let running = kernel().tasks.run_queue.lock().len() + 1;
     Ok(format!("0.00 0.00 0.00 {running}/{} {last}\n", threads.len()).into_bytes())
 }
 

@@ -169,9 +169,9 @@ impl Object {
         };
         let reservation =
             MapRequest { placement, len, prot: 0, flags: VmaFlags::empty(), file: None, offset: 0 };
-        let at = process.mm.map(reservation)?;
+        let at = process.mm().map(reservation)?;
         let base = at.wrapping_sub(start);
-        process.mm.unmap(at, len)?;
+        process.mm().unmap(at, len)?;
 
         let stat = file.file.stat()?;
         let backing = Arc::new(FileBacking {
@@ -232,7 +232,7 @@ fn map_segment(
         if offset & 4095 != 0 {
             return Err(Errno::ENOEXEC);
         }
-        process.mm.map(MapRequest {
+        process.mm().map(MapRequest {
             placement: Placement::Fixed(start),
             len: file_pages_end - start,
             prot,
@@ -247,7 +247,7 @@ fn map_segment(
     }
     let zero_start = if segment.file_size > 0 { file_pages_end } else { start };
     if end > zero_start {
-        process.mm.map(MapRequest {
+        process.mm().map(MapRequest {
             placement: Placement::Fixed(zero_start),
             len: end - zero_start,
             prot,

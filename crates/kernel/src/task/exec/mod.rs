@@ -7,9 +7,11 @@ pub mod vdso;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering::Relaxed;
 
-use super::Process;
-use super::thread::Thread;
+use super::thread::{Thread, current};
+use super::wait::wait_uninterruptibly;
+use super::{Process, exit, sched, signal};
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::file::OpenFile;
@@ -18,6 +20,7 @@ use crate::fs::path::Path;
 use crate::fs::walk::Follow;
 use crate::io::Sink;
 use crate::platform::entry::TrapFrame;
+use crate::state::kernel;
 
 /// Most bytes of arguments and environment together: a quarter of the default
 /// stack limit, as on Linux (execve(2), "Limits on size").
@@ -68,11 +71,11 @@ impl Program {
             return Err(Errno::E2BIG);
         }
 
-        process.mm.clear()?;
+        process.mm().clear()?;
         let layout = stack::Layout::random();
-        process.mm.set_mmap_top(layout.mmap_top);
+        process.mm().set_mmap_top(layout.mmap_top);
         let loaded = main.map(process, &self.file, elf::Role::Program)?;
-        process.mm.set_brk_start(layout.brk_start(loaded.end));
+        process.mm().set_brk_start(layout.brk_start(loaded.end));
         let (entry, interpreter_base) = match &interpreter {
             Some((object, file)) => {
                 let at = object.map(process, file, elf::Role::Interpreter)?;
@@ -87,6 +90,51 @@ impl Program {
     }
 }
 
+/// Replaces the program of the running process (execve(2)).
+pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
+    let thread = current();
+    let process = &thread.process;
+    become_only_thread(thread)?;
+    if process.mm().users() > 1 {
+        sched::move_to_new_space(process)?;
+    }
+    exit::release_memory(process);
+    let frame = match program.load(process) {
+        Ok(frame) => frame,
+        Err(error) if process.mm().total() == 0 => {
+            crate::console!("thaw kernel: {} cannot be loaded: {error:?}", path.escape_ascii());
+            exit::killed_by(signal::SIGKILL)
+        }
+        Err(error) => return Err(error),
+    };
+    let closed = process.files.lock().close_on_exec();
+    drop(closed);
+    reset_thread(thread, path);
+    thread.fs_base.store(0, Relaxed);
+    crate::platform::segment::set_fs_base(0);
+    thread.reset_fpu();
+    *thread.frame() = frame;
+    Ok(frame.rax)
+}
+
+/// Ends all other threads of the process; the running one becomes the main
+/// thread, whichever it was (execve(2), "Effect on process attributes").
+fn become_only_thread(thread: &Thread) -> Result<()> {
+    let process = &thread.process;
+    exit::end_threads(process, Some(thread));
+    wait_uninterruptibly(&process.thread_ended, || {
+        (process.threads.lock().len() == 1).then_some(Ok(()))
+    })?;
+    if thread.tid() != process.pid {
+        let mut threads = kernel().tasks.threads.lock();
+        if let Some(this) = threads.remove(&thread.tid()) {
+            this.set_tid(process.pid);
+            threads.insert(process.pid, this);
+        }
+    }
+    Ok(())
+}
+
 /// What `execve` changes in the thread besides memory and registers.
 pub fn reset_thread(thread: &Thread, name: &[u8]) {
     let base = name.rsplit(|&b| b == b'/').next().unwrap_or(name);
@@ -94,13 +142,15 @@ pub fn reset_thread(thread: &Thread, name: &[u8]) {
     let len = base.len().min(15);
     short[..len].copy_from_slice(&base[..len]);
     thread.name.set(short);
+    thread.process.family.lock().has_executed = true;
+    thread.process.dumpable.set(true);
     thread.process.signals.lock().reset_for_exec();
     let mut signals = thread.signals.lock();
     signals.alternate_stack =
-        super::signal::AlternateStack { flags: super::signal::SS_DISABLE, ..Default::default() };
+        signal::AlternateStack { flags: signal::SS_DISABLE, ..Default::default() };
     drop(signals);
-    thread.clear_child_tid.store(0, core::sync::atomic::Ordering::Relaxed);
-    thread.robust_list.store(0, core::sync::atomic::Ordering::Relaxed);
+    thread.clear_child_tid.store(0, Relaxed);
+    thread.robust_list.store(0, Relaxed);
 }
 
 /// Reads `len` bytes at `offset`; `ENOEXEC` if the file is shorter.

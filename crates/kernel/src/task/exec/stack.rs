@@ -80,7 +80,7 @@ pub fn build(
 ) -> Result<u64> {
     let size = process.limits.lock()[RLIMIT_STACK].current.clamp(1 << 20, STACK_MAX) & !4095;
     let exec = if loaded.executable_stack { PROT_EXEC } else { 0 };
-    process.mm.map(MapRequest {
+    process.mm().map(MapRequest {
         placement: Placement::Fixed(layout.stack_top - size),
         len: size,
         prot: PROT_READ | PROT_WRITE | exec,

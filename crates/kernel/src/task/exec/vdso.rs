@@ -16,7 +16,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso.so"));
 /// Maps the vdso and returns its address.
 pub fn map(process: &Process) -> Result<u64> {
     let len = OBJECT.len() as u64;
-    let start = process.mm.map(MapRequest {
+    let start = process.mm().map(MapRequest {
         placement: Placement::Hint(0),
         len,
         prot: PROT_READ | PROT_WRITE,
@@ -25,7 +25,7 @@ pub fn map(process: &Process) -> Result<u64> {
         offset: 0,
     })?;
     UserAddress(start).write_bytes(OBJECT)?;
-    process.mm.protect(start, len.next_multiple_of(4096), PROT_READ | PROT_EXEC)?;
+    process.mm().protect(start, len.next_multiple_of(4096), PROT_READ | PROT_EXEC)?;
     Ok(start)
 }
 

@@ -8,36 +8,58 @@ use super::{
     Action, DefaultAction, SI_KERNEL, SIGSEGV, SIGTRAP, SignalInfo, UNBLOCKABLE, bit,
     default_action, take_pending,
 };
-use crate::errno::Errno;
+use crate::errno::{Errno, Result};
 use crate::platform::entry::{RETURN_FULL, TrapFrame};
-use crate::platform::gate;
+use crate::platform::{gate, kernel_lock};
+use crate::task::process::Life;
 use crate::task::thread::{Thread, current};
+use crate::task::wait::wait_uninterruptibly;
+use crate::task::{exit, sched};
 
 /// `restart_syscall` (restart_syscall(2)).
 const SYS_RESTART: u64 = 219;
 
-/// Called with the frame on the way back to the guest whenever the thread
-/// needs attention.
-pub fn before_return(frame: &mut TrapFrame) {
+/// The way out calls this for as long as the thread needs attention.
+pub extern "C" fn attend(frame: &mut TrapFrame) {
+    kernel_lock::acquire();
+    before_return(frame);
+    kernel_lock::release();
+}
+
+/// Does what is to be done before the running thread returns to the guest.
+fn before_return(frame: &mut TrapFrame) {
     let thread = current();
-    if !thread.attention.swap(false, Relaxed) {
-        return;
-    }
+    thread.attention.store(false, Relaxed);
     if crate::platform::fault::take_knock() {
-        crate::task::sched::handle_messages();
+        sched::handle_messages();
     }
     if crate::platform::fault::take_alarm() {
-        crate::time::timer::fire_due();
-        thread.process.timers.rearm();
+        sched::tick();
     }
     if crate::boot::populate::before_return() {
         thread.needs_attention();
     }
+    let process = &thread.process;
+    let _: Result<()> = wait_uninterruptibly(&process.resumed, || {
+        (!matches!(process.life.get(), Life::Stopped(_))).then_some(Ok(()))
+    });
+    if thread.is_dying() {
+        exit::exit_dying();
+    }
+    deliver(thread, frame);
+}
+
+fn deliver(thread: &Thread, frame: &mut TrapFrame) {
     let mut handled = false;
     loop {
         let mask = thread.signals.lock().mask;
         let Some(info) = take_pending(thread, !mask) else { break };
         handled |= act(thread, frame, info);
+        if matches!(thread.process.life.get(), Life::Stopped(_)) {
+            // The rest has to wait until the process goes on.
+            thread.needs_attention();
+            return;
+        }
     }
     if !handled {
         restart_without_handler(frame);
@@ -48,11 +70,8 @@ pub fn before_return(frame: &mut TrapFrame) {
     }
     drop(signals);
     // The old mask may let through what the temporary one blocked.
-    if super::pending_set(thread) != 0 {
-        let mask = thread.signals.lock().mask;
-        if let Some(info) = take_pending(thread, !mask) {
-            act(thread, frame, info);
-        }
+    let mask = thread.signals.lock().mask;
+    if super::pending_set(thread) & !mask != 0 {
         thread.needs_attention();
     }
 }
@@ -65,9 +84,12 @@ fn act(thread: &Thread, frame: &mut TrapFrame, info: SignalInfo) -> bool {
         Action::IGNORE => false,
         Action::DEFAULT => {
             match default_action(signal) {
-                DefaultAction::Terminate => crate::task::exit::killed_by(signal),
-                // Nobody could continue a stopped sandbox of one process.
-                DefaultAction::Stop | DefaultAction::Ignore => {}
+                DefaultAction::Terminate => exit::killed_by(signal),
+                DefaultAction::Stop => {
+                    super::job_control::stop(&thread.process, signal);
+                    thread.needs_attention();
+                }
+                DefaultAction::Ignore => {}
             }
             false
         }
@@ -87,7 +109,7 @@ fn call_handler(thread: &Thread, frame: &mut TrapFrame, action: &Action, info: S
     };
     if push_frame(thread, frame, action, &info, mask).is_err() {
         // sigaction(2): no room for the frame is a SIGSEGV that nobody catches.
-        crate::task::exit::killed_by(SIGSEGV);
+        exit::killed_by(SIGSEGV);
     }
     let mut blocked = mask | action.mask;
     if action.flags & Action::NODEFER == 0 {
@@ -158,7 +180,7 @@ pub fn guest_fault(frame: &mut TrapFrame) {
     let blocked = thread.signals.lock().mask & bit(signal) != 0;
     if blocked || action.handler == Action::IGNORE || action.handler == Action::DEFAULT {
         crate::syscall::trace::fatal_fault(frame, signal, code, address);
-        crate::task::exit::killed_by(signal);
+        exit::killed_by(signal);
     }
     thread.signals.lock().pending.push_front(info);
     thread.needs_attention();
@@ -171,7 +193,7 @@ fn classify(thread: &Thread, frame: &mut TrapFrame) -> (i32, u64) {
     const BUS_ADRERR: i32 = 2;
     if frame.signal == SIGSEGV
         && frame.code == SEGV_MAPERR
-        && thread.process.mm.find(frame.address).is_some()
+        && thread.process.mm().find(frame.address).is_some()
     {
         // A page of the area that the host does not have: it lies behind the
         // end of the mapped file.

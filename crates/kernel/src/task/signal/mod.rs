@@ -2,16 +2,18 @@
 
 mod deliver;
 mod frame;
+mod job_control;
 pub mod syscalls;
 
 use alloc::collections::VecDeque;
 use core::sync::atomic::Ordering::Relaxed;
 
-pub use deliver::{before_return, guest_fault};
+pub use deliver::{attend, guest_fault};
 pub use frame::sigreturn;
+pub use job_control::*;
 
 use super::thread::{Thread, current};
-use super::wait::{WaitQueue, Wake};
+use super::wait::WaitQueue;
 use crate::fs::file::Events;
 use crate::sync::Lock;
 
@@ -79,6 +81,8 @@ pub const SI_USER: i32 = 0;
 pub const SI_KERNEL: i32 = 0x80;
 /// `SI_TKILL`: sent by tkill(2).
 pub const SI_TKILL: i32 = -6;
+/// `SI_TIMER`: sent by a POSIX timer.
+pub const SI_TIMER: i32 = -2;
 
 impl SignalInfo {
     /// A signal without further information.
@@ -125,6 +129,7 @@ impl Action {
     pub const DEFAULT: u64 = 0;
     pub const IGNORE: u64 = 1;
     pub const NOCLDSTOP: u64 = 1;
+    pub const NOCLDWAIT: u64 = 2;
     pub const SIGINFO: u64 = 4;
     pub const RESTORER: u64 = 0x0400_0000;
     pub const ONSTACK: u64 = 0x0800_0000;
@@ -215,6 +220,19 @@ impl ProcessSignals {
     }
 }
 
+impl ProcessSignals {
+    /// What a child inherits: the actions.
+    pub fn inherited(&self) -> Self {
+        Self { actions: self.actions, ..Self::default() }
+    }
+
+    /// `CLONE_CLEAR_SIGHAND`: handlers go back to the default, ignored signals
+    /// stay ignored.
+    pub fn reset_handlers(&mut self) {
+        self.reset_for_exec();
+    }
+}
+
 /// What happens with `SIG_DFL` (signal(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultAction {
@@ -252,6 +270,9 @@ fn enqueue(queue: &mut VecDeque<SignalInfo>, info: SignalInfo) {
 /// Sends a signal to a thread.
 pub fn send_to_thread(thread: &Thread, info: SignalInfo) {
     let signal = info.number();
+    if prepare(&thread.process, signal) == Prepared::Done {
+        return;
+    }
     let action = thread.process.signals.lock().actions[signal as usize - 1];
     let (blocked, awaited) = {
         let signals = thread.signals.lock();
@@ -264,21 +285,18 @@ pub fn send_to_thread(thread: &Thread, info: SignalInfo) {
     thread.needs_attention();
     notify(thread);
     if !blocked {
-        super::sched::wake(thread, Wake::Interrupted);
+        super::sched::interrupt(thread);
     }
 }
 
 /// Sends a signal to a process: to whichever of its threads does not block it.
 pub fn send_to_process(process: &super::Process, info: SignalInfo) {
     let signal = info.number();
-    let threads: alloc::vec::Vec<_> = crate::state::kernel()
-        .tasks
-        .threads
-        .lock()
-        .values()
-        .filter(|thread| thread.process.pid == process.pid)
-        .cloned()
-        .collect();
+    if process.is_zombie() || prepare(process, signal) == Prepared::Done {
+        return;
+    }
+    let threads = process.threads.lock().clone();
+    // The main thread first, as Linux does.
     let willing = threads.iter().find(|thread| thread.signals.lock().mask & bit(signal) == 0);
     let action = process.signals.lock().actions[signal as usize - 1];
     let awaited = threads.iter().any(|thread| thread.signals.lock().awaited & bit(signal) != 0);
@@ -288,10 +306,12 @@ pub fn send_to_process(process: &super::Process, info: SignalInfo) {
     enqueue(&mut process.signals.lock().pending, info);
     for thread in &threads {
         thread.needs_attention();
+    }
+    if let Some(thread) = threads.first() {
         notify(thread);
     }
     if let Some(thread) = willing {
-        super::sched::wake(thread, Wake::Interrupted);
+        super::sched::interrupt(thread);
     }
 }
 
@@ -305,9 +325,9 @@ pub fn send_from_host(signal: u32) {
     if !(1..=SIGNAL_COUNT).contains(&signal) {
         return;
     }
-    let first = crate::state::kernel().tasks.threads.lock().values().next().cloned();
-    if let Some(thread) = first {
-        send_to_process(&thread.process, SignalInfo::new(signal, SI_KERNEL));
+    let first = crate::state::kernel().tasks.process(super::process::FIRST_PID);
+    if let Some(process) = first {
+        send_to_process(&process, SignalInfo::new(signal, SI_KERNEL));
     }
 }
 
@@ -322,7 +342,7 @@ pub fn is_pending(thread: &Thread) -> bool {
         return false;
     }
     let mask = thread.signals.lock().mask;
-    pending_set(thread) & !mask != 0
+    thread.is_dying() || pending_set(thread) & !mask != 0
 }
 
 /// All pending signals, of the thread and of its process.

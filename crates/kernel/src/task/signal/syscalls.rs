@@ -6,6 +6,7 @@ use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::syscall::Args;
+use crate::task::process::FIRST_PID;
 use crate::task::wait::wait_until;
 use crate::time::Instant;
 
@@ -173,31 +174,30 @@ pub fn kill(args: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let own = &current().process;
-    let targets: alloc::vec::Vec<_> = {
-        let threads = kernel().tasks.threads.lock();
-        threads
-            .values()
-            .filter(|thread| thread.tid == thread.process.pid)
-            .filter(|thread| match pid {
-                0 => true,
-                // kill(2): -1 is everybody except the sender and init.
-                -1 => thread.process.pid != own.pid && thread.process.pid != 1,
-                pid if pid > 0 => thread.process.pid == pid as u32,
-                group => thread.process.process_group() == group.unsigned_abs(),
-            })
-            .map(|thread| thread.process.clone())
-            .collect()
+    let tasks = &kernel().tasks;
+    let targets = match pid {
+        // A process that has ended but was not waited for is still there.
+        1.. => tasks.process(pid as u32).into_iter().collect(),
+        0 => tasks.processes_where(|p| p.process_group() == own.process_group()),
+        // kill(2): -1 is everybody except the sender and init.
+        -1 => tasks.processes_where(|p| p.pid != own.pid && p.pid != FIRST_PID),
+        i32::MIN => return Err(Errno::ESRCH),
+        group => tasks.processes_where(|p| p.process_group() == group.unsigned_abs()),
     };
     if targets.is_empty() {
         return Err(Errno::ESRCH);
     }
-    if signal != 0 {
-        let uid = own.credentials.lock().uid;
-        for target in targets {
-            send_to_process(&target, SignalInfo::from_process(signal, SI_USER, own.pid, uid));
+    let uid = own.credentials.lock().uid;
+    let mut outcome = Err(Errno::EPERM);
+    for target in targets {
+        if check_permission(&target, signal).is_ok() {
+            outcome = Ok(0);
+            if signal != 0 {
+                send_to_process(&target, SignalInfo::from_process(signal, SI_USER, own.pid, uid));
+            }
         }
     }
-    Ok(0)
+    outcome
 }
 
 fn send_to_tid(tgid: Option<u32>, tid: u32, signal: u32, info: SignalInfo) -> Result<u64> {
@@ -205,6 +205,7 @@ fn send_to_tid(tgid: Option<u32>, tid: u32, signal: u32, info: SignalInfo) -> Re
     if tgid.is_some_and(|tgid| thread.process.pid != tgid) {
         return Err(Errno::ESRCH);
     }
+    check_permission(&thread.process, signal)?;
     if signal != 0 {
         send_to_thread(&thread, info);
     }
@@ -241,12 +242,28 @@ pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     info.signal = signal as i32;
-    let target = kernel().tasks.threads.lock().get(&(pid as u32)).cloned().ok_or(Errno::ESRCH)?;
-    if info.code >= 0 && target.process.pid != current().process.pid {
+    let target = kernel().tasks.process(pid as u32).ok_or(Errno::ESRCH)?;
+    if info.code >= 0 && target.pid != current().process.pid {
         return Err(Errno::EPERM);
     }
+    check_permission(&target, signal)?;
     if signal != 0 {
-        send_to_process(&target.process, info);
+        send_to_process(&target, info);
     }
     Ok(0)
+}
+
+/// rt_tgsigqueueinfo(2).
+pub fn rt_tgsigqueueinfo(args: &Args) -> Result<u64> {
+    let (tgid, tid, signal) = (args.i32(0), args.i32(1), args.u32(2));
+    let mut info: SignalInfo = args.address(3).read()?;
+    if tgid <= 0 || tid <= 0 || signal > SIGNAL_COUNT {
+        return Err(Errno::EINVAL);
+    }
+    info.signal = signal as i32;
+    let foreign = tgid as u32 != current().process.pid;
+    if foreign && (info.code >= 0 || info.code == SI_TKILL) {
+        return Err(Errno::EPERM);
+    }
+    send_to_tid(Some(tgid as u32), tid as u32, signal, info)
 }

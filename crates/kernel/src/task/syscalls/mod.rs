@@ -1,15 +1,19 @@
 //! System calls on processes, threads and their attributes.
 
+mod children;
 mod credentials;
+mod groups;
 mod sched;
 
+pub use children::*;
 pub use credentials::*;
+pub use groups::*;
 pub use sched::*;
 
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::exec::{ARGUMENTS_MAX, Program, reset_thread};
+use super::exec::{ARGUMENTS_MAX, Program};
 use super::process::ResourceLimit;
 use super::{current, current_process, exit};
 use crate::errno::{Errno, Result};
@@ -26,46 +30,7 @@ pub fn getpid(_args: &Args) -> Result<u64> {
 
 /// gettid(2).
 pub fn gettid(_args: &Args) -> Result<u64> {
-    Ok(current().tid as u64)
-}
-
-/// getppid(2): the first process has no parent.
-pub fn getppid(_args: &Args) -> Result<u64> {
-    Ok(current_process().parent_pid() as u64)
-}
-
-/// getpgrp(2), getpgid(2).
-pub fn getpgid(args: &Args) -> Result<u64> {
-    of_process(args.i32(0)).map(|process| process.process_group() as u64)
-}
-
-/// getpgrp(2).
-pub fn getpgrp(_args: &Args) -> Result<u64> {
-    Ok(current_process().process_group() as u64)
-}
-
-/// getsid(2).
-pub fn getsid(args: &Args) -> Result<u64> {
-    of_process(args.i32(0)).map(|process| process.session() as u64)
-}
-
-/// setsid(2): the first process leads its group, so it cannot.
-pub fn setsid(_args: &Args) -> Result<u64> {
-    Err(Errno::EPERM)
-}
-
-/// setpgid(2): the first process leads its session, so nothing can change.
-pub fn setpgid(args: &Args) -> Result<u64> {
-    if args.i32(1) < 0 {
-        return Err(Errno::EINVAL);
-    }
-    of_process(args.i32(0))?;
-    Err(Errno::EPERM)
-}
-
-fn of_process(pid: i32) -> Result<&'static super::Process> {
-    let own = current_process();
-    if pid == 0 || pid == own.pid as i32 { Ok(own) } else { Err(Errno::ESRCH) }
+    Ok(current().tid() as u64)
 }
 
 /// exit_group(2).
@@ -73,9 +38,9 @@ pub fn exit_group(args: &Args) -> Result<u64> {
     exit::exit_group(args.u32(0))
 }
 
-/// exit(2) of the only thread.
+/// exit(2).
 pub fn exit(args: &Args) -> Result<u64> {
-    exit::exit_group(args.u32(0))
+    exit::exit_thread(super::process::ExitStatus::Exited(args.u32(0) as u8))
 }
 
 /// execve(2).
@@ -115,24 +80,7 @@ fn execute(
         argv.push(Vec::new());
     }
     let program = Program::open(context, start, &path, follow, argv, envp)?;
-    let name = path.clone();
-    let thread = current();
-    let frame = match program.load(&thread.process) {
-        Ok(frame) => frame,
-        Err(error) if thread.process.mm.total() == 0 => {
-            crate::console!("thaw kernel: {} cannot be loaded: {error:?}", path.escape_ascii());
-            exit::killed_by(super::signal::SIGKILL)
-        }
-        Err(error) => return Err(error),
-    };
-    let closed = thread.process.files.lock().close_on_exec();
-    drop(closed);
-    reset_thread(thread, &name);
-    thread.fs_base.store(0, Relaxed);
-    crate::platform::segment::set_fs_base(0);
-    thread.reset_fpu();
-    *thread.frame() = frame;
-    Ok(frame.rax)
+    super::exec::replace_program(program, &path)
 }
 
 /// Reads a NULL-terminated array of strings; `E2BIG` beyond the budget.
@@ -160,7 +108,7 @@ fn read_strings(array: UserAddress, budget: &mut usize) -> Result<Vec<Vec<u8>>> 
 pub fn set_tid_address(args: &Args) -> Result<u64> {
     let thread = current();
     thread.clear_child_tid.store(args.u64(0), Relaxed);
-    Ok(thread.tid as u64)
+    Ok(thread.tid() as u64)
 }
 
 /// set_robust_list(2).
@@ -173,12 +121,12 @@ pub fn set_robust_list(args: &Args) -> Result<u64> {
     Ok(0)
 }
 
-/// get_robust_list(2) of the calling thread.
+/// get_robust_list(2).
 pub fn get_robust_list(args: &Args) -> Result<u64> {
-    let thread = current();
-    if args.i32(0) != 0 && args.u32(0) != thread.tid {
-        return Err(Errno::ESRCH);
-    }
+    let thread = match args.u32(0) {
+        0 => super::thread::current_arc(),
+        tid => kernel().tasks.thread(tid).ok_or(Errno::ESRCH)?,
+    };
     args.address(1).write(&thread.robust_list.load(Relaxed))?;
     args.address(2).write(&24u64)?;
     Ok(0)
@@ -296,6 +244,7 @@ pub fn prctl(args: &Args) -> Result<u64> {
     const PR_SET_TIMERSLACK: u32 = 29;
     const PR_GET_TIMERSLACK: u32 = 30;
     const PR_SET_CHILD_SUBREAPER: u32 = 36;
+    const PR_GET_CHILD_SUBREAPER: u32 = 37;
     const PR_SET_NO_NEW_PRIVS: u32 = 38;
     const PR_GET_NO_NEW_PRIVS: u32 = 39;
     const PR_SET_VMA: u32 = 0x5356_4d41;
@@ -324,16 +273,27 @@ pub fn prctl(args: &Args) -> Result<u64> {
             Ok(0)
         }
         PR_SET_PDEATHSIG if args.u64(1) > 64 => Err(Errno::EINVAL),
+        PR_SET_PDEATHSIG => {
+            thread.process.parent_death_signal.set(args.u32(1));
+            Ok(0)
+        }
         PR_GET_PDEATHSIG => {
-            args.address(1).write(&0i32)?;
+            args.address(1).write(&(thread.process.parent_death_signal.get() as i32))?;
+            Ok(0)
+        }
+        PR_SET_CHILD_SUBREAPER => {
+            thread.process.is_subreaper.set(args.u64(1) != 0);
+            Ok(0)
+        }
+        PR_GET_CHILD_SUBREAPER => {
+            args.address(1).write(&(thread.process.is_subreaper.get() as i32))?;
             Ok(0)
         }
         PR_CAPBSET_READ if args.u64(1) > 40 => Err(Errno::EINVAL),
         PR_CAPBSET_READ | PR_GET_KEEPCAPS => Ok(0),
         PR_GET_TIMERSLACK => Ok(50_000),
-        // A parent that cannot die, a slack that the host chooses: there is
-        // nothing to do. The sandbox itself has no_new_privs.
-        PR_SET_PDEATHSIG | PR_SET_TIMERSLACK | PR_SET_CHILD_SUBREAPER => Ok(0),
+        // The host chooses. The sandbox itself has no_new_privs.
+        PR_SET_TIMERSLACK => Ok(0),
         PR_SET_NO_NEW_PRIVS if args.u64(1) == 1 => Ok(0),
         PR_GET_NO_NEW_PRIVS => Ok(1),
         // Names of anonymous memory are optional (CONFIG_ANON_VMA_NAME).
@@ -345,7 +305,7 @@ pub fn prctl(args: &Args) -> Result<u64> {
 /// prlimit64(2).
 pub fn prlimit64(args: &Args) -> Result<u64> {
     let process = of_process(args.i32(0))?;
-    limit(process, args.usize(1), args.address(2), args.address(3))
+    limit(&process, args.usize(1), args.address(2), args.address(3))
 }
 
 /// getrlimit(2).
@@ -402,25 +362,6 @@ pub fn not_configured(_args: &Args) -> Result<u64> {
     Err(Errno::ENOSYS)
 }
 
-/// wait4(2): there are no children yet.
-pub fn wait4(args: &Args) -> Result<u64> {
-    // WNOHANG, WUNTRACED, WCONTINUED, __WNOTHREAD, __WCLONE, __WALL.
-    const KNOWN: u32 = 0x1 | 0x2 | 0x8 | 0x2000_0000 | 0x8000_0000 | 0x4000_0000;
-    if args.u32(2) & !KNOWN != 0 { Err(Errno::EINVAL) } else { Err(Errno::ECHILD) }
-}
-
-/// waitid(2): there are no children yet.
-pub fn waitid(args: &Args) -> Result<u64> {
-    // WNOHANG, WSTOPPED, WEXITED, WCONTINUED, WNOWAIT and Linux' own.
-    const KNOWN: u32 = 0x1 | 0x2 | 0x4 | 0x8 | 0x0100_0000 | 0xe000_0000;
-    const WHAT: u32 = 0x2 | 0x4 | 0x8;
-    let options = args.u32(3);
-    if options & !KNOWN != 0 || options & WHAT == 0 || args.u32(0) > 3 {
-        return Err(Errno::EINVAL);
-    }
-    Err(Errno::ECHILD)
-}
-
 /// membarrier(2): with one virtual CPU every barrier is in place.
 pub fn membarrier(args: &Args) -> Result<u64> {
     const QUERY: i32 = 0;
@@ -430,12 +371,6 @@ pub fn membarrier(args: &Args) -> Result<u64> {
         command if command > 0 && SUPPORTED & command as u64 == command as u64 => Ok(0),
         _ => Err(Errno::EINVAL),
     }
-}
-
-/// futex(2) for a single thread: a wake finds nobody, a wait on an unchanged
-/// word sleeps until its time-out or a signal.
-pub fn futex(args: &Args) -> Result<u64> {
-    super::futex::futex(args)
 }
 
 /// getrandom(2).

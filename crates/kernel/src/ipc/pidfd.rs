@@ -1,0 +1,133 @@
+//! Descriptors of processes: pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2).
+
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use core::any::Any;
+
+use super::anonymous::anonymous_stat;
+use super::seam;
+use crate::errno::{Errno, Result};
+use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
+use crate::platform::user::UserAddress;
+use crate::state::kernel;
+use crate::syscall::Args;
+use crate::task::process::Process;
+use crate::task::signal::{self, SI_USER, SIGNAL_COUNT, SignalInfo};
+use crate::task::wait::WaitQueue;
+
+/// A descriptor that stands for a process; readable once that has ended.
+pub struct PidFd {
+    /// The process.
+    pub process: Arc<Process>,
+}
+
+impl File for PidFd {
+    fn poll(&self) -> Events {
+        if self.process.is_zombie() { Events::IN | Events::RDNORM } else { Events::empty() }
+    }
+
+    fn wait_queue(&self) -> Option<&WaitQueue> {
+        Some(&self.process.released)
+    }
+
+    fn stat(&self) -> Result<Stat> {
+        Ok(anonymous_stat())
+    }
+
+    fn description(&self) -> String {
+        "anon_inode:[pidfd]".to_string()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+/// Opens a descriptor for `process` in the running process and writes its
+/// number to `at`. It is closed at execve(2).
+pub fn open(process: &Arc<Process>, at: UserAddress) -> Result<i32> {
+    let fd = install(process.clone(), OpenFlags::empty())?;
+    if let Err(error) = at.write(&fd) {
+        seam::close(fd);
+        return Err(error);
+    }
+    Ok(fd)
+}
+
+fn install(process: Arc<Process>, flags: OpenFlags) -> Result<i32> {
+    let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
+    seam::install(OpenFile::new(Arc::new(PidFd { process }), status, None), OpenFlags::CLOEXEC)
+}
+
+/// The process behind a descriptor; `EBADF` if it is no pidfd.
+pub fn process_of(fd: i32) -> Result<Arc<Process>> {
+    let open = seam::file(fd)?;
+    let pidfd = open.downcast::<PidFd>().ok_or(Errno::EBADF)?;
+    Ok(pidfd.process.clone())
+}
+
+/// pidfd_open(2).
+pub fn sys_pidfd_open(args: &Args) -> Result<u64> {
+    let flags = OpenFlags::from_bits_retain(args.u32(1));
+    if args.i32(0) <= 0 || !OpenFlags::NONBLOCK.contains(flags) {
+        return Err(Errno::EINVAL);
+    }
+    let tasks = &kernel().tasks;
+    let process = match tasks.process(args.u32(0)) {
+        Some(process) => process,
+        // pidfd_open(2): of a thread that is not the main one.
+        None if tasks.thread(args.u32(0)).is_some() => return Err(Errno::EINVAL),
+        None => return Err(Errno::ESRCH),
+    };
+    install(process, flags).map(|fd| fd as u64)
+}
+
+/// pidfd_send_signal(2).
+pub fn sys_pidfd_send_signal(args: &Args) -> Result<u64> {
+    let signal = args.u32(1);
+    if args.u32(3) != 0 || signal > SIGNAL_COUNT {
+        return Err(Errno::EINVAL);
+    }
+    let process = process_of(args.fd(0))?;
+    let own = crate::task::current_process();
+    let info = match args.address(2) {
+        UserAddress::NULL => {
+            SignalInfo::from_process(signal, SI_USER, own.pid, own.credentials.lock().uid)
+        }
+        at => {
+            let info: SignalInfo = at.read()?;
+            if info.number() != signal {
+                return Err(Errno::EINVAL);
+            }
+            if info.code >= 0 && process.pid != own.pid {
+                return Err(Errno::EPERM);
+            }
+            info
+        }
+    };
+    if process.is_zombie() && kernel().tasks.process(process.pid).is_none() {
+        return Err(Errno::ESRCH);
+    }
+    signal::check_permission(&process, signal)?;
+    if signal != 0 {
+        signal::send_to_process(&process, info);
+    }
+    Ok(0)
+}
+
+/// pidfd_getfd(2).
+pub fn sys_pidfd_getfd(args: &Args) -> Result<u64> {
+    if args.u32(2) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let process = process_of(args.fd(0))?;
+    if process.is_zombie() {
+        return Err(Errno::ESRCH);
+    }
+    let file = process.files.lock().get(args.fd(1))?;
+    seam::install(file, OpenFlags::CLOEXEC).map(|fd| fd as u64)
+}
