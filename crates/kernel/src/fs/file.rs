@@ -8,6 +8,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use bitflags::bitflags;
 
+use super::inotify::Mask;
+use super::notify;
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
@@ -223,6 +225,11 @@ pub trait File: Any + Send + Sync {
         Err(Errno::ENOTTY)
     }
 
+    /// Whether shared mappings may be written to: seals forbid it.
+    fn allows_shared_writes(&self) -> bool {
+        true
+    }
+
     /// What `mmap` maps.
     fn mmap_source(&self) -> Result<MmapSource> {
         Err(Errno::ENODEV)
@@ -338,9 +345,12 @@ impl OpenFile {
             let at = self.position();
             let count = self.file.read(sink, at)?;
             self.set_position(at + count as u64);
+            self.note_read(count);
             return Ok(count);
         }
-        self.blocking(self.file.read_timeout_ns(), || self.file.read(sink, 0))
+        let count = self.blocking(self.file.read_timeout_ns(), || self.file.read(sink, 0))?;
+        self.note_read(count);
+        Ok(count)
     }
 
     /// pread(2).
@@ -351,7 +361,23 @@ impl OpenFile {
         if !self.file.seekable() {
             return Err(Errno::ESPIPE);
         }
-        self.file.read(sink, offset)
+        let count = self.file.read(sink, offset)?;
+        self.note_read(count);
+        Ok(count)
+    }
+
+    /// Tells those who watch the file that it was read.
+    fn note_read(&self, count: usize) {
+        if count > 0 {
+            notify::open_file(self, Mask::ACCESS);
+        }
+    }
+
+    /// Tells those who watch the file that it was written to.
+    fn note_write(&self, count: usize) {
+        if count > 0 {
+            notify::open_file(self, Mask::MODIFY);
+        }
     }
 
     /// write(2): at the current position, or at the end with `O_APPEND`. A
@@ -360,6 +386,12 @@ impl OpenFile {
         if !self.flags().can_write() {
             return Err(Errno::EBADF);
         }
+        let count = self.write_all(source)?;
+        self.note_write(count);
+        Ok(count)
+    }
+
+    fn write_all(&self, source: &mut Source<'_>) -> Result<usize> {
         if self.file.seekable() {
             let append = self.flags().contains(OpenFlags::APPEND);
             let at = if append { self.file.size() } else { self.position() };
@@ -395,7 +427,9 @@ impl OpenFile {
         }
         // pwrite(2), BUGS: O_APPEND wins over the offset.
         let append = self.flags().contains(OpenFlags::APPEND);
-        self.file.write(source, if append { self.file.size() } else { offset })
+        let count = self.file.write(source, if append { self.file.size() } else { offset })?;
+        self.note_write(count);
+        Ok(count)
     }
 
     /// Runs `attempt`, and again whenever the file's readiness changes, for as
@@ -425,6 +459,7 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        notify::closed(self);
         if self.has_locks.load(Ordering::Relaxed) {
             let owner = super::locks::Owner::Description(self as *const Self as u64);
             crate::state::kernel().fs.locks.release_all(owner);

@@ -306,6 +306,19 @@ pub trait Inode: Any + Send + Sync {
         Err(Errno::EINVAL)
     }
 
+    /// Where extended attributes are kept; `None` for files that cannot have any.
+    fn extended_attributes(&self) -> Option<&super::xattr::ExtendedAttributes> {
+        None
+    }
+
+    /// Notes that extended attributes have changed.
+    fn note_extended_change(&self) {}
+
+    /// Whether an open file description refers to the file.
+    fn is_open(&self) -> bool {
+        false
+    }
+
     /// Attributes of the file system.
     fn statfs(&self) -> Statfs;
 

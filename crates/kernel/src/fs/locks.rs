@@ -73,6 +73,8 @@ pub type FileKey = (u64, u64, Family);
 pub struct LockTable {
     files: Lock<BTreeMap<FileKey, Vec<Held>>>,
     released: Arc<WaitQueue>,
+    /// Processes that wait for a record lock, and what for.
+    waiting: Lock<BTreeMap<u32, (FileKey, Held)>>,
 }
 
 /// Whether to wait for a lock that somebody else holds.
@@ -95,6 +97,13 @@ impl LockTable {
         self.files.lock().is_empty()
     }
 
+    /// Shows every lock, file by file.
+    pub fn for_each(&self, emit: &mut dyn FnMut(FileKey, &Held)) {
+        for (file, held) in self.files.lock().iter() {
+            held.iter().for_each(|lock| emit(*file, lock));
+        }
+    }
+
     /// The lock that stands in the way of `wanted`, if there is one.
     pub fn conflict(&self, file: FileKey, wanted: &Held) -> Option<Held> {
         let files = self.files.lock();
@@ -111,16 +120,82 @@ impl LockTable {
             if patience == Patience::Refuse {
                 return Err(Errno::EAGAIN);
             }
-            wait_until(&[&self.released], None, || match self.conflict(file, &wanted) {
-                Some(_) => None,
-                None => Some(Ok(())),
-            })?;
+            self.wait_for(file, &wanted)?;
         }
         self.carve(file, wanted.owner, wanted.range);
-        self.files.lock().entry(file).or_default().push(wanted);
+        self.insert(file, wanted);
         // Going from exclusive to shared lets others in.
         self.released.wake_all(Events::IN);
         Ok(())
+    }
+
+    /// Waits until nothing stands in the way; `EDEADLK` if that would never be.
+    fn wait_for(&self, file: FileKey, wanted: &Held) -> Result<()> {
+        let process = match wanted.owner {
+            Owner::Process(pid) => Some(pid),
+            // Linux looks for deadlocks among processes only.
+            Owner::Description(_) => None,
+        };
+        let outcome = wait_until(&[&self.released], None, || {
+            let Some(held) = self.conflict(file, wanted) else { return Some(Ok(())) };
+            if let Some(pid) = process {
+                if self.would_wait_for_itself(pid, held.owner) {
+                    return Some(Err(Errno::EDEADLK));
+                }
+                self.waiting.lock().insert(pid, (file, *wanted));
+            }
+            None
+        });
+        if let Some(pid) = process {
+            self.waiting.lock().remove(&pid);
+        }
+        outcome
+    }
+
+    /// Whether `owner` waits, directly or through others, for process `pid`.
+    fn would_wait_for_itself(&self, pid: u32, owner: Owner) -> bool {
+        let mut at = owner;
+        // No chain of waits is longer than there are waiters.
+        let longest = self.waiting.lock().len();
+        for _ in 0..=longest {
+            let Owner::Process(next) = at else { return false };
+            if next == pid {
+                return true;
+            }
+            let Some((file, wanted)) = self.waiting.lock().get(&next).copied() else {
+                return false;
+            };
+            match self.conflict(file, &wanted) {
+                Some(held) => at = held.owner,
+                None => return false,
+            }
+        }
+        false
+    }
+
+    /// Adds a lock to those of a file, in order. Record locks of one owner and
+    /// kind that touch become one (fcntl(2)).
+    fn insert(&self, file: FileKey, mut new: Held) {
+        let mut files = self.files.lock();
+        let held = files.entry(file).or_default();
+        held.retain(|lock| {
+            let touches = lock.owner == new.owner
+                && lock.kind == new.kind
+                && lock.range.start <= new.range.end
+                && new.range.start <= lock.range.end;
+            if touches {
+                new.range.start = new.range.start.min(lock.range.start);
+                new.range.end = new.range.end.max(lock.range.end);
+            }
+            !touches
+        });
+        let at = held.partition_point(|lock| lock.range.start <= new.range.start);
+        held.insert(at, new);
+    }
+
+    /// What an owner holds of a file.
+    pub fn held_by(&self, file: FileKey, owner: Owner) -> Option<Held> {
+        self.files.lock().get(&file)?.iter().copied().find(|lock| lock.owner == owner)
     }
 
     /// Gives up what the owner holds of a range.
@@ -212,5 +287,34 @@ mod tests {
         assert!(table.conflict(FILE, &lock(2, LockKind::Write, 60, 61)).is_some());
         table.release_all(Owner::Process(1));
         assert!(table.conflict(FILE, &lock(2, LockKind::Write, 0, 100)).is_none());
+    }
+
+    #[test]
+    fn locks_that_touch_become_one() {
+        let table = LockTable::default();
+        for (start, end) in [(20, 30), (0, 10), (10, 20)] {
+            table.acquire(FILE, lock(1, LockKind::Write, start, end), Patience::Refuse).unwrap();
+        }
+        let found = table.conflict(FILE, &lock(2, LockKind::Read, 25, 26));
+        assert_eq!(found, Some(lock(1, LockKind::Write, 0, 30)));
+        table.acquire(FILE, lock(1, LockKind::Read, 5, 6), Patience::Refuse).unwrap();
+        assert_eq!(
+            table.conflict(FILE, &lock(2, LockKind::Read, 5, 30)),
+            Some(lock(1, LockKind::Write, 6, 30))
+        );
+    }
+
+    #[test]
+    fn a_circle_of_waits_is_seen() {
+        let table = LockTable::default();
+        table.acquire(FILE, lock(1, LockKind::Write, 0, 1), Patience::Refuse).unwrap();
+        table.acquire(FILE, lock(2, LockKind::Write, 1, 2), Patience::Refuse).unwrap();
+        table.acquire(FILE, lock(3, LockKind::Write, 2, 3), Patience::Refuse).unwrap();
+        table.waiting.lock().insert(1, (FILE, lock(1, LockKind::Write, 1, 2)));
+        table.waiting.lock().insert(2, (FILE, lock(2, LockKind::Write, 2, 3)));
+        assert!(table.would_wait_for_itself(3, Owner::Process(1)));
+        assert!(!table.would_wait_for_itself(4, Owner::Process(1)));
+        let wanted = lock(3, LockKind::Write, 0, 1);
+        assert_eq!(table.acquire(FILE, wanted, Patience::Wait), Err(Errno::EDEADLK));
     }
 }

@@ -7,6 +7,8 @@
 //! | [`lower`], [`overlay`] | the read-only lower layer and the in-memory layer above it |
 //! | [`proc`], [`sys`], [`dev`], [`stdio`] | what the kernel itself shows as files |
 //! | [`file`], [`fd_table`], [`locks`] | open files, descriptors, advisory locks |
+//! | [`xattr`] | extended attributes |
+//! | [`inotify`], [`notify`] | watches, and where events come from |
 //! | [`syscalls`] | the system calls on files |
 
 pub mod context;
@@ -16,10 +18,12 @@ pub mod fd_table;
 pub mod file;
 mod host_side;
 pub mod inode;
+pub mod inotify;
 pub mod locks;
 pub mod lower;
 pub mod mount;
 pub mod namespace;
+pub mod notify;
 pub mod open;
 pub mod overlay;
 pub mod path;
@@ -31,6 +35,7 @@ pub mod stdio;
 pub mod sys;
 pub mod syscalls;
 pub mod walk;
+pub mod xattr;
 
 #[cfg(test)]
 mod tests;
@@ -67,6 +72,8 @@ pub struct FileSystems {
     pub mounts: Lock<MountTable>,
     /// Advisory locks.
     pub locks: LockTable,
+    /// Watches of inotify(7).
+    pub watches: inotify::Watches,
     /// The root directory as the overlay knows it.
     root_node: Arc<Node>,
     /// Where memory files live (memfd_create(2)).
@@ -115,6 +122,7 @@ impl FileSystems {
             root: Path::new(root),
             mounts: Lock::new(mounts),
             locks: LockTable::default(),
+            watches: Default::default(),
             root_node,
             memory: Overlay::empty(MEMORY_FS, 0o700),
             boot_id: Lock::new([0; 16]),

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use super::context::Context;
 use super::dentry::Dentry;
 use super::inode::{Attributes, FileType, Inode, NewInode, NewKind, RenameMode, S_ISGID};
+use super::notify;
 use super::path::Path;
 use super::permission::Access;
 use super::walk::{Last, Parent, walk_parent};
@@ -70,6 +71,7 @@ pub fn create_in(
     let holder = directory.inode();
     let new = new_inode(context, &holder.attributes(), kind, permissions);
     let inode = holder.create(name, &new)?;
+    notify::created(directory.dentry(), name, &inode);
     if !holder.caches_lookups() {
         return Ok(Path::new(Dentry::detached(inode, name, directory.dentry())));
     }
@@ -100,6 +102,8 @@ pub fn link(context: &Context, target: &Path, start: &Path, path: &[u8]) -> Resu
     check_may_change(context, directory)?;
     directory.inode().link(name, inode)?;
     directory.dentry().attach(name, inode.clone());
+    notify::link_count(inode);
+    notify::created(directory.dentry(), name, inode);
     Ok(())
 }
 
@@ -141,6 +145,7 @@ pub fn remove(context: &Context, start: &Path, path: &[u8], removal: Removal) ->
     directory.dentry().detach(&name);
     // With no cache the dentry in hand is the one that shows as deleted.
     victim.set_unlinked();
+    notify::removed(directory.dentry(), &name, &victim.inode);
     Ok(())
 }
 
@@ -229,6 +234,18 @@ pub fn rename(
         Dentry::exchange(&from.name, from.directory.dentry(), &to.name, to.directory.dentry());
     } else {
         Dentry::transfer(&from.name, from.directory.dentry(), &to.name, to.directory.dentry());
+    }
+    let old_place = (&**from.directory.dentry(), from.name.as_slice());
+    let new_place = (&**to.directory.dentry(), to.name.as_slice());
+    match (&to.dentry, mode) {
+        (Some(other), RenameMode::Exchange) => {
+            notify::moved(old_place, new_place, &moved.inode, None);
+            notify::moved(new_place, old_place, &other.inode, None);
+        }
+        (target, _) => {
+            let over = target.as_ref().map(|target| &target.inode);
+            notify::moved(old_place, new_place, &moved.inode, over);
+        }
     }
     Ok(())
 }

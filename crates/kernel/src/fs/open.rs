@@ -8,10 +8,12 @@ use super::context::Context;
 use super::dentry::Dentry;
 use super::file::{Events, File, OpenFile, OpenFlags, Stat};
 use super::inode::{FileType, Inode, Link, NewKind};
-use super::namespace;
+use super::inotify::Mask;
+use super::overlay::node_of_inode;
 use super::path::Path;
 use super::permission::Access;
 use super::walk::{Follow, Last, Resolve, Walk};
+use super::{namespace, notify};
 use crate::errno::{Errno, Result};
 
 /// How to open a file.
@@ -124,6 +126,11 @@ fn open_unnamed(context: &Context, start: &Path, path: &[u8], how: How) -> Resul
     let new =
         namespace::new_inode(context, &holder.attributes(), NewKind::Regular, how.permissions);
     let inode = holder.create_unnamed(&new)?;
+    if flags.contains(OpenFlags::EXCL)
+        && let Some(node) = node_of_inode(&inode)
+    {
+        node.forbid_names();
+    }
     let name = alloc::format!("#{}", inode.attributes().ino);
     let dentry = Dentry::detached(inode, name.as_bytes(), directory.dentry());
     dentry.set_unlinked();
@@ -158,9 +165,13 @@ pub fn open_existing(context: &Context, target: Path, flags: OpenFlags) -> Resul
 
 fn open_checked(target: Path, flags: OpenFlags) -> Result<Arc<OpenFile>> {
     let inode = target.inode();
+    let truncates = flags.contains(OpenFlags::TRUNC) && inode.file_type() == FileType::Regular;
     let file = match inode.file_type() {
         FileType::Regular => {
-            if flags.contains(OpenFlags::TRUNC) {
+            if flags.can_write() || flags.contains(OpenFlags::TRUNC) {
+                check_not_running(inode)?;
+            }
+            if truncates {
                 inode.truncate(0)?;
             }
             inode.clone().open(flags)?
@@ -182,7 +193,28 @@ fn open_checked(target: Path, flags: OpenFlags) -> Result<Arc<OpenFile>> {
     };
     // Every file on a 64-bit system is opened as if with O_LARGEFILE.
     let flags = (flags - OPENING_FLAGS) | OpenFlags::LARGEFILE;
-    Ok(OpenFile::new(file, flags, Some(target)))
+    let open = OpenFile::new(file, flags, Some(target));
+    notify::open_file(&open, Mask::OPEN);
+    if truncates {
+        notify::open_file(&open, Mask::MODIFY);
+    }
+    Ok(open)
+}
+
+/// `ETXTBSY` if a process runs the program in this file (open(2), truncate(2)).
+pub fn check_not_running(inode: &Arc<dyn Inode>) -> Result<()> {
+    #[cfg(not(test))]
+    for process in super::proc::processes() {
+        let runs =
+            process.executable.lock().as_ref().is_some_and(|path| {
+                core::ptr::addr_eq(Arc::as_ptr(path.inode()), Arc::as_ptr(inode))
+            });
+        if runs {
+            return Err(Errno::ETXTBSY);
+        }
+    }
+    let _ = inode;
+    Ok(())
 }
 
 /// Finds the program at `path` and opens it for execve(2).
@@ -199,6 +231,9 @@ pub fn open_program(
         _ => return Err(Errno::EACCES),
     }
     context.identity.check(&**target.inode(), Access::EXECUTE)?;
+    if node_of_inode(target.inode()).is_some_and(|node| node.is_written()) {
+        return Err(Errno::ETXTBSY);
+    }
     open_checked(target, OpenFlags::empty())
 }
 

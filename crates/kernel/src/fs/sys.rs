@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::inode::{FileType, FilesystemId, Inode};
-use super::proc::cpu_list;
+use super::proc::{cpu_list, cpu_mask};
 use super::pseudo::{Directory, Fixed, Generated, Item, Kind, Names, Place};
 use crate::errno::Result;
 use crate::state::kernel;
@@ -41,6 +41,10 @@ fn cpus() -> u32 {
     kernel().config.get().cpus.max(1)
 }
 
+fn mask_line() -> Result<Vec<u8>> {
+    Ok(format!("{}\n", cpu_mask(0, cpus())).into_bytes())
+}
+
 fn list_line() -> Result<Vec<u8>> {
     Ok(format!("{}\n", cpu_list(cpus())).into_bytes())
 }
@@ -66,6 +70,13 @@ const LO: &[Item] = &[
 ];
 
 const SYSTEM: &[Item] = &[
+    directory(
+        "clocksource",
+        &[directory(
+            "clocksource0",
+            &[text("available_clocksource", "tsc \n"), text("current_clocksource", "tsc\n")],
+        )],
+    ),
     Item {
         name: "cpu",
         kind: Kind::Made(FileType::Directory, |place| Directory::new(*place, Processors)),
@@ -75,10 +86,12 @@ const SYSTEM: &[Item] = &[
         &[
             text("has_cpu", "0\n"),
             text("has_memory", "0\n"),
+            text("has_normal_memory", "0\n"),
             directory(
                 "node0",
                 &[
                     file("cpulist", list_line),
+                    file("cpumap", mask_line),
                     file("meminfo", node_meminfo),
                     text("distance", "10\n"),
                 ],
@@ -124,11 +137,17 @@ const PROCESSORS: &[Item] = &[
     file("online", list_line),
     file("possible", list_line),
     file("present", list_line),
+    directory("smt", &[text("active", "0\n"), text("control", "notsupported\n")]),
 ];
 
 const TOPOLOGY: &[Item] = &[
-    file("core_cpus_list", list_line),
+    text("cluster_id", "0\n"),
+    file("core_siblings", mask_line),
     file("core_siblings_list", list_line),
+    text("die_id", "0\n"),
+    file("die_cpus", mask_line),
+    file("die_cpus_list", list_line),
+    file("package_cpus", mask_line),
     file("package_cpus_list", list_line),
     text("physical_package_id", "0\n"),
 ];
@@ -185,9 +204,14 @@ impl Names for Topology {
     fn lookup(&self, name: &[u8], place: &Place) -> Result<Option<Arc<dyn Inode>>> {
         let number = self.number;
         match name {
-            b"core_id" | b"thread_siblings_list" => {
+            b"core_id" | b"core_cpus_list" | b"thread_siblings_list" => {
                 Ok(Some(Generated::read_only(place.below(name), move || {
                     Ok(format!("{number}\n").into_bytes())
+                })))
+            }
+            b"core_cpus" | b"thread_siblings" => {
+                Ok(Some(Generated::read_only(place.below(name), move || {
+                    Ok(format!("{}\n", cpu_mask(number, 1)).into_bytes())
                 })))
             }
             name => Fixed(TOPOLOGY).lookup(name, place),
@@ -195,7 +219,9 @@ impl Names for Topology {
     }
 
     fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
-        emit(b"core_id", FileType::Regular);
+        for name in ["core_cpus", "core_cpus_list", "core_id", "thread_siblings"] {
+            emit(name.as_bytes(), FileType::Regular);
+        }
         emit(b"thread_siblings_list", FileType::Regular);
         Fixed(TOPOLOGY).list(emit)
     }
@@ -204,28 +230,40 @@ impl Names for Topology {
 /// Control group limits: those of the sandbox.
 const CGROUP: &[Item] = &[
     text("cgroup.controllers", "cpuset cpu memory pids\n"),
+    text("cgroup.events", "populated 1\nfrozen 0\n"),
+    text("cgroup.freeze", "0\n"),
+    text("cgroup.max.depth", "max\n"),
+    text("cgroup.max.descendants", "max\n"),
     file("cgroup.procs", || {
-        let threads = kernel().tasks.threads.lock();
-        let mut pids: Vec<u32> = threads.values().map(|thread| thread.process.pid).collect();
-        pids.dedup();
-        Ok(pids.iter().flat_map(|pid| format!("{pid}\n").into_bytes()).collect())
+        let processes = super::proc::processes();
+        Ok(processes.iter().flat_map(|it| format!("{}\n", it.pid).into_bytes()).collect())
     }),
+    text("cgroup.stat", "nr_descendants 0\nnr_dying_descendants 0\n"),
     text("cgroup.subtree_control", "\n"),
+    file("cgroup.threads", || {
+        let threads = kernel().tasks.threads.lock();
+        Ok(threads.keys().flat_map(|tid| format!("{tid}\n").into_bytes()).collect())
+    }),
     text("cgroup.type", "domain\n"),
     // A quota in microseconds per period.
+    text("cpu.idle", "0\n"),
     file("cpu.max", || Ok(format!("{} 100000\n", cpus() * 100_000).into_bytes())),
     text(
         "cpu.stat",
         "usage_usec 0\nuser_usec 0\nsystem_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n",
     ),
     text("cpu.weight", "100\n"),
+    text("cpu.weight.nice", "0\n"),
+    file("cpuset.cpus", list_line),
     file("cpuset.cpus.effective", list_line),
+    text("cpuset.mems", "0\n"),
     text("cpuset.mems.effective", "0\n"),
     file("memory.current", || {
         let (total, free) = super::proc::memory();
         Ok(format!("{}\n", total - free).into_bytes())
     }),
-    text("memory.events", "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n"),
+    text("memory.events", MEMORY_EVENTS),
+    text("memory.events.local", MEMORY_EVENTS),
     text("memory.high", "max\n"),
     text("memory.low", "0\n"),
     file("memory.max", || {
@@ -235,6 +273,7 @@ const CGROUP: &[Item] = &[
         })
     }),
     text("memory.min", "0\n"),
+    text("memory.oom.group", "0\n"),
     file("memory.stat", || {
         let files = kernel().pages.lock().bytes_in_use();
         Ok(format!(
@@ -243,7 +282,11 @@ const CGROUP: &[Item] = &[
         .into_bytes())
     }),
     text("memory.swap.current", "0\n"),
+    text("memory.swap.high", "max\n"),
     text("memory.swap.max", "0\n"),
     file("pids.current", || Ok(format!("{}\n", kernel().tasks.threads.lock().len()).into_bytes())),
+    text("pids.events", "max 0\n"),
     text("pids.max", "32768\n"),
 ];
+
+const MEMORY_EVENTS: &str = "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n";

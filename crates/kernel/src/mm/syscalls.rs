@@ -102,9 +102,10 @@ fn file_backing(fd: i32, prot: u32, shared: bool) -> Result<Arc<FileBacking>> {
     if !open.flags().can_read() {
         return Err(Errno::EACCES);
     }
-    let writable = open.flags().can_write();
+    let writable = open.flags().can_write() && open.file.allows_shared_writes();
     if shared && prot & host::PROT_WRITE != 0 && !writable {
-        return Err(Errno::EACCES);
+        // fcntl(2), F_SEAL_WRITE; otherwise the descriptor is read-only.
+        return Err(if open.flags().can_write() { Errno::EPERM } else { Errno::EACCES });
     }
     let source = open.file.mmap_source()?;
     let (path, stat) = if matches!(source, MmapSource::Zero) && !shared {

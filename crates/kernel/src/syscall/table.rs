@@ -14,8 +14,8 @@ use crate::task::{clone, futex};
 use crate::time::syscalls as time;
 use crate::{ipc, net};
 
-/// Why calls that need extended attributes fail.
-const NO_XATTR: &str = "EOPNOTSUPP, as on a file system without extended attributes";
+/// What extended attributes lack.
+const XATTR: &str = "no access control lists; what the lower layer's files have is not shown";
 
 /// What locking memory means.
 const NOT_LOCKED: &str = "checked and accepted; the host may still page the memory out";
@@ -114,30 +114,24 @@ pub const ENTRIES: &[Entry] = &[
         Missing("EPERM: the tree is put together at boot"),
     ),
     row(187, "readahead", &[Fd, Int, Int], fs::sync::readahead, Full),
-    row(188, "setxattr", &[Str, Str, Hex, Int, Hex], fs::extended::set, Missing(NO_XATTR)),
-    row(189, "lsetxattr", &[Str, Str, Hex, Int, Hex], fs::extended::set_link, Missing(NO_XATTR)),
-    row(
-        190,
-        "fsetxattr",
-        &[Fd, Str, Hex, Int, Hex],
-        fs::extended::set_descriptor,
-        Missing(NO_XATTR),
-    ),
-    row(191, "getxattr", &[Str, Str, Hex, Int], fs::extended::named, Missing(NO_XATTR)),
-    row(192, "lgetxattr", &[Str, Str, Hex, Int], fs::extended::named_link, Missing(NO_XATTR)),
-    row(193, "fgetxattr", &[Fd, Str, Hex, Int], fs::extended::named_descriptor, Missing(NO_XATTR)),
+    row(188, "setxattr", &[Str, Str, Hex, Int, Hex], fs::extended::set, Partial(XATTR)),
+    row(189, "lsetxattr", &[Str, Str, Hex, Int, Hex], fs::extended::set_link, Partial(XATTR)),
+    row(190, "fsetxattr", &[Fd, Str, Hex, Int, Hex], fs::extended::set_descriptor, Partial(XATTR)),
+    row(191, "getxattr", &[Str, Str, Hex, Int], fs::extended::get, Partial(XATTR)),
+    row(192, "lgetxattr", &[Str, Str, Hex, Int], fs::extended::get_link, Partial(XATTR)),
+    row(193, "fgetxattr", &[Fd, Str, Hex, Int], fs::extended::get_descriptor, Partial(XATTR)),
     row(194, "listxattr", &[Str, Hex, Int], fs::extended::list, Full),
     row(195, "llistxattr", &[Str, Hex, Int], fs::extended::list_link, Full),
     row(196, "flistxattr", &[Fd, Hex, Int], fs::extended::list_descriptor, Full),
-    row(197, "removexattr", &[Str, Str], fs::extended::named, Missing(NO_XATTR)),
-    row(198, "lremovexattr", &[Str, Str], fs::extended::named_link, Missing(NO_XATTR)),
-    row(199, "fremovexattr", &[Fd, Str], fs::extended::named_descriptor, Missing(NO_XATTR)),
+    row(197, "removexattr", &[Str, Str], fs::extended::remove, Partial(XATTR)),
+    row(198, "lremovexattr", &[Str, Str], fs::extended::remove_link, Partial(XATTR)),
+    row(199, "fremovexattr", &[Fd, Str], fs::extended::remove_descriptor, Partial(XATTR)),
     row(217, "getdents64", &[Fd, Hex, Int], fs::directory::getdents64, Full),
     row(221, "fadvise64", &[Fd, Int, Int, Int], fs::sync::fadvise64, Full),
     row(235, "utimes", &[Str, Hex], fs::attributes::utimes, Full),
-    row(253, "inotify_init", &[], fs::extended::no_inotify, Missing("ENOSYS")),
-    row(254, "inotify_add_watch", &[Fd, Str, Hex], fs::extended::no_inotify, Missing("ENOSYS")),
-    row(255, "inotify_rm_watch", &[Fd, Int], fs::extended::no_inotify, Missing("ENOSYS")),
+    row(253, "inotify_init", &[], fs::watching::inotify_init, Full),
+    row(254, "inotify_add_watch", &[Fd, Str, Hex], fs::watching::inotify_add_watch, Full),
+    row(255, "inotify_rm_watch", &[Fd, Int], fs::watching::inotify_rm_watch, Full),
     row(257, "openat", &[Fd, Str, Hex, Octal], fs::descriptors::openat, Full),
     row(258, "mkdirat", &[Fd, Str, Octal], fs::names::mkdirat, Full),
     row(259, "mknodat", &[Fd, Str, Octal, Hex], fs::names::mknodat, Partial("no block devices")),
@@ -158,12 +152,26 @@ pub const ENTRIES: &[Entry] = &[
         "fallocate",
         &[Fd, Hex, Int, Int],
         fs::space::fallocate,
-        Partial("allocating and punching holes"),
+        Partial("as on tmpfs and with FALLOC_FL_ZERO_RANGE; no collapsing and inserting"),
     ),
     row(292, "dup3", &[Fd, Fd, Hex], fs::descriptors::dup3, Full),
-    row(294, "inotify_init1", &[Hex], fs::extended::no_inotify, Missing("ENOSYS")),
+    row(294, "inotify_init1", &[Hex], fs::watching::inotify_init1, Full),
     row(295, "preadv", &[Fd, Hex, Int, Int], fs::io::preadv, Full),
     row(296, "pwritev", &[Fd, Hex, Int, Int], fs::io::pwritev, Full),
+    row(
+        300,
+        "fanotify_init",
+        &[Hex, Hex],
+        task::not_configured,
+        Missing("ENOSYS, as a kernel without fanotify"),
+    ),
+    row(
+        301,
+        "fanotify_mark",
+        &[Fd, Hex, Hex, Fd, Str],
+        task::not_configured,
+        Missing("ENOSYS, as a kernel without fanotify"),
+    ),
     row(
         303,
         "name_to_handle_at",

@@ -7,12 +7,11 @@ use core::any::Any;
 use bitflags::bitflags;
 
 use super::Node;
-use super::pages;
+use super::pages::{self, PAGE};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, MmapSource, OpenFlags, Stat, UpperPages};
 use crate::fs::inode::Inode;
 use crate::io::{Sink, Source};
-use crate::sync::Lock;
 
 /// Largest size of a file, in bytes (`MAX_LFS_FILESIZE`).
 pub const MAX_FILE_SIZE: u64 = i64::MAX as u64;
@@ -40,19 +39,23 @@ bitflags! {
 pub struct RegularFile {
     node: Arc<Node>,
     writable: bool,
-    /// Of memory files that allow sealing.
-    seals: Option<Lock<Seals>>,
+    /// Whether it counts among those that have the file open: execve(2) of a
+    /// memory file must not fail because of the descriptor it was made with.
+    counted: bool,
 }
 
 impl RegularFile {
     /// Opens a regular file.
     pub fn new(node: Arc<Node>, flags: OpenFlags) -> Self {
-        Self { node, writable: flags.can_write(), seals: None }
+        let writable = flags.can_write();
+        node.opened(writable);
+        Self { node, writable, counted: true }
     }
 
     /// Opens a memory file (memfd_create(2)).
     pub fn memory(node: Arc<Node>, seals: Seals) -> Self {
-        Self { node, writable: true, seals: Some(Lock::new(seals)) }
+        node.set_seals(seals);
+        Self { node, writable: true, counted: false }
     }
 
     /// The file behind it.
@@ -62,22 +65,46 @@ impl RegularFile {
 
     /// Seals in force; `EINVAL` for files that have none.
     pub fn seals(&self) -> Result<Seals> {
-        self.seals.as_ref().map(Lock::get).ok_or(Errno::EINVAL)
+        self.node.seals().ok_or(Errno::EINVAL)
     }
 
-    /// Adds seals.
+    /// Adds seals. `EBUSY` if writing is to be sealed and a mapping may write.
     pub fn add_seals(&self, more: Seals) -> Result<()> {
-        let seals = self.seals.as_ref().ok_or(Errno::EINVAL)?;
-        let old = seals.get();
+        let old = self.seals()?;
         if old.contains(Seals::SEAL) {
             return Err(Errno::EPERM);
         }
-        seals.set(old | more);
+        let mut all = old | more;
+        if more.contains(Seals::EXEC) && self.node.attributes().mode & 0o111 != 0 {
+            // What may be executed can no longer be written (`memfd_add_seals`).
+            all |= Seals::SHRINK | Seals::GROW | Seals::WRITE | Seals::FUTURE_WRITE;
+        }
+        if all.contains(Seals::WRITE) && !old.contains(Seals::WRITE) && self.has_writable_mapping()
+        {
+            return Err(Errno::EBUSY);
+        }
+        self.node.set_seals(all);
         Ok(())
     }
 
+    /// Whether a shared mapping of any process could be written through.
+    fn has_writable_mapping(&self) -> bool {
+        #[cfg(test)]
+        return false;
+        #[cfg(not(test))]
+        crate::fs::proc::processes().iter().any(|process| {
+            process.mm.areas().iter().any(|area| {
+                let writable = area.file.as_ref().is_some_and(|file| file.writable);
+                writable
+                    && area.shared_upper().is_some_and(|upper| {
+                        core::ptr::addr_eq(Arc::as_ptr(upper), Arc::as_ptr(&self.node))
+                    })
+            })
+        })
+    }
+
     fn sealed(&self, seals: Seals) -> bool {
-        self.seals.as_ref().is_some_and(|held| held.get().intersects(seals))
+        self.node.is_sealed(seals)
     }
 
     /// The next data from `offset` on (`SEEK_DATA`, lseek(2)).
@@ -139,15 +166,15 @@ impl File for RegularFile {
         }
         let mut room =
             MAX_FILE_SIZE.checked_sub(offset).filter(|&room| room > 0).ok_or(Errno::EFBIG)?;
-        if self.seals.is_some() {
-            if self.sealed(Seals::WRITE | Seals::FUTURE_WRITE) {
+        if self.sealed(Seals::WRITE | Seals::FUTURE_WRITE) {
+            return Err(Errno::EPERM);
+        }
+        let (size, end) = (self.size(), offset.saturating_add(source.remaining() as u64));
+        if self.sealed(Seals::GROW) && end > size {
+            // Linux looks at one page of a write at a time.
+            room = (size & !(PAGE - 1)).saturating_sub(offset);
+            if room == 0 {
                 return Err(Errno::EPERM);
-            }
-            if self.sealed(Seals::GROW) {
-                room = room.min(self.size().saturating_sub(offset));
-                if room == 0 {
-                    return Err(Errno::EPERM);
-                }
             }
         }
         let max = usize::try_from(room).unwrap_or(usize::MAX);
@@ -166,6 +193,10 @@ impl File for RegularFile {
 
     fn stat(&self) -> Result<Stat> {
         Ok(self.node.attributes().to_stat())
+    }
+
+    fn allows_shared_writes(&self) -> bool {
+        !self.sealed(Seals::WRITE | Seals::FUTURE_WRITE)
     }
 
     fn mmap_source(&self) -> Result<MmapSource> {
@@ -199,6 +230,14 @@ impl File for RegularFile {
 
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
         self
+    }
+}
+
+impl Drop for RegularFile {
+    fn drop(&mut self) {
+        if self.counted {
+            self.node.closed(self.writable);
+        }
     }
 }
 

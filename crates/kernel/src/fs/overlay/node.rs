@@ -5,9 +5,10 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::directory::Entries;
-use super::file::RegularFile;
+use super::file::{RegularFile, Seals};
 use super::pages::Content;
 use super::{DirectoryFile, Overlay, device_number};
 use crate::errno::{Errno, Result};
@@ -17,6 +18,7 @@ use crate::fs::inode::{
     RenameMode, Statfs, Timestamp,
 };
 use crate::fs::lower::{LowerId, LowerLayer};
+use crate::fs::xattr::ExtendedAttributes;
 use crate::sync::Lock;
 
 /// A file of an overlay.
@@ -27,6 +29,32 @@ pub struct Node {
     file_type: FileType,
     pub(super) meta: Lock<Meta>,
     pub(super) body: Body,
+    extended: ExtendedAttributes,
+    uses: Uses,
+}
+
+/// Who uses a regular file.
+#[derive(Default)]
+struct Uses {
+    /// Open file descriptions.
+    opens: AtomicU32,
+    /// Those of them that may write.
+    writers: AtomicU32,
+    /// What a memory file no longer allows; `None` for all other files.
+    seals: Lock<Option<Seals>>,
+    /// Whether it never had a name and may never get one (`O_TMPFILE | O_EXCL`),
+    /// or may although it has none.
+    naming: Lock<Naming>,
+}
+
+/// Whether a file without a name may get one (linkat(2)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Naming {
+    /// It may not: its names were removed, or it was asked to have none.
+    #[default]
+    Forbidden,
+    /// It was made without a name (`O_TMPFILE`).
+    Allowed,
 }
 
 /// Attributes that are not derived from the content.
@@ -81,7 +109,26 @@ impl Node {
             changed: true,
         };
         let (ino, device) = (fs.new_ino(), fs.device());
-        Arc::new(Self { fs, ino, device, file_type, meta: Lock::new(meta), body })
+        Self::build(fs, (ino, device), file_type, meta, body)
+    }
+
+    fn build(
+        fs: Arc<Overlay>,
+        (ino, device): (u64, u64),
+        file_type: FileType,
+        meta: Meta,
+        body: Body,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            fs,
+            ino,
+            device,
+            file_type,
+            meta: Lock::new(meta),
+            body,
+            extended: ExtendedAttributes::default(),
+            uses: Uses::default(),
+        })
     }
 
     /// The node of a file of the lower layer.
@@ -109,7 +156,52 @@ impl Node {
             changed: false,
         };
         let device = device_number(fs.id, below.device);
-        Ok(Arc::new(Self { fs, ino: below.ino, device, file_type, meta: Lock::new(meta), body }))
+        Ok(Self::build(fs, (below.ino, device), file_type, meta, body))
+    }
+
+    /// Counts an open file description.
+    pub(super) fn opened(&self, writable: bool) {
+        self.uses.opens.fetch_add(1, Relaxed);
+        if writable {
+            self.uses.writers.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// An open file description is gone.
+    pub(super) fn closed(self: &Arc<Self>, writable: bool) {
+        self.uses.opens.fetch_sub(1, Relaxed);
+        if writable {
+            self.uses.writers.fetch_sub(1, Relaxed);
+        }
+        if self.meta.lock().nlink == 0 {
+            let inode: Arc<dyn Inode> = self.clone();
+            crate::fs::notify::gone_if_unused(&inode);
+        }
+    }
+
+    /// Whether somebody has the file open for writing.
+    pub fn is_written(&self) -> bool {
+        self.uses.writers.load(Relaxed) > 0
+    }
+
+    /// What a memory file no longer allows; `None` for all other files.
+    pub fn seals(&self) -> Option<Seals> {
+        self.uses.seals.get()
+    }
+
+    /// Replaces the seals of a memory file.
+    pub(super) fn set_seals(&self, seals: Seals) {
+        self.uses.seals.set(Some(seals));
+    }
+
+    /// Whether one of these seals is in force.
+    pub(super) fn is_sealed(&self, seals: Seals) -> bool {
+        self.seals().is_some_and(|held| held.intersects(seals))
+    }
+
+    /// The file was made without a name and shall never get one.
+    pub fn forbid_names(&self) {
+        self.uses.naming.set(Naming::Forbidden);
     }
 
     pub(super) fn has_several_names_below(&self) -> bool {
@@ -249,6 +341,7 @@ impl Inode for Node {
     fn create_unnamed(&self, new: &NewInode) -> Result<Arc<dyn Inode>> {
         let node = Node::new(self.fs.clone(), new);
         node.meta.lock().nlink = 0;
+        node.uses.naming.set(Naming::Allowed);
         Ok(node)
     }
 
@@ -256,10 +349,15 @@ impl Inode for Node {
         let target = super::node_of_inode(target)
             .filter(|node| node.fs.id == self.fs.id)
             .ok_or(Errno::EXDEV)?;
-        if target.meta.lock().nlink >= 65000 {
+        let links = target.meta.lock().nlink;
+        if links == 0 && target.uses.naming.get() == Naming::Forbidden {
+            return Err(Errno::ENOENT);
+        }
+        if links >= 65000 {
             return Err(Errno::EMLINK);
         }
         self.add_entry(name, target.clone())?;
+        target.forbid_names();
         target.update(|meta| meta.nlink += 1);
         Ok(())
     }
@@ -288,6 +386,12 @@ impl Inode for Node {
     }
 
     fn change(&self, changes: &AttributeChanges) -> Result<()> {
+        if let Some(bits) = changes.permissions
+            && (bits ^ self.meta.lock().permissions) & 0o111 != 0
+            && self.is_sealed(Seals::EXEC)
+        {
+            return Err(Errno::EPERM);
+        }
         self.update(|meta| {
             meta.permissions = changes.permissions.map_or(meta.permissions, |bits| bits & 0o7777);
             meta.uid = changes.uid.unwrap_or(meta.uid);
@@ -302,6 +406,18 @@ impl Inode for Node {
         self.content()?.lock().truncate(size);
         self.touch_content();
         Ok(())
+    }
+
+    fn extended_attributes(&self) -> Option<&ExtendedAttributes> {
+        Some(&self.extended)
+    }
+
+    fn note_extended_change(&self) {
+        self.update(|_| ());
+    }
+
+    fn is_open(&self) -> bool {
+        self.uses.opens.load(Relaxed) > 0
     }
 
     fn statfs(&self) -> Statfs {

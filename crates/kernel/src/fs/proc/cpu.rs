@@ -22,6 +22,18 @@ pub(in super::super) fn cpu_list(cpus: u32) -> String {
     if cpus <= 1 { String::from("0") } else { format!("0-{}", cpus - 1) }
 }
 
+/// A set of processors as `/sys` writes it: words of 32 bits in hexadecimal.
+pub(in super::super) fn cpu_mask(first: u32, count: u32) -> String {
+    let end = first + count;
+    let words = end.div_ceil(32).max(1);
+    let word = |index: u32| {
+        let bits = (0..32).filter(|bit| (first..end).contains(&(index * 32 + bit)));
+        bits.fold(0u32, |word, bit| word | 1 << bit)
+    };
+    let text: Vec<String> = (0..words).rev().map(|index| format!("{:08x}", word(index))).collect();
+    text.join(",")
+}
+
 /// Family, model and stepping (Intel SDM volume 2, CPUID leaf 1).
 fn signature() -> (u32, u32, u32) {
     let eax = cpuid(1, 0).eax;

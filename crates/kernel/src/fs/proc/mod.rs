@@ -15,7 +15,8 @@ pub use memory::Totals;
 
 use alloc::sync::Arc;
 
-pub(super) use cpu::cpu_list;
+pub(super) use cpu::{cpu_list, cpu_mask};
+pub(super) use process::processes;
 pub(super) use system::memory;
 
 use super::inode::{FileType, FilesystemId, Inode, Link};
@@ -37,23 +38,32 @@ struct Root;
 const FIXED: &[Item] = &[
     Item { name: "cgroups", kind: Kind::Text(system::CGROUPS) },
     Item { name: "cmdline", kind: Kind::Text("thaw\n") },
+    Item { name: "consoles", kind: Kind::Text("") },
     Item { name: "cpuinfo", kind: Kind::File(cpu::cpuinfo) },
     Item { name: "devices", kind: Kind::Text(system::DEVICES) },
     Item { name: "diskstats", kind: Kind::Text("") },
     Item { name: "filesystems", kind: Kind::Text(system::FILESYSTEMS) },
     Item { name: "interrupts", kind: Kind::File(system::interrupts) },
     Item { name: "loadavg", kind: Kind::File(system::loadavg) },
+    Item { name: "locks", kind: Kind::File(system::locks) },
     Item { name: "meminfo", kind: Kind::File(system::meminfo) },
     Item { name: "modules", kind: Kind::Text("") },
     Item { name: "mounts", kind: Kind::Link("self/mounts") },
     Item { name: "net", kind: Kind::Link("self/net") },
     Item { name: "partitions", kind: Kind::Text("major minor  #blocks  name\n\n") },
+    Item { name: "softirqs", kind: Kind::Text(system::SOFTIRQS) },
     Item { name: "stat", kind: Kind::File(system::stat) },
     Item { name: "swaps", kind: Kind::Text("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n") },
     Item { name: "sys", kind: Kind::Directory(settings::SYS) },
+    Item { name: "tty", kind: Kind::Directory(TTY) },
     Item { name: "uptime", kind: Kind::File(system::uptime) },
     Item { name: "version", kind: Kind::File(system::version) },
     Item { name: "vmstat", kind: Kind::File(system::vmstat) },
+];
+
+const TTY: &[Item] = &[
+    Item { name: "drivers", kind: Kind::Text(system::TTY_DRIVERS) },
+    Item { name: "ldiscs", kind: Kind::Text(system::TTY_DISCIPLINES) },
 ];
 
 impl Names for Root {

@@ -4,7 +4,9 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::super::dentry::Dentry;
 use super::super::inode::{FileType, Inode, Link};
+use super::super::path::Path;
 use super::super::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
 use super::descriptors::{DescriptorInfos, Descriptors};
 use super::{memory, settings, status, system};
@@ -30,6 +32,13 @@ pub(super) fn process(pid: u32) -> Result<Arc<Process>> {
     thread(pid).map(|thread| thread.process.clone())
 }
 
+/// All processes, by their main threads.
+pub(in super::super) fn processes() -> Vec<Arc<Process>> {
+    let threads = kernel().tasks.threads.lock();
+    let main = threads.iter().filter(|(tid, thread)| **tid == thread.process.pid);
+    main.map(|(_, thread)| thread.process.clone()).collect()
+}
+
 /// Ids of the threads of a process.
 pub(super) fn thread_ids(pid: u32) -> Vec<u32> {
     let threads = kernel().tasks.threads.lock();
@@ -53,10 +62,8 @@ pub fn directory(name: &[u8], parent: &Place) -> Option<Arc<dyn Inode>> {
 
 /// Emits the ids of all processes.
 pub fn list(emit: &mut dyn FnMut(&[u8], FileType)) {
-    for (tid, thread) in kernel().tasks.threads.lock().iter() {
-        if *tid == thread.process.pid {
-            emit(alloc::format!("{tid}").as_bytes(), FileType::Directory);
-        }
+    for process in processes() {
+        emit(alloc::format!("{}", process.pid).as_bytes(), FileType::Directory);
     }
 }
 
@@ -84,8 +91,10 @@ const FILES: &[(&str, u32, Content)] = &[
         Ok(bytemuck::cast_slice(&process.auxiliary_vector.lock()).to_vec())
     }),
     ("cgroup", 0o444, |_, _| Ok(b"0::/\n".to_vec())),
+    ("children", 0o444, children),
     ("cmdline", 0o444, |_, process| Ok(process.command_line.lock().clone())),
     ("coredump_filter", 0o444, |_, _| Ok(b"00000033\n".to_vec())),
+    ("cpuset", 0o444, |_, _| Ok(b"/\n".to_vec())),
     ("environ", 0o400, |_, process| Ok(process.environment.lock().clone())),
     ("io", 0o400, status::io),
     ("limits", 0o444, status::limits),
@@ -93,22 +102,26 @@ const FILES: &[(&str, u32, Content)] = &[
     ("maps", 0o444, memory::maps),
     ("mountinfo", 0o444, system::mountinfo),
     ("mounts", 0o444, system::mounts),
+    ("mountstats", 0o400, system::mountstats),
     ("oom_score", 0o444, |_, _| Ok(b"0\n".to_vec())),
+    ("projid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
     ("personality", 0o400, |_, _| Ok(b"00000000\n".to_vec())),
     ("schedstat", 0o444, |_, _| Ok(b"0 0 0\n".to_vec())),
     ("sessionid", 0o444, |_, _| Ok(b"4294967295".to_vec())),
+    ("setgroups", 0o444, |_, _| Ok(b"allow\n".to_vec())),
     ("smaps", 0o444, memory::smaps),
     ("smaps_rollup", 0o444, memory::smaps_rollup),
     ("stat", 0o444, status::stat),
     ("statm", 0o444, memory::statm),
     ("status", 0o444, status::status),
+    ("timerslack_ns", 0o444, |_, _| Ok(b"50000\n".to_vec())),
     ("uid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
     ("gid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
     ("wchan", 0o444, |_, _| Ok(b"0".to_vec())),
 ];
 
 const LINKS: &[&str] = &["exe", "cwd", "root"];
-const DIRECTORIES: &[&str] = &["fd", "fdinfo", "net"];
+const DIRECTORIES: &[&str] = &["fd", "fdinfo", "net", "ns"];
 /// Files that can be written to.
 const SETTINGS: &[&str] = &["comm", "oom_score_adj"];
 
@@ -138,6 +151,7 @@ impl Names for ProcessNames {
             b"fd" => Directory::new(place, Descriptors { pid }),
             b"fdinfo" => Directory::new(place, DescriptorInfos { pid }),
             b"net" => Directory::new(place, Fixed(settings::NET)),
+            b"ns" => Directory::new(place, Namespaces),
             b"task" if self.kind == DirectoryKind::Process => Directory::new(place, Tasks { pid }),
             b"comm" => Generated::new(
                 place,
@@ -167,6 +181,59 @@ impl Names for ProcessNames {
             emit(b"task", FileType::Directory);
         }
         Ok(())
+    }
+}
+
+/// Ids of the children of a process, as `task/TID/children` shows them.
+fn children(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
+    if thread.tid != process.pid {
+        return Ok(Vec::new());
+    }
+    let all = processes();
+    let own = all.iter().filter(|child| child.parent_pid() == process.pid);
+    Ok(own.flat_map(|child| alloc::format!("{} ", child.pid).into_bytes()).collect())
+}
+
+/// Namespaces by name, with the inode numbers of the first ones of their kind
+/// (include/linux/proc_ns.h): every process of a sandbox is in the same.
+const NAMESPACES: &[(&str, u64)] = &[
+    ("cgroup", 0xeffffffb),
+    ("ipc", 0xefffffff),
+    ("mnt", 0xeffffff8),
+    ("net", 0xeffffff9),
+    ("pid", 0xeffffffc),
+    ("pid_for_children", 0xeffffffc),
+    ("time", 0xeffffffa),
+    ("time_for_children", 0xeffffffa),
+    ("user", 0xeffffffd),
+    ("uts", 0xeffffffe),
+];
+
+/// `/proc/PID/ns` (namespaces(7)).
+struct Namespaces;
+
+impl Names for Namespaces {
+    fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
+        let Some(&(name, ino)) = NAMESPACES.iter().find(|(known, _)| known.as_bytes() == name)
+        else {
+            return Ok(None);
+        };
+        let kind = name.trim_end_matches("_for_children");
+        let place = directory.below(name.as_bytes());
+        Ok(Some(SymbolicLink::new(place, move || {
+            let shown = alloc::format!("{kind}:[{ino}]");
+            let file = Generated::read_only(Place { ino, ..place }, || Err(Errno::EINVAL));
+            Ok(Link::Magic(Path::new(Dentry::anonymous(file, shown.as_bytes()))))
+        })))
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        NAMESPACES.iter().for_each(|(name, _)| emit(name.as_bytes(), FileType::Symlink));
+        Ok(())
+    }
+
+    fn permissions(&self) -> u32 {
+        0o511
     }
 }
 

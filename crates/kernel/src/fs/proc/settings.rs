@@ -4,6 +4,7 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use super::super::fd_table::NR_OPEN;
+use super::super::inotify;
 use super::super::pseudo::{Item, Kind};
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
@@ -32,27 +33,43 @@ pub(super) const SYS: &[Item] = &[
 const KERNEL: &[Item] = &[
     text("cap_last_cap", "40\n"),
     text("core_pattern", "core\n"),
+    text("core_uses_pid", "0\n"),
+    text("dmesg_restrict", "1\n"),
     text("domainname", "(none)\n"),
     Item { name: "hostname", kind: Kind::Setting(hostname, set_hostname) },
     text("io_uring_disabled", "2\n"),
+    text("kptr_restrict", "1\n"),
     text("msgmax", "8192\n"),
+    text("msgmnb", "16384\n"),
+    text("msgmni", "32000\n"),
     text("ngroups_max", "65536\n"),
+    text("numa_balancing", "0\n"),
     file("osrelease", || Ok(format!("{RELEASE}\n").into_bytes())),
     text("ostype", "Linux\n"),
     text("overflowgid", "65534\n"),
     text("overflowuid", "65534\n"),
     text("perf_event_paranoid", "4\n"),
+    text("panic", "0\n"),
     text("pid_max", "4194304\n"),
+    text("printk", "4\t4\t1\t7\n"),
+    directory("pty", PTY),
     directory("random", RANDOM),
     text("randomize_va_space", "2\n"),
     text("sched_child_runs_first", "0\n"),
+    text("sched_rt_period_us", "1000000\n"),
+    text("sched_rt_runtime_us", "950000\n"),
+    text("sem", "32000\t1024000000\t500\t32000\n"),
     text("shmall", "18446744073692774399\n"),
     text("shmmax", "18446744073692774399\n"),
     text("shmmni", "4096\n"),
+    text("sysrq", "0\n"),
     text("tainted", "0\n"),
     text("threads-max", "32768\n"),
+    text("unprivileged_bpf_disabled", "2\n"),
     file("version", || Ok(format!("{VERSION}\n").into_bytes())),
 ];
+
+const PTY: &[Item] = &[text("max", "4096\n")];
 
 const RANDOM: &[Item] = &[
     file("boot_id", || Ok(uuid(kernel().fs.boot_id()))),
@@ -68,33 +85,53 @@ const RANDOM: &[Item] = &[
 ];
 
 const VM: &[Item] = &[
+    text("dirty_background_ratio", "10\n"),
+    text("dirty_ratio", "20\n"),
     text("max_map_count", "65530\n"),
     // The lowest address that the guest may map (`layout::GUEST_MIN`).
     text("mmap_min_addr", "1048576\n"),
+    text("min_free_kbytes", "0\n"),
     text("nr_hugepages", "0\n"),
+    text("nr_overcommit_hugepages", "0\n"),
+    text("overcommit_kbytes", "0\n"),
     text("overcommit_memory", "1\n"),
     text("overcommit_ratio", "50\n"),
+    text("page-cluster", "3\n"),
+    text("panic_on_oom", "0\n"),
     text("swappiness", "0\n"),
+    text("vfs_cache_pressure", "100\n"),
+    text("zone_reclaim_mode", "0\n"),
 ];
 
 const FS: &[Item] = &[
     text("aio-max-nr", "65536\n"),
+    text("aio-nr", "0\n"),
+    directory("epoll", &[text("max_user_watches", "1048576\n")]),
     text("file-max", "9223372036854775807\n"),
     file("file-nr", || {
-        let open: usize = kernel()
-            .tasks
-            .threads
-            .lock()
-            .values()
-            .map(|thread| thread.process.files.lock().numbers().count())
-            .sum();
+        let processes = super::process::processes();
+        let open: usize =
+            processes.iter().map(|process| process.files.lock().numbers().count()).sum();
         Ok(format!("{open}\t0\t9223372036854775807\n").into_bytes())
     }),
+    text("inode-nr", "0\t0\n"),
+    directory("inotify", INOTIFY),
+    text("lease-break-time", "45\n"),
+    text("leases-enable", "0\n"),
     file("nr_open", || Ok(format!("{NR_OPEN}\n").into_bytes())),
     text("pipe-max-size", "1048576\n"),
     text("pipe-user-pages-soft", "16384\n"),
+    text("protected_fifos", "0\n"),
     text("protected_hardlinks", "0\n"),
+    text("protected_regular", "0\n"),
     text("protected_symlinks", "0\n"),
+    text("suid_dumpable", "0\n"),
+];
+
+const INOTIFY: &[Item] = &[
+    file("max_queued_events", || Ok(format!("{}\n", inotify::QUEUE_MAX).into_bytes())),
+    file("max_user_instances", || Ok(format!("{}\n", inotify::INSTANCES_MAX).into_bytes())),
+    file("max_user_watches", || Ok(format!("{}\n", inotify::WATCHES_MAX).into_bytes())),
 ];
 
 const SYS_NET: &[Item] = &[

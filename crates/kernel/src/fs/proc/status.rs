@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::Write;
 
-use super::cpu::cpu_list;
+use super::cpu::{cpu_list, cpu_mask};
 use super::memory::Totals;
 use super::process::thread_ids;
 use crate::errno::Result;
@@ -155,8 +155,8 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     writeln!(text, "NoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0")?;
     writeln!(text, "Speculation_Store_Bypass:\tvulnerable")?;
     let cpus = kernel().config.get().cpus.max(1);
-    let mask = if cpus >= 32 { u32::MAX } else { (1 << cpus) - 1 };
-    writeln!(text, "Cpus_allowed:\t{mask:x}\nCpus_allowed_list:\t{}", cpu_list(cpus))?;
+    let mask = cpu_mask(0, cpus);
+    writeln!(text, "Cpus_allowed:\t{mask}\nCpus_allowed_list:\t{}", cpu_list(cpus))?;
     writeln!(text, "Mems_allowed:\t00000001\nMems_allowed_list:\t0")?;
     writeln!(text, "voluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0")
 }

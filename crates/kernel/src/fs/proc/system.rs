@@ -4,6 +4,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use super::super::locks::{Family, LockKind, Owner};
 use super::super::mount::Mount;
 use super::super::path::Path;
 use super::status::TICKS_PER_SECOND;
@@ -17,7 +18,43 @@ pub(super) const CGROUPS: &str = "#subsys_name\thierarchy\tnum_cgroups\tenabled\
 
 pub(super) const DEVICES: &str = "Character devices:\n  1 mem\n  5 /dev/tty\n  5 /dev/console\n136 pts\n240 thaw\n\nBlock devices:\n";
 
-pub(super) const FILESYSTEMS: &str = "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\nnodev\tpipefs\nnodev\tsockfs\nnodev\toverlay\n";
+pub(super) const FILESYSTEMS: &str = "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\nnodev\tpipefs\nnodev\tsockfs\nnodev\tdevpts\nnodev\toverlay\n";
+
+pub(super) const SOFTIRQS: &str = "                    CPU0\n";
+
+/// `tty/drivers`: name, node, major number, minor numbers, kind.
+pub(super) const TTY_DRIVERS: &str = "/dev/tty             /dev/tty        5       0 system:/dev/tty\n\
+    /dev/console         /dev/console    5       1 system:console\n\
+    /dev/ptmx            /dev/ptmx       5       2 system\n\
+    pty_slave            /dev/pts      136 0-1048575 pty:slave\n\
+    pty_master           /dev/ptm      128 0-1048575 pty:master\n";
+
+pub(super) const TTY_DISCIPLINES: &str = "n_tty       0\n";
+
+/// `locks`: all advisory locks (proc_locks(5)).
+pub(super) fn locks() -> Result<Vec<u8>> {
+    let mut text = String::new();
+    let mut number = 0;
+    kernel().fs.locks.for_each(&mut |(device, inode, family), held| {
+        number += 1;
+        let (kind, pid) = match (family, held.owner) {
+            (Family::Flock, _) => ("FLOCK ", -1),
+            (Family::Record, Owner::Process(pid)) => ("POSIX ", pid as i32),
+            (Family::Record, Owner::Description(_)) => ("OFDLCK", -1),
+        };
+        let mode = if held.kind == LockKind::Write { "WRITE" } else { "READ " };
+        let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & !0xff));
+        let end = match held.range.end {
+            u64::MAX => String::from("EOF"),
+            end => format!("{}", end - 1),
+        };
+        text += &format!(
+            "{number}: {kind} ADVISORY  {mode} {pid} {major:02x}:{minor:02x}:{inode} {} {end}\n",
+            held.range.start
+        );
+    });
+    Ok(text.into_bytes())
+}
 
 /// Bytes of memory in all, and bytes that are free.
 pub(in super::super) fn memory() -> (u64, u64) {
@@ -159,6 +196,16 @@ pub(super) fn mounts(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     for mount in kernel().fs.mounts.lock().iter() {
         let at = mount_point(mount, process);
         text += &format!("{} {at} {} {} 0 0\n", mount.source, mount.kind, mount.options);
+    }
+    Ok(text.into_bytes())
+}
+
+/// `mountstats`.
+pub(super) fn mountstats(_: &Thread, process: &Process) -> Result<Vec<u8>> {
+    let mut text = String::new();
+    for mount in kernel().fs.mounts.lock().iter() {
+        let at = mount_point(mount, process);
+        text += &format!("device {} mounted on {at} with fstype {}\n", mount.source, mount.kind);
     }
     Ok(text.into_bytes())
 }

@@ -2,6 +2,7 @@
 
 use super::super::context::{AT_FDCWD, Context};
 use super::super::inode::{AttributeChanges, Attributes, FileType, S_ISGID, S_ISUID, Timestamp};
+use super::super::notify;
 use super::super::path::Path;
 use super::super::permission::Access;
 use super::super::walk::Follow;
@@ -17,6 +18,12 @@ pub fn umask(args: &Args) -> Result<u64> {
     Ok(core::mem::replace(&mut fs.umask, args.u32(0) & 0o777).into())
 }
 
+fn change(path: &Path, changes: &AttributeChanges) -> Result<u64> {
+    path.inode().change(changes)?;
+    notify::changed(path, changes);
+    Ok(0)
+}
+
 fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<u64> {
     let attributes = path.inode().attributes();
     if !context.identity.owns(&attributes) {
@@ -30,8 +37,7 @@ fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<u64> 
         // chmod(2): one cannot make files that run as a group one is not in.
         bits &= !S_ISGID;
     }
-    path.inode().change(&AttributeChanges { permissions: Some(bits), ..Default::default() })?;
-    Ok(0)
+    change(path, &AttributeChanges { permissions: Some(bits), ..Default::default() })
 }
 
 /// chmod(2).
@@ -89,8 +95,7 @@ fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<u6
         let cleared = if attributes.mode & 0o010 != 0 { S_ISUID | S_ISGID } else { S_ISUID };
         permissions = Some(attributes.mode & 0o7777 & !cleared);
     }
-    path.inode().change(&AttributeChanges { permissions, uid, gid, ..Default::default() })?;
-    Ok(0)
+    change(path, &AttributeChanges { permissions, uid, gid, ..Default::default() })
 }
 
 /// chown(2).
@@ -155,8 +160,7 @@ fn change_times(context: &Context, path: &Path, atime: NewTime, mtime: NewTime) 
     let now = Timestamp::now();
     let changes =
         AttributeChanges { atime: atime.value(now), mtime: mtime.value(now), ..Default::default() };
-    path.inode().change(&changes)?;
-    Ok(0)
+    change(path, &changes)
 }
 
 const UTIME_NOW: i64 = 0x3fff_ffff;

@@ -5,6 +5,8 @@ use alloc::vec::Vec;
 use super::super::context::{AT_FDCWD, Context};
 use super::super::file::{Dirent, OpenFile};
 use super::super::inode::FileType;
+use super::super::inotify::Mask;
+use super::super::notify;
 use super::super::path::{AbsoluteName, Path};
 use super::super::permission::Access;
 use super::super::walk::Follow;
@@ -102,6 +104,7 @@ fn get_entries(args: &Args, layout: Layout) -> Result<u64> {
     let open = usable_file(args.fd(0))?;
     let room = (args.u32(2) as usize).min(ENTRIES_MAX);
     let (buffer, position) = read_entries(&open, room, layout)?;
+    notify::open_file(&open, Mask::ACCESS);
     args.address(1).write_bytes(&buffer)?;
     open.set_position(position);
     Ok(buffer.len() as u64)

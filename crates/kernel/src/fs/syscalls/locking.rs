@@ -46,6 +46,11 @@ pub fn flock(args: &Args) -> Result<u64> {
         _ => return Err(Errno::EINVAL),
     };
     let patience = if operation & LOCK_NB != 0 { Patience::Refuse } else { Patience::Wait };
+    if locks.held_by(key, owner).is_some_and(|held| held.kind != kind) {
+        // flock(2): a conversion is a release and a new request, and what was
+        // held is lost if the request fails.
+        locks.release(key, owner, Range::ALL);
+    }
     open.note_lock();
     locks.acquire(key, Held { owner, kind, range: Range::ALL }, patience)?;
     Ok(0)
@@ -86,11 +91,14 @@ fn range(open: &OpenFile, flock: &Flock) -> Result<Range> {
         .ok()
         .and_then(|base| base.checked_add(flock.start))
         .ok_or(Errno::EOVERFLOW)?;
-    let end = start.checked_add(flock.len).ok_or(Errno::EOVERFLOW)?;
-    let (start, end) = if flock.len < 0 { (end, start) } else { (start, end) };
-    let start = u64::try_from(start).map_err(|_| Errno::EINVAL)?;
-    // A length of 0 means up to the end, however far the file grows.
-    let end = if flock.len == 0 { u64::MAX } else { end as u64 };
+    let (first, last) = match flock.len {
+        // Up to the end, however far the file grows.
+        0 => (start, i64::MAX),
+        len if len > 0 => (start, start.checked_add(len - 1).ok_or(Errno::EOVERFLOW)?),
+        len => (start.checked_add(len).ok_or(Errno::EINVAL)?, start - 1),
+    };
+    let start = u64::try_from(first).map_err(|_| Errno::EINVAL)?;
+    let end = if last == i64::MAX { u64::MAX } else { last as u64 + 1 };
     Ok(Range { start, end })
 }
 

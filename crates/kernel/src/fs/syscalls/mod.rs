@@ -12,6 +12,7 @@ pub mod names;
 pub mod space;
 pub mod stat;
 pub mod sync;
+pub mod watching;
 
 use alloc::sync::Arc;
 

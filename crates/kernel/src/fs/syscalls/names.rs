@@ -3,7 +3,6 @@
 use super::super::context::{AT_FDCWD, Context};
 use super::super::inode::{FileType, NewKind, S_IFMT};
 use super::super::namespace::{self, Removal, RenameKind};
-use super::super::walk::{Follow, walk};
 use super::{AtFlags, resolve_at, start};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
@@ -164,11 +163,4 @@ fn rename_at(
     let to = start(&context, new_dir, &new)?;
     namespace::rename(&context, (&from, &old), (&to, &new), kind)?;
     Ok(0)
-}
-
-/// Checks that a path exists, for calls that fail on every file.
-pub(super) fn must_exist(path: UserAddress, follow: Follow) -> Result<()> {
-    let path = path.read_path()?;
-    let context = Context::current();
-    walk(&context, &start(&context, AT_FDCWD, &path)?, &path, follow).map(drop)
 }

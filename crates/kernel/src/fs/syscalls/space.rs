@@ -1,7 +1,11 @@
 //! The size of files and the room they take.
 
 use super::super::context::{AT_FDCWD, Context};
+use super::super::file::File;
 use super::super::inode::FileType;
+use super::super::inotify::Mask;
+use super::super::notify;
+use super::super::open::check_not_running;
 use super::super::overlay::{Grow, RegularFile};
 use super::super::permission::Access;
 use super::super::walk::Follow;
@@ -33,7 +37,9 @@ pub fn truncate(args: &Args) -> Result<u64> {
         _ => return Err(Errno::EINVAL),
     }
     context.identity.check(&**path.inode(), Access::WRITE)?;
+    check_not_running(path.inode())?;
     path.inode().truncate(checked_size(args.i64(1), &context)?)?;
+    notify::at(&path, Mask::MODIFY);
     Ok(0)
 }
 
@@ -48,11 +54,41 @@ pub fn ftruncate(args: &Args) -> Result<u64> {
     }
     let size = checked_size(args.i64(1), &Context::current())?;
     open.file.truncate(size)?;
+    notify::open_file(&open, Mask::MODIFY);
     Ok(0)
 }
 
 const FALLOC_FL_KEEP_SIZE: u32 = 0x01;
 const FALLOC_FL_PUNCH_HOLE: u32 = 0x02;
+const FALLOC_FL_COLLAPSE_RANGE: u32 = 0x08;
+const FALLOC_FL_ZERO_RANGE: u32 = 0x10;
+const FALLOC_FL_INSERT_RANGE: u32 = 0x20;
+const FALLOC_FL_UNSHARE_RANGE: u32 = 0x40;
+/// Every mode that Linux knows.
+const FALLOC_KNOWN: u32 = FALLOC_FL_KEEP_SIZE
+    | FALLOC_FL_PUNCH_HOLE
+    | FALLOC_FL_COLLAPSE_RANGE
+    | FALLOC_FL_ZERO_RANGE
+    | FALLOC_FL_INSERT_RANGE
+    | FALLOC_FL_UNSHARE_RANGE;
+
+/// Refuses combinations of modes as `vfs_fallocate` does (fs/open.c).
+fn check_mode(mode: u32) -> Result<()> {
+    let with = |flag: u32, allowed: u32| mode & flag == 0 || mode & !(flag | allowed) == 0;
+    if mode & !FALLOC_KNOWN != 0
+        || mode & FALLOC_FL_PUNCH_HOLE != 0 && mode & FALLOC_FL_ZERO_RANGE != 0
+        || mode & FALLOC_FL_PUNCH_HOLE != 0 && mode & FALLOC_FL_KEEP_SIZE == 0
+    {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if !with(FALLOC_FL_COLLAPSE_RANGE, 0)
+        || !with(FALLOC_FL_INSERT_RANGE, 0)
+        || !with(FALLOC_FL_UNSHARE_RANGE, FALLOC_FL_KEEP_SIZE)
+    {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
 
 /// fallocate(2).
 pub fn fallocate(args: &Args) -> Result<u64> {
@@ -61,6 +97,7 @@ pub fn fallocate(args: &Args) -> Result<u64> {
     if offset < 0 || len <= 0 {
         return Err(Errno::EINVAL);
     }
+    check_mode(mode)?;
     if !open.flags().can_write() {
         return Err(Errno::EBADF);
     }
@@ -68,17 +105,23 @@ pub fn fallocate(args: &Args) -> Result<u64> {
         return Err(if open.file.seekable() { Errno::ENODEV } else { Errno::ESPIPE });
     };
     let (offset, len) = (offset as u64, len as u64);
-    match mode {
-        0 => {
-            let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-            if end > Context::current().file_size_limit {
-                return Err(file_too_big());
-            }
-            regular.allocate(offset, len, Grow::Yes)?;
+    if offset + len > i64::MAX as u64 {
+        return Err(Errno::EFBIG);
+    }
+    let grow = if mode & FALLOC_FL_KEEP_SIZE != 0 { Grow::No } else { Grow::Yes };
+    if grow == Grow::Yes && offset + len > regular.size().max(Context::current().file_size_limit) {
+        return Err(file_too_big());
+    }
+    match mode & !FALLOC_FL_KEEP_SIZE {
+        0 => regular.allocate(offset, len, grow)?,
+        FALLOC_FL_PUNCH_HOLE => regular.punch(offset, len)?,
+        FALLOC_FL_ZERO_RANGE => {
+            regular.punch(offset, len)?;
+            regular.allocate(offset, len, grow)?;
         }
-        FALLOC_FL_KEEP_SIZE => regular.allocate(offset, len, Grow::No)?,
-        mode if mode == FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE => regular.punch(offset, len)?,
+        // As on tmpfs.
         _ => return Err(Errno::EOPNOTSUPP),
     }
+    notify::open_file(&open, Mask::MODIFY);
     Ok(0)
 }

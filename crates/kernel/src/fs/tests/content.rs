@@ -206,7 +206,8 @@ fn seals_hold() {
     file.add_seals(Seals::GROW | Seals::SHRINK).unwrap();
     assert_eq!(file.truncate(2), Err(Errno::EPERM));
     assert_eq!(file.truncate(20), Err(Errno::EPERM));
-    assert_eq!(file.write(&mut Source::kernel(b"abc"), 3), Ok(2));
+    assert_eq!(file.write(&mut Source::kernel(b"abc"), 3), Err(Errno::EPERM));
+    assert_eq!(file.write(&mut Source::kernel(b"abc"), 2), Ok(3));
     assert_eq!(file.write(&mut Source::kernel(b"abc"), 5), Err(Errno::EPERM));
     file.add_seals(Seals::WRITE | Seals::SEAL).unwrap();
     assert_eq!(file.write(&mut Source::kernel(b"a"), 0), Err(Errno::EPERM));
