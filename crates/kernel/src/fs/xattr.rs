@@ -18,10 +18,13 @@ pub const SIZE_MAX: usize = 65536;
 /// whoever asks for it.
 const TOTAL_MAX: usize = 1 << 20;
 
+/// Values by name.
+type ByName = BTreeMap<Box<[u8]>, Box<[u8]>>;
+
 /// The attributes of one file.
 #[derive(Default)]
 pub struct ExtendedAttributes {
-    by_name: Lock<BTreeMap<Box<[u8]>, Box<[u8]>>>,
+    by_name: Lock<ByName>,
 }
 
 /// What must be true of an attribute that is set.
