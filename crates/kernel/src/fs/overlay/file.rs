@@ -93,7 +93,7 @@ impl RegularFile {
         return false;
         #[cfg(not(test))]
         crate::fs::proc::processes().iter().any(|process| {
-            process.mm.areas().iter().any(|area| {
+            process.mm().areas().iter().any(|area| {
                 let writable = area.file.as_ref().is_some_and(|file| file.writable);
                 writable
                     && area.shared_upper().is_some_and(|upper| {

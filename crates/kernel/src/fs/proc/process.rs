@@ -27,16 +27,22 @@ pub(super) fn thread(tid: u32) -> Result<Arc<Thread>> {
     kernel().tasks.threads.lock().get(&tid).cloned().ok_or(Errno::ESRCH)
 }
 
-/// The process with this id; `ESRCH` if it has ended.
+/// The process with this id, even if it has ended and waits for its parent;
+/// `ESRCH` if it is gone.
 pub(super) fn process(pid: u32) -> Result<Arc<Process>> {
-    thread(pid).map(|thread| thread.process.clone())
+    kernel().tasks.process(pid).ok_or(Errno::ESRCH)
 }
 
-/// All processes, by their main threads.
+/// A thread that stands for a process: its main one, or another if that has
+/// ended. `None` for a zombie.
+fn representative(process: &Process) -> Option<Arc<Thread>> {
+    let threads = process.threads.lock();
+    threads.iter().find(|thread| thread.tid() == process.pid).or(threads.first()).cloned()
+}
+
+/// All processes, zombies included.
 pub(in super::super) fn processes() -> Vec<Arc<Process>> {
-    let threads = kernel().tasks.threads.lock();
-    let main = threads.iter().filter(|(tid, thread)| **tid == thread.process.pid);
-    main.map(|(_, thread)| thread.process.clone()).collect()
+    kernel().tasks.processes_where(|_| true)
 }
 
 /// Ids of the threads of a process.
@@ -132,9 +138,18 @@ impl Names for ProcessNames {
         if let Some(&(_, permissions, content)) =
             FILES.iter().find(|(known, ..)| known.as_bytes() == name)
         {
+            let name = name.to_vec();
+            let kind = self.kind;
             let generate = move || {
-                let thread = thread(tid)?;
-                content(&thread, &thread.process)
+                if kind == DirectoryKind::Thread {
+                    let thread = thread(tid)?;
+                    return content(&thread, &thread.process);
+                }
+                let process = process(pid)?;
+                match representative(&process) {
+                    Some(thread) => content(&thread, &process),
+                    None => Ok(status::of_zombie(&name, &process)),
+                }
             };
             return Ok(Some(Generated::new(place, permissions, Arc::new(generate), None)));
         }
@@ -156,7 +171,13 @@ impl Names for ProcessNames {
             b"comm" => Generated::new(
                 place,
                 0o644,
-                Arc::new(move || Ok(status::name_line(&*thread(tid)?))),
+                Arc::new(move || {
+                    let process = process(pid)?;
+                    match thread(tid).ok().or_else(|| representative(&process)) {
+                        Some(thread) => Ok(status::name_line(&thread)),
+                        None => Ok(status::of_zombie(b"comm", &process)),
+                    }
+                }),
                 Some(Arc::new(move |text| set_name(tid, text))),
             ),
             b"oom_score_adj" => Generated::new(
@@ -186,7 +207,7 @@ impl Names for ProcessNames {
 
 /// Ids of the children of a process, as `task/TID/children` shows them.
 fn children(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
-    if thread.tid != process.pid {
+    if thread.tid() != process.pid {
         return Ok(Vec::new());
     }
     let all = processes();

@@ -4,13 +4,14 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::Write;
+use core::sync::atomic::Ordering::Relaxed;
 
 use super::cpu::{cpu_list, cpu_mask};
 use super::memory::Totals;
 use super::process::thread_ids;
 use crate::errno::Result;
 use crate::state::kernel;
-use crate::task::process::{Credentials, RLIM_INFINITY};
+use crate::task::process::{Credentials, Life, RLIM_INFINITY};
 use crate::task::sched::RunState;
 use crate::task::signal::{Action, SignalInfo};
 use crate::task::{Process, Thread};
@@ -31,13 +32,50 @@ pub(super) fn name_line(thread: &Thread) -> Vec<u8> {
 }
 
 /// State as a letter and a word.
-fn state(thread: &Thread) -> (char, &'static str) {
+fn state(thread: &Thread, process: &Process) -> (char, &'static str) {
+    if let Life::Stopped(_) = process.life.get() {
+        return ('T', "stopped");
+    }
     match thread.sched.lock().state {
         RunState::Runnable => ('R', "running"),
         RunState::Blocked => ('S', "sleeping"),
         RunState::Uninterruptible => ('D', "disk sleep"),
         RunState::Dead => ('X', "dead"),
     }
+}
+
+/// A file of a process that has ended and waits for its parent.
+pub(super) fn of_zombie(file: &[u8], process: &Process) -> Vec<u8> {
+    let path = process.executable.lock().clone();
+    let name = path.map(|path| path.dentry().name());
+    let name = String::from_utf8_lossy(name.as_deref().unwrap_or(b"?")).into_owned();
+    let name: String = name.chars().take(15).collect();
+    let pid = process.pid;
+    let (parent, group, session) =
+        (process.parent_pid(), process.process_group(), process.session());
+    let text = match file {
+        b"comm" => format!("{name}\n"),
+        b"stat" => format!(
+            "{pid} ({name}) Z {parent} {group} {session} 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 {} 0 0 0 \
+             0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n",
+            start_ticks(process)
+        ),
+        b"status" => format!(
+            "Name:\t{name}\nState:\tZ (zombie)\nTgid:\t{pid}\nNgid:\t0\nPid:\t{pid}\nPPid:\t{parent}\n\
+             TracerPid:\t0\nThreads:\t1\n"
+        ),
+        b"statm" => String::from("0 0 0 0 0 0 0\n"),
+        _ => String::new(),
+    };
+    text.into_bytes()
+}
+
+fn start_ticks(process: &Process) -> u64 {
+    ticks(process.start_ns)
+}
+
+fn ticks(ns: u64) -> u64 {
+    ns / (1_000_000_000 / TICKS_PER_SECOND)
 }
 
 /// Signal sets as `status` shows them.
@@ -92,7 +130,7 @@ pub(super) fn status(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
 }
 
 fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::fmt::Result {
-    let (letter, word) = state(thread);
+    let (letter, word) = state(thread, process);
     let credentials = process.credentials.lock().clone();
     writeln!(text, "Name:\t{}", name(thread))?;
     writeln!(text, "Umask:\t{:04o}", process.fs.lock().umask)?;
@@ -165,13 +203,15 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
 pub(super) fn stat(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
     let totals = Totals::of(process);
     let sets = SignalSets::of(thread, process);
-    let start = process.start_ns / (1_000_000_000 / TICKS_PER_SECOND);
+    let start = start_ticks(process);
+    let spent = ticks(if thread.tid() == process.pid { process.cpu_ns() } else { thread.cpu_ns() });
+    let children = ticks(process.children_cpu_ns.load(Relaxed));
     let limit = process.limits.lock()[5].current;
     let head = format!(
-        "{} ({}) {} {} {} {} 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 {} 0 {start} {} {} {limit}",
+        "{} ({}) {} {} {} {} 0 -1 4194304 0 0 0 0 {spent} 0 {children} 0 20 0 {} 0 {start} {} {} {limit}",
         thread.tid(),
         name(thread),
-        state(thread).0,
+        state(thread, process).0,
         process.parent_pid(),
         process.process_group(),
         process.session(),
