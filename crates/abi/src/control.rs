@@ -81,6 +81,12 @@ pub const MSG_FS_READLINK: u32 = 204;
 /// Open a regular file read-only: the tail is a path. The reply has one
 /// descriptor and a [`FileAttributes`] tail.
 pub const MSG_FS_OPEN: u32 = 205;
+/// Give me memory that my processes can share: a memory file of [`crate::layout::ARENA_FILE_SIZE`]
+/// bytes, all zeros. Without body; granted once. Reply: that file.
+pub const MSG_MEMORY_FILE: u32 = 211;
+/// Give me a bell: an eventfd(2), with which my processes wake each other.
+/// Without body; granted once. Reply: that descriptor.
+pub const MSG_BELL: u32 = 212;
 
 /// The rootfs is an index file, which comes as a descriptor.
 pub const ROOTFS_INDEX: u32 = 0;

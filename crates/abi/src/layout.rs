@@ -40,6 +40,23 @@ pub const PAGES_BASE: u64 = 0x7e20_0000_0000;
 /// Largest size of the page area, in bytes.
 pub const PAGES_MAX: u64 = 1 << 38;
 
+/// Offset of the heap in the file that holds the arena once several host
+/// processes share it.
+pub const ARENA_HEAP: u64 = 0;
+/// Offset of the page area in that file.
+pub const ARENA_PAGES: u64 = ARENA_HEAP + HEAP_MAX;
+/// Offset of the kernel's own variables.
+pub const ARENA_VARIABLES: u64 = ARENA_PAGES + PAGES_MAX;
+/// Offset of the table of open blobs.
+pub const ARENA_BLOBS: u64 = ARENA_VARIABLES + (1 << 24);
+/// Bytes of the file; only what is touched takes memory.
+pub const ARENA_FILE_SIZE: u64 = ARENA_BLOBS + (1 << 28);
+
+/// Where memory is put together before it is moved to its place.
+pub const WINDOW_BASE: u64 = 0x7ea0_0000_0000;
+/// End of the window.
+pub const WINDOW_END: u64 = 0x7f00_0000_0000;
+
 /// The per-boot area: vCPU blocks, signal stacks, idle stacks, message
 /// buffers. Never in an image.
 pub const BOOT_BASE: u64 = 0x7e80_0000_0000;
@@ -90,6 +107,7 @@ mod tests {
             (PAGES_BASE, PAGES_BASE + PAGES_MAX),
             (BOOT_BASE, BOOT_BASE + BOOT_MAX),
             (INDEX_BASE, INDEX_BASE + INDEX_MAX),
+            (WINDOW_BASE, WINDOW_END),
             (LAYOUT_END, 1 << 47),
         ];
         for pair in areas.windows(2) {

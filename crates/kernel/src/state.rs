@@ -28,8 +28,6 @@ pub struct Kernel {
     pub random: Lock<crate::time::random::Generator>,
     /// Pages of files, pipes and sockets.
     pub pages: Lock<crate::mm::pages::PageAllocator>,
-    /// Patched system call sites.
-    pub gate: crate::platform::gate::Gate,
     /// Futexes that somebody waits on.
     pub futexes: crate::task::futex::Futexes,
     /// Timers by deadline.

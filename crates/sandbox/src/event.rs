@@ -2,8 +2,8 @@
 
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
-    ConnectionClosed, EntryPoint, Exit, MSG_BOOTED, MSG_CONNECTION_CLOSED, MSG_ENTRY_POINT,
-    MSG_EXIT, MSG_FAILED, MSG_FS_OPEN, MSG_OPEN_BLOB, MessageHeader,
+    ConnectionClosed, EntryPoint, Exit, MSG_BELL, MSG_BOOTED, MSG_CONNECTION_CLOSED,
+    MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED, MSG_OPEN_BLOB, MessageHeader,
 };
 
 use crate::broker::{Question, Request};
@@ -146,7 +146,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
             })
         }
         MSG_FAILED => Event::Failed(printable(body)),
-        MSG_OPEN_BLOB..=MSG_FS_OPEN => {
+        MSG_OPEN_BLOB..=MSG_BELL => {
             let question = Question::parse(kind, body).ok_or(wrong_value)?;
             return Ok(Incoming::Request(Request { sequence: header.sequence, question }));
         }

@@ -194,7 +194,7 @@ static void attacks(long first)
         A(SYS_ptrace, "ptrace-traceme", 0, 0, 0, 0),
         A(SYS_process_vm_readv, "process_vm_readv", victim, P(&local), 1, P(&remote), 1, 0),
         A(SYS_process_vm_writev, "process_vm_writev", victim, P(&local), 1, P(&remote), 1, 0),
-        A(SYS_pidfd_open, "pidfd_open", victim, 0),
+        A(SYS_pidfd_open, "pidfd_open-victim", victim, 0),
         A(SYS_pidfd_open, "pidfd_open-1", 1, 0),
         A(438, "pidfd_getfd", 3, 0, 0),
         A(SYS_kcmp, "kcmp", 1, victim, 0, 0, 0),

@@ -71,3 +71,8 @@ pub fn open_blobs() -> Vec<u32> {
         })
         .collect()
 }
+
+/// The table: address and bytes, whole pages.
+pub fn table_range() -> (u64, u64) {
+    (TABLE, (COUNT.load(Ordering::Relaxed) * 4).next_multiple_of(4096))
+}

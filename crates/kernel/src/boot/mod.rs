@@ -6,6 +6,7 @@
 //! folder hold what every boot rebuilds.
 #![allow(unsafe_code)]
 
+pub mod arena;
 pub mod blobs;
 pub mod broker;
 pub mod control;
@@ -103,6 +104,10 @@ fn touch(own: &Segments) {
             } else {
                 host::MADV_POPULATE_READ
             };
+            if flags & WRITABLE != 0 {
+                let end = (start + len).next_multiple_of(4096);
+                arena::set_variables(first, end - first);
+            }
             let _ = host::advise(first, (start + len - first).next_multiple_of(4096), advice);
         }
     }
@@ -145,7 +150,7 @@ extern "C" fn zygote_main() -> ! {
         _ => fail(b"the boot command is unknown to this kernel"),
     };
     match outcome {
-        Ok(()) => crate::task::sched::run(),
+        Ok(()) => crate::task::carrier::run(),
         Err(error) => fail(error.name().as_bytes()),
     }
 }

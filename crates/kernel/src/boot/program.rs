@@ -16,12 +16,11 @@ use crate::fs::{Context, FileSystems, LowerLayer};
 use crate::mm::heap;
 use crate::mm::pages::PageAllocator;
 use crate::platform::host::{self, HostFd, Sharing};
-use crate::platform::{clock, gate};
 use crate::state::{Config, Kernel, install, kernel};
 use crate::sync::Lock;
 use crate::task::exec::Program;
 use crate::task::process::{Credentials, FIRST_PID};
-use crate::task::{Process, Tasks, Thread, sched};
+use crate::task::{Process, Tasks, Thread, carrier, sched};
 use crate::time::clock::Clocks;
 use crate::time::random::Generator;
 
@@ -45,7 +44,6 @@ pub fn start(message: &Message) -> Result<()> {
         stdio::set(stream, fd);
     }
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
-    clock::start_cpu_time();
 
     let lower = if command.rootfs == ROOTFS_INDEX {
         let fd = HostFd(*fds.get(3).ok_or(Errno::EINVAL)?);
@@ -67,7 +65,6 @@ pub fn start(message: &Message) -> Result<()> {
         clocks: Clocks::new(),
         random: Lock::new(random),
         pages: Lock::new(PageAllocator::new(PAGES_BASE, map_block)),
-        gate: Default::default(),
         futexes: Default::default(),
         timers: Default::default(),
         generation: Lock::new(0),
@@ -83,7 +80,6 @@ pub fn start(message: &Message) -> Result<()> {
     heap::set_root(root);
     kernel().fs.set(FileSystems::new(lower)?);
     kernel().fs.set_boot_id(boot_id);
-    gate::create()?;
     let thread = first_thread(&command, strings)?;
     phases::mapped();
     sched::start(&thread);
@@ -92,6 +88,10 @@ pub fn start(message: &Message) -> Result<()> {
 
 /// Maps a block of the page allocator.
 fn map_block(address: u64, len: u64) -> Result<()> {
+    if super::arena::is_shared() {
+        // All of it is mapped already.
+        return Ok(());
+    }
     host::map_anonymous(address, len, host::PROT_READ | host::PROT_WRITE)
 }
 
@@ -136,7 +136,7 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
         groups: Vec::new(),
     };
     let process = Arc::new(Process::first(credentials, root));
-    sched::serve(process.mm());
+    carrier::begin(process.mm());
     kernel().tasks.processes.lock().insert(FIRST_PID, process.clone());
     let thread =
         Thread::new(FIRST_PID, process.clone(), crate::platform::entry::TrapFrame::zeroed());

@@ -14,10 +14,10 @@ use crate::errno::{Errno, Result};
 use crate::mm::heap;
 use crate::platform::host::HostFd;
 use crate::platform::user::UserAddress;
-use crate::platform::{clock, vcpu};
+use crate::platform::vcpu;
 use crate::state::{kernel, restore};
+use crate::task::carrier;
 use crate::task::process::FIRST_PID;
-use crate::task::sched;
 
 /// Carries out a thaw command: afterwards the frozen threads go on.
 pub fn thaw(message: &Message) -> Result<()> {
@@ -54,11 +54,10 @@ pub fn thaw(message: &Message) -> Result<()> {
     // SAFETY: the heap is the one that `install` filled in the frozen sandbox.
     unsafe { restore(heap::root()) };
     let first = kernel().tasks.process(FIRST_PID).ok_or(Errno::EINVAL)?;
-    sched::serve(first.mm());
+    carrier::begin(first.mm());
     stdio::set(1, *stdout);
     stdio::set(2, *stderr);
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
-    clock::start_cpu_time();
     renew(command, hostname);
     crate::freeze::happened().wake_all(crate::fs::file::Events::OUT);
     phases::mapped();

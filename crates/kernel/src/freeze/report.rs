@@ -22,7 +22,7 @@ pub fn build(threads: &[Arc<Thread>]) -> Vec<u8> {
     let process = &threads[0].process;
     let mut strings: Vec<u8> = Vec::new();
     let mut regions: Vec<FrozenRegion> = Vec::new();
-    let (gate, gate_len) = crate::platform::gate::mapped_range();
+    let (gate, gate_len) = process.mm().gate.mapped_range();
     regions.push(kernel_region(gate, gate_len, PROT_READ | PROT_EXEC));
     for vma in process.mm().areas() {
         if vma.shared_upper().is_some() {

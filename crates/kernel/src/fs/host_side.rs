@@ -15,7 +15,7 @@ mod imp {
     use crate::platform::host::{self, HostFd};
 
     pub use crate::mm::pages::{PageBox, alloc_page};
-    pub use crate::mm::shared::{place_page, take_page};
+    pub use crate::mm::shared::{Placed, place_page, take_page};
 
     /// The guest's `CLOCK_REALTIME`, in nanoseconds since the epoch.
     pub fn realtime_ns() -> u64 {
@@ -165,10 +165,12 @@ mod imp {
         Ok(None)
     }
 
+    pub use crate::mm::shared::Placed;
+
     /// "Guest memory" of tests: ordinary memory.
-    pub fn place_page(address: u64, bytes: &[u8; 4096], _prot: u32) -> Result<()> {
+    pub fn place_page(address: u64, bytes: &[u8; 4096], _prot: u32) -> Result<Placed> {
         GUEST.lock().unwrap().insert(address, *bytes);
-        Ok(())
+        Ok(Placed::Moved)
     }
 
     pub fn take_page(address: u64, bytes: &mut [u8; 4096]) {

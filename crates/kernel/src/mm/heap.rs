@@ -79,6 +79,11 @@ pub fn restored() {
     header.mapped_end = header.used_end;
 }
 
+/// Notes that the whole area is mapped: it is shared with other processes.
+pub fn mapped_whole() {
+    header().mapped_end = HEAP_BASE + HEAP_MAX;
+}
+
 /// Sets the address of the root object.
 pub fn set_root(root: u64) {
     header().root = root;

@@ -1,11 +1,13 @@
 //! Shared mappings of upper-layer files.
 //!
-//! A page of such a file lives in one place at a time: in the page store of the
-//! file system, or in one of its mappings. A mapping starts out empty; the
-//! first touch of a page faults and brings it in ([`page_in`]), and any other
-//! use of the page takes it back. So all see the same bytes although the
-//! memory is private to the host process, which is what lets it be frozen,
-//! copied and thawed like all other memory.
+//! A mapping starts out empty; the first touch of a page faults and brings it
+//! in ([`page_in`]). As long as the sandbox has one host process, a page lives
+//! in one place at a time: in the page store of the file system, or in one of
+//! its mappings, and any other use of the page takes it back. So all see the
+//! same bytes although the memory is private to the host process, which is what
+//! lets it be frozen, copied and thawed like all other memory. Once several
+//! host processes share the arena, the page store is shared memory itself, and
+//! a mapping maps its pages.
 
 use crate::errno::Result;
 use crate::platform::host;
@@ -25,15 +27,30 @@ pub fn page_in(address: u64) -> bool {
     file.lend(page, at, vma.prot) == Ok(true)
 }
 
-/// Maps a page with this content in guest memory.
-pub fn place_page(address: u64, bytes: &[u8; 4096], prot: u32) -> Result<()> {
+/// Where a page that was brought in is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// In the mapping, and nowhere else.
+    Moved,
+    /// In the page store, which the mapping shows.
+    Shared,
+}
+
+/// Maps a page of the page store in guest memory.
+pub fn place_page(address: u64, bytes: &[u8; 4096], prot: u32) -> Result<Placed> {
+    if crate::boot::arena::is_shared() {
+        let page = bytes.as_ptr() as u64;
+        crate::boot::arena::map_page(page, address, prot)?;
+        current_process().mm().note_shown(address, page);
+        return Ok(Placed::Shared);
+    }
     let writable = host::PROT_READ | host::PROT_WRITE;
     host::map_anonymous(address, 4096, writable)?;
     UserAddress(address).write_bytes(bytes)?;
     if prot != writable {
         host::protect(address, 4096, prot)?;
     }
-    Ok(())
+    Ok(Placed::Moved)
 }
 
 /// Takes a page that [`place_page`] has mapped out of guest memory.

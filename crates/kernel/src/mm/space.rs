@@ -1,5 +1,6 @@
 //! Address spaces: the guest's mappings, and the host mappings that follow.
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -12,9 +13,11 @@ use crate::boot::lazy;
 use crate::errno::{Errno, Result};
 use crate::fs::file::MmapSource;
 use crate::io::Sink;
+use crate::platform::gate::Gate;
 use crate::platform::host::{self, Sharing};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
+use crate::task::carrier::Carrier;
 use crate::task::sched::RunQueue;
 
 /// `PROT_*` bits that mean something.
@@ -56,8 +59,23 @@ pub struct AddressSpace {
     id: u64,
     /// Number of processes that have this memory.
     users: AtomicU32,
+    /// Pages of the page store that mappings show, by guest address. Each
+    /// counts as a use of the page.
+    shown: Lock<BTreeMap<u64, u64>>,
+    /// Patched system call sites.
+    pub gate: Gate,
     /// Threads that can run in it.
     pub run_queue: RunQueue,
+    /// The host process that has this memory.
+    pub carrier: Carrier,
+}
+
+impl Drop for AddressSpace {
+    fn drop(&mut self) {
+        for &page in self.shown.lock().values() {
+            crate::state::kernel().pages.lock().release(page);
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -95,7 +113,10 @@ impl AddressSpace {
             state: Lock::new(state),
             id: crate::state::kernel().tasks.new_space_id(),
             users: AtomicU32::new(0),
+            shown: Lock::new(BTreeMap::new()),
+            gate: Gate::default(),
             run_queue: RunQueue::new(),
+            carrier: Carrier::default(),
         }
     }
 
@@ -133,7 +154,70 @@ impl AddressSpace {
 
     /// The book-keeping of a copy, for a new process. The host copies the memory.
     pub fn fork(&self) -> Result<Self> {
-        Ok(Self::with(self.state.lock().clone()))
+        let mut copy = Self::with(self.state.lock().clone());
+        copy.gate = self.gate.copy();
+        for (&address, &page) in self.shown.lock().iter() {
+            copy.note_shown(address, page);
+        }
+        Ok(copy)
+    }
+
+    /// Does what a fork leaves out: memory that the child is not to have
+    /// (madvise(2), `MADV_DONTFORK` and `MADV_WIPEONFORK`). Runs in the child.
+    pub fn after_fork(&self) -> Result<()> {
+        let marked = VmaFlags::DONT_FORK | VmaFlags::WIPE_ON_FORK;
+        let areas: Vec<Vma> = {
+            let state = self.state.lock();
+            state.vmas.iter().filter(|vma| vma.flags.intersects(marked)).cloned().collect()
+        };
+        for mut vma in areas {
+            if vma.flags.contains(VmaFlags::DONT_FORK) {
+                self.unmap(vma.start, vma.len())?;
+            } else {
+                map_on_host(&mut vma)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that a mapping shows a page of the page store.
+    pub fn note_shown(&self, address: u64, page: u64) {
+        crate::state::kernel().pages.lock().share(page);
+        let before = self.shown.lock().insert(address, page);
+        if let Some(page) = before {
+            crate::state::kernel().pages.lock().release(page);
+        }
+    }
+
+    /// Removes the pages of the page store from the mappings in a range.
+    fn hide(&self, start: u64, end: u64) {
+        let hidden: Vec<(u64, u64)> = {
+            let mut shown = self.shown.lock();
+            let found = shown.range(start..end).map(|(&at, &page)| (at, page)).collect();
+            shown.retain(|at, _| !(start..end).contains(at));
+            found
+        };
+        for (address, page) in hidden {
+            let _ = host::unmap(address, 4096);
+            crate::state::kernel().pages.lock().release(page);
+        }
+    }
+
+    /// Makes shared anonymous memory that came with an image, and is private to
+    /// the host process so far, such that processes can share it.
+    pub fn share_anonymous(&self) -> Result<()> {
+        let private = VmaFlags::SHARED | VmaFlags::FROM_IMAGE;
+        let areas: Vec<Vma> = {
+            let state = self.state.lock();
+            let found = |vma: &&Vma| vma.file.is_none() && vma.flags.contains(private);
+            state.vmas.iter().filter(found).cloned().collect()
+        };
+        for vma in areas {
+            host::map_shared_copy(vma.start, vma.len())?;
+            host::protect(vma.start, vma.len(), vma.prot)?;
+            self.change_flags(vma.start, vma.end, VmaFlags::empty(), VmaFlags::FROM_IMAGE);
+        }
+        Ok(())
     }
 
     /// Sets where mappings without a fixed address go: below `mmap_top`.
@@ -150,6 +234,7 @@ impl AddressSpace {
 
     /// Removes everything (execve).
     pub fn clear(&self) -> Result<()> {
+        self.hide(0, GUEST_MAX);
         let all = self.state.lock().vmas.remove(0, GUEST_MAX);
         for vma in all {
             recall(&vma, vma.start, vma.end);
@@ -224,6 +309,7 @@ impl AddressSpace {
     /// Removes all mappings in a range; parts that are not mapped do not matter.
     pub fn unmap(&self, start: u64, len: u64) -> Result<()> {
         let end = check_range(start, len)?;
+        self.hide(start, end);
         let removed = self.state.lock().vmas.remove(start, end);
         for vma in &removed {
             recall(vma, vma.start, vma.end);
@@ -266,6 +352,7 @@ impl AddressSpace {
     /// Takes the pages of shared mappings of upper-layer files in a range back
     /// into the page store.
     pub fn recall_shared(&self, start: u64, end: u64) {
+        self.hide(start, end);
         let areas: Vec<Vma> = {
             let state = self.state.lock();
             let shared =

@@ -4,7 +4,7 @@
 //! that polling it costs no host call in the steady state: reading is known to
 //! be possible until a read comes back short, writing until a write does. What
 //! is not known is asked of the host in one call for all descriptors, when no
-//! thread can run ([`HostPoll::wait`]) or when a guest polls without waiting
+//! thread can run ([`HostPoll::watch`]) or when a guest polls without waiting
 //! ([`check`]). Only descriptors that somebody waits for are asked
 //! about, and only for what is not known yet, so that an unread socket does not
 //! end every wait at once.
@@ -18,6 +18,7 @@ use crate::fs::file::Events;
 use crate::io::{Sink, Source};
 use crate::ipc::seam;
 use crate::platform::host::{self, HostFd, Peek, PollFd};
+use crate::platform::kernel_lock;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
@@ -316,7 +317,7 @@ fn retry_after_fault(at: u64, len: usize, call: impl Fn() -> Result<usize>) -> R
 }
 
 /// What ended a wait for the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waited {
     /// There is a message on the control socket.
     pub control: bool,
@@ -333,6 +334,8 @@ pub struct HostPoll {
     files: Lock<Vec<Weak<HostFile>>>,
     /// Reused from call to call.
     requests: Lock<Requests>,
+    /// Descriptors and events that the watcher waits for.
+    watched: Lock<Vec<(i32, i16)>>,
     busy: AtomicU32,
 }
 
@@ -340,6 +343,8 @@ pub struct HostPoll {
 struct Requests {
     fds: Vec<PollFd>,
     files: Vec<Arc<HostFile>>,
+    /// Whether the control socket comes behind the files.
+    has_control: bool,
 }
 
 impl HostPoll {
@@ -347,7 +352,12 @@ impl HostPoll {
     pub const fn new() -> Self {
         Self {
             files: Lock::new(Vec::new()),
-            requests: Lock::new(Requests { fds: Vec::new(), files: Vec::new() }),
+            requests: Lock::new(Requests {
+                fds: Vec::new(),
+                files: Vec::new(),
+                has_control: false,
+            }),
+            watched: Lock::new(Vec::new()),
             busy: AtomicU32::new(0),
         }
     }
@@ -359,60 +369,102 @@ impl HostPoll {
         files.push(Arc::downgrade(file));
     }
 
-    /// Waits in the host until `control` or a file has news, for at most
-    /// `timeout_ns`, and wakes those who wait for it. Only the vCPU that has
-    /// nothing to run may call this with a time-out other than 0.
-    pub fn wait(&self, timeout_ns: Option<u64>, control: Option<HostFd>) -> Waited {
+    /// Looks at the host without waiting and wakes those who wait for what it
+    /// finds; `control` is the control socket.
+    pub fn look(&self, control: Option<HostFd>) -> Waited {
+        let requests = self.requests(control, None);
+        if requests.fds.is_empty() {
+            self.give_back(requests);
+            return Waited::default();
+        }
+        let mut requests = requests;
+        let outcome = host::poll(&mut requests.fds, Some(0));
+        self.finish(requests, outcome.is_ok())
+    }
+
+    /// Waits in the host until the control socket, the bell or a file has news,
+    /// for at most `timeout_ns`, and wakes those who wait for it. The kernel
+    /// lock is given up meanwhile.
+    pub fn watch(&self, timeout_ns: Option<u64>) -> Waited {
+        use crate::boot::{arena, control};
+        let bell = arena::bell().filter(|_| arena::is_shared());
+        let mut requests = self.requests(Some(control::CONTROL), bell);
+        if bell.is_some() {
+            let mut watched = self.watched.lock();
+            watched.clear();
+            watched.extend(requests.fds.iter().map(|request| (request.fd, request.events)));
+        }
+        kernel_lock::release();
+        let outcome = host::poll(&mut requests.fds, timeout_ns);
+        kernel_lock::acquire();
+        if let Some(bell) = bell
+            && outcome.is_ok()
+            && requests.fds.last().is_some_and(|request| request.revents != 0)
+        {
+            let mut rung = 0u64;
+            let _ = host::read(bell, &raw mut rung as u64, 8);
+        }
+        self.finish(requests, outcome.is_ok())
+    }
+
+    /// Whether somebody waits for something that the watcher does not watch.
+    pub fn has_unwatched(&self) -> bool {
+        let requests = self.requests(None, None);
+        let any = {
+            let watched = self.watched.lock();
+            requests.fds.iter().any(|wanted| {
+                !watched.iter().any(|&(fd, events)| fd == wanted.fd && wanted.events & !events == 0)
+            })
+        };
+        self.give_back(requests);
+        any
+    }
+
+    /// What to ask the host: the files that somebody waits for, the control
+    /// socket and the bell, in this order.
+    fn requests(&self, control: Option<HostFd>, bell: Option<HostFd>) -> Requests {
         let mut requests = core::mem::take(&mut *self.requests.lock());
         requests.fds.clear();
         requests.files.clear();
-        {
-            let files = self.files.lock();
-            for file in files.iter().filter_map(Weak::upgrade) {
-                let (Ok(fd), false, asked) = (file.fd(), file.queue.is_empty(), file.unknown())
-                else {
-                    continue;
-                };
-                if !asked.is_empty() {
-                    requests.fds.push(PollFd { fd: fd.0, events: asked.bits() as i16, revents: 0 });
-                    requests.files.push(file);
+        requests.has_control = control.is_some();
+        for file in self.files.lock().iter().filter_map(Weak::upgrade) {
+            let (Ok(fd), false, asked) = (file.fd(), file.queue.is_empty(), file.unknown()) else {
+                continue;
+            };
+            if !asked.is_empty() {
+                requests.fds.push(PollFd { fd: fd.0, events: asked.bits() as i16, revents: 0 });
+                requests.files.push(file);
+            }
+        }
+        for fd in [control, bell].into_iter().flatten() {
+            let events = Events::IN.bits() as i16;
+            requests.fds.push(PollFd { fd: fd.0, events, revents: 0 });
+        }
+        requests
+    }
+
+    fn finish(&self, requests: Requests, is_ok: bool) -> Waited {
+        let mut waited = Waited { interrupted: !is_ok, ..Waited::default() };
+        if is_ok {
+            waited.control = requests.has_control
+                && requests.fds.get(requests.files.len()).is_some_and(|r| r.revents != 0);
+            for (file, request) in requests.files.iter().zip(&requests.fds) {
+                let found = Events::from_bits_truncate(request.revents as u16 as u32);
+                if !found.is_empty() {
+                    waited.files += 1;
+                    file.learn(found);
+                    file.queue.wake_all(with_synonyms(found));
                 }
             }
         }
-        let mut waited = Waited { control: false, files: 0, interrupted: false };
-        if control.is_none() && requests.fds.is_empty() && timeout_ns == Some(0) {
-            *self.requests.lock() = requests;
-            return waited;
-        }
-        if let Some(control) = control {
-            requests.fds.push(PollFd {
-                fd: control.0,
-                events: Events::IN.bits() as i16,
-                revents: 0,
-            });
-        }
-        match host::poll(&mut requests.fds, timeout_ns) {
-            Ok(_) => {}
-            Err(_) => {
-                waited.interrupted = true;
-                requests.fds.iter_mut().for_each(|request| request.revents = 0);
-            }
-        }
-        if control.is_some() {
-            waited.control = requests.fds.last().is_some_and(|request| request.revents != 0);
-        }
-        for (file, request) in requests.files.iter().zip(&requests.fds) {
-            let found = Events::from_bits_truncate(request.revents as u16 as u32);
-            if !found.is_empty() {
-                waited.files += 1;
-                file.learn(found);
-                file.queue.wake_all(with_synonyms(found));
-            }
-        }
-        // Keep the memory, not the files.
+        self.give_back(requests);
+        waited
+    }
+
+    /// Keeps the memory of a list, not the files.
+    fn give_back(&self, mut requests: Requests) {
         requests.files.clear();
         *self.requests.lock() = requests;
-        waited
     }
 
     /// Wakes those who wait for a descriptor that is not of this boot, after a
@@ -440,9 +492,14 @@ fn host_poll() -> &'static HostPoll {
     &crate::state::kernel().net.host_poll
 }
 
-/// See [`HostPoll::wait`]; `control` is the control socket.
-pub fn wait(timeout_ns: Option<u64>, control: HostFd) -> Waited {
-    host_poll().wait(timeout_ns, Some(control))
+/// See [`HostPoll::watch`]; whether there is a message on the control socket.
+pub fn watch(timeout_ns: Option<u64>) -> bool {
+    host_poll().watch(timeout_ns).control
+}
+
+/// See [`HostPoll::has_unwatched`].
+pub fn has_unwatched() -> bool {
+    host_poll().has_unwatched()
 }
 
 /// Looks at the host without waiting: at the files, and at the control socket,
@@ -454,7 +511,7 @@ pub fn check() {
     let control = Some(crate::boot::control::CONTROL);
     let polls = host_poll();
     polls.busy.store(0, Ordering::Relaxed);
-    if polls.wait(Some(0), control).control || crate::boot::control::has_kept() {
+    if polls.look(control).control || crate::boot::control::has_kept() {
         crate::task::sched::handle_messages();
     }
 }
@@ -509,11 +566,11 @@ mod tests {
         theirs.write_all(b"hello").unwrap();
         // Nothing in doubt: the news comes with the next look at the host.
         assert_eq!(file.poll(), OUT);
-        polls.wait(Some(0), None);
+        polls.look(None);
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(file.poll(), IN | OUT);
         // What is known is not asked again, and wakes nobody again.
-        polls.wait(Some(0), None);
+        polls.look(None);
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(read(&file, 2).unwrap(), b"he");
         assert_eq!(file.poll(), IN | OUT);
@@ -546,11 +603,11 @@ mod tests {
             }
         }
         assert_eq!(file.poll() & OUT, Events::empty());
-        polls.wait(Some(0), None);
+        polls.look(None);
         assert_eq!(count.0.load(Ordering::Relaxed), 0);
         let mut drained = vec![0; sent];
         theirs.read_exact(&mut drained).unwrap();
-        assert_eq!(polls.wait(None, None).files, 1);
+        assert_eq!(polls.look(None).files, 1);
         assert_eq!(file.poll(), OUT);
     }
 
@@ -558,9 +615,9 @@ mod tests {
     fn hang_up_is_final_and_does_not_spin() {
         let (polls, file, _ours, theirs, count) = pair();
         drop(theirs);
-        polls.wait(Some(0), None);
+        polls.look(None);
         assert!(file.poll().contains(Events::HUP | Events::IN));
-        polls.wait(Some(0), None);
+        polls.look(None);
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(read(&file, 10).unwrap(), b"");
         assert!(file.poll().contains(Events::HUP | Events::IN));
@@ -605,7 +662,7 @@ mod tests {
         let (polls, _file, _ours, _theirs, _count) = pair();
         let (control, mut host) = UnixStream::pair().unwrap();
         host.write_all(b"x").unwrap();
-        let waited = polls.wait(None, Some(HostFd(control.as_raw_fd())));
+        let waited = polls.look(Some(HostFd(control.as_raw_fd())));
         assert_eq!(waited, Waited { control: true, files: 0, interrupted: false });
     }
 }

@@ -213,7 +213,7 @@ mod tests {
         assert_eq!((peer.ip.to_string(), peer.port), ("10.0.0.1".to_string(), 5000));
         let file = Socket::new(accepted);
         client.write_all(b"GET").unwrap();
-        network.host_poll.wait(Some(0), None);
+        network.host_poll.look(None);
         let mut bytes = [0; 10];
         assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Ok(3));
         assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Err(Errno::EAGAIN));

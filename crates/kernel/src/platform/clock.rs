@@ -123,24 +123,3 @@ unsafe fn find_symbol(base: u64, name: &[u8]) -> Option<u64> {
     }
     None
 }
-
-/// CPU time of this host process, in nanoseconds. The vdso has no answer for
-/// this clock, so the kernel keeps its own: time since boot less time idle.
-pub fn cpu_time_ns() -> u64 {
-    monotonic_ns()
-        .saturating_sub(IDLE.load(Ordering::Relaxed))
-        .saturating_sub(STARTED.load(Ordering::Relaxed))
-}
-
-static IDLE: AtomicU64 = AtomicU64::new(0);
-static STARTED: AtomicU64 = AtomicU64::new(0);
-
-/// Begins to count CPU time.
-pub fn start_cpu_time() {
-    STARTED.store(monotonic_ns(), Ordering::Relaxed);
-}
-
-/// Notes that the sandbox has waited in the host.
-pub fn add_idle(ns: u64) {
-    IDLE.fetch_add(ns, Ordering::Relaxed);
-}

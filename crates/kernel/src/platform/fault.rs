@@ -17,6 +17,7 @@ const SIGTRAP: u32 = 5;
 const SIGBUS: u32 = 7;
 const SIGFPE: u32 = 8;
 const SIGSEGV: u32 = 11;
+const SIGCHLD: u32 = 17;
 const SIGSYS: u32 = 31;
 
 /// `ucontext_t` of the x86-64 ABI up to the machine context's end.
@@ -59,6 +60,8 @@ pub struct HostSignalInfo {
     code: i32,
     pad: i32,
     address: u64,
+    /// `si_status` of `SIGCHLD`.
+    status: i32,
 }
 
 /// What the entry code does next.
@@ -108,6 +111,10 @@ pub extern "C" fn prologue(
         flag.store(true, Relaxed);
         return interrupt(info, context, local, in_kernel);
     }
+    if signal == SIGCHLD {
+        child_ended(info);
+        return resume(local, frame_from(SIGCHLD, info, context, context.rip));
+    }
     if signal == SIGSYS && context.rip >= LAYOUT_END {
         // Only the host's vdso lies there: it has fallen back to a system call.
         super::panic::die_with("the host's clock source has no vdso clock; see `thaw doctor`")
@@ -131,6 +138,23 @@ pub extern "C" fn prologue(
         Some(rip) => resume(local, frame_from(signal, info, context, rip)),
         None => die_in_kernel(signal, info, context),
     }
+}
+
+/// A host process of the sandbox has ended. One that was killed, or that the
+/// kernel has ended in a panic, may have held the kernel lock and anything
+/// else: the sandbox ends with it.
+fn child_ended(info: &HostSignalInfo) {
+    const CLD_EXITED: i32 = 1;
+    if info.code == CLD_EXITED && info.status == 0 {
+        return;
+    }
+    if info.code != CLD_EXITED {
+        crate::console!(
+            "thaw kernel: the host has ended a process of the sandbox with signal {}; it may be out of memory or CPU time",
+            info.status
+        );
+    }
+    super::panic::exit(super::panic::PANIC_EXIT_CODE)
 }
 
 fn is_memory_fault(signal: u32) -> bool {
@@ -319,15 +343,17 @@ pub fn install_handlers() -> Result<()> {
     const SA_ONSTACK: u64 = 0x0800_0000;
     const SA_RESTART: u64 = 0x1000_0000;
     const SA_NODEFER: u64 = 0x4000_0000;
+    /// No zombies: nobody waits for host processes.
+    const SA_NOCLDWAIT: u64 = 2;
     use_signal_stack(0)?;
     let entry = &raw const super::entry::thaw_trap_entry as u64;
     let action = Action {
         handler: entry,
-        flags: SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_RESTART | SA_NODEFER,
+        flags: SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_RESTART | SA_NODEFER | SA_NOCLDWAIT,
         restorer: entry,
         mask: 0,
     };
-    for signal in [SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGUSR1, SIGALRM, SIGSEGV, SIGSYS] {
+    for signal in [SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGUSR1, SIGALRM, SIGCHLD, SIGSEGV, SIGSYS] {
         let args = [signal as u64, &raw const action as u64, 0, 8, 0, 0];
         // SAFETY: the handler never returns to the host's restorer.
         unsafe { hostcall(nr::RT_SIGACTION, args) }?;

@@ -23,6 +23,7 @@ use super::user::UserAddress;
 use crate::errno::Result;
 use crate::state::kernel;
 use crate::sync::Lock;
+use crate::task::carrier;
 
 const SLOTS: u64 = GATE_TABLE_SIZE / 8;
 const TRAMPOLINE_SIZE: u64 = 48;
@@ -33,13 +34,20 @@ const _: () = assert!(GATE_CODE_BASE + GATE_CODE_SIZE == GATE_END);
 /// Slots before this one lead to the kernel for everybody.
 const FIRST_SITE: u64 = 8;
 
-/// The gate's book-keeping.
+/// The gate's book-keeping, for one address space.
 #[derive(Default)]
 pub struct Gate {
     state: Lock<State>,
 }
 
-#[derive(Default)]
+impl Gate {
+    /// That of a forked address space, which has a copy of the gate's memory.
+    pub fn copy(&self) -> Self {
+        Self { state: Lock::new(self.state.lock().clone()) }
+    }
+}
+
+#[derive(Clone, Default)]
 struct State {
     used: u64,
     /// End of the part of the gate that is mapped: the table and the
@@ -98,11 +106,20 @@ fn recognize(bytes: &[u8; BEFORE + BEHIND], number: u64) -> Option<Site> {
     None
 }
 
-/// Maps the gate of a fresh sandbox and fills in the way to the kernel.
-pub fn create() -> Result<()> {
+/// Maps the gate of an address space that gets a new program, and fills in the
+/// way to the kernel.
+pub fn create(gate: &Gate) -> Result<()> {
     let len = FIRST_MAPPED_END - GATE_BASE;
+    let mapped = {
+        let mut state = gate.state.lock();
+        let before = core::mem::take(&mut *state);
+        state.mapped_end = FIRST_MAPPED_END;
+        before.mapped_end
+    };
+    if mapped > FIRST_MAPPED_END {
+        host::unmap(FIRST_MAPPED_END, mapped - FIRST_MAPPED_END)?;
+    }
     host::map_anonymous(GATE_BASE, len, host::PROT_READ | host::PROT_WRITE)?;
-    kernel().gate.state.lock().mapped_end = FIRST_MAPPED_END;
     let slots = GATE_BASE as *mut u64;
     // SAFETY: mapped above. Slot 0 leads to the kernel's fast door, slot 1 is
     // for the vdso.
@@ -113,9 +130,16 @@ pub fn create() -> Result<()> {
     host::protect(GATE_BASE, len, host::PROT_READ | host::PROT_EXEC)
 }
 
-/// The part of the gate that is mapped: start and bytes.
-pub fn mapped_range() -> (u64, u64) {
-    (GATE_BASE, kernel().gate.state.lock().mapped_end - GATE_BASE)
+impl Gate {
+    /// The part of the gate that is mapped: start and bytes.
+    pub fn mapped_range(&self) -> (u64, u64) {
+        (GATE_BASE, self.state.lock().mapped_end - GATE_BASE)
+    }
+}
+
+/// Of the running process.
+fn gate() -> &'static Gate {
+    &carrier::own_space().gate
 }
 
 /// `cmp $-4096,%rax`: is it an error?
@@ -192,7 +216,7 @@ struct Trampoline {
 /// Writes the trampoline of a site: prefix, return address into `rcx`, jump to
 /// the kernel; with a suffix that, and the jump back, follow.
 fn add_trampoline(bytes: &[u8; BEFORE + BEHIND], site: Site, syscall: u64) -> Result<Trampoline> {
-    let mut state = kernel().gate.state.lock();
+    let mut state = gate().state.lock();
     let index = FIRST_SITE + state.used;
     if index >= SLOTS || (index + 1) * TRAMPOLINE_SIZE > GATE_CODE_SIZE {
         return Err(crate::errno::Errno::ENOMEM);
@@ -260,13 +284,13 @@ pub fn restart_address(rip: u64) -> u64 {
     let syscall = rip.wrapping_sub(2);
     match UserAddress(syscall).read::<[u8; 2]>() {
         Ok([0x0f, 0x05]) => syscall,
-        _ => kernel().gate.state.lock().sites.get(&syscall).copied().unwrap_or(syscall),
+        _ => gate().state.lock().sites.get(&syscall).copied().unwrap_or(syscall),
     }
 }
 
 /// If the frame faulted at a displaced `syscall`: sends it to the trampoline.
 pub fn restart_displaced(frame: &mut TrapFrame) -> bool {
-    let target = kernel().gate.state.lock().sites.get(&frame.rip).copied();
+    let target = gate().state.lock().sites.get(&frame.rip).copied();
     let Some(target) = target else { return false };
     // Only if the patch is still there; the memory may hold something else now.
     match UserAddress(frame.rip).read::<[u8; 2]>() {

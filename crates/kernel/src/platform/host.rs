@@ -67,7 +67,9 @@ pub mod nr {
     pub const RECVMSG: u64 = 47;
     pub const SHUTDOWN: u64 = 48;
     pub const SETITIMER: u64 = 38;
+    pub const CLONE: u64 = 56;
     pub const FUTEX: u64 = 202;
+    pub const TGKILL: u64 = 234;
     pub const EXIT_GROUP: u64 = 231;
     pub const PPOLL: u64 = 271;
     pub const PROCESS_MADVISE: u64 = 440;
@@ -263,6 +265,48 @@ pub fn map_file(
     // SAFETY: as for `map_anonymous`.
     unsafe { hostcall(nr::MMAP, [address, len, protection as u64, flags, fd.0 as u64, offset]) }
         .map(drop)
+}
+
+/// Replaces readable memory by shared memory with the same content.
+pub fn map_shared_copy(address: u64, len: u64) -> Result<()> {
+    let window = thaw_abi::layout::WINDOW_BASE;
+    map_anonymous_as(window, len, PROT_READ | PROT_WRITE, Sharing::Shared)?;
+    protect(address, len, PROT_READ)?;
+    // SAFETY: both ranges are mapped and nobody else uses the window.
+    unsafe { crate::boot::arena::copy_pages(address, window, len) };
+    move_mapping(window, len, address)
+}
+
+/// clone(2): a host process that shares descriptors and nothing else. Both
+/// sides return here, on a copy of the same stack each.
+pub fn fork(sibling: bool) -> Result<Forked> {
+    use thaw_abi::filter::{CLONE_PROCESS, CLONE_SIBLING};
+    let flags = if sibling { CLONE_SIBLING } else { CLONE_PROCESS };
+    // SAFETY: no flag shares memory; the caller is on memory of its own process.
+    match unsafe { hostcall(nr::CLONE, [flags as u64, 0, 0, 0, 0, 0]) }? {
+        0 => Ok(Forked::Child),
+        pid => Ok(Forked::Parent { pid: pid as u32 }),
+    }
+}
+
+/// Which side of a fork this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forked {
+    /// The new process.
+    Child,
+    /// The old one.
+    Parent {
+        /// Host process id of the new one, in the sandbox's pid namespace.
+        pid: u32,
+    },
+}
+
+/// tgkill(2): interrupts a virtual CPU.
+pub fn interrupt(pid: u32, tid: u32) {
+    // SAFETY: touches no memory. If it has ended, there is nothing to interrupt.
+    let _ = unsafe {
+        hostcall(nr::TGKILL, [pid as u64, tid as u64, super::fault::SIGUSR1 as u64, 0, 0, 0])
+    };
 }
 
 /// mprotect(2).

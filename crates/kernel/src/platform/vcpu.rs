@@ -6,12 +6,13 @@
 #![allow(unsafe_code)]
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU64};
 
 use thaw_abi::layout::BOOT_BASE;
 
 use crate::mm::AddressSpace;
 use crate::task::Thread;
+use crate::task::carrier::Errand;
 
 /// What the entry code finds through `%gs`. Per boot, never saved.
 #[repr(C)]
@@ -30,10 +31,10 @@ pub struct VcpuBlock {
     pub fpu_owner: *const Thread,
     /// The memory of the guest that this host process has.
     pub space: *const AddressSpace,
+    /// What the thread that has just left the vCPU asks of the idle loop, or null.
+    pub errand: *const Errand,
     /// Number of this vCPU in its host process.
     pub index: u32,
-    /// Host thread id, 0 while nobody needs to know.
-    pub host_tid: AtomicU32,
     /// The host has knocked, and nobody has looked yet.
     pub knocked: AtomicBool,
     /// The alarm has gone off, and nobody has looked yet.

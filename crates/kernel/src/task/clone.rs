@@ -6,10 +6,10 @@ use core::sync::atomic::Ordering::Relaxed;
 use bitflags::bitflags;
 
 use super::process::{PID_MAX, Process, RLIMIT_NPROC, Shares};
-use super::sched;
 use super::signal::{AlternateStack, SIGCHLD, SIGNAL_COUNT, SS_DISABLE};
 use super::thread::{Thread, current};
 use super::wait::wait_uninterruptibly;
+use super::{carrier, sched};
 use crate::errno::{Errno, Result};
 use crate::ipc::pidfd;
 use crate::platform::entry::RETURN_FULL;
@@ -229,7 +229,7 @@ fn clone_task(request: &Request) -> Result<u64> {
         sched::start(&thread);
         Ok(())
     } else {
-        sched::fork_host_process(&child.mm(), &thread)
+        carrier::fork(child.mm(), &thread)
     };
     if let Err(error) = outcome {
         undo(&child, &thread, pidfd);

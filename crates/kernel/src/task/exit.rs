@@ -178,5 +178,5 @@ fn end_sandbox(status: ExitStatus) -> ! {
     };
     control::send(MSG_EXIT, 0, bytemuck::bytes_of(&exit), &[]);
     let code = if exit.signal != 0 { 128 + exit.signal } else { exit.code };
-    crate::platform::panic::exit(code as u64)
+    super::carrier::end_sandbox(code as u64)
 }

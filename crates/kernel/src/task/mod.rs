@@ -1,5 +1,6 @@
 //! Processes and threads.
 
+pub mod carrier;
 pub mod clone;
 pub mod exec;
 pub mod exit;

@@ -1,11 +1,8 @@
 //! The scheduler: M guest threads on the virtual CPUs.
 //!
-//! Every address space has a run queue, and virtual CPUs that serve it: host
-//! threads of the host process that has this memory. A thread that blocks
+//! Every address space has a run queue, and a virtual CPU that serves it: the
+//! host process that has this memory ([`super::carrier`]). A thread that blocks
 //! switches to the idle loop of its vCPU, which picks the next one or waits.
-//! One waiting vCPU of the sandbox is the *watcher*: it waits in the host for
-//! descriptors, messages and the nearest timer on behalf of all; the others
-//! sleep until there is something in their queue.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -15,12 +12,10 @@ use thaw_abi::control::{
     Connection, MSG_CONNECTION, MSG_FREEZE, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal, WindowSize,
 };
 
-use super::Thread;
 use super::thread::{current, current_arc};
 use super::wait::{WaitQueue, WaitToken, Waiter, Wake};
-use crate::boot::{control, phases};
-use crate::errno::{Errno, Result};
-use crate::mm::AddressSpace;
+use super::{Thread, carrier};
+use crate::boot::control;
 use crate::platform::host::{self, HostFd};
 use crate::platform::vcpu;
 use crate::state::kernel;
@@ -87,29 +82,13 @@ impl RunQueue {
         self.threads.lock().is_empty()
     }
 
-    fn push(&self, thread: Arc<Thread>) {
+    pub(super) fn push(&self, thread: Arc<Thread>) {
         self.threads.lock().push_back(thread);
     }
 
-    fn pop(&self) -> Option<Arc<Thread>> {
+    pub(super) fn pop(&self) -> Option<Arc<Thread>> {
         self.threads.lock().pop_front()
     }
-}
-
-/// The address space that this vCPU serves.
-fn own_space() -> &'static AddressSpace {
-    let space = vcpu::block().space;
-    assert!(!space.is_null(), "this vCPU serves no address space");
-    // SAFETY: set by `serve`, which keeps the address space alive for ever.
-    #[allow(unsafe_code)]
-    unsafe {
-        &*space
-    }
-}
-
-/// Makes this vCPU serve an address space.
-pub fn serve(space: Arc<AddressSpace>) {
-    vcpu::block().space = Arc::into_raw(space);
 }
 
 /// Makes a blocked thread runnable; the first reason to wake counts.
@@ -122,7 +101,9 @@ pub fn wake(thread: &Thread, reason: Wake) {
     sched.reason = reason;
     drop(sched);
     let Some(thread) = kernel().tasks.thread(thread.tid()) else { return };
-    thread.process.mm().run_queue.push(thread.clone());
+    let space = thread.process.mm();
+    space.run_queue.push(thread);
+    carrier::notify(&space);
     watch_clock();
 }
 
@@ -138,16 +119,11 @@ pub fn interrupt(thread: &Thread) {
 }
 
 /// Makes a thread that runs on another vCPU come into the kernel soon.
-pub fn kick(_thread: &Thread) {}
-
-/// Gives `space` to a host process of its own, which runs `thread`.
-pub fn fork_host_process(_space: &Arc<AddressSpace>, _thread: &Arc<Thread>) -> Result<()> {
-    Err(Errno::ENOSYS)
-}
-
-/// Gives a process that has borrowed its memory an empty address space.
-pub fn move_to_new_space(_process: &Arc<super::Process>) -> Result<()> {
-    Err(Errno::ENOSYS)
+pub fn kick(thread: &Thread) {
+    let space = thread.process.mm();
+    if thread.sched.get().state == RunState::Runnable {
+        carrier::interrupt(&space);
+    }
 }
 
 /// Lets a new thread run.
@@ -212,7 +188,8 @@ pub fn yield_now() {
 /// The alarm has gone off while a thread runs: fires timers, and lets others run.
 pub fn tick() {
     timer::fire_due();
-    if own_space().run_queue.is_empty() {
+    carrier::hand_over_watch();
+    if carrier::own_space().run_queue.is_empty() {
         watch_clock();
     } else {
         yield_now();
@@ -227,7 +204,7 @@ pub fn watch_clock() {
         return;
     }
     let timer = timer::next_deadline();
-    let others = !own_space().run_queue.is_empty();
+    let others = !carrier::own_space().run_queue.is_empty() || carrier::needs_watcher();
     if timer.is_none() && !others {
         return;
     }
@@ -241,43 +218,6 @@ pub fn watch_clock() {
     }
 }
 
-/// The idle loop; never returns.
-pub fn run() -> ! {
-    loop {
-        run_threads();
-        if timer::fire_due() {
-            continue;
-        }
-        if control::has_kept() {
-            handle_messages();
-            continue;
-        }
-        if crate::freeze::is_due() {
-            crate::freeze::freeze();
-            continue;
-        }
-        phases::report_if_due();
-        let timeout = timer::time_to_next();
-        let began = crate::platform::clock::monotonic_ns();
-        let waited = crate::net::host_poll::wait(timeout, control::CONTROL);
-        crate::platform::clock::add_idle(crate::platform::clock::monotonic_ns() - began);
-        if waited.control {
-            handle_messages();
-        }
-    }
-}
-
-/// Runs threads until none can run.
-fn run_threads() {
-    loop {
-        let Some(thread) = own_space().run_queue.pop() else { return };
-        phases::first_instruction();
-        if crate::boot::populate::is_pending() {
-            thread.needs_attention();
-        }
-        thread.switch_from_idle();
-    }
-}
 /// Handles everything that the host has sent.
 pub fn handle_messages() {
     while let Some(message) = control::next_message() {

@@ -1,9 +1,10 @@
 //! System calls on time.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use super::clock::{boottime_ns, realtime_ns};
 use super::{Instant, itimer};
 use crate::errno::{Errno, Result};
-use crate::platform::clock as host_clock;
 use crate::platform::user::UserAddress;
 use crate::syscall::Args;
 use crate::task::wait::wait_until;
@@ -53,23 +54,22 @@ pub fn clock_ns(clock: i32) -> Result<u64> {
         7 | 9 => Ok(boottime_ns()),
         // CLOCK_PROCESS_CPUTIME_ID, CLOCK_THREAD_CPUTIME_ID and the ids that
         // clock_getcpuclockid(3) makes of them.
-        2 | 3 => Ok(cpu_time_ns()),
+        2 => Ok(current_process().cpu_ns()),
+        3 => Ok(current().cpu_ns()),
         clock if clock < 0 => {
             // Bits 0 and 1 say which time, 3 being a descriptor's clock; bit 2
             // says that it is a thread's.
             let pid = !(clock >> 3);
             let known =
                 pid == 0 || pid as u32 == current_process().pid || pid as u32 == current().tid();
-            if known && clock & 3 != 3 { Ok(cpu_time_ns()) } else { Err(Errno::EINVAL) }
+            match (known && clock & 3 != 3, clock & 4) {
+                (false, _) => Err(Errno::EINVAL),
+                (true, 0) => Ok(current_process().cpu_ns()),
+                (true, _) => Ok(current().cpu_ns()),
+            }
         }
         _ => Err(Errno::EINVAL),
     }
-}
-
-/// CPU time of the process: with one virtual CPU, the time that its host
-/// thread has run.
-pub fn cpu_time_ns() -> u64 {
-    host_clock::cpu_time_ns()
 }
 
 /// clock_gettime(2).
@@ -111,7 +111,9 @@ pub fn time(args: &Args) -> Result<u64> {
 /// times(2): in ticks of 10 ms.
 pub fn times(args: &Args) -> Result<u64> {
     let ticks = |ns: u64| (ns / 10_000_000) as i64;
-    args.address(0).write_if_some(&[ticks(cpu_time_ns()), 0, 0, 0])?;
+    let own = current_process();
+    let children = own.children_cpu_ns.load(Relaxed);
+    args.address(0).write_if_some(&[ticks(own.cpu_ns()), 0, ticks(children), 0])?;
     Ok(ticks(Instant::now().0) as u64)
 }
 
@@ -162,15 +164,20 @@ pub fn sleep_until(deadline: Instant, remaining: UserAddress) -> Result<u64> {
 
 /// `struct rusage` up to the fields that are kept.
 pub fn getrusage(args: &Args) -> Result<u64> {
-    if !matches!(args.i32(0), -1..=1) {
-        return Err(Errno::EINVAL);
-    }
+    const RUSAGE_CHILDREN: i32 = -1;
+    const RUSAGE_SELF: i32 = 0;
+    const RUSAGE_THREAD: i32 = 1;
+    let own = current_process();
+    let cpu = match args.i32(0) {
+        RUSAGE_CHILDREN => own.children_cpu_ns.load(Relaxed),
+        RUSAGE_SELF => own.cpu_ns(),
+        RUSAGE_THREAD => current().cpu_ns(),
+        _ => return Err(Errno::EINVAL),
+    };
     let mut usage = [0i64; 18];
-    // RUSAGE_CHILDREN: there are none.
-    if args.i32(0) != -1 {
-        let cpu = cpu_time_ns();
-        usage[0] = (cpu / NS) as i64;
-        usage[1] = (cpu % NS / 1000) as i64;
+    usage[0] = (cpu / NS) as i64;
+    usage[1] = (cpu % NS / 1000) as i64;
+    if args.i32(0) != RUSAGE_CHILDREN {
         // ru_maxrss, in KiB, by the same reckoning as /proc/self/status.
         let totals = crate::fs::proc::Totals::of(current_process());
         usage[4] = (totals.resident / 1024) as i64;

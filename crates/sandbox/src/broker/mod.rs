@@ -1,10 +1,12 @@
 //! The broker: what a sandbox may ask its host for.
 //!
-//! Requests are hostile. The broker answers each with data or one read-only
-//! descriptor of a regular file, never follows a symbolic link, never opens
+//! Requests are hostile. The broker answers each with data, one read-only
+//! descriptor of a regular file, or what the sandbox' processes share among
+//! themselves: a memory file and an eventfd, once. It never follows a symbolic link, never opens
 //! anything but a regular file or a directory, and does nothing else.
 
 mod host_directory;
+mod memory;
 mod path;
 mod request;
 
@@ -55,6 +57,8 @@ pub(crate) struct Broker {
     listing: Option<Listing>,
     /// Blobs that the sandbox has asked for, each once.
     asked: BTreeSet<u32>,
+    /// What its processes share.
+    shared: memory::Shared,
 }
 
 /// Most blobs that are remembered as asked for.
@@ -62,7 +66,7 @@ const ASKED_MAX: usize = 4096;
 
 impl Broker {
     pub fn new(rootfs: Rootfs) -> Self {
-        Self { rootfs, listing: None, asked: BTreeSet::new() }
+        Self { rootfs, listing: None, asked: BTreeSet::new(), shared: memory::Shared::default() }
     }
 
     /// Blobs that the sandbox has been given on request.
@@ -92,6 +96,10 @@ impl Broker {
 
     fn answer(&mut self, question: &Question<'_>) -> Result<Answer, Errno> {
         match (&self.rootfs, question) {
+            (_, Question::MemoryFile) => {
+                self.shared.memory_file().map(|file| Answer::file(file, Vec::new()))
+            }
+            (_, Question::Bell) => self.shared.bell().map(|bell| Answer::file(bell, Vec::new())),
             (Rootfs::Index { blobs, .. }, Question::OpenBlob(blob)) => {
                 let file = blobs.open_blob(*blob).map_err(|error| errno_of(&error))?;
                 check_read_only(file.as_fd())?;

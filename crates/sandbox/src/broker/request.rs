@@ -2,7 +2,8 @@
 
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
-    ListDirectory, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK, MSG_FS_STAT, MSG_OPEN_BLOB, OpenBlob,
+    ListDirectory, MSG_BELL, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK, MSG_FS_STAT,
+    MSG_MEMORY_FILE, MSG_OPEN_BLOB, OpenBlob,
 };
 
 use super::path::is_harmless;
@@ -35,6 +36,10 @@ pub(crate) enum Question<'a> {
     ReadLink(&'a [u8]),
     /// A regular file, to be read.
     Open(&'a [u8]),
+    /// Memory that the processes of the sandbox share.
+    MemoryFile,
+    /// An eventfd(2) with which they wake each other.
+    Bell,
 }
 
 impl<'a> Question<'a> {
@@ -53,6 +58,8 @@ impl<'a> Question<'a> {
             }
             MSG_FS_READLINK => path(body).map(Self::ReadLink),
             MSG_FS_OPEN => path(body).map(Self::Open),
+            MSG_MEMORY_FILE => body.is_empty().then_some(Self::MemoryFile),
+            MSG_BELL => body.is_empty().then_some(Self::Bell),
             _ => None,
         }
     }

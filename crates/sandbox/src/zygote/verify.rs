@@ -46,6 +46,10 @@ fn check(status: &str, user_ids: UserIds) -> Result<(), ZygoteError> {
             return refuse(field, required);
         }
     }
+    // In the last of its pid namespaces it is the first process.
+    if value("NSpid").split_whitespace().next_back() != Some("1") {
+        return refuse("NSpid", "a pid namespace of its own");
+    }
     if user_ids == UserIds::OnePerSandbox {
         for field in ["Uid", "Gid"] {
             let is_privileged = |id: &str| id.parse().is_ok_and(|id: u32| id < 1000);
@@ -69,7 +73,7 @@ mod tests {
         Gid:\t2000001\t2000001\t2000001\t2000001\nGroups:\t \nThreads:\t1\n\
         CapInh:\t0000000000000000\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\n\
         CapBnd:\t0000000000000000\nCapAmb:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n\
-        Seccomp_filters:\t1\n";
+        Seccomp_filters:\t1\nNSpid:\t4711\t7\t1\n";
 
     #[test]
     fn an_isolated_process_passes() {

@@ -153,8 +153,9 @@ impl Content {
             return Ok(false);
         }
         let bytes = self.page_for_write(lower, page)?;
-        host_side::place_page(address, bytes, prot)?;
-        self.lent.insert(page, address);
+        if host_side::place_page(address, bytes, prot)? == host_side::Placed::Moved {
+            self.lent.insert(page, address);
+        }
         Ok(true)
     }
 

@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::thread::{Thread, current};
 use super::wait::wait_uninterruptibly;
-use super::{Process, exit, sched, signal};
+use super::{Process, carrier, exit, signal};
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::file::OpenFile;
@@ -20,6 +20,7 @@ use crate::fs::path::Path;
 use crate::fs::walk::Follow;
 use crate::io::Sink;
 use crate::platform::entry::TrapFrame;
+use crate::platform::gate;
 use crate::state::kernel;
 
 /// Most bytes of arguments and environment together: a quarter of the default
@@ -72,6 +73,7 @@ impl Program {
         }
 
         process.mm().clear()?;
+        gate::create(&process.mm().gate)?;
         let layout = stack::Layout::random();
         process.mm().set_mmap_top(layout.mmap_top);
         let loaded = main.map(process, &self.file, elf::Role::Program)?;
@@ -96,7 +98,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     let process = &thread.process;
     become_only_thread(thread)?;
     if process.mm().users() > 1 {
-        sched::move_to_new_space(process)?;
+        carrier::move_to_new_space()?;
     }
     exit::release_memory(process);
     let frame = match program.load(process) {

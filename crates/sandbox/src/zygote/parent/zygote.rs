@@ -27,7 +27,11 @@ const KERNEL_FD: RawFd = 5;
 /// Drops all capabilities from the parent but those that [`fork`] needs. Their
 /// last use is in the child, which drops them, too.
 pub fn keep_capabilities_for_zygotes() -> io::Result<()> {
-    let kept = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
+    let kept = CapabilitySet::SETUID
+        | CapabilitySet::SETGID
+        | CapabilitySet::SETPCAP
+        // For the pid namespace of each.
+        | CapabilitySet::SYS_ADMIN;
     shrink_bounding_set(kept)?;
     clear_ambient_capability_set()?;
     set_capabilities(
@@ -49,8 +53,10 @@ pub fn fork(
     if descriptors.len() < CREATE_DESCRIPTORS {
         return Err(io::Error::from(io::ErrorKind::InvalidInput)).during(Step::Receive);
     }
+    // Process 1 of a pid namespace of its own: its processes can signal each
+    // other and nobody else, and all of them end with it.
     // SAFETY: the parent has one thread; no flag shares anything.
-    match unsafe { sys::fork_with(0) }.during(Step::ForkZygote)? {
+    match unsafe { sys::fork_with(libc::CLONE_NEWPID as u64) }.during(Step::ForkZygote)? {
         Forked::Parent { pid, pidfd } => Ok((pid, pidfd)),
         Forked::Child => {
             let mut descriptors = descriptors.into_iter();
@@ -141,7 +147,7 @@ fn give_up_privileges(cgroup: Option<OwnedFd>, id: u32, ids: &IdMap) -> Result<(
 fn set_limits(user_ids: UserIds) -> io::Result<()> {
     // Counted per user id, so with a shared one it must hold all of them.
     let processes = match user_ids {
-        UserIds::OnePerSandbox => 256,
+        UserIds::OnePerSandbox => 1024,
         UserIds::Shared => 16_384,
     };
     let limits = [

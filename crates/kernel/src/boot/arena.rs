@@ -1,0 +1,135 @@
+//! The arena that several host processes share.
+//!
+//! A sandbox with one guest process has its kernel's memory for itself, mapped
+//! from the image: the cheapest boot. Before the first fork of a host process,
+//! [`share`] moves it all (heap, page area, variables, table of open blobs) to
+//! a memory file that every process maps at the same addresses. What belongs to
+//! one process or virtual CPU lies in the rest of the per-boot area.
+#![allow(unsafe_code)]
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
+
+use thaw_abi::control::{MSG_BELL, MSG_MEMORY_FILE};
+use thaw_abi::layout::{
+    ARENA_BLOBS, ARENA_HEAP, ARENA_PAGES, ARENA_VARIABLES, HEAP_BASE, HEAP_MAX, PAGES_BASE,
+    PAGES_MAX, WINDOW_BASE,
+};
+
+use super::{blobs, broker, lazy};
+use crate::errno::{Errno, Result};
+use crate::mm::heap;
+use crate::platform::host::{self, HostFd, PROT_READ, PROT_WRITE, Sharing};
+use crate::platform::kernel_lock;
+use crate::state::kernel;
+
+static SHARED: AtomicBool = AtomicBool::new(false);
+static FILE: AtomicI32 = AtomicI32::new(-1);
+static BELL: AtomicI32 = AtomicI32::new(-1);
+/// Where the kernel's own variables lie: `.data` and `.bss`.
+static VARIABLES_START: AtomicU64 = AtomicU64::new(0);
+static VARIABLES_LEN: AtomicU64 = AtomicU64::new(0);
+
+const WRITABLE: u32 = PROT_READ | PROT_WRITE;
+
+/// Notes where the kernel's own variables lie, as its program headers say.
+pub fn set_variables(start: u64, len: u64) {
+    VARIABLES_START.store(start, Relaxed);
+    VARIABLES_LEN.store(len, Relaxed);
+}
+
+/// Whether the arena lies in memory that host processes can share.
+pub fn is_shared() -> bool {
+    SHARED.load(Relaxed)
+}
+
+/// The descriptor with which the watcher is woken.
+pub fn bell() -> Option<HostFd> {
+    match BELL.load(Relaxed) {
+        -1 => None,
+        fd => Some(HostFd(fd)),
+    }
+}
+
+/// Asks the host for what sharing needs. May allocate.
+pub fn prepare() -> Result<()> {
+    let mut reply = Vec::new();
+    for (kind, slot) in [(MSG_MEMORY_FILE, &FILE), (MSG_BELL, &BELL)] {
+        if slot.load(Relaxed) < 0 {
+            let fd = broker::request(kind, &[], &[], &mut reply)?.ok_or(Errno::EIO)?;
+            slot.store(fd.0, Relaxed);
+        }
+    }
+    Ok(())
+}
+
+/// Moves the arena to shared memory. To be called after [`prepare`], on the
+/// idle stack, which stays where it is, while the sandbox has one host thread.
+pub fn share() -> Result<()> {
+    if is_shared() {
+        return Ok(());
+    }
+    let file = HostFd(FILE.load(Relaxed));
+    lazy::map_all();
+    for space in kernel().tasks.spaces() {
+        space.recall_shared(0, u64::MAX);
+        space.share_anonymous()?;
+    }
+    let mut runs: Vec<(u64, u64)> = Vec::with_capacity(64);
+    kernel().pages.lock().for_each_used_run(|start, len| runs.push((start, len)));
+    let (blob_table, blob_len) = blobs::table_range();
+
+    // From here to the last mapping nothing may be allocated or changed.
+    for &(start, len) in &runs {
+        copy(file, start, len, ARENA_PAGES + (start - PAGES_BASE))?;
+    }
+    copy(file, blob_table, blob_len, ARENA_BLOBS)?;
+    let (variables, variables_len) = (VARIABLES_START.load(Relaxed), VARIABLES_LEN.load(Relaxed));
+    let (heap_start, heap_len) = heap::used_range();
+    copy(file, heap_start, heap_len, ARENA_HEAP)?;
+    copy(file, variables, variables_len, ARENA_VARIABLES)?;
+    let shared = Sharing::Shared;
+    host::map_file(file, PAGES_BASE, PAGES_MAX, WRITABLE, shared, ARENA_PAGES)?;
+    if blob_len > 0 {
+        host::map_file(file, blob_table, blob_len, WRITABLE, shared, ARENA_BLOBS)?;
+    }
+    host::map_file(file, HEAP_BASE, HEAP_MAX, WRITABLE, shared, ARENA_HEAP)?;
+    host::map_file(file, variables, variables_len, WRITABLE, shared, ARENA_VARIABLES)?;
+    heap::mapped_whole();
+    SHARED.store(true, Relaxed);
+    kernel_lock::enable();
+    Ok(())
+}
+
+/// Copies memory into the file, leaving out pages of zeros.
+fn copy(file: HostFd, start: u64, len: u64, offset: u64) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    host::map_file(file, WINDOW_BASE, len, WRITABLE, Sharing::Shared, offset)?;
+    // SAFETY: both ranges are mapped; the window is used by nobody else.
+    unsafe { copy_pages(start, WINDOW_BASE, len) };
+    host::unmap(WINDOW_BASE, len)
+}
+
+/// Copies all pages that are not zero.
+///
+/// # Safety
+/// Both ranges must be mapped, the second writable, and whole pages.
+pub unsafe fn copy_pages(from: u64, to: u64, len: u64) {
+    for at in (0..len).step_by(4096) {
+        let page = (from + at) as *const [u64; 512];
+        // SAFETY: the caller's promise.
+        unsafe {
+            if (*page).iter().any(|&word| word != 0) {
+                core::ptr::copy_nonoverlapping(page, (to + at) as *mut [u64; 512], 1);
+            }
+        }
+    }
+}
+
+/// Maps a page of the page area at a guest address.
+pub fn map_page(page: u64, address: u64, prot: u32) -> Result<()> {
+    let file = HostFd(FILE.load(Relaxed));
+    host::map_file(file, address, 4096, prot, Sharing::Shared, ARENA_PAGES + (page - PAGES_BASE))
+}
