@@ -63,7 +63,6 @@ pub fn freeze() {
     for thread in &threads {
         thread.save_fpu();
     }
-    let report = report::build(&threads);
     for thread in &threads {
         // In every copy this memory is mapped from the image.
         thread.process.mm().change_flags(
@@ -73,6 +72,8 @@ pub fn freeze() {
             VmaFlags::empty(),
         );
     }
+    // Nothing may be allocated from here on: the report says where the heap ends.
+    let report = report::build(&threads);
     kernel().clocks.freeze();
     let entry =
         EntryPoint { report_address: report.as_ptr() as u64, report_len: report.len() as u64 };

@@ -271,12 +271,15 @@ core::arch::global_asm!(
     // (1) or to resume (0). Put the interrupted code's vector state back into
     // the registers: entering the handler has reset it. fpstate is at offset
     // 224 of the ucontext, the mask of saved components at 472 of fpstate.
-    "mov rsp, rax",
+    // Until that is done the signal stack must not be left: the next signal of
+    // the host would overwrite what lies on it.
+    "mov r14, rax",
     "mov r12, rdx",
     "mov r13, [rbx + 224]",
     "mov eax, [r13 + 472]",
     "mov edx, [r13 + 476]",
     "xrstor64 [r13]",
+    "mov rsp, r14",
     "test r12, r12",
     "jz thaw_return_full",
     "mov rdi, rsp",

@@ -5,7 +5,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use thaw_abi::layout::{KERNEL_BASE, KERNEL_END, LAYOUT_END};
+use thaw_abi::layout::{KERNEL_BASE, LAYOUT_END};
 
 use super::entry::{RETURN_FULL, TrapFrame, USER_CS, USER_SS};
 use super::host::{hostcall, nr};
@@ -102,9 +102,9 @@ pub extern "C" fn prologue(
     context: &HostContext,
     local: *mut TrapFrame,
 ) -> Continuation {
-    // The vdso's functions run kernel text on the guest's stack; a fault there
-    // is the guest's.
-    let in_kernel = (KERNEL_BASE..KERNEL_END).contains(&context.rip) && context.rsp >= KERNEL_BASE;
+    // The guest's vdso runs kernel text and the host's vdso on the guest's stack:
+    // that is the guest. The kernel runs the host's vdso on its own.
+    let in_kernel = context.rip >= KERNEL_BASE && context.rsp >= KERNEL_BASE;
     if signal == SIGUSR1 || signal == SIGALRM {
         let block = vcpu::block();
         let flag = if signal == SIGUSR1 { &block.knocked } else { &block.alarmed };
@@ -206,7 +206,11 @@ fn interrupt(
         // The frame being restored is still complete: begin the return again.
         let frame = top_frame();
         // SAFETY: the frame of the running thread, which is on its way out.
-        unsafe { (*frame).signal = SIGUSR1 };
+        unsafe {
+            (*frame).signal = SIGUSR1;
+            // The registers that a fast return finds in place are the handler's now.
+            (*frame).how = RETURN_FULL;
+        }
         return Continuation { frame, handle: 1 };
     }
     resume(local, frame_from(SIGUSR1, info, context, context.rip))

@@ -17,7 +17,7 @@ use super::wait::{WaitQueue, WaitToken, Waiter, Wake};
 use super::{Thread, carrier};
 use crate::boot::control;
 use crate::platform::host::{self, HostFd};
-use crate::platform::vcpu;
+use crate::platform::{fault, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
 use crate::time::{Instant, timer};
@@ -203,6 +203,8 @@ pub fn watch_clock() {
     if block.thread.is_null() {
         return;
     }
+    // An alarm that went off while the vCPU was idle is not set any more.
+    fault::take_alarm();
     let timer = timer::next_deadline();
     let others = !carrier::own_space().run_queue.is_empty() || carrier::needs_watcher();
     if timer.is_none() && !others {
