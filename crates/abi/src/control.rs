@@ -87,6 +87,14 @@ pub const MSG_MEMORY_FILE: u32 = 211;
 /// Give me a bell: an eventfd(2), with which my processes wake each other.
 /// Without body; granted once. Reply: that descriptor.
 pub const MSG_BELL: u32 = 212;
+/// A socket to a destination outside: [`OpenSocket`]. The reply has one
+/// descriptor: a non-blocking socket that is connected, or whose connection is
+/// in progress (its outcome is what the socket's readiness and a receive tell).
+/// The reply may take a while, if the host must look up names first. Errors:
+/// `ENETUNREACH` if the sandbox has no outgoing connections at all, `EACCES` if
+/// its egress policy forbids the destination, `EAGAIN` if it has asked for too
+/// many too fast, and those of socket(2) and connect(2).
+pub const MSG_OPEN_SOCKET: u32 = 221;
 
 /// The rootfs is an index file, which comes as a descriptor.
 pub const ROOTFS_INDEX: u32 = 0;
@@ -109,6 +117,11 @@ pub const FLAG_FREEZE_AT_ENTRY: u32 = 1 << 4;
 pub const FLAG_NO_PATCHING: u32 = 1 << 5;
 /// Never map lazily at thaw: every mapping is eager.
 pub const FLAG_NO_LAZY: u32 = 1 << 6;
+/// The sandbox may have outgoing connections: [`MSG_OPEN_SOCKET`], and the
+/// addresses of [`crate::network`].
+pub const FLAG_EGRESS: u32 = 1 << 16;
+/// The host has IPv6, too.
+pub const FLAG_EGRESS_V6: u32 = 1 << 17;
 
 /// Body of [`MSG_START`].
 ///
@@ -306,6 +319,23 @@ pub struct OpenBlob {
     pub reserved: u32,
 }
 
+/// Bytes in both directions, in order (`SOCK_STREAM`, TCP).
+pub const TRANSPORT_STREAM: u32 = 1;
+/// Datagrams (`SOCK_DGRAM`, UDP).
+pub const TRANSPORT_DATAGRAM: u32 = 2;
+
+/// Body of [`MSG_OPEN_SOCKET`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OpenSocket {
+    /// The destination.
+    pub to: Address,
+    /// `TRANSPORT_*`.
+    pub transport: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// Body of [`MSG_FS_LIST`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -369,6 +399,7 @@ mod tests {
             size_of::<DirectoryEntry>(),
             size_of::<FileAttributes>(),
             size_of::<PopulateRange>(),
+            size_of::<OpenSocket>(),
         ] {
             assert_eq!(size % 8, 0);
         }

@@ -7,6 +7,7 @@ pub mod filter;
 pub mod freeze;
 pub mod image;
 pub mod layout;
+pub mod network;
 pub mod rootfs;
 
 /// Size of a page of memory, in bytes.

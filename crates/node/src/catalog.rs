@@ -224,8 +224,7 @@ impl Catalog {
             function.image,
             image,
             pipes,
-            &config.limits,
-            config.port.get(),
+            config,
             self.working_set,
         )?)
     }

@@ -2,6 +2,7 @@
 
 pub mod boot;
 pub mod broker;
+pub mod egress;
 pub mod event;
 pub mod freeze;
 pub mod host;
@@ -21,6 +22,7 @@ pub use boot::{
     BootError, BootFlags, BootPlan, PlanError, Rootfs, StartSpec, ThawOptions, connection,
 };
 pub use broker::{BlobSource, HostDirectory};
+pub use egress::{EgressPolicy, EgressRule, EgressRuleError};
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
 pub use freeze::{FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
 pub use image::{Fit, Image, ImageError, cpu_features};

@@ -13,7 +13,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
     sendmsg, socketpair,
 };
-use thaw_abi::control::{MESSAGE_MAX, MESSAGE_MAX_FDS, MessageHeader};
+use thaw_abi::control::{MESSAGE_MAX, MESSAGE_MAX_FDS, MSG_REPLY, MessageHeader, Reply};
 
 /// Makes a pair of control sockets, both closed on exec and blocking. The first
 /// is the host's: its send buffer holds the largest message.
@@ -44,6 +44,18 @@ pub(crate) fn header(kind: u32, len: usize, sequence: u64) -> MessageHeader {
 pub(crate) fn message<T: Pod>(kind: u32, body: &T) -> Vec<u8> {
     let mut bytes = bytes_of(&header(kind, size_of::<T>(), 0)).to_vec();
     bytes.extend_from_slice(bytes_of(body));
+    bytes
+}
+
+/// The reply to request `sequence`: `errno` is 0 or a positive error number.
+pub(crate) fn reply(sequence: u64, errno: i32, tail: &[u8]) -> Vec<u8> {
+    let body = Reply { errno, reserved: 0 };
+    let len = size_of::<Reply>() + tail.len();
+    let header = header(MSG_REPLY, len, sequence);
+    let mut bytes = Vec::with_capacity(size_of_val(&header) + len);
+    bytes.extend_from_slice(bytes_of(&header));
+    bytes.extend_from_slice(bytes_of(&body));
+    bytes.extend_from_slice(tail);
     bytes
 }
 

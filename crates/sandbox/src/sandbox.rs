@@ -118,7 +118,7 @@ impl Sandbox {
         if unread > UNREAD_MAX {
             return Err(Violation::RepliesUnread);
         }
-        let (reply, descriptor) = self.broker.serve(request);
+        let Some((reply, descriptor)) = self.broker.serve(request) else { return Ok(()) };
         match self.outbox.send(self.control.as_fd(), reply, descriptor.into_iter().collect()) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(message::OutboxFull)) => Err(Violation::RepliesUnread),

@@ -72,6 +72,7 @@ fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {
         cpu_time_limit: None,
         flags: 0,
         hostname: "copy",
+        egress: &Default::default(),
     };
     zygote().thaw(plan, None, &options).unwrap()
 }

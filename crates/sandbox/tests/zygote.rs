@@ -261,6 +261,7 @@ fn all_sandboxes_end_with_their_parent() {
             cpu_time_limit: None,
             flags: 0,
             rootfs: index_rootfs(vec![]),
+            egress: Default::default(),
             stdio: [io::stderr().as_fd(); 3],
             window: None,
         }),

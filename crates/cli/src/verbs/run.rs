@@ -13,7 +13,7 @@ use std::process::{ExitCode, ExitStatus};
 use std::str::FromStr;
 use std::sync::Arc;
 use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize};
-use thaw_node::config::{ByteSize, TimeSpan};
+use thaw_node::config::{ByteSize, EgressRule, TimeSpan, egress_policy};
 use thaw_node::home::Home;
 use thaw_node::reactor::watch_sandbox;
 use thaw_node::rootfs;
@@ -30,6 +30,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw run --rootfs / -- python3 -c 'print(\"hello\")'\n  \
+    thaw run --rootfs / --allow-egress '*:443' -- curl https://example.com/\n  \
     THAW_TRACE=syscalls thaw run --rootfs ./alpine --memory 64MiB -- /bin/busybox ls -l\n\n\
     Environment:\n  \
     THAW_TRACE=syscalls   print every system call of the program to standard error\n  \
@@ -63,6 +64,11 @@ pub struct Arguments {
     /// Port on which the program serves; needed only to try a function by hand.
     #[arg(long, value_name = "PORT", default_value = "0")]
     port: u16,
+    /// Allow connections to a destination, such as api.example.com:443,
+    /// 10.0.0.0/8:5432, 192.0.2.1:53/udp, host.thaw.internal:8000 (this host's
+    /// loopback) or * (everything but this host); may be given several times.
+    #[arg(long, value_name = "TARGET:PORTS")]
+    allow_egress: Vec<EgressRule>,
     /// The program and its arguments.
     #[arg(required = true, last = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -108,6 +114,7 @@ pub fn run(arguments: Arguments) -> Outcome {
         cpu_time_limit: arguments.cpu_time.map(|span| span.0),
         flags: flags(stdio),
         rootfs,
+        egress: egress_policy(&arguments.allow_egress),
         stdio,
         window: window(stdio),
     };

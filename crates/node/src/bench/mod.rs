@@ -284,8 +284,7 @@ fn launcher(
         function.image,
         image,
         log.pipes()?,
-        &config.limits,
-        config.port.get(),
+        config,
         working_set,
     );
     Ok(Arc::new(launcher.map_err(|error| load(error.into()))?))

@@ -3,6 +3,7 @@
 
 use super::import::read_lines;
 use super::{BuildEvent, BuildOptions, OnEvent};
+use crate::config::egress_policy;
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -177,6 +178,7 @@ pub(super) fn freeze(
         cpu_time_limit: None,
         flags: FLAG_FREEZE_AT_ENTRY | crate::debug::flags(),
         rootfs: rootfs.rootfs(),
+        egress: egress_policy(&config.egress.allow),
         stdio: [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
         window: None,
     };

@@ -9,7 +9,7 @@ mod files;
 mod name;
 mod quantity;
 
-pub use egress::{EgressRule, EgressRuleError};
+pub use egress::{EgressRule, EgressRuleError, egress_policy};
 pub use error::ConfigError;
 pub use files::FileEntry;
 pub use name::{FunctionName, NameError};
@@ -279,14 +279,6 @@ impl FunctionConfig {
                 &["limits", "concurrency"],
                 "isolation = \"request\" gives every connection its own instance; remove \
                  `concurrency` or set isolation = \"instance\""
-                    .to_owned(),
-            ));
-        }
-        if !self.egress.is_closed() {
-            return Some((
-                &["egress", "allow"],
-                "this version of Thaw makes no outgoing connections for functions; leave `allow` \
-                 empty"
                     .to_owned(),
             ));
         }

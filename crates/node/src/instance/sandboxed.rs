@@ -2,7 +2,7 @@
 
 use super::launch::{Client, End, Instance, LaunchError, Launched, Launcher, Report};
 use crate::clock::monotonic_ns;
-use crate::config::Limits;
+use crate::config::{FunctionConfig, egress_policy};
 use crate::logs::LogPipes;
 use crate::reactor::watch_sandbox;
 use crate::rootfs::StoredRootfs;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_sandbox::{
-    BootError, BootPlan, Event, Image, PlanError, PopulatePolicy, Progress, Sandbox, ThawOptions,
+    BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Progress, Sandbox, ThawOptions,
     WorkingSet, ZygotePool, connection,
 };
 use thaw_store::{ImageId, Store};
@@ -52,6 +52,7 @@ struct Shared {
     cpu_time_limit: Option<Duration>,
     port: u16,
     flags: u32,
+    egress: Arc<EgressPolicy>,
     last_boot_ns: AtomicU64,
 }
 
@@ -78,8 +79,7 @@ impl SandboxLauncher {
         image_id: ImageId,
         image: Image,
         logs: LogPipes,
-        limits: &Limits,
-        port: u16,
+        config: &FunctionConfig,
         working_set: WorkingSetUse,
     ) -> Result<Self, PlanError> {
         let mut plan = image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())?;
@@ -101,10 +101,11 @@ impl SandboxLauncher {
             plan: RwLock::new(Arc::new(plan)),
             working_set: Mutex::new(working_set),
             logs,
-            memory_limit: limits.memory.bytes(),
-            cpu_time_limit: limits.cpu_time.map(|span| span.0),
-            port,
+            memory_limit: config.limits.memory.bytes(),
+            cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
+            port: config.port.get(),
             flags: crate::debug::flags(),
+            egress: egress_policy(&config.egress.allow),
             last_boot_ns: AtomicU64::new(0),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -133,6 +134,7 @@ impl Launcher for SandboxLauncher {
             cpu_time_limit: shared.cpu_time_limit,
             flags: shared.flags,
             hostname: "",
+            egress: &shared.egress,
         };
         let handed = client.map(|client| {
             // The guest listens on its own port, whatever the gateway's is.

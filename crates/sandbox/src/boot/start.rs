@@ -12,6 +12,7 @@ use thaw_abi::control::{MESSAGE_MAX, MSG_START, ROOTFS_HOST, ROOTFS_INDEX, Start
 
 use super::{BootError, BootFlags, fresh_seed};
 use crate::broker::{BlobSource, HostDirectory};
+use crate::egress::EgressPolicy;
 use crate::message;
 
 /// Where a sandbox's files come from.
@@ -60,6 +61,8 @@ pub struct StartSpec<'a> {
     pub flags: BootFlags,
     /// The files.
     pub rootfs: Rootfs,
+    /// What the program may connect to.
+    pub egress: Arc<EgressPolicy>,
     /// Standard input, output and error; duplicated, not consumed.
     pub stdio: [BorrowedFd<'a>; 3],
     /// Size of the terminal, if one of [`Self::stdio`] is one.
@@ -79,7 +82,7 @@ pub(crate) fn encode(spec: &StartSpec<'_>) -> Result<Vec<u8>, BootError> {
         seed: fresh_seed().map_err(BootError::Send)?,
         memory_limit: spec.memory_limit,
         index_len,
-        flags: spec.flags,
+        flags: spec.flags | spec.egress.flags(),
         rootfs,
         port: spec.port.into(),
         cpus: spec.cpus.max(1),
@@ -144,6 +147,7 @@ mod tests {
             cpu_time_limit: None,
             flags: 0,
             rootfs: Rootfs::HostDirectory(Arc::new(directory)),
+            egress: Arc::default(),
             stdio: [stderr.as_fd(); 3],
             window: None,
         }

@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::slice;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::{bytes_of, cast_slice};
@@ -10,6 +11,7 @@ use thaw_abi::control::{Connection, MESSAGE_MAX, MSG_THAW, MessageHeader, Thaw};
 
 use super::plan::FIXED_DESCRIPTORS;
 use super::{BootFlags, BootPlan, Rootfs, fresh_seed};
+use crate::egress::EgressPolicy;
 use crate::message;
 
 /// What may differ from one thaw of an image to the next.
@@ -28,6 +30,8 @@ pub struct ThawOptions<'a> {
     pub flags: BootFlags,
     /// Host name; empty keeps the frozen one.
     pub hostname: &'a str,
+    /// What the program may connect to.
+    pub egress: &'a Arc<EgressPolicy>,
 }
 
 impl BootPlan {
@@ -48,7 +52,7 @@ impl BootPlan {
             seed: fresh_seed()?,
             memory_limit: options.memory_limit,
             index_len: self.index_len,
-            flags: options.flags,
+            flags: options.flags | options.egress.flags(),
             mapping_count: self.mappings.len() as u32,
             populate_count: self.populate.len() as u32,
             connection_count: connection.is_some().into(),

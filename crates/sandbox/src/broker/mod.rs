@@ -1,9 +1,10 @@
 //! The broker: what a sandbox may ask its host for.
 //!
 //! Requests are hostile. The broker answers each with data, one read-only
-//! descriptor of a regular file, or what the sandbox' processes share among
-//! themselves: a memory file and an eventfd, once. It never follows a symbolic link, never opens
-//! anything but a regular file or a directory, and does nothing else.
+//! descriptor of a regular file, a socket to a destination that the egress policy
+//! allows ([`crate::egress`]), or what the sandbox' processes share among
+//! themselves: a memory file and an eventfd, once. It never follows a symbolic link,
+//! never opens anything but a regular file or a directory, and does nothing else.
 
 mod host_directory;
 mod memory;
@@ -19,9 +20,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
-use thaw_abi::control::{MSG_REPLY, Reply};
 
 use crate::boot::Rootfs;
+use crate::egress::{Opening, Sockets};
 use crate::message;
 use host_directory::Listing;
 
@@ -59,14 +60,20 @@ pub(crate) struct Broker {
     asked: BTreeSet<u32>,
     /// What its processes share.
     shared: memory::Shared,
+    /// Sockets to the outside; none: nothing may be reached.
+    sockets: Option<Sockets>,
 }
+
+/// A reply: the message and the descriptor that goes with it.
+pub(crate) type Served = (Vec<u8>, Option<OwnedFd>);
 
 /// Most blobs that are remembered as asked for.
 const ASKED_MAX: usize = 4096;
 
 impl Broker {
-    pub fn new(rootfs: Rootfs) -> Self {
-        Self { rootfs, listing: None, asked: BTreeSet::new(), shared: memory::Shared::default() }
+    pub fn new(rootfs: Rootfs, sockets: Option<Sockets>) -> Self {
+        let shared = memory::Shared::default();
+        Self { rootfs, listing: None, asked: BTreeSet::new(), shared, sockets }
     }
 
     /// Blobs that the sandbox has been given on request.
@@ -78,20 +85,24 @@ impl Broker {
         &self.rootfs
     }
 
-    /// The reply to a request: the message and the descriptor that goes with it.
-    pub fn serve(&mut self, request: &Request<'_>) -> (Vec<u8>, Option<OwnedFd>) {
-        let (errno, answer) = match self.answer(&request.question) {
+    /// The reply to a request; `None` if somebody else will send it.
+    pub fn serve(&mut self, request: &Request<'_>) -> Option<Served> {
+        let answer = match &request.question {
+            Question::OpenSocket(to) => {
+                let sockets = self.sockets.as_mut().ok_or(Errno::NETUNREACH);
+                match sockets.and_then(|sockets| sockets.open(*to, request.sequence)) {
+                    Ok(Opening::Opened(socket)) => Ok(Answer::file(socket, Vec::new())),
+                    Ok(Opening::Later) => return None,
+                    Err(errno) => Err(errno),
+                }
+            }
+            question => self.answer(question),
+        };
+        let (errno, answer) = match answer {
             Ok(answer) => (0, answer),
             Err(errno) => (errno.raw_os_error(), Answer::default()),
         };
-        let body = Reply { errno, reserved: 0 };
-        let len = size_of::<Reply>() + answer.tail.len();
-        let header = message::header(MSG_REPLY, len, request.sequence);
-        let mut bytes = Vec::with_capacity(size_of_val(&header) + len);
-        bytes.extend_from_slice(bytemuck::bytes_of(&header));
-        bytes.extend_from_slice(bytemuck::bytes_of(&body));
-        bytes.extend_from_slice(&answer.tail);
-        (bytes, answer.descriptor)
+        Some((message::reply(request.sequence, errno, &answer.tail), answer.descriptor))
     }
 
     fn answer(&mut self, question: &Question<'_>) -> Result<Answer, Errno> {
@@ -156,6 +167,7 @@ mod tests {
     use super::*;
     use std::fs::File;
     use std::sync::Arc;
+    use thaw_abi::control::Reply;
 
     struct Opens(fn() -> io::Result<OwnedFd>);
 
@@ -168,7 +180,8 @@ mod tests {
     fn serve(source: fn() -> io::Result<OwnedFd>, question: Question<'_>) -> (i32, bool) {
         let file = Arc::new(File::open("/dev/null").unwrap());
         let rootfs = Rootfs::Index { file, len: 0, blobs: Arc::new(Opens(source)) };
-        let (bytes, file) = Broker::new(rootfs).serve(&Request { sequence: 9, question });
+        let request = Request { sequence: 9, question };
+        let (bytes, file) = Broker::new(rootfs, None).serve(&request).unwrap();
         let reply: Reply = bytemuck::pod_read_unaligned(&bytes[16..24]);
         assert_eq!(bytes[8..16], 9_u64.to_le_bytes());
         (reply.errno, file.is_some())
@@ -198,5 +211,15 @@ mod tests {
     fn an_index_has_no_host_files() {
         let source = || Err(io::Error::from(io::ErrorKind::NotFound));
         assert_eq!(serve(source, Question::Open(b"etc/passwd")), (libc::ENOSYS, false));
+    }
+
+    #[test]
+    fn without_a_policy_nothing_can_be_reached() {
+        let source = || Err(io::Error::from(io::ErrorKind::NotFound));
+        let to = crate::egress::Destination {
+            address: "192.0.2.1:443".parse().unwrap(),
+            transport: crate::egress::Transport::Tcp,
+        };
+        assert_eq!(serve(source, Question::OpenSocket(to)), (libc::ENETUNREACH, false));
     }
 }

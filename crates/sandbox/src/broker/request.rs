@@ -1,12 +1,16 @@
 //! The requests of a sandbox, checked.
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
-    ListDirectory, MSG_BELL, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK, MSG_FS_STAT,
-    MSG_MEMORY_FILE, MSG_OPEN_BLOB, OpenBlob,
+    Address, ListDirectory, MSG_BELL, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK, MSG_FS_STAT,
+    MSG_MEMORY_FILE, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, OpenBlob, OpenSocket, TRANSPORT_DATAGRAM,
+    TRANSPORT_STREAM,
 };
 
 use super::path::is_harmless;
+use crate::egress::{Destination, Transport};
 
 /// A broker request.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,6 +44,8 @@ pub(crate) enum Question<'a> {
     MemoryFile,
     /// An eventfd(2) with which they wake each other.
     Bell,
+    /// A socket to a destination outside.
+    OpenSocket(Destination),
 }
 
 impl<'a> Question<'a> {
@@ -60,8 +66,28 @@ impl<'a> Question<'a> {
             MSG_FS_OPEN => path(body).map(Self::Open),
             MSG_MEMORY_FILE => body.is_empty().then_some(Self::MemoryFile),
             MSG_BELL => body.is_empty().then_some(Self::Bell),
+            MSG_OPEN_SOCKET => {
+                let (body, rest): (OpenSocket, _) = split(body)?;
+                let transport = match body.transport {
+                    TRANSPORT_STREAM => Transport::Tcp,
+                    TRANSPORT_DATAGRAM => Transport::Udp,
+                    _ => return None,
+                };
+                let address = socket_address(&body.to)?;
+                rest.is_empty().then_some(Self::OpenSocket(Destination { address, transport }))
+            }
             _ => None,
         }
+    }
+}
+
+/// An address as the standard library has it; `None` for an unknown family.
+fn socket_address(address: &Address) -> Option<SocketAddr> {
+    let [a, b, c, d, ..] = address.bytes;
+    match i32::from(address.family) {
+        libc::AF_INET => Some((Ipv4Addr::new(a, b, c, d), address.port).into()),
+        libc::AF_INET6 => Some((Ipv6Addr::from(address.bytes), address.port).into()),
+        _ => None,
     }
 }
 
@@ -85,6 +111,17 @@ mod tests {
             Some(Question::List { path: b"usr/lib", skip: 5 })
         );
         assert_eq!(Question::parse(MSG_FS_STAT, b""), Some(Question::Stat(b"")));
+        let mut to = Address { bytes: [0; 16], family: 2, port: 443, reserved: 0 };
+        to.bytes[..4].copy_from_slice(&[192, 0, 2, 1]);
+        let open = |transport| OpenSocket { to, transport, reserved: 0 };
+        let destination =
+            Destination { address: "192.0.2.1:443".parse().unwrap(), transport: Transport::Udp };
+        let body = open(TRANSPORT_DATAGRAM);
+        assert_eq!(
+            Question::parse(MSG_OPEN_SOCKET, bytemuck::bytes_of(&body)),
+            Some(Question::OpenSocket(destination))
+        );
+        assert_eq!(Question::parse(MSG_OPEN_SOCKET, bytemuck::bytes_of(&open(3))), None);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use thaw_abi::control::Connection;
 
 use crate::boot::{BootError, BootPlan, Rootfs, StartSpec, ThawOptions};
 use crate::broker::Broker;
+use crate::egress::{EgressPolicy, Sockets};
 use crate::kernel::Kernel;
 use crate::message;
 use crate::sandbox::Sandbox;
@@ -151,7 +152,7 @@ impl Zygote {
         }
         message::send(&self.control, &[IoSlice::new(&message)], &descriptors)
             .map_err(boot_error)?;
-        Ok(self.into_sandbox(Broker::new(spec.rootfs.clone())))
+        self.into_sandbox(spec.rootfs.clone(), &spec.egress)
     }
 
     /// Becomes a copy of a frozen image, with a client's connected,
@@ -165,7 +166,7 @@ impl Zygote {
     ) -> Result<Sandbox, BootError> {
         self.set_limits(options.memory_limit, options.cpu_time_limit)?;
         plan.send(&self.control, connection, options).map_err(boot_error)?;
-        Ok(self.into_sandbox(Broker::new(plan.rootfs())))
+        self.into_sandbox(plan.rootfs(), options.egress)
     }
 
     fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> Result<(), BootError> {
@@ -175,8 +176,19 @@ impl Zygote {
         })
     }
 
-    fn into_sandbox(self, broker: Broker) -> Sandbox {
-        Sandbox::new(self.process, self.control, self.console, broker)
+    fn into_sandbox(
+        self,
+        rootfs: Rootfs,
+        egress: &Arc<EgressPolicy>,
+    ) -> Result<Sandbox, BootError> {
+        let sockets = if egress.is_closed() {
+            None
+        } else {
+            let control = self.control.try_clone().map_err(BootError::Send)?;
+            Some(Sockets::new(egress.clone(), control))
+        };
+        let broker = Broker::new(rootfs, sockets);
+        Ok(Sandbox::new(self.process, self.control, self.console, broker))
     }
 }
 

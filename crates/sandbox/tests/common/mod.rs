@@ -125,6 +125,7 @@ pub fn start_with(
         cpu_time_limit: None,
         flags: 0,
         rootfs,
+        egress: Arc::default(),
         stdio: [stderr.as_fd(); 3],
         window: None,
     };

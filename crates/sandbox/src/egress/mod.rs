@@ -1,0 +1,42 @@
+//! Outgoing connections of sandboxes: the policy, and the sockets.
+//!
+//! A sandbox cannot make a socket, nor connect one. It asks; this module judges
+//! the destination, connects a socket outside the sandbox and hands the
+//! descriptor in. With it the sandbox can reach that destination and no other:
+//! its filter has neither connect(2) nor an address for sendto(2).
+
+mod dns;
+mod names;
+mod policy;
+mod rate;
+mod reach;
+mod rule;
+mod socket;
+
+pub use policy::EgressPolicy;
+pub use rule::{EgressRule, EgressRuleError, Transport};
+pub(crate) use socket::{Destination, Opening, Sockets};
+
+use std::net::{Ipv6Addr, SocketAddr};
+
+use thaw_abi::control::{FLAG_EGRESS, FLAG_EGRESS_V6};
+
+use crate::boot::BootFlags;
+
+impl EgressPolicy {
+    /// What a sandbox is told of its network at boot.
+    pub(crate) fn flags(&self) -> BootFlags {
+        match (self.is_closed(), has_ipv6()) {
+            (true, _) => 0,
+            (false, false) => FLAG_EGRESS,
+            (false, true) => FLAG_EGRESS | FLAG_EGRESS_V6,
+        }
+    }
+}
+
+/// Whether the host has a route to IPv6 addresses. Asking sends nothing.
+fn has_ipv6() -> bool {
+    // 2001:db8::1, for documentation: as good as any global address.
+    let somewhere = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 53));
+    socket::connect(somewhere, Transport::Udp).is_ok()
+}

@@ -1,0 +1,135 @@
+//! What one sandbox may ask the resolver, and what it has been told.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thaw_abi::network::HOST_NAME;
+
+use super::dns::{Outcome, lookup};
+use super::policy::{EgressPolicy, Learned, Verdict};
+use super::rule::{Transport, host_address};
+
+/// Most look-ups of one sandbox at a time.
+const LOOKUPS_MAX: usize = 8;
+/// Most connections of one sandbox to the resolver at a time.
+const CHANNELS_MAX: usize = 64;
+
+/// The egress state of one sandbox, shared with the resolver.
+#[derive(Debug)]
+pub struct Names {
+    policy: Arc<EgressPolicy>,
+    learned: Mutex<Learned>,
+    lookups: Arc<AtomicUsize>,
+    channels: Arc<AtomicUsize>,
+}
+
+/// One of a bounded number; dropping it gives it back.
+#[derive(Debug)]
+pub struct Slot(Arc<AtomicUsize>);
+
+impl Slot {
+    fn take(used: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+        let taken = Self(used.clone());
+        (used.fetch_add(1, Ordering::Relaxed) < max).then_some(taken)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Names {
+    pub fn new(policy: Arc<EgressPolicy>) -> Arc<Self> {
+        Arc::new(Self {
+            policy,
+            learned: Mutex::default(),
+            lookups: Arc::default(),
+            channels: Arc::default(),
+        })
+    }
+
+    fn learned(&self) -> MutexGuard<'_, Learned> {
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Judges a destination by what is known now.
+    pub fn judge(&self, to: SocketAddr, transport: Transport) -> Verdict {
+        self.policy.judge(to, transport, &self.learned())
+    }
+
+    /// What can be said of a name without asking anybody; otherwise the name.
+    pub fn at_once<'a>(&self, name: Option<&'a str>) -> Result<Outcome, &'a str> {
+        match name {
+            None => Ok(Outcome::NoSuchName),
+            Some(HOST_NAME) if self.policy.allows_host() => {
+                Ok(Outcome::Addresses(vec![host_address()]))
+            }
+            Some(HOST_NAME) => Ok(Outcome::NoSuchName),
+            Some("localhost") => Ok(Outcome::Addresses(vec![
+                IpAddr::V4(Ipv4Addr::LOCALHOST),
+                IpAddr::V6(Ipv6Addr::LOCALHOST),
+            ])),
+            Some(name) if self.policy.allows_name(name) => Err(name),
+            Some(_) => Ok(Outcome::NoSuchName),
+        }
+    }
+
+    /// Asks the host's resolver, and notes what it says. May block.
+    pub fn look_up(&self, name: &str) -> Outcome {
+        let outcome = lookup::addresses_of(name);
+        let addresses: &[IpAddr] = match &outcome {
+            Outcome::Addresses(addresses) => addresses,
+            _ => &[],
+        };
+        self.policy.learn(&mut self.learned(), name, addresses);
+        outcome
+    }
+
+    /// Leave to look something up; `None` if the sandbox has too much under way.
+    pub fn lookup_slot(&self) -> Option<Slot> {
+        Slot::take(&self.lookups, LOOKUPS_MAX)
+    }
+
+    /// Leave to have a connection to the resolver.
+    pub fn channel_slot(&self) -> Option<Slot> {
+        Slot::take(&self.channels, CHANNELS_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(rules: &[&str]) -> Arc<Names> {
+        let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        Names::new(Arc::new(EgressPolicy::new(rules)))
+    }
+
+    #[test]
+    fn only_allowed_names_are_asked_for() {
+        let names = names(&["api.example.com:443"]);
+        assert_eq!(names.at_once(Some("api.example.com")), Err("api.example.com"));
+        assert_eq!(names.at_once(Some("example.com")), Ok(Outcome::NoSuchName));
+        assert_eq!(names.at_once(None), Ok(Outcome::NoSuchName));
+        assert_eq!(names.at_once(Some(HOST_NAME)), Ok(Outcome::NoSuchName));
+    }
+
+    #[test]
+    fn the_host_has_a_name_where_it_may_be_reached() {
+        let names = names(&["host.thaw.internal:80"]);
+        let address = IpAddr::from(thaw_abi::network::HOST_ADDRESS);
+        assert_eq!(names.at_once(Some(HOST_NAME)), Ok(Outcome::Addresses(vec![address])));
+    }
+
+    #[test]
+    fn slots_are_given_back() {
+        let names = names(&[]);
+        let taken: Vec<Slot> = (0..LOOKUPS_MAX).map(|_| names.lookup_slot().unwrap()).collect();
+        assert!(names.lookup_slot().is_none());
+        drop(taken);
+        assert!(names.lookup_slot().is_some());
+    }
+}

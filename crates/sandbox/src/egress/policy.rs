@@ -1,0 +1,297 @@
+//! What a sandbox may connect to.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use super::reach::{HOST_LOOPBACK, is_nowhere, is_public};
+use super::rule::{EgressRule, Target, Transport, host_address};
+
+/// Most addresses that are remembered for one sandbox.
+const LEARNED_MAX: usize = 4096;
+/// Most names that are looked up to judge one destination.
+const NAMES_MAX: usize = 8;
+
+/// The destinations that a sandbox may connect to; everything else is denied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EgressPolicy {
+    rules: Vec<EgressRule>,
+}
+
+/// What the policy says to a destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Connect to this address.
+    Allowed(SocketAddr),
+    /// Allowed if it is an address of one of these names.
+    IfNamed(Vec<String>),
+    /// Forbidden.
+    Denied,
+}
+
+/// Addresses that a sandbox has been told for names, and by which rules they
+/// are allowed.
+#[derive(Debug, Default)]
+pub(crate) struct Learned {
+    rules: BTreeMap<IpAddr, Vec<usize>>,
+    /// The oldest first.
+    order: VecDeque<IpAddr>,
+    /// Names of rules that were looked up, whatever came of it.
+    pub looked_up: Vec<String>,
+}
+
+impl EgressPolicy {
+    /// Allows what any of `rules` allows.
+    pub fn new(rules: Vec<EgressRule>) -> Self {
+        Self { rules }
+    }
+
+    /// Whether nothing is allowed.
+    pub fn is_closed(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Whether a name, in lower case and without a final dot, may be looked up.
+    pub(crate) fn allows_name(&self, name: &str) -> bool {
+        self.rules.iter().any(|rule| rule.target.names(name))
+    }
+
+    /// Whether some port of the host's loopback may be reached.
+    pub(crate) fn allows_host(&self) -> bool {
+        self.rules.iter().any(|rule| rule.target == Target::Host)
+    }
+
+    /// Judges a destination, which comes from a sandbox.
+    pub(crate) fn judge(
+        &self,
+        to: SocketAddr,
+        transport: Transport,
+        learned: &Learned,
+    ) -> Verdict {
+        // An IPv4 address in IPv6 clothes is the IPv4 address.
+        let (ip, port) = (to.ip().to_canonical(), to.port());
+        let fits = |rule: &EgressRule| rule.ports.contain(port) && rule.transport.contain(transport);
+        if ip == host_address() {
+            let host = self.rules.iter().any(|rule| rule.target == Target::Host && fits(rule));
+            let loopback = SocketAddr::new(HOST_LOOPBACK, port);
+            return if host { Verdict::Allowed(loopback) } else { Verdict::Denied };
+        }
+        if port == 0 || is_nowhere(ip) {
+            return Verdict::Denied;
+        }
+        let allowed = self.rules.iter().enumerate().any(|(index, rule)| {
+            fits(rule)
+                && match &rule.target {
+                    // A link-local address must be written as one.
+                    Target::Network(network) => {
+                        network.contains(&ip) && (is_public(ip) || !is_public(network.addr()))
+                    }
+                    Target::Any => is_public(ip),
+                    Target::Name(_) | Target::Below(_) => learned.knows(ip, index),
+                    Target::Host => false,
+                }
+        });
+        if allowed {
+            return Verdict::Allowed(SocketAddr::new(ip, port));
+        }
+        let names: Vec<String> = self
+            .rules
+            .iter()
+            .filter(|rule| fits(rule))
+            .filter_map(|rule| match &rule.target {
+                Target::Name(name) if !learned.looked_up.contains(name) => Some(name.clone()),
+                _ => None,
+            })
+            .take(NAMES_MAX)
+            .collect();
+        if names.is_empty() || !is_public(ip) { Verdict::Denied } else { Verdict::IfNamed(names) }
+    }
+
+    /// Notes that `name` has these addresses: the rules that allow the name now
+    /// allow them.
+    pub(crate) fn learn(&self, learned: &mut Learned, name: &str, addresses: &[IpAddr]) {
+        let mut rules = Vec::new();
+        for (index, rule) in self.rules.iter().enumerate() {
+            match &rule.target {
+                Target::Name(own) if own == name => {
+                    if !learned.looked_up.contains(own) {
+                        learned.looked_up.push(own.clone());
+                    }
+                    rules.push(index);
+                }
+                Target::Below(_) if rule.target.names(name) => rules.push(index),
+                _ => {}
+            }
+        }
+        if rules.is_empty() {
+            return;
+        }
+        for ip in addresses.iter().map(IpAddr::to_canonical).filter(|ip| is_public(*ip)) {
+            learned.add(ip, &rules);
+        }
+    }
+}
+
+impl Learned {
+    fn knows(&self, ip: IpAddr, rule: usize) -> bool {
+        self.rules.get(&ip).is_some_and(|rules| rules.contains(&rule))
+    }
+
+    fn add(&mut self, ip: IpAddr, rules: &[usize]) {
+        let known = self.rules.entry(ip).or_insert_with(|| {
+            self.order.push_back(ip);
+            Vec::new()
+        });
+        for &rule in rules {
+            if !known.contains(&rule) {
+                known.push(rule);
+            }
+        }
+        if self.order.len() > LEARNED_MAX {
+            if let Some(oldest) = self.order.pop_front() {
+                self.rules.remove(&oldest);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(rules: &[&str]) -> EgressPolicy {
+        EgressPolicy::new(rules.iter().map(|rule| rule.parse().unwrap()).collect())
+    }
+
+    fn judge(policy: &EgressPolicy, to: &str, transport: Transport) -> Verdict {
+        policy.judge(to.parse().unwrap(), transport, &Learned::default())
+    }
+
+    fn allows(rules: &[&str], to: &str) -> bool {
+        let verdict = judge(&policy(rules), to, Transport::Tcp);
+        verdict == Verdict::Allowed(to.parse().unwrap())
+    }
+
+    #[test]
+    fn nothing_is_allowed_by_default() {
+        assert_eq!(judge(&policy(&[]), "192.0.2.1:443", Transport::Tcp), Verdict::Denied);
+    }
+
+    #[test]
+    fn networks_ports_and_protocols_are_looked_at() {
+        let rules = ["10.0.0.0/8:443", "192.0.2.7:8000-8002"];
+        assert!(allows(&rules, "10.255.0.1:443"));
+        assert!(!allows(&rules, "10.255.0.1:444"));
+        assert!(!allows(&rules, "11.0.0.1:443"));
+        assert!(allows(&rules, "192.0.2.7:8002"));
+        assert!(!allows(&rules, "192.0.2.7:8003"));
+        assert_eq!(judge(&policy(&rules), "10.0.0.1:443", Transport::Udp), Verdict::Denied);
+        let udp = policy(&["192.0.2.1:53/udp"]);
+        let to = "192.0.2.1:53".parse().unwrap();
+        assert_eq!(judge(&udp, "192.0.2.1:53", Transport::Udp), Verdict::Allowed(to));
+        assert_eq!(judge(&udp, "192.0.2.1:53", Transport::Tcp), Verdict::Denied);
+    }
+
+    #[test]
+    fn the_host_is_reached_by_its_own_name_only() {
+        for rules in [&["*"][..], &["0.0.0.0/0:*", "[::/0]:*"], &["10.0.0.0/8:*"]] {
+            for to in [
+                "127.0.0.1:80",
+                "127.8.9.1:80",
+                "0.0.0.0:80",
+                "0.0.0.1:80",
+                "10.0.2.2:80",
+                "10.0.2.3:80",
+                "10.0.2.15:80",
+                "255.255.255.255:80",
+                "224.0.0.1:80",
+                "[::1]:80",
+                "[::]:80",
+                "[::ffff:127.0.0.1]:80",
+                "[::127.0.0.1]:80",
+                "[ff02::1]:80",
+            ] {
+                assert_eq!(judge(&policy(rules), to, Transport::Tcp), Verdict::Denied, "{to}");
+            }
+        }
+        let host = policy(&["host.thaw.internal:5432"]);
+        let loopback = Verdict::Allowed("127.0.0.1:5432".parse().unwrap());
+        assert_eq!(judge(&host, "10.0.2.2:5432", Transport::Tcp), loopback);
+        assert_eq!(judge(&host, "[::ffff:10.0.2.2]:5432", Transport::Tcp), loopback);
+        assert_eq!(judge(&host, "10.0.2.2:5433", Transport::Tcp), Verdict::Denied);
+    }
+
+    #[test]
+    fn everything_does_not_mean_the_metadata_service() {
+        assert!(allows(&["*"], "192.0.2.1:443"));
+        assert!(allows(&["*:443"], "[2001:db8::1]:443"));
+        assert!(!allows(&["*"], "169.254.169.254:80"));
+        assert!(!allows(&["*"], "[fe80::1]:80"));
+        assert!(!allows(&["0.0.0.0/0:*"], "169.254.169.254:80"));
+        assert!(allows(&["169.254.0.0/16:80"], "169.254.169.254:80"));
+        assert!(allows(&["169.254.169.254:80"], "169.254.169.254:80"));
+    }
+
+    #[test]
+    fn mapped_addresses_are_the_addresses() {
+        let to = "10.1.2.3:443".parse().unwrap();
+        let verdict = judge(&policy(&["10.0.0.0/8:443"]), "[::ffff:10.1.2.3]:443", Transport::Tcp);
+        assert_eq!(verdict, Verdict::Allowed(to));
+    }
+
+    #[test]
+    fn addresses_are_allowed_for_the_rule_of_their_name() {
+        let policy = policy(&["api.example.com:443", "*.example.org:80", "other.example.com:22"]);
+        let mut learned = Learned::default();
+        let judge = |learned: &Learned, to: &str| {
+            matches!(
+                policy.judge(to.parse().unwrap(), Transport::Tcp, learned),
+                Verdict::Allowed(_)
+            )
+        };
+        assert!(!judge(&learned, "192.0.2.1:443"));
+        policy.learn(&mut learned, "api.example.com", &["192.0.2.1".parse().unwrap()]);
+        policy.learn(&mut learned, "www.example.org", &["192.0.2.2".parse().unwrap()]);
+        policy.learn(&mut learned, "evil.example.net", &["192.0.2.3".parse().unwrap()]);
+        assert!(judge(&learned, "192.0.2.1:443"));
+        assert!(!judge(&learned, "192.0.2.1:80"));
+        assert!(!judge(&learned, "192.0.2.1:22"));
+        assert!(judge(&learned, "192.0.2.2:80"));
+        assert!(!judge(&learned, "192.0.2.2:443"));
+        assert!(!judge(&learned, "192.0.2.3:443"));
+    }
+
+    #[test]
+    fn a_name_that_leads_to_the_host_leads_nowhere() {
+        let policy = policy(&["*.example.com:*"]);
+        let mut learned = Learned::default();
+        let addresses = ["127.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "0.0.0.0"];
+        let addresses = addresses.map(|ip| ip.parse().unwrap());
+        policy.learn(&mut learned, "rebind.example.com", &addresses);
+        assert!(learned.rules.is_empty());
+    }
+
+    #[test]
+    fn a_name_that_was_not_looked_up_yet_is_looked_up_once() {
+        let policy = policy(&["api.example.com:443", "*.example.org:443"]);
+        let mut learned = Learned::default();
+        let to = "192.0.2.1:443".parse().unwrap();
+        let names = vec!["api.example.com".to_owned()];
+        assert_eq!(policy.judge(to, Transport::Tcp, &learned), Verdict::IfNamed(names));
+        let metadata = "169.254.169.254:443".parse().unwrap();
+        assert_eq!(policy.judge(metadata, Transport::Tcp, &learned), Verdict::Denied);
+        policy.learn(&mut learned, "api.example.com", &[]);
+        assert_eq!(policy.judge(to, Transport::Tcp, &learned), Verdict::Denied);
+    }
+
+    #[test]
+    fn what_is_learned_is_bounded() {
+        let policy = policy(&["*.example.com:443"]);
+        let mut learned = Learned::default();
+        for number in 0..10_000_u32 {
+            let ip = IpAddr::V4((0x0b00_0000 + number).into());
+            policy.learn(&mut learned, "a.example.com", &[ip]);
+        }
+        assert_eq!((learned.rules.len(), learned.order.len()), (LEARNED_MAX, LEARNED_MAX));
+        assert!(learned.knows(IpAddr::V4((0x0b00_0000 + 9999).into()), 0));
+    }
+}
