@@ -12,6 +12,14 @@ use crate::platform::host::HostFd;
 /// Number of the last request of this boot.
 static LAST_SEQUENCE: AtomicU64 = AtomicU64::new(0);
 
+/// Asks the host without waiting: the answer comes as a message. Returns the
+/// number of the request.
+pub fn ask(kind: u32, body: &[u8]) -> u64 {
+    let sequence = LAST_SEQUENCE.fetch_add(1, Ordering::Relaxed) + 1;
+    control::send(kind, sequence, body, &[]);
+    sequence
+}
+
 /// Asks the host and waits for the answer. The answer's tail replaces what is
 /// in `reply`; its descriptor, if any, is returned. Errors that the host
 /// answers with come back as such.

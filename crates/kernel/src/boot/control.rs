@@ -56,6 +56,8 @@ pub fn split<T: Pod>(bytes: &[u8]) -> Result<(&T, &[u8])> {
 pub struct Kept {
     /// `MSG_*`.
     pub kind: u32,
+    /// Number of the request that this answers.
+    pub sequence: u64,
     /// What follows the header.
     pub body: Vec<u8>,
     /// Descriptors that came along.
@@ -159,7 +161,8 @@ pub fn has_kept() -> bool {
 }
 
 fn keep(message: &Message) -> Kept {
-    Kept { kind: message.kind, body: message.body.to_vec(), fds: message.fds.to_vec() }
+    let (body, fds) = (message.body.to_vec(), message.fds.to_vec());
+    Kept { kind: message.kind, sequence: message.sequence, body, fds }
 }
 
 /// Waits for the answer to request `sequence`.

@@ -1,14 +1,21 @@
 //! What pipes and sockets ask of the rest of the kernel. In unit tests there is
 //! no guest and no boot, so there these do nothing.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::fs::fd_table::OnExec;
 use crate::fs::file::{OpenFile, OpenFlags};
+use crate::net::address::Endpoint;
+use crate::net::host_poll::{Handle, HostFile, Kind};
+use crate::net::host_stream::HostStream;
+use crate::net::outside::Reach;
 use crate::net::socket::PeerCredentials;
+use crate::net::tcp::TcpSocket;
+use crate::platform::host::HostFd;
 use crate::task::current_process;
 use crate::task::process::RLIMIT_NOFILE;
+use crate::task::wait::WaitQueue;
 
 pub use crate::mm::pages::{PageBox, alloc_page};
 
@@ -77,6 +84,56 @@ pub fn boot_generation() -> u64 {
 pub fn connection_closed(_id: u64) {
     #[cfg(not(test))]
     crate::boot::control::connection_closed(_id);
+}
+
+/// What the host connects to for the sandbox.
+pub fn reach() -> Reach {
+    #[cfg(test)]
+    return Reach::default();
+    #[cfg(not(test))]
+    Reach::from_flags(crate::state::kernel().config.get().flags)
+}
+
+/// A file over a descriptor of this boot, included in every look at the host.
+pub fn host_file(fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Arc<HostFile> {
+    let file = HostFile::new(Handle::OfBoot { fd, generation: boot_generation() }, kind, queue);
+    #[cfg(not(test))]
+    crate::state::kernel().net.host_poll.register(&file);
+    file
+}
+
+/// A stream over a descriptor of this boot.
+pub fn host_stream(fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Arc<HostStream> {
+    Arc::new(HostStream::over(host_file(fd, kind, queue)))
+}
+
+/// Asks the host for a stream to `to`; `socket` hears of the answer. Returns the
+/// number of the request.
+pub fn ask_for_stream(to: Endpoint, socket: Weak<TcpSocket>) -> u64 {
+    #[cfg(test)]
+    return (to, socket).0.port.into();
+    #[cfg(not(test))]
+    {
+        use thaw_abi::control::MSG_OPEN_SOCKET;
+        let body = crate::net::outside::stream_to(to);
+        let sequence = crate::boot::broker::ask(MSG_OPEN_SOCKET, bytemuck::bytes_of(&body));
+        crate::state::kernel().net.outside.wait(sequence, socket);
+        sequence
+    }
+}
+
+/// Has the host make a socket that sends datagrams to `to`.
+pub fn open_datagrams(to: Endpoint) -> Result<HostFd> {
+    #[cfg(test)]
+    return Err((to, Errno::EACCES).1);
+    #[cfg(not(test))]
+    {
+        use thaw_abi::control::MSG_OPEN_SOCKET;
+        let body = crate::net::outside::datagrams_to(to);
+        let mut reply = alloc::vec::Vec::new();
+        let body = bytemuck::bytes_of(&body);
+        crate::boot::broker::request(MSG_OPEN_SOCKET, body, &[], &mut reply)?.ok_or(Errno::EMFILE)
+    }
 }
 
 /// Notes that the first response byte has been sent.

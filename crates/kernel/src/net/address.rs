@@ -86,9 +86,10 @@ impl Endpoint {
         if family == AF_INET6 { SocketAddress::V6(self) } else { SocketAddress::V4(self) }
     }
 
-    /// Whether packets to it stay within the sandbox: loopback and wildcard.
+    /// Whether packets to it stay within the sandbox: loopback, wildcard and
+    /// the sandbox's own address.
     pub fn is_local(self) -> bool {
-        self.ip.is_loopback() || self.ip.is_unspecified()
+        self.ip.is_loopback() || self.ip.is_unspecified() || super::outside::is_own(self.ip)
     }
 
     /// Where packets to it go: the wildcard address means this host.

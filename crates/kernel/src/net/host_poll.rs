@@ -58,8 +58,12 @@ pub enum Handle {
 /// How the descriptor behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A socket: used with `MSG_DONTWAIT`.
+    /// A stream socket: used with `MSG_DONTWAIT`.
     Socket,
+    /// As [`Kind::Socket`], and its connect is in progress.
+    Connecting,
+    /// A datagram socket. An error of it is read like a datagram, and passes.
+    Datagram,
     /// A pipe, terminal or file whose host description may block: it is asked
     /// before every read and write.
     MayBlock,
@@ -82,8 +86,8 @@ impl HostFile {
         let (known, doubtful) = match kind {
             // A fresh socket can be written to, and whether it can be read is
             // not known.
-            Kind::Socket => (OUT, IN),
-            Kind::MayBlock => (Events::empty(), IN | OUT),
+            Kind::Socket | Kind::Datagram => (OUT, IN),
+            Kind::Connecting | Kind::MayBlock => (Events::empty(), IN | OUT),
         };
         Arc::new(Self {
             handle,
@@ -140,7 +144,10 @@ impl HostFile {
 
     /// Notes what the host found.
     fn learn(&self, found: Events) {
-        let found = with_synonyms(found);
+        let mut found = with_synonyms(found);
+        if self.kind == Kind::Datagram && found.contains(Events::ERR) {
+            found = (found - Events::ERR) | IN;
+        }
         self.set(self.known() | found, self.doubtful() - found);
     }
 
@@ -183,7 +190,7 @@ impl HostFile {
 
     /// Whether reading can be expected to yield something now.
     fn may_use(&self, fd: HostFd, events: Events) -> bool {
-        if self.kind == Kind::Socket || self.known().intersects(events | END) {
+        if self.kind != Kind::MayBlock || self.known().intersects(events | END) {
             return true;
         }
         self.ask(fd);
@@ -199,15 +206,15 @@ impl HostFile {
         let mut done = 0;
         while let Some((at, len)) = sink.next_piece() {
             let outcome = retry_after_fault(at, len, || match self.kind {
-                Kind::Socket => host::recv(fd, at, len, peek),
                 Kind::MayBlock => host::read(fd, at, len),
+                _ => host::recv(fd, at, len, peek),
             });
             match outcome {
                 Ok(count) => {
                     sink.advance(count);
                     done += count;
                     if count == 0 {
-                        if self.kind == Kind::Socket {
+                        if self.kind != Kind::MayBlock {
                             self.note_end_of_stream();
                         }
                         break;
@@ -237,6 +244,28 @@ impl HostFile {
         Ok(done)
     }
 
+    /// Sends a datagram whole.
+    pub fn send_datagram(&self, bytes: &[u8]) -> Result<()> {
+        host::send(self.fd()?, bytes.as_ptr() as u64, bytes.len()).map(drop)
+    }
+
+    /// Receives a datagram, or with `peek` looks at it: bytes stored, and bytes
+    /// that it has.
+    pub fn receive_datagram(&self, sink: &mut Sink<'_>, peek: bool) -> Result<(usize, usize)> {
+        const DATAGRAM_MAX: usize = 65_536;
+        let fd = self.fd()?;
+        let mut buffer = alloc::vec![0u8; sink.remaining().clamp(1, DATAGRAM_MAX)];
+        let peek = if peek { Peek::Yes } else { Peek::No };
+        let outcome = host::recv_datagram(fd, &mut buffer, peek);
+        match outcome {
+            Err(Errno::EAGAIN) => self.clear(IN),
+            _ => self.doubt(IN),
+        }
+        let length = outcome?;
+        let bytes = sink.put(&buffer[..length.min(buffer.len())])?;
+        Ok((bytes, length))
+    }
+
     /// Writes from `source`; `EAGAIN` if nothing can be written now.
     pub fn write(&self, source: &mut Source<'_>) -> Result<usize> {
         let fd = self.fd()?;
@@ -256,8 +285,8 @@ impl HostFile {
                 (at, len)
             };
             let outcome = retry_after_fault(at, len, || match self.kind {
-                Kind::Socket => host::send(fd, at, len),
                 Kind::MayBlock => host::write(fd, at, len),
+                _ => host::send(fd, at, len),
             });
             match outcome {
                 Ok(count) => {

@@ -3,24 +3,30 @@
 //! The kernel is its own network: Unix sockets, and TCP and UDP over loopback,
 //! connect inside the sandbox only. A listening socket on the function's port
 //! also gets the connections that the host hands in
-//! ([`deliver_connection`]); the bytes of those go straight between guest
+//! ([`deliver_connection`]), and what leads outside is a socket that the host
+//! has connected ([`outside`]); the bytes of those go straight between guest
 //! memory and the host's socket.
 
 pub mod address;
 pub mod host_connection;
 pub mod host_poll;
+pub mod host_stream;
 pub mod inbox;
 pub mod incoming;
 pub mod interfaces;
 pub mod message;
 pub mod options;
+pub mod outside;
 pub mod pair;
 pub mod ports;
+pub mod resolver_files;
 pub mod socket;
 pub mod syscalls;
 pub mod tcp;
+mod tcp_outside;
 pub mod transfer;
 pub mod udp;
+mod udp_outside;
 pub mod unix;
 pub mod unix_datagram;
 pub mod unix_names;
@@ -29,6 +35,7 @@ pub mod unix_stream;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use crate::errno::Errno;
 use crate::ipc::anonymous::InodeNumbers;
 use crate::ipc::fifo::Fifos;
 use crate::ipc::seam;
@@ -53,6 +60,8 @@ pub struct Network {
     pub fifos: Fifos,
     /// Readiness of host descriptors.
     pub host_poll: HostPoll,
+    /// Sockets that wait for a connection to the outside.
+    pub outside: outside::Outside,
     /// Inode numbers of sockets and pipes.
     pub inodes: Arc<InodeNumbers>,
     early: Lock<Early>,
@@ -84,6 +93,7 @@ impl Network {
             unix: UnixNetwork::default(),
             fifos: Fifos::new(),
             host_poll: HostPoll::new(),
+            outside: outside::Outside::new(),
             inodes: Arc::new(InodeNumbers::new()),
             early: Lock::default(),
         }
@@ -152,11 +162,25 @@ pub fn deliver_connection(connection: &thaw_abi::control::Connection, fd: HostFd
     kernel.net.deliver(port, connection, fd);
 }
 
+/// The host has answered a request for a socket that nobody has waited for in
+/// the kernel.
+pub fn answered(message: &crate::boot::control::Kept) {
+    let fd = message.fds.first().map(|&fd| HostFd(fd));
+    let outcome = match crate::boot::control::split::<thaw_abi::control::Reply>(&message.body) {
+        Ok((reply, _)) if reply.errno != 0 => Err(Errno(reply.errno)),
+        // Without a descriptor: the sandbox has as many as it may have.
+        Ok(_) => fd.ok_or(Errno::EMFILE),
+        Err(error) => Err(error),
+    };
+    crate::state::kernel().net.outside.answered(message.sequence, outcome);
+}
+
 /// After a thaw: the connections of the frozen time are gone, and those who
 /// wait for one hear of it.
 pub fn reset_connections() {
     let net = &crate::state::kernel().net;
     net.early.lock().waiting.clear();
+    net.outside.reset();
     net.host_poll.wake_lost();
 }
 

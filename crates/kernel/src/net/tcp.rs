@@ -2,12 +2,15 @@
 //!
 //! There is no network: a connect finds the listening socket, and the two ends
 //! share a [`Pair`]. A connection that the host hands in enters the same
-//! accept queue as a [`super::host_connection::HostConnection`].
+//! accept queue as a [`super::host_connection::HostConnection`]. What leads
+//! outside is in [`super::tcp_outside`].
 
 use alloc::collections::VecDeque;
 use alloc::sync::{Arc, Weak};
+use core::net::IpAddr;
 
 use super::address::{AF_INET6, Endpoint, SocketAddress};
+use super::host_stream::Ending;
 use super::incoming::Incoming;
 use super::options;
 use super::pair::{Closing, End, Flavor, Pair};
@@ -15,6 +18,7 @@ use super::ports::{BindOptions, PortTable};
 use super::socket::{
     Blocking, Common, IN, MessageFlags, OUT, Outgoing, Protocol, Received, ShutdownHow, SocketType,
 };
+use super::tcp_outside::{Outside, Stage};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
@@ -39,11 +43,11 @@ pub struct TcpNetwork {
 
 /// A TCP socket.
 pub struct TcpSocket {
-    this: Weak<TcpSocket>,
-    common: Common,
+    pub(super) this: Weak<TcpSocket>,
+    pub(super) common: Common,
     network: Arc<TcpNetwork>,
     inodes: Arc<InodeNumbers>,
-    state: Lock<State>,
+    pub(super) state: Lock<State>,
     /// Where it is bound.
     bound: Lock<Option<Bound>>,
 }
@@ -55,7 +59,7 @@ struct Bound {
     owns_port: bool,
 }
 
-enum State {
+pub(super) enum State {
     Idle,
     Listening(Listener),
     /// Waits for room in the listener's accept queue.
@@ -63,12 +67,19 @@ enum State {
         to: Endpoint,
     },
     Connected(Link),
+    /// Waits for the host to make a socket to the outside.
+    Asking {
+        to: Endpoint,
+        sequence: u64,
+    },
+    /// Connected to the outside, or about to be.
+    Outside(Outside),
     /// A connect has failed; the next call hears about it.
     Failed,
 }
 
 #[derive(Clone)]
-struct Link {
+pub(super) struct Link {
     pair: Arc<Pair>,
     end: End,
     peer: Endpoint,
@@ -76,7 +87,7 @@ struct Link {
     announced: bool,
 }
 
-struct Listener {
+pub(super) struct Listener {
     backlog: usize,
     /// Connections to be accepted.
     queue: VecDeque<Arc<dyn Protocol>>,
@@ -175,6 +186,26 @@ impl TcpSocket {
         }
     }
 
+    /// Chooses the source address of a connection to the outside.
+    pub(super) fn bind_source(&self, ip: IpAddr) -> Result<()> {
+        self.bound_or_any()?;
+        if let Some(bound) = &mut *self.bound.lock() {
+            if bound.endpoint.ip.is_unspecified() {
+                bound.endpoint.ip = ip;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a connect is in progress.
+    fn is_connecting(&self) -> bool {
+        match &*self.state.lock() {
+            State::Connecting { .. } | State::Asking { .. } => true,
+            State::Outside(link) => link.stage == Stage::Connecting,
+            _ => false,
+        }
+    }
+
     fn send_limit(&self) -> usize {
         match self.common.options.lock().send_buffer {
             Some(bytes) => bytes as usize + RECEIVE_SHARE,
@@ -234,7 +265,7 @@ impl TcpSocket {
         self.common.queue.wake_all(IN | OUT | Events::ERR | Events::HUP);
     }
 
-    fn fail(&self, error: Errno) {
+    pub(super) fn fail(&self, error: Errno) {
         *self.state.lock() = State::Failed;
         *self.common.error.lock() = Some(error);
         self.release_port();
@@ -318,10 +349,12 @@ impl Protocol for TcpSocket {
     }
 
     fn connect(&self, address: &SocketAddress, blocking: Blocking) -> Result<()> {
+        self.settle();
         match &mut *self.state.lock() {
             State::Idle => {}
             State::Listening(_) => return Err(Errno::EISCONN),
-            State::Connecting { .. } => return Err(Errno::EALREADY),
+            State::Connecting { .. } | State::Asking { .. } => return Err(Errno::EALREADY),
+            State::Outside(link) => return link.connect_again(),
             State::Connected(link) if !link.announced => {
                 link.announced = true;
                 return Ok(());
@@ -337,7 +370,7 @@ impl Protocol for TcpSocket {
         }
         let to = inet(address, self.common.family)?.as_destination();
         if !to.is_local() {
-            return Err(Errno::ENETUNREACH);
+            return self.connect_outside(to);
         }
         self.bound_or_any()?;
         let attempt = self.establish(to);
@@ -370,8 +403,10 @@ impl Protocol for TcpSocket {
     }
 
     fn finish_connect(&self) -> Result<()> {
+        self.settle();
         match &mut *self.state.lock() {
-            State::Connecting { .. } => Err(Errno::EAGAIN),
+            State::Connecting { .. } | State::Asking { .. } => Err(Errno::EAGAIN),
+            State::Outside(link) => link.announce(),
             State::Connected(link) => {
                 link.announced = true;
                 Ok(())
@@ -391,14 +426,20 @@ impl Protocol for TcpSocket {
     }
 
     fn peer_address(&self) -> Result<SocketAddress> {
+        if let Some(stream) = self.outside_stream() {
+            let link = self.outside().filter(|_| stream.is_live()).ok_or(Errno::ENOTCONN)?;
+            return Ok(link.peer.for_family(self.common.family));
+        }
         self.link().map(|link| link.peer.for_family(self.common.family)).ok_or(Errno::ENOTCONN)
     }
 
     fn send(&self, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
+        if let Some(stream) = self.outside_stream() {
+            return stream.send(source, message);
+        }
         let Some(link) = self.link() else {
             self.common.take_error()?;
-            let connecting = matches!(&*self.state.lock(), State::Connecting { .. });
-            return Err(if connecting { Errno::EAGAIN } else { Errno::EPIPE });
+            return Err(if self.is_connecting() { Errno::EAGAIN } else { Errno::EPIPE });
         };
         if message.flags.contains(MessageFlags::OOB) {
             // Urgent data is not supported on the way in, so it must not get lost.
@@ -408,10 +449,12 @@ impl Protocol for TcpSocket {
     }
 
     fn receive(&self, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {
+        if let Some(stream) = self.outside_stream() {
+            return stream.receive(sink, flags);
+        }
         let Some(link) = self.link() else {
             self.common.take_error()?;
-            let connecting = matches!(&*self.state.lock(), State::Connecting { .. });
-            return Err(if connecting { Errno::EAGAIN } else { Errno::ENOTCONN });
+            return Err(if self.is_connecting() { Errno::EAGAIN } else { Errno::ENOTCONN });
         };
         if flags.contains(MessageFlags::OOB) {
             return Err(Errno::EINVAL);
@@ -420,6 +463,9 @@ impl Protocol for TcpSocket {
     }
 
     fn shutdown(&self, how: ShutdownHow) -> Result<()> {
+        if let Some(stream) = self.outside_stream() {
+            return stream.shutdown(how);
+        }
         if let Some(link) = self.link() {
             return link.pair.shutdown(link.end, how);
         }
@@ -438,12 +484,15 @@ impl Protocol for TcpSocket {
     }
 
     fn poll(&self) -> Events {
+        if let Some(stream) = self.outside_stream() {
+            return stream.poll();
+        }
         let error = if self.common.error.get().is_some() { Events::ERR } else { Events::empty() };
         let events = match &*self.state.lock() {
             State::Idle => OUT | Events::HUP,
             State::Listening(listener) if listener.queue.is_empty() => Events::empty(),
             State::Listening(_) => IN,
-            State::Connecting { .. } => Events::empty(),
+            State::Connecting { .. } | State::Asking { .. } | State::Outside(_) => Events::empty(),
             State::Failed => IN | OUT | Events::HUP | Events::RDHUP,
             State::Connected(link) => link.pair.poll(link.end),
         };
@@ -454,6 +503,7 @@ impl Protocol for TcpSocket {
         match &*self.state.lock() {
             State::Listening(_) => Err(Errno::EINVAL),
             State::Connected(link) => Ok(link.pair.readable_bytes(link.end)),
+            State::Outside(link) => Ok(link.stream.readable_bytes()),
             _ => Ok(0),
         }
     }
@@ -463,6 +513,9 @@ impl Protocol for TcpSocket {
     }
 
     fn take_error(&self) -> Option<Errno> {
+        if let Some(stream) = self.outside_stream() {
+            return stream.take_error();
+        }
         let own = self.common.error.lock().take();
         own.or_else(|| self.link().and_then(|link| link.pair.take_error(link.end)))
     }
@@ -480,6 +533,9 @@ impl Protocol for TcpSocket {
             State::Connected(link) => {
                 let abort = self.common.options.lock().linger == Some(0);
                 link.pair.close(link.end, if abort { Closing::Reset } else { Closing::Normal });
+            }
+            State::Outside(link) => {
+                link.stream.close(Ending::OwnOnly);
             }
             state => self.end_listening(state),
         }

@@ -1,4 +1,4 @@
-//! UDP over loopback (udp(7)).
+//! UDP over loopback (udp(7)); what leads outside is in [`super::udp_outside`].
 
 use alloc::sync::{Arc, Weak};
 
@@ -10,6 +10,7 @@ use super::socket::{
     Ancillary, Blocking, Common, IN, MessageFlags, Outgoing, Protocol, Received, ShutdownHow,
     SocketType,
 };
+use super::udp_outside::Flows;
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
@@ -39,6 +40,8 @@ pub struct UdpSocket {
     network: Arc<UdpNetwork>,
     inbox: Lock<Inbox>,
     state: Lock<State>,
+    /// Ways to the outside.
+    flows: Flows,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -66,6 +69,7 @@ impl UdpNetwork {
             network: self.clone(),
             inbox: Lock::default(),
             state: Lock::default(),
+            flows: Flows::default(),
         })
     }
 }
@@ -81,7 +85,7 @@ impl UdpSocket {
         };
         let endpoint = endpoint.as_destination();
         if !endpoint.is_local() {
-            return Err(Errno::ENETUNREACH);
+            super::outside::source_address(endpoint.ip)?;
         }
         Ok(endpoint)
     }
@@ -167,8 +171,12 @@ impl Protocol for UdpSocket {
         let mut state = self.state.lock();
         state.peer = Some(peer);
         if bound.ip.is_unspecified() {
-            state.bound = Some(Endpoint { ip: peer.ip, ..bound });
+            let local = peer.is_local();
+            let ip = if local { peer.ip } else { super::outside::source_address(peer.ip)? };
+            state.bound = Some(Endpoint { ip, ..bound });
         }
+        drop(state);
+        self.flows.keep_only(peer);
         Ok(())
     }
 
@@ -205,6 +213,9 @@ impl Protocol for UdpSocket {
         let from = if own.ip.is_unspecified() { Endpoint { ip: to.ip, ..own } } else { own };
         let bytes = source.take_all(DATAGRAM_MAX)?;
         let len = bytes.len();
+        if !to.is_local() {
+            return self.flows.send(to, &bytes, &self.common.queue).map(|()| len);
+        }
         let delivered =
             self.network.ports.receiver(to).is_some_and(|socket| socket.deliver(from, bytes));
         if !delivered && state.peer == Some(to) {
@@ -220,7 +231,11 @@ impl Protocol for UdpSocket {
             return Err(Errno::EOPNOTSUPP);
         }
         self.common.take_error()?;
-        let outcome = self.inbox.lock().receive(sink, flags);
+        let mut outcome = self.inbox.lock().receive(sink, flags);
+        if outcome.as_ref().is_err_and(|error| *error == Errno::EAGAIN) {
+            let peer = self.state.get().peer;
+            outcome = self.flows.receive(sink, flags, peer, self.common.family);
+        }
         match outcome {
             // As on Linux, who does not wait is not told of the end.
             Err(Errno::EAGAIN)
@@ -248,7 +263,7 @@ impl Protocol for UdpSocket {
     fn poll(&self) -> Events {
         let state = self.state.get();
         let mut events = OUT;
-        if !self.inbox.lock().is_empty() {
+        if !self.inbox.lock().is_empty() || self.flows.readable() {
             events |= IN;
         }
         if state.reading_shut {
@@ -264,10 +279,15 @@ impl Protocol for UdpSocket {
     }
 
     fn readable_bytes(&self) -> Result<usize> {
-        Ok(self.inbox.lock().first_len())
+        match self.inbox.lock().first_len() {
+            0 => {}
+            len => return Ok(len),
+        }
+        Ok(self.flows.first_len())
     }
 
     fn close(&self) {
+        self.flows.clear();
         if let Some(bound) = self.state.get().asked {
             self.network.ports.release(&self.this, bound.port);
         }

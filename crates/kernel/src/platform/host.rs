@@ -125,6 +125,16 @@ pub fn recv(fd: HostFd, to: u64, len: usize, peek: Peek) -> Result<usize> {
         .map(|n| n as usize)
 }
 
+/// As [`recv`] into the kernel's own memory, for datagrams: returns the bytes
+/// that the datagram has, of which those that fit were stored.
+pub fn recv_datagram(fd: HostFd, buffer: &mut [u8], peek: Peek) -> Result<usize> {
+    const MSG_TRUNC: u64 = 0x20;
+    let flags = SOCKET_FLAGS | MSG_TRUNC | if peek == Peek::Yes { 2 } else { 0 };
+    let (at, len) = (buffer.as_mut_ptr() as u64, buffer.len() as u64);
+    // SAFETY: the host writes into `buffer` only.
+    unsafe { hostcall(nr::RECVFROM, [fd.0 as u64, at, len, flags, 0, 0]) }.map(|n| n as usize)
+}
+
 /// Whether a receive leaves the data in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peek {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
-use super::reach::{HOST_LOOPBACK, is_nowhere, is_public};
+use super::reach::{HOST_LOOPBACK, is_link_local, is_nowhere, is_public};
 use super::rule::{EgressRule, Target, Transport, host_address};
 
 /// Most addresses that are remembered for one sandbox.
@@ -83,7 +83,7 @@ impl EgressPolicy {
                 && match &rule.target {
                     // A link-local address must be written as one.
                     Target::Network(network) => {
-                        network.contains(&ip) && (is_public(ip) || !is_public(network.addr()))
+                        network.contains(&ip) && (is_public(ip) || is_link_local(network.addr()))
                     }
                     Target::Any => is_public(ip),
                     Target::Name(_) | Target::Below(_) => learned.knows(ip, index),

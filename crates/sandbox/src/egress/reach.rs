@@ -26,11 +26,15 @@ pub fn is_nowhere(ip: IpAddr) -> bool {
 /// answers at link-local addresses (a cloud's metadata service, for one) trusts
 /// whoever is on the host, so a name must not be enough, nor `*`.
 pub fn is_public(ip: IpAddr) -> bool {
-    !is_nowhere(ip)
-        && match ip {
-            IpAddr::V4(ip) => !ip.is_link_local(),
-            IpAddr::V6(ip) => !ip.is_unicast_link_local(),
-        }
+    !is_nowhere(ip) && !is_link_local(ip)
+}
+
+/// Whether the address has a meaning on the host's own link only.
+pub fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
 }
 
 /// The host's loopback address.

@@ -159,7 +159,7 @@ fn parse_target(text: &str) -> Result<Target, Problem> {
     let bracketed = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let network = match bracketed {
         Some(inner) => {
-            let network = parse_network(inner).filter(|network| network.addr().is_ipv6());
+            let network = parse_network(inner).filter(|_| inner.contains(':'));
             Some(network.ok_or(Problem::Form)?)
         }
         None => parse_network(text),

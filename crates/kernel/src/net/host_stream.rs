@@ -1,0 +1,183 @@
+//! The guest's end of a stream that is a socket of the host: what clients that
+//! were handed in and connections to the outside have in common.
+//!
+//! The bytes go straight between guest memory and the host's socket.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::host_poll::{Handle, HostFile, HostPoll, Kind};
+use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
+use crate::errno::{Errno, Result};
+use crate::fs::file::Events;
+use crate::io::{Sink, Source};
+use crate::ipc::seam;
+use crate::platform::host::{self, HostFd, Peek};
+use crate::task::wait::WaitQueue;
+
+/// A stream over a host descriptor.
+pub struct HostStream {
+    host: Arc<HostFile>,
+    generation: u64,
+    reading_shut: AtomicBool,
+    writing_shut: AtomicBool,
+    closed: AtomicBool,
+    error_taken: AtomicBool,
+}
+
+impl HostStream {
+    /// A stream over a descriptor of this boot, whose changes wake `queue`.
+    pub fn new(polls: &HostPoll, fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Self {
+        let generation = seam::boot_generation();
+        let host = HostFile::new(Handle::OfBoot { fd, generation }, kind, queue);
+        polls.register(&host);
+        Self::over(host)
+    }
+
+    /// A stream over a file of this boot.
+    pub fn over(host: Arc<HostFile>) -> Self {
+        Self {
+            host,
+            generation: seam::boot_generation(),
+            reading_shut: AtomicBool::new(false),
+            writing_shut: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            error_taken: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether it belongs to this boot and is open.
+    pub fn is_live(&self) -> bool {
+        self.generation == seam::boot_generation() && !self.closed.load(Ordering::Relaxed)
+    }
+
+    /// How the connect of a fresh socket has ended; `EAGAIN` if it has not.
+    pub fn connect_outcome(&self) -> Result<()> {
+        let fd = self.host.fd()?;
+        if !self.host.poll().intersects(Events::OUT | Events::ERR | Events::HUP) {
+            return Err(Errno::EAGAIN);
+        }
+        // The host's SO_ERROR cannot be asked for, but a receive reports it.
+        match look(fd) {
+            Ok(_) | Err(Errno::EAGAIN) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends.
+    pub fn send(&self, source: &mut Source<'_>, message: &Outgoing) -> Result<usize> {
+        if message.flags.contains(MessageFlags::OOB) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if self.writing_shut.load(Ordering::Relaxed) {
+            return Err(Errno::EPIPE);
+        }
+        let outcome = self.host.write(source);
+        if outcome == Err(Errno::ECONNRESET) {
+            // What is not of this boot is reset once, and closed from then on.
+            self.writing_shut.store(true, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    /// Receives.
+    pub fn receive(&self, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {
+        if flags.contains(MessageFlags::OOB) {
+            return Err(Errno::EINVAL);
+        }
+        if self.reading_shut.load(Ordering::Relaxed) {
+            return Ok(Received::default());
+        }
+        let peek = if flags.contains(MessageFlags::PEEK) { Peek::Yes } else { Peek::No };
+        let outcome = self.host.read(sink, peek);
+        if outcome == Err(Errno::ECONNRESET) && !self.is_live() {
+            self.reading_shut.store(true, Ordering::Relaxed);
+        }
+        outcome.map(Received::stream)
+    }
+
+    /// shutdown(2).
+    pub fn shutdown(&self, how: ShutdownHow) -> Result<()> {
+        let fd = self.host.fd().map_err(|_| Errno::ENOTCONN)?;
+        host::shutdown(fd, how as u32)?;
+        if how.reads() {
+            self.reading_shut.store(true, Ordering::Relaxed);
+        }
+        if how.writes() {
+            self.writing_shut.store(true, Ordering::Relaxed);
+        }
+        self.host.queue().wake_all(IN | OUT | Events::RDHUP | Events::HUP);
+        Ok(())
+    }
+
+    /// What is possible without waiting.
+    pub fn poll(&self) -> Events {
+        let mut events = self.host.poll();
+        let reading = self.reading_shut.load(Ordering::Relaxed);
+        let writing = self.writing_shut.load(Ordering::Relaxed);
+        if reading {
+            events |= IN | Events::RDHUP;
+        }
+        if writing {
+            events |= OUT;
+        }
+        if reading && writing {
+            events |= Events::HUP;
+        }
+        events
+    }
+
+    /// Bytes that can be read, as far as a look at them shows.
+    pub fn readable_bytes(&self) -> usize {
+        let Ok(fd) = self.host.fd() else { return 0 };
+        // The host call for this is not on the list; a look at the data is.
+        let mut buffer = [0u8; 4096];
+        host::recv(fd, buffer.as_mut_ptr() as u64, buffer.len(), Peek::Yes).unwrap_or(0)
+    }
+
+    /// The pending error, once.
+    pub fn take_error(&self) -> Option<Errno> {
+        let failed = !self.is_live() || self.host.poll().contains(Events::ERR);
+        if !failed || self.error_taken.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        let found = self.host.fd().and_then(look);
+        Some(found.err().filter(|error| *error != Errno::EAGAIN).unwrap_or(Errno::ECONNRESET))
+    }
+
+    /// Closes the descriptor; `false` if there was none any more.
+    pub fn close(&self, ending: Ending) -> bool {
+        if !self.is_live() {
+            return false;
+        }
+        self.closed.store(true, Ordering::Relaxed);
+        if let Ok(fd) = self.host.fd() {
+            if ending == Ending::ForAll {
+                let _ = host::shutdown(fd, ShutdownHow::Both as u32);
+            }
+            host::close(fd);
+        }
+        true
+    }
+}
+
+impl Drop for HostStream {
+    fn drop(&mut self) {
+        self.close(Ending::OwnOnly);
+    }
+}
+
+/// Whether closing a descriptor ends the connection by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Nobody else holds the socket.
+    OwnOnly,
+    /// Somebody does: the connection is shut down first.
+    ForAll,
+}
+
+/// Peeks at one byte: what it says of the socket is what counts.
+fn look(fd: HostFd) -> Result<usize> {
+    let mut byte = 0u8;
+    host::recv(fd, &raw mut byte as u64, 1, Peek::Yes)
+}

@@ -1,0 +1,139 @@
+//! The outside: what the host connects for the sandbox, if it does.
+//!
+//! A socket that connects to an address outside asks the host for a connected
+//! socket ([`thaw_abi::control::MSG_OPEN_SOCKET`]) and becomes a mere cover for
+//! it. The addresses that a program sees as its own are those of
+//! [`thaw_abi::network`].
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Weak;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use thaw_abi::control::{
+    Address, FLAG_EGRESS, FLAG_EGRESS_V6, OpenSocket, TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
+};
+use thaw_abi::network;
+
+use super::address::{AF_INET, AF_INET6, Endpoint};
+use super::tcp::TcpSocket;
+use crate::errno::{Errno, Result};
+use crate::ipc::seam;
+use crate::platform::host::{self, HostFd};
+use crate::sync::Lock;
+
+/// Which families of addresses the host connects to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// IPv4.
+    pub v4: bool,
+    /// IPv6.
+    pub v6: bool,
+}
+
+impl Reach {
+    /// What the boot command has said.
+    pub fn from_flags(flags: u32) -> Self {
+        let v4 = flags & FLAG_EGRESS != 0;
+        Self { v4, v6: v4 && flags & FLAG_EGRESS_V6 != 0 }
+    }
+
+    /// The sandbox's own address in the family of `ip`, if it has one there.
+    pub fn own_address(self, ip: IpAddr) -> Option<IpAddr> {
+        match ip {
+            IpAddr::V4(_) => self.v4.then_some(IpAddr::V4(Ipv4Addr::from(network::OWN_ADDRESS))),
+            IpAddr::V6(_) => self.v6.then_some(IpAddr::V6(Ipv6Addr::from(network::OWN_ADDRESS_V6))),
+        }
+    }
+}
+
+/// The sandbox's own address that packets to `to` come from. `ENETUNREACH` if
+/// there is no way there.
+pub fn source_address(to: IpAddr) -> Result<IpAddr> {
+    seam::reach().own_address(to).ok_or(Errno::ENETUNREACH)
+}
+
+/// Whether `ip` is the sandbox's own address on its way out.
+pub fn is_own(ip: IpAddr) -> bool {
+    seam::reach().own_address(ip) == Some(ip)
+}
+
+/// Sockets that wait for the host's answer, by the number of their request.
+/// Saved; what waits for an answer to another boot hears of it after a thaw.
+#[derive(Default)]
+pub struct Outside {
+    waiting: Lock<BTreeMap<u64, Weak<TcpSocket>>>,
+}
+
+impl Outside {
+    /// Nobody waits.
+    pub const fn new() -> Self {
+        Self { waiting: Lock::new(BTreeMap::new()) }
+    }
+
+    /// Notes that `socket` waits for the answer to request `sequence`.
+    pub fn wait(&self, sequence: u64, socket: Weak<TcpSocket>) {
+        self.waiting.lock().insert(sequence, socket);
+    }
+
+    /// The host has answered a request.
+    pub fn answered(&self, sequence: u64, outcome: Result<HostFd>) {
+        let socket = self.waiting.lock().remove(&sequence);
+        match (socket.and_then(|socket| socket.upgrade()), outcome) {
+            (Some(socket), outcome) => socket.opened_outside(sequence, outcome),
+            // It was closed meanwhile.
+            (None, Ok(fd)) => host::close(fd),
+            (None, Err(_)) => {}
+        }
+    }
+
+    /// After a thaw: nobody is going to answer.
+    pub fn reset(&self) {
+        let waiting = core::mem::take(&mut *self.waiting.lock());
+        for (sequence, socket) in waiting {
+            if let Some(socket) = socket.upgrade() {
+                socket.opened_outside(sequence, Err(Errno::ECONNRESET));
+            }
+        }
+    }
+}
+
+/// The body of a request for a stream to `to`.
+pub fn stream_to(to: Endpoint) -> OpenSocket {
+    OpenSocket { to: address(to), transport: TRANSPORT_STREAM, reserved: 0 }
+}
+
+/// The body of a request for a socket that sends datagrams to `to`.
+pub fn datagrams_to(to: Endpoint) -> OpenSocket {
+    OpenSocket { to: address(to), transport: TRANSPORT_DATAGRAM, reserved: 0 }
+}
+
+fn address(endpoint: Endpoint) -> Address {
+    let mut bytes = [0; 16];
+    let family = match endpoint.ip {
+        IpAddr::V4(ip) => {
+            bytes[..4].copy_from_slice(&ip.octets());
+            AF_INET
+        }
+        IpAddr::V6(ip) => {
+            bytes = ip.octets();
+            AF_INET6
+        }
+    };
+    Address { bytes, family, port: endpoint.port, reserved: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_addresses_depend_on_what_the_host_reaches() {
+        let v4 = "192.0.2.1".parse().unwrap();
+        let v6 = "2001:db8::1".parse().unwrap();
+        let reach = Reach::from_flags(FLAG_EGRESS);
+        assert_eq!(reach.own_address(v4), Some("10.0.2.15".parse().unwrap()));
+        assert_eq!(reach.own_address(v6), None);
+        assert_eq!(Reach::from_flags(FLAG_EGRESS_V6), Reach::default());
+        assert!(Reach::from_flags(FLAG_EGRESS | FLAG_EGRESS_V6).own_address(v6).is_some());
+    }
+}
