@@ -131,13 +131,7 @@ impl Flows {
                     let cut =
                         if bytes < length { MessageFlags::TRUNC } else { MessageFlags::empty() };
                     let from = Some(flow.peer.for_family(family));
-                    return Ok(Received {
-                        bytes,
-                        length,
-                        from,
-                        flags: cut,
-                        ..Received::default()
-                    });
+                    return Ok(Received { bytes, length, from, flags: cut, ..Received::default() });
                 }
                 Err(Errno::EFAULT) => return Err(Errno::EFAULT),
                 Err(Errno::EAGAIN) => {}

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_sandbox::{
-    BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Progress, Sandbox, ThawOptions,
-    WorkingSet, ZygotePool, connection,
+    BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Progress, Sandbox,
+    ThawOptions, WorkingSet, ZygotePool, connection,
 };
 use thaw_store::{ImageId, Store};
 use tokio::io::unix::AsyncFd;

@@ -61,15 +61,11 @@ impl EgressPolicy {
     }
 
     /// Judges a destination, which comes from a sandbox.
-    pub(crate) fn judge(
-        &self,
-        to: SocketAddr,
-        transport: Transport,
-        learned: &Learned,
-    ) -> Verdict {
+    pub(crate) fn judge(&self, to: SocketAddr, transport: Transport, learned: &Learned) -> Verdict {
         // An IPv4 address in IPv6 clothes is the IPv4 address.
         let (ip, port) = (to.ip().to_canonical(), to.port());
-        let fits = |rule: &EgressRule| rule.ports.contain(port) && rule.transport.contain(transport);
+        let fits =
+            |rule: &EgressRule| rule.ports.contain(port) && rule.transport.contain(transport);
         if ip == host_address() {
             let host = self.rules.iter().any(|rule| rule.target == Target::Host && fits(rule));
             let loopback = SocketAddr::new(HOST_LOOPBACK, port);

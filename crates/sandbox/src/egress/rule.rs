@@ -214,7 +214,9 @@ fn is_name(name: &str) -> bool {
         && name.split('.').all(|label| {
             (1..=63).contains(&label.len())
                 && label.bytes().all(|byte| {
-                    byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_')
+                    byte.is_ascii_lowercase()
+                        || byte.is_ascii_digit()
+                        || matches!(byte, b'-' | b'_')
                 })
         })
 }

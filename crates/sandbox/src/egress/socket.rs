@@ -62,7 +62,9 @@ impl Sockets {
             return self.open_resolver(to.transport).map(Opening::Opened);
         }
         let names = match self.names.judge(to.address, to.transport) {
-            Verdict::Allowed(address) => return connect(address, to.transport).map(Opening::Opened),
+            Verdict::Allowed(address) => {
+                return connect(address, to.transport).map(Opening::Opened);
+            }
             Verdict::Denied => return Err(Errno::ACCESS),
             Verdict::IfNamed(names) => names,
         };

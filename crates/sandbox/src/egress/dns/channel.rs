@@ -7,8 +7,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
 use super::super::names::{Names, Slot};
-use super::message::{Framing, Outcome, Parsed, Question, parse};
 use super::lookup;
+use super::message::{Framing, Outcome, Parsed, Question, parse};
 
 /// Largest question that is read, in bytes.
 const QUESTION_MAX: usize = 4096;

@@ -63,7 +63,8 @@ impl Service {
                 .map(|(channel, _)| channel)
                 .collect();
             if !ended.is_empty() {
-                self.lock().retain(|channel| !ended.iter().any(|ended| Arc::ptr_eq(ended, channel)));
+                self.lock()
+                    .retain(|channel| !ended.iter().any(|ended| Arc::ptr_eq(ended, channel)));
             }
         }
     }

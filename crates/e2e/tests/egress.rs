@@ -1,0 +1,150 @@
+//! Outgoing connections go where the policy says, and nowhere else. All servers
+//! are on this machine.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use thaw_e2e::{Outcome, python, repository, run, thaw};
+
+/// An echo server on TCP and UDP; it ends with the test.
+fn echo_server(ip: IpAddr) -> u16 {
+    let listener = TcpListener::bind((ip, 0)).expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let datagrams = UdpSocket::bind((ip, port)).expect("the same port for UDP");
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || echo(stream));
+        }
+    });
+    thread::spawn(move || {
+        let mut buffer = [0; 2000];
+        while let Ok((len, from)) = datagrams.recv_from(&mut buffer) {
+            let _ = datagrams.send_to(&buffer[..len], from);
+        }
+    });
+    port
+}
+
+fn echo(mut stream: TcpStream) {
+    let mut buffer = [0; 65536];
+    while let Ok(len @ 1..) = stream.read(&mut buffer) {
+        if stream.write_all(&buffer[..len]).is_err() {
+            return;
+        }
+    }
+}
+
+/// A port of the loopback address on which nobody listens.
+fn closed_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+fn reach_out(rules: &[String], program: &str, arguments: &[String]) -> Outcome {
+    let script = repository().join("tests/guest/egress").join(program);
+    let mut command = thaw();
+    command.args(["run", "--rootfs", "/"]);
+    for rule in rules {
+        command.args(["--allow-egress", rule]);
+    }
+    command.arg("--").arg(python()).arg(script).args(arguments);
+    run(&mut command)
+}
+
+#[test]
+fn the_host_is_reached_where_it_is_allowed() {
+    let (allowed, forbidden) =
+        (echo_server(Ipv4Addr::LOCALHOST.into()), echo_server(Ipv4Addr::LOCALHOST.into()));
+    let closed = closed_port();
+    let rules: Vec<String> = [allowed, closed]
+        .iter()
+        .flat_map(|port| ["tcp", "udp"].map(|how| format!("host.thaw.internal:{port}/{how}")))
+        .collect();
+    let ports = [allowed, forbidden, closed].map(|port| port.to_string());
+    let expected = "\
+names 10.0.2.15 True
+echoed 300000 then b''
+forbidden port EACCES
+forbidden address EACCES
+closed port ECONNREFUSED
+host's own loopback ECONNREFUSED
+at once allowed EINPROGRESS 4 0
+again 0 EISCONN
+at once closed EINPROGRESS 28 ECONNREFUSED
+at once forbidden EINPROGRESS 28 EACCES
+udp b'one' True
+udp empty b''
+udp forbidden EACCES
+udp own 10.0.2.15
+udp cut b'a long'
+udp closed ECONNREFUSED
+asked host.thaw.internal 1 (0, 1)
+asked host.thaw.internal 28 (0, 0)
+asked forbidden.example.com 1 (3, 0)
+asked over tcp (0, 1)
+looked up host.thaw.internal ['10.0.2.2']
+looked up forbidden.example.com True
+own address 10.0.2.15 10.0.2.15
+";
+    assert_eq!(reach_out(&rules, "reach.py", &ports).success(), expected);
+}
+
+#[test]
+fn without_a_rule_there_is_no_network() {
+    let script = "import socket, errno\n\
+                  for to in ('192.0.2.1', 80), ('10.0.2.2', 80), ('10.0.2.3', 53):\n\
+                  \u{20} print(errno.errorcode[socket.socket().connect_ex(to)])";
+    let mut command = thaw();
+    command.args(["run", "--rootfs", "/", "--"]).arg(python()).args(["-c", script]);
+    assert_eq!(run(&mut command).success(), "ENETUNREACH\n".repeat(3));
+}
+
+/// An address of this machine that is not its loopback, if it has one.
+fn own_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    // Sends nothing.
+    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    socket.local_addr().ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback())
+}
+
+#[test]
+fn the_addresses_of_allowed_names_are_allowed_when_they_are_known() {
+    let Some(ip) = own_address() else {
+        eprintln!("skipped: this machine has no address but its loopback");
+        return;
+    };
+    let port = echo_server(ip);
+    let text = ip.to_string();
+    let (_, domain) = text.split_once('.').expect("four parts");
+    let rule = format!("*.{domain}:{port}");
+    let outcome = reach_out(&[rule], "learn.py", &[text, port.to_string()]);
+    assert_eq!(outcome.success(), "EACCES\nTrue\nconnected\n");
+}
+
+#[test]
+fn a_network_is_allowed_as_it_is_written() {
+    let Some(ip) = own_address() else {
+        eprintln!("skipped: this machine has no address but its loopback");
+        return;
+    };
+    let port = echo_server(ip);
+    let to = SocketAddr::new(ip, port);
+    let script = format!(
+        "import socket; s = socket.create_connection(('{ip}', {port}), 10); s.sendall(b'ok'); \
+         print(s.recv(2), s.getpeername())"
+    );
+    for (rule, works) in [(format!("{ip}/24:{port}"), true), (format!("{ip}/32:1"), false)] {
+        let mut command = thaw();
+        command.args(["run", "--rootfs", "/", "--allow-egress", &rule, "--"]).arg(python());
+        let outcome = run(command.args(["-c", &script]));
+        assert_eq!(outcome.code == Some(0), works, "{rule} to {to}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_wrong_rule_is_refused_with_a_reason() {
+    let outcome =
+        run(thaw().args(["run", "--rootfs", "/", "--allow-egress", "127.0.0.1:80", "--", "true"]));
+    assert_eq!(outcome.code, Some(2));
+    assert!(outcome.stderr.contains("host.thaw.internal"), "{}", outcome.stderr);
+}
