@@ -189,10 +189,10 @@ impl TcpSocket {
     /// Chooses the source address of a connection to the outside.
     pub(super) fn bind_source(&self, ip: IpAddr) -> Result<()> {
         self.bound_or_any()?;
-        if let Some(bound) = &mut *self.bound.lock() {
-            if bound.endpoint.ip.is_unspecified() {
-                bound.endpoint.ip = ip;
-            }
+        if let Some(Bound { endpoint, .. }) = &mut *self.bound.lock()
+            && endpoint.ip.is_unspecified()
+        {
+            endpoint.ip = ip;
         }
         Ok(())
     }

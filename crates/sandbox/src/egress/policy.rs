@@ -142,10 +142,9 @@ impl Learned {
                 known.push(rule);
             }
         }
-        if self.order.len() > LEARNED_MAX {
-            if let Some(oldest) = self.order.pop_front() {
-                self.rules.remove(&oldest);
-            }
+        while self.order.len() > LEARNED_MAX {
+            let oldest = self.order.pop_front();
+            oldest.map(|ip| self.rules.remove(&ip));
         }
     }
 }
