@@ -1,10 +1,11 @@
 //! Outgoing connections go where the policy says, and nowhere else. All servers
 //! are on this machine.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
-use thaw_e2e::{Outcome, python, repository, run, thaw};
+use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, get, python, repository, run, thaw};
 
 /// An echo server on TCP and UDP; it ends with the test.
 fn echo_server(ip: IpAddr) -> u16 {
@@ -147,4 +148,29 @@ fn a_wrong_rule_is_refused_with_a_reason() {
         run(thaw().args(["run", "--rootfs", "/", "--allow-egress", "127.0.0.1:80", "--", "true"]));
     assert_eq!(outcome.code, Some(2));
     assert!(outcome.stderr.contains("host.thaw.internal"), "{}", outcome.stderr);
+}
+
+/// A function may connect before it is frozen; its copies find the connection
+/// reset, datagrams find their way again, and the policy holds for all of them.
+#[test]
+fn a_thawed_copy_connects_anew() {
+    let port = echo_server(Ipv4Addr::LOCALHOST.into());
+    let home = built_home("egress", &[]);
+    let directory = home.join("caller");
+    fs::create_dir_all(&directory).expect("a directory");
+    let script = repository().join("tests/guest/egress/caller.py");
+    fs::copy(script, directory.join("app.py")).expect("a copy");
+    let text = format!(
+        "name = \"caller\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+         files = [\"app.py\"]\nenv = {{ ECHO_PORT = \"{port}\" }}\n\
+         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n\
+         [egress]\nallow = [\"host.thaw.internal:{port}\", \"host.thaw.internal:{port}/udp\"]\n"
+    );
+    fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+    run(thaw().env("THAW_HOME", &home).arg("build").arg(&directory)).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let expected = format!("ECONNRESET\nb''\nENOTCONN\nb'after'\n('10.0.2.2', {port})\nEACCES");
+    for _ in 0..3 {
+        assert_eq!(get(daemon.gateway(), "caller", "/").text(), expected);
+    }
 }
