@@ -94,6 +94,14 @@ pub fn reach() -> Reach {
     Reach::from_flags(crate::state::kernel().config.get().flags)
 }
 
+/// What differs in every copy of an image.
+pub fn boot_id() -> [u8; 16] {
+    #[cfg(test)]
+    return [1; 16];
+    #[cfg(not(test))]
+    crate::state::kernel().fs.boot_id()
+}
+
 /// A file over a descriptor of this boot, included in every look at the host.
 pub fn host_file(fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Arc<HostFile> {
     let file = HostFile::new(Handle::OfBoot { fd, generation: boot_generation() }, kind, queue);

@@ -13,6 +13,8 @@ pub const AF_UNSPEC: u16 = 0;
 pub const AF_UNIX: u16 = 1;
 /// `AF_INET`.
 pub const AF_INET: u16 = 2;
+/// `AF_NETLINK`.
+pub const AF_NETLINK: u16 = 16;
 /// `AF_INET6`.
 pub const AF_INET6: u16 = 10;
 
@@ -52,6 +54,13 @@ pub enum SocketAddress {
     V6(Endpoint),
     /// `AF_UNIX`.
     Unix(UnixName),
+    /// `AF_NETLINK`.
+    Netlink {
+        /// Who; 0 is the kernel.
+        port: u32,
+        /// Multicast groups.
+        groups: u32,
+    },
     /// Something else.
     Other(u16),
 }
@@ -151,6 +160,13 @@ impl SocketAddress {
                     Ok(Self::Unix(UnixName::Path(path[..end].into())))
                 }
             },
+            AF_NETLINK => match rest {
+                [_, _, p0, p1, p2, p3, g0, g1, g2, g3, ..] => Ok(Self::Netlink {
+                    port: u32::from_ne_bytes([*p0, *p1, *p2, *p3]),
+                    groups: u32::from_ne_bytes([*g0, *g1, *g2, *g3]),
+                }),
+                _ => Err(Errno::EINVAL),
+            },
             other => Ok(Self::Other(other)),
         }
     }
@@ -161,6 +177,12 @@ impl SocketAddress {
         match self {
             Self::Unspecified => bytes.extend_from_slice(&AF_UNSPEC.to_ne_bytes()),
             Self::Other(family) => bytes.extend_from_slice(&family.to_ne_bytes()),
+            Self::Netlink { port, groups } => {
+                bytes.extend_from_slice(&AF_NETLINK.to_ne_bytes());
+                bytes.extend_from_slice(&[0; 2]);
+                bytes.extend_from_slice(&port.to_ne_bytes());
+                bytes.extend_from_slice(&groups.to_ne_bytes());
+            }
             Self::V4(endpoint) => {
                 bytes.extend_from_slice(&AF_INET.to_ne_bytes());
                 bytes.extend_from_slice(&endpoint.port.to_be_bytes());
@@ -234,7 +256,8 @@ mod tests {
         assert_eq!(path.encode().len(), 2 + 7);
         let hidden = SocketAddress::Unix(UnixName::Abstract(b"a\0b".as_slice().into()));
         let unnamed = SocketAddress::Unix(UnixName::Unnamed);
-        for address in [v4, v6, mapped, path, hidden, unnamed] {
+        let netlink = SocketAddress::Netlink { port: 7, groups: 1 };
+        for address in [v4, v6, mapped, path, hidden, unnamed, netlink] {
             assert_eq!(SocketAddress::parse(&address.encode()), Ok(address));
         }
     }

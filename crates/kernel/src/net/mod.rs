@@ -13,13 +13,16 @@ pub mod host_poll;
 pub mod host_stream;
 pub mod inbox;
 pub mod incoming;
+mod interface_ioctls;
 pub mod interfaces;
 pub mod message;
+pub mod netlink;
 pub mod options;
 pub mod outside;
 pub mod pair;
 pub mod ports;
 pub mod resolver_files;
+mod route_messages;
 pub mod socket;
 pub mod syscalls;
 pub mod tcp;
@@ -43,6 +46,7 @@ use crate::platform::host::{self, HostFd};
 use crate::sync::Lock;
 use host_connection::HostConnection;
 use host_poll::HostPoll;
+use netlink::NetlinkNetwork;
 use socket::Protocol;
 use tcp::TcpNetwork;
 use udp::UdpNetwork;
@@ -56,6 +60,8 @@ pub struct Network {
     pub udp: Arc<UdpNetwork>,
     /// Unix sockets.
     pub unix: UnixNetwork,
+    /// Netlink.
+    pub netlink: Arc<NetlinkNetwork>,
     /// FIFOs that are open.
     pub fifos: Fifos,
     /// Readiness of host descriptors.
@@ -91,6 +97,7 @@ impl Network {
             tcp: Arc::new(TcpNetwork::new()),
             udp: Arc::new(UdpNetwork::new()),
             unix: UnixNetwork::default(),
+            netlink: Arc::new(NetlinkNetwork::new()),
             fifos: Fifos::new(),
             host_poll: HostPoll::new(),
             outside: outside::Outside::new(),

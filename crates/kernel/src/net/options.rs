@@ -6,7 +6,7 @@
 
 use alloc::vec::Vec;
 
-use super::address::{AF_INET6, AF_UNIX, Endpoint};
+use super::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, Endpoint};
 use super::socket::{Common, PeerCredentials, Protocol, SocketType};
 use crate::errno::{Errno, Result};
 use crate::ipc::timeout::Timeval;
@@ -17,6 +17,7 @@ const SOL_SOCKET: i32 = 1;
 const SOL_TCP: i32 = 6;
 const SOL_UDP: i32 = 17;
 const SOL_IPV6: i32 = 41;
+const SOL_NETLINK: i32 = 270;
 
 /// An option's level and number.
 pub type Name = (i32, i32);
@@ -61,7 +62,9 @@ enum Range {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Of {
     All,
-    Unix,
+    /// Unix and netlink sockets.
+    Local,
+    Netlink,
     Internet,
     V6,
     Tcp,
@@ -91,7 +94,7 @@ static PLAIN: &[Plain] = &[
     plain(1, 10, Of::All, Range::Flag, 0),                // SO_OOBINLINE
     plain(1, 12, Of::All, Range::Within(0, 6), 0),        // SO_PRIORITY
     plain(1, 15, Of::All, Range::Flag, 0),                // SO_REUSEPORT
-    plain(1, 16, Of::Unix, Range::Flag, 0),               // SO_PASSCRED
+    plain(1, 16, Of::Local, Range::Flag, 0),              // SO_PASSCRED
     plain(1, 18, Of::All, Range::Any, 1),                 // SO_RCVLOWAT
     plain(1, 29, Of::All, Range::Flag, 0),                // SO_TIMESTAMP
     plain(1, 35, Of::All, Range::Flag, 0),                // SO_TIMESTAMPNS
@@ -129,6 +132,14 @@ static PLAIN: &[Plain] = &[
     plain(6, 25, Of::Tcp, Range::Any, 0),                 // TCP_NOTSENT_LOWAT
     plain(6, 30, Of::Tcp, Range::Flag, 0),                // TCP_FASTOPEN_CONNECT
     plain(17, 1, Of::Udp, Range::Flag, 0),                // UDP_CORK
+    plain(270, 1, Of::Netlink, Range::Any, 0),            // NETLINK_ADD_MEMBERSHIP
+    plain(270, 2, Of::Netlink, Range::Any, 0),            // NETLINK_DROP_MEMBERSHIP
+    plain(270, 3, Of::Netlink, Range::Flag, 0),           // NETLINK_PKTINFO
+    plain(270, 4, Of::Netlink, Range::Flag, 0),           // NETLINK_BROADCAST_ERROR
+    plain(270, 5, Of::Netlink, Range::Flag, 0),           // NETLINK_NO_ENOBUFS
+    plain(270, 10, Of::Netlink, Range::Flag, 0),          // NETLINK_CAP_ACK
+    plain(270, 11, Of::Netlink, Range::Flag, 0),          // NETLINK_EXT_ACK
+    plain(270, 12, Of::Netlink, Range::Flag, 0),          // NETLINK_GET_STRICT_CHK
 ];
 
 /// What has been set on a socket.
@@ -167,10 +178,11 @@ impl Options {
 }
 
 fn applies(of: Of, common: &Common) -> bool {
-    let internet = common.family != AF_UNIX;
+    let internet = matches!(common.family, AF_INET | AF_INET6);
     match of {
         Of::All => true,
-        Of::Unix => !internet,
+        Of::Local => !internet,
+        Of::Netlink => common.family == AF_NETLINK,
         Of::Internet => internet,
         Of::V6 => common.family == AF_INET6,
         Of::Tcp => internet && common.kind == SocketType::Stream,
@@ -189,13 +201,14 @@ enum Operation {
 /// Internet socket passes levels that it does not know on to a layer that says
 /// different things to the two calls.
 fn unknown(common: &Common, level: i32, operation: Operation) -> Errno {
-    let internet = common.family != AF_UNIX;
+    let internet = matches!(common.family, AF_INET | AF_INET6);
     let known = match level {
         SOL_SOCKET => true,
         SOL_IP => internet,
         SOL_TCP => applies(Of::Tcp, common),
         SOL_UDP => applies(Of::Udp, common),
         SOL_IPV6 => applies(Of::V6, common),
+        SOL_NETLINK => applies(Of::Netlink, common),
         _ => false,
     };
     if known || (internet && operation == Operation::Set) {
@@ -414,7 +427,7 @@ fn value(
 
 fn plain_value(common: &Common, name: Name) -> Result<i32> {
     // As Linux: the option exists, but not for this family.
-    if name == PASSCRED && common.family != AF_UNIX {
+    if name == PASSCRED && !applies(Of::Local, common) {
         return Err(Errno::EOPNOTSUPP);
     }
     let option = find(common, name).ok_or_else(|| unknown(common, name.0, Operation::Get))?;
@@ -424,7 +437,8 @@ fn plain_value(common: &Common, name: Name) -> Result<i32> {
 /// `SO_SNDBUF` and `SO_RCVBUF` of a fresh socket (tcp(7), `net.core.*mem_default`).
 fn default_buffer(common: &Common) -> (u32, u32) {
     match (common.family, common.kind) {
-        (AF_UNIX, _) | (_, SocketType::Datagram | SocketType::SequencedPacket) => {
+        (AF_UNIX | AF_NETLINK, _)
+        | (_, SocketType::Datagram | SocketType::SequencedPacket | SocketType::Raw) => {
             (212_992, 212_992)
         }
         (_, SocketType::Stream) => (16_384, 131_072),

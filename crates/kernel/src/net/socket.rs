@@ -33,6 +33,8 @@ pub enum SocketType {
     Stream = 1,
     /// `SOCK_DGRAM`.
     Datagram = 2,
+    /// `SOCK_RAW`.
+    Raw = 3,
     /// `SOCK_SEQPACKET`.
     SequencedPacket = 5,
 }
@@ -353,7 +355,7 @@ impl File for Socket {
         let value = match request {
             FIONREAD => self.protocol.readable_bytes()?,
             SIOCOUTQ => self.protocol.unsent_bytes(),
-            _ => return super::interfaces::ioctl(request, argument),
+            _ => return super::interface_ioctls::ioctl(request, argument),
         };
         argument.write(&(value as i32)).map(|()| 0)
     }

@@ -2,7 +2,8 @@
 
 use alloc::sync::Arc;
 
-use super::address::{AF_INET, AF_INET6, AF_UNIX, SocketAddress};
+use super::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, SocketAddress};
+use super::netlink::NETLINK_ROUTE;
 use super::options;
 use super::socket::{Blocking, Protocol, ShutdownHow, Socket, SocketType};
 use crate::errno::{Errno, Result};
@@ -90,6 +91,14 @@ fn create(family: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Protocol>> {
             0 | 1 => Ok(net.unix.socket(unix_type(kind)?, &net.inodes)),
             _ => Err(Errno::EPROTONOSUPPORT),
         },
+        (AF_NETLINK, DATAGRAM | SOCK_RAW) => {
+            let kind = if kind == DATAGRAM { SocketType::Datagram } else { SocketType::Raw };
+            match protocol {
+                NETLINK_ROUTE => Ok(net.netlink.socket(kind, &net.inodes)),
+                _ => Err(Errno::EPROTONOSUPPORT),
+            }
+        }
+        (AF_NETLINK, _) => Err(Errno::ESOCKTNOSUPPORT),
         _ => Err(Errno::EAFNOSUPPORT),
     }
 }
