@@ -33,22 +33,22 @@ const OUT: Events = Events::OUT.union(Events::WRNORM);
 /// `FIONREAD`: bytes that can be read (ioctl_tty(2)).
 pub const FIONREAD: u32 = 0x541b;
 
-struct Slot {
-    page: PageBox,
-    offset: usize,
-    len: usize,
+pub(super) struct Slot {
+    pub page: PageBox,
+    pub offset: usize,
+    pub len: usize,
     /// The slot is a packet (`O_DIRECT`): it is read at once and not added to.
-    packet: bool,
+    pub packet: bool,
 }
 
-struct Ring {
-    slots: VecDeque<Slot>,
+pub(super) struct Ring {
+    pub slots: VecDeque<Slot>,
     spare: VecDeque<PageBox>,
     /// Most slots.
-    limit: usize,
-    bytes: usize,
-    readers: u32,
-    writers: u32,
+    pub limit: usize,
+    pub bytes: usize,
+    pub readers: u32,
+    pub writers: u32,
     /// Ends that read and write, which wait on the readers' queue.
     duplex_ends: u32,
     /// Number of times that a reading and a writing end was opened. A FIFO that
@@ -57,7 +57,7 @@ struct Ring {
 }
 
 impl Ring {
-    fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.slots.len() >= self.limit
     }
 
@@ -68,7 +68,7 @@ impl Ring {
         }
     }
 
-    fn keep_page(&mut self, page: PageBox) {
+    pub fn keep_page(&mut self, page: PageBox) {
         if self.spare.len() < SPARE_PAGES {
             self.spare.push_back(page);
         }
@@ -78,7 +78,7 @@ impl Ring {
 /// What the ends of a pipe share.
 pub struct Pipe {
     ino: u64,
-    ring: Lock<Ring>,
+    pub(super) ring: Lock<Ring>,
     readers_queue: WaitQueue,
     writers_queue: WaitQueue,
 }
@@ -105,7 +105,7 @@ impl Access {
 
 /// One end of a pipe or FIFO, as one open file description sees it.
 pub struct PipeEnd {
-    pipe: Arc<Pipe>,
+    pub(super) pipe: Arc<Pipe>,
     access: Access,
     packets: AtomicBool,
     /// The file of a FIFO.
@@ -183,7 +183,7 @@ impl Pipe {
         self.readers_queue.wake_all(events);
     }
 
-    fn wake_writers(&self, events: Events) {
+    pub(super) fn wake_writers(&self, events: Events) {
         self.writers_queue.wake_all(events);
         if self.ring.lock().duplex_ends > 0 {
             self.readers_queue.wake_all(events);

@@ -17,6 +17,7 @@ mod interface_ioctls;
 pub mod interfaces;
 pub mod message;
 pub mod netlink;
+mod option_table;
 pub mod options;
 pub mod outside;
 pub mod pair;

@@ -105,7 +105,8 @@ impl Protocol for NetlinkSocket {
     fn bind(&self, address: &SocketAddress) -> Result<()> {
         let SocketAddress::Netlink { port, groups } = *address else { return Err(Errno::EINVAL) };
         match self.state.get().port {
-            Some(own) if port != 0 && port != own => return Err(Errno::EINVAL),
+            // Once it has a port, zero is another one.
+            Some(own) if port != own => return Err(Errno::EINVAL),
             Some(_) => {}
             None => {
                 let port = self.network.take(port)?;

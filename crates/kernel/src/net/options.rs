@@ -1,12 +1,14 @@
 //! getsockopt(2) and setsockopt(2).
 //!
 //! Most options of a socket without a network are numbers that are kept and
-//! given back; [`PLAIN`] lists them with their defaults, as Linux reports them.
+//! given back; [`super::option_table`] lists them with their defaults, as Linux
+//! reports them.
 //! The others are matched by name.
 
 use alloc::vec::Vec;
 
-use super::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, Endpoint};
+use super::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, Endpoint, SocketAddress};
+use super::option_table::{Name, Of, Range, applies, find};
 use super::socket::{Common, PeerCredentials, Protocol, SocketType};
 use crate::errno::{Errno, Result};
 use crate::ipc::timeout::Timeval;
@@ -18,9 +20,6 @@ const SOL_TCP: i32 = 6;
 const SOL_UDP: i32 = 17;
 const SOL_IPV6: i32 = 41;
 const SOL_NETLINK: i32 = 270;
-
-/// An option's level and number.
-pub type Name = (i32, i32);
 
 /// `SO_REUSEADDR`.
 pub const REUSEADDR: Name = (SOL_SOCKET, 2);
@@ -44,103 +43,13 @@ const SO_SNDBUFFORCE: i32 = 32;
 const SO_RCVBUFFORCE: i32 = 33;
 const SO_PROTOCOL: i32 = 38;
 const SO_DOMAIN: i32 = 39;
+/// As [`SO_RCVTIMEO`]: times have 64 bits here anyway.
+const SO_RCVTIMEO_NEW: i32 = 66;
+const SO_SNDTIMEO_NEW: i32 = 67;
+const TCP_ULP: i32 = 31;
+const IP_MTU: i32 = 14;
 const TCP_INFO: i32 = 11;
 const TCP_CONGESTION: i32 = 13;
-
-/// What a number may be.
-#[derive(Clone, Copy)]
-enum Range {
-    /// Zero or not; reads as 0 or 1.
-    Flag,
-    /// Any number.
-    Any,
-    /// These bounds, `EINVAL` outside.
-    Within(i32, i32),
-}
-
-/// Sockets that have an option.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
-    All,
-    /// Unix and netlink sockets.
-    Local,
-    Netlink,
-    Internet,
-    V6,
-    Tcp,
-    Udp,
-}
-
-struct Plain {
-    name: Name,
-    of: Of,
-    range: Range,
-    default: i32,
-}
-
-const fn plain(level: i32, number: i32, of: Of, range: Range, default: i32) -> Plain {
-    Plain { name: (level, number), of, range, default }
-}
-
-/// Options that are kept and given back. Those that change what a socket does
-/// are looked up with [`Options::flag`]; the others have nothing to act on
-/// without a network (socket(7), ip(7), ipv6(7), tcp(7), udp(7)).
-static PLAIN: &[Plain] = &[
-    plain(1, 1, Of::All, Range::Flag, 0),                 // SO_DEBUG
-    plain(1, 2, Of::All, Range::Flag, 0),                 // SO_REUSEADDR
-    plain(1, 5, Of::All, Range::Flag, 0),                 // SO_DONTROUTE
-    plain(1, 6, Of::All, Range::Flag, 0),                 // SO_BROADCAST
-    plain(1, 9, Of::All, Range::Flag, 0),                 // SO_KEEPALIVE
-    plain(1, 10, Of::All, Range::Flag, 0),                // SO_OOBINLINE
-    plain(1, 12, Of::All, Range::Within(0, 6), 0),        // SO_PRIORITY
-    plain(1, 15, Of::All, Range::Flag, 0),                // SO_REUSEPORT
-    plain(1, 16, Of::Local, Range::Flag, 0),              // SO_PASSCRED
-    plain(1, 18, Of::All, Range::Any, 1),                 // SO_RCVLOWAT
-    plain(1, 29, Of::All, Range::Flag, 0),                // SO_TIMESTAMP
-    plain(1, 35, Of::All, Range::Flag, 0),                // SO_TIMESTAMPNS
-    plain(1, 46, Of::All, Range::Within(0, i32::MAX), 0), // SO_BUSY_POLL
-    plain(0, 1, Of::Internet, Range::Any, 0),             // IP_TOS
-    plain(0, 2, Of::Internet, Range::Within(1, 255), 64), // IP_TTL
-    plain(0, 8, Of::Internet, Range::Flag, 0),            // IP_PKTINFO
-    plain(0, 10, Of::Internet, Range::Within(0, 5), 1),   // IP_MTU_DISCOVER
-    plain(0, 11, Of::Internet, Range::Flag, 0),           // IP_RECVERR
-    plain(0, 15, Of::Internet, Range::Flag, 0),           // IP_FREEBIND
-    plain(0, 24, Of::Internet, Range::Flag, 0),           // IP_BIND_ADDRESS_NO_PORT
-    plain(0, 33, Of::Internet, Range::Within(0, 255), 1), // IP_MULTICAST_TTL
-    plain(0, 34, Of::Internet, Range::Flag, 1),           // IP_MULTICAST_LOOP
-    plain(41, 16, Of::V6, Range::Within(-1, 255), 64),    // IPV6_UNICAST_HOPS
-    plain(41, 18, Of::V6, Range::Within(-1, 255), 1),     // IPV6_MULTICAST_HOPS
-    plain(41, 19, Of::V6, Range::Flag, 1),                // IPV6_MULTICAST_LOOP
-    plain(41, 25, Of::V6, Range::Flag, 0),                // IPV6_RECVERR
-    plain(41, 26, Of::V6, Range::Flag, 0),                // IPV6_V6ONLY
-    plain(41, 49, Of::V6, Range::Flag, 0),                // IPV6_RECVPKTINFO
-    plain(41, 66, Of::V6, Range::Flag, 0),                // IPV6_RECVTCLASS
-    plain(41, 67, Of::V6, Range::Within(-1, 255), 0),     // IPV6_TCLASS
-    plain(6, 1, Of::Tcp, Range::Flag, 0),                 // TCP_NODELAY
-    plain(6, 2, Of::Tcp, Range::Within(0, 32767), 536),   // TCP_MAXSEG
-    plain(6, 3, Of::Tcp, Range::Flag, 0),                 // TCP_CORK
-    plain(6, 4, Of::Tcp, Range::Within(1, 32767), 7200),  // TCP_KEEPIDLE
-    plain(6, 5, Of::Tcp, Range::Within(1, 32767), 75),    // TCP_KEEPINTVL
-    plain(6, 6, Of::Tcp, Range::Within(1, 127), 9),       // TCP_KEEPCNT
-    plain(6, 7, Of::Tcp, Range::Any, 6),                  // TCP_SYNCNT
-    plain(6, 8, Of::Tcp, Range::Any, 60),                 // TCP_LINGER2
-    plain(6, 9, Of::Tcp, Range::Within(0, i32::MAX), 0),  // TCP_DEFER_ACCEPT
-    plain(6, 10, Of::Tcp, Range::Any, 0),                 // TCP_WINDOW_CLAMP
-    plain(6, 12, Of::Tcp, Range::Flag, 1),                // TCP_QUICKACK
-    plain(6, 18, Of::Tcp, Range::Within(0, i32::MAX), 0), // TCP_USER_TIMEOUT
-    plain(6, 23, Of::Tcp, Range::Within(0, i32::MAX), 0), // TCP_FASTOPEN
-    plain(6, 25, Of::Tcp, Range::Any, 0),                 // TCP_NOTSENT_LOWAT
-    plain(6, 30, Of::Tcp, Range::Flag, 0),                // TCP_FASTOPEN_CONNECT
-    plain(17, 1, Of::Udp, Range::Flag, 0),                // UDP_CORK
-    plain(270, 1, Of::Netlink, Range::Any, 0),            // NETLINK_ADD_MEMBERSHIP
-    plain(270, 2, Of::Netlink, Range::Any, 0),            // NETLINK_DROP_MEMBERSHIP
-    plain(270, 3, Of::Netlink, Range::Flag, 0),           // NETLINK_PKTINFO
-    plain(270, 4, Of::Netlink, Range::Flag, 0),           // NETLINK_BROADCAST_ERROR
-    plain(270, 5, Of::Netlink, Range::Flag, 0),           // NETLINK_NO_ENOBUFS
-    plain(270, 10, Of::Netlink, Range::Flag, 0),          // NETLINK_CAP_ACK
-    plain(270, 11, Of::Netlink, Range::Flag, 0),          // NETLINK_EXT_ACK
-    plain(270, 12, Of::Netlink, Range::Flag, 0),          // NETLINK_GET_STRICT_CHK
-];
 
 /// What has been set on a socket.
 #[derive(Clone, Default)]
@@ -159,12 +68,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether an option of [`PLAIN`] is on.
+    /// Whether an option of the table is on.
     pub fn flag(&self, name: Name) -> bool {
         self.plain.iter().any(|(other, value)| *other == name && *value != 0)
     }
 
-    /// The value of an option of [`PLAIN`], if it was set.
+    /// The value of an option of the table, if it was set.
     fn value(&self, name: Name) -> Option<i32> {
         self.plain.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
@@ -174,19 +83,6 @@ impl Options {
             Some((_, old)) => *old = value,
             None => self.plain.push((name, value)),
         }
-    }
-}
-
-fn applies(of: Of, common: &Common) -> bool {
-    let internet = matches!(common.family, AF_INET | AF_INET6);
-    match of {
-        Of::All => true,
-        Of::Local => !internet,
-        Of::Netlink => common.family == AF_NETLINK,
-        Of::Internet => internet,
-        Of::V6 => common.family == AF_INET6,
-        Of::Tcp => internet && common.kind == SocketType::Stream,
-        Of::Udp => internet && common.kind == SocketType::Datagram,
     }
 }
 
@@ -202,6 +98,9 @@ enum Operation {
 /// different things to the two calls.
 fn unknown(common: &Common, level: i32, operation: Operation) -> Errno {
     let internet = matches!(common.family, AF_INET | AF_INET6);
+    if common.family == AF_NETLINK {
+        return Errno::ENOPROTOOPT;
+    }
     let known = match level {
         SOL_SOCKET => true,
         SOL_IP => internet,
@@ -216,10 +115,6 @@ fn unknown(common: &Common, level: i32, operation: Operation) -> Errno {
     } else {
         Errno::EOPNOTSUPP
     }
-}
-
-fn find(common: &Common, name: Name) -> Option<&'static Plain> {
-    PLAIN.iter().find(|option| option.name == name && applies(option.of, common))
 }
 
 /// Doubled and bounded, as Linux does for its own bookkeeping (socket(7), `SO_SNDBUF`).
@@ -245,6 +140,10 @@ pub fn set(
             SO_TYPE | SO_PROTOCOL | SO_DOMAIN | SO_ERROR | SO_ACCEPTCONN | SO_PEERCRED => {
                 return Err(Errno::ENOPROTOOPT);
             }
+            // SO_BSDCOMPAT, which does nothing on Linux.
+            14 => return word().map(drop),
+            // SO_DETACH_FILTER: there is none.
+            27 => return Err(Errno::ENOENT),
             SO_LINGER => {
                 if len < 8 {
                     return Err(Errno::EINVAL);
@@ -253,13 +152,13 @@ pub fn set(
                 common.options.lock().linger = (on != 0).then_some(seconds);
                 return Ok(());
             }
-            SO_RCVTIMEO | SO_SNDTIMEO => {
+            SO_RCVTIMEO | SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {
                 if len < size_of::<Timeval>() {
                     return Err(Errno::EINVAL);
                 }
                 let timeout = parse_timeout(at.read()?)?;
                 let mut options = common.options.lock();
-                let slot = if number == SO_RCVTIMEO {
+                let slot = if matches!(number, SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
                     &mut options.receive_timeout_ns
                 } else {
                     &mut options.send_timeout_ns
@@ -290,6 +189,10 @@ pub fn set(
             Err(Errno::ENOENT)
         };
     }
+    // Of TLS in the kernel, a module; libraries do without.
+    if (level, number) == (SOL_TCP, TCP_ULP) && applies(Of::Tcp, common) {
+        return Err(Errno::ENOENT);
+    }
     let option =
         find(common, (level, number)).ok_or_else(|| unknown(common, level, Operation::Set))?;
     // ip(7): the options of that level may be a single byte.
@@ -299,11 +202,14 @@ pub fn set(
     };
     let value = match option.range {
         Range::Flag => (value != 0) as i32,
+        Range::Bit if matches!(value, 0 | 1) => value,
         Range::Any => value,
-        Range::Within(low, high) if (low..=high).contains(&value) => value,
-        // -1 gives back the default (ip(7), IP_TTL).
-        Range::Within(..) if value == -1 => option.default,
-        Range::Within(..) => return Err(Errno::EINVAL),
+        Range::Within(low, high) | Range::Reset(low, high) if (low..=high).contains(&value) => {
+            value
+        }
+        Range::Reset(..) if value == -1 => option.default,
+        Range::Bit | Range::Within(..) | Range::Reset(..) => return Err(Errno::EINVAL),
+        Range::Fixed => return Err(Errno::ENOPROTOOPT),
     };
     if option.name == V6ONLY
         && socket.local_address() != Endpoint::wildcard(AF_INET6).for_family(AF_INET6)
@@ -373,9 +279,9 @@ fn value(
                 let value = [linger.is_some() as i32, linger.unwrap_or(0)];
                 return store(bytemuck::bytes_of(&value));
             }
-            SO_RCVTIMEO | SO_SNDTIMEO => {
+            SO_RCVTIMEO | SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {
                 let options = common.options.lock();
-                let ns = if number == SO_RCVTIMEO {
+                let ns = if matches!(number, SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
                     options.receive_timeout_ns
                 } else {
                     options.send_timeout_ns
@@ -386,11 +292,8 @@ fn value(
                 let nobody = PeerCredentials { pid: 0, uid: u32::MAX, gid: u32::MAX };
                 return store(bytemuck::bytes_of(&socket.peer_credentials().unwrap_or(nobody)));
             }
-            // SO_SNDLOWAT: cannot be changed on Linux.
-            19 => 1,
-            // SO_INCOMING_CPU, SO_INCOMING_NAPI_ID, SO_MARK, SO_RXQ_OVFL, SO_LOCK_FILTER.
-            49 => -1,
-            56 | 36 | 40 | 44 => 0,
+            // SO_BSDCOMPAT, which does nothing on Linux; SO_LOCK_FILTER.
+            14 | 44 => 0,
             // SO_BINDTODEVICE, SO_PEERSEC, SO_PEERGROUPS.
             25 => return Ok(0),
             // SO_COOKIE.
@@ -418,11 +321,27 @@ fn value(
             _ => {}
         }
     }
-    let word = plain_value(common, (level, number))?;
+    let word = match (level, number) {
+        // IPV6_MTU, too.
+        (SOL_IP, IP_MTU) | (SOL_IPV6, 24) if matches!(common.family, AF_INET | AF_INET6) => {
+            path_mtu(socket)?
+        }
+        name => plain_value(common, name)?,
+    };
     if level == SOL_IP && (1..4).contains(&room) && (0..256).contains(&word) {
         return store(&[word as u8]);
     }
     store(&word.to_ne_bytes())
+}
+
+/// Largest packet on the way to the peer.
+fn path_mtu(socket: &dyn Protocol) -> Result<i32> {
+    const LOOPBACK: i32 = 65536;
+    const ETHERNET: i32 = 1500;
+    match socket.peer_address()? {
+        SocketAddress::V4(peer) | SocketAddress::V6(peer) if peer.is_local() => Ok(LOOPBACK),
+        _ => Ok(ETHERNET),
+    }
 }
 
 fn plain_value(common: &Common, name: Name) -> Result<i32> {
@@ -464,16 +383,5 @@ mod tests {
         assert_eq!(time(1, 500_000), Ok(Some(1_500_000_000)));
         assert_eq!(time(0, 1_000_000), Err(Errno::EDOM));
         assert_eq!(time(-1, 0), Ok(Some(0)));
-    }
-
-    #[test]
-    fn no_option_is_listed_twice() {
-        for (index, option) in PLAIN.iter().enumerate() {
-            assert!(
-                PLAIN[..index].iter().all(|other| other.name != option.name),
-                "{:?}",
-                option.name
-            );
-        }
     }
 }

@@ -224,14 +224,17 @@ pub const ENTRIES: &[Entry] = &[
         "socket",
         &[Int, Hex, Int],
         net::syscalls::sys_socket,
-        Partial("AF_UNIX, and AF_INET and AF_INET6 over loopback; no raw sockets, no AF_NETLINK"),
+        Partial("AF_UNIX, AF_INET, AF_INET6, and NETLINK_ROUTE; no raw sockets"),
     ),
     row(
         42,
         "connect",
         &[Fd, Hex, Int],
         net::syscalls::sys_connect,
-        Partial("Internet sockets reach loopback only; ENETUNREACH beyond"),
+        Partial(
+            "beyond loopback, the host connects what the egress policy allows: else EACCES, \
+             or ENETUNREACH without a policy",
+        ),
     ),
     row(43, "accept", &[Fd, Hex, Hex], net::syscalls::sys_accept, Full),
     row(
@@ -294,6 +297,15 @@ pub const ENTRIES: &[Entry] = &[
         ipc::epoll_syscalls::sys_epoll_pwait,
         Full,
     ),
+    row(
+        275,
+        "splice",
+        &[Fd, Hex, Fd, Hex, Int, Hex],
+        ipc::splice::sys_splice,
+        Partial("bytes are copied, not pages"),
+    ),
+    row(276, "tee", &[Fd, Fd, Int, Hex], ipc::splice::sys_tee, Partial("as splice")),
+    row(278, "vmsplice", &[Fd, Hex, Int, Hex], ipc::splice::sys_vmsplice, Partial("as splice")),
     row(282, "signalfd", &[Fd, Hex, Int], ipc::signalfd::sys_signalfd, Full),
     row(
         283,
