@@ -27,7 +27,7 @@ same! {
     file_io, file_locks, file_lower, file_names, file_open, file_seals, file_space, file_watch,
     file_xattr, hello, mem_file, mem_map, mem_move, mem_protect,
     netlinks, pipes, polls, process_info, procfs, signal_actions, signal_faults, signal_restart,
-    sockets_inet, sockets_local, splices, start, timers,
+    sockets_inet, sockets_local, sockets_messages, splices, start, timers,
 }
 
 /// Ways to end; each must look the same from outside.

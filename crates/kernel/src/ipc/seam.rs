@@ -94,6 +94,14 @@ pub fn reach() -> Reach {
     Reach::from_flags(crate::state::kernel().config.get().flags)
 }
 
+/// Nanoseconds since the epoch.
+pub fn realtime_ns() -> u64 {
+    #[cfg(test)]
+    return 1;
+    #[cfg(not(test))]
+    crate::time::clock::realtime_ns()
+}
+
 /// What differs in every copy of an image.
 pub fn boot_id() -> [u8; 16] {
     #[cfg(test)]

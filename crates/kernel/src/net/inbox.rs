@@ -4,6 +4,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use super::address::SocketAddress;
+use super::arrival::Arrival;
 use super::incoming::message_charge;
 use super::socket::{Ancillary, MessageFlags, Received};
 use crate::errno::{Errno, Result};
@@ -17,6 +18,8 @@ pub struct Datagram {
     pub from: Option<SocketAddress>,
     /// What travels beside the bytes.
     pub ancillary: Ancillary,
+    /// How it came, if that can be asked for.
+    pub arrival: Option<Arrival>,
 }
 
 /// A queue of datagrams.
@@ -59,6 +62,7 @@ impl Inbox {
         let length = first.bytes.len();
         let bytes = sink.put(&first.bytes)?;
         let cut = if bytes < length { MessageFlags::TRUNC } else { MessageFlags::empty() };
+        let arrival = first.arrival;
         let (from, ancillary) = if flags.contains(MessageFlags::PEEK) {
             (first.from.clone(), first.ancillary.clone())
         } else {
@@ -68,7 +72,7 @@ impl Inbox {
                 None => (None, Ancillary::default()),
             }
         };
-        Ok(Received { bytes, length, from, ancillary, flags: cut })
+        Ok(Received { bytes, length, from, ancillary, arrival, flags: cut })
     }
 
     /// Moves everything out, to be dropped without holding a lock.

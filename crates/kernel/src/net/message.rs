@@ -147,7 +147,8 @@ impl ControlWriter {
         self.written
     }
 
-    fn put(&mut self, kind: i32, data: &[u8]) -> Result<()> {
+    /// A control message.
+    pub fn put(&mut self, level: i32, kind: i32, data: &[u8]) -> Result<()> {
         let left = self.room - self.written;
         if left < CMSG_HEADER {
             self.cut = true;
@@ -155,7 +156,7 @@ impl ControlWriter {
         }
         let fits = data.len().min(left - CMSG_HEADER);
         self.cut |= fits < data.len();
-        let header = ControlHeader { len: (CMSG_HEADER + fits) as u64, level: SOL_SOCKET, kind };
+        let header = ControlHeader { len: (CMSG_HEADER + fits) as u64, level, kind };
         let at = self.at.offset(self.written as u64);
         at.write(&header)?;
         at.offset(CMSG_HEADER as u64).write_bytes(&data[..fits])?;
@@ -165,7 +166,7 @@ impl ControlWriter {
 
     /// `SCM_CREDENTIALS`.
     pub fn put_credentials(&mut self, credentials: PeerCredentials) -> Result<()> {
-        self.put(SCM_CREDENTIALS, bytemuck::bytes_of(&credentials))
+        self.put(SOL_SOCKET, SCM_CREDENTIALS, bytemuck::bytes_of(&credentials))
     }
 
     /// `SCM_RIGHTS`: gives the running process descriptors for as many files
@@ -193,7 +194,7 @@ impl ControlWriter {
             self.cut = true;
             return Ok(());
         }
-        self.put(SCM_RIGHTS, bytemuck::cast_slice(&fds))
+        self.put(SOL_SOCKET, SCM_RIGHTS, bytemuck::cast_slice(&fds))
     }
 }
 

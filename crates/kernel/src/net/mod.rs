@@ -8,6 +8,7 @@
 //! memory and the host's socket.
 
 pub mod address;
+mod arrival;
 pub mod host_connection;
 pub mod host_poll;
 pub mod host_stream;

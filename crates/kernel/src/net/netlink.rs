@@ -150,7 +150,8 @@ impl Protocol for NetlinkSocket {
         let request = source.take_all(REQUEST_MAX)?;
         for bytes in route_messages::answer(&request, port) {
             let from = Some(SocketAddress::Netlink { port: 0, groups: 0 });
-            self.inbox.lock().push(Datagram { bytes, from, ancillary: Ancillary::default() });
+            let ancillary = Ancillary::default();
+            self.inbox.lock().push(Datagram { bytes, from, ancillary, arrival: None });
         }
         self.common.queue.wake_all(IN);
         Ok(request.len())

@@ -74,7 +74,7 @@ impl Options {
     }
 
     /// The value of an option of the table, if it was set.
-    fn value(&self, name: Name) -> Option<i32> {
+    pub fn value(&self, name: Name) -> Option<i32> {
         self.plain.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
 

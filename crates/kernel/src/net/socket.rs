@@ -9,6 +9,7 @@ use core::any::Any;
 use bitflags::bitflags;
 
 use super::address::SocketAddress;
+use super::arrival::Arrival;
 use super::options::Options;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File, OpenFile, Stat};
@@ -169,6 +170,8 @@ pub struct Received {
     pub from: Option<SocketAddress>,
     /// What travelled beside the bytes.
     pub ancillary: Ancillary,
+    /// How a datagram came.
+    pub arrival: Option<Arrival>,
     /// `MSG_TRUNC`.
     pub flags: MessageFlags,
 }

@@ -178,6 +178,9 @@ fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> R
         let file_flags = if close { OpenFlags::CLOEXEC } else { OpenFlags::empty() };
         control.put_files(core::mem::take(&mut received.ancillary.files), file_flags)?;
     }
+    if let Some(arrival) = received.arrival {
+        arrival.put(common, &mut control)?;
+    }
     if header.name != 0 {
         let len_at = at.offset(MessageHeader::NAME_LEN_AT);
         match &received.from {

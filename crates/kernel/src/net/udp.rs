@@ -3,6 +3,7 @@
 use alloc::sync::{Arc, Weak};
 
 use super::address::{AF_INET6, Endpoint, SocketAddress};
+use super::arrival::Arrival;
 use super::inbox::{Datagram, Inbox};
 use super::options;
 use super::ports::{BindOptions, PortTable};
@@ -115,7 +116,7 @@ impl UdpSocket {
     }
 
     /// Takes a datagram in; `false` if this socket listens to another peer.
-    fn deliver(&self, from: Endpoint, bytes: alloc::vec::Vec<u8>) -> bool {
+    fn deliver(&self, from: Endpoint, bytes: alloc::vec::Vec<u8>, arrival: Arrival) -> bool {
         if self.state.get().peer.is_some_and(|peer| peer != from) {
             return false;
         }
@@ -131,7 +132,8 @@ impl UdpSocket {
                 return true;
             }
             let from = Some(from.for_family(self.common.family));
-            inbox.push(Datagram { bytes, from, ancillary: Ancillary::default() });
+            let ancillary = Ancillary::default();
+            inbox.push(Datagram { bytes, from, ancillary, arrival: Some(arrival) });
         }
         self.common.queue.wake_all(IN);
         true
@@ -216,8 +218,10 @@ impl Protocol for UdpSocket {
         if !to.is_local() {
             return self.flows.send(to, &bytes, &self.common.queue).map(|()| len);
         }
-        let delivered =
-            self.network.ports.receiver(to).is_some_and(|socket| socket.deliver(from, bytes));
+        let delivered = self.network.ports.receiver(to).is_some_and(|socket| {
+            let arrival = Arrival::from_sender(to.ip, &self.common, &socket.common);
+            socket.deliver(from, bytes, arrival)
+        });
         if !delivered && state.peer == Some(to) {
             // "Port unreachable" comes back, and a connected socket hears of it.
             *self.common.error.lock() = Some(Errno::ECONNREFUSED);
@@ -234,7 +238,7 @@ impl Protocol for UdpSocket {
         let mut outcome = self.inbox.lock().receive(sink, flags);
         if outcome.as_ref().is_err_and(|error| *error == Errno::EAGAIN) {
             let peer = self.state.get().peer;
-            outcome = self.flows.receive(sink, flags, peer, self.common.family);
+            outcome = self.flows.receive(sink, flags, peer, &self.common);
         }
         match outcome {
             // As on Linux, who does not wait is not told of the end.

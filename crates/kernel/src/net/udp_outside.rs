@@ -8,8 +8,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::address::Endpoint;
+use super::arrival::Arrival;
 use super::host_poll::{HostFile, Kind};
-use super::socket::{MessageFlags, Received};
+use super::outside::source_address;
+use super::socket::{Common, MessageFlags, Received};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::Sink;
@@ -116,7 +118,7 @@ impl Flows {
         sink: &mut Sink<'_>,
         flags: MessageFlags,
         connected: Option<Endpoint>,
-        family: u16,
+        common: &Common,
     ) -> Result<Received> {
         for flow in self.snapshot() {
             if !flow.host.poll().intersects(Events::IN | Events::HUP) {
@@ -130,8 +132,16 @@ impl Flows {
                     }
                     let cut =
                         if bytes < length { MessageFlags::TRUNC } else { MessageFlags::empty() };
-                    let from = Some(flow.peer.for_family(family));
-                    return Ok(Received { bytes, length, from, flags: cut, ..Received::default() });
+                    let from = Some(flow.peer.for_family(common.family));
+                    let to = source_address(flow.peer.ip).ok();
+                    return Ok(Received {
+                        bytes,
+                        length,
+                        from,
+                        flags: cut,
+                        arrival: to.map(|to| Arrival::from_outside(to, common)),
+                        ..Received::default()
+                    });
                 }
                 Err(Errno::EFAULT) => return Err(Errno::EFAULT),
                 Err(Errno::EAGAIN) => {}

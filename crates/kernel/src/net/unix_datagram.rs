@@ -209,7 +209,7 @@ impl Protocol for UnixDatagram {
             UnixName::Unnamed => None,
             name => Some(SocketAddress::Unix(name)),
         };
-        to.inbox.lock().push(Datagram { bytes, from, ancillary });
+        to.inbox.lock().push(Datagram { bytes, from, ancillary, arrival: None });
         to.common.queue.wake_all(IN);
         Ok(len)
     }
