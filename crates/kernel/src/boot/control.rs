@@ -146,12 +146,17 @@ pub fn receive_command() -> Message {
     }
 }
 
-/// The next message that nobody waits for in particular, if there is one.
+/// The next message that nobody waits for in particular, if there is one. An
+/// answer to a request that was made without waiting is passed on.
 pub fn next_message() -> Option<Kept> {
-    if let Some(kept) = KEPT.lock().as_mut().and_then(VecDeque::pop_front) {
-        return Some(kept);
+    loop {
+        let kept = KEPT.lock().as_mut().and_then(VecDeque::pop_front);
+        let message = kept.or_else(|| receive(true).map(|message| keep(&message)))?;
+        if message.kind != MSG_REPLY {
+            return Some(message);
+        }
+        crate::net::answered(&message);
     }
-    receive(true).map(|message| keep(&message))
 }
 
 /// Whether a message was kept that nobody has handled. The host's socket says

@@ -9,8 +9,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::control::{
-    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_REPLY, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal,
-    WindowSize,
+    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal, WindowSize,
 };
 
 use super::thread::{current, current_arc};
@@ -245,7 +244,6 @@ pub fn handle_messages() {
                 kernel().window.set(size);
                 super::signal::send_from_host(crate::task::signal::SIGWINCH);
             }
-            MSG_REPLY => crate::net::answered(&message),
             MSG_FREEZE => crate::freeze::request(),
             kind => crate::console!("thaw kernel: the host sent a message of unknown kind {kind}"),
         }
