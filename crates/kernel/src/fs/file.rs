@@ -277,6 +277,8 @@ pub struct OpenFile {
     position: Lock<u64>,
     /// Advisory locks may belong to this description, to be given up with it.
     has_locks: AtomicBool,
+    /// `O_ASYNC`.
+    pub(super) async_io: super::async_io::AsyncIo,
 }
 
 impl OpenFile {
@@ -292,6 +294,7 @@ impl OpenFile {
             flags: AtomicU32::new(flags.bits()),
             position: Lock::new(0),
             has_locks: AtomicBool::new(false),
+            async_io: Default::default(),
         })
     }
 
@@ -459,6 +462,7 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        self.end_async();
         notify::closed(self);
         if self.has_locks.load(Ordering::Relaxed) {
             let owner = super::locks::Owner::Description(self as *const Self as u64);

@@ -11,6 +11,7 @@
 //! | [`inotify`], [`notify`] | watches, and where events come from |
 //! | [`syscalls`] | the system calls on files |
 
+pub mod async_io;
 pub mod context;
 pub mod dentry;
 pub mod dev;

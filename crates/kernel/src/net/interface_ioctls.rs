@@ -57,7 +57,8 @@ fn v4(interface: &Interface) -> Option<(Ipv4Addr, InterfaceAddress)> {
 
 fn configuration(argument: UserAddress) -> Result<u64> {
     // struct ifconf: int length, then a pointer at offset 8.
-    let room = usize::try_from(argument.read::<i32>()?).map_err(|_| Errno::EINVAL)?;
+    // A negative length is no room; without a pointer, it says nothing.
+    let room = usize::try_from(argument.read::<i32>()?).unwrap_or(0);
     let at = UserAddress(argument.offset(8).read::<u64>()?);
     let mut len = 0;
     for interface in all() {

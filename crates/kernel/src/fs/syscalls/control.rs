@@ -1,5 +1,6 @@
 //! fcntl(2) and ioctl(2).
 
+use super::super::async_io::Owner;
 use super::super::fd_table::OnExec;
 use super::super::file::{OpenFile, OpenFlags};
 use super::super::locks::Patience;
@@ -20,6 +21,9 @@ const F_SETLK: u32 = 6;
 const F_SETLKW: u32 = 7;
 const F_SETOWN: u32 = 8;
 const F_GETOWN: u32 = 9;
+const F_SETSIG: u32 = 10;
+const F_GETSIG: u32 = 11;
+const F_SETOWN_EX: u32 = 15;
 const F_GETOWN_EX: u32 = 16;
 const F_OFD_GETLK: u32 = 36;
 const F_OFD_SETLK: u32 = 37;
@@ -70,6 +74,7 @@ pub fn fcntl(args: &Args) -> Result<u64> {
                 }
             }
             open.set_flags((old - SETTABLE) | wanted);
+            open.note_async_flag(fd);
             Ok(0)
         }
         F_GETLK => locking::get_record_lock(&open, args.address(2), LockedBy::Process),
@@ -89,10 +94,15 @@ pub fn fcntl(args: &Args) -> Result<u64> {
         F_OFD_SETLKW => {
             locking::set_record_lock(&open, args.address(2), LockedBy::Description, Patience::Wait)
         }
-        // Nobody is told by signal; nobody has asked to be.
-        F_GETOWN => Ok(0),
-        F_GETOWN_EX => args.address(2).write(&[0u32; 2]).map(|()| 0),
-        F_SETOWN => Err(Errno::EINVAL),
+        F_GETOWN => Ok(open.async_owner().number() as u64),
+        F_SETOWN => open.set_async_owner(Owner::from_number(argument as i32)?).map(|()| 0),
+        F_GETOWN_EX => args.address(2).write(&open.async_owner().pair()).map(|()| 0),
+        F_SETOWN_EX => {
+            let owner = Owner::from_pair(args.address(2).read()?)?;
+            open.set_async_owner(owner).map(|()| 0)
+        }
+        F_GETSIG => Ok(open.async_signal().into()),
+        F_SETSIG => open.set_async_signal(argument).map(|()| 0),
         F_GETPIPE_SZ => crate::ipc::pipe::get_pipe_size(&open),
         F_SETPIPE_SZ => crate::ipc::pipe::set_pipe_size(&open, argument),
         F_ADD_SEALS => add_seals(&open, argument),
@@ -144,8 +154,14 @@ pub fn ioctl(args: &Args) -> Result<u64> {
         }
         FIOASYNC => {
             let on: i32 = argument.read()?;
-            // Signal-driven I/O is missing: turning it off is all one can do.
-            if on != 0 { Err(Errno::ENOTTY) } else { Ok(0) }
+            if open.file.wait_queue().is_none() {
+                return Err(Errno::ENOTTY);
+            }
+            let mut flags = open.flags();
+            flags.set(OpenFlags::ASYNC, on != 0);
+            open.set_flags(flags);
+            open.note_async_flag(fd);
+            Ok(0)
         }
         FIONREAD if open.downcast::<RegularFile>().is_some() => {
             let left = open.file.size().saturating_sub(open.position());
