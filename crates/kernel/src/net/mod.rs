@@ -23,6 +23,7 @@ pub mod options;
 pub mod outside;
 pub mod pair;
 pub mod ports;
+pub mod proc_files;
 pub mod resolver_files;
 mod route_messages;
 pub mod socket;

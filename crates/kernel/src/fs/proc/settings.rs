@@ -7,6 +7,7 @@ use super::super::fd_table::NR_OPEN;
 use super::super::inotify;
 use super::super::pseudo::{Item, Kind};
 use crate::errno::{Errno, Result};
+use crate::net::proc_files;
 use crate::state::kernel;
 use crate::task::syscalls::{RELEASE, VERSION};
 
@@ -201,14 +202,11 @@ fn set_hostname(text: &[u8]) -> Result<()> {
 /// tables have their headings only.
 pub(super) const NET: &[Item] = &[
     text("arp", "IP address       HW type     Flags       HW address            Mask     Device\n"),
-    text("dev", DEV),
-    text("if_inet6", "00000000000000000000000000000001 01 80 10 80       lo\n"),
+    file("dev", proc_files::dev),
+    file("if_inet6", proc_files::if_inet6),
     text("protocols", ""),
     text("raw", INET),
-    text(
-        "route",
-        "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n",
-    ),
+    file("route", proc_files::route),
     text(
         "sockstat",
         "sockets: used 0\nTCP: inuse 0 orphan 0 tw 0 alloc 0 mem 0\nUDP: inuse 0 mem 0\n",
@@ -220,8 +218,5 @@ pub(super) const NET: &[Item] = &[
     text("unix", "Num       RefCount Protocol Flags    Type St Inode Path\n"),
 ];
 
-const DEV: &str = "Inter-|   Receive                                                |  Transmit\n \
-    face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
-    lo:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0          0\n";
 const INET: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
 const INET6: &str = "  sl  local_address                         remote_address                        st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
