@@ -79,6 +79,36 @@ fn python_runs_with_its_standard_library() {
     assert_eq!(stdout(&run_in(&root, &python, &["-c", script])), "[1, 2]\n");
 }
 
+/// Collects a language's runtime and runs its interpreter in what was collected.
+fn language(name: &str, arguments: &[&str]) -> String {
+    let runtimes = vec![RuntimeRequest::new(name)];
+    let request = CollectRequest { runtimes, ..Default::default() };
+    let (_directory, root, collected) = collect(&request);
+    // Perl opens it for -e; the kernel's own /dev is not here.
+    fs::write(root.join("dev/null"), "").unwrap();
+    stdout(&run_in(&root, &collected.search_path[0].join(name), arguments))
+}
+
+#[test]
+fn every_language_runs_with_its_library() {
+    if !is_root("running a collected interpreter") {
+        return;
+    }
+    let node = "const [a, z] = [require('crypto'), require('zlib')];
+                console.log(z.gunzipSync(z.gzipSync(a.createHash('md5').update('').digest('hex')))
+                    .toString(), new Intl.NumberFormat('en').format(1234))";
+    assert_eq!(language("node", &["-e", node]), "d41d8cd98f00b204e9800998ecf8427e 1,234\n");
+    let ruby = "require 'json'; require 'openssl'; require 'socket'; require 'digest'
+                puts JSON.generate([Digest::MD5.hexdigest('')])";
+    assert_eq!(language("ruby", &["-e", ruby]), "[\"d41d8cd98f00b204e9800998ecf8427e\"]\n");
+    let php = "echo json_encode([md5(''), extension_loaded('pdo')]), \"\\n\";";
+    assert_eq!(language("php", &["-r", php]), "[\"d41d8cd98f00b204e9800998ecf8427e\",true]\n");
+    let perl =
+        "use POSIX; use JSON::PP; use List::Util 'sum'; print encode_json([sum 1, 2]), qq(\\n)";
+    assert_eq!(language("perl", &["-e", perl]), "[3]\n");
+    assert!(language("java", &["-Xshare:on", "--list-modules"]).contains("java.base@"));
+}
+
 /// Compiles a program or library with the host's C compiler.
 fn compile(source: &str, output: &Path, arguments: &[&str]) {
     fs::create_dir_all(output.parent().unwrap()).unwrap();

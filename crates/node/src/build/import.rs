@@ -8,6 +8,7 @@ use crate::home::{Home, HomeError};
 use crate::logs::LineSplitter;
 use crate::rootfs::{self, RootfsError, StoredRootfs};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -181,26 +182,28 @@ impl Import<'_> {
         for entry in &self.config.files {
             request.libraries_of.push(canonical("files", &self.directory.join(&entry.from))?);
         }
-        match runtime.kind {
-            RuntimeKind::Python3 => {
-                let interpreter =
+        request.programs.extend(runtime.programs.iter().map(|program| self.program_of(program)));
+        match runtime.kind.language() {
+            Some(language) => {
+                let mut wanted = RuntimeRequest::new(language);
+                wanted.interpreter =
                     runtime.interpreter.as_ref().map(|path| self.directory.join(path));
-                let packages = self.packages(runtime, interpreter.as_deref(), on_event)?;
-                let mut python = RuntimeRequest::new("python3");
-                python.interpreter = interpreter;
-                request.runtimes.push(python);
-                if let Some(packages) = packages {
-                    request.libraries_of.push(packages.clone());
-                    self.directory_at(&packages, Path::new(PACKAGES), session, tree, on_event)?;
-                    environment.insert("PYTHONPATH".to_owned(), PACKAGES.to_owned());
-                }
-                // Byte code is written beside its source, into memory that is
-                // frozen or thrown away: neither helps.
-                environment.insert("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned());
+                request.runtimes.push(wanted);
             }
             // A program among the function's files only needs its libraries.
-            RuntimeKind::Binary if self.is_own(&self.config.command[0]) => {}
-            RuntimeKind::Binary => request.programs.push(self.config.command[0].clone().into()),
+            None if self.is_own(&self.config.command[0]) => {}
+            None => request.programs.push(self.config.command[0].clone().into()),
+        }
+        if runtime.kind == RuntimeKind::Python3 {
+            let interpreter = request.runtimes.first().and_then(|r| r.interpreter.clone());
+            if let Some(packages) = self.packages(runtime, interpreter.as_deref(), on_event)? {
+                self.directory_at(&packages, Path::new(PACKAGES), session, tree, on_event)?;
+                environment.insert("PYTHONPATH".to_owned(), PACKAGES.to_owned());
+                request.libraries_of.push(packages);
+            }
+            // Byte code is written beside its source, into memory that is
+            // frozen or thrown away: neither helps.
+            environment.insert("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned());
         }
         let progress = &mut |progress: Progress<'_>| imported(progress, on_event);
         let collected = session.collect(tree, &request, progress)?;
@@ -225,6 +228,15 @@ impl Import<'_> {
                 "{} may not be read and is left out",
                 path.display()
             )));
+        }
+    }
+
+    /// A program of the host; a path with a slash is meant from the function's
+    /// directory.
+    fn program_of(&self, program: &str) -> OsString {
+        match program.contains('/') {
+            true => self.directory.join(program).into(),
+            false => program.into(),
         }
     }
 

@@ -79,7 +79,11 @@ pub struct RuntimeConfig {
     /// Further host files and directories, imported at their own paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub include: Vec<PathBuf>,
-    /// `python3`: the interpreter on the host; default: `python3` in `PATH`.
+    /// Further programs of the host with their shared libraries: names to be
+    /// looked up in `PATH`, or paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<String>,
+    /// Languages: the interpreter on the host; default: the one in `PATH`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interpreter: Option<PathBuf>,
     /// `python3`: a pip requirements file in the function's directory, whose
@@ -98,8 +102,34 @@ pub struct RuntimeConfig {
 pub enum RuntimeKind {
     /// The Python interpreter, its standard library and their shared libraries.
     Python3,
+    /// Node.js.
+    Node,
+    /// The Java virtual machine with its class library.
+    Java,
+    /// The Ruby interpreter, its library and installed gems.
+    Ruby,
+    /// PHP's command-line interpreter, its extensions and settings.
+    Php,
+    /// The Perl interpreter and its library.
+    Perl,
     /// The command's own program and its shared libraries, if it has any.
     Binary,
+}
+
+impl RuntimeKind {
+    /// The name by which the store knows a language's files; none for
+    /// [`RuntimeKind::Binary`], which is no language.
+    pub fn language(self) -> Option<&'static str> {
+        match self {
+            Self::Python3 => Some("python3"),
+            Self::Node => Some("node"),
+            Self::Java => Some("java"),
+            Self::Ruby => Some("ruby"),
+            Self::Php => Some("php"),
+            Self::Perl => Some("perl"),
+            Self::Binary => None,
+        }
+    }
 }
 
 /// `[limits]`.
@@ -228,8 +258,12 @@ impl FunctionConfig {
                 ));
             }
             (None, Some(runtime)) if runtime.kind != RuntimeKind::Python3 => {
-                if runtime.interpreter.is_some() {
-                    return Some((&["runtime", "interpreter"], python_only("interpreter")));
+                if runtime.interpreter.is_some() && runtime.kind == RuntimeKind::Binary {
+                    return Some((
+                        &["runtime", "interpreter"],
+                        "`interpreter` is for languages; remove it or change the runtime's kind"
+                            .to_owned(),
+                    ));
                 }
                 if runtime.requirements.is_some() {
                     return Some((&["runtime", "requirements"], python_only("requirements")));

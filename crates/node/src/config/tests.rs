@@ -85,8 +85,8 @@ fn wrong_values_name_the_place() {
             .starts_with("f/thaw.toml:3:11: a command needs")
     );
     assert!(
-        broken("\"python3\"\n", "\"perl\"\n")
-            .starts_with("f/thaw.toml:7:8: unknown variant `perl`")
+        broken("\"python3\"\n", "\"cobol\"\n")
+            .starts_with("f/thaw.toml:7:8: unknown variant `cobol`")
     );
     let memory = format!("{MINIMAL}[limits]\nmemory = \"256\"\n");
     assert!(parse(&memory).unwrap_err().starts_with("f/thaw.toml:9:10: `256` is not a size;"));
@@ -114,6 +114,22 @@ fn keys_that_contradict_each_other_are_refused() {
             .starts_with("f/thaw.toml:10:1: isolation = \"request\"")
     );
     assert!(broken("port", "workdir = \"x\"\nport").contains("`x` is not absolute"));
+}
+
+#[test]
+fn languages_have_an_interpreter_and_further_programs() {
+    for kind in ["node", "java", "ruby", "php", "perl"] {
+        let keys = format!("= \"{kind}\"\ninterpreter = \"/opt/x\"\nprograms = [\"git\"]");
+        let config = parse(&MINIMAL.replace("= \"python3\"", &keys)).unwrap();
+        let runtime = config.runtime.unwrap();
+        assert_eq!(runtime.kind.language(), Some(kind));
+        assert_eq!(runtime.programs, ["git"]);
+    }
+    assert!(
+        parse(&MINIMAL.replace("= \"python3\"", "= \"binary\"\ninterpreter = \"/x\""))
+            .unwrap_err()
+            .starts_with("f/thaw.toml:8:1: `interpreter` is for languages")
+    );
 }
 
 #[test]

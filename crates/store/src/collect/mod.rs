@@ -8,6 +8,7 @@
 
 mod collector;
 mod elf;
+mod language;
 mod libraries;
 mod program;
 mod python;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::collector::Collector;
-use super::{CollectError, python};
+use super::{CollectError, language, python};
 use crate::error::Result;
 
 /// A language runtime that can be collected from the host.
@@ -15,13 +15,37 @@ pub struct Runtime {
     collect: fn(&mut Collector<'_>, &RuntimeRequest) -> Result<()>,
 }
 
-/// All runtimes. Another language is one more line and a function that says
-/// which programs and directories belong to it.
-pub const RUNTIMES: &[Runtime] = &[Runtime {
-    name: "python3",
-    summary: "the interpreter, its standard library and, for a virtual environment, its packages",
-    collect: python::collect,
-}];
+/// All runtimes. Another language is one more line and what to ask its
+/// interpreter.
+pub const RUNTIMES: &[Runtime] = &[
+    Runtime {
+        name: "python3",
+        summary: "the interpreter, its standard library and, for a virtual environment, its \
+                  packages",
+        collect: python::collect,
+    },
+    Runtime { name: "node", summary: "Node.js", collect: language::collect_node },
+    Runtime {
+        name: "java",
+        summary: "the Java home that `java` belongs to",
+        collect: language::collect_java,
+    },
+    Runtime {
+        name: "ruby",
+        summary: "the interpreter, its library and installed gems",
+        collect: language::collect_ruby,
+    },
+    Runtime {
+        name: "php",
+        summary: "the command-line interpreter, its extensions and settings",
+        collect: language::collect_php,
+    },
+    Runtime {
+        name: "perl",
+        summary: "the interpreter and its library",
+        collect: language::collect_perl,
+    },
+];
 
 /// A runtime that is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
