@@ -1,0 +1,3 @@
+module guest
+
+go 1.19
