@@ -34,6 +34,8 @@ pub(super) struct Collector<'a> {
     trees: Vec<PathBuf>,
     /// Resolved paths whose files come into the tree by other ways.
     elsewhere: Vec<PathBuf>,
+    /// Names of the libraries among those files.
+    libraries_elsewhere: HashSet<OsString>,
     /// Objects whose libraries have been collected.
     pub(super) examined: HashSet<PathBuf>,
     /// Directories of the system's libraries.
@@ -73,6 +75,7 @@ impl<'a> Collector<'a> {
             placed: HashSet::new(),
             trees: Vec::new(),
             elsewhere: Vec::new(),
+            libraries_elsewhere: HashSet::new(),
             examined: HashSet::new(),
             library_directories: system_directories(root),
         }
@@ -83,9 +86,11 @@ impl<'a> Collector<'a> {
     /// extension modules; such a one is not missing.
     pub(super) fn finish(mut self) -> Result<Collected> {
         let names: HashSet<&OsStr> = self.placed.iter().filter_map(|p| p.file_name()).collect();
-        self.collected
-            .missing_libraries
-            .retain(|missing| !names.contains(OsStr::new(&missing.library)));
+        let elsewhere = &self.libraries_elsewhere;
+        self.collected.missing_libraries.retain(|missing| {
+            let name = OsStr::new(&missing.library);
+            !names.contains(name) && !elsewhere.contains(name)
+        });
         self.collected.files = self.import.report.files;
         self.collected.bytes = self.import.report.bytes;
         self.collected.unreadable = std::mem::take(&mut self.import.report.unreadable);
@@ -196,6 +201,7 @@ impl<'a> Collector<'a> {
                     ahead.push(path.join(name.context("read", &on_host)?.file_name()));
                 }
             } else if metadata.is_file() && may_be_elf(&on_host) {
+                self.libraries_elsewhere.extend(path.file_name().map(OsStr::to_owned));
                 self.library_user(&path)?;
             }
         }

@@ -61,13 +61,13 @@ const RUBY: Language = Language {
     unused: &["cache", "doc", "rdoc"],
 };
 
-/// PHP's extensions and settings.
+/// PHP's extensions and settings; Debian's reads the system's time zones.
 const PHP: Language = Language {
     program: "php",
     question: &[
         "-r",
         "echo implode(\"\\n\", [PHP_BINARY, ini_get('extension_dir'), PHP_CONFIG_FILE_PATH,
-            PHP_CONFIG_FILE_SCAN_DIR]);",
+            PHP_CONFIG_FILE_SCAN_DIR, '/usr/share/zoneinfo']);",
     ],
     unused: &[],
 };
