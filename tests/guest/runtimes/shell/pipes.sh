@@ -2,7 +2,7 @@
 set -u
 cd "$(mktemp -d)"
 seq 1 1000 | grep 7 | sort -rn | head -n 3 | tr '\n' ' '; echo
-echo "sum $(seq 1 100 | paste -sd+ | bc 2>/dev/null || seq 1 100 | awk '{ s += $1 } END { print s }')"
+echo "sum $(seq 1 100 | paste -sd+ | bc) $(seq 1 100 | awk '{ s += $1 } END { print s }')"
 printf 'b\na\nc\n' > data; sort < data > sorted 2>&1; cat sorted
 cat <<END | sed 's/here/HERE/'
 a document from here, $((6 * 7)), ${HOME:+home}
