@@ -1,10 +1,14 @@
 //! Functions for the tests, and stores with them built in.
 
 use crate::binary::{build_directory, repository, thaw};
-use crate::outcome::{Outcome, run};
+use crate::outcome::{Outcome, run, run_within};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
+
+/// How long a build may take, which may install packages first.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A function's directory.
 #[derive(Clone, Debug)]
@@ -77,7 +81,7 @@ impl Function {
     pub fn build(&self, home: &Path) -> Outcome {
         let work = tempfile::tempdir().expect("a temporary directory");
         let directory = self.directory(work.path());
-        run(thaw().env("THAW_HOME", home).arg("build").arg(directory))
+        run_within(PATIENCE, thaw().env("THAW_HOME", home).arg("build").arg(directory), b"")
     }
 }
 

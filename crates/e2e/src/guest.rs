@@ -214,17 +214,7 @@ fn compare(program: &[PathBuf], arguments: &[&str], patching: bool) {
         assert_eq!(before, fixture.state(), "the sandboxed program changed files of the host");
         return;
     }
-    let differences = [
-        ("stdout", &native.stdout, &sandboxed.stdout),
-        ("stderr", &native.stderr, &sandboxed.stderr),
-    ]
-    .map(|(name, a, b)| {
-        TextDiff::from_lines(a, b)
-            .unified_diff()
-            .header(&format!("{name} on the host"), &format!("{name} in the sandbox"))
-            .to_string()
-    })
-    .concat();
+    let differences = differences(&native, &sandboxed);
     fixture.refill();
     let traced = in_sandbox(&command, patching, true);
     let lines: Vec<&str> = traced.stderr.lines().collect();
@@ -235,6 +225,18 @@ fn compare(program: &[PathBuf], arguments: &[&str], patching: bool) {
         sandboxed.code,
         lines[lines.len().saturating_sub(25)..].join("\n"),
     );
+}
+
+/// What a run in the sandbox printed in another way than the one on the host.
+pub(crate) fn differences(native: &Outcome, sandboxed: &Outcome) -> String {
+    [("stdout", &native.stdout, &sandboxed.stdout), ("stderr", &native.stderr, &sandboxed.stderr)]
+        .map(|(name, a, b)| {
+            TextDiff::from_lines(a, b)
+                .unified_diff()
+                .header(&format!("{name} on the host"), &format!("{name} in the sandbox"))
+                .to_string()
+        })
+        .concat()
 }
 
 /// What every run has in its environment, besides `HOME`.

@@ -7,6 +7,7 @@ mod guest;
 mod http;
 mod outcome;
 mod processes;
+mod runtime;
 
 pub use binary::{kernel_symbol, repository, thaw, thaw_binary};
 pub use daemon::{Daemon, DaemonOptions, wait_until};
@@ -15,3 +16,4 @@ pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, 
 pub use http::{Raw, Response, get, post, request};
 pub use outcome::{Outcome, run, run_with_input};
 pub use processes::{Process, children, descendants, exists, kill, process};
+pub use runtime::{RuntimeProgram, compare_runtime};

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How long a command may take before it is taken for stuck.
+/// How long a command may take before it is taken for stuck, unless said otherwise.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What became of a command.
@@ -37,6 +37,11 @@ pub fn run(command: &mut Command) -> Outcome {
 
 /// Runs a command with `input` as its standard input.
 pub fn run_with_input(command: &mut Command, input: &[u8]) -> Outcome {
+    run_within(PATIENCE, command, input)
+}
+
+/// Runs a command that may take `patience` with `input` as its standard input.
+pub fn run_within(patience: Duration, command: &mut Command, input: &[u8]) -> Outcome {
     // A process group of its own, so that a stuck command goes with all it started.
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child =
@@ -47,7 +52,7 @@ pub fn run_with_input(command: &mut Command, input: &[u8]) -> Outcome {
     let feeder = thread::spawn(move || drop(stdin.write_all(&input)));
     let stdout = drain(child.stdout.take().expect("piped"));
     let stderr = drain(child.stderr.take().expect("piped"));
-    let code = wait(&mut child);
+    let code = wait(&mut child, patience);
     feeder.join().expect("the feeder");
     Outcome {
         code,
@@ -65,8 +70,8 @@ fn drain(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-fn wait(child: &mut Child) -> Option<i32> {
-    let deadline = Instant::now() + PATIENCE;
+fn wait(child: &mut Child, patience: Duration) -> Option<i32> {
+    let deadline = Instant::now() + patience;
     loop {
         if let Some(status) = child.try_wait().expect("the child is ours") {
             return Some(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)));

@@ -1,0 +1,194 @@
+//! The example functions of every runtime, frozen and thawed, answer as they do
+//! when they are not. What takes long to build is ignored by `make test` and run
+//! by `make runtimes`.
+
+use serde_json::json;
+use thaw_e2e::{Daemon, DaemonOptions, Function, Raw, Response, built_home, get, post};
+
+/// A daemon that serves one example, built into a home of its own.
+fn serve(example: &'static str) -> Daemon {
+    let label = format!("functions-{}", example.replace('/', "-"));
+    let home = built_home(&label, &[Function::Example(example)]);
+    Daemon::start(&home, &DaemonOptions::default())
+}
+
+#[track_caller]
+fn text(response: &Response) -> String {
+    assert_eq!(response.status, 200, "{}", response.text());
+    response.text()
+}
+
+/// A hello example: each request is served by a copy of its own.
+#[track_caller]
+fn greets(example: &'static str, greeting: &str) {
+    let daemon = serve(example);
+    for name in ["Ada", "Grace", "Edsger"] {
+        let response = get(daemon.gateway(), example, &format!("/?name={name}"));
+        let expected = greeting.replace("NAME", name);
+        let answer = text(&response);
+        assert!(answer.starts_with(&expected), "{answer:?} for {expected:?}");
+        // Copies have no memory of each other's requests.
+        if answer.contains("request ") {
+            assert!(answer.ends_with("request 1.\n"), "{answer:?}");
+        }
+    }
+}
+
+#[test]
+fn hello_node() {
+    greets("hello-node", "Hello from Node");
+}
+
+#[test]
+fn hello_java() {
+    greets("hello-java", "Hello from Java");
+}
+
+#[test]
+fn hello_go() {
+    greets("hello-go", "Hello from Go! Nice to meet NAME");
+}
+
+#[test]
+fn hello_ruby() {
+    greets("hello-ruby", "Hello from Ruby! Nice to meet NAME");
+}
+
+#[test]
+fn hello_php() {
+    greets("hello-php", "Hello from PHP");
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn go_computes_on_several_processors() {
+    let daemon = serve("hello-go");
+    for _ in 0..5 {
+        assert_eq!(text(&get(daemon.gateway(), "hello-go", "/sum")), "199999990000000\n");
+    }
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn hello_nginx() {
+    let daemon = serve("hello-nginx");
+    for _ in 0..5 {
+        let response = get(daemon.gateway(), "hello-nginx", "/");
+        assert_eq!(text(&response), "<h1>Hello from nginx!</h1>\n");
+        assert!(text(&get(daemon.gateway(), "hello-nginx", "/time")).contains("worker"));
+    }
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn flask() {
+    let daemon = serve("flask-python");
+    for _ in 0..3 {
+        let response = get(daemon.gateway(), "flask-python", "/?name=Ada");
+        assert_eq!(text(&response), "<h1>Hello from Flask, Ada!</h1>\n");
+        let body = b"the quick fox and the slow fox and the end";
+        let words = post(daemon.gateway(), "flask-python", "/words", body).json();
+        assert_eq!(words, json!({"total": 10, "top": [["the", 3], ["fox", 2], ["and", 2]]}));
+    }
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn fastapi() {
+    let daemon = serve("fastapi-python");
+    for _ in 0..3 {
+        let response = get(daemon.gateway(), "fastapi-python", "/?name=Ada");
+        assert_eq!(response.json(), json!({"greeting": "Hello from FastAPI, Ada!"}));
+        let numbers =
+            post_json(&daemon, "fastapi-python", "/statistics", r#"{"values": [1, 2, 6]}"#);
+        assert_eq!(numbers.json()["median"], json!(2.0));
+        let wrong = post_json(&daemon, "fastapi-python", "/statistics", r#"{"values": ["x"]}"#);
+        assert_eq!(wrong.status, 422, "{}", wrong.text());
+    }
+}
+
+/// Posts JSON and says so.
+fn post_json(daemon: &Daemon, function: &str, path: &str, body: &str) -> Response {
+    let mut connection = Raw::connect(daemon.gateway());
+    connection.send(format!(
+        "POST {path} HTTP/1.1\r\nHost: {function}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    ));
+    connection.response().expect("an answer")
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn express() {
+    let daemon = serve("express-node");
+    for _ in 0..3 {
+        let response = get(daemon.gateway(), "express-node", "/?name=Ada");
+        assert_eq!(text(&response), "Hello from Express, Ada!\n");
+        let table = post(daemon.gateway(), "express-node", "/tables", b"a,b\n1,2\n3,4").json();
+        assert_eq!(table["sums"], json!({"a": 4, "b": 6}));
+        assert_eq!(table["kept"], json!(true));
+        let primes = get(daemon.gateway(), "express-node", "/primes/1000000").json();
+        assert_eq!(primes["count"], json!(78498));
+    }
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn sinatra() {
+    let daemon = serve("sinatra-ruby");
+    for _ in 0..3 {
+        let response = get(daemon.gateway(), "sinatra-ruby", "/?name=Ada");
+        assert_eq!(text(&response), "Hello from Sinatra, Ada!\n");
+        let words = post(daemon.gateway(), "sinatra-ruby", "/texts", b"some words to count").json();
+        assert_eq!(words["words"], json!(4));
+    }
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn spring() {
+    let daemon = serve("spring-java");
+    for _ in 0..3 {
+        let response = get(daemon.gateway(), "spring-java", "/?name=Ada");
+        assert_eq!(response.json(), json!({"greeting": "Hello from Spring, Ada!"}));
+    }
+    let text = post_json(&daemon, "spring-java", "/words", "b a b");
+    assert_eq!(text.json(), json!([{"word": "b", "times": 2}, {"word": "a", "times": 1}]));
+}
+
+/// The workloads whose answers do not depend on the packages' versions.
+#[test]
+#[ignore = "make runtimes"]
+fn functionbench() {
+    let linpack = json!({"unknowns": 200, "solved": true});
+    let aes = "e00309caac7a5d2ce22a8cb062a8fc408dd9072f68ac933ac3fcdd93a641aa42";
+    for (example, function, query, result) in [
+        ("functionbench/float", "functionbench-float", "?n=1000", json!(21066.795808)),
+        ("functionbench/matmul", "functionbench-matmul", "?n=10", json!(24.11868)),
+        ("functionbench/linpack", "functionbench-linpack", "?n=200", linpack),
+        ("functionbench/pyaes", "functionbench-pyaes", "", json!(aes)),
+        ("functionbench/json", "functionbench-json", "", json!({"bytes": 259800, "items": 2000})),
+        ("functionbench/model", "functionbench-model", "", json!({"reviews": 50, "right": 50})),
+    ] {
+        let daemon = serve(example);
+        for _ in 0..2 {
+            let answer = get(daemon.gateway(), function, &format!("/{query}")).json();
+            assert_eq!(answer["result"], result, "{function}");
+        }
+    }
+    for (example, function, key, value) in [
+        ("functionbench/chameleon", "functionbench-chameleon", "bytes", json!(36590)),
+        ("functionbench/image", "functionbench-image", "small", json!([128, 96])),
+        ("functionbench/video", "functionbench-video", "frames", json!(60)),
+    ] {
+        let daemon = serve(example);
+        let answer = get(daemon.gateway(), function, "/").json();
+        let mut found = answer["result"][key].clone();
+        // The last number is the size of what was encoded.
+        if let Some(numbers) = found.as_array_mut() {
+            numbers.truncate(2);
+        }
+        assert_eq!(found, value, "{function}");
+    }
+}
