@@ -75,8 +75,6 @@ pub fn freeze() {
     // Nothing may be allocated from here on: the report says where the heap ends.
     let report = report::build(&threads);
     kernel().clocks.freeze();
-    // Last: what is allocated after it may lie beyond the heap that it describes.
-    let report = report::build(&threads);
     let entry =
         EntryPoint { report_address: report.as_ptr() as u64, report_len: report.len() as u64 };
     control::send(MSG_ENTRY_POINT, 0, bytemuck::bytes_of(&entry), &[]);
