@@ -40,8 +40,9 @@ const RECEIVE_MESSAGE_FLAGS: u32 = 0x40 | 0x4000_0000;
 /// `MAP_SHARED | MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE |
 /// MAP_POPULATE | MAP_FIXED_NOREPLACE`. Not `MAP_LOCKED`, `MAP_HUGETLB`.
 const MAP_FLAGS: u32 = 0x1 | 0x2 | 0x10 | 0x20 | 0x4000 | 0x8000 | 0x10_0000;
-/// Advice about the sandbox's own memory. Not `MADV_REMOVE`, which writes to
-/// files, not `MADV_MERGEABLE`, a side channel, not `MADV_HWPOISON`.
+/// Advice about the sandbox's own memory. `MADV_REMOVE` frees memory of the file
+/// that its processes share; of other files it needs one that may be written.
+/// Not `MADV_MERGEABLE`, a side channel, not `MADV_HWPOISON`.
 const ADVICE: &[u32] = &[
     0,  // MADV_NORMAL
     1,  // MADV_RANDOM
@@ -49,6 +50,7 @@ const ADVICE: &[u32] = &[
     3,  // MADV_WILLNEED
     4,  // MADV_DONTNEED
     8,  // MADV_FREE
+    9,  // MADV_REMOVE
     14, // MADV_HUGEPAGE
     15, // MADV_NOHUGEPAGE
     20, // MADV_COLD

@@ -7,7 +7,10 @@
 //!
 //! ```text
 //! ReportHeader
-//! FrozenRegion × region_count    sorted by address, not overlapping
+//! u32          × space_count     host process of each address space
+//! (padding to 8 bytes)
+//! FrozenRegion × region_count    of each address space together, sorted by
+//!                                address, not overlapping
 //! FrozenThread × thread_count
 //! u32          × blob_count      blobs in use: the image's I/O cache
 //! (padding to 8 bytes)
@@ -40,6 +43,10 @@ pub struct ReportHeader {
     pub strings_len: u32,
     /// Process id of the first process, as the guest sees it.
     pub pid: u32,
+    /// Number of address spaces: 1 unless the guest has forked.
+    pub space_count: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// The region belongs to the kernel (heap, pages, gate), not to the guest.
@@ -74,8 +81,8 @@ pub struct FrozenRegion {
     pub path_offset: u32,
     /// Bytes of the path; 0 for anonymous memory.
     pub path_len: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Number of the address space; memory that all share belongs to number 0.
+    pub space: u32,
 }
 
 /// A guest thread at rest.
@@ -97,7 +104,7 @@ mod tests {
 
     #[test]
     fn format_tripwire() {
-        assert_eq!(size_of::<ReportHeader>(), 32);
+        assert_eq!(size_of::<ReportHeader>(), 40);
         assert_eq!(size_of::<FrozenRegion>(), 48);
         assert_eq!(size_of::<FrozenThread>(), 224);
     }

@@ -63,6 +63,18 @@ pub const MAPPING_KERNEL: u32 = 1 << 0;
 pub const MAPPING_EAGER: u32 = 1 << 1;
 /// The guest mapped it `MAP_SHARED`.
 pub const MAPPING_SHARED: u32 = 1 << 2;
+/// The upper half of the flags is the number of the address space: 0 for that
+/// of the first guest process and for what all share.
+pub const MAPPING_SPACE_SHIFT: u32 = 16;
+/// Most address spaces of an image.
+pub const MAX_SPACES: u32 = 1024;
+
+impl Mapping {
+    /// Number of the address space.
+    pub fn space(&self) -> u32 {
+        self.flags >> MAPPING_SPACE_SHIFT
+    }
+}
 
 /// One `mmap` call of a boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

@@ -49,13 +49,21 @@ pub const ARENA_PAGES: u64 = ARENA_HEAP + HEAP_MAX;
 pub const ARENA_VARIABLES: u64 = ARENA_PAGES + PAGES_MAX;
 /// Offset of the table of open blobs.
 pub const ARENA_BLOBS: u64 = ARENA_VARIABLES + (1 << 24);
+/// Offset of the shared anonymous memory of guest processes.
+pub const ARENA_SHM: u64 = ARENA_BLOBS + (1 << 28);
 /// Bytes of the file; only what is touched takes memory.
-pub const ARENA_FILE_SIZE: u64 = ARENA_BLOBS + (1 << 28);
+pub const ARENA_FILE_SIZE: u64 = ARENA_SHM + SHM_MAX;
 
 /// Where memory is put together before it is moved to its place.
 pub const WINDOW_BASE: u64 = 0x7ea0_0000_0000;
 /// End of the window.
 pub const WINDOW_END: u64 = 0x7f00_0000_0000;
+
+/// Shared anonymous memory of guest processes, by the offsets that name it.
+/// Saved in images, and in use once several host processes share the arena.
+pub const SHM_BASE: u64 = 0x7e60_0000_0000;
+/// Largest size of all shared anonymous memory, in bytes.
+pub const SHM_MAX: u64 = 1 << 37;
 
 /// The per-boot area: vCPU blocks, signal stacks, idle stacks, message
 /// buffers. Never in an image.
@@ -105,6 +113,7 @@ mod tests {
             (KERNEL_BASE, KERNEL_END),
             (HEAP_BASE, HEAP_BASE + HEAP_MAX),
             (PAGES_BASE, PAGES_BASE + PAGES_MAX),
+            (SHM_BASE, SHM_BASE + SHM_MAX),
             (BOOT_BASE, BOOT_BASE + BOOT_MAX),
             (INDEX_BASE, INDEX_BASE + INDEX_MAX),
             (WINDOW_BASE, WINDOW_END),

@@ -28,6 +28,10 @@ pub struct Kernel {
     pub random: Lock<crate::time::random::Generator>,
     /// Pages of files, pipes and sockets.
     pub pages: Lock<crate::mm::pages::PageAllocator>,
+    /// Shared anonymous memory of the guest.
+    pub shared_memory: crate::mm::shm::SharedMemory,
+    /// Whether several host processes share the arena, or did when it was frozen.
+    pub has_shared_arena: Lock<bool>,
     /// Futexes that somebody waits on.
     pub futexes: crate::task::futex::Futexes,
     /// Timers by deadline.

@@ -3,6 +3,7 @@
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::layout::{
     GATE_BASE, GATE_END, GUEST_MAX, GUEST_MIN, HEAP_BASE, HEAP_MAX, PAGES_BASE, PAGES_MAX,
+    SHM_BASE, SHM_MAX,
 };
 
 /// Whose memory it is.
@@ -10,7 +11,7 @@ use thaw_abi::layout::{
 pub(crate) enum Area {
     /// The guest's.
     Guest,
-    /// The kernel's: gate, heap, pages.
+    /// The kernel's: gate, heap, pages, shared anonymous memory.
     Kernel,
 }
 
@@ -27,7 +28,8 @@ pub(crate) fn area_of(start: u64, len: u64) -> Option<Area> {
     }
     let kernel = within(GATE_BASE, GATE_END)
         || within(HEAP_BASE, HEAP_BASE + HEAP_MAX)
-        || within(PAGES_BASE, PAGES_BASE + PAGES_MAX);
+        || within(PAGES_BASE, PAGES_BASE + PAGES_MAX)
+        || within(SHM_BASE, SHM_BASE + SHM_MAX);
     kernel.then_some(Area::Kernel)
 }
 

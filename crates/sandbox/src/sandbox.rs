@@ -261,6 +261,12 @@ impl Sandbox {
         self.process.proc_file(name)
     }
 
+    /// Opens a file in `/proc` of another process of the sandbox, given by its
+    /// number in the sandbox' pid namespace.
+    pub(crate) fn member_file(&self, number: u32, name: &str) -> io::Result<File> {
+        self.process.member_file(number, name)
+    }
+
     /// Blobs that the sandbox has asked for since its boot.
     pub(crate) fn blobs_asked(&self) -> impl Iterator<Item = u32> {
         self.broker.asked()

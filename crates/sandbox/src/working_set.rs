@@ -106,7 +106,7 @@ impl WorkingSet {
     pub fn record(sandbox: &Sandbox, plan: &BootPlan) -> io::Result<Self> {
         let mut map = PageMap::new(sandbox.proc_file("pagemap")?);
         let mut runs: Vec<Run> = Vec::new();
-        for mapping in plan.mappings() {
+        for mapping in plan.mappings().iter().filter(|mapping| mapping.space() == 0) {
             let (first, end) = (mapping.start, mapping.start + mapping.len);
             map.runs(first, end, |found| {
                 let how = match found.kind {
@@ -262,7 +262,8 @@ impl WorkingSet {
         room: usize,
     ) -> Vec<PopulateRange> {
         let mut ranges: Vec<PopulateRange> = Vec::new();
-        for mapping in mappings {
+        // The others are mapped in processes of their own.
+        for mapping in mappings.iter().filter(|mapping| mapping.space() == 0) {
             let runs = || self.within(mapping.start, mapping.start + mapping.len);
             let writable = mapping.prot & WRITABLE != 0;
             if writable && policy.includes(Use::Written) {

@@ -328,7 +328,7 @@ static void attacks(long first)
         A(SYS_mmap, "mmap-high-prot", 0, PAGE, 0x100000003, 0x22, -1, 0),
         A(SYS_mmap, "mmap-strange-prot", 0, PAGE, 0x1000003, 0x22, -1, 0),
         A(SYS_mprotect, "mprotect-growsdown", P(page), PAGE, 0x1000003),
-        A(SYS_madvise, "madvise-remove", P(page), PAGE, 9),
+        A(SYS_madvise, "madvise", P(page), PAGE, 9),
         A(SYS_madvise, "madvise-mergeable", P(page), PAGE, 12),
         A(SYS_madvise, "madvise-hwpoison", P(page), PAGE, 100),
         A(SYS_madvise, "madvise-soft-offline", P(page), PAGE, 101),

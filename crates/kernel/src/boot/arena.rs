@@ -12,13 +12,14 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{MSG_BELL, MSG_MEMORY_FILE};
 use thaw_abi::layout::{
-    ARENA_BLOBS, ARENA_HEAP, ARENA_PAGES, ARENA_VARIABLES, HEAP_BASE, HEAP_MAX, PAGES_BASE,
-    PAGES_MAX, WINDOW_BASE,
+    ARENA_BLOBS, ARENA_HEAP, ARENA_PAGES, ARENA_SHM, ARENA_VARIABLES, HEAP_BASE, HEAP_MAX,
+    PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX, WINDOW_BASE,
 };
 
 use super::{blobs, broker, lazy};
 use crate::errno::{Errno, Result};
-use crate::mm::heap;
+use crate::mm::vma::Vma;
+use crate::mm::{heap, shm};
 use crate::platform::host::{self, HostFd, PROT_READ, PROT_WRITE, Sharing};
 use crate::platform::kernel_lock;
 use crate::state::kernel;
@@ -41,6 +42,11 @@ pub fn set_variables(start: u64, len: u64) {
 /// Whether the arena lies in memory that host processes can share.
 pub fn is_shared() -> bool {
     SHARED.load(Relaxed)
+}
+
+/// The file, if the arena lies in it.
+pub fn file() -> Option<HostFd> {
+    is_shared().then(|| HostFd(FILE.load(Relaxed)))
 }
 
 /// The descriptor with which the watcher is woken.
@@ -73,8 +79,16 @@ pub fn share() -> Result<()> {
     lazy::map_all();
     for space in kernel().tasks.spaces() {
         space.recall_shared(0, u64::MAX);
-        space.share_anonymous()?;
     }
+    let was_shared = core::mem::replace(&mut *kernel().has_shared_arena.lock(), true);
+    let shm_ranges = shm::ranges();
+    // In a thaw the memory lies in the window, otherwise where the guest has it.
+    let areas: Vec<Vma> = match was_shared {
+        true => Vec::new(),
+        false => {
+            kernel().tasks.spaces().iter().flat_map(|space| space.shared_anonymous()).collect()
+        }
+    };
     let mut runs: Vec<(u64, u64)> = Vec::with_capacity(64);
     kernel().pages.lock().for_each_used_run(|start, len| runs.push((start, len)));
     let (blob_table, blob_len) = blobs::table_range();
@@ -82,6 +96,15 @@ pub fn share() -> Result<()> {
     // From here to the last mapping nothing may be allocated or changed.
     for &(start, len) in &runs {
         copy(file, start, len, ARENA_PAGES + (start - PAGES_BASE))?;
+    }
+    if was_shared {
+        for &(start, end) in &shm_ranges {
+            copy(file, SHM_BASE + start, end - start, ARENA_SHM + start)?;
+        }
+    }
+    for vma in &areas {
+        host::protect(vma.start, vma.len(), PROT_READ)?;
+        copy(file, vma.start, vma.len(), ARENA_SHM + vma.offset)?;
     }
     copy(file, blob_table, blob_len, ARENA_BLOBS)?;
     let (variables, variables_len) = (VARIABLES_START.load(Relaxed), VARIABLES_LEN.load(Relaxed));
@@ -95,10 +118,11 @@ pub fn share() -> Result<()> {
     }
     host::map_file(file, HEAP_BASE, HEAP_MAX, WRITABLE, shared, ARENA_HEAP)?;
     host::map_file(file, variables, variables_len, WRITABLE, shared, ARENA_VARIABLES)?;
+    host::map_file(file, SHM_BASE, SHM_MAX, WRITABLE, shared, ARENA_SHM)?;
     heap::mapped_whole();
     SHARED.store(true, Relaxed);
     kernel_lock::enable();
-    Ok(())
+    areas.iter().try_for_each(shm::map)
 }
 
 /// Copies memory into the file, leaving out pages of zeros.

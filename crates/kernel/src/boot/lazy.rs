@@ -32,9 +32,8 @@ fn table() -> &'static mut [Mapping] {
     unsafe { core::slice::from_raw_parts_mut(TABLE as *mut Mapping, COUNT.load(Relaxed) as usize) }
 }
 
-/// Notes the mappings that are still to be made, and the image's descriptor.
-pub fn initialize(image: HostFd, pending: impl Iterator<Item = Mapping>) -> Result<()> {
-    IMAGE.store(image.0, Relaxed);
+/// Notes the mappings that are still to be made.
+pub fn initialize(pending: impl Iterator<Item = Mapping>) -> Result<()> {
     let mut count = 0;
     for mapping in pending {
         if count == MAX_MAPPINGS {

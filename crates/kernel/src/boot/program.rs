@@ -65,6 +65,8 @@ pub fn start(message: &Message) -> Result<()> {
         clocks: Clocks::new(),
         random: Lock::new(random),
         pages: Lock::new(PageAllocator::new(PAGES_BASE, map_block)),
+        shared_memory: Default::default(),
+        has_shared_arena: Lock::new(false),
         futexes: Default::default(),
         timers: Default::default(),
         generation: Lock::new(0),

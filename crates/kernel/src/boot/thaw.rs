@@ -5,13 +5,16 @@
 //! the guest runs.
 #![allow(unsafe_code)]
 
+use alloc::sync::Arc;
+
 use thaw_abi::control::{Connection, FLAG_NO_LAZY, FLAG_TRACE_SYSCALLS, PopulateRange, Thaw};
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
+use thaw_abi::layout::{SHM_BASE, SHM_MAX};
 
 use super::control::Message;
-use super::{blobs, lazy, phases, populate, program, stdio};
+use super::{arena, blobs, lazy, phases, populate, program, stdio};
 use crate::errno::{Errno, Result};
-use crate::mm::heap;
+use crate::mm::{AddressSpace, heap, shm};
 use crate::platform::host::HostFd;
 use crate::platform::user::UserAddress;
 use crate::platform::vcpu;
@@ -38,23 +41,14 @@ pub fn thaw(message: &Message) -> Result<()> {
         blobs::remember(blob, HostFd(fd))?;
     }
     lazy::set_image(HostFd(*image));
-    let eager = |mapping: &Mapping| {
-        mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || command.flags & FLAG_NO_LAZY != 0
+    let lies_in_arena = |mapping: &Mapping| {
+        mapping.space() > 0 || (SHM_BASE..SHM_BASE + SHM_MAX).contains(&mapping.start)
     };
-    for mapping in mappings.iter().filter(|mapping| eager(mapping)) {
-        lazy::map(mapping)?;
+    if mappings.iter().any(lies_in_arena) {
+        map_several(mappings)?;
+    } else {
+        map_one(command, mappings, ranges)?;
     }
-    lazy::initialize(HostFd(*image), mappings.iter().filter(|mapping| !eager(mapping)).copied())?;
-    populate::begin(ranges);
-
-    if !heap::magic_is_right() {
-        return Err(Errno::EINVAL);
-    }
-    heap::restored();
-    // SAFETY: the heap is the one that `install` filled in the frozen sandbox.
-    unsafe { restore(heap::root()) };
-    let first = kernel().tasks.process(FIRST_PID).ok_or(Errno::EINVAL)?;
-    carrier::begin(first.mm());
     stdio::set(1, *stdout);
     stdio::set(2, *stderr);
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
@@ -67,6 +61,62 @@ pub fn thaw(message: &Message) -> Result<()> {
     }
     debug_assert!(vcpu::block().thread.is_null());
     Ok(())
+}
+
+/// Maps an image of a sandbox with one address space, and finds its state.
+fn map_one(command: &Thaw, mappings: &[Mapping], ranges: &[PopulateRange]) -> Result<()> {
+    let eager = |mapping: &Mapping| {
+        mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || command.flags & FLAG_NO_LAZY != 0
+    };
+    for mapping in mappings.iter().filter(|mapping| eager(mapping)) {
+        lazy::map(mapping)?;
+    }
+    lazy::initialize(mappings.iter().filter(|mapping| !eager(mapping)).copied())?;
+    populate::begin(ranges);
+    let space = find_state()?;
+    if core::mem::take(&mut *kernel().has_shared_arena.lock()) {
+        // It has had more processes, or may have: what they shared is its own now.
+        space.forget_shown();
+    }
+    carrier::begin(space);
+    Ok(())
+}
+
+/// Maps an image of a sandbox with several address spaces, and makes a host
+/// process for each.
+fn map_several(mappings: &[Mapping]) -> Result<()> {
+    let of_all = |mapping: &&Mapping| mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0;
+    mappings.iter().filter(of_all).try_for_each(lazy::map)?;
+    let space = find_state()?;
+    carrier::begin(space.clone());
+    for space in kernel().tasks.spaces() {
+        space.forget_shown();
+    }
+    arena::prepare()?;
+    arena::share()?;
+    carrier::begin_others(|number, space| fill(space, number, mappings))?;
+    fill(&space, 0, mappings)
+}
+
+/// Finds the kernel's state in the heap; the memory of the first process.
+fn find_state() -> Result<Arc<AddressSpace>> {
+    if !heap::magic_is_right() {
+        return Err(Errno::EINVAL);
+    }
+    heap::restored();
+    // SAFETY: the heap is the one that `install` filled in the frozen sandbox.
+    unsafe { restore(heap::root()) };
+    Ok(kernel().tasks.process(FIRST_PID).ok_or(Errno::EINVAL)?.mm())
+}
+
+/// Maps the memory of one of several address spaces.
+fn fill(space: &AddressSpace, number: u32, mappings: &[Mapping]) -> Result<()> {
+    let is_own = |mapping: &&Mapping| {
+        let is_shared = number == 0 && mapping.flags & MAPPING_KERNEL != 0;
+        mapping.space() == number && !is_shared
+    };
+    mappings.iter().filter(is_own).try_for_each(lazy::map)?;
+    space.shared_anonymous().iter().try_for_each(shm::map)
 }
 
 /// Renews everything that must not be equal in two copies.

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY, MSG_ENTRY_POINT, MSG_RESUME};
 
-use crate::boot::{control, lazy};
+use crate::boot::{arena, control, lazy};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::mm::vma::VmaFlags;
@@ -56,24 +56,19 @@ pub fn freeze() {
     REQUESTED.store(false, Relaxed);
     kernel().config.lock().flags &= !FLAG_FREEZE_AT_ENTRY;
     lazy::map_all();
-    let threads: alloc::vec::Vec<_> = kernel().tasks.threads.lock().values().cloned().collect();
-    for thread in &threads {
-        thread.process.mm().recall_shared(0, u64::MAX);
+    let spaces = kernel().tasks.spaces();
+    let threads = kernel().tasks.all_threads();
+    if !arena::is_shared() {
+        spaces.iter().for_each(|space| space.recall_shared(0, u64::MAX));
     }
-    for thread in &threads {
-        thread.save_fpu();
-    }
-    for thread in &threads {
+    threads.iter().for_each(|thread| thread.save_fpu());
+    for space in &spaces {
         // In every copy this memory is mapped from the image.
-        thread.process.mm().change_flags(
-            0,
-            thaw_abi::layout::GUEST_MAX,
-            VmaFlags::FROM_IMAGE,
-            VmaFlags::empty(),
-        );
+        let all = thaw_abi::layout::GUEST_MAX;
+        space.change_flags(0, all, VmaFlags::FROM_IMAGE, VmaFlags::empty());
     }
     // Nothing may be allocated from here on: the report says where the heap ends.
-    let report = report::build(&threads);
+    let report = report::build(&spaces, &threads);
     kernel().clocks.freeze();
     let entry =
         EntryPoint { report_address: report.as_ptr() as u64, report_len: report.len() as u64 };

@@ -8,29 +8,30 @@ use thaw_abi::freeze::{
     FrozenRegion, FrozenThread, REGION_FROM_IMAGE, REGION_KERNEL, REGION_SHARED, REGION_STACK,
     REGION_WIPE, REPORT_MAGIC, ReportHeader,
 };
+use thaw_abi::layout::SHM_BASE;
 use thaw_abi::rootfs::NO_BLOB;
 
+use crate::boot::arena;
 use crate::fs::file::MmapSource;
-use crate::mm::heap;
 use crate::mm::vma::{Vma, VmaFlags};
+use crate::mm::{AddressSpace, heap, shm};
 use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::state::kernel;
 use crate::task::Thread;
 
-/// Describes everything that makes up the sandbox.
-pub fn build(threads: &[Arc<Thread>]) -> Vec<u8> {
+/// Describes everything that makes up the sandbox. `spaces` and `threads` begin
+/// with those of the first process.
+pub fn build(spaces: &[Arc<AddressSpace>], threads: &[Arc<Thread>]) -> Vec<u8> {
     let process = &threads[0].process;
     let mut strings: Vec<u8> = Vec::new();
     let mut regions: Vec<FrozenRegion> = Vec::new();
-    let (gate, gate_len) = process.mm().gate.mapped_range();
-    regions.push(kernel_region(gate, gate_len, PROT_READ | PROT_EXEC));
-    for vma in process.mm().areas() {
-        if vma.shared_upper().is_some() {
-            // Its pages are in the page store while the sandbox is at rest.
-            continue;
-        }
-        regions.push(guest_region(&vma, &mut strings));
+    let mut others: Vec<FrozenRegion> = Vec::new();
+    for (number, space) in spaces.iter().enumerate() {
+        let list = if number == 0 { &mut regions } else { &mut others };
+        add_space(list, space, number as u32, &mut strings);
     }
+    let shared_memory = if arena::is_shared() { shm::ranges() } else { Vec::new() };
+    let processes: Vec<u32> = spaces.iter().map(|space| space.carrier.host_pid()).collect();
     let frozen: Vec<FrozenThread> = threads.iter().map(|thread| frozen_thread(thread)).collect();
     let blobs = crate::boot::blobs::open_blobs();
     let auxv = process.auxiliary_vector.lock().clone();
@@ -39,20 +40,28 @@ pub fn build(threads: &[Arc<Thread>]) -> Vec<u8> {
     // themselves set aside before: building the report moves them.
     let mut runs = 0;
     kernel().pages.lock().for_each_used_run(|_, _| runs += 1);
+    let room = runs + shared_memory.len() + others.len() + 16;
     let capacity = size_of::<ReportHeader>()
-        + (regions.len() + runs + 16) * size_of::<FrozenRegion>()
+        + 8
+        + processes.len() * 4
+        + (regions.len() + room) * size_of::<FrozenRegion>()
         + frozen.len() * size_of::<FrozenThread>()
         + blobs.len() * 4
         + 8
         + auxv.len() * 8
         + strings.len();
     let mut report: Vec<u8> = Vec::with_capacity(capacity);
-    regions.reserve(runs + 16);
+    regions.reserve(room);
+    let writable = PROT_READ | PROT_WRITE;
     let (heap_start, heap_len) = heap::used_range();
-    regions.push(kernel_region(heap_start, heap_len, PROT_READ | PROT_WRITE));
+    regions.push(kernel_region(heap_start, heap_len, writable));
     kernel().pages.lock().for_each_used_run(|start, len| {
-        regions.push(kernel_region(start, len, PROT_READ | PROT_WRITE));
+        regions.push(kernel_region(start, len, writable));
     });
+    for (start, end) in shared_memory {
+        regions.push(kernel_region(SHM_BASE + start, end - start, writable));
+    }
+    regions.append(&mut others);
 
     let header = ReportHeader {
         magic: REPORT_MAGIC,
@@ -62,8 +71,12 @@ pub fn build(threads: &[Arc<Thread>]) -> Vec<u8> {
         auxv_len: (auxv.len() * 8) as u32,
         strings_len: strings.len() as u32,
         pid: process.pid,
+        space_count: spaces.len() as u32,
+        reserved: 0,
     };
     report.extend_from_slice(bytemuck::bytes_of(&header));
+    report.extend_from_slice(bytemuck::cast_slice(&processes));
+    report.resize(report.len().next_multiple_of(8), 0);
     report.extend_from_slice(bytemuck::cast_slice(&regions));
     report.extend_from_slice(bytemuck::cast_slice(&frozen));
     report.extend_from_slice(bytemuck::cast_slice(&blobs));
@@ -73,8 +86,32 @@ pub fn build(threads: &[Arc<Thread>]) -> Vec<u8> {
     report
 }
 
+/// Adds the gate and the guest's mappings of an address space.
+fn add_space(
+    regions: &mut Vec<FrozenRegion>,
+    space: &AddressSpace,
+    number: u32,
+    strings: &mut Vec<u8>,
+) {
+    let (gate, gate_len) = space.gate.mapped_range();
+    let gate = kernel_region(gate, gate_len, PROT_READ | PROT_EXEC);
+    // Each host process has its own.
+    let flags = REGION_KERNEL | if kernel().generation.get() > 0 { REGION_FROM_IMAGE } else { 0 };
+    regions.push(FrozenRegion { space: number, flags, ..gate });
+    for vma in space.areas() {
+        // Their pages are in the page store while the sandbox is at rest, or in
+        // the arena.
+        let elsewhere = arena::is_shared() && shm::is_shared_anonymous(&vma);
+        if vma.shared_upper().is_none() && !elsewhere {
+            regions.push(FrozenRegion { space: number, ..guest_region(&vma, strings) });
+        }
+    }
+}
+
+/// Pages that are not present may still have content: they come from an image,
+/// or lie in the arena's file.
 fn from_image() -> u32 {
-    if kernel().generation.get() > 0 { REGION_FROM_IMAGE } else { 0 }
+    if kernel().generation.get() > 0 || arena::is_shared() { REGION_FROM_IMAGE } else { 0 }
 }
 
 fn kernel_region(start: u64, len: u64, prot: u32) -> FrozenRegion {
@@ -87,12 +124,12 @@ fn kernel_region(start: u64, len: u64, prot: u32) -> FrozenRegion {
         flags: REGION_KERNEL | from_image(),
         path_offset: 0,
         path_len: 0,
-        reserved: 0,
+        space: 0,
     }
 }
 
 fn guest_region(vma: &Vma, strings: &mut Vec<u8>) -> FrozenRegion {
-    let mut flags = from_image();
+    let mut flags = if kernel().generation.get() > 0 { REGION_FROM_IMAGE } else { 0 };
     for (flag, bit) in [
         (VmaFlags::SHARED, REGION_SHARED),
         (VmaFlags::WIPE_ON_FORK, REGION_WIPE),
@@ -124,7 +161,7 @@ fn guest_region(vma: &Vma, strings: &mut Vec<u8>) -> FrozenRegion {
         flags,
         path_offset,
         path_len,
-        reserved: 0,
+        space: 0,
     }
 }
 

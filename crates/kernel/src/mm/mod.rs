@@ -3,6 +3,7 @@
 pub mod heap;
 pub mod pages;
 pub mod shared;
+pub mod shm;
 pub mod space;
 pub mod syscalls;
 pub mod vma;

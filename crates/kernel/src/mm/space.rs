@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 use thaw_abi::page_align_up;
 
+use super::shm;
 use super::vma::{FileBacking, Vma, VmaFlags, VmaMap};
 use crate::boot::lazy;
 use crate::errno::{Errno, Result};
@@ -189,6 +190,14 @@ impl AddressSpace {
         }
     }
 
+    /// Forgets which pages mappings show, after a thaw: none is mapped.
+    pub fn forget_shown(&self) {
+        let shown = core::mem::take(&mut *self.shown.lock());
+        for page in shown.into_values() {
+            crate::state::kernel().pages.lock().release(page);
+        }
+    }
+
     /// Removes the pages of the page store from the mappings in a range.
     fn hide(&self, start: u64, end: u64) {
         let hidden: Vec<(u64, u64)> = {
@@ -203,21 +212,10 @@ impl AddressSpace {
         }
     }
 
-    /// Makes shared anonymous memory that came with an image, and is private to
-    /// the host process so far, such that processes can share it.
-    pub fn share_anonymous(&self) -> Result<()> {
-        let private = VmaFlags::SHARED | VmaFlags::FROM_IMAGE;
-        let areas: Vec<Vma> = {
-            let state = self.state.lock();
-            let found = |vma: &&Vma| vma.file.is_none() && vma.flags.contains(private);
-            state.vmas.iter().filter(found).cloned().collect()
-        };
-        for vma in areas {
-            host::map_shared_copy(vma.start, vma.len())?;
-            host::protect(vma.start, vma.len(), vma.prot)?;
-            self.change_flags(vma.start, vma.end, VmaFlags::empty(), VmaFlags::FROM_IMAGE);
-        }
-        Ok(())
+    /// The areas of shared anonymous memory.
+    pub fn shared_anonymous(&self) -> Vec<Vma> {
+        let state = self.state.lock();
+        state.vmas.iter().filter(|vma| shm::is_shared_anonymous(vma)).cloned().collect()
     }
 
     /// Sets where mappings without a fixed address go: below `mmap_top`.
@@ -240,8 +238,16 @@ impl AddressSpace {
             recall(&vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
             host::unmap(vma.start, vma.len())?;
+            self.forget(&vma);
         }
         Ok(())
+    }
+
+    /// Frees what a removed area has used alone.
+    fn forget(&self, vma: &Vma) {
+        if shm::is_shared_anonymous(vma) {
+            shm::release(vma);
+        }
     }
 
     /// Makes a mapping and returns its address.
@@ -262,11 +268,13 @@ impl AddressSpace {
             file: request.file,
             offset: request.offset,
         };
-        map_on_host(&mut vma)?;
-        if vma.file.is_none() && vma.flags.contains(VmaFlags::SHARED) {
-            // Processes that inherit the area find each other by this.
-            vma.offset = crate::state::kernel().tasks.new_shared_memory(len);
+        if vma.file.as_ref().is_some_and(|file| matches!(file.source, MmapSource::Zero)) {
+            vma.file = None;
         }
+        if shm::is_shared_anonymous(&vma) {
+            vma.offset = crate::state::kernel().shared_memory.take(len)?;
+        }
+        map_on_host(&mut vma)?;
         self.state.lock().vmas.insert(vma);
         Ok(start)
     }
@@ -315,6 +323,7 @@ impl AddressSpace {
             recall(vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
             host::unmap(vma.start, vma.len())?;
+            self.forget(vma);
         }
         Ok(())
     }
@@ -479,6 +488,10 @@ impl AddressSpace {
 
     /// Lets an area grow: more of the same file, or zeros.
     fn extend(&self, vma: &Vma, from: u64, to: u64) -> Result<()> {
+        if shm::is_shared_anonymous(vma) {
+            // It would reach into what belongs to others.
+            return Err(Errno::ENOMEM);
+        }
         let mut more =
             Vma { start: from, end: to, offset: vma.offset + (from - vma.start), ..vma.clone() };
         map_on_host(&mut more)?;
@@ -494,6 +507,10 @@ impl AddressSpace {
             let mut part =
                 Vma { start: vma.start.max(start), end: vma.end.min(end), ..vma.clone() };
             part.offset += part.start - vma.start;
+            if shm::is_shared_anonymous(&part) {
+                // madvise(2): others still have the pages.
+                continue;
+            }
             lazy::forget(part.start, part.end);
             let replace = part.flags.contains(VmaFlags::FROM_IMAGE)
                 || part
@@ -607,6 +624,9 @@ fn host_end(vma: &Vma) -> u64 {
 fn map_on_host(vma: &mut Vma) -> Result<()> {
     let sharing =
         if vma.flags.contains(VmaFlags::SHARED) { Sharing::Shared } else { Sharing::Private };
+    if shm::is_shared_anonymous(vma) {
+        return shm::map(vma);
+    }
     let Some(file) = vma.file.clone() else {
         vma.flags.remove(VmaFlags::FROM_IMAGE);
         return host::map_anonymous_as(vma.start, vma.len(), vma.prot, sharing);

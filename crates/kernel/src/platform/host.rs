@@ -277,16 +277,6 @@ pub fn map_file(
         .map(drop)
 }
 
-/// Replaces readable memory by shared memory with the same content.
-pub fn map_shared_copy(address: u64, len: u64) -> Result<()> {
-    let window = thaw_abi::layout::WINDOW_BASE;
-    map_anonymous_as(window, len, PROT_READ | PROT_WRITE, Sharing::Shared)?;
-    protect(address, len, PROT_READ)?;
-    // SAFETY: both ranges are mapped and nobody else uses the window.
-    unsafe { crate::boot::arena::copy_pages(address, window, len) };
-    move_mapping(window, len, address)
-}
-
 /// clone(2): a host process that shares descriptors and nothing else. Both
 /// sides return here, on a copy of the same stack each.
 pub fn fork(sibling: bool) -> Result<Forked> {
@@ -340,6 +330,8 @@ pub fn move_mapping(from: u64, len: u64, to: u64) -> Result<()> {
 
 /// `MADV_DONTNEED`.
 pub const MADV_DONTNEED: u32 = 4;
+/// `MADV_REMOVE`.
+pub const MADV_REMOVE: u32 = 9;
 /// `MADV_POPULATE_READ`.
 pub const MADV_POPULATE_READ: u32 = 22;
 /// `MADV_POPULATE_WRITE`.

@@ -36,6 +36,13 @@ pub struct Carrier {
     bell: AtomicU32,
 }
 
+impl Carrier {
+    /// Host process id in the sandbox' pid namespace; 0 if there is none.
+    pub fn host_pid(&self) -> u32 {
+        self.host_pid.load(Relaxed)
+    }
+}
+
 /// What a carrier's vCPU does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Activity {
@@ -183,11 +190,22 @@ fn watch() {
     WATCHER.store(this.cast_mut(), Relaxed);
     WATCHES_UNTIL.store(timer::next_deadline().map_or(u64::MAX, |next| next.0), Relaxed);
     own_space().carrier.activity.set(Activity::Watching);
+    put_registers_away();
     let has_message = host_poll::watch(timer::time_to_next());
     own_space().carrier.activity.set(Activity::Active);
     WATCHER.store(core::ptr::null_mut(), Relaxed);
     if has_message {
         sched::handle_messages();
+    }
+}
+
+/// Another carrier may freeze the sandbox while this one waits: all of its
+/// threads must be in memory.
+fn put_registers_away() {
+    let owner = vcpu::block().fpu_owner;
+    if arena::is_shared() && !owner.is_null() {
+        // SAFETY: the owner is alive: threads clear the field when they end.
+        unsafe { (*owner).save_fpu() };
     }
 }
 
@@ -200,6 +218,7 @@ fn sleep() {
     let carrier = &own_space().carrier;
     let rung = carrier.bell.load(Relaxed);
     carrier.activity.set(Activity::Sleeping);
+    put_registers_away();
     kernel_lock::release();
     host::futex_wait(&carrier.bell, rung, None);
     kernel_lock::acquire();
@@ -337,6 +356,31 @@ fn run_errand() -> Option<Forked> {
         sched::wake(&thread, Wake::Woken);
     }
     outcome.ok()
+}
+
+/// Makes host processes for the address spaces of an image other than the
+/// first, which this one has. `fill` maps the memory of the space with a number.
+pub fn begin_others(fill: impl Fn(u32, &AddressSpace) -> Result<()>) -> Result<()> {
+    let spaces = kernel().tasks.spaces();
+    for (number, space) in spaces.iter().enumerate().skip(1) {
+        let for_child = space.clone();
+        match host::fork(!is_first())? {
+            Forked::Parent { pid } => {
+                space.carrier.host_pid.store(pid, Relaxed);
+                space.carrier.activity.set(Activity::Active);
+                core::mem::forget(for_child);
+            }
+            Forked::Child => {
+                kernel_lock::acquire();
+                vcpu::block().space = Arc::into_raw(for_child);
+                if fill(number as u32, own_space()).is_err() {
+                    crate::platform::panic::die_with("the image of a process cannot be mapped")
+                }
+                run()
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The new host process: becomes the carrier of its address space.

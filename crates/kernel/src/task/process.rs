@@ -29,8 +29,6 @@ pub struct Tasks {
     last_id: AtomicU32,
     /// The last number of an address space.
     last_space: AtomicU64,
-    /// End of the offsets that name shared anonymous memory, in bytes.
-    shared_memory_end: AtomicU64,
 }
 
 /// `kernel.pid_max`: ids are below this.
@@ -69,11 +67,6 @@ impl Tasks {
         self.last_space.fetch_add(1, Relaxed) + 1
     }
 
-    /// The first of `len` bytes of offsets that name new shared anonymous memory.
-    pub fn new_shared_memory(&self, len: u64) -> u64 {
-        self.shared_memory_end.fetch_add(len, Relaxed)
-    }
-
     /// The process with an id, unless it is gone.
     pub fn process(&self, pid: u32) -> Option<Arc<Process>> {
         self.processes.lock().get(&pid).cloned()
@@ -100,11 +93,12 @@ impl Tasks {
         threads.values().filter(|thread| thread.sched.get().state == RunState::Runnable).count()
     }
 
-    /// The address spaces of all processes, each once.
+    /// The address spaces of all living processes, each once, that of the first
+    /// process first.
     pub fn spaces(&self) -> Vec<Arc<AddressSpace>> {
         let mut spaces: Vec<Arc<AddressSpace>> = Vec::new();
-        for thread in self.threads.lock().values() {
-            let space = thread.process.mm();
+        for process in self.processes.lock().values().filter(|process| !process.is_zombie()) {
+            let space = process.mm();
             if !spaces.iter().any(|known| Arc::ptr_eq(known, &space)) {
                 spaces.push(space);
             }

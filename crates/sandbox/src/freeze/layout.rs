@@ -3,7 +3,8 @@
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::freeze::{REGION_KERNEL, REGION_SHARED};
 use thaw_abi::image::{
-    MAPPING_EAGER, MAPPING_KERNEL, MAPPING_SHARED, Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO,
+    MAPPING_EAGER, MAPPING_KERNEL, MAPPING_SHARED, MAPPING_SPACE_SHIFT, Mapping, SOURCE_BLOB,
+    SOURCE_IMAGE, SOURCE_ZERO,
 };
 
 use super::MergePolicy;
@@ -20,7 +21,7 @@ pub(crate) struct Scanned {
 /// How a frozen sandbox becomes an image file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Sorted by address. Offsets in the image count from its first page of
+    /// Sorted by address space and address. Offsets in the image count from its first page of
     /// memory, see [`Layout::place`].
     pub mappings: Vec<Mapping>,
     /// Memory in the image, sorted by address and by offset, neighbours merged.
@@ -37,6 +38,8 @@ pub(crate) struct Segment {
     pub start: u64,
     pub end: u64,
     pub offset: u64,
+    /// Number of the address space.
+    pub space: u32,
 }
 
 /// Computes the layout, with merging as `policy` says, and harder if that
@@ -92,7 +95,8 @@ fn groups(scanned: &[Scanned]) -> Vec<Vec<Part<'_>>> {
 }
 
 fn alike(first: &Region, second: &Region) -> bool {
-    let flags = |region: &Region| (region.has(REGION_KERNEL), region.has(REGION_SHARED));
+    let flags =
+        |region: &Region| (region.has(REGION_KERNEL), region.has(REGION_SHARED), region.space);
     first.end() == second.start && first.prot == second.prot && flags(first) == flags(second)
 }
 
@@ -152,9 +156,9 @@ impl Layout {
             }
             // A scan finds blob content in blob regions only.
             (Content::Zero | Content::Blob, _) => (SOURCE_ZERO, 0, 0),
-            (Content::Own, _) => (SOURCE_IMAGE, 0, self.store(run)),
+            (Content::Own, _) => (SOURCE_IMAGE, 0, self.store(run, region.space)),
         };
-        let mut flags = 0;
+        let mut flags = region.space << MAPPING_SPACE_SHIFT;
         if region.has(REGION_KERNEL) {
             flags |= MAPPING_KERNEL | MAPPING_EAGER;
         }
@@ -178,12 +182,12 @@ impl Layout {
 
     /// Gives a run its place behind what is there: neighbours in memory are
     /// neighbours in the file.
-    fn store(&mut self, run: Run) -> u64 {
+    fn store(&mut self, run: Run, space: u32) -> u64 {
         let offset = self.image_len;
         self.image_len += run.len();
         match self.segments.last_mut() {
-            Some(last) if last.end == run.start => last.end = run.end,
-            _ => self.segments.push(Segment { start: run.start, end: run.end, offset }),
+            Some(last) if last.end == run.start && last.space == space => last.end = run.end,
+            _ => self.segments.push(Segment { start: run.start, end: run.end, offset, space }),
         }
         offset
     }
@@ -236,7 +240,8 @@ mod tests {
                 run
             })
             .collect();
-        let region = Region { start, len: at - start, blob, prot, flags: 0, path: Vec::new() };
+        let region =
+            Region { start, len: at - start, blob, prot, flags: 0, path: Vec::new(), space: 0 };
         Scanned { region, runs }
     }
 
@@ -288,8 +293,8 @@ mod tests {
         assert_eq!(
             layout.segments,
             [
-                Segment { start: 1000 * P, end: 1003 * P, offset: 0 },
-                Segment { start: 1009 * P, end: 1011 * P, offset: 3 * P },
+                Segment { start: 1000 * P, end: 1003 * P, offset: 0, space: 0 },
+                Segment { start: 1009 * P, end: 1011 * P, offset: 3 * P, space: 0 },
             ]
         );
     }

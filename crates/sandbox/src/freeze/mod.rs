@@ -157,6 +157,7 @@ pub fn freeze(
     };
     let mut scanner = Scanner::open(sandbox, &**source, spec.max_stored)?;
     let report = read_report(&scanner, entry)?;
+    scanner.open_spaces(sandbox, &report.processes)?;
     let blobs = blobs_in_use(&report);
     for &blob in &blobs {
         scanner.check_blob(blob)?;
@@ -208,7 +209,7 @@ fn read_report(scanner: &Scanner<'_>, entry: EntryPoint) -> Result<Report, Freez
         return Err(FreezeError::Report("it lies where none can be, or is too long"));
     }
     let mut bytes = vec![0; entry.report_len as usize];
-    scanner.read(entry.report_address, &mut bytes).map_err(FreezeError::Memory)?;
+    scanner.read(0, entry.report_address, &mut bytes).map_err(FreezeError::Memory)?;
     Report::parse(&bytes)
 }
 

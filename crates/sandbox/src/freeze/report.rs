@@ -4,6 +4,7 @@ use thaw_abi::freeze::{
     FrozenRegion, FrozenThread, REGION_FROM_IMAGE, REGION_KERNEL, REGION_SHARED, REGION_STACK,
     REGION_WIPE, REPORT_MAGIC, REPORT_MAX, ReportHeader,
 };
+use thaw_abi::image::MAX_SPACES;
 use thaw_abi::layout::LAYOUT_END;
 use thaw_abi::rootfs::NO_BLOB;
 
@@ -26,6 +27,8 @@ pub(crate) struct Region {
     pub flags: u32,
     /// Path of the mapped file; empty for anonymous memory.
     pub path: Vec<u8>,
+    /// Number of the address space.
+    pub space: u32,
 }
 
 impl Region {
@@ -41,7 +44,9 @@ impl Region {
 /// A freeze report, checked.
 #[derive(Debug)]
 pub(crate) struct Report {
-    /// Sorted, not overlapping.
+    /// Process of each address space, as the sandbox' pid namespace numbers it.
+    pub processes: Vec<u32>,
+    /// Sorted by address space and address, not overlapping.
     pub regions: Vec<Region>,
     /// At least one; the first is the main thread.
     pub threads: Vec<FrozenThread>,
@@ -87,6 +92,13 @@ impl Report {
         if header.thread_count == 0 || header.thread_count > THREADS_MAX {
             return wrong("its number of threads is impossible");
         }
+        if header.space_count == 0 || header.space_count > MAX_SPACES {
+            return wrong("its number of address spaces is impossible");
+        }
+        let processes = reader.array::<u32>(header.space_count).ok_or_else(truncated)?;
+        if header.space_count % 2 == 1 {
+            reader.bytes(4).ok_or_else(truncated)?;
+        }
         let regions = reader.array::<FrozenRegion>(header.region_count).ok_or_else(truncated)?;
         let threads = reader.array::<FrozenThread>(header.thread_count).ok_or_else(truncated)?;
         let blobs = reader.array::<u32>(header.blob_count).ok_or_else(truncated)?;
@@ -98,12 +110,18 @@ impl Report {
         let mut checked: Vec<Region> = Vec::with_capacity(regions.len());
         for region in &regions {
             let region = check(region, strings).map_err(FreezeError::Report)?;
-            if checked.last().is_some_and(|previous| previous.end() > region.start) {
+            if region.space >= header.space_count {
+                return wrong("a region belongs to no address space");
+            }
+            let is_behind = |previous: &Region| {
+                (previous.space, previous.end()) <= (region.space, region.start)
+            };
+            if !checked.last().is_none_or(is_behind) {
                 return wrong("its regions overlap or are not sorted");
             }
             checked.push(region);
         }
-        Ok(Self { regions: checked, threads, blobs, auxv, pid: header.pid })
+        Ok(Self { processes, regions: checked, threads, blobs, auxv, pid: header.pid })
     }
 }
 
@@ -140,6 +158,7 @@ fn check(region: &FrozenRegion, strings: &[u8]) -> Result<Region, &'static str> 
         prot: region.prot,
         flags: region.flags,
         path: path.to_vec(),
+        space: region.space,
     })
 }
 
@@ -161,9 +180,12 @@ mod tests {
             auxv_len: 16,
             strings_len: 4,
             pid: 1,
+            space_count: 1,
+            reserved: 0,
         };
         change(&mut header);
         let mut bytes = bytes_of(&header).to_vec();
+        bytes.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
         bytes.extend_from_slice(bytemuck::cast_slice(regions));
         bytes.extend_from_slice(bytes_of(&FrozenThread::zeroed()));
         bytes.extend_from_slice(&[5, 0, 0, 0]);

@@ -39,6 +39,8 @@ impl Run {
     }
 }
 
+/// Number of the sandbox' own process in its pid namespace.
+const FIRST_PROCESS: u32 = 1;
 /// Bytes read at a time.
 const CHUNK: u64 = 1 << 20;
 /// Most bytes of memory that are read although no page is known to be there.
@@ -48,8 +50,8 @@ const ZEROS: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
 /// The memory of a frozen sandbox and the blobs that it maps.
 pub(crate) struct Scanner<'a> {
-    memory: File,
-    pages: PageMap,
+    /// Of the processes that have the address spaces; so far, of the first.
+    spaces: Vec<Space>,
     source: &'a dyn BlobSource,
     blobs: HashMap<u32, File>,
     /// Bytes of [`Content::Own`] so far.
@@ -60,21 +62,50 @@ pub(crate) struct Scanner<'a> {
     unknown: u64,
 }
 
+/// The memory of one process.
+struct Space {
+    memory: File,
+    pages: PageMap,
+}
+
+impl Space {
+    fn open(open: impl Fn(&str) -> io::Result<File>) -> Result<Self, FreezeError> {
+        let memory = open("mem").map_err(FreezeError::Memory)?;
+        let pages = open("pagemap").map_err(FreezeError::Memory)?;
+        Ok(Self { memory, pages: PageMap::new(pages) })
+    }
+}
+
 impl<'a> Scanner<'a> {
     pub fn open(
         sandbox: &Sandbox,
         source: &'a dyn BlobSource,
         max_stored: u64,
     ) -> Result<Self, FreezeError> {
-        let memory = sandbox.proc_file("mem").map_err(FreezeError::Memory)?;
-        let pages = sandbox.proc_file("pagemap").map_err(FreezeError::Memory)?;
-        let pages = PageMap::new(pages);
-        Ok(Self { memory, pages, source, blobs: HashMap::new(), stored: 0, max_stored, unknown: 0 })
+        let spaces = vec![Space::open(|name| sandbox.proc_file(name))?];
+        Ok(Self { spaces, source, blobs: HashMap::new(), stored: 0, max_stored, unknown: 0 })
     }
 
-    /// Reads memory of the sandbox.
-    pub fn read(&self, address: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.memory.read_exact_at(buffer, address)
+    /// Opens the memory of all address spaces: `processes` as the sandbox' pid
+    /// namespace numbers them. What the first process has was open before: it
+    /// is the sandbox itself, or one of several that share the report.
+    pub fn open_spaces(&mut self, sandbox: &Sandbox, processes: &[u32]) -> Result<(), FreezeError> {
+        if processes == [FIRST_PROCESS] {
+            return Ok(());
+        }
+        self.spaces = processes
+            .iter()
+            .map(|&process| match process {
+                FIRST_PROCESS => Space::open(|name| sandbox.proc_file(name)),
+                process => Space::open(|name| sandbox.member_file(process, name)),
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Reads memory of an address space.
+    pub fn read(&self, space: u32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.spaces[space as usize].memory.read_exact_at(buffer, address)
     }
 
     /// Makes sure that a blob of the report exists.
@@ -112,7 +143,8 @@ impl<'a> Scanner<'a> {
             return Ok(runs.list);
         }
         let mut changed = Vec::new();
-        self.pages
+        self.spaces[region.space as usize]
+            .pages
             .runs(region.start, region.end(), |run| {
                 if run.kind == PageKind::Private {
                     changed.push((run.start.max(region.start), run.end.min(region.end())));
@@ -144,7 +176,7 @@ impl<'a> Scanner<'a> {
         while at < end {
             let len = (end - at).min(CHUNK) as usize;
             let memory = &mut memory[..len];
-            if let Err(error) = self.read(at, memory) {
+            if let Err(error) = self.read(region.space, at, memory) {
                 // Pages behind the end of a mapped file cannot be read, and have
                 // no content but the file's.
                 if region.blob.is_none() {

@@ -92,7 +92,7 @@ fn copy_memory(image: &File, layout: &Layout, memory: &Scanner<'_>) -> Result<u6
             let len = (segment.end - at).min(CHUNK) as usize;
             let offset = segment.offset + (at - segment.start);
             let buffer = &mut buffer[..len];
-            memory.read(at, buffer).map_err(FreezeError::Memory)?;
+            memory.read(segment.space, at, buffer).map_err(FreezeError::Memory)?;
             for (page_offset, pages) in runs_with_content(buffer) {
                 image.write_all_at(pages, offset + page_offset).map_err(FreezeError::Write)?;
                 stored += pages.len() as u64;

@@ -7,8 +7,9 @@ use bytemuck::{AnyBitPattern, Zeroable};
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::control::MESSAGE_MAX;
 use thaw_abi::image::{
-    IMAGE_VERSION, ImageHeader, MAPPING_EAGER, MAPPING_KERNEL, MAPPING_SHARED, Mapping, NOTE_ABOUT,
-    NOTE_BLOBS, NOTE_HEADER, NOTE_MAPPINGS, NOTE_OWNER, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO,
+    IMAGE_VERSION, ImageHeader, MAPPING_EAGER, MAPPING_KERNEL, MAPPING_SHARED, MAPPING_SPACE_SHIFT,
+    MAX_SPACES, Mapping, NOTE_ABOUT, NOTE_BLOBS, NOTE_HEADER, NOTE_MAPPINGS, NOTE_OWNER,
+    SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO,
 };
 use thaw_abi::rootfs::NO_BLOB;
 
@@ -118,21 +119,26 @@ fn array<T: AnyBitPattern>(note: Option<&Note<'_>>) -> Result<Vec<T>, ImageError
 }
 
 /// Checks that carrying out the mappings can only fill the saved parts of a
-/// sandbox's address space, each at most once.
+/// sandbox's address spaces, each at most once.
 fn check_mappings(mappings: &[Mapping], file_len: u64) -> Result<(), ImageError> {
     if size_of_val(mappings) > MESSAGE_MAX {
         return Err(Damaged("it has too many mappings"));
     }
-    let mut end = 0;
+    let mut end = (0, 0);
     for mapping in mappings {
         let area = area_of(mapping.start, mapping.len)
             .ok_or(Damaged("a mapping lies where none can be"))?;
-        if mapping.start < end {
+        let space = mapping.space();
+        if space < end.0 || space == end.0 && mapping.start < end.1 {
             return Err(Damaged("its mappings overlap or are not sorted"));
         }
-        end = mapping.start + mapping.len;
+        end = (space, mapping.start + mapping.len);
+        if space >= MAX_SPACES {
+            return Err(Damaged("it has too many address spaces"));
+        }
         let known = MAPPING_KERNEL | MAPPING_EAGER | MAPPING_SHARED;
-        if mapping.flags & !known != 0 || mapping.prot & !7 != 0 {
+        let flags = mapping.flags & ((1 << MAPPING_SPACE_SHIFT) - 1);
+        if flags & !known != 0 || mapping.prot & !7 != 0 {
             return Err(Damaged("a mapping has unknown flags"));
         }
         if (area == Area::Kernel) != (mapping.flags & MAPPING_KERNEL != 0) {

@@ -97,6 +97,23 @@ impl Process {
         if self.is_running()? { Ok(file) } else { Err(Errno::SRCH.into()) }
     }
 
+    /// Opens a file in `/proc` of the process that is number `number` in the pid
+    /// namespace of this one: one of its children.
+    pub fn member_file(&self, number: u32, name: &str) -> io::Result<File> {
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid))?;
+        for child in children.split_whitespace() {
+            let Ok(status) = std::fs::read_to_string(format!("/proc/{child}/status")) else {
+                continue;
+            };
+            let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+            let inner = numbers.and_then(|numbers| numbers.split_whitespace().next_back());
+            if inner == Some(&number.to_string()) && self.is_running()? {
+                return File::open(format!("/proc/{child}/{name}"));
+            }
+        }
+        Err(Errno::SRCH.into())
+    }
+
     /// Sets the limits of the sandbox: bytes of memory (0: none) and CPU time.
     pub fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> io::Result<()> {
         // There is no prlimit(2) by descriptor. The number cannot be given away
