@@ -69,6 +69,29 @@ pub fn if_inet6() -> Result<Vec<u8>> {
     Ok(text.into_bytes())
 }
 
+/// `/proc/net/igmp`: every interface listens to 224.0.0.1, all hosts.
+pub fn igmp() -> Result<Vec<u8>> {
+    let mut text = String::from("Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n");
+    for Interface { index, name, .. } in all() {
+        text += &format!("{index}\t{name:<10}:     1      V3\n");
+        text += "\t\t\t\t010000E0     1 0:00000000\t\t0\n";
+    }
+    Ok(text.into_bytes())
+}
+
+/// `/proc/net/igmp6`: every interface with IPv6 listens to ff02::1, all nodes.
+pub fn igmp6() -> Result<Vec<u8>> {
+    let mut text = String::new();
+    for interface in all() {
+        if interface.addresses.iter().any(|address| address.ip.is_ipv6()) {
+            let (index, name) = (interface.index, interface.name);
+            text += &format!("{index:<4} {name:<15} ff020000000000000000000000000001     1 ");
+            text += "0000000C 0\n";
+        }
+    }
+    Ok(text.into_bytes())
+}
+
 fn name_of(interfaces: &[Interface], index: u32) -> &'static str {
     interfaces.iter().find(|interface| interface.index == index).map_or("", |found| found.name)
 }

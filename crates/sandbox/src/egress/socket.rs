@@ -147,3 +147,90 @@ fn answer_late(control: &OwnedFd, sequence: u64, outcome: Result<OwnedFd, Errno>
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use rustix::net::{RecvFlags, SendFlags, recv, send};
+    use thaw_abi::network::HOST_ADDRESS;
+
+    /// The sockets of a sandbox with these rules, and its end of the control socket.
+    fn sockets(rules: &[String]) -> (Sockets, OwnedFd) {
+        let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let (host, sandbox) = message::control_pair().unwrap();
+        (Sockets::new(Arc::new(EgressPolicy::new(rules)), host), sandbox)
+    }
+
+    fn tcp(ip: [u8; 4], port: u16) -> Destination {
+        Destination { address: (Ipv4Addr::from(ip), port).into(), transport: Transport::Tcp }
+    }
+
+    fn opened(outcome: Result<Opening, Errno>) -> OwnedFd {
+        match outcome.unwrap() {
+            Opening::Opened(socket) => socket,
+            Opening::Later => panic!("no name is in question"),
+        }
+    }
+
+    #[test]
+    fn the_hosts_loopback_is_connected_where_it_is_allowed() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (mut sockets, _sandbox) = sockets(&[format!("host.thaw.internal:{port}")]);
+        let socket = opened(sockets.open(tcp(HOST_ADDRESS, port), 1));
+        let (mut accepted, _) = listener.accept().unwrap();
+        accepted.write_all(b"hello").unwrap();
+        rustix::io::ioctl_fionbio(&socket, false).unwrap();
+        let mut ours = TcpStream::from(socket);
+        let mut bytes = [0; 5];
+        ours.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"hello");
+        for to in [tcp([127, 0, 0, 1], port), tcp([0, 0, 0, 0], port), tcp(HOST_ADDRESS, 1)] {
+            assert_eq!(sockets.open(to, 2).unwrap_err(), Errno::ACCESS);
+        }
+    }
+
+    #[test]
+    fn who_asks_too_fast_is_slowed_down() {
+        let (mut sockets, _sandbox) = sockets(&["192.0.2.1:1".to_owned()]);
+        let refused = |_| sockets.open(tcp([192, 0, 2, 2], 1), 1).unwrap_err();
+        let outcomes: Vec<Errno> = (0..5000).map(refused).collect();
+        assert_eq!(outcomes[0], Errno::ACCESS);
+        assert!(outcomes.contains(&Errno::AGAIN));
+    }
+
+    /// The name of the rule is one that getaddrinfo(3) takes for an address, so
+    /// that no server is asked: another one than the sandbox wants.
+    #[test]
+    fn an_answer_that_waits_for_a_name_comes_by_itself() {
+        let (mut sockets, sandbox) = sockets(&["1.0x7f:443".to_owned()]);
+        // The name has been looked up by the time, whatever came of it.
+        assert!(matches!(sockets.open(tcp([192, 0, 2, 1], 443), 77), Ok(Opening::Later)));
+        let mut buffer = [0; 64];
+        let packet = message::receive(&sandbox, &mut buffer, None).unwrap();
+        assert_eq!(&buffer[..packet.len], &message::reply(77, libc::EACCES, &[])[..]);
+        assert_eq!(sockets.open(tcp([192, 0, 2, 1], 443), 78).unwrap_err(), Errno::ACCESS);
+    }
+
+    #[test]
+    fn the_resolver_answers_over_a_socket_that_keeps_bounds() {
+        let (mut sockets, _sandbox) = sockets(&["host.thaw.internal:1".to_owned()]);
+        let address = (Ipv4Addr::from(RESOLVER_ADDRESS), RESOLVER_PORT).into();
+        let to = Destination { address, transport: Transport::Udp };
+        let socket = opened(sockets.open(to, 1));
+        rustix::io::ioctl_fionbio(&socket, false).unwrap();
+        let mut question = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
+        question.extend(b"\x04host\x04thaw\x08internal\0\0\x01\0\x01");
+        send(&socket, &question, SendFlags::empty()).unwrap();
+        let mut answer = [0; 512];
+        let (len, _) = recv(&socket, &mut answer, RecvFlags::empty()).unwrap();
+        assert_eq!(answer[len - 4..len], HOST_ADDRESS);
+        // Each sandbox has so many of them, and no more.
+        let outcomes: Vec<_> = (0..100).map(|_| sockets.open(to, 2)).collect();
+        assert!(outcomes.iter().any(|outcome| matches!(outcome, Err(Errno::AGAIN))));
+        drop(socket);
+    }
+}

@@ -204,6 +204,8 @@ pub(super) const NET: &[Item] = &[
     text("arp", "IP address       HW type     Flags       HW address            Mask     Device\n"),
     file("dev", proc_files::dev),
     file("if_inet6", proc_files::if_inet6),
+    file("igmp", proc_files::igmp),
+    file("igmp6", proc_files::igmp6),
     text("protocols", ""),
     text("raw", INET),
     file("route", proc_files::route),
