@@ -96,6 +96,17 @@ pub const MSG_BELL: u32 = 212;
 /// many too fast, and those of socket(2) and connect(2).
 pub const MSG_OPEN_SOCKET: u32 = 221;
 
+/// Modes of the terminal behind the standard streams; no body. The reply's tail
+/// is a [`TerminalMode`].
+pub const MSG_TERMINAL_GET: u32 = 241;
+/// Change the modes of the terminal behind the standard streams:
+/// [`TerminalMode`]. The host puts the old ones back when the sandbox ends.
+pub const MSG_TERMINAL_SET: u32 = 242;
+
+/// A request on a directory of the host that is mounted in the sandbox; see
+/// [`crate::bind`].
+pub const MSG_BIND: u32 = 231;
+
 /// The rootfs is an index file, which comes as a descriptor.
 pub const ROOTFS_INDEX: u32 = 0;
 /// The rootfs is a host directory, asked for through `MSG_FS_*`. Paths in these
@@ -128,7 +139,9 @@ pub const FLAG_EGRESS_V6: u32 = 1 << 17;
 /// Descriptors: standard input, output and error, then, for [`ROOTFS_INDEX`],
 /// the index file. Tail: NUL-terminated strings: host name, working directory,
 /// program path (empty: look up `argv[0]` in `PATH`), then `argv_count`
-/// arguments, then `env_count` environment strings.
+/// arguments, then `env_count` environment strings, then `mount_count` strings,
+/// each a `MOUNT_*` letter of [`crate::bind`] and the absolute path of the mount
+/// point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Start {
@@ -154,6 +167,10 @@ pub struct Start {
     pub argv_count: u32,
     /// Number of environment strings.
     pub env_count: u32,
+    /// Number of mounts besides those that every sandbox has.
+    pub mount_count: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Size of the terminal, if there is one.
     pub window: WindowSize,
 }
@@ -263,6 +280,27 @@ pub struct WindowSize {
     pub columns: u16,
     /// Zero.
     pub reserved: u32,
+}
+
+/// Modes of a terminal: `struct termios` of the kernel ABI (ioctl_tty(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct TerminalMode {
+    /// Input modes.
+    pub input: u32,
+    /// Output modes.
+    pub output: u32,
+    /// Control modes; the host's terminal keeps its own.
+    pub control: u32,
+    /// Local modes.
+    pub local: u32,
+    /// Line discipline; the host's terminal keeps its own.
+    pub line: u8,
+    /// Special characters.
+    pub characters: [u8; 19],
+    /// When to change: at once (0), after output (1), or after output and
+    /// dropping input (2), as `TCSANOW`, `TCSADRAIN` and `TCSAFLUSH`.
+    pub when: u32,
 }
 
 /// Body of [`MSG_BOOTED`]: when each phase ended, in nanoseconds of the host's
@@ -400,6 +438,7 @@ mod tests {
             size_of::<FileAttributes>(),
             size_of::<PopulateRange>(),
             size_of::<OpenSocket>(),
+            size_of::<TerminalMode>(),
         ] {
             assert_eq!(size % 8, 0);
         }

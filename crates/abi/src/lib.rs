@@ -2,6 +2,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod bind;
 pub mod control;
 pub mod filter;
 pub mod freeze;

@@ -300,3 +300,74 @@ fn it_works_without_root() {
     assert_ne!(outcome.code, Some(0), "it reads what only root may read");
     assert_eq!(outcome.stdout, "");
 }
+
+/// A directory of the host with a file in it, and the option that mounts it.
+fn bound(access: &str) -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::write(directory.path().join("file"), "of the host\n").expect("a file");
+    let option = format!("--bind={}:/work{access}", directory.path().display());
+    (directory, option)
+}
+
+#[test]
+fn a_bound_directory_is_read() {
+    let (directory, option) = bound("");
+    let outcome = sandboxed(&[&option], &["cat", "/work/file"]);
+    assert_eq!(outcome.success(), "of the host\n");
+    let outcome = sandboxed(&[&option], &["sh", "-c", "echo x > /work/new"]);
+    assert_ne!(outcome.code, Some(0));
+    assert!(outcome.stderr.contains("Read-only file system"), "{}", outcome.stderr);
+    assert_eq!(fs::read_dir(directory.path()).expect("readable").count(), 1);
+}
+
+#[test]
+fn a_directory_bound_to_be_written_to_changes() {
+    let (directory, option) = bound(":rw");
+    let script = "cd /work && mkdir made && cp file made/copy && mv made/copy moved && rmdir made && \
+                  echo more >> moved && ln moved twin && rm file && ln -s moved link && cat link";
+    let outcome = sandboxed(&[&option], &["sh", "-c", script]);
+    assert_eq!(outcome.success(), "of the host\nmore\n");
+    let names = fs::read_dir(directory.path()).expect("readable");
+    let mut names: Vec<_> = names.map(|entry| entry.expect("an entry").file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["link", "moved", "twin"]);
+    let text = fs::read_to_string(directory.path().join("twin")).expect("a file");
+    assert_eq!(text, "of the host\nmore\n");
+}
+
+#[test]
+fn nothing_outside_of_a_bound_directory_is_reached() {
+    let (directory, option) = bound("/in:rw");
+    fs::create_dir(directory.path().join("in")).expect("a directory");
+    let inside = option.replace(":/work/in", "/in:/work");
+    let script = "cd /work; ln -s ../file up; ln -s /work/../../etc/hostname far; cat up; \
+                  cat ../file; echo x > up; echo x > ../file; ls -a";
+    let outcome = sandboxed(&[&inside], &["sh", "-c", script]);
+    assert!(!outcome.stdout.contains("of the host"), "{}", outcome.stdout);
+    let text = fs::read_to_string(directory.path().join("file")).expect("a file");
+    assert_eq!(text, "of the host\n");
+}
+
+#[test]
+fn memory_is_mounted() {
+    let script =
+        "echo x > /scratch/deep/file && cat /scratch/deep/file && grep -c scratch /proc/mounts";
+    let outcome = sandboxed(&["--tmpfs", "/scratch/deep"], &["sh", "-c", script]);
+    assert_eq!(outcome.success(), "x\n1\n");
+}
+
+#[test]
+fn a_mount_that_makes_no_sense_is_an_error_of_one_sentence() {
+    for (option, code) in [
+        ("--bind=/no/such/directory:/work", 1),
+        ("--bind=/etc/hostname:/work", 1),
+        ("--bind=/tmp", 2),
+        ("--bind=/tmp:relative", 2),
+        ("--tmpfs=/a/../b", 2),
+        ("--tmpfs=/etc/passwd/below", 1),
+    ] {
+        let outcome = sandboxed(&[option], &["true"]);
+        assert_eq!(outcome.code, Some(code), "{option}: {}", outcome.stderr);
+        assert_eq!(outcome.stderr.lines().count(), 1, "{option}: {}", outcome.stderr);
+    }
+}

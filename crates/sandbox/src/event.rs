@@ -2,8 +2,9 @@
 
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
-    ConnectionClosed, EntryPoint, Exit, MSG_BELL, MSG_BOOTED, MSG_CONNECTION_CLOSED,
-    MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MessageHeader,
+    ConnectionClosed, EntryPoint, Exit, MSG_BELL, MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED,
+    MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_TERMINAL_GET,
+    MSG_TERMINAL_SET, MessageHeader,
 };
 
 use crate::broker::{Question, Request};
@@ -146,7 +147,10 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
             })
         }
         MSG_FAILED => Event::Failed(printable(body)),
-        MSG_OPEN_BLOB..=MSG_BELL | MSG_OPEN_SOCKET => {
+        MSG_OPEN_BLOB..=MSG_BELL
+        | MSG_OPEN_SOCKET
+        | MSG_BIND
+        | MSG_TERMINAL_GET..=MSG_TERMINAL_SET => {
             let question = Question::parse(kind, body).ok_or(wrong_value)?;
             return Ok(Incoming::Request(Request { sequence: header.sequence, question }));
         }
@@ -215,7 +219,7 @@ mod tests {
             let len = (next() % 80) as usize;
             let mut bytes: Vec<u8> = (0..len).map(|_| next() as u8).collect();
             if len >= 16 && next() % 4 != 0 {
-                let kinds = [102, 103, 104, 105, 106, 201, 202, 203, 204, 205, 221];
+                let kinds = [102, 103, 104, 105, 106, 201, 202, 203, 204, 205, 221, 231, 241, 242];
                 let kind: u32 = kinds[(next() % kinds.len() as u64) as usize];
                 bytes[..4].copy_from_slice(&kind.to_le_bytes());
                 bytes[4..8].copy_from_slice(&(len as u32 - 16).to_le_bytes());

@@ -19,15 +19,17 @@ mod pagemap;
 mod sys;
 
 pub use boot::{
-    BootError, BootFlags, BootPlan, PlanError, Rootfs, StartSpec, ThawOptions, connection,
+    BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, Rootfs, StartSpec, ThawOptions,
+    connection,
 };
-pub use broker::{BlobSource, HostDirectory};
+pub use broker::{BlobSource, BoundAccess, BoundDirectory, HostDirectory};
 pub use egress::{EgressPolicy, EgressRule, EgressRuleError};
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
 pub use freeze::{FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
 pub use image::{Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use sandbox::Sandbox;
+pub use sys::{set_terminal_mode, terminal_mode};
 pub use working_set::{PopulatePolicy, WorkingSet, WorkingSetError};
 pub use zygote::{
     Console, PoolConfig, PoolStats, UserIds, Zygote, ZygoteConfig, ZygoteError, ZygoteParent,

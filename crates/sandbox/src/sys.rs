@@ -6,6 +6,42 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
+use bytemuck::Zeroable;
+use thaw_abi::control::TerminalMode;
+
+/// The modes of a terminal, as the kernel has them.
+pub fn terminal_mode(terminal: BorrowedFd<'_>) -> io::Result<TerminalMode> {
+    let mut mode = TerminalMode::zeroed();
+    // SAFETY: `TCGETS` stores a `struct termios` of the kernel ABI, 36 bytes,
+    // which is how `TerminalMode` begins (asserted below).
+    let result = unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TCGETS, &raw mut mode) };
+    if result == 0 { Ok(mode) } else { Err(io::Error::last_os_error()) }
+}
+
+const _: () = assert!(std::mem::offset_of!(TerminalMode, when) == 36);
+
+/// Changes the modes of a terminal; its speed and line discipline stay. A
+/// caller in the background is not stopped for it.
+pub fn set_terminal_mode(terminal: BorrowedFd<'_>, wanted: &TerminalMode) -> io::Result<()> {
+    let TerminalMode { control, line, .. } = terminal_mode(terminal)?;
+    let mode = TerminalMode { control, line, ..*wanted };
+    let request = [libc::TCSETS, libc::TCSETSW, libc::TCSETSF][wanted.when.min(2) as usize];
+    // SAFETY: all zero is a valid signal set; both sets outlive the calls.
+    let mut old: libc::sigset_t = unsafe { std::mem::zeroed() };
+    let mut blocked = old;
+    // SAFETY: as above; only this thread's mask changes, and it is put back.
+    unsafe {
+        libc::sigaddset(&raw mut blocked, libc::SIGTTOU);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, &raw mut old);
+    }
+    // SAFETY: the request reads the 36 bytes that `TerminalMode` begins with.
+    let result = unsafe { libc::ioctl(terminal.as_raw_fd(), request, &raw const mode) };
+    let error = io::Error::last_os_error();
+    // SAFETY: `old` was filled in above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, ptr::null_mut()) };
+    if result == 0 { Ok(()) } else { Err(error) }
+}
+
 /// Which side of a [`fork_with`] the caller finds itself on.
 pub enum Forked {
     /// The new process.

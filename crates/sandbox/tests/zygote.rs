@@ -262,6 +262,7 @@ fn all_sandboxes_end_with_their_parent() {
             flags: 0,
             rootfs: index_rootfs(vec![]),
             egress: Default::default(),
+            mounts: Vec::new(),
             stdio: [io::stderr().as_fd(); 3],
             window: None,
         }),

@@ -13,3 +13,6 @@ pub mod ps;
 pub mod remove;
 pub mod run;
 pub mod serve;
+
+mod mounts;
+mod terminal;

@@ -1,8 +1,9 @@
 //! `thaw run`: any program in a sandbox, as if it were started directly.
 
+use super::{mounts, terminal};
 use crate::failure::{Failure, Outcome};
 use clap::Args;
-use libc::SIGWINCH;
+use libc::{SIGTSTP, SIGWINCH};
 use rustix::termios::{isatty, tcgetwinsize};
 use std::ffi::OsString;
 use std::io;
@@ -31,6 +32,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[command(after_help = "Examples:\n  \
     thaw run --rootfs / -- python3 -c 'print(\"hello\")'\n  \
     thaw run --rootfs / --allow-egress '*:443' -- curl https://example.com/\n  \
+    thaw run --rootfs / --bind .:/work:rw --workdir /work -- make\n  \
     THAW_TRACE=syscalls thaw run --rootfs ./alpine --memory 64MiB -- /bin/busybox ls -l\n\n\
     Environment:\n  \
     THAW_TRACE=syscalls   print every system call of the program to standard error\n  \
@@ -40,6 +42,13 @@ pub struct Arguments {
     /// served read-only, or the name of a stored one.
     #[arg(long, value_name = "DIR|NAME")]
     rootfs: String,
+    /// Mount a directory of this host in the sandbox, read-only; with :rw, what
+    /// the program changes is changed here, under your rights.
+    #[arg(long, value_name = "HOST:GUEST[:rw]")]
+    bind: Vec<String>,
+    /// Mount an empty file system in memory.
+    #[arg(long, value_name = "GUEST")]
+    tmpfs: Vec<String>,
     /// Set an environment variable; without =VALUE take it from here.
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     env: Vec<String>,
@@ -115,10 +124,12 @@ pub fn run(arguments: Arguments) -> Outcome {
         flags: flags(stdio),
         rootfs,
         egress: egress_policy(&arguments.allow_egress),
+        mounts: mounts::open(&arguments.bind, &arguments.tmpfs)?,
         stdio,
         window: window(stdio),
     };
     // Traces and the kernel's last words belong to the user's standard error.
+    let _terminal = terminal::restore_at_the_end(stdio)?;
     let console = Console::Shared(Arc::new(stdio[2].try_clone_to_owned()?));
     let parent = ZygoteParent::start(ZygoteConfig::new(thaw_node::debug::kernel()?, console))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -169,10 +180,11 @@ async fn wait(sandbox: &mut AsyncFd<Sandbox>, signals: &mut Signals) -> io::Resu
         number = signals.next() => {
             let sandbox = sandbox.get_mut();
             let terminal = window([io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()]);
-            if let (SIGWINCH, Some(size)) = (number, terminal) {
-                ignore_end(sandbox.send_window_size(size))?;
+            match (number, terminal) {
+                // The signal to the program comes with it.
+                (SIGWINCH, Some(size)) => ignore_end(sandbox.send_window_size(size))?,
+                _ => ignore_end(sandbox.send_signal(number as u32))?,
             }
-            ignore_end(sandbox.send_signal(number as u32))?;
         }
     }
     Ok(())
@@ -233,8 +245,11 @@ impl Signals {
             SignalKind::user_defined2(),
             SignalKind::window_change(),
         ];
+        // Ctrl-Z stops the program that a shell in the sandbox runs, not the
+        // sandbox: only then is there somebody to continue it.
+        let stop = isatty(io::stdin()).then(|| SignalKind::from_raw(SIGTSTP));
         let listen = |kind: SignalKind| Ok((kind.as_raw_value(), signal(kind)?));
-        Ok(Self { all: kinds.into_iter().map(listen).collect::<io::Result<_>>()? })
+        Ok(Self { all: kinds.into_iter().chain(stop).map(listen).collect::<io::Result<_>>()? })
     }
 
     /// The number of the next signal.

@@ -31,6 +31,8 @@ struct Strings {
     path: Vec<u8>,
     argv: Vec<Vec<u8>>,
     envp: Vec<Vec<u8>>,
+    /// A letter and a path each.
+    mounts: Vec<Vec<u8>>,
 }
 
 /// Carries out a start command: afterwards the program is ready to run.
@@ -82,6 +84,12 @@ pub fn start(message: &Message) -> Result<()> {
     heap::set_root(root);
     kernel().fs.set(FileSystems::new(lower)?);
     kernel().fs.set_boot_id(boot_id);
+    for (number, mount) in strings.mounts.iter().enumerate() {
+        let Some((&kind, at)) = mount.split_first() else { return Err(Errno::EINVAL) };
+        if let Err(error) = kernel().fs.mount_extra(number as u32, kind, at) {
+            say(b"nothing can be mounted on ", at, &[b": ", error.name().as_bytes()].concat())
+        }
+    }
     let thread = first_thread(&command, strings)?;
     phases::mapped();
     sched::start(&thread);
@@ -119,9 +127,12 @@ fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
     let mut parts = tail.split(|&b| b == 0).map(<[u8]>::to_vec);
     let (hostname, workdir, path) = (parts.next()?, parts.next()?, parts.next()?);
     let argv: Vec<_> = parts.by_ref().take(command.argv_count as usize).collect();
-    let envp: Vec<_> = parts.take(command.env_count as usize).collect();
-    (argv.len() == command.argv_count as usize && envp.len() == command.env_count as usize)
-        .then_some(Strings { hostname, workdir, path, argv, envp })
+    let envp: Vec<_> = parts.by_ref().take(command.env_count as usize).collect();
+    let mounts: Vec<_> = parts.take(command.mount_count as usize).collect();
+    let complete = argv.len() == command.argv_count as usize
+        && envp.len() == command.env_count as usize
+        && mounts.len() == command.mount_count as usize;
+    complete.then_some(Strings { hostname, workdir, path, argv, envp, mounts })
 }
 
 fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {

@@ -230,6 +230,16 @@ pub trait File: Any + Send + Sync {
         true
     }
 
+    /// Whether the file can be mapped `MAP_SHARED`.
+    fn allows_shared_mappings(&self) -> bool {
+        true
+    }
+
+    /// Waits until what was written is safe (fsync(2)).
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// What `mmap` maps.
     fn mmap_source(&self) -> Result<MmapSource> {
         Err(Errno::ENODEV)
@@ -248,6 +258,12 @@ pub trait File: Any + Send + Sync {
     /// Limits on waiting, from `SO_RCVTIMEO` and `SO_SNDTIMEO`, in nanoseconds.
     fn read_timeout_ns(&self) -> Option<u64> {
         None
+    }
+
+    /// Whether a read that runs into [`File::read_timeout_ns`] ends with
+    /// nothing instead of `EAGAIN`: terminals (termios(3), `VTIME`).
+    fn timeout_ends_read(&self) -> bool {
+        false
     }
 
     /// See [`File::read_timeout_ns`].
@@ -351,7 +367,17 @@ impl OpenFile {
             self.note_read(count);
             return Ok(count);
         }
-        let count = self.blocking(self.file.read_timeout_ns(), || self.file.read(sink, 0))?;
+        let timeout = self.file.read_timeout_ns();
+        let outcome = self.blocking(timeout, || self.file.read(sink, 0));
+        let may_wait = !self.flags().contains(OpenFlags::NONBLOCK);
+        if outcome == Err(Errno::EAGAIN)
+            && timeout.is_some()
+            && may_wait
+            && self.file.timeout_ends_read()
+        {
+            return Ok(0);
+        }
+        let count = outcome?;
         self.note_read(count);
         Ok(count)
     }

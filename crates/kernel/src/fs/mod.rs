@@ -4,14 +4,17 @@
 //! | --- | --- |
 //! | [`inode`], [`dentry`], [`mount`], [`path`] | the tree as every textbook has it |
 //! | [`walk`], [`namespace`], [`open`], [`permission`] | path resolution, changing the tree, opening files |
+//! | [`bind`] | directories of the host, mounted by `thaw run` |
 //! | [`lower`], [`overlay`] | the read-only lower layer and the in-memory layer above it |
 //! | [`proc`], [`sys`], [`dev`], [`stdio`] | what the kernel itself shows as files |
 //! | [`file`], [`fd_table`], [`locks`] | open files, descriptors, advisory locks |
+//! | [`tty`] | terminals |
 //! | [`xattr`] | extended attributes |
 //! | [`inotify`], [`notify`] | watches, and where events come from |
 //! | [`syscalls`] | the system calls on files |
 
 pub mod async_io;
+pub mod bind;
 pub mod context;
 pub mod dentry;
 pub mod dev;
@@ -35,6 +38,7 @@ pub mod signals;
 pub mod stdio;
 pub mod sys;
 pub mod syscalls;
+pub mod tty;
 pub mod walk;
 pub mod xattr;
 
@@ -48,11 +52,13 @@ pub use context::{Context, FsContext};
 pub use lower::LowerLayer;
 
 use dentry::Dentry;
-use inode::{FilesystemId, NewInode, NewKind};
+use inode::{FileType, FilesystemId, Inode, NewInode, NewKind};
 use locks::LockTable;
 use mount::{MountTable, NewMount};
 use overlay::{Node, Overlay};
 use path::Path;
+
+use thaw_abi::bind::{MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS};
 
 use crate::errno::{Errno, Result};
 use crate::sync::Lock;
@@ -65,6 +71,11 @@ const SYS_FS: FilesystemId = FilesystemId(5);
 const MEMORY_FS: FilesystemId = FilesystemId(6);
 const CGROUP_FS: FilesystemId = FilesystemId(7);
 
+const DEVPTS_OPTIONS: &str = "rw,nosuid,noexec,relatime,gid=5,mode=620,ptmxmode=666";
+
+/// What `thaw run` mounts has numbers from here on.
+const FIRST_EXTRA_FS: u32 = 16;
+
 /// All file systems of a sandbox.
 pub struct FileSystems {
     /// The root of the tree.
@@ -73,6 +84,8 @@ pub struct FileSystems {
     pub mounts: Lock<MountTable>,
     /// Advisory locks.
     pub locks: LockTable,
+    /// Terminals.
+    pub terminals: tty::Terminals,
     /// Watches of inotify(7).
     pub watches: inotify::Watches,
     /// The root directory as the overlay knows it.
@@ -103,6 +116,7 @@ impl FileSystems {
         );
         let dev = Dentry::root(dev::file_system(DEV_FS)?);
         let shm = Dentry::root(Overlay::empty(SHM_FS, 0o1777));
+        let devpts = Dentry::root(tty::devpts::root());
         let proc = Dentry::root(proc::root(PROC_FS));
         let sys = Dentry::root(sys::root(SYS_FS));
         let cgroup = Dentry::root(sys::cgroup_root(CGROUP_FS));
@@ -113,6 +127,7 @@ impl FileSystems {
             ("sysfs", "sysfs", "ro,nosuid,nodev,noexec,relatime", sys.clone(), &root, b"sys"),
             ("tmpfs", "tmpfs", "rw,nosuid,size=65536k,mode=755", dev.clone(), &root, b"dev"),
             ("cgroup2", "cgroup", "ro,nosuid,nodev,noexec,relatime", cgroup, &sys_fs, b"cgroup"),
+            ("devpts", "devpts", DEVPTS_OPTIONS, devpts, &dev, b"pts"),
             ("tmpfs", "shm", "rw,nosuid,nodev,noexec,relatime", shm, &dev, b"shm"),
         ];
         for (kind, source, options, mounted, parent, name) in tree {
@@ -123,12 +138,37 @@ impl FileSystems {
             root: Path::new(root),
             mounts: Lock::new(mounts),
             locks: LockTable::default(),
+            terminals: Default::default(),
             watches: Default::default(),
             root_node,
             memory: Overlay::empty(MEMORY_FS, 0o700),
             boot_id: Lock::new([0; 16]),
             oom_adjustments: Lock::default(),
         })
+    }
+
+    /// Mounts a directory of the host, by its number in the start command, or
+    /// an empty file system in memory; makes the mount point if it is missing.
+    pub fn mount_extra(&self, number: u32, kind: u8, at: &[u8]) -> Result<()> {
+        let id = FilesystemId(FIRST_EXTRA_FS + number);
+        let (root, kind, options): (Arc<dyn Inode>, _, _) = match kind {
+            MOUNT_BIND => (bind::Bind::root(number, id)?, "host", "ro,relatime"),
+            MOUNT_BIND_WRITABLE => (bind::Bind::root(number, id)?, "host", "rw,relatime"),
+            MOUNT_TMPFS => (Overlay::empty(id, 0o1777), "tmpfs", "rw,relatime"),
+            _ => return Err(Errno::EINVAL),
+        };
+        let mut point = self.root.clone();
+        for name in at.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            let dentry = match point.dentry().child(name)? {
+                Some(found) if found.inode.file_type() == FileType::Directory => found,
+                Some(_) => return Err(Errno::ENOTDIR),
+                None => ensure(point.dentry(), name, 0o755)?,
+            };
+            point = Path::new(dentry).topmost();
+        }
+        let new = NewMount { kind, source: kind, options, root: Dentry::root(root) };
+        self.mounts.lock().mount(new, Some(point.dentry().clone()));
+        Ok(())
     }
 
     /// `/proc/sys/kernel/random/boot_id`.

@@ -107,6 +107,9 @@ fn file_backing(fd: i32, prot: u32, shared: bool) -> Result<Arc<FileBacking>> {
         // fcntl(2), F_SEAL_WRITE; otherwise the descriptor is read-only.
         return Err(if open.flags().can_write() { Errno::EPERM } else { Errno::EACCES });
     }
+    if shared && !open.file.allows_shared_mappings() {
+        return Err(Errno::ENODEV);
+    }
     let source = open.file.mmap_source()?;
     let (path, stat) = if matches!(source, MmapSource::Zero) && !shared {
         (alloc::vec::Vec::new(), Default::default())

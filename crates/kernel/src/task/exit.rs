@@ -92,6 +92,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     process.timers.disarm_all();
     close_files(process);
     crate::fs::locks::release_process(process);
+    crate::fs::tty::job::process_ended(process);
     release_memory(process);
     process.mm().detach();
     leave_children(process);

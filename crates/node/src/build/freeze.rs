@@ -179,6 +179,7 @@ pub(super) fn freeze(
         flags: FLAG_FREEZE_AT_ENTRY | crate::debug::flags(),
         rootfs: rootfs.rootfs(),
         egress: egress_policy(&config.egress.allow),
+        mounts: Vec::new(),
         stdio: [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
         window: None,
     };

@@ -5,7 +5,7 @@ mod start;
 mod thaw;
 
 pub use plan::{BootPlan, PlanError};
-pub use start::{Rootfs, StartSpec};
+pub use start::{Mount, MountKind, Rootfs, StartSpec};
 pub use thaw::ThawOptions;
 
 pub(crate) use start::encode as encode_start;

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::{Zeroable, bytes_of};
+use thaw_abi::bind::{MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS};
 use thaw_abi::control::{MESSAGE_MAX, MSG_START, ROOTFS_HOST, ROOTFS_INDEX, Start, WindowSize};
 
 use super::{BootError, BootFlags, fresh_seed};
-use crate::broker::{BlobSource, HostDirectory};
+use crate::broker::{BlobSource, BoundAccess, BoundDirectory, HostDirectory};
 use crate::egress::EgressPolicy;
 use crate::message;
 
@@ -29,6 +30,36 @@ pub enum Rootfs {
     },
     /// A directory of the host, served read-only through the broker.
     HostDirectory(Arc<HostDirectory>),
+}
+
+/// Something to mount, besides what every sandbox has.
+#[derive(Clone, Debug)]
+pub struct Mount {
+    /// Where: an absolute path in the sandbox; made if it is missing.
+    pub at: OsString,
+    /// What.
+    pub kind: MountKind,
+}
+
+/// What to mount.
+#[derive(Clone, Debug)]
+pub enum MountKind {
+    /// A directory of the host.
+    Bind(BoundDirectory),
+    /// An empty file system in memory.
+    Tmpfs,
+}
+
+impl MountKind {
+    fn letter(&self) -> u8 {
+        match self {
+            Self::Bind(directory) if directory.access() == BoundAccess::Write => {
+                MOUNT_BIND_WRITABLE
+            }
+            Self::Bind(_) => MOUNT_BIND,
+            Self::Tmpfs => MOUNT_TMPFS,
+        }
+    }
 }
 
 /// A program to be started in a fresh sandbox.
@@ -63,6 +94,8 @@ pub struct StartSpec<'a> {
     pub rootfs: Rootfs,
     /// What the program may connect to.
     pub egress: Arc<EgressPolicy>,
+    /// What is mounted above them.
+    pub mounts: Vec<Mount>,
     /// Standard input, output and error; duplicated, not consumed.
     pub stdio: [BorrowedFd<'a>; 3],
     /// Size of the terminal, if one of [`Self::stdio`] is one.
@@ -90,6 +123,8 @@ pub(crate) fn encode(spec: &StartSpec<'_>) -> Result<Vec<u8>, BootError> {
         gid: spec.gid,
         argv_count: spec.argv.len() as u32,
         env_count: spec.env.len() as u32,
+        mount_count: spec.mounts.len() as u32,
+        reserved: 0,
         window: spec.window.unwrap_or_else(WindowSize::zeroed),
     };
 
@@ -110,6 +145,11 @@ pub(crate) fn encode(spec: &StartSpec<'_>) -> Result<Vec<u8>, BootError> {
     }
     for variable in &spec.env {
         push("an environment variable", variable)?;
+    }
+    for mount in &spec.mounts {
+        let mut text = OsString::from(OsStr::from_bytes(&[mount.kind.letter()]));
+        text.push(&mount.at);
+        push("a mount point", &text)?;
     }
 
     let len = size_of::<Start>() + strings.len();
@@ -148,6 +188,7 @@ mod tests {
             flags: 0,
             rootfs: Rootfs::HostDirectory(Arc::new(directory)),
             egress: Arc::default(),
+            mounts: vec![Mount { at: "/scratch".into(), kind: MountKind::Tmpfs }],
             stdio: [stderr.as_fd(); 3],
             window: None,
         }
@@ -164,7 +205,8 @@ mod tests {
         assert_eq!((body.argv_count, body.env_count, body.port), (3, 1, 8000));
         assert_eq!(body.rootfs, ROOTFS_HOST);
         assert_ne!(body.seed, [0; 32]);
-        assert_eq!(tail, b"box\0/tmp\0\0sh\0-c\0true\0A=b\0");
+        assert_eq!(body.mount_count, 1);
+        assert_eq!(tail, b"box\0/tmp\0\0sh\0-c\0true\0A=b\0t/scratch\0");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -55,6 +55,11 @@ impl HostDirectory {
         Ok(Self { root: open(path, flags, Mode::empty())? })
     }
 
+    /// The directory itself.
+    pub(super) fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
     /// A descriptor that stands for the file, without opening it.
     fn locate(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -72,7 +77,7 @@ impl HostDirectory {
     }
 
     /// The file's attributes; those of a pseudo file system are its root's only.
-    fn attributes(file: &OwnedFd) -> Result<Stat, Errno> {
+    pub(super) fn attributes(file: &OwnedFd) -> Result<Stat, Errno> {
         let stat = fstat(file)?;
         // Root inodes have number 1 in all of them.
         if stat.st_ino != 1 && is_pseudo(file)? {
@@ -149,7 +154,7 @@ impl HostDirectory {
     }
 }
 
-fn is_pseudo(file: &OwnedFd) -> Result<bool, Errno> {
+pub(super) fn is_pseudo(file: &OwnedFd) -> Result<bool, Errno> {
     let kind = fstatfs(file)?.f_type as u64 & 0xffff_ffff;
     Ok(PSEUDO_FILE_SYSTEMS.contains(&kind))
 }
@@ -189,7 +194,7 @@ impl Listing {
     }
 }
 
-fn encode(stat: &Stat) -> FileAttributes {
+pub(super) fn encode(stat: &Stat) -> FileAttributes {
     FileAttributes {
         device: stat.st_dev,
         inode: stat.st_ino,

@@ -4,26 +4,32 @@
 //! descriptor of a regular file, a socket to a destination that the egress policy
 //! allows ([`crate::egress`]), or what the sandbox' processes share among
 //! themselves: a memory file and an eventfd, once. It never follows a symbolic link,
-//! never opens anything but a regular file or a directory, and does nothing else.
+//! never opens anything but a regular file or a directory, and changes nothing but
+//! the modes of the terminal that the sandbox was given, if it was given one, and
+//! what lies in directories that were given to be written to ([`BoundDirectory`]).
 
+mod bound;
 mod host_directory;
 mod memory;
 mod path;
 mod request;
 
+pub use bound::{BoundAccess, BoundDirectory};
 pub use host_directory::HostDirectory;
 pub(crate) use request::{Question, Request};
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
+use rustix::termios::isatty;
 
 use crate::boot::Rootfs;
 use crate::egress::{Opening, Sockets};
-use crate::message;
+use crate::{message, sys};
+use bound::Bound;
 use host_directory::Listing;
 
 /// Opens the blobs of one rootfs index.
@@ -62,6 +68,10 @@ pub(crate) struct Broker {
     shared: memory::Shared,
     /// Sockets to the outside; none: nothing may be reached.
     sockets: Option<Sockets>,
+    /// The terminal behind the standard streams.
+    terminal: Option<OwnedFd>,
+    /// Directories of the host by number of the mount.
+    bound: BTreeMap<u32, Bound>,
 }
 
 /// A reply: the message and the descriptor that goes with it.
@@ -72,8 +82,28 @@ const ASKED_MAX: usize = 4096;
 
 impl Broker {
     pub fn new(rootfs: Rootfs, sockets: Option<Sockets>) -> Self {
-        let shared = memory::Shared::default();
-        Self { rootfs, listing: None, asked: BTreeSet::new(), shared, sockets }
+        Self {
+            rootfs,
+            listing: None,
+            asked: BTreeSet::new(),
+            shared: memory::Shared::default(),
+            sockets,
+            terminal: None,
+            bound: BTreeMap::new(),
+        }
+    }
+
+    /// Lets the sandbox use a directory of the host.
+    pub fn bind(&mut self, mount: u32, directory: &BoundDirectory) {
+        self.bound.insert(mount, Bound::new(directory));
+    }
+
+    /// Lets the sandbox ask for the modes of its terminal: the first of these
+    /// that is one.
+    pub fn use_terminal(&mut self, stdio: [BorrowedFd<'_>; 3]) -> io::Result<()> {
+        let terminal = stdio.into_iter().find(|stream| isatty(stream));
+        self.terminal = terminal.map(|stream| stream.try_clone_to_owned()).transpose()?;
+        Ok(())
     }
 
     /// Blobs that the sandbox has been given on request.
@@ -106,11 +136,25 @@ impl Broker {
     }
 
     fn answer(&mut self, question: &Question<'_>) -> Result<Answer, Errno> {
+        if let Question::Bind(request, tail) = question {
+            let bound = self.bound.get_mut(&request.mount).ok_or(Errno::NODEV)?;
+            return Ok(Answer::data(bound.serve(request, tail)?));
+        }
         match (&self.rootfs, question) {
             (_, Question::MemoryFile) => {
                 self.shared.memory_file().map(|file| Answer::file(file, Vec::new()))
             }
             (_, Question::Bell) => self.shared.bell().map(|bell| Answer::file(bell, Vec::new())),
+            (_, Question::TerminalMode) => {
+                let terminal = self.terminal.as_ref().ok_or(Errno::NOTTY)?;
+                let mode = sys::terminal_mode(terminal.as_fd()).map_err(|e| errno_of(&e))?;
+                Ok(Answer::data(bytemuck::bytes_of(&mode).to_vec()))
+            }
+            (_, Question::SetTerminalMode(mode)) => {
+                let terminal = self.terminal.as_ref().ok_or(Errno::NOTTY)?;
+                sys::set_terminal_mode(terminal.as_fd(), mode).map_err(|e| errno_of(&e))?;
+                Ok(Answer::default())
+            }
             (Rootfs::Index { blobs, .. }, Question::OpenBlob(blob)) => {
                 let file = blobs.open_blob(*blob).map_err(|error| errno_of(&error))?;
                 check_read_only(file.as_fd())?;

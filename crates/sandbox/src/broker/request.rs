@@ -3,10 +3,11 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bytemuck::AnyBitPattern;
+use thaw_abi::bind::BindRequest;
 use thaw_abi::control::{
-    Address, ListDirectory, MSG_BELL, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK, MSG_FS_STAT,
-    MSG_MEMORY_FILE, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, OpenBlob, OpenSocket, TRANSPORT_DATAGRAM,
-    TRANSPORT_STREAM,
+    Address, ListDirectory, MSG_BELL, MSG_BIND, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK,
+    MSG_FS_STAT, MSG_MEMORY_FILE, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_TERMINAL_GET,
+    MSG_TERMINAL_SET, OpenBlob, OpenSocket, TRANSPORT_DATAGRAM, TRANSPORT_STREAM, TerminalMode,
 };
 
 use super::path::is_harmless;
@@ -46,6 +47,12 @@ pub(crate) enum Question<'a> {
     Bell,
     /// A socket to a destination outside.
     OpenSocket(Destination),
+    /// Something about a bound directory.
+    Bind(BindRequest, &'a [u8]),
+    /// Modes of the terminal.
+    TerminalMode,
+    /// Change the modes of the terminal.
+    SetTerminalMode(TerminalMode),
 }
 
 impl<'a> Question<'a> {
@@ -75,6 +82,12 @@ impl<'a> Question<'a> {
                 };
                 let address = socket_address(&body.to)?;
                 rest.is_empty().then_some(Self::OpenSocket(Destination { address, transport }))
+            }
+            MSG_BIND => split(body).map(|(request, tail)| Self::Bind(request, tail)),
+            MSG_TERMINAL_GET => body.is_empty().then_some(Self::TerminalMode),
+            MSG_TERMINAL_SET => {
+                let (body, rest): (TerminalMode, _) = split(body)?;
+                (rest.is_empty() && body.when <= 2).then_some(Self::SetTerminalMode(body))
             }
             _ => None,
         }

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use thaw_abi::control::Connection;
 
-use crate::boot::{BootError, BootPlan, Rootfs, StartSpec, ThawOptions};
+use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions};
 use crate::broker::Broker;
 use crate::egress::{EgressPolicy, Sockets};
 use crate::kernel::Kernel;
@@ -150,9 +150,16 @@ impl Zygote {
         if let Rootfs::Index { file, .. } = &spec.rootfs {
             descriptors.push(file.as_fd());
         }
+        let mut broker = self.broker(spec.rootfs.clone(), &spec.egress)?;
+        broker.use_terminal(spec.stdio).map_err(BootError::Send)?;
+        for (number, mount) in spec.mounts.iter().enumerate() {
+            if let MountKind::Bind(directory) = &mount.kind {
+                broker.bind(number as u32, directory);
+            }
+        }
         message::send(&self.control, &[IoSlice::new(&message)], &descriptors)
             .map_err(boot_error)?;
-        self.into_sandbox(spec.rootfs.clone(), &spec.egress)
+        Ok(self.into_sandbox(broker))
     }
 
     /// Becomes a copy of a frozen image, with a client's connected,
@@ -166,7 +173,8 @@ impl Zygote {
     ) -> Result<Sandbox, BootError> {
         self.set_limits(options.memory_limit, options.cpu_time_limit)?;
         plan.send(&self.control, connection, options).map_err(boot_error)?;
-        self.into_sandbox(plan.rootfs(), options.egress)
+        let broker = self.broker(plan.rootfs(), options.egress)?;
+        Ok(self.into_sandbox(broker))
     }
 
     fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> Result<(), BootError> {
@@ -176,19 +184,18 @@ impl Zygote {
         })
     }
 
-    fn into_sandbox(
-        self,
-        rootfs: Rootfs,
-        egress: &Arc<EgressPolicy>,
-    ) -> Result<Sandbox, BootError> {
+    fn broker(&self, rootfs: Rootfs, egress: &Arc<EgressPolicy>) -> Result<Broker, BootError> {
         let sockets = if egress.is_closed() {
             None
         } else {
             let control = self.control.try_clone().map_err(BootError::Send)?;
             Some(Sockets::new(egress.clone(), control))
         };
-        let broker = Broker::new(rootfs, sockets);
-        Ok(Sandbox::new(self.process, self.control, self.console, broker))
+        Ok(Broker::new(rootfs, sockets))
+    }
+
+    fn into_sandbox(self, broker: Broker) -> Sandbox {
+        Sandbox::new(self.process, self.control, self.console, broker)
     }
 }
 

@@ -126,6 +126,7 @@ pub fn start_with(
         flags: 0,
         rootfs,
         egress: Arc::default(),
+        mounts: Vec::new(),
         stdio: [stderr.as_fd(); 3],
         window: None,
     };

@@ -8,6 +8,8 @@ use super::file::{File, OpenFlags};
 use super::inode::{FilesystemId, Inode, NewInode, NewKind};
 use super::overlay::{Node, Overlay};
 use super::path::Path;
+use super::tty::Controlling;
+use super::tty::pty::Slave;
 use crate::errno::{Errno, Result};
 
 pub use devices::{Null, Random, Zero};
@@ -65,7 +67,7 @@ pub fn file_system(id: FilesystemId) -> Result<Arc<Node>> {
 }
 
 /// Opens a character device. `ENXIO` if there is none of that number.
-pub fn open(path: &Path, _flags: OpenFlags) -> Result<Arc<dyn File>> {
+pub fn open(path: &Path, flags: OpenFlags) -> Result<Arc<dyn File>> {
     let inode = path.inode().clone();
     let attributes = inode.attributes();
     match attributes.rdev {
@@ -74,10 +76,29 @@ pub fn open(path: &Path, _flags: OpenFlags) -> Result<Arc<dyn File>> {
         FULL => Ok(Arc::new(Zero::new(inode, devices::Writes::Fail))),
         RANDOM | URANDOM => Ok(Arc::new(Random::new(inode))),
         CONSOLE => super::stdio::console().ok_or(Errno::ENXIO),
-        TTY => super::stdio::controlling_terminal().ok_or(Errno::ENXIO),
+        TTY => controlling_terminal(flags),
+        PTMX => {
+            let identity = super::Context::current().identity;
+            super::tty::pty::Master::open((identity.uid, TTY_GROUP))
+        }
         THAW => Ok(Arc::new(devices::Thaw::new(inode))),
-        // A standard stream that is a terminal, opened again by name.
-        KMSG | PTMX => Err(Errno::ENXIO),
-        _ => inode.open(_flags),
+        KMSG => Err(Errno::ENXIO),
+        // The slave of a pseudo terminal, or a standard stream that is a
+        // terminal, opened again by name.
+        _ => inode.open(flags),
+    }
+}
+
+/// Group of terminals, as devpts is told by its mount options.
+const TTY_GROUP: u32 = 5;
+
+/// `/dev/tty`: the controlling terminal of the caller (tty(4)); `ENXIO`.
+fn controlling_terminal(flags: OpenFlags) -> Result<Arc<dyn File>> {
+    let process = crate::task::current_process();
+    let terminals = &crate::state::kernel().fs.terminals;
+    match terminals.controlling(process.pid, process.session()) {
+        Some(Controlling::Host) => super::stdio::terminal().ok_or(Errno::ENXIO),
+        Some(Controlling::Pty(pty)) => Slave::open(&pty, flags | OpenFlags::NOCTTY),
+        None => Err(Errno::ENXIO),
     }
 }

@@ -207,8 +207,10 @@ pub(super) fn stat(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
     let spent = ticks(if thread.tid() == process.pid { process.cpu_ns() } else { thread.cpu_ns() });
     let children = ticks(process.children_cpu_ns.load(Relaxed));
     let limit = process.limits.lock()[5].current;
+    let terminals = &kernel().fs.terminals;
+    let (terminal, foreground) = terminals.numbers_of(process.pid, process.session());
     let head = format!(
-        "{} ({}) {} {} {} {} 0 -1 4194304 0 0 0 0 {spent} 0 {children} 0 20 0 {} 0 {start} {} {} {limit}",
+        "{} ({}) {} {} {} {} {terminal} {foreground} 4194304 0 0 0 0 {spent} 0 {children} 0 20 0 {} 0 {start} {} {} {limit}",
         thread.tid(),
         name(thread),
         state(thread, process).0,

@@ -5,9 +5,10 @@ use super::{file, usable_file};
 use crate::errno::{Errno, Result};
 use crate::syscall::Args;
 
-/// Nothing lies between a write and the file, so there is nothing to wait for.
+/// Nothing lies between a write and the file, so there is nothing to wait for,
+/// unless the file is on the host.
 fn synchronized(open: &OpenFile) -> Result<u64> {
-    if open.file.seekable() { Ok(0) } else { Err(Errno::EINVAL) }
+    if open.file.seekable() { open.file.sync().map(|()| 0) } else { Err(Errno::EINVAL) }
 }
 
 /// fsync(2) and fdatasync(2).

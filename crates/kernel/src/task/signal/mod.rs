@@ -325,6 +325,9 @@ pub fn send_from_host(signal: u32) {
     if !(1..=SIGNAL_COUNT).contains(&signal) {
         return;
     }
+    if crate::fs::tty::host::signal(signal) {
+        return;
+    }
     let first = crate::state::kernel().tasks.process(super::process::FIRST_PID);
     if let Some(process) = first {
         send_to_process(&process, SignalInfo::new(signal, SI_KERNEL));

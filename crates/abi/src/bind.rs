@@ -1,0 +1,114 @@
+//! Requests on directories of the host that are mounted in a sandbox.
+//!
+//! All are of kind [`crate::control::MSG_BIND`]: a [`BindRequest`], then a tail
+//! that the operation describes. Paths are relative to the bound directory, as
+//! in `MSG_FS_*`; two paths are separated by a NUL. No descriptor travels: open
+//! files are numbers that the host gives out.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Most bytes in the tail of a [`BIND_WRITE`].
+pub const BIND_WRITE_MAX: usize = 7168;
+/// Most bytes in the reply to a [`BIND_READ`].
+pub const BIND_READ_MAX: usize = 128 * 1024;
+
+/// Body of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BindRequest {
+    /// Number of the mount, in the order of the start command.
+    pub mount: u32,
+    /// `BIND_*`.
+    pub operation: u32,
+    /// Depends on the operation.
+    pub a: u64,
+    /// Depends on the operation.
+    pub b: u64,
+    /// Depends on the operation.
+    pub c: u64,
+}
+
+/// Attributes of a path. Reply: [`crate::control::FileAttributes`].
+pub const BIND_STAT: u32 = 1;
+/// Entries of a directory from number `a` on, as [`crate::control::MSG_FS_LIST`].
+pub const BIND_LIST: u32 = 2;
+/// Target of a symbolic link.
+pub const BIND_READLINK: u32 = 3;
+/// Open a regular file: `a` has the flags of open(2) ([`BIND_OPEN_FLAGS`]), `b`
+/// the permissions of a new file. Reply: the file's number, a `u64`.
+pub const BIND_OPEN: u32 = 4;
+/// Close open file `a`.
+pub const BIND_CLOSE: u32 = 5;
+/// Read from open file `a` at `b`, at most `c` bytes. Reply: the bytes.
+pub const BIND_READ: u32 = 6;
+/// Write the tail to open file `a` at `b`. Reply: how many bytes, a `u64`.
+pub const BIND_WRITE: u32 = 7;
+/// Attributes of open file `a`.
+pub const BIND_FSTAT: u32 = 8;
+/// Set the size of open file `a` to `b`.
+pub const BIND_FTRUNCATE: u32 = 9;
+/// Wait until open file `a` is on disk.
+pub const BIND_SYNC: u32 = 10;
+/// Make a directory with permissions `a`.
+pub const BIND_MKDIR: u32 = 11;
+/// Remove a name that is no directory.
+pub const BIND_UNLINK: u32 = 12;
+/// Remove an empty directory.
+pub const BIND_RMDIR: u32 = 13;
+/// Move the first path to the second; `a` is 0, `RENAME_NOREPLACE` (1) or
+/// `RENAME_EXCHANGE` (2).
+pub const BIND_RENAME: u32 = 14;
+/// Give the file at the first path the second as another name.
+pub const BIND_LINK: u32 = 15;
+/// Make a symbolic link at the first path to the second, which is any text.
+pub const BIND_SYMLINK: u32 = 16;
+/// Set permissions to `a`, without set-user-id and set-group-id.
+pub const BIND_CHMOD: u32 = 17;
+/// Set the times of last access and modification to `a` and `b`, nanoseconds
+/// since the epoch as `i64`; [`BIND_TIME_OMIT`] leaves one alone.
+pub const BIND_UTIMES: u32 = 18;
+/// Set the size of the file at a path to `a`.
+pub const BIND_TRUNCATE: u32 = 19;
+/// About the file system: [`BindStatfs`].
+pub const BIND_STATFS: u32 = 20;
+
+/// Flags of open(2) that [`BIND_OPEN`] takes: access mode, `O_CREAT`, `O_EXCL`,
+/// `O_APPEND`.
+pub const BIND_OPEN_FLAGS: u64 = 0o3 | 0o100 | 0o200 | 0o2000;
+/// See [`BIND_UTIMES`].
+pub const BIND_TIME_OMIT: u64 = i64::MIN as u64;
+
+/// Reply to [`BIND_STATFS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BindStatfs {
+    /// Bytes of a block.
+    pub block_size: u64,
+    /// Blocks in all.
+    pub blocks: u64,
+    /// Blocks that are free.
+    pub free: u64,
+    /// Files in all.
+    pub files: u64,
+    /// Files that can still be made.
+    pub free_files: u64,
+}
+
+/// What is mounted: `b`, a directory of the host, read-only.
+pub const MOUNT_BIND: u8 = b'b';
+/// `B`: a directory of the host, to be written to.
+pub const MOUNT_BIND_WRITABLE: u8 = b'B';
+/// `t`: an empty file system in memory.
+pub const MOUNT_TMPFS: u8 = b't';
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_fits_a_message() {
+        assert_eq!(size_of::<BindRequest>(), 32);
+        assert!(BIND_WRITE_MAX + size_of::<BindRequest>() + 16 <= 8192);
+        assert!(BIND_READ_MAX + 64 <= crate::control::MESSAGE_MAX);
+    }
+}

@@ -1,0 +1,181 @@
+//! Open regular files of bound directories.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::any::Any;
+
+use thaw_abi::bind::*;
+
+use super::BoundNode;
+use crate::errno::{Errno, Result};
+use crate::fs::file::{File, MmapSource, Stat, UpperPages};
+use crate::fs::host_side;
+use crate::fs::inode::Inode;
+use crate::io::{Sink, Source};
+
+/// An open regular file of the host.
+pub struct BoundFile {
+    pages: Arc<Pages>,
+}
+
+/// What keeps the host's file open: the description, and mappings of the file.
+struct Pages {
+    node: Arc<BoundNode>,
+    /// The host's number for the open file.
+    handle: u64,
+    /// The boot that it belongs to.
+    generation: u64,
+}
+
+impl BoundFile {
+    pub(super) fn new(node: Arc<BoundNode>, handle: u64) -> Self {
+        node.open.lock().push(handle);
+        let generation = host_side::boot_generation();
+        Self { pages: Arc::new(Pages { node, handle, generation }) }
+    }
+}
+
+impl Pages {
+    /// The host's number; `ESTALE` if it belonged to another boot.
+    fn handle(&self) -> Result<u64> {
+        if self.generation == host_side::boot_generation() {
+            Ok(self.handle)
+        } else {
+            Err(Errno::ESTALE)
+        }
+    }
+
+    fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        let mut done = 0;
+        while sink.remaining() > 0 {
+            let wanted = sink.remaining().min(BIND_READ_MAX) as u64;
+            let arguments = [self.handle()?, offset + done as u64, wanted];
+            let moved = self.node.bind.ask(BIND_READ, arguments, &[]).and_then(|bytes| {
+                if bytes.is_empty() {
+                    Ok((0, true))
+                } else {
+                    let short = (bytes.len() as u64) < wanted;
+                    sink.put(&bytes).map(|count| (count, short || count < bytes.len()))
+                }
+            });
+            match moved {
+                Ok((count, end)) => {
+                    done += count;
+                    if end {
+                        break;
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    fn write(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        let mut done = 0;
+        let mut buffer = alloc::vec![0; source.remaining().min(BIND_WRITE_MAX)];
+        while source.remaining() > 0 {
+            let moved = source.peek(&mut buffer).and_then(|count| {
+                let arguments = [self.handle()?, offset + done as u64, 0];
+                let written =
+                    self.node.bind.ask_number(BIND_WRITE, arguments, &buffer[..count])? as usize;
+                Ok((written.min(count), count))
+            });
+            match moved {
+                Ok((written, count)) => {
+                    source.advance(written);
+                    done += written;
+                    if written < count {
+                        break;
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let handle = self.handle;
+        self.node.open.lock().retain(|open| *open != handle);
+        if self.handle().is_ok() {
+            // Nobody is left to hear of a failure.
+            let _ = self.node.bind.ask(BIND_CLOSE, [handle, 0, 0], &[]);
+        }
+    }
+}
+
+impl File for BoundFile {
+    fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        self.pages.read(sink, offset)
+    }
+
+    fn write(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        self.pages.write(source, offset)
+    }
+
+    fn seekable(&self) -> bool {
+        true
+    }
+
+    fn size(&self) -> u64 {
+        self.pages.node.size()
+    }
+
+    fn stat(&self) -> Result<Stat> {
+        Ok(self.pages.node.attributes().to_stat())
+    }
+
+    fn mmap_source(&self) -> Result<MmapSource> {
+        Ok(MmapSource::Upper(self.pages.clone()))
+    }
+
+    fn allows_shared_mappings(&self) -> bool {
+        false
+    }
+
+    fn truncate(&self, size: u64) -> Result<()> {
+        self.pages.node.bind.ask(BIND_FTRUNCATE, [self.pages.handle()?, size, 0], &[]).map(drop)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.pages.node.bind.ask(BIND_SYNC, [self.pages.handle()?, 0, 0], &[]).map(drop)
+    }
+
+    fn description(&self) -> String {
+        String::from("file")
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+/// Mappings are private and copy: the host's pages stay on the host.
+impl UpperPages for Pages {
+    fn len(&self) -> u64 {
+        self.node.size()
+    }
+
+    fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        self.read(sink, offset)
+    }
+
+    fn write_at(&self, _: &mut Source<'_>, _: u64) -> Result<usize> {
+        Err(Errno::EACCES)
+    }
+
+    fn lend(&self, _: u64, _: u64, _: u32) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn recall(&self, _: u64, _: u64) {}
+}

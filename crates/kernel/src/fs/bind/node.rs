@@ -1,0 +1,330 @@
+//! Inodes of bound directories.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::Any;
+
+use thaw_abi::bind::*;
+use thaw_abi::control::{DirectoryEntry, FileAttributes};
+
+use super::{Bind, BoundFile, parse};
+use crate::errno::{Errno, Result};
+use crate::fs::file::{File, OpenFlags};
+use crate::fs::inode::{
+    AttributeChanges, Attributes, FileType, FilesystemId, Inode, Link, NewInode, NewKind,
+    RenameMode, Statfs, Timestamp,
+};
+use crate::fs::overlay::{DirectoryFile, device_number};
+use crate::sync::Lock;
+
+/// A file of the host.
+pub struct BoundNode {
+    pub(super) bind: Arc<Bind>,
+    file_type: FileType,
+    place: Lock<Place>,
+    /// What the host said last.
+    known: Lock<FileAttributes>,
+    /// A new file is open already, with the rights that its permissions may deny.
+    fresh: Lock<Option<u64>>,
+    /// Open files, by the host's numbers: they are there even if the name is not.
+    pub(super) open: Lock<Vec<u64>>,
+}
+
+/// Where a file lies in the bound directory.
+struct Place {
+    parent: Option<Arc<BoundNode>>,
+    name: Vec<u8>,
+}
+
+impl BoundNode {
+    pub(super) fn new(
+        bind: Arc<Bind>,
+        parent: Option<Arc<BoundNode>>,
+        name: &[u8],
+        attributes: FileAttributes,
+    ) -> Arc<Self> {
+        let file_type = FileType::from_mode(attributes.mode).unwrap_or(FileType::Regular);
+        Arc::new(Self {
+            bind,
+            file_type,
+            place: Lock::new(Place { parent, name: name.to_vec() }),
+            known: Lock::new(attributes),
+            fresh: Lock::new(None),
+            open: Lock::default(),
+        })
+    }
+
+    /// The path below the bound directory.
+    pub(super) fn path(&self) -> Vec<u8> {
+        let mut names = Vec::new();
+        let mut parent = {
+            let place = self.place.lock();
+            if place.parent.is_some() {
+                names.push(place.name.clone());
+            }
+            place.parent.clone()
+        };
+        while let Some(node) = parent {
+            let place = node.place.lock();
+            if place.parent.is_some() {
+                names.push(place.name.clone());
+            }
+            parent = place.parent.clone();
+        }
+        names.reverse();
+        names.join(&b'/')
+    }
+
+    fn path_of(&self, name: &[u8]) -> Vec<u8> {
+        let mut path = self.path();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        path
+    }
+
+    fn child(&self, name: &[u8]) -> Result<Arc<BoundNode>> {
+        let attributes = self.bind.stat(&self.path_of(name))?;
+        let here = Self::new(self.bind.clone(), self.parent_of_child(), name, attributes);
+        Ok(here)
+    }
+
+    /// This node, as children hold it: a node of its own that says the same.
+    fn parent_of_child(&self) -> Option<Arc<BoundNode>> {
+        let place = self.place.lock();
+        let copy = Place { parent: place.parent.clone(), name: place.name.clone() };
+        Some(Arc::new(Self {
+            bind: self.bind.clone(),
+            file_type: self.file_type,
+            place: Lock::new(copy),
+            known: Lock::new(self.known.get()),
+            fresh: Lock::new(None),
+            open: Lock::default(),
+        }))
+    }
+
+    /// What the host says about the file now, or said last if it is gone.
+    fn look(&self) -> FileAttributes {
+        let handle = self.open.lock().last().copied();
+        let found = match handle {
+            Some(handle) => {
+                self.bind.ask(BIND_FSTAT, [handle, 0, 0], &[]).and_then(|reply| parse(&reply))
+            }
+            None => self.bind.stat(&self.path()),
+        };
+        match found {
+            Ok(attributes) => self.known.set(attributes),
+            Err(_) => self.known.lock().nlink = 0,
+        }
+        self.known.get()
+    }
+
+    /// Bytes of the file.
+    pub(super) fn size(&self) -> u64 {
+        self.look().size
+    }
+
+    fn command(&self, operation: u32, arguments: [u64; 3]) -> Result<()> {
+        self.bind.ask(operation, arguments, &self.path()).map(drop)
+    }
+}
+
+/// The node behind an inode of this bound directory.
+fn bound<'i>(inode: &'i Arc<dyn Inode>, bind: &Bind) -> Result<&'i BoundNode> {
+    let node = inode.as_any().downcast_ref::<BoundNode>().ok_or(Errno::EXDEV)?;
+    if node.bind.mount == bind.mount { Ok(node) } else { Err(Errno::EXDEV) }
+}
+
+fn nanoseconds(time: Option<Timestamp>) -> u64 {
+    time.map_or(BIND_TIME_OMIT, |time| {
+        (time.sec.saturating_mul(1_000_000_000).saturating_add(time.nsec.into())) as u64
+    })
+}
+
+impl Inode for BoundNode {
+    fn attributes(&self) -> Attributes {
+        let found = self.look();
+        let mtime = Timestamp { sec: found.mtime_sec, nsec: found.mtime_nsec };
+        Attributes {
+            dev: device_number(self.bind.id, 0),
+            ino: found.inode,
+            mode: found.mode,
+            uid: found.uid,
+            gid: found.gid,
+            nlink: found.nlink,
+            rdev: 0,
+            size: found.size,
+            blocks: found.size.div_ceil(4096) * 8,
+            atime: mtime,
+            mtime,
+            ctime: mtime,
+            btime: mtime,
+        }
+    }
+
+    fn file_type(&self) -> FileType {
+        self.file_type
+    }
+
+    fn filesystem(&self) -> FilesystemId {
+        self.bind.id
+    }
+
+    fn caches_lookups(&self) -> bool {
+        false
+    }
+
+    fn lookup(&self, name: &[u8]) -> Result<Option<Arc<dyn Inode>>> {
+        match self.child(name) {
+            Ok(node) => Ok(Some(node)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        match self.file_type {
+            FileType::Directory => Ok(Arc::new(DirectoryFile::new(self))),
+            FileType::Regular => {
+                let fresh = self.fresh.lock().take();
+                let handle = match fresh {
+                    Some(handle) => handle,
+                    None => {
+                        let kept = u64::from(flags.bits()) & 0o3;
+                        let arguments = [kept, 0, 0];
+                        self.bind.ask_number(BIND_OPEN, arguments, &self.path())?
+                    }
+                };
+                Ok(Arc::new(BoundFile::new(self, handle)))
+            }
+            // FIFOs, sockets and devices of the host stay on the host.
+            _ => Err(Errno::ENXIO),
+        }
+    }
+
+    fn read_link(&self) -> Result<Link> {
+        if self.file_type != FileType::Symlink {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Link::Text(self.bind.ask(BIND_READLINK, [0; 3], &self.path())?))
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], u64, FileType)) -> Result<()> {
+        let path = self.path();
+        let mut skip = 0;
+        loop {
+            let reply = self.bind.ask(BIND_LIST, [skip, 0, 0], &path)?;
+            if reply.is_empty() {
+                return Ok(());
+            }
+            let mut rest = reply.as_slice();
+            while let Some((head, after)) = rest.split_at_checked(size_of::<DirectoryEntry>()) {
+                let entry: DirectoryEntry = bytemuck::pod_read_unaligned(head);
+                let name = after.get(..entry.name_len as usize).ok_or(Errno::EIO)?;
+                let kind = FileType::from_mode(entry.file_type << 12).unwrap_or(FileType::Regular);
+                emit(name, entry.inode, kind);
+                skip += 1;
+                rest = after.get((entry.name_len as usize).next_multiple_of(8)..).unwrap_or(&[]);
+            }
+        }
+    }
+
+    fn create(&self, name: &[u8], new: &NewInode) -> Result<Arc<dyn Inode>> {
+        let path = self.path_of(name);
+        let permissions = u64::from(new.permissions);
+        let mut fresh = None;
+        match &new.kind {
+            NewKind::Regular => {
+                const RDWR_CREAT_EXCL: u64 = 0o2 | 0o100 | 0o200;
+                let arguments = [RDWR_CREAT_EXCL, permissions, 0];
+                fresh = Some(self.bind.ask_number(BIND_OPEN, arguments, &path)?);
+            }
+            NewKind::Directory => {
+                self.bind.ask(BIND_MKDIR, [permissions, 0, 0], &path)?;
+            }
+            NewKind::Symlink(target) => {
+                let both = [&path[..], b"\0", target].concat();
+                self.bind.ask(BIND_SYMLINK, [0; 3], &both)?;
+            }
+            NewKind::Fifo | NewKind::Socket | NewKind::CharacterDevice(_) => {
+                return Err(Errno::EPERM);
+            }
+        }
+        let node = self.child(name)?;
+        *node.fresh.lock() = fresh;
+        Ok(node)
+    }
+
+    fn link(&self, name: &[u8], target: &Arc<dyn Inode>) -> Result<()> {
+        let target = bound(target, &self.bind)?;
+        let both = [&target.path()[..], b"\0", &self.path_of(name)].concat();
+        self.bind.ask(BIND_LINK, [0; 3], &both).map(drop)
+    }
+
+    fn remove(&self, name: &[u8]) -> Result<()> {
+        let path = self.path_of(name);
+        let directory = self.child(name)?.file_type == FileType::Directory;
+        let operation = if directory { BIND_RMDIR } else { BIND_UNLINK };
+        self.bind.ask(operation, [0; 3], &path).map(drop)
+    }
+
+    fn rename(
+        &self,
+        name: &[u8],
+        new_directory: &Arc<dyn Inode>,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        let to = bound(new_directory, &self.bind)?;
+        let both = [&self.path_of(name)[..], b"\0", &to.path_of(new_name)].concat();
+        let flags = if mode == RenameMode::Exchange { 2 } else { 0 };
+        self.bind.ask(BIND_RENAME, [flags, 0, 0], &both).map(drop)
+    }
+
+    fn change(&self, changes: &AttributeChanges) -> Result<()> {
+        let known = self.known.get();
+        let other = |wanted: Option<u32>, now: u32| wanted.is_some_and(|id| id != now);
+        if other(changes.uid, known.uid) || other(changes.gid, known.gid) {
+            // Files belong to whoever runs the sandbox.
+            return Err(Errno::EPERM);
+        }
+        if let Some(bits) = changes.permissions {
+            self.command(BIND_CHMOD, [bits.into(), 0, 0])?;
+        }
+        if changes.atime.is_some() || changes.mtime.is_some() {
+            let times = [nanoseconds(changes.atime), nanoseconds(changes.mtime), 0];
+            self.command(BIND_UTIMES, times)?;
+        }
+        Ok(())
+    }
+
+    fn truncate(&self, size: u64) -> Result<()> {
+        self.command(BIND_TRUNCATE, [size, 0, 0])
+    }
+
+    fn is_open(&self) -> bool {
+        !self.open.lock().is_empty()
+    }
+
+    fn statfs(&self) -> Statfs {
+        self.bind.statfs(&self.path())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+impl Drop for BoundNode {
+    fn drop(&mut self) {
+        if let Some(handle) = self.fresh.lock().take() {
+            // Nobody is left to hear of a failure.
+            let _ = self.bind.ask(BIND_CLOSE, [handle, 0, 0], &[]);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! `/dev/pts`: the names of the slaves (pts(4)).
+
+use alloc::sync::Arc;
+use core::any::Any;
+
+use super::host;
+use super::pty::{Access, Pty, Slave, slave_attributes};
+use crate::errno::{Errno, Result};
+use crate::fs::dentry::Dentry;
+use crate::fs::dev::makedev;
+use crate::fs::file::{File, OpenFlags};
+use crate::fs::inode::{
+    AttributeChanges, Attributes, FileType, FilesystemId, Inode, Statfs, Timestamp,
+};
+use crate::fs::overlay::device_number;
+use crate::fs::path::Path;
+use crate::fs::pseudo::{Directory, Names, Place};
+use crate::state::kernel;
+
+/// `DEVPTS_SUPER_MAGIC` (statfs(2)).
+const MAGIC: i64 = 0x1cd1;
+/// The instance, fixed so that both ends of a terminal agree on its inode.
+pub const FILESYSTEM: FilesystemId = FilesystemId(8);
+
+/// The root directory.
+pub fn root() -> Arc<dyn Inode> {
+    let place = Place { filesystem: FILESYSTEM, magic: MAGIC, ino: 1, owner: (0, 0) };
+    Directory::new(place, Slaves)
+}
+
+/// Attributes of a name here.
+pub fn attributes(ino: u64, number: u32, access: Access) -> Attributes {
+    let now = Timestamp::now();
+    Attributes {
+        dev: device_number(FILESYSTEM, 0),
+        ino,
+        mode: FileType::CharacterDevice.mode_bits() | access.permissions,
+        uid: access.uid,
+        gid: access.gid,
+        nlink: 1,
+        rdev: makedev(136, number.into()),
+        atime: now,
+        mtime: now,
+        ctime: now,
+        ..Attributes::default()
+    }
+}
+
+/// The place of a slave in the tree.
+pub fn path_of(pty: &Arc<Pty>) -> Result<Path> {
+    let mounts = kernel().fs.mounts.lock();
+    let here = mounts.iter().find(|mount| mount.root.inode.filesystem() == FILESYSTEM);
+    let root = here.ok_or(Errno::ENXIO)?.root.clone();
+    let name = alloc::format!("{}", pty.number);
+    let inode = Arc::new(SlaveInode { pty: pty.clone() });
+    Ok(Path::new(Dentry::detached(inode, name.as_bytes(), &root)))
+}
+
+struct Slaves;
+
+impl Names for Slaves {
+    fn lookup(&self, name: &[u8], _: &Place) -> Result<Option<Arc<dyn Inode>>> {
+        if name == b"ptmx" {
+            return Ok(Some(Arc::new(Multiplexer)));
+        }
+        let number = core::str::from_utf8(name).ok().and_then(|name| name.parse::<u32>().ok());
+        let canonical = |number: &u32| alloc::format!("{number}").as_bytes() == name;
+        let number = number.filter(canonical);
+        if number == Some(HOST_NUMBER) && host::is_there() {
+            return Ok(Some(Arc::new(HostInode)));
+        }
+        let pty = number.and_then(|number| kernel().fs.terminals.pty(number));
+        let living = pty.filter(|pty| !pty.is_hung_up());
+        Ok(living.map(|pty| Arc::new(SlaveInode { pty }) as Arc<dyn Inode>))
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        emit(b"ptmx", FileType::CharacterDevice);
+        if host::is_there() {
+            emit(b"0", FileType::CharacterDevice);
+        }
+        for number in kernel().fs.terminals.numbers() {
+            let living = kernel().fs.terminals.pty(number).is_some_and(|pty| !pty.is_hung_up());
+            if living {
+                emit(alloc::format!("{number}").as_bytes(), FileType::CharacterDevice);
+            }
+        }
+        Ok(())
+    }
+
+    fn permissions(&self) -> u32 {
+        0o755
+    }
+}
+
+fn statfs() -> Statfs {
+    Statfs { kind: MAGIC, bsize: 4096, frsize: 4096, namelen: 255, ..Statfs::default() }
+}
+
+/// The name of a slave.
+struct SlaveInode {
+    pty: Arc<Pty>,
+}
+
+impl Inode for SlaveInode {
+    fn attributes(&self) -> Attributes {
+        slave_attributes(&self.pty)
+    }
+    fn file_type(&self) -> FileType {
+        FileType::CharacterDevice
+    }
+    fn filesystem(&self) -> FilesystemId {
+        FILESYSTEM
+    }
+    fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
+        Slave::open(&self.pty, flags)
+    }
+    fn change(&self, changes: &AttributeChanges) -> Result<()> {
+        let mut access = self.pty.access.lock();
+        access.permissions = changes.permissions.unwrap_or(access.permissions) & 0o7777;
+        access.uid = changes.uid.unwrap_or(access.uid);
+        access.gid = changes.gid.unwrap_or(access.gid);
+        Ok(())
+    }
+    fn statfs(&self) -> Statfs {
+        statfs()
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+/// Number of the host's terminal here, if there is one.
+pub const HOST_NUMBER: u32 = 0;
+
+/// Attributes of the host's terminal, by whatever name or descriptor.
+pub fn host_attributes() -> Attributes {
+    attributes(3, HOST_NUMBER, Access { permissions: 0o620, uid: 0, gid: 5 })
+}
+
+/// The name of the host's terminal, so that ttyname(3) finds one.
+struct HostInode;
+
+impl Inode for HostInode {
+    fn attributes(&self) -> Attributes {
+        host_attributes()
+    }
+    fn file_type(&self) -> FileType {
+        FileType::CharacterDevice
+    }
+    fn filesystem(&self) -> FilesystemId {
+        FILESYSTEM
+    }
+    fn open(self: Arc<Self>, _: OpenFlags) -> Result<Arc<dyn File>> {
+        crate::fs::stdio::terminal().ok_or(Errno::EIO)
+    }
+    fn change(&self, _: &AttributeChanges) -> Result<()> {
+        // It is the host's; nothing but the owner of this sandbox reaches it.
+        Ok(())
+    }
+    fn statfs(&self) -> Statfs {
+        statfs()
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+/// `/dev/pts/ptmx`: the same as `/dev/ptmx`, for nobody by default.
+struct Multiplexer;
+
+impl Inode for Multiplexer {
+    fn attributes(&self) -> Attributes {
+        let access = Access { permissions: 0, uid: 0, gid: 0 };
+        Attributes { rdev: makedev(5, 2), ..attributes(2, 0, access) }
+    }
+    fn file_type(&self) -> FileType {
+        FileType::CharacterDevice
+    }
+    fn filesystem(&self) -> FilesystemId {
+        FILESYSTEM
+    }
+    fn open(self: Arc<Self>, _: OpenFlags) -> Result<Arc<dyn File>> {
+        // Devices are opened by number.
+        Err(Errno::ENXIO)
+    }
+    fn statfs(&self) -> Statfs {
+        statfs()
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}

@@ -1,0 +1,219 @@
+//! Job control: which session a terminal belongs to, which of its process
+//! groups is in the foreground, and who is told by signal (credentials(7),
+//! tcsetpgrp(3)).
+
+use alloc::collections::BTreeSet;
+
+use crate::errno::{Errno, Result};
+use crate::fs::proc::processes;
+use crate::sync::Lock;
+use crate::task::signal::{
+    Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, SignalInfo, bit, send_to_process,
+};
+use crate::task::{Process, current_process};
+
+/// A terminal's part of job control.
+#[derive(Default)]
+pub struct JobControl {
+    /// The session whose controlling terminal it is.
+    pub session: Option<u32>,
+    /// The process group in the foreground; 0 for none.
+    pub foreground: u32,
+    /// Processes of the session that have given it up (`TIOCNOTTY`).
+    detached: BTreeSet<u32>,
+}
+
+impl JobControl {
+    /// The controlling terminal of a session, whose leader is in the foreground.
+    pub fn of_session(session: u32) -> Self {
+        Self { session: Some(session), foreground: session, detached: BTreeSet::new() }
+    }
+
+    /// Whether it is the controlling terminal of a process.
+    pub fn controls(&self, pid: u32, session: u32) -> bool {
+        self.session == Some(session) && !self.detached.contains(&pid)
+    }
+}
+
+/// Sends a signal to all processes of a group.
+pub fn signal_process_group(group: u32, signal: u32) {
+    for process in processes().iter().filter(|process| process.process_group() == group) {
+        send_to_process(process, SignalInfo::new(signal, SI_KERNEL));
+    }
+}
+
+/// Sends a signal to the foreground process group.
+pub fn signal_foreground(job: &Lock<JobControl>, signal: u32) {
+    let group = job.lock().foreground;
+    if group != 0 {
+        signal_process_group(group, signal);
+    }
+}
+
+/// Whether the running process is of the terminal's session and not in its
+/// foreground.
+fn is_background(job: &Lock<JobControl>) -> bool {
+    let process = current_process();
+    let job = job.lock();
+    job.controls(process.pid, process.session())
+        && job.foreground != 0
+        && job.foreground != process.process_group()
+}
+
+/// Whether the running process would not notice a signal.
+fn does_not_notice(signal: u32) -> bool {
+    let thread = crate::task::current();
+    let blocked = thread.signals.lock().mask & bit(signal) != 0;
+    blocked || thread.process.signals.lock().actions[signal as usize - 1].handler == Action::IGNORE
+}
+
+/// What a background process hears when it reads from the terminal: `SIGTTIN`,
+/// or `EIO` if it does not listen.
+pub fn check_read(job: &Lock<JobControl>) -> Result<()> {
+    if !is_background(job) {
+        return Ok(());
+    }
+    if does_not_notice(SIGTTIN) {
+        return Err(Errno::EIO);
+    }
+    signal_process_group(current_process().process_group(), SIGTTIN);
+    Err(Errno::ERESTARTSYS)
+}
+
+/// What a background process hears when it changes the terminal, or writes to
+/// it with `TOSTOP`: `SIGTTOU`, unless it does not listen.
+pub fn check_change(job: &Lock<JobControl>) -> Result<()> {
+    if !is_background(job) || does_not_notice(SIGTTOU) {
+        return Ok(());
+    }
+    signal_process_group(current_process().process_group(), SIGTTOU);
+    Err(Errno::ERESTARTSYS)
+}
+
+/// `EIO` unless the terminal is the running process' controlling one.
+fn check_controlling(job: &Lock<JobControl>) -> Result<()> {
+    let process = current_process();
+    let controls = job.lock().controls(process.pid, process.session());
+    if controls { Ok(()) } else { Err(Errno::ENOTTY) }
+}
+
+/// `TIOCGPGRP`.
+pub fn foreground(job: &Lock<JobControl>) -> Result<u32> {
+    check_controlling(job)?;
+    Ok(job.lock().foreground)
+}
+
+/// `TIOCSPGRP`.
+pub fn set_foreground(job: &Lock<JobControl>, group: i32) -> Result<()> {
+    check_controlling(job)?;
+    check_change(job)?;
+    let group = u32::try_from(group).map_err(|_| Errno::EINVAL)?;
+    let own = current_process().session();
+    let all = processes();
+    let member = all.iter().find(|process| process.process_group() == group);
+    let member = member.ok_or(Errno::ESRCH)?;
+    if member.session() != own {
+        return Err(Errno::EPERM);
+    }
+    job.lock().foreground = group;
+    Ok(())
+}
+
+/// `TIOCGSID`.
+pub fn session(job: &Lock<JobControl>) -> Result<u32> {
+    check_controlling(job)?;
+    job.lock().session.ok_or(Errno::ENOTTY)
+}
+
+/// Whether a terminal may be taken from the session that has it (`TIOCSCTTY`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Force {
+    /// It may not.
+    No,
+    /// The superuser may.
+    Steal,
+}
+
+/// `TIOCSCTTY`: makes the terminal the controlling one of the running
+/// process' session, which it must lead and which must have none.
+pub fn acquire(job: &Lock<JobControl>, force: Force) -> Result<()> {
+    let process = current_process();
+    let session = process.session();
+    if job.lock().session == Some(session) && process.pid == session {
+        return Ok(());
+    }
+    let terminals = &crate::state::kernel().fs.terminals;
+    if process.pid != session || terminals.controlling(process.pid, session).is_some() {
+        return Err(Errno::EPERM);
+    }
+    let taken = job.lock().session.is_some_and(|session| {
+        // A session without processes is over.
+        processes().iter().any(|process| process.session() == session)
+    });
+    let root = process.credentials.lock().euid == 0;
+    if taken && !(force == Force::Steal && root) {
+        return Err(Errno::EPERM);
+    }
+    *job.lock() = JobControl::of_session(session);
+    job.lock().foreground = process.process_group();
+    Ok(())
+}
+
+/// What open(2) of a terminal without `O_NOCTTY` does.
+pub fn acquire_if_free(job: &Lock<JobControl>) {
+    let process = current_process();
+    let session = process.session();
+    if process.pid == session && job.lock().session.is_none() {
+        // Whoever has one already keeps it: then this changes nothing.
+        let _ = acquire(job, Force::No);
+    }
+}
+
+/// `TIOCNOTTY`: the running process gives up the terminal; a session leader
+/// gives it up for all, and the foreground hears `SIGHUP` and `SIGCONT`.
+pub fn give_up(job: &Lock<JobControl>) -> Result<()> {
+    check_controlling(job)?;
+    let process = current_process();
+    if process.pid != process.session() {
+        job.lock().detached.insert(process.pid);
+        return Ok(());
+    }
+    hang_up_session(job);
+    Ok(())
+}
+
+/// The terminal leaves its session, whose foreground is told.
+pub fn hang_up_session(job: &Lock<JobControl>) {
+    let old = core::mem::take(&mut *job.lock());
+    if old.foreground != 0 {
+        signal_process_group(old.foreground, SIGHUP);
+        signal_process_group(old.foreground, SIGCONT);
+    }
+}
+
+/// A process ends: if it leads a session, its terminal leaves the session
+/// (credentials(7); `disassociate_ctty`).
+pub fn process_ended(process: &Process) {
+    let terminals = &crate::state::kernel().fs.terminals;
+    if process.pid != process.session() {
+        return;
+    }
+    match terminals.controlling(process.pid, process.pid) {
+        Some(super::Controlling::Host) => hang_up_session(&terminals.host.job),
+        Some(super::Controlling::Pty(pty)) => hang_up_session(&pty.job),
+        None => {}
+    }
+}
+
+/// The terminal itself is gone: the leader of its session is told, too.
+pub fn hang_up(job: &Lock<JobControl>) {
+    let old = core::mem::take(&mut *job.lock());
+    let Some(session) = old.session else { return };
+    for process in processes().iter() {
+        let leads = process.pid == session;
+        if leads || old.foreground != 0 && process.process_group() == old.foreground {
+            send_to_process(process, SignalInfo::new(SIGHUP, SI_KERNEL));
+            send_to_process(process, SignalInfo::new(SIGCONT, SI_KERNEL));
+        }
+    }
+}

@@ -1,0 +1,466 @@
+//! Directories of the host that are mounted in a sandbox, to be read or also to
+//! be written to, under the rights of the host process.
+//!
+//! No request leaves the directory: every path is resolved below it without
+//! following any symbolic link, and names are created, moved and removed in a
+//! parent directory that was found that way. Only regular files are opened; no
+//! device, FIFO or socket is opened or made; set-user-id and set-group-id are
+//! never set; owners do not change.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytemuck::bytes_of;
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps,
+    UTIME_OMIT, chmodat, fstat, fstatvfs, fsync, ftruncate, linkat, mkdirat, openat, openat2,
+    renameat_with, symlinkat, unlinkat, utimensat,
+};
+use rustix::io::{Errno, pread, pwrite};
+use thaw_abi::bind::*;
+
+use super::host_directory::{HostDirectory, Listing, encode, is_pseudo};
+use super::path::is_harmless;
+
+/// Most files of one mount that a sandbox has open at a time.
+const OPEN_MAX: usize = 512;
+
+/// A directory of the host that is to be mounted.
+#[derive(Clone, Debug)]
+pub struct BoundDirectory {
+    directory: Arc<HostDirectory>,
+    access: BoundAccess,
+}
+
+/// What a sandbox may do with a bound directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BoundAccess {
+    /// Look and read.
+    Read,
+    /// Also write, create, move and remove.
+    Write,
+}
+
+impl BoundDirectory {
+    /// Opens the directory.
+    pub fn open(path: &Path, access: BoundAccess) -> io::Result<Self> {
+        Ok(Self { directory: Arc::new(HostDirectory::open(path)?), access })
+    }
+
+    /// What a sandbox may do with it.
+    pub fn access(&self) -> BoundAccess {
+        self.access
+    }
+}
+
+/// A bound directory in use by one sandbox.
+pub(super) struct Bound {
+    directory: Arc<HostDirectory>,
+    access: BoundAccess,
+    open: BTreeMap<u64, OwnedFd>,
+    last: u64,
+    /// The directory that is being listed.
+    listing: Option<Listing>,
+}
+
+impl fmt::Debug for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bound").field("access", &self.access).finish_non_exhaustive()
+    }
+}
+
+fn name(bytes: &[u8]) -> &OsStr {
+    OsStr::from_bytes(bytes)
+}
+
+impl Bound {
+    pub fn new(directory: &BoundDirectory) -> Self {
+        Self {
+            directory: directory.directory.clone(),
+            access: directory.access,
+            open: BTreeMap::new(),
+            last: 0,
+            listing: None,
+        }
+    }
+
+    /// Serves a request; the tail of the reply.
+    pub fn serve(&mut self, request: &BindRequest, tail: &[u8]) -> Result<Vec<u8>, Errno> {
+        let BindRequest { operation, a, b, c, .. } = *request;
+        match operation {
+            BIND_WRITE => self.write(a, b, tail),
+            BIND_CLOSE => self.open.remove(&a).map(|_| Vec::new()).ok_or(Errno::BADF),
+            BIND_READ => self.read(a, b, c),
+            BIND_FSTAT => Ok(bytes_of(&encode(&fstat(self.file(a)?)?)).to_vec()),
+            BIND_FTRUNCATE => {
+                self.check_writable()?;
+                ftruncate(self.file(a)?, b).map(|()| Vec::new())
+            }
+            BIND_SYNC => fsync(self.file(a)?).map(|()| Vec::new()),
+            BIND_RENAME | BIND_LINK | BIND_SYMLINK => {
+                self.check_writable()?;
+                let split = tail.iter().position(|&byte| byte == 0).ok_or(Errno::INVAL)?;
+                self.with_two(operation, a, &tail[..split], &tail[split + 1..])?;
+                Ok(Vec::new())
+            }
+            _ => {
+                if !is_harmless(tail) {
+                    return Err(Errno::INVAL);
+                }
+                self.with_path(request, tail)
+            }
+        }
+    }
+
+    fn with_path(&mut self, request: &BindRequest, path: &[u8]) -> Result<Vec<u8>, Errno> {
+        let BindRequest { operation, a, b, .. } = *request;
+        match operation {
+            BIND_STAT => return self.directory.stat(path),
+            BIND_READLINK => return self.directory.read_link(path),
+            BIND_LIST => return self.list(path, a),
+            BIND_OPEN => return self.open_file(path, a, b),
+            BIND_STATFS => return self.statfs(path),
+            _ => self.check_writable()?,
+        }
+        match operation {
+            BIND_MKDIR => {
+                let (parent, last) = self.parent(path)?;
+                mkdirat(parent, name(last), permissions(a))?;
+            }
+            BIND_UNLINK => {
+                let (parent, last) = self.parent(path)?;
+                unlinkat(parent, name(last), AtFlags::empty())?;
+            }
+            BIND_RMDIR => {
+                let (parent, last) = self.parent(path)?;
+                unlinkat(parent, name(last), AtFlags::REMOVEDIR)?;
+            }
+            BIND_CHMOD => self.chmod(path, a)?,
+            BIND_UTIMES => self.set_times(path, a as i64, b as i64)?,
+            BIND_TRUNCATE => {
+                let file = self.open_regular(path, OFlags::WRONLY)?;
+                ftruncate(file, a)?;
+            }
+            _ => return Err(Errno::NOSYS),
+        }
+        Ok(Vec::new())
+    }
+
+    fn check_writable(&self) -> Result<(), Errno> {
+        if self.access == BoundAccess::Write { Ok(()) } else { Err(Errno::ROFS) }
+    }
+
+    fn file(&self, number: u64) -> Result<&OwnedFd, Errno> {
+        self.open.get(&number).ok_or(Errno::BADF)
+    }
+
+    /// Resolves a path below the directory.
+    fn resolve(&self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        let path = if path.is_empty() { b"." } else { path };
+        let within =
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        openat2(self.directory.root(), name(path), flags | OFlags::CLOEXEC, mode, within)
+    }
+
+    /// The directory that holds the last name of a path, and that name.
+    fn parent<'p>(&self, path: &'p [u8]) -> Result<(OwnedFd, &'p [u8]), Errno> {
+        if path.is_empty() || !is_harmless(path) {
+            return Err(Errno::INVAL);
+        }
+        let (directory, last) = match path.iter().rposition(|&byte| byte == b'/') {
+            Some(slash) => (&path[..slash], &path[slash + 1..]),
+            None => (&b""[..], path),
+        };
+        let parent = self.resolve(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+        // Names in a pseudo file system are switches of the host.
+        if is_pseudo(&parent)? { Err(Errno::ROFS) } else { Ok((parent, last)) }
+    }
+
+    fn list(&mut self, path: &[u8], skip: u64) -> Result<Vec<u8>, Errno> {
+        let listing = match self.listing.take() {
+            Some(listing) if skip > 0 && listing.is_of(path) => listing,
+            _ => self.directory.list(path)?,
+        };
+        let tail = listing.page(skip);
+        self.listing = (!tail.is_empty()).then_some(listing);
+        Ok(tail)
+    }
+
+    fn open_file(&mut self, path: &[u8], flags: u64, mode: u64) -> Result<Vec<u8>, Errno> {
+        let flags = OFlags::from_bits_retain((flags & BIND_OPEN_FLAGS) as u32);
+        if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE) {
+            self.check_writable()?;
+        }
+        if self.open.len() >= OPEN_MAX {
+            return Err(Errno::MFILE);
+        }
+        let file = if flags.contains(OFlags::CREATE) {
+            // Only new files: one that is there may be of any kind.
+            let flags = flags | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::NOCTTY;
+            self.parent(path)?;
+            self.resolve(path, flags, permissions(mode))?
+        } else {
+            self.open_regular(path, flags)?
+        };
+        self.last += 1;
+        self.open.insert(self.last, file);
+        Ok(self.last.to_ne_bytes().to_vec())
+    }
+
+    /// Opens a regular file that exists. It is located first: opening a device
+    /// or a FIFO has effects, looking has none.
+    fn open_regular(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+        let located = self.resolve(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+        match FileType::from_raw_mode(HostDirectory::attributes(&located)?.st_mode) {
+            FileType::RegularFile => {}
+            FileType::Symlink => return Err(Errno::LOOP),
+            FileType::Directory => return Err(Errno::ISDIR),
+            _ => return Err(Errno::ACCESS),
+        }
+        let same = format!("/proc/self/fd/{}", located.as_raw_fd());
+        let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        openat(CWD, same, flags, Mode::empty())
+    }
+
+    fn read(&self, number: u64, offset: u64, len: u64) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; (len as usize).min(BIND_READ_MAX)];
+        let count = pread(self.file(number)?, &mut bytes[..], offset)?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+
+    fn write(&self, number: u64, offset: u64, bytes: &[u8]) -> Result<Vec<u8>, Errno> {
+        self.check_writable()?;
+        let count = pwrite(self.file(number)?, bytes, offset)? as u64;
+        Ok(count.to_ne_bytes().to_vec())
+    }
+
+    fn with_two(&self, operation: u32, a: u64, first: &[u8], second: &[u8]) -> Result<(), Errno> {
+        let (parent, last) = self.parent(first)?;
+        if operation == BIND_SYMLINK {
+            if second.is_empty() || second.contains(&0) {
+                return Err(Errno::INVAL);
+            }
+            return symlinkat(name(second), parent, name(last));
+        }
+        let (new_parent, new_last) = self.parent(second)?;
+        if operation == BIND_LINK {
+            return linkat(parent, name(last), new_parent, name(new_last), AtFlags::empty());
+        }
+        let flags = match a {
+            0 => RenameFlags::empty(),
+            1 => RenameFlags::NOREPLACE,
+            2 => RenameFlags::EXCHANGE,
+            _ => return Err(Errno::INVAL),
+        };
+        renameat_with(parent, name(last), new_parent, name(new_last), flags)
+    }
+
+    fn chmod(&self, path: &[u8], mode: u64) -> Result<(), Errno> {
+        if mode & 0o6000 != 0 {
+            return Err(Errno::PERM);
+        }
+        let located = self.resolve(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+        if FileType::from_raw_mode(HostDirectory::attributes(&located)?.st_mode)
+            == FileType::Symlink
+        {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let same = format!("/proc/self/fd/{}", located.as_raw_fd());
+        chmodat(CWD, same, permissions(mode), AtFlags::empty())
+    }
+
+    fn set_times(&self, path: &[u8], atime: i64, mtime: i64) -> Result<(), Errno> {
+        let located = self.resolve(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+        HostDirectory::attributes(&located)?;
+        let time = |ns: i64| {
+            if ns as u64 == BIND_TIME_OMIT {
+                return Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+            }
+            Timespec { tv_sec: ns.div_euclid(1_000_000_000), tv_nsec: ns.rem_euclid(1_000_000_000) }
+        };
+        let times = Timestamps { last_access: time(atime), last_modification: time(mtime) };
+        utimensat(&located, c"", &times, AtFlags::EMPTY_PATH)
+    }
+
+    fn statfs(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
+        let located = self.resolve(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+        let found = fstatvfs(located.as_fd())?;
+        let answer = BindStatfs {
+            block_size: found.f_frsize,
+            blocks: found.f_blocks,
+            free: found.f_bavail,
+            files: found.f_files,
+            free_files: found.f_ffree,
+        };
+        Ok(bytes_of(&answer).to_vec())
+    }
+}
+
+/// Permission bits that a sandbox may give.
+fn permissions(mode: u64) -> Mode {
+    Mode::from_raw_mode(mode as u32 & 0o1777)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    struct Tree {
+        all: tempfile::TempDir,
+        bound: Bound,
+    }
+
+    fn tree(access: BoundAccess) -> Tree {
+        let all = tempfile::tempdir().unwrap();
+        fs::create_dir_all(all.path().join("bound/sub")).unwrap();
+        fs::create_dir(all.path().join("secret")).unwrap();
+        fs::write(all.path().join("secret/key"), "secret").unwrap();
+        fs::write(all.path().join("bound/file"), "content").unwrap();
+        symlink("../secret", all.path().join("bound/away")).unwrap();
+        symlink("../secret/key", all.path().join("bound/key")).unwrap();
+        symlink("/", all.path().join("bound/root")).unwrap();
+        let kind = FileType::Fifo;
+        let mode = Mode::from_raw_mode(0o666);
+        rustix::fs::mknodat(CWD, all.path().join("bound/fifo"), kind, mode, 0).unwrap();
+        let directory = BoundDirectory::open(&all.path().join("bound"), access).unwrap();
+        let bound = Bound::new(&directory);
+        Tree { all, bound }
+    }
+
+    impl Tree {
+        fn ask(&mut self, operation: u32, a: u64, b: u64, tail: &[u8]) -> Result<Vec<u8>, Errno> {
+            self.bound.serve(&BindRequest { mount: 0, operation, a, b, c: 100 }, tail)
+        }
+
+        fn open(&mut self, path: &str, flags: OFlags) -> Result<u64, Errno> {
+            let reply = self.ask(BIND_OPEN, flags.bits().into(), 0o6666, path.as_bytes())?;
+            Ok(u64::from_ne_bytes(reply.try_into().unwrap()))
+        }
+    }
+
+    #[test]
+    fn files_are_made_written_moved_and_removed() {
+        let mut tree = tree(BoundAccess::Write);
+        let new = tree.open("sub/new", OFlags::RDWR | OFlags::CREATE).unwrap();
+        assert_eq!(tree.ask(BIND_WRITE, new, 3, b"abc").unwrap(), 3u64.to_ne_bytes());
+        assert_eq!(tree.ask(BIND_READ, new, 2, b"").unwrap(), b"\0abc");
+        tree.ask(BIND_FTRUNCATE, new, 4, b"").unwrap();
+        tree.ask(BIND_RENAME, 0, 0, b"sub/new\0moved").unwrap();
+        tree.ask(BIND_LINK, 0, 0, b"moved\0sub/twin").unwrap();
+        tree.ask(BIND_CHMOD, 0o640, 0, b"moved").unwrap();
+        tree.ask(BIND_UTIMES, BIND_TIME_OMIT, 1_500_000_000, b"moved").unwrap();
+        let path = tree.all.path().join("bound/moved");
+        assert_eq!(fs::read(&path).unwrap(), b"\0\0\0a");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o640);
+        tree.ask(BIND_UNLINK, 0, 0, b"moved").unwrap();
+        tree.ask(BIND_MKDIR, 0o755, 0, b"directory").unwrap();
+        tree.ask(BIND_RMDIR, 0, 0, b"directory").unwrap();
+        tree.ask(BIND_SYMLINK, 0, 0, b"link\0anywhere").unwrap();
+        assert_eq!(tree.ask(BIND_READLINK, 0, 0, b"link").unwrap(), b"anywhere");
+        tree.ask(BIND_CLOSE, new, 0, b"").unwrap();
+        assert_eq!(tree.ask(BIND_READ, new, 0, b""), Err(Errno::BADF));
+    }
+
+    #[test]
+    fn nothing_leads_out() {
+        let mut tree = tree(BoundAccess::Write);
+        for path in ["away/key", "key", "root/etc/passwd", "away"] {
+            let error = tree.open(path, OFlags::RDWR).unwrap_err();
+            assert!(matches!(error, Errno::LOOP), "{path}: {error}");
+            let flags = OFlags::RDWR | OFlags::CREATE;
+            let error = tree.open(path, flags).unwrap_err();
+            assert!(matches!(error, Errno::LOOP | Errno::EXIST), "{path}: {error}");
+            let error = tree.ask(BIND_TRUNCATE, 0, 0, path.as_bytes()).unwrap_err();
+            assert!(matches!(error, Errno::LOOP), "{path}: {error}");
+        }
+        for path in ["../secret/key", "/etc/passwd", "sub/../../secret/key", "sub/..", "a//b"] {
+            for operation in 1..=20 {
+                assert!(tree.ask(operation, 0, 0, path.as_bytes()).is_err(), "{operation} {path}");
+                let two = [path.as_bytes(), b"\0file"].concat();
+                assert!(tree.ask(operation, 0, 0, &two).is_err(), "{operation} {path}");
+                let two = [b"file\0", path.as_bytes()].concat();
+                if operation != BIND_SYMLINK {
+                    assert!(tree.ask(operation, 0, 0, &two).is_err(), "{operation} {path}");
+                }
+            }
+        }
+        for request in ["away/new", "root/tmp/new"] {
+            assert_eq!(tree.ask(BIND_MKDIR, 0o755, 0, request.as_bytes()), Err(Errno::LOOP));
+            assert_eq!(tree.ask(BIND_UNLINK, 0, 0, request.as_bytes()), Err(Errno::LOOP));
+            let moved = [b"file\0", request.as_bytes()].concat();
+            assert_eq!(tree.ask(BIND_RENAME, 0, 0, &moved), Err(Errno::LOOP));
+            assert_eq!(tree.ask(BIND_LINK, 0, 0, &moved), Err(Errno::LOOP));
+        }
+        // What is hard-linked is the link itself, not what it leads to.
+        tree.ask(BIND_LINK, 0, 0, b"key\0twin").unwrap();
+        assert_eq!(tree.open("twin", OFlags::RDONLY), Err(Errno::LOOP));
+        assert_eq!(fs::read(tree.all.path().join("secret/key")).unwrap(), b"secret");
+    }
+
+    #[test]
+    fn only_regular_files_and_harmless_permissions() {
+        let mut tree = tree(BoundAccess::Write);
+        assert_eq!(tree.open("fifo", OFlags::RDWR), Err(Errno::ACCESS));
+        assert_eq!(tree.open("sub", OFlags::RDONLY), Err(Errno::ISDIR));
+        assert_eq!(tree.ask(BIND_CHMOD, 0o4755, 0, b"file"), Err(Errno::PERM));
+        tree.open("plain", OFlags::RDWR | OFlags::CREATE).unwrap();
+        let mode = fs::metadata(tree.all.path().join("bound/plain")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7000, 0);
+        for _ in tree.bound.open.len()..OPEN_MAX {
+            tree.open("file", OFlags::RDONLY).unwrap();
+        }
+        assert_eq!(tree.open("file", OFlags::RDONLY), Err(Errno::MFILE));
+    }
+
+    #[test]
+    fn a_directory_to_be_read_is_not_written_to() {
+        let mut tree = tree(BoundAccess::Read);
+        let file = tree.open("file", OFlags::RDONLY).unwrap();
+        assert_eq!(tree.ask(BIND_READ, file, 3, b"").unwrap(), b"tent");
+        assert_eq!(tree.ask(BIND_WRITE, file, 0, b"x"), Err(Errno::ROFS));
+        assert_eq!(tree.ask(BIND_FTRUNCATE, file, 0, b""), Err(Errno::ROFS));
+        assert_eq!(tree.open("file", OFlags::RDWR), Err(Errno::ROFS));
+        assert_eq!(tree.open("new", OFlags::CREATE), Err(Errno::ROFS));
+        for operation in [BIND_MKDIR, BIND_UNLINK, BIND_RMDIR, BIND_CHMOD, BIND_UTIMES] {
+            assert_eq!(tree.ask(operation, 0, 0, b"file"), Err(Errno::ROFS));
+        }
+        for operation in [BIND_RENAME, BIND_LINK, BIND_SYMLINK] {
+            assert_eq!(tree.ask(operation, 0, 0, b"file\0other"), Err(Errno::ROFS));
+        }
+    }
+
+    /// Whatever a sandbox asks, the broker survives, and nothing outside changes.
+    #[test]
+    fn arbitrary_requests_are_survived() {
+        let mut tree = tree(BoundAccess::Write);
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random
+        };
+        let words: [&[u8]; 9] =
+            [b"file", b"sub", b"away", b"..", b".", b"key", b"/", b"\0", b"\xff"];
+        for _ in 0..20_000 {
+            let mut tail = Vec::new();
+            for _ in 0..next() % 5 {
+                tail.extend_from_slice(words[(next() % words.len() as u64) as usize]);
+            }
+            let (a, b, c) = (next() % 5, next() % 5, next() % 5);
+            let operation = (next() % 24) as u32;
+            let _ = tree.bound.serve(&BindRequest { mount: 0, operation, a, b, c }, &tail);
+        }
+        assert_eq!(fs::read(tree.all.path().join("secret/key")).unwrap(), b"secret");
+        assert_eq!(fs::read_dir(tree.all.path()).unwrap().count(), 2);
+    }
+}
