@@ -11,7 +11,7 @@ use crate::mm::syscalls as mm;
 use crate::task::signal::syscalls as signal;
 use crate::task::syscalls as task;
 use crate::task::{clone, futex};
-use crate::time::syscalls as time;
+use crate::time::{posix, syscalls as time};
 use crate::{ipc, net};
 
 /// What extended attributes lack.
@@ -372,13 +372,7 @@ pub const ENTRIES: &[Entry] = &[
     row(35, "nanosleep", &[Hex, Hex], time::nanosleep, Full),
     row(36, "getitimer", &[Int, Hex], time::getitimer, Full),
     row(37, "alarm", &[Int], time::alarm, Full),
-    row(
-        38,
-        "setitimer",
-        &[Int, Hex, Hex],
-        time::setitimer,
-        Partial("the timers of CPU time run on wall-clock time"),
-    ),
+    row(38, "setitimer", &[Int, Hex, Hex], time::setitimer, Full),
     row(39, "getpid", &[], task::getpid, Full),
     row(59, "execve", &[Str, Hex, Hex], task::execve, Full),
     row(60, "exit", &[Int], task::exit, Full),
@@ -494,6 +488,11 @@ pub const ENTRIES: &[Entry] = &[
         time::clock_settime,
         Missing("EPERM: the clock is the host's"),
     ),
+    row(222, "timer_create", &[Int, Hex, Hex], posix::timer_create, Full),
+    row(223, "timer_settime", &[Int, Hex, Hex, Hex], posix::timer_settime, Full),
+    row(224, "timer_gettime", &[Int, Hex], posix::timer_gettime, Full),
+    row(225, "timer_getoverrun", &[Int], posix::timer_getoverrun, Full),
+    row(226, "timer_delete", &[Int], posix::timer_delete, Full),
     row(228, "clock_gettime", &[Int, Hex], time::clock_gettime, Full),
     row(229, "clock_getres", &[Int, Hex], time::clock_getres, Full),
     row(230, "clock_nanosleep", &[Int, Hex, Hex, Hex], time::clock_nanosleep, Full),

@@ -62,9 +62,6 @@ pub fn exit_thread(status: ExitStatus) -> ! {
 fn leave(status: ExitStatus) {
     let thread = current();
     let process = thread.process.clone();
-    if thread.tid() == process.pid {
-        process.main_status.set(status);
-    }
     futex::release_robust(thread);
     let clear = crate::platform::user::UserAddress(thread.clear_child_tid.load(Relaxed));
     if !clear.is_null() && clear.write(&0u32).is_ok() {
@@ -78,7 +75,8 @@ fn leave(status: ExitStatus) {
     thread.forget_fpu();
     process.thread_ended.wake_all(Events::IN);
     if process.threads.lock().is_empty() {
-        let status = process.exiting.get().unwrap_or(process.main_status.get());
+        // Without exit_group(2), the last thread's status counts (since Linux 5.17).
+        let status = process.exiting.get().unwrap_or(status);
         end_process(&process, status);
     }
     thread.sched.lock().state = sched::RunState::Dead;
@@ -90,6 +88,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
         end_sandbox(status);
     }
     process.timers.disarm_all();
+    process.posix_timers.remove_all();
     close_files(process);
     crate::fs::locks::release_process(process);
     crate::fs::tty::job::process_ended(process);

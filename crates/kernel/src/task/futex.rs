@@ -21,6 +21,8 @@ use crate::time::syscalls::read_timespec;
 pub enum Key {
     /// An address in one address space.
     Private(u64, u64),
+    /// The same without `FUTEX_PRIVATE_FLAG`, which is another futex.
+    Unshared(u64, u64),
     /// A place in shared memory: device and inode number of a file, or zeros;
     /// and the offset.
     Shared(u64, u64, u64),
@@ -78,6 +80,10 @@ pub fn futex(args: &Args) -> Result<u64> {
     let realtime = operation & CLOCK_REALTIME != 0;
     let scope = if operation & PRIVATE != 0 { Scope::Private } else { Scope::Shared };
     let second = args.u32(3);
+    let takes_clock = matches!(operation & !(PRIVATE | CLOCK_REALTIME), WAIT_BITSET | LOCK_PI2);
+    if realtime && !takes_clock {
+        return Err(Errno::ENOSYS);
+    }
     match operation & !(PRIVATE | CLOCK_REALTIME) {
         WAIT => {
             let deadline = match args.address(3) {
@@ -125,12 +131,15 @@ fn key_of(address: UserAddress, scope: Scope) -> Result<Key> {
     }
     address.check(4)?;
     let mm = current_process().mm();
-    if scope == Scope::Shared
-        && let Some((device, inode, offset)) = mm.shared_place(address.0)
-    {
-        return Ok(Key::Shared(device, inode, offset));
+    if scope == Scope::Private {
+        return Ok(Key::Private(mm.id(), address.0));
     }
-    Ok(Key::Private(mm.id(), address.0))
+    // What lies there decides, so something has to.
+    address.load_u32()?;
+    Ok(match mm.shared_place(address.0) {
+        Some((device, inode, offset)) => Key::Shared(device, inode, offset),
+        None => Key::Unshared(mm.id(), address.0),
+    })
 }
 
 fn wait(
@@ -147,7 +156,12 @@ fn wait(
     if address.load_u32()? != expected {
         return Err(Errno::EAGAIN);
     }
-    wait_for_wake(key, bitset, deadline).map(|()| 0)
+    match wait_for_wake(key, bitset, deadline) {
+        // signal(7): a wait that has a time-out is not begun again after a
+        // handler. After a stop it is, with its whole time if that is relative.
+        Err(Errno::ERESTARTSYS) if deadline.is_some() => Err(Errno::ERESTARTNOHAND),
+        outcome => outcome.map(|()| 0),
+    }
 }
 
 /// Waits in a queue until somebody takes the running thread out of it.
@@ -387,11 +401,13 @@ fn release_list(thread: &Thread, head: UserAddress) -> Result<()> {
 }
 
 fn mark_dead(thread: &Thread, word: UserAddress, is_pi: bool) {
-    let Ok(key) = key_of(word, Scope::Shared) else { return };
-    let private = key_of(word, Scope::Private).unwrap_or(key);
+    let (Ok(key), Ok(private)) = (key_of(word, Scope::Shared), key_of(word, Scope::Private)) else {
+        return;
+    };
     if word.load_u32().is_ok_and(|value| value & TID_MASK == thread.tid()) {
         if is_pi {
-            let _ = hand_over(word, private, OWNER_DIED);
+            let has_shared = kernel().futexes.waiters.lock().contains_key(&key);
+            let _ = hand_over(word, if has_shared { key } else { private }, OWNER_DIED);
             return;
         }
         let _ = word.update_u32(|old| Some(old & WAITERS | OWNER_DIED));

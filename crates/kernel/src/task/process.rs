@@ -141,6 +141,9 @@ pub const RLIMIT_NPROC: usize = 6;
 /// Index of `RLIMIT_NOFILE` in [`Process::limits`].
 pub const RLIMIT_NOFILE: usize = 7;
 
+/// Index of `RLIMIT_SIGPENDING` in [`Process::limits`].
+pub const RLIMIT_SIGPENDING: usize = 11;
+
 /// How a process ended (wait(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitStatus {
@@ -211,8 +214,6 @@ pub struct Process {
     pub unreported: Lock<Unreported>,
     /// Set once all threads have to end.
     pub exiting: Lock<Option<ExitStatus>>,
-    /// Status of the main thread, should all threads end one by one.
-    pub main_status: Lock<ExitStatus>,
     /// Woken when a child changes its state.
     pub children_changed: WaitQueue,
     /// Woken when a thread ends (execve(2) waits for the others).
@@ -243,6 +244,8 @@ pub struct Process {
     pub signals: Lock<ProcessSignals>,
     /// Interval timers (setitimer(2)).
     pub timers: crate::time::itimer::IntervalTimers,
+    /// POSIX timers (timer_create(2)).
+    pub posix_timers: crate::time::posix::PosixTimers,
     /// `PR_SET_DUMPABLE` (prctl(2)); nothing is ever dumped.
     pub dumpable: Lock<bool>,
     /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).
@@ -302,7 +305,6 @@ impl Process {
             life: Lock::new(Life::Running),
             unreported: Lock::default(),
             exiting: Lock::new(None),
-            main_status: Lock::new(ExitStatus::Exited(0)),
             children_changed: WaitQueue::new(),
             thread_ended: WaitQueue::new(),
             resumed: WaitQueue::new(),
@@ -318,6 +320,7 @@ impl Process {
             auxiliary_vector: Lock::default(),
             signals: Lock::default(),
             timers: Default::default(),
+            posix_timers: Default::default(),
             dumpable: Lock::new(true),
             is_subreaper: Lock::new(false),
             parent_death_signal: Lock::new(0),
@@ -400,12 +403,12 @@ pub const DEFAULT_LIMITS: [ResourceLimit; 16] = {
     let mut limits = [ResourceLimit::both(RLIM_INFINITY); 16];
     limits[RLIMIT_STACK] = ResourceLimit { current: 8 << 20, maximum: RLIM_INFINITY };
     // RLIMIT_CORE, RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_MEMLOCK,
-    // RLIMIT_SIGPENDING, RLIMIT_MSGQUEUE, RLIMIT_NICE, RLIMIT_RTPRIO.
+    // RLIMIT_MSGQUEUE, RLIMIT_NICE, RLIMIT_RTPRIO.
     limits[4] = ResourceLimit { current: 0, maximum: RLIM_INFINITY };
     limits[RLIMIT_NPROC] = ResourceLimit::both(32768);
     limits[RLIMIT_NOFILE] = ResourceLimit { current: 1024, maximum: 1 << 20 };
     limits[8] = ResourceLimit::both(8 << 20);
-    limits[11] = ResourceLimit::both(32768);
+    limits[RLIMIT_SIGPENDING] = ResourceLimit::both(32768);
     limits[12] = ResourceLimit::both(819200);
     limits[13] = ResourceLimit::both(0);
     limits[14] = ResourceLimit::both(0);

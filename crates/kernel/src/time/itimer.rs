@@ -3,6 +3,7 @@
 use alloc::sync::{Arc, Weak};
 
 use super::Instant;
+use super::cpu_clock::MIN_WAIT_NS;
 use super::timer::{self, TimerCallback, TimerId};
 use crate::errno::{Errno, Result};
 use crate::sync::Lock;
@@ -42,15 +43,42 @@ impl Which {
     }
 }
 
+impl Which {
+    /// What the timer counts, in nanoseconds: the monotonic clock, or CPU time.
+    /// That is not split into the program's and the kernel's.
+    fn now_ns(self, process: &Process) -> u64 {
+        match self {
+            Which::Real => Instant::now().0,
+            Which::Virtual | Which::Profiling => process.cpu_ns(),
+        }
+    }
+
+    /// When to look whether `ns` more have been counted.
+    fn look_after(self, ns: u64) -> Instant {
+        match self {
+            Which::Real => Instant::after_ns(ns),
+            Which::Virtual | Which::Profiling => Instant::after_ns(ns.max(MIN_WAIT_NS)),
+        }
+    }
+
+    fn signal(self) -> u32 {
+        match self {
+            Which::Real => SIGALRM,
+            Which::Virtual => SIGVTALRM,
+            Which::Profiling => SIGPROF,
+        }
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Armed {
     id: TimerId,
-    deadline: Instant,
+    /// Next expiry, in nanoseconds of what the timer counts.
+    deadline_ns: u64,
     interval_ns: u64,
 }
 
-/// The three timers of a process. The two that count CPU time run on
-/// wall-clock time, which is ahead of it: they may fire early.
+/// The three timers of a process.
 #[derive(Default)]
 pub struct IntervalTimers {
     armed: [Lock<Option<Armed>>; 3],
@@ -62,32 +90,32 @@ struct Expiry {
 }
 
 impl TimerCallback for Expiry {
-    fn fire(&self, now: Instant) {
+    fn fire(&self, _now: Instant) {
         let Some(process) = self.process.upgrade() else { return };
-        let slot = &process.timers.armed[self.which as usize];
-        let armed = slot.lock().take();
-        if let Some(armed) = armed
-            && armed.interval_ns > 0
-        {
+        let armed = process.timers.armed[self.which as usize].lock().take();
+        let Some(armed) = armed else { return };
+        let now = self.which.now_ns(&process);
+        if now < armed.deadline_ns {
+            // CPU time passes slower than time.
+            arm(&process, self.which, armed.deadline_ns, armed.interval_ns);
+            return;
+        }
+        if armed.interval_ns > 0 {
             // Periods do not drift, and missed ones are not made up for.
-            let missed = now.0.saturating_sub(armed.deadline.0) / armed.interval_ns;
-            let next = Instant(armed.deadline.0 + (missed + 1) * armed.interval_ns);
+            let missed = (now - armed.deadline_ns) / armed.interval_ns;
+            let next = armed.deadline_ns + (missed + 1) * armed.interval_ns;
             arm(&process, self.which, next, armed.interval_ns);
         }
-        let signal = match self.which {
-            Which::Real => SIGALRM,
-            Which::Virtual => SIGVTALRM,
-            Which::Profiling => SIGPROF,
-        };
-        send_to_process(&process, SignalInfo::new(signal, SI_KERNEL));
+        send_to_process(&process, SignalInfo::new(self.which.signal(), SI_KERNEL));
     }
 }
 
-fn arm(process: &Arc<Process>, which: Which, deadline: Instant, interval_ns: u64) {
+fn arm(process: &Arc<Process>, which: Which, deadline_ns: u64, interval_ns: u64) {
+    let ahead = deadline_ns.saturating_sub(which.now_ns(process));
     let callback = Arc::new(Expiry { process: Arc::downgrade(process), which });
-    let id = timer::add(deadline, callback);
+    let id = timer::add(which.look_after(ahead), callback);
     crate::task::sched::watch_clock();
-    process.timers.armed[which as usize].set(Some(Armed { id, deadline, interval_ns }));
+    process.timers.armed[which as usize].set(Some(Armed { id, deadline_ns, interval_ns }));
 }
 
 impl IntervalTimers {
@@ -100,27 +128,31 @@ impl IntervalTimers {
         }
     }
 
-    /// The state of a timer.
-    pub fn get(&self, which: Which) -> TimerValue {
+    fn get(&self, which: Which, now_ns: u64) -> TimerValue {
         match self.armed[which as usize].get() {
             None => TimerValue { interval: [0, 0], value: [0, 0] },
             Some(armed) => {
-                let left = armed.deadline.0.saturating_sub(Instant::now().0).max(1000);
+                let left = armed.deadline_ns.saturating_sub(now_ns).max(1000);
                 TimerValue { interval: to_timeval(armed.interval_ns), value: to_timeval(left) }
             }
         }
     }
 }
 
+/// The state of a timer.
+pub fn get(process: &Process, which: Which) -> TimerValue {
+    process.timers.get(which, which.now_ns(process))
+}
+
 /// Arms or disarms a timer and returns what it was.
 pub fn set(process: &Arc<Process>, which: Which, value: TimerValue) -> Result<TimerValue> {
     let (next_ns, interval_ns) = (from_timeval(value.value)?, from_timeval(value.interval)?);
-    let old = process.timers.get(which);
+    let old = get(process, which);
     if let Some(armed) = process.timers.armed[which as usize].lock().take() {
         timer::cancel(armed.id);
     }
     if next_ns > 0 {
-        arm(process, which, Instant::after_ns(next_ns), interval_ns);
+        arm(process, which, which.now_ns(process).saturating_add(next_ns), interval_ns);
     }
     Ok(old)
 }

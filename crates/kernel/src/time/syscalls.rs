@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::clock::{boottime_ns, realtime_ns};
+use super::cpu_clock::CpuClock;
 use super::{Instant, itimer};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
@@ -52,23 +53,7 @@ pub fn clock_ns(clock: i32) -> Result<u64> {
         1 | 4 | 6 => Ok(Instant::now().0),
         // CLOCK_BOOTTIME and its alarm variant.
         7 | 9 => Ok(boottime_ns()),
-        // CLOCK_PROCESS_CPUTIME_ID, CLOCK_THREAD_CPUTIME_ID and the ids that
-        // clock_getcpuclockid(3) makes of them.
-        2 => Ok(current_process().cpu_ns()),
-        3 => Ok(current().cpu_ns()),
-        clock if clock < 0 => {
-            // Bits 0 and 1 say which time, 3 being a descriptor's clock; bit 2
-            // says that it is a thread's.
-            let pid = !(clock >> 3);
-            let known =
-                pid == 0 || pid as u32 == current_process().pid || pid as u32 == current().tid();
-            match (known && clock & 3 != 3, clock & 4) {
-                (false, _) => Err(Errno::EINVAL),
-                (true, 0) => Ok(current_process().cpu_ns()),
-                (true, _) => Ok(current().cpu_ns()),
-            }
-        }
-        _ => Err(Errno::EINVAL),
+        clock => CpuClock::from_number(clock).map(|clock| clock.now_ns()),
     }
 }
 
@@ -188,7 +173,7 @@ pub fn getrusage(args: &Args) -> Result<u64> {
 
 /// getitimer(2).
 pub fn getitimer(args: &Args) -> Result<u64> {
-    let value = current_process().timers.get(itimer::Which::from_number(args.u32(0))?);
+    let value = itimer::get(current_process(), itimer::Which::from_number(args.u32(0))?);
     args.address(1).write(&value)?;
     Ok(0)
 }

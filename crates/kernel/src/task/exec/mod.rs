@@ -147,6 +147,7 @@ pub fn reset_thread(thread: &Thread, name: &[u8]) {
     thread.process.family.lock().has_executed = true;
     thread.process.dumpable.set(true);
     thread.process.signals.lock().reset_for_exec();
+    thread.process.posix_timers.remove_all();
     let mut signals = thread.signals.lock();
     signals.alternate_stack =
         signal::AlternateStack { flags: signal::SS_DISABLE, ..Default::default() };

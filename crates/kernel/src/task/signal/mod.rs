@@ -258,20 +258,41 @@ fn is_ignored(action: &Action, signal: u32) -> bool {
         || action.handler == Action::DEFAULT && default_action(signal) == DefaultAction::Ignore
 }
 
-/// Puts a signal into a queue; a standard signal that is pending already is
-/// not queued twice (signal(7), "Queueing and delivery semantics").
-fn enqueue(queue: &mut VecDeque<SignalInfo>, info: SignalInfo) {
-    if info.number() < SIGRTMIN && queue.iter().any(|pending| pending.signal == info.signal) {
-        return;
+/// How a signal is added to those that are pending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Queueing {
+    /// A standard signal that is pending already is not queued twice
+    /// (signal(7), "Queueing and delivery semantics").
+    Merged,
+    /// The sender sees to it that the signal is pending once: POSIX timers.
+    Always,
+}
+
+impl Queueing {
+    fn add(self, queue: &mut VecDeque<SignalInfo>, info: SignalInfo) {
+        let merges = self == Queueing::Merged && info.number() < SIGRTMIN;
+        if merges && queue.iter().any(|pending| pending.signal == info.signal) {
+            return;
+        }
+        queue.push_back(info);
     }
-    queue.push_back(info);
 }
 
 /// Sends a signal to a thread.
 pub fn send_to_thread(thread: &Thread, info: SignalInfo) {
+    deposit_for_thread(thread, info, Queueing::Merged);
+}
+
+/// Like [`send_to_thread`], even if the same signal is pending; whether it is
+/// queued rather than ignored.
+pub fn queue_to_thread(thread: &Thread, info: SignalInfo) -> bool {
+    deposit_for_thread(thread, info, Queueing::Always)
+}
+
+fn deposit_for_thread(thread: &Thread, info: SignalInfo, queueing: Queueing) -> bool {
     let signal = info.number();
     if prepare(&thread.process, signal) == Prepared::Done {
-        return;
+        return false;
     }
     let action = thread.process.signals.lock().actions[signal as usize - 1];
     let (blocked, awaited) = {
@@ -279,21 +300,32 @@ pub fn send_to_thread(thread: &Thread, info: SignalInfo) {
         (signals.mask & bit(signal) != 0, signals.awaited & bit(signal) != 0)
     };
     if is_ignored(&action, signal) && !blocked && !awaited {
-        return;
+        return false;
     }
-    enqueue(&mut thread.signals.lock().pending, info);
+    queueing.add(&mut thread.signals.lock().pending, info);
     thread.needs_attention();
     notify(thread);
     if !blocked {
         super::sched::interrupt(thread);
     }
+    true
 }
 
 /// Sends a signal to a process: to whichever of its threads does not block it.
 pub fn send_to_process(process: &super::Process, info: SignalInfo) {
+    deposit_for_process(process, info, Queueing::Merged);
+}
+
+/// Like [`send_to_process`], even if the same signal is pending; whether it is
+/// queued rather than ignored.
+pub fn queue_to_process(process: &super::Process, info: SignalInfo) -> bool {
+    deposit_for_process(process, info, Queueing::Always)
+}
+
+fn deposit_for_process(process: &super::Process, info: SignalInfo, queueing: Queueing) -> bool {
     let signal = info.number();
     if process.is_zombie() || prepare(process, signal) == Prepared::Done {
-        return;
+        return false;
     }
     let threads = process.threads.lock().clone();
     // The main thread first, as Linux does.
@@ -301,9 +333,9 @@ pub fn send_to_process(process: &super::Process, info: SignalInfo) {
     let action = process.signals.lock().actions[signal as usize - 1];
     let awaited = threads.iter().any(|thread| thread.signals.lock().awaited & bit(signal) != 0);
     if is_ignored(&action, signal) && willing.is_some() && !awaited {
-        return;
+        return false;
     }
-    enqueue(&mut process.signals.lock().pending, info);
+    queueing.add(&mut process.signals.lock().pending, info);
     for thread in &threads {
         thread.needs_attention();
     }
@@ -313,6 +345,7 @@ pub fn send_to_process(process: &super::Process, info: SignalInfo) {
     if let Some(thread) = willing {
         super::sched::interrupt(thread);
     }
+    true
 }
 
 fn notify(thread: &Thread) {
@@ -376,8 +409,12 @@ pub fn take_pending(thread: &Thread, wanted: SignalSet) -> Option<SignalInfo> {
         let at = queue.iter().position(|info| info.signal == signal)?;
         queue.remove(at)
     };
-    take(&mut thread.signals.lock().pending)
-        .or_else(|| take(&mut thread.process.signals.lock().pending))
+    let of_thread = take(&mut thread.signals.lock().pending);
+    let mut info = of_thread.or_else(|| take(&mut thread.process.signals.lock().pending))?;
+    if info.code == SI_TIMER {
+        crate::time::posix::signal_taken(thread, &mut info);
+    }
+    Some(info)
 }
 
 /// Replaces the signal mask until the running system call returns to the

@@ -201,7 +201,15 @@ pub fn kill(args: &Args) -> Result<u64> {
 }
 
 fn send_to_tid(tgid: Option<u32>, tid: u32, signal: u32, info: SignalInfo) -> Result<u64> {
-    let thread = kernel().tasks.threads.lock().get(&tid).cloned().ok_or(Errno::ESRCH)?;
+    let Some(thread) = kernel().tasks.thread(tid) else {
+        // A main thread that has ended is there until its process is gone, but
+        // does nothing with signals.
+        let process = kernel().tasks.process(tid).ok_or(Errno::ESRCH)?;
+        if tgid.is_some_and(|tgid| process.pid != tgid) {
+            return Err(Errno::ESRCH);
+        }
+        return check_permission(&process, signal).map(|()| 0);
+    };
     if tgid.is_some_and(|tgid| thread.process.pid != tgid) {
         return Err(Errno::ESRCH);
     }
