@@ -214,8 +214,7 @@ pub fn watch_clock() {
     let slice = others.then_some(Instant(now.0 + SLICE_NS));
     let wanted = [timer, slice].into_iter().flatten().min().unwrap_or(now);
     let set = block.alarm_at.load(Relaxed);
-    // One that went off while the vCPU was idle has been seen by nobody.
-    if set <= now.0 || wanted.0 < set {
+    if set == 0 || wanted.0 < set {
         block.alarm_at.store(wanted.0.max(1), Relaxed);
         host::arm_alarm(wanted.0.saturating_sub(now.0));
     }
