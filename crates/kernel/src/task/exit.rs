@@ -64,7 +64,9 @@ fn leave(status: ExitStatus) {
     let process = thread.process.clone();
     futex::release_robust(thread);
     let clear = crate::platform::user::UserAddress(thread.clear_child_tid.load(Relaxed));
-    if !clear.is_null() && clear.write(&0u32).is_ok() {
+    // Nobody could look if the memory goes with the thread.
+    let is_shared = process.threads.lock().len() > 1 || process.mm().users() > 1;
+    if is_shared && !clear.is_null() && clear.write(&0u32).is_ok() {
         let _ = futex::wake(clear, 1, u32::MAX, futex::Scope::Shared);
     }
     process.ended_cpu_ns.fetch_add(thread.cpu_ns(), Relaxed);

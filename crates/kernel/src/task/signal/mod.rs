@@ -394,27 +394,29 @@ pub fn pending_set(thread: &Thread) -> SignalSet {
         .fold(of_thread, |set, info| set | bit(info.number()))
 }
 
-/// Takes the next pending signal out of `wanted`: synchronous ones first, then
-/// by number (signal(7)).
+/// Takes the next pending signal out of `wanted`: the thread's own before those
+/// of the process, synchronous ones first, then by number (signal(7)).
 pub fn take_pending(thread: &Thread, wanted: SignalSet) -> Option<SignalInfo> {
+    let own = take_next(&mut thread.signals.lock().pending, wanted);
+    let taken = own.or_else(|| take_next(&mut thread.process.signals.lock().pending, wanted));
+    let mut info = taken?;
+    if info.code == SI_TIMER {
+        crate::time::posix::signal_taken(thread, &mut info);
+    }
+    Some(info)
+}
+
+fn take_next(queue: &mut VecDeque<SignalInfo>, wanted: SignalSet) -> Option<SignalInfo> {
     const SYNCHRONOUS: SignalSet =
         bit(SIGSEGV) | bit(SIGBUS) | bit(SIGILL) | bit(SIGTRAP) | bit(SIGFPE) | bit(SIGSYS);
-    let candidates = pending_set(thread) & wanted;
+    let candidates = queue.iter().fold(0, |set, info| set | bit(info.number())) & wanted;
     let first = if candidates & SYNCHRONOUS != 0 { candidates & SYNCHRONOUS } else { candidates };
     if first == 0 {
         return None;
     }
     let signal = first.trailing_zeros() as i32 + 1;
-    let take = |queue: &mut VecDeque<SignalInfo>| {
-        let at = queue.iter().position(|info| info.signal == signal)?;
-        queue.remove(at)
-    };
-    let of_thread = take(&mut thread.signals.lock().pending);
-    let mut info = of_thread.or_else(|| take(&mut thread.process.signals.lock().pending))?;
-    if info.code == SI_TIMER {
-        crate::time::posix::signal_taken(thread, &mut info);
-    }
-    Some(info)
+    let at = queue.iter().position(|info| info.signal == signal)?;
+    queue.remove(at)
 }
 
 /// Replaces the signal mask until the running system call returns to the

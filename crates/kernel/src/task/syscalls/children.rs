@@ -92,7 +92,12 @@ fn wait_for(which: Which, options: u32) -> Result<Option<(Arc<Process>, News)>> 
     };
     let attempt = || {
         let children = kernel().tasks.processes_where(|child| {
-            child.parent_pid() == own.pid && which.includes(child) && waits_for_kind(child)
+            // One that has ended can have no other news.
+            let may_tell = options & WEXITED != 0 || !child.is_zombie();
+            child.parent_pid() == own.pid
+                && may_tell
+                && which.includes(child)
+                && waits_for_kind(child)
         });
         if children.is_empty() {
             return Some(Err(Errno::ECHILD));
