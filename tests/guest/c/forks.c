@@ -206,7 +206,8 @@ static void clones(void)
                          child_tid, 0));
     if (!child)
         _exit(*child_tid == getpid());
-    say("tid told to child %d, parent %d %d\n", wait_for(child), parent_tid == child, *child_tid == child);
+    int told = wait_for(child);
+    say("tid told to child %d, parent %d %d\n", told, parent_tid == child, *child_tid == child);
     child = MUST(syscall(SYS_clone, CLONE_CHILD_CLEARTID | SIGCHLD, 0, 0, child_tid, 0));
     if (!child)
         _exit(0);

@@ -12,7 +12,7 @@ use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::syscall::Args;
 use crate::task::process::Process;
-use crate::task::signal::{self, SI_USER, SIGNAL_COUNT, SignalInfo};
+use crate::task::signal::{self, SI_TKILL, SI_USER, SIGNAL_COUNT, SignalInfo};
 use crate::task::wait::WaitQueue;
 
 /// A descriptor that stands for a process; readable once that has ended.
@@ -103,7 +103,7 @@ pub fn sys_pidfd_send_signal(args: &Args) -> Result<u64> {
             if info.number() != signal {
                 return Err(Errno::EINVAL);
             }
-            if info.code >= 0 && process.pid != own.pid {
+            if (info.code >= 0 || info.code == SI_TKILL) && process.pid != own.pid {
                 return Err(Errno::EPERM);
             }
             info

@@ -174,6 +174,9 @@ impl Request {
 
     fn check(&self) -> Result<()> {
         let has = |flags| self.flags.contains(flags);
+        if has(CloneFlags::NEWNS | CloneFlags::FS) || has(CloneFlags::NEWUSER | CloneFlags::FS) {
+            return Err(Errno::EINVAL);
+        }
         if self.flags.intersects(NAMESPACES) {
             return Err(Errno::EPERM);
         }

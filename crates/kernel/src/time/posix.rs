@@ -260,19 +260,24 @@ impl PosixTimers {
 }
 
 /// Completes the information of a timer's signal that a thread has just taken,
-/// and sets a periodic timer again.
-pub fn signal_taken(thread: &Thread, info: &mut SignalInfo) {
+/// and sets a periodic timer again. `false` if the timer has been deleted or set
+/// since, which takes its signal back (as Linux does since 6.13).
+pub fn signal_taken(thread: &Thread, info: &mut SignalInfo) -> bool {
     let sequence = core::mem::take(&mut info.payload[2]);
-    let Some(timer) = thread.process.posix_timers.find(info.payload[0] as u32 as i32) else {
-        return;
-    };
-    let schedule = timer.schedule.get();
-    if sequence == 0 || schedule.sequence != sequence || !schedule.is_signal_pending {
-        return;
+    if sequence == 0 {
+        // Made by sigqueue(3).
+        return true;
     }
+    let timer = thread.process.posix_timers.find(info.payload[0] as u32 as i32);
+    let expired = timer.filter(|timer| {
+        let schedule = timer.schedule.get();
+        schedule.sequence == sequence && schedule.is_signal_pending
+    });
+    let Some(timer) = expired else { return false };
     let overrun = i32::try_from(timer.go_on()).unwrap_or(i32::MAX);
     timer.schedule.lock().last_overrun = overrun;
     info.payload[0] |= (overrun as u64) << 32;
+    true
 }
 
 fn find(args: &Args) -> Result<Arc<PosixTimer>> {

@@ -397,13 +397,14 @@ pub fn pending_set(thread: &Thread) -> SignalSet {
 /// Takes the next pending signal out of `wanted`: the thread's own before those
 /// of the process, synchronous ones first, then by number (signal(7)).
 pub fn take_pending(thread: &Thread, wanted: SignalSet) -> Option<SignalInfo> {
-    let own = take_next(&mut thread.signals.lock().pending, wanted);
-    let taken = own.or_else(|| take_next(&mut thread.process.signals.lock().pending, wanted));
-    let mut info = taken?;
-    if info.code == SI_TIMER {
-        crate::time::posix::signal_taken(thread, &mut info);
+    loop {
+        let own = take_next(&mut thread.signals.lock().pending, wanted);
+        let taken = own.or_else(|| take_next(&mut thread.process.signals.lock().pending, wanted));
+        let mut info = taken?;
+        if info.code != SI_TIMER || crate::time::posix::signal_taken(thread, &mut info) {
+            return Some(info);
+        }
     }
-    Some(info)
 }
 
 fn take_next(queue: &mut VecDeque<SignalInfo>, wanted: SignalSet) -> Option<SignalInfo> {

@@ -251,7 +251,8 @@ pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
     }
     info.signal = signal as i32;
     let target = kernel().tasks.process(pid as u32).ok_or(Errno::ESRCH)?;
-    if info.code >= 0 && target.pid != current().process.pid {
+    let foreign = target.pid != current().process.pid;
+    if foreign && (info.code >= 0 || info.code == SI_TKILL) {
         return Err(Errno::EPERM);
     }
     check_permission(&target, signal)?;
