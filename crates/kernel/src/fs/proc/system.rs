@@ -67,6 +67,7 @@ pub(in super::super) fn memory() -> (u64, u64) {
 pub(super) fn meminfo() -> Result<Vec<u8>> {
     let (total, free) = memory();
     let files = kernel().pages.lock().bytes_in_use();
+    let heap = crate::mm::heap::bytes_in_use();
     let mut text = String::new();
     for (name, bytes) in [
         ("MemTotal", total),
@@ -91,9 +92,9 @@ pub(super) fn meminfo() -> Result<Vec<u8>> {
         ("Mapped", 0),
         ("Shmem", files),
         ("KReclaimable", 0),
-        ("Slab", 0),
+        ("Slab", heap),
         ("SReclaimable", 0),
-        ("SUnreclaim", 0),
+        ("SUnreclaim", heap),
         ("KernelStack", 0),
         ("PageTables", 0),
         ("CommitLimit", total),
