@@ -100,9 +100,9 @@ impl TimerCallback for Expiry {
             arm(&process, self.which, armed.deadline_ns, armed.interval_ns);
             return;
         }
-        if armed.interval_ns > 0 {
-            // Periods do not drift, and missed ones are not made up for.
-            let missed = (now - armed.deadline_ns) / armed.interval_ns;
+        // Periods do not drift, and missed ones are not made up for.
+        let missed = (now - armed.deadline_ns).checked_div(armed.interval_ns);
+        if let Some(missed) = missed {
             let next = armed.deadline_ns + (missed + 1) * armed.interval_ns;
             arm(&process, self.which, next, armed.interval_ns);
         }
