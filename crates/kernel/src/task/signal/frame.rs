@@ -234,7 +234,9 @@ pub fn sigreturn() {
     let context = UserAddress(frame.rsp.wrapping_sub(8))
         .offset(core::mem::offset_of!(SignalFrame, context) as u64);
     let Ok(context) = context.read::<UserContext>() else { bad_frame() };
-    if context.rip >= thaw_abi::layout::GUEST_MAX
+    // The vdso's functions and the first instructions of a system call are
+    // kernel text, so a guest may have been interrupted there.
+    if context.rip >= thaw_abi::layout::LAYOUT_END
         || restore_vector_state(thread, frame, UserAddress(context.fpstate)).is_err()
     {
         bad_frame()
