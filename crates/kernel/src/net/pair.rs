@@ -122,8 +122,9 @@ impl Pair {
             }
             match self.flavor {
                 Flavor::Tcp if peer.closed => {
-                    // The data goes out; the answer is a reset (RFC 9293, 3.10.7.1).
-                    let len = source.remaining();
+                    // As much as is on the way at once goes out; the answer is a
+                    // reset (RFC 9293, 3.10.7.1).
+                    let len = source.remaining().min(me.send_limit);
                     source.advance(len);
                     me.reset = true;
                     me.error = Some(Errno::EPIPE);
@@ -132,7 +133,7 @@ impl Pair {
                 Flavor::Tcp if peer.reading_shut && peer.writing_shut => {
                     // Data for who has said that it neither reads nor writes
                     // any more: both ends are reset (tcp_rcv_state_process).
-                    let len = source.remaining();
+                    let len = source.remaining().min(me.send_limit);
                     source.advance(len);
                     (me.reset, peer.reset) = (true, true);
                     (me.error, peer.error) = (Some(Errno::EPIPE), Some(Errno::ECONNRESET));
