@@ -189,6 +189,9 @@ pub fn set(
             Err(Errno::ENOENT)
         };
     }
+    if let Some(ip) = membership(common, level, number) {
+        return Err(join(at, len, ip));
+    }
     // Of TLS in the kernel, a module; libraries do without.
     if (level, number) == (SOL_TCP, TCP_ULP) && applies(Of::Tcp, common) {
         return Err(Errno::ENOENT);
@@ -219,6 +222,31 @@ pub fn set(
     common.options.lock().set_value(option.name, value);
     socket.options_changed();
     Ok(())
+}
+
+/// Bytes of the address at the start of an option's value, if the option joins or
+/// leaves a multicast group (`IP_ADD_MEMBERSHIP` and `IP_DROP_MEMBERSHIP` in ip(7),
+/// ipv6(7)).
+fn membership(common: &Common, level: i32, number: i32) -> Option<usize> {
+    match (level, number) {
+        (SOL_IP, 35 | 36) if applies(Of::Udp, common) => Some(4),
+        (SOL_IPV6, 20 | 21) if applies(Of::Udp, common) && applies(Of::V6, common) => Some(16),
+        _ => None,
+    }
+}
+
+/// Why a multicast group cannot be joined: no interface leads to any.
+fn join(at: UserAddress, len: usize, address_len: usize) -> Errno {
+    let mut address = [0; 16];
+    // struct ip_mreq holds another address, struct ipv6_mreq a number.
+    if len < address_len + 4 {
+        return Errno::EINVAL;
+    }
+    if let Err(error) = at.read_bytes(&mut address[..address_len]) {
+        return error;
+    }
+    let is_group = if address_len == 4 { address[0] & 0xf0 == 0xe0 } else { address[0] == 0xff };
+    if is_group { Errno::ENODEV } else { Errno::EINVAL }
 }
 
 fn parse_timeout(time: Timeval) -> Result<Option<u64>> {
