@@ -10,11 +10,11 @@ pub use imp::*;
 mod imp {
     use alloc::vec::Vec;
 
-    use crate::errno::Result;
+    use crate::errno::{Errno, Result};
     use crate::io::Sink;
     use crate::platform::host::{self, HostFd};
 
-    pub use crate::mm::pages::{PageBox, alloc_page};
+    pub use crate::mm::pages::PageBox;
     pub use crate::mm::shared::{Placed, place_page, take_page};
 
     /// The guest's `CLOCK_REALTIME`, in nanoseconds since the epoch.
@@ -32,12 +32,23 @@ mod imp {
         crate::boot::broker::request(kind, body, tail, reply)
     }
 
-    /// Pages that the sandbox may use for files: in all, and left.
+    /// Pages that the sandbox may use for files: in all, and left. Files get
+    /// three quarters of its memory at most, so that one that is filled up is
+    /// an error and not the end of the sandbox (tmpfs(5) has half).
     pub fn page_counts() -> (u64, u64) {
         let kernel = crate::state::kernel();
-        let limit = kernel.memory_total();
+        let limit = kernel.memory_total() / 4 * 3;
         let used = kernel.pages.lock().bytes_in_use();
         (limit / 4096, limit.saturating_sub(used) / 4096)
+    }
+
+    /// A page of zeros for a file; `ENOSPC`.
+    pub fn alloc_page() -> Result<PageBox> {
+        let limited = crate::state::kernel().config.get().memory_limit > 0;
+        if limited && page_counts().1 == 0 {
+            return Err(Errno::ENOSPC);
+        }
+        crate::mm::pages::alloc_page().map_err(|_| Errno::ENOSPC)
     }
 
     /// Number of the current boot: what was learnt from the host in an earlier

@@ -67,8 +67,8 @@ pub fn slave(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64>
         TIOCOUTQ => argument.write(&(pty.discipline.lock().output.len() as i32))?,
         TIOCEXCL => pty.exclusive.store(true, Relaxed),
         TIOCNXCL => pty.exclusive.store(false, Relaxed),
-        TCSETS | TCSETSW | TCSETSF | TCSETS2 | TCSETSW2 | TCSETSF2 | TCFLSH | TCXONC | TCSBRK
-        | TCSBRKP | TIOCSETD => {
+        TCSETS | TCSETSW | TCSETSF | TCSETS2 | TCSETSW2 | TCSETSF2 | TCSETA | TCSETAW | TCSETAF
+        | TCFLSH | TCXONC | TCSBRK | TCSBRKP | TIOCSETD => {
             job::check_change(&pty.job)?;
             return both(pty, request, argument);
         }
@@ -81,6 +81,12 @@ pub fn slave(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64>
 fn both(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64> {
     match request {
         TCGETS => argument.write(&pty.discipline.lock().termios)?,
+        TCGETA => argument.write(&pty.discipline.lock().termios.to_termio())?,
+        TCSETA | TCSETAW | TCSETAF => {
+            let termio: Termio = argument.read()?;
+            let termios = pty.discipline.lock().termios.with_termio(&termio);
+            set(pty, termios, request == TCSETAF);
+        }
         TCGETS2 => {
             let termios = pty.discipline.lock().termios;
             argument.write(&Termios2 { termios, input_speed: 38400, output_speed: 38400 })?;

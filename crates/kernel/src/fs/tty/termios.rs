@@ -23,6 +23,36 @@ pub struct Termios2 {
     pub output_speed: u32,
 }
 
+/// `struct termio`: the modes as System V had them, 16 bits each.
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Termio {
+    pub modes: [u16; 4],
+    pub line: u8,
+    pub characters: [u8; 8],
+    pub pad: u8,
+}
+
+impl Termios {
+    /// The part of the modes that `struct termio` has.
+    pub fn to_termio(self) -> Termio {
+        let modes = [self.input, self.output, self.control, self.local].map(|mode| mode as u16);
+        let mut characters = [0; 8];
+        characters.copy_from_slice(&self.characters[..8]);
+        Termio { modes, line: self.line, characters, pad: 0 }
+    }
+
+    /// These modes with that part replaced.
+    pub fn with_termio(mut self, termio: &Termio) -> Self {
+        let all = [&mut self.input, &mut self.output, &mut self.control, &mut self.local];
+        for (mode, low) in all.into_iter().zip(termio.modes) {
+            *mode = (*mode & 0xffff_0000) | u32::from(low);
+        }
+        self.characters[..8].copy_from_slice(&termio.characters);
+        self
+    }
+}
+
 /// `struct winsize`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
@@ -115,6 +145,10 @@ pub const TCGETS: u32 = 0x5401;
 pub const TCSETS: u32 = 0x5402;
 pub const TCSETSW: u32 = 0x5403;
 pub const TCSETSF: u32 = 0x5404;
+pub const TCGETA: u32 = 0x5405;
+pub const TCSETA: u32 = 0x5406;
+pub const TCSETAW: u32 = 0x5407;
+pub const TCSETAF: u32 = 0x5408;
 pub const TCSBRK: u32 = 0x5409;
 pub const TCXONC: u32 = 0x540a;
 pub const TCFLSH: u32 = 0x540b;
