@@ -70,6 +70,9 @@ const XMM_OFFSET: usize = 160;
 const USER_RFLAGS: u64 = 0x5_0dd5 | 0x1_0000;
 /// DF, RF and TF are clear when a handler starts.
 const HANDLER_CLEARS: u64 = 0x400 | 0x1_0000 | 0x100;
+/// End of the addresses that user code can run at (`TASK_SIZE_MAX`); `iretq` to
+/// what is no address would fault in the kernel.
+const ADDRESSES_END: u64 = 0x7fff_ffff_f000;
 /// Bytes below the stack pointer that the ABI lets functions use.
 const RED_ZONE: u64 = 128;
 
@@ -234,9 +237,10 @@ pub fn sigreturn() {
     let context = UserAddress(frame.rsp.wrapping_sub(8))
         .offset(core::mem::offset_of!(SignalFrame, context) as u64);
     let Ok(context) = context.read::<UserContext>() else { bad_frame() };
-    // The vdso's functions and the first instructions of a system call are
-    // kernel text, so a guest may have been interrupted there.
-    if context.rip >= thaw_abi::layout::LAYOUT_END
+    // A guest may have been interrupted in kernel text: in the first
+    // instructions of a system call, or in a function of the vdso, which goes on
+    // into the host's.
+    if context.rip >= ADDRESSES_END
         || restore_vector_state(thread, frame, UserAddress(context.fpstate)).is_err()
     {
         bad_frame()
