@@ -6,9 +6,16 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 THAW := $(TARGET)/release/thaw
-EXAMPLES := hello-c hello-c-dynamic hello-python thumbnail-python
+# What `make run` builds: small ones, one for each language.
+EXAMPLES := hello-c hello-c-dynamic hello-python thumbnail-python \
+	hello-node hello-java hello-go hello-ruby hello-php
+# What `make examples` builds besides: frameworks and FunctionBench.
+MORE_EXAMPLES := hello-nginx flask-python fastapi-python express-node sinatra-ruby spring-java \
+	$(patsubst examples/%/thaw.toml,%,$(wildcard examples/functionbench/*/thaw.toml))
+# Measured by `make bench`.
+BENCHED := hello-c hello-c-dynamic hello-python thumbnail-python
 
-.PHONY: help setup build run test check unit e2e bench clean
+.PHONY: help setup build run test check unit e2e examples runtimes bench clean
 
 help: ## Show what there is to make
 	@echo "Thaw: sandboxes that start in well under a millisecond"
@@ -43,9 +50,19 @@ e2e: build
 	@scripts/say "Running the end-to-end tests"
 	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --release --locked -p thaw-e2e --no-fail-fast
 
+examples: build ## Build all examples, the large ones too (installs npm, maven, nginx, …)
+	@scripts/setup runtimes
+	@THAW=$(abspath $(THAW)) ONCE=1 scripts/run-examples $(EXAMPLES) $(MORE_EXAMPLES)
+
+runtimes: build ## Test every runtime and tool that docs/runtimes.md lists
+	@scripts/setup runtimes
+	@scripts/say "Testing every runtime"
+	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --release --locked -p thaw-e2e --no-fail-fast \
+		--test runtimes --test functions -- --include-ignored --test-threads 2
+
 bench: build ## Measure boots of the examples
-	@THAW=$(abspath $(THAW)) scripts/bench $(EXAMPLES)
+	@THAW=$(abspath $(THAW)) scripts/bench $(BENCHED)
 
 clean: ## Remove everything that was built
 	$(CARGO) clean
-	rm -rf .thaw examples/*/build
+	rm -rf .thaw examples/*/build examples/functionbench/*/build
