@@ -59,6 +59,17 @@ fn hello_php() {
     greets("hello-php", "Hello from PHP");
 }
 
+/// Memory for files comes from blocks of which an image holds the used pages.
+#[test]
+fn copies_write_files_beside_those_of_the_image() {
+    let home = built_home("functions-files", &[Function::Python("files")]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for _ in 0..3 {
+        let response = get(daemon.gateway(), "files", "/");
+        assert_eq!(text(&response), "before 5000, after 9000000, rewritten True\n");
+    }
+}
+
 #[test]
 #[ignore = "make runtimes"]
 fn go_computes_on_several_processors() {
@@ -85,7 +96,7 @@ fn flask() {
     let daemon = serve("flask-python");
     for _ in 0..3 {
         let response = get(daemon.gateway(), "flask-python", "/?name=Ada");
-        assert_eq!(text(&response), "<h1>Hello from Flask, Ada!</h1>\n");
+        assert_eq!(text(&response), "<h1>Hello from Flask, Ada!</h1>");
         let body = b"the quick fox and the slow fox and the end";
         let words = post(daemon.gateway(), "flask-python", "/words", body).json();
         assert_eq!(words, json!({"total": 10, "top": [["the", 3], ["fox", 2], ["and", 2]]}));
@@ -153,8 +164,8 @@ fn spring() {
         let response = get(daemon.gateway(), "spring-java", "/?name=Ada");
         assert_eq!(response.json(), json!({"greeting": "Hello from Spring, Ada!"}));
     }
-    let text = post_json(&daemon, "spring-java", "/words", "b a b");
-    assert_eq!(text.json(), json!([{"word": "b", "times": 2}, {"word": "a", "times": 1}]));
+    let words = post(daemon.gateway(), "spring-java", "/words", b"b a b").json();
+    assert_eq!(words, json!([{"word": "b", "times": 2}, {"word": "a", "times": 1}]));
 }
 
 /// The workloads whose answers do not depend on the packages' versions.

@@ -21,7 +21,6 @@ macro_rules! same {
 }
 
 same! {
-    #[ignore = "make runtimes"]
     python_threads: Python("threads");
     python_futures: Python("futures");
     node_threads: Node("threads");

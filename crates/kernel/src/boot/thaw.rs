@@ -9,13 +9,13 @@ use alloc::sync::Arc;
 
 use thaw_abi::control::{Connection, FLAG_NO_LAZY, FLAG_TRACE_SYSCALLS, PopulateRange, Thaw};
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
-use thaw_abi::layout::{SHM_BASE, SHM_MAX};
+use thaw_abi::layout::{PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX};
 
 use super::control::Message;
 use super::{arena, blobs, lazy, phases, populate, program, stdio};
 use crate::errno::{Errno, Result};
-use crate::mm::{AddressSpace, heap, shm};
-use crate::platform::host::HostFd;
+use crate::mm::{AddressSpace, heap, pages, shm};
+use crate::platform::host::{self, HostFd};
 use crate::platform::user::UserAddress;
 use crate::platform::vcpu;
 use crate::state::{kernel, restore};
@@ -68,6 +68,7 @@ fn map_one(command: &Thaw, mappings: &[Mapping], ranges: &[PopulateRange]) -> Re
     let eager = |mapping: &Mapping| {
         mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || command.flags & FLAG_NO_LAZY != 0
     };
+    map_page_blocks(mappings)?;
     for mapping in mappings.iter().filter(|mapping| eager(mapping)) {
         lazy::map(mapping)?;
     }
@@ -80,6 +81,16 @@ fn map_one(command: &Thaw, mappings: &[Mapping], ranges: &[PopulateRange]) -> Re
     }
     carrier::begin(space);
     Ok(())
+}
+
+/// Maps the page allocator's blocks, under the pages in use, which are all that
+/// an image holds of them. Every block has one of those, its control page.
+fn map_page_blocks(mappings: &[Mapping]) -> Result<()> {
+    let area = PAGES_BASE..PAGES_BASE + PAGES_MAX;
+    let used = mappings.iter().filter(|mapping| area.contains(&mapping.start));
+    let Some(end) = used.map(|mapping| mapping.start + mapping.len).max() else { return Ok(()) };
+    let len = (end - PAGES_BASE).next_multiple_of(pages::BLOCK);
+    host::map_anonymous(PAGES_BASE, len, host::PROT_READ | host::PROT_WRITE)
 }
 
 /// Maps an image of a sandbox with several address spaces, and makes a host

@@ -13,7 +13,8 @@ use crate::errno::{Errno, Result};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
-const BLOCK: u64 = 4 << 20;
+/// Bytes of a block.
+pub const BLOCK: u64 = 4 << 20;
 const PAGES_PER_BLOCK: usize = 1024;
 
 /// First page of a block.

@@ -17,9 +17,11 @@ http {
 }
 END
 }
-ask() { curl -sS --retry 20 --retry-connrefused --retry-delay 1 --noproxy '*' "$@"; }
+ask() { curl -sS --noproxy '*' "$@"; }
+await() { for i in $(seq 200); do (: < /dev/tcp/127.0.0.1/18080) 2>/dev/null && return; sleep 0.05; done; }
 configure off off 1
 /usr/sbin/nginx -c "$PWD/nginx.conf" & server=$!
+await
 ask http://127.0.0.1:18080/
 ask http://127.0.0.1:18080/big | sha256sum
 ask -r 10-19 http://127.0.0.1:18080/big; echo
@@ -28,6 +30,7 @@ ask http://127.0.0.1:18080/pass/
 kill -QUIT $server; wait $server; echo "ended $?"
 configure on on 3
 /usr/sbin/nginx -c "$PWD/nginx.conf"
+await
 for i in 1 2 3 4 5 6; do ask http://127.0.0.1:18080/; done
 ask --compressed http://127.0.0.1:18080/big | sha256sum
 /usr/sbin/nginx -c "$PWD/nginx.conf" -s reload 2>/dev/null; sleep 0.3
