@@ -13,7 +13,7 @@ jobs -s | sed 's/  */ /g'
 kill -CONT %1
 kill %1
 wait $job; echo "ended $?"
-for i in 1 2 3; do (sleep 0.0$i; exit $i) & done
+for i in 1 5 9; do (sleep 0.$i; exit $i) & done
 for i in 1 2 3; do wait -n; echo "next $?"; done
 sleep 30 & group=$!
 [ "$(cut -d' ' -f5 /proc/$group/stat)" = $group ] && echo "a group of its own"
