@@ -27,7 +27,6 @@ same! {
     node_servers: Node("servers");
     java_threads: Java("Threads", &[]);
     go_threads: Go("threads");
-    #[ignore = "make runtimes"]
     ruby_threads: Ruby("threads");
     php_work: Php("work");
     perl_work: Perl("work");
@@ -42,7 +41,6 @@ same! {
     java_g1_collector: Java("Threads", &["-XX:+UseG1GC", "-XX:ParallelGCThreads=4"]);
     #[ignore = "needs gcc for cgo; make runtimes"]
     go_with_c: Go("cgo");
-    #[ignore = "takes long; make runtimes"]
     python_processes: Python("processes");
     #[ignore = "takes long; make runtimes"]
     python_multiprocessing: Python("multiprocess");
@@ -56,11 +54,9 @@ same! {
     ruby_processes: Ruby("processes");
     #[ignore = "takes long; make runtimes"]
     php_processes: Php("processes");
-    #[ignore = "takes long; make runtimes"]
     perl_processes: Perl("processes");
     #[ignore = "needs tools; make runtimes"]
     shell_pipes: Shell("pipes");
-    #[ignore = "needs tools; make runtimes"]
     shell_jobs: Shell("jobs");
     #[ignore = "needs tools; make runtimes"]
     tools: Shell("tools");
