@@ -147,6 +147,7 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
         sgid: command.gid,
         fsgid: command.gid,
         groups: Vec::new(),
+        keeps_capabilities: false,
     };
     let process = Arc::new(Process::first(credentials, root));
     carrier::begin(process.mm());

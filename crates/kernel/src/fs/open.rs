@@ -224,7 +224,11 @@ pub fn open_program(
     path: &[u8],
     follow: Follow,
 ) -> Result<Arc<OpenFile>> {
-    let target = Walk::new(context, start, Resolve::empty()).to(start, path, follow)?;
+    open_program_at(context, Walk::new(context, start, Resolve::empty()).to(start, path, follow)?)
+}
+
+/// Opens a program whose place is known (`AT_EMPTY_PATH`, execveat(2)).
+pub fn open_program_at(context: &Context, target: Path) -> Result<Arc<OpenFile>> {
     match target.inode().file_type() {
         FileType::Regular => {}
         FileType::Symlink => return Err(Errno::ELOOP),

@@ -417,13 +417,13 @@ pub const ENTRIES: &[Entry] = &[
     row(130, "rt_sigsuspend", &[Hex, Int], signal::rt_sigsuspend, Full),
     row(131, "sigaltstack", &[Hex, Hex], signal::sigaltstack, Full),
     row(135, "personality", &[Hex], task::personality, Partial("PER_LINUX only")),
-    row(140, "getpriority", &[Int, Int], task::getpriority, Partial("always 0")),
+    row(140, "getpriority", &[Int, Int], task::getpriority, Full),
     row(
         141,
         "setpriority",
         &[Int, Int, Int],
         task::setpriority,
-        Partial("accepted and left to the host"),
+        Partial("the value is kept; the host schedules"),
     ),
     row(142, "sched_setparam", &[Int, Hex], task::sched_setparam, Partial("SCHED_OTHER only")),
     row(143, "sched_getparam", &[Int, Hex], task::sched_getparam, Full),
@@ -437,6 +437,7 @@ pub const ENTRIES: &[Entry] = &[
     row(145, "sched_getscheduler", &[Int], task::sched_getscheduler, Full),
     row(146, "sched_get_priority_max", &[Int], task::sched_get_priority_max, Full),
     row(147, "sched_get_priority_min", &[Int], task::sched_get_priority_min, Full),
+    row(148, "sched_rr_get_interval", &[Int, Hex], task::sched_rr_get_interval, Full),
     row(
         157,
         "prctl",

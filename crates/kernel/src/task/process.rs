@@ -120,6 +120,8 @@ pub struct Credentials {
     pub sgid: u32,
     pub fsgid: u32,
     pub groups: Vec<u32>,
+    /// `PR_SET_KEEPCAPS` (prctl(2)): remembered, since there are no capabilities.
+    pub keeps_capabilities: bool,
 }
 
 /// A resource limit: `struct rlimit64` (getrlimit(2)).
@@ -248,6 +250,8 @@ pub struct Process {
     pub posix_timers: crate::time::posix::PosixTimers,
     /// `PR_SET_DUMPABLE` (prctl(2)); nothing is ever dumped.
     pub dumpable: Lock<bool>,
+    /// Nice value (setpriority(2)): kept, but the host schedules.
+    pub nice: Lock<i32>,
     /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).
     pub is_subreaper: Lock<bool>,
     /// `PR_SET_PDEATHSIG` (prctl(2)); 0 for none.
@@ -291,6 +295,7 @@ impl Process {
             auxiliary_vector: Lock::new(self.auxiliary_vector.lock().clone()),
             signals: Lock::new(self.signals.lock().inherited()),
             dumpable: Lock::new(self.dumpable.get()),
+            nice: Lock::new(self.nice.get()),
             ..Self::new(pid, family, shares)
         }
     }
@@ -322,6 +327,7 @@ impl Process {
             timers: Default::default(),
             posix_timers: Default::default(),
             dumpable: Lock::new(true),
+            nice: Lock::new(0),
             is_subreaper: Lock::new(false),
             parent_death_signal: Lock::new(0),
             start_ns: crate::time::Instant::now().0,

@@ -137,7 +137,8 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     writeln!(text, "State:\t{letter} ({word})")?;
     writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, thread.tid())?;
     writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent_pid())?;
-    let Credentials { uid, euid, suid, fsuid, gid, egid, sgid, fsgid, ref groups } = credentials;
+    let Credentials { uid, euid, suid, fsuid, gid, egid, sgid, fsgid, ref groups, .. } =
+        credentials;
     writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;
     writeln!(text, "Gid:\t{gid}\t{egid}\t{sgid}\t{fsgid}")?;
     writeln!(text, "FDSize:\t{}", process.files.lock().capacity())?;

@@ -28,12 +28,14 @@ const F_GETOWN_EX: u32 = 16;
 const F_OFD_GETLK: u32 = 36;
 const F_OFD_SETLK: u32 = 37;
 const F_OFD_SETLKW: u32 = 38;
+const F_NOTIFY: u32 = 1026;
 const F_DUPFD_CLOEXEC: u32 = 1030;
 const F_SETPIPE_SZ: u32 = 1031;
 const F_GETPIPE_SZ: u32 = 1032;
 const F_ADD_SEALS: u32 = 1033;
 const F_GET_SEALS: u32 = 1034;
 const FD_CLOEXEC: u64 = 1;
+const DN_MULTISHOT: u32 = 0x8000_0000;
 
 /// The flags that `F_SETFL` changes (fcntl(2)).
 const SETTABLE: OpenFlags = OpenFlags::APPEND
@@ -52,6 +54,8 @@ pub fn fcntl(args: &Args) -> Result<u64> {
         return Err(Errno::EBADF);
     }
     match command {
+        // There is no dnotify, which inotify has replaced; to end it is no error.
+        F_NOTIFY if argument as u32 & !DN_MULTISHOT == 0 => Ok(0),
         F_DUPFD => duplicate(&open, argument, OnExec::Keep),
         F_DUPFD_CLOEXEC => duplicate(&open, argument, OnExec::Close),
         F_GETFD => {

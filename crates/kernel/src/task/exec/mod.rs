@@ -15,7 +15,7 @@ use super::{Process, carrier, exit, signal};
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::file::OpenFile;
-use crate::fs::open::open_program;
+use crate::fs::open::{open_program, open_program_at};
 use crate::fs::path::Path;
 use crate::fs::walk::Follow;
 use crate::io::Sink;
@@ -52,6 +52,19 @@ impl Program {
         let file = open_program(context, start, path, follow)?;
         let program = Self { file, name: path.to_vec(), argv, envp };
         script::resolve(context, program)
+    }
+
+    /// Opens the program behind a descriptor (execveat(2), `AT_EMPTY_PATH`).
+    pub fn open_descriptor(
+        context: &Context,
+        fd: i32,
+        argv: Vec<Vec<u8>>,
+        envp: Vec<Vec<u8>>,
+    ) -> Result<Self> {
+        let place = crate::ipc::seam::file(fd)?.path.clone().ok_or(Errno::EACCES)?;
+        let file = open_program_at(context, place)?;
+        let name = alloc::format!("/dev/fd/{fd}").into_bytes();
+        script::resolve(context, Self { file, name, argv, envp })
     }
 
     /// Replaces the process' memory with the program and returns the registers
@@ -148,6 +161,7 @@ pub fn reset_thread(thread: &Thread, name: &[u8]) {
     thread.process.dumpable.set(true);
     thread.process.signals.lock().reset_for_exec();
     thread.process.posix_timers.remove_all();
+    thread.process.credentials.lock().keeps_capabilities = false;
     let mut signals = thread.signals.lock();
     signals.alternate_stack =
         signal::AlternateStack { flags: signal::SS_DISABLE, ..Default::default() };

@@ -1,9 +1,12 @@
 //! System calls on scheduling. The host schedules; what can be asked is answered.
 
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
 use crate::syscall::Args;
-use crate::task::sched;
+use crate::task::{Process, current_process, sched};
 
 /// sched_yield(2).
 pub fn sched_yield(_args: &Args) -> Result<u64> {
@@ -24,10 +27,11 @@ fn check_tid(tid: i32) -> Result<()> {
 
 /// sched_getaffinity(2): the sandbox's virtual CPUs.
 pub fn sched_getaffinity(args: &Args) -> Result<u64> {
-    check_tid(args.i32(0))?;
     if args.usize(1) < 8 || !args.usize(1).is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
+    // Unlike its relatives, this call takes negative ids for unknown ones.
+    check_tid(args.i32(0)).map_err(|_| Errno::ESRCH)?;
     let cpus = kernel().config.get().cpus.clamp(1, 64);
     let mask = if cpus == 64 { u64::MAX } else { (1 << cpus) - 1 };
     args.address(2).write(&mask)?;
@@ -68,6 +72,14 @@ pub fn sched_setscheduler(args: &Args) -> Result<u64> {
     }
 }
 
+/// sched_rr_get_interval(2): a time slice of SCHED_OTHER.
+pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
+    const SLICE_NS: u64 = 4_000_000;
+    check_tid(args.i32(0))?;
+    args.address(1).write(&crate::time::syscalls::Timespec::from_ns(SLICE_NS))?;
+    Ok(0)
+}
+
 /// sched_getparam(2).
 pub fn sched_getparam(args: &Args) -> Result<u64> {
     check_tid(args.i32(0))?;
@@ -100,16 +112,58 @@ pub fn getcpu(args: &Args) -> Result<u64> {
     Ok(0)
 }
 
-/// getpriority(2): nice value 0, as 20 minus nice.
-pub fn getpriority(args: &Args) -> Result<u64> {
-    if args.u32(0) > 2 { Err(Errno::EINVAL) } else { Ok(20) }
+/// The processes that `which` and `who` name (getpriority(2)); `ESRCH` if none.
+fn named(which: u32, who: u32) -> Result<Vec<Arc<Process>>> {
+    const PRIO_PROCESS: u32 = 0;
+    const PRIO_PGRP: u32 = 1;
+    const PRIO_USER: u32 = 2;
+    let own = current_process();
+    let tasks = &kernel().tasks;
+    let found = match which {
+        PRIO_PROCESS => {
+            let tid = if who == 0 { own.pid } else { who };
+            let of_thread = tasks.thread(tid).map(|thread| thread.process.clone());
+            of_thread.or_else(|| tasks.process(tid)).into_iter().collect()
+        }
+        PRIO_PGRP => {
+            let group = if who == 0 { own.process_group() } else { who };
+            tasks.processes_where(|process| process.process_group() == group)
+        }
+        PRIO_USER => {
+            let uid = if who == 0 { own.credentials.lock().uid } else { who };
+            tasks.processes_where(|process| process.credentials.lock().uid == uid)
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    if found.is_empty() { Err(Errno::ESRCH) } else { Ok(found) }
 }
 
-/// setpriority(2): higher nice values are accepted and left to the host.
+/// getpriority(2): the highest priority of those named, as 20 minus nice.
+pub fn getpriority(args: &Args) -> Result<u64> {
+    let named = named(args.u32(0), args.u32(1))?;
+    Ok(named.iter().map(|process| 20 - process.nice.get()).max().unwrap_or(20) as u64)
+}
+
+/// setpriority(2): the value is kept; the host schedules.
 pub fn setpriority(args: &Args) -> Result<u64> {
-    match (args.u32(0), args.i32(2)) {
-        (3.., _) => Err(Errno::EINVAL),
-        (_, ..0) => Err(Errno::EACCES),
-        _ => Ok(0),
+    const HIGHEST: i32 = -20;
+    const LOWEST: i32 = 19;
+    let named = named(args.u32(0), args.u32(1))?;
+    let nice = args.i32(2).clamp(HIGHEST, LOWEST);
+    let euid = current_process().credentials.lock().euid;
+    let mut outcome = Ok(0);
+    for process in named {
+        let is_stranger = {
+            let theirs = process.credentials.lock();
+            euid != 0 && euid != theirs.uid && euid != theirs.euid
+        };
+        if is_stranger {
+            outcome = Err(Errno::EPERM);
+        } else if euid != 0 && nice < process.nice.get() {
+            outcome = Err(Errno::EACCES);
+        } else {
+            process.nice.set(nice);
+        }
     }
+    outcome
 }
