@@ -15,7 +15,7 @@ MORE_EXAMPLES := hello-nginx flask-python fastapi-python express-node sinatra-ru
 # Measured by `make bench`.
 BENCHED := hello-c hello-c-dynamic hello-python thumbnail-python
 
-.PHONY: help setup build run test check unit e2e examples runtimes bench clean
+.PHONY: help setup build run test check unit e2e examples runtimes bench stress conformance clean
 
 help: ## Show what there is to make
 	@echo "Thaw: sandboxes that start in well under a millisecond"
@@ -62,6 +62,13 @@ runtimes: build ## Test every runtime and tool that docs/runtimes.md lists
 
 bench: build ## Measure boots of the examples
 	@THAW=$(abspath $(THAW)) scripts/bench $(BENCHED)
+
+stress: build ## Run stress-ng's stressors in sandboxes (DURATION=20 seconds each)
+	@scripts/setup stress
+	@THAW=$(abspath $(THAW)) scripts/stress $(STRESSORS)
+
+conformance: build ## Run Go's and CPython's own tests, natively and in sandboxes
+	@THAW=$(abspath $(THAW)) scripts/conformance $(SUITES)
 
 clean: ## Remove everything that was built
 	$(CARGO) clean
