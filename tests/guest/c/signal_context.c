@@ -193,7 +193,7 @@ int main(void)
         pid_t child = MUST(fork());
         if (!child)
             _exit(0);
-        for (int i = 0; i < 200; i++)
+        for (int i = 0; i < 20; i++)
             sched_yield();
         usleep(30000);
         switches = 1;
