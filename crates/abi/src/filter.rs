@@ -64,7 +64,10 @@ const ADVICE: &[u32] = &[
 pub const CLONE_PROCESS: u32 = 0x400 | 17;
 /// See [`CLONE_PROCESS`].
 pub const CLONE_SIBLING: u32 = CLONE_PROCESS | 0x8000;
-const CLONE_FLAGS: &[u32] = &[CLONE_PROCESS, CLONE_SIBLING];
+/// A thread of the process: `CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND |
+/// CLONE_THREAD | CLONE_SYSVSEM`.
+pub const CLONE_VCPU: u32 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
+const CLONE_FLAGS: &[u32] = &[CLONE_PROCESS, CLONE_SIBLING, CLONE_VCPU];
 
 /// `PIDFD_SELF_THREAD` (linux/pidfd.h), -10000 as an `int`.
 pub const PIDFD_SELF: u32 = 0xffff_d8f0;
@@ -174,6 +177,18 @@ pub const HOST_CALLS: &[HostCall] = &[
         // SIGUSR1.
         checks: &[Check::OneOf(2, &[10])],
         reason: "interrupts a virtual CPU of the sandbox; its pid namespace holds no other process",
+    },
+    HostCall {
+        number: 131,
+        name: "sigaltstack",
+        checks: &[],
+        reason: "gives a new virtual CPU its signal stack; changes the calling thread only",
+    },
+    HostCall {
+        number: 60,
+        name: "exit",
+        checks: &[],
+        reason: "ends a virtual CPU that is not needed any more",
     },
     HostCall {
         number: 202,

@@ -89,7 +89,7 @@ pub fn take_alarm() -> bool {
     let block = vcpu::block();
     let alarmed = block.alarmed.load(Relaxed) && block.alarmed.swap(false, Relaxed);
     if alarmed {
-        block.alarm_at.store(0, Relaxed);
+        crate::task::carrier::own_space().carrier.alarm_at.store(0, Relaxed);
     }
     alarmed
 }
@@ -106,9 +106,13 @@ pub extern "C" fn prologue(
     // that is the guest. The kernel runs the host's vdso on its own.
     let in_kernel = context.rip >= KERNEL_BASE && context.rsp >= KERNEL_BASE;
     if signal == SIGUSR1 || signal == SIGALRM {
-        let block = vcpu::block();
+        let block = vcpu::block_of_stack(context.rsp);
         let flag = if signal == SIGUSR1 { &block.knocked } else { &block.alarmed };
         flag.store(true, Relaxed);
+        if !core::ptr::eq(block, vcpu::block()) {
+            // A vCPU that is just starting: its idle loop will look.
+            return resume(local, frame_from(SIGUSR1, info, context, context.rip));
+        }
         return interrupt(info, context, local, in_kernel);
     }
     if signal == SIGCHLD {

@@ -219,11 +219,11 @@ mod tests {
         assert!(allowed(9, [0, 4096, 3, 0x22, u64::MAX, 0]));
         assert!(!allowed(9, [0, 4096, 3, 0x40022, u64::MAX, 0]));
         assert!(!allowed(9, [0, 4096, 3, 0x2022, u64::MAX, 0]));
-        // madvise: MADV_DONTNEED, MADV_HWPOISON, MADV_REMOVE.
+        // madvise: MADV_DONTNEED, MADV_HWPOISON, MADV_MERGEABLE.
         assert!(allowed(28, [0, 4096, 4, 0, 0, 0]));
         assert!(allowed(28, [0, 4096, 23, 0, 0, 0]));
         assert!(!allowed(28, [0, 4096, 100, 0, 0, 0]));
-        assert!(!allowed(28, [0, 4096, 9, 0, 0, 0]));
+        assert!(!allowed(28, [0, 4096, 12, 0, 0, 0]));
         // process_madvise: of another process, MADV_COLLAPSE.
         let own = thaw_abi::filter::PIDFD_SELF as u64;
         assert!(allowed(440, [own, 0x1000, 1, 23, 0, 0]));

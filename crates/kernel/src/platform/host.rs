@@ -68,6 +68,7 @@ pub mod nr {
     pub const SHUTDOWN: u64 = 48;
     pub const SETITIMER: u64 = 38;
     pub const CLONE: u64 = 56;
+    pub const EXIT: u64 = 60;
     pub const FUTEX: u64 = 202;
     pub const TGKILL: u64 = 234;
     pub const EXIT_GROUP: u64 = 231;
@@ -299,6 +300,54 @@ pub enum Forked {
         /// Host process id of the new one, in the sandbox's pid namespace.
         pid: u32,
     },
+}
+
+/// clone(2): a host thread for a virtual CPU, which begins in
+/// [`crate::task::carrier::start_of_vcpu`] with its stack pointer at `stack_top`.
+/// Returns its thread id.
+pub fn start_thread(stack_top: u64, vcpu: u32) -> Result<u32> {
+    let entry = (stack_top - 16) as *mut u64;
+    let tid: u64;
+    // SAFETY: the stack is mapped and unused. The new thread shares all memory;
+    // it returns from the host call on its own stack, to `thaw_vcpu_start`,
+    // with the registers of the caller.
+    unsafe {
+        entry.write(&raw const thaw_vcpu_start as u64);
+        core::arch::asm!(
+            "call thaw_hostcall",
+            inlateout("rax") nr::CLONE => tid,
+            in("rdi") thaw_abi::filter::CLONE_VCPU as u64,
+            in("rsi") entry as u64,
+            in("rdx") 0, in("r10") 0, in("r8") 0,
+            in("r9") vcpu as u64,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    Errno::from_return(tid).map(|tid| tid as u32)
+}
+
+core::arch::global_asm!(
+    // A new host thread, with the number of its vCPU in r9 and an empty stack.
+    ".globl thaw_vcpu_start",
+    "thaw_vcpu_start:",
+    "xor ebp, ebp",
+    "mov edi, r9d",
+    "and rsp, -16",
+    "call {start}",
+    "ud2",
+    start = sym crate::task::carrier::start_of_vcpu,
+);
+
+unsafe extern "C" {
+    static thaw_vcpu_start: u8;
+}
+
+/// exit(2): ends this host thread, and with the last one the host process.
+pub fn exit_thread() -> ! {
+    loop {
+        // SAFETY: does not return.
+        let _ = unsafe { hostcall(nr::EXIT, [0; 6]) };
+    }
 }
 
 /// tgkill(2): interrupts a virtual CPU.

@@ -6,13 +6,13 @@
 #![allow(unsafe_code)]
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::sync::atomic::AtomicBool;
 
 use thaw_abi::layout::BOOT_BASE;
 
 use crate::mm::AddressSpace;
 use crate::task::Thread;
-use crate::task::carrier::Errand;
+use crate::task::carrier::{Errand, Vcpu};
 
 /// What the entry code finds through `%gs`. Per boot, never saved.
 #[repr(C)]
@@ -33,15 +33,16 @@ pub struct VcpuBlock {
     pub space: *const AddressSpace,
     /// What the thread that has just left the vCPU asks of the idle loop, or null.
     pub errand: *const Errand,
+    /// This vCPU, as the others see it.
+    pub own: *const Vcpu,
+    /// Another vCPU is to be added as soon as no thread runs on this one.
+    pub wants_vcpu: bool,
     /// Number of this vCPU in its host process.
     pub index: u32,
     /// The host has knocked, and nobody has looked yet.
     pub knocked: AtomicBool,
     /// The alarm has gone off, and nobody has looked yet.
     pub alarmed: AtomicBool,
-    /// When the alarm goes off, on the guest's monotonic clock in nanoseconds;
-    /// 0 if it is not set.
-    pub alarm_at: AtomicU64,
     /// When the running thread was switched in, on the host's monotonic clock.
     pub switched_in_ns: u64,
 }
@@ -112,6 +113,19 @@ pub fn block() -> &'static mut VcpuBlock {
     }
 }
 
+/// The block of the vCPU that executes with this stack pointer. A new host
+/// thread has `%gs` of the one that made it until it sets its own.
+pub fn block_of_stack(rsp: u64) -> &'static mut VcpuBlock {
+    let others_end = area(MAX_VCPUS);
+    if (OTHERS..others_end).contains(&rsp) {
+        let area = rsp - (rsp - OTHERS) % AREA_SIZE;
+        // SAFETY: a stack that is in use lies in an area that is mapped, and the
+        // area begins with the block.
+        return unsafe { &mut *(area as *mut VcpuBlock) };
+    }
+    block()
+}
+
 /// Where the stack that `rsp` lies on ends: the idle stack, the signal stack
 /// or the running thread's kernel stack.
 pub fn stack_top_of(rsp: u64) -> u64 {
@@ -125,4 +139,18 @@ pub fn stack_top_of(rsp: u64) -> u64 {
     }
     let top = block().kernel_stack_top;
     if rsp < top && top - rsp <= crate::task::thread::KERNEL_STACK_SIZE as u64 { top } else { rsp }
+}
+
+/// A page of no use but for [`barrier`].
+const BARRIER_PAGE: u64 = BOOT_BASE + 0x9_0000;
+
+/// Makes every processor that runs a vCPU of this host process execute a full
+/// memory barrier: taking the right to write from a page that is in use makes
+/// the host interrupt them all, as membarrier(2) was done before it existed.
+pub fn barrier() -> crate::errno::Result<()> {
+    use super::host::{PROT_READ, PROT_WRITE, protect};
+    // SAFETY: the page lies in the per-boot area, above the idle stack.
+    unsafe { (BARRIER_PAGE as *mut u64).write_volatile(1) };
+    protect(BARRIER_PAGE, 4096, PROT_READ)?;
+    protect(BARRIER_PAGE, 4096, PROT_READ | PROT_WRITE)
 }

@@ -24,6 +24,11 @@ use crate::time::{Instant, timer};
 
 /// How long a thread may run while others wait, in nanoseconds.
 const SLICE_NS: u64 = 4_000_000;
+/// How long a thread waits before another vCPU is woken for it: what the waking
+/// costs several times over.
+const HELP_NS: u64 = 50_000;
+/// How long a thread waits before a vCPU is added for it.
+const GROW_NS: u64 = 500_000;
 
 /// Scheduling state of a thread.
 #[derive(Clone, Copy, Debug)]
@@ -120,9 +125,8 @@ pub fn interrupt(thread: &Thread) {
 
 /// Makes a thread that runs on another vCPU come into the kernel soon.
 pub fn kick(thread: &Thread) {
-    let space = thread.process.mm();
     if thread.sched.get().state == RunState::Runnable {
-        carrier::interrupt(&space);
+        carrier::interrupt(thread);
     }
 }
 
@@ -185,15 +189,30 @@ pub fn yield_now() {
     current().switch_to_idle();
 }
 
-/// The alarm has gone off while a thread runs: fires timers, and lets others run.
+/// The alarm has gone off while a thread runs: fires timers, finds help for
+/// threads that wait, and lets others run when the time slice is over.
 pub fn tick() {
     timer::fire_due();
+    carrier::end_if_told();
     carrier::hand_over_watch();
-    if carrier::own_space().run_queue.is_empty() {
+    if !carrier::own_space().run_queue.is_empty() && !carrier::add_if_wanted() {
+        // The host gives the alarm to one vCPU, whichever threads run too long.
+        carrier::interrupt_others();
+    }
+    if !yield_if_due() {
         watch_clock();
-    } else {
+    }
+}
+
+/// Lets others run if the time slice of the running thread is over.
+pub fn yield_if_due() -> bool {
+    let block = vcpu::block();
+    let ran = crate::platform::clock::monotonic_ns() - block.switched_in_ns;
+    let due = block.wants_vcpu || ran >= SLICE_NS;
+    if due {
         yield_now();
     }
+    due
 }
 
 /// Makes sure that the running thread is interrupted when a timer is due or
@@ -206,18 +225,34 @@ pub fn watch_clock() {
     // An alarm that went off while the vCPU was idle is not set any more.
     fault::take_alarm();
     let timer = timer::next_deadline();
-    let others = !carrier::own_space().run_queue.is_empty() || carrier::needs_watcher();
-    if timer.is_none() && !others {
+    let wait = slice_ns();
+    if timer.is_none() && wait.is_none() {
         return;
     }
     let now = Instant::now();
-    let slice = others.then_some(Instant(now.0 + SLICE_NS));
+    let slice = wait.map(|wait| Instant(now.0 + wait));
     let wanted = [timer, slice].into_iter().flatten().min().unwrap_or(now);
-    let set = block.alarm_at.load(Relaxed);
+    let alarm_at = &carrier::own_space().carrier.alarm_at;
+    let set = alarm_at.load(Relaxed);
     if set == 0 || wanted.0 < set {
-        block.alarm_at.store(wanted.0.max(1), Relaxed);
+        alarm_at.store(wanted.0.max(1), Relaxed);
         host::arm_alarm(wanted.0.saturating_sub(now.0));
     }
+}
+
+/// How long the running thread may go on before somebody looks after others, in
+/// nanoseconds; `None` if nobody waits.
+fn slice_ns() -> Option<u64> {
+    let space = carrier::own_space();
+    if !space.run_queue.is_empty() {
+        let can_help = space.carrier.vcpu_count() > 1 && !space.carrier.is_busy();
+        return Some(match (can_help, carrier::may_grow()) {
+            (true, _) => HELP_NS,
+            (false, true) => GROW_NS,
+            (false, false) => SLICE_NS,
+        });
+    }
+    carrier::needs_watcher().then_some(SLICE_NS)
 }
 
 /// Handles everything that the host has sent.

@@ -180,6 +180,10 @@ impl Thread {
             context::thaw_switch(&raw mut block.idle_rsp, self.context.load(Relaxed));
         }
         let block = vcpu::block();
+        if kernel_lock::is_enabled() {
+            // Another vCPU may run it next.
+            self.save_fpu();
+        }
         block.thread = core::ptr::null();
         self.cpu_ns.fetch_add(clock::monotonic_ns() - block.switched_in_ns, Relaxed);
     }

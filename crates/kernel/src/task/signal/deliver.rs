@@ -32,6 +32,9 @@ fn before_return(frame: &mut TrapFrame) {
     thread.attention.store(false, Relaxed);
     if crate::platform::fault::take_knock() {
         sched::handle_messages();
+        if !sched::yield_if_due() {
+            sched::watch_clock();
+        }
     }
     if crate::platform::fault::take_alarm() {
         sched::tick();

@@ -362,13 +362,19 @@ pub fn not_configured(_args: &Args) -> Result<u64> {
     Err(Errno::ENOSYS)
 }
 
-/// membarrier(2): with one virtual CPU every barrier is in place.
+/// membarrier(2): with one virtual CPU every barrier is in place; otherwise the
+/// host is made to interrupt all processors on which the sandbox runs.
 pub fn membarrier(args: &Args) -> Result<u64> {
     const QUERY: i32 = 0;
     const SUPPORTED: u64 = 1 | 2 | 4 | 8 | 16;
     match args.i32(0) {
         QUERY => Ok(SUPPORTED),
-        command if command > 0 && SUPPORTED & command as u64 == command as u64 => Ok(0),
+        command if command > 0 && SUPPORTED & command as u64 == command as u64 => {
+            if super::carrier::own_space().carrier.vcpu_count() > 1 {
+                crate::platform::vcpu::barrier()?;
+            }
+            Ok(0)
+        }
         _ => Err(Errno::EINVAL),
     }
 }

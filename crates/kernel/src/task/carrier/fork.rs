@@ -1,0 +1,151 @@
+//! Forking host processes: for fork(2), for execve(2) after vfork(2), and for
+//! the other address spaces of an image.
+#![allow(unsafe_code)]
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::{is_first, own_space, run, serve};
+use crate::boot::arena;
+use crate::errno::{Errno, Result};
+use crate::mm::AddressSpace;
+use crate::platform::host::{self, Forked};
+use crate::platform::{kernel_lock, vcpu};
+use crate::state::kernel;
+use crate::sync::Lock;
+use crate::task::sched::{self, RunState};
+use crate::task::thread::{Thread, current, current_arc};
+use crate::task::wait::Wake;
+
+/// Something that only the idle loop can do for a thread, since it forks the
+/// host process: both sides go on from there.
+pub struct Errand {
+    thread: Arc<Thread>,
+    space: Arc<AddressSpace>,
+    /// Whether the thread itself moves to the new host process.
+    moves: bool,
+    outcome: Lock<Option<Result<()>>>,
+}
+
+/// Gives `space`, a copy of the running process' memory, to a host process of
+/// its own, which runs `thread`.
+pub fn fork(space: Arc<AddressSpace>, thread: &Arc<Thread>) -> Result<()> {
+    arena::prepare()?;
+    space.run_queue.push(thread.clone());
+    thread.sched.lock().state = RunState::Runnable;
+    let outcome = perform(Errand {
+        thread: current_arc(),
+        space: space.clone(),
+        moves: false,
+        outcome: Lock::new(None),
+    });
+    if outcome.is_err() {
+        drop(space.run_queue.pop());
+    }
+    outcome
+}
+
+/// Gives a process that has borrowed its memory (vfork(2)) an empty address
+/// space, and its only thread, the running one, the host process for it.
+pub fn move_to_new_space() -> Result<()> {
+    arena::prepare()?;
+    let thread = current_arc();
+    thread.save_fpu();
+    let space = Arc::new(AddressSpace::new());
+    perform(Errand { thread, space, moves: true, outcome: Lock::new(None) })
+}
+
+fn perform(errand: Errand) -> Result<()> {
+    let thread = current();
+    vcpu::block().errand = &raw const errand;
+    thread.sched.lock().state = RunState::Uninterruptible;
+    thread.switch_to_idle();
+    errand.outcome.get().unwrap_or(Err(Errno::EAGAIN))
+}
+
+/// Does what the thread that has just left the vCPU has asked for; which side
+/// of the fork this is, if there was one.
+pub(super) fn run_errand() -> Option<Forked> {
+    let errand = core::mem::replace(&mut vcpu::block().errand, core::ptr::null());
+    if errand.is_null() {
+        return None;
+    }
+    // SAFETY: the errand lies on the stack of a thread that waits for its outcome.
+    let errand = unsafe { &*errand };
+    let thread = errand.thread.clone();
+    // The child's references: its side of the fork lets go of them.
+    let for_child = (errand.space.clone(), errand.thread.clone());
+    let moves = errand.moves;
+    let outcome = arena::share().and_then(|()| host::fork(!is_first()));
+    match outcome {
+        Ok(Forked::Child) => {
+            core::mem::forget(thread);
+            begin_child(for_child, moves, errand);
+            return Some(Forked::Child);
+        }
+        Ok(Forked::Parent { pid }) => {
+            for_child.0.carrier.host_pid.store(pid, Relaxed);
+            core::mem::forget(for_child);
+        }
+        Err(_) => {}
+    }
+    if !moves || outcome.is_err() {
+        errand.outcome.set(Some(outcome.map(drop)));
+        sched::wake(&thread, Wake::Woken);
+    }
+    outcome.ok()
+}
+
+/// Makes host processes for the address spaces of an image other than the
+/// first, which this one has. `fill` maps the memory of the space with a number.
+pub fn begin_others(fill: impl Fn(u32, &AddressSpace) -> Result<()>) -> Result<()> {
+    let spaces = kernel().tasks.spaces();
+    for (number, space) in spaces.iter().enumerate().skip(1) {
+        let for_child = space.clone();
+        match host::fork(!is_first())? {
+            Forked::Parent { pid } => {
+                space.carrier.host_pid.store(pid, Relaxed);
+                core::mem::forget(for_child);
+            }
+            Forked::Child => {
+                kernel_lock::acquire();
+                let pid = for_child.carrier.host_pid();
+                serve(for_child, pid);
+                if fill(number as u32, own_space()).is_err() {
+                    crate::platform::panic::die_with("the image of a process cannot be mapped")
+                }
+                run()
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The new host process: becomes the carrier of its address space.
+fn begin_child(own: (Arc<AddressSpace>, Arc<Thread>), moves: bool, errand: &Errand) {
+    let block = vcpu::block();
+    block.thread = core::ptr::null();
+    block.fpu_owner = core::ptr::null();
+    block.alarmed.store(false, Relaxed);
+    block.knocked.store(false, Relaxed);
+    kernel_lock::acquire();
+    let (space, thread) = own;
+    // The parent has noted the process id before it gave up the lock.
+    let pid = space.carrier.host_pid();
+    serve(space.clone(), pid);
+    let outcome = if moves { empty() } else { space.after_fork() };
+    if outcome.is_err() {
+        crate::platform::panic::die_with("the memory of a new process cannot be set up")
+    }
+    if moves {
+        errand.outcome.set(Some(Ok(())));
+        thread.process.set_mm(space);
+        sched::wake(&thread, Wake::Woken);
+    }
+}
+
+/// Removes all guest memory of this host process.
+fn empty() -> Result<()> {
+    use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
+    host::unmap(GUEST_MIN, GUEST_MAX - GUEST_MIN)
+}

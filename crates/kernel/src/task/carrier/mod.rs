@@ -1,0 +1,392 @@
+//! Carriers: the host processes that carry the sandbox' address spaces.
+//!
+//! A carrier has virtual CPUs, each a host thread with an idle loop ([`run`])
+//! that runs the threads of the address space. A sandbox begins with one carrier
+//! with one vCPU. fork(2) makes carriers ([`fork`]), which share the arena
+//! ([`crate::boot::arena`]) and all descriptors; a vCPU is added when threads
+//! have waited for one, up to the sandbox' limit ([`vcpus`]).
+//!
+//! One idle vCPU of the sandbox is the *watcher*: it waits in the host for
+//! descriptors, messages and the nearest timer on behalf of all. The others
+//! sleep until there is something for them to run.
+#![allow(unsafe_code)]
+
+mod fork;
+mod vcpus;
+
+pub use fork::{Errand, begin_others, fork, move_to_new_space};
+pub use vcpus::{Vcpu, add_if_wanted, may_grow, start_of_vcpu};
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use super::sched;
+use super::thread::Thread;
+use crate::boot::{arena, control, phases, populate};
+use crate::mm::AddressSpace;
+use crate::net::host_poll;
+use crate::platform::host::{self, Forked};
+use crate::platform::{fault, kernel_lock, vcpu};
+use crate::state::kernel;
+use crate::sync::Lock;
+use crate::time::timer;
+
+/// The carrier of an address space. What it does is of this boot.
+#[derive(Default)]
+pub struct Carrier {
+    /// Host process id in the sandbox' pid namespace; 0 if there is none.
+    host_pid: AtomicU32,
+    /// Its virtual CPUs.
+    vcpus: Lock<Vec<Arc<Vcpu>>>,
+    /// When the alarm of the host process goes off, on the guest's monotonic
+    /// clock in nanoseconds; 0 if it is not set.
+    pub alarm_at: AtomicU64,
+}
+
+impl Carrier {
+    /// Host process id in the sandbox' pid namespace; 0 if there is none.
+    pub fn host_pid(&self) -> u32 {
+        self.host_pid.load(Relaxed)
+    }
+
+    /// Number of virtual CPUs.
+    pub fn vcpu_count(&self) -> usize {
+        self.vcpus.lock().len()
+    }
+
+    /// A vCPU that does something, if there is one.
+    fn with_activity(&self, activity: Activity) -> Option<Arc<Vcpu>> {
+        self.vcpus.lock().iter().find(|vcpu| vcpu.activity.get() == activity).cloned()
+    }
+
+    /// Whether all vCPUs run something.
+    pub fn is_busy(&self) -> bool {
+        self.vcpus.lock().iter().all(|vcpu| vcpu.activity.get() == Activity::Active)
+    }
+
+    /// Whether no other vCPU than the calling one runs or is about to.
+    pub fn is_alone(&self) -> bool {
+        let own = vcpu::block().own;
+        self.vcpus.lock().iter().all(|vcpu| {
+            core::ptr::eq(Arc::as_ptr(vcpu), own) || vcpu.activity.get() != Activity::Active
+        })
+    }
+}
+
+/// What a vCPU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Activity {
+    /// Runs threads, or is about to look for some.
+    Active,
+    /// Waits in the host for everybody.
+    Watching,
+    /// Waits for its bell.
+    Sleeping,
+}
+
+/// The vCPU that watches, or null.
+static WATCHER: AtomicPtr<Vcpu> = AtomicPtr::new(core::ptr::null_mut());
+/// Until when it watches at most, on the guest's monotonic clock in nanoseconds.
+static WATCHES_UNTIL: AtomicU64 = AtomicU64::new(u64::MAX);
+/// The address space of the first host process, which ends the sandbox.
+static FIRST: AtomicPtr<AddressSpace> = AtomicPtr::new(core::ptr::null_mut());
+/// The exit code of the sandbox plus 1, once it is to end.
+static ENDING: AtomicU64 = AtomicU64::new(0);
+
+/// The address space that this vCPU serves.
+pub fn own_space() -> &'static AddressSpace {
+    let space = vcpu::block().space;
+    assert!(!space.is_null(), "this vCPU serves no address space");
+    // SAFETY: set by `serve`, which holds a reference until the vCPU retires.
+    unsafe { &*space }
+}
+
+/// This vCPU.
+fn own_vcpu() -> &'static Vcpu {
+    let vcpu = vcpu::block().own;
+    assert!(!vcpu.is_null(), "this vCPU serves no address space");
+    // SAFETY: as above.
+    unsafe { &*vcpu }
+}
+
+/// Makes the first host process of a sandbox serve an address space.
+pub fn begin(space: Arc<AddressSpace>) {
+    const FIRST_HOST_PID: u32 = 1;
+    FIRST.store(Arc::as_ptr(&space).cast_mut(), Relaxed);
+    WATCHER.store(core::ptr::null_mut(), Relaxed);
+    space.carrier.host_pid.store(FIRST_HOST_PID, Relaxed);
+    serve(space, FIRST_HOST_PID);
+}
+
+/// Makes the calling host thread the only vCPU of an address space.
+fn serve(space: Arc<AddressSpace>, host_tid: u32) {
+    let vcpu = Arc::new(Vcpu::new(vcpu::block().index, host_tid));
+    {
+        let mut vcpus = space.carrier.vcpus.lock();
+        vcpus.clear();
+        vcpus.push(vcpu.clone());
+    }
+    space.carrier.alarm_at.store(0, Relaxed);
+    let block = vcpu::block();
+    block.own = Arc::into_raw(vcpu);
+    block.space = Arc::into_raw(space);
+}
+
+fn is_first() -> bool {
+    core::ptr::eq(vcpu::block().space, FIRST.load(Relaxed))
+}
+
+/// Tells the vCPUs of an address space that there is something in its queue.
+pub fn notify(space: &AddressSpace) {
+    if core::ptr::eq(space, vcpu::block().space) {
+        // This vCPU looks at the queue before it rests. If that takes long,
+        // the alarm finds help.
+        return;
+    }
+    if let Some(sleeper) = space.carrier.with_activity(Activity::Sleeping) {
+        ring(&sleeper);
+    } else if space.carrier.with_activity(Activity::Watching).is_some() {
+        ring_watcher();
+    } else if space.run_queue.len() == 1 {
+        // They look at their queue when the threads that they run stop; should
+        // that not be soon, an alarm of their own has to end a time slice.
+        interrupt_all(space);
+    }
+}
+
+/// Makes all vCPUs of another address space come into the kernel.
+fn interrupt_all(space: &AddressSpace) {
+    let pid = space.carrier.host_pid();
+    for vcpu in space.carrier.vcpus.lock().iter() {
+        if vcpu.activity.get() == Activity::Active {
+            host::interrupt(pid, vcpu.host_tid());
+        }
+    }
+}
+
+/// Makes the other vCPUs of this carrier look whether their time slices are over.
+pub fn interrupt_others() {
+    let space = own_space();
+    let own = vcpu::block().own;
+    for vcpu in space.carrier.vcpus.lock().iter() {
+        let is_own = core::ptr::eq(Arc::as_ptr(vcpu), own);
+        if !is_own && vcpu.activity.get() == Activity::Active {
+            host::interrupt(space.carrier.host_pid(), vcpu.host_tid());
+        }
+    }
+}
+
+/// Makes a thread that runs on another vCPU come into the kernel.
+pub fn interrupt(thread: &Thread) {
+    let space = thread.process.mm();
+    let runs_on = space
+        .carrier
+        .vcpus
+        .lock()
+        .iter()
+        .find(|vcpu| core::ptr::eq(vcpu.running(), thread))
+        .cloned();
+    if let Some(vcpu) = runs_on
+        && !core::ptr::eq(Arc::as_ptr(&vcpu), vcpu::block().own)
+    {
+        host::interrupt(space.carrier.host_pid(), vcpu.host_tid());
+    }
+}
+
+fn ring(vcpu: &Vcpu) {
+    vcpu.bell.fetch_add(1, Relaxed);
+    host::futex_wake(&vcpu.bell, 1);
+}
+
+fn ring_watcher() {
+    if let Some(bell) = arena::bell() {
+        let one = 1u64;
+        // Full means that it has been rung already.
+        let _ = host::write(bell, &raw const one as u64, 8);
+    }
+}
+
+/// The idle loop; never returns. Holds the kernel lock except while it waits.
+pub fn run() -> ! {
+    loop {
+        run_threads();
+        end_if_told();
+        if own_space().users() == 0 && !is_first() {
+            retire();
+        }
+        if timer::fire_due() {
+            continue;
+        }
+        // Whoever watches sees the message that the host knocks for.
+        fault::take_knock();
+        if fault::take_alarm() {
+            // It was for a vCPU that is busy; the timers have been fired.
+            interrupt_others();
+        }
+        if control::has_kept() {
+            sched::handle_messages();
+            continue;
+        }
+        if others_rest() && crate::freeze::is_due() {
+            crate::freeze::freeze();
+            continue;
+        }
+        phases::report_if_due();
+        if WATCHER.load(Relaxed).is_null() {
+            watch();
+        } else {
+            sleep();
+        }
+    }
+}
+
+/// Runs threads until none can run.
+fn run_threads() {
+    loop {
+        let Some(thread) = own_space().run_queue.pop() else { return };
+        phases::first_instruction();
+        if populate::is_pending() {
+            thread.needs_attention();
+        }
+        own_vcpu().set_running(Some(&thread));
+        thread.switch_from_idle();
+        own_vcpu().set_running(None);
+        if core::mem::take(&mut vcpu::block().wants_vcpu) {
+            // A sandbox that cannot have another vCPU goes on with what it has.
+            let _ = arena::prepare().and_then(|()| arena::share()).and_then(|()| vcpus::add());
+        }
+        if fork::run_errand() == Some(Forked::Child) {
+            // This reference is the parent's.
+            core::mem::forget(thread);
+        }
+    }
+}
+
+/// Whether all other vCPUs wait and there is nothing to do for them.
+fn others_rest() -> bool {
+    if !arena::is_shared() {
+        return true;
+    }
+    let own = vcpu::block().own;
+    kernel().tasks.spaces().iter().all(|space| {
+        let vcpus = space.carrier.vcpus.lock();
+        let rests = |vcpu: &Arc<Vcpu>| {
+            core::ptr::eq(Arc::as_ptr(vcpu), own) || vcpu.activity.get() != Activity::Active
+        };
+        vcpus.iter().all(rests) && space.run_queue.is_empty()
+    })
+}
+
+/// Waits in the host for descriptors, messages, the nearest timer and the bell.
+fn watch() {
+    WATCHER.store(vcpu::block().own.cast_mut(), Relaxed);
+    WATCHES_UNTIL.store(timer::next_deadline().map_or(u64::MAX, |next| next.0), Relaxed);
+    own_vcpu().activity.set(Activity::Watching);
+    put_registers_away();
+    let has_message = host_poll::watch(timer::time_to_next());
+    own_vcpu().activity.set(Activity::Active);
+    WATCHER.store(core::ptr::null_mut(), Relaxed);
+    if has_message {
+        sched::handle_messages();
+    }
+}
+
+/// Another vCPU may freeze the sandbox while this one waits: all of its threads
+/// must be in memory.
+fn put_registers_away() {
+    let owner = vcpu::block().fpu_owner;
+    if arena::is_shared() && !owner.is_null() {
+        // SAFETY: the owner is alive: threads clear the field when they end.
+        unsafe { (*owner).save_fpu() };
+    }
+}
+
+/// Sleeps until the bell rings. The watcher must know what is waited for.
+fn sleep() {
+    let deadline = timer::next_deadline().map_or(u64::MAX, |next| next.0);
+    if deadline < WATCHES_UNTIL.load(Relaxed) || host_poll::has_unwatched() {
+        ring_watcher();
+    }
+    let own = own_vcpu();
+    let rung = own.bell.load(Relaxed);
+    own.activity.set(Activity::Sleeping);
+    put_registers_away();
+    kernel_lock::release();
+    host::futex_wait(&own.bell, rung, None);
+    kernel_lock::acquire();
+    own.activity.set(Activity::Active);
+}
+
+/// Before a vCPU becomes busy for long or ends: somebody should watch.
+pub fn hand_over_watch() {
+    if !needs_watcher() {
+        return;
+    }
+    let sleeper = kernel()
+        .tasks
+        .spaces()
+        .iter()
+        .find_map(|space| space.carrier.with_activity(Activity::Sleeping));
+    if let Some(sleeper) = sleeper {
+        ring(&sleeper);
+    }
+}
+
+/// Whether nobody watches although there are vCPUs that could.
+pub fn needs_watcher() -> bool {
+    arena::is_shared() && WATCHER.load(Relaxed).is_null()
+}
+
+/// Ends a vCPU whose guest processes have ended; the host process ends with the
+/// last one.
+fn retire() -> ! {
+    hand_over_watch();
+    let others = own_space().carrier.vcpus.lock().clone();
+    for vcpu in others.iter() {
+        match vcpu.activity.get() {
+            Activity::Sleeping => ring(vcpu),
+            Activity::Watching => ring_watcher(),
+            Activity::Active => {}
+        }
+    }
+    drop(others);
+    let block = vcpu::block();
+    let (space, own) = (block.space, block.own);
+    own_space().carrier.vcpus.lock().retain(|vcpu| !core::ptr::eq(Arc::as_ptr(vcpu), own));
+    (block.space, block.own) = (core::ptr::null(), core::ptr::null());
+    // SAFETY: the references that `serve` has kept.
+    unsafe {
+        drop(Arc::from_raw(own));
+        drop(Arc::from_raw(space));
+    }
+    kernel_lock::release();
+    host::exit_thread()
+}
+
+/// Ends the sandbox: the first host process does, since all others end with it.
+pub fn end_sandbox(code: u64) -> ! {
+    if is_first() {
+        crate::platform::panic::exit(code)
+    }
+    ENDING.store(code + 1, Relaxed);
+    // SAFETY: the first host process never retires.
+    let first = unsafe { &*FIRST.load(Relaxed) };
+    if let Some(sleeper) = first.carrier.with_activity(Activity::Sleeping) {
+        ring(&sleeper);
+    }
+    ring_watcher();
+    interrupt_all(first);
+    kernel_lock::release();
+    loop {
+        host::exit_thread()
+    }
+}
+
+/// Ends the first host process if another one has ended the sandbox.
+pub fn end_if_told() {
+    let ending = ENDING.load(Relaxed);
+    if ending != 0 && is_first() {
+        crate::platform::panic::exit(ending - 1)
+    }
+}
