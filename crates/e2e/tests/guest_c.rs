@@ -26,9 +26,10 @@ same! {
     async_io, clocks, descriptors, doors, echo, epolls, events, file_at, file_attrs, file_cwd,
     file_dirs, file_io, file_locks, file_lower, file_names, file_open, file_seals, file_space,
     file_waiting, file_watch, file_xattr, forks, futexes, hello, jobs, mem_file, mem_map,
-    mem_move, mem_protect, netlinks, pipes, polls, posix_timers, process_info, procfs, ptys,
-    sessions_tty, signal_actions, signal_context, signal_faults, signal_restart, sockets_inet,
-    sockets_local, sockets_messages, splices, start, thread_ends, threads, timers, waits,
+    mem_move, mem_protect, netlinks, pipes, polls, posix_timers, process_attributes,
+    process_info, procfs, ptys, sessions_tty, signal_actions, signal_context, signal_faults,
+    signal_restart, sockets_inet, sockets_local, sockets_messages, splices, start, thread_ends,
+    threads, timers, waits,
 }
 
 /// Ways to end; each must look the same from outside.

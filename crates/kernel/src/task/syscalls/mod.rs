@@ -59,6 +59,12 @@ pub fn execveat(args: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let context = Context::current();
+    if flags & AT_EMPTY_PATH != 0 && args.address(1).read_path()?.is_empty() {
+        let (argv, envp) = read_arguments(args.address(2), args.address(3))?;
+        let program = Program::open_descriptor(&context, args.fd(0), argv, envp)?;
+        let name = program.name.clone();
+        return super::exec::replace_program(program, &name);
+    }
     let start = context.start(args.fd(0))?;
     let follow = if flags & AT_SYMLINK_NOFOLLOW != 0 { Follow::No } else { Follow::Yes };
     execute(&context, &start, args.address(1), args.address(2), args.address(3), follow)
@@ -73,14 +79,23 @@ fn execute(
     follow: Follow,
 ) -> Result<u64> {
     let path = path.read_path()?;
+    let (argv, envp) = read_arguments(argv, envp)?;
+    let program = Program::open(context, start, &path, follow, argv, envp)?;
+    super::exec::replace_program(program, &path)
+}
+
+/// The strings of an `argv` or an environment, without their ends.
+type Strings = Vec<Vec<u8>>;
+
+/// Reads arguments and environment. There is always an `argv[0]`.
+fn read_arguments(argv: UserAddress, envp: UserAddress) -> Result<(Strings, Strings)> {
     let mut budget = ARGUMENTS_MAX;
     let mut argv = read_strings(argv, &mut budget)?;
     let envp = read_strings(envp, &mut budget)?;
     if argv.is_empty() {
         argv.push(Vec::new());
     }
-    let program = Program::open(context, start, &path, follow, argv, envp)?;
-    super::exec::replace_program(program, &path)
+    Ok((argv, envp))
 }
 
 /// Reads a NULL-terminated array of strings; `E2BIG` beyond the budget.
@@ -238,6 +253,7 @@ pub fn prctl(args: &Args) -> Result<u64> {
     const PR_GET_DUMPABLE: u32 = 3;
     const PR_SET_DUMPABLE: u32 = 4;
     const PR_GET_KEEPCAPS: u32 = 7;
+    const PR_SET_KEEPCAPS: u32 = 8;
     const PR_SET_NAME: u32 = 15;
     const PR_GET_NAME: u32 = 16;
     const PR_CAPBSET_READ: u32 = 23;
@@ -290,7 +306,13 @@ pub fn prctl(args: &Args) -> Result<u64> {
             Ok(0)
         }
         PR_CAPBSET_READ if args.u64(1) > 40 => Err(Errno::EINVAL),
-        PR_CAPBSET_READ | PR_GET_KEEPCAPS => Ok(0),
+        PR_CAPBSET_READ => Ok(0),
+        PR_GET_KEEPCAPS => Ok(thread.process.credentials.lock().keeps_capabilities as u64),
+        PR_SET_KEEPCAPS if args.u64(1) > 1 => Err(Errno::EINVAL),
+        PR_SET_KEEPCAPS => {
+            thread.process.credentials.lock().keeps_capabilities = args.u64(1) == 1;
+            Ok(0)
+        }
         PR_GET_TIMERSLACK => Ok(50_000),
         // The host chooses. The sandbox itself has no_new_privs.
         PR_SET_TIMERSLACK => Ok(0),
