@@ -160,7 +160,7 @@ fn interrupt_all(space: &AddressSpace) {
     let pid = space.carrier.host_pid();
     for vcpu in space.carrier.vcpus.lock().iter() {
         if vcpu.activity.get() == Activity::Active {
-            host::interrupt(pid, vcpu.host_tid());
+            vcpu.interrupt(pid);
         }
     }
 }
@@ -172,7 +172,7 @@ pub fn interrupt_others() {
     for vcpu in space.carrier.vcpus.lock().iter() {
         let is_own = core::ptr::eq(Arc::as_ptr(vcpu), own);
         if !is_own && vcpu.activity.get() == Activity::Active {
-            host::interrupt(space.carrier.host_pid(), vcpu.host_tid());
+            vcpu.interrupt(space.carrier.host_pid());
         }
     }
 }
@@ -190,8 +190,13 @@ pub fn interrupt(thread: &Thread) {
     if let Some(vcpu) = runs_on
         && !core::ptr::eq(Arc::as_ptr(&vcpu), vcpu::block().own)
     {
-        host::interrupt(space.carrier.host_pid(), vcpu.host_tid());
+        vcpu.interrupt(space.carrier.host_pid());
     }
+}
+
+/// This vCPU looks now at what an interruption was meant to show it.
+pub fn attend_interruption() {
+    own_vcpu().attend_interruption();
 }
 
 fn ring(vcpu: &Vcpu) {
@@ -246,6 +251,7 @@ fn run_threads() {
     loop {
         let Some(thread) = own_space().run_queue.pop() else { return };
         phases::first_instruction();
+        attend_interruption();
         if populate::is_pending() {
             thread.needs_attention();
         }

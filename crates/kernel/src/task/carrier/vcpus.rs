@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Relaxed};
 
 use super::{Activity, own_space, put_registers_away, ring, ring_watcher, run};
 use crate::boot::arena;
@@ -25,6 +25,9 @@ pub struct Vcpu {
     pub(super) bell: AtomicU32,
     /// The thread that it runs, or null.
     running: AtomicPtr<Thread>,
+    /// An interruption is on its way, and the vCPU has not looked since. More
+    /// of them would only pile up on its signal stack.
+    interrupted: AtomicBool,
 }
 
 impl Vcpu {
@@ -36,12 +39,25 @@ impl Vcpu {
             activity: Lock::new(Activity::Active),
             bell: AtomicU32::new(0),
             running: AtomicPtr::new(core::ptr::null_mut()),
+            interrupted: AtomicBool::new(false),
         }
     }
 
     /// Host thread id in the sandbox' pid namespace.
     pub(super) fn host_tid(&self) -> u32 {
         self.host_tid.load(Relaxed)
+    }
+
+    /// Makes it come into the kernel; `process` is its host process.
+    pub(super) fn interrupt(&self, process: u32) {
+        if !self.interrupted.swap(true, Relaxed) {
+            host::interrupt(process, self.host_tid());
+        }
+    }
+
+    /// It looks now at what an interruption was meant to show it.
+    pub(super) fn attend_interruption(&self) {
+        self.interrupted.store(false, Relaxed);
     }
 
     /// The thread that it runs, or null.

@@ -14,7 +14,7 @@ use crate::platform::{gate, kernel_lock};
 use crate::task::process::Life;
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
-use crate::task::{exit, sched};
+use crate::task::{carrier, exit, sched};
 
 /// `restart_syscall` (restart_syscall(2)).
 const SYS_RESTART: u64 = 219;
@@ -30,6 +30,7 @@ pub extern "C" fn attend(frame: &mut TrapFrame) {
 fn before_return(frame: &mut TrapFrame) {
     let thread = current();
     thread.attention.store(false, Relaxed);
+    carrier::attend_interruption();
     if crate::platform::fault::take_knock() {
         sched::handle_messages();
         if !sched::yield_if_due() {
