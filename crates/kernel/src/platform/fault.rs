@@ -109,6 +109,10 @@ pub extern "C" fn prologue(
         let block = vcpu::block_of_stack(context.rsp);
         let flag = if signal == SIGUSR1 { &block.knocked } else { &block.alarmed };
         flag.store(true, Relaxed);
+        if block.thread.is_null() {
+            // The host goes on with an interrupted wait by itself: end it.
+            crate::task::carrier::end_sleep(block);
+        }
         if !core::ptr::eq(block, vcpu::block()) {
             // A vCPU that is just starting: its idle loop will look.
             return resume(local, frame_from(SIGUSR1, info, context, context.rip));

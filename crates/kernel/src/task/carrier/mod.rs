@@ -194,6 +194,14 @@ pub fn interrupt(thread: &Thread) {
     }
 }
 
+/// A signal has come for an idle vCPU: lets its sleep end, if it sleeps.
+pub fn end_sleep(block: &vcpu::VcpuBlock) {
+    // SAFETY: a vCPU's own record lives as long as the vCPU; null is before that.
+    if let Some(vcpu) = unsafe { block.own.as_ref() } {
+        vcpu.bell.fetch_add(1, Relaxed);
+    }
+}
+
 /// This vCPU looks now at what an interruption was meant to show it.
 pub fn attend_interruption() {
     own_vcpu().attend_interruption();
@@ -384,9 +392,7 @@ pub fn end_sandbox(code: u64) -> ! {
     ring_watcher();
     interrupt_all(first);
     kernel_lock::release();
-    loop {
-        host::exit_thread()
-    }
+    host::exit_thread()
 }
 
 /// Ends the first host process if another one has ended the sandbox.

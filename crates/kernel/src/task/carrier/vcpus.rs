@@ -4,6 +4,8 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Relaxed};
 
+use thaw_abi::control::FLAG_SEVERAL_VCPUS;
+
 use super::{Activity, own_space, put_registers_away, ring, ring_watcher, run};
 use crate::boot::arena;
 use crate::errno::Result;
@@ -96,7 +98,11 @@ pub fn add_if_wanted() -> bool {
 
 /// Whether the sandbox' limit leaves room for another vCPU.
 pub fn may_grow() -> bool {
-    let limit = kernel().config.get().cpus.min(vcpu::MAX_VCPUS);
+    let config = kernel().config.get();
+    let limit = match config.flags & FLAG_SEVERAL_VCPUS {
+        0 => 1,
+        _ => config.cpus.min(vcpu::MAX_VCPUS),
+    };
     own_space().carrier.vcpu_count() < limit as usize
 }
 
