@@ -109,6 +109,6 @@ mod tests {
     fn a_write_fits_a_message() {
         assert_eq!(size_of::<BindRequest>(), 32);
         assert!(BIND_WRITE_MAX + size_of::<BindRequest>() + 16 <= 8192);
-        assert!(BIND_READ_MAX + 64 <= crate::control::MESSAGE_MAX);
+        const { assert!(BIND_READ_MAX + 64 <= crate::control::MESSAGE_MAX) };
     }
 }
