@@ -50,8 +50,8 @@ fn a_zygote_has_no_rights_and_an_empty_world() {
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         assert_eq!(status_field(pid, set), "0000000000000000");
     }
-    // Innermost of the pid namespaces, and not process 1 of it.
-    assert_ne!(status_field(pid, "NSpid").split_whitespace().last(), Some("1"));
+    // The first process of a pid namespace of its own.
+    assert_eq!(status_field(pid, "NSpid").split_whitespace().last(), Some("1"));
     assert_eq!(fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap().trim(), "1000");
     assert_eq!(fs::read(format!("/proc/{pid}/environ")).unwrap(), b"");
     assert_eq!(fs::read(format!("/proc/{pid}/cmdline")).unwrap(), b"thaw-kernel\0");

@@ -92,7 +92,7 @@ static void ask(u32 kind, const void *body, u32 len) {
     say(text);
 }
 
-struct region { u64 start, len, blob_offset; u32 blob, prot, flags, path_offset, path_len, reserved; };
+struct region { u64 start, len, blob_offset; u32 blob, prot, flags, path_offset, path_len, space; };
 struct thread { u32 tid, reserved; u64 registers[27]; };
 
 /* Lays out memory like a frozen program and reports it: kernel heap, a file with
@@ -113,9 +113,10 @@ static void freeze(int variant) {
     memset(data + 0x80000, 0xef, 8 * 4096);
     memset(data + 0xf0000, 0x55, 4096);
 
-    struct { u8 magic[8]; u32 regions, threads, blobs, auxv, strings, pid; } *head = (void *)(heap + 0x1000);
+    struct { u8 magic[8]; u32 regions, threads, blobs, auxv, strings, pid, spaces, reserved, processes[2]; } *head = (void *)(heap + 0x1000);
     memcpy(head->magic, "THAWFRZ\0", 8);
     head->regions = 5; head->threads = 1; head->blobs = 1; head->auxv = 32; head->strings = 12; head->pid = 1;
+    head->spaces = 1; head->processes[0] = 1;
     struct region *region = (void *)(head + 1);
     region[0] = (struct region){0x400000, 0x8000, 0, 0, 5, 1 << 3, 0, 12, 0};
     region[1] = (struct region){0x600000, 0xf0000, 0, NO_BLOB, 3, 0, 0, 0, 0};
@@ -149,6 +150,10 @@ static void freeze(int variant) {
     case 14: head->magic[0] = 'X'; break;
     case 15: region[4].flags = 0; break;
     case 16: head->threads = 0; break;
+    case 17: head->spaces = 0; break;
+    case 18: head->spaces = 0xffffffff; break;
+    case 19: head->processes[0] = 4711; break;
+    case 20: region[1].space = 1; break;
     }
     send(103, body, 16, 0);
 }
@@ -245,7 +250,7 @@ static void serve(void) {
         struct header *header = (void *)packet;
         if (header->kind == 1) {
             /* Tail: host name, directory, program, then arguments. */
-            char *at = (char *)packet + 16 + 32 + 16 + 8 * 4 + 8;
+            char *at = (char *)packet + 16 + 32 + 16 + 10 * 4 + 8;
             for (int skip = 0; skip < 3; skip++) at += length(at) + 1;
             run(at, at + length(at) + 1);
         } else if (header->kind == 2) thaw();
