@@ -488,12 +488,12 @@ impl AddressSpace {
 
     /// Lets an area grow: more of the same file, or zeros.
     fn extend(&self, vma: &Vma, from: u64, to: u64) -> Result<()> {
-        if shm::is_shared_anonymous(vma) {
-            // It would reach into what belongs to others.
-            return Err(Errno::ENOMEM);
-        }
         let mut more =
             Vma { start: from, end: to, offset: vma.offset + (from - vma.start), ..vma.clone() };
+        if shm::is_shared_anonymous(&more) {
+            // What lies behind the old offsets belongs to others.
+            more.offset = crate::state::kernel().shared_memory.take(more.len())?;
+        }
         map_on_host(&mut more)?;
         self.state.lock().vmas.insert(more);
         Ok(())

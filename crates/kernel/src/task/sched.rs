@@ -208,7 +208,8 @@ pub fn tick() {
 pub fn yield_if_due() -> bool {
     let block = vcpu::block();
     let ran = crate::platform::clock::monotonic_ns() - block.switched_in_ns;
-    let due = block.wants_vcpu || ran >= SLICE_NS;
+    let waiting = !carrier::own_space().run_queue.is_empty();
+    let due = waiting && (block.wants_vcpu || ran >= SLICE_NS);
     if due {
         yield_now();
     }
