@@ -47,10 +47,17 @@ pub const MSG_RESUME: u32 = 6;
 pub const MSG_WINDOW_SIZE: u32 = 7;
 /// Come to rest and report with [`MSG_ENTRY_POINT`] as soon as possible; no body.
 pub const MSG_FREEZE: u32 = 8;
+/// Go on, to a copy that waits since [`THAW_AND_HOLD`] or [`MSG_FORK`]: [`Identity`].
+pub const MSG_GO: u32 = 9;
+/// Fork a copy, to a template ([`THAW_AS_TEMPLATE`]): [`Fork`]. The copy gives up
+/// the template's rights, says [`MSG_READY`] on its own control socket and waits
+/// for [`MSG_GO`] there.
+pub const MSG_FORK: u32 = 10;
 
 // Sandbox → host.
 
-/// The zygote is set up and waits for [`MSG_START`] or [`MSG_THAW`]; no body.
+/// The zygote is set up and waits for [`MSG_START`] or [`MSG_THAW`], the held
+/// or forked copy for [`MSG_GO`], the template for [`MSG_FORK`]; no body.
 pub const MSG_READY: u32 = 101;
 /// Phases of a boot: [`Booted`]. Sent after the first response byte, or when
 /// the sandbox first waits, whichever comes first.
@@ -177,34 +184,72 @@ pub struct Start {
     pub window: WindowSize,
 }
 
+/// Name (`argv[0]`) of a zygote that is to become a template: it has some
+/// capabilities, and installs the filter that goes with them.
+pub const TEMPLATE_NAME: &core::ffi::CStr = c"thaw-template";
+
+/// Go on at once.
+pub const THAW_AND_RUN: u32 = 0;
+/// Map the image and make everything ready that no identity is needed for, say
+/// [`MSG_READY`], and wait for [`MSG_GO`].
+pub const THAW_AND_HOLD: u32 = 1;
+/// Map the image, read nothing of it, say [`MSG_READY`], and fork a copy for
+/// each [`MSG_FORK`].
+pub const THAW_AS_TEMPLATE: u32 = 2;
+
 /// Body of [`MSG_THAW`].
 ///
 /// Descriptors: image, index, standard output, standard error, then
-/// `blob_count` blobs, then one per connection. Tail: `mapping_count`
-/// [`crate::image::Mapping`], `populate_count` [`PopulateRange`],
-/// `connection_count` [`Connection`], `blob_count` `u32` blob numbers, then
-/// `hostname_len` bytes of host name.
+/// `blob_count` blobs, then those of `identity`. Tail: `mapping_count`
+/// [`crate::image::Mapping`], `populate_count` [`PopulateRange`], the tail of
+/// `identity`, then `blob_count` `u32` blob numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Thaw {
-    /// Fresh randomness for this copy.
-    pub seed: [u8; 32],
-    /// Bytes of memory that the sandbox may use; 0 means no limit.
-    pub memory_limit: u64,
     /// Bytes of the index file.
     pub index_len: u64,
-    /// `FLAG_*`.
-    pub flags: u32,
+    /// `THAW_*`.
+    pub mode: u32,
     /// Number of mappings.
     pub mapping_count: u32,
     /// Number of ranges to populate.
     pub populate_count: u32,
-    /// Number of connections handed in, 0 or 1.
-    pub connection_count: u32,
     /// Number of blobs whose descriptors come along.
     pub blob_count: u32,
+    /// What makes it this copy. Only `flags` counts unless it is to go on at once.
+    pub identity: Identity,
+}
+
+/// What one copy does not share with the others. Body of [`MSG_GO`].
+///
+/// Descriptors: one per connection. Tail: `connection_count` [`Connection`],
+/// then `hostname_len` bytes of host name, padded with zeros to a multiple of 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Identity {
+    /// Fresh randomness for this copy.
+    pub seed: [u8; 32],
+    /// Bytes of memory that the sandbox may use; 0 means no limit.
+    pub memory_limit: u64,
+    /// `FLAG_*`.
+    pub flags: u32,
+    /// Number of connections handed in, 0 or 1.
+    pub connection_count: u32,
     /// Bytes of the host name; 0 keeps the frozen one.
     pub hostname_len: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Body of [`MSG_FORK`]. Descriptors: the control socket, and, if the copy gets
+/// a control group of its own, the file that moves the writing thread there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Fork {
+    /// User and group id of the copy, as the template's user namespace numbers them.
+    pub id: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Populate for reading: map pages that are in the page cache.
@@ -433,6 +478,8 @@ mod tests {
             size_of::<MessageHeader>(),
             size_of::<Start>(),
             size_of::<Thaw>(),
+            size_of::<Identity>(),
+            size_of::<Fork>(),
             size_of::<Connection>(),
             size_of::<Reply>(),
             size_of::<Booted>(),

@@ -69,6 +69,10 @@ pub const CLONE_SIBLING: u32 = CLONE_PROCESS | 0x8000;
 pub const CLONE_VCPU: u32 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
 const CLONE_FLAGS: &[u32] = &[CLONE_PROCESS, CLONE_SIBLING, CLONE_VCPU];
 
+/// A copy of a template: a sibling in a pid namespace of its own
+/// (`CLONE_NEWPID | CLONE_PARENT`).
+pub const CLONE_COPY: u32 = 0x2000_0000 | 0x8000;
+
 /// `PIDFD_SELF_THREAD` (linux/pidfd.h), -10000 as an `int`.
 pub const PIDFD_SELF: u32 = 0xffff_d8f0;
 
@@ -198,6 +202,48 @@ pub const HOST_CALLS: &[HostCall] = &[
         reason: "lets virtual CPUs wait for each other; reaches only memory that the sandbox has mapped",
     },
     HostCall { number: 231, name: "exit_group", checks: &[], reason: "ends the sandbox" },
+];
+
+/// What a template and the copies that it forks may do besides. A template never
+/// runs a guest. A copy has given up the capabilities without which none of
+/// these changes anything but the copy itself.
+pub const TEMPLATE_CALLS: &[HostCall] = &[
+    HostCall {
+        number: 56,
+        name: "clone",
+        checks: &[Check::OneOf(0, &[CLONE_PROCESS, CLONE_SIBLING, CLONE_VCPU, CLONE_COPY])],
+        reason: "as above; a template forks copies, each in a pid namespace of its own, which takes a capability that copies do not have",
+    },
+    HostCall {
+        number: 33,
+        name: "dup2",
+        checks: &[Check::OneOf(1, &[crate::layout::CONTROL_FD as u32])],
+        reason: "puts a copy's own control socket in the place of the template's; a copy that replaces its control socket is ended by the host",
+    },
+    HostCall {
+        number: 112,
+        name: "setsid",
+        checks: &[],
+        reason: "gives a copy its own session and process group; changes the caller only",
+    },
+    HostCall {
+        number: 119,
+        name: "setresgid",
+        checks: &[],
+        reason: "gives a copy its own group id; without capabilities there is no other id to take",
+    },
+    HostCall {
+        number: 117,
+        name: "setresuid",
+        checks: &[],
+        reason: "gives a copy its own user id and thereby takes its capabilities; without them there is no other id to take",
+    },
+    HostCall {
+        number: 126,
+        name: "capset",
+        checks: &[],
+        reason: "takes a copy's capabilities where all sandboxes share a user id; can only take, never give",
+    },
 ];
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
     ConnectionClosed, EntryPoint, Exit, MSG_BELL, MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED,
-    MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_TERMINAL_GET,
-    MSG_TERMINAL_SET, MessageHeader,
+    MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY,
+    MSG_TERMINAL_GET, MSG_TERMINAL_SET, MessageHeader,
 };
 
 use crate::broker::{Question, Request};
@@ -26,6 +26,8 @@ pub enum Progress {
 /// further than the type says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// A held copy or a template is prepared. Never of other sandboxes.
+    Prepared,
     /// The boot is complete.
     Booted(BootTimes),
     /// All guest threads wait at the entry point; the sandbox does nothing
@@ -132,6 +134,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
         return Err(wrong_length);
     }
     let event = match kind {
+        MSG_READY if body.is_empty() => Event::Prepared,
         MSG_BOOTED => Event::Booted(whole(body).ok_or(wrong_length)?),
         MSG_ENTRY_POINT => Event::EntryPoint(whole(body).ok_or(wrong_length)?),
         MSG_CONNECTION_CLOSED => {

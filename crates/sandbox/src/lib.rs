@@ -32,6 +32,6 @@ pub use sandbox::Sandbox;
 pub use sys::{set_terminal_mode, terminal_mode};
 pub use working_set::{PopulatePolicy, WorkingSet, WorkingSetError};
 pub use zygote::{
-    Console, PoolConfig, PoolStats, UserIds, Zygote, ZygoteConfig, ZygoteError, ZygoteParent,
-    ZygotePool, zygote_parent_main,
+    Console, Held, PoolConfig, PoolStats, Template, TemplateError, UserIds, Zygote, ZygoteConfig,
+    ZygoteError, ZygoteParent, ZygotePool, zygote_parent_main,
 };

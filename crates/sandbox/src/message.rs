@@ -13,6 +13,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
     sendmsg, socketpair,
 };
+use rustix::process::Pid;
 use thaw_abi::control::{MESSAGE_MAX, MESSAGE_MAX_FDS, MSG_REPLY, MessageHeader, Reply};
 
 /// Makes a pair of control sockets, both closed on exec and blocking. The first
@@ -88,6 +89,29 @@ pub(crate) struct Packet {
     pub truncated: bool,
     /// The packet carried descriptors beyond those taken.
     pub descriptors_dropped: bool,
+}
+
+/// Receives one packet and learns which process has sent it, on a socket with
+/// `SO_PASSCRED` (unix(7)). Returns its length.
+pub(crate) fn receive_with_sender(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+) -> io::Result<(usize, Option<Pid>)> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmCredentials(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let mut parts = [IoSliceMut::new(buffer)];
+        match recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => break received,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    };
+    let sender = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmCredentials(credentials) => Some(credentials.pid),
+        _ => None,
+    });
+    Ok((received.bytes, sender))
 }
 
 /// Receives one packet into `buffer` and appends its descriptors (16 at most) to

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use thaw_abi::control::{
-    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_RESUME, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal,
-    WindowSize,
+    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_READY, MSG_RESUME, MSG_SIGNAL, MSG_WINDOW_SIZE,
+    Signal, WindowSize,
 };
 
-use crate::boot::Rootfs;
+use crate::boot::{BootError, Rootfs};
 use crate::broker::Broker;
 use crate::event::{Event, Incoming, Progress, Violation, parse};
 use crate::message::{self, Outbox};
@@ -45,6 +45,8 @@ pub struct Sandbox {
 /// How far the conversation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
+    /// It maps an image, and is to say when that is done.
+    Preparing,
     /// Both sides talk.
     Open,
     /// The sandbox was killed for a violation; nothing more of it is read.
@@ -69,12 +71,33 @@ impl Sandbox {
         Self { process, control, console, broker, outbox: Outbox::default(), state: State::Open }
     }
 
+    /// Waits until it says [`Event::Prepared`]; it must say nothing else before.
+    pub(crate) fn wait_prepared(&mut self, timeout: Duration) -> Result<(), BootError> {
+        self.state = State::Preparing;
+        match self.wait_event(Some(timeout)).map_err(BootError::Send)? {
+            Some(Event::Prepared) => Ok(()),
+            Some(Event::Failed(reason)) => Err(BootError::NotPrepared(reason)),
+            Some(Event::Hangup) => Err(BootError::ZygoteDied),
+            Some(_) => Err(BootError::NotPrepared("it sent something else first".to_owned())),
+            None => Err(BootError::NotPrepared(format!("no sign of life within {timeout:?}"))),
+        }
+    }
+
+    /// The control socket, for what precedes the guest's first instruction.
+    pub(crate) fn control(&self) -> &OwnedFd {
+        &self.control
+    }
+
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
     /// Reads messages of the sandbox, serves its broker requests, and returns
     /// the first event. Never blocks on the sandbox. After [`Event::Hangup`],
     /// it always returns [`Progress::Idle`].
     pub fn poll_event(&mut self) -> Progress {
         match self.state {
-            State::Open => {}
+            State::Preparing | State::Open => {}
             State::Condemned => return self.hang_up(),
             State::HungUp => return Progress::Idle,
         }
@@ -98,6 +121,13 @@ impl Sandbox {
                 _ => parse(&buffer[..packet.len]),
             };
             match parsed {
+                Ok(Incoming::Event(Event::Prepared)) => {
+                    if self.state != State::Preparing {
+                        return self.violated(Violation::Kind { kind: MSG_READY });
+                    }
+                    self.state = State::Open;
+                    return Progress::Event(Event::Prepared);
+                }
                 Ok(Incoming::Event(event)) => return Progress::Event(event),
                 Ok(Incoming::Request(request)) => {
                     if let Err(violation) = self.answer(&request) {

@@ -15,7 +15,7 @@ use thaw_abi::layout::CONTROL_FD;
 
 use crate::errno::{Errno, Result};
 use crate::platform::host::{self, HostFd, PollFd, hostcall, nr};
-use crate::platform::vcpu::MESSAGE_BUFFER;
+use crate::platform::vcpu::{MESSAGE_BUFFER, SECOND_MESSAGE_BUFFER};
 use crate::sync::Lock;
 
 /// The control socket.
@@ -68,11 +68,19 @@ pub struct Kept {
 static KEPT: Lock<Option<VecDeque<Kept>>> = Lock::new(None);
 
 const CONTROL_BUFFER_SIZE: usize = 16 + 4 * MAX_FDS + 8;
-pub(super) const FDS_BUFFER: u64 = MESSAGE_BUFFER + (MESSAGE_MAX as u64).next_multiple_of(4096);
+/// Where the descriptors lie behind a message.
+const FDS_OFFSET: u64 = (MESSAGE_MAX as u64).next_multiple_of(4096);
+pub(super) const FDS_BUFFER: u64 = MESSAGE_BUFFER + FDS_OFFSET;
 
 /// Receives one message into the buffer. `None` if there is none and
 /// `nonblocking`.
 fn receive(nonblocking: bool) -> Option<Message> {
+    receive_into(MESSAGE_BUFFER, nonblocking)
+}
+
+/// Receives one message into the buffer at `buffer`, with room for the largest
+/// message and its descriptors.
+fn receive_into(buffer: u64, nonblocking: bool) -> Option<Message> {
     #[repr(C)]
     struct MessageVector {
         name: u64,
@@ -85,13 +93,13 @@ fn receive(nonblocking: bool) -> Option<Message> {
     }
     const MSG_DONTWAIT: u64 = 0x40;
     const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
-    let vector = crate::io::IoVec { base: MESSAGE_BUFFER, len: MESSAGE_MAX as u64 };
+    let vector = crate::io::IoVec { base: buffer, len: MESSAGE_MAX as u64 };
     let mut message = MessageVector {
         name: 0,
         name_len: 0,
         vectors: &raw const vector as u64,
         vector_count: 1,
-        control: FDS_BUFFER,
+        control: buffer + FDS_OFFSET,
         control_len: CONTROL_BUFFER_SIZE as u64,
         flags: 0,
     };
@@ -112,18 +120,18 @@ fn receive(nonblocking: bool) -> Option<Message> {
         Err(_) => hung_up(),
     };
     // SAFETY: the host has filled `len` bytes; the buffer lives for ever.
-    let bytes: &'static [u8] =
-        unsafe { core::slice::from_raw_parts(MESSAGE_BUFFER as *const u8, len) };
+    let bytes: &'static [u8] = unsafe { core::slice::from_raw_parts(buffer as *const u8, len) };
     let Ok((header, body)) = split::<MessageHeader>(bytes) else { hung_up() };
     let fd_count = if message.control_len > 16 {
         // SAFETY: a control message begins with its length as a word (cmsg(3)).
-        let cmsg_len = unsafe { (FDS_BUFFER as *const u64).read() };
+        let cmsg_len = unsafe { ((buffer + FDS_OFFSET) as *const u64).read() };
         (cmsg_len.saturating_sub(16) / 4).min(MAX_FDS as u64) as usize
     } else {
         0
     };
     // SAFETY: `fd_count` descriptors follow the 16 bytes of its header.
-    let fds = unsafe { core::slice::from_raw_parts((FDS_BUFFER + 16) as *const i32, fd_count) };
+    let fds =
+        unsafe { core::slice::from_raw_parts((buffer + FDS_OFFSET + 16) as *const i32, fd_count) };
     Some(Message {
         kind: header.kind,
         sequence: header.sequence,
@@ -141,6 +149,15 @@ fn hung_up() -> ! {
 pub fn receive_command() -> Message {
     loop {
         if let Some(message) = receive(false) {
+            return message;
+        }
+    }
+}
+
+/// Waits for what follows a boot command that is still in use.
+pub fn receive_second_command() -> Message {
+    loop {
+        if let Some(message) = receive_into(SECOND_MESSAGE_BUFFER, false) {
             return message;
         }
     }

@@ -15,14 +15,16 @@ pub mod phases;
 pub mod populate;
 pub mod program;
 pub mod stdio;
+mod template;
 pub mod thaw;
 
 use thaw_abi::control::{MSG_FAILED, MSG_READY, MSG_START, MSG_THAW};
 use thaw_abi::layout::BOOT_BASE;
 
 use crate::errno::Result;
+use crate::platform::filter::{self, Purpose};
 use crate::platform::host;
-use crate::platform::{clock, fault, filter, panic, vcpu};
+use crate::platform::{clock, fault, panic, vcpu};
 
 /// Bytes of the per-boot area that are mapped from the beginning.
 const BOOT_AREA_SIZE: u64 = 8 << 20;
@@ -35,7 +37,9 @@ pub unsafe extern "C" fn start(stack: *const u64) -> ! {
     // SAFETY: the caller's promise (System V ABI, 3.4.1).
     let find = |kind| unsafe { find_auxiliary(stack, kind) };
     let own = Segments { headers: find(AT_PHDR), count: find(AT_PHNUM) };
-    if let Err(error) = become_zygote(find(AT_SYSINFO_EHDR), &own) {
+    // SAFETY: as above.
+    let purpose = unsafe { purpose(stack) };
+    if let Err(error) = become_zygote(find(AT_SYSINFO_EHDR), &own, purpose) {
         crate::console!("thaw zygote cannot set itself up: {error:?}");
         panic::exit(panic::PANIC_EXIT_CODE)
     }
@@ -61,6 +65,16 @@ const AT_SYSINFO_EHDR: u64 = 33;
 struct Segments {
     headers: u64,
     count: u64,
+}
+
+/// What the zygote parent wants the zygote for: its name says so.
+///
+/// # Safety
+/// `stack` must be the initial stack of a program.
+unsafe fn purpose(stack: *const u64) -> Purpose {
+    // SAFETY: the caller's promise; the first argument is a C string.
+    let name = unsafe { core::ffi::CStr::from_ptr(stack.add(1).read() as *const _) };
+    if name == thaw_abi::control::TEMPLATE_NAME { Purpose::Template } else { Purpose::Sandbox }
 }
 
 /// Finds a value in the auxiliary vector behind arguments and environment.
@@ -126,7 +140,7 @@ fn touch(own: &Segments) {
     }
 }
 
-fn become_zygote(vdso: u64, own: &Segments) -> Result<()> {
+fn become_zygote(vdso: u64, own: &Segments, purpose: Purpose) -> Result<()> {
     host::map_anonymous(BOOT_BASE, BOOT_AREA_SIZE, host::PROT_READ | host::PROT_WRITE)?;
     for guard in [vcpu::signal_stack(0) - 4096, vcpu::idle_stack(0) - 4096] {
         host::protect(guard, 4096, 0)?;
@@ -136,7 +150,10 @@ fn become_zygote(vdso: u64, own: &Segments) -> Result<()> {
     clock::find_host_vdso(vdso);
     fault::install_handlers()?;
     touch(own);
-    filter::install()?;
+    if purpose == Purpose::Template {
+        template::keep_capabilities()?;
+    }
+    filter::install(purpose)?;
     Ok(())
 }
 

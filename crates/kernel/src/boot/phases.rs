@@ -21,9 +21,10 @@ fn note(phase: &AtomicU64) -> bool {
     first
 }
 
-/// The boot command is here.
+/// The command is here that starts the copy; for one that was held or forked,
+/// this is not the first.
 pub fn received() {
-    note(&RECEIVED);
+    RECEIVED.store(monotonic_ns(), Relaxed);
 }
 
 /// All eager mappings are in place.

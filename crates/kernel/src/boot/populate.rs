@@ -56,6 +56,14 @@ pub fn begin(ranges: &[PopulateRange]) {
     STATE.store(if guest > 0 { WAITING } else { IDLE }, Relaxed);
 }
 
+/// Populates at once what is left: the copy is held, and nobody waits for it.
+pub fn finish() {
+    if STATE.swap(IDLE, Relaxed) != IDLE {
+        // SAFETY: as many entries were written by `begin`.
+        copy_pages(unsafe { core::slice::from_raw_parts(table(), COUNT.load(Relaxed)) });
+    }
+}
+
 /// Whether something is left to do, for the thread that is about to run.
 pub fn is_pending() -> bool {
     STATE.load(Relaxed) != IDLE
@@ -70,9 +78,7 @@ pub fn before_return() -> bool {
             true
         }
         DUE => {
-            STATE.store(IDLE, Relaxed);
-            // SAFETY: as many entries were written by `begin`.
-            copy_pages(unsafe { core::slice::from_raw_parts(table(), COUNT.load(Relaxed)) });
+            finish();
             false
         }
         _ => false,

@@ -7,12 +7,15 @@
 
 use alloc::sync::Arc;
 
-use thaw_abi::control::{Connection, FLAG_NO_LAZY, FLAG_TRACE_SYSCALLS, PopulateRange, Thaw};
+use thaw_abi::control::{
+    Connection, FLAG_NO_LAZY, FLAG_TRACE_SYSCALLS, Identity, MSG_GO, MSG_READY, PopulateRange,
+    THAW_AND_HOLD, THAW_AND_RUN, THAW_AS_TEMPLATE, Thaw,
+};
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
 use thaw_abi::layout::{PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX};
 
-use super::control::Message;
-use super::{arena, blobs, lazy, phases, populate, program, stdio};
+use super::control::{self, Message};
+use super::{arena, blobs, lazy, phases, populate, program, stdio, template};
 use crate::errno::{Errno, Result};
 use crate::mm::{AddressSpace, heap, pages, shm};
 use crate::platform::host::{self, HostFd};
@@ -22,14 +25,14 @@ use crate::state::{kernel, restore};
 use crate::task::carrier;
 use crate::task::process::FIRST_PID;
 
-/// Carries out a thaw command: afterwards the frozen threads go on.
+/// Carries out a thaw command: afterwards the frozen threads go on. If the copy
+/// is to be held or forked off a template, it waits here until it is wanted.
 pub fn thaw(message: &Message) -> Result<()> {
     let (command, tail) = message.split::<Thaw>()?;
     let (mappings, tail) = array::<Mapping>(tail, command.mapping_count)?;
     let (ranges, tail) = array::<PopulateRange>(tail, command.populate_count)?;
-    let (connections, tail) = array::<Connection>(tail, command.connection_count)?;
-    let (blob_numbers, tail) = array::<u32>(tail, command.blob_count)?;
-    let hostname = tail.get(..command.hostname_len as usize).ok_or(Errno::EINVAL)?;
+    let (connections, hostname, tail) = tail_of(&command.identity, tail)?;
+    let (blob_numbers, _) = array::<u32>(tail, command.blob_count)?;
     let [image, index, stdout, stderr, rest @ ..] = message.fds else { return Err(Errno::EINVAL) };
     if rest.len() != blob_numbers.len() + connections.len() {
         return Err(Errno::EINVAL);
@@ -41,46 +44,121 @@ pub fn thaw(message: &Message) -> Result<()> {
         blobs::remember(blob, HostFd(fd))?;
     }
     lazy::set_image(HostFd(*image));
-    let lies_in_arena = |mapping: &Mapping| {
-        mapping.space() > 0 || (SHM_BASE..SHM_BASE + SHM_MAX).contains(&mapping.start)
-    };
-    if mappings.iter().any(lies_in_arena) {
-        map_several(mappings)?;
-    } else {
-        map_one(command, mappings, ranges)?;
-    }
     stdio::set(1, *stdout);
     stdio::set(2, *stderr);
-    crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
-    renew(command, hostname);
-    crate::freeze::happened().wake_all(crate::fs::file::Events::OUT);
-    phases::mapped();
-    crate::net::reset_connections();
-    for (connection, &fd) in connections.iter().zip(connection_fds) {
-        crate::net::deliver_connection(connection, HostFd(fd));
+    let memory = Memory { mappings, ranges, flags: command.identity.flags };
+    match command.mode {
+        THAW_AND_RUN => {
+            memory.map()?;
+            memory.adopt()?;
+            go_on(&command.identity, hostname, connections.iter().zip(connection_fds));
+        }
+        THAW_AND_HOLD => {
+            memory.map()?;
+            memory.adopt()?;
+            populate::finish();
+            control::send(MSG_READY, 0, &[], &[]);
+            wait_for_identity()?;
+        }
+        THAW_AS_TEMPLATE => {
+            memory.map()?;
+            template::serve()?;
+            memory.adopt()?;
+            wait_for_identity()?;
+        }
+        _ => return Err(Errno::EINVAL),
     }
     debug_assert!(vcpu::block().thread.is_null());
     Ok(())
 }
 
-/// Maps an image of a sandbox with one address space, and finds its state.
-fn map_one(command: &Thaw, mappings: &[Mapping], ranges: &[PopulateRange]) -> Result<()> {
-    let eager = |mapping: &Mapping| {
-        mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || command.flags & FLAG_NO_LAZY != 0
-    };
-    map_page_blocks(mappings)?;
-    for mapping in mappings.iter().filter(|mapping| eager(mapping)) {
-        lazy::map(mapping)?;
+type Tail<'a> = (&'a [Connection], &'a [u8], &'a [u8]);
+
+/// The connections and the host name of an identity, and what follows them.
+fn tail_of<'a>(identity: &Identity, tail: &'a [u8]) -> Result<Tail<'a>> {
+    let (connections, tail) = array::<Connection>(tail, identity.connection_count)?;
+    let len = identity.hostname_len as usize;
+    let hostname = tail.get(..len).ok_or(Errno::EINVAL)?;
+    let tail = tail.get(len.next_multiple_of(8)..).ok_or(Errno::EINVAL)?;
+    Ok((connections, hostname, tail))
+}
+
+/// Waits until the copy is wanted, and makes it go on.
+fn wait_for_identity() -> Result<()> {
+    let message = control::receive_second_command();
+    phases::received();
+    let (identity, tail) = message.split::<Identity>()?;
+    let (connections, hostname, _) = tail_of(identity, tail)?;
+    if message.kind != MSG_GO || message.fds.len() != connections.len() {
+        return Err(Errno::EINVAL);
     }
-    lazy::initialize(mappings.iter().filter(|mapping| !eager(mapping)).copied())?;
-    populate::begin(ranges);
-    let space = find_state()?;
-    if core::mem::take(&mut *kernel().has_shared_arena.lock()) {
-        // It has had more processes, or may have: what they shared is its own now.
-        space.forget_shown();
-    }
-    carrier::begin(space);
+    go_on(identity, hostname, connections.iter().zip(message.fds));
     Ok(())
+}
+
+/// Makes a complete copy go on as itself.
+fn go_on<'a>(
+    identity: &Identity,
+    hostname: &[u8],
+    connections: impl Iterator<Item = (&'a Connection, &'a i32)>,
+) {
+    phases::mapped();
+    crate::syscall::trace::enable(identity.flags & FLAG_TRACE_SYSCALLS != 0);
+    renew(identity, hostname);
+    crate::freeze::happened().wake_all(crate::fs::file::Events::OUT);
+    crate::net::reset_connections();
+    for (connection, &fd) in connections {
+        crate::net::deliver_connection(connection, HostFd(fd));
+    }
+}
+
+/// The memory of an image.
+struct Memory<'a> {
+    mappings: &'a [Mapping],
+    ranges: &'a [PopulateRange],
+    /// `FLAG_*`.
+    flags: u32,
+}
+
+impl Memory<'_> {
+    /// Whether it is that of several address spaces, or lies in a shared arena.
+    fn is_of_several(&self) -> bool {
+        self.mappings.iter().any(|mapping| {
+            mapping.space() > 0 || (SHM_BASE..SHM_BASE + SHM_MAX).contains(&mapping.start)
+        })
+    }
+
+    /// Maps what can be mapped without reading any of it.
+    fn map(&self) -> Result<()> {
+        if self.is_of_several() {
+            let of_all =
+                |mapping: &&Mapping| mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0;
+            return self.mappings.iter().filter(of_all).try_for_each(lazy::map);
+        }
+        let eager = |mapping: &Mapping| {
+            mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || self.flags & FLAG_NO_LAZY != 0
+        };
+        map_page_blocks(self.mappings)?;
+        for mapping in self.mappings.iter().filter(|mapping| eager(mapping)) {
+            lazy::map(mapping)?;
+        }
+        lazy::initialize(self.mappings.iter().filter(|mapping| !eager(mapping)).copied())
+    }
+
+    /// Finds the kernel's state in it and takes it over.
+    fn adopt(&self) -> Result<()> {
+        if self.is_of_several() {
+            return adopt_several(self.mappings);
+        }
+        populate::begin(self.ranges);
+        let space = find_state()?;
+        if core::mem::take(&mut *kernel().has_shared_arena.lock()) {
+            // It has had more processes, or may have: what they shared is its own now.
+            space.forget_shown();
+        }
+        carrier::begin(space);
+        Ok(())
+    }
 }
 
 /// Maps the page allocator's blocks, under the pages in use, which are all that
@@ -93,11 +171,8 @@ fn map_page_blocks(mappings: &[Mapping]) -> Result<()> {
     host::map_anonymous(PAGES_BASE, len, host::PROT_READ | host::PROT_WRITE)
 }
 
-/// Maps an image of a sandbox with several address spaces, and makes a host
-/// process for each.
-fn map_several(mappings: &[Mapping]) -> Result<()> {
-    let of_all = |mapping: &&Mapping| mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0;
-    mappings.iter().filter(of_all).try_for_each(lazy::map)?;
+/// Takes over several address spaces, and makes a host process for each.
+fn adopt_several(mappings: &[Mapping]) -> Result<()> {
     let space = find_state()?;
     carrier::begin(space.clone());
     for space in kernel().tasks.spaces() {
@@ -131,19 +206,19 @@ fn fill(space: &AddressSpace, number: u32, mappings: &[Mapping]) -> Result<()> {
 }
 
 /// Renews everything that must not be equal in two copies.
-fn renew(command: &Thaw, hostname: &[u8]) {
+fn renew(identity: &Identity, hostname: &[u8]) {
     let kernel = kernel();
     *kernel.generation.lock() += 1;
     kernel.clocks.thaw();
     let mut config = kernel.config.lock();
-    config.memory_limit = command.memory_limit;
-    config.flags = command.flags;
+    config.memory_limit = identity.memory_limit;
+    config.flags = identity.flags;
     drop(config);
     if !hostname.is_empty() {
         *kernel.hostname.lock() = hostname.to_vec();
     }
     let mut random = kernel.random.lock();
-    random.reseed(command.seed);
+    random.reseed(identity.seed);
     let (mut boot_id, mut at_random) = ([0u8; 16], [0u8; 16]);
     random.fill(&mut boot_id);
     random.fill(&mut at_random);

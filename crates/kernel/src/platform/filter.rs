@@ -6,7 +6,7 @@
 //! calling convention (`int 0x80`) ends the sandbox.
 #![allow(unsafe_code)]
 
-use thaw_abi::filter::{Check, HOST_CALLS};
+use thaw_abi::filter::{Check, HOST_CALLS, HostCall, TEMPLATE_CALLS};
 
 use super::host::{hostcall, nr};
 use crate::errno::Result;
@@ -56,7 +56,8 @@ pub struct Filter {
 
 impl Filter {
     /// Compiles the table for a host-call instruction that ends at `allowed_ip`.
-    pub fn compile(allowed_ip: u64) -> Self {
+    /// Entries of `more` stand for those with the same number.
+    pub fn compile(allowed_ip: u64, more: &[HostCall]) -> Self {
         let mut filter = Filter {
             instructions: [Instruction { code: 0, jump_true: 0, jump_false: 0, k: 0 }; MAX],
             len: 0,
@@ -64,7 +65,9 @@ impl Filter {
         filter.require_word(ARCH, AUDIT_ARCH_X86_64, RET_KILL_PROCESS);
         filter.require_word(INSTRUCTION_POINTER, allowed_ip as u32, RET_TRAP);
         filter.require_word(INSTRUCTION_POINTER + 4, (allowed_ip >> 32) as u32, RET_TRAP);
-        for call in HOST_CALLS {
+        let is_replaced = |call: &&HostCall| more.iter().any(|other| other.number == call.number);
+        let usual = HOST_CALLS.iter().filter(|call| !is_replaced(call));
+        for call in usual.chain(more) {
             filter.push(LOAD_WORD, 0, 0, NUMBER);
             let branch = filter.push(JUMP_EQUAL, 0, 0, call.number);
             for check in call.checks {
@@ -125,9 +128,19 @@ impl Filter {
     }
 }
 
+/// What a zygote is to become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A sandbox.
+    Sandbox,
+    /// A template, which forks sandboxes.
+    Template,
+}
+
 /// Installs the filter for good. From here on only `thaw_hostcall` reaches the host.
-pub fn install() -> Result<()> {
-    let filter = Filter::compile(&raw const super::host::thaw_hostcall_return as u64);
+pub fn install(purpose: Purpose) -> Result<()> {
+    let more = if purpose == Purpose::Template { TEMPLATE_CALLS } else { &[] };
+    let filter = Filter::compile(&raw const super::host::thaw_hostcall_return as u64, more);
     let program = Program { len: filter.len as u16, filter: filter.instructions.as_ptr() };
     const SECCOMP_SET_MODE_FILTER: u64 = 1;
     // SAFETY: the program is valid for the call.
@@ -176,7 +189,7 @@ mod tests {
 
     #[test]
     fn guest_calls_trap_and_foreign_architectures_die() {
-        let filter = Filter::compile(IP);
+        let filter = Filter::compile(IP, &[]);
         assert_eq!(run(&filter, 0, IP + 1, [0; 6], AUDIT_ARCH_X86_64), RET_TRAP);
         assert_eq!(run(&filter, 0, IP | 1 << 50, [0; 6], AUDIT_ARCH_X86_64), RET_TRAP);
         assert_eq!(run(&filter, 3, IP, [0; 6], 0x4000_0003), RET_KILL_PROCESS);
@@ -196,7 +209,7 @@ mod tests {
 
     #[test]
     fn only_listed_calls_pass() {
-        let filter = Filter::compile(IP);
+        let filter = Filter::compile(IP, &[]);
         for number in 0..1024 {
             let allowed = HOST_CALLS.iter().any(|call| call.number == number);
             let result = run(&filter, number, IP, harmless(number), AUDIT_ARCH_X86_64);
@@ -207,8 +220,25 @@ mod tests {
     }
 
     #[test]
+    fn a_template_may_do_more() {
+        let (usual, template) = (Filter::compile(IP, &[]), Filter::compile(IP, TEMPLATE_CALLS));
+        for call in TEMPLATE_CALLS {
+            let mut args = [0; 6];
+            for check in call.checks {
+                if let Check::OneOf(index, values) = *check {
+                    args[index as usize] = values[values.len() - 1] as u64;
+                }
+            }
+            let run = |filter| run(filter, call.number, IP, args, AUDIT_ARCH_X86_64);
+            assert_eq!((run(&usual), run(&template)), (RET_EPERM, RET_ALLOW), "{}", call.name);
+        }
+        let capable = run(&template, 126, IP + 8, [0; 6], AUDIT_ARCH_X86_64);
+        assert_eq!(capable, RET_TRAP);
+    }
+
+    #[test]
     fn arguments_are_checked() {
-        let filter = Filter::compile(IP);
+        let filter = Filter::compile(IP, &[]);
         let allowed = |number, args| run(&filter, number, IP, args, AUDIT_ARCH_X86_64) == RET_ALLOW;
         // sendto: an address, MSG_FASTOPEN, bits in the upper half.
         assert!(allowed(44, [3, 1, 1, 0x4040, 0, 0]));

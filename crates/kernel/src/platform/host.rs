@@ -67,7 +67,12 @@ pub mod nr {
     pub const RECVMSG: u64 = 47;
     pub const SHUTDOWN: u64 = 48;
     pub const SETITIMER: u64 = 38;
+    pub const DUP2: u64 = 33;
     pub const CLONE: u64 = 56;
+    pub const SETSID: u64 = 112;
+    pub const SETRESUID: u64 = 117;
+    pub const SETRESGID: u64 = 119;
+    pub const CAPSET: u64 = 126;
     pub const EXIT: u64 = 60;
     pub const FUTEX: u64 = 202;
     pub const TGKILL: u64 = 234;
@@ -288,6 +293,51 @@ pub fn fork(sibling: bool) -> Result<Forked> {
         0 => Ok(Forked::Child),
         pid => Ok(Forked::Parent { pid: pid as u32 }),
     }
+}
+
+/// clone(2): a copy of the calling template, as its sibling, process 1 of a pid
+/// namespace of its own. Both sides return here, on a copy of the same stack each.
+pub fn fork_copy() -> Result<Forked> {
+    let flags = thaw_abi::filter::CLONE_COPY as u64;
+    // SAFETY: as in `fork`; nothing at all is shared.
+    match unsafe { hostcall(nr::CLONE, [flags, 0, 0, 0, 0, 0]) }? {
+        0 => Ok(Forked::Child),
+        pid => Ok(Forked::Parent { pid: pid as u32 }),
+    }
+}
+
+/// dup2(2).
+pub fn duplicate_to(fd: HostFd, number: HostFd) -> Result<()> {
+    // SAFETY: touches no memory; the caller owns both descriptors.
+    unsafe { hostcall(nr::DUP2, [fd.0 as u64, number.0 as u64, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// setsid(2).
+pub fn new_session() -> Result<()> {
+    // SAFETY: touches no memory.
+    unsafe { hostcall(nr::SETSID, [0; 6]) }.map(drop)
+}
+
+/// setresgid(2) and setresuid(2): all ids become `id`.
+pub fn set_ids(id: u32) -> Result<()> {
+    let id = id as u64;
+    for number in [nr::SETRESGID, nr::SETRESUID] {
+        // SAFETY: touches no memory.
+        unsafe { hostcall(number, [id, id, id, 0, 0, 0]) }?;
+    }
+    Ok(())
+}
+
+/// capset(2): the effective and permitted capabilities become `kept`, a bit set
+/// of the first 32; no inheritable ones stay.
+pub fn set_capabilities(kept: u32) -> Result<()> {
+    const LINUX_CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+    let header = [LINUX_CAPABILITY_VERSION_3, 0];
+    let data = [kept, kept, 0, 0, 0, 0];
+    // SAFETY: both arrays have the layout that capset(2) reads (two halves of
+    // three words), and live for the call.
+    let args = [&raw const header as u64, &raw const data as u64, 0, 0, 0, 0];
+    unsafe { hostcall(nr::CAPSET, args) }.map(drop)
 }
 
 /// Which side of a fork this is.

@@ -71,6 +71,8 @@ const OTHERS: u64 = BOOT_BASE + 0x1000_0000;
 
 /// Buffers for control messages.
 pub const MESSAGE_BUFFER: u64 = BOOT_BASE + 0x100_000;
+/// Buffers for the messages to a template, whose first message is still wanted.
+pub const SECOND_MESSAGE_BUFFER: u64 = BOOT_BASE + 0x200_000;
 
 /// The area of vCPU `index`.
 pub fn area(index: u32) -> u64 {

@@ -9,6 +9,7 @@ pub use start::{Mount, MountKind, Rootfs, StartSpec};
 pub use thaw::ThawOptions;
 
 pub(crate) use start::encode as encode_start;
+pub(crate) use thaw::send_identity;
 
 use std::net::SocketAddr;
 use thaw_abi::control;
@@ -44,6 +45,12 @@ pub enum BootError {
     /// A limit could not be set.
     #[error("cannot set the sandbox's limits: {0}")]
     Limits(#[source] std::io::Error),
+    /// The copy could not be prepared.
+    #[error("the copy could not be prepared: {0}")]
+    NotPrepared(String),
+    /// The template could not fork a copy.
+    #[error("the template could not fork a copy: {0}")]
+    Fork(String),
     /// The boot command could not be sent.
     #[error("cannot send the boot command: {0}")]
     Send(#[source] std::io::Error),

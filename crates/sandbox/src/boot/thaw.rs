@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::{bytes_of, cast_slice};
-use thaw_abi::control::{Connection, MESSAGE_MAX, MSG_THAW, MessageHeader, Thaw};
+use thaw_abi::control::{Connection, Identity, MESSAGE_MAX, MSG_GO, MSG_THAW, MessageHeader, Thaw};
 
 use super::plan::FIXED_DESCRIPTORS;
 use super::{BootFlags, BootPlan, Rootfs, fresh_seed};
@@ -41,32 +41,28 @@ impl BootPlan {
     }
 
     /// Sends the boot command: one host call, nothing copied but the
-    /// descriptors' numbers.
+    /// descriptors' numbers. `mode` is one of `THAW_*`.
     pub(crate) fn send(
         &self,
         control: &OwnedFd,
-        connection: Option<(Connection, BorrowedFd<'_>)>,
+        mode: u32,
+        connection: Handed<'_>,
         options: &ThawOptions<'_>,
     ) -> io::Result<()> {
         let body = Thaw {
-            seed: fresh_seed()?,
-            memory_limit: options.memory_limit,
             index_len: self.index_len,
-            flags: options.flags | options.egress.flags(),
+            mode,
             mapping_count: self.mappings.len() as u32,
             populate_count: self.populate.len() as u32,
-            connection_count: connection.is_some().into(),
             blob_count: self.blob_numbers.len() as u32,
-            hostname_len: options.hostname.len() as u32,
+            identity: identity(connection, options)?,
         };
-        let connections: &[Connection] =
-            connection.as_ref().map_or(&[], |(about, _)| slice::from_ref(about));
         let tail: [&[u8]; 5] = [
             cast_slice(&self.mappings),
             cast_slice(&self.populate),
-            cast_slice(connections),
+            connections(&connection),
+            &padded(options.hostname),
             cast_slice(&self.blob_numbers),
-            options.hostname.as_bytes(),
         ];
         let len = size_of::<Thaw>() + tail.iter().map(|part| part.len()).sum::<usize>();
         if size_of::<MessageHeader>() + len > MESSAGE_MAX {
@@ -94,4 +90,51 @@ impl BootPlan {
         descriptors.extend(connection.map(|(_, socket)| socket));
         message::send(control, &parts, &descriptors)
     }
+}
+
+/// A client's connected, non-blocking socket for a copy, if there is one.
+pub(crate) type Handed<'a> = Option<(Connection, BorrowedFd<'a>)>;
+
+/// Sends [`MSG_GO`].
+pub(crate) fn send_identity(
+    control: &OwnedFd,
+    connection: Handed<'_>,
+    options: &ThawOptions<'_>,
+) -> io::Result<()> {
+    let body = identity(connection, options)?;
+    let (connections, hostname) = (connections(&connection), padded(options.hostname));
+    let len = size_of::<Identity>() + connections.len() + hostname.len();
+    let header = message::header(MSG_GO, len, 0);
+    let parts = [
+        IoSlice::new(bytes_of(&header)),
+        IoSlice::new(bytes_of(&body)),
+        IoSlice::new(connections),
+        IoSlice::new(&hostname),
+    ];
+    let socket = connection.map(|(_, socket)| socket);
+    message::send(control, &parts, socket.as_slice())
+}
+
+fn identity(connection: Handed<'_>, options: &ThawOptions<'_>) -> io::Result<Identity> {
+    Ok(Identity {
+        seed: fresh_seed()?,
+        memory_limit: options.memory_limit,
+        flags: options.flags | options.egress.flags(),
+        connection_count: connection.is_some().into(),
+        hostname_len: options.hostname.len() as u32,
+        reserved: 0,
+    })
+}
+
+fn connections<'a>(connection: &'a Handed<'_>) -> &'a [u8] {
+    let connections: &[Connection] =
+        connection.as_ref().map_or(&[], |(about, _)| slice::from_ref(about));
+    cast_slice(connections)
+}
+
+/// A host name, padded with zeros to a multiple of 8 bytes.
+fn padded(hostname: &str) -> Vec<u8> {
+    let mut bytes = hostname.as_bytes().to_vec();
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    bytes
 }

@@ -21,11 +21,11 @@ use thaw_abi::control::{MSG_FAILED, MSG_READY, MessageHeader};
 
 use super::process::{ExitCell, Process, pid_of};
 use super::protocol::{
-    Failure, PARENT_ARGUMENT, REPORT_CREATE_FAILED, REPORT_CREATED, REPORT_EXITED, REPORT_FAILED,
-    REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE, REQUEST_SETUP, Report, Request, Step, UserIds,
-    receive, send,
+    Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
+    REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
+    REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, Report, Request, Step, UserIds, receive, send,
 };
-use super::verify::verify;
+use super::verify::{verify, verify_template};
 use super::{Console, Zygote, ZygoteConfig, ZygoteError};
 use crate::limits::{self, Hierarchy, Limits};
 use crate::message;
@@ -39,8 +39,8 @@ const KILLED: i32 = libc::SIGKILL;
 /// when this handle and all its zygotes and sandboxes have been dropped, and
 /// when the process that holds the handle ends, however that happens.
 pub struct ZygoteParent {
-    config: ZygoteConfig,
-    connected: Arc<Connected>,
+    pub(super) config: ZygoteConfig,
+    pub(super) connected: Arc<Connected>,
     /// `None` or why there are no control groups: the limits are weaker then.
     no_groups: Option<String>,
 }
@@ -57,7 +57,9 @@ pub(crate) struct Connected {
     pid: u32,
     pidfd: OwnedFd,
     user_ids: UserIds,
-    groups: Option<Arc<Hierarchy>>,
+    /// See [`UserIds::of_slot`].
+    first_id: u32,
+    pub(super) groups: Option<Arc<Hierarchy>>,
     kernel_build_id: [u8; 32],
     book: Arc<Mutex<Book>>,
 }
@@ -70,25 +72,51 @@ impl fmt::Debug for Connected {
 
 /// What the keeper and the callers share.
 #[derive(Default)]
-struct Book {
+pub(super) struct Book {
     /// Number of the last request.
     last_id: u64,
     /// Requests that wait for an answer.
     requested: HashMap<u64, SyncSender<Result<OwnedFd, Failure>>>,
     /// Processes whose end has not been reported.
     alive: HashMap<u64, Alive>,
+    /// Those that templates have forked, by their number in the parent's pid
+    /// namespace.
+    pub(super) copies: HashMap<u32, Alive>,
+    /// Such processes that have ended before anybody knew of them, with their
+    /// wait status.
+    pub(super) ended_copies: HashMap<u32, i32>,
     /// Slots that no process has.
     free_slots: Vec<u32>,
     /// The parent has ended.
     gone: bool,
 }
 
-struct Alive {
-    slot: u32,
-    exit: Arc<ExitCell>,
+impl Book {
+    /// Takes a number for something new; `None`: the parent has ended.
+    pub(super) fn next_id(&mut self) -> Option<u64> {
+        if self.gone {
+            return None;
+        }
+        self.last_id += 1;
+        Some(self.last_id)
+    }
+
+    pub(super) fn take_slot(&mut self) -> Option<u32> {
+        self.free_slots.pop()
+    }
+
+    pub(super) fn put_slot(&mut self, slot: Option<u32>) {
+        self.free_slots.extend(slot);
+    }
+}
+
+pub(super) struct Alive {
+    /// The slot of a sandbox; templates have none.
+    pub slot: Option<u32>,
+    pub exit: Arc<ExitCell>,
     /// Held so that the control group is removed when the process has ended and
     /// the last handle is gone, whichever is later.
-    _limits: Arc<Limits>,
+    pub _limits: Arc<Limits>,
 }
 
 fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
@@ -99,6 +127,7 @@ fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
 struct Started {
     pidfd: OwnedFd,
     user_ids: UserIds,
+    first_id: u32,
     slots: u64,
 }
 
@@ -148,6 +177,7 @@ impl ZygoteParent {
             pid,
             pidfd: started.pidfd,
             user_ids: started.user_ids,
+            first_id: started.first_id,
             groups,
             kernel_build_id: config.kernel.build_id(),
             book,
@@ -158,6 +188,19 @@ impl ZygoteParent {
     /// Makes a zygote and verifies its isolation. Takes about a millisecond;
     /// take one from a [`super::ZygotePool`] where that matters.
     pub fn create(&self) -> Result<Zygote, ZygoteError> {
+        let zygote = self.create_for(REQUEST_CREATE)?;
+        zygote.verify()?;
+        Ok(zygote)
+    }
+
+    /// Makes a zygote that can become a template, and verifies what it may do.
+    pub(super) fn create_for_template(&self) -> Result<Zygote, ZygoteError> {
+        let zygote = self.create_for(REQUEST_CREATE_TEMPLATE)?;
+        verify_template(&zygote.process)?;
+        Ok(zygote)
+    }
+
+    fn create_for(&self, request: u32) -> Result<Zygote, ZygoteError> {
         let during = |step| move |source| ZygoteError::Create { step, source };
         let (host, sandbox) = message::control_pair().map_err(during("make its socket"))?;
         let (console, write_end) = match &self.config.console {
@@ -173,10 +216,9 @@ impl ZygoteParent {
                 (Some(read), write)
             }
         };
-        let process = self.fork(sandbox, write_end)?;
+        let process = self.fork(request, sandbox, write_end)?;
         let zygote = Zygote::new(process, host, console);
         zygote.wait_ready(self.config.ready_timeout)?;
-        zygote.verify()?;
         // From here on, nothing that the sandbox does may block its host.
         rustix::io::ioctl_fionbio(&zygote.control, true)
             .map_err(|errno| during("make its socket non-blocking")(errno.into()))?;
@@ -184,26 +226,31 @@ impl ZygoteParent {
     }
 
     /// Has the parent fork a process with these descriptors.
-    fn fork(&self, control: OwnedFd, console: OwnedFd) -> Result<Process, ZygoteError> {
+    fn fork(
+        &self,
+        request: u32,
+        control: OwnedFd,
+        console: OwnedFd,
+    ) -> Result<Process, ZygoteError> {
         let during = |step| move |source| ZygoteError::Create { step, source };
         let connected = &self.connected;
+        let limit = self.config.max_sandboxes;
         let (answer_to, answer_from) = mpsc::sync_channel(1);
         let exit = Arc::new(ExitCell::default());
         let (id, slot) = {
-            let mut book = lock(&connected.book);
-            if book.gone {
-                return Err(ZygoteError::ParentDied);
-            }
-            let limit = self.config.max_sandboxes;
-            let slot = book.free_slots.pop().ok_or(ZygoteError::Full { limit })?;
-            book.last_id += 1;
-            (book.last_id, slot)
+            let mut book = connected.book();
+            let id = book.next_id().ok_or(ZygoteError::ParentDied)?;
+            let slot = match request {
+                REQUEST_CREATE => Some(book.take_slot().ok_or(ZygoteError::Full { limit })?),
+                _ => None,
+            };
+            (id, slot)
         };
         let made = connected.groups.as_ref().map(|groups| groups.create(id)).transpose();
         let limits = match made {
             Ok(group) => Arc::new(Limits { group }),
             Err(source) => {
-                lock(&connected.book).free_slots.push(slot);
+                connected.book().put_slot(slot);
                 return Err(ZygoteError::Create { step: "make its control group", source });
             }
         };
@@ -223,7 +270,8 @@ impl ZygoteParent {
                 book.alive.insert(id, alive);
                 book.requested.insert(id, answer_to);
             }
-            let request = Request { kind: REQUEST_CREATE, first: slot, count: 0, reserved: 0, id };
+            let first = slot.unwrap_or(0);
+            let request = Request { kind: request, first, count: 0, reserved: 0, id };
             send(&connected.control, &request, &descriptors)
                 .map_err(|_| ZygoteError::ParentDied)?;
             match answer_from.recv() {
@@ -246,7 +294,7 @@ impl ZygoteParent {
                 let mut book = lock(&connected.book);
                 book.requested.remove(&id);
                 book.alive.remove(&id);
-                book.free_slots.push(slot);
+                book.put_slot(slot);
                 Err(error)
             }
         }
@@ -274,6 +322,15 @@ impl ZygoteParent {
 }
 
 impl Connected {
+    pub(super) fn book(&self) -> MutexGuard<'_, Book> {
+        lock(&self.book)
+    }
+
+    /// The user id of the sandbox in a slot, as the parent numbers it.
+    pub(super) fn id_of_slot(&self, slot: u32) -> u32 {
+        self.user_ids.of_slot(self.first_id, slot)
+    }
+
     pub fn user_ids(&self) -> UserIds {
         self.user_ids
     }
@@ -348,7 +405,12 @@ impl Keeper {
                         source: io::Error::from(io::ErrorKind::InvalidData),
                     })?;
                     let user_ids = UserIds::from_number(report.value);
-                    return Ok(Started { pidfd, user_ids, slots: report.id });
+                    return Ok(Started {
+                        pidfd,
+                        user_ids,
+                        first_id: report.base,
+                        slots: report.id,
+                    });
                 }
                 REPORT_FAILED => {
                     let step = Step::from_number(report.step).text();
@@ -387,10 +449,20 @@ impl Keeper {
                 }
                 REPORT_EXITED => {
                     if let Some(alive) = book.alive.remove(&report.id) {
-                        book.free_slots.push(alive.slot);
+                        book.put_slot(alive.slot);
                         drop(book);
                         alive.exit.fill(report.value);
                     }
+                }
+                REPORT_COPY_EXITED => {
+                    let pid = report.id as u32;
+                    let Some(alive) = book.copies.remove(&pid) else {
+                        book.ended_copies.insert(pid, report.value);
+                        continue;
+                    };
+                    book.put_slot(alive.slot);
+                    drop(book);
+                    alive.exit.fill(report.value);
                 }
                 _ => {}
             }
@@ -410,9 +482,11 @@ impl Keeper {
             let mut book = lock(&self.book);
             book.gone = true;
             book.requested.clear();
-            std::mem::take(&mut book.alive)
+            let copies = std::mem::take(&mut book.copies);
+            let alive = std::mem::take(&mut book.alive);
+            alive.into_values().chain(copies.into_values()).collect::<Vec<_>>()
         };
-        for alive in alive.into_values() {
+        for alive in alive {
             alive.exit.fill(KILLED);
         }
     }
@@ -497,6 +571,6 @@ impl Zygote {
     /// Checks from outside that the process is isolated: seccomp filter in
     /// force, no new privileges, no capabilities, no ids of the host's users.
     pub fn verify(&self) -> Result<(), ZygoteError> {
-        verify(&self.process)
+        verify(&self.process).map(drop)
     }
 }

@@ -1,16 +1,20 @@
 //! Zygotes: processes with all done that does not depend on the function.
 
 mod handle;
+mod held;
 mod parent;
 mod pool;
 mod process;
 mod protocol;
+mod template;
 mod verify;
 
 pub use handle::ZygoteParent;
+pub use held::Held;
 pub use parent::zygote_parent_main;
 pub use pool::{PoolConfig, PoolStats, ZygotePool};
 pub use protocol::UserIds;
+pub use template::{Template, TemplateError};
 
 pub(crate) use process::Process;
 
@@ -19,7 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use thaw_abi::control::Connection;
+use thaw_abi::control::{Connection, THAW_AND_HOLD, THAW_AND_RUN};
 
 use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions};
 use crate::broker::Broker;
@@ -172,9 +176,18 @@ impl Zygote {
         options: &ThawOptions<'_>,
     ) -> Result<Sandbox, BootError> {
         self.set_limits(options.memory_limit, options.cpu_time_limit)?;
-        plan.send(&self.control, connection, options).map_err(boot_error)?;
+        plan.send(&self.control, THAW_AND_RUN, connection, options).map_err(boot_error)?;
         let broker = self.broker(plan.rootfs(), options.egress)?;
         Ok(self.into_sandbox(broker))
+    }
+
+    /// Becomes a copy of a frozen image that waits, with all done that can be
+    /// done before it is wanted. Takes milliseconds.
+    pub fn hold(self, plan: &Arc<BootPlan>, options: &ThawOptions<'_>) -> Result<Held, BootError> {
+        self.set_limits(options.memory_limit, options.cpu_time_limit)?;
+        plan.send(&self.control, THAW_AND_HOLD, None, options).map_err(boot_error)?;
+        let broker = self.broker(plan.rootfs(), options.egress)?;
+        Held::prepare(self.into_sandbox(broker), plan.clone())
     }
 
     fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> Result<(), BootError> {
@@ -185,18 +198,27 @@ impl Zygote {
     }
 
     fn broker(&self, rootfs: Rootfs, egress: &Arc<EgressPolicy>) -> Result<Broker, BootError> {
-        let sockets = if egress.is_closed() {
-            None
-        } else {
-            let control = self.control.try_clone().map_err(BootError::Send)?;
-            Some(Sockets::new(egress.clone(), control))
-        };
-        Ok(Broker::new(rootfs, sockets))
+        broker(&self.control, rootfs, egress)
     }
 
     fn into_sandbox(self, broker: Broker) -> Sandbox {
         Sandbox::new(self.process, self.control, self.console, broker)
     }
+}
+
+/// What serves the requests of a sandbox.
+fn broker(
+    control: &OwnedFd,
+    rootfs: Rootfs,
+    egress: &Arc<EgressPolicy>,
+) -> Result<Broker, BootError> {
+    let sockets = if egress.is_closed() {
+        None
+    } else {
+        let control = control.try_clone().map_err(BootError::Send)?;
+        Some(Sockets::new(egress.clone(), control))
+    };
+    Ok(Broker::new(rootfs, sockets))
 }
 
 fn boot_error(error: io::Error) -> BootError {

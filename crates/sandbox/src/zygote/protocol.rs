@@ -20,6 +20,8 @@ pub const CREATE_DESCRIPTORS: usize = 2;
 pub const REQUEST_SETUP: u32 = 1;
 /// Library → parent: make the zygote [`Request::id`] in slot [`Request::first`].
 pub const REQUEST_CREATE: u32 = 2;
+/// Library → parent: make the zygote [`Request::id`], which is to become a template.
+pub const REQUEST_CREATE_TEMPLATE: u32 = 3;
 
 /// A packet from the library to the parent.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -40,7 +42,8 @@ pub struct Request {
 /// Parent → library: the parent's process exists; its pidfd is attached.
 pub const REPORT_STARTED: u32 = 1;
 /// Parent → library: requests are served. [`Report::value`] is a [`UserIds`],
-/// [`Report::id`] the number of slots.
+/// [`Report::id`] the number of slots, [`Report::base`] the user id that comes
+/// before that of the first slot, or the one that all sandboxes share.
 pub const REPORT_SERVING: u32 = 2;
 /// Parent → library: the parent could not be set up; [`Report::step`] failed
 /// with errno [`Report::value`].
@@ -52,6 +55,10 @@ pub const REPORT_CREATE_FAILED: u32 = 5;
 /// Parent → library: the process of zygote [`Report::id`] has ended with the
 /// wait status [`Report::value`].
 pub const REPORT_EXITED: u32 = 6;
+/// Parent → library: a process that a template has forked has ended with the
+/// wait status [`Report::value`]; [`Report::id`] is its number in the parent's
+/// pid namespace.
+pub const REPORT_COPY_EXITED: u32 = 7;
 
 /// A packet from the parent to the library.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -63,8 +70,8 @@ pub struct Report {
     pub step: u32,
     /// See the kinds.
     pub value: i32,
-    /// Zero.
-    pub reserved: u32,
+    /// See the kinds; otherwise zero.
+    pub base: u32,
     /// See the kinds.
     pub id: u64,
 }
@@ -72,7 +79,7 @@ pub struct Report {
 impl Report {
     /// A report about one zygote, or about the parent with `id` 0.
     pub fn new(kind: u32, id: u64, value: i32) -> Self {
-        Self { kind, step: 0, value, reserved: 0, id }
+        Self { kind, step: 0, value, base: 0, id }
     }
 }
 
@@ -86,6 +93,12 @@ pub enum UserIds {
 }
 
 impl UserIds {
+    /// The user id of the sandbox in a slot, as the parent numbers it; see
+    /// [`REPORT_SERVING`].
+    pub(super) fn of_slot(self, base: u32, slot: u32) -> u32 {
+        if self == Self::Shared { base } else { base + 1 + slot }
+    }
+
     pub(super) fn from_number(number: i32) -> Self {
         if number == Self::OnePerSandbox as i32 { Self::OnePerSandbox } else { Self::Shared }
     }

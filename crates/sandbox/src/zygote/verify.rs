@@ -8,61 +8,83 @@ use super::process::Process;
 use super::protocol::UserIds;
 
 /// Fields of `/proc/PID/status` (proc_pid_status(5)) and what they must be.
-const REQUIRED: [(&str, &str); 8] = [
+const REQUIRED: [(&str, &str); 6] = [
     ("Seccomp", "2"),
     ("NoNewPrivs", "1"),
-    ("CapInh", "0000000000000000"),
-    ("CapPrm", "0000000000000000"),
-    ("CapEff", "0000000000000000"),
-    ("CapBnd", "0000000000000000"),
-    ("CapAmb", "0000000000000000"),
+    ("CapInh", NO_CAPABILITIES),
+    ("CapBnd", NO_CAPABILITIES),
+    ("CapAmb", NO_CAPABILITIES),
     ("Threads", "1"),
 ];
+const NO_CAPABILITIES: &str = "0000000000000000";
+/// `CAP_SETGID`, `CAP_SETUID`, `CAP_SYS_ADMIN`.
+const TEMPLATE_CAPABILITIES: &str = "00000000002000c0";
 
-/// Checks the process by its `/proc/PID/status`.
-pub(crate) fn verify(process: &Process) -> Result<(), ZygoteError> {
+/// Checks a sandbox by its `/proc/PID/status`. Returns the number of the process
+/// in the zygote parent's pid namespace.
+pub(crate) fn verify(process: &Process) -> Result<u32, ZygoteError> {
+    check(&status(process)?, process.parent.user_ids())
+}
+
+/// The same for a template, which has a few capabilities and its maker's user id.
+pub(crate) fn verify_template(process: &Process) -> Result<(), ZygoteError> {
+    check_process(&status(process)?, TEMPLATE_CAPABILITIES)
+}
+
+fn status(process: &Process) -> Result<String, ZygoteError> {
     let mut status = String::new();
     process
         .proc_file("status")
         .and_then(|mut file| file.read_to_string(&mut status))
         .map_err(|source| ZygoteError::Create { step: "read its status", source })?;
-    check(&status, process.parent.user_ids())
+    Ok(status)
 }
 
-fn check(status: &str, user_ids: UserIds) -> Result<(), ZygoteError> {
-    let value = |field: &str| {
-        status
-            .lines()
-            .filter_map(|line| line.split_once(':'))
-            .find(|(name, _)| *name == field)
-            .map_or("missing", |(_, value)| value.trim())
-    };
-    let refuse = |field, required| {
-        let found = value(field).to_owned();
-        Err(ZygoteError::NotIsolated { field, found, required })
-    };
-    for (field, required) in REQUIRED {
-        if value(field) != required {
-            return refuse(field, required);
-        }
-    }
-    // In the last of its pid namespaces it is the first process.
-    if value("NSpid").split_whitespace().next_back() != Some("1") {
-        return refuse("NSpid", "a pid namespace of its own");
-    }
-    if user_ids == UserIds::OnePerSandbox {
-        for field in ["Uid", "Gid"] {
-            let is_privileged = |id: &str| id.parse().is_ok_and(|id: u32| id < 1000);
-            let mut ids = value(field).split_whitespace();
-            if value(field) == "missing" || ids.any(is_privileged) {
-                return refuse(field, "an id of its own");
-            }
-        }
-        if !value("Groups").is_empty() {
-            return refuse("Groups", "empty");
+/// The value of a field.
+fn value<'a>(status: &'a str, field: &str) -> &'a str {
+    status
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(name, _)| *name == field)
+        .map_or("missing", |(_, value)| value.trim())
+}
+
+fn refuse<T>(status: &str, field: &'static str, required: &'static str) -> Result<T, ZygoteError> {
+    Err(ZygoteError::NotIsolated { field, found: value(status, field).to_owned(), required })
+}
+
+/// What holds for sandboxes and templates.
+fn check_process(status: &str, capabilities: &'static str) -> Result<(), ZygoteError> {
+    let capabilities = [("CapPrm", capabilities), ("CapEff", capabilities)];
+    for (field, required) in REQUIRED.into_iter().chain(capabilities) {
+        if value(status, field) != required {
+            return refuse(status, field, required);
         }
     }
     Ok(())
+}
+
+fn check(status: &str, user_ids: UserIds) -> Result<u32, ZygoteError> {
+    check_process(status, NO_CAPABILITIES)?;
+    // In the last of its pid namespaces it is the first process.
+    let mut numbers = value(status, "NSpid").split_whitespace().rev();
+    let (Some("1"), Some(number)) = (numbers.next(), numbers.next().and_then(|n| n.parse().ok()))
+    else {
+        return refuse(status, "NSpid", "a pid namespace of its own");
+    };
+    if user_ids == UserIds::OnePerSandbox {
+        for field in ["Uid", "Gid"] {
+            let is_privileged = |id: &str| id.parse().is_ok_and(|id: u32| id < 1000);
+            let mut ids = value(status, field).split_whitespace();
+            if value(status, field) == "missing" || ids.any(is_privileged) {
+                return refuse(status, field, "an id of its own");
+            }
+        }
+        if !value(status, "Groups").is_empty() {
+            return refuse(status, "Groups", "empty");
+        }
+    }
+    Ok(number)
 }
 
 #[cfg(test)]
@@ -77,7 +99,19 @@ mod tests {
 
     #[test]
     fn an_isolated_process_passes() {
-        check(ISOLATED, UserIds::OnePerSandbox).unwrap();
+        assert_eq!(check(ISOLATED, UserIds::OnePerSandbox).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_template_has_three_capabilities() {
+        check_process(ISOLATED, TEMPLATE_CAPABILITIES).unwrap_err();
+        let mut template = ISOLATED.to_owned();
+        for field in ["CapPrm", "CapEff"] {
+            let none = format!("{field}:\t{NO_CAPABILITIES}");
+            template = template.replace(&none, &format!("{field}:\t{TEMPLATE_CAPABILITIES}"));
+        }
+        check_process(&template, TEMPLATE_CAPABILITIES).unwrap();
+        check(&template, UserIds::OnePerSandbox).unwrap_err();
     }
 
     #[test]

@@ -46,9 +46,14 @@ impl IdMap {
         self.slots.into()
     }
 
+    /// The id that all sandboxes share, or the one below that of slot 0.
+    pub fn base(&self) -> u32 {
+        self.base
+    }
+
     /// The id of slot `slot`.
     pub fn of_slot(&self, slot: u32) -> u32 {
-        if self.slots == 0 { self.base } else { self.base + 1 + slot }
+        self.user_ids().of_slot(self.base, slot)
     }
 
     /// Makes the calling process the parent's user and group, without

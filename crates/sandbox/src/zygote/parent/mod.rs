@@ -21,11 +21,12 @@ use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions, wait};
 
 use super::protocol::{
-    During, Failure, PARENT_ARGUMENT, REPORT_CREATE_FAILED, REPORT_CREATED, REPORT_EXITED,
-    REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE, REQUEST_SETUP, Report, Request,
-    Step, receive, send,
+    During, Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
+    REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
+    REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, Report, Request, Step, receive, send,
 };
 use crate::sys::{self, CloseOnExec};
+use zygote::Purpose;
 
 /// Entry of the zygote parent: to be called first thing in `main`, before any
 /// thread is started. Returns at once unless this process was spawned as a
@@ -115,7 +116,10 @@ fn serve(control: &OwnedFd, kernel: OwnedFd, ids: ids::IdMap) -> Result<(), Fail
     namespaces::enter_empty_root().during(Step::EnterRoot)?;
     zygote::keep_capabilities_for_zygotes().during(Step::DropCapabilities)?;
     let ended = sys::child_signal_descriptor().during(Step::WatchChildren)?;
-    let serving = Report::new(REPORT_SERVING, ids.slots(), ids.user_ids() as i32);
+    let serving = Report {
+        base: ids.base(),
+        ..Report::new(REPORT_SERVING, ids.slots(), ids.user_ids() as i32)
+    };
     send(control, &serving, &[]).during(Step::Receive)?;
 
     let mut alive: HashMap<i32, u64> = HashMap::new();
@@ -141,11 +145,12 @@ fn serve(control: &OwnedFd, kernel: OwnedFd, ids: ids::IdMap) -> Result<(), Fail
             else {
                 return Ok(());
             };
-            if request.kind != REQUEST_CREATE {
-                return Err(io::Error::from(Errno::PROTO)).during(Step::Receive);
-            }
-            let made = oom_score
-                .raised(|| zygote::fork(&kernel, descriptors, ids.of_slot(request.first), &ids));
+            let purpose = match request.kind {
+                REQUEST_CREATE => Purpose::Sandbox { id: ids.of_slot(request.first) },
+                REQUEST_CREATE_TEMPLATE => Purpose::Template,
+                _ => return Err(io::Error::from(Errno::PROTO)).during(Step::Receive),
+            };
+            let made = oom_score.raised(|| zygote::fork(&kernel, descriptors, purpose, &ids));
             let sent = match made {
                 Ok((pid, pidfd)) => {
                     alive.insert(pid, request.id);
@@ -162,16 +167,17 @@ fn serve(control: &OwnedFd, kernel: OwnedFd, ids: ids::IdMap) -> Result<(), Fail
     }
 }
 
-/// Reaps all processes that have ended and reports those that are zygotes;
-/// false if the library is gone.
+/// Reaps and reports all processes that have ended; false if the library is gone.
 fn report_ended(control: &OwnedFd, alive: &mut HashMap<i32, u64>) -> bool {
     while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-        // Others are guest processes whose own parent has ended before them.
-        if let Some(id) = alive.remove(&pid.as_raw_nonzero().get()) {
-            let report = Report::new(REPORT_EXITED, id, status.as_raw());
-            if send(control, &report, &[]).is_err() {
-                return false;
-            }
+        let pid = pid.as_raw_nonzero().get();
+        let (kind, id) = match alive.remove(&pid) {
+            Some(id) => (REPORT_EXITED, id),
+            // The processes of a sandbox end in its own pid namespace.
+            None => (REPORT_COPY_EXITED, pid as u64),
+        };
+        if send(control, &Report::new(kind, id, status.as_raw()), &[]).is_err() {
+            return false;
         }
     }
     true

@@ -8,10 +8,11 @@ use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capability_is_in_bounding_set,
-    clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
-    set_capabilities_secure_bits, set_no_new_privs, set_thread_groups,
+    clear_ambient_capability_set, configure_capability_in_ambient_set,
+    remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
+    set_no_new_privs, set_thread_groups,
 };
-use thaw_abi::control::MSG_FAILED;
+use thaw_abi::control::{MSG_FAILED, TEMPLATE_NAME};
 use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD};
 
 use super::ids::{self, IdMap};
@@ -24,14 +25,26 @@ const PROGRAM_NAME: &CStr = c"thaw-kernel";
 /// Where the kernel ELF lies until it is executed.
 const KERNEL_FD: RawFd = 5;
 
+/// What a template keeps: a user and group id and a pid namespace for each copy.
+const TEMPLATE_CAPABILITIES: CapabilitySet =
+    CapabilitySet::SETUID.union(CapabilitySet::SETGID).union(CapabilitySet::SYS_ADMIN);
+
+/// What a zygote is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To become a sandbox.
+    Sandbox {
+        /// Its user and group id.
+        id: u32,
+    },
+    /// To fork sandboxes.
+    Template,
+}
+
 /// Drops all capabilities from the parent but those that [`fork`] needs. Their
 /// last use is in the child, which drops them, too.
 pub fn keep_capabilities_for_zygotes() -> io::Result<()> {
-    let kept = CapabilitySet::SETUID
-        | CapabilitySet::SETGID
-        | CapabilitySet::SETPCAP
-        // For the pid namespace of each.
-        | CapabilitySet::SYS_ADMIN;
+    let kept = TEMPLATE_CAPABILITIES | CapabilitySet::SETPCAP;
     shrink_bounding_set(kept)?;
     clear_ambient_capability_set()?;
     set_capabilities(
@@ -41,29 +54,34 @@ pub fn keep_capabilities_for_zygotes() -> io::Result<()> {
     Ok(())
 }
 
-/// Forks a zygote that executes the kernel as user and group `id`.
+/// Forks a zygote that executes the kernel.
 /// `descriptors`: control socket, console, and, if it gets a control group, the
 /// file that moves a process there.
 pub fn fork(
     kernel: &OwnedFd,
     descriptors: Vec<OwnedFd>,
-    id: u32,
+    purpose: Purpose,
     ids: &IdMap,
 ) -> Result<(i32, OwnedFd), Failure> {
     if descriptors.len() < CREATE_DESCRIPTORS {
         return Err(io::Error::from(io::ErrorKind::InvalidInput)).during(Step::Receive);
     }
-    // Process 1 of a pid namespace of its own: its processes can signal each
-    // other and nobody else, and all of them end with it.
+    let flags = match purpose {
+        // Process 1 of a pid namespace of its own: its processes can signal each
+        // other and nobody else, and all of them end with it.
+        Purpose::Sandbox { .. } => libc::CLONE_NEWPID as u64,
+        // Process 1 could not make siblings, which the parent reaps.
+        Purpose::Template => 0,
+    };
     // SAFETY: the parent has one thread; no flag shares anything.
-    match unsafe { sys::fork_with(libc::CLONE_NEWPID as u64) }.during(Step::ForkZygote)? {
+    match unsafe { sys::fork_with(flags) }.during(Step::ForkZygote)? {
         Forked::Parent { pid, pidfd } => Ok((pid, pidfd)),
         Forked::Child => {
             let mut descriptors = descriptors.into_iter();
             let (control, console) = (descriptors.next(), descriptors.next());
             let failure = match (control, console) {
                 (Some(control), Some(console)) => {
-                    become_kernel(kernel, control, console, descriptors.next(), id, ids)
+                    become_kernel(kernel, control, console, descriptors.next(), purpose, ids)
                 }
                 // The length was checked above.
                 _ => std::process::exit(1),
@@ -92,10 +110,10 @@ fn become_kernel(
     control: OwnedFd,
     console: OwnedFd,
     cgroup: Option<OwnedFd>,
-    id: u32,
+    purpose: Purpose,
     ids: &IdMap,
 ) -> Result<(), (OwnedFd, Failure)> {
-    let prepared = give_up_privileges(cgroup, id, ids).and_then(|()| {
+    let prepared = give_up_privileges(cgroup, purpose, ids).and_then(|()| {
         arrange_descriptors(kernel, &control, &console).during(Step::PlaceDescriptors)
     });
     if let Err(failure) = prepared {
@@ -108,11 +126,19 @@ fn become_kernel(
         use std::os::fd::FromRawFd;
         (OwnedFd::from_raw_fd(CONTROL_FD), OwnedFd::from_raw_fd(KERNEL_FD))
     };
-    let source = sys::execute(kernel.as_fd(), &[PROGRAM_NAME]);
+    let name = match purpose {
+        Purpose::Sandbox { .. } => PROGRAM_NAME,
+        Purpose::Template => TEMPLATE_NAME,
+    };
+    let source = sys::execute(kernel.as_fd(), &[name]);
     Err((control, Failure { step: Step::Execute, source }))
 }
 
-fn give_up_privileges(cgroup: Option<OwnedFd>, id: u32, ids: &IdMap) -> Result<(), Failure> {
+fn give_up_privileges(
+    cgroup: Option<OwnedFd>,
+    purpose: Purpose,
+    ids: &IdMap,
+) -> Result<(), Failure> {
     sys::reset_signals();
     setsid().during(Step::NewSession)?;
     if let Some(cgroup) = cgroup {
@@ -124,6 +150,9 @@ fn give_up_privileges(cgroup: Option<OwnedFd>, id: u32, ids: &IdMap) -> Result<(
 
     shrink_bounding_set(CapabilitySet::empty()).during(Step::DropCapabilities)?;
     clear_ambient_capability_set().during(Step::DropCapabilities)?;
+    if purpose == Purpose::Template {
+        raise_ambient(TEMPLATE_CAPABILITIES).during(Step::DropCapabilities)?;
+    }
     set_capabilities_secure_bits(
         CapabilitiesSecureBits::NO_ROOT
             | CapabilitiesSecureBits::NO_ROOT_LOCKED
@@ -132,14 +161,28 @@ fn give_up_privileges(cgroup: Option<OwnedFd>, id: u32, ids: &IdMap) -> Result<(
             | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED,
     )
     .during(Step::DropCapabilities)?;
-    if ids.user_ids() == UserIds::OnePerSandbox {
-        set_thread_groups(&[]).during(Step::TakeIds)?;
-        ids::set_ids(id).during(Step::TakeIds)?;
+    let mut kept = TEMPLATE_CAPABILITIES;
+    if let Purpose::Sandbox { id } = purpose {
+        kept = CapabilitySet::empty();
+        if ids.user_ids() == UserIds::OnePerSandbox {
+            set_thread_groups(&[]).during(Step::TakeIds)?;
+            ids::set_ids(id).during(Step::TakeIds)?;
+        }
     }
-    let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: kept })
         .during(Step::DropCapabilities)?;
     set_no_new_privs(true).during(Step::NoNewPrivileges)
+}
+
+/// Makes capabilities outlast the execution of the kernel, which the bounding
+/// set and `NO_ROOT` would prevent otherwise.
+fn raise_ambient(kept: CapabilitySet) -> io::Result<()> {
+    let all = kept | CapabilitySet::SETPCAP;
+    set_capabilities(None, CapabilitySets { effective: all, permitted: all, inheritable: kept })?;
+    for capability in kept.iter() {
+        configure_capability_in_ambient_set(capability, true)?;
+    }
+    Ok(())
 }
 
 /// Resource limits that make what the kernel's filter allows harmless. Where a

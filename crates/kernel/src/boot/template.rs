@@ -1,0 +1,70 @@
+//! A live template: a process that has mapped an image and forks copies of it.
+//!
+//! A template keeps the capabilities that give each copy a user id and a pid
+//! namespace of its own, so it must not run or trust anything of the image: it
+//! maps memory and never reads it. Only a copy does, after it has given up
+//! everything (Catalyzer §4, sandbox fork; the one thread of a host process that
+//! forks is the transient single thread, whatever the program has).
+
+use thaw_abi::control::{Fork, MSG_FORK, MSG_READY};
+
+use super::control::{self, CONTROL};
+use super::phases;
+use crate::errno::{Errno, Result};
+use crate::platform::host::{self, Forked, HostFd};
+use crate::platform::panic;
+
+/// `CAP_SETGID`, `CAP_SETUID` and `CAP_SYS_ADMIN` (for pid namespaces).
+const CAPABILITIES: u32 = 1 << 6 | 1 << 7 | 1 << 21;
+
+/// Keeps the capabilities that forking copies takes, and no way to pass them on.
+pub fn keep_capabilities() -> Result<()> {
+    host::set_capabilities(CAPABILITIES)
+}
+
+/// Forks a copy for each request. Returns in the copies only, each confined like
+/// any sandbox and with a control socket of its own.
+pub fn serve() -> Result<()> {
+    control::send(MSG_READY, 0, &[], &[]);
+    loop {
+        let message = control::receive_second_command();
+        let (fork, _) = message.split::<Fork>()?;
+        let (MSG_FORK, [socket, ..]) = (message.kind, message.fds) else {
+            return Err(Errno::EINVAL);
+        };
+        match host::fork_copy() {
+            Ok(Forked::Child) => {
+                let group = message.fds.get(1).copied().map(HostFd);
+                if become_copy(fork, HostFd(*socket), group).is_err() {
+                    panic::exit(panic::PANIC_EXIT_CODE)
+                }
+                phases::received();
+                return Ok(());
+            }
+            Ok(Forked::Parent { .. }) => {}
+            // The host sees the end of the copy's control socket.
+            Err(error) => crate::console!("thaw template: cannot fork a copy: {error:?}"),
+        }
+        message.fds.iter().for_each(|&fd| host::close(HostFd(fd)));
+    }
+}
+
+/// Gives up the template's rights, session, control group and control socket.
+fn become_copy(fork: &Fork, socket: HostFd, group: Option<HostFd>) -> Result<()> {
+    host::duplicate_to(socket, CONTROL)?;
+    host::close(socket);
+    if let Some(group) = group {
+        // The thread that writes is meant (cgroups(7)). Before the user id
+        // changes: the right to write is that of the file's owner.
+        let zero = b"0";
+        host::write(group, zero.as_ptr() as u64, zero.len())?;
+        host::close(group);
+    }
+    host::new_session()?;
+    // Ends the capabilities, too (capabilities(7), "effect of user id changes"),
+    // but not where all sandboxes share the template's id.
+    host::set_ids(fork.id)?;
+    host::set_capabilities(0)?;
+    control::send(MSG_READY, 0, &[], &[]);
+    Ok(())
+}

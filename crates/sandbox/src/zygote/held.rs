@@ -1,0 +1,62 @@
+//! Copies that are booted ahead: everything is mapped, nothing of the guest has
+//! run.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thaw_abi::control::Connection;
+
+use super::boot_error;
+use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
+use crate::sandbox::Sandbox;
+
+/// How long a copy may take to be prepared.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A copy of an image that waits to be wanted. Dropping it kills it.
+pub struct Held {
+    sandbox: Sandbox,
+    plan: Arc<BootPlan>,
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("pid", &self.pid()).finish_non_exhaustive()
+    }
+}
+
+impl Held {
+    /// Waits until the copy, which has been told to wait, is prepared.
+    pub(super) fn prepare(mut sandbox: Sandbox, plan: Arc<BootPlan>) -> Result<Self, BootError> {
+        sandbox.wait_prepared(PATIENCE)?;
+        Ok(Self { sandbox, plan })
+    }
+
+    /// Goes on as itself, with a client's connected, non-blocking socket if there
+    /// is one. On an error the socket is still with the caller.
+    pub fn go(
+        self,
+        connection: Option<(Connection, BorrowedFd<'_>)>,
+        options: &ThawOptions<'_>,
+    ) -> Result<Sandbox, BootError> {
+        send_identity(self.sandbox.control(), connection, options).map_err(boot_error)?;
+        Ok(self.sandbox)
+    }
+
+    /// What it was booted from.
+    pub fn plan(&self) -> &Arc<BootPlan> {
+        &self.plan
+    }
+
+    /// Process id as seen by the caller's `/proc`.
+    pub fn pid(&self) -> u32 {
+        self.sandbox.pid()
+    }
+
+    /// Whether its process has ended while it waited.
+    pub fn has_ended(&self) -> bool {
+        self.sandbox.try_wait().is_some()
+    }
+}

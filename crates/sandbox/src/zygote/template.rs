@@ -1,0 +1,257 @@
+//! Live templates: fork boots (Catalyzer's sandbox fork).
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytemuck::bytes_of;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use thaw_abi::control::{Connection, Fork, MSG_FORK, MSG_READY, MessageHeader, THAW_AS_TEMPLATE};
+
+use super::handle::{Alive, Connected};
+use super::process::{ExitCell, Process};
+use super::verify::verify;
+use super::{ZygoteError, ZygoteParent, boot_error, broker};
+use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
+use crate::limits::Limits;
+use crate::message;
+use crate::sandbox::Sandbox;
+
+/// How long a template may take to be prepared.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a template may take to fork a copy.
+const FORK_PATIENCE: Duration = Duration::from_secs(2);
+/// Seats that are kept ready.
+const SEATS: usize = 8;
+
+/// A process that has mapped an image and forks copies of it. Dropping it kills
+/// it; its copies live on.
+///
+/// It never runs anything of the image, since it keeps the rights to give each
+/// copy a user id and a pid namespace of its own.
+pub struct Template {
+    sandbox: Sandbox,
+    plan: Arc<BootPlan>,
+    memory_limit: u64,
+    seats: Mutex<Vec<Seat>>,
+}
+
+/// What a copy needs of its own, made before it is wanted.
+struct Seat {
+    /// The host's end of its control socket.
+    host: OwnedFd,
+    /// The copy's own.
+    sandbox: OwnedFd,
+    limits: Arc<Limits>,
+    /// The file that moves the copy into its control group.
+    tasks: Option<OwnedFd>,
+    slot: Slot,
+}
+
+/// A slot that nobody else has, given back when it is dropped.
+struct Slot {
+    number: Option<u32>,
+    parent: Arc<Connected>,
+}
+
+impl Slot {
+    fn take(parent: &Arc<Connected>) -> Result<Self, ZygoteError> {
+        let number = parent.book().take_slot().ok_or(ZygoteError::Full { limit: u32::MAX })?;
+        Ok(Self { number: Some(number), parent: parent.clone() })
+    }
+
+    /// The user id that goes with it.
+    fn id(&self) -> u32 {
+        self.parent.id_of_slot(self.number.unwrap_or_default())
+    }
+
+    /// Makes the end of the copy that has the slot known; it may have been
+    /// reported already. `number` is its number in the parent's pid namespace.
+    fn give_to(mut self, number: u32, exit: Arc<ExitCell>, limits: Arc<Limits>) {
+        let mut book = self.parent.book();
+        match book.ended_copies.remove(&number) {
+            None => {
+                let slot = self.number.take();
+                book.copies.insert(number, Alive { slot, exit, _limits: limits });
+            }
+            Some(status) => exit.fill(status),
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if self.number.is_some() {
+            self.parent.book().put_slot(self.number);
+        }
+    }
+}
+
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Template").field("pid", &self.pid()).finish_non_exhaustive()
+    }
+}
+
+impl ZygoteParent {
+    /// Makes a template of an image. Takes milliseconds.
+    pub fn template(
+        &self,
+        plan: &Arc<BootPlan>,
+        options: &ThawOptions<'_>,
+    ) -> Result<Template, TemplateError> {
+        let zygote = self.create_for_template()?;
+        plan.send(&zygote.control, THAW_AS_TEMPLATE, None, options).map_err(boot_error)?;
+        let broker = zygote.broker(plan.rootfs(), options.egress)?;
+        let mut sandbox = zygote.into_sandbox(broker);
+        sandbox.wait_prepared(PATIENCE)?;
+        let template = Template {
+            sandbox,
+            plan: plan.clone(),
+            memory_limit: options.memory_limit,
+            seats: Mutex::default(),
+        };
+        template.fill_seats()?;
+        Ok(template)
+    }
+}
+
+/// Why there is no template.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// Its process could not be made.
+    #[error(transparent)]
+    Zygote(#[from] ZygoteError),
+    /// It could not map the image.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+}
+
+impl Template {
+    /// Forks a copy, with a client's connected, non-blocking socket if there is
+    /// one. On an error the socket is still with the caller, who may boot
+    /// another way.
+    pub fn fork(
+        &self,
+        connection: Option<(Connection, BorrowedFd<'_>)>,
+        options: &ThawOptions<'_>,
+    ) -> Result<Sandbox, BootError> {
+        let taken = self.seats.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Seat { host, sandbox, limits, tasks, slot } = match taken {
+            Some(seat) => seat,
+            None => self.make_seat().map_err(|error| BootError::Fork(error.to_string()))?,
+        };
+        // Waits in the socket until the copy looks.
+        send_identity(&host, connection, options).map_err(boot_error)?;
+        self.ask_for_copy(slot.id(), &sandbox, tasks.as_ref()).map_err(boot_error)?;
+        // From here on the copy alone has it, so that its end shows.
+        drop(sandbox);
+        let failed = |error: io::Error| BootError::Fork(error.to_string());
+        let (pid, pidfd) = wait_for_copy(&host).map_err(failed)?;
+        rustix::io::ioctl_fionbio(&host, true).map_err(|errno| failed(errno.into()))?;
+
+        let exit = Arc::new(ExitCell::default());
+        let parent = slot.parent.clone();
+        let process = Process { pid, pidfd, exit: exit.clone(), limits: limits.clone(), parent };
+        let number = verify(&process).map_err(|error| BootError::Fork(error.to_string()))?;
+        slot.give_to(number, exit, limits);
+        process.set_limits(self.memory_limit, options.cpu_time_limit).map_err(BootError::Limits)?;
+        let broker = broker(&host, self.plan.rootfs(), options.egress)?;
+        Ok(Sandbox::new(process, host, None, broker))
+    }
+
+    /// Makes what the next copies need. Call it where nobody waits.
+    pub fn fill_seats(&self) -> Result<(), ZygoteError> {
+        loop {
+            if self.seats.lock().unwrap_or_else(PoisonError::into_inner).len() >= SEATS {
+                return Ok(());
+            }
+            let seat = self.make_seat()?;
+            self.seats.lock().unwrap_or_else(PoisonError::into_inner).push(seat);
+        }
+    }
+
+    fn make_seat(&self) -> Result<Seat, ZygoteError> {
+        let during = |step| move |source| ZygoteError::Create { step, source };
+        let parent = &self.sandbox.process().parent;
+        let (host, sandbox) = message::control_pair().map_err(during("make its socket"))?;
+        // The first message shows which process the copy is.
+        rustix::net::sockopt::set_socket_passcred(&host, true)
+            .map_err(|errno| during("make its socket")(errno.into()))?;
+        let id = parent.book().next_id().ok_or(ZygoteError::ParentDied)?;
+        let slot = Slot::take(parent)?;
+        let limits = Arc::new(Limits { group: None });
+        let mut seat = Seat { host, sandbox, limits, tasks: None, slot };
+        if let Some(groups) = &parent.groups {
+            let group = groups.create(id).map_err(during("make its control group"))?;
+            group.set_limit(self.memory_limit).map_err(during("limit its control group"))?;
+            seat.tasks = Some(group.processes().map_err(during("open its control group"))?);
+            seat.limits = Arc::new(Limits { group: Some(group) });
+        }
+        Ok(seat)
+    }
+
+    /// Sends [`MSG_FORK`].
+    fn ask_for_copy(&self, id: u32, control: &OwnedFd, tasks: Option<&OwnedFd>) -> io::Result<()> {
+        let body = Fork { id, reserved: 0 };
+        let header = message::header(MSG_FORK, size_of::<Fork>(), 0);
+        let parts = [IoSlice::new(bytes_of(&header)), IoSlice::new(bytes_of(&body))];
+        let descriptors: Vec<_> =
+            [Some(control), tasks].into_iter().flatten().map(AsFd::as_fd).collect();
+        message::send(self.sandbox.control(), &parts, &descriptors)
+    }
+
+    /// What its copies are booted from.
+    pub fn plan(&self) -> &Arc<BootPlan> {
+        &self.plan
+    }
+
+    /// Process id as seen by the caller's `/proc`.
+    pub fn pid(&self) -> u32 {
+        self.sandbox.pid()
+    }
+
+    /// Whether its process has ended.
+    pub fn has_ended(&self) -> bool {
+        self.sandbox.try_wait().is_some()
+    }
+}
+
+/// Waits for the first message of a copy, which shows its process.
+fn wait_for_copy(control: &OwnedFd) -> io::Result<(u32, OwnedFd)> {
+    let died = || io::Error::from(io::ErrorKind::UnexpectedEof);
+    await_input(control)?;
+    let mut bytes = [0; size_of::<MessageHeader>()];
+    let (len, sender) = message::receive_with_sender(control, &mut bytes)?;
+    let header: MessageHeader = bytemuck::pod_read_unaligned(&bytes);
+    if len != bytes.len() || header.kind != MSG_READY {
+        return Err(died());
+    }
+    let pid = sender.ok_or_else(died)?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    // As long as its end of the socket is open, the number is its own.
+    let mut events = [PollFd::new(control, PollFlags::empty())];
+    poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    if events[0].revents().contains(PollFlags::HUP) {
+        return Err(died());
+    }
+    rustix::net::sockopt::set_socket_passcred(control, false)?;
+    Ok((Pid::as_raw(Some(pid)) as u32, pidfd))
+}
+
+fn await_input(control: &OwnedFd) -> io::Result<()> {
+    let timeout = Timespec { tv_sec: FORK_PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    loop {
+        let mut events = [PollFd::new(control, PollFlags::IN)];
+        match poll(&mut events, Some(&timeout)) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::TimedOut)),
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
