@@ -11,10 +11,39 @@ use thaw_sandbox::BootTimes;
 /// Boots that are remembered.
 const REMEMBERED: usize = 4096;
 
+/// What a boot begins from (design, "Boot").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BootKind {
+    /// An image of which nothing may be in memory.
+    Cold,
+    /// An image that is in memory.
+    Warm,
+    /// A live template, which forks.
+    Fork,
+    /// An instance that was booted ahead.
+    Ready,
+}
+
+impl BootKind {
+    /// All, from the slowest to the fastest.
+    pub const ALL: [Self; 4] = [Self::Cold, Self::Warm, Self::Fork, Self::Ready];
+
+    /// The name, as in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Warm => "warm",
+            Self::Fork => "fork",
+            Self::Ready => "ready",
+        }
+    }
+}
+
 /// The phases of one boot, in nanoseconds since the connection was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phases {
-    /// A zygote had been taken.
+    /// What it begins from had been taken: a zygote, a template, an instance.
     pub zygote: u64,
     /// The sandbox had received its boot command.
     pub received: Option<u64>,
@@ -33,6 +62,8 @@ pub struct BootRecord {
     pub function: FunctionName,
     /// Number of the instance.
     pub instance: u64,
+    /// What it began from.
+    pub kind: BootKind,
     /// Address of the client whose connection caused the boot.
     pub peer: SocketAddr,
     /// When the connection was accepted, in nanoseconds of `CLOCK_MONOTONIC`.

@@ -3,7 +3,9 @@
 use crate::build::{self, BuildOptions, FreezeFailure, open_image};
 use crate::config::FunctionName;
 use crate::function::{BuiltFunction, FunctionError};
-use crate::instance::{Client, LaunchError, Launched, Launcher, SandboxLauncher, WorkingSetUse};
+use crate::instance::{
+    BootPolicy, Client, LaunchError, Launched, Launcher, SandboxLauncher, WorkingSetUse,
+};
 use crate::logs::FunctionLog;
 use crate::node::Shared;
 use crate::service::Service;
@@ -226,6 +228,7 @@ impl Catalog {
             pipes,
             config,
             self.working_set,
+            BootPolicy { ready: config.ready.into(), template: config.template, automatic: true },
         )?)
     }
 

@@ -38,6 +38,7 @@ struct RefusalLabels {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PhaseLabels {
     function: String,
+    boot: &'static str,
     phase: &'static str,
 }
 
@@ -113,7 +114,8 @@ impl Metrics {
             ("first_byte", phases.first_byte),
         ] {
             if let Some(ns) = ns {
-                let labels = PhaseLabels { function: boot.function.to_string(), phase };
+                let function = boot.function.to_string();
+                let labels = PhaseLabels { function, boot: boot.kind.name(), phase };
                 self.phases.get_or_create(&labels).observe(ns as f64 / 1e9);
             }
         }

@@ -79,6 +79,7 @@ impl Launcher for FakeLauncher {
             BootTimes { received_ns: 1, mapped_ns: 2, first_instruction_ns: 3, first_byte_ns: 0 };
         instance.sender.send(Report::Booted(times)).unwrap();
         Ok(Launched {
+            kind: thaw_node::boots::BootKind::Warm,
             instance: Box::new(instance),
             zygote_ns: client.map_or(0, |c| c.accepted_ns),
         })

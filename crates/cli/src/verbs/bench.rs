@@ -7,7 +7,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use std::io::{IsTerminal, Write, stderr};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
-use thaw_node::bench::{self, BenchOptions, BenchReport, BootKind, Percentiles};
+use thaw_node::bench::{self, BenchOptions, BenchReport, Percentiles};
+use thaw_node::boots::BootKind;
 use thaw_node::home::Home;
 
 /// Measure.
@@ -32,7 +33,7 @@ enum Subject {
 struct BootArguments {
     /// The function.
     name: String,
-    /// What is resident when a boot begins.
+    /// What the boots begin from.
     #[arg(long, value_enum, default_value = "warm")]
     boot: Boot,
     /// Boots that are counted.
@@ -53,10 +54,25 @@ struct BootArguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Boot {
-    /// Everything: the image and the files are in the page cache.
-    Warm,
-    /// Nothing of the image and the files.
+    /// The image; nothing of it and of the files is in the page cache.
     Cold,
+    /// The image, which is in the page cache with the files.
+    Warm,
+    /// A live template, which forks.
+    Fork,
+    /// An instance that was booted ahead.
+    Ready,
+}
+
+impl From<Boot> for BootKind {
+    fn from(boot: Boot) -> Self {
+        match boot {
+            Boot::Cold => Self::Cold,
+            Boot::Warm => Self::Warm,
+            Boot::Fork => Self::Fork,
+            Boot::Ready => Self::Ready,
+        }
+    }
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -65,10 +81,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         return Err(Failure::misused("--path must begin with a slash and hold no blanks"));
     }
     let options = BenchOptions {
-        boot: match arguments.boot {
-            Boot::Warm => BootKind::Warm,
-            Boot::Cold => BootKind::Cold,
-        },
+        boot: arguments.boot.into(),
         count: arguments.n.get(),
         path: arguments.path.clone(),
         working_set: arguments.working_set.chosen(),
@@ -97,7 +110,12 @@ fn text(report: &BenchReport) -> String {
         let cell = |value: f64| format!("{value:.1}");
         table.row(vec![name.to_owned(), cell(of.p50), cell(of.p90), cell(of.p99)]);
     };
-    row("zygote taken", &report.phases_us.zygote);
+    let from = match report.boot {
+        BootKind::Cold | BootKind::Warm => "zygote taken",
+        BootKind::Fork => "template found",
+        BootKind::Ready => "instance taken",
+    };
+    row(from, &report.phases_us.zygote);
     row("boot command received", &report.phases_us.received);
     row("memory mapped", &report.phases_us.mapped);
     row("first instruction", &report.phases_us.first_instruction);
@@ -110,8 +128,10 @@ fn text(report: &BenchReport) -> String {
         report.function,
         report.n,
         match report.boot {
-            BootKind::Warm => "a resident image",
             BootKind::Cold => "an image that is not resident",
+            BootKind::Warm => "a resident image",
+            BootKind::Fork => "a live template",
+            BootKind::Ready => "instances that were booted ahead",
         },
         table.text(),
         report.pss_kib

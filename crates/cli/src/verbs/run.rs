@@ -159,7 +159,10 @@ async fn attend(sandbox: Sandbox, signals: &mut Signals) -> Outcome {
             Progress::Event(Event::Hangup) => break,
             // Without FLAG_FREEZE_AT_ENTRY nothing waits for an answer.
             Progress::Event(
-                Event::Booted(_) | Event::EntryPoint(_) | Event::ConnectionClosed { .. },
+                Event::Prepared
+                | Event::Booted(_)
+                | Event::EntryPoint(_)
+                | Event::ConnectionClosed { .. },
             ) => {}
             Progress::Busy => tokio::task::yield_now().await,
             Progress::Idle => wait(&mut sandbox, signals).await?,

@@ -334,9 +334,9 @@ pub fn set_capabilities(kept: u32) -> Result<()> {
     const LINUX_CAPABILITY_VERSION_3: u32 = 0x2008_0522;
     let header = [LINUX_CAPABILITY_VERSION_3, 0];
     let data = [kept, kept, 0, 0, 0, 0];
+    let args = [&raw const header as u64, &raw const data as u64, 0, 0, 0, 0];
     // SAFETY: both arrays have the layout that capset(2) reads (two halves of
     // three words), and live for the call.
-    let args = [&raw const header as u64, &raw const data as u64, 0, 0, 0, 0];
     unsafe { hostcall(nr::CAPSET, args) }.map(drop)
 }
 

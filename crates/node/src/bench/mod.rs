@@ -8,13 +8,13 @@ mod stats;
 
 pub use stats::Percentiles;
 
-use crate::boots::Phases;
+use crate::boots::{BootKind, Phases};
 use crate::config::{Isolation, TimeSpan};
 use crate::daemon::{ServeError, start_pool};
 use crate::function::{BuiltFunction, FunctionError};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::Home;
-use crate::instance::{Launcher, SandboxLauncher, WorkingSetUse};
+use crate::instance::{BootPolicy, LaunchError, SandboxLauncher, WorkingSetUse};
 use crate::logs::FunctionLog;
 use crate::node::Shared;
 use crate::service::Service;
@@ -36,20 +36,11 @@ const ZYGOTES: usize = 4;
 /// How long one response may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is resident when a boot begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BootKind {
-    /// Everything, as after recent boots.
-    Warm,
-    /// Nothing of the image and the files, as far as no other process maps them.
-    Cold,
-}
-
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// What is resident.
+    /// What the boots begin from. Cold: nothing of the image and the files is
+    /// resident, as far as no other process maps them.
     pub boot: BootKind,
     /// Boots that are counted.
     pub count: usize,
@@ -64,7 +55,7 @@ pub struct BenchOptions {
 /// Percentiles of every phase, in microseconds since the connection was accepted.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct PhasePercentiles {
-    /// A zygote was taken.
+    /// A zygote, a template or an instance was taken.
     pub zygote: Percentiles,
     /// The sandbox had its boot command; not part of the JSON.
     #[serde(skip)]
@@ -89,7 +80,7 @@ pub struct NativePercentiles {
 pub struct BenchReport {
     /// The function.
     pub function: String,
-    /// What was resident.
+    /// What the boots began from.
     pub boot: BootKind,
     /// Boots that were counted.
     pub n: usize,
@@ -123,6 +114,17 @@ pub enum BenchError {
     /// A response was not as it should be.
     #[error("the function answered {0:?}; try `thaw invoke` first")]
     Response(String),
+    /// What a boot is to begin from could not be made.
+    #[error(transparent)]
+    Launch(LaunchError),
+    /// A boot was not of the kind that is measured.
+    #[error("a boot was {} where {} was asked for; `thaw -v bench boot` shows why", .found.name(), .asked.name())]
+    OtherBoot {
+        /// What was to be measured.
+        asked: BootKind,
+        /// What happened.
+        found: BootKind,
+    },
     /// A sandbox did not report its phases.
     #[error("an instance did not report {0}; `thaw invoke --timings` shows more")]
     NoPhase(&'static str),
@@ -137,6 +139,8 @@ struct Bench {
     shared: Arc<Shared>,
     pool: Arc<ZygotePool>,
     service: Arc<Service>,
+    launcher: Arc<SandboxLauncher>,
+    kind: BootKind,
     address: SocketAddr,
     request: Vec<u8>,
 }
@@ -157,8 +161,8 @@ pub fn boot(
     let request =
         format!("GET {} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n", options.path);
     let cache = match options.boot {
-        BootKind::Warm => None,
         BootKind::Cold => Some(PageCache::of(&store, &function)?),
+        _ => None,
     };
     // Before any thread exists: it enters namespaces of its own.
     let mut native = match options.native {
@@ -211,22 +215,24 @@ impl Bench {
         let entered = runtime.enter();
         let pool = start_pool(ZYGOTES)?;
         let shared = Shared::new(1024);
-        let launcher = launcher(home, store, &function, &pool, options.working_set)?;
+        let launcher = launcher(home, store, &function, &pool, options)?;
         let mut config = function.function.config;
         config.isolation = Isolation::Request;
         config.limits.timeout = TimeSpan(PATIENCE);
-        let service = Service::new(config, String::new(), launcher, shared.clone());
+        let service = Service::new(config, String::new(), launcher.clone(), shared.clone());
         shared.install(service.clone());
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         runtime
             .spawn(Gateway::new(shared.clone(), GatewayConfig::default()).listen(listener, None));
         drop(entered);
-        Ok(Self { runtime, shared, pool, service, address, request })
+        let kind = options.boot;
+        Ok(Self { runtime, shared, pool, service, launcher, kind, address, request })
     }
 
     /// One boot, begun when the system is at rest.
     fn sample(&self) -> Result<Phases, BenchError> {
+        self.launcher.prepare(self.kind).map_err(BenchError::Launch)?;
         self.pool.wait_full().map_err(ServeError::from)?;
         let asked_ns = crate::clock::monotonic_ns();
         let local = exchange(self.address, &self.request)?;
@@ -234,6 +240,15 @@ impl Bench {
             .ok_or(BenchError::NoPhase("its boot"))?;
         eventually(|| (self.service.instance_count() == 0).then_some(()))
             .ok_or(BenchError::NoPhase("its end"))?;
+        let is_as_asked = match self.kind {
+            BootKind::Cold | BootKind::Warm => {
+                matches!(boot.kind, BootKind::Cold | BootKind::Warm)
+            }
+            kind => boot.kind == kind,
+        };
+        if !is_as_asked {
+            return Err(BenchError::OtherBoot { asked: self.kind, found: boot.kind });
+        }
         Ok(boot.phases)
     }
 
@@ -268,8 +283,8 @@ fn launcher(
     store: &Store,
     function: &BuiltFunction,
     pool: &Arc<ZygotePool>,
-    working_set: WorkingSetUse,
-) -> Result<Arc<dyn Launcher>, BenchError> {
+    options: &BenchOptions,
+) -> Result<Arc<SandboxLauncher>, BenchError> {
     let load = |error: crate::catalog::LoadError| BenchError::Load(error);
     let config = &function.function.config;
     let rootfs = function.rootfs(store)?;
@@ -285,7 +300,8 @@ fn launcher(
         image,
         log.pipes()?,
         config,
-        working_set,
+        options.working_set,
+        BootPolicy::only(options.boot),
     );
     Ok(Arc::new(launcher.map_err(|error| load(error.into()))?))
 }

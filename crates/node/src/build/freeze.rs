@@ -281,7 +281,7 @@ fn run_to_entry(
             Some(Event::Failed(reason)) => return Err(Stop::NotStarted(reason)),
             Some(Event::Violation(violation)) => return Err(Stop::Died(violation.to_string())),
             Some(Event::Hangup) => return Err(Stop::Died(sandbox.wait().to_string())),
-            Some(Event::Booted(_) | Event::ConnectionClosed { .. }) => {}
+            Some(Event::Prepared | Event::Booted(_) | Event::ConnectionClosed { .. }) => {}
             None if Instant::now() >= deadline => {
                 return Err(Stop::NoEntryPoint(port, options.entry_timeout));
             }

@@ -61,6 +61,14 @@ pub struct FunctionConfig {
     /// When an instance may serve a second connection.
     #[serde(default)]
     pub isolation: Isolation,
+    /// Instances that are booted ahead and kept for the next requests; more in
+    /// times of demand.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub ready: u16,
+    /// Whether a live template of the function is kept, from which instances
+    /// are forked.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub template: bool,
     /// Outgoing connections.
     #[serde(default, skip_serializing_if = "Egress::is_closed")]
     pub egress: Egress,
@@ -302,6 +310,16 @@ impl FunctionConfig {
                 ),
             ));
         }
+        if u32::from(self.ready) > self.limits.instances.get() {
+            return Some((
+                &["ready"],
+                format!(
+                    "{} instances cannot be kept ready where [limits] allows {}; lower `ready` \
+                     or raise `instances`",
+                    self.ready, self.limits.instances
+                ),
+            ));
+        }
         if self.limits.timeout.0.is_zero() {
             return Some((
                 &["limits", "timeout"],
@@ -344,6 +362,20 @@ fn non_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<St
             "a command needs a program; write [\"program\", \"argument\"]",
         )),
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &u16) -> bool {
+    *count == 0
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_yes(value: &bool) -> bool {
+    *value
 }
 
 fn whole_directory() -> Vec<FileEntry> {

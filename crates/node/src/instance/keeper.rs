@@ -1,8 +1,8 @@
 //! The task that owns a live instance: passes connections in, takes reports
 //! out, and ends it when its time has come.
 
-use super::launch::{Client, End, Instance, Report};
-use crate::boots::{BootRecord, Phases};
+use super::launch::{Client, End, Instance, Launched, Report};
+use crate::boots::{BootKind, BootRecord, Phases};
 use crate::service::Service;
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -44,6 +44,7 @@ struct Open {
 
 /// How the boot came about.
 struct Boot {
+    kind: BootKind,
     peer: SocketAddr,
     accepted_ns: u64,
     zygote_ns: u64,
@@ -77,14 +78,14 @@ impl Keeper {
     pub(crate) fn new(
         id: u64,
         service: Arc<Service>,
-        instance: Box<dyn Instance>,
+        launched: Launched,
         commands: mpsc::UnboundedReceiver<Command>,
         first: Delivery,
-        zygote_ns: u64,
         capacity: OwnedSemaphorePermit,
     ) -> Self {
         let Delivery { client, done, permit } = first;
-        let boot = Boot { peer: client.peer, accepted_ns: client.accepted_ns, zygote_ns };
+        let Launched { instance, kind, zygote_ns } = launched;
+        let boot = Boot { kind, peer: client.peer, accepted_ns: client.accepted_ns, zygote_ns };
         Self {
             id,
             service,
@@ -116,6 +117,7 @@ impl Keeper {
                         self.service.booted(BootRecord {
                             function: self.service.name().clone(),
                             instance: self.id,
+                            kind: boot.kind,
                             peer: boot.peer,
                             accepted_ns: boot.accepted_ns,
                             phases: Phases::new(boot.accepted_ns, boot.zygote_ns, &times),

@@ -1,6 +1,7 @@
 //! The seam between the node and what it runs: everything above it is tested
 //! without a sandbox.
 
+use crate::boots::BootKind;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -28,14 +29,15 @@ pub struct Client {
 
 /// Boots instances of one function.
 pub trait Launcher: Send + Sync {
-    /// Boots an instance with a client's connection in it. Only sends a boot
-    /// command while [`Launcher::is_ready`]; may block for a millisecond otherwise.
+    /// Boots an instance with a client's connection in it. Blocks for a fraction
+    /// of a millisecond at most while [`Launcher::is_ready`], for a millisecond
+    /// or two otherwise.
     ///
     /// # Errors
     /// No instance could be booted; the client's socket is untouched.
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError>;
 
-    /// Whether a zygote is ready now.
+    /// Whether there is something to boot from now.
     fn is_ready(&self) -> bool;
 }
 
@@ -43,7 +45,9 @@ pub trait Launcher: Send + Sync {
 pub struct Launched {
     /// The instance.
     pub instance: Box<dyn Instance>,
-    /// When its zygote had been taken, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// What it was booted from.
+    pub kind: BootKind,
+    /// When that had been taken, in nanoseconds of `CLOCK_MONOTONIC`.
     pub zygote_ns: u64,
 }
 

@@ -3,10 +3,12 @@
 mod keeper;
 mod launch;
 mod sandboxed;
+mod standby;
 mod state;
 
 pub use keeper::Outcome;
 pub(crate) use keeper::{Command, Delivery, Keeper};
 pub use launch::{Client, End, Instance, LaunchError, Launched, Launcher, Report};
 pub use sandboxed::{SandboxLauncher, WorkingSetUse};
+pub use standby::BootPolicy;
 pub use state::{Change, InstanceState};

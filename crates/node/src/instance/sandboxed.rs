@@ -1,17 +1,21 @@
 //! Instances that are sandboxes.
 
 use super::launch::{Client, End, Instance, LaunchError, Launched, Launcher, Report};
+use super::standby::{BootPolicy, Standby};
+use crate::boots::BootKind;
 use crate::clock::monotonic_ns;
 use crate::config::{FunctionConfig, egress_policy};
 use crate::logs::LogPipes;
 use crate::reactor::watch_sandbox;
 use crate::rootfs::StoredRootfs;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use thaw_abi::control::Connection;
 use thaw_sandbox::{
     BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Progress, Sandbox,
     ThawOptions, WorkingSet, ZygotePool, connection,
@@ -39,13 +43,17 @@ pub struct SandboxLauncher {
 }
 
 /// What a launcher and its instances share.
-struct Shared {
-    pool: Arc<ZygotePool>,
+pub(super) struct Shared {
+    pub pool: Arc<ZygotePool>,
     image: Image,
     rootfs: StoredRootfs,
     store: Store,
     image_id: ImageId,
     plan: RwLock<Arc<BootPlan>>,
+    /// The same for instances that are booted ahead: all of the working set is
+    /// populated, since nobody waits for it.
+    ready_plan: RwLock<Arc<BootPlan>>,
+    standby: Standby,
     working_set: Mutex<WorkingSetState>,
     logs: LogPipes,
     memory_limit: u64,
@@ -81,12 +89,17 @@ impl SandboxLauncher {
         logs: LogPipes,
         config: &FunctionConfig,
         working_set: WorkingSetUse,
+        policy: BootPolicy,
     ) -> Result<Self, PlanError> {
-        let mut plan = image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())?;
+        let new_plan = || image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
+        let (mut plan, mut ready_plan) = (new_plan()?, new_plan()?);
         let working_set = match working_set {
             WorkingSetUse::Off => WorkingSetState::Off,
             WorkingSetUse::Populate(policy) => match stored_working_set(store, image_id) {
-                Some(set) if plan.apply_working_set(&set, policy).is_ok() => {
+                Some(set)
+                    if plan.apply_working_set(&set, policy).is_ok()
+                        && ready_plan.apply_working_set(&set, PopulatePolicy::Both).is_ok() =>
+                {
                     WorkingSetState::Known(Arc::new(set))
                 }
                 _ => WorkingSetState::Wanted(policy),
@@ -99,6 +112,8 @@ impl SandboxLauncher {
             store: store.clone(),
             image_id,
             plan: RwLock::new(Arc::new(plan)),
+            ready_plan: RwLock::new(Arc::new(ready_plan)),
+            standby: Standby::new(policy),
             working_set: Mutex::new(working_set),
             logs,
             memory_limit: config.limits.memory.bytes(),
@@ -108,7 +123,22 @@ impl SandboxLauncher {
             egress: egress_policy(&config.egress.allow),
             last_boot_ns: AtomicU64::new(0),
         };
-        Ok(Self { shared: Arc::new(shared) })
+        let launcher = Self { shared: Arc::new(shared) };
+        launcher.shared.replenish();
+        Ok(launcher)
+    }
+
+    /// Makes sure, blocking, that the next boot can be of this kind.
+    ///
+    /// # Errors
+    /// What it would begin from cannot be made.
+    pub fn prepare(&self, kind: BootKind) -> Result<(), LaunchError> {
+        let shared = &self.shared;
+        match kind {
+            BootKind::Cold | BootKind::Warm => Ok(()),
+            BootKind::Fork => shared.standby.fill_template(shared),
+            BootKind::Ready => shared.standby.fill_ready(shared),
+        }
     }
 
     /// Whether a working set is in use.
@@ -126,67 +156,116 @@ impl SandboxLauncher {
 impl Launcher for SandboxLauncher {
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
         let shared = &self.shared;
-        let plan = shared.plan.read().expect("no holder panics").clone();
-        let options = ThawOptions {
-            stdout: shared.logs.stdout(),
-            stderr: shared.logs.stderr(),
-            memory_limit: shared.memory_limit,
-            cpu_time_limit: shared.cpu_time_limit,
-            flags: shared.flags,
-            hostname: "",
-            egress: &shared.egress,
-        };
         let handed = client.map(|client| {
             // The guest listens on its own port, whatever the gateway's is.
             let local = (client.local.ip(), shared.port).into();
             (connection(client.id, client.peer, local), std::os::fd::AsFd::as_fd(&client.socket))
         });
-        let mut tried = 0;
-        let (sandbox, zygote_ns) = loop {
-            let zygote = shared.pool.take().map_err(|error| LaunchError(error.to_string()))?;
-            let zygote_ns = monotonic_ns();
-            tried += 1;
-            match zygote.thaw(&plan, handed, &options) {
-                Ok(sandbox) => break (sandbox, zygote_ns),
-                Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => {}
-                Err(error) => return Err(LaunchError(error.to_string())),
-            }
+        let boot = match shared.standby.boot(shared, handed) {
+            Some(boot) => boot,
+            None => shared.boot_from_image(handed)?,
         };
-        shared.read_ahead_if_cold(zygote_ns);
+        shared.replenish();
+        let Boot { sandbox, plan, kind, taken_ns } = boot;
         let sandbox = watch_sandbox(sandbox).map_err(|error| {
             LaunchError(format!(
                 "cannot watch the new instance ({error}); raise the limit of open files"
             ))
         })?;
         let pid = sandbox.get_ref().pid();
-        let instance = SandboxInstance {
-            sandbox,
-            pid,
-            plan,
-            shared: shared.clone(),
-            end: None,
-            killed: false,
-            gone: false,
-        };
-        Ok(Launched { instance: Box::new(instance), zygote_ns })
+        let shared = shared.clone();
+        let instance =
+            SandboxInstance { sandbox, pid, plan, shared, end: None, killed: false, gone: false };
+        Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns })
     }
 
     fn is_ready(&self) -> bool {
-        self.shared.pool.stats().ready > 0
+        self.shared.standby.is_ready() || self.shared.pool.stats().ready > 0
     }
 }
 
+/// A sandbox whose boot has begun.
+pub(super) struct Boot {
+    pub sandbox: Sandbox,
+    pub plan: Arc<BootPlan>,
+    pub kind: BootKind,
+    /// When what it begins from had been taken.
+    pub taken_ns: u64,
+}
+
+/// A client's socket on its way into a sandbox.
+pub(super) type Handed<'a> = Option<(Connection, BorrowedFd<'a>)>;
+
 impl Shared {
+    fn boot_from_image(self: &Arc<Self>, handed: Handed<'_>) -> Result<Boot, LaunchError> {
+        let plan = self.plan.read().expect("no holder panics").clone();
+        let mut tried = 0;
+        let (sandbox, taken_ns) = loop {
+            let zygote = self.pool.take().map_err(|error| LaunchError(error.to_string()))?;
+            let taken_ns = monotonic_ns();
+            tried += 1;
+            match zygote.thaw(&plan, handed, &self.options()) {
+                Ok(sandbox) => break (sandbox, taken_ns),
+                Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => {}
+                Err(error) => return Err(LaunchError(error.to_string())),
+            }
+        };
+        let is_cold = self.read_ahead_if_cold(taken_ns);
+        let kind = if is_cold { BootKind::Cold } else { BootKind::Warm };
+        Ok(Boot { sandbox, plan, kind, taken_ns })
+    }
+
+    /// What every boot is told.
+    pub fn options(&self) -> ThawOptions<'_> {
+        ThawOptions {
+            stdout: self.logs.stdout(),
+            stderr: self.logs.stderr(),
+            memory_limit: self.memory_limit,
+            cpu_time_limit: self.cpu_time_limit,
+            flags: self.flags,
+            hostname: "",
+            egress: &self.egress,
+        }
+    }
+
+    /// What templates are made from.
+    pub fn plan(&self) -> Arc<BootPlan> {
+        self.plan.read().expect("no holder panics").clone()
+    }
+
+    /// What instances are made from that are booted ahead.
+    pub fn ready_plan(&self) -> Arc<BootPlan> {
+        self.ready_plan.read().expect("no holder panics").clone()
+    }
+
+    /// Whether no boot will change the plans any more.
+    pub fn is_settled(&self) -> bool {
+        let state = self.working_set.lock().expect("no holder panics");
+        !matches!(*state, WorkingSetState::Wanted(_))
+    }
+
+    /// Makes in the background what the next boots are to begin from.
+    fn replenish(self: &Arc<Self>) {
+        if !self.standby.is_wanting(self) {
+            return;
+        }
+        // Without a runtime there is nobody to do it meanwhile.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let shared = self.clone();
+            runtime.spawn_blocking(move || shared.standby.replenish(&shared));
+        }
+    }
+
     /// Lets the host read the working set in large requests while the sandbox
-    /// already maps, if the image may have left the page cache.
-    fn read_ahead_if_cold(self: &Arc<Self>, now_ns: u64) {
+    /// already maps, if the image may have left the page cache; whether it may.
+    fn read_ahead_if_cold(self: &Arc<Self>, now_ns: u64) -> bool {
         let last = self.last_boot_ns.swap(now_ns, Ordering::Relaxed);
         if now_ns.saturating_sub(last) < COLD_AFTER.as_nanos() as u64 {
-            return;
+            return false;
         }
         let set = match &*self.working_set.lock().expect("no holder panics") {
             WorkingSetState::Known(set) => set.clone(),
-            _ => return,
+            _ => return true,
         };
         let shared = self.clone();
         let read = move || {
@@ -198,11 +277,12 @@ impl Shared {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn_blocking(read);
         }
+        true
     }
 
     /// Records what `sandbox`, booted from `plan`, has touched, stores it, and
     /// makes later boots use it.
-    fn record(&self, sandbox: &Sandbox, plan: &BootPlan) {
+    fn record(self: &Arc<Self>, sandbox: &Sandbox, plan: &BootPlan) {
         let policy = {
             let mut state = self.working_set.lock().expect("no holder panics");
             match *state {
@@ -227,20 +307,23 @@ impl Shared {
         if let Err(error) = self.store.put_working_set(self.image_id, &set.to_bytes()) {
             tracing::warn!("could not store a working set: {error}");
         }
-        let (file, len, blobs) = (self.rootfs.file(), self.rootfs.file_len(), self.rootfs.blobs());
-        let new = self.image.plan(file, len, blobs).and_then(|mut plan| {
+        let new_plan = |policy| {
+            let (file, len) = (self.rootfs.file(), self.rootfs.file_len());
+            let mut plan = self.image.plan(file, len, self.rootfs.blobs())?;
             plan.apply_working_set(&set, policy)?;
-            Ok(plan)
-        });
-        match new {
-            Ok(plan) => {
+            Ok::<_, PlanError>(Arc::new(plan))
+        };
+        match new_plan(policy).and_then(|plan| Ok((plan, new_plan(PopulatePolicy::Both)?))) {
+            Ok((plan, ready_plan)) => {
                 tracing::debug!(ranges = plan.populate().len(), "recorded a working set");
-                *self.plan.write().expect("no holder panics") = Arc::new(plan);
+                *self.plan.write().expect("no holder panics") = plan;
+                *self.ready_plan.write().expect("no holder panics") = ready_plan;
                 *self.working_set.lock().expect("no holder panics") =
                     WorkingSetState::Known(Arc::new(set));
             }
             Err(error) => tracing::warn!("a working set cannot be used: {error}"),
         }
+        self.replenish();
     }
 }
 
@@ -327,6 +410,10 @@ impl Instance for SandboxInstance {
                 Progress::Event(Event::Failed(reason)) => self.end = Some(End::Failed(reason)),
                 Progress::Event(Event::Violation(violation)) => {
                     self.end = Some(End::Violation(violation.to_string()));
+                }
+                Progress::Event(Event::Prepared) => {
+                    self.end = Some(End::Violation("it was prepared twice".into()));
+                    self.kill();
                 }
                 // A thawed copy reports its entry point only if asked to freeze.
                 Progress::Event(Event::EntryPoint(_)) => {

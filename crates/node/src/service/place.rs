@@ -152,14 +152,13 @@ impl Service {
         permit: OwnedSemaphorePermit,
         capacity: OwnedSemaphorePermit,
     ) -> Ticket {
-        let Launched { instance, zygote_ns } = launched;
         let id = self.shared.next_id();
         let (commands, receiver) = mpsc::unbounded_channel();
         let slot = Slot {
             state: InstanceState::Booting,
             connections: 1,
             commands,
-            pid: instance.pid(),
+            pid: launched.instance.pid(),
             started: std::time::Instant::now(),
             served: 0,
             idle_since: None,
@@ -167,7 +166,7 @@ impl Service {
         self.slots().insert(id, slot);
         let (done, ticket) = oneshot::channel();
         let first = Delivery { client: client.clone(), done, permit };
-        let keeper = Keeper::new(id, self.clone(), instance, receiver, first, zygote_ns, capacity);
+        let keeper = Keeper::new(id, self.clone(), launched, receiver, first, capacity);
         tokio::spawn(keeper.run());
         Ticket { instance: id, fresh: true, done: ticket }
     }

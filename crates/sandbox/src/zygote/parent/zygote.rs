@@ -148,11 +148,11 @@ fn give_up_privileges(
     }
     set_limits(ids.user_ids()).during(Step::SetLimits)?;
 
-    shrink_bounding_set(CapabilitySet::empty()).during(Step::DropCapabilities)?;
     clear_ambient_capability_set().during(Step::DropCapabilities)?;
     if purpose == Purpose::Template {
         raise_ambient(TEMPLATE_CAPABILITIES).during(Step::DropCapabilities)?;
     }
+    shrink_bounding_set(CapabilitySet::empty()).during(Step::DropCapabilities)?;
     set_capabilities_secure_bits(
         CapabilitiesSecureBits::NO_ROOT
             | CapabilitiesSecureBits::NO_ROOT_LOCKED
@@ -175,7 +175,8 @@ fn give_up_privileges(
 }
 
 /// Makes capabilities outlast the execution of the kernel, which the bounding
-/// set and `NO_ROOT` would prevent otherwise.
+/// set and `NO_ROOT` would prevent otherwise. They must be in the bounding set
+/// still.
 fn raise_ambient(kept: CapabilitySet) -> io::Result<()> {
     let all = kept | CapabilitySet::SETPCAP;
     set_capabilities(None, CapabilitySets { effective: all, permitted: all, inheritable: kept })?;

@@ -1,0 +1,239 @@
+//! What is kept ready for the next boots of one image: instances that were
+//! booted ahead, and a live template.
+
+use super::launch::LaunchError;
+use super::sandboxed::{Boot, Handed, Shared};
+use crate::boots::BootKind;
+use crate::clock::monotonic_ns;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use thaw_sandbox::{Held, Template};
+
+/// How long the background leaves the processors to the boot that has just
+/// begun, as long as there is something left for the next one.
+const COURTESY: Duration = Duration::from_millis(2);
+/// How often more instances than configured are kept ready at most, in times of
+/// demand.
+const GROWTH_MAX: usize = 8;
+/// After this long without a boot that found nothing ready, one instance fewer
+/// is kept.
+const DECAY: Duration = Duration::from_secs(10);
+/// After a template could not be made, boots go on from the image this long.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// How a function's boots are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BootPolicy {
+    /// Instances that are kept booted ahead, at least.
+    pub ready: usize,
+    /// Whether boots fork from a live template.
+    pub template: bool,
+    /// Whether what was used is made again by itself.
+    pub automatic: bool,
+}
+
+impl BootPolicy {
+    /// Only boots of one kind, each prepared by hand: for measuring.
+    pub fn only(kind: BootKind) -> Self {
+        Self {
+            ready: (kind == BootKind::Ready).into(),
+            template: kind == BootKind::Fork,
+            automatic: false,
+        }
+    }
+}
+
+/// What is kept ready.
+pub(super) struct Standby {
+    policy: BootPolicy,
+    state: Mutex<State>,
+    /// Somebody makes what is missing.
+    busy: AtomicBool,
+}
+
+struct State {
+    ready: VecDeque<Held>,
+    /// Instances to be kept, adjusted by demand.
+    target: usize,
+    /// When a boot last found nothing, or the target last fell.
+    changed: Instant,
+    template: Option<Arc<Template>>,
+    /// Not before then is another template tried.
+    template_after: Option<Instant>,
+}
+
+impl Standby {
+    pub fn new(policy: BootPolicy) -> Self {
+        let state = State {
+            ready: VecDeque::new(),
+            target: policy.ready,
+            changed: Instant::now(),
+            template: None,
+            template_after: None,
+        };
+        Self { policy, state: Mutex::new(state), busy: AtomicBool::new(false) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    /// Whether the next boot need not begin from the image.
+    pub fn is_ready(&self) -> bool {
+        let state = self.state();
+        !state.ready.is_empty() || state.template.is_some()
+    }
+
+    /// Boots from what is ready; `None`: from nothing, the image has to do.
+    pub fn boot(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
+        self.boot_ready(shared, handed).or_else(|| self.boot_fork(shared, handed))
+    }
+
+    fn boot_ready(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
+        if self.policy.ready == 0 {
+            return None;
+        }
+        loop {
+            let held = self.state().take()?;
+            let taken_ns = monotonic_ns();
+            let plan = held.plan().clone();
+            match held.go(handed, &shared.options()) {
+                Ok(sandbox) => {
+                    return Some(Boot { sandbox, plan, kind: BootKind::Ready, taken_ns });
+                }
+                Err(error) => tracing::debug!("an instance that was ready is of no use: {error}"),
+            }
+        }
+    }
+
+    fn boot_fork(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
+        let template = self.state().template.clone()?;
+        let taken_ns = monotonic_ns();
+        match template.fork(handed, &shared.options()) {
+            Ok(sandbox) => {
+                let plan = template.plan().clone();
+                Some(Boot { sandbox, plan, kind: BootKind::Fork, taken_ns })
+            }
+            Err(error) => {
+                tracing::warn!("a template is given up: {error}");
+                let mut state = self.state();
+                state.template = None;
+                state.template_after = Some(Instant::now() + RETRY);
+                None
+            }
+        }
+    }
+
+    /// Whether there is something to be made in the background.
+    pub fn is_wanting(&self, shared: &Shared) -> bool {
+        let policy = self.policy;
+        policy.automatic
+            && (policy.ready > 0 || policy.template && shared.is_settled())
+            && !self.busy.load(Ordering::Relaxed)
+    }
+
+    /// Makes what is missing and ends what is too much or of an older plan. For
+    /// a thread of its own.
+    pub fn replenish(&self, shared: &Arc<Shared>) {
+        if self.busy.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if self.is_ready() {
+            std::thread::sleep(COURTESY);
+        }
+        if let Err(error) = self.fill_ready(shared) {
+            tracing::warn!("cannot boot an instance ahead: {error}");
+        }
+        if self.policy.template
+            && shared.is_settled()
+            && let Err(error) = self.fill_template(shared)
+        {
+            tracing::warn!("cannot make a template: {error}");
+            self.state().template_after = Some(Instant::now() + RETRY);
+        }
+        self.busy.store(false, Ordering::Relaxed);
+    }
+
+    /// Boots instances ahead until there are as many as wanted.
+    pub fn fill_ready(&self, shared: &Shared) -> Result<(), LaunchError> {
+        if self.policy.ready == 0 {
+            return Ok(());
+        }
+        let plan = shared.ready_plan();
+        let surplus = self.state().prune(&plan, self.policy.ready);
+        // Ended outside the lock.
+        drop(surplus);
+        while self.state().wants_more() {
+            let zygote = shared.pool.take().map_err(|error| LaunchError(error.to_string()))?;
+            let held = zygote
+                .hold(&plan, &shared.options())
+                .map_err(|error| LaunchError(error.to_string()))?;
+            self.state().ready.push_back(held);
+        }
+        Ok(())
+    }
+
+    /// Makes a template if there is none that is up to date, and what its next
+    /// copies need.
+    pub fn fill_template(&self, shared: &Shared) -> Result<(), LaunchError> {
+        let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
+        let plan = shared.plan();
+        let (known, after) = {
+            let state = self.state();
+            (state.template.clone(), state.template_after)
+        };
+        let usable =
+            known.filter(|template| Arc::ptr_eq(template.plan(), &plan) && !template.has_ended());
+        if let Some(template) = usable {
+            return template.fill_seats().map_err(|error| failed(&error));
+        }
+        if after.is_some_and(|after| Instant::now() < after) {
+            return Ok(());
+        }
+        let parent = shared.pool.parent();
+        let template = parent.template(&plan, &shared.options()).map_err(|error| failed(&error))?;
+        let old = self.state().template.replace(Arc::new(template));
+        drop(old);
+        Ok(())
+    }
+}
+
+impl State {
+    /// An instance that is ready. Notes the demand if there is none.
+    fn take(&mut self) -> Option<Held> {
+        while let Some(held) = self.ready.pop_front() {
+            if !held.has_ended() {
+                return Some(held);
+            }
+        }
+        self.target = self.target.saturating_mul(2);
+        self.changed = Instant::now();
+        None
+    }
+
+    /// Adjusts the target, and returns what is not wanted any more.
+    fn prune(&mut self, plan: &Arc<thaw_sandbox::BootPlan>, least: usize) -> Vec<Held> {
+        if self.changed.elapsed() > DECAY {
+            self.target = self.target.saturating_sub(1);
+            self.changed = Instant::now();
+        }
+        self.target = self.target.clamp(least, least.saturating_mul(GROWTH_MAX));
+        let (mut keep, mut surplus) = (VecDeque::new(), Vec::new());
+        for held in self.ready.drain(..) {
+            let is_good = !held.has_ended() && Arc::ptr_eq(held.plan(), plan);
+            if is_good && keep.len() < self.target {
+                keep.push_back(held);
+            } else {
+                surplus.push(held);
+            }
+        }
+        self.ready = keep;
+        surplus
+    }
+
+    fn wants_more(&self) -> bool {
+        self.ready.len() < self.target
+    }
+}
