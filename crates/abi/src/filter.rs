@@ -221,10 +221,10 @@ pub const TEMPLATE_CALLS: &[HostCall] = &[
         reason: "puts a copy's own control socket in the place of the template's; a copy that replaces its control socket is ended by the host",
     },
     HostCall {
-        number: 112,
-        name: "setsid",
-        checks: &[],
-        reason: "gives a copy its own session and process group; changes the caller only",
+        number: 109,
+        name: "setpgid",
+        checks: &[Check::Zero(0), Check::Zero(1)],
+        reason: "gives a copy its own process group; changes the caller only",
     },
     HostCall {
         number: 119,

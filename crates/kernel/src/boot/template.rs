@@ -49,7 +49,7 @@ pub fn serve() -> Result<()> {
     }
 }
 
-/// Gives up the template's rights, session, control group and control socket.
+/// Gives up the template's rights, process group, control group and control socket.
 fn become_copy(fork: &Fork, socket: HostFd, group: Option<HostFd>) -> Result<()> {
     host::duplicate_to(socket, CONTROL)?;
     host::close(socket);
@@ -60,7 +60,7 @@ fn become_copy(fork: &Fork, socket: HostFd, group: Option<HostFd>) -> Result<()>
         host::write(group, zero.as_ptr() as u64, zero.len())?;
         host::close(group);
     }
-    host::new_session()?;
+    host::new_process_group()?;
     // Ends the capabilities, too (capabilities(7), "effect of user id changes"),
     // but not where all sandboxes share the template's id.
     host::set_ids(fork.id)?;

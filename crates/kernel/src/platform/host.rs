@@ -69,7 +69,7 @@ pub mod nr {
     pub const SETITIMER: u64 = 38;
     pub const DUP2: u64 = 33;
     pub const CLONE: u64 = 56;
-    pub const SETSID: u64 = 112;
+    pub const SETPGID: u64 = 109;
     pub const SETRESUID: u64 = 117;
     pub const SETRESGID: u64 = 119;
     pub const CAPSET: u64 = 126;
@@ -312,10 +312,10 @@ pub fn duplicate_to(fd: HostFd, number: HostFd) -> Result<()> {
     unsafe { hostcall(nr::DUP2, [fd.0 as u64, number.0 as u64, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// setsid(2).
-pub fn new_session() -> Result<()> {
+/// setpgid(2): the process leads a process group of its own.
+pub fn new_process_group() -> Result<()> {
     // SAFETY: touches no memory.
-    unsafe { hostcall(nr::SETSID, [0; 6]) }.map(drop)
+    unsafe { hostcall(nr::SETPGID, [0; 6]) }.map(drop)
 }
 
 /// setresgid(2) and setresuid(2): all ids become `id`.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytemuck::bytes_of;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -25,6 +25,8 @@ use crate::sandbox::Sandbox;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a template may take to fork a copy.
 const FORK_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the fork of a copy is awaited without sleep.
+const EAGERNESS: Duration = Duration::from_micros(400);
 /// Seats that are kept ready.
 const SEATS: usize = 8;
 
@@ -152,7 +154,6 @@ impl Template {
         drop(sandbox);
         let failed = |error: io::Error| BootError::Fork(error.to_string());
         let (pid, pidfd) = wait_for_copy(&host).map_err(failed)?;
-        rustix::io::ioctl_fionbio(&host, true).map_err(|errno| failed(errno.into()))?;
 
         let exit = Arc::new(ExitCell::default());
         let parent = slot.parent.clone();
@@ -179,6 +180,8 @@ impl Template {
         let during = |step| move |source| ZygoteError::Create { step, source };
         let parent = &self.sandbox.process().parent;
         let (host, sandbox) = message::control_pair().map_err(during("make its socket"))?;
+        rustix::io::ioctl_fionbio(&host, true)
+            .map_err(|errno| during("make its socket non-blocking")(errno.into()))?;
         // The first message shows which process the copy is.
         rustix::net::sockopt::set_socket_passcred(&host, true)
             .map_err(|errno| during("make its socket")(errno.into()))?;
@@ -224,9 +227,13 @@ impl Template {
 /// Waits for the first message of a copy, which shows its process.
 fn wait_for_copy(control: &OwnedFd) -> io::Result<(u32, OwnedFd)> {
     let died = || io::Error::from(io::ErrorKind::UnexpectedEof);
-    await_input(control)?;
     let mut bytes = [0; size_of::<MessageHeader>()];
-    let (len, sender) = message::receive_with_sender(control, &mut bytes)?;
+    let (len, sender) = loop {
+        match message::receive_with_sender(control, &mut bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => await_input(control)?,
+            result => break result?,
+        }
+    };
     let header: MessageHeader = bytemuck::pod_read_unaligned(&bytes);
     if len != bytes.len() || header.kind != MSG_READY {
         return Err(died());
@@ -243,7 +250,17 @@ fn wait_for_copy(control: &OwnedFd) -> io::Result<(u32, OwnedFd)> {
     Ok((Pid::as_raw(Some(pid)) as u32, pidfd))
 }
 
+/// Looks often at first: whoever sends to a process that sleeps has to wake it,
+/// which would take the copy longer than all else that it does before it runs.
 fn await_input(control: &OwnedFd) -> io::Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < EAGERNESS {
+        let mut events = [PollFd::new(control, PollFlags::IN)];
+        if poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0 {
+            return Ok(());
+        }
+        std::thread::yield_now();
+    }
     let timeout = Timespec { tv_sec: FORK_PATIENCE.as_secs() as i64, tv_nsec: 0 };
     loop {
         let mut events = [PollFd::new(control, PollFlags::IN)];
