@@ -35,3 +35,20 @@ fn an_unknown_function_is_an_error_that_names_it() {
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.contains("nobody"), "{}", outcome.stderr);
 }
+
+#[test]
+fn both_sides_of_every_system_call_are_measured() {
+    let mut command = thaw();
+    command.args(["bench", "syscalls", "-n", "1", "--no-compute", "--json"]);
+    let report: serde_json::Value =
+        serde_json::from_str(&run(&mut command).success()).expect("JSON");
+    let calls = report["calls"].as_array().expect("a list");
+    for name in ["getppid", "clock_gettime", "pipe", "futex", "fork-exec-wait", "read-1m"] {
+        let call = calls.iter().find(|call| call["name"] == name).expect(name);
+        for figures in ["p50_ns", "p99_ns"] {
+            for side in ["native", "thaw"] {
+                assert!(call[figures][side].as_f64().is_some_and(|ns| ns > 0.0), "{call}");
+            }
+        }
+    }
+}

@@ -5,6 +5,7 @@ mod cold;
 mod isolate;
 pub mod native;
 mod stats;
+pub mod syscalls;
 
 pub use stats::Percentiles;
 
@@ -111,6 +112,12 @@ pub enum BenchError {
     /// The program cannot be started natively.
     #[error(transparent)]
     Native(#[from] NativeError),
+    /// The state directory is not usable.
+    #[error(transparent)]
+    Home(#[from] crate::home::HomeError),
+    /// A side of a comparison does not run.
+    #[error(transparent)]
+    Side(#[from] syscalls::SideError),
     /// A response was not as it should be.
     #[error("the function answered {0:?}; try `thaw invoke` first")]
     Response(String),

@@ -59,12 +59,29 @@ pub enum NativeError {
 
 /// What the helper starts.
 #[derive(Debug, Serialize, Deserialize)]
-struct Specification {
+pub(super) struct Specification {
     command: Vec<String>,
     environment: BTreeMap<String, String>,
     directory: PathBuf,
-    port: u16,
+    /// Where it listens.
+    pub(super) port: u16,
     request: Vec<u8>,
+}
+
+impl Specification {
+    /// The program, ready to be started.
+    pub(super) fn command(&self) -> Command {
+        let mut command = Command::new(&self.command[0]);
+        command
+            .args(&self.command[1..])
+            .env_clear()
+            .envs(&self.environment)
+            .current_dir(&self.directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    }
 }
 
 /// A program that can be started natively again and again.
@@ -120,7 +137,7 @@ impl Drop for NativeProgram {
 
 /// Lays the function's own files out as in the sandbox, below a directory of
 /// the host, and translates what names them.
-fn specify(
+pub(super) fn specify(
     home: &Home,
     function: &StoredFunction,
     request: &[u8],
@@ -222,15 +239,7 @@ fn help() -> io::Result<()> {
 }
 
 fn start_once(specification: &Specification) -> io::Result<u64> {
-    let mut command = Command::new(&specification.command[0]);
-    command
-        .args(&specification.command[1..])
-        .env_clear()
-        .envs(&specification.environment)
-        .current_dir(&specification.directory)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    let mut command = specification.command();
     let started_ns = monotonic_ns();
     let mut child = command.spawn()?;
     let answered = first_byte(specification, &mut child);

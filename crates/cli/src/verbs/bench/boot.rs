@@ -1,9 +1,9 @@
-//! `thaw bench`: measurements that a user can repeat.
+//! `thaw bench boot`.
 
-use super::serve::WorkingSetArguments;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table};
-use clap::{Args, Subcommand, ValueEnum};
+use crate::verbs::serve::WorkingSetArguments;
+use clap::{Args, ValueEnum};
 use std::io::{IsTerminal, Write, stderr};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -11,26 +11,13 @@ use thaw_node::bench::{self, BenchOptions, BenchReport, Percentiles};
 use thaw_node::boots::BootKind;
 use thaw_node::home::Home;
 
-/// Measure.
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw bench boot hello-python --boot warm -n 1000 --json")]
-pub struct Arguments {
-    #[command(subcommand)]
-    subject: Subject,
-}
-
-#[derive(Debug, Subcommand)]
-enum Subject {
-    Boot(BootArguments),
-}
-
 /// Measure boots of a function, with native starts of the same program in between.
 ///
 /// Times count from the moment the gateway has accepted the connection; native
 /// ones from before the fork until the client has the first response byte.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw bench boot hello-python --boot warm -n 1000 --json")]
-struct BootArguments {
+pub struct Arguments {
     /// The function.
     name: String,
     /// What the boots begin from.
@@ -76,7 +63,6 @@ impl From<Boot> for BootKind {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let Subject::Boot(arguments) = &arguments.subject;
     if arguments.path.contains([' ', '\r', '\n']) || !arguments.path.starts_with('/') {
         return Err(Failure::misused("--path must begin with a slash and hold no blanks"));
     }

@@ -1,0 +1,103 @@
+//! `thaw bench syscalls`.
+
+use crate::failure::{Failure, Outcome};
+use crate::output::{self, Table};
+use clap::Args;
+use std::io::{IsTerminal, stderr};
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+use thaw_node::bench::syscalls::{self, Pair, SyscallOptions, SyscallReport, WORKER_VARIABLE};
+use thaw_node::home::Home;
+
+/// Measure what programs do once they run: on this host and in a sandbox, turn by turn.
+///
+/// System calls, requests per second of built functions under `wrk`, and plain
+/// computing. A sample of a short call is the mean of many in a row.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw bench syscalls --http hello-go --http hello-c")]
+pub struct Arguments {
+    /// Turns of both sides; at most 5 for servers and computing.
+    #[arg(short, long = "rounds", value_name = "N", default_value = "10")]
+    n: NonZeroUsize,
+    /// Measure the server of a built function, too; may be given several times.
+    #[arg(long, value_name = "FUNCTION")]
+    http: Vec<String>,
+    /// Do not measure computing programs.
+    #[arg(long)]
+    no_compute: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let options = SyscallOptions {
+        rounds: arguments.n.get(),
+        http: arguments.http.clone(),
+        compute: !arguments.no_compute,
+        sandbox: sandbox()?,
+    };
+    let live = stderr().is_terminal();
+    let mut progress = |next: &str| {
+        if live {
+            eprint!("\r\x1b[Kmeasuring {next}");
+        }
+    };
+    let report = syscalls::syscalls(Home::from_environment, &options, &mut progress);
+    if live {
+        eprint!("\r\x1b[K");
+    }
+    let report = report?;
+    if arguments.json {
+        output::print_json(&report)?;
+    } else {
+        output::print(&text(&report))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `thaw run` with this host's files, before the command.
+fn sandbox() -> Result<Vec<String>, Failure> {
+    let executable = std::env::current_exe()?.to_string_lossy().into_owned();
+    let worker = format!("{WORKER_VARIABLE}=calls");
+    let arguments =
+        ["run", "--rootfs", "/", "--cpus", "2", "--memory", "2GiB", "--env", &worker, "--"];
+    Ok([executable].into_iter().chain(arguments.map(str::to_owned)).collect())
+}
+
+fn text(report: &SyscallReport) -> String {
+    let mut text = String::new();
+    let mut table =
+        Table::new(&["ns a call", "Thaw p50", "native", "ratio", "Thaw p99", "native", "ratio"]);
+    for call in &report.calls {
+        let cells = [pair(call.p50_ns, call.ratio_p50), pair(call.p99_ns, call.ratio_p99)];
+        let name = call.what.to_owned();
+        table.row([name].into_iter().chain(cells.into_iter().flatten()).collect());
+    }
+    text += &table.text();
+    if !report.http.is_empty() {
+        let mut table = Table::new(&["requests/s under wrk", "Thaw", "native", "ratio"]);
+        for server in &report.http {
+            let name = format!("{}, {} connections", server.function, server.connections);
+            let cells = pair(server.requests_per_s, server.ratio);
+            table.row([name].into_iter().chain(cells).collect());
+        }
+        text += &format!("\n{}", table.text());
+    }
+    if !report.compute.is_empty() {
+        let mut table = Table::new(&["computing, ms", "Thaw", "native", "speed"]);
+        for program in &report.compute {
+            let cells = pair(program.ms, program.speed);
+            table.row([program.language.to_owned()].into_iter().chain(cells).collect());
+        }
+        text += &format!("\n{}", table.text());
+    }
+    for language in &report.missing {
+        text += &format!("not measured, since this host lacks it: {language}\n");
+    }
+    text
+}
+
+fn pair(figures: Pair, ratio: f64) -> [String; 3] {
+    [format!("{:.1}", figures.thaw), format!("{:.1}", figures.native), format!("{ratio:.2}")]
+}
