@@ -294,6 +294,10 @@ fn fault(frame: &mut TrapFrame, signal: u32) {
         // The thread was at a `syscall` that has been patched away under it.
         return;
     }
+    if signal == SIGSEGV && super::gate::is_being_written(frame) {
+        frame.rip = super::gate::relocated(frame.rip);
+        return;
+    }
     crate::task::signal::guest_fault(frame);
 }
 

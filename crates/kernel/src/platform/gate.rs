@@ -1,26 +1,35 @@
 //! Patching of system call sites.
 //!
-//! The first trap at a site rewrites `mov $nr,%eax; syscall` into an indirect
-//! jump through a slot of the gate's table to a trampoline, which performs the
-//! displaced `mov`, puts the return address into `rcx` (as `syscall` does) and
-//! enters the kernel. The two bytes left where `syscall` was are the upper half
-//! of the slot's address, `01 00`, which decode as `add %eax,(%rax)` and fault
-//! for any system call number: a thread that jumps there, or was about to
-//! execute it, is restarted in the trampoline.
+//! The first trap at a site rewrites it into an indirect jump through a slot of
+//! the gate's table to a trampoline, which performs the instructions that had to
+//! move, puts the return address into `rcx` (as `syscall` does) and enters the
+//! kernel. Two kinds of sites are known:
+//!
+//! - One instruction *before* the `syscall` moves: `mov $nr,%eax` and its
+//!   relatives. The two bytes left where `syscall` was are the upper half of the
+//!   slot's address, `01 00`, which decode as `add %eax,(%rax)` and fault for any
+//!   system call number: a thread that jumps there, or was about to execute it,
+//!   is restarted in the trampoline.
+//! - Instructions *behind* the `syscall` move ([`super::site`]). The jump begins
+//!   where the `syscall` was. Nothing in the text may jump to an instruction that
+//!   moves, and threads that are about to execute one go on in the trampoline: at
+//!   once ([`relocate_threads`]), or when a signal handler returns to it
+//!   ([`relocated`]).
 //!
 //! The gate is saved with the image, and so are the patched pages, so a thawed
 //! program never traps at a site it has used before.
 #![allow(unsafe_code)]
 
 use alloc::collections::BTreeMap;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::layout::{GATE_BASE, GATE_CODE_BASE, GATE_CODE_SIZE, GATE_END, GATE_TABLE_SIZE};
 
 use super::entry::TrapFrame;
-use super::host;
 use super::user::UserAddress;
-use crate::errno::Result;
+use super::{host, jumps, site};
+use crate::errno::{Errno, Result};
 use crate::state::kernel;
 use crate::sync::Lock;
 use crate::task::carrier;
@@ -55,55 +64,17 @@ struct State {
     mapped_end: u64,
     /// Address of a displaced `syscall` → where a thread there goes on.
     sites: BTreeMap<u64, u64>,
+    /// Address of an instruction that has moved from behind a `syscall`.
+    moved: BTreeMap<u64, Moved>,
 }
 
-/// How the instructions around a `syscall` look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Site {
-    /// Bytes before the `syscall` instruction that move into the trampoline.
-    prefix: usize,
-    /// Bytes behind it that do.
-    suffix: usize,
-}
-
-/// Bytes looked at before the end of the `syscall` instruction.
-const BEFORE: usize = 9;
-/// Bytes looked at behind it.
-const BEHIND: usize = 6;
-
-/// Recognizes the site from the bytes around the `syscall`. What moves must be
-/// one whole instruction, so that no jump can lead inside it.
-fn recognize(bytes: &[u8; BEFORE + BEHIND], number: u64) -> Option<Site> {
-    if bytes[7..9] != [0x0f, 0x05] {
-        return None;
-    }
-    // read(2) in the C library: je or jne; xor %eax,%eax; syscall; cmp $-4096,%rax.
-    // The `xor` is too short for a jump, so the `cmp` moves too; within this
-    // sequence of one function nothing jumps to it.
-    if number == 0
-        && matches!(bytes[3], 0x74 | 0x75)
-        && bytes[5..7] == [0x31, 0xc0]
-        && bytes[9..] == COMPARE
-    {
-        return Some(Site { prefix: 2, suffix: 6 });
-    }
-    let immediate =
-        |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    // 48 c7 c0 imm32: mov $nr,%rax, as Go emits. Tested first, because its
-    // immediate may look like the next pattern.
-    if bytes[..3] == [0x48, 0xc7, 0xc0] && immediate(3) as i64 as u64 == number {
-        return Some(Site { prefix: 7, suffix: 0 });
-    }
-    // b8 imm32: mov $nr,%eax. That the immediate is the number in rax tells it
-    // from five bytes that are something else.
-    if bytes[2] == 0xb8 && immediate(3) as u32 as u64 == number {
-        return Some(Site { prefix: 5, suffix: 0 });
-    }
-    // 4c 8b 4c 24 08: mov 8(%rsp),%r9, in syscall(3) of the C library.
-    if bytes[2..7] == [0x4c, 0x8b, 0x4c, 0x24, 0x08] {
-        return Some(Site { prefix: 5, suffix: 0 });
-    }
-    None
+/// Where an instruction has gone.
+#[derive(Clone, Copy)]
+struct Moved {
+    to: u64,
+    /// Where the jump lies that has taken its place, and its slot.
+    jump: u64,
+    slot: u64,
 }
 
 /// Maps the gate of an address space that gets a new program, and fills in the
@@ -142,10 +113,13 @@ fn gate() -> &'static Gate {
     &carrier::own_space().gate
 }
 
-/// `cmp $-4096,%rax`: is it an error?
-const COMPARE: [u8; 6] = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
 /// Bytes of the patch: an indirect jump through an absolute address.
 const JUMP_SIZE: usize = 7;
+
+/// In a copy, which may live for one request, a patch costs more than a few
+/// traps, the more so if the text has to be searched for jumps.
+const TRAPS_BEFORE_PATCH: u32 = 2;
+const TRAPS_BEFORE_SEARCH: u32 = 64;
 
 /// Rewrites the site of a trapped system call if its form is known. Failure
 /// leaves the site as it is: the trap is always correct.
@@ -154,116 +128,167 @@ pub fn try_patch(frame: &mut TrapFrame) {
         return;
     }
     let syscall = frame.rip.wrapping_sub(2);
-    if !is_worth_it(syscall) || !carrier::own_space().carrier.is_alone() {
-        // Nobody may execute what is being rewritten. A later trap will do it.
+    let traps = count_trap(syscall);
+    if traps < TRAPS_BEFORE_PATCH {
         return;
     }
-    let mut bytes = [0u8; BEFORE + BEHIND];
-    if UserAddress(syscall.wrapping_sub(7)).read_bytes(&mut bytes).is_err() {
+    let mut before = [0u8; site::BEFORE];
+    let at = UserAddress(frame.rip.wrapping_sub(site::BEFORE as u64));
+    if at.read_bytes(&mut before).is_err() || before[site::BEFORE - 2..] != site::SYSCALL {
         return;
     }
-    let Some(site) = recognize(&bytes, frame.orig_rax) else { return };
-    let start = syscall - site.prefix as u64;
-    let end = frame.rip + site.suffix as u64;
-    let Some(protection) = crate::mm::code_protection(start, end) else { return };
-    let Ok(trampoline) = add_trampoline(&bytes, site, syscall) else { return };
-
-    // Nops first: the jump ends with the `syscall`, so that its last two bytes,
-    // which fault, lie where that was. With a suffix the nops lead a thread at
-    // the `syscall` into the jump instead.
-    let mut patch = [0x90u8; BEFORE + BEHIND];
-    let len = site.prefix + 2 + site.suffix;
-    let jump = if site.suffix == 0 { len - JUMP_SIZE } else { site.prefix };
-    if jump == 2 {
-        patch[..2].copy_from_slice(&[0x66, 0x90]);
-    }
-    patch[jump..jump + 3].copy_from_slice(&[0xff, 0x24, 0x25]);
-    patch[jump + 3..jump + 7].copy_from_slice(&(trampoline.slot as u32).to_le_bytes());
-    let first_page = start & !4095;
-    let pages = (end - first_page).next_multiple_of(4096);
-    if host::protect(first_page, pages, host::PROT_READ | host::PROT_WRITE).is_ok() {
-        let written = UserAddress(start).write_bytes(&patch[..len]);
-        // The range was executable a moment ago; if this fails the program
-        // faults, which is all that is left to do.
-        let _ = host::protect(first_page, pages, protection);
-        if written.is_ok() && site.suffix > 0 {
-            // This very call returns behind instructions that have moved.
-            frame.rip = trampoline.after;
-        }
+    if let Some(prefix) = site::prefix(&before, frame.orig_rax) {
+        let bytes = &before[site::BEFORE - 2 - prefix..site::BEFORE - 2];
+        let _ = patch_before(syscall, bytes);
+    } else if traps >= TRAPS_BEFORE_SEARCH && carrier::own_space().carrier.is_alone() {
+        // Nobody may be about to execute what moves, without the kernel's knowing.
+        let _ = patch_behind(frame);
     }
 }
 
-/// Whether a site is likely to be used often enough. A program that is being
-/// started gets every site patched, since the patches travel in its image. In a
-/// copy, which may live for one request, a patch costs more than a few traps:
-/// there the second trap decides.
-fn is_worth_it(syscall: u64) -> bool {
+/// Counts the traps at a site, as far as others do not come in between. A
+/// program that is being started gets every site patched, since the patches
+/// travel in its image.
+fn count_trap(syscall: u64) -> u32 {
     const SLOTS: usize = 64;
     static SEEN: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
+    static COUNT: [AtomicU32; SLOTS] = [const { AtomicU32::new(0) }; SLOTS];
     if kernel().generation.get() == 0 {
-        return true;
+        return u32::MAX;
     }
-    let slot = &SEEN[(syscall >> 2) as usize % SLOTS];
-    slot.swap(syscall, Relaxed) == syscall
+    let slot = (syscall >> 2) as usize % SLOTS;
+    if SEEN[slot].swap(syscall, Relaxed) != syscall {
+        COUNT[slot].store(0, Relaxed);
+    }
+    COUNT[slot].fetch_add(1, Relaxed) + 1
 }
 
-/// Where the parts of a new trampoline are.
+/// Moves the instruction before a `syscall`.
+fn patch_before(syscall: u64, prefix: &[u8]) -> Result<()> {
+    let start = syscall - prefix.len() as u64;
+    let protection = code_protection(start, syscall + 2)?;
+    let trampoline = Trampoline::reserve()?;
+    let mut text = Text::new();
+    text.push(prefix);
+    let entry = trampoline.code + text.at as u64;
+    text.push_entry(syscall + 2);
+    trampoline.write(&text)?;
+    gate().state.lock().sites.insert(syscall, entry);
+
+    // Nops first: the jump ends with the `syscall`, so that its last two bytes,
+    // which fault, lie where that was.
+    let len = prefix.len() + 2;
+    let mut patch = [NOP; site::BEFORE];
+    patch[len - JUMP_SIZE..len].copy_from_slice(&jump_through(trampoline.slot));
+    write_code(start, &patch[..len], protection)
+}
+
+/// Moves the instructions behind the `syscall` that `frame` returns from.
+fn patch_behind(frame: &mut TrapFrame) -> Result<()> {
+    let (syscall, behind) = (frame.rip - 2, frame.rip);
+    let mut bytes = [0u8; site::BEHIND];
+    UserAddress(behind).read_bytes(&mut bytes)?;
+    let suffix = site::suffix(&bytes, JUMP_SIZE - 2).ok_or(Errno::ENOEXEC)?;
+    let protection = code_protection(syscall, behind + suffix.len() as u64)?;
+    let text_around = crate::mm::code_range(syscall).ok_or(Errno::EFAULT)?;
+    let boundaries = suffix.boundaries().map(|offset| behind + offset as u64);
+    if jumps::lead_to(boundaries, text_around)? {
+        return Err(Errno::ENOEXEC);
+    }
+
+    let trampoline = Trampoline::reserve()?;
+    let mut text = Text::new();
+    let entry = trampoline.code;
+    let after = entry + ENTRY_SIZE;
+    text.push_entry(after);
+    text.push(&bytes[..suffix.len()]);
+    text.push_jump(behind + suffix.len() as u64);
+    trampoline.write(&text)?;
+    let slot = trampoline.slot;
+    {
+        let mut state = gate().state.lock();
+        // Of a thread that waits in the system call.
+        state.sites.insert(after - 2, entry);
+        state.moved.insert(syscall, Moved { to: entry, jump: syscall, slot });
+        for offset in suffix.boundaries() {
+            let moved = Moved { to: after + offset as u64, jump: syscall, slot };
+            state.moved.insert(behind + offset as u64, moved);
+        }
+    }
+    let mut patch = [NOP; site::BEHIND + 2];
+    patch[..JUMP_SIZE].copy_from_slice(&jump_through(slot));
+    write_code(syscall, &patch[..2 + suffix.len()], protection)?;
+    frame.rip = after;
+    relocate_threads();
+    Ok(())
+}
+
+fn code_protection(start: u64, end: u64) -> Result<u32> {
+    crate::mm::code_protection(start, end).ok_or(Errno::EFAULT)
+}
+
+/// Rewrites code. A vCPU that executes in these pages meanwhile faults and comes
+/// back ([`is_being_written`]).
+fn write_code(start: u64, patch: &[u8], protection: u32) -> Result<()> {
+    let first_page = start & !4095;
+    let pages = (start + patch.len() as u64 - first_page).next_multiple_of(4096);
+    host::protect(first_page, pages, host::PROT_READ | host::PROT_WRITE)?;
+    let written = UserAddress(start).write_bytes(patch);
+    // The range was executable a moment ago; if this fails the program faults,
+    // which is all that is left to do.
+    host::protect(first_page, pages, protection)?;
+    written
+}
+
+const NOP: u8 = 0x90;
+
+/// `jmp *slot`, the slot being in the low 2 GiB.
+fn jump_through(slot: u64) -> [u8; JUMP_SIZE] {
+    let mut jump = [0xff, 0x24, 0x25, 0, 0, 0, 0];
+    jump[3..].copy_from_slice(&(slot as u32).to_le_bytes());
+    jump
+}
+
+/// Room for a trampoline, and the slot that leads to it.
 struct Trampoline {
     slot: u64,
-    /// Where the displaced system call returns to.
-    after: u64,
+    code: u64,
 }
 
-/// Writes the trampoline of a site: prefix, return address into `rcx`, jump to
-/// the kernel; with a suffix that, and the jump back, follow.
-fn add_trampoline(bytes: &[u8; BEFORE + BEHIND], site: Site, syscall: u64) -> Result<Trampoline> {
-    let mut state = gate().state.lock();
-    let index = FIRST_SITE + state.used;
-    if index >= SLOTS || (index + 1) * TRAMPOLINE_SIZE > GATE_CODE_SIZE {
-        return Err(crate::errno::Errno::ENOMEM);
-    }
-    let slot = GATE_BASE + index * 8;
-    let code = GATE_CODE_BASE + index * TRAMPOLINE_SIZE;
-    let prefix = &bytes[7 - site.prefix..7];
-    let suffix = &bytes[9..9 + site.suffix];
-    let mut text = Text { bytes: [0x90; TRAMPOLINE_SIZE as usize], at: 0 };
-    text.push(prefix);
-    let entry = code + text.at as u64;
-    const MOV_AND_JUMP: u64 = 10 + JUMP_SIZE as u64;
-    let after = if site.suffix == 0 { syscall + 2 } else { entry + MOV_AND_JUMP };
-    // movabs $after,%rcx; jmp *GATE_BASE
-    text.push(&[0x48, 0xb9]);
-    text.push(&after.to_le_bytes());
-    text.push(&[0xff, 0x24, 0x25]);
-    text.push(&(GATE_BASE as u32).to_le_bytes());
-    if site.suffix > 0 {
-        // jmp *0(%rip), followed by the address
-        text.push(suffix);
-        text.push(&[0xff, 0x25, 0, 0, 0, 0]);
-        text.push(&(syscall + 2 + site.suffix as u64).to_le_bytes());
+impl Trampoline {
+    fn reserve() -> Result<Self> {
+        let mut state = gate().state.lock();
+        let index = FIRST_SITE + state.used;
+        if index >= SLOTS || (index + 1) * TRAMPOLINE_SIZE > GATE_CODE_SIZE {
+            return Err(Errno::ENOMEM);
+        }
+        let trampoline =
+            Self { slot: GATE_BASE + index * 8, code: GATE_CODE_BASE + index * TRAMPOLINE_SIZE };
+        let code_end = (trampoline.code + TRAMPOLINE_SIZE).next_multiple_of(4096);
+        if code_end > state.mapped_end {
+            let more = code_end - state.mapped_end;
+            host::map_anonymous(state.mapped_end, more, host::PROT_READ | host::PROT_EXEC)?;
+            state.mapped_end = code_end;
+        }
+        state.used += 1;
+        Ok(trampoline)
     }
 
-    let code_end = (code + TRAMPOLINE_SIZE).next_multiple_of(4096);
-    if code_end > state.mapped_end {
-        let more = code_end - state.mapped_end;
-        host::map_anonymous(state.mapped_end, more, host::PROT_READ | host::PROT_EXEC)?;
-        state.mapped_end = code_end;
+    fn write(&self, text: &Text) -> Result<()> {
+        let mapped = gate().state.lock().mapped_end - GATE_BASE;
+        host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_WRITE)?;
+        // SAFETY: slot and code lie inside the gate, which is writable now, and
+        // no jump leads to them yet.
+        unsafe {
+            (self.slot as *mut u64).write(self.code);
+            core::ptr::copy_nonoverlapping(
+                text.bytes.as_ptr(),
+                self.code as *mut u8,
+                text.bytes.len(),
+            );
+        }
+        host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_EXEC)
     }
-    let mapped = state.mapped_end - GATE_BASE;
-    host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_WRITE)?;
-    // SAFETY: slot and code lie inside the gate, which is writable now and not
-    // in use by any other vCPU.
-    unsafe {
-        (slot as *mut u64).write(code);
-        core::ptr::copy_nonoverlapping(text.bytes.as_ptr(), code as *mut u8, text.bytes.len());
-    }
-    host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_EXEC)?;
-    state.used += 1;
-    state.sites.insert(syscall, entry);
-    if site.suffix > 0 {
-        state.sites.insert(after - 2, entry);
-    }
-    Ok(Trampoline { slot, after })
 }
 
 /// Machine code being written.
@@ -272,7 +297,27 @@ struct Text {
     at: usize,
 }
 
+/// Bytes of [`Text::push_entry`].
+const ENTRY_SIZE: u64 = 10 + JUMP_SIZE as u64;
+
 impl Text {
+    fn new() -> Self {
+        Self { bytes: [NOP; TRAMPOLINE_SIZE as usize], at: 0 }
+    }
+
+    /// The system call, which returns to `after`: `movabs $after,%rcx; jmp *GATE_BASE`.
+    fn push_entry(&mut self, after: u64) {
+        self.push(&[0x48, 0xb9]);
+        self.push(&after.to_le_bytes());
+        self.push(&jump_through(GATE_BASE));
+    }
+
+    /// `jmp *0(%rip)`, followed by the address.
+    fn push_jump(&mut self, to: u64) {
+        self.push(&[0xff, 0x25, 0, 0, 0, 0]);
+        self.push(&to.to_le_bytes());
+    }
+
     fn push(&mut self, bytes: &[u8]) {
         self.bytes[self.at..self.at + bytes.len()].copy_from_slice(bytes);
         self.at += bytes.len();
@@ -303,6 +348,54 @@ pub fn restart_displaced(frame: &mut TrapFrame) -> bool {
     }
 }
 
+/// Sends the threads of this address space that would go on with an instruction
+/// that has moved to where it is now.
+fn relocate_threads() {
+    let space: *const _ = carrier::own_space();
+    for thread in kernel().tasks.all_threads() {
+        if core::ptr::eq(Arc::as_ptr(&thread.process.mm()), space) {
+            let frame = thread.frame();
+            frame.rip = relocated(frame.rip);
+        }
+    }
+}
+
+/// Where the instruction at `rip` is now. For addresses that a program has kept:
+/// those in the frames of its signal handlers.
+pub fn relocated(rip: u64) -> u64 {
+    let Some(moved) = gate().state.lock().moved.get(&rip).copied() else { return rip };
+    // Only if the jump is still there; the memory may hold something else now.
+    match UserAddress(moved.jump).read::<[u8; JUMP_SIZE]>() {
+        Ok(bytes) if bytes == jump_through(moved.slot) => moved.to,
+        _ => rip,
+    }
+}
+
+/// The address that a program is to see in place of `rip`, if that is in a
+/// trampoline: unwinding tables know nothing of those.
+pub fn as_seen(rip: u64) -> u64 {
+    if !(GATE_CODE_BASE..GATE_END).contains(&rip) {
+        return rip;
+    }
+    let state = gate().state.lock();
+    let moved = state.moved.iter().map(|(original, moved)| (*original, moved.to));
+    let displaced = state.sites.iter().map(|(syscall, entry)| (*syscall, *entry));
+    let mut all = moved
+        .chain(displaced)
+        .filter(|(original, _)| *original < GATE_CODE_BASE || *original >= GATE_END);
+    all.find(|(_, to)| *to == rip).map_or(rip, |(original, _)| original)
+}
+
+/// Whether a fault is of a vCPU that found code not executable, since another one
+/// was writing to it.
+pub fn is_being_written(frame: &TrapFrame) -> bool {
+    const INSTRUCTION_FETCH: u64 = 0x10;
+    frame.error & INSTRUCTION_FETCH != 0
+        && frame.address == frame.rip
+        && ((GATE_BASE..gate().state.lock().mapped_end).contains(&frame.rip)
+            || crate::mm::code_protection(frame.rip, frame.rip + 1).is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -316,31 +409,9 @@ mod tests {
     }
 
     #[test]
-    fn recognizes_the_usual_sites() {
-        let bytes = |before: [u8; 9]| {
-            let mut all = [0x90u8; BEFORE + BEHIND];
-            all[..BEFORE].copy_from_slice(&before);
-            all
-        };
-        let libc = bytes([0x90, 0x90, 0xb8, 0x27, 0, 0, 0, 0x0f, 0x05]);
-        assert_eq!(recognize(&libc, 39), Some(Site { prefix: 5, suffix: 0 }));
-        assert_eq!(recognize(&libc, 40), None, "the immediate is not the number in rax");
-        let go = bytes([0x48, 0xc7, 0xc0, 0x27, 0, 0, 0, 0x0f, 0x05]);
-        assert_eq!(recognize(&go, 39), Some(Site { prefix: 7, suffix: 0 }));
-        let generic = bytes([0x90, 0x90, 0x4c, 0x8b, 0x4c, 0x24, 0x08, 0x0f, 0x05]);
-        assert_eq!(recognize(&generic, 1), Some(Site { prefix: 5, suffix: 0 }));
-        let other = bytes([0x90, 0x90, 0x90, 0x89, 0xd0, 0x90, 0x90, 0x0f, 0x05]);
-        assert_eq!(recognize(&other, 1), None);
-    }
-
-    #[test]
-    fn recognizes_read_with_its_comparison() {
-        let mut read = [
-            0x85, 0xc0, 0x90, 0x74, 0x13, 0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0, 0xff,
-            0xff,
-        ];
-        assert_eq!(recognize(&read, 0), Some(Site { prefix: 2, suffix: 6 }));
-        read[10] = 0x3c;
-        assert_eq!(recognize(&read, 0), None);
+    fn trampolines_have_room_for_all_that_moves() {
+        let most = ENTRY_SIZE + site::BEHIND as u64 + 14;
+        assert!(most <= TRAMPOLINE_SIZE);
+        assert!(site::BEFORE as u64 + ENTRY_SIZE <= TRAMPOLINE_SIZE);
     }
 }

@@ -7,6 +7,7 @@ use super::{
 use crate::errno::{Errno, Result};
 use crate::platform::entry::{RETURN_FULL, TrapFrame, USER_CS, USER_SS};
 use crate::platform::fpu::{self, FpuState};
+use crate::platform::gate;
 use crate::platform::user::UserAddress;
 use crate::task::thread::{Thread, current};
 
@@ -142,7 +143,7 @@ pub fn push_frame(
         rax: frame.rax,
         rcx: frame.rcx,
         rsp: frame.rsp,
-        rip: frame.rip,
+        rip: gate::as_seen(frame.rip),
         eflags: frame.rflags,
         segments: USER_CS | USER_SS << 48,
         error: frame.error,
@@ -263,7 +264,7 @@ pub fn sigreturn() {
         rax: context.rax,
         rcx: context.rcx,
         rsp: context.rsp,
-        rip: context.rip,
+        rip: gate::relocated(context.rip),
         rflags: (context.eflags & USER_RFLAGS) | 0x202,
         how: RETURN_FULL,
         ..keep
