@@ -222,7 +222,14 @@ impl Bench {
         let entered = runtime.enter();
         let pool = start_pool(ZYGOTES)?;
         let shared = Shared::new(1024);
-        let launcher = launcher(home, store, &function, &pool, options)?;
+        let launcher = launcher(
+            home,
+            store,
+            &function,
+            &pool,
+            options.working_set,
+            BootPolicy::only(options.boot),
+        )?;
         let mut config = function.function.config;
         config.isolation = Isolation::Request;
         config.limits.timeout = TimeSpan(PATIENCE);
@@ -290,7 +297,8 @@ fn launcher(
     store: &Store,
     function: &BuiltFunction,
     pool: &Arc<ZygotePool>,
-    options: &BenchOptions,
+    working_set: WorkingSetUse,
+    policy: BootPolicy,
 ) -> Result<Arc<SandboxLauncher>, BenchError> {
     let load = |error: crate::catalog::LoadError| BenchError::Load(error);
     let config = &function.function.config;
@@ -307,8 +315,8 @@ fn launcher(
         image,
         log.pipes()?,
         config,
-        options.working_set,
-        BootPolicy::only(options.boot),
+        working_set,
+        policy,
     );
     Ok(Arc::new(launcher.map_err(|error| load(error.into()))?))
 }

@@ -3,6 +3,7 @@
 
 use super::worker::WORKER_VARIABLE;
 use super::{Pair, SideError, median, ratio};
+use crate::bench::BootKind;
 use crate::bench::isolate::enter_own_network;
 use crate::bench::native::{Specification, specify};
 use crate::bench::{BenchError, launcher};
@@ -11,7 +12,7 @@ use crate::daemon::start_pool;
 use crate::function::BuiltFunction;
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::Home;
-use crate::instance::WorkingSetUse;
+use crate::instance::{BootPolicy, WorkingSetUse};
 use crate::node::Shared;
 use crate::service::Service;
 use serde::Serialize;
@@ -103,7 +104,14 @@ impl BehindGateway {
         let entered = runtime.enter();
         let pool = start_pool(1)?;
         let shared = Shared::new(8);
-        let launcher = launcher(home, store, &function, &pool, WorkingSetUse::Off)?;
+        let launcher = launcher(
+            home,
+            store,
+            &function,
+            &pool,
+            WorkingSetUse::Off,
+            BootPolicy::only(BootKind::Warm),
+        )?;
         let mut config = function.function.config;
         config.isolation = Isolation::Instance;
         config.limits.instances = NonZeroU32::MIN;
