@@ -118,6 +118,8 @@ impl Instance for FakeInstance {
         self.reports.poll_recv(context).map(|report| report.expect("a sender is kept"))
     }
 
+    fn settle(&mut self) {}
+
     fn first_request_done(&mut self) {}
 }
 

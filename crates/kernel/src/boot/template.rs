@@ -6,6 +6,8 @@
 //! everything (Catalyzer §4, sandbox fork; the one thread of a host process that
 //! forks is the transient single thread, whatever the program has).
 
+use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
 use thaw_abi::control::{Fork, MSG_FORK, MSG_READY};
 
 use super::control::{self, CONTROL};
@@ -34,11 +36,11 @@ pub fn serve() -> Result<()> {
         };
         match host::fork_copy() {
             Ok(Forked::Child) => {
-                let group = message.fds.get(1).copied().map(HostFd);
-                if become_copy(fork, HostFd(*socket), group).is_err() {
+                phases::received();
+                GROUP.store(message.fds.get(1).copied().unwrap_or(-1), Relaxed);
+                if become_copy(fork, HostFd(*socket)).is_err() {
                     panic::exit(panic::PANIC_EXIT_CODE)
                 }
-                phases::received();
                 return Ok(());
             }
             Ok(Forked::Parent { .. }) => {}
@@ -49,17 +51,10 @@ pub fn serve() -> Result<()> {
     }
 }
 
-/// Gives up the template's rights, process group, control group and control socket.
-fn become_copy(fork: &Fork, socket: HostFd, group: Option<HostFd>) -> Result<()> {
+/// Gives up the template's rights, process group and control socket.
+fn become_copy(fork: &Fork, socket: HostFd) -> Result<()> {
     host::duplicate_to(socket, CONTROL)?;
     host::close(socket);
-    if let Some(group) = group {
-        // The thread that writes is meant (cgroups(7)). Before the user id
-        // changes: the right to write is that of the file's owner.
-        let zero = b"0";
-        host::write(group, zero.as_ptr() as u64, zero.len())?;
-        host::close(group);
-    }
     host::new_process_group()?;
     // Ends the capabilities, too (capabilities(7), "effect of user id changes"),
     // but not where all sandboxes share the template's id.
@@ -68,3 +63,22 @@ fn become_copy(fork: &Fork, socket: HostFd, group: Option<HostFd>) -> Result<()>
     control::send(MSG_READY, 0, &[], &[]);
     Ok(())
 }
+
+/// Enters the copy's own control group, if there is one to enter: it takes tens
+/// of microseconds, and milliseconds if the host makes or removes another group
+/// meanwhile, so it waits until the first response is on its way. A guest that
+/// keeps its kernel from it is put there by the host.
+pub fn enter_group() {
+    let group = HostFd(GROUP.swap(-1, Relaxed));
+    if group.0 >= 0 {
+        // The thread that writes is meant (cgroups(7)).
+        let zero = b"0";
+        if let Err(error) = host::write(group, zero.as_ptr() as u64, zero.len()) {
+            crate::console!("thaw kernel: cannot enter the control group: {error:?}");
+        }
+        host::close(group);
+    }
+}
+
+/// The file with which the control group is entered, or -1.
+static GROUP: AtomicI32 = AtomicI32::new(-1);

@@ -8,8 +8,12 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
+
+/// How long after its boot an instance is left alone.
+const SETTLED_AFTER: Duration = Duration::from_millis(100);
 
 /// What became of a connection that was given to an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +67,8 @@ pub(crate) struct Keeper {
     boot: Option<Boot>,
     served: u64,
     idle_since: Option<Instant>,
+    /// When to see to what could wait during the boot.
+    settle_at: Option<Instant>,
     /// The instance's share of the node's capacity.
     _capacity: OwnedSemaphorePermit,
 }
@@ -71,6 +77,7 @@ enum Step {
     Report(Report),
     Command(Option<Command>),
     IdleTooLong,
+    Settled,
 }
 
 impl Keeper {
@@ -96,6 +103,7 @@ impl Keeper {
             boot: Some(boot),
             served: 0,
             idle_since: None,
+            settle_at: Some(Instant::now() + SETTLED_AFTER),
             _capacity: capacity,
         }
     }
@@ -109,6 +117,9 @@ impl Keeper {
                 command = self.commands.recv() => Step::Command(command),
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     Step::IdleTooLong
+                }
+                () = sleep_until(self.settle_at.unwrap_or_else(Instant::now)), if self.settle_at.is_some() => {
+                    Step::Settled
                 }
             };
             match step {
@@ -128,6 +139,10 @@ impl Keeper {
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Command(Some(Command::Connect(delivery))) => self.connect(delivery),
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
+                Step::Settled => {
+                    self.settle_at = None;
+                    self.instance.settle();
+                }
                 // Only if no connection is on its way does the instance end.
                 Step::IdleTooLong => {
                     self.idle_since = None;

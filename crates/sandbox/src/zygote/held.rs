@@ -41,7 +41,8 @@ impl Held {
         connection: Option<(Connection, BorrowedFd<'_>)>,
         options: &ThawOptions<'_>,
     ) -> Result<Sandbox, BootError> {
-        send_identity(self.sandbox.control(), connection, options).map_err(boot_error)?;
+        let send = || send_identity(self.sandbox.control(), connection, options);
+        self.sandbox.process().woken_here(send).map_err(boot_error)?;
         Ok(self.sandbox)
     }
 

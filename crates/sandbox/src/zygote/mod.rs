@@ -176,7 +176,8 @@ impl Zygote {
         options: &ThawOptions<'_>,
     ) -> Result<Sandbox, BootError> {
         self.set_limits(options.memory_limit, options.cpu_time_limit)?;
-        plan.send(&self.control, THAW_AND_RUN, connection, options).map_err(boot_error)?;
+        let send = || plan.send(&self.control, THAW_AND_RUN, connection, options);
+        self.process.woken_here(send).map_err(boot_error)?;
         let broker = self.broker(plan.rootfs(), options.egress)?;
         Ok(self.into_sandbox(broker))
     }

@@ -149,7 +149,8 @@ impl Template {
         };
         // Waits in the socket until the copy looks.
         send_identity(&host, connection, options).map_err(boot_error)?;
-        self.ask_for_copy(slot.id(), &sandbox, tasks.as_ref()).map_err(boot_error)?;
+        let ask = || self.ask_for_copy(slot.id(), &sandbox, tasks.as_ref());
+        self.sandbox.process().woken_here(ask).map_err(boot_error)?;
         // From here on the copy alone has it, so that its end shows.
         drop(sandbox);
         let failed = |error: io::Error| BootError::Fork(error.to_string());
