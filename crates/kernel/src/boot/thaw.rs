@@ -58,7 +58,9 @@ pub fn thaw(message: &Message) -> Result<()> {
             memory.adopt()?;
             populate::finish();
             control::send(MSG_READY, 0, &[], &[]);
-            wait_for_identity()?;
+            let message = control::receive_second_command();
+            phases::received();
+            go_on_as_told(&message)?;
         }
         THAW_AS_TEMPLATE => {
             memory.map()?;
@@ -68,7 +70,7 @@ pub fn thaw(message: &Message) -> Result<()> {
                 template::enter_group();
             }
             memory.adopt()?;
-            wait_for_identity()?;
+            go_on_as_told(&control::receive_second_command())?;
         }
         _ => return Err(Errno::EINVAL),
     }
@@ -87,10 +89,8 @@ fn tail_of<'a>(identity: &Identity, tail: &'a [u8]) -> Result<Tail<'a>> {
     Ok((connections, hostname, tail))
 }
 
-/// Waits until the copy is wanted, and makes it go on.
-fn wait_for_identity() -> Result<()> {
-    let message = control::receive_second_command();
-    phases::received();
+/// Makes a complete copy go on as the message says.
+fn go_on_as_told(message: &Message) -> Result<()> {
     let (identity, tail) = message.split::<Identity>()?;
     let (connections, hostname, _) = tail_of(identity, tail)?;
     if message.kind != MSG_GO || message.fds.len() != connections.len() {
