@@ -17,6 +17,15 @@ pub enum Function {
     Example(&'static str),
     /// A Python program of `tests/guest/functions`, named like its file.
     Python(&'static str),
+    /// The same with its own settings.
+    PythonVariant {
+        /// The program.
+        program: &'static str,
+        /// The function's name.
+        name: &'static str,
+        /// Top-level keys of `thaw.toml`.
+        keys: &'static str,
+    },
     /// The program of an example under another name, with its own settings.
     Variant {
         /// The example that it is made from.
@@ -34,27 +43,32 @@ impl Function {
     /// Its name.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Example(name) | Self::Python(name) | Self::Variant { name, .. } => name,
+            Self::Example(name)
+            | Self::Python(name)
+            | Self::PythonVariant { name, .. }
+            | Self::Variant { name, .. } => name,
         }
     }
 
     /// The directory to build, made below `work` if need be.
     fn directory(&self, work: &Path) -> PathBuf {
         const PYTHON: &str = "kind = \"python3\"\ninterpreter = \"/usr/bin/python3\"";
+        let python = |program: &str, name: &str, keys: &str| {
+            let directory = work.join(name);
+            fs::create_dir_all(&directory).expect("a directory");
+            let program = format!("tests/guest/functions/{program}.py");
+            fs::copy(repository().join(program), directory.join("app.py")).expect("a copy");
+            let text = format!(
+                "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+                 files = [\"app.py\"]\n{keys}\n[runtime]\n{PYTHON}\n"
+            );
+            fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+            directory
+        };
         let (example, name, keys, limits) = match self {
             Self::Example(name) => return repository().join("examples").join(name),
-            Self::Python(name) => {
-                let directory = work.join(name);
-                fs::create_dir_all(&directory).expect("a directory");
-                let program = format!("tests/guest/functions/{name}.py");
-                fs::copy(repository().join(program), directory.join("app.py")).expect("a copy");
-                let text = format!(
-                    "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
-                     files = [\"app.py\"]\n[runtime]\n{PYTHON}\n"
-                );
-                fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
-                return directory;
-            }
+            Self::Python(name) => return python(name, name, ""),
+            Self::PythonVariant { program, name, keys } => return python(program, name, keys),
             Self::Variant { example, name, keys, limits } => (example, name, keys, limits),
         };
         let directory = work.join(name);

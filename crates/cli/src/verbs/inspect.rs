@@ -44,6 +44,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         "rootfs": rootfs(&store, &function),
         "image": image(&store, &function),
         "instances": detail.as_ref().map(|detail| &detail.live),
+        "standby": detail.as_ref().map(|detail| &detail.standby),
         "boots_ns": detail.as_ref().map(|detail| &detail.boots),
     }))?;
     Ok(ExitCode::SUCCESS)

@@ -4,6 +4,7 @@ use crate::boots::BootRecord;
 use crate::catalog::Catalog;
 use crate::config::{FunctionConfig, FunctionName, Isolation};
 use crate::function::BuiltFunction;
+use crate::instance::StandbyInfo;
 use crate::service::{InstanceInfo, Service};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -50,6 +51,8 @@ pub struct FunctionDetail {
     pub config: FunctionConfig,
     /// Its live instances.
     pub live: Vec<InstanceInfo>,
+    /// What is kept for its next boots.
+    pub standby: StandbyInfo,
     /// Its most recent boots, newest first; times in nanoseconds.
     pub boots: Vec<BootRecord>,
 }
@@ -90,6 +93,7 @@ impl FunctionDetail {
             info: FunctionInfo::new(service, &admin.catalog),
             config: service.config().clone(),
             live: service.instances(),
+            standby: service.launcher().standby(),
             boots: admin.shared.boots().of(service.name().as_str(), BOOTS_SHOWN),
         }
     }

@@ -2,6 +2,7 @@
 //! without a sandbox.
 
 use crate::boots::BootKind;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -39,6 +40,20 @@ pub trait Launcher: Send + Sync {
 
     /// Whether there is something to boot from now.
     fn is_ready(&self) -> bool;
+
+    /// What is kept for the next boots.
+    fn standby(&self) -> StandbyInfo {
+        StandbyInfo::default()
+    }
+}
+
+/// What is kept for the next boots of a function, as the admin API shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandbyInfo {
+    /// Process ids of the instances that were booted ahead.
+    pub ready: Vec<u32>,
+    /// Process id of the live template.
+    pub template: Option<u32>,
 }
 
 /// An instance whose boot command has been sent.

@@ -1,6 +1,6 @@
 //! Instances that are sandboxes.
 
-use super::launch::{Client, End, Instance, LaunchError, Launched, Launcher, Report};
+use super::launch::{Client, End, Instance, LaunchError, Launched, Launcher, Report, StandbyInfo};
 use super::standby::{BootPolicy, Standby};
 use crate::boots::BootKind;
 use crate::clock::monotonic_ns;
@@ -181,6 +181,10 @@ impl Launcher for SandboxLauncher {
 
     fn is_ready(&self) -> bool {
         self.shared.standby.is_ready() || self.shared.pool.stats().ready > 0
+    }
+
+    fn standby(&self) -> StandbyInfo {
+        self.shared.standby.info()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is kept ready for the next boots of one image: instances that were
 //! booted ahead, and a live template.
 
-use super::launch::LaunchError;
+use super::launch::{LaunchError, StandbyInfo};
 use super::sandboxed::{Boot, Handed, Shared};
 use crate::boots::BootKind;
 use crate::clock::monotonic_ns;
@@ -78,6 +78,15 @@ impl Standby {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder panics")
+    }
+
+    /// What there is.
+    pub fn info(&self) -> StandbyInfo {
+        let state = self.state();
+        StandbyInfo {
+            ready: state.ready.iter().map(Held::pid).collect(),
+            template: state.template.as_ref().map(|template| template.pid()),
+        }
     }
 
     /// Whether the next boot need not begin from the image.
