@@ -142,6 +142,15 @@ pub const FLAG_SEVERAL_VCPUS: u32 = 1 << 7;
 pub const FLAG_EGRESS: u32 = 1 << 16;
 /// The host has IPv6, too.
 pub const FLAG_EGRESS_V6: u32 = 1 << 17;
+/// Clients of the function send datagrams: a [`MSG_CONNECTION`] brings a
+/// `SOCK_SEQPACKET` socket over which one client's datagrams come and go.
+pub const FLAG_ENTRY_UDP: u32 = 1 << 18;
+/// The function reads its request from standard input: a [`MSG_CONNECTION`]
+/// brings a stream socket that becomes standard input and output.
+pub const FLAG_ENTRY_STDIN: u32 = 1 << 19;
+/// That the program waits for a client is no reason to freeze it: only
+/// `/dev/thaw`, [`Start::entry_signal`] and [`MSG_FREEZE`] are.
+pub const FLAG_ENTRY_ASKED: u32 = 1 << 20;
 
 /// Body of [`MSG_START`].
 ///
@@ -164,7 +173,7 @@ pub struct Start {
     pub flags: u32,
     /// `ROOTFS_*`.
     pub rootfs: u32,
-    /// TCP port on which the function listens; 0 if it serves nobody.
+    /// Port on which the function listens; 0 if it serves nobody.
     pub port: u32,
     /// Number of virtual CPUs, at least 1.
     pub cpus: u32,
@@ -178,8 +187,9 @@ pub struct Start {
     pub env_count: u32,
     /// Number of mounts besides those that every sandbox has.
     pub mount_count: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// With [`FLAG_FREEZE_AT_ENTRY`]: the signal that freezes the program instead
+    /// of being delivered; 0: none.
+    pub entry_signal: u32,
     /// Size of the terminal, if there is one.
     pub window: WindowSize,
 }
@@ -375,7 +385,20 @@ pub struct EntryPoint {
     pub report_address: u64,
     /// Bytes of the report.
     pub report_len: u64,
+    /// Why: `CAUSE_*`.
+    pub cause: u32,
+    /// Zero.
+    pub reserved: u32,
 }
+
+/// The program waits for its first client.
+pub const CAUSE_WAITS: u32 = 1;
+/// The program has written to `/dev/thaw`.
+pub const CAUSE_ASKED: u32 = 2;
+/// [`Start::entry_signal`] was sent.
+pub const CAUSE_SIGNAL: u32 = 3;
+/// The host has sent [`MSG_FREEZE`].
+pub const CAUSE_HOST: u32 = 4;
 
 /// Body of [`MSG_CONNECTION_CLOSED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

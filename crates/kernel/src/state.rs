@@ -79,7 +79,7 @@ impl<T> core::ops::Deref for Late<T> {
 /// What the start command fixed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Config {
-    /// TCP port on which the function serves; 0 if none.
+    /// Port on which the function serves; 0 if none.
     pub port: u16,
     /// Number of virtual CPUs.
     pub cpus: u32,
@@ -87,6 +87,8 @@ pub struct Config {
     pub memory_limit: u64,
     /// `FLAG_*` of the control protocol.
     pub flags: u32,
+    /// The signal that freezes the program; 0: none.
+    pub entry_signal: u32,
 }
 
 impl Kernel {

@@ -256,6 +256,7 @@ fn all_sandboxes_end_with_their_parent() {
             uid: 0,
             gid: 0,
             port: 0,
+            entry_signal: 0,
             cpus: 1,
             memory_limit: 0,
             cpu_time_limit: None,

@@ -9,7 +9,7 @@ use std::io::{IsTerminal, Write, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use thaw_node::build::{BuildEvent, BuildOptions, Built, build};
+use thaw_node::build::{BuildEvent, BuildOptions, Built, Training, build};
 use thaw_node::catalog::Reload;
 use thaw_node::config::TimeSpan;
 use thaw_node::home::Home;
@@ -74,6 +74,8 @@ fn as_json(built: &Built, took: Duration) -> serde_json::Value {
         "zero": report.zero,
         "mappings": report.mappings,
         "start_ms": built.frozen.start.as_secs_f64() * 1e3,
+        "training_requests": built.frozen.training.as_ref().map_or(0, |training| training.requests),
+        "training_ms": built.frozen.training.as_ref().map(|training| training.duration.as_secs_f64() * 1e3),
         "freeze_ms": report.duration.as_secs_f64() * 1e3,
         "total_ms": took.as_secs_f64() * 1e3,
     })
@@ -82,9 +84,15 @@ fn as_json(built: &Built, took: Duration) -> serde_json::Value {
 fn summary(built: &Built, took: Duration) -> String {
     let report = &built.frozen.report;
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    let trained = match &built.frozen.training {
+        None => String::new(),
+        Some(Training { requests, duration }) => {
+            format!("trained with {requests} requests in {:.1} s, ", duration.as_secs_f64())
+        }
+    };
     format!(
-        "built {} in {:.1} s: at its entry point after {:.0} ms, frozen in {:.0} ms, image of {:.1} MiB \
-         in {} mappings ({:.1} MiB from shared files, {:.1} MiB zero)\n",
+        "built {} in {:.1} s: at its entry point after {:.0} ms, {trained}frozen in {:.0} ms, image of \
+         {:.1} MiB in {} mappings ({:.1} MiB from shared files, {:.1} MiB zero)\n",
         built.function.function.config.name,
         took.as_secs_f64(),
         built.frozen.start.as_secs_f64() * 1e3,
@@ -102,7 +110,8 @@ struct Display {
     /// Whether lines can be drawn over.
     live: bool,
     drawn: Instant,
-    counting: Option<(u64, u64)>,
+    /// A line that is being drawn over.
+    counting: Option<String>,
 }
 
 impl Display {
@@ -119,13 +128,9 @@ impl Display {
                 self.finish();
                 eprintln!("thaw: {stage}");
             }
-            BuildEvent::Imported { files, bytes } => {
-                self.counting = Some((*files, *bytes));
-                if self.live && self.drawn.elapsed() > Duration::from_millis(100) {
-                    self.drawn = Instant::now();
-                    eprint!("\r\x1b[Kthaw: {}", counted(*files, *bytes));
-                    let _ = stderr().flush();
-                }
+            BuildEvent::Imported { files, bytes } => self.count(counted(*files, *bytes)),
+            BuildEvent::Trained { done, total } => {
+                self.count(format!("trained with {done} of {total} requests"));
             }
             BuildEvent::Note(note) => {
                 self.finish();
@@ -138,13 +143,23 @@ impl Display {
         }
     }
 
+    /// Shows how far something has come, over what was shown before.
+    fn count(&mut self, text: String) {
+        if self.live && self.drawn.elapsed() > Duration::from_millis(100) {
+            self.drawn = Instant::now();
+            eprint!("\r\x1b[Kthaw: {text}");
+            let _ = stderr().flush();
+        }
+        self.counting = Some(text);
+    }
+
     /// Ends a line that is being drawn over.
     fn finish(&mut self) {
-        if let Some((files, bytes)) = self.counting.take()
+        if let Some(text) = self.counting.take()
             && !self.quiet
         {
             let start = if self.live { "\r\x1b[K" } else { "" };
-            eprintln!("{start}thaw: {}", counted(files, bytes));
+            eprintln!("{start}thaw: {text}");
         }
     }
 }

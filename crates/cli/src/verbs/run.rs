@@ -119,6 +119,7 @@ pub fn run(arguments: Arguments) -> Outcome {
         uid: arguments.user.uid,
         gid: arguments.user.gid,
         port: arguments.port,
+        entry_signal: 0,
         cpus: arguments.cpus.get(),
         memory_limit: arguments.memory.bytes(),
         cpu_time_limit: arguments.cpu_time.map(|span| span.0),

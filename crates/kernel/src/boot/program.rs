@@ -4,7 +4,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use thaw_abi::control::{FLAG_TRACE_SYSCALLS, ROOTFS_INDEX, Start};
+use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, ROOTFS_INDEX, Start};
 use thaw_abi::layout::{INDEX_BASE, PAGES_BASE};
 
 use super::control::Message;
@@ -43,7 +43,10 @@ pub fn start(message: &Message) -> Result<()> {
     let strings = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
     let fds: Vec<i32> = message.fds.to_vec();
     for (stream, &fd) in fds.iter().take(3).enumerate() {
-        stdio::set(stream, fd);
+        // A function's requests come to its copies, not to itself.
+        if stream > 0 || command.flags & FLAG_ENTRY_STDIN == 0 {
+            stdio::set(stream, fd);
+        }
     }
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
 
@@ -79,6 +82,7 @@ pub fn start(message: &Message) -> Result<()> {
             cpus: command.cpus.max(1),
             memory_limit: command.memory_limit,
             flags: command.flags,
+            entry_signal: command.entry_signal,
         }),
     });
     heap::set_root(root);

@@ -2,13 +2,14 @@
 //!
 //! The file itself is saved; the descriptor is asked for anew at every use,
 //! since each boot brings its own. A stream without one in this boot behaves
-//! like `/dev/null`.
+//! like `/dev/null`. For a function that reads its request from standard input,
+//! a client brings standard input and output; until then reading waits.
 
 use alloc::string::String;
 use alloc::sync::Arc;
 use core::any::Any;
 
-use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY};
+use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY};
 
 use super::dentry::Dentry;
 use super::file::{Events, File, OpenFile, OpenFlags, Stat};
@@ -36,6 +37,35 @@ impl Stream {
     fn descriptor(self) -> Option<HostFd> {
         crate::boot::stdio::descriptor(self.0)
     }
+
+    /// Whether it has no descriptor yet, but will.
+    fn waits_for_request(self) -> bool {
+        self.0 == 0 && self.descriptor().is_none() && is_way_of_requests()
+    }
+}
+
+/// Whether requests come over standard input.
+fn is_way_of_requests() -> bool {
+    crate::state::kernel().config.get().flags & FLAG_ENTRY_STDIN != 0
+}
+
+/// A request has come: standard input and output lead to its client.
+pub fn deliver_request(fd: HostFd) {
+    let polls = &crate::state::kernel().net.host_poll;
+    if crate::boot::stdio::descriptor(0).is_some() {
+        // One copy serves one request; the host knows that.
+        crate::console!("thaw kernel: a second request for standard input is dropped");
+        return crate::platform::host::close(fd);
+    }
+    for stream in [0, 1] {
+        crate::boot::stdio::set(stream.into(), fd.0);
+        polls.renewed(stream);
+    }
+}
+
+/// Whether the program waits for its request.
+pub fn waits_for_input() -> bool {
+    Stream(0).waits_for_request() && crate::state::kernel().net.host_poll.is_awaited(0)
 }
 
 /// An open standard stream.
@@ -77,6 +107,9 @@ fn host_terminal() -> &'static HostTerminal {
 
 impl File for StandardStream {
     fn read(&self, sink: &mut Sink<'_>, _: u64) -> Result<usize> {
+        if self.stream.waits_for_request() {
+            return Err(Errno::EAGAIN);
+        }
         if self.stream.descriptor().is_none() {
             return Ok(0);
         }
@@ -92,10 +125,17 @@ impl File for StandardStream {
             source.advance(count);
             return Ok(count);
         }
-        self.host.write(source)
+        let outcome = self.host.write(source);
+        if self.stream.0 == 1 && is_way_of_requests() {
+            crate::ipc::seam::first_byte();
+        }
+        outcome
     }
 
     fn poll(&self) -> Events {
+        if self.stream.waits_for_request() {
+            return Events::empty();
+        }
         match self.stream.descriptor() {
             Some(_) => self.host.poll(),
             None => Events::IN | Events::OUT | Events::RDNORM | Events::WRNORM,

@@ -505,6 +505,26 @@ impl HostPoll {
         }
     }
 
+    /// The descriptor of a standard stream is another one from now on: nothing is
+    /// known of it, and those who wait look again.
+    pub fn renewed(&self, stream: u8) {
+        for file in self.standard(stream) {
+            file.set(Events::empty(), IN | OUT);
+            file.queue.wake_all(IN | OUT);
+        }
+    }
+
+    /// Whether somebody waits for a standard stream.
+    pub fn is_awaited(&self, stream: u8) -> bool {
+        self.standard(stream).iter().any(|file| !file.queue.is_empty())
+    }
+
+    fn standard(&self, stream: u8) -> Vec<Arc<HostFile>> {
+        let files = self.files.lock();
+        let all = files.iter().filter_map(Weak::upgrade);
+        all.filter(|file| file.handle == Handle::Standard(stream)).collect()
+    }
+
     /// Whether a socket has something to read, as of a look made now.
     pub fn has_unread_data(&self) -> bool {
         let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();

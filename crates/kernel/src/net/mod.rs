@@ -41,6 +41,8 @@ pub mod unix_stream;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP};
+
 use crate::errno::Errno;
 use crate::ipc::anonymous::InodeNumbers;
 use crate::ipc::fifo::Fifos;
@@ -139,6 +141,42 @@ impl Network {
         drop(listener.deliver(connection));
     }
 
+    /// Gives a client whose datagrams come over `fd` to the socket that is bound
+    /// to `port`. Without one, it waits if there never was one, and is let go of
+    /// otherwise.
+    pub fn deliver_datagrams(
+        &self,
+        port: u16,
+        connection: &thaw_abi::control::Connection,
+        fd: HostFd,
+    ) {
+        if let Some(socket) = self.udp.ports.bound_to(port).filter(|_| port != 0) {
+            return socket.add_client(connection, fd);
+        }
+        let mut early = self.early.lock();
+        if port != 0 && !early.has_listened && early.waiting.len() < EARLY_MAX {
+            early.waiting.push((*connection, fd));
+            return;
+        }
+        drop(early);
+        host::close(fd);
+        seam::connection_closed(connection.id);
+    }
+
+    /// A UDP socket was bound: as [`Network::listening`].
+    pub fn bound(&self, port: u16) {
+        let mut early = self.early.lock();
+        if early.has_listened || port == 0 || self.udp.ports.bound_to(port).is_none() {
+            return;
+        }
+        early.has_listened = true;
+        let waiting = core::mem::take(&mut early.waiting);
+        drop(early);
+        for (connection, fd) in waiting {
+            self.deliver_datagrams(port, &connection, fd);
+        }
+    }
+
     /// A socket has begun to listen: if it is on `port`, those who came early
     /// have somebody to wait for.
     pub fn listening(&self, port: u16) {
@@ -165,11 +203,26 @@ impl Network {
     }
 }
 
-/// A client has connected: see [`Network::deliver`].
+/// A client has come, in the way that the function's clients do.
 pub fn deliver_connection(connection: &thaw_abi::control::Connection, fd: HostFd) {
     let kernel = crate::state::kernel();
-    let port = kernel.config.lock().port;
-    kernel.net.deliver(port, connection, fd);
+    let config = kernel.config.get();
+    match config.flags & (FLAG_ENTRY_UDP | FLAG_ENTRY_STDIN) {
+        FLAG_ENTRY_UDP => kernel.net.deliver_datagrams(config.port, connection, fd),
+        FLAG_ENTRY_STDIN => crate::fs::stdio::deliver_request(fd),
+        _ => kernel.net.deliver(config.port, connection, fd),
+    }
+}
+
+/// A socket has been bound or has begun to listen: those who came before have
+/// somebody to wait for.
+pub fn ready_for_clients() {
+    let kernel = crate::state::kernel();
+    let config = kernel.config.get();
+    match config.flags & FLAG_ENTRY_UDP {
+        0 => kernel.net.listening(config.port),
+        _ => kernel.net.bound(config.port),
+    }
 }
 
 /// The host has answered a request for a socket that nobody has waited for in
@@ -201,6 +254,14 @@ pub fn waits_for_clients() -> bool {
     let kernel = crate::state::kernel();
     let port = kernel.config.lock().port;
     kernel.net.waits_for_clients(port) && !kernel.net.host_poll.has_unread_data()
+}
+
+/// As [`waits_for_clients`], for a function whose clients send datagrams: somebody
+/// waits for one at the function's port.
+pub fn waits_for_datagrams() -> bool {
+    let kernel = crate::state::kernel();
+    let port = kernel.config.get().port;
+    port != 0 && kernel.net.udp.ports.bound_to(port).is_some_and(|udp| udp.waits_for_datagrams())
 }
 
 #[cfg(test)]
@@ -281,6 +342,33 @@ mod tests {
         let (mut client, ours) = UnixStream::pair().unwrap();
         network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_client_that_sends_datagrams_gets_answers() {
+        use crate::net::socket::{MessageFlags, Outgoing};
+        let network = Network::new();
+        let (client, ours) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        client.send(b"question").unwrap();
+        network.deliver_datagrams(8080, &connection(), HostFd(ours.into_raw_fd()));
+        let socket = network.udp.socket(AF_INET, &network.inodes);
+        socket.bind(&SocketAddress::V4(Endpoint::wildcard(AF_INET).with_port(8080))).unwrap();
+        network.bound(8080);
+        let mut bytes = [0; 16];
+        let received = socket.receive(&mut Sink::kernel(&mut bytes), MessageFlags::empty());
+        let received = received.unwrap();
+        assert_eq!(&bytes[..received.bytes], b"question");
+        let SocketAddress::V4(from) = received.from.clone().unwrap() else { panic!() };
+        assert_eq!((from.ip.to_string(), from.port), ("10.0.0.1".to_string(), 5000));
+        let mut back = Outgoing { to: received.from, ..Outgoing::default() };
+        assert_eq!(socket.send(&mut Source::kernel(b"answer"), &mut back), Ok(6));
+        let count = client.recv(&mut bytes).unwrap();
+        assert_eq!(&bytes[..count], b"answer");
+        // To others there is no way.
+        let mut other = connection().peer;
+        other.port += 1;
+        back.to = Some(SocketAddress::V4(Endpoint::from_host(&other)));
+        assert_eq!(socket.send(&mut Source::kernel(b"x"), &mut back), Err(Errno::ENETUNREACH));
     }
 
     #[test]

@@ -158,6 +158,12 @@ impl<S> PortTable<S> {
         exact_first.filter_map(|entry| entry.owner.upgrade()).next()
     }
 
+    /// A socket bound to `port`, whatever its address.
+    pub fn bound_to(&self, port: u16) -> Option<Arc<S>> {
+        let ports = self.ports.lock();
+        ports.by_port.get(&port)?.iter().find_map(|entry| entry.owner.upgrade())
+    }
+
     /// All listening sockets at `port`, whatever their address.
     pub fn listeners_at(&self, port: u16) -> Option<Arc<S>> {
         let ports = self.ports.lock();

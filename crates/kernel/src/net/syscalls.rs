@@ -147,15 +147,15 @@ pub fn sys_socketpair(args: &Args) -> Result<u64> {
 pub fn sys_bind(args: &Args) -> Result<u64> {
     let socket = SocketFd::get(args.fd(0))?;
     let address = SocketAddress::from_user(args.address(1), args.u32(2) as usize)?;
-    socket.protocol()?.bind(&address).map(|()| 0)
+    socket.protocol()?.bind(&address)?;
+    super::ready_for_clients();
+    Ok(0)
 }
 
 /// listen(2).
 pub fn sys_listen(args: &Args) -> Result<u64> {
     SocketFd::get(args.fd(0))?.protocol()?.listen(args.i32(1))?;
-    let kernel = crate::state::kernel();
-    let port = kernel.config.get().port;
-    kernel.net.listening(port);
+    super::ready_for_clients();
     Ok(0)
 }
 

@@ -16,6 +16,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
 use crate::ipc::anonymous::InodeNumbers;
+use crate::platform::host::HostFd;
 use crate::sync::Lock;
 
 /// Writable, as datagram sockets report it.
@@ -31,7 +32,7 @@ const DEFAULT_RECEIVE_BUFFER: usize = 212_992;
 /// What UDP sockets share.
 #[derive(Default)]
 pub struct UdpNetwork {
-    ports: PortTable<UdpSocket>,
+    pub(super) ports: PortTable<UdpSocket>,
 }
 
 /// A UDP socket.
@@ -85,7 +86,7 @@ impl UdpSocket {
             _ => return Err(Errno::EAFNOSUPPORT),
         };
         let endpoint = endpoint.as_destination();
-        if !endpoint.is_local() {
+        if !endpoint.is_local() && !self.flows.is_client(endpoint) {
             super::outside::source_address(endpoint.ip)?;
         }
         Ok(endpoint)
@@ -113,6 +114,16 @@ impl UdpSocket {
             Some(endpoint) => Ok(endpoint),
             None => self.bind_to(Endpoint::wildcard(self.common.family)),
         }
+    }
+
+    /// Takes in a client of the function, which the host has handed in.
+    pub fn add_client(&self, connection: &thaw_abi::control::Connection, fd: HostFd) {
+        self.flows.add_client(connection, fd, &self.common.queue);
+    }
+
+    /// Whether somebody waits for a datagram, and none is there.
+    pub fn waits_for_datagrams(&self) -> bool {
+        !self.common.queue.is_empty() && !self.poll().contains(Events::IN)
     }
 
     /// Takes a datagram in; `false` if this socket listens to another peer.
@@ -215,6 +226,9 @@ impl Protocol for UdpSocket {
         let from = if own.ip.is_unspecified() { Endpoint { ip: to.ip, ..own } } else { own };
         let bytes = source.take_all(DATAGRAM_MAX)?;
         let len = bytes.len();
+        if self.flows.is_client(to) {
+            return self.flows.send_to_client(to, &bytes).map(|()| len);
+        }
         if !to.is_local() {
             return self.flows.send(to, &bytes, &self.common.queue).map(|()| len);
         }

@@ -2,10 +2,12 @@
 //!
 //! A sandbox cannot address datagrams on the host, so each destination of a
 //! socket has a connected socket of the host: a flow. A flow that a thaw or the
-//! resolver has ended is made anew by the next datagram.
+//! resolver has ended is made anew by the next datagram. A client of the function
+//! is a flow, too, which the host has handed in.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::net::IpAddr;
 
 use super::address::Endpoint;
 use super::arrival::Arrival;
@@ -16,23 +18,47 @@ use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::Sink;
 use crate::ipc::seam;
-use crate::platform::host;
+use crate::platform::host::{self, HostFd};
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
 
-/// Most flows of one socket; the one that was used least recently goes.
+/// Most flows of one socket that are no clients; the one that was used least
+/// recently goes.
 const FLOWS_MAX: usize = 64;
 
 /// A socket of the host for one destination.
 struct Flow {
     peer: Endpoint,
     host: Arc<HostFile>,
+    client: Option<Client>,
+}
+
+/// What makes a flow that of a client.
+#[derive(Clone, Copy)]
+struct Client {
+    /// The host's number for it.
+    id: u64,
+    /// The address that it sends to.
+    local: Endpoint,
+}
+
+impl Flow {
+    /// The address of the sandbox that datagrams come to.
+    fn local_address(&self) -> Option<IpAddr> {
+        match self.client {
+            Some(client) => Some(client.local.ip),
+            None => source_address(self.peer.ip).ok(),
+        }
+    }
 }
 
 impl Drop for Flow {
     fn drop(&mut self) {
         if let Ok(fd) = self.host.fd() {
             host::close(fd);
+            if let Some(client) = self.client {
+                seam::connection_closed(client.id);
+            }
         }
     }
 }
@@ -44,6 +70,49 @@ pub struct Flows {
 }
 
 impl Flows {
+    /// Adds a client of the function, whose datagrams come and go over `fd`.
+    pub fn add_client(
+        &self,
+        connection: &thaw_abi::control::Connection,
+        fd: HostFd,
+        queue: &Arc<WaitQueue>,
+    ) {
+        let host = seam::host_file(fd, Kind::Datagram, queue.clone());
+        let client = Client { id: connection.id, local: Endpoint::from_host(&connection.local) };
+        let peer = Endpoint::from_host(&connection.peer);
+        let flow = Arc::new(Flow { peer, host, client: Some(client) });
+        let old = {
+            let mut flows = self.flows.lock();
+            let old = flows.iter().position(|flow| flow.peer == peer).map(|at| flows.remove(at));
+            flows.push(flow);
+            old
+        };
+        drop(old);
+        queue.wake_all(Events::IN | Events::RDNORM);
+    }
+
+    /// Whether `peer` is a client.
+    pub fn is_client(&self, peer: Endpoint) -> bool {
+        let flows = self.flows.lock();
+        let mut clients = flows.iter().filter(|flow| flow.client.is_some());
+        clients.any(|flow| flow.peer == peer && flow.host.fd().is_ok())
+    }
+
+    /// Sends a datagram to a client; `ECONNRESET` if it is gone.
+    pub fn send_to_client(&self, to: Endpoint, bytes: &[u8]) -> Result<()> {
+        let flows = self.snapshot();
+        let found = flows.iter().find(|flow| flow.client.is_some() && flow.peer == to);
+        let flow = found.ok_or(Errno::ECONNRESET)?;
+        match flow.host.send_datagram(bytes) {
+            // UDP promises nothing: neither that there is room nor that anybody is there.
+            Ok(()) | Err(Errno::EAGAIN | Errno::EPIPE | Errno::ECONNRESET) => {
+                seam::first_byte();
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Sends a datagram; `queue` is woken when an answer comes.
     pub fn send(&self, to: Endpoint, bytes: &[u8], queue: &Arc<WaitQueue>) -> Result<()> {
         let mut again = true;
@@ -80,11 +149,13 @@ impl Flows {
             error => error,
         })?;
         let host = seam::host_file(fd, Kind::Datagram, queue.clone());
-        let flow = Arc::new(Flow { peer: to, host });
+        let flow = Arc::new(Flow { peer: to, host, client: None });
         let oldest = {
             let mut flows = self.flows.lock();
             flows.push(flow.clone());
-            (flows.len() > FLOWS_MAX).then(|| flows.remove(0))
+            let own = flows.iter().filter(|flow| flow.client.is_none()).count();
+            let oldest = flows.iter().position(|flow| flow.client.is_none());
+            oldest.filter(|_| own > FLOWS_MAX).map(|at| flows.remove(at))
         };
         drop(oldest);
         Ok(flow)
@@ -133,7 +204,7 @@ impl Flows {
                     let cut =
                         if bytes < length { MessageFlags::TRUNC } else { MessageFlags::empty() };
                     let from = Some(flow.peer.for_family(common.family));
-                    let to = source_address(flow.peer.ip).ok();
+                    let to = flow.local_address();
                     return Ok(Received {
                         bytes,
                         length,

@@ -78,7 +78,7 @@ impl FunctionInfo {
         Self {
             name: config.name.clone(),
             image: service.image().to_owned(),
-            port: config.port.get(),
+            port: config.port_number(),
             listen: config.listen,
             isolation: config.isolation,
             instances: service.instance_count(),

@@ -186,7 +186,7 @@ pub(super) fn specify(
         command,
         environment,
         directory,
-        port: config.port.get(),
+        port: config.port_number(),
         request: request.to_vec(),
     })
 }

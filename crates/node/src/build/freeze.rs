@@ -1,36 +1,28 @@
 //! The second stage of a build: running the program to its entry point and
 //! writing the image.
 
-use super::import::read_lines;
+use super::program::{Awaited, Program};
+use super::train::{Course, Training};
 use super::{BuildEvent, BuildOptions, OnEvent};
-use crate::config::egress_policy;
+use crate::config::FreezeAt;
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
-use rustix::pipe::{PipeFlags, pipe_with};
-use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, mpsc};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
 use thaw_sandbox::{
-    BootError, Console, Event, Fit, FreezeError, FreezeReport, FreezeSpec, GuestExit, Image,
-    ImageError, KernelError, MergePolicy, PlanError, Sandbox, StartSpec, ZygoteConfig, ZygoteError,
-    ZygoteParent, cpu_features,
+    BootError, Fit, FreezeError, FreezeReport, FreezeSpec, Image, ImageError, KernelError,
+    MergePolicy, PlanError, ZygoteError, cpu_features,
 };
 use thaw_store::{ImageId, IndexId, Session, StoreError};
-
-/// Lines of output that an error repeats.
-const LAST_LINES: usize = 20;
-/// How often output is passed on while the program runs.
-const TICK: Duration = Duration::from_millis(50);
 
 /// How a program was frozen.
 #[derive(Clone, Debug)]
 pub struct Frozen {
     /// Time from the start of the program to its entry point.
     pub start: Duration,
+    /// What was sent before it was frozen, if anything.
+    pub training: Option<Training>,
     /// What the image holds.
     pub report: FreezeReport,
 }
@@ -39,24 +31,40 @@ pub struct Frozen {
 #[derive(Debug, thiserror::Error)]
 pub enum FreezeFailure {
     /// The program ended instead of serving.
-    #[error("the program ended {how} before it waited for a client on port {port}; {}", last(.output))]
+    #[error("the program ended {how} before it {}; {}", .awaited.past, last(.output))]
     Ended {
         /// With which code or signal.
         how: String,
-        /// The port it should listen on.
-        port: u16,
+        /// What it should have done.
+        awaited: Awaited,
         /// Its last lines of output.
         output: Vec<String>,
     },
-    /// The program does not come to wait for clients.
-    #[error("the program did not wait for a client on port {port} within {} s; does it listen there, and is `--timeout` long enough? {}", timeout.as_secs_f64(), last(.output))]
+    /// The program does not come to its entry point.
+    #[error("the program did not {} within {} s; {}, and is `--timeout` long enough? {}", .awaited.infinitive, timeout.as_secs_f64(), .awaited.doubt, last(.output))]
     NoEntryPoint {
-        /// The port it should listen on.
-        port: u16,
+        /// What it should have done.
+        awaited: Awaited,
         /// How long it had.
         timeout: Duration,
         /// Its last lines of output.
         output: Vec<String>,
+    },
+    /// The program could not be trained.
+    #[error("{reason}; {}", last(.output))]
+    Training {
+        /// Which request, and what came of it.
+        reason: String,
+        /// Its last lines of output.
+        output: Vec<String>,
+    },
+    /// The body of a training request cannot be read.
+    #[error("cannot read {} ({error}); correct `file` in [train] of thaw.toml", path.display())]
+    TrainingFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
     },
     /// The sandbox could not start the program.
     #[error("the program could not be started: {reason}; {}", last(.output))]
@@ -107,37 +115,6 @@ fn last(output: &[String]) -> String {
     }
 }
 
-/// The output of a program: passed on as it comes, the last lines kept.
-struct Output {
-    lines: mpsc::Receiver<String>,
-    kept: VecDeque<String>,
-}
-
-impl Output {
-    fn pass_on(&mut self, on_event: &mut OnEvent<'_>) {
-        while let Ok(line) = self.lines.try_recv() {
-            self.keep(line, on_event);
-        }
-    }
-
-    fn keep(&mut self, line: String, on_event: &mut OnEvent<'_>) {
-        on_event(BuildEvent::Output { from: "program", line: &line });
-        if self.kept.len() == LAST_LINES {
-            self.kept.pop_front();
-        }
-        self.kept.push_back(line);
-    }
-
-    /// Takes what is still on its way when the program has ended.
-    fn last(mut self, on_event: &mut OnEvent<'_>) -> Vec<String> {
-        let deadline = Instant::now() + Duration::from_millis(500);
-        while let Ok(line) = self.lines.recv_timeout(deadline - Instant::now().min(deadline)) {
-            self.keep(line, on_event);
-        }
-        self.kept.into()
-    }
-}
-
 /// Runs the function's program over `index` to its entry point, and stores its
 /// image.
 pub(super) fn freeze(
@@ -148,56 +125,37 @@ pub(super) fn freeze(
     on_event: &mut OnEvent<'_>,
 ) -> Result<(ImageId, Frozen), FreezeFailure> {
     let rootfs = StoredRootfs::open(session, index)?;
-    on_event(BuildEvent::Stage("running the program to its entry point"));
-    let (sender, lines) = mpsc::channel();
-    let pipe = || -> io::Result<OwnedFd> {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-        read_lines(File::from(reader), sender.clone());
-        Ok(writer)
-    };
-    let (stdout, stderr, console) = (pipe()?, pipe()?, pipe()?);
-    drop(sender);
-    let mut output = Output { lines, kept: VecDeque::new() };
-    let stdin = File::open("/dev/null")?;
-
-    let console = Console::Shared(Arc::new(console));
-    let parent = ZygoteParent::start(ZygoteConfig::new(crate::debug::kernel()?, console))?;
     let config = &function.config;
-    let spec = StartSpec {
-        program: None,
-        argv: config.command.iter().map(Into::into).collect(),
-        env: function.environment_strings(),
-        cwd: config.workdir.clone().into(),
-        hostname: config.name.as_str().into(),
-        uid: 0,
-        gid: 0,
-        port: config.port.get(),
-        cpus: config.limits.cpu.get(),
-        memory_limit: config.limits.memory.bytes(),
-        // The author's limit is for requests, not for the start.
-        cpu_time_limit: None,
-        flags: FLAG_FREEZE_AT_ENTRY | crate::debug::flags(),
-        rootfs: rootfs.rootfs(),
-        egress: egress_policy(&config.egress.allow),
-        mounts: Vec::new(),
-        stdio: [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
-        window: None,
-    };
+    // What cannot be sent is noticed before anything runs.
+    let course =
+        config.train.as_ref().map(|train| Course::prepare(train, config, &function.source));
+    let course = course.transpose()?;
+    on_event(BuildEvent::Stage("running the program to its entry point"));
     let started = Instant::now();
-    let mut sandbox = parent.create()?.start(&spec)?;
-    // From here on the program alone holds the write ends.
-    drop((stdout, stderr));
-    let entry = match run_to_entry(&mut sandbox, config.port.get(), options, &mut output, on_event)
-    {
-        Ok(entry) => entry,
-        Err(stop) => {
-            drop(sandbox);
-            drop(parent);
-            return Err(stop.into_failure(output.last(on_event)));
+    let mut program = Program::start(function, &rootfs)?;
+    if let FreezeAt::Signal(signal) = config.entry.freeze {
+        let (name, pid) = (signal.name(), std::process::id());
+        on_event(BuildEvent::Note(&format!(
+            "it is frozen when it sends itself {name}, or when you do: kill -{} {pid}",
+            name.trim_start_matches("SIG")
+        )));
+    }
+    let run = |program: &mut Program, on_event: &mut OnEvent<'_>| {
+        let entry = program.run_to_entry(options.entry_timeout, on_event)?;
+        let start = started.elapsed();
+        match &course {
+            None => Ok((entry, start, None)),
+            Some(course) => {
+                let (entry, training) = course.hold(program, entry, options, on_event)?;
+                Ok((entry, start, Some(training)))
+            }
         }
     };
-    let start = started.elapsed();
-    output.pass_on(on_event);
+    let (entry, start, training) = match run(&mut program, on_event) {
+        Ok(done) => done,
+        Err(stop) => return Err(program.fail(stop, on_event)),
+    };
+    let (sandbox, _parent) = program.into_sandbox(on_event);
 
     on_event(BuildEvent::Stage("freezing"));
     let spec = FreezeSpec {
@@ -214,7 +172,7 @@ pub(super) fn freeze(
     let id = session.commit_image(new)?;
     // What cannot be booted must not be stored as a function.
     open_image(session, id, &rootfs)?.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())?;
-    Ok((id, Frozen { start, report }))
+    Ok((id, Frozen { start, training, report }))
 }
 
 /// Opens a stored image and checks that it can be booted here.
@@ -233,59 +191,4 @@ pub(crate) fn open_image(
         cpu_features: cpu_features(),
     })?;
     Ok(image)
-}
-
-/// Why the program did not come to its entry point.
-enum Stop {
-    Ended(GuestExit, u16),
-    NoEntryPoint(u16, Duration),
-    NotStarted(String),
-    Died(String),
-    Io(io::Error),
-}
-
-impl Stop {
-    fn into_failure(self, output: Vec<String>) -> FreezeFailure {
-        match self {
-            Self::Ended(exit, port) => {
-                let how = match exit {
-                    GuestExit::Code(code) => format!("with exit code {code}"),
-                    GuestExit::Signal(signal) => format!("by signal {signal}"),
-                };
-                FreezeFailure::Ended { how, port, output }
-            }
-            Self::NoEntryPoint(port, timeout) => {
-                FreezeFailure::NoEntryPoint { port, timeout, output }
-            }
-            Self::NotStarted(reason) => FreezeFailure::NotStarted { reason, output },
-            Self::Died(reason) => FreezeFailure::Died { reason, output },
-            Self::Io(error) => FreezeFailure::Io(error),
-        }
-    }
-}
-
-fn run_to_entry(
-    sandbox: &mut Sandbox,
-    port: u16,
-    options: &BuildOptions,
-    output: &mut Output,
-    on_event: &mut OnEvent<'_>,
-) -> Result<EntryPoint, Stop> {
-    let deadline = Instant::now() + options.entry_timeout;
-    loop {
-        let event = sandbox.wait_event(Some(TICK)).map_err(Stop::Io)?;
-        output.pass_on(on_event);
-        match event {
-            Some(Event::EntryPoint(entry)) => return Ok(entry),
-            Some(Event::Exit(exit)) => return Err(Stop::Ended(exit, port)),
-            Some(Event::Failed(reason)) => return Err(Stop::NotStarted(reason)),
-            Some(Event::Violation(violation)) => return Err(Stop::Died(violation.to_string())),
-            Some(Event::Hangup) => return Err(Stop::Died(sandbox.wait().to_string())),
-            Some(Event::Prepared | Event::Booted(_) | Event::ConnectionClosed { .. }) => {}
-            None if Instant::now() >= deadline => {
-                return Err(Stop::NoEntryPoint(port, options.entry_timeout));
-            }
-            None => {}
-        }
-    }
 }

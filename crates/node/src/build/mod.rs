@@ -1,16 +1,21 @@
 //! From a function's directory to a frozen image in the store.
 //!
 //! Two stages: `import` makes a root file system of the function's files and
-//! what they need; `freeze` runs the program over it to its entry point and
-//! writes the image. The second can be repeated without the first, when an
-//! image no longer fits the kernel or the machine.
+//! what they need; `freeze` runs the program over it to its entry point (`program`),
+//! lets it answer training requests (`train`) and writes the image. The second can
+//! be repeated without the first, when an image no longer fits the kernel or the
+//! machine.
 
 mod freeze;
 mod import;
+mod program;
+mod train;
 
 pub(crate) use freeze::open_image;
 pub use freeze::{FreezeFailure, Frozen};
 pub use import::ImportFailure;
+pub use program::Awaited;
+pub use train::Training;
 
 use crate::config::{CONFIG_FILE, ConfigError, FunctionConfig};
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
@@ -30,6 +35,13 @@ pub enum BuildEvent<'a> {
         files: u64,
         /// Bytes.
         bytes: u64,
+    },
+    /// The program has answered a training request.
+    Trained {
+        /// Requests that were answered.
+        done: u64,
+        /// Requests in all.
+        total: u64,
     },
     /// Something that may matter.
     Note(&'a str),

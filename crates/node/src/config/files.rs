@@ -35,8 +35,7 @@ impl FileEntry {
     }
 
     fn checked(from: PathBuf, to: Option<String>) -> Result<Self, String> {
-        let inside = |c: Component| matches!(c, Component::Normal(_) | Component::CurDir);
-        if from.as_os_str().is_empty() || !from.components().all(inside) {
+        if !is_inside(&from) {
             return Err(format!(
                 "`{}` does not lie in the function's directory; give a relative path without ..",
                 from.display()
@@ -49,6 +48,12 @@ impl FileEntry {
             _ => Ok(Self { from, to }),
         }
     }
+}
+
+/// Whether a path leads to something below the directory that it starts from.
+pub(super) fn is_inside(path: &Path) -> bool {
+    let inside = |c: Component| matches!(c, Component::Normal(_) | Component::CurDir);
+    !path.as_os_str().is_empty() && path.components().all(inside)
 }
 
 impl<'de> Deserialize<'de> for FileEntry {

@@ -4,16 +4,21 @@
 //! keys to judge is in [`FunctionConfig::parse`].
 
 mod egress;
+mod entry;
 mod error;
 mod files;
 mod name;
 mod quantity;
+mod rules;
+mod train;
 
 pub use egress::{EgressRule, EgressRuleError, egress_policy};
+pub use entry::{Entry, EntryKind, FreezeAt, FreezeSignal};
 pub use error::ConfigError;
 pub use files::FileEntry;
 pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
+pub use train::{Train, TrainingRequest};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -34,8 +39,13 @@ pub struct FunctionConfig {
     /// file system, in `PATH` if it has no slash.
     #[serde(deserialize_with = "non_empty")]
     pub command: Vec<String>,
-    /// TCP port on which the program listens.
-    pub port: NonZeroU16,
+    /// Port on which the program listens; none for one that reads its requests
+    /// from standard input.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<NonZeroU16>,
+    /// How requests reach the program, and what freezes it.
+    #[serde(default)]
+    pub entry: Entry,
     /// A gateway address of the function's own, besides the shared one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
@@ -72,6 +82,9 @@ pub struct FunctionConfig {
     /// Outgoing connections.
     #[serde(default, skip_serializing_if = "Egress::is_closed")]
     pub egress: Egress,
+    /// Requests to send before the program is frozen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train: Option<Train>,
     /// A command to run on the host, in the function's directory, before its
     /// files are imported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -245,96 +258,14 @@ impl FunctionConfig {
         }
     }
 
-    /// The first rule between keys that does not hold: where, and what to do.
-    fn contradiction(&self) -> Option<(&'static [&'static str], String)> {
-        let python_only = |key| {
-            format!("`{key}` is for kind = \"python3\"; remove it or change the runtime's kind")
-        };
-        match (&self.rootfs, &self.runtime) {
-            (None, None) => {
-                return Some((
-                    &[],
-                    "the function has no root file system; set `rootfs` to a directory or a \
-                     stored name, or add a [runtime] section such as kind = \"python3\""
-                        .to_owned(),
-                ));
-            }
-            (Some(_), Some(_)) => {
-                return Some((
-                    &["rootfs"],
-                    "`rootfs` and [runtime] exclude each other; keep one of them".to_owned(),
-                ));
-            }
-            (None, Some(runtime)) if runtime.kind != RuntimeKind::Python3 => {
-                if runtime.interpreter.is_some() && runtime.kind == RuntimeKind::Binary {
-                    return Some((
-                        &["runtime", "interpreter"],
-                        "`interpreter` is for languages; remove it or change the runtime's kind"
-                            .to_owned(),
-                    ));
-                }
-                if runtime.requirements.is_some() {
-                    return Some((&["runtime", "requirements"], python_only("requirements")));
-                }
-                if runtime.packages.is_some() {
-                    return Some((&["runtime", "packages"], python_only("packages")));
-                }
-            }
-            _ => {}
-        }
-        if !self.workdir.starts_with('/') {
-            return Some((
-                &["workdir"],
-                format!("`{}` is not absolute; begin the path with a slash", self.workdir),
-            ));
-        }
-        if let Some(key) = self.env.keys().find(|key| key.is_empty() || key.contains(['=', '\0'])) {
-            return Some((
-                &["env"],
-                format!("`{key}` cannot name an environment variable; use letters, digits and _"),
-            ));
-        }
-        let nul = |text: &String| text.contains('\0');
-        if self.command.iter().any(nul) {
-            return Some((&["command"], "an argument contains a NUL byte; remove it".to_owned()));
-        }
-        if self.env.values().any(nul) {
-            return Some((&["env"], "a value contains a NUL byte; remove it".to_owned()));
-        }
-        if self.limits.memory < ByteSize::mebibytes(8) {
-            return Some((
-                &["limits", "memory"],
-                format!(
-                    "{} is too little memory for a sandbox; give at least 8MiB",
-                    self.limits.memory
-                ),
-            ));
-        }
-        if u32::from(self.ready) > self.limits.instances.get() {
-            return Some((
-                &["ready"],
-                format!(
-                    "{} instances cannot be kept ready where [limits] allows {}; lower `ready` \
-                     or raise `instances`",
-                    self.ready, self.limits.instances
-                ),
-            ));
-        }
-        if self.limits.timeout.0.is_zero() {
-            return Some((
-                &["limits", "timeout"],
-                "a timeout of 0 answers nobody; give some time".to_owned(),
-            ));
-        }
-        if self.isolation == Isolation::Request && self.limits.concurrency.get() > 1 {
-            return Some((
-                &["limits", "concurrency"],
-                "isolation = \"request\" gives every connection its own instance; remove \
-                 `concurrency` or set isolation = \"instance\""
-                    .to_owned(),
-            ));
-        }
-        None
+    /// The port on which the program listens; 0 if it listens on none.
+    pub fn port_number(&self) -> u16 {
+        self.port.map_or(0, NonZeroU16::get)
+    }
+
+    /// `FLAG_*` of the control protocol by which a sandbox knows how requests come.
+    pub fn entry_flags(&self) -> u32 {
+        self.entry.kind.flags()
     }
 }
 

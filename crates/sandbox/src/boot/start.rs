@@ -79,8 +79,11 @@ pub struct StartSpec<'a> {
     pub uid: u32,
     /// Group id that the program sees itself as.
     pub gid: u32,
-    /// TCP port on which the function listens; 0 if it serves nobody.
+    /// Port on which the function listens; 0 if it serves nobody.
     pub port: u16,
+    /// With `FLAG_FREEZE_AT_ENTRY`: the signal that freezes the program instead
+    /// of being delivered; 0: none.
+    pub entry_signal: u32,
     /// Virtual CPUs, at least 1.
     pub cpus: u32,
     /// Bytes of memory the sandbox may use; 0: no limit.
@@ -124,7 +127,7 @@ pub(crate) fn encode(spec: &StartSpec<'_>) -> Result<Vec<u8>, BootError> {
         argv_count: spec.argv.len() as u32,
         env_count: spec.env.len() as u32,
         mount_count: spec.mounts.len() as u32,
-        reserved: 0,
+        entry_signal: spec.entry_signal,
         window: spec.window.unwrap_or_else(WindowSize::zeroed),
     };
 
@@ -182,6 +185,7 @@ mod tests {
             uid: 1,
             gid: 2,
             port: 8000,
+            entry_signal: 0,
             cpus: 1,
             memory_limit: 5,
             cpu_time_limit: None,

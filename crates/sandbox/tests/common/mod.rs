@@ -120,6 +120,7 @@ pub fn start_with(
         uid: 0,
         gid: 0,
         port: 0,
+        entry_signal: 0,
         cpus: 1,
         memory_limit: 0,
         cpu_time_limit: None,

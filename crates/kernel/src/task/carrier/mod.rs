@@ -241,8 +241,10 @@ pub fn run() -> ! {
             sched::handle_messages();
             continue;
         }
-        if others_rest() && crate::freeze::is_due() {
-            crate::freeze::freeze();
+        if others_rest()
+            && let Some(cause) = crate::freeze::is_due()
+        {
+            crate::freeze::freeze(cause);
             continue;
         }
         phases::report_if_due();

@@ -358,7 +358,7 @@ pub fn send_from_host(signal: u32) {
     if !(1..=SIGNAL_COUNT).contains(&signal) {
         return;
     }
-    if crate::fs::tty::host::signal(signal) {
+    if crate::freeze::takes_signal_from_host(signal) || crate::fs::tty::host::signal(signal) {
         return;
     }
     let first = crate::state::kernel().tasks.process(super::process::FIRST_PID);

@@ -1,0 +1,170 @@
+//! `[entry]`: how requests reach the program, and what freezes it.
+
+use serde::de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::fmt;
+use thaw_abi::control::{FLAG_ENTRY_ASKED, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP};
+
+/// `[entry]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Entry {
+    /// How requests reach the program.
+    pub kind: EntryKind,
+    /// What freezes the program when it is built.
+    pub freeze: FreezeAt,
+}
+
+/// How requests reach the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EntryKind {
+    /// HTTP over TCP: found by the `Host` header, or at `listen`.
+    #[default]
+    Http,
+    /// Any protocol over TCP, at `listen`.
+    Tcp,
+    /// Datagrams, at `listen`; each client address has an instance.
+    Udp,
+    /// Standard input and output: the body of an HTTP request comes in, what is
+    /// printed goes out, and the exit code becomes the status.
+    Stdin,
+}
+
+impl EntryKind {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Stdin => "stdin",
+        }
+    }
+
+    /// `FLAG_ENTRY_*` that tell a sandbox.
+    pub fn flags(self) -> u32 {
+        match self {
+            Self::Http | Self::Tcp => 0,
+            Self::Udp => FLAG_ENTRY_UDP,
+            Self::Stdin => FLAG_ENTRY_STDIN,
+        }
+    }
+}
+
+/// What freezes a program. A write to `/dev/thaw` always does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FreezeAt {
+    /// `"wait"`: that it first waits for a request.
+    #[default]
+    Wait,
+    /// `"program"`: nothing else.
+    Program,
+    /// `{ signal = "SIGUSR2" }`: that the signal is sent, by the program itself
+    /// or to `thaw build`.
+    Signal(FreezeSignal),
+}
+
+impl FreezeAt {
+    /// `FLAG_ENTRY_*` that tell a sandbox.
+    pub fn flags(self) -> u32 {
+        if self == Self::Wait { 0 } else { FLAG_ENTRY_ASKED }
+    }
+
+    /// The signal, if it is one; 0 otherwise.
+    pub fn signal_number(self) -> u32 {
+        match self {
+            Self::Signal(signal) => signal.number(),
+            _ => 0,
+        }
+    }
+}
+
+/// A signal that can freeze a program: one that means nothing by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum FreezeSignal {
+    #[serde(rename = "SIGHUP")]
+    Hangup,
+    #[serde(rename = "SIGUSR1")]
+    User1,
+    #[serde(rename = "SIGUSR2")]
+    User2,
+    #[serde(rename = "SIGWINCH")]
+    Window,
+    #[serde(rename = "SIGPWR")]
+    Power,
+}
+
+impl FreezeSignal {
+    /// Its number (signal(7), x86-64).
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Hangup => 1,
+            Self::User1 => 10,
+            Self::User2 => 12,
+            Self::Window => 28,
+            Self::Power => 30,
+        }
+    }
+
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hangup => "SIGHUP",
+            Self::User1 => "SIGUSR1",
+            Self::User2 => "SIGUSR2",
+            Self::Window => "SIGWINCH",
+            Self::Power => "SIGPWR",
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BySignal {
+    signal: FreezeSignal,
+}
+
+impl Serialize for FreezeAt {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Wait => serializer.serialize_str("wait"),
+            Self::Program => serializer.serialize_str("program"),
+            Self::Signal(signal) => BySignal { signal }.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for FreezeAt {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+
+        impl<'de> Visitor<'de> for Either {
+            type Value = FreezeAt;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"wait\", \"program\" or { signal = \"SIGUSR2\" }")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<FreezeAt, E> {
+                match text {
+                    "wait" => Ok(FreezeAt::Wait),
+                    "program" => Ok(FreezeAt::Program),
+                    _ => Err(E::custom(format!(
+                        "`{text}` does not freeze a program; write \"wait\", \"program\" or \
+                         {{ signal = \"SIGUSR2\" }}"
+                    ))),
+                }
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<FreezeAt, A::Error> {
+                BySignal::deserialize(MapAccessDeserializer::new(map))
+                    .map(|by| FreezeAt::Signal(by.signal))
+                    .map_err(A::Error::custom)
+            }
+        }
+
+        deserializer.deserialize_any(Either)
+    }
+}

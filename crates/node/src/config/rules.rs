@@ -1,0 +1,174 @@
+//! Rules between keys of a `thaw.toml`, which no type can carry.
+
+use super::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Isolation, RuntimeKind};
+
+/// The keys that lead to the wrong value, and what is wrong with it.
+type Contradiction = (&'static [&'static str], String);
+
+impl FunctionConfig {
+    /// The first rule between keys that does not hold: where, and what to do.
+    pub(super) fn contradiction(&self) -> Option<Contradiction> {
+        self.wrong_files()
+            .or_else(|| self.wrong_command())
+            .or_else(|| self.wrong_limits())
+            .or_else(|| self.wrong_entry())
+            .or_else(|| self.wrong_training())
+    }
+
+    fn wrong_files(&self) -> Option<Contradiction> {
+        let python_only = |key| {
+            format!("`{key}` is for kind = \"python3\"; remove it or change the runtime's kind")
+        };
+        match (&self.rootfs, &self.runtime) {
+            (None, None) => {
+                return Some((
+                    &[],
+                    "the function has no root file system; set `rootfs` to a directory or a \
+                     stored name, or add a [runtime] section such as kind = \"python3\""
+                        .to_owned(),
+                ));
+            }
+            (Some(_), Some(_)) => {
+                return Some((
+                    &["rootfs"],
+                    "`rootfs` and [runtime] exclude each other; keep one of them".to_owned(),
+                ));
+            }
+            (None, Some(runtime)) if runtime.kind != RuntimeKind::Python3 => {
+                if runtime.interpreter.is_some() && runtime.kind == RuntimeKind::Binary {
+                    return Some((
+                        &["runtime", "interpreter"],
+                        "`interpreter` is for languages; remove it or change the runtime's kind"
+                            .to_owned(),
+                    ));
+                }
+                if runtime.requirements.is_some() {
+                    return Some((&["runtime", "requirements"], python_only("requirements")));
+                }
+                if runtime.packages.is_some() {
+                    return Some((&["runtime", "packages"], python_only("packages")));
+                }
+            }
+            _ => {}
+        }
+        None
+    }
+
+    fn wrong_command(&self) -> Option<Contradiction> {
+        if !self.workdir.starts_with('/') {
+            return Some((
+                &["workdir"],
+                format!("`{}` is not absolute; begin the path with a slash", self.workdir),
+            ));
+        }
+        if let Some(key) = self.env.keys().find(|key| key.is_empty() || key.contains(['=', '\0'])) {
+            return Some((
+                &["env"],
+                format!("`{key}` cannot name an environment variable; use letters, digits and _"),
+            ));
+        }
+        let nul = |text: &String| text.contains('\0');
+        if self.command.iter().any(nul) {
+            return Some((&["command"], "an argument contains a NUL byte; remove it".to_owned()));
+        }
+        if self.env.values().any(nul) {
+            return Some((&["env"], "a value contains a NUL byte; remove it".to_owned()));
+        }
+        None
+    }
+
+    fn wrong_limits(&self) -> Option<Contradiction> {
+        if self.limits.memory < ByteSize::mebibytes(8) {
+            return Some((
+                &["limits", "memory"],
+                format!(
+                    "{} is too little memory for a sandbox; give at least 8MiB",
+                    self.limits.memory
+                ),
+            ));
+        }
+        if u32::from(self.ready) > self.limits.instances.get() {
+            return Some((
+                &["ready"],
+                format!(
+                    "{} instances cannot be kept ready where [limits] allows {}; lower `ready` \
+                     or raise `instances`",
+                    self.ready, self.limits.instances
+                ),
+            ));
+        }
+        if self.limits.timeout.0.is_zero() {
+            return Some((
+                &["limits", "timeout"],
+                "a timeout of 0 answers nobody; give some time".to_owned(),
+            ));
+        }
+        if self.isolation == Isolation::Request && self.limits.concurrency.get() > 1 {
+            return Some((
+                &["limits", "concurrency"],
+                "isolation = \"request\" gives every connection its own instance; remove \
+                 `concurrency` or set isolation = \"instance\""
+                    .to_owned(),
+            ));
+        }
+        None
+    }
+
+    fn wrong_entry(&self) -> Option<Contradiction> {
+        let kind = self.entry.kind;
+        if self.port.is_none() && kind != EntryKind::Stdin {
+            return Some((
+                &[],
+                "missing `port`, on which the program listens; set it, or [entry] kind = \"stdin\" \
+                 for a program that reads its request from standard input"
+                    .to_owned(),
+            ));
+        }
+        match kind {
+            EntryKind::Http => None,
+            EntryKind::Tcp | EntryKind::Udp if self.listen.is_none() => Some((
+                &["entry", "kind"],
+                format!(
+                    "clients of kind = \"{}\" find the function by an address of its own; set \
+                     `listen`, such as \"127.0.0.1:9000\"",
+                    kind.name()
+                ),
+            )),
+            EntryKind::Tcp | EntryKind::Udp => None,
+            EntryKind::Stdin if self.port.is_some() => Some((
+                &["port"],
+                "a program that reads its request from standard input has no port; remove `port` \
+                 or [entry] kind = \"stdin\""
+                    .to_owned(),
+            )),
+            EntryKind::Stdin if self.isolation == Isolation::Instance => Some((
+                &["isolation"],
+                "a program reads one request from its standard input; remove `isolation`"
+                    .to_owned(),
+            )),
+            EntryKind::Stdin => None,
+        }
+    }
+
+    fn wrong_training(&self) -> Option<Contradiction> {
+        let train = self.train.as_ref()?;
+        if self.entry.kind != EntryKind::Http {
+            return Some((
+                &["train"],
+                format!(
+                    "[train] sends HTTP requests, which kind = \"{}\" does not answer; remove it",
+                    self.entry.kind.name()
+                ),
+            ));
+        }
+        if self.entry.freeze != FreezeAt::Wait {
+            return Some((
+                &["train"],
+                "[train] begins when the program waits for a client; remove it or `freeze`"
+                    .to_owned(),
+            ));
+        }
+        let message = train.requests.iter().find_map(|request| request.contradiction())?;
+        Some((&["train", "requests"], message))
+    }
+}
