@@ -26,6 +26,8 @@ pub enum Function {
         /// Top-level keys of `thaw.toml`.
         keys: &'static str,
     },
+    /// A directory of `tests/guest/functions`, with a thaw.toml of its own.
+    Directory(&'static str),
     /// The program of an example under another name, with its own settings.
     Variant {
         /// The example that it is made from.
@@ -46,6 +48,7 @@ impl Function {
             Self::Example(name)
             | Self::Python(name)
             | Self::PythonVariant { name, .. }
+            | Self::Directory(name)
             | Self::Variant { name, .. } => name,
         }
     }
@@ -69,6 +72,7 @@ impl Function {
             Self::Example(name) => return repository().join("examples").join(name),
             Self::Python(name) => return python(name, name, ""),
             Self::PythonVariant { program, name, keys } => return python(program, name, keys),
+            Self::Directory(name) => return repository().join("tests/guest/functions").join(name),
             Self::Variant { example, name, keys, limits } => (example, name, keys, limits),
         };
         let directory = work.join(name);

@@ -69,7 +69,7 @@ fn unknown_keys_name_the_place_and_the_nearest_key() {
     assert!(
         broken("port", "ready = 1\nport").contains("unknown key `ready`; the keys here are name, ")
     );
-    assert!(broken("port", "train = 1\nport").contains("unknown key `train`"));
+    assert!(broken("port", "trian = 1\nport").contains("did you mean `train`?"));
 }
 
 #[test]
@@ -156,4 +156,85 @@ fn files_stay_in_their_directory() {
         broken("port", "files = [{ from = \"x\", too = \"/y\" }]\nport")
             .contains("did you mean `to`?")
     );
+}
+
+#[test]
+fn the_entry_point_can_be_chosen() {
+    let config = parse(MINIMAL).unwrap();
+    assert_eq!((config.entry.kind, config.entry.freeze), (EntryKind::Http, FreezeAt::Wait));
+    let with = |entry: &str| parse(&format!("{MINIMAL}[entry]\n{entry}\n"));
+    let config = with("freeze = \"program\"").unwrap();
+    assert_eq!(config.entry.freeze, FreezeAt::Program);
+    let config = with("freeze = { signal = \"SIGUSR2\" }").unwrap();
+    assert_eq!(config.entry.freeze.signal_number(), 12);
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<FunctionConfig>(&json).unwrap(), config);
+
+    let error = with("freeze = \"now\"").unwrap_err();
+    assert!(error.starts_with("f/thaw.toml:9:10: `now` does not freeze a program;"), "{error}");
+    let error = with("freeze = { signal = \"SIGKILL\" }").unwrap_err();
+    assert!(error.contains("unknown variant `SIGKILL`"), "{error}");
+    let error = with("kind = \"ftp\"").unwrap_err();
+    assert!(error.contains("unknown variant `ftp`"), "{error}");
+}
+
+#[test]
+fn each_kind_of_entry_has_what_it_needs() {
+    let with = |from: &str, to: &str, kind: &str| {
+        parse(&format!("{}[entry]\nkind = \"{kind}\"\n", MINIMAL.replacen(from, to, 1)))
+    };
+    let listen = "listen = \"127.0.0.1:9000\"\nport";
+    for kind in ["tcp", "udp"] {
+        assert!(with("port", listen, kind).is_ok());
+        let error = with("port", "port", kind).unwrap_err();
+        assert!(error.starts_with("f/thaw.toml:9:1: clients of kind"), "{error}");
+    }
+    assert_eq!(with("port = 8000\n", "", "stdin").unwrap().port_number(), 0);
+    let error = with("port", "port", "stdin").unwrap_err();
+    assert!(error.starts_with("f/thaw.toml:4:1: a program that reads its request"), "{error}");
+    let error = with("port = 8000", "isolation = \"instance\"", "stdin").unwrap_err();
+    assert!(error.starts_with("f/thaw.toml:4:1: a program reads one request"), "{error}");
+    assert!(broken("port = 8000\n", "").contains("missing `port`"));
+}
+
+#[test]
+fn training_requests_are_checked() {
+    let with = |requests: &str| parse(&format!("{MINIMAL}[train]\nrequests = [{requests}]\n"));
+    let config = with(
+        "{ path = \"/a?b=c\", repeat = 20 }, \
+         { body = \"x\", headers = { content-type = \"text/plain\" }, expect = 201 }, \
+         { method = \"PUT\", file = \"a/b.jpg\" }",
+    )
+    .unwrap();
+    let train = config.train.clone().unwrap();
+    assert_eq!(train.total(), 22);
+    let methods: Vec<_> = train.requests.iter().map(|request| request.method()).collect();
+    assert_eq!(methods, ["GET", "POST", "PUT"]);
+    assert!(train.requests[0].accepts(204) && !train.requests[0].accepts(404));
+    assert!(train.requests[1].accepts(201) && !train.requests[1].accepts(200));
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<FunctionConfig>(&json).unwrap(), config);
+
+    for (wrong, message) in [
+        ("", "training needs a request"),
+        ("{ path = \"a\" }", "`a` is not a path of a request"),
+        ("{ path = \"/a b\" }", "`/a b` is not a path of a request"),
+        ("{ method = \"G T\" }", "`G T` is not an HTTP method"),
+        ("{ headers = { \"a b\" = \"c\" } }", "`a b` cannot name a header"),
+        ("{ headers = { a = \"c\\n\" } }", "cannot be the value of a header"),
+        ("{ expect = 99 }", "`99` is not a status"),
+        ("{ repeat = 0 }", "nonzero"),
+        ("{ paht = \"/\" }", "did you mean `path`?"),
+        ("{ body = \"x\", file = \"y\" }", "`body` and `file` exclude each other"),
+        ("{ file = \"../y\" }", "does not lie in the function's directory"),
+    ] {
+        let error = with(wrong).unwrap_err();
+        assert!(error.starts_with("f/thaw.toml:9:") && error.contains(message), "{error}");
+    }
+    let stdin = MINIMAL.replace("port = 8000\n", "");
+    let stdin = format!("{stdin}[entry]\nkind = \"stdin\"\n[train]\nrequests = [{{}}]\n");
+    assert!(parse(&stdin).unwrap_err().contains("which kind = \"stdin\" does not answer"));
+    let asked = "[entry]\nfreeze = \"program\"\n[train]\nrequests = [{}]\n";
+    let error = parse(&format!("{MINIMAL}{asked}")).unwrap_err();
+    assert!(error.contains("[train] begins when the program waits"), "{error}");
 }
