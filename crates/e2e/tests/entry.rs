@@ -1,7 +1,10 @@
 //! Entry points: what freezes a program, and how requests reach its copies.
 
 use std::fs;
-use thaw_e2e::{Daemon, DaemonOptions, Function, built_home, get};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpStream, UdpSocket};
+use std::time::Duration;
+use thaw_e2e::{Daemon, DaemonOptions, Function, built_home, get, post, wait_until};
 
 /// A daemon that serves one function of `tests/guest/functions`.
 fn serve(name: &'static str) -> Daemon {
@@ -49,5 +52,104 @@ fn a_signal_freezes_where_it_is_sent() {
     for _ in 0..2 {
         let answer = get(daemon.gateway(), "signalled", "/").text();
         assert_eq!(answer, "copy 0 has become copy 1\n");
+    }
+}
+
+#[test]
+fn a_program_reads_its_request_from_standard_input() {
+    let daemon = serve("words");
+    for _ in 0..2 {
+        let response = post(daemon.gateway(), "words", "/", b"one two three");
+        assert_eq!(response.status, 200, "{}", response.text());
+        assert_eq!(response.text(), "3 words in 13 characters, request 1\n");
+        assert_eq!(response.header("thaw-exit-code"), Some("0"));
+    }
+    let nothing = get(daemon.gateway(), "words", "/");
+    assert_eq!(nothing.text(), "0 words in 0 characters, request 1\n");
+    let failed = post(daemon.gateway(), "words", "/", b"exit 3");
+    assert_eq!((failed.status, failed.header("thaw-exit-code")), (500, Some("3")));
+    assert_eq!(failed.text(), "2 words in 6 characters, request 1\n");
+    let aborted = post(daemon.gateway(), "words", "/", b"abort");
+    assert_eq!((aborted.status, aborted.header("thaw-signal")), (500, Some("6")));
+    let big = post(daemon.gateway(), "words", "/", b"big");
+    assert!(big.text().ends_with("xxx") && big.text().len() > 1_000_000);
+    wait_until("its errors are in the log", || {
+        daemon.admin("/functions/words/logs").text().contains("to the log")
+    });
+}
+
+#[test]
+fn invoke_gives_data_and_returns_output_and_exit_code() {
+    let daemon = serve("words");
+    let invoke = |data: &str| {
+        let mut thaw = thaw_e2e::thaw();
+        thaw.env("THAW_HOME", daemon.home()).args(["invoke", "words", "--data", data]);
+        thaw_e2e::run(&mut thaw)
+    };
+    let outcome = invoke("a b");
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert_eq!(outcome.stdout, "2 words in 3 characters, request 1\n");
+    assert_eq!(invoke("exit 7").code, Some(7));
+}
+
+#[test]
+fn standard_input_can_be_polled_and_is_long() {
+    let daemon = serve("reader");
+    let body = b"some text, ".repeat(100_000);
+    for _ in 0..2 {
+        let response = post(daemon.gateway(), "reader", "/", &body);
+        assert_eq!(response.status, 200, "{}", response.text());
+        assert!(response.text().as_bytes() == body.to_ascii_uppercase());
+    }
+}
+
+/// Sends a datagram and returns the answer; panics if none comes.
+#[track_caller]
+fn ask(socket: &UdpSocket, text: &str) -> String {
+    socket.send(text.as_bytes()).expect("a datagram is sent");
+    let mut answer = vec![0; 65536];
+    let count = socket.recv(&mut answer).expect("an answer");
+    String::from_utf8_lossy(&answer[..count]).into_owned()
+}
+
+#[test]
+fn each_client_that_sends_datagrams_has_an_instance() {
+    let daemon = serve("datagrams");
+    let client = || {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        socket.connect("127.0.0.1:18953").expect("the function's address");
+        let port = socket.local_addr().expect("an address").port();
+        (socket, port)
+    };
+    let ((first, a), (second, b)) = (client(), client());
+    assert_eq!(ask(&first, "one"), format!("one: datagram 1 of 1 from port {a}"));
+    assert_eq!(ask(&second, "two"), format!("two: datagram 1 of 1 from port {b}"));
+    assert_eq!(ask(&first, "three"), format!("three: datagram 2 of 1 from port {a}"));
+    assert_eq!(ask(&first, "size").len(), 60000);
+    assert_eq!(ask(&first, ""), format!(": datagram 4 of 1 from port {a}"));
+    assert_eq!(daemon.instances("datagrams").len(), 2);
+    // Who has been silent for `keep_alive` has lost its instance.
+    wait_until("both instances have ended", || daemon.instances("datagrams").is_empty());
+    assert_eq!(ask(&first, "again"), format!("again: datagram 1 of 1 from port {a}"));
+    // And one that has ended by itself is replaced.
+    first.send(b"quit").expect("a datagram is sent");
+    wait_until("the instance has ended", || daemon.instances("datagrams").is_empty());
+    assert_eq!(ask(&first, "anew"), format!("anew: datagram 1 of 1 from port {a}"));
+    let refused = get(daemon.gateway(), "datagrams", "/");
+    assert_eq!((refused.status, refused.json()["error"].clone()), (421, "not_http".into()));
+}
+
+#[test]
+fn a_server_of_another_protocol_may_speak_first() {
+    let _daemon = serve("greeter");
+    for name in ["Ada", "Grace"] {
+        let mut client = TcpStream::connect("127.0.0.1:18925").expect("a connection");
+        client.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        let mut lines = BufReader::new(client.try_clone().expect("a descriptor")).lines();
+        assert_eq!(lines.next().expect("a line").expect("a line"), "who are you?");
+        client.write_all(format!("{name}\n").as_bytes()).expect("an answer");
+        assert_eq!(lines.next().expect("a line").expect("a line"), format!("hello {name}"));
+        assert!(lines.next().is_none());
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::admin::Admin;
 use crate::catalog::Catalog;
-use crate::config::FunctionName;
+use crate::config::{EntryKind, FunctionName};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, Home, HomeError};
 use crate::instance::WorkingSetUse;
@@ -10,7 +10,7 @@ use crate::node::Shared;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -177,8 +177,11 @@ async fn wait_for_end(
 struct OwnListeners {
     gateway: Gateway,
     shared: Arc<Shared>,
-    tasks: Mutex<HashMap<SocketAddr, (FunctionName, ListenTask)>>,
+    tasks: Mutex<HashMap<SocketAddr, (Wanted, ListenTask)>>,
 }
+
+/// Who is to be reached at an address, and how.
+type Wanted = (FunctionName, EntryKind);
 
 type ListenTask = JoinHandle<io::Result<()>>;
 
@@ -191,8 +194,9 @@ impl OwnListeners {
     fn update(&self) {
         let mut wanted = HashMap::new();
         for service in self.shared.services() {
+            let wants = (service.name().clone(), service.config().entry.kind);
             if let Some(address) = service.config().listen
-                && let Some(other) = wanted.insert(address, service.name().clone())
+                && let Some((other, _)) = wanted.insert(address, wants)
             {
                 tracing::error!(
                     "`{other}` and `{}` both want {address}; change `listen` of one of them",
@@ -201,26 +205,42 @@ impl OwnListeners {
             }
         }
         let mut tasks = self.tasks.lock().expect("no holder panics");
-        tasks.retain(|address, (name, task)| {
-            let stays = wanted.get(address) == Some(name) && !task.is_finished();
+        tasks.retain(|address, (present, task)| {
+            let stays = wanted.get(address) == Some(present) && !task.is_finished();
             if !stays {
                 task.abort();
             }
             stays
         });
-        for (address, name) in wanted {
+        for (address, wants) in wanted {
             if tasks.contains_key(&address) {
                 continue;
             }
-            match bind(address, "`listen` in its thaw.toml") {
-                Ok(listener) => {
-                    let listen = self.gateway.clone().listen(listener, Some(name.to_string()));
-                    tasks.insert(address, (name, tokio::spawn(listen)));
+            match self.listen(address, &wants) {
+                Ok(task) => {
+                    tasks.insert(address, (wants, task));
                 }
-                // The function is still served by name.
-                Err(error) => tracing::error!(function = %name, "{error}"),
+                // A function that speaks HTTP is still served by name.
+                Err(error) => tracing::error!(function = %wants.0, "{error}"),
             }
         }
+    }
+
+    fn listen(&self, address: SocketAddr, (name, kind): &Wanted) -> Result<ListenTask, ServeError> {
+        let (gateway, name) = (self.gateway.clone(), name.to_string());
+        let option = "`listen` in its thaw.toml";
+        Ok(match kind {
+            EntryKind::Http | EntryKind::Stdin => {
+                tokio::spawn(gateway.listen(bind(address, option)?, Some(name)))
+            }
+            EntryKind::Tcp => tokio::spawn(gateway.listen_raw(bind(address, option)?, name)),
+            EntryKind::Udp => {
+                let socket = UdpSocket::bind(address);
+                let socket =
+                    socket.map_err(|error| ServeError::Listen { address, option, error })?;
+                tokio::spawn(gateway.receive(socket, name))
+            }
+        })
     }
 
     fn stop(&self) {

@@ -11,15 +11,19 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use thaw_node::admin::{BOOT_HEADER, PHASES_HEADER};
 use thaw_node::boots::Phases;
+use thaw_node::gateway::{EXIT_CODE_HEADER, SIGNAL_HEADER};
 use ureq::Body;
 use ureq::http::Response;
 
 /// Call a function through the daemon and print its response.
 ///
-/// Exit code 1 means that the response's status is 400 or more.
+/// Exit code 1 means that the response's status is 400 or more. A function that
+/// reads standard input (kind = "stdin") gets the data there; what it prints is
+/// printed, and its exit code is the exit code.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw invoke hello-python --timings\n  \
+    thaw invoke words-perl --data 'b a b'\n  \
     thaw invoke thumbnail-python --data @photo.jpg --header content-type:image/jpeg > small.jpg")]
 pub struct Arguments {
     /// The function.
@@ -99,6 +103,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
         if arguments.timings {
             eprint!("{}", describe(&response));
         }
+    }
+    if let Some(code) = header(&response, EXIT_CODE_HEADER).and_then(|code| code.parse::<u8>().ok())
+    {
+        return Ok(ExitCode::from(code));
+    }
+    if let Some(signal) = header(&response, SIGNAL_HEADER) {
+        return Err(Failure::failed(format!("{} was ended by signal {signal}", arguments.name)));
     }
     if status.as_u16() >= 400 {
         return Err(Failure::failed(format!("{} answered {status}", arguments.name)));

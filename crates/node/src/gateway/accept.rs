@@ -5,10 +5,13 @@ use super::attend::attend;
 use super::head::{self, HEAD_MAX, Head, HeadError, Progress};
 use super::refusal::Refusal;
 use super::socket::{defer_accept, peek, set_nodelay};
+use super::stdin;
 use crate::clock::monotonic_ns;
+use crate::config::EntryKind;
 use crate::instance::Client;
 use crate::node::Shared;
 use crate::reactor::{watch, watch_listener};
+use crate::service::Service;
 use rustix::net::{SocketFlags, acceptfrom_with};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -42,11 +45,11 @@ pub struct Gateway {
 }
 
 /// A connection of which nothing is known yet.
-struct Arrival {
-    socket: OwnedFd,
-    peer: SocketAddr,
-    local: SocketAddr,
-    accepted_ns: u64,
+pub(super) struct Arrival {
+    pub socket: OwnedFd,
+    pub peer: SocketAddr,
+    pub local: SocketAddr,
+    pub accepted_ns: u64,
 }
 
 impl Arrival {
@@ -62,40 +65,34 @@ impl Gateway {
         Self { shared, config }
     }
 
-    /// Accepts clients until the task is dropped. `function` is the one whose
-    /// own listener this is; without it, the `Host` header decides.
+    /// What all functions share.
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Accepts clients that speak HTTP until the task is dropped. `function` is
+    /// the one whose own listener this is; without it, the `Host` header decides.
     ///
     /// # Errors
     /// The listener cannot be used at all.
     pub async fn listen(self, listener: TcpListener, function: Option<String>) -> io::Result<()> {
-        listener.set_nonblocking(true)?;
-        // Bursts wait here, not in the clients' timeouts.
-        rustix::net::listen(&listener, BACKLOG)?;
-        // Accepted sockets inherit it.
-        set_nodelay(&listener)?;
         defer_accept(&listener, 1)?;
-        let bound = listener.local_addr()?;
-        let listener = watch_listener(listener)?;
         let function: Option<Arc<str>> = function.map(Into::into);
-        loop {
-            let mut ready = listener.readable().await?;
-            loop {
-                match accept(ready.get_inner(), bound) {
-                    Ok(arrival) => self.arrive(arrival, function.clone()),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(error) if is_clients_fault(&error) => {}
-                    Err(error) => {
-                        // Out of descriptors or memory: connections wait in the
-                        // backlog meanwhile.
-                        tracing::error!(
-                            "cannot accept a connection ({error}); raise the limit of open files"
-                        );
-                        sleep(Duration::from_millis(20)).await;
-                    }
-                }
-            }
-            ready.clear_ready();
-        }
+        accept_all(listener, |arrival| self.arrive(arrival, function.clone())).await
+    }
+
+    /// Accepts clients of a function whose protocol is its own, until the task is
+    /// dropped: each goes to an instance at once, which may speak first.
+    ///
+    /// # Errors
+    /// The listener cannot be used at all.
+    pub async fn listen_raw(self, listener: TcpListener, function: String) -> io::Result<()> {
+        accept_all(listener, |arrival| match self.shared.route(&function) {
+            Some(service) => self.place(arrival, service, false),
+            // The function has just been removed, and this listener with it.
+            None => drop(arrival),
+        })
+        .await
     }
 
     /// The fast path: if the head is already there and an instance is at hand,
@@ -120,7 +117,23 @@ impl Gateway {
         let Some(service) = name.and_then(|name| self.shared.route(name)) else {
             return self.refuse(arrival, Refusal::UnknownFunction(name.map(str::to_owned)));
         };
-        let client = arrival.into_client(&self.shared, head.wants_head_only);
+        match service.config().entry.kind {
+            EntryKind::Http => self.place(arrival, service, head.wants_head_only),
+            EntryKind::Stdin => {
+                tokio::spawn(stdin::serve(self.shared.clone(), service, arrival));
+            }
+            kind @ (EntryKind::Tcp | EntryKind::Udp) => {
+                let address = service.config().listen.map(|address| address.to_string());
+                let way = format!("{} at {}", kind.name(), address.unwrap_or_default());
+                let function = service.name().to_string();
+                self.refuse(arrival, Refusal::NotHttp { function, way });
+            }
+        }
+    }
+
+    /// Gives the connection to an instance, and follows it to its end.
+    fn place(&self, arrival: Arrival, service: Arc<Service>, wants_head_only: bool) {
+        let client = arrival.into_client(&self.shared, wants_head_only);
         let placement = service.place_now(&client);
         tokio::spawn(attend(self.shared.clone(), service, client, placement));
     }
@@ -145,6 +158,36 @@ impl Gateway {
         self.shared.metrics().refused(None, refusal.status(), refusal.error());
         let client = arrival.into_client(&self.shared, false);
         tokio::spawn(async move { refuse(&client, &refusal).await });
+    }
+}
+
+/// Accepts everybody who comes to `listener`.
+async fn accept_all(listener: TcpListener, take: impl Fn(Arrival)) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    // Bursts wait here, not in the clients' timeouts.
+    rustix::net::listen(&listener, BACKLOG)?;
+    // Accepted sockets inherit it.
+    set_nodelay(&listener)?;
+    let bound = listener.local_addr()?;
+    let listener = watch_listener(listener)?;
+    loop {
+        let mut ready = listener.readable().await?;
+        loop {
+            match accept(ready.get_inner(), bound) {
+                Ok(arrival) => take(arrival),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if is_clients_fault(&error) => {}
+                Err(error) => {
+                    // Out of descriptors or memory: connections wait in the
+                    // backlog meanwhile.
+                    tracing::error!(
+                        "cannot accept a connection ({error}); raise the limit of open files"
+                    );
+                    sleep(Duration::from_millis(20)).await;
+                }
+            }
+        }
+        ready.clear_ready();
     }
 }
 

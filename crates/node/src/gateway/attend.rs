@@ -4,6 +4,7 @@
 use super::answer::refuse;
 use super::refusal::Refusal;
 use super::socket::{Traffic, traffic, unread};
+use crate::config::EntryKind;
 use crate::instance::{Client, End, Outcome};
 use crate::node::Shared;
 use crate::service::{Placement, Service, Ticket};
@@ -31,7 +32,13 @@ pub(super) async fn attend(
     };
     if let Err(refusal) = result {
         shared.metrics().refused(Some(service.name()), refusal.status(), refusal.error());
-        refuse(&client, &refusal).await;
+        match service.config().entry.kind {
+            // Its client would not understand; that it is closed says enough.
+            EntryKind::Tcp => {
+                let _ = shutdown(&client.socket, Shutdown::Both);
+            }
+            _ => refuse(&client, &refusal).await,
+        }
     }
 }
 
@@ -92,7 +99,12 @@ async fn watch(
             outcome = &mut ticket.done => return Ok(outcome.unwrap_or_else(|_| gone())),
             () = sleep_until(check) => {}
         }
-        match judge(traffic(&client.socket).unwrap_or_default(), limit, keep_alive) {
+        let now = traffic(&client.socket).unwrap_or_default();
+        let verdict = match service.config().entry.kind {
+            EntryKind::Tcp => judge_silence(now, keep_alive),
+            _ => judge(now, limit, keep_alive),
+        };
+        match verdict {
             Verdict::Fine(again) => check = Instant::now() + again,
             Verdict::Idle => {
                 // The guest sees the end of the stream and closes; a guest that
@@ -150,7 +162,20 @@ fn judge(traffic: Traffic, limit: Duration, keep_alive: Duration) -> Verdict {
     }
 }
 
-fn died(service: &Service, reason: String) -> Refusal {
+/// Judges a connection whose protocol is not known: nobody can say whose turn it
+/// is, so it is only ever idle.
+fn judge_silence(traffic: Traffic, keep_alive: Duration) -> Verdict {
+    let last_ms = match traffic.sent {
+        0 => traffic.last_received_ms,
+        _ => traffic.last_received_ms.min(traffic.last_sent_ms),
+    };
+    match keep_alive.checked_sub(Duration::from_millis(last_ms.into())) {
+        Some(left) if left > Duration::from_millis(10) => Verdict::Fine(left),
+        _ => Verdict::Idle,
+    }
+}
+
+pub(super) fn died(service: &Service, reason: String) -> Refusal {
     Refusal::InstanceDied { function: service.name().to_string(), reason }
 }
 
@@ -176,6 +201,17 @@ mod tests {
     fn progress_is_not_late() {
         assert_eq!(verdict(0, 0, 500), Verdict::Fine(Duration::from_millis(1500)), "a slow upload");
         assert_eq!(verdict(5, 100, 9000), Verdict::Fine(LIMIT), "a slow download");
+    }
+
+    #[test]
+    fn a_connection_of_an_unknown_protocol_is_never_late() {
+        let verdict = |sent, last_sent_ms, last_received_ms| {
+            let traffic = Traffic { received: 10, sent, last_sent_ms, last_received_ms };
+            judge_silence(traffic, KEEP)
+        };
+        assert_eq!(verdict(0, 0, 59_000), Verdict::Fine(Duration::from_secs(1)));
+        assert_eq!(verdict(5, 1_000, 90_000), Verdict::Fine(Duration::from_secs(59)));
+        assert_eq!(verdict(5, 61_000, 90_000), Verdict::Idle);
     }
 
     #[test]

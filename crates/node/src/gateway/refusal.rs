@@ -13,6 +13,13 @@ pub enum Refusal {
     UnknownFunction(Option<String>),
     /// 408: the head did not arrive in time.
     HeadTooSlow(Duration),
+    /// 421: the function does not speak HTTP.
+    NotHttp {
+        /// The function.
+        function: String,
+        /// How it is reached.
+        way: String,
+    },
     /// 431.
     HeadTooLarge,
     /// 502: the instance ended, or could not start, before it answered.
@@ -50,6 +57,7 @@ impl Refusal {
             Self::BadHead(_) => 400,
             Self::UnknownFunction(_) => 404,
             Self::HeadTooSlow(_) => 408,
+            Self::NotHttp { .. } => 421,
             Self::InstanceDied { .. } => 502,
             Self::NoCapacity { .. } | Self::Draining => 503,
             Self::Timeout { .. } => 504,
@@ -63,6 +71,7 @@ impl Refusal {
             Self::BadHead(_) => "bad_request",
             Self::UnknownFunction(_) => "unknown_function",
             Self::HeadTooSlow(_) => "head_too_slow",
+            Self::NotHttp { .. } => "not_http",
             Self::InstanceDied { .. } => "instance_died",
             Self::NoCapacity { .. } => "no_capacity",
             Self::Draining => "shutting_down",
@@ -70,7 +79,8 @@ impl Refusal {
         }
     }
 
-    fn reason(&self) -> String {
+    /// One sentence.
+    pub fn reason(&self) -> String {
         match self {
             Self::BadHead(error) => error.to_string(),
             Self::HeadTooLarge => HeadError::TooLarge.to_string(),
@@ -82,6 +92,9 @@ impl Refusal {
             }
             Self::HeadTooSlow(limit) => {
                 format!("the request head was not complete after {} s", limit.as_secs_f64())
+            }
+            Self::NotHttp { function, way } => {
+                format!("`{function}` does not speak HTTP; it is reached by {way}")
             }
             Self::InstanceDied { reason, .. } | Self::NoCapacity { reason, .. } => reason.clone(),
             Self::Draining => "the node is shutting down".to_owned(),
@@ -96,6 +109,7 @@ impl Refusal {
             400 => "Bad Request",
             404 => "Not Found",
             408 => "Request Timeout",
+            421 => "Misdirected Request",
             431 => "Request Header Fields Too Large",
             502 => "Bad Gateway",
             503 => "Service Unavailable",
@@ -103,24 +117,34 @@ impl Refusal {
         }
     }
 
-    /// The whole HTTP response.
-    pub fn response(&self, head_only: bool) -> Vec<u8> {
+    /// The body of the response: JSON, and a line feed.
+    pub fn body(&self) -> String {
         let mut body = json!({"error": self.error(), "reason": self.reason()});
         match self {
             Self::InstanceDied { function, .. }
             | Self::NoCapacity { function, .. }
+            | Self::NotHttp { function, .. }
             | Self::Timeout { function, .. }
             | Self::UnknownFunction(Some(function)) => body["function"] = json!(function),
             _ => {}
         }
-        let body = format!("{body}\n");
-        let retry = match self {
-            Self::NoCapacity { retry_after, .. } => {
-                format!("Retry-After: {}\r\n", retry_after.as_secs().max(1))
-            }
-            Self::Draining => "Retry-After: 1\r\n".to_owned(),
-            _ => String::new(),
-        };
+        format!("{body}\n")
+    }
+
+    /// After how many seconds to try again, if that may help.
+    pub fn retry_after(&self) -> Option<u64> {
+        match self {
+            Self::NoCapacity { retry_after, .. } => Some(retry_after.as_secs().max(1)),
+            Self::Draining => Some(1),
+            _ => None,
+        }
+    }
+
+    /// The whole HTTP response.
+    pub fn response(&self, head_only: bool) -> Vec<u8> {
+        let body = self.body();
+        let retry = self.retry_after();
+        let retry = retry.map_or(String::new(), |seconds| format!("Retry-After: {seconds}\r\n"));
         let head = format!(
             "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{retry}\
              Connection: close\r\n\r\n",

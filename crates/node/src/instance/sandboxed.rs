@@ -119,7 +119,7 @@ impl SandboxLauncher {
             memory_limit: config.limits.memory.bytes(),
             cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
             port: config.port_number(),
-            flags: crate::debug::flags(),
+            flags: crate::debug::flags() | config.entry_flags(),
             egress: egress_policy(&config.egress.allow),
             last_boot_ns: AtomicU64::new(0),
         };

@@ -15,7 +15,7 @@ mod place;
 pub use place::{Placement, Ticket};
 
 use crate::boots::BootRecord;
-use crate::config::{FunctionConfig, FunctionName, Isolation};
+use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::instance::{Change, Command, End, InstanceState, Launcher};
 use crate::node::Shared;
 use serde::{Deserialize, Serialize};
@@ -227,7 +227,10 @@ impl Service {
     /// An instance is gone.
     pub(crate) fn remove(&self, id: u64, end: &End) {
         let slot = self.slots().remove(&id);
-        let expected = slot.is_none_or(|slot| !slot.state.takes_connections());
+        // A program that has read its standard input ends; how is its client's matter.
+        let has_done_its_work =
+            self.config.entry.kind == EntryKind::Stdin && matches!(end, End::Exited(_));
+        let expected = slot.is_none_or(|slot| !slot.state.takes_connections()) || has_done_its_work;
         if !expected {
             tracing::warn!(function = %self.name(), instance = id, "an instance ended: {end}");
         }

@@ -1,0 +1,218 @@
+//! Functions whose clients send datagrams.
+//!
+//! The gateway has the socket that clients send to. Each client address is a
+//! flow: a pair of sockets, one end of which goes to an instance as a connection
+//! does. What the client sends goes in there, what the instance sends comes out
+//! and goes back from the address that the client knows. A flow ends when nothing
+//! has come or gone for the function's `keep_alive`, and when its instance ends.
+
+use super::accept::Gateway;
+use crate::clock::monotonic_ns;
+use crate::instance::{Client, Outcome};
+use crate::node::Shared;
+use crate::reactor::watch;
+use crate::service::{Placement, Service, Ticket};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::unix::AsyncFd;
+use tokio::net::UdpSocket;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until};
+
+/// Largest datagram, in bytes (udp(7)).
+const DATAGRAM_MAX: usize = 65_535;
+/// Datagrams that wait for one instance; more are dropped, as UDP does.
+const WAITING_MAX: usize = 64;
+/// How long an instance may take to let go of a flow that has ended.
+const LETTING_GO: Duration = Duration::from_secs(2);
+
+/// The flows of one socket, by client address.
+type Flows = Arc<Mutex<HashMap<SocketAddr, mpsc::Sender<Vec<u8>>>>>;
+
+/// A client's datagrams on their way to and from an instance.
+struct Flow {
+    shared: Arc<Shared>,
+    service: Arc<Service>,
+    /// What clients send to.
+    outside: Arc<UdpSocket>,
+    /// Our end of the pair.
+    inside: AsyncFd<OwnedFd>,
+    /// The instance's end.
+    client: Arc<Client>,
+    arriving: mpsc::Receiver<Vec<u8>>,
+}
+
+impl Gateway {
+    /// Passes on the datagrams that come to `socket` until the task is dropped.
+    ///
+    /// # Errors
+    /// The socket cannot be used at all.
+    pub async fn receive(self, socket: std::net::UdpSocket, function: String) -> io::Result<()> {
+        socket.set_nonblocking(true)?;
+        let socket = Arc::new(UdpSocket::from_std(socket)?);
+        let local = socket.local_addr()?;
+        let flows = Flows::default();
+        let mut buffer = vec![0; DATAGRAM_MAX];
+        loop {
+            let (len, peer) = match socket.recv_from(&mut buffer).await {
+                Ok(received) => received,
+                // An answer that did not reach its client.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
+                Err(error) => {
+                    tracing::error!(%function, "cannot receive datagrams: {error}");
+                    sleep(Duration::from_millis(20)).await;
+                    continue;
+                }
+            };
+            let datagram = buffer[..len].to_vec();
+            let known = lock(&flows).get(&peer).cloned();
+            let datagram = match known.map(|flow| flow.try_send(datagram)) {
+                // What does not fit is lost.
+                Some(Ok(()) | Err(mpsc::error::TrySendError::Full(_))) => continue,
+                Some(Err(mpsc::error::TrySendError::Closed(datagram))) => datagram,
+                None => buffer[..len].to_vec(),
+            };
+            let Some(service) = self.shared().route(&function) else { continue };
+            let begun = Flow::begin(self.shared(), service, &socket, (peer, local), &datagram);
+            match begun {
+                Ok((flow, placement, sender)) => {
+                    lock(&flows).insert(peer, sender.clone());
+                    tokio::spawn(flow.run(placement, flows.clone(), sender));
+                }
+                Err(error) => tracing::error!(
+                    %function,
+                    "cannot take in a client ({error}); raise the limit of open files"
+                ),
+            }
+        }
+    }
+}
+
+fn lock(flows: &Flows) -> std::sync::MutexGuard<'_, HashMap<SocketAddr, mpsc::Sender<Vec<u8>>>> {
+    flows.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Flow {
+    /// Begins a flow with its first datagram, and gives it to an instance if one
+    /// is at hand.
+    fn begin(
+        shared: &Arc<Shared>,
+        service: Arc<Service>,
+        outside: &Arc<UdpSocket>,
+        (peer, local): (SocketAddr, SocketAddr),
+        first: &[u8],
+    ) -> io::Result<(Self, Placement, mpsc::Sender<Vec<u8>>)> {
+        let accepted_ns = monotonic_ns();
+        // Both ends see when the other one is gone, unlike those of datagrams.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (inside, socket) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        send(&inside, first, SendFlags::NOSIGNAL)?;
+        let id = shared.next_id();
+        let client =
+            Arc::new(Client { id, socket, peer, local, accepted_ns, wants_head_only: false });
+        let placement = service.place_now(&client);
+        let (sender, arriving) = mpsc::channel(WAITING_MAX);
+        let flow = Self {
+            shared: shared.clone(),
+            service,
+            outside: outside.clone(),
+            inside: watch(inside)?,
+            client,
+            arriving,
+        };
+        Ok((flow, placement, sender))
+    }
+
+    /// Serves the flow to its end, and forgets it.
+    async fn run(mut self, placement: Placement, flows: Flows, own: mpsc::Sender<Vec<u8>>) {
+        if let Some(mut ticket) = self.place(placement).await {
+            self.shared.metrics().connected(self.service.name(), ticket.fresh);
+            if !self.pass_on(&mut ticket).await {
+                self.let_go(ticket).await;
+            }
+        }
+        self.arriving.close();
+        let mut flows = lock(&flows);
+        if flows.get(&self.client.peer).is_some_and(|flow| flow.same_channel(&own)) {
+            flows.remove(&self.client.peer);
+        }
+    }
+
+    async fn place(&self, placement: Placement) -> Option<Ticket> {
+        let refusal = match placement {
+            Placement::Placed(ticket) => return Some(ticket),
+            Placement::Later => match self.service.place(&self.client).await {
+                Ok(ticket) => return Some(ticket),
+                Err(refusal) => refusal,
+            },
+            Placement::Failed(error) => super::attend::died(&self.service, error.to_string()),
+        };
+        // There is no answer that every protocol over UDP would understand.
+        let name = self.service.name();
+        self.shared.metrics().refused(Some(name), refusal.status(), refusal.error());
+        tracing::warn!(function = %name, peer = %self.client.peer, "no instance for a client: {}", refusal.reason());
+        None
+    }
+
+    /// Passes datagrams on in both directions; `true` when the instance has ended
+    /// the flow, `false` when it has been idle for too long.
+    async fn pass_on(&mut self, ticket: &mut Ticket) -> bool {
+        let keep_alive = self.service.keep_alive();
+        let mut idle_at = Instant::now() + keep_alive;
+        let mut buffer = vec![0; DATAGRAM_MAX];
+        // The instance has let go of its end; the outcome is about to come.
+        let mut ended = false;
+        loop {
+            tokio::select! {
+                outcome = &mut ticket.done => {
+                    if let Ok(Outcome::Gone(end)) = outcome {
+                        tracing::debug!(function = %self.service.name(), "a flow has ended: {end}");
+                    }
+                    return true;
+                }
+                Some(datagram) = self.arriving.recv() => {
+                    // A full buffer, or an instance that has just ended, loses it.
+                    let _ = send(self.inside.get_ref(), &datagram, SendFlags::NOSIGNAL);
+                }
+                ready = self.inside.readable(), if !ended => {
+                    let Ok(mut ready) = ready else { return true };
+                    match recv(self.inside.get_ref(), &mut buffer[..], RecvFlags::empty()) {
+                        // Its end looks like an empty datagram.
+                        Ok((0, _)) if ready.ready().is_read_closed() => ended = true,
+                        Ok((count, _)) => {
+                            // UDP promises nothing.
+                            let _ = self.outside.try_send_to(&buffer[..count], self.client.peer);
+                        }
+                        Err(Errno::AGAIN) => {
+                            ready.clear_ready();
+                            continue;
+                        }
+                        Err(_) => ended = true,
+                    }
+                }
+                () = sleep_until(idle_at) => return false,
+            }
+            idle_at = Instant::now() + keep_alive;
+        }
+    }
+
+    /// Ends an idle flow: the instance that has it alone ends with it.
+    async fn let_go(&self, mut ticket: Ticket) {
+        if self.service.is_single_use() {
+            self.service.kill(ticket.instance);
+        } else {
+            let _ = rustix::net::shutdown(self.inside.get_ref(), rustix::net::Shutdown::Both);
+        }
+        if tokio::time::timeout(LETTING_GO, &mut ticket.done).await.is_err() {
+            self.service.kill(ticket.instance);
+        }
+    }
+}
