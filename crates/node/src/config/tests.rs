@@ -67,7 +67,8 @@ fn unknown_keys_name_the_place_and_the_nearest_key() {
         "f/thaw.toml:9:1: unknown key `memroy`; did you mean `memory`?"
     );
     assert!(
-        broken("port", "ready = 1\nport").contains("unknown key `ready`; the keys here are name, ")
+        broken("port", "colour = 1\nport")
+            .contains("unknown key `colour`; the keys here are name, ")
     );
     assert!(broken("port", "trian = 1\nport").contains("did you mean `train`?"));
 }
