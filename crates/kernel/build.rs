@@ -26,6 +26,8 @@ fn build_vdso() {
     let (source, versions) = (folder.join("vdso.S"), folder.join("vdso.map"));
     println!("cargo:rerun-if-changed={}", source.display());
     println!("cargo:rerun-if-changed={}", versions.display());
+    let script = folder.join("vdso.lds");
+    println!("cargo:rerun-if-changed={}", script.display());
     let out = Path::new(&std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("vdso.so");
     let status = Command::new("cc")
         .args([
@@ -42,6 +44,7 @@ fn build_vdso() {
             "-Wl,-Bsymbolic",
         ])
         .arg(format!("-Wl,--version-script={}", versions.display()))
+        .arg(format!("-Wl,-T,{}", script.display()))
         .arg("-o")
         .arg(&out)
         .arg(&source)

@@ -60,3 +60,35 @@ fn read(clock: u32, offset: u64) -> Time {
         (seconds as u64).wrapping_mul(NS).wrapping_add(nanoseconds as u64).wrapping_add(offset);
     Time { seconds: (ns / NS) as i64, nanoseconds: (ns % NS) as i64 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::OBJECT;
+
+    fn number<const N: usize>(at: usize) -> u64 {
+        let mut bytes = [0; 8];
+        bytes[..N].copy_from_slice(&OBJECT[at..at + N]);
+        u64::from_le_bytes(bytes)
+    }
+
+    /// It is mapped as it is: what the headers say of addresses must hold for
+    /// offsets, or the C library finds nothing and makes system calls instead.
+    #[test]
+    fn addresses_are_offsets() {
+        const PT_LOAD: u64 = 1;
+        const PT_DYNAMIC: u64 = 2;
+        const PF_W: u64 = 2;
+        let (first, size, count) = (number::<8>(32), number::<2>(54), number::<2>(56));
+        let mut kinds = Vec::new();
+        for header in (0..count).map(|i| (first + i * size) as usize) {
+            let kind = number::<4>(header);
+            kinds.push(kind);
+            if kind == PT_LOAD || kind == PT_DYNAMIC {
+                assert_eq!(number::<8>(header + 8), number::<8>(header + 16), "kind {kind}");
+                assert_eq!(number::<4>(header + 4) & PF_W, 0, "kind {kind}");
+            }
+        }
+        kinds.retain(|kind| *kind == PT_LOAD || *kind == PT_DYNAMIC);
+        assert_eq!(kinds, [PT_LOAD, PT_DYNAMIC]);
+    }
+}
