@@ -26,6 +26,9 @@ pub struct Dentry {
     children: Lock<Children>,
     mount: Lock<MountLink>,
     unlinked: AtomicBool,
+    /// Whether a later walk can come to this dentry again, so that what it caches
+    /// is of use. Without that, it and its children would only hold each other.
+    can_be_found: bool,
 }
 
 #[derive(Default)]
@@ -47,20 +50,25 @@ enum MountLink {
 impl Dentry {
     /// The root of a tree of its own.
     pub fn root(inode: Arc<dyn Inode>) -> Arc<Self> {
-        Self::build(inode, b"/", None)
+        Self::build(inode, b"/", None, true)
     }
 
     /// A file outside of any tree, which shows as `name`: a pipe, a memory file.
     pub fn anonymous(inode: Arc<dyn Inode>, name: &[u8]) -> Arc<Self> {
-        Self::build(inode, name, None)
+        Self::build(inode, name, None, true)
     }
 
     /// A child that is not in the parent's cache.
     pub fn detached(inode: Arc<dyn Inode>, name: &[u8], parent: &Arc<Dentry>) -> Arc<Self> {
-        Self::build(inode, name, Some(parent.clone()))
+        Self::build(inode, name, Some(parent.clone()), false)
     }
 
-    fn build(inode: Arc<dyn Inode>, name: &[u8], parent: Option<Arc<Dentry>>) -> Arc<Self> {
+    fn build(
+        inode: Arc<dyn Inode>,
+        name: &[u8],
+        parent: Option<Arc<Dentry>>,
+        can_be_found: bool,
+    ) -> Arc<Self> {
         Arc::new(Self {
             inode,
             name: Lock::new(name.into()),
@@ -68,6 +76,7 @@ impl Dentry {
             children: Lock::default(),
             mount: Lock::new(MountLink::None),
             unlinked: AtomicBool::new(false),
+            can_be_found,
         })
     }
 
@@ -91,9 +100,14 @@ impl Dentry {
         self.unlinked.store(true, Ordering::Relaxed);
     }
 
+    /// Whether children are kept for the next walk.
+    pub fn caches_lookups(&self) -> bool {
+        self.can_be_found && self.inode.caches_lookups()
+    }
+
     /// Finds a child, asking the file system only if the answer is not cached.
     pub fn child(self: &Arc<Self>, name: &[u8]) -> Result<Option<Arc<Dentry>>> {
-        if !self.inode.caches_lookups() {
+        if !self.caches_lookups() {
             let inode = self.inode.lookup(name)?;
             return Ok(inode.map(|inode| Self::detached(inode, name, self)));
         }
@@ -111,7 +125,7 @@ impl Dentry {
 
     /// Adds a child for a file that now has this name.
     pub fn attach(self: &Arc<Self>, name: &[u8], inode: Arc<dyn Inode>) -> Arc<Dentry> {
-        let child = Self::detached(inode, name, self);
+        let child = Self::build(inode, name, Some(self.clone()), self.can_be_found);
         self.insert(name, child.clone());
         child
     }
@@ -258,5 +272,42 @@ impl Drop for Dentry {
         while let Some(dentry) = next {
             next = Arc::into_inner(dentry).and_then(|last| last.parent.lock().take());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::inode::{FileType, FilesystemId};
+    use super::super::pseudo::{Directory, Fixed, Item, Kind, Names, Place};
+    use super::*;
+
+    const ITEMS: &[Item] = &[Item { name: "leaf", kind: Kind::Text("text") }];
+
+    /// A directory of directories, made anew at every look.
+    struct MadeAnew;
+
+    impl Names for MadeAnew {
+        fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
+            Ok(Some(Directory::new(directory.below(name), Fixed(ITEMS))))
+        }
+
+        fn list(&self, _: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_no_walk_finds_again_is_not_kept() {
+        let place = Place { filesystem: FilesystemId(9), magic: 0, ino: 1, owner: (0, 0) };
+        let root = Dentry::root(Directory::new(place, MadeAnew));
+        let directory = root.child(b"directory").unwrap().unwrap();
+        let gone = Arc::downgrade(&directory);
+        let leaf = directory.child(b"leaf").unwrap().unwrap();
+        drop((directory, leaf));
+        assert!(gone.upgrade().is_none());
+
+        let root = Dentry::root(Directory::new(place, Fixed(ITEMS)));
+        let kept = Arc::downgrade(&root.child(b"leaf").unwrap().unwrap());
+        assert!(kept.upgrade().is_some());
     }
 }

@@ -72,7 +72,7 @@ pub fn create_in(
     let new = new_inode(context, &holder.attributes(), kind, permissions);
     let inode = holder.create(name, &new)?;
     notify::created(directory.dentry(), name, &inode);
-    if !holder.caches_lookups() {
+    if !directory.dentry().caches_lookups() {
         return Ok(Path::new(Dentry::detached(inode, name, directory.dentry())));
     }
     Ok(Path::new(directory.dentry().attach(name, inode)))
@@ -101,7 +101,9 @@ pub fn link(context: &Context, target: &Path, start: &Path, path: &[u8]) -> Resu
     }
     check_may_change(context, directory)?;
     directory.inode().link(name, inode)?;
-    directory.dentry().attach(name, inode.clone());
+    if directory.dentry().caches_lookups() {
+        directory.dentry().attach(name, inode.clone());
+    }
     notify::link_count(inode);
     notify::created(directory.dentry(), name, inode);
     Ok(())

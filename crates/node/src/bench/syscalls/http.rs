@@ -139,7 +139,8 @@ impl Drop for BehindGateway {
 /// a network of its own, and runs `wrk` there.
 struct Native {
     worker: Child,
-    orders: ChildStdin,
+    /// Taken at the end.
+    orders: Option<ChildStdin>,
     results: BufReader<ChildStdout>,
 }
 
@@ -155,11 +156,13 @@ impl Native {
         let results = BufReader::new(worker.stdout.take().ok_or_else(missing)?);
         serde_json::to_writer(&orders, server).map_err(io::Error::from)?;
         orders.write_all(b"\n")?;
-        Ok(Self { worker, orders, results })
+        Ok(Self { worker, orders: Some(orders), results })
     }
 
     fn ask(&mut self) -> Result<f64, SideError> {
-        self.orders.write_all(b"\n")?;
+        if let Some(orders) = &mut self.orders {
+            orders.write_all(b"\n")?;
+        }
         let mut line = String::new();
         self.results.read_line(&mut line)?;
         let rate = line.trim().parse();
@@ -169,7 +172,8 @@ impl Native {
 
 impl Drop for Native {
     fn drop(&mut self) {
-        let _ = self.worker.kill();
+        // Without further orders it ends the server and then itself.
+        self.orders = None;
         let _ = self.worker.wait();
     }
 }
