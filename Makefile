@@ -58,7 +58,7 @@ runtimes: build ## Test every runtime and tool that docs/runtimes.md lists
 	@scripts/setup runtimes
 	@scripts/say "Testing every runtime"
 	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --release --locked -p thaw-e2e --no-fail-fast \
-		--test runtimes --test functions -- --include-ignored --test-threads 2
+		--test runtimes --test functions --test entry -- --include-ignored --test-threads 2
 
 bench: build ## Measure boots of the examples
 	@THAW=$(abspath $(THAW)) scripts/bench $(BENCHED)

@@ -54,6 +54,14 @@ impl Table {
     }
 }
 
+/// Percent-encodes everything that has a meaning in a URL's query.
+pub fn escape(text: &str) -> String {
+    let keep = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    text.bytes()
+        .map(|byte| if keep(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,5 +72,10 @@ mod tests {
         table.row(vec!["a".into(), "1".into()]);
         table.row(vec!["längst".into(), "22".into()]);
         assert_eq!(table.text(), "NAME    N\na       1\nlängst  22\n");
+    }
+
+    #[test]
+    fn queries_are_escaped() {
+        assert_eq!(escape("/a b?c=d&e"), "%2Fa%20b%3Fc%3Dd%26e");
     }
 }

@@ -28,6 +28,8 @@ pub enum Function {
     },
     /// A directory of `tests/guest/functions`, with a thaw.toml of its own.
     Directory(&'static str),
+    /// A program of `tests/guest/functions/sdk` beside the helper of its language.
+    Sdk(Language),
     /// The program of an example under another name, with its own settings.
     Variant {
         /// The example that it is made from.
@@ -41,6 +43,40 @@ pub enum Function {
     },
 }
 
+/// A language that has a helper in `sdk/entrypoint`.
+#[derive(Clone, Copy, Debug)]
+pub struct Language {
+    /// Name of the function.
+    pub name: &'static str,
+    /// The program in `tests/guest/functions/sdk`.
+    pub program: &'static str,
+    /// The helper in `sdk/entrypoint`.
+    pub helper: &'static str,
+    /// Where the helper goes, relative to the function's directory.
+    pub place: &'static str,
+    /// Further keys of `thaw.toml`: how it is built and run, and its `[runtime]`.
+    pub keys: &'static str,
+}
+
+impl Language {
+    /// The function's directory, below `work`.
+    fn directory(&self, work: &Path) -> PathBuf {
+        let directory = work.join(self.name);
+        let helper = directory.join(self.place);
+        fs::create_dir_all(helper.parent().expect("a directory")).expect("a directory");
+        let program = repository().join("tests/guest/functions/sdk").join(self.program);
+        fs::copy(program, directory.join(self.program)).expect("a copy of the program");
+        let source = repository().join("sdk/entrypoint").join(self.helper);
+        fs::copy(source, helper).expect("a copy of the helper");
+        let text = format!(
+            "name = \"{}\"\nport = 8080\nentry = {{ freeze = \"program\" }}\n{}\n",
+            self.name, self.keys
+        );
+        fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+        directory
+    }
+}
+
 impl Function {
     /// Its name.
     pub fn name(&self) -> &'static str {
@@ -49,6 +85,7 @@ impl Function {
             | Self::Python(name)
             | Self::PythonVariant { name, .. }
             | Self::Directory(name)
+            | Self::Sdk(Language { name, .. })
             | Self::Variant { name, .. } => name,
         }
     }
@@ -72,6 +109,7 @@ impl Function {
             Self::Example(name) => return repository().join("examples").join(name),
             Self::Python(name) => return python(name, name, ""),
             Self::PythonVariant { program, name, keys } => return python(program, name, keys),
+            Self::Sdk(language) => return language.directory(work),
             Self::Directory(name) => return repository().join("tests/guest/functions").join(name),
             Self::Variant { example, name, keys, limits } => (example, name, keys, limits),
         };

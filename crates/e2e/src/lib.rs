@@ -11,7 +11,7 @@ mod runtime;
 
 pub use binary::{kernel_symbol, repository, thaw, thaw_binary};
 pub use daemon::{Daemon, DaemonOptions, wait_until};
-pub use function::{Function, built_home, copy_home};
+pub use function::{Function, Language, built_home, copy_home};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Raw, Response, get, post, request};
 pub use outcome::{Outcome, run, run_with_input};

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::time::Duration;
-use thaw_e2e::{Daemon, DaemonOptions, Function, built_home, get, post, wait_until};
+use thaw_e2e::{Daemon, DaemonOptions, Function, Language, built_home, get, post, wait_until};
 
 /// A daemon that serves one function of `tests/guest/functions`.
 fn serve(name: &'static str) -> Daemon {
@@ -152,4 +152,129 @@ fn a_server_of_another_protocol_may_speak_first() {
         assert_eq!(lines.next().expect("a line").expect("a line"), format!("hello {name}"));
         assert!(lines.next().is_none());
     }
+}
+
+#[test]
+fn an_operator_freezes_a_live_instance() {
+    let daemon = serve("warmed");
+    let freeze = |arguments: &[&str]| {
+        let mut thaw = thaw_e2e::thaw();
+        thaw.env("THAW_HOME", daemon.home()).args(["freeze", "warmed"]).args(arguments);
+        thaw_e2e::run(&mut thaw)
+    };
+    let early = freeze(&[]);
+    assert_eq!(early.code, Some(1));
+    assert!(early.stderr.contains("`warmed` has no idle instance to freeze"), "{}", early.stderr);
+    // The first generation learns, the second goes on from there, and so does the third.
+    let mut expected = 0;
+    for generation in 1..4 {
+        for _ in 0..3 {
+            expected += 1;
+            let answer = get(daemon.gateway(), "warmed", "/").text();
+            assert_eq!(answer, format!("request {expected} of generation {generation}\n"));
+        }
+        wait_until("the instance is idle", || {
+            daemon.instances("warmed").iter().any(|instance| instance["state"] == "idle")
+        });
+        let done = freeze(&["--json"]);
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        let done: serde_json::Value = serde_json::from_str(&done.stdout).expect("JSON");
+        let detail = daemon.admin("/functions/warmed").json();
+        assert_eq!(detail["image"], done["image"]);
+    }
+    let wrong = freeze(&["--instance", "99999"]);
+    assert!(wrong.stderr.contains("no idle instance 99999"), "{}", wrong.stderr);
+}
+
+/// The helper of each language says which copy it is in, and calls the hooks.
+#[track_caller]
+fn helper(language: Language) {
+    let home = built_home(&format!("entry-{}", language.name), &[Function::Sdk(language)]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for _ in 0..2 {
+        let answer = get(daemon.gateway(), language.name, "/").text();
+        let expected = "copy 1: closed first, closed last, opened in 1, opened last\n";
+        assert_eq!(answer, expected);
+    }
+}
+
+#[test]
+fn helper_for_c() {
+    helper(Language {
+        name: "sdk-c",
+        program: "app.c",
+        helper: "thaw.h",
+        place: "thaw.h",
+        keys: "command = [\"/app/app\"]\nfiles = [\"app\"]\n\
+               build = { command = [\"cc\", \"-Wall\", \"-Wextra\", \"-Werror\", \"-o\", \"app\", \"app.c\"] }\n\
+               [runtime]\nkind = \"binary\"",
+    });
+}
+
+#[test]
+fn helper_for_python() {
+    helper(Language {
+        name: "sdk-python",
+        program: "app.py",
+        helper: "thaw.py",
+        place: "thaw.py",
+        keys: "command = [\"python3\", \"app.py\"]\n\
+               [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"",
+    });
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn helper_for_node() {
+    helper(Language {
+        name: "sdk-node",
+        program: "app.js",
+        helper: "thaw.js",
+        place: "thaw.js",
+        keys: "command = [\"node\", \"app.js\"]\n[runtime]\nkind = \"node\"",
+    });
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn helper_for_java() {
+    helper(Language {
+        name: "sdk-java",
+        program: "App.java",
+        helper: "Thaw.java",
+        place: "Thaw.java",
+        keys: "command = [\"java\", \"-cp\", \"/app/classes\", \"App\"]\nfiles = [\"classes\"]\n\
+               build = { command = [\"javac\", \"-d\", \"classes\", \"App.java\", \"Thaw.java\"] }\n\
+               limits = { memory = \"512MiB\" }\n[runtime]\nkind = \"java\"",
+    });
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn helper_for_go() {
+    let build = "rm -f go.mod && go mod init app && CGO_ENABLED=0 go build -o server .";
+    let keys = format!(
+        "command = [\"/app/server\"]\nfiles = [\"server\"]\n\
+         build = {{ command = [\"sh\", \"-c\", \"PATH=$PATH:/usr/local/go/bin; {build}\"] }}\n\
+         [runtime]\nkind = \"binary\""
+    );
+    helper(Language {
+        name: "sdk-go",
+        program: "app.go",
+        helper: "thaw.go",
+        place: "thaw/thaw.go",
+        keys: keys.leak(),
+    });
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn helper_for_ruby() {
+    helper(Language {
+        name: "sdk-ruby",
+        program: "app.rb",
+        helper: "thaw.rb",
+        place: "thaw.rb",
+        keys: "command = [\"ruby\", \"app.rb\"]\n[runtime]\nkind = \"ruby\"",
+    });
 }

@@ -27,9 +27,10 @@ fn greets(example: &'static str, greeting: &str) {
         let expected = greeting.replace("NAME", name);
         let answer = text(&response);
         assert!(answer.starts_with(&expected), "{answer:?} for {expected:?}");
-        // Copies have no memory of each other's requests.
+        // Copies have no memory of each other's requests, only of the training.
         if answer.contains("request ") {
-            assert!(answer.ends_with("request 1.\n"), "{answer:?}");
+            let first = if example == "hello-java" { 501 } else { 1 };
+            assert!(answer.ends_with(&format!("request {first}.\n")), "{answer:?}");
         }
     }
 }

@@ -11,7 +11,9 @@ use std::thread;
 use std::time::Duration;
 use thaw_node::config::FunctionConfig;
 use thaw_node::gateway::{Gateway, GatewayConfig};
-use thaw_node::instance::{Client, End, Instance, LaunchError, Launched, Launcher, Report};
+use thaw_node::instance::{
+    Client, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
+};
 use thaw_node::node::Shared;
 use thaw_node::service::Service;
 use thaw_sandbox::{BootTimes, GuestExit};
@@ -119,6 +121,14 @@ impl Instance for FakeInstance {
     }
 
     fn settle(&mut self) {}
+
+    fn request_rest(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn freeze(&mut self, _: thaw_abi::control::EntryPoint) -> Result<FrozenInstance, String> {
+        Err("a thread of a test has no image".to_owned())
+    }
 
     fn first_request_done(&mut self) {}
 }

@@ -2,7 +2,7 @@
 
 use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
-use crate::output;
+use crate::output::{self, escape};
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
@@ -131,14 +131,6 @@ fn read_data(data: &str) -> Result<Vec<u8>, Failure> {
     }
 }
 
-/// Percent-encodes everything that has a meaning in a URL's query.
-fn escape(text: &str) -> String {
-    let keep = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    text.bytes()
-        .map(|byte| if keep(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
-        .collect()
-}
-
 fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
@@ -196,10 +188,5 @@ mod tests {
         assert_eq!("A: b:c".parse(), Ok(Header("A".into(), "b:c".into())));
         assert!("nothing".parse::<Header>().is_err());
         assert!(": x".parse::<Header>().is_err());
-    }
-
-    #[test]
-    fn queries_are_escaped() {
-        assert_eq!(escape("/a b?c=d&e"), "%2Fa%20b%3Fc%3Dd%26e");
     }
 }

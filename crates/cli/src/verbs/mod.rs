@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod build;
 pub mod doctor;
+pub mod freeze;
 pub mod gc;
 pub mod images;
 pub mod import;

@@ -9,6 +9,7 @@
 //! | `GET /functions/NAME` | [`FunctionDetail`] |
 //! | `GET /functions/NAME/logs?follow=true` | a [`Line`](crate::logs::Line) in each line |
 //! | `POST /functions/NAME/invoke?method=M&path=P&timings=true` | the function's own response |
+//! | `POST /functions/NAME/freeze?instance=ID` | [`Frozen`]: an idle instance is the new image |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
 //! | `GET /images` | [`ImageSummary`] of each |
 //! | `POST /reload` | [`Reload`](crate::catalog::Reload): serves what is new in the store |
@@ -18,7 +19,7 @@ mod routes;
 mod types;
 
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
-pub use types::{FunctionDetail, FunctionInfo, ImageSummary, Problem, summarize_images};
+pub use types::{Frozen, FunctionDetail, FunctionInfo, ImageSummary, Problem, summarize_images};
 
 use crate::catalog::Catalog;
 use crate::node::Shared;

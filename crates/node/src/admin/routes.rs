@@ -2,7 +2,7 @@
 
 use super::Admin;
 use super::invoke::invoke;
-use super::types::{FunctionDetail, FunctionInfo, Problem, summarize_images};
+use super::types::{Frozen, FunctionDetail, FunctionInfo, Problem, summarize_images};
 use crate::logs::Line;
 use crate::service::InstanceInfo;
 use axum::body::Body;
@@ -29,6 +29,7 @@ pub(super) fn router(admin: Admin) -> Router {
         .route("/functions/{name}", get(function))
         .route("/functions/{name}/logs", get(logs))
         .route("/functions/{name}/invoke", post(invoke))
+        .route("/functions/{name}/freeze", post(freeze))
         .route("/instances", get(instances))
         .route("/images", get(images))
         .route("/reload", post(reload))
@@ -123,6 +124,30 @@ async fn reload(State(admin): State<Admin>) -> Response {
         }
         Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),
         Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    }
+}
+
+#[derive(Deserialize)]
+struct FreezeQuery {
+    instance: Option<u64>,
+}
+
+async fn freeze(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<FreezeQuery>,
+) -> Response {
+    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    let (instance, frozen) = match service.freeze(query.instance).await {
+        Ok(done) => done,
+        Err(reason) => return problem(StatusCode::CONFLICT, "not_frozen", reason),
+    };
+    let function = service.name().clone();
+    drop(service);
+    // From now on copies are of the new image.
+    match reload(State(admin)).await {
+        response if !response.status().is_success() => response,
+        _ => Json(Frozen { function, instance, frozen }).into_response(),
     }
 }
 

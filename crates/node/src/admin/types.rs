@@ -4,6 +4,7 @@ use crate::boots::BootRecord;
 use crate::catalog::Catalog;
 use crate::config::{FunctionConfig, FunctionName, Isolation};
 use crate::function::BuiltFunction;
+use crate::instance::FrozenInstance;
 use crate::instance::StandbyInfo;
 use crate::service::{InstanceInfo, Service};
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,18 @@ pub struct FunctionDetail {
     pub standby: StandbyInfo,
     /// Its most recent boots, newest first; times in nanoseconds.
     pub boots: Vec<BootRecord>,
+}
+
+/// An instance that has become its function's image.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Frozen {
+    /// The function.
+    pub function: FunctionName,
+    /// The instance, which has ended.
+    pub instance: u64,
+    /// Its image.
+    #[serde(flatten)]
+    pub frozen: FrozenInstance,
 }
 
 /// An image in the store.

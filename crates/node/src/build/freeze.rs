@@ -3,18 +3,19 @@
 
 use super::program::{Awaited, Program};
 use super::train::{Course, Training};
-use super::{BuildEvent, BuildOptions, OnEvent};
+use super::{BuildError, BuildEvent, BuildOptions, OnEvent};
 use crate::config::FreezeAt;
-use crate::function::StoredFunction;
+use crate::function::{BuiltFunction, StoredFunction};
 use crate::rootfs::StoredRootfs;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
     BootError, Fit, FreezeError, FreezeReport, FreezeSpec, Image, ImageError, KernelError,
-    MergePolicy, PlanError, ZygoteError, cpu_features,
+    MergePolicy, PlanError, Sandbox, ZygoteError, cpu_features,
 };
-use thaw_store::{ImageId, IndexId, Session, StoreError};
+use thaw_store::{ImageId, IndexId, Name, NewFunction, Session, Store, StoreError};
 
 /// How a program was frozen.
 #[derive(Clone, Debug)]
@@ -103,6 +104,14 @@ pub enum FreezeFailure {
     /// The store refused something.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A live instance is of an older build.
+    #[error(
+        "`{function}` has been built anew since the instance was started; call it once, and freeze a newer one"
+    )]
+    BuiltAnew {
+        /// The function.
+        function: String,
+    },
     /// The host refused something.
     #[error("cannot talk to the sandbox ({0}); try again")]
     Io(#[from] io::Error),
@@ -158,8 +167,21 @@ pub(super) fn freeze(
     let (sandbox, _parent) = program.into_sandbox(on_event);
 
     on_event(BuildEvent::Stage("freezing"));
+    let (id, report) = write_image(session, &sandbox, entry, function, &rootfs)?;
+    Ok((id, Frozen { start, training, report }))
+}
+
+/// Writes the memory of a sandbox that is at rest as an image of `function`.
+fn write_image(
+    session: &mut Session,
+    sandbox: &Sandbox,
+    entry: EntryPoint,
+    function: &StoredFunction,
+    rootfs: &StoredRootfs,
+) -> Result<(ImageId, FreezeReport), FreezeFailure> {
+    let config = &function.config;
     let spec = FreezeSpec {
-        index_hash: *index.as_bytes(),
+        index_hash: *rootfs.id().as_bytes(),
         program: config.command[0].clone(),
         arguments: config.command.join(" "),
         about: serde_json::to_string(function).expect("a function is plain data"),
@@ -167,12 +189,36 @@ pub(super) fn freeze(
         merge: MergePolicy::default(),
     };
     let new = session.new_image_file()?;
-    let report = thaw_sandbox::freeze(&sandbox, entry, &spec, new.file())?;
-    drop(sandbox);
+    let report = thaw_sandbox::freeze(sandbox, entry, &spec, new.file())?;
     let id = session.commit_image(new)?;
     // What cannot be booted must not be stored as a function.
-    open_image(session, id, &rootfs)?.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())?;
-    Ok((id, Frozen { start, training, report }))
+    open_image(session, id, rootfs)?.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())?;
+    Ok((id, report))
+}
+
+/// Makes the image of a live instance, which is at rest, that of its function.
+///
+/// # Errors
+/// The image cannot be written, or the function was built anew meanwhile.
+pub(crate) fn freeze_instance(
+    store: &Store,
+    name: &str,
+    sandbox: &Sandbox,
+    entry: EntryPoint,
+    rootfs: &StoredRootfs,
+) -> Result<(ImageId, FreezeReport), BuildError> {
+    let built = BuiltFunction::read(store, name)?;
+    if built.index != rootfs.id() {
+        return Err(FreezeFailure::BuiltAnew { function: name.to_owned() }.into());
+    }
+    let mut session = store.session()?;
+    let function = built.function;
+    let (image, report) = write_image(&mut session, sandbox, entry, &function, rootfs)?;
+    let name = Name::new(name).map_err(StoreError::from)?;
+    let config = serde_json::to_value(&function).expect("a function is plain data");
+    let (index, image_of) = (built.index, Some(image));
+    session.put_function(NewFunction { name, config, index, image: image_of })?;
+    Ok((image, report))
 }
 
 /// Opens a stored image and checks that it can be booted here.

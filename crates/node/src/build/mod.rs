@@ -11,8 +11,8 @@ mod import;
 mod program;
 mod train;
 
-pub(crate) use freeze::open_image;
 pub use freeze::{FreezeFailure, Frozen};
+pub(crate) use freeze::{freeze_instance, open_image};
 pub use import::ImportFailure;
 pub use program::Awaited;
 pub use train::Training;

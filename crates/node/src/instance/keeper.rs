@@ -1,7 +1,7 @@
 //! The task that owns a live instance: passes connections in, takes reports
 //! out, and ends it when its time has come.
 
-use super::launch::{Client, End, Instance, Launched, Report};
+use super::launch::{Client, End, FrozenInstance, Instance, Launched, Report};
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::service::Service;
 use std::collections::HashMap;
@@ -9,6 +9,7 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use thaw_abi::control::EntryPoint;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
@@ -37,8 +38,13 @@ pub(crate) struct Delivery {
 /// What a keeper can be told.
 pub(crate) enum Command {
     Connect(Delivery),
+    /// Make its memory the image of the function, and end; it is idle.
+    Freeze(FreezeReply),
     End,
 }
+
+/// Where to say how a freeze went.
+pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
 
 /// A connection that the guest has.
 struct Open {
@@ -65,6 +71,8 @@ pub(crate) struct Keeper {
     /// when the instance is gone.
     retained: Vec<OwnedSemaphorePermit>,
     boot: Option<Boot>,
+    /// Who wants it to be frozen.
+    freeze: Option<FreezeReply>,
     served: u64,
     idle_since: Option<Instant>,
     /// When to see to what could wait during the boot.
@@ -101,6 +109,7 @@ impl Keeper {
             open: HashMap::from([(client.id, Open { done, permit })]),
             retained: Vec::new(),
             boot: Some(boot),
+            freeze: None,
             served: 0,
             idle_since: None,
             settle_at: Some(Instant::now() + SETTLED_AFTER),
@@ -138,6 +147,15 @@ impl Keeper {
                 Step::Report(Report::ConnectionClosed(connection)) => self.closed(connection),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Command(Some(Command::Connect(delivery))) => self.connect(delivery),
+                Step::Report(Report::AtRest(rest)) => self.freeze(rest),
+                Step::Command(Some(Command::Freeze(reply))) => {
+                    self.idle_since = None;
+                    match self.instance.request_rest() {
+                        Ok(()) => self.freeze = Some(reply),
+                        // The report of its end is on the way.
+                        Err(error) => drop(reply.send(Err(error.to_string()))),
+                    }
+                }
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Settled => {
                     self.settle_at = None;
@@ -152,6 +170,16 @@ impl Keeper {
                 }
             }
         }
+    }
+
+    fn freeze(&mut self, rest: EntryPoint) {
+        if let Some(reply) = self.freeze.take() {
+            // Others of the runtime's tasks go on elsewhere meanwhile.
+            let outcome = tokio::task::block_in_place(|| self.instance.freeze(rest));
+            // Who has asked may have lost patience.
+            let _ = reply.send(outcome);
+        }
+        self.instance.kill();
     }
 
     fn connect(&mut self, delivery: Delivery) {

@@ -8,6 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
+use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{BootTimes, GuestExit};
 
 /// A client's connection on its way into an instance. The gateway keeps its own
@@ -101,6 +102,35 @@ pub trait Instance: Send {
     /// Called when the instance has served its first connection and still
     /// lives; may block for milliseconds.
     fn first_request_done(&mut self);
+
+    /// Asks the instance to come to rest; [`Report::AtRest`] follows when nothing
+    /// in it can run.
+    ///
+    /// # Errors
+    /// The instance has ended.
+    fn request_rest(&mut self) -> io::Result<()>;
+
+    /// Makes the memory of the instance, which is at rest, the image of its
+    /// function. May block for seconds.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String>;
+}
+
+/// What became of an instance that was frozen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FrozenInstance {
+    /// The new image.
+    pub image: String,
+    /// Bytes of the image file, holes included.
+    pub file_len: u64,
+    /// Bytes of memory stored in it.
+    pub stored: u64,
+    /// Entries of its mapping table.
+    pub mappings: usize,
+    /// Milliseconds that it took.
+    pub freeze_ms: f64,
 }
 
 /// What an instance reports.
@@ -110,6 +140,8 @@ pub enum Report {
     Booted(BootTimes),
     /// The guest has closed the connection with this number.
     ConnectionClosed(u64),
+    /// Nothing in it can run, as was asked.
+    AtRest(EntryPoint),
     /// It has ended.
     Gone(End),
 }

@@ -8,7 +8,9 @@ mod state;
 
 pub use keeper::Outcome;
 pub(crate) use keeper::{Command, Delivery, Keeper};
-pub use launch::{Client, End, Instance, LaunchError, Launched, Launcher, Report, StandbyInfo};
+pub use launch::{
+    Client, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report, StandbyInfo,
+};
 pub use sandboxed::{SandboxLauncher, WorkingSetUse};
 pub use standby::BootPolicy;
 pub use state::{Change, InstanceState};

@@ -1,10 +1,13 @@
 //! Instances that are sandboxes.
 
-use super::launch::{Client, End, Instance, LaunchError, Launched, Launcher, Report, StandbyInfo};
+use super::launch::{
+    Client, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report, StandbyInfo,
+};
 use super::standby::{BootPolicy, Standby};
 use crate::boots::BootKind;
+use crate::build::freeze_instance;
 use crate::clock::monotonic_ns;
-use crate::config::{FunctionConfig, egress_policy};
+use crate::config::{FunctionConfig, FunctionName, egress_policy};
 use crate::logs::LogPipes;
 use crate::reactor::watch_sandbox;
 use crate::rootfs::StoredRootfs;
@@ -15,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use thaw_abi::control::Connection;
+use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
     BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Progress, Sandbox,
     ThawOptions, WorkingSet, ZygotePool, connection,
@@ -45,6 +48,7 @@ pub struct SandboxLauncher {
 /// What a launcher and its instances share.
 pub(super) struct Shared {
     pub pool: Arc<ZygotePool>,
+    function: FunctionName,
     image: Image,
     rootfs: StoredRootfs,
     store: Store,
@@ -107,6 +111,7 @@ impl SandboxLauncher {
         };
         let shared = Shared {
             pool,
+            function: config.name.clone(),
             image,
             rootfs,
             store: store.clone(),
@@ -174,8 +179,16 @@ impl Launcher for SandboxLauncher {
         })?;
         let pid = sandbox.get_ref().pid();
         let shared = shared.clone();
-        let instance =
-            SandboxInstance { sandbox, pid, plan, shared, end: None, killed: false, gone: false };
+        let instance = SandboxInstance {
+            sandbox,
+            pid,
+            plan,
+            shared,
+            end: None,
+            asked_to_rest: false,
+            killed: false,
+            gone: false,
+        };
         Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns })
     }
 
@@ -356,6 +369,8 @@ struct SandboxInstance {
     shared: Arc<Shared>,
     /// What it said about its end, if anything.
     end: Option<End>,
+    /// It was asked to come to rest.
+    asked_to_rest: bool,
     /// This node has ended it.
     killed: bool,
     gone: bool,
@@ -420,6 +435,10 @@ impl Instance for SandboxInstance {
                     self.kill();
                 }
                 // A thawed copy reports its entry point only if asked to freeze.
+                Progress::Event(Event::EntryPoint(rest)) if self.asked_to_rest => {
+                    self.asked_to_rest = false;
+                    return Poll::Ready(Report::AtRest(rest));
+                }
                 Progress::Event(Event::EntryPoint(_)) => {
                     self.end = Some(End::Violation("it reported an entry point unasked".into()));
                     self.kill();
@@ -464,5 +483,24 @@ impl Instance for SandboxInstance {
 
     fn first_request_done(&mut self) {
         self.shared.record(self.sandbox.get_ref(), &self.plan);
+    }
+
+    fn request_rest(&mut self) -> io::Result<()> {
+        self.asked_to_rest = true;
+        self.sandbox.get_mut().request_freeze()
+    }
+
+    fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String> {
+        let (shared, sandbox) = (&self.shared, self.sandbox.get_ref());
+        let (image, report) =
+            freeze_instance(&shared.store, shared.function.as_str(), sandbox, rest, &shared.rootfs)
+                .map_err(|error| error.to_string())?;
+        Ok(FrozenInstance {
+            image: image.to_string(),
+            file_len: report.file_len,
+            stored: report.stored,
+            mappings: report.mappings,
+            freeze_ms: report.duration.as_secs_f64() * 1e3,
+        })
     }
 }

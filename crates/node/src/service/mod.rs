@@ -16,13 +16,17 @@ pub use place::{Placement, Ticket};
 
 use crate::boots::BootRecord;
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
-use crate::instance::{Change, Command, End, InstanceState, Launcher};
+use crate::instance::{Change, Command, End, FrozenInstance, InstanceState, Launcher};
 use crate::node::Shared;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::time::timeout;
+
+/// How long an instance may take to come to rest and be frozen.
+const REST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A function that is being served.
 pub struct Service {
@@ -178,6 +182,53 @@ impl Service {
         for slot in self.slots().values_mut() {
             slot.end();
             let _ = slot.commands.send(Command::End);
+        }
+    }
+
+    /// Freezes an idle instance, the given one or else the one that has served
+    /// most: its memory becomes the function's image, and it ends.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub async fn freeze(&self, id: Option<u64>) -> Result<(u64, FrozenInstance), String> {
+        let (reply, frozen) = oneshot::channel();
+        let id = {
+            let mut slots = self.slots();
+            let is_idle = |slot: &Slot| slot.state == InstanceState::Idle;
+            let idle = slots.iter_mut().filter(|(_, slot)| is_idle(slot));
+            let found = match id {
+                Some(id) => slots.get_mut(&id).filter(|slot| is_idle(slot)).map(|slot| (id, slot)),
+                None => idle.max_by_key(|(_, slot)| slot.served).map(|(id, slot)| (*id, slot)),
+            };
+            let (id, slot) = found.ok_or_else(|| self.nothing_to_freeze(id))?;
+            // It gets no more connections.
+            slot.end();
+            let _ = slot.commands.send(Command::Freeze(reply));
+            id
+        };
+        match timeout(REST_PATIENCE, frozen).await {
+            Ok(Ok(outcome)) => outcome.map(|frozen| (id, frozen)),
+            Ok(Err(_)) => Err(format!("instance {id} has ended before it could be frozen")),
+            Err(_) => {
+                self.kill(id);
+                Err(format!(
+                    "instance {id} did not come to rest within {} s and was ended; a program that \
+                     always computes cannot be frozen",
+                    REST_PATIENCE.as_secs()
+                ))
+            }
+        }
+    }
+
+    fn nothing_to_freeze(&self, id: Option<u64>) -> String {
+        match id {
+            Some(id) => format!("`{}` has no idle instance {id}; see `thaw ps`", self.name()),
+            None if self.is_single_use() => format!(
+                "instances of `{}` end with their connection, so none is left to freeze; set \
+                 isolation = \"instance\", or use [train]",
+                self.name()
+            ),
+            None => format!("`{}` has no idle instance to freeze; call it first", self.name()),
         }
     }
 
