@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use thaw_sandbox::BootTimes;
 
 /// Boots that are remembered.
@@ -90,16 +91,24 @@ impl Phases {
 #[derive(Debug, Default)]
 pub struct RecentBoots {
     boots: Mutex<VecDeque<BootRecord>>,
+    /// Boots of each kind so far, in the order of [`BootKind::ALL`].
+    counts: [AtomicU64; BootKind::ALL.len()],
 }
 
 impl RecentBoots {
     /// Remembers a boot.
     pub fn add(&self, boot: BootRecord) {
+        self.counts[boot.kind as usize].fetch_add(1, Ordering::Relaxed);
         let mut boots = self.boots.lock().expect("no holder panics");
         if boots.len() == REMEMBERED {
             boots.pop_front();
         }
         boots.push_back(boot);
+    }
+
+    /// Boots of this kind so far, those that are forgotten included.
+    pub fn count(&self, kind: BootKind) -> u64 {
+        self.counts[kind as usize].load(Ordering::Relaxed)
     }
 
     /// The boot that the connection from `peer` caused, if it is not older than

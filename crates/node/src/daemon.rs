@@ -266,7 +266,7 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 }
 
 /// Every instance and every client takes descriptors.
-fn raise_file_limit() {
+pub(crate) fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {

@@ -1,46 +1,59 @@
 //! `thaw bench boot`.
 
+use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::{Failure, Outcome};
-use crate::output::{self, Table};
+use crate::output::Table;
 use crate::verbs::serve::WorkingSetArguments;
 use clap::{Args, ValueEnum};
-use std::io::{IsTerminal, Write, stderr};
 use std::num::NonZeroUsize;
-use std::process::ExitCode;
-use thaw_node::bench::{self, BenchOptions, BenchReport, Percentiles};
+use thaw_node::bench::{self, BenchOptions, BenchReport, BootsReport, Percentiles};
 use thaw_node::boots::BootKind;
 use thaw_node::home::Home;
 
-/// Measure boots of a function, with native starts of the same program in between.
+/// Boots of one function that are counted, by default.
+const COUNT_OF_ONE: NonZeroUsize = NonZeroUsize::new(100).unwrap();
+/// The same when there are several.
+const COUNT_OF_MANY: NonZeroUsize = NonZeroUsize::new(30).unwrap();
+
+/// Measure boots of functions, with native starts of the same programs in between.
 ///
 /// Times count from the moment the gateway has accepted the connection; native
-/// ones from before the fork until the client has the first response byte.
+/// ones from before the fork until the client has the first response byte. Of one
+/// function and one kind of boot, every phase is shown; of several (--all, or more
+/// names), the way to the first instruction and to the first response byte, and the
+/// time that the program itself took in between. What cannot be measured is named
+/// with the reason and stops nothing else.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw bench boot hello-python --boot warm -n 1000 --json")]
+#[command(after_help = "Examples:\n  thaw bench boot hello-python --boot warm -n 1000 --json\n  \
+    thaw bench boot --all --output results\n  thaw bench boot hello-c hello-go --boot fork --boot ready")]
 pub struct Arguments {
-    /// The function.
-    name: String,
-    /// What the boots begin from.
-    #[arg(long, value_enum, default_value = "warm")]
-    boot: Boot,
-    /// Boots that are counted.
-    #[arg(short, long = "count", value_name = "N", default_value = "100")]
-    n: NonZeroUsize,
+    /// The functions.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    names: Vec<String>,
+    /// Every function of the store.
+    #[arg(long)]
+    all: bool,
+    /// What the boots begin from; may be given several times [default: warm for one function, all for several].
+    #[arg(long, value_enum)]
+    boot: Vec<Boot>,
+    /// Boots of each kind that are counted [default: 100, of several functions 30].
+    #[arg(short, long = "count", value_name = "N")]
+    n: Option<NonZeroUsize>,
     /// Path of the requests.
     #[arg(long, default_value = "/")]
     path: String,
     #[command(flatten)]
     working_set: WorkingSetArguments,
-    /// Do not start the program natively.
+    /// Do not start the programs natively.
     #[arg(long)]
     no_native: bool,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    report: ReportArguments,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Boot {
+/// A kind of boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Boot {
     /// The image; nothing of it and of the files is in the page cache.
     Cold,
     /// The image, which is in the page cache with the files.
@@ -63,34 +76,42 @@ impl From<Boot> for BootKind {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    if arguments.path.contains([' ', '\r', '\n']) || !arguments.path.starts_with('/') {
-        return Err(Failure::misused("--path must begin with a slash and hold no blanks"));
-    }
+    check_path(&arguments.path)?;
+    let kinds: Vec<BootKind> = arguments.boot.iter().map(|boot| (*boot).into()).collect();
+    let one = match (&arguments.names[..], &kinds[..]) {
+        ([name], []) => Some((name, BootKind::Warm)),
+        ([name], [kind]) => Some((name, *kind)),
+        _ => None,
+    };
+    let one = one.filter(|_| arguments.report.output.is_none());
+    let count = if one.is_some() { COUNT_OF_ONE } else { COUNT_OF_MANY };
     let options = BenchOptions {
-        boot: arguments.boot.into(),
-        count: arguments.n.get(),
+        boots: if kinds.is_empty() { BootKind::ALL.to_vec() } else { kinds },
+        count: arguments.n.unwrap_or(count).get(),
         path: arguments.path.clone(),
         working_set: arguments.working_set.chosen(),
         native: !arguments.no_native,
     };
-    let live = stderr().is_terminal();
-    let mut progress = |done: usize| {
-        if live && (done.is_multiple_of(10) || done == options.count) {
-            let end = if done == options.count { "\r\x1b[K" } else { "" };
-            eprint!("\r{done} of {}{end}", options.count);
-            let _ = stderr().flush();
-        }
-    };
-    let report = bench::boot(&Home::from_environment()?, &arguments.name, &options, &mut progress)?;
-    if arguments.json {
-        output::print_json(&report)?;
-    } else {
-        output::print(&text(&report))?;
+    let home = Home::from_environment()?;
+    let mut progress = Progress::new();
+    if let Some((name, kind)) = one {
+        let report = bench::boot(&home, name, kind, &options, &mut |what| progress.show(what))?;
+        drop(progress);
+        // No figure is asked for, see above.
+        return arguments.report.show("boot", &report, &text_of_one(&report), || Ok(String::new()));
     }
-    Ok(ExitCode::SUCCESS)
+    let report = bench::boots(&home, &arguments.names, &options, &mut |what| progress.show(what))?;
+    drop(progress);
+    let shown = arguments.report.show("boot", &report, &text(&report), || report.svg())?;
+    match (report.boots.is_empty(), report.failures.first()) {
+        (true, Some(failure)) => {
+            Err(Failure::failed(format!("nothing could be measured: {}", failure.reason)))
+        }
+        _ => Ok(shown),
+    }
 }
 
-fn text(report: &BenchReport) -> String {
+fn text_of_one(report: &BenchReport) -> String {
     let mut table = Table::new(&["µs since the connection was accepted", "p50", "p90", "p99"]);
     let mut row = |name: &str, of: &Percentiles| {
         let cell = |value: f64| format!("{value:.1}");
@@ -106,6 +127,7 @@ fn text(report: &BenchReport) -> String {
     row("memory mapped", &report.phases_us.mapped);
     row("first instruction", &report.phases_us.first_instruction);
     row("first response byte", &report.phases_us.first_byte);
+    row("execution (from the first instruction to the byte)", &report.execution_us);
     if let Some(native) = &report.native_us {
         row("native start, first response byte", &native.first_byte);
     }
@@ -122,4 +144,35 @@ fn text(report: &BenchReport) -> String {
         table.text(),
         report.pss_kib
     )
+}
+
+fn text(report: &BootsReport) -> String {
+    let mut table = Table::new(&[
+        "µs, p50 / p99",
+        "boot",
+        "first instruction",
+        "execution",
+        "first response byte",
+        "native start",
+        "KiB",
+    ]);
+    let both = |of: &Percentiles| format!("{} / {}", cell(of.p50), cell(of.p99));
+    for boot in &report.boots {
+        table.row(vec![
+            boot.function.clone(),
+            boot.boot.name().to_owned(),
+            both(&boot.phases_us.first_instruction),
+            both(&boot.execution_us),
+            both(&boot.phases_us.first_byte),
+            boot.native_us.as_ref().map_or("-".to_owned(), |native| both(&native.first_byte)),
+            boot.pss_kib.to_string(),
+        ]);
+    }
+    let mut text = table.text();
+    for failure in &report.failures {
+        let kind = failure.boot.map(|kind| format!(", {} boot", kind.name()));
+        let (function, kind) = (&failure.function, kind.unwrap_or_default());
+        text += &format!("not measured: {function}{kind}: {}\n", failure.reason);
+    }
+    text
 }

@@ -1,14 +1,19 @@
 //! `thaw bench`: measurements that a user can repeat.
 
 mod boot;
+mod handoff;
+mod report;
+mod scale;
 mod syscalls;
+mod throughput;
 
 use crate::failure::Outcome;
 use clap::{Args, Subcommand};
 
 /// Measure.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw bench boot hello-python --boot warm -n 1000 --json")]
+#[command(after_help = "Examples:\n  thaw bench boot hello-python --boot warm -n 1000 --json\n  \
+    thaw bench boot --all --output results")]
 pub struct Arguments {
     #[command(subcommand)]
     subject: Subject,
@@ -17,12 +22,18 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Subject {
     Boot(boot::Arguments),
+    Scale(scale::Arguments),
+    Throughput(throughput::Arguments),
+    Handoff(handoff::Arguments),
     Syscalls(syscalls::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
     match &arguments.subject {
         Subject::Boot(arguments) => boot::run(arguments),
+        Subject::Scale(arguments) => scale::run(arguments),
+        Subject::Throughput(arguments) => throughput::run(arguments),
+        Subject::Handoff(arguments) => handoff::run(arguments),
         Subject::Syscalls(arguments) => syscalls::run(arguments),
     }
 }

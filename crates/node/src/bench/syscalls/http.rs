@@ -3,28 +3,22 @@
 
 use super::worker::WORKER_VARIABLE;
 use super::{Pair, SideError, median, ratio};
-use crate::bench::BootKind;
+use crate::bench::BenchError;
 use crate::bench::isolate::enter_own_network;
 use crate::bench::native::{Specification, specify};
-use crate::bench::{BenchError, launcher};
-use crate::config::{Isolation, TimeSpan};
-use crate::daemon::start_pool;
+use crate::bench::rig::{Rig, RigOptions};
+use crate::boots::BootKind;
+use crate::config::Isolation;
 use crate::function::BuiltFunction;
-use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::Home;
-use crate::instance::{BootPolicy, WorkingSetUse};
-use crate::node::Shared;
-use crate::service::Service;
+use crate::instance::WorkingSetUse;
 use serde::Serialize;
 use std::io::{self, BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::num::NonZeroU32;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use thaw_store::Store;
-use tokio::runtime::Runtime;
 
 /// Connections that `wrk` keeps open.
 const CONNECTIONS: u32 = 16;
@@ -54,7 +48,7 @@ pub fn measure(home: &Home, name: &str, rounds: usize) -> Result<HttpResult, Ben
     let store = Store::open(&home.store())?;
     let function = BuiltFunction::read(&store, name)?;
     let mut native = Native::start(&specify(home, &function.function, b"")?)?;
-    let behind = BehindGateway::start(home, &store, function)?;
+    let behind = behind_gateway(home, &store, &function)?;
     let (mut natives, mut thaws) = (Vec::new(), Vec::new());
     // The first round warms both up.
     for round in 0..=rounds {
@@ -91,48 +85,16 @@ fn wrk(address: SocketAddr, host: &str) -> Result<f64, SideError> {
 }
 
 /// The server as an instance that all connections are handed to.
-struct BehindGateway {
-    runtime: Runtime,
-    shared: Arc<Shared>,
-    service: Arc<Service>,
-    address: SocketAddr,
-}
-
-impl BehindGateway {
-    fn start(home: &Home, store: &Store, function: BuiltFunction) -> Result<Self, BenchError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let entered = runtime.enter();
-        let pool = start_pool(1)?;
-        let shared = Shared::new(8);
-        let launcher = launcher(
-            home,
-            store,
-            &function,
-            &pool,
-            WorkingSetUse::Off,
-            BootPolicy::only(BootKind::Warm),
-        )?;
-        let mut config = function.function.config;
-        config.isolation = Isolation::Instance;
-        config.limits.instances = NonZeroU32::MIN;
-        config.limits.concurrency = NonZeroU32::MIN.saturating_add(CONNECTIONS * 4);
-        config.limits.timeout = TimeSpan(PATIENCE);
-        let service = Service::new(config, String::new(), launcher, shared.clone());
-        shared.install(service.clone());
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let address = listener.local_addr()?;
-        runtime
-            .spawn(Gateway::new(shared.clone(), GatewayConfig::default()).listen(listener, None));
-        drop(entered);
-        Ok(Self { runtime, shared, service, address })
-    }
-}
-
-impl Drop for BehindGateway {
-    fn drop(&mut self) {
-        self.service.kill_all();
-        self.runtime.block_on(self.shared.drain(Duration::from_secs(1)));
-    }
+fn behind_gateway(home: &Home, store: &Store, function: &BuiltFunction) -> Result<Rig, BenchError> {
+    let options = RigOptions {
+        working_set: WorkingSetUse::Off,
+        isolation: Isolation::Instance,
+        zygotes: 1,
+        instances: 1,
+        concurrency: CONNECTIONS * 4 + 1,
+        ..RigOptions::single(BootKind::Warm)
+    };
+    Rig::start(home, store, function, options)
 }
 
 /// The server on the host: a process of this executable that has started it in

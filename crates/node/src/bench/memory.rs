@@ -1,0 +1,103 @@
+//! What memory is used for: of a process, and of the host.
+
+use serde::Serialize;
+use std::io;
+
+/// Memory that a process has for itself, in KiB (proc_pid_smaps(5)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ProcessMemory {
+    /// Proportional set size without pages of files.
+    pub pss_kib: u64,
+    /// Page tables of the process.
+    pub page_tables_kib: u64,
+}
+
+impl ProcessMemory {
+    pub(super) fn of(pid: u32) -> io::Result<Self> {
+        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let unsupported =
+            || io::Error::new(io::ErrorKind::Unsupported, "this kernel does not tell Pss_File");
+        let all = field(&rollup, "Pss").ok_or_else(unsupported)?;
+        let files = field(&rollup, "Pss_File").ok_or_else(unsupported)?;
+        Ok(Self {
+            pss_kib: all.saturating_sub(files),
+            page_tables_kib: field(&status, "VmPTE").unwrap_or(0),
+        })
+    }
+}
+
+/// What the host uses memory for, in KiB (proc_meminfo(5)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostMemory {
+    /// Not available to others.
+    pub used_kib: i64,
+    /// Pages of processes without a file.
+    pub anonymous_kib: i64,
+    /// Page tables.
+    pub page_tables_kib: i64,
+    /// Kernel objects: mappings, processes, descriptors, sockets.
+    pub slab_kib: i64,
+    /// Kernel stacks.
+    pub kernel_stacks_kib: i64,
+    /// Counters of control groups and the like, one for each processor.
+    pub per_cpu_kib: i64,
+}
+
+impl HostMemory {
+    pub(super) fn now() -> io::Result<Self> {
+        Ok(Self::parse(&std::fs::read_to_string("/proc/meminfo")?))
+    }
+
+    fn parse(text: &str) -> Self {
+        let field = |name| field(text, name).unwrap_or(0) as i64;
+        Self {
+            used_kib: field("MemTotal") - field("MemAvailable"),
+            anonymous_kib: field("AnonPages"),
+            page_tables_kib: field("PageTables"),
+            slab_kib: field("Slab"),
+            kernel_stacks_kib: field("KernelStack"),
+            per_cpu_kib: field("Percpu"),
+        }
+    }
+
+    /// What has been added since `before`.
+    pub(super) fn since(self, before: Self) -> Self {
+        Self {
+            used_kib: self.used_kib - before.used_kib,
+            anonymous_kib: self.anonymous_kib - before.anonymous_kib,
+            page_tables_kib: self.page_tables_kib - before.page_tables_kib,
+            slab_kib: self.slab_kib - before.slab_kib,
+            kernel_stacks_kib: self.kernel_stacks_kib - before.kernel_stacks_kib,
+            per_cpu_kib: self.per_cpu_kib - before.per_cpu_kib,
+        }
+    }
+}
+
+/// A line `name:   123 kB`.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    value.trim().trim_end_matches(" kB").parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_by_their_whole_names() {
+        let text = "Pss:   12 kB\nPss_File:    4 kB\nMemTotal: 100 kB\nMemAvailable: 40 kB\n";
+        assert_eq!(field(text, "Pss"), Some(12));
+        assert_eq!(field(text, "Pss_File"), Some(4));
+        assert_eq!(field(text, "Ps"), None);
+        let memory = HostMemory::parse(text);
+        assert_eq!(memory.used_kib, 60);
+        assert_eq!(memory.since(memory), HostMemory::default());
+    }
+
+    #[test]
+    fn this_process_has_memory() {
+        assert!(ProcessMemory::of(std::process::id()).unwrap().pss_kib > 0);
+        assert!(HostMemory::now().unwrap().used_kib > 0);
+    }
+}

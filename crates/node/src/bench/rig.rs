@@ -1,0 +1,177 @@
+//! A node of one function, made to be measured: the gateway, the life cycle and
+//! the zygotes of `thaw serve`, without its listeners and its admin API.
+
+use super::BenchError;
+use super::client::{PATIENCE, eventually, exchange};
+use crate::boots::{BootKind, BootRecord};
+use crate::clock::monotonic_ns;
+use crate::config::{FunctionConfig, Isolation, TimeSpan};
+use crate::daemon::{ServeError, start_pool};
+use crate::function::BuiltFunction;
+use crate::gateway::{Gateway, GatewayConfig};
+use crate::home::Home;
+use crate::instance::{BootPolicy, SandboxLauncher, WorkingSetUse};
+use crate::logs::FunctionLog;
+use crate::node::Shared;
+use crate::service::Service;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+use thaw_sandbox::{PopulatePolicy, ZygotePool};
+use thaw_store::Store;
+use tokio::runtime::Runtime;
+
+/// How long instances may take to end when a rig is taken down.
+const DRAIN: Duration = Duration::from_secs(2);
+/// Longer than any measurement.
+const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How a rig boots and keeps instances.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RigOptions {
+    pub policy: BootPolicy,
+    pub working_set: WorkingSetUse,
+    pub isolation: Isolation,
+    /// Zygotes kept ready.
+    pub zygotes: usize,
+    /// Most instances at a time.
+    pub instances: u32,
+    /// Most connections of an instance at a time.
+    pub concurrency: u32,
+}
+
+impl RigOptions {
+    /// One boot at a time, each prepared by hand, each for one request.
+    pub(super) fn single(kind: BootKind) -> Self {
+        Self {
+            policy: BootPolicy::only(kind),
+            working_set: WorkingSetUse::Populate(PopulatePolicy::Write),
+            isolation: Isolation::Request,
+            zygotes: 4,
+            instances: 64,
+            concurrency: 1,
+        }
+    }
+}
+
+/// A node of one function.
+pub(super) struct Rig {
+    runtime: Runtime,
+    pub shared: Arc<Shared>,
+    pub pool: Arc<ZygotePool>,
+    pub service: Arc<Service>,
+    pub launcher: Arc<SandboxLauncher>,
+    /// Where the gateway listens.
+    pub address: SocketAddr,
+}
+
+impl Rig {
+    pub(super) fn start(
+        home: &Home,
+        store: &Store,
+        function: &BuiltFunction,
+        options: RigOptions,
+    ) -> Result<Self, BenchError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let entered = runtime.enter();
+        let pool = start_pool(options.zygotes)?;
+        // Some of an earlier service may still be ending when the next begins.
+        let shared = Shared::new(options.instances as usize + 64);
+        let launcher = launcher(home, store, function, &pool, options)?;
+        let config = options.config(function);
+        let image = function.image.to_string();
+        let service = Service::new(config, image, launcher.clone(), shared.clone());
+        shared.install(service.clone());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
+        runtime
+            .spawn(Gateway::new(shared.clone(), GatewayConfig::default()).listen(listener, None));
+        drop(entered);
+        Ok(Self { runtime, shared, pool, service, launcher, address })
+    }
+
+    /// Serves the function under other rules from now on; instances of before
+    /// end.
+    pub(super) fn serve_as(&mut self, isolation: Isolation) {
+        let mut config = self.service.config().clone();
+        config.isolation = isolation;
+        let image = self.service.image().to_owned();
+        let launcher = self.service.launcher();
+        self.service = Service::new(config, image, launcher, self.shared.clone());
+        self.shared.install(self.service.clone());
+    }
+
+    /// One boot of this kind, begun when the system is at rest.
+    pub(super) fn boot(&self, kind: BootKind, request: &[u8]) -> Result<BootRecord, BenchError> {
+        self.launcher.prepare(kind).map_err(BenchError::Launch)?;
+        self.pool.wait_full().map_err(ServeError::from)?;
+        let asked_ns = monotonic_ns();
+        let (local, _) = exchange(self.address, request)?;
+        let boot = eventually(|| self.shared.boots().by_peer(local, asked_ns))
+            .ok_or(BenchError::NoPhase("its boot"))?;
+        // The rig decides which boots count as cold.
+        let is_from_image = |kind| matches!(kind, BootKind::Cold | BootKind::Warm);
+        match boot.kind == kind || is_from_image(boot.kind) && is_from_image(kind) {
+            true => Ok(boot),
+            false => Err(BenchError::OtherBoot { asked: kind, found: boot.kind }),
+        }
+    }
+
+    /// Waits until no instance lives.
+    pub(super) fn wait_empty(&self) -> Result<(), BenchError> {
+        eventually(|| (self.service.instance_count() == 0).then_some(()))
+            .ok_or(BenchError::NoPhase("its end"))
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.service.kill_all();
+        self.runtime.block_on(self.shared.drain(DRAIN));
+        // Services and the node refer to each other.
+        self.shared.forget_all();
+    }
+}
+
+impl RigOptions {
+    fn config(&self, function: &BuiltFunction) -> FunctionConfig {
+        let mut config = function.function.config.clone();
+        config.isolation = self.isolation;
+        let limits = &mut config.limits;
+        limits.instances = NonZeroU32::MIN.saturating_add(self.instances.saturating_sub(1));
+        limits.concurrency = NonZeroU32::MIN.saturating_add(self.concurrency.saturating_sub(1));
+        limits.timeout = TimeSpan(PATIENCE);
+        limits.keep_alive = TimeSpan(FOREVER);
+        limits.queue = TimeSpan(PATIENCE);
+        config
+    }
+}
+
+fn launcher(
+    home: &Home,
+    store: &Store,
+    function: &BuiltFunction,
+    pool: &Arc<ZygotePool>,
+    options: RigOptions,
+) -> Result<Arc<SandboxLauncher>, BenchError> {
+    let load = |error: crate::catalog::LoadError| BenchError::Load(error);
+    let config = &function.function.config;
+    let rootfs = function.rootfs(store)?;
+    let image = crate::build::open_image(store, function.image, &rootfs)
+        .map_err(|error| load(error.into()))?;
+    let logs = home.logs().map_err(ServeError::from)?;
+    let log = FunctionLog::open(&logs, &format!("{}.bench", config.name))?;
+    let launcher = SandboxLauncher::new(
+        pool.clone(),
+        store,
+        rootfs,
+        function.image,
+        image,
+        log.pipes()?,
+        config,
+        options.working_set,
+        options.policy,
+    );
+    Ok(Arc::new(launcher.map_err(|error| load(error.into()))?))
+}
