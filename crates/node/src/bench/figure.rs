@@ -13,6 +13,9 @@ pub struct FigureError(String);
 const WIDTH: u32 = 960;
 /// Height of a figure of lines.
 const HEIGHT: u32 = 540;
+/// Sizes of text; the crate draws it smaller by a quarter.
+const TEXT: u32 = 16;
+const TITLE: u32 = 22;
 /// Height of one bar.
 const BAR: u32 = 11;
 /// Of what is above and below the bars.
@@ -86,8 +89,9 @@ impl Bars<'_> {
         let values = || self.series.iter().flat_map(|series| &series.values).flatten();
         let largest = values().copied().fold(1.0, f64::max);
         draw(FRAME + bars * BAR, |area| match self.logarithmic {
-            true => self.picture(area, (1.0..largest * 1.2).log_scale(), 1.0),
-            false => self.picture(area, 0.0..largest * 1.05, 0.0),
+            // To the right there is room for the legend.
+            true => self.picture(area, (1.0..largest * 8.0).log_scale(), 1.0),
+            false => self.picture(area, 0.0..largest * 1.25, 0.0),
         })
     }
 
@@ -102,9 +106,9 @@ impl Bars<'_> {
     {
         let rows = self.categories.len() as f64;
         let mut chart = ChartBuilder::on(area)
-            .caption(self.title, ("sans-serif", 18))
+            .caption(self.title, ("sans-serif", TITLE))
             .margin(10)
-            .x_label_area_size(40)
+            .x_label_area_size(45)
             .y_label_area_size(150)
             // The first category is the uppermost.
             .build_cartesian_2d(axis, rows..0.0)
@@ -114,6 +118,9 @@ impl Bars<'_> {
             .disable_y_mesh()
             .x_desc(self.axis)
             .y_labels(0)
+            .x_label_formatter(&|value| format!("{value:.0}"))
+            .label_style(("sans-serif", TEXT))
+            .axis_desc_style(("sans-serif", TEXT))
             .light_line_style(TRANSPARENT)
             .draw()
             .map_err(failed)?;
@@ -155,7 +162,7 @@ impl Bars<'_> {
     {
         use plotters::style::text_anchor::{HPos, Pos, VPos};
         let style =
-            ("sans-serif", 13).into_text_style(area).pos(Pos::new(HPos::Right, VPos::Center));
+            ("sans-serif", TEXT).into_text_style(area).pos(Pos::new(HPos::Right, VPos::Center));
         let (left, _) = chart.plotting_area().get_pixel_range();
         for (row, name) in self.categories.iter().enumerate() {
             let x_of_any_value = chart.plotting_area().get_x_range().start;
@@ -173,16 +180,20 @@ impl Lines<'_> {
         let top = points().map(|point| point.1).fold(1.0, f64::max) * 1.1;
         draw(HEIGHT, |area| {
             let mut chart = ChartBuilder::on(area)
-                .caption(self.title, ("sans-serif", 18))
+                .caption(self.title, ("sans-serif", TITLE))
                 .margin(10)
-                .x_label_area_size(40)
-                .y_label_area_size(70)
+                .x_label_area_size(45)
+                .y_label_area_size(80)
                 .build_cartesian_2d(0.0..right, 0.0..top)
                 .map_err(failed)?;
             chart
                 .configure_mesh()
                 .x_desc(self.x)
                 .y_desc(self.y)
+                .x_label_formatter(&|value| format!("{value:.0}"))
+                .y_label_formatter(&|value| format!("{value:.0}"))
+                .label_style(("sans-serif", TEXT))
+                .axis_desc_style(("sans-serif", TEXT))
                 .light_line_style(TRANSPARENT)
                 .draw()
                 .map_err(failed)?;
@@ -213,7 +224,7 @@ where
         .position(position)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK.mix(0.3))
-        .label_font(("sans-serif", 13))
+        .label_font(("sans-serif", TEXT))
         .draw()
         .map_err(failed)
 }
