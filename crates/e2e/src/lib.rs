@@ -14,6 +14,6 @@ pub use daemon::{Daemon, DaemonOptions, wait_until};
 pub use function::{Function, Language, built_home, copy_home};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Raw, Response, get, post, request};
-pub use outcome::{Outcome, run, run_with_input};
+pub use outcome::{Outcome, run, run_with_input, run_within};
 pub use processes::{Process, children, descendants, exists, kill, process};
 pub use runtime::{RuntimeProgram, compare_runtime};

@@ -1,47 +1,199 @@
-//! `thaw bench boot` prints what it promises; how fast anything is, no test says.
+//! `thaw bench` prints what it promises; how fast anything is, no test says.
 
-use thaw_e2e::{Function, built_home, run, thaw};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use thaw_e2e::{Function, built_home, run, run_within, thaw};
+
+/// How long a measurement may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// `thaw bench` in a home.
+fn bench(home: &Path) -> Command {
+    let mut command = thaw();
+    command.env("THAW_HOME", home).arg("bench");
+    command
+}
+
+/// Runs it, and checks that the files it writes are what it prints.
+fn report(command: &mut Command, subject: &str, home: &Path) -> Value {
+    let output: PathBuf = home.join("output");
+    let command = command.arg("--json").arg("--output").arg(&output);
+    let printed = run_within(PATIENCE, command, b"").success();
+    let read = |extension: &str| {
+        std::fs::read_to_string(output.join(format!("{subject}.{extension}"))).expect("a file")
+    };
+    assert_eq!(read("json"), printed);
+    let svg = read("svg");
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    serde_json::from_str(&printed).expect("JSON")
+}
+
+/// The median, after a look at the other percentiles.
+fn positive(figures: &Value) -> f64 {
+    let figure = |name: &str| figures[name].as_f64().expect("a number");
+    assert!(figure("p50") > 0.0, "{figures}");
+    assert!(figure("p50") <= figure("p90") && figure("p90") <= figure("p99"), "{figures}");
+    figure("p50")
+}
+
+fn check_boot(boot: &Value) {
+    assert!(boot["pss_kib"].is_u64(), "{boot}");
+    positive(&boot["execution_us"]);
+    let phases = ["zygote", "first_instruction", "first_byte"];
+    let medians = phases.map(|phase| positive(&boot["phases_us"][phase]));
+    assert!(medians.is_sorted(), "{boot}");
+}
 
 #[test]
 fn the_report_has_every_phase() {
     let home = built_home("bench", &[Function::Example("hello-c")]);
     for boot in ["cold", "warm"] {
-        let mut command = thaw();
-        command.env("THAW_HOME", &home);
-        command.args(["bench", "boot", "hello-c", "--boot", boot, "-n", "20", "--json"]);
-        let report: serde_json::Value =
-            serde_json::from_str(&run(&mut command).success()).expect("JSON");
+        let mut command = bench(&home);
+        command.args(["boot", "hello-c", "--boot", boot, "-n", "20", "--json"]);
+        let report: Value = serde_json::from_str(&run(&mut command).success()).expect("JSON");
         assert_eq!(report["function"], "hello-c");
         assert_eq!(report["boot"], boot);
         assert_eq!(report["n"], 20);
-        assert!(report["pss_kib"].is_u64(), "{report}");
-        let positive = |figures: &serde_json::Value| {
-            let figure = |name: &str| figures[name].as_f64().expect("a number");
-            assert!(figure("p50") > 0.0, "{figures}");
-            assert!(figure("p50") <= figure("p90") && figure("p90") <= figure("p99"), "{figures}");
-            figure("p50")
-        };
+        check_boot(&report);
+        positive(&report["phases_us"]["mapped"]);
         positive(&report["native_us"]["first_byte"]);
-        let phases = ["zygote", "mapped", "first_instruction", "first_byte"];
-        let medians = phases.map(|phase| positive(&report["phases_us"][phase]));
-        assert!(medians.is_sorted(), "{report}");
+    }
+}
+
+#[test]
+fn all_functions_are_booted_in_every_way() {
+    let home = built_home("bench-all", &[Function::Example("hello-c")]);
+    let report = report(bench(&home).args(["boot", "--all", "-n", "3"]), "boot", &home);
+    let boots = report["boots"].as_array().expect("a list");
+    let kinds: Vec<_> = boots.iter().map(|boot| boot["boot"].as_str().expect("a name")).collect();
+    assert_eq!(kinds, ["cold", "warm", "fork", "ready"], "{report}");
+    for boot in boots {
+        assert_eq!(boot["n"], 3, "{boot}");
+        check_boot(boot);
+        positive(&boot["native_us"]["first_byte"]);
+    }
+    assert_eq!(report["failures"], serde_json::json!([]));
+}
+
+#[test]
+fn a_function_that_fails_is_named_and_stops_nothing() {
+    let home = built_home("bench-fail", &[Function::Example("hello-c")]);
+    let mut command = bench(&home);
+    command.args(["boot", "nobody", "hello-c", "--boot", "warm", "-n", "2", "--no-native"]);
+    let report = report(&mut command, "boot", &home);
+    assert_eq!(report["boots"].as_array().map(Vec::len), Some(1), "{report}");
+    let failure = &report["failures"][0];
+    assert_eq!(failure["function"], "nobody");
+    assert!(failure["reason"].as_str().is_some_and(|reason| reason.contains("nobody")));
+}
+
+#[test]
+fn instances_accumulate() {
+    let home = built_home("bench-scale", &[Function::Example("hello-c")]);
+    let mut command = bench(&home);
+    let report = report(command.args(["scale", "hello-c", "-n", "30"]), "scale", &home);
+    let boots = report["boots"].as_array().expect("a list");
+    let kinds: Vec<_> = boots.iter().map(|boot| boot["boot"].as_str().expect("a name")).collect();
+    assert_eq!(kinds, ["warm", "fork", "ready"], "{report}");
+    for growth in boots {
+        assert_eq!(growth["n"], 30, "{growth}");
+        assert!(growth["failure"].is_null(), "{growth}");
+        let groups = growth["groups"].as_array().expect("a list");
+        assert_eq!(groups.len(), 10, "{growth}");
+        assert_eq!(groups[9]["instances"], 30);
+        for group in groups {
+            positive(&group["first_instruction_us"]);
+            positive(&group["first_byte_us"]);
+        }
+        assert!(growth["growth"].as_f64().is_some_and(|ratio| ratio > 0.0), "{growth}");
+        assert!(growth["memory"]["pss_kib"].as_f64().is_some_and(|kib| kib > 0.0), "{growth}");
+        assert!(growth["memory"]["host"]["used_kib"].is_i64(), "{growth}");
+    }
+}
+
+#[test]
+fn rates_are_given_for_everything_that_serves() {
+    let home = built_home("bench-throughput", &[Function::Example("hello-c")]);
+    let mut command = bench(&home);
+    command.args(["throughput", "hello-c", "--clients", "1", "--clients", "4", "--seconds", "1"]);
+    let report = report(&mut command, "throughput", &home);
+    let rates = report["rates"].as_array().expect("a list");
+    let served: Vec<_> =
+        rates.iter().map(|rate| rate["served"].as_str().expect("a name")).collect();
+    assert_eq!(served, ["warm", "fork", "ready", "reuse"].repeat(2), "{report}");
+    for rate in rates {
+        assert!(rate["failure"].is_null(), "{rate}");
+        assert!(rate["requests_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{rate}");
+        positive(&rate["latency_us"]);
+        if rate["served"] != "reuse" {
+            assert!(rate["boots_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{rate}");
+        }
+    }
+}
+
+#[test]
+fn handoff_and_proxy_bring_the_same_argument() {
+    let home = built_home("bench-handoff", &[Function::Example("hello-python")]);
+    let mut command = bench(&home);
+    command.args(["handoff", "hello-python", "-n", "3", "--argument", "1MB"]);
+    let report = report(&mut command, "handoff", &home);
+    assert_eq!(report["argument_bytes"], 1_000_000);
+    let function = &report["functions"][0];
+    assert_eq!(function["function"], "hello-python");
+    assert!(function["response_bytes"].as_u64().is_some_and(|bytes| bytes > 1_000_000));
+    for way in ["handoff", "proxy"] {
+        positive(&function[way]["latency_us"]);
+        positive(&function[way]["host_cpu_us"]);
+    }
+}
+
+#[test]
+fn every_technique_is_left_out_once() {
+    let home = built_home("bench-ablation", &[Function::Example("hello-c")]);
+    for boot in ["warm", "cold"] {
+        let mut command = bench(&home);
+        command.args(["ablation", "hello-c", "-n", "3", "--boot", boot]);
+        let report = report(&mut command, "ablation", &home);
+        assert_eq!((&report["boot"], &report["n"]), (&boot.into(), &3.into()), "{report}");
+        let variants = report["variants"].as_array().expect("a list");
+        let without: Vec<_> = variants.iter().map(|variant| variant["without"].as_str()).collect();
+        let techniques = ["lazy-mapping", "working-set", "io-cache", "zygotes", "merging"];
+        assert_eq!(without[0], None, "{report}");
+        assert_eq!(without[1..], techniques.map(Some), "{report}");
+        for variant in variants {
+            positive(&variant["first_instruction_us"]);
+            positive(&variant["first_byte_us"]);
+            assert!(variant["mappings"].as_u64().is_some_and(|mappings| mappings > 0));
+        }
+        assert_eq!(variants[0]["ratio_first_byte"], 1.0, "{report}");
     }
 }
 
 #[test]
 fn an_unknown_function_is_an_error_that_names_it() {
     let home = built_home("bench-empty", &[]);
-    let outcome = run(thaw().env("THAW_HOME", &home).args(["bench", "boot", "nobody", "-n", "1"]));
-    assert_eq!(outcome.code, Some(1));
-    assert!(outcome.stderr.contains("nobody"), "{}", outcome.stderr);
+    let subjects: [&[&str]; 6] = [
+        &["boot", "nobody", "-n", "1"],
+        &["boot", "nobody", "nothing", "-n", "1"],
+        &["scale", "nobody", "-n", "1"],
+        &["throughput", "nobody"],
+        &["handoff", "nobody"],
+        &["ablation", "nobody"],
+    ];
+    for subject in subjects {
+        let outcome = run(bench(&home).args(subject));
+        assert_eq!(outcome.code, Some(1), "{subject:?}");
+        assert!(outcome.stderr.contains("nobody"), "{}", outcome.stderr);
+    }
 }
 
 #[test]
 fn both_sides_of_every_system_call_are_measured() {
     let mut command = thaw();
     command.args(["bench", "syscalls", "-n", "1", "--no-compute", "--json"]);
-    let report: serde_json::Value =
-        serde_json::from_str(&run(&mut command).success()).expect("JSON");
+    let report: Value = serde_json::from_str(&run(&mut command).success()).expect("JSON");
     let calls = report["calls"].as_array().expect("a list");
     for name in ["getppid", "clock_gettime", "pipe", "futex", "fork-exec-wait", "read-1m"] {
         let call = calls.iter().find(|call| call["name"] == name).expect(name);

@@ -4,7 +4,8 @@ use crate::build::{self, BuildOptions, FreezeFailure, open_image};
 use crate::config::FunctionName;
 use crate::function::{BuiltFunction, FunctionError};
 use crate::instance::{
-    BootPolicy, Client, LaunchError, Launched, Launcher, SandboxLauncher, WorkingSetUse,
+    BootPolicy, Client, LaunchError, LaunchOptions, Launched, Launcher, SandboxLauncher,
+    Techniques, WorkingSetUse,
 };
 use crate::logs::FunctionLog;
 use crate::node::Shared;
@@ -227,8 +228,15 @@ impl Catalog {
             image,
             pipes,
             config,
-            self.working_set,
-            BootPolicy { ready: config.ready.into(), template: config.template, automatic: true },
+            LaunchOptions {
+                working_set: self.working_set,
+                policy: BootPolicy {
+                    ready: config.ready.into(),
+                    template: config.template,
+                    automatic: true,
+                },
+                techniques: Techniques::default(),
+            },
         )?)
     }
 

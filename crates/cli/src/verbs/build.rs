@@ -37,7 +37,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let started = Instant::now();
     let home = Home::from_environment()?;
-    let options = BuildOptions { entry_timeout: arguments.timeout.0 };
+    let options = BuildOptions { entry_timeout: arguments.timeout.0, ..Default::default() };
     let mut display = Display::new(arguments.quiet);
     let result = build(&home, &arguments.directory, &options, &mut |event| display.show(&event));
     display.finish();

@@ -285,8 +285,8 @@ impl<'a> Subject<'a> {
     }
 
     fn turn(&self, kind: BootKind) -> Turn {
-        let options =
-            RigOptions { working_set: self.options.working_set, ..RigOptions::single(kind) };
+        let mut options = RigOptions::single(kind);
+        options.launch.working_set = self.options.working_set;
         let rig = Rig::start(self.home, self.store, &self.function, options);
         let (rig, failure) = match rig {
             Ok(rig) => (Some(rig), None),

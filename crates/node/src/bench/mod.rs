@@ -5,6 +5,7 @@
 //! Whatever is compared is measured turn by turn in one run, since machines are
 //! never quiet for long.
 
+mod ablation;
 mod boot;
 mod client;
 mod cold;
@@ -19,6 +20,7 @@ mod stats;
 pub mod syscalls;
 mod throughput;
 
+pub use ablation::{AblationOptions, AblationReport, Technique, Variant, ablation};
 pub use boot::{
     BenchOptions, BenchReport, BootsFailure, BootsReport, NativePercentiles, PhasePercentiles,
     boot, boots,
@@ -62,6 +64,9 @@ pub enum BenchError {
     /// The state directory is not usable.
     #[error(transparent)]
     Home(#[from] crate::home::HomeError),
+    /// The function could not be frozen another way.
+    #[error(transparent)]
+    Build(#[from] crate::build::BuildError),
     /// A side of a comparison does not run.
     #[error(transparent)]
     Side(#[from] syscalls::SideError),

@@ -10,7 +10,7 @@ use crate::daemon::{ServeError, start_pool};
 use crate::function::BuiltFunction;
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::Home;
-use crate::instance::{BootPolicy, SandboxLauncher, WorkingSetUse};
+use crate::instance::{BootPolicy, LaunchOptions, SandboxLauncher, Techniques, WorkingSetUse};
 use crate::logs::FunctionLog;
 use crate::node::Shared;
 use crate::service::Service;
@@ -30,8 +30,7 @@ const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
 /// How a rig boots and keeps instances.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RigOptions {
-    pub policy: BootPolicy,
-    pub working_set: WorkingSetUse,
+    pub launch: LaunchOptions,
     pub isolation: Isolation,
     /// Zygotes kept ready.
     pub zygotes: usize,
@@ -45,8 +44,11 @@ impl RigOptions {
     /// One boot at a time, each prepared by hand, each for one request.
     pub(super) fn single(kind: BootKind) -> Self {
         Self {
-            policy: BootPolicy::only(kind),
-            working_set: WorkingSetUse::Populate(PopulatePolicy::Write),
+            launch: LaunchOptions {
+                policy: BootPolicy::only(kind),
+                working_set: WorkingSetUse::Populate(PopulatePolicy::Write),
+                techniques: Techniques::default(),
+            },
             isolation: Isolation::Request,
             zygotes: 4,
             instances: 64,
@@ -170,8 +172,7 @@ fn launcher(
         image,
         log.pipes()?,
         config,
-        options.working_set,
-        options.policy,
+        options.launch,
     );
     Ok(Arc::new(launcher.map_err(|error| load(error.into()))?))
 }

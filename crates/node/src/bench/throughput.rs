@@ -74,9 +74,10 @@ impl Served {
             _ => Isolation::Request,
         };
         let ready = if self == Self::Ready { READY } else { 0 };
-        let policy = BootPolicy { ready, template: self == Self::Fork, automatic: true };
         let single = RigOptions::single(kind);
-        RigOptions { policy, isolation, zygotes: READY, instances: INSTANCES, ..single }
+        let mut options = RigOptions { isolation, zygotes: READY, instances: INSTANCES, ..single };
+        options.launch.policy = BootPolicy { ready, template: self == Self::Fork, automatic: true };
+        options
     }
 }
 

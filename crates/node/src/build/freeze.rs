@@ -167,7 +167,7 @@ pub(super) fn freeze(
     let (sandbox, _parent) = program.into_sandbox(on_event);
 
     on_event(BuildEvent::Stage("freezing"));
-    let (id, report) = write_image(session, &sandbox, entry, function, &rootfs)?;
+    let (id, report) = write_image(session, &sandbox, entry, function, &rootfs, options.merge)?;
     Ok((id, Frozen { start, training, report }))
 }
 
@@ -178,6 +178,7 @@ fn write_image(
     entry: EntryPoint,
     function: &StoredFunction,
     rootfs: &StoredRootfs,
+    merge: MergePolicy,
 ) -> Result<(ImageId, FreezeReport), FreezeFailure> {
     let config = &function.config;
     let spec = FreezeSpec {
@@ -186,7 +187,7 @@ fn write_image(
         arguments: config.command.join(" "),
         about: serde_json::to_string(function).expect("a function is plain data"),
         max_stored: config.limits.memory.bytes(),
-        merge: MergePolicy::default(),
+        merge,
     };
     let new = session.new_image_file()?;
     let report = thaw_sandbox::freeze(sandbox, entry, &spec, new.file())?;
@@ -213,7 +214,8 @@ pub(crate) fn freeze_instance(
     }
     let mut session = store.session()?;
     let function = built.function;
-    let (image, report) = write_image(&mut session, sandbox, entry, &function, rootfs)?;
+    let merge = MergePolicy::default();
+    let (image, report) = write_image(&mut session, sandbox, entry, &function, rootfs, merge)?;
     let name = Name::new(name).map_err(StoreError::from)?;
     let config = serde_json::to_value(&function).expect("a function is plain data");
     let (index, image_of) = (built.index, Some(image));

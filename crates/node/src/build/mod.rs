@@ -22,6 +22,7 @@ use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use thaw_sandbox::MergePolicy;
 use thaw_store::{IndexId, Name, NewFunction, Session, Store, StoreError};
 
 /// What happens during a build.
@@ -62,11 +63,13 @@ pub type OnEvent<'a> = dyn FnMut(BuildEvent<'_>) + 'a;
 pub struct BuildOptions {
     /// How long the program may take to its entry point.
     pub entry_timeout: Duration,
+    /// How runs of pages are merged into mappings.
+    pub merge: MergePolicy,
 }
 
 impl Default for BuildOptions {
     fn default() -> Self {
-        Self { entry_timeout: Duration::from_secs(60) }
+        Self { entry_timeout: Duration::from_secs(60), merge: MergePolicy::default() }
     }
 }
 
@@ -141,6 +144,22 @@ pub fn refreeze(
     let old = BuiltFunction::read(store, name)?;
     let mut session = store.session()?;
     freeze_and_store(&mut session, old.function, old.index, options, on_event)
+}
+
+/// Freezes a stored function another way, for measuring: its own image stays,
+/// and the new one is garbage as soon as nobody uses it.
+///
+/// # Errors
+/// It cannot be frozen.
+pub(crate) fn freeze_aside(
+    store: &Store,
+    function: &BuiltFunction,
+    options: &BuildOptions,
+) -> Result<BuiltFunction, BuildError> {
+    let mut session = store.session()?;
+    let (index, stored) = (function.index, &function.function);
+    let (image, _) = freeze::freeze(&mut session, stored, index, options, &mut |_| {})?;
+    Ok(BuiltFunction { image, ..function.clone() })
 }
 
 fn freeze_and_store(

@@ -2,6 +2,7 @@
 
 mod keeper;
 mod launch;
+mod options;
 mod sandboxed;
 mod standby;
 mod state;
@@ -11,6 +12,7 @@ pub(crate) use keeper::{Command, Delivery, Keeper};
 pub use launch::{
     Client, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report, StandbyInfo,
 };
-pub use sandboxed::{SandboxLauncher, WorkingSetUse};
+pub use options::{LaunchOptions, Techniques, WorkingSetUse};
+pub use sandboxed::SandboxLauncher;
 pub use standby::BootPolicy;
 pub use state::{Change, InstanceState};

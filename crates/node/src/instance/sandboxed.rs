@@ -3,7 +3,8 @@
 use super::launch::{
     Client, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report, StandbyInfo,
 };
-use super::standby::{BootPolicy, Standby};
+use super::options::{LaunchOptions, Techniques, WorkingSetUse};
+use super::standby::Standby;
 use crate::boots::BootKind;
 use crate::build::freeze_instance;
 use crate::clock::monotonic_ns;
@@ -31,15 +32,6 @@ const ZYGOTES_TRIED: u32 = 3;
 /// After this long without a boot, the image may have left the page cache.
 const COLD_AFTER: Duration = Duration::from_secs(30);
 
-/// Whether and how a working set is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkingSetUse {
-    /// Recorded on the first request if there is none, and populated so.
-    Populate(PopulatePolicy),
-    /// Neither recorded nor used.
-    Off,
-}
-
 /// Boots sandboxes from one image.
 pub struct SandboxLauncher {
     shared: Arc<Shared>,
@@ -58,6 +50,7 @@ pub(super) struct Shared {
     /// populated, since nobody waits for it.
     ready_plan: RwLock<Arc<BootPlan>>,
     standby: Standby,
+    techniques: Techniques,
     working_set: Mutex<WorkingSetState>,
     logs: LogPipes,
     memory_limit: u64,
@@ -92,11 +85,11 @@ impl SandboxLauncher {
         image: Image,
         logs: LogPipes,
         config: &FunctionConfig,
-        working_set: WorkingSetUse,
-        policy: BootPolicy,
+        options: LaunchOptions,
     ) -> Result<Self, PlanError> {
         let new_plan = || image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
         let (mut plan, mut ready_plan) = (new_plan()?, new_plan()?);
+        let LaunchOptions { working_set, policy, techniques } = options;
         let working_set = match working_set {
             WorkingSetUse::Off => WorkingSetState::Off,
             WorkingSetUse::Populate(policy) => match stored_working_set(store, image_id) {
@@ -116,15 +109,16 @@ impl SandboxLauncher {
             rootfs,
             store: store.clone(),
             image_id,
-            plan: RwLock::new(Arc::new(plan)),
-            ready_plan: RwLock::new(Arc::new(ready_plan)),
+            plan: RwLock::new(Arc::new(techniques.reduce(plan))),
+            ready_plan: RwLock::new(Arc::new(techniques.reduce(ready_plan))),
             standby: Standby::new(policy),
+            techniques,
             working_set: Mutex::new(working_set),
             logs,
             memory_limit: config.limits.memory.bytes(),
             cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
             port: config.port_number(),
-            flags: crate::debug::flags() | config.entry_flags(),
+            flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
             egress: egress_policy(&config.egress.allow),
             last_boot_ns: AtomicU64::new(0),
         };
@@ -328,7 +322,7 @@ impl Shared {
             let (file, len) = (self.rootfs.file(), self.rootfs.file_len());
             let mut plan = self.image.plan(file, len, self.rootfs.blobs())?;
             plan.apply_working_set(&set, policy)?;
-            Ok::<_, PlanError>(Arc::new(plan))
+            Ok::<_, PlanError>(Arc::new(self.techniques.reduce(plan)))
         };
         match new_plan(policy).and_then(|plan| Ok((plan, new_plan(PopulatePolicy::Both)?))) {
             Ok((plan, ready_plan)) => {

@@ -113,6 +113,13 @@ impl BootPlan {
         Ok(())
     }
 
+    /// The same plan without blobs in the boot command: the sandbox asks for
+    /// each when it needs it.
+    pub fn without_blobs(mut self) -> Self {
+        (self.blob_numbers, self.blob_files) = Default::default();
+        self
+    }
+
     /// Bytes of the boot command, at most.
     fn command_len(&self) -> usize {
         FIXED_BYTES

@@ -1,5 +1,6 @@
 //! `thaw bench`: measurements that a user can repeat.
 
+mod ablation;
 mod boot;
 mod handoff;
 mod report;
@@ -25,6 +26,7 @@ enum Subject {
     Scale(scale::Arguments),
     Throughput(throughput::Arguments),
     Handoff(handoff::Arguments),
+    Ablation(ablation::Arguments),
     Syscalls(syscalls::Arguments),
 }
 
@@ -34,6 +36,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Subject::Scale(arguments) => scale::run(arguments),
         Subject::Throughput(arguments) => throughput::run(arguments),
         Subject::Handoff(arguments) => handoff::run(arguments),
+        Subject::Ablation(arguments) => ablation::run(arguments),
         Subject::Syscalls(arguments) => syscalls::run(arguments),
     }
 }

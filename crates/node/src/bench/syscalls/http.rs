@@ -86,14 +86,14 @@ fn wrk(address: SocketAddr, host: &str) -> Result<f64, SideError> {
 
 /// The server as an instance that all connections are handed to.
 fn behind_gateway(home: &Home, store: &Store, function: &BuiltFunction) -> Result<Rig, BenchError> {
-    let options = RigOptions {
-        working_set: WorkingSetUse::Off,
+    let mut options = RigOptions {
         isolation: Isolation::Instance,
         zygotes: 1,
         instances: 1,
         concurrency: CONNECTIONS * 4 + 1,
         ..RigOptions::single(BootKind::Warm)
     };
+    options.launch.working_set = WorkingSetUse::Off;
     Rig::start(home, store, function, options)
 }
 
