@@ -154,8 +154,14 @@ pub fn receive_command() -> Message {
     }
 }
 
-/// Waits for what follows a boot command that is still in use.
+/// Waits for what follows a boot command that is still in use. It may have come
+/// while an answer of the broker was waited for.
 pub fn receive_second_command() -> Message {
+    if let Some(kept) = KEPT.lock().as_mut().and_then(VecDeque::pop_front) {
+        let Kept { kind, sequence, body, fds } = kept;
+        // There is one such message in a boot; it stays.
+        return Message { kind, sequence, body: Vec::leak(body), fds: Vec::leak(fds) };
+    }
     loop {
         if let Some(message) = receive_into(SECOND_MESSAGE_BUFFER, false) {
             return message;

@@ -57,7 +57,7 @@ async fn follow(
         };
         placements += 1;
         shared.metrics().connected(service.name(), placed.fresh);
-        let fresh = placed.fresh;
+        let waited = placed.waited;
         let reason = match watch(service, client, placed).await? {
             Outcome::Closed => return Ok(()),
             Outcome::Undelivered => "every instance ended before it took the connection".to_owned(),
@@ -65,11 +65,11 @@ async fn follow(
                 match traffic(&client.socket) {
                     // Something was answered; the client sees where it stops.
                     Ok(Traffic { sent: 1.., .. }) => return Ok(()),
-                    // An instance that was used before may end at the moment it
-                    // gets another connection. If it has read nothing, nobody
+                    // An instance that was waiting may end at the moment it gets a
+                    // connection. If it has read nothing, nobody
                     // can tell that it was there.
                     Ok(Traffic { received, .. })
-                        if !fresh && unread(&client.socket).ok() == Some(received) =>
+                        if waited && unread(&client.socket).ok() == Some(received) =>
                     {
                         end.to_string()
                     }

@@ -1,6 +1,7 @@
 //! Finding an instance for a connection.
 
 use super::{Service, Slot};
+use crate::boots::BootKind;
 use crate::gateway::refusal::Refusal;
 use crate::instance::{
     Change, Client, Command, Delivery, InstanceState, Keeper, LaunchError, Launched, Outcome,
@@ -17,6 +18,8 @@ pub struct Ticket {
     pub instance: u64,
     /// The instance was booted for this connection.
     pub fresh: bool,
+    /// The instance had been waiting, and may have ended meanwhile.
+    pub waited: bool,
     /// Resolves when the connection is done with.
     pub done: oneshot::Receiver<Outcome>,
 }
@@ -141,7 +144,7 @@ impl Service {
         }
         slot.connections += 1;
         slot.change(Change::Connections { connections: slot.connections });
-        Ok(Ticket { instance: *id, fresh: false, done: receiver })
+        Ok(Ticket { instance: *id, fresh: false, waited: true, done: receiver })
     }
 
     /// Makes a launched instance one of the service's.
@@ -153,6 +156,7 @@ impl Service {
         capacity: OwnedSemaphorePermit,
     ) -> Ticket {
         let id = self.shared.next_id();
+        let waited = launched.kind == BootKind::Ready;
         let (commands, receiver) = mpsc::unbounded_channel();
         let slot = Slot {
             state: InstanceState::Booting,
@@ -168,7 +172,7 @@ impl Service {
         let first = Delivery { client: client.clone(), done, permit };
         let keeper = Keeper::new(id, self.clone(), launched, receiver, first, capacity);
         tokio::spawn(keeper.run());
-        Ticket { instance: id, fresh: true, done: ticket }
+        Ticket { instance: id, fresh: true, waited, done: ticket }
     }
 
     fn no_capacity(&self, reason: String) -> Refusal {

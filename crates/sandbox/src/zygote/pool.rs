@@ -2,14 +2,15 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Zygote, ZygoteConfig, ZygoteError, ZygoteParent};
 
 /// How a pool is kept.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// Zygotes kept ready.
+    /// Zygotes kept ready, at least: more, up to [`GROWTH_MAX`] times as many,
+    /// while boots find none.
     pub size: usize,
     /// How they are made.
     pub zygotes: ZygoteConfig,
@@ -20,6 +21,8 @@ pub struct PoolConfig {
 pub struct PoolStats {
     /// Zygotes ready now.
     pub ready: usize,
+    /// Zygotes to be kept ready at present.
+    pub target: usize,
     /// Zygotes made so far.
     pub created: u64,
     /// Zygotes taken from the pool.
@@ -39,6 +42,10 @@ const RETRY: Duration = Duration::from_millis(200);
 const COURTESY: Duration = Duration::from_millis(2);
 /// How often the background thread looks for zygotes that died while waiting.
 const INSPECTION: Duration = Duration::from_secs(1);
+/// How many times more zygotes than configured are kept at most.
+pub const GROWTH_MAX: usize = 16;
+/// After this long without a boot that found no zygote, one fewer is kept.
+const DECAY: Duration = Duration::from_secs(5);
 
 /// Zygotes kept ready in the background. Starts its own [`ZygoteParent`], and
 /// another one if that dies. Dropping the pool ends the waiting zygotes;
@@ -64,7 +71,12 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     ready: VecDeque<Zygote>,
+    /// Least number that is kept.
     size: usize,
+    /// Number that is kept at present, adjusted by demand.
+    target: usize,
+    /// When a boot last found none, or the target last fell.
+    adjusted: Instant,
     closing: bool,
     stats: PoolStats,
     /// Why the last attempt of the background thread failed, until one succeeds.
@@ -78,6 +90,8 @@ impl ZygotePool {
         let state = State {
             ready: VecDeque::with_capacity(config.size),
             size: config.size,
+            target: config.size,
+            adjusted: Instant::now(),
             closing: false,
             stats: PoolStats::default(),
             failure: None,
@@ -114,6 +128,7 @@ impl ZygotePool {
                 return Ok(zygote);
             }
             state.stats.misses += 1;
+            state.grow();
             self.shared.wanted.notify_one();
         }
         let zygote = self.shared.make()?;
@@ -128,6 +143,7 @@ impl ZygotePool {
         let surplus = {
             let mut state = self.shared.lock();
             state.size = size;
+            state.target = size;
             let keep = state.ready.len().min(size);
             state.ready.split_off(keep)
         };
@@ -140,7 +156,7 @@ impl ZygotePool {
     pub fn wait_full(&self) -> Result<(), ZygoteError> {
         let mut state = self.shared.lock();
         loop {
-            if state.ready.len() >= state.size {
+            if state.ready.len() >= state.target {
                 return Ok(());
             }
             if let Some(failure) = state.failure.take() {
@@ -153,12 +169,31 @@ impl ZygotePool {
     /// Counters.
     pub fn stats(&self) -> PoolStats {
         let state = self.shared.lock();
-        PoolStats { ready: state.ready.len(), ..state.stats }
+        PoolStats { ready: state.ready.len(), target: state.target, ..state.stats }
     }
 
     /// The present zygote parent.
     pub fn parent(&self) -> Arc<ZygoteParent> {
         self.shared.parent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl State {
+    /// A boot has found no zygote: keeps twice as many.
+    fn grow(&mut self) {
+        self.target = (self.target * 2).max(1).min(self.size * GROWTH_MAX);
+        self.adjusted = Instant::now();
+    }
+
+    /// Keeps one fewer if there has been no want for a while; those that are too
+    /// many now.
+    fn shrink(&mut self) -> VecDeque<Zygote> {
+        if self.target > self.size && self.adjusted.elapsed() > DECAY {
+            self.target -= 1;
+            self.adjusted = Instant::now();
+        }
+        let keep = self.ready.len().min(self.target);
+        self.ready.split_off(keep)
     }
 }
 
@@ -192,14 +227,21 @@ impl Shared {
             let before = state.ready.len();
             state.ready.retain(|zygote| !zygote.has_ended());
             state.stats.failures += (before - state.ready.len()) as u64;
-            if state.ready.len() >= state.size {
+            let surplus = state.shrink();
+            if !surplus.is_empty() {
+                drop(state);
+                // Ended outside the lock.
+                drop(surplus);
+                state = self.lock();
+            }
+            if state.ready.len() >= state.target {
                 (state, _) = self
                     .wanted
                     .wait_timeout(state, INSPECTION)
                     .unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            if state.ready.len() * 2 >= state.size && !state.ready.is_empty() {
+            if state.ready.len() * 2 >= state.target && !state.ready.is_empty() {
                 let (guard, waited) = self
                     .wanted
                     .wait_timeout(state, COURTESY)
