@@ -84,6 +84,13 @@ pub fn take_knock() -> bool {
     knocked.load(Relaxed) && knocked.swap(false, Relaxed)
 }
 
+/// Whether the host has knocked or the alarm gone off since the last look of this
+/// vCPU, which goes on being so.
+pub fn has_signal() -> bool {
+    let block = vcpu::block();
+    block.knocked.load(Relaxed) || block.alarmed.load(Relaxed)
+}
+
 /// Whether the alarm has gone off since the last look of this vCPU.
 pub fn take_alarm() -> bool {
     let block = vcpu::block();
@@ -111,7 +118,7 @@ pub extern "C" fn prologue(
         flag.store(true, Relaxed);
         if block.thread.is_null() {
             // The host goes on with an interrupted wait by itself: end it.
-            crate::task::carrier::end_sleep(block);
+            crate::task::carrier::end_wait(block);
         }
         if !core::ptr::eq(block, vcpu::block()) {
             // A vCPU that is just starting: its idle loop will look.

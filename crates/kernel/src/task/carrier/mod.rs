@@ -194,11 +194,15 @@ pub fn interrupt(thread: &Thread) {
     }
 }
 
-/// A signal has come for an idle vCPU: lets its sleep end, if it sleeps.
-pub fn end_sleep(block: &vcpu::VcpuBlock) {
+/// A signal has come for an idle vCPU, in its handler: lets its wait end, if it
+/// waits or is about to. One that has not said so yet looks for signals once it
+/// has ([`fault::has_signal`]).
+pub fn end_wait(block: &vcpu::VcpuBlock) {
     // SAFETY: a vCPU's own record lives as long as the vCPU; null is before that.
-    if let Some(vcpu) = unsafe { block.own.as_ref() } {
-        vcpu.bell.fetch_add(1, Relaxed);
+    let Some(vcpu) = (unsafe { block.own.as_ref() }) else { return };
+    vcpu.bell.fetch_add(1, Relaxed);
+    if core::ptr::eq(WATCHER.load(Relaxed), vcpu) && arena::is_shared() {
+        ring_watcher();
     }
 }
 
@@ -300,7 +304,9 @@ fn watch() {
     WATCHES_UNTIL.store(timer::next_deadline().map_or(u64::MAX, |next| next.0), Relaxed);
     own_vcpu().activity.set(Activity::Watching);
     put_registers_away();
-    let has_message = host_poll::watch(timer::time_to_next());
+    // A signal that came before the watcher was known has ended nothing.
+    let timeout = if fault::has_signal() { Some(0) } else { timer::time_to_next() };
+    let has_message = host_poll::watch(timeout);
     own_vcpu().activity.set(Activity::Active);
     WATCHER.store(core::ptr::null_mut(), Relaxed);
     if has_message {
@@ -326,6 +332,11 @@ fn sleep() {
     }
     let own = own_vcpu();
     let rung = own.bell.load(Relaxed);
+    if fault::has_signal() {
+        // It came before the bell was looked at. An alarm, above all, must not be
+        // slept on: nobody sets another one before somebody has seen it.
+        return;
+    }
     own.activity.set(Activity::Sleeping);
     put_registers_away();
     kernel_lock::release();
