@@ -5,7 +5,10 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use thaw_e2e::{Linking, Outcome, compile, exists, kernel_symbol, run, thaw};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Linking, Outcome, Raw, built_home, compile, exists, kernel_symbol, run,
+    thaw, wait_until,
+};
 
 /// What the hostile program aims at.
 struct Target {
@@ -75,8 +78,8 @@ fn hostile() -> PathBuf {
     compile("hostile/hostile", Linking::Static)
 }
 
-/// The numbers that `thaw doctor --filter` lists.
-fn allowed() -> BTreeMap<u64, String> {
+/// The numbers that `thaw doctor --filter` lists; with those of templates or not.
+fn allowed(templates: bool) -> BTreeMap<u64, String> {
     let text = run(thaw().args(["doctor", "--filter", "--json"])).success();
     let list: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let call = |call: &serde_json::Value| {
@@ -84,7 +87,8 @@ fn allowed() -> BTreeMap<u64, String> {
         assert!(reason.len() > 10, "{call}");
         (call["number"].as_u64().expect("a number"), call["name"].as_str().expect("a name").into())
     };
-    list.as_array().expect("a list").iter().map(call).collect()
+    let list = list.as_array().expect("a list").iter();
+    list.filter(|call| templates || call["templates_only"] == false).map(call).collect()
 }
 
 /// `uretprobe` and `uprobe`: Linux runs them without asking any filter
@@ -96,14 +100,28 @@ const NOT_FILTERED: [u64; 2] = [335, 336];
 /// Runs a mode of the program that goes through a list, again from the next
 /// item when the sandbox was ended, and collects `item → result`.
 fn collect(target: &Target, arguments: &dyn Fn(u64) -> Vec<String>, first: u64) -> Results {
+    let attack = |arguments: &[&str]| {
+        let outcome = target.attack(Path::new("/"), &hostile(), arguments);
+        assert!(outcome.code.is_some(), "{arguments:?} was stuck: {}", outcome.stderr);
+        outcome.stdout
+    };
+    collect_from(&attack, arguments, first)
+}
+
+/// The same with any way to run the program, which returns what it said.
+fn collect_from(
+    attack: &dyn Fn(&[&str]) -> String,
+    arguments: &dyn Fn(u64) -> Vec<String>,
+    first: u64,
+) -> Results {
     let mut results = Results::default();
     let mut next = first;
     for _ in 0..50 {
         let arguments = arguments(next);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let outcome = target.attack(Path::new("/"), &hostile(), &arguments);
+        let said = attack(&arguments);
         let mut at = None;
-        for line in outcome.stdout.lines() {
+        for line in said.lines() {
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {
                 ["at", number] => at = number.parse().ok(),
@@ -114,11 +132,10 @@ fn collect(target: &Target, arguments: &dyn Fn(u64) -> Vec<String>, first: u64) 
                 _ => {}
             }
         }
-        if outcome.stdout.ends_with("done\n") {
+        if said.ends_with("done\n") {
             return results;
         }
-        let at = at.unwrap_or_else(|| panic!("it did not even start: {outcome:?}"));
-        assert!(outcome.code.is_some(), "number {at} was stuck: {}", outcome.stderr);
+        let at = at.unwrap_or_else(|| panic!("it did not even start: {said}"));
         results.ended.push(at);
         next = at + 1;
     }
@@ -139,14 +156,14 @@ fn texts<const N: usize>(words: [&str; N]) -> Vec<String> {
 
 #[test]
 fn the_list_of_host_calls_is_short() {
-    let allowed = allowed();
+    let allowed = allowed(false);
     assert!((5..=24).contains(&allowed.len()), "{allowed:?}");
 }
 
 #[test]
 fn no_number_passes_the_filter_that_is_not_on_its_list() {
     let target = Target::new();
-    let allowed = allowed();
+    let allowed = allowed(false);
     for base in [0, 0x4000_0000] {
         let range =
             |first: u64| texts(["kernel", "sweep", &first.to_string(), &(base + 600).to_string()]);
@@ -172,7 +189,7 @@ fn attacks_by_the_kernels_own_instruction_fail() {
     let target = Target::new();
     let results = collect(&target, &|first| texts(["kernel", "attack", &first.to_string()]), 0);
     assert!(results.calls.len() > 150, "{}", results.calls.len());
-    let allowed = allowed();
+    let allowed = allowed(false);
     for (number, name, result) in &results.calls {
         // The attacks on allowed calls, whose arguments must not pass, are
         // called `call-attack`; what is called as the call itself is harmless.
@@ -180,6 +197,72 @@ fn attacks_by_the_kernels_own_instruction_fail() {
             assert_eq!(result, "EPERM", "{name} ({number})");
         }
     }
+}
+
+/// A copy that a template has forked is as confined as one that a zygote became,
+/// although its filter lets more calls pass.
+#[test]
+fn copies_of_a_template_are_no_way_out() {
+    let target = Target::new();
+    let home = hostile_home(&target);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let standby = || daemon.admin("/functions/hostile").json()["standby"]["template"].clone();
+    let attack = |arguments: &[&str]| {
+        let path = format!("/{}", arguments.join("/"));
+        let request = format!("GET {path} HTTP/1.1\r\nHost: hostile\r\n\r\n");
+        let said = Raw::connect(daemon.gateway()).send(request).read_to_end();
+        target.check();
+        String::from_utf8_lossy(&said).into_owned()
+    };
+    // The first copies come from the image.
+    for _ in 0..4 {
+        attack(&["kernel", "sweep", "0", "1"]);
+    }
+    wait_until("there is a template", || !standby().is_null());
+    let template = standby();
+
+    let allowed = allowed(true);
+    let range = |first: u64| texts(["kernel", "sweep", &first.to_string(), "600"]);
+    let swept = collect_from(&attack, &range, 0);
+    assert!(swept.calls.len() + swept.ended.len() >= 600, "{swept:?}");
+    for (number, _, result) in &swept.calls {
+        if allowed.contains_key(number) {
+            assert_ne!(result, "ok", "call {number} takes nonsense");
+        } else if !NOT_FILTERED.contains(number) {
+            assert_eq!(result, "EPERM", "call {number} is not on the list");
+        }
+    }
+    let list = |first: u64| texts(["kernel", "attack", &first.to_string()]);
+    let attacked = collect_from(&attack, &list, 0);
+    assert!(attacked.calls.len() > 150, "{}", attacked.calls.len());
+    for (number, name, result) in &attacked.calls {
+        let changes_ids = ["setresuid", "setresgid", "capset"].contains(&name.as_str());
+        if allowed.get(number) != Some(name) || changes_ids {
+            assert_ne!(result, "ok", "{name} ({number})");
+        }
+    }
+    assert_eq!(standby(), template, "the template has ended");
+    let boots = daemon.admin("/functions/hostile").json()["boots"].clone();
+    assert_eq!(boots[0]["kind"], "fork", "{boots}");
+}
+
+/// A store with the hostile program as a function that forks its copies.
+fn hostile_home(target: &Target) -> PathBuf {
+    let home = built_home("hostile", &[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    fs::copy(hostile(), directory.path().join("hostile")).expect("a program");
+    let port = target.listener.local_addr().expect("an address").port();
+    let text = format!(
+        "name = \"hostile\"\ncommand = [\"/app/hostile\", \"serve\"]\nport = 8080\n\
+         files = [\"hostile\"]\ntemplate = true\n[runtime]\nkind = \"binary\"\n[env]\n\
+         THAW_TEST_HOSTCALL = \"{:x}\"\nWATCH = \"{}\"\nVICTIM = \"{}\"\nPORT = \"{port}\"\n",
+        kernel_symbol("thaw_hostcall"),
+        target.directory.path().display(),
+        target.victim.id(),
+    );
+    fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+    run(thaw().env("THAW_HOME", &home).arg("build").arg(directory.path())).success();
+    home
 }
 
 #[test]

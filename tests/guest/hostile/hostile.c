@@ -495,8 +495,31 @@ static void garbage(uint64_t seed)
     say("garbage sent\n");
 }
 
+/*
+ * Waits for a client, which makes this an entry point, and takes the mode and
+ * its arguments from the path of its request: /kernel/sweep/0/600. What is said
+ * goes to the client from there on. Returns how many words there are.
+ */
+static int serve(char **words, int most)
+{
+    static char request[4096];
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(8080)};
+    int listener = socket(AF_INET, SOCK_STREAM, 0), count = 1;
+    if (bind(listener, (struct sockaddr *)&any, sizeof any) || listen(listener, 8))
+        _exit(3);
+    int client = accept(listener, NULL, NULL);
+    if (client < 0 || read(client, request, sizeof request - 1) <= 0 || dup2(client, 1) != 1)
+        _exit(4);
+    close(client);
+    strtok(request, " /");
+    for (char *word; count < most && (word = strtok(NULL, " /")) && strcmp(word, "HTTP");)
+        words[count++] = word;
+    return count;
+}
+
 int main(int argc, char **argv)
 {
+    char *served[8] = {0};
     const char *address = getenv("THAW_TEST_HOSTCALL");
     if (!address || !getenv("WATCH") || argc < 2) {
         say("hostile runs only in a sandbox, started by its test\n");
@@ -507,6 +530,12 @@ int main(int argc, char **argv)
     volatile unsigned char probe = *(volatile unsigned char *)host_call_address;
     (void)probe;
 
+    if (!strcmp(argv[1], "serve")) {
+        argc = serve(served, 8);
+        argv = served;
+        if (argc < 2)
+            return 5;
+    }
     long first = argc > 3 ? strtol(argv[3], NULL, 0) : 0, last = argc > 4 ? strtol(argv[4], NULL, 0) : 0;
     if (!strcmp(argv[1], "int80")) {
         for (long number = strtol(argv[2], NULL, 0); number <= first; number++) {

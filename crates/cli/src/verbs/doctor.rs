@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use thaw_abi::filter::{Check, HOST_CALLS, HostCall};
+use thaw_abi::filter::{Check, HOST_CALLS, HostCall, TEMPLATE_CALLS};
 use thaw_sandbox::host::{Probe, Status, probe};
 
 /// Say what this host has and lacks, and what to do about it.
@@ -35,7 +35,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     if arguments.filter {
         match arguments.json {
-            true => output::print_json(&HOST_CALLS.iter().map(call_as_json).collect::<Vec<_>>())?,
+            true => {
+                let all = calls().map(|(call, more)| call_as_json(call, more));
+                output::print_json(&all.collect::<Vec<_>>())?;
+            }
             false => output::print(&filter_table())?,
         }
         return Ok(ExitCode::SUCCESS);
@@ -85,17 +88,30 @@ fn report(probes: &[Probe]) -> String {
     table.text()
 }
 
-fn call_as_json(call: &HostCall) -> serde_json::Value {
+/// All calls, and whether only templates and their copies may make them so.
+fn calls() -> impl Iterator<Item = (&'static HostCall, bool)> {
+    let usual = HOST_CALLS.iter().map(|call| (call, false));
+    usual.chain(TEMPLATE_CALLS.iter().map(|call| (call, true)))
+}
+
+fn call_as_json(call: &HostCall, more: bool) -> serde_json::Value {
     let checks: Vec<_> = call.checks.iter().map(describe).collect();
-    json!({"number": call.number, "name": call.name, "checks": checks, "reason": call.reason})
+    json!({
+        "number": call.number,
+        "name": call.name,
+        "checks": checks,
+        "reason": call.reason,
+        "templates_only": more,
+    })
 }
 
 fn filter_table() -> String {
     let mut table = Table::new(&["CALL", "ARGUMENTS", "REASON"]);
-    for call in HOST_CALLS {
+    for (call, more) in calls() {
         let checks: Vec<_> = call.checks.iter().map(describe).collect();
         let checks = if checks.is_empty() { "any".to_owned() } else { checks.join(", ") };
-        table.row(vec![call.name.to_owned(), checks, call.reason.to_owned()]);
+        let name = if more { format!("{} (templates)", call.name) } else { call.name.to_owned() };
+        table.row(vec![name, checks, call.reason.to_owned()]);
     }
     table.text()
 }

@@ -29,6 +29,8 @@ use tokio::io::unix::AsyncFd;
 
 /// Zygotes that are tried for one boot: they may die while they wait.
 const ZYGOTES_TRIED: u32 = 3;
+/// After so many boots from the image nobody waits for a working set any more.
+const BOOTS_UNTIL_SETTLED: u64 = 3;
 /// After this long without a boot, the image may have left the page cache.
 const COLD_AFTER: Duration = Duration::from_secs(30);
 
@@ -59,6 +61,8 @@ pub(super) struct Shared {
     flags: u32,
     egress: Arc<EgressPolicy>,
     last_boot_ns: AtomicU64,
+    /// Boots from the image so far.
+    image_boots: AtomicU64,
 }
 
 enum WorkingSetState {
@@ -121,6 +125,7 @@ impl SandboxLauncher {
             flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
             egress: egress_policy(&config.egress.allow),
             last_boot_ns: AtomicU64::new(0),
+            image_boots: AtomicU64::new(0),
         };
         let launcher = Self { shared: Arc::new(shared) };
         launcher.shared.replenish();
@@ -221,6 +226,7 @@ impl Shared {
                 Err(error) => return Err(LaunchError(error.to_string())),
             }
         };
+        self.image_boots.fetch_add(1, Ordering::Relaxed);
         let is_cold = self.read_ahead_if_cold(taken_ns);
         let kind = if is_cold { BootKind::Cold } else { BootKind::Warm };
         Ok(Boot { sandbox, plan, kind, taken_ns })
@@ -249,8 +255,12 @@ impl Shared {
         self.ready_plan.read().expect("no holder panics").clone()
     }
 
-    /// Whether no boot will change the plans any more.
+    /// Whether no boot is likely to change the plans any more. A program that ends
+    /// with its first request never shows its working set.
     pub fn is_settled(&self) -> bool {
+        if self.image_boots.load(Ordering::Relaxed) >= BOOTS_UNTIL_SETTLED {
+            return true;
+        }
         let state = self.working_set.lock().expect("no holder panics");
         !matches!(*state, WorkingSetState::Wanted(_))
     }
