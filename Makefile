@@ -8,7 +8,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 THAW := $(TARGET)/release/thaw
 # What `make run` builds: small ones, one for each language.
 EXAMPLES := hello-c hello-c-dynamic hello-python thumbnail-python \
-	hello-node hello-java hello-go hello-ruby hello-php
+	hello-node hello-java hello-go hello-ruby hello-php words-perl
 # What `make examples` builds besides: frameworks and FunctionBench.
 MORE_EXAMPLES := hello-nginx flask-python fastapi-python express-node sinatra-ruby spring-java \
 	$(patsubst examples/%/thaw.toml,%,$(wildcard examples/functionbench/*/thaw.toml))

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpStream, UdpSocket};
+use std::process::Stdio;
 use std::time::Duration;
 use thaw_e2e::{Daemon, DaemonOptions, Function, Language, built_home, get, post, wait_until};
 
@@ -53,6 +54,31 @@ fn a_signal_freezes_where_it_is_sent() {
         let answer = get(daemon.gateway(), "signalled", "/").text();
         assert_eq!(answer, "copy 0 has become copy 1\n");
     }
+}
+
+#[test]
+fn an_operator_sends_the_signal_to_the_build() {
+    let work = tempfile::tempdir().expect("a temporary directory");
+    let toml = "name = \"waits\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+                files = [\"app.py\"]\nentry = { freeze = { signal = \"SIGUSR1\" } }\n\
+                [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n";
+    let source = thaw_e2e::repository().join("tests/guest/functions/warmed/app.py");
+    fs::copy(source, work.path().join("app.py")).expect("a copy");
+    fs::write(work.path().join("thaw.toml"), toml).expect("thaw.toml");
+    let mut thaw = thaw_e2e::thaw();
+    thaw.env("THAW_HOME", work.path().join("home")).arg("build").arg(work.path());
+    let mut build = thaw.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("thaw");
+    let mut said = BufReader::new(build.stderr.take().expect("a pipe")).lines();
+    let note = said.find_map(|line| line.ok().filter(|line| line.contains("kill -USR1")));
+    assert!(note.is_some_and(|note| note.ends_with(&build.id().to_string())));
+    // That it waits for clients is no reason to freeze it.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(build.try_wait().expect("our child").is_none());
+    let pid = rustix::process::Pid::from_child(&build);
+    rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("it runs");
+    let rest: Vec<_> = said.map_while(Result::ok).collect();
+    let status = build.wait().expect("our child");
+    assert!(status.success(), "{rest:?}");
 }
 
 #[test]

@@ -60,6 +60,15 @@ fn hello_php() {
     greets("hello-php", "Hello from PHP");
 }
 
+#[test]
+fn words_perl() {
+    let daemon = serve("words-perl");
+    for _ in 0..3 {
+        let response = post(daemon.gateway(), "words-perl", "/", b"the fox and the dog");
+        assert_eq!(text(&response), "2 the\n1 and\n1 dog\n1 fox\n");
+    }
+}
+
 /// Memory for files comes from blocks of which an image holds the used pages.
 #[test]
 fn copies_write_files_beside_those_of_the_image() {

@@ -16,6 +16,11 @@ use thaw_node::home::Home;
 
 /// Build a function: import its files, run it to its entry point, freeze it.
 ///
+/// The program is frozen when it first waits for a request, or when [entry] of its
+/// thaw.toml says so: when it asks through /dev/thaw, or at a signal that it sends
+/// itself or that you send to this command. Before that it answers the requests of
+/// [train], if there are any. docs/functions.md has all of it.
+///
 /// A running daemon serves the new version at once.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw build examples/hello-python")]

@@ -112,7 +112,7 @@ pub fn ablation(
     progress: &mut OnProgress<'_>,
 ) -> Result<AblationReport, BenchError> {
     let store = Store::open(&home.store())?;
-    let function = BuiltFunction::read(&store, name)?;
+    let function = super::http_server(&store, name)?;
     let request = get(name, &options.path);
     let mut subjects = Vec::new();
     for without in [None].into_iter().chain(Technique::ALL.map(Some)) {

@@ -237,7 +237,7 @@ impl<'a> Subject<'a> {
         name: &'a str,
         options: &'a BenchOptions,
     ) -> Result<Self, BenchError> {
-        let function = BuiltFunction::read(store, name)?;
+        let function = super::http_server(store, name)?;
         Ok(Self { home, store, function, options, name, request: get(name, &options.path) })
     }
 

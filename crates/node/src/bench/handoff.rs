@@ -7,7 +7,6 @@ use super::rig::{Rig, RigOptions};
 use super::{BenchError, OnProgress, Percentiles};
 use crate::boots::BootKind;
 use crate::config::Isolation;
-use crate::function::BuiltFunction;
 use crate::home::Home;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -96,7 +95,7 @@ fn compare(
     options: &HandoffOptions,
     progress: &mut OnProgress<'_>,
 ) -> Result<Comparison, BenchError> {
-    let function = BuiltFunction::read(store, name)?;
+    let function = super::http_server(store, name)?;
     let rig_options = RigOptions {
         isolation: Isolation::Instance,
         instances: 1,

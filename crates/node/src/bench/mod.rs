@@ -33,15 +33,25 @@ pub use stats::Percentiles;
 pub use throughput::{BootCounts, Rate, Served, ThroughputOptions, ThroughputReport, throughput};
 
 use crate::boots::BootKind;
+use crate::config::EntryKind;
 use crate::daemon::ServeError;
-use crate::function::FunctionError;
+use crate::function::{BuiltFunction, FunctionError};
 use crate::instance::LaunchError;
 use native::NativeError;
 use std::io;
-use thaw_store::StoreError;
+use thaw_store::{Store, StoreError};
 
 /// Receives what is being measured, for people who wait.
 pub type OnProgress<'a> = dyn FnMut(&str) + 'a;
+
+/// A stored function that can be measured: an HTTP server.
+fn http_server(store: &Store, name: &str) -> Result<BuiltFunction, BenchError> {
+    let function = BuiltFunction::read(store, name)?;
+    match function.function.config.entry.kind {
+        EntryKind::Http => Ok(function),
+        kind => Err(BenchError::Kind { function: name.to_owned(), kind: kind.name() }),
+    }
+}
 
 /// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +80,14 @@ pub enum BenchError {
     /// A side of a comparison does not run.
     #[error(transparent)]
     Side(#[from] syscalls::SideError),
+    /// The function has clients of another kind.
+    #[error("`{function}` has kind = \"{kind}\"; only HTTP servers can be measured")]
+    Kind {
+        /// The function.
+        function: String,
+        /// Its kind.
+        kind: &'static str,
+    },
     /// A response was not as it should be.
     #[error("the function answered {0:?}; try `thaw invoke` first")]
     Response(String),

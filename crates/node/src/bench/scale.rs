@@ -95,7 +95,7 @@ pub fn scale(
 ) -> Result<ScaleReport, BenchError> {
     crate::daemon::raise_file_limit();
     let store = Store::open(&home.store())?;
-    let function = BuiltFunction::read(&store, name)?;
+    let function = super::http_server(&store, name)?;
     let mut boots = Vec::new();
     for kind in &options.boots {
         let mut say = |done: usize| {

@@ -7,7 +7,6 @@ use super::rig::{Rig, RigOptions};
 use super::{BenchError, OnProgress, Percentiles};
 use crate::boots::BootKind;
 use crate::config::Isolation;
-use crate::function::BuiltFunction;
 use crate::home::Home;
 use crate::instance::BootPolicy;
 use serde::Serialize;
@@ -165,7 +164,7 @@ pub fn throughput(
 ) -> Result<ThroughputReport, BenchError> {
     crate::daemon::raise_file_limit();
     let store = Store::open(&home.store())?;
-    let function = BuiltFunction::read(&store, name)?;
+    let function = super::http_server(&store, name)?;
     let request = get(name, &options.path);
     let mut rigs = Vec::new();
     for served in Served::ALL {

@@ -37,7 +37,7 @@ pub const SIGNAL_HEADER: &str = "thaw-signal";
 
 /// Most bytes that a program may print for one request: they are kept until it
 /// has ended.
-const OUTPUT_MAX: usize = 64 << 20;
+const OUTPUT_MAX: usize = 16 << 20;
 /// How long a program may go on after it has closed its standard output.
 const ENDING: Duration = Duration::from_secs(5);
 
