@@ -147,8 +147,6 @@ impl Template {
             Some(seat) => seat,
             None => self.make_seat().map_err(|error| BootError::Fork(error.to_string()))?,
         };
-        // Waits in the socket until the copy looks.
-        send_identity(&host, connection, options).map_err(boot_error)?;
         let ask = || self.ask_for_copy(slot.id(), &sandbox, tasks.as_ref());
         self.sandbox.process().woken_here(ask).map_err(boot_error)?;
         // From here on the copy alone has it, so that its end shows.
@@ -163,6 +161,10 @@ impl Template {
         slot.give_to(number, exit, limits);
         process.set_limits(self.memory_limit, options.cpu_time_limit).map_err(BootError::Limits)?;
         let broker = broker(&host, self.plan.rootfs(), options.egress)?;
+        // Last, since the copy may answer and end before this thread runs again:
+        // whatever fails up to here has not touched the connection. Meanwhile the
+        // copy has taken over the image's memory.
+        send_identity(&host, connection, options).map_err(boot_error)?;
         Ok(Sandbox::new(process, host, None, broker))
     }
 
