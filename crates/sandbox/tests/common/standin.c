@@ -132,7 +132,7 @@ static void freeze(int variant) {
     u64 *auxv = (void *)(blobs + 2);
     auxv[0] = 6; auxv[1] = 4096;
     memcpy(auxv + 4, "/bin/example", 12);
-    u64 body[2] = {(u64)head, (u64)(auxv + 4) + 12 - (u64)head};
+    u64 body[3] = {(u64)head, (u64)(auxv + 4) + 12 - (u64)head, 1 /* it waits */};
     switch (variant) { /* Lies of a hostile kernel. */
     case 1: head->regions = 0xffffffff; break;
     case 2: region[1].len = 0x7fffffffffff000; break;
@@ -155,7 +155,7 @@ static void freeze(int variant) {
     case 19: head->processes[0] = 4711; break;
     case 20: region[1].space = 1; break;
     }
-    send(103, body, 16, 0);
+    send(103, body, sizeof body, 0);
 }
 
 static void serve(void);
@@ -199,6 +199,7 @@ static void run(char *command, char *argument) {
     else if (same(command, "console")) { call(WRITE, 4, (long)argument, length(argument), 0, 0, 0); say("written"); }
     else if (same(command, "flood")) { for (;;) send(202, "", 0, ++sequence); }
     else if (same(command, "garbage")) send(4242, argument, length(argument), 0);
+    else if (same(command, "ready")) send(101, "", 0, 0);
     else if (same(command, "long")) send(202, packet, 9000, 1);
     else if (same(command, "gift")) {
         struct header header = {102, 32, 0};
@@ -217,8 +218,10 @@ struct populate { u64 start, len, how; };
 
 /* Maps the image and checks a byte of each kind, touching some of it. */
 static void thaw(void) {
-    struct { u8 seed[32]; u64 memory, index_len; u32 flags, mappings, populates, connections, blobs, hostname; } *body =
-        (void *)(packet + 16);
+    struct {
+        u64 index_len; u32 mode, mappings, populates, blobs;
+        u8 seed[32]; u64 memory; u32 flags, connections, hostname, reserved;
+    } *body = (void *)(packet + 16);
     struct mapping *mapping = (void *)(body + 1);
     int image = rights.fds[0];
     for (u32 i = 0; i < body->mappings; i++) {
