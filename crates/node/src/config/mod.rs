@@ -76,8 +76,8 @@ pub struct FunctionConfig {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub ready: u16,
     /// Whether a live template of the function is kept, from which instances
-    /// are forked.
-    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    /// are forked instead of booted from the image.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub template: bool,
     /// Outgoing connections.
     #[serde(default, skip_serializing_if = "Egress::is_closed")]
@@ -298,15 +298,6 @@ fn non_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<St
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(count: &u16) -> bool {
     *count == 0
-}
-
-fn yes() -> bool {
-    true
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_yes(value: &bool) -> bool {
-    *value
 }
 
 fn whole_directory() -> Vec<FileEntry> {

@@ -147,8 +147,8 @@ impl Template {
             Some(seat) => seat,
             None => self.make_seat().map_err(|error| BootError::Fork(error.to_string()))?,
         };
-        let ask = || self.ask_for_copy(slot.id(), &sandbox, tasks.as_ref());
-        self.sandbox.process().woken_here(ask).map_err(boot_error)?;
+        // Not woken here: this thread does not sleep until the copy exists.
+        self.ask_for_copy(slot.id(), &sandbox, tasks.as_ref()).map_err(boot_error)?;
         // From here on the copy alone has it, so that its end shows.
         drop(sandbox);
         let failed = |error: io::Error| BootError::Fork(error.to_string());
