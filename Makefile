@@ -60,7 +60,7 @@ runtimes: build ## Test every runtime and tool that docs/runtimes.md lists
 	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --release --locked -p thaw-e2e --no-fail-fast \
 		--test runtimes --test functions --test entry -- --include-ignored --test-threads 2
 
-bench: build ## Measure boots of the examples
+bench: build ## Measure boots of the examples, at scale and by technique
 	@THAW=$(abspath $(THAW)) scripts/bench $(BENCHED)
 
 stress: build ## Run stress-ng's stressors in sandboxes (DURATION=20 seconds each)

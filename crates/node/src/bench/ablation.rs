@@ -167,7 +167,7 @@ impl Subject {
         }
         let function = own.as_ref().unwrap_or(function);
         let rig = Rig::start(home, store, function, options)?;
-        let cache = PageCache::of(store, function)?;
+        let cache = PageCache::of(home, store, function)?;
         Ok(Self { without, rig, cache, phases: Vec::new() })
     }
 }

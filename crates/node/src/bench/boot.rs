@@ -258,7 +258,7 @@ impl<'a> Subject<'a> {
         progress: &mut OnProgress<'_>,
     ) -> Result<Vec<Turn>, BenchError> {
         let cache = match kinds.contains(&BootKind::Cold) {
-            true => Some(PageCache::of(self.store, &self.function)?),
+            true => Some(PageCache::of(self.home, self.store, &self.function)?),
             false => None,
         };
         let mut turns: Vec<_> = kinds.iter().map(|kind| self.turn(*kind)).collect();

@@ -1,7 +1,9 @@
 //! Emptying the page cache of what a boot needs.
 
 use super::BenchError;
+use super::native::native_root;
 use crate::function::BuiltFunction;
+use crate::home::Home;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -19,13 +21,18 @@ pub(super) struct PageCache {
 }
 
 impl PageCache {
-    pub(super) fn of(store: &Store, function: &BuiltFunction) -> Result<Self, BenchError> {
+    pub(super) fn of(
+        home: &Home,
+        store: &Store,
+        function: &BuiltFunction,
+    ) -> Result<Self, BenchError> {
         let image = store.open_image(function.image)?;
         let index = store.open_index(function.index)?;
         let view = index.index();
         let blobs = view.blobs().iter().map(|blob| store.blob_path(BlobHash(blob.hash)));
         let mut host_files = Vec::new();
         same_on_host(&view, ROOT_INODE, Path::new("/"), &mut host_files);
+        below(&native_root(home, function.function.config.name.as_str())?, &mut host_files)?;
         Ok(Self { image, blobs: blobs.collect(), host_files, index: index.file().try_clone()? })
     }
 
@@ -65,4 +72,22 @@ fn same_on_host(index: &Index<'_>, directory: u32, path: &Path, found: &mut Vec<
             _ => {}
         }
     }
+}
+
+/// Regular files below a directory; none if it does not exist.
+fn below(directory: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            below(&entry.path(), found)?;
+        } else if kind.is_file() {
+            found.push(entry.path());
+        }
+    }
+    Ok(())
 }

@@ -135,6 +135,11 @@ impl Drop for NativeProgram {
     }
 }
 
+/// Where a function's own files lie for native starts.
+pub(super) fn native_root(home: &Home, name: &str) -> Result<PathBuf, HomeError> {
+    Ok(home.work(name)?.join("native"))
+}
+
 /// Lays the function's own files out as in the sandbox, below a directory of
 /// the host, and translates what names them.
 pub(super) fn specify(
@@ -146,7 +151,7 @@ pub(super) fn specify(
     if config.runtime.is_none() {
         return Err(NativeError::OwnRootfs(config.name.to_string()));
     }
-    let root = home.work(config.name.as_str())?.join("native");
+    let root = native_root(home, config.name.as_str())?;
     let _ = fs::remove_dir_all(&root);
     let mut destinations = Vec::new();
     for entry in &config.files {

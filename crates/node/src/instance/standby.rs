@@ -105,7 +105,7 @@ impl Standby {
             return None;
         }
         loop {
-            let held = self.state().take()?;
+            let held = self.state().take(self.policy.ready)?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
             match held.go(handed, &shared.options()) {
@@ -210,14 +210,17 @@ impl Standby {
 }
 
 impl State {
-    /// An instance that is ready. Notes the demand if there is none.
-    fn take(&mut self) -> Option<Held> {
+    /// An instance that is ready. Notes the demand if there is none; at `least`
+    /// as many as that are kept.
+    fn take(&mut self, least: usize) -> Option<Held> {
         while let Some(held) = self.ready.pop_front() {
             if !held.has_ended() {
                 return Some(held);
             }
         }
-        self.target = self.target.saturating_mul(2);
+        // Somebody may be booting until the target is reached: it must not run
+        // away from them while boots find nothing.
+        self.target = self.target.saturating_mul(2).clamp(least, most(least));
         self.changed = Instant::now();
         None
     }
@@ -228,7 +231,7 @@ impl State {
             self.target = self.target.saturating_sub(1);
             self.changed = Instant::now();
         }
-        self.target = self.target.clamp(least, least.saturating_mul(GROWTH_MAX));
+        self.target = self.target.clamp(least, most(least));
         let (mut keep, mut surplus) = (VecDeque::new(), Vec::new());
         for held in self.ready.drain(..) {
             let is_good = !held.has_ended() && Arc::ptr_eq(held.plan(), plan);
@@ -244,5 +247,28 @@ impl State {
 
     fn wants_more(&self) -> bool {
         self.ready.len() < self.target
+    }
+}
+
+/// Most instances that are kept ready where `least` are configured.
+fn most(least: usize) -> usize {
+    least.saturating_mul(GROWTH_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn demand_raises_the_target_only_so_far() {
+        let policy = BootPolicy { ready: 3, template: false, automatic: true };
+        let standby = Standby::new(policy);
+        let mut state = standby.state();
+        assert!(state.take(policy.ready).is_none());
+        assert_eq!(state.target, 6);
+        for _ in 0..100 {
+            assert!(state.take(policy.ready).is_none());
+        }
+        assert_eq!(state.target, 3 * GROWTH_MAX);
     }
 }
