@@ -106,6 +106,14 @@ impl RecentBoots {
         boots.push_back(boot);
     }
 
+    /// Completes a boot that was added before its first response byte.
+    pub fn answered(&self, boot: &BootRecord) {
+        let mut boots = self.boots.lock().expect("no holder panics");
+        if let Some(known) = boots.iter_mut().rev().find(|b| b.instance == boot.instance) {
+            known.phases.first_byte = boot.phases.first_byte;
+        }
+    }
+
     /// Boots of this kind so far, those that are forgotten included.
     pub fn count(&self, kind: BootKind) -> u64 {
         self.counts[kind as usize].load(Ordering::Relaxed)

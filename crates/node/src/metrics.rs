@@ -113,12 +113,20 @@ impl Metrics {
             ("first_instruction", phases.first_instruction),
             ("first_byte", phases.first_byte),
         ] {
-            if let Some(ns) = ns {
-                let function = boot.function.to_string();
-                let labels = PhaseLabels { function, boot: boot.kind.name(), phase };
-                self.phases.get_or_create(&labels).observe(ns as f64 / 1e9);
-            }
+            self.phase(boot, phase, ns);
         }
+    }
+
+    /// An instance has answered whose boot was observed before.
+    pub fn answered(&self, boot: &BootRecord) {
+        self.phase(boot, "first_byte", boot.phases.first_byte);
+    }
+
+    fn phase(&self, boot: &BootRecord, phase: &'static str, ns: Option<u64>) {
+        let Some(ns) = ns else { return };
+        let labels =
+            PhaseLabels { function: boot.function.to_string(), boot: boot.kind.name(), phase };
+        self.phases.get_or_create(&labels).observe(ns as f64 / 1e9);
     }
 
     /// An instance has ended.

@@ -153,6 +153,11 @@ impl Shared {
         self.boots.add(boot);
     }
 
+    pub(crate) fn answered(&self, boot: &BootRecord) {
+        self.metrics.answered(boot);
+        self.boots.answered(boot);
+    }
+
     pub(crate) fn ended(&self, function: &FunctionName, expected: bool) {
         self.metrics.ended(function, expected);
     }

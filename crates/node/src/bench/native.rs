@@ -6,6 +6,7 @@
 //! then one line for each start, and writes one line for each result.
 
 use super::isolate::enter_own_network;
+use crate::build::PACKAGES;
 use crate::clock::monotonic_ns;
 use crate::config::RuntimeKind;
 use crate::function::{BuiltFunction, StoredFunction};
@@ -160,6 +161,12 @@ pub(super) fn specify(
         let to = root.join(destination.trim_start_matches('/'));
         copy(&from, &to).map_err(|error| NativeError::Source { path: from, error })?;
         destinations.push(destination);
+    }
+    if let Some(packages) = config.runtime.as_ref().and_then(|runtime| runtime.packages.as_ref()) {
+        let from = function.source.join(packages);
+        let to = root.join(PACKAGES.trim_start_matches('/'));
+        copy(&from, &to).map_err(|error| NativeError::Source { path: from, error })?;
+        destinations.push(PACKAGES.to_owned());
     }
     let mut place = |path: &str| -> String {
         let own = destinations.iter().any(|own| Path::new(path).starts_with(own));

@@ -110,8 +110,10 @@ impl Rig {
         self.pool.wait_full().map_err(ServeError::from)?;
         let asked_ns = monotonic_ns();
         let (local, _) = exchange(self.address, request)?;
-        let boot = eventually(|| self.shared.boots().by_peer(local, asked_ns))
-            .ok_or(BenchError::NoPhase("its boot"))?;
+        let boot = || self.shared.boots().by_peer(local, asked_ns);
+        let has_answered = || boot().filter(|boot| boot.phases.first_byte.is_some());
+        let boot = eventually(has_answered).or_else(boot);
+        let boot = boot.ok_or(BenchError::NoPhase("its boot"))?;
         // The rig decides which boots count as cold.
         let is_from_image = |kind| matches!(kind, BootKind::Cold | BootKind::Warm);
         match boot.kind == kind || is_from_image(boot.kind) && is_from_image(kind) {

@@ -169,11 +169,7 @@ fn grow(
 /// Boots an instance and sees to it that it gets no other connection.
 fn boot_to_stay(rig: &Rig, kind: BootKind, request: &[u8]) -> Result<Phases, BenchError> {
     let boot = rig.boot(kind, request)?;
-    let is_idle = || {
-        let instances = rig.service.instances();
-        let own = instances.iter().find(|instance| instance.id == boot.instance)?;
-        (own.connections == 0).then_some(())
-    };
+    let is_idle = || rig.service.is_unconnected(boot.instance).then_some(());
     eventually(is_idle).ok_or(BenchError::NoPhase("that it is idle"))?;
     rig.service.retire(boot.instance);
     Ok(boot.phases)

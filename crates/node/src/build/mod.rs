@@ -14,6 +14,7 @@ mod train;
 pub use freeze::{FreezeFailure, Frozen};
 pub(crate) use freeze::{freeze_instance, open_image};
 pub use import::ImportFailure;
+pub(crate) use import::PACKAGES;
 pub use program::Awaited;
 pub use train::Training;
 

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
+use thaw_sandbox::BootTimes;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
@@ -58,6 +59,8 @@ struct Boot {
     peer: SocketAddr,
     accepted_ns: u64,
     zygote_ns: u64,
+    /// It is known that the sandbox has booted.
+    is_reported: bool,
 }
 
 /// The owner of one instance.
@@ -100,7 +103,13 @@ impl Keeper {
     ) -> Self {
         let Delivery { client, done, permit } = first;
         let Launched { instance, kind, zygote_ns } = launched;
-        let boot = Boot { kind, peer: client.peer, accepted_ns: client.accepted_ns, zygote_ns };
+        let boot = Boot {
+            kind,
+            peer: client.peer,
+            accepted_ns: client.accepted_ns,
+            zygote_ns,
+            is_reported: false,
+        };
         Self {
             id,
             service,
@@ -132,18 +141,7 @@ impl Keeper {
                 }
             };
             match step {
-                Step::Report(Report::Booted(times)) => {
-                    if let Some(boot) = self.boot.take() {
-                        self.service.booted(BootRecord {
-                            function: self.service.name().clone(),
-                            instance: self.id,
-                            kind: boot.kind,
-                            peer: boot.peer,
-                            accepted_ns: boot.accepted_ns,
-                            phases: Phases::new(boot.accepted_ns, boot.zygote_ns, &times),
-                        });
-                    }
-                }
+                Step::Report(Report::Booted(times)) => self.booted(&times),
                 Step::Report(Report::ConnectionClosed(connection)) => self.closed(connection),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Command(Some(Command::Connect(delivery))) => self.connect(delivery),
@@ -180,6 +178,31 @@ impl Keeper {
             let _ = reply.send(outcome);
         }
         self.instance.kill();
+    }
+
+    /// The first report may come before the first response byte, if the guest
+    /// waits for something or another of its processes answers; a later one
+    /// completes it.
+    fn booted(&mut self, times: &BootTimes) {
+        let Some(boot) = &mut self.boot else { return };
+        let record = BootRecord {
+            function: self.service.name().clone(),
+            instance: self.id,
+            kind: boot.kind,
+            peer: boot.peer,
+            accepted_ns: boot.accepted_ns,
+            phases: Phases::new(boot.accepted_ns, boot.zygote_ns, times),
+        };
+        let has_answered = record.phases.first_byte.is_some();
+        match boot.is_reported {
+            false => self.service.booted(record),
+            true if has_answered => self.service.answered(&record),
+            true => {}
+        }
+        boot.is_reported = true;
+        if has_answered {
+            self.boot = None;
+        }
     }
 
     fn connect(&mut self, delivery: Delivery) {

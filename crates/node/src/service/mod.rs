@@ -19,7 +19,8 @@ use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::instance::{Change, Command, End, FrozenInstance, InstanceState, Launcher};
 use crate::node::Shared;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
@@ -36,9 +37,46 @@ pub struct Service {
     launcher: Arc<dyn Launcher>,
     shared: Arc<Shared>,
     permits: Arc<Semaphore>,
-    slots: Mutex<BTreeMap<u64, Slot>>,
+    slots: Mutex<Slots>,
     /// An instance of this function has a free place, or is gone.
     changed: Notify,
+}
+
+/// The live instances, by number.
+#[derive(Default)]
+struct Slots {
+    all: BTreeMap<u64, Slot>,
+    /// Those among which every free place is: boots beside a thousand busy
+    /// instances must not look at each of them.
+    perhaps_free: BTreeSet<u64>,
+}
+
+impl Deref for Slots {
+    type Target = BTreeMap<u64, Slot>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.all
+    }
+}
+
+impl DerefMut for Slots {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.all
+    }
+}
+
+impl Slots {
+    /// An instance that takes a connection where `most` may be at a time: the
+    /// one that was used last.
+    fn take_free(&mut self, most: u32) -> Option<(u64, &mut Slot)> {
+        let Self { all, perhaps_free } = self;
+        perhaps_free.retain(|id| {
+            let is_free = |slot: &Slot| slot.state.takes_connections() && slot.connections < most;
+            all.get(id).is_some_and(is_free)
+        });
+        let id = *perhaps_free.iter().max_by_key(|id| all.get(id).map(|slot| slot.idle_since))?;
+        Some((id, all.get_mut(&id)?))
+    }
 }
 
 /// What the service knows of an instance.
@@ -136,6 +174,11 @@ impl Service {
             age_s: slot.started.elapsed().as_secs(),
         };
         slots.iter().map(info).collect()
+    }
+
+    /// Whether an instance lives and has no connections.
+    pub(crate) fn is_unconnected(&self, id: u64) -> bool {
+        self.slots().get(&id).is_some_and(|slot| slot.connections == 0)
     }
 
     /// Number of live instances.
@@ -242,6 +285,11 @@ impl Service {
         self.shared.booted(boot);
     }
 
+    /// An instance whose boot is known has answered.
+    pub(crate) fn answered(&self, boot: &BootRecord) {
+        self.shared.answered(boot);
+    }
+
     /// An instance has lost a connection; says whether it is idle now.
     pub(crate) fn disconnected(&self, id: u64) -> bool {
         let mut slots = self.slots();
@@ -251,6 +299,7 @@ impl Service {
         slot.change(Change::Connections { connections: slot.connections });
         let idle = slot.connections == 0;
         slot.idle_since = idle.then(Instant::now);
+        slots.perhaps_free.insert(id);
         drop(slots);
         self.changed.notify_one();
         idle
@@ -289,7 +338,7 @@ impl Service {
         self.changed.notify_waiters();
     }
 
-    fn slots(&self) -> MutexGuard<'_, BTreeMap<u64, Slot>> {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().expect("no holder panics")
     }
 }

@@ -129,11 +129,7 @@ impl Service {
         }
         let most = self.config.limits.concurrency.get();
         let mut slots = self.slots();
-        let free = slots
-            .iter_mut()
-            .filter(|(_, slot)| slot.state.takes_connections() && slot.connections < most)
-            .max_by_key(|(_, slot)| slot.idle_since);
-        let Some((id, slot)) = free else { return Err(permit) };
+        let Some((id, slot)) = slots.take_free(most) else { return Err(permit) };
         let (done, receiver) = oneshot::channel();
         let delivery = Delivery { client: client.clone(), done, permit };
         if let Err(refused) = slot.commands.send(Command::Connect(delivery)) {
@@ -144,7 +140,7 @@ impl Service {
         }
         slot.connections += 1;
         slot.change(Change::Connections { connections: slot.connections });
-        Ok(Ticket { instance: *id, fresh: false, waited: true, done: receiver })
+        Ok(Ticket { instance: id, fresh: false, waited: true, done: receiver })
     }
 
     /// Makes a launched instance one of the service's.
@@ -167,7 +163,10 @@ impl Service {
             served: 0,
             idle_since: None,
         };
-        self.slots().insert(id, slot);
+        let mut slots = self.slots();
+        slots.insert(id, slot);
+        slots.perhaps_free.insert(id);
+        drop(slots);
         let (done, ticket) = oneshot::channel();
         let first = Delivery { client: client.clone(), done, permit };
         let keeper = Keeper::new(id, self.clone(), launched, receiver, first, capacity);
