@@ -9,13 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
+use thaw_node::boots::BootKind;
 use thaw_node::config::FunctionConfig;
 use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::instance::{
     Client, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
 };
 use thaw_node::node::Shared;
-use thaw_node::service::Service;
+use thaw_node::service::{InstanceInfo, Service};
 use thaw_sandbox::{BootTimes, GuestExit};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -77,11 +78,9 @@ impl Launcher for FakeLauncher {
         if let Some(client) = client {
             instance.connect(client).unwrap();
         }
-        let times =
-            BootTimes { received_ns: 1, mapped_ns: 2, first_instruction_ns: 3, first_byte_ns: 0 };
-        instance.sender.send(Report::Booted(times)).unwrap();
+        instance.sender.send(Report::Booted(times(0))).unwrap();
         Ok(Launched {
-            kind: thaw_node::boots::BootKind::Warm,
+            kind: BootKind::Warm,
             instance: Box::new(instance),
             zygote_ns: client.map_or(0, |c| c.accepted_ns),
         })
@@ -133,6 +132,11 @@ impl Instance for FakeInstance {
     fn first_request_done(&mut self) {}
 }
 
+/// Like a guest that has waited for something before it answered, if it has.
+fn times(first_byte_ns: u64) -> BootTimes {
+    BootTimes { received_ns: 1, mapped_ns: 2, first_instruction_ns: 3, first_byte_ns }
+}
+
 fn serve(
     mut socket: TcpStream,
     id: u64,
@@ -162,6 +166,7 @@ fn serve(
         return;
     }
     write_all(&mut socket, response.as_bytes());
+    let _ = reports.send(Report::Booted(times(u64::MAX)));
     sockets.lock().unwrap().retain(|kept| kept.peer_addr().ok() != socket.peer_addr().ok());
     drop(socket);
     let _ = reports.send(Report::ConnectionClosed(id));
@@ -316,6 +321,38 @@ fn an_instance_serves_one_connection_after_the_other() {
         fixture.eventually(|| fixture.service.instances()[0].connections == 0);
     }
     assert_eq!(fixture.launcher.launched.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_boot_that_is_reported_before_its_first_byte_is_completed() {
+    let fixture = fixture(Behaviour::Answer, USUAL, "instance");
+    for _ in 0..2 {
+        assert_eq!(fixture.get("/").status, 200);
+    }
+    let boots = || fixture.shared.boots().of("f", 10);
+    fixture.eventually(|| boots().iter().any(|boot| boot.phases.first_byte.is_some()));
+    assert_eq!(boots().len() as u64, fixture.shared.boots().count(BootKind::Warm));
+}
+
+#[test]
+fn free_places_are_found_again() {
+    let limits = format!("{USUAL}\nconcurrency = 2\ninstances = 3");
+    let fixture = fixture(Behaviour::Answer, &limits, "instance");
+    for _ in 0..5 {
+        thread::scope(|scope| {
+            let all: Vec<_> = (0..12).map(|_| scope.spawn(|| fixture.get("/").status)).collect();
+            assert!(all.into_iter().all(|client| client.join().unwrap() == 200));
+        });
+    }
+    let idle = |instance: &InstanceInfo| instance.connections == 0;
+    fixture.eventually(|| fixture.service.instances().iter().all(idle));
+    let launched = fixture.launcher.launched.load(Ordering::SeqCst);
+    assert!(launched <= 3, "{launched} instances");
+    for instance in fixture.service.instances() {
+        fixture.service.kill(instance.id);
+    }
+    fixture.eventually(|| fixture.service.instance_count() == 0);
+    assert_eq!(fixture.get("/").body, format!("instance {} /", launched + 1));
 }
 
 #[test]
