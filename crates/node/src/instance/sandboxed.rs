@@ -216,16 +216,21 @@ impl Shared {
     fn boot_from_image(self: &Arc<Self>, handed: Handed<'_>) -> Result<Boot, LaunchError> {
         let plan = self.plan.read().expect("no holder panics").clone();
         let mut tried = 0;
-        let (sandbox, taken_ns) = loop {
-            let zygote = self.pool.take().map_err(|error| LaunchError(error.to_string()))?;
+        let booted = loop {
+            let zygote = match self.pool.take_in_haste() {
+                Ok(zygote) => zygote,
+                Err(error) => break Err(LaunchError(error.to_string())),
+            };
             let taken_ns = monotonic_ns();
             tried += 1;
             match zygote.thaw(&plan, handed, &self.options()) {
-                Ok(sandbox) => break (sandbox, taken_ns),
+                Ok(sandbox) => break Ok((sandbox, taken_ns)),
                 Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => {}
-                Err(error) => return Err(LaunchError(error.to_string())),
+                Err(error) => break Err(LaunchError(error.to_string())),
             }
         };
+        self.pool.replenish();
+        let (sandbox, taken_ns) = booted?;
         self.image_boots.fetch_add(1, Ordering::Relaxed);
         let is_cold = self.read_ahead_if_cold(taken_ns);
         let kind = if is_cold { BootKind::Cold } else { BootKind::Warm };

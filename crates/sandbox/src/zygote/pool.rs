@@ -116,6 +116,20 @@ impl ZygotePool {
     /// Takes a zygote; when none is ready, makes one, which is slow. An error
     /// means that none can be made at all.
     pub fn take(&self) -> Result<Zygote, ZygoteError> {
+        let taken = self.take_in_haste();
+        self.replenish();
+        taken
+    }
+
+    /// Lets the background thread make what was taken.
+    pub fn replenish(&self) {
+        self.shared.wanted.notify_one();
+    }
+
+    /// The same as [`ZygotePool::take`] where every microsecond counts: waking the
+    /// background thread takes more of them than all else. The caller calls
+    /// [`ZygotePool::replenish`] when the boot is on its way.
+    pub fn take_in_haste(&self) -> Result<Zygote, ZygoteError> {
         {
             let mut state = self.shared.lock();
             while let Some(zygote) = state.ready.pop_front() {
@@ -124,12 +138,10 @@ impl ZygotePool {
                     continue;
                 }
                 state.stats.taken += 1;
-                self.shared.wanted.notify_one();
                 return Ok(zygote);
             }
             state.stats.misses += 1;
             state.grow();
-            self.shared.wanted.notify_one();
         }
         let zygote = self.shared.make()?;
         let mut state = self.shared.lock();
