@@ -194,6 +194,25 @@ fn memory_group(pid: u32) -> String {
     line.rsplit(':').next().unwrap_or_default().trim_matches('/').to_owned()
 }
 
+/// A function that is built anew or removed keeps nothing of the old one ready.
+#[test]
+fn what_was_kept_for_an_older_function_is_ended() {
+    let function = Function::PythonVariant { program: "copies", name: "ready", keys: READY };
+    let home = built_home("boots-replaced", std::slice::from_ref(&function));
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let kept = || -> Vec<u32> {
+        let standby = detail(&daemon, "ready")["standby"]["ready"].clone();
+        let pids = standby.as_array().expect("an array").iter();
+        pids.map(|pid| pid.as_u64().expect("a process id") as u32).collect()
+    };
+    wait_until("two are ready", || kept().len() == 2);
+    let old = kept();
+    assert_eq!(function.build(&home).code, Some(0));
+    wait_until("the old ones have ended", || !old.iter().any(|&pid| exists(pid)));
+    wait_until("two are ready again", || kept().len() == 2);
+    ask(&daemon, "ready");
+}
+
 /// Whatever dies that was kept for the next boot, the next boot works.
 #[test]
 fn lost_standbys_are_made_again() {

@@ -88,6 +88,7 @@ impl Shared {
     fn retire(&self, old: Option<Arc<Service>>) {
         let Some(old) = old else { return };
         old.retire_all();
+        old.launcher().stand_down();
         let mut retired = self.retired.lock().expect("no holder panics");
         retired.retain(|service| service.instance_count() > 0);
         retired.push(old);

@@ -46,6 +46,10 @@ pub trait Launcher: Send + Sync {
     fn standby(&self) -> StandbyInfo {
         StandbyInfo::default()
     }
+
+    /// The function is served no longer, or by another launcher: ends what is
+    /// kept for the next boots.
+    fn stand_down(&self) {}
 }
 
 /// What is kept for the next boots of a function, as the admin API shows it.

@@ -198,6 +198,10 @@ impl Launcher for SandboxLauncher {
     fn standby(&self) -> StandbyInfo {
         self.shared.standby.info()
     }
+
+    fn stand_down(&self) {
+        self.shared.standby.stand_down();
+    }
 }
 
 /// A sandbox whose boot has begun.

@@ -62,6 +62,8 @@ struct State {
     template: Option<Arc<Template>>,
     /// Not before then is another template tried.
     template_after: Option<Instant>,
+    /// There are no boots any more.
+    closed: bool,
 }
 
 impl Standby {
@@ -72,6 +74,7 @@ impl Standby {
             changed: Instant::now(),
             template: None,
             template_after: None,
+            closed: false,
         };
         Self { policy, state: Mutex::new(state), busy: AtomicBool::new(false) }
     }
@@ -87,6 +90,17 @@ impl Standby {
             ready: state.ready.iter().map(Held::pid).collect(),
             template: state.template.as_ref().map(|template| template.pid()),
         }
+    }
+
+    /// Ends what there is, for good.
+    pub fn stand_down(&self) {
+        let (ready, template) = {
+            let mut state = self.state();
+            state.closed = true;
+            (std::mem::take(&mut state.ready), state.template.take())
+        };
+        // Ended outside the lock.
+        drop((ready, template));
     }
 
     /// Whether the next boot need not begin from the image.
@@ -146,23 +160,27 @@ impl Standby {
     /// Makes what is missing and ends what is too much or of an older plan. For
     /// a thread of its own.
     pub fn replenish(&self, shared: &Arc<Shared>) {
-        if self.busy.swap(true, Ordering::Relaxed) {
-            return;
+        while !self.busy.swap(true, Ordering::Relaxed) {
+            if self.is_ready() {
+                std::thread::sleep(COURTESY);
+            }
+            let filled = self.fill_ready(shared);
+            if let Err(error) = &filled {
+                tracing::warn!("cannot boot an instance ahead: {error}");
+            }
+            if self.policy.template
+                && shared.is_settled()
+                && let Err(error) = self.fill_template(shared)
+            {
+                tracing::warn!("cannot make a template: {error}");
+                self.state().template_after = Some(Instant::now() + RETRY);
+            }
+            self.busy.store(false, Ordering::Relaxed);
+            // What was taken at the end of this, nobody else has been told of.
+            if filled.is_err() || !self.state().wants_more() {
+                return;
+            }
         }
-        if self.is_ready() {
-            std::thread::sleep(COURTESY);
-        }
-        if let Err(error) = self.fill_ready(shared) {
-            tracing::warn!("cannot boot an instance ahead: {error}");
-        }
-        if self.policy.template
-            && shared.is_settled()
-            && let Err(error) = self.fill_template(shared)
-        {
-            tracing::warn!("cannot make a template: {error}");
-            self.state().template_after = Some(Instant::now() + RETRY);
-        }
-        self.busy.store(false, Ordering::Relaxed);
     }
 
     /// Boots instances ahead until there are as many as wanted.
@@ -179,7 +197,7 @@ impl Standby {
             let held = zygote
                 .hold(&plan, &shared.options())
                 .map_err(|error| LaunchError(error.to_string()))?;
-            self.state().ready.push_back(held);
+            self.state().add(held);
         }
         Ok(())
     }
@@ -198,12 +216,16 @@ impl Standby {
         if let Some(template) = usable {
             return template.fill_seats().map_err(|error| failed(&error));
         }
-        if after.is_some_and(|after| Instant::now() < after) {
+        if self.state().closed || after.is_some_and(|after| Instant::now() < after) {
             return Ok(());
         }
         let parent = shared.pool.parent();
         let template = parent.template(&plan, &shared.options()).map_err(|error| failed(&error))?;
-        let old = self.state().template.replace(Arc::new(template));
+        let template = Some(Arc::new(template));
+        let old = {
+            let mut state = self.state();
+            if state.closed { template } else { std::mem::replace(&mut state.template, template) }
+        };
         drop(old);
         Ok(())
     }
@@ -246,7 +268,13 @@ impl State {
     }
 
     fn wants_more(&self) -> bool {
-        self.ready.len() < self.target
+        !self.closed && self.ready.len() < self.target
+    }
+
+    fn add(&mut self, held: Held) {
+        if !self.closed {
+            self.ready.push_back(held);
+        }
     }
 }
 

@@ -59,6 +59,8 @@ pub(crate) struct Connected {
     user_ids: UserIds,
     /// See [`UserIds::of_slot`].
     first_id: u32,
+    /// [`ZygoteConfig::max_sandboxes`].
+    pub(super) limit: u32,
     pub(super) groups: Option<Arc<Hierarchy>>,
     kernel_build_id: [u8; 32],
     book: Arc<Mutex<Book>>,
@@ -178,6 +180,7 @@ impl ZygoteParent {
             pidfd: started.pidfd,
             user_ids: started.user_ids,
             first_id: started.first_id,
+            limit: config.max_sandboxes,
             groups,
             kernel_build_id: config.kernel.build_id(),
             book,

@@ -62,7 +62,7 @@ struct Slot {
 
 impl Slot {
     fn take(parent: &Arc<Connected>) -> Result<Self, ZygoteError> {
-        let number = parent.book().take_slot().ok_or(ZygoteError::Full { limit: u32::MAX })?;
+        let number = parent.book().take_slot().ok_or(ZygoteError::Full { limit: parent.limit })?;
         Ok(Self { number: Some(number), parent: parent.clone() })
     }
 
