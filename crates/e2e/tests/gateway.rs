@@ -318,7 +318,7 @@ fn cli(arguments: &[&str]) -> thaw_e2e::Outcome {
 fn invoke_prints_the_response_and_the_phases() {
     let outcome = cli(&["invoke", "hello-c", "--path", "/by-invoke", "--timings"]);
     assert!(outcome.stdout.contains("You asked for /by-invoke."), "{}", outcome.stdout);
-    for phase in ["zygote", "mapped", "instruction", "byte"] {
+    for phase in [" boot;", "taken", "mapped", "instruction", "byte"] {
         assert!(outcome.stderr.contains(phase), "no {phase} in\n{}", outcome.stderr);
     }
     assert_eq!(outcome.code, Some(0));

@@ -88,7 +88,11 @@ impl Shared {
     fn retire(&self, old: Option<Arc<Service>>) {
         let Some(old) = old else { return };
         old.retire_all();
-        old.launcher().stand_down();
+        let launcher = old.launcher();
+        let is_in_use = self.services().iter().any(|new| Arc::ptr_eq(&new.launcher(), &launcher));
+        if !is_in_use {
+            launcher.stand_down();
+        }
         let mut retired = self.retired.lock().expect("no holder panics");
         retired.retain(|service| service.instance_count() > 0);
         retired.push(old);

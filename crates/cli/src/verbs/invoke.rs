@@ -163,9 +163,10 @@ fn describe(response: &Response<Body>) -> String {
     let Some(phases) = phases(response) else {
         return "the instance was booted before this request\n".to_owned();
     };
-    let mut text = "since the connection was accepted:\n".to_owned();
+    let kind = header(response, BOOT_HEADER).unwrap_or_default();
+    let mut text = format!("a {kind} boot; since the connection was accepted:\n");
     for (name, ns) in [
-        ("zygote taken", Some(phases.zygote)),
+        ("origin taken", Some(phases.zygote)),
         ("boot command received", phases.received),
         ("memory mapped", phases.mapped),
         ("first instruction", phases.first_instruction),

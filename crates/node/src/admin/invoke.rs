@@ -20,7 +20,8 @@ use tokio::time::sleep;
 /// Header of the answer with the boot's phases as JSON, see
 /// [`Phases`](crate::boots::Phases); only if asked for and if an instance was booted.
 pub const PHASES_HEADER: &str = "x-thaw-phases";
-/// Header of the answer that says whether an instance was `booted` or `reused`.
+/// Header of the answer that says what the instance was booted from (the name of a
+/// [`BootKind`](crate::boots::BootKind)), or that it was `reused`.
 pub const BOOT_HEADER: &str = "x-thaw-boot";
 
 /// How long the sandbox may take to report the phases of a boot.
@@ -67,7 +68,7 @@ pub(super) async fn invoke(
                         }
                         response
                             .headers_mut()
-                            .insert(BOOT_HEADER, HeaderValue::from_static("booted"));
+                            .insert(BOOT_HEADER, HeaderValue::from_static(boot.kind.name()));
                     }
                     None => {
                         response
