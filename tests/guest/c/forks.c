@@ -186,9 +186,11 @@ static void clones(void)
     PART("clone");
     global = 0;
     pid_t child = MUST(clone(in_clone, stack + sizeof stack, SIGCHLD, (void *)5));
-    say("exit %d global %d\n", wait_for(child), global);
+    int code = wait_for(child);
+    say("exit %d global %d\n", code, global);
     child = MUST(clone(in_clone, stack + sizeof stack, CLONE_VM | SIGCHLD, (void *)6));
-    say("exit %d global %d\n", wait_for(child), global);
+    code = wait_for(child); /* before `global` is read: arguments have no order */
+    say("exit %d global %d\n", code, global);
     child = MUST(clone(in_clone, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, (void *)7));
     say("exit %d\n", wait_for(child));
     child = MUST(clone(opens, stack + sizeof stack, CLONE_FILES | CLONE_FS | SIGCHLD, NULL));
