@@ -252,8 +252,7 @@ pub struct Identity {
 }
 
 /// Body of [`MSG_FORK`]. Descriptors: the control socket, and, if the copy gets
-/// a control group of its own, the file that moves the writing thread there,
-/// which the copy writes when nobody waits for it any more.
+/// a control group of its own, the file that moves the writing thread there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Fork {

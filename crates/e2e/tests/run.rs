@@ -305,16 +305,16 @@ fn it_works_without_root() {
 fn bound(access: &str) -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().expect("a directory");
     fs::write(directory.path().join("file"), "of the host\n").expect("a file");
-    let option = format!("--bind={}:/work{access}", directory.path().display());
+    let option = format!("--bind={}:/shared{access}", directory.path().display());
     (directory, option)
 }
 
 #[test]
 fn a_bound_directory_is_read() {
     let (directory, option) = bound("");
-    let outcome = sandboxed(&[&option], &["cat", "/work/file"]);
+    let outcome = sandboxed(&[&option], &["cat", "/shared/file"]);
     assert_eq!(outcome.success(), "of the host\n");
-    let outcome = sandboxed(&[&option], &["sh", "-c", "echo x > /work/new"]);
+    let outcome = sandboxed(&[&option], &["sh", "-c", "echo x > /shared/new"]);
     assert_ne!(outcome.code, Some(0));
     assert!(outcome.stderr.contains("Read-only file system"), "{}", outcome.stderr);
     assert_eq!(fs::read_dir(directory.path()).expect("readable").count(), 1);
@@ -323,7 +323,7 @@ fn a_bound_directory_is_read() {
 #[test]
 fn a_directory_bound_to_be_written_to_changes() {
     let (directory, option) = bound(":rw");
-    let script = "cd /work && mkdir made && cp file made/copy && mv made/copy moved && rmdir made && \
+    let script = "cd /shared && mkdir made && cp file made/copy && mv made/copy moved && rmdir made && \
                   echo more >> moved && ln moved twin && rm file && ln -s moved link && cat link";
     let outcome = sandboxed(&[&option], &["sh", "-c", script]);
     assert_eq!(outcome.success(), "of the host\nmore\n");
@@ -339,8 +339,8 @@ fn a_directory_bound_to_be_written_to_changes() {
 fn nothing_outside_of_a_bound_directory_is_reached() {
     let (directory, option) = bound("/in:rw");
     fs::create_dir(directory.path().join("in")).expect("a directory");
-    let inside = option.replace(":/work/in", "/in:/work");
-    let script = "cd /work; ln -s ../file up; ln -s /work/../../etc/hostname far; cat up; \
+    let inside = option.replace(":/shared/in", "/in:/shared");
+    let script = "cd /shared; ln -s ../file up; ln -s /shared/../../etc/hostname far; cat up; \
                   cat ../file; echo x > up; echo x > ../file; ls -a";
     let outcome = sandboxed(&[&inside], &["sh", "-c", script]);
     assert!(!outcome.stdout.contains("of the host"), "{}", outcome.stdout);
@@ -359,8 +359,8 @@ fn memory_is_mounted() {
 #[test]
 fn a_mount_that_makes_no_sense_is_an_error_of_one_sentence() {
     for (option, code) in [
-        ("--bind=/no/such/directory:/work", 1),
-        ("--bind=/etc/hostname:/work", 1),
+        ("--bind=/no/such/directory:/shared", 1),
+        ("--bind=/etc/hostname:/shared", 1),
         ("--bind=/tmp", 2),
         ("--bind=/tmp:relative", 2),
         ("--tmpfs=/a/../b", 2),

@@ -119,8 +119,6 @@ impl Instance for FakeInstance {
         self.reports.poll_recv(context).map(|report| report.expect("a sender is kept"))
     }
 
-    fn settle(&mut self) {}
-
     fn request_rest(&mut self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -9,7 +9,7 @@ use bytemuck::{Pod, bytes_of};
 use rustix::cmsg_space;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, RecvMsg, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
     sendmsg, socketpair,
 };
@@ -91,6 +91,21 @@ pub(crate) struct Packet {
     pub descriptors_dropped: bool,
 }
 
+/// recvmsg(2), again if a signal came in between.
+fn receive_uninterrupted(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    control: &mut RecvAncillaryBuffer<'_>,
+) -> io::Result<RecvMsg> {
+    loop {
+        let mut parts = [IoSliceMut::new(buffer)];
+        match recvmsg(&socket, &mut parts, control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
 /// Receives one packet and learns which process has sent it, on a socket with
 /// `SO_PASSCRED` (unix(7)). Returns its length.
 pub(crate) fn receive_with_sender(
@@ -99,14 +114,7 @@ pub(crate) fn receive_with_sender(
 ) -> io::Result<(usize, Option<Pid>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        let mut parts = [IoSliceMut::new(buffer)];
-        match recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Ok(received) => break received,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    };
+    let received = receive_uninterrupted(socket, buffer, &mut control)?;
     let sender = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmCredentials(credentials) => Some(credentials.pid),
         _ => None,
@@ -126,14 +134,7 @@ pub(crate) fn receive(
         Some(_) => RecvAncillaryBuffer::new(&mut space),
         None => RecvAncillaryBuffer::new(&mut []),
     };
-    let received = loop {
-        let mut parts = [IoSliceMut::new(buffer)];
-        match recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Ok(received) => break received,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    };
+    let received = receive_uninterrupted(socket, buffer, &mut control)?;
     if let Some(descriptors) = descriptors {
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {

@@ -254,12 +254,6 @@ impl Sandbox {
         self.process.kill()
     }
 
-    /// Makes sure that a copy of a template is in its control group, which it
-    /// enters by itself some time after its first response. May block.
-    pub fn enclose(&self) -> io::Result<()> {
-        self.process.enclose()
-    }
-
     /// Process id as seen by the caller's `/proc`.
     pub fn pid(&self) -> u32 {
         self.process.pid

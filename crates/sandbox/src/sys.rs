@@ -71,10 +71,9 @@ pub unsafe fn fork_with(flags: u64) -> io::Result<Forked> {
     args.flags = flags | libc::CLONE_PIDFD as u64;
     args.pidfd = &raw mut pidfd as u64;
     args.exit_signal = if sibling { 0 } else { libc::SIGCHLD as u64 };
-    // SAFETY: `args` is initialized and its size is passed; `pidfd` outlives the
-    // call. The child gets a copy of the whole address space, so every Rust
-    // value stays valid in it; no other thread can have held a lock, since the
-    // caller promises that there is none.
+    // SAFETY: `args` is initialized and its size is passed; `pidfd` outlives the call.
+    // The child has a copy of the address space, where every Rust value is valid; no
+    // other thread can hold a lock, since the caller promises that there is none.
     let result =
         unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
     match result {

@@ -161,7 +161,11 @@ fn as_json(response: &mut Response<Body>) -> Result<Value, Failure> {
 /// The phases of the boot, for people.
 fn describe(response: &Response<Body>) -> String {
     let Some(phases) = phases(response) else {
-        return "the instance was booted before this request\n".to_owned();
+        let why = match header(response, BOOT_HEADER) {
+            Some(_) => "the instance was booted before this request",
+            None => "the sandbox did not report how its boot went",
+        };
+        return format!("{why}\n");
     };
     let kind = header(response, BOOT_HEADER).unwrap_or_default();
     let mut text = format!("a {kind} boot; since the connection was accepted:\n");

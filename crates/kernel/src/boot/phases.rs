@@ -60,5 +60,4 @@ fn report() {
         first_byte_ns: FIRST_BYTE.load(Relaxed),
     };
     control::send(MSG_BOOTED, 0, bytemuck::bytes_of(&booted), &[]);
-    super::template::enter_group();
 }

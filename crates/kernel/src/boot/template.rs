@@ -6,8 +6,6 @@
 //! everything (Catalyzer §4, sandbox fork; the one thread of a host process that
 //! forks is the transient single thread, whatever the program has).
 
-use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
-
 use thaw_abi::control::{Fork, MSG_FORK, MSG_READY};
 
 use super::control::{self, CONTROL};
@@ -37,8 +35,8 @@ pub fn serve() -> Result<()> {
         match host::fork_copy() {
             Ok(Forked::Child) => {
                 phases::received();
-                GROUP.store(message.fds.get(1).copied().unwrap_or(-1), Relaxed);
-                if become_copy(fork, HostFd(*socket)).is_err() {
+                let group = message.fds.get(1).copied().map(HostFd);
+                if become_copy(fork, HostFd(*socket), group).is_err() {
                     panic::exit(panic::PANIC_EXIT_CODE)
                 }
                 return Ok(());
@@ -51,10 +49,17 @@ pub fn serve() -> Result<()> {
     }
 }
 
-/// Gives up the template's rights, process group and control socket.
-fn become_copy(fork: &Fork, socket: HostFd) -> Result<()> {
+/// Gives up the template's rights, groups and control socket.
+fn become_copy(fork: &Fork, socket: HostFd, group: Option<HostFd>) -> Result<()> {
     host::duplicate_to(socket, CONTROL)?;
     host::close(socket);
+    if let Some(group) = group {
+        // The thread that writes is meant (cgroups(7)). It takes tens of
+        // microseconds, but later a guest could keep processes out of it.
+        let zero = b"0";
+        host::write(group, zero.as_ptr() as u64, zero.len())?;
+        host::close(group);
+    }
     host::new_process_group()?;
     // Ends the capabilities, too (capabilities(7), "effect of user id changes"),
     // but not where all sandboxes share the template's id.
@@ -63,22 +68,3 @@ fn become_copy(fork: &Fork, socket: HostFd) -> Result<()> {
     control::send(MSG_READY, 0, &[], &[]);
     Ok(())
 }
-
-/// Enters the copy's own control group, if there is one to enter: it takes tens
-/// of microseconds, and milliseconds if the host makes or removes another group
-/// meanwhile, so it waits until the first response is on its way. A guest that
-/// keeps its kernel from it is put there by the host.
-pub fn enter_group() {
-    let group = HostFd(GROUP.swap(-1, Relaxed));
-    if group.0 >= 0 {
-        // The thread that writes is meant (cgroups(7)).
-        let zero = b"0";
-        if let Err(error) = host::write(group, zero.as_ptr() as u64, zero.len()) {
-            crate::console!("thaw kernel: cannot enter the control group: {error:?}");
-        }
-        host::close(group);
-    }
-}
-
-/// The file with which the control group is entered, or -1.
-static GROUP: AtomicI32 = AtomicI32::new(-1);

@@ -65,10 +65,6 @@ pub fn thaw(message: &Message) -> Result<()> {
         THAW_AS_TEMPLATE => {
             memory.map()?;
             template::serve()?;
-            if memory.is_of_several() {
-                // Those that it is about to make are to be in it, too.
-                template::enter_group();
-            }
             memory.adopt()?;
             go_on_as_told(&control::receive_second_command())?;
         }

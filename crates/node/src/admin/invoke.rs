@@ -49,9 +49,7 @@ pub(super) async fn invoke(
     Query(query): Query<InvokeQuery>,
     request: Request,
 ) -> Response {
-    if admin.shared.route(&name).is_none() {
-        return unknown_function(&name);
-    }
+    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
     let request = match translate(&name, &query, request) {
         Ok(request) => request,
         Err(reason) => return problem(StatusCode::BAD_REQUEST, "bad_request", reason),
@@ -70,6 +68,8 @@ pub(super) async fn invoke(
                             .headers_mut()
                             .insert(BOOT_HEADER, HeaderValue::from_static(boot.kind.name()));
                     }
+                    // What serves one request was booted for it, and has not said how.
+                    None if service.is_single_use() => {}
                     None => {
                         response
                             .headers_mut()

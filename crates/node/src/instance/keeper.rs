@@ -8,14 +8,10 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::BootTimes;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
-
-/// How long after its boot an instance is left alone.
-const SETTLED_AFTER: Duration = Duration::from_millis(100);
 
 /// What became of a connection that was given to an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,8 +74,6 @@ pub(crate) struct Keeper {
     freeze: Option<FreezeReply>,
     served: u64,
     idle_since: Option<Instant>,
-    /// When to see to what could wait during the boot.
-    settle_at: Option<Instant>,
     /// The instance's share of the node's capacity.
     _capacity: OwnedSemaphorePermit,
 }
@@ -88,7 +82,6 @@ enum Step {
     Report(Report),
     Command(Option<Command>),
     IdleTooLong,
-    Settled,
 }
 
 impl Keeper {
@@ -121,7 +114,6 @@ impl Keeper {
             freeze: None,
             served: 0,
             idle_since: None,
-            settle_at: Some(Instant::now() + SETTLED_AFTER),
             _capacity: capacity,
         }
     }
@@ -135,9 +127,6 @@ impl Keeper {
                 command = self.commands.recv() => Step::Command(command),
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     Step::IdleTooLong
-                }
-                () = sleep_until(self.settle_at.unwrap_or_else(Instant::now)), if self.settle_at.is_some() => {
-                    Step::Settled
                 }
             };
             match step {
@@ -155,10 +144,6 @@ impl Keeper {
                     }
                 }
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
-                Step::Settled => {
-                    self.settle_at = None;
-                    self.instance.settle();
-                }
                 // Only if no connection is on its way does the instance end.
                 Step::IdleTooLong => {
                     self.idle_since = None;

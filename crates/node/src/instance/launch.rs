@@ -99,10 +99,6 @@ pub trait Instance: Send {
     /// The next report; after [`Report::Gone`] there is none.
     fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report>;
 
-    /// Called once, a moment after the boot, for what nobody waits for; may block
-    /// for milliseconds.
-    fn settle(&mut self);
-
     /// Called when the instance has served its first connection and still
     /// lives; may block for milliseconds.
     fn first_request_done(&mut self);

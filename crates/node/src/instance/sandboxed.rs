@@ -487,13 +487,6 @@ impl Instance for SandboxInstance {
         }
     }
 
-    fn settle(&mut self) {
-        if let Err(error) = self.sandbox.get_ref().enclose() {
-            // It may just have ended.
-            tracing::debug!(pid = self.pid, "a sandbox is not in its control group: {error}");
-        }
-    }
-
     fn first_request_done(&mut self) {
         self.shared.record(self.sandbox.get_ref(), &self.plan);
     }

@@ -217,15 +217,6 @@ impl MemoryGroup {
         Ok(File::options().write(true).open(self.directory.join(file))?.into())
     }
 
-    /// Puts processes into the group, unless they are there.
-    pub fn enclose(&self, pids: &[u32]) -> io::Result<()> {
-        let processes = self.directory.join("cgroup.procs");
-        let present = fs::read_to_string(&processes)?;
-        let present: Vec<u32> = present.lines().filter_map(|line| line.parse().ok()).collect();
-        let mut missing = pids.iter().filter(|pid| !present.contains(pid));
-        missing.try_for_each(|pid| fs::write(&processes, pid.to_string()))
-    }
-
     /// Sets the limit in bytes; 0: none.
     pub fn set_limit(&self, bytes: u64) -> io::Result<()> {
         if self.current.swap(bytes, Ordering::Relaxed) == bytes {

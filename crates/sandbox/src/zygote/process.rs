@@ -100,25 +100,12 @@ impl Process {
         result
     }
 
-    /// Makes sure that the process and its children are in its control group.
-    pub fn enclose(&self) -> io::Result<()> {
-        let Some(group) = &self.limits.group else { return Ok(()) };
-        let mut pids = vec![self.pid];
-        pids.extend(self.children()?.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
-        if self.is_running()? { group.enclose(&pids) } else { Ok(()) }
-    }
-
-    /// The process ids of its children, as the caller's `/proc` has them.
-    fn children(&self) -> io::Result<String> {
-        std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid))
-    }
-
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
     /// Whether the process runs: neither reaped nor a zombie.
-    fn is_running(&self) -> io::Result<bool> {
+    pub fn is_running(&self) -> io::Result<bool> {
         let mut events = [PollFd::new(&self.pidfd, PollFlags::IN)];
         Ok(poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? == 0)
     }
@@ -134,7 +121,7 @@ impl Process {
     /// Opens a file in `/proc` of the process that is number `number` in the pid
     /// namespace of this one: one of its children.
     pub fn member_file(&self, number: u32, name: &str) -> io::Result<File> {
-        let children = self.children()?;
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid))?;
         for child in children.split_whitespace() {
             let Ok(status) = std::fs::read_to_string(format!("/proc/{child}/status")) else {
                 continue;

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thaw_abi::control::{Connection, Fork, MSG_FORK, MSG_READY, MessageHeader, THAW_AS_TEMPLATE};
 
 use super::handle::{Alive, Connected};
-use super::process::{ExitCell, Process};
+use super::process::Process;
 use super::verify::verify;
 use super::{ZygoteError, ZygoteParent, boot_error, broker};
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
@@ -73,14 +73,17 @@ impl Slot {
 
     /// Makes the end of the copy that has the slot known; it may have been
     /// reported already. `number` is its number in the parent's pid namespace.
-    fn give_to(mut self, number: u32, exit: Arc<ExitCell>, limits: Arc<Limits>) {
+    fn give_to(mut self, number: u32, copy: &Process) {
         let mut book = self.parent.book();
-        match book.ended_copies.remove(&number) {
+        let reported = book.ended_copies.remove(&number);
+        // A copy that never came to be may have had the number before.
+        match reported.filter(|_| !copy.is_running().unwrap_or(false)) {
             None => {
+                let (exit, limits) = (copy.exit.clone(), copy.limits.clone());
                 let slot = self.number.take();
                 book.copies.insert(number, Alive { slot, exit, _limits: limits });
             }
-            Some(status) => exit.fill(status),
+            Some(status) => copy.exit.fill(status),
         }
     }
 }
@@ -154,11 +157,10 @@ impl Template {
         let failed = |error: io::Error| BootError::Fork(error.to_string());
         let (pid, pidfd) = wait_for_copy(&host).map_err(failed)?;
 
-        let exit = Arc::new(ExitCell::default());
-        let parent = slot.parent.clone();
-        let process = Process { pid, pidfd, exit: exit.clone(), limits: limits.clone(), parent };
+        let (exit, parent) = (Arc::default(), slot.parent.clone());
+        let process = Process { pid, pidfd, exit, limits, parent };
         let number = verify(&process).map_err(|error| BootError::Fork(error.to_string()))?;
-        slot.give_to(number, exit, limits);
+        slot.give_to(number, &process);
         process.set_limits(self.memory_limit, options.cpu_time_limit).map_err(BootError::Limits)?;
         let broker = broker(&host, self.plan.rootfs(), options.egress)?;
         // Last, since the copy may answer and end before this thread runs again:
