@@ -226,6 +226,10 @@ pub struct Thaw {
     pub populate_count: u32,
     /// Number of blobs whose descriptors come along.
     pub blob_count: u32,
+    /// Number of blobs of the index.
+    pub index_blobs: u32,
+    /// Zero.
+    pub reserved: u32,
     /// What makes it this copy. Only `flags` counts unless it is to go on at once.
     pub identity: Identity,
 }

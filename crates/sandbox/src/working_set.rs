@@ -25,6 +25,9 @@ const READABLE: u32 = 1;
 /// `PROT_WRITE`.
 const WRITABLE: u32 = 2;
 
+/// Bytes between two runs of a writable mapping that are populated with them.
+const READ_GAP: u64 = 16 * PAGE_SIZE;
+
 /// Which pages of a working set a boot populates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PopulatePolicy {
@@ -251,10 +254,11 @@ impl WorkingSet {
     /// The ranges to populate in these mappings, `room` at most: the longest.
     ///
     /// Measured (`docs/performance.md`): the kernel makes private copies of all
-    /// written runs in one call, at half the cost of the faults. Mappings that
-    /// are only read are populated in one call each, from the first page used
-    /// to the last; that costs more than the faults it saves where files lie in
-    /// the page cache in small pieces, so it is not the default.
+    /// written runs in one call, at half the cost of the faults. Reads cost more
+    /// than the faults that they save where files lie in the page cache in small
+    /// pieces, so they are populated where nobody waits: read-only mappings in one
+    /// call each, from the first page used to the last, of the others runs that are
+    /// not far apart.
     pub(crate) fn populate(
         &self,
         mappings: &[Mapping],
@@ -277,12 +281,15 @@ impl WorkingSet {
             // There is nothing to be read where nothing was written, and a page
             // without access cannot be populated.
             let readable = mapping.prot & READABLE != 0 && mapping.source != SOURCE_ZERO;
-            if !writable && readable && policy.includes(Use::Read) {
-                let start = runs().map(|run| run.start).min();
-                let end = runs().map(|run| run.end).max();
-                if let (Some(start), Some(end)) = (start, end) {
-                    ranges.push(PopulateRange { start, len: end - start, how: POPULATE_READ });
-                }
+            if readable && policy.includes(Use::Read) {
+                let gap = if writable { READ_GAP } else { u64::MAX };
+                let read = runs().filter(|run| !writable || run.how == Use::Read);
+                let read = joined(read.map(|run| run.start..run.end), gap);
+                ranges.extend(read.into_iter().map(|range| PopulateRange {
+                    start: range.start,
+                    len: range.end - range.start,
+                    how: POPULATE_READ,
+                }));
             }
         }
         if ranges.len() > room {
@@ -327,17 +334,22 @@ impl WorkingSet {
             }
         }
         ranges.sort_by_key(|range| range.start);
-        let mut joined: Vec<Range<u64>> = Vec::new();
-        for range in ranges {
-            match joined.last_mut() {
-                Some(last) if range.start <= last.end + READ_AHEAD_GAP => {
-                    last.end = last.end.max(range.end);
-                }
-                _ => joined.push(range),
-            }
-        }
-        joined
+        joined(ranges, READ_AHEAD_GAP)
     }
+}
+
+/// Sorted ranges, with those made one that are `gap` bytes apart at most.
+fn joined(ranges: impl IntoIterator<Item = Range<u64>>, gap: u64) -> Vec<Range<u64>> {
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end.saturating_add(gap) => {
+                last.end = last.end.max(range.end);
+            }
+            _ => joined.push(range),
+        }
+    }
+    joined
 }
 
 fn read_ahead(file: &impl std::os::fd::AsFd, ranges: Vec<Range<u64>>) -> io::Result<u64> {
@@ -435,8 +447,11 @@ mod tests {
         let populate = |policy| pages(&set.populate(&mappings, policy, 100));
         assert_eq!(populate(PopulatePolicy::None), []);
         assert_eq!(populate(PopulatePolicy::Write), [(12, 9, 1), (30, 8, 1)]);
-        assert_eq!(populate(PopulatePolicy::Read), [(40, 11, 0)]);
-        assert_eq!(populate(PopulatePolicy::Both), [(12, 9, 1), (30, 8, 1), (40, 11, 0)]);
+        assert_eq!(populate(PopulatePolicy::Read), [(10, 2, 0), (40, 11, 0)]);
+        assert_eq!(
+            populate(PopulatePolicy::Both),
+            [(12, 9, 1), (10, 2, 0), (30, 8, 1), (40, 11, 0)]
+        );
     }
 
     #[test]

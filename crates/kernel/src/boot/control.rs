@@ -154,6 +154,14 @@ pub fn receive_command() -> Message {
     }
 }
 
+/// Touches what the second command will be received into: whoever sends it is
+/// in a hurry.
+pub fn prepare_for_second_command() {
+    for start in [SECOND_MESSAGE_BUFFER, SECOND_MESSAGE_BUFFER + FDS_OFFSET] {
+        let _ = host::advise(start, 4096, host::MADV_POPULATE_WRITE);
+    }
+}
+
 /// Waits for what follows a boot command that is still in use. It may have come
 /// while an answer of the broker was waited for.
 pub fn receive_second_command() -> Message {
@@ -219,11 +227,26 @@ pub fn wait_for(kind: u32) -> Kept {
 
 /// Sends a message, waiting while the host is slow.
 pub fn send(kind: u32, sequence: u64, body: &[u8], tail: &[u8]) {
-    const MAX: usize = 8192;
-    let mut packet = [0u8; MAX];
-    let len = body.len() + tail.len();
-    assert!(len + size_of::<MessageHeader>() <= MAX, "message too long");
-    let header = MessageHeader { kind, len: len as u32, sequence };
+    /// Bytes of a short message.
+    const SHORT: usize = 256;
+    if size_of::<MessageHeader>() + body.len() + tail.len() <= SHORT {
+        send_through(&mut [0; SHORT], kind, sequence, [body, tail]);
+    } else {
+        send_long(kind, sequence, [body, tail]);
+    }
+}
+
+/// Apart, since most messages are short, and the frame of this function would be
+/// pages of stack that every copy writes.
+#[inline(never)]
+fn send_long(kind: u32, sequence: u64, parts: [&[u8]; 2]) {
+    send_through(&mut [0; 8192], kind, sequence, parts);
+}
+
+fn send_through(packet: &mut [u8], kind: u32, sequence: u64, parts: [&[u8]; 2]) {
+    let [body, tail] = parts;
+    assert!(size_of::<MessageHeader>() + body.len() + tail.len() <= packet.len(), "too long");
+    let header = MessageHeader { kind, len: (body.len() + tail.len()) as u32, sequence };
     let mut at = 0;
     for part in [bytemuck::bytes_of(&header), body, tail] {
         packet[at..at + part.len()].copy_from_slice(part);

@@ -9,9 +9,10 @@
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE};
-use thaw_abi::layout::BOOT_BASE;
+use thaw_abi::layout::{BOOT_BASE, INDEX_BASE, INDEX_MAX};
+use thaw_abi::page_align_up;
 
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::platform::host::{self, HostFd, Sharing};
 
 /// The plan: mappings sorted by address; `flags` is [`DONE`] once mapped.
@@ -24,6 +25,10 @@ const DONE: u32 = 1 << 31;
 static COUNT: AtomicU64 = AtomicU64::new(0);
 static LEFT: AtomicU64 = AtomicU64::new(0);
 static IMAGE: AtomicI32 = AtomicI32::new(-1);
+static INDEX: AtomicI32 = AtomicI32::new(-1);
+
+/// Source of the mapping of the rootfs index, which is none of the image's.
+const SOURCE_INDEX: u32 = u32::MAX;
 
 fn table() -> &'static mut [Mapping] {
     // SAFETY: the table is mapped with the per-boot area and used under the
@@ -63,6 +68,10 @@ pub fn map(mapping: &Mapping) -> Result<()> {
                 mapping.offset,
             )
         }
+        SOURCE_INDEX => {
+            let index = HostFd(INDEX.load(Relaxed));
+            host::map_file(index, mapping.start, mapping.len, mapping.prot, Sharing::Shared, 0)
+        }
         SOURCE_BLOB => {
             let fd = super::blobs::descriptor(mapping.blob)?;
             host::map_file(
@@ -81,6 +90,21 @@ pub fn map(mapping: &Mapping) -> Result<()> {
 /// Sets the image's descriptor before anything is mapped from it.
 pub fn set_image(image: HostFd) {
     IMAGE.store(image.0, Relaxed);
+}
+
+/// Sets the index' descriptor; its mapping, of `len` bytes.
+pub fn index(index: HostFd, len: u64) -> Result<Mapping> {
+    INDEX.store(index.0, Relaxed);
+    let len = page_align_up(len).filter(|&len| len > 0 && len <= INDEX_MAX).ok_or(Errno::EINVAL)?;
+    Ok(Mapping {
+        start: INDEX_BASE,
+        len,
+        offset: 0,
+        source: SOURCE_INDEX,
+        blob: 0,
+        prot: host::PROT_READ,
+        flags: 0,
+    })
 }
 
 /// Maps what a fault at `address` waits for; `false` if nothing does.

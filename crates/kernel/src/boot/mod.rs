@@ -138,6 +138,7 @@ fn touch(own: &Segments) {
     ] {
         let _ = host::advise(start, len, host::MADV_POPULATE_WRITE);
     }
+    clock::monotonic_ns();
 }
 
 fn become_zygote(vdso: u64, own: &Segments, purpose: Purpose) -> Result<()> {

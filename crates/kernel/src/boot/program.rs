@@ -8,14 +8,14 @@ use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, ROOTFS_INDEX, Sta
 use thaw_abi::layout::{INDEX_BASE, PAGES_BASE};
 
 use super::control::Message;
-use super::{blobs, phases, stdio};
+use super::{blobs, lazy, phases, stdio};
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table::OnExec;
 use crate::fs::walk::Follow;
 use crate::fs::{Context, FileSystems, LowerLayer};
 use crate::mm::heap;
 use crate::mm::pages::PageAllocator;
-use crate::platform::host::{self, HostFd, Sharing};
+use crate::platform::host::{self, HostFd};
 use crate::state::{Config, Kernel, install, kernel};
 use crate::sync::Lock;
 use crate::task::exec::Program;
@@ -110,17 +110,8 @@ fn map_block(address: u64, len: u64) -> Result<()> {
 }
 
 /// Maps the rootfs index into its window.
-pub fn map_index(fd: HostFd, len: u64) -> Result<()> {
-    let mapped =
-        thaw_abi::page_align_up(len).filter(|&len| len > 0 && len <= thaw_abi::layout::INDEX_MAX);
-    host::map_file(
-        fd,
-        INDEX_BASE,
-        mapped.ok_or(Errno::EINVAL)?,
-        host::PROT_READ,
-        Sharing::Shared,
-        0,
-    )?;
+fn map_index(fd: HostFd, len: u64) -> Result<()> {
+    lazy::map(&lazy::index(fd, len)?)?;
     // SAFETY: mapped just now, read-only, for the life of the sandbox.
     let bytes = unsafe { core::slice::from_raw_parts(INDEX_BASE as *const u8, len as usize) };
     let index = thaw_abi::rootfs::Index::parse(bytes).map_err(|_| Errno::EINVAL)?;

@@ -15,7 +15,7 @@ use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
 use thaw_abi::layout::{PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX};
 
 use super::control::{self, Message};
-use super::{arena, blobs, lazy, phases, populate, program, stdio, template};
+use super::{arena, blobs, lazy, phases, populate, stdio, template};
 use crate::errno::{Errno, Result};
 use crate::mm::{AddressSpace, heap, pages, shm};
 use crate::platform::host::{self, HostFd};
@@ -39,14 +39,15 @@ pub fn thaw(message: &Message) -> Result<()> {
     }
     let (blob_fds, connection_fds) = rest.split_at(blob_numbers.len());
 
-    program::map_index(HostFd(*index), command.index_len)?;
+    blobs::initialize(command.index_blobs)?;
     for (&blob, &fd) in blob_numbers.iter().zip(blob_fds) {
         blobs::remember(blob, HostFd(fd))?;
     }
     lazy::set_image(HostFd(*image));
     stdio::set(1, *stdout);
     stdio::set(2, *stderr);
-    let memory = Memory { mappings, ranges, flags: command.identity.flags };
+    let index = lazy::index(HostFd(*index), command.index_len)?;
+    let memory = Memory { mappings, index, ranges, flags: command.identity.flags };
     match command.mode {
         THAW_AND_RUN => {
             memory.map()?;
@@ -57,6 +58,7 @@ pub fn thaw(message: &Message) -> Result<()> {
             memory.map()?;
             memory.adopt()?;
             populate::finish();
+            control::prepare_for_second_command();
             control::send(MSG_READY, 0, &[], &[]);
             let message = control::receive_second_command();
             phases::received();
@@ -115,6 +117,8 @@ fn go_on<'a>(
 /// The memory of an image.
 struct Memory<'a> {
     mappings: &'a [Mapping],
+    /// The rootfs index.
+    index: Mapping,
     ranges: &'a [PopulateRange],
     /// `FLAG_*`.
     flags: u32,
@@ -133,7 +137,8 @@ impl Memory<'_> {
         if self.is_of_several() {
             let of_all =
                 |mapping: &&Mapping| mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0;
-            return self.mappings.iter().filter(of_all).try_for_each(lazy::map);
+            self.mappings.iter().filter(of_all).try_for_each(lazy::map)?;
+            return lazy::map(&self.index);
         }
         let eager = |mapping: &Mapping| {
             mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || self.flags & FLAG_NO_LAZY != 0
@@ -142,7 +147,9 @@ impl Memory<'_> {
         for mapping in self.mappings.iter().filter(|mapping| eager(mapping)) {
             lazy::map(mapping)?;
         }
-        lazy::initialize(self.mappings.iter().filter(|mapping| !eager(mapping)).copied())
+        // The index lies above all that an image holds.
+        let pending = self.mappings.iter().filter(|mapping| !eager(mapping));
+        lazy::initialize(pending.chain([&self.index]).copied())
     }
 
     /// Finds the kernel's state in it and takes it over.

@@ -221,7 +221,7 @@ impl Shared {
         let plan = self.plan.read().expect("no holder panics").clone();
         let mut tried = 0;
         let booted = loop {
-            let zygote = match self.pool.take_in_haste() {
+            let zygote = match self.pool.take_in_haste(self.memory_limit) {
                 Ok(zygote) => zygote,
                 Err(error) => break Err(LaunchError(error.to_string())),
             };

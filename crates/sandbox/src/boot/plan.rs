@@ -3,12 +3,15 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use bytemuck::Zeroable;
 use thaw_abi::control::{
     Connection, MESSAGE_MAX, MESSAGE_MAX_FDS, MessageHeader, PopulateRange, Thaw,
 };
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_BLOB};
+use thaw_abi::rootfs::{INDEX_MAGIC, IndexHeader};
 
 use crate::broker::BlobSource;
 use crate::image::Image;
@@ -29,6 +32,9 @@ pub enum PlanError {
         /// Why.
         source: std::io::Error,
     },
+    /// The rootfs index cannot be read.
+    #[error("cannot read the rootfs index: {0}; import the rootfs again")]
+    Index(std::io::Error),
     /// The boot command would not fit into one message.
     #[error(
         "the boot command takes {bytes} bytes, more than the {limit} of a message; freeze the function anew"
@@ -51,6 +57,8 @@ pub struct BootPlan {
     pub(crate) image_checksum: [u8; 32],
     pub(crate) index: Arc<File>,
     pub(crate) index_len: u64,
+    /// Number of blobs of the index.
+    pub(crate) index_blobs: u32,
     pub(crate) blobs: Arc<dyn BlobSource>,
     pub(crate) mappings: Vec<Mapping>,
     pub(crate) populate: Vec<PopulateRange>,
@@ -66,6 +74,16 @@ const BLOBS_MAX: usize = MESSAGE_MAX_FDS - FIXED_DESCRIPTORS;
 /// a connection, a host name.
 const FIXED_BYTES: usize =
     size_of::<MessageHeader>() + size_of::<Thaw>() + size_of::<Connection>() + 256;
+
+/// Number of blobs of a rootfs index, by its header.
+fn blob_count(index: &File) -> std::io::Result<u32> {
+    let mut header = IndexHeader::zeroed();
+    index.read_exact_at(bytemuck::bytes_of_mut(&mut header), 0)?;
+    if header.magic != INDEX_MAGIC {
+        return Err(std::io::ErrorKind::InvalidData.into());
+    }
+    Ok(header.blob_count)
+}
 
 impl BootPlan {
     pub(crate) fn new(
@@ -83,11 +101,13 @@ impl BootPlan {
             .filter(|mapping| mapping.source == SOURCE_BLOB)
             .map(|mapping| mapping.blob)
             .collect();
+        let index_blobs = blob_count(&index).map_err(PlanError::Index)?;
         let mut plan = Self {
             image: image.file().clone(),
             image_checksum: image.header().checksum,
             index,
             index_len,
+            index_blobs,
             blobs,
             mappings: image.mappings().to_vec(),
             populate: Vec::new(),

@@ -55,6 +55,8 @@ impl BootPlan {
             mapping_count: self.mappings.len() as u32,
             populate_count: self.populate.len() as u32,
             blob_count: self.blob_numbers.len() as u32,
+            index_blobs: self.index_blobs,
+            reserved: 0,
             identity: identity(connection, options)?,
         };
         let tail: [&[u8]; 5] = [

@@ -39,6 +39,8 @@ pub struct MemoryGroup {
 /// Prefix of the groups that a process of ours makes, followed by its process
 /// id and start time: what is left by a dead one can be told and removed.
 const PREFIX: &str = "thaw-";
+/// A limit that could not be set: whatever comes next is written.
+const UNKNOWN: u64 = u64::MAX;
 /// Depth to which leftovers are looked for.
 const SEARCH_DEPTH: usize = 6;
 
@@ -227,7 +229,11 @@ impl MemoryGroup {
             (0, Version::V1) => "-1".to_owned(),
             (bytes, _) => bytes.to_string(),
         };
-        self.limit.write_all_at(text.as_bytes(), 0)
+        let written = self.limit.write_all_at(text.as_bytes(), 0);
+        if written.is_err() {
+            self.current.store(UNKNOWN, Ordering::Relaxed);
+        }
+        written
     }
 
     /// The group's directory.

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thaw_abi::control::{MSG_FAILED, MSG_READY, MessageHeader};
 
-use super::process::{ExitCell, Process, pid_of};
+use super::process::{ExitCell, Process, affinity_of, pid_of};
 use super::protocol::{
     Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
@@ -291,7 +291,8 @@ impl ZygoteParent {
                 // what it said before is still to be read. Number 0 has no files
                 // in /proc, so nothing else can be mistaken for it.
                 let pid = pid_of(pidfd.as_fd()).unwrap_or(0);
-                Ok(Process { pid, pidfd, exit, limits, parent: connected.clone() })
+                let (parent, affinity) = (connected.clone(), affinity_of(pid));
+                Ok(Process { pid, pidfd, exit, limits, parent, affinity })
             }
             Err(error) => {
                 let mut book = lock(&connected.book);

@@ -191,6 +191,11 @@ impl Zygote {
         Held::prepare(self.into_sandbox(broker), plan.clone())
     }
 
+    /// See [`Process::expect_memory_limit`].
+    fn expect_memory_limit(&self, bytes: u64) {
+        self.process.expect_memory_limit(bytes);
+    }
+
     fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> Result<(), BootError> {
         self.process.set_limits(memory, cpu_time).map_err(|error| {
             let has_ended = error.raw_os_error() == Some(libc::ESRCH) || self.has_ended();

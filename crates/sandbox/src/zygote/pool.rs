@@ -77,6 +77,8 @@ struct State {
     target: usize,
     /// When a boot last found none, or the target last fell.
     adjusted: Instant,
+    /// Memory limit of the last boot: what the next one is likely to have, too.
+    memory_limit: u64,
     closing: bool,
     stats: PoolStats,
     /// Why the last attempt of the background thread failed, until one succeeds.
@@ -92,6 +94,7 @@ impl ZygotePool {
             size: config.size,
             target: config.size,
             adjusted: Instant::now(),
+            memory_limit: 0,
             closing: false,
             stats: PoolStats::default(),
             failure: None,
@@ -116,7 +119,8 @@ impl ZygotePool {
     /// Takes a zygote; when none is ready, makes one, which is slow. An error
     /// means that none can be made at all.
     pub fn take(&self) -> Result<Zygote, ZygoteError> {
-        let taken = self.take_in_haste();
+        let limit = self.shared.lock().memory_limit;
+        let taken = self.take_in_haste(limit);
         self.replenish();
         taken
     }
@@ -128,10 +132,12 @@ impl ZygotePool {
 
     /// The same as [`ZygotePool::take`] where every microsecond counts: waking the
     /// background thread takes more of them than all else. The caller calls
-    /// [`ZygotePool::replenish`] when the boot is on its way.
-    pub fn take_in_haste(&self) -> Result<Zygote, ZygoteError> {
+    /// [`ZygotePool::replenish`] when the boot is on its way. The zygotes that are
+    /// made next will have this memory limit already, in bytes.
+    pub fn take_in_haste(&self, memory_limit: u64) -> Result<Zygote, ZygoteError> {
         {
             let mut state = self.shared.lock();
+            state.memory_limit = memory_limit;
             while let Some(zygote) = state.ready.pop_front() {
                 if zygote.has_ended() {
                     state.stats.failures += 1;
@@ -263,8 +269,12 @@ impl Shared {
                     continue;
                 }
             }
+            let memory_limit = state.memory_limit;
             drop(state);
             let made = self.make();
+            if let Ok(zygote) = &made {
+                zygote.expect_memory_limit(memory_limit);
+            }
             state = self.lock();
             match made {
                 Ok(zygote) => {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, pidfd_send_signal};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity, sched_yield};
 
 use super::handle::Connected;
 use crate::limits::Limits;
@@ -56,6 +56,8 @@ pub(crate) struct Process {
     pub limits: Arc<Limits>,
     /// Keeps the zygote parent alive as long as one of its children is wanted.
     pub parent: Arc<Connected>,
+    /// The processors that it may run on, if it is to be woken on one of them.
+    pub affinity: Option<CpuSet>,
 }
 
 impl Process {
@@ -81,21 +83,21 @@ impl Process {
     }
 
     /// Runs `send`, which wakes the process, so that it wakes on the processor of
-    /// the caller, who is about to wait: that is a switch of context, where an
+    /// the caller, who lets it go first: that is a switch of context, where an
     /// idle processor would have to be woken first, which takes tens of
     /// microseconds in a virtual machine. It may run anywhere again afterwards.
-    /// In a burst the caller is not about to wait, and nothing special is done.
+    /// In a burst the caller has more to do, and nothing special is done.
     pub fn woken_here<T>(&self, send: impl FnOnce() -> T) -> T {
+        let Some(everywhere) = self.affinity.filter(|_| !is_burst()) else { return send() };
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
-        let Some(pid) = pid.filter(|_| !is_burst()) else { return send() };
-        let Ok(everywhere) = sched_getaffinity(Some(pid)) else { return send() };
         let mut here = CpuSet::new();
         here.set(sched_getcpu());
         // Without the right to do so it wakes wherever it likes.
-        let pinned = sched_setaffinity(Some(pid), &here).is_ok();
+        let pinned = pid.is_some() && sched_setaffinity(pid, &here).is_ok();
         let result = send();
         if pinned {
-            let _ = sched_setaffinity(Some(pid), &everywhere);
+            let _ = sched_setaffinity(pid, &everywhere);
+            sched_yield();
         }
         result
     }
@@ -135,6 +137,16 @@ impl Process {
         Err(Errno::SRCH.into())
     }
 
+    /// Sets the memory limit that a sandbox is likely to get, so that setting it
+    /// takes no time later. A guess that can be corrected: without a control group
+    /// there is none.
+    pub fn expect_memory_limit(&self, bytes: u64) {
+        if let Some(group) = &self.limits.group {
+            // Set again, with its error, when it is known.
+            let _ = group.set_limit(bytes);
+        }
+    }
+
     /// Sets the limits of the sandbox: bytes of memory (0: none) and CPU time.
     pub fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> io::Result<()> {
         // There is no prlimit(2) by descriptor. The number cannot be given away
@@ -164,6 +176,12 @@ impl Drop for Process {
         // parent excludes; there is nobody to tell here.
         let _ = self.kill();
     }
+}
+
+/// The processors that a process may run on.
+pub(crate) fn affinity_of(pid: u32) -> Option<CpuSet> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
+    sched_getaffinity(Some(pid)).ok()
 }
 
 /// The process id behind a pidfd, in the pid namespace of the caller's `/proc`.

@@ -158,7 +158,7 @@ impl Template {
         let (pid, pidfd) = wait_for_copy(&host).map_err(failed)?;
 
         let (exit, parent) = (Arc::default(), slot.parent.clone());
-        let process = Process { pid, pidfd, exit, limits, parent };
+        let process = Process { pid, pidfd, exit, limits, parent, affinity: None };
         let number = verify(&process).map_err(|error| BootError::Fork(error.to_string()))?;
         slot.give_to(number, &process);
         process.set_limits(self.memory_limit, options.cpu_time_limit).map_err(BootError::Limits)?;
