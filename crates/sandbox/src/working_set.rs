@@ -14,6 +14,7 @@ use rustix::fs::{Advice, fadvise};
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::control::{POPULATE_READ, POPULATE_WRITE, PopulateRange};
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO};
+use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT};
 
 use crate::boot::BootPlan;
 use crate::image::Image;
@@ -268,7 +269,9 @@ impl WorkingSet {
         let mut ranges: Vec<PopulateRange> = Vec::new();
         // The others are mapped in processes of their own.
         for mapping in mappings.iter().filter(|mapping| mapping.space() == 0) {
-            let runs = || self.within(mapping.start, mapping.start + mapping.len);
+            let end = mapping.start + mapping.len;
+            let runs =
+                || self.within(if is_front(mapping) { FRONT_END } else { mapping.start }, end);
             let writable = mapping.prot & WRITABLE != 0;
             if writable && policy.includes(Use::Written) {
                 let written = |run: &Run| run.how == Use::Written;
@@ -336,6 +339,14 @@ impl WorkingSet {
         ranges.sort_by_key(|range| range.start);
         joined(ranges, READ_AHEAD_GAP)
     }
+}
+
+/// End of what a copy reads into memory that it has already.
+const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
+
+/// Whether a mapping begins with the front of the kernel's heap.
+fn is_front(mapping: &Mapping) -> bool {
+    (HEAP_BASE..FRONT_END).contains(&mapping.start)
 }
 
 /// Sorted ranges, with those made one that are `gap` bytes apart at most.

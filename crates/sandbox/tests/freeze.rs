@@ -10,9 +10,11 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Command;
 use std::sync::Arc;
 
+use bytemuck::Zeroable;
 use common::{Blobs, index_rootfs, next, said, standin, start_with, zygote};
 use tempfile::NamedTempFile;
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO};
+use thaw_abi::rootfs::{INDEX_MAGIC, IndexHeader};
 use thaw_sandbox::{
     Event, Fit, FreezeError, FreezeReport, FreezeSpec, Image, ImageError, MergePolicy,
     PopulatePolicy, Sandbox, ThawOptions, WorkingSet, cpu_features, freeze,
@@ -59,8 +61,10 @@ fn open(file: &NamedTempFile) -> Result<Image, ImageError> {
 }
 
 fn plan(image: &Image) -> thaw_sandbox::BootPlan {
-    let index = Arc::new(tempfile::tempfile().unwrap());
-    image.plan(index, 0, Arc::new(Blobs(vec![blob()]))).unwrap()
+    let header = IndexHeader { magic: INDEX_MAGIC, blob_count: 1, ..IndexHeader::zeroed() };
+    let index = tempfile::tempfile().unwrap();
+    index.write_all_at(bytemuck::bytes_of(&header), 0).unwrap();
+    image.plan(Arc::new(index), 0, Arc::new(Blobs(vec![blob()]))).unwrap()
 }
 
 fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {

@@ -87,6 +87,20 @@ pub fn map(mapping: &Mapping) -> Result<()> {
     }
 }
 
+/// Reads the part of the image that a mapping names into the memory that is there.
+pub fn read(mapping: &Mapping) -> Result<()> {
+    let image = HostFd(IMAGE.load(Relaxed));
+    let mut done = 0;
+    while done < mapping.len {
+        let (to, left) = (mapping.start + done, (mapping.len - done) as usize);
+        match host::pread(image, to, left, mapping.offset + done)? {
+            0 => return Err(Errno::EIO),
+            read => done += read as u64,
+        }
+    }
+    Ok(())
+}
+
 /// Sets the image's descriptor before anything is mapped from it.
 pub fn set_image(image: HostFd) {
     IMAGE.store(image.0, Relaxed);

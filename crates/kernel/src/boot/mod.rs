@@ -22,6 +22,7 @@ use thaw_abi::control::{MSG_FAILED, MSG_READY, MSG_START, MSG_THAW};
 use thaw_abi::layout::BOOT_BASE;
 
 use crate::errno::Result;
+use crate::mm::heap;
 use crate::platform::filter::{self, Purpose};
 use crate::platform::host;
 use crate::platform::{clock, fault, panic, vcpu};
@@ -101,7 +102,7 @@ unsafe fn find_auxiliary(stack: *const u64, kind: u64) -> u64 {
 
 /// Touches everything that a boot is going to touch, so that no boot waits for
 /// a page fault of the kernel's own.
-fn touch(own: &Segments) {
+fn touch(own: &Segments, purpose: Purpose) {
     const PT_LOAD: u32 = 1;
     const WRITABLE: u32 = 2;
     for i in 0..own.count {
@@ -138,11 +139,16 @@ fn touch(own: &Segments) {
     ] {
         let _ = host::advise(start, len, host::MADV_POPULATE_WRITE);
     }
+    if purpose == Purpose::Sandbox {
+        // What a template touches, its copies would have to copy.
+        heap::touch_front();
+    }
     clock::monotonic_ns();
 }
 
 fn become_zygote(vdso: u64, own: &Segments, purpose: Purpose) -> Result<()> {
     host::map_anonymous(BOOT_BASE, BOOT_AREA_SIZE, host::PROT_READ | host::PROT_WRITE)?;
+    heap::map_front()?;
     for guard in [vcpu::signal_stack(0) - 4096, vcpu::idle_stack(0) - 4096] {
         host::protect(guard, 4096, 0)?;
     }
@@ -150,7 +156,7 @@ fn become_zygote(vdso: u64, own: &Segments, purpose: Purpose) -> Result<()> {
     unsafe { vcpu::initialize(0) };
     clock::find_host_vdso(vdso);
     fault::install_handlers()?;
-    touch(own);
+    touch(own, purpose);
     if purpose == Purpose::Template {
         template::keep_capabilities()?;
     }

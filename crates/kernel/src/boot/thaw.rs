@@ -12,7 +12,7 @@ use thaw_abi::control::{
     THAW_AND_HOLD, THAW_AND_RUN, THAW_AS_TEMPLATE, Thaw,
 };
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
-use thaw_abi::layout::{PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX};
+use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT, PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX};
 
 use super::control::{self, Message};
 use super::{arena, blobs, lazy, phases, populate, stdio, template};
@@ -67,6 +67,7 @@ pub fn thaw(message: &Message) -> Result<()> {
         THAW_AS_TEMPLATE => {
             memory.map()?;
             template::serve()?;
+            heap::touch_front();
             memory.adopt()?;
             go_on_as_told(&control::receive_second_command())?;
         }
@@ -140,16 +141,33 @@ impl Memory<'_> {
             self.mappings.iter().filter(of_all).try_for_each(lazy::map)?;
             return lazy::map(&self.index);
         }
+        let (front, rest) = self.heap()?;
         let eager = |mapping: &Mapping| {
             mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || self.flags & FLAG_NO_LAZY != 0
         };
         map_page_blocks(self.mappings)?;
         for mapping in self.mappings.iter().filter(|mapping| eager(mapping)) {
-            lazy::map(mapping)?;
+            if mapping.start != front.start {
+                lazy::map(mapping)?;
+            }
         }
+        rest.iter().try_for_each(lazy::map)?;
         // The index lies above all that an image holds.
         let pending = self.mappings.iter().filter(|mapping| !eager(mapping));
         lazy::initialize(pending.chain([&self.index]).copied())
+    }
+
+    /// The kernel's heap: its front, which is read, and the rest, if there is any,
+    /// which is mapped.
+    fn heap(&self) -> Result<(Mapping, Option<Mapping>)> {
+        const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
+        let is_front = |mapping: &&Mapping| (HEAP_BASE..FRONT_END).contains(&mapping.start);
+        let whole = self.mappings.iter().find(is_front).ok_or(Errno::EINVAL)?;
+        let len = whole.len.min(FRONT_END - whole.start);
+        let front = Mapping { len, ..*whole };
+        let (start, offset) = (whole.start + len, whole.offset + len);
+        let rest = Mapping { start, offset, len: whole.len - len, ..*whole };
+        Ok((front, (rest.len > 0).then_some(rest)))
     }
 
     /// Finds the kernel's state in it and takes it over.
@@ -157,6 +175,8 @@ impl Memory<'_> {
         if self.is_of_several() {
             return adopt_several(self.mappings);
         }
+        let (front, _) = self.heap()?;
+        lazy::read(&front)?;
         populate::begin(self.ranges);
         let space = find_state()?;
         if core::mem::take(&mut *kernel().has_shared_arena.lock()) {

@@ -53,7 +53,8 @@ pub fn build(spaces: &[Arc<AddressSpace>], threads: &[Arc<Thread>]) -> Vec<u8> {
     let mut report: Vec<u8> = Vec::with_capacity(capacity);
     regions.reserve(room);
     let writable = PROT_READ | PROT_WRITE;
-    let (heap_start, heap_len) = heap::used_range();
+    let first_stack = threads.iter().find_map(|thread| thread.first_stack_in_use());
+    let (heap_start, heap_len) = heap::saved_range(first_stack);
     regions.push(kernel_region(heap_start, heap_len, writable));
     kernel().pages.lock().for_each_used_run(|start, len| {
         regions.push(kernel_region(start, len, writable));

@@ -1,20 +1,29 @@
 //! The kernel's heap: every small object of the kernel.
 //!
-//! The heap begins at a fixed address with a [`HeapHeader`], which also leads
-//! to the root of the kernel's state, so that a thaw finds everything by
-//! mapping the heap. Blocks come from size classes with a free list each, and
-//! beyond the largest class from runs of whole pages.
+//! It begins at a fixed address with its *front*, which a thaw reads into memory
+//! that the zygote has touched before, since nearly every copy writes there:
+//!
+//! ```text
+//! HEAP_BASE   nursery       what a copy allocates first
+//!             first stack   kernel stack of the first thread; its top is in use
+//!             header        [`HeapHeader`], which leads to all of the kernel's state
+//!             early         small objects that the kernel allocated first
+//! HEAP_FRONT  everything else, which a thaw maps
+//! ```
+//!
+//! Blocks come from size classes with a free list each, and beyond the largest
+//! class from runs of whole pages.
 #![allow(unsafe_code)]
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::null_mut;
 
-use thaw_abi::layout::{HEAP_BASE, HEAP_MAX};
-use thaw_abi::page_align_up;
+use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT, HEAP_MAX};
 
+use crate::errno::Result;
 use crate::platform::host;
 
-/// First bytes of the heap of a running or frozen sandbox.
+/// First bytes of the header of a running or frozen sandbox.
 pub const HEAP_MAGIC: u64 = u64::from_le_bytes(*b"THAWHEAP");
 
 /// Sizes of small blocks, in bytes. All are multiples of 16.
@@ -28,8 +37,21 @@ const RUN_ORDERS: usize = 24;
 const GROWTH: u64 = 16 << 20;
 /// Small blocks are carved from chunks of this many bytes.
 const CHUNK: u64 = 16 << 10;
+/// Largest block that lies in the front, in bytes: larger ones are buffers, or
+/// tables that few copies write.
+const FRONT_BLOCK_MAX: u64 = 1024;
 
-/// Start of the heap.
+/// End of the nursery.
+const NURSERY_END: u64 = HEAP_BASE + (32 << 10);
+/// Bytes of the first thread's kernel stack.
+pub const FIRST_STACK_SIZE: u64 = 64 << 10;
+/// Bytes of it that are touched ahead.
+const FIRST_STACK_USED: u64 = 16 << 10;
+const FIRST_STACK_END: u64 = NURSERY_END + FIRST_STACK_SIZE;
+const HEADER: u64 = FIRST_STACK_END;
+const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
+
+/// What leads to the rest of the heap.
 #[repr(C)]
 pub struct HeapHeader {
     /// [`HEAP_MAGIC`].
@@ -40,10 +62,22 @@ pub struct HeapHeader {
     pub used_end: u64,
     /// End of the part that is mapped.
     mapped_end: u64,
+    /// Start of what is free of the front's part that is in use: the early part
+    /// in the original, the nursery in a copy.
+    front_next: u64,
+    /// End of that part.
+    front_end: u64,
+    /// The nursery has been in use.
+    nursery_used: bool,
+    /// The first thread's stack is in use.
+    first_stack_used: bool,
     /// Rest of the current chunk of each class.
     chunk: [u64; CLASSES.len()],
     chunk_end: [u64; CLASSES.len()],
     free: [*mut FreeBlock; CLASSES.len()],
+    /// Blocks that were free in the original: taken last, since they lie in pages
+    /// that copies share.
+    frozen_free: [*mut FreeBlock; CLASSES.len()],
     free_runs: [*mut FreeBlock; RUN_ORDERS],
     /// Bytes handed out and not returned.
     pub in_use: u64,
@@ -54,29 +88,52 @@ struct FreeBlock {
 }
 
 fn header() -> &'static mut HeapHeader {
-    // SAFETY: mapped by `create` or by a thaw before the first allocation; used
-    // under the kernel lock in short, non-overlapping accesses.
-    unsafe { &mut *(HEAP_BASE as *mut HeapHeader) }
+    // SAFETY: mapped by the zygote, filled in by `create` or by a thaw before the
+    // first allocation; used under the kernel lock in short, non-overlapping
+    // accesses.
+    unsafe { &mut *(HEADER as *mut HeapHeader) }
 }
 
-/// Makes an empty heap.
-pub fn create() -> crate::errno::Result<()> {
-    host::map_anonymous(HEAP_BASE, GROWTH, host::PROT_READ | host::PROT_WRITE)?;
-    let first = HEAP_BASE + page_align_up(size_of::<HeapHeader>() as u64).unwrap_or(0);
-    // SAFETY: just mapped; an all-zero header is valid.
-    unsafe {
-        let header = HEAP_BASE as *mut HeapHeader;
-        (*header).magic = HEAP_MAGIC;
-        (*header).used_end = first;
-        (*header).mapped_end = HEAP_BASE + GROWTH;
+/// Maps the front, for a zygote.
+pub fn map_front() -> Result<()> {
+    host::map_anonymous(HEAP_BASE, HEAP_FRONT, host::PROT_READ | host::PROT_WRITE)
+}
+
+/// Gives the front its memory, so that no boot waits for it.
+pub fn touch_front() {
+    for (start, end) in [(HEAP_BASE, NURSERY_END), (FIRST_STACK_END - FIRST_STACK_USED, FRONT_END)]
+    {
+        // Whatever cannot be populated is faulted in when it is touched.
+        let _ = host::advise(start, end - start, host::MADV_POPULATE_WRITE);
     }
+}
+
+/// Makes an empty heap behind the front.
+pub fn create() -> Result<()> {
+    host::map_anonymous(FRONT_END, GROWTH - HEAP_FRONT, host::PROT_READ | host::PROT_WRITE)?;
+    let header = header();
+    header.magic = HEAP_MAGIC;
+    header.used_end = FRONT_END;
+    header.mapped_end = HEAP_BASE + GROWTH;
+    header.front_next = (HEADER + size_of::<HeapHeader>() as u64).next_multiple_of(64);
+    header.front_end = FRONT_END;
     Ok(())
 }
 
-/// Notes that only the heap's used part has been mapped (a thaw).
+/// Makes the heap that of a copy: only its used part has been mapped (a thaw), and
+/// what is allocated from now on comes from the nursery first.
 pub fn restored() {
     let header = header();
     header.mapped_end = header.used_end;
+    if !header.nursery_used {
+        header.nursery_used = true;
+        header.front_next = HEAP_BASE;
+        header.front_end = NURSERY_END;
+        // Of chunks that are in use, the rest is given up.
+        header.chunk = [0; CLASSES.len()];
+        header.chunk_end = [0; CLASSES.len()];
+        header.frozen_free = core::mem::replace(&mut header.free, [null_mut(); CLASSES.len()]);
+    }
 }
 
 /// Notes that the whole area is mapped: it is shared with other processes.
@@ -99,9 +156,40 @@ pub fn magic_is_right() -> bool {
     header().magic == HEAP_MAGIC
 }
 
-/// The part of the heap that a freeze must save: start and bytes.
+/// The part of the heap that may hold data: start and bytes.
 pub fn used_range() -> (u64, u64) {
     (HEAP_BASE, header().used_end - HEAP_BASE)
+}
+
+/// The part of the heap that a freeze must save, start and bytes, if the first
+/// stack is in use from `first_stack` on.
+pub fn saved_range(first_stack: Option<u64>) -> (u64, u64) {
+    let start = match first_stack {
+        _ if header().nursery_used => HEAP_BASE,
+        Some(address) => address.clamp(NURSERY_END, HEADER) & !4095,
+        None => HEADER,
+    };
+    (start, header().used_end - start)
+}
+
+/// Takes the stack that lies in the front: its lowest byte.
+pub fn take_first_stack() -> Option<*mut u8> {
+    let used = core::mem::replace(&mut header().first_stack_used, true);
+    (!used).then_some(NURSERY_END as *mut u8)
+}
+
+/// Gives it back; `false` if `stack` is another one.
+pub fn put_first_stack(stack: *mut u8) -> bool {
+    let is_first = is_first_stack(stack);
+    if is_first {
+        header().first_stack_used = false;
+    }
+    is_first
+}
+
+/// Whether a stack is the one that lies in the front.
+pub fn is_first_stack(stack: *mut u8) -> bool {
+    stack as u64 == NURSERY_END
 }
 
 /// Bytes handed out and not returned.
@@ -113,8 +201,9 @@ pub fn bytes_in_use() -> u64 {
 pub struct KernelHeap;
 
 // SAFETY: blocks do not overlap, are large enough and aligned: classes are
-// multiples of 16, chunks and runs begin at page boundaries, and larger
-// alignments are served by runs or by power-of-two classes.
+// multiples of 16, chunks begin at multiples of the next power of two or of a
+// page, runs at page boundaries, and larger alignments are served by runs or by
+// power-of-two classes.
 unsafe impl GlobalAlloc for KernelHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match class_of(&layout) {
@@ -170,16 +259,21 @@ fn order_of(layout: &Layout) -> Option<usize> {
 
 fn allocate_small(class: usize) -> *mut u8 {
     let header = header();
-    let block = header.free[class];
-    if !block.is_null() {
-        // SAFETY: blocks on the list are free and hold a link.
-        header.free[class] = unsafe { (*block).next };
-        return block.cast();
+    if let Some(block) = pop(&mut header.free[class]) {
+        return block;
     }
     let size = CLASSES[class] as u64;
     if header.chunk[class] + size > header.chunk_end[class] {
-        let bytes = if size <= 512 { 4096 } else { CHUNK };
-        let chunk = take(bytes);
+        let (chunk, bytes) = match carve_front(size) {
+            Some(carved) => carved,
+            None => {
+                if let Some(block) = pop(&mut header.frozen_free[class]) {
+                    return block;
+                }
+                let bytes = if size <= 512 { 4096 } else { CHUNK };
+                (take(bytes), bytes)
+            }
+        };
         if chunk == 0 {
             return null_mut();
         }
@@ -191,15 +285,34 @@ fn allocate_small(class: usize) -> *mut u8 {
     block as *mut u8
 }
 
-fn allocate_run(order: usize) -> *mut u8 {
-    let header = header();
-    let block = header.free_runs[order];
-    if !block.is_null() {
-        // SAFETY: as in `allocate_small`.
-        header.free_runs[order] = unsafe { (*block).next };
-        return block.cast();
+fn pop(list: &mut *mut FreeBlock) -> Option<*mut u8> {
+    let block = *list;
+    if block.is_null() {
+        return None;
     }
-    take(4096 << order) as *mut u8
+    // SAFETY: blocks on a list are free and hold a link.
+    *list = unsafe { (*block).next };
+    Some(block.cast())
+}
+
+/// Takes a small chunk from the front, so that objects of all classes lie close
+/// together: its start and bytes.
+fn carve_front(size: u64) -> Option<(u64, u64)> {
+    if size > FRONT_BLOCK_MAX {
+        return None;
+    }
+    let header = header();
+    let bytes = if size <= 128 { 512 / size * size } else { size };
+    let start = header.front_next.next_multiple_of(size.next_power_of_two());
+    if start + bytes > header.front_end {
+        return None;
+    }
+    header.front_next = start + bytes;
+    Some((start, bytes))
+}
+
+fn allocate_run(order: usize) -> *mut u8 {
+    pop(&mut header().free_runs[order]).unwrap_or_else(|| take(4096 << order) as *mut u8)
 }
 
 /// Takes `bytes`, a multiple of the page size, from the end of the heap; 0 if

@@ -9,6 +9,7 @@ use super::Process;
 use super::sched::SchedState;
 use super::signal::ThreadSignals;
 use crate::fs::file::Events;
+use crate::mm::heap;
 use crate::platform::entry::TrapFrame;
 use crate::platform::fpu::FpuState;
 use crate::platform::user::UserAddress;
@@ -65,6 +66,9 @@ impl KernelStack {
     }
 
     fn new() -> Self {
+        if let Some(memory) = heap::take_first_stack() {
+            return Self(memory);
+        }
         // SAFETY: the size is not zero.
         let memory = unsafe { alloc(Self::layout()) };
         assert!(!memory.is_null(), "out of kernel memory");
@@ -78,8 +82,10 @@ impl KernelStack {
 
 impl Drop for KernelStack {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`.
-        unsafe { dealloc(self.0, Self::layout()) };
+        if !heap::put_first_stack(self.0) {
+            // SAFETY: allocated in `new`.
+            unsafe { dealloc(self.0, Self::layout()) };
+        }
     }
 }
 
@@ -155,6 +161,12 @@ impl Thread {
     /// Top of the kernel stack.
     pub fn kernel_stack_top(&self) -> u64 {
         self.stack.top()
+    }
+
+    /// Where the part of the heap's first stack begins that is in use, if the thread,
+    /// which does not run, has that stack.
+    pub fn first_stack_in_use(&self) -> Option<u64> {
+        heap::is_first_stack(self.stack.0).then(|| self.context.load(Relaxed))
     }
 
     /// Runs the thread on this vCPU until it blocks or ends.
