@@ -39,7 +39,7 @@ const GROWTH: u64 = 16 << 20;
 const CHUNK: u64 = 16 << 10;
 /// Largest block that lies in the front, in bytes: larger ones are buffers, or
 /// tables that few copies write.
-const FRONT_BLOCK_MAX: u64 = 1024;
+const FRONT_BLOCK_MAX: u64 = 4096;
 
 /// End of the nursery.
 const NURSERY_END: u64 = HEAP_BASE + (32 << 10);

@@ -64,7 +64,7 @@ pub struct MergePolicy {
 
 impl Default for MergePolicy {
     fn default() -> Self {
-        Self { clean_gap_pages: 8, zero_gap_pages: 16 }
+        Self { clean_gap_pages: 64, zero_gap_pages: 16 }
     }
 }
 
