@@ -35,7 +35,7 @@ pub const HEAP_BASE: u64 = 0x7e10_0000_0000;
 pub const HEAP_MAX: u64 = 1 << 36;
 /// Bytes at the start of the heap that a copy holds in memory of its own from the
 /// beginning and fills by reading: what nearly every copy writes lies there.
-pub const HEAP_FRONT: u64 = 0x3_8000;
+pub const HEAP_FRONT: u64 = 0x2_c000;
 
 /// The bitmap page allocator's 4 MiB blocks: upper-layer files, pipes and
 /// socket buffers. Saved in images.
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(GUEST_MAX, 0x7dff_ffff_f000);
         assert_eq!(KERNEL_BASE, 0x7e00_0000_0000);
         assert_eq!(HEAP_BASE, 0x7e10_0000_0000);
-        assert_eq!(HEAP_FRONT, 0x3_8000);
+        assert_eq!(HEAP_FRONT, 0x2_c000);
         assert_eq!(PAGES_BASE, 0x7e20_0000_0000);
         assert_eq!(BOOT_BASE, 0x7e80_0000_0000);
         assert_eq!(INDEX_BASE, 0x7e90_0000_0000);

@@ -15,8 +15,9 @@ use crate::stage::{Existing, publish, seal, sync_directory};
 
 /// Files up to this many bytes are read once, into memory.
 const SMALL: u64 = 1 << 20;
-/// Bytes read or written at once.
-const CHUNK: usize = 1 << 20;
+/// Bytes read or written at once. The page cache keeps what is written at once in
+/// pages as large (folios), and maps large ones faster.
+const CHUNK: usize = 2 << 20;
 /// Threads that sync files: those that wait at the same time share the file
 /// system's commits. (Syncing the file system as a whole would also wait for
 /// what other programs have written.)

@@ -42,11 +42,11 @@ const CHUNK: u64 = 16 << 10;
 const FRONT_BLOCK_MAX: u64 = 4096;
 
 /// End of the nursery.
-const NURSERY_END: u64 = HEAP_BASE + (32 << 10);
+const NURSERY_END: u64 = HEAP_BASE + (16 << 10);
 /// Bytes of the first thread's kernel stack.
 pub const FIRST_STACK_SIZE: u64 = 64 << 10;
 /// Bytes of it that are touched ahead.
-const FIRST_STACK_USED: u64 = 16 << 10;
+const FIRST_STACK_USED: u64 = 8 << 10;
 const FIRST_STACK_END: u64 = NURSERY_END + FIRST_STACK_SIZE;
 const HEADER: u64 = FIRST_STACK_END;
 const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;

@@ -42,6 +42,13 @@ pub(crate) struct Segment {
     pub space: u32,
 }
 
+impl Segment {
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.end - self.start
+    }
+}
+
 /// Computes the layout, with merging as `policy` says, and harder if that
 /// leaves more than `max_mappings`; `None` if nothing helps.
 pub(crate) fn lay_out(

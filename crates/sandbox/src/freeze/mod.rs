@@ -52,13 +52,17 @@ pub struct FreezeSpec {
 /// | 8, 16 | 122 | 9.4 MiB |
 /// | 16, 16 | 117 | 9.5 MiB |
 /// | 32, 64 | 113 | 9.5 MiB |
+/// | 64, 16 | 107 | 9.7 MiB |
+///
+/// `examples/hello-c` goes from 20 to 14 mappings with 64 in place of 8, and its warm
+/// boots take some 15 µs less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MergePolicy {
     /// A clean gap of at most this many pages between two dirty runs of one
     /// blob mapping is stored.
     pub clean_gap_pages: u64,
-    /// A zero gap of at most this many pages between two stored runs becomes a
-    /// hole in the image file.
+    /// A zero gap of at most this many pages between two stored runs is mapped with
+    /// them, from zeros or a hole in the image file.
     pub zero_gap_pages: u64,
 }
 

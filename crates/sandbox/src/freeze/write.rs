@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
@@ -11,7 +12,7 @@ use thaw_abi::image::{
 };
 use thaw_abi::{PAGE_SIZE, page_align_up};
 
-use super::layout::Layout;
+use super::layout::{Layout, Segment};
 use super::report::Report;
 use super::scan::Scanner;
 use super::{FreezeError, FreezeSpec};
@@ -22,8 +23,11 @@ use crate::image::elf::{
     PT_LOAD, PT_NOTE, ProcessInfo, ProgramHeader, ThreadStatus, push_note,
 };
 
-/// Bytes copied at a time.
-const CHUNK: u64 = 1 << 20;
+/// Bytes copied at a time, and their alignment in the file. The page cache keeps what
+/// is written at once in pages as large (folios), and maps large ones faster.
+const CHUNK: u64 = 2 << 20;
+/// Pages of zeros between stored ones that become a hole; fewer are written.
+const HOLE_PAGES: usize = 16;
 
 /// What [`write`] did.
 pub(crate) struct Written {
@@ -73,7 +77,7 @@ pub(crate) fn write(
     image.set_len(0).map_err(failed)?;
     image.set_len(file_len).map_err(failed)?;
     image.write_all_at(&start, 0).map_err(failed)?;
-    let stored = copy_memory(image, &layout, memory)?;
+    let stored = copy_memory(image, &layout.segments, memory)?;
 
     let checksum_offset =
         notes_offset + (header_offset + std::mem::offset_of!(ImageHeader, checksum)) as u64;
@@ -82,42 +86,64 @@ pub(crate) fn write(
     Ok(Written { file_len, stored, checksum })
 }
 
-/// Copies the stored memory; pages of zeros become holes.
-fn copy_memory(image: &File, layout: &Layout, memory: &Scanner<'_>) -> Result<u64, FreezeError> {
-    let mut buffer = vec![0; CHUNK as usize];
+/// Copies the stored memory, which the segments cover without a gap; many pages of
+/// zeros in a row become holes.
+fn copy_memory(
+    image: &File,
+    segments: &[Segment],
+    memory: &Scanner<'_>,
+) -> Result<u64, FreezeError> {
+    let mut buffer = Vec::with_capacity(CHUNK as usize);
     let mut stored = 0;
-    for segment in &layout.segments {
-        let mut at = segment.start;
-        while at < segment.end {
-            let len = (segment.end - at).min(CHUNK) as usize;
-            let offset = segment.offset + (at - segment.start);
-            let buffer = &mut buffer[..len];
-            memory.read(segment.space, at, buffer).map_err(FreezeError::Memory)?;
-            for (page_offset, pages) in runs_with_content(buffer) {
-                image.write_all_at(pages, offset + page_offset).map_err(FreezeError::Write)?;
-                stored += pages.len() as u64;
-            }
-            at += len as u64;
+    let end = segments.last().map_or(0, |last| last.offset + last.len());
+    let mut at = segments.first().map_or(0, |first| first.offset);
+    while at < end {
+        let next = (at + 1).next_multiple_of(CHUNK).min(end);
+        buffer.resize((next - at) as usize, 0);
+        for segment in segments {
+            read_part(memory, segment, at, &mut buffer).map_err(FreezeError::Memory)?;
         }
+        for pages in runs_with_content(&buffer) {
+            let offset = at + pages.start as u64;
+            image.write_all_at(&buffer[pages.clone()], offset).map_err(FreezeError::Write)?;
+            stored += pages.len() as u64;
+        }
+        at = next;
     }
     Ok(stored)
 }
 
-/// Runs of pages that are not all zero, with their offsets.
-fn runs_with_content(bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+/// Reads that part of a segment's memory which lies in the file where `buffer` does,
+/// from offset `at` on.
+fn read_part(
+    memory: &Scanner<'_>,
+    segment: &Segment,
+    at: u64,
+    buffer: &mut [u8],
+) -> io::Result<()> {
+    let start = segment.offset.max(at);
+    let end = (segment.offset + segment.len()).min(at + buffer.len() as u64);
+    if start >= end {
+        return Ok(());
+    }
+    let address = segment.start + (start - segment.offset);
+    memory.read(segment.space, address, &mut buffer[(start - at) as usize..(end - at) as usize])
+}
+
+/// What is to be written: all pages but those of zeros that are many in a row, or at
+/// an end.
+fn runs_with_content(bytes: &[u8]) -> Vec<Range<usize>> {
     let page = PAGE_SIZE as usize;
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let is_zero = |at: usize| bytes[at..at + page].iter().all(|&byte| byte == 0);
-        while at < bytes.len() && is_zero(at) {
-            at += page;
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let with_content =
+        (0..bytes.len()).step_by(page).filter(|&at| bytes[at..at + page].iter().any(|&b| b != 0));
+    for start in with_content {
+        match runs.last_mut() {
+            Some(run) if start - run.end < HOLE_PAGES * page => run.end = start + page,
+            _ => runs.push(start..start + page),
         }
-        let start = at;
-        while at < bytes.len() && !is_zero(at) {
-            at += page;
-        }
-        (at > start).then(|| (start as u64, &bytes[start..at]))
-    })
+    }
+    runs
 }
 
 fn file_header(headers: usize) -> FileHeader {
@@ -258,15 +284,17 @@ mod tests {
     }
 
     #[test]
-    fn only_pages_with_content_are_written() {
+    fn long_runs_of_zeros_are_not_written() {
         let page = PAGE_SIZE as usize;
-        let mut bytes = vec![0; 6 * page];
-        bytes[page + 5] = 1;
-        bytes[2 * page] = 1;
-        bytes[5 * page + page - 1] = 1;
-        let runs: Vec<(u64, usize)> = runs_with_content(&bytes)
-            .map(|(offset, run)| (offset / PAGE_SIZE, run.len() / page))
+        let mut bytes = vec![0; 40 * page];
+        for content in [page + 5, 2 * page, 5 * page + page - 1, 22 * page] {
+            bytes[content] = 1;
+        }
+        let runs: Vec<Range<usize>> = runs_with_content(&bytes)
+            .into_iter()
+            .map(|run| run.start / page..run.end / page)
             .collect();
-        assert_eq!(runs, [(1, 2), (5, 1)]);
+        assert_eq!(runs, [1..6, 22..23]);
+        assert_eq!(runs_with_content(&bytes[6 * page..22 * page]), []);
     }
 }
