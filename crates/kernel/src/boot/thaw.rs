@@ -51,11 +51,13 @@ pub fn thaw(message: &Message) -> Result<()> {
     match command.mode {
         THAW_AND_RUN => {
             memory.map()?;
+            memory.read_front()?;
             memory.adopt()?;
             go_on(&command.identity, hostname, connections.iter().zip(connection_fds));
         }
         THAW_AND_HOLD => {
             memory.map()?;
+            memory.read_front()?;
             memory.adopt()?;
             populate::finish();
             control::prepare_for_second_command();
@@ -66,8 +68,8 @@ pub fn thaw(message: &Message) -> Result<()> {
         }
         THAW_AS_TEMPLATE => {
             memory.map()?;
+            memory.map_front()?;
             template::serve()?;
-            heap::touch_front();
             memory.adopt()?;
             go_on_as_told(&control::receive_second_command())?;
         }
@@ -133,7 +135,7 @@ impl Memory<'_> {
         })
     }
 
-    /// Maps what can be mapped without reading any of it.
+    /// Maps what can be mapped without reading any of it, but for the heap's front.
     fn map(&self) -> Result<()> {
         if self.is_of_several() {
             let of_all =
@@ -170,13 +172,21 @@ impl Memory<'_> {
         Ok((front, (rest.len > 0).then_some(rest)))
     }
 
+    /// Reads the front of the kernel's heap into the memory that is there.
+    fn read_front(&self) -> Result<()> {
+        if self.is_of_several() { Ok(()) } else { lazy::read(&self.heap()?.0) }
+    }
+
+    /// Maps the front, for a template, whose copies would have to touch it first.
+    fn map_front(&self) -> Result<()> {
+        if self.is_of_several() { Ok(()) } else { lazy::map(&self.heap()?.0) }
+    }
+
     /// Finds the kernel's state in it and takes it over.
     fn adopt(&self) -> Result<()> {
         if self.is_of_several() {
             return adopt_several(self.mappings);
         }
-        let (front, _) = self.heap()?;
-        lazy::read(&front)?;
         populate::begin(self.ranges);
         let space = find_state()?;
         if core::mem::take(&mut *kernel().has_shared_arena.lock()) {
