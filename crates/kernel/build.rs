@@ -10,13 +10,17 @@ fn main() {
         "-nostdlib",
         "-static",
         "-no-pie",
-        "-Wl,--image-base=0x7e0000000000",
         "-Wl,-z,noexecstack",
-        "-Wl,-z,max-page-size=4096",
+        "-Wl,-z,norelro",
+        "-Wl,-z,max-page-size=0x200000",
         "-Wl,--build-id=sha1",
     ] {
         println!("cargo:rustc-link-arg-bins={arg}");
     }
+    let script = Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"))
+        .join("src/kernel.lds");
+    println!("cargo:rerun-if-changed={}", script.display());
+    println!("cargo:rustc-link-arg-bins=-Wl,-T,{}", script.display());
     build_vdso();
 }
 

@@ -86,7 +86,7 @@ pub async fn serve(
     let admin_address = admin_listener.local_addr()?;
 
     let store = Store::open(&home.store())?;
-    let pool = start_pool(options.zygotes)?;
+    let pool = start_pool(home, options.zygotes)?;
     let shared = Shared::new(options.max_instances);
     let catalog = Catalog::new(store, home.logs()?, pool, shared.clone(), options.working_set);
     let first = catalog.clone();
@@ -139,9 +139,13 @@ pub async fn serve(
 ///
 /// # Errors
 /// This host cannot run sandboxes.
-pub fn start_pool(size: usize) -> Result<Arc<ZygotePool>, ServeError> {
+pub fn start_pool(home: &Home, size: usize) -> Result<Arc<ZygotePool>, ServeError> {
     let console = io::stderr().as_fd().try_clone_to_owned()?;
-    let zygotes = ZygoteConfig::new(crate::debug::kernel()?, Console::Shared(Arc::new(console)));
+    let console = Console::Shared(Arc::new(console));
+    let zygotes = ZygoteConfig {
+        directory: Some(home.root().to_owned()),
+        ..ZygoteConfig::new(crate::debug::kernel()?, console)
+    };
     Ok(Arc::new(ZygotePool::new(PoolConfig { size, zygotes })?))
 }
 

@@ -3,6 +3,10 @@
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
+use bytemuck::pod_read_unaligned;
+
+use crate::image::elf::{FileHeader, PT_LOAD, ProgramHeader};
+
 /// The kernel ELF that was built together with this library.
 pub static KERNEL_ELF: &[u8] = include_bytes!(env!("THAW_KERNEL_ELF_PATH"));
 
@@ -48,10 +52,30 @@ impl Kernel {
         &self.elf
     }
 
+    /// The beginning of the ELF file: what is loaded to run it, without symbols and
+    /// debugging information.
+    pub fn loaded(&self) -> &[u8] {
+        let end = program_headers(&self.elf)
+            .filter(|header| header.kind == PT_LOAD)
+            .map(|header| header.offset.saturating_add(header.filesz))
+            .max();
+        &self.elf[..end.map_or(self.elf.len(), |end| self.elf.len().min(end as usize))]
+    }
+
     /// BLAKE3 of the ELF file.
     pub fn build_id(&self) -> [u8; 32] {
         self.build_id
     }
+}
+
+fn program_headers(elf: &[u8]) -> impl Iterator<Item = ProgramHeader> {
+    let header = elf.get(..size_of::<FileHeader>()).map(pod_read_unaligned::<FileHeader>);
+    let (offset, count) = header.map_or((0, 0), |h| (h.phoff as usize, usize::from(h.phnum)));
+    elf.get(offset..)
+        .unwrap_or_default()
+        .chunks_exact(size_of::<ProgramHeader>())
+        .take(count)
+        .map(pod_read_unaligned)
 }
 
 fn check(elf: &[u8]) -> Result<(), KernelError> {

@@ -77,7 +77,7 @@ impl Rig {
     ) -> Result<Self, BenchError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let entered = runtime.enter();
-        let pool = start_pool(options.zygotes)?;
+        let pool = start_pool(home, options.zygotes)?;
         // Some of an earlier service may still be ending when the next begins.
         let shared = Shared::new(options.instances as usize + 64);
         let launcher = launcher(home, store, function, &pool, options)?;

@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thaw_abi::control::{MSG_FAILED, MSG_READY, MessageHeader};
@@ -26,7 +25,7 @@ use super::protocol::{
     REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, Report, Request, Step, UserIds, receive, send,
 };
 use super::verify::{verify, verify_template};
-use super::{Console, Zygote, ZygoteConfig, ZygoteError};
+use super::{Console, Zygote, ZygoteConfig, ZygoteError, kernel_file};
 use crate::limits::{self, Hierarchy, Limits};
 use crate::message;
 
@@ -137,7 +136,8 @@ impl ZygoteParent {
     /// Starts the process: this same executable, see [`super::zygote_parent_main`].
     pub fn start(config: ZygoteConfig) -> Result<Self, ZygoteError> {
         let during = |step| move |source| ZygoteError::Parent { step, source };
-        let kernel = sealed_file(config.kernel.elf()).map_err(during("store the kernel"))?;
+        let kernel = kernel_file::create(&config.kernel, config.directory.as_deref())
+            .map_err(during("store the kernel"))?;
         let (control, remote) = message::control_pair().map_err(during("make its socket"))?;
         let setup = Request {
             kind: REQUEST_SETUP,
@@ -512,22 +512,6 @@ fn spawn(remote: OwnedFd, kernel: OwnedFd) -> Result<(), ZygoteError> {
         .map_err(during("wait for its launcher"))?;
     // A failure was reported on the socket, or shows as its end.
     Ok(())
-}
-
-/// An executable memory file with these bytes that nobody can change.
-fn sealed_file(bytes: &[u8]) -> io::Result<OwnedFd> {
-    use std::io::Write;
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = match rustix::fs::memfd_create("thaw-kernel", flags | MemfdFlags::EXEC) {
-        // Before Linux 6.3, every memory file is executable and the flag is unknown.
-        Err(Errno::INVAL) => rustix::fs::memfd_create("thaw-kernel", flags)?,
-        result => result?,
-    };
-    let mut file = std::fs::File::from(file);
-    file.write_all(bytes)?;
-    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-    rustix::fs::fcntl_add_seals(&file, seals)?;
-    Ok(file.into())
 }
 
 impl Zygote {

@@ -2,6 +2,7 @@
 
 mod handle;
 mod held;
+mod kernel_file;
 mod parent;
 mod pool;
 mod process;
@@ -20,6 +21,7 @@ pub(crate) use process::Process;
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +58,9 @@ pub struct ZygoteConfig {
     pub max_sandboxes: u32,
     /// How long a zygote may take to become ready.
     pub ready_timeout: Duration,
+    /// Where the kernel may be stored, without a name: best on a file system whose
+    /// page cache has huge pages.
+    pub directory: Option<PathBuf>,
 }
 
 impl ZygoteConfig {
@@ -67,6 +72,7 @@ impl ZygoteConfig {
             uid_base: 2_000_000,
             max_sandboxes: 16_384,
             ready_timeout: Duration::from_secs(10),
+            directory: None,
         }
     }
 }
