@@ -572,7 +572,7 @@ impl AddressSpace {
         let patchable = end <= vma.end
             && vma.prot & host::PROT_EXEC != 0
             && !vma.flags.contains(VmaFlags::SHARED)
-            && vma.file.is_some();
+            && (vma.file.is_some() || vma.flags.contains(VmaFlags::VDSO));
         patchable.then_some(vma.prot)
     }
 }

@@ -20,6 +20,9 @@ const XATTR: &str = "no access control lists; what the lower layer's files have 
 /// What locking memory means.
 const NOT_LOCKED: &str = "checked and accepted; the host may still page the memory out";
 
+/// What priorities and affinities mean.
+const NOT_SCHEDULED: &str = "kept, inherited and given back, but not scheduled by";
+
 /// What clone(2) refuses.
 const NO_NAMESPACES: &str = "no new namespaces (EPERM); processes do not share signal handlers";
 
@@ -418,21 +421,15 @@ pub const ENTRIES: &[Entry] = &[
     row(131, "sigaltstack", &[Hex, Hex], signal::sigaltstack, Full),
     row(135, "personality", &[Hex], task::personality, Partial("PER_LINUX only")),
     row(140, "getpriority", &[Int, Int], task::getpriority, Full),
-    row(
-        141,
-        "setpriority",
-        &[Int, Int, Int],
-        task::setpriority,
-        Partial("the value is kept; the host schedules"),
-    ),
-    row(142, "sched_setparam", &[Int, Hex], task::sched_setparam, Partial("SCHED_OTHER only")),
+    row(141, "setpriority", &[Int, Int, Int], task::setpriority, Partial(NOT_SCHEDULED)),
+    row(142, "sched_setparam", &[Int, Hex], task::sched_setparam, Partial(NOT_SCHEDULED)),
     row(143, "sched_getparam", &[Int, Hex], task::sched_getparam, Full),
     row(
         144,
         "sched_setscheduler",
         &[Int, Int, Hex],
         task::sched_setscheduler,
-        Partial("SCHED_OTHER only"),
+        Partial(NOT_SCHEDULED),
     ),
     row(145, "sched_getscheduler", &[Int], task::sched_getscheduler, Full),
     row(146, "sched_get_priority_max", &[Int], task::sched_get_priority_max, Full),
@@ -477,7 +474,7 @@ pub const ENTRIES: &[Entry] = &[
         "sched_setaffinity",
         &[Int, Int, Hex],
         task::sched_setaffinity,
-        Partial("accepted and left to the host"),
+        Partial(NOT_SCHEDULED),
     ),
     row(204, "sched_getaffinity", &[Int, Int, Hex], task::sched_getaffinity, Full),
     row(218, "set_tid_address", &[Hex], task::set_tid_address, Full),
@@ -504,6 +501,14 @@ pub const ENTRIES: &[Entry] = &[
     row(274, "get_robust_list", &[Int, Hex, Hex], task::get_robust_list, Full),
     row(302, "prlimit64", &[Int, Int, Hex, Hex], task::prlimit64, Full),
     row(309, "getcpu", &[Hex, Hex, Hex], task::getcpu, Full),
+    row(
+        314,
+        "sched_setattr",
+        &[Int, Hex, Hex],
+        task::sched_setattr,
+        Partial("kept, but not scheduled by; no SCHED_DEADLINE (EPERM), no utilization clamps"),
+    ),
+    row(315, "sched_getattr", &[Int, Hex, Int, Hex], task::sched_getattr, Full),
     row(318, "getrandom", &[Hex, Int, Hex], task::getrandom, Full),
     row(322, "execveat", &[Fd, Str, Hex, Hex, Hex], task::execveat, Full),
     row(297, "rt_tgsigqueueinfo", &[Int, Int, Int, Hex], signal::rt_tgsigqueueinfo, Full),

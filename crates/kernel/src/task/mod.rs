@@ -7,6 +7,7 @@ pub mod exit;
 pub mod futex;
 pub mod process;
 pub mod sched;
+pub mod scheduling;
 pub mod signal;
 pub mod syscalls;
 pub mod thread;
