@@ -72,6 +72,7 @@ pub fn start(message: &Message) -> Result<()> {
         pages: Lock::new(PageAllocator::new(PAGES_BASE, map_block)),
         shared_memory: Default::default(),
         has_shared_arena: Lock::new(false),
+        system_v: Default::default(),
         futexes: Default::default(),
         timers: Default::default(),
         generation: Lock::new(0),

@@ -248,6 +248,7 @@ impl AddressSpace {
         if shm::is_shared_anonymous(vma) {
             shm::release(vma);
         }
+        crate::ipc::sysv::memory::unmapped(vma);
     }
 
     /// Makes a mapping and returns its address.

@@ -7,6 +7,7 @@ use super::Arg::{Fd, Hex, Int, Octal, Str};
 use super::Support::{Full, Missing, Partial};
 use super::{Arg, Entry, Handler, Support};
 use crate::fs::syscalls as fs;
+use crate::ipc::sysv;
 use crate::mm::syscalls as mm;
 use crate::task::signal::syscalls as signal;
 use crate::task::syscalls as task;
@@ -282,6 +283,18 @@ pub const ENTRIES: &[Entry] = &[
         net::syscalls::sys_getsockopt,
         Partial("options about the network itself are kept and given back"),
     ),
+    row(29, "shmget", &[Int, Int, Octal], sysv::memory_calls::shmget, Partial("no huge pages")),
+    row(30, "shmat", &[Int, Hex, Octal], sysv::memory_calls::shmat, Full),
+    row(31, "shmctl", &[Int, Int, Hex], sysv::memory_calls::shmctl, Full),
+    row(64, "semget", &[Int, Int, Octal], sysv::semaphore_calls::semget, Full),
+    row(65, "semop", &[Int, Hex, Int], sysv::semaphore_calls::semop, Full),
+    row(66, "semctl", &[Int, Int, Int, Hex], sysv::semaphore_calls::semctl, Full),
+    row(67, "shmdt", &[Hex], sysv::memory_calls::shmdt, Full),
+    row(68, "msgget", &[Int, Octal], sysv::message_calls::msgget, Full),
+    row(69, "msgsnd", &[Int, Hex, Int, Octal], sysv::message_calls::msgsnd, Full),
+    row(70, "msgrcv", &[Int, Hex, Int, Int, Octal], sysv::message_calls::msgrcv, Full),
+    row(71, "msgctl", &[Int, Int, Hex], sysv::message_calls::msgctl, Full),
+    row(220, "semtimedop", &[Int, Hex, Int, Hex], sysv::semaphore_calls::semtimedop, Full),
     row(213, "epoll_create", &[Int], ipc::epoll_syscalls::sys_epoll_create, Full),
     row(232, "epoll_wait", &[Fd, Hex, Int, Int], ipc::epoll_syscalls::sys_epoll_wait, Full),
     row(233, "epoll_ctl", &[Fd, Int, Fd, Hex], ipc::epoll_syscalls::sys_epoll_ctl, Full),

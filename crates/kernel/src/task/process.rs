@@ -143,6 +143,8 @@ pub const RLIMIT_NPROC: usize = 6;
 /// Index of `RLIMIT_NOFILE` in [`Process::limits`].
 pub const RLIMIT_NOFILE: usize = 7;
 
+/// Index of `RLIMIT_MEMLOCK` in [`Process::limits`].
+pub const RLIMIT_MEMLOCK: usize = 8;
 /// Index of `RLIMIT_SIGPENDING` in [`Process::limits`].
 pub const RLIMIT_SIGPENDING: usize = 11;
 /// Index of `RLIMIT_NICE` in [`Process::limits`].
@@ -408,11 +410,11 @@ impl ResourceLimit {
 pub const DEFAULT_LIMITS: [ResourceLimit; 16] = {
     let mut limits = [ResourceLimit::both(RLIM_INFINITY); 16];
     limits[RLIMIT_STACK] = ResourceLimit { current: 8 << 20, maximum: RLIM_INFINITY };
-    // RLIMIT_CORE, RLIMIT_MEMLOCK, RLIMIT_MSGQUEUE.
+    // RLIMIT_CORE, RLIMIT_MSGQUEUE.
     limits[4] = ResourceLimit { current: 0, maximum: RLIM_INFINITY };
     limits[RLIMIT_NPROC] = ResourceLimit::both(32768);
     limits[RLIMIT_NOFILE] = ResourceLimit { current: 1024, maximum: 1 << 20 };
-    limits[8] = ResourceLimit::both(8 << 20);
+    limits[RLIMIT_MEMLOCK] = ResourceLimit::both(8 << 20);
     limits[RLIMIT_SIGPENDING] = ResourceLimit::both(32768);
     limits[12] = ResourceLimit::both(819200);
     limits[RLIMIT_NICE] = ResourceLimit::both(0);
