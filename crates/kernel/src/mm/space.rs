@@ -452,7 +452,8 @@ impl AddressSpace {
                 self.unmap(to, new_len)?;
                 to
             }
-            _ if new_len <= old_len => {
+            _ if new_len == old_len => return Ok(old),
+            _ if new_len < old_len => {
                 self.unmap(old + new_len, old_len - new_len)?;
                 return Ok(old);
             }

@@ -12,6 +12,7 @@ mod system;
 mod tests;
 
 pub use memory::Totals;
+pub use process::of_directory;
 
 use alloc::sync::Arc;
 
