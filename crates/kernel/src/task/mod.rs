@@ -4,6 +4,7 @@ pub mod carrier;
 pub mod clone;
 pub mod exec;
 pub mod exit;
+mod fork_id;
 pub mod futex;
 pub mod process;
 pub mod sched;
