@@ -68,6 +68,7 @@ stress: build ## Run stress-ng's stressors in sandboxes (DURATION=20 seconds eac
 	@THAW=$(abspath $(THAW)) scripts/stress $(STRESSORS)
 
 conformance: build ## Run Go's and CPython's own tests, natively and in sandboxes
+	@scripts/setup conformance
 	@THAW=$(abspath $(THAW)) scripts/conformance $(SUITES)
 
 clean: ## Remove everything that was built

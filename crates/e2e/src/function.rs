@@ -26,6 +26,15 @@ pub enum Function {
         /// Top-level keys of `thaw.toml`.
         keys: &'static str,
     },
+    /// A program of `tests/guest/functions`, with a thaw.toml made from its keys.
+    Program {
+        /// The program, relative to `tests/guest/functions`.
+        source: &'static str,
+        /// The function's name.
+        name: &'static str,
+        /// What `thaw.toml` says besides name and port.
+        keys: String,
+    },
     /// A directory of `tests/guest/functions`, with a thaw.toml of its own.
     Directory(&'static str),
     /// A program of `tests/guest/functions/sdk` beside the helper of its language.
@@ -84,6 +93,7 @@ impl Function {
             Self::Example(name)
             | Self::Python(name)
             | Self::PythonVariant { name, .. }
+            | Self::Program { name, .. }
             | Self::Directory(name)
             | Self::Sdk(Language { name, .. })
             | Self::Variant { name, .. } => name,
@@ -109,6 +119,16 @@ impl Function {
             Self::Example(name) => return repository().join("examples").join(name),
             Self::Python(name) => return python(name, name, ""),
             Self::PythonVariant { program, name, keys } => return python(program, name, keys),
+            Self::Program { source, name, keys } => {
+                let directory = work.join(name);
+                fs::create_dir_all(&directory).expect("a directory");
+                let program = repository().join("tests/guest/functions").join(source);
+                let file = program.file_name().expect("a file");
+                fs::copy(&program, directory.join(file)).expect("a copy");
+                let text = format!("name = \"{name}\"\nport = 8080\n{keys}\n");
+                fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+                return directory;
+            }
             Self::Sdk(language) => return language.directory(work),
             Self::Directory(name) => return repository().join("tests/guest/functions").join(name),
             Self::Variant { example, name, keys, limits } => (example, name, keys, limits),

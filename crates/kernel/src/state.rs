@@ -32,6 +32,8 @@ pub struct Kernel {
     pub shared_memory: crate::mm::shm::SharedMemory,
     /// Whether several host processes share the arena, or did when it was frozen.
     pub has_shared_arena: Lock<bool>,
+    /// System V semaphores, message queues and shared memory.
+    pub system_v: crate::ipc::sysv::SystemV,
     /// Futexes that somebody waits on.
     pub futexes: crate::task::futex::Futexes,
     /// Timers by deadline.

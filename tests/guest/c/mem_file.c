@@ -34,6 +34,19 @@ static void peek(const char *what, volatile char *at)
     armed = false;
 }
 
+static void poke(const char *what, volatile char *at)
+{
+    armed = true;
+    if (sigsetjmp(back, 1) == 0) {
+        *at = 'p';
+        say("%s: written\n", what);
+    } else {
+        say("%s: %s code %d address %s\n", what, sigabbrev_np(seen_signal), seen_code,
+            seen_address == at ? "right" : "wrong");
+    }
+    armed = false;
+}
+
 int main(int argc, char **argv)
 {
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
@@ -131,6 +144,19 @@ int main(int argc, char **argv)
     say("%.7s %.7s\n", p, p + 100);
     char *executable = mmap(NULL, PAGE, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
     IS(executable != MAP_FAILED);
+
+    PART("shared mappings that may not be written, or not be touched");
+    q = mmap(NULL, 2 * PAGE, PROT_READ, MAP_SHARED, fd, 0);
+    poke("before it was read", q + PAGE);
+    peek("read", q + PAGE);
+    poke("after it was read", q + PAGE);
+    TRY(pread(fd, q, 1, 0));
+    TRY(mprotect(q, PAGE, PROT_NONE));
+    peek("not to be read", q);
+    poke("not to be written", q);
+    TRY(mprotect(q, PAGE, RW));
+    poke("to be written", q);
+    say("%.2s\n", q);
 
     if (argc > 1) {
         PART("a lower file");

@@ -20,6 +20,8 @@ int main(void)
     unsigned char resident[4];
     errno = 0;
     IS(mincore(p + 2 * PAGE, PAGE, resident) == -1 && errno == ENOMEM);
+    IS(mremap(p, 2 * PAGE, 2 * PAGE, 0) == p);
+    IS(mremap(p, PAGE + 1, PAGE + 2, MREMAP_MAYMOVE) == p); /* the same pages */
     IS(mremap(p, 2 * PAGE, 6 * PAGE, 0) == p); /* room behind it */
     IS(p[0] == 'a' && p[PAGE] == 'b' && p[2 * PAGE] == 0 && p[5 * PAGE] == 0);
     errno = 0;

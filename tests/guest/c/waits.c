@@ -217,11 +217,20 @@ int main(void)
     TRY(syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0));
     TRY(syscall(SYS_pidfd_send_signal, pidfd, 99, NULL, 0));
     TRY(syscall(SYS_pidfd_send_signal, 0, 0, NULL, 0));
-    TRY(syscall(SYS_pidfd_send_signal, pidfd, SIGINT, NULL, 0));
+    char directory[32];
+    snprintf(directory, sizeof directory, "/proc/%d", child);
+    int of_process = MUST(open(directory, O_RDONLY | O_DIRECTORY));
+    TRY(syscall(SYS_pidfd_send_signal, of_process, 0, NULL, 0));
+    TRY(syscall(SYS_pidfd_send_signal, of_process, SIGINT, NULL, 0));
     TRY(poll(&fds, 1, -1));
     SHOW_INFO("P_PIDFD", waitid(P_PIDFD, (id_t)pidfd, &info, WEXITED), child);
     SHOW_INFO("P_PIDFD", waitid(P_PIDFD, (id_t)pidfd, &info, WEXITED), child);
     TRY(syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0));
+    TRY(syscall(SYS_pidfd_send_signal, of_process, 0, NULL, 0));
+    int elsewhere = MUST(open("/proc", O_RDONLY | O_DIRECTORY));
+    TRY(syscall(SYS_pidfd_send_signal, elsewhere, 0, NULL, 0));
+    close(elsewhere);
+    close(of_process);
     close(pidfd);
 
     PART("SIGCHLD");

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -15,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 WORKERS = int(os.environ.get("WORKERS", "0"))
 ticks = 0
+# OpenSSL's generator is seeded before the freeze.
+ssl.RAND_bytes(16)
 
 
 def tick():
@@ -34,6 +37,7 @@ def identity():
     return {
         "unique": {
             "urandom": os.urandom(16).hex(),
+            "openssl": ssl.RAND_bytes(16).hex(),
             "random": random.random(),
             "uuid4": str(uuid.uuid4()),
             "boot_id": boot_id,

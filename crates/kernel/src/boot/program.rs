@@ -72,6 +72,7 @@ pub fn start(message: &Message) -> Result<()> {
         pages: Lock::new(PageAllocator::new(PAGES_BASE, map_block)),
         shared_memory: Default::default(),
         has_shared_arena: Lock::new(false),
+        system_v: Default::default(),
         futexes: Default::default(),
         timers: Default::default(),
         generation: Lock::new(0),
@@ -177,11 +178,13 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
         process.fs.lock().cwd = cwd.clone();
         context.cwd = cwd;
     }
+    let hostname = kernel().hostname.lock().clone();
     if crate::ipc::seam::reach().v4 {
-        let hostname = kernel().hostname.lock().clone();
         if let Err(error) = crate::net::resolver_files::provide(&context, &hostname) {
             say(b"/etc/resolv.conf", b" cannot be made: ", error.name().as_bytes());
         }
+    } else if let Err(error) = crate::net::resolver_files::provide_own_name(&context, &hostname) {
+        say(b"/etc/hosts", b" cannot be made: ", error.name().as_bytes());
     }
     for stream in 0..3 {
         let file = crate::fs::stdio::open(crate::fs::stdio::Stream(stream));

@@ -52,7 +52,7 @@ pub use context::{Context, FsContext};
 pub use lower::LowerLayer;
 
 use dentry::Dentry;
-use inode::{FileType, FilesystemId, Inode, NewInode, NewKind};
+use inode::{Attributes, FileType, FilesystemId, Inode, NewInode, NewKind};
 use locks::LockTable;
 use mount::{MountTable, NewMount};
 use overlay::{Node, Overlay};
@@ -204,6 +204,20 @@ impl FileSystems {
 
     pub(crate) fn memory_files(&self) -> &Arc<Node> {
         &self.memory
+    }
+
+    /// A nameless file of `len` zeros in memory, and its attributes.
+    pub(crate) fn memory_file(
+        &self,
+        permissions: u32,
+        (uid, gid): (u32, u32),
+        len: u64,
+    ) -> Result<(Arc<Node>, Attributes)> {
+        let new = NewInode { kind: NewKind::Regular, permissions, uid, gid };
+        let inode = self.memory.create_unnamed(&new)?;
+        inode.truncate(len)?;
+        let node = overlay::node_of_inode(&inode).ok_or(Errno::EIO)?;
+        Ok((node, inode.attributes()))
     }
 }
 

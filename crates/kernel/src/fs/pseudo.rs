@@ -105,6 +105,11 @@ impl<N: Names + 'static> Directory<N> {
     pub fn new(place: Place, names: N) -> Arc<Self> {
         Arc::new(Self { place, names })
     }
+
+    /// What names there are.
+    pub fn names(&self) -> &N {
+        &self.names
+    }
 }
 
 impl<N: Names + 'static> Inode for Directory<N> {

@@ -10,6 +10,7 @@ use super::proc::{cpu_list, cpu_mask};
 use super::pseudo::{Directory, Fixed, Generated, Item, Kind, Names, Place};
 use crate::errno::Result;
 use crate::state::kernel;
+use crate::task::syscalls::present_cpus;
 
 /// `SYSFS_MAGIC` and `CGROUP2_SUPER_MAGIC` (statfs(2)).
 const MAGIC: i64 = 0x6265_6572;
@@ -42,11 +43,11 @@ fn cpus() -> u32 {
 }
 
 fn mask_line() -> Result<Vec<u8>> {
-    Ok(format!("{}\n", cpu_mask(0, cpus())).into_bytes())
+    Ok(format!("{}\n", cpu_mask(present_cpus())).into_bytes())
 }
 
 fn list_line() -> Result<Vec<u8>> {
-    Ok(format!("{}\n", cpu_list(cpus())).into_bytes())
+    Ok(format!("{}\n", cpu_list(present_cpus())).into_bytes())
 }
 
 const ROOT: &[Item] = &[
@@ -211,7 +212,7 @@ impl Names for Topology {
             }
             b"core_cpus" | b"thread_siblings" => {
                 Ok(Some(Generated::read_only(place.below(name), move || {
-                    Ok(format!("{}\n", cpu_mask(number, 1)).into_bytes())
+                    Ok(format!("{}\n", cpu_mask(1 << number)).into_bytes())
                 })))
             }
             name => Fixed(TOPOLOGY).lookup(name, place),

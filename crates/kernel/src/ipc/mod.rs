@@ -1,6 +1,6 @@
-//! Pipes, eventfd, timerfd, signalfd, epoll, poll, select.
+//! Pipes, eventfd, timerfd, signalfd, epoll, poll, select; System V IPC ([`sysv`]).
 //!
-//! Everything here is a [`crate::fs::file::File`]: it never blocks itself, and
+//! Everything else here is a [`crate::fs::file::File`]: it never blocks itself, and
 //! tells about changes through its wait queue. Wait queues are always woken
 //! after the state behind them has been let go of, so that a waiter may look.
 
@@ -18,5 +18,6 @@ pub mod seam;
 pub mod select;
 pub mod signalfd;
 pub mod splice;
+pub mod sysv;
 pub mod timeout;
 pub mod timerfd;

@@ -8,6 +8,7 @@ use super::anonymous::anonymous_stat;
 use super::seam;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
+use crate::fs::proc::of_directory;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::syscall::Args;
@@ -70,6 +71,13 @@ pub fn process_of(fd: i32) -> Result<Arc<Process>> {
     Ok(pidfd.process.clone())
 }
 
+/// The process that a pidfd or an open `/proc/PID` stands for (pidfd_send_signal(2)).
+fn signalled(fd: i32) -> Result<Arc<Process>> {
+    let open = seam::file(fd)?;
+    let directory = open.path.as_ref().and_then(|path| of_directory(path.inode()));
+    directory.unwrap_or_else(|| process_of(fd))
+}
+
 /// pidfd_open(2).
 pub fn sys_pidfd_open(args: &Args) -> Result<u64> {
     let flags = OpenFlags::from_bits_retain(args.u32(1));
@@ -92,7 +100,7 @@ pub fn sys_pidfd_send_signal(args: &Args) -> Result<u64> {
     if args.u32(3) != 0 || signal > SIGNAL_COUNT {
         return Err(Errno::EINVAL);
     }
-    let process = process_of(args.fd(0))?;
+    let process = signalled(args.fd(0))?;
     let own = crate::task::current_process();
     let info = match args.address(2) {
         UserAddress::NULL => {

@@ -1,5 +1,6 @@
 //! Memory: the kernel's heap, the page allocator, address spaces.
 
+pub mod elf_symbols;
 pub mod heap;
 pub mod pages;
 pub mod shared;

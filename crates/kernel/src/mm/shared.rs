@@ -14,9 +14,16 @@ use crate::platform::host;
 use crate::platform::user::UserAddress;
 use crate::task::current_process;
 
+/// `SEGV_MAPERR`: there is nothing at the address (sigaction(2)).
+pub const SEGV_MAPERR: i32 = 1;
+
 /// Brings in the page of a shared mapping that a fault at `address` waits for;
-/// `false` if there is none.
-pub fn page_in(address: u64) -> bool {
+/// `false` if there is none. `code` is the fault's `si_code`: a page that is there
+/// and does not allow what was tried need not come.
+pub fn page_in(address: u64, code: i32) -> bool {
+    if code != SEGV_MAPERR {
+        return false;
+    }
     let Some(vma) = current_process().mm().find(address) else { return false };
     let Some(file) = vma.shared_upper() else { return false };
     if vma.prot == 0 {

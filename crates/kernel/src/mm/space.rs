@@ -63,6 +63,8 @@ pub struct AddressSpace {
     /// Pages of the page store that mappings show, by guest address. Each
     /// counts as a use of the page.
     shown: Lock<BTreeMap<u64, u64>>,
+    /// What is known of code that has asked for the process id after a thaw.
+    pub generator_callers: KnownCallers,
     /// Patched system call sites.
     pub gate: Gate,
     /// Threads that can run in it.
@@ -86,6 +88,37 @@ struct State {
     mmap_top: u64,
     brk_start: u64,
     brk: u64,
+}
+
+/// Whether code is that of a random number generator (`task::fork_id`),
+/// by its address.
+#[derive(Default)]
+pub struct KnownCallers {
+    known: Lock<Vec<(u64, bool)>>,
+}
+
+impl KnownCallers {
+    /// Callers that are remembered; all are forgotten for the next one.
+    const MOST: usize = 32;
+
+    /// What is known of an address.
+    pub fn get(&self, address: u64) -> Option<bool> {
+        let known = self.known.lock();
+        known.iter().find(|(known, _)| *known == address).map(|&(_, is_generator)| is_generator)
+    }
+
+    /// Remembers an address.
+    pub fn add(&self, address: u64, is_generator: bool) {
+        let mut known = self.known.lock();
+        if known.len() >= Self::MOST {
+            known.clear();
+        }
+        known.push((address, is_generator));
+    }
+
+    fn forget(&self) {
+        self.known.lock().clear();
+    }
 }
 
 /// An area as `/proc/self/maps` shows it.
@@ -115,6 +148,7 @@ impl AddressSpace {
             id: crate::state::kernel().tasks.new_space_id(),
             users: AtomicU32::new(0),
             shown: Lock::new(BTreeMap::new()),
+            generator_callers: KnownCallers::default(),
             gate: Gate::default(),
             run_queue: RunQueue::new(),
             carrier: Carrier::default(),
@@ -232,6 +266,7 @@ impl AddressSpace {
 
     /// Removes everything (execve).
     pub fn clear(&self) -> Result<()> {
+        self.generator_callers.forget();
         self.hide(0, GUEST_MAX);
         let all = self.state.lock().vmas.remove(0, GUEST_MAX);
         for vma in all {
@@ -248,6 +283,7 @@ impl AddressSpace {
         if shm::is_shared_anonymous(vma) {
             shm::release(vma);
         }
+        crate::ipc::sysv::memory::unmapped(vma);
     }
 
     /// Makes a mapping and returns its address.
@@ -451,7 +487,8 @@ impl AddressSpace {
                 self.unmap(to, new_len)?;
                 to
             }
-            _ if new_len <= old_len => {
+            _ if new_len == old_len => return Ok(old),
+            _ if new_len < old_len => {
                 self.unmap(old + new_len, old_len - new_len)?;
                 return Ok(old);
             }
@@ -572,7 +609,7 @@ impl AddressSpace {
         let patchable = end <= vma.end
             && vma.prot & host::PROT_EXEC != 0
             && !vma.flags.contains(VmaFlags::SHARED)
-            && vma.file.is_some();
+            && (vma.file.is_some() || vma.flags.contains(VmaFlags::VDSO));
         patchable.then_some(vma.prot)
     }
 }

@@ -4,6 +4,7 @@
 use core::net::IpAddr;
 
 use super::address::AF_INET6;
+use super::departure::Departure;
 use super::interfaces;
 use super::message::ControlWriter;
 use super::option_table::Name;
@@ -44,14 +45,21 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Of a datagram that a socket with these options sends to `to`.
-    pub fn from_sender(to: IpAddr, sender: &Common, receiver: &Common) -> Self {
+    /// Of a datagram that a socket sends to `to`, by its options as far as
+    /// `departure` says nothing else.
+    pub fn from_sender(
+        to: IpAddr,
+        departure: &Departure,
+        sender: &Common,
+        receiver: &Common,
+    ) -> Self {
         let options = sender.options.lock();
         let value = |v4, v6, default| {
             let name = if to.is_ipv4() { v4 } else { v6 };
             options.value(name).map_or(default, |value| value as u8)
         };
-        let (hops, class) = (value(TTL, HOPS, 64), value(TOS, TCLASS, 0));
+        let hops = departure.hops.unwrap_or_else(|| value(TTL, HOPS, 64));
+        let class = departure.class.unwrap_or_else(|| value(TOS, TCLASS, 0));
         drop(options);
         Self { to, time_ns: time_for(&receiver.options.lock()), hops, class }
     }

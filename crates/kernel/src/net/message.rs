@@ -3,13 +3,16 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::socket::{Ancillary, PeerCredentials};
+use super::address::{AF_INET, AF_INET6, AF_UNIX};
+use super::departure::Departure;
+use super::socket::{Ancillary, Outgoing, PeerCredentials};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::ipc::seam;
 use crate::platform::user::UserAddress;
 
-const SOL_SOCKET: i32 = 1;
+/// `SOL_SOCKET`.
+pub const SOL_SOCKET: i32 = 1;
 const SCM_RIGHTS: i32 = 1;
 const SCM_CREDENTIALS: i32 = 2;
 /// Most descriptors in one message.
@@ -55,14 +58,17 @@ struct ControlHeader {
 
 /// One control message.
 #[derive(Debug, PartialEq, Eq)]
-struct Control<'a> {
-    level: i32,
-    kind: i32,
-    data: &'a [u8],
+pub struct Control<'a> {
+    /// `SOL_*`.
+    pub level: i32,
+    /// What the level calls it.
+    pub kind: i32,
+    /// The data.
+    pub data: &'a [u8],
 }
 
 /// Splits a control buffer. `EINVAL` if a length does not fit.
-fn split(mut bytes: &[u8]) -> Result<Vec<Control<'_>>> {
+pub fn split(mut bytes: &[u8]) -> Result<Vec<Control<'_>>> {
     let mut messages = Vec::new();
     while let Some((header, _)) = bytes.split_at_checked(CMSG_HEADER) {
         let header: ControlHeader = bytemuck::pod_read_unaligned(header);
@@ -80,16 +86,20 @@ fn split(mut bytes: &[u8]) -> Result<Vec<Control<'_>>> {
     Ok(messages)
 }
 
-/// Reads the control messages of a sender on a Unix socket.
-pub fn read_control(at: UserAddress, len: u64) -> Result<Ancillary> {
+/// Reads the control messages of a sender on a socket of a family into a message.
+pub fn read_control(at: UserAddress, len: u64, family: u16, message: &mut Outgoing) -> Result<()> {
     if len == 0 {
-        return Ok(Ancillary::default());
+        return Ok(());
     }
     let len = usize::try_from(len).ok().filter(|len| *len <= CONTROL_MAX).ok_or(Errno::ENOBUFS)?;
     let mut bytes = alloc::vec![0; len];
     at.read_bytes(&mut bytes)?;
-    let own = seam::credentials();
-    parse(&bytes, seam::file, own)
+    match family {
+        AF_UNIX => message.ancillary = parse(&bytes, seam::file, seam::credentials())?,
+        AF_INET | AF_INET6 => message.departure = Departure::parse(&bytes, family)?,
+        _ => {}
+    }
+    Ok(())
 }
 
 fn parse(

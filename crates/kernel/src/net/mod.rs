@@ -9,6 +9,7 @@
 
 pub mod address;
 mod arrival;
+mod departure;
 pub mod host_connection;
 pub mod host_poll;
 pub mod host_stream;
@@ -54,7 +55,7 @@ use host_poll::HostPoll;
 use netlink::NetlinkNetwork;
 use socket::Protocol;
 use tcp::TcpNetwork;
-use udp::UdpNetwork;
+use udp::{IPPROTO_UDP, IPPROTO_UDPLITE, UdpNetwork};
 use unix::UnixNetwork;
 
 /// Sockets that others can find, and what is known about the host's. Saved.
@@ -63,6 +64,8 @@ pub struct Network {
     pub tcp: Arc<TcpNetwork>,
     /// UDP.
     pub udp: Arc<UdpNetwork>,
+    /// UDP-Lite.
+    pub udp_lite: Arc<UdpNetwork>,
     /// Unix sockets.
     pub unix: UnixNetwork,
     /// Netlink.
@@ -100,7 +103,8 @@ impl Network {
     pub fn new() -> Self {
         Self {
             tcp: Arc::new(TcpNetwork::new()),
-            udp: Arc::new(UdpNetwork::new()),
+            udp: Arc::new(UdpNetwork::new(IPPROTO_UDP)),
+            udp_lite: Arc::new(UdpNetwork::new(IPPROTO_UDPLITE)),
             unix: UnixNetwork::default(),
             netlink: Arc::new(NetlinkNetwork::new()),
             fifos: Fifos::new(),

@@ -2,6 +2,7 @@
 
 use super::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX};
 use super::socket::{Common, SocketType};
+use super::udp::IPPROTO_UDPLITE;
 
 /// An option's level and number.
 pub type Name = (i32, i32);
@@ -19,6 +20,8 @@ pub enum Range {
     Within(i32, i32),
     /// As [`Range::Within`], and -1 gives back the default (ip(7), `IP_TTL`).
     Reset(i32, i32),
+    /// Bytes of a UDP-Lite packet: 0, or at least its header (udplite(7)).
+    Coverage,
     /// Can be asked for only: `ENOPROTOOPT`.
     Fixed,
 }
@@ -38,8 +41,10 @@ pub enum Of {
     V6,
     /// TCP sockets.
     Tcp,
-    /// UDP sockets.
+    /// UDP sockets, of UDP-Lite, too.
     Udp,
+    /// UDP-Lite sockets.
+    UdpLite,
 }
 
 /// An option.
@@ -142,6 +147,8 @@ pub static PLAIN: &[Plain] = &[
     plain(6, 34, Of::Tcp, Range::Bit, 0),                 // TCP_FASTOPEN_NO_COOKIE
     plain(6, 37, Of::Tcp, Range::Within(0, MAX), 0),      // TCP_TX_DELAY
     plain(17, 1, Of::Udp, Range::Flag, 0),                // UDP_CORK
+    plain(136, 10, Of::UdpLite, Range::Coverage, 0),      // UDPLITE_SEND_CSCOV
+    plain(136, 11, Of::UdpLite, Range::Coverage, 0),      // UDPLITE_RECV_CSCOV
     plain(270, 1, Of::Netlink, Range::Any, 0),            // NETLINK_ADD_MEMBERSHIP
     plain(270, 2, Of::Netlink, Range::Any, 0),            // NETLINK_DROP_MEMBERSHIP
     plain(270, 3, Of::Netlink, Range::Flag, 0),           // NETLINK_PKTINFO
@@ -163,6 +170,7 @@ pub fn applies(of: Of, common: &Common) -> bool {
         Of::V6 => common.family == AF_INET6,
         Of::Tcp => internet && common.kind == SocketType::Stream,
         Of::Udp => internet && common.kind == SocketType::Datagram,
+        Of::UdpLite => internet && common.protocol == IPPROTO_UDPLITE,
     }
 }
 

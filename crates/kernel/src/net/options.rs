@@ -19,6 +19,7 @@ const SOL_SOCKET: i32 = 1;
 const SOL_TCP: i32 = 6;
 const SOL_UDP: i32 = 17;
 const SOL_IPV6: i32 = 41;
+const SOL_UDPLITE: i32 = 136;
 const SOL_NETLINK: i32 = 270;
 
 /// `SO_REUSEADDR`.
@@ -107,6 +108,7 @@ fn unknown(common: &Common, level: i32, operation: Operation) -> Errno {
         SOL_TCP => applies(Of::Tcp, common),
         SOL_UDP => applies(Of::Udp, common),
         SOL_IPV6 => applies(Of::V6, common),
+        SOL_UDPLITE => applies(Of::UdpLite, common),
         SOL_NETLINK => applies(Of::Netlink, common),
         _ => false,
     };
@@ -207,6 +209,8 @@ pub fn set(
         Range::Flag => (value != 0) as i32,
         Range::Bit if matches!(value, 0 | 1) => value,
         Range::Any => value,
+        Range::Coverage if value == 0 => 0,
+        Range::Coverage => value.clamp(8, i32::from(u16::MAX)),
         Range::Within(low, high) | Range::Reset(low, high) if (low..=high).contains(&value) => {
             value
         }

@@ -12,7 +12,7 @@ use crate::fs::inode::NewKind;
 use crate::fs::namespace::{self, Removal};
 use crate::fs::open::{How, open};
 use crate::fs::walk::Resolve;
-use crate::io::Source;
+use crate::io::{Sink, Source};
 
 fn dotted([a, b, c, d]: [u8; 4]) -> alloc::string::String {
     format!("{a}.{b}.{c}.{d}")
@@ -41,6 +41,46 @@ pub fn provide(context: &Context, hostname: &[u8]) -> Result<()> {
     hosts.extend_from_slice(hostname);
     hosts.push(b'\n');
     write(&context, b"/etc/hosts", &hosts)
+}
+
+/// Adds the sandbox' own name to `/etc/hosts`, unless it is there: a program that
+/// looks its host's name up is not to wait for a resolver that is not there.
+pub fn provide_own_name(context: &Context, hostname: &[u8]) -> Result<()> {
+    let mut context = context.clone();
+    context.identity.uid = 0;
+    context.umask = 0o022;
+    let mut hosts = match read(&context, b"/etc/hosts") {
+        Ok(hosts) => hosts,
+        // A root file system without C library has no use for one.
+        Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let mut words = hosts.split(|byte| byte.is_ascii_whitespace());
+    if words.any(|word| word == hostname) {
+        return Ok(());
+    }
+    if hosts.last().is_some_and(|&last| last != b'\n') {
+        hosts.push(b'\n');
+    }
+    hosts.extend_from_slice(b"127.0.1.1 ");
+    hosts.extend_from_slice(hostname);
+    hosts.push(b'\n');
+    write(&context, b"/etc/hosts", &hosts)
+}
+
+/// The content of a file.
+fn read(context: &Context, path: &[u8]) -> Result<Vec<u8>> {
+    let how = How { flags: OpenFlags::empty(), permissions: 0, resolve: Resolve::empty() };
+    let file = open(context, &context.root, path, how)?;
+    let mut content = Vec::new();
+    let mut chunk = [0; 1024];
+    loop {
+        let mut sink = Sink::kernel(&mut chunk);
+        match file.read(&mut sink)? {
+            0 => return Ok(content),
+            count => content.extend_from_slice(&chunk[..count]),
+        }
+    }
 }
 
 fn write(context: &Context, path: &[u8], content: &[u8]) -> Result<()> {

@@ -10,6 +10,7 @@ use bitflags::bitflags;
 
 use super::address::SocketAddress;
 use super::arrival::Arrival;
+use super::departure::Departure;
 use super::options::Options;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File, OpenFile, Stat};
@@ -153,6 +154,8 @@ pub struct Outgoing {
     pub to: Option<SocketAddress>,
     /// What travels beside the bytes; taken by the first piece that is sent.
     pub ancillary: Ancillary,
+    /// How a datagram is sent.
+    pub departure: Departure,
     /// Who sends, for `SO_PASSCRED`.
     pub sender: Option<PeerCredentials>,
     /// `MSG_*`.

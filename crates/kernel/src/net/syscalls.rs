@@ -6,6 +6,7 @@ use super::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, SocketAddress};
 use super::netlink::NETLINK_ROUTE;
 use super::options;
 use super::socket::{Blocking, Protocol, ShutdownHow, Socket, SocketType};
+use super::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::ipc::seam;
@@ -19,7 +20,6 @@ const SOCK_RAW: u32 = 3;
 
 const IPPROTO_IP: u32 = 0;
 const IPPROTO_TCP: u32 = 6;
-const IPPROTO_UDP: u32 = 17;
 /// Largest protocol family (`AF_MAX`).
 const FAMILY_MAX: u32 = 46;
 
@@ -82,6 +82,7 @@ fn create(family: u32, kind: u32, protocol: u32) -> Result<Arc<dyn Protocol>> {
         },
         (AF_INET | AF_INET6, DATAGRAM) => match protocol {
             IPPROTO_IP | IPPROTO_UDP => Ok(net.udp.socket(family, &net.inodes)),
+            IPPROTO_UDPLITE => Ok(net.udp_lite.socket(family, &net.inodes)),
             _ => Err(Errno::EPROTONOSUPPORT),
         },
         // Without CAP_NET_RAW.

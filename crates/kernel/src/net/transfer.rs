@@ -146,9 +146,8 @@ fn send_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> Resu
         message.to =
             Some(SocketAddress::from_user(UserAddress(header.name), header.name_len as usize)?);
     }
-    if socket.protocol()?.common().family == AF_UNIX {
-        message.ancillary = read_control(UserAddress(header.control), header.control_len)?;
-    }
+    let family = socket.protocol()?.common().family;
+    read_control(UserAddress(header.control), header.control_len, family, &mut message)?;
     send(socket, &mut source, &mut message)
 }
 

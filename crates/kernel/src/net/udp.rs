@@ -1,6 +1,8 @@
-//! UDP over loopback (udp(7)); what leads outside is in [`super::udp_outside`].
+//! UDP and UDP-Lite over loopback (udp(7), udplite(7)); what leads outside is in
+//! [`super::udp_outside`].
 
 use alloc::sync::{Arc, Weak};
+use core::net::IpAddr;
 
 use super::address::{AF_INET6, Endpoint, SocketAddress};
 use super::arrival::Arrival;
@@ -23,16 +25,18 @@ use crate::sync::Lock;
 const OUT: Events = super::socket::OUT.union(Events::WRBAND);
 
 /// `IPPROTO_UDP`.
-const IPPROTO_UDP: u32 = 17;
+pub const IPPROTO_UDP: u32 = 17;
+/// `IPPROTO_UDPLITE`: as UDP, with ports of its own, and never to the outside.
+pub const IPPROTO_UDPLITE: u32 = 136;
 /// Most bytes in a datagram: 65535 less the IP and UDP headers.
 const DATAGRAM_MAX: usize = 65_507;
 /// `net.core.rmem_default`: what does not fit is dropped, as UDP does.
 const DEFAULT_RECEIVE_BUFFER: usize = 212_992;
 
-/// What UDP sockets share.
-#[derive(Default)]
+/// What the sockets of a protocol share.
 pub struct UdpNetwork {
     pub(super) ports: PortTable<UdpSocket>,
+    protocol: u32,
 }
 
 /// A UDP socket.
@@ -58,16 +62,16 @@ struct State {
 }
 
 impl UdpNetwork {
-    /// Without sockets.
-    pub const fn new() -> Self {
-        Self { ports: PortTable::new() }
+    /// Without sockets, of [`IPPROTO_UDP`] or [`IPPROTO_UDPLITE`].
+    pub const fn new(protocol: u32) -> Self {
+        Self { ports: PortTable::new(), protocol }
     }
 
     /// A fresh socket of `family`.
     pub fn socket(self: &Arc<Self>, family: u16, inodes: &InodeNumbers) -> Arc<UdpSocket> {
         Arc::new_cyclic(|this| UdpSocket {
             this: this.clone(),
-            common: Common::new(family, SocketType::Datagram, IPPROTO_UDP, inodes.next()),
+            common: Common::new(family, SocketType::Datagram, self.protocol, inodes.next()),
             network: self.clone(),
             inbox: Lock::default(),
             state: Lock::default(),
@@ -87,6 +91,9 @@ impl UdpSocket {
         };
         let endpoint = endpoint.as_destination();
         if !endpoint.is_local() && !self.flows.is_client(endpoint) {
+            if self.common.protocol != IPPROTO_UDP {
+                return Err(Errno::ENETUNREACH);
+            }
             super::outside::source_address(endpoint.ip)?;
         }
         Ok(endpoint)
@@ -149,6 +156,13 @@ impl UdpSocket {
         self.common.queue.wake_all(IN);
         true
     }
+}
+
+/// The endpoint of a datagram that says which address it comes from; `EINVAL` if
+/// that is not an address of the sandbox.
+fn local_source(ip: IpAddr, own: Endpoint) -> Result<Endpoint> {
+    let from = Endpoint { ip, ..own };
+    if from.is_local() { Ok(from) } else { Err(Errno::EINVAL) }
 }
 
 impl Protocol for UdpSocket {
@@ -223,7 +237,6 @@ impl Protocol for UdpSocket {
             return Err(Errno::EPIPE);
         }
         let own = self.bound_or_any()?;
-        let from = if own.ip.is_unspecified() { Endpoint { ip: to.ip, ..own } } else { own };
         let bytes = source.take_all(DATAGRAM_MAX)?;
         let len = bytes.len();
         if self.flows.is_client(to) {
@@ -232,8 +245,14 @@ impl Protocol for UdpSocket {
         if !to.is_local() {
             return self.flows.send(to, &bytes, &self.common.queue).map(|()| len);
         }
+        let from = match message.departure.source {
+            Some(ip) => local_source(ip, own)?,
+            None if own.ip.is_unspecified() => Endpoint { ip: to.ip, ..own },
+            None => own,
+        };
         let delivered = self.network.ports.receiver(to).is_some_and(|socket| {
-            let arrival = Arrival::from_sender(to.ip, &self.common, &socket.common);
+            let arrival =
+                Arrival::from_sender(to.ip, &message.departure, &self.common, &socket.common);
             socket.deliver(from, bytes, arrival)
         });
         if !delivered && state.peer == Some(to) {
@@ -329,7 +348,7 @@ mod tests {
     }
 
     fn sockets() -> (Arc<UdpSocket>, Arc<UdpSocket>) {
-        let (network, inodes) = (Arc::new(UdpNetwork::new()), InodeNumbers::new());
+        let (network, inodes) = (Arc::new(UdpNetwork::new(IPPROTO_UDP)), InodeNumbers::new());
         let receiver = network.socket(AF_INET, &inodes);
         receiver.bind(&SocketAddress::V4(Endpoint::wildcard(AF_INET).as_destination())).unwrap();
         (receiver, network.socket(AF_INET, &inodes))
@@ -349,6 +368,23 @@ mod tests {
         assert_eq!(receive(&receiver, 4).unwrap().1, 0);
         assert_eq!(receive(&receiver, 4), Err(Errno::EAGAIN));
         assert_eq!(send(&sender, None, &[0; 65_508]), Err(Errno::EMSGSIZE));
+    }
+
+    #[test]
+    fn udp_lite_stays_inside_and_has_its_own_ports() {
+        let (udp, lite) = (UdpNetwork::new(IPPROTO_UDP), UdpNetwork::new(IPPROTO_UDPLITE));
+        let inodes = InodeNumbers::new();
+        let any = SocketAddress::V4(Endpoint::wildcard(AF_INET).with_port(5000));
+        let (udp, lite) = (Arc::new(udp), Arc::new(lite));
+        udp.socket(AF_INET, &inodes).bind(&any).unwrap();
+        let receiver = lite.socket(AF_INET, &inodes);
+        receiver.bind(&any).unwrap();
+        let sender = lite.socket(AF_INET, &inodes);
+        assert_eq!(send(&sender, Some(any.clone()), b"lite"), Ok(4));
+        assert_eq!(receive(&receiver, 4).unwrap().0, b"lite");
+        let outside = Endpoint { ip: [192, 0, 2, 1].into(), port: 9 };
+        let outcome = send(&sender, Some(SocketAddress::V4(outside)), b"x");
+        assert_eq!(outcome, Err(Errno::ENETUNREACH));
     }
 
     #[test]

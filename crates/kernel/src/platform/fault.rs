@@ -144,11 +144,12 @@ pub extern "C" fn prologue(
     // From here on this vCPU has the kernel lock.
     let mapped = memory_fault && crate::boot::lazy::map_page(info.address);
     let fault_exit = memory_fault.then(|| super::user::fault_resume_address(context.rip)).flatten();
-    let resume_at = if mapped || fault_exit.is_some() && crate::mm::shared::page_in(info.address) {
-        Some(context.rip)
-    } else {
-        fault_exit
-    };
+    let resume_at =
+        if mapped || fault_exit.is_some() && crate::mm::shared::page_in(info.address, info.code) {
+            Some(context.rip)
+        } else {
+            fault_exit
+        };
     match resume_at {
         Some(rip) => resume(local, frame_from(signal, info, context, rip)),
         None => die_in_kernel(signal, info, context),

@@ -7,6 +7,7 @@ use super::Arg::{Fd, Hex, Int, Octal, Str};
 use super::Support::{Full, Missing, Partial};
 use super::{Arg, Entry, Handler, Support};
 use crate::fs::syscalls as fs;
+use crate::ipc::sysv;
 use crate::mm::syscalls as mm;
 use crate::task::signal::syscalls as signal;
 use crate::task::syscalls as task;
@@ -19,6 +20,9 @@ const XATTR: &str = "no access control lists; what the lower layer's files have 
 
 /// What locking memory means.
 const NOT_LOCKED: &str = "checked and accepted; the host may still page the memory out";
+
+/// What priorities and affinities mean.
+const NOT_SCHEDULED: &str = "kept, inherited and given back, but not scheduled by";
 
 /// What clone(2) refuses.
 const NO_NAMESPACES: &str = "no new namespaces (EPERM); processes do not share signal handlers";
@@ -279,6 +283,18 @@ pub const ENTRIES: &[Entry] = &[
         net::syscalls::sys_getsockopt,
         Partial("options about the network itself are kept and given back"),
     ),
+    row(29, "shmget", &[Int, Int, Octal], sysv::memory_calls::shmget, Partial("no huge pages")),
+    row(30, "shmat", &[Int, Hex, Octal], sysv::memory_calls::shmat, Full),
+    row(31, "shmctl", &[Int, Int, Hex], sysv::memory_calls::shmctl, Full),
+    row(64, "semget", &[Int, Int, Octal], sysv::semaphore_calls::semget, Full),
+    row(65, "semop", &[Int, Hex, Int], sysv::semaphore_calls::semop, Full),
+    row(66, "semctl", &[Int, Int, Int, Hex], sysv::semaphore_calls::semctl, Full),
+    row(67, "shmdt", &[Hex], sysv::memory_calls::shmdt, Full),
+    row(68, "msgget", &[Int, Octal], sysv::message_calls::msgget, Full),
+    row(69, "msgsnd", &[Int, Hex, Int, Octal], sysv::message_calls::msgsnd, Full),
+    row(70, "msgrcv", &[Int, Hex, Int, Int, Octal], sysv::message_calls::msgrcv, Full),
+    row(71, "msgctl", &[Int, Int, Hex], sysv::message_calls::msgctl, Full),
+    row(220, "semtimedop", &[Int, Hex, Int, Hex], sysv::semaphore_calls::semtimedop, Full),
     row(213, "epoll_create", &[Int], ipc::epoll_syscalls::sys_epoll_create, Full),
     row(232, "epoll_wait", &[Fd, Hex, Int, Int], ipc::epoll_syscalls::sys_epoll_wait, Full),
     row(233, "epoll_ctl", &[Fd, Int, Fd, Hex], ipc::epoll_syscalls::sys_epoll_ctl, Full),
@@ -418,21 +434,15 @@ pub const ENTRIES: &[Entry] = &[
     row(131, "sigaltstack", &[Hex, Hex], signal::sigaltstack, Full),
     row(135, "personality", &[Hex], task::personality, Partial("PER_LINUX only")),
     row(140, "getpriority", &[Int, Int], task::getpriority, Full),
-    row(
-        141,
-        "setpriority",
-        &[Int, Int, Int],
-        task::setpriority,
-        Partial("the value is kept; the host schedules"),
-    ),
-    row(142, "sched_setparam", &[Int, Hex], task::sched_setparam, Partial("SCHED_OTHER only")),
+    row(141, "setpriority", &[Int, Int, Int], task::setpriority, Partial(NOT_SCHEDULED)),
+    row(142, "sched_setparam", &[Int, Hex], task::sched_setparam, Partial(NOT_SCHEDULED)),
     row(143, "sched_getparam", &[Int, Hex], task::sched_getparam, Full),
     row(
         144,
         "sched_setscheduler",
         &[Int, Int, Hex],
         task::sched_setscheduler,
-        Partial("SCHED_OTHER only"),
+        Partial(NOT_SCHEDULED),
     ),
     row(145, "sched_getscheduler", &[Int], task::sched_getscheduler, Full),
     row(146, "sched_get_priority_max", &[Int], task::sched_get_priority_max, Full),
@@ -477,7 +487,7 @@ pub const ENTRIES: &[Entry] = &[
         "sched_setaffinity",
         &[Int, Int, Hex],
         task::sched_setaffinity,
-        Partial("accepted and left to the host"),
+        Partial(NOT_SCHEDULED),
     ),
     row(204, "sched_getaffinity", &[Int, Int, Hex], task::sched_getaffinity, Full),
     row(218, "set_tid_address", &[Hex], task::set_tid_address, Full),
@@ -504,6 +514,14 @@ pub const ENTRIES: &[Entry] = &[
     row(274, "get_robust_list", &[Int, Hex, Hex], task::get_robust_list, Full),
     row(302, "prlimit64", &[Int, Int, Hex, Hex], task::prlimit64, Full),
     row(309, "getcpu", &[Hex, Hex, Hex], task::getcpu, Full),
+    row(
+        314,
+        "sched_setattr",
+        &[Int, Hex, Hex],
+        task::sched_setattr,
+        Partial("kept, but not scheduled by; no SCHED_DEADLINE (EPERM), no utilization clamps"),
+    ),
+    row(315, "sched_getattr", &[Int, Hex, Int, Hex], task::sched_getattr, Full),
     row(318, "getrandom", &[Hex, Int, Hex], task::getrandom, Full),
     row(322, "execveat", &[Fd, Str, Hex, Hex, Hex], task::execveat, Full),
     row(297, "rt_tgsigqueueinfo", &[Int, Int, Int, Hex], signal::rt_tgsigqueueinfo, Full),

@@ -285,6 +285,7 @@ fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread>
     let has = |flags| request.flags.contains(flags);
     let thread = Thread::new(tid, process.clone(), frame);
     thread.name.set(maker.name.get());
+    thread.scheduling.set(maker.scheduling.get().inherited());
     let fs_base =
         if has(CloneFlags::SETTLS) { request.tls } else { crate::platform::segment::fs_base() };
     thread.fs_base.store(fs_base, Relaxed);

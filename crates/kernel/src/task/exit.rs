@@ -98,6 +98,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     process.mm().detach();
     leave_children(process);
     process.life.set(Life::Zombie(status));
+    crate::ipc::sysv::process_ended(process);
     signal::hang_up_orphans(process);
     process.released.wake_all(Events::IN);
     report_end(process, status);

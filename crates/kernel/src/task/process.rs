@@ -143,8 +143,14 @@ pub const RLIMIT_NPROC: usize = 6;
 /// Index of `RLIMIT_NOFILE` in [`Process::limits`].
 pub const RLIMIT_NOFILE: usize = 7;
 
+/// Index of `RLIMIT_MEMLOCK` in [`Process::limits`].
+pub const RLIMIT_MEMLOCK: usize = 8;
 /// Index of `RLIMIT_SIGPENDING` in [`Process::limits`].
 pub const RLIMIT_SIGPENDING: usize = 11;
+/// Index of `RLIMIT_NICE` in [`Process::limits`].
+pub const RLIMIT_NICE: usize = 13;
+/// Index of `RLIMIT_RTPRIO` in [`Process::limits`].
+pub const RLIMIT_RTPRIO: usize = 14;
 
 /// How a process ended (wait(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,8 +256,6 @@ pub struct Process {
     pub posix_timers: crate::time::posix::PosixTimers,
     /// `PR_SET_DUMPABLE` (prctl(2)); nothing is ever dumped.
     pub dumpable: Lock<bool>,
-    /// Nice value (setpriority(2)): kept, but the host schedules.
-    pub nice: Lock<i32>,
     /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).
     pub is_subreaper: Lock<bool>,
     /// `PR_SET_PDEATHSIG` (prctl(2)); 0 for none.
@@ -295,7 +299,6 @@ impl Process {
             auxiliary_vector: Lock::new(self.auxiliary_vector.lock().clone()),
             signals: Lock::new(self.signals.lock().inherited()),
             dumpable: Lock::new(self.dumpable.get()),
-            nice: Lock::new(self.nice.get()),
             ..Self::new(pid, family, shares)
         }
     }
@@ -327,7 +330,6 @@ impl Process {
             timers: Default::default(),
             posix_timers: Default::default(),
             dumpable: Lock::new(true),
-            nice: Lock::new(0),
             is_subreaper: Lock::new(false),
             parent_death_signal: Lock::new(0),
             start_ns: crate::time::Instant::now().0,
@@ -408,15 +410,14 @@ impl ResourceLimit {
 pub const DEFAULT_LIMITS: [ResourceLimit; 16] = {
     let mut limits = [ResourceLimit::both(RLIM_INFINITY); 16];
     limits[RLIMIT_STACK] = ResourceLimit { current: 8 << 20, maximum: RLIM_INFINITY };
-    // RLIMIT_CORE, RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_MEMLOCK,
-    // RLIMIT_MSGQUEUE, RLIMIT_NICE, RLIMIT_RTPRIO.
+    // RLIMIT_CORE, RLIMIT_MSGQUEUE.
     limits[4] = ResourceLimit { current: 0, maximum: RLIM_INFINITY };
     limits[RLIMIT_NPROC] = ResourceLimit::both(32768);
     limits[RLIMIT_NOFILE] = ResourceLimit { current: 1024, maximum: 1 << 20 };
-    limits[8] = ResourceLimit::both(8 << 20);
+    limits[RLIMIT_MEMLOCK] = ResourceLimit::both(8 << 20);
     limits[RLIMIT_SIGPENDING] = ResourceLimit::both(32768);
     limits[12] = ResourceLimit::both(819200);
-    limits[13] = ResourceLimit::both(0);
-    limits[14] = ResourceLimit::both(0);
+    limits[RLIMIT_NICE] = ResourceLimit::both(0);
+    limits[RLIMIT_RTPRIO] = ResourceLimit::both(0);
     limits
 };

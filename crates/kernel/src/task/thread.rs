@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::Process;
 use super::sched::SchedState;
+use super::scheduling::Scheduling;
 use super::signal::ThreadSignals;
 use crate::fs::file::Events;
 use crate::mm::heap;
@@ -29,6 +30,8 @@ pub struct Thread {
     pub name: Lock<[u8; 16]>,
     /// Whether it runs, could run or waits.
     pub sched: Lock<SchedState>,
+    /// CPUs, policy, priority and nice value that it has asked for.
+    pub scheduling: Lock<Scheduling>,
     /// Signal mask, pending signals, alternate stack.
     pub signals: Lock<ThreadSignals>,
     /// Set when something is to be done before the thread returns to the guest.
@@ -99,6 +102,7 @@ impl Thread {
             process,
             name: Lock::new([0; 16]),
             sched: Lock::new(SchedState::new()),
+            scheduling: Lock::default(),
             signals: Lock::new(ThreadSignals::default()),
             attention: AtomicBool::new(false),
             dying: AtomicBool::new(false),

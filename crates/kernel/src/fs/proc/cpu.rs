@@ -8,6 +8,8 @@ use core::arch::x86_64::{__cpuid_count, CpuidResult};
 
 use crate::errno::Result;
 use crate::state::kernel;
+use crate::task::Thread;
+use crate::task::syscalls::present_cpus;
 
 fn cpuid(leaf: u32, sub: u32) -> CpuidResult {
     // SAFETY: every x86-64 processor has the instruction.
@@ -17,21 +19,30 @@ fn cpuid(leaf: u32, sub: u32) -> CpuidResult {
     }
 }
 
-/// A list of processors as `/sys` writes it: `0` or `0-3`.
-pub(in super::super) fn cpu_list(cpus: u32) -> String {
-    if cpus <= 1 { String::from("0") } else { format!("0-{}", cpus - 1) }
+/// The processors that a thread may run on, a bit for each.
+pub(super) fn allowed_cpus(thread: &Thread) -> u64 {
+    thread.scheduling.get().cpus(present_cpus())
+}
+
+/// A set of processors, a bit for each, as `/sys` lists it: `0` or `0-3,5`.
+pub(in super::super) fn cpu_list(set: u64) -> String {
+    let has = |cpu: u32| cpu < 64 && set & (1 << cpu) != 0;
+    let firsts = (0..64).filter(|&cpu| has(cpu) && (cpu == 0 || !has(cpu - 1)));
+    let ranges: Vec<String> = firsts
+        .map(|first| match (first..).take_while(|&cpu| has(cpu)).last() {
+            Some(last) if last > first => format!("{first}-{last}"),
+            _ => format!("{first}"),
+        })
+        .collect();
+    ranges.join(",")
 }
 
 /// A set of processors as `/sys` writes it: words of 32 bits in hexadecimal.
-pub(in super::super) fn cpu_mask(first: u32, count: u32) -> String {
-    let end = first + count;
-    let words = end.div_ceil(32).max(1);
-    let word = |index: u32| {
-        let bits = (0..32).filter(|bit| (first..end).contains(&(index * 32 + bit)));
-        bits.fold(0u32, |word, bit| word | 1 << bit)
-    };
-    let text: Vec<String> = (0..words).rev().map(|index| format!("{:08x}", word(index))).collect();
-    text.join(",")
+pub(in super::super) fn cpu_mask(set: u64) -> String {
+    match (set >> 32, set & 0xffff_ffff) {
+        (0, low) => format!("{low:08x}"),
+        (high, low) => format!("{high:08x},{low:08x}"),
+    }
 }
 
 /// Family, model and stepping (Intel SDM volume 2, CPUID leaf 1).

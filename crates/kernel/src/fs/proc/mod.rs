@@ -12,6 +12,7 @@ mod system;
 mod tests;
 
 pub use memory::Totals;
+pub use process::of_directory;
 
 use alloc::sync::Arc;
 
@@ -22,6 +23,7 @@ pub(super) use system::memory;
 use super::inode::{FileType, FilesystemId, Inode, Link};
 use super::pseudo::{Directory, Fixed, Item, Kind, Names, Place, SymbolicLink};
 use crate::errno::Result;
+use crate::ipc::sysv::proc_files as sysv;
 
 /// `PROC_SUPER_MAGIC` (statfs(2)).
 const MAGIC: i64 = 0x9fa0;
@@ -55,10 +57,17 @@ const FIXED: &[Item] = &[
     Item { name: "stat", kind: Kind::File(system::stat) },
     Item { name: "swaps", kind: Kind::Text("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n") },
     Item { name: "sys", kind: Kind::Directory(settings::SYS) },
+    Item { name: "sysvipc", kind: Kind::Directory(SYSVIPC) },
     Item { name: "tty", kind: Kind::Directory(TTY) },
     Item { name: "uptime", kind: Kind::File(system::uptime) },
     Item { name: "version", kind: Kind::File(system::version) },
     Item { name: "vmstat", kind: Kind::File(system::vmstat) },
+];
+
+const SYSVIPC: &[Item] = &[
+    Item { name: "msg", kind: Kind::File(sysv::messages) },
+    Item { name: "sem", kind: Kind::File(sysv::semaphores) },
+    Item { name: "shm", kind: Kind::File(sysv::memory) },
 ];
 
 const TTY: &[Item] = &[

@@ -66,6 +66,14 @@ pub fn directory(name: &[u8], parent: &Place) -> Option<Arc<dyn Inode>> {
     ))
 }
 
+/// The process whose directory in `/proc` this is; `ESRCH` if it is gone, `None` if
+/// it is another file.
+pub fn of_directory(inode: &Arc<dyn Inode>) -> Option<Result<Arc<Process>>> {
+    let directory: Arc<Directory<ProcessNames>> = inode.clone().into_any().downcast().ok()?;
+    let names = directory.names();
+    (names.kind == DirectoryKind::Process).then(|| process(names.pid))
+}
+
 /// Emits the ids of all processes.
 pub fn list(emit: &mut dyn FnMut(&[u8], FileType)) {
     for process in processes() {

@@ -59,7 +59,7 @@ const KERNEL: &[Item] = &[
     text("sched_child_runs_first", "0\n"),
     text("sched_rt_period_us", "1000000\n"),
     text("sched_rt_runtime_us", "950000\n"),
-    text("sem", "32000\t1024000000\t500\t32000\n"),
+    text("sem", "32000\t1024000\t500\t32000\n"),
     text("shmall", "18446744073692774399\n"),
     text("shmmax", "18446744073692774399\n"),
     text("shmmni", "4096\n"),

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::fmt::Write;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::cpu::{cpu_list, cpu_mask};
+use super::cpu::{allowed_cpus, cpu_list, cpu_mask};
 use super::memory::Totals;
 use super::process::thread_ids;
 use crate::errno::Result;
@@ -193,9 +193,8 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     }
     writeln!(text, "NoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0")?;
     writeln!(text, "Speculation_Store_Bypass:\tvulnerable")?;
-    let cpus = kernel().config.get().cpus.max(1);
-    let mask = cpu_mask(0, cpus);
-    writeln!(text, "Cpus_allowed:\t{mask}\nCpus_allowed_list:\t{}", cpu_list(cpus))?;
+    let cpus = allowed_cpus(thread);
+    writeln!(text, "Cpus_allowed:\t{}\nCpus_allowed_list:\t{}", cpu_mask(cpus), cpu_list(cpus))?;
     writeln!(text, "Mems_allowed:\t00000001\nMems_allowed_list:\t0")?;
     writeln!(text, "voluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0")
 }
@@ -210,25 +209,32 @@ pub(super) fn stat(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
     let limit = process.limits.lock()[5].current;
     let terminals = &kernel().fs.terminals;
     let (terminal, foreground) = terminals.numbers_of(process.pid, process.session());
+    let scheduling = thread.scheduling.get();
     let head = format!(
-        "{} ({}) {} {} {} {} {terminal} {foreground} 4194304 0 0 0 0 {spent} 0 {children} 0 20 0 {} 0 {start} {} {} {limit}",
+        "{} ({}) {} {} {} {} {terminal} {foreground} 4194304 0 0 0 0 {spent} 0 {children} 0 {} {} {} 0 {start} {} {} {limit}",
         thread.tid(),
         name(thread),
         state(thread, process).0,
         process.parent_pid(),
         process.process_group(),
         process.session(),
+        scheduling.shown_priority(),
+        scheduling.nice,
         thread_ids(process.pid).len(),
         totals.size,
         totals.resident / 4096,
     );
-    // Addresses (26 to 30), signals (31 to 34), then what is always zero.
+    // Addresses (26 to 30), signals (31 to 34), CPU, priority and policy (39 to
+    // 41), then what is always zero.
     let tail = format!(
-        " 1 1 0 0 0 {} {} {} {} 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n",
+        " 1 1 0 0 0 {} {} {} {} 0 0 0 17 {} {} {} 0 0 0 0 0 0 0 0 0 0 0\n",
         sets.pending & 0x7fff_ffff,
         sets.blocked & 0x7fff_ffff,
         sets.ignored & 0x7fff_ffff,
-        sets.caught & 0x7fff_ffff
+        sets.caught & 0x7fff_ffff,
+        allowed_cpus(thread).trailing_zeros(),
+        scheduling.priority,
+        scheduling.policy as u32,
     );
     Ok((head + &tail).into_bytes())
 }

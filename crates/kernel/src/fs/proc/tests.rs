@@ -70,6 +70,10 @@ fn cpuinfo_describes_this_machine() {
         assert_eq!(known.iter().any(|f| f == flag), theirs.iter().any(|f| f == flag), "{flag}");
     }
     assert_eq!(text.matches("processor\t: ").count(), 2);
-    assert_eq!(cpu::cpu_list(1), "0");
-    assert_eq!(cpu::cpu_list(4), "0-3");
+    assert_eq!(cpu::cpu_list(0b1), "0");
+    assert_eq!(cpu::cpu_list(0b1111), "0-3");
+    assert_eq!(cpu::cpu_list(0b1011_0110), "1-2,4-5,7");
+    assert_eq!(cpu::cpu_list(u64::MAX), "0-63");
+    assert_eq!(cpu::cpu_mask(0b11), "00000003");
+    assert_eq!(cpu::cpu_mask(1 << 33), "00000002,00000000");
 }

@@ -105,13 +105,8 @@ time:
 __vdso_getcpu:
 getcpu:
         .cfi_startproc
-        test    %rdi, %rdi
-        jz      6f
-        movl    $0, (%rdi)
-6:      test    %rsi, %rsi
-        jz      7f
-        movl    $0, (%rsi)
-7:      xor     %eax, %eax
+        mov     $309, %eax
+        syscall
         ret
         .cfi_endproc
         .size   __vdso_getcpu, . - __vdso_getcpu

@@ -9,6 +9,7 @@ use super::{
     default_action, take_pending,
 };
 use crate::errno::{Errno, Result};
+use crate::mm::shared::SEGV_MAPERR;
 use crate::platform::entry::{RETURN_FULL, TrapFrame};
 use crate::platform::{gate, kernel_lock};
 use crate::task::process::Life;
@@ -171,7 +172,7 @@ fn restart(frame: &mut TrapFrame, number: u64) {
 /// process ends (sigprocmask(2), NOTES).
 pub fn guest_fault(frame: &mut TrapFrame) {
     let thread = current();
-    if frame.signal == SIGSEGV && crate::mm::shared::page_in(frame.address) {
+    if frame.signal == SIGSEGV && crate::mm::shared::page_in(frame.address, frame.code) {
         return;
     }
     let (code, address) = classify(thread, frame);
@@ -193,16 +194,20 @@ pub fn guest_fault(frame: &mut TrapFrame) {
 /// `si_code` and `si_addr` as on Linux, where what the host saw differs from
 /// what the guest has mapped.
 fn classify(thread: &Thread, frame: &mut TrapFrame) -> (i32, u64) {
-    const SEGV_MAPERR: i32 = 1;
+    const SEGV_ACCERR: i32 = 2;
     const BUS_ADRERR: i32 = 2;
-    if frame.signal == SIGSEGV
-        && frame.code == SEGV_MAPERR
-        && thread.process.mm().find(frame.address).is_some()
-    {
-        // A page of the area that the host does not have: it lies behind the
-        // end of the mapped file.
-        frame.signal = super::SIGBUS;
-        return (BUS_ADRERR, frame.address);
+    if frame.signal != SIGSEGV || frame.code != SEGV_MAPERR {
+        return (frame.code, frame.address);
     }
-    (frame.code, frame.address)
+    match thread.process.mm().find(frame.address) {
+        None => (SEGV_MAPERR, frame.address),
+        // Pages of shared mappings that may not be touched have never come.
+        Some(area) if area.prot == 0 => (SEGV_ACCERR, frame.address),
+        Some(_) => {
+            // A page of the area that the host does not have: it lies behind the
+            // end of the mapped file.
+            frame.signal = super::SIGBUS;
+            (BUS_ADRERR, frame.address)
+        }
+    }
 }

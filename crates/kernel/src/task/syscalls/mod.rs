@@ -15,7 +15,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::exec::{ARGUMENTS_MAX, Program};
 use super::process::ResourceLimit;
-use super::{current, current_process, exit};
+use super::{current, current_process, exit, fork_id};
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::walk::Follow;
@@ -25,7 +25,10 @@ use crate::syscall::Args;
 
 /// getpid(2).
 pub fn getpid(_args: &Args) -> Result<u64> {
-    Ok(current_process().pid as u64)
+    let process = current_process();
+    let stack = UserAddress(current().frame().rsp);
+    let generation = kernel().generation.get();
+    Ok(fork_id::process_id(process, generation, stack))
 }
 
 /// gettid(2).

@@ -1,0 +1,163 @@
+//! Shared memory (shmat(2)): nameless files in memory, mapped shared.
+
+use alloc::format;
+use alloc::sync::Arc;
+
+use super::permissions::Permissions;
+use super::registry::Object;
+use super::{IPC_PRIVATE, now_s, system_v};
+use crate::errno::Result;
+use crate::fs::file::UpperPages;
+use crate::mm::vma::{FileBacking, Vma};
+use crate::state::kernel;
+use crate::sync::Lock;
+use crate::task::Process;
+
+/// Goes with its last attachment (`IPC_RMID`).
+pub const SHM_DEST: u32 = 0o1000;
+/// Not to be paged out (`SHM_LOCK`).
+pub const SHM_LOCKED: u32 = 0o2000;
+
+/// A segment of shared memory.
+pub struct Segment {
+    permissions: Lock<Permissions>,
+    pages: Arc<dyn UpperPages>,
+    /// Device and inode number of the file.
+    file: (u64, u64),
+    /// Bytes, as asked for.
+    pub size: u64,
+    /// Process that has made it.
+    pub creator: u32,
+    /// What changes.
+    pub state: Lock<State>,
+}
+
+/// What changes.
+#[derive(Clone, Copy, Default)]
+pub struct State {
+    /// When it was attached, detached and changed last, in seconds since the epoch.
+    pub times_s: [i64; 3],
+    /// Process that has attached or detached it last.
+    pub last_pid: u32,
+    /// [`SHM_DEST`] and [`SHM_LOCKED`].
+    pub flags: u32,
+}
+
+const ATTACHED: usize = 0;
+const DETACHED: usize = 1;
+const CHANGED: usize = 2;
+
+impl Object for Segment {
+    fn permissions(&self) -> &Lock<Permissions> {
+        &self.permissions
+    }
+}
+
+impl Segment {
+    /// A segment of zeros.
+    pub fn new(permissions: Permissions, size: u64, creator: u32) -> Result<Self> {
+        let len = size.next_multiple_of(4096);
+        let owner = (permissions.uid, permissions.gid);
+        let (pages, attributes) = kernel().fs.memory_file(permissions.mode, owner, len)?;
+        let state = State { times_s: [0, 0, now_s()], ..State::default() };
+        Ok(Self {
+            permissions: Lock::new(permissions),
+            pages,
+            file: (attributes.dev, attributes.ino),
+            size,
+            creator,
+            state: Lock::new(state),
+        })
+    }
+
+    /// What a mapping of it shows.
+    pub fn backing(&self, is_writable: bool) -> FileBacking {
+        let path = format!("/SYSV{:08x} (deleted)", self.permissions.get().key).into_bytes();
+        FileBacking {
+            source: crate::fs::file::MmapSource::Upper(self.pages.clone()),
+            path: path.into(),
+            device: self.file.0,
+            inode: self.file.1,
+            writable: is_writable,
+        }
+    }
+
+    /// Whether an area shows it.
+    pub fn is_shown_by(&self, vma: &Vma) -> bool {
+        let own = Arc::as_ptr(&self.pages);
+        vma.shared_upper().is_some_and(|pages| core::ptr::addr_eq(Arc::as_ptr(pages), own))
+    }
+
+    /// Number of areas that show it, in all processes (`shm_nattch`).
+    pub fn attachments(&self) -> usize {
+        let spaces = kernel().tasks.spaces();
+        let areas = spaces.iter().flat_map(|space| space.areas());
+        areas.filter(|vma| self.is_shown_by(vma)).count()
+    }
+
+    /// Notes that a process has attached it.
+    pub fn attached(&self, pid: u32) {
+        let mut state = self.state.lock();
+        state.times_s[ATTACHED] = now_s();
+        state.last_pid = pid;
+    }
+
+    /// Notes a change by shmctl(2).
+    pub fn changed(&self) {
+        self.state.lock().times_s[CHANGED] = now_s();
+    }
+}
+
+/// Notes that a process has detached what it has shown of a segment, which goes if
+/// it was to.
+fn detached(id: i32, segment: &Segment, pid: u32) {
+    let is_condemned = {
+        let mut state = segment.state.lock();
+        state.times_s[DETACHED] = now_s();
+        state.last_pid = pid;
+        state.flags & SHM_DEST != 0
+    };
+    if is_condemned && segment.attachments() == 0 {
+        system_v().memory.remove(id);
+    }
+}
+
+/// An area has been unmapped.
+pub fn unmapped(vma: &Vma) {
+    if vma.shared_upper().is_none() {
+        return;
+    }
+    let shown = system_v().memory.all().into_iter().find(|(_, segment)| segment.is_shown_by(vma));
+    if let Some((id, segment)) = shown {
+        detached(id, &segment, crate::task::current_process().pid);
+    }
+}
+
+/// A process has ended; its memory is gone if no other has it.
+pub fn process_ended(process: &Process) {
+    let segments = system_v().memory.all();
+    let mm = process.mm();
+    if segments.is_empty() || mm.users() > 0 {
+        return;
+    }
+    let areas = mm.areas();
+    for (id, segment) in segments {
+        if areas.iter().any(|vma| segment.is_shown_by(vma)) {
+            detached(id, &segment, process.pid);
+        }
+    }
+}
+
+/// `IPC_RMID`: the segment goes with its last attachment, and nobody finds it by
+/// its key any more.
+pub fn condemn(id: i32, segment: &Segment) {
+    if segment.attachments() == 0 {
+        system_v().memory.remove(id);
+        return;
+    }
+    segment.state.lock().flags |= SHM_DEST;
+    let key = core::mem::replace(&mut segment.permissions.lock().key, IPC_PRIVATE);
+    if key != IPC_PRIVATE {
+        system_v().memory.forget_key(key);
+    }
+}

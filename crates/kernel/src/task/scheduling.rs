@@ -1,0 +1,124 @@
+//! What a thread has asked of the scheduler: its CPUs, policy, priority and nice
+//! value (sched(7)). Kept, inherited and given back as Linux does; the threads
+//! are scheduled without a look at it.
+
+use crate::errno::{Errno, Result};
+
+/// Lowest and highest nice value (setpriority(2)).
+pub const NICE_RANGE: (i32, i32) = (-20, 19);
+/// Highest priority of the real-time policies.
+pub const PRIORITY_MAX: i32 = 99;
+
+/// Scheduling policies (sched(7)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Policy {
+    /// `SCHED_OTHER`.
+    #[default]
+    Other = 0,
+    /// `SCHED_FIFO`.
+    Fifo = 1,
+    /// `SCHED_RR`.
+    RoundRobin = 2,
+    /// `SCHED_BATCH`.
+    Batch = 3,
+    /// `SCHED_IDLE`.
+    Idle = 5,
+}
+
+impl Policy {
+    /// The policy with a number; `EINVAL`.
+    pub fn from_number(number: i32) -> Result<Self> {
+        match number {
+            0 => Ok(Self::Other),
+            1 => Ok(Self::Fifo),
+            2 => Ok(Self::RoundRobin),
+            3 => Ok(Self::Batch),
+            5 => Ok(Self::Idle),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Whether it has priorities: `SCHED_FIFO` and `SCHED_RR`.
+    pub fn is_real_time(self) -> bool {
+        matches!(self, Self::Fifo | Self::RoundRobin)
+    }
+}
+
+/// What a thread has asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scheduling {
+    /// Policy.
+    pub policy: Policy,
+    /// 1 to [`PRIORITY_MAX`] with a real-time policy, else 0.
+    pub priority: i32,
+    /// Nice value, within [`NICE_RANGE`].
+    pub nice: i32,
+    /// `SCHED_FLAG_RESET_ON_FORK`.
+    pub resets_on_fork: bool,
+    /// CPUs that it may run on, a bit for each; `None` for all.
+    pub affinity: Option<u64>,
+}
+
+impl Scheduling {
+    /// What a new thread or process begins with (sched(7), "Resetting scheduling
+    /// policy for child processes").
+    pub fn inherited(self) -> Self {
+        if !self.resets_on_fork {
+            return self;
+        }
+        let policy = if self.policy.is_real_time() { Policy::Other } else { self.policy };
+        let nice = if self.policy.is_real_time() { 0 } else { self.nice.max(0) };
+        Self { policy, priority: 0, nice, resets_on_fork: false, affinity: self.affinity }
+    }
+
+    /// The CPUs of `present` that it may run on: all of them if what it has asked
+    /// for are gone.
+    pub fn cpus(self, present: u64) -> u64 {
+        match self.affinity.map(|wanted| wanted & present) {
+            None | Some(0) => present,
+            Some(cpus) => cpus,
+        }
+    }
+
+    /// Checks that a policy goes with a priority: real-time policies have one
+    /// and the others do not.
+    pub fn check(policy: Policy, priority: i32) -> Result<()> {
+        let fits =
+            (0..=PRIORITY_MAX).contains(&priority) && policy.is_real_time() == (priority != 0);
+        if fits { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Priority as `/proc/PID/stat` shows it (proc_pid_stat(5), field 18).
+    pub fn shown_priority(self) -> i32 {
+        if self.policy.is_real_time() { -1 - self.priority } else { 20 + self.nice }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_of_a_resetting_thread_are_ordinary() {
+        let real_time = Scheduling {
+            policy: Policy::Fifo,
+            priority: 5,
+            nice: -3,
+            resets_on_fork: true,
+            affinity: Some(2),
+        };
+        let ordinary = Scheduling { affinity: Some(2), ..Scheduling::default() };
+        assert_eq!(real_time.inherited(), ordinary);
+        let batch = Scheduling { policy: Policy::Batch, priority: 0, ..real_time };
+        assert_eq!(batch.inherited(), Scheduling { policy: Policy::Batch, ..ordinary });
+        let polite = Scheduling { nice: 4, resets_on_fork: false, ..batch };
+        assert_eq!(polite.inherited(), polite);
+    }
+
+    #[test]
+    fn cpus_that_are_gone_do_not_count() {
+        let on = |affinity| Scheduling { affinity, ..Scheduling::default() }.cpus(0b11);
+        assert_eq!((on(None), on(Some(0b10)), on(Some(0b100))), (0b11, 0b10, 0b11));
+    }
+}
