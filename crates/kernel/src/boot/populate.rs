@@ -21,7 +21,11 @@ const MAX: usize = 4096;
 /// each, in bytes (docs/decisions/0004).
 const LONG: u64 = 8 * 4096;
 
+/// Ranges that [`some`] populates.
+const FEW: usize = 4;
+
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+static DONE: AtomicUsize = AtomicUsize::new(0);
 static STATE: AtomicU32 = AtomicU32::new(IDLE);
 
 const IDLE: u32 = 0;
@@ -53,15 +57,36 @@ pub fn begin(ranges: &[PopulateRange]) {
     let guest = ranges.partition_point(|range| range.base < GUEST_MAX);
     copy_pages(&ranges[guest..]);
     COUNT.store(guest, Relaxed);
+    DONE.store(0, Relaxed);
     STATE.store(if guest > 0 { WAITING } else { IDLE }, Relaxed);
 }
 
 /// Populates at once what is left: the copy is held, and nobody waits for it.
 pub fn finish() {
     if STATE.swap(IDLE, Relaxed) != IDLE {
-        // SAFETY: as many entries were written by `begin`.
-        copy_pages(unsafe { core::slice::from_raw_parts(table(), COUNT.load(Relaxed)) });
+        copy_next(usize::MAX);
     }
+}
+
+/// Populates a few of what is left, for a copy that waits. Returns whether there were any.
+pub fn some() -> bool {
+    let is_pending = is_pending();
+    if is_pending && copy_next(FEW) == 0 {
+        STATE.store(IDLE, Relaxed);
+    }
+    is_pending
+}
+
+/// Populates at most `count` of the ranges that are left, and returns how many are
+/// left then.
+fn copy_next(count: usize) -> usize {
+    // SAFETY: as many entries were written by `begin`.
+    let ranges = unsafe { core::slice::from_raw_parts(table(), COUNT.load(Relaxed)) };
+    let left = &ranges[DONE.load(Relaxed)..];
+    let (now, later) = left.split_at(count.min(left.len()));
+    copy_pages(now);
+    DONE.fetch_add(now.len(), Relaxed);
+    later.len()
 }
 
 /// Whether something is left to do, for the thread that is about to run.

@@ -71,7 +71,8 @@ pub fn thaw(message: &Message) -> Result<()> {
             memory.map_front()?;
             template::serve()?;
             memory.adopt()?;
-            go_on_as_told(&control::receive_second_command())?;
+            control::prepare_for_second_command();
+            go_on_as_told(&control::expect_second_command(populate::some))?;
         }
         _ => return Err(Errno::EINVAL),
     }

@@ -32,7 +32,8 @@ pub(crate) fn verify_template(process: &Process) -> Result<(), ZygoteError> {
 }
 
 fn status(process: &Process) -> Result<String, ZygoteError> {
-    let mut status = String::new();
+    // Room for all of it, so that it is read in one piece.
+    let mut status = String::with_capacity(4096);
     process
         .proc_file("status")
         .and_then(|mut file| file.read_to_string(&mut status))
@@ -40,13 +41,15 @@ fn status(process: &Process) -> Result<String, ZygoteError> {
     Ok(status)
 }
 
-/// The value of a field.
+/// The value of a field, which is not the first.
 fn value<'a>(status: &'a str, field: &str) -> &'a str {
+    let after_name = |(at, _)| status[at + 1 + field.len()..].strip_prefix(':');
+    let begins = |(at, _): &(usize, &str)| status[at + 1..].starts_with(field);
     status
-        .lines()
-        .filter_map(|line| line.split_once(':'))
-        .find(|(name, _)| *name == field)
-        .map_or("missing", |(_, value)| value.trim())
+        .match_indices('\n')
+        .filter(begins)
+        .find_map(after_name)
+        .map_or("missing", |rest| rest.lines().next().unwrap_or_default().trim())
 }
 
 fn refuse<T>(status: &str, field: &'static str, required: &'static str) -> Result<T, ZygoteError> {
