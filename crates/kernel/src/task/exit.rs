@@ -105,11 +105,10 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     report_end(process, status);
 }
 
-fn close_files(process: &Process) {
-    if Arc::strong_count(&process.files) > 1 {
-        return;
-    }
-    let table = core::mem::take(&mut *process.files.lock());
+/// Closes the descriptors of a process that ends, unless others have the same table
+/// (clone(2), `CLONE_FILES`). Those that have ended and are not gone do not count.
+pub fn close_files(process: &Process) {
+    let table = process.files.lock().detach();
     drop(table);
 }
 
@@ -138,14 +137,18 @@ fn leave_children(process: &Process) -> Vec<Arc<Process>> {
     }
     let heir_pid = heir.map_or(FIRST_PID, |heir| heir.pid);
     for child in &children {
-        child.family.lock().parent = heir_pid;
+        {
+            let mut family = child.family.lock();
+            family.parent = heir_pid;
+            // Whatever its maker wanted to hear: the heir waits for children.
+            family.exit_signal = signal::SIGCHLD;
+        }
         let death_signal = child.parent_death_signal.get();
         if death_signal != 0 && !child.is_zombie() {
             let info = SignalInfo::from_process(death_signal, signal::SI_USER, process.pid, 0);
             signal::send_to_process(child, info);
         }
         if let Life::Zombie(status) = child.life.get() {
-            child.family.lock().exit_signal = signal::SIGCHLD;
             report_end(child, status);
         }
     }
