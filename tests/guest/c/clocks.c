@@ -134,5 +134,12 @@ int main(void)
     TRY(clock_getres(CLOCK_MONOTONIC, NULL));
     t = (struct timespec){.tv_nsec = -1};
     TRY(clock_settime(CLOCK_MONOTONIC, &t));
+    struct timex timex = {0};
+    IS(adjtimex(&timex) >= 0 && timex.tick > 0 && timex.time.tv_sec > 0);
+    IS(clock_adjtime(CLOCK_REALTIME, &timex) >= 0);
+    TRY(adjtime(NULL, &timex.time));
+    TRY(adjtimex((struct timex *)8));
+    TRY(clock_adjtime(CLOCK_MONOTONIC, &timex));
+    TRY(clock_adjtime(77, &timex));
     return 0;
 }

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -426,6 +427,39 @@ static void limits(void)
     wait_for(child);
 }
 
+static int ends_at_once(void *unused)
+{
+    (void)unused;
+    return 0;
+}
+
+/* Descriptors are closed when the last process ends that has them, though another
+ * that had them waits for its parent, and for a parent that never asks. */
+static void shared_files(void)
+{
+    PART("descriptors that two processes have");
+    int ends[2];
+    siginfo_t info;
+    MUST(pipe(ends));
+    MUST(prctl(PR_SET_CHILD_SUBREAPER, 1));
+    pid_t child = MUST(fork());
+    if (!child) {
+        close(ends[0]);
+        pid_t other = clone(ends_at_once, stack + sizeof stack, CLONE_FILES, NULL);
+        MUST(waitid(P_PID, (id_t)other, &info, WEXITED | WNOWAIT | __WALL));
+        _exit(0);
+    }
+    close(ends[1]);
+    say("status %x\n", wait_for(child));
+    struct pollfd reader = {ends[0], POLLIN, 0};
+    TRY(poll(&reader, 1, 5000));
+    IS(reader.revents == POLLHUP);
+    close(ends[0]);
+    /* It had no signal for its parent, but is an ordinary child of its heir. */
+    IS(waitpid(-1, NULL, 0) > 0);
+    TRY(waitpid(-1, NULL, 0));
+}
+
 int main(void)
 {
     char *scratch = enter_scratch();
@@ -435,6 +469,7 @@ int main(void)
     spawns();
     files();
     limits();
+    shared_files();
     leave_scratch(scratch);
     return 0;
 }

@@ -320,6 +320,35 @@ static void job_control(void)
     say("child %s\n", ended(child));
     say("grandchild %s\n", ended(-1));
     TRY(wait(&status));
+
+    PART("one that was orphaned before hears nothing");
+    child = MUST(fork());
+    if (!child) {
+        MUST(setsid());
+        pid_t stopped = MUST(fork());
+        if (!stopped) {
+            pause();
+            _exit(0);
+        }
+        MUST(kill(stopped, SIGSTOP));
+        MUST(waitpid(stopped, &status, WUNTRACED));
+        pid_t other = MUST(fork());
+        if (!other) {
+            pid_t grandchild = MUST(fork());
+            if (!grandchild)
+                pause();
+            MUST(kill(grandchild, SIGKILL));
+            _exit(0);
+        }
+        say("other %s\n", ended(other));
+        TRY(waitpid(stopped, &status, WCONTINUED | WNOHANG));
+        MUST(kill(stopped, SIGKILL));
+        say("stopped %s\n", ended(stopped));
+        _exit(0);
+    }
+    say("child %s\n", ended(child));
+    while (wait(&status) > 0)
+        ;
 }
 
 int main(void)

@@ -126,6 +126,16 @@ static void processes(void)
     show_attached();
     say("%d %d\n", shared[100], shared[101]);
 
+    MUST(madvise((void *)shared, PAGE, MADV_DONTFORK));
+    child = MUST(fork());
+    if (!child) {
+        show_attached();
+        _exit(0);
+    }
+    finish(child);
+    IS(status().shm_lpid != child);
+    show_attached();
+
     /* Strangers find it by its id. */
     MUST(shmdt((void *)shared));
     child = MUST(fork());

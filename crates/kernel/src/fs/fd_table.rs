@@ -27,6 +27,8 @@ pub struct FdTable {
     slots: Vec<Option<Slot>>,
     /// No descriptor below this is free.
     lowest_free: usize,
+    /// Processes that have this table and have not ended.
+    users: u32,
 }
 
 /// `fs.nr_open`: no descriptor number reaches this, whatever the limits say.
@@ -36,6 +38,23 @@ impl FdTable {
     /// An empty table.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A copy for a new process, which nobody has yet.
+    pub fn copy(&self) -> Self {
+        Self { users: 0, ..self.clone() }
+    }
+
+    /// Notes that a process has this table.
+    pub fn attach(&mut self) {
+        self.users += 1;
+    }
+
+    /// Notes that a process has it no more; returns what is to be closed if it was
+    /// the last one.
+    pub fn detach(&mut self) -> Option<Self> {
+        self.users -= 1;
+        (self.users == 0).then(|| core::mem::take(self))
     }
 
     /// The open file behind a descriptor; `EBADF` if there is none.

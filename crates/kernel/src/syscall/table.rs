@@ -462,7 +462,13 @@ pub const ENTRIES: &[Entry] = &[
         task::arch_prctl,
         Partial("no ARCH_SET_GS: %gs is the kernel's"),
     ),
-    row(159, "adjtimex", &[Hex], time::clock_settime, Missing("EPERM: the clock is the host's")),
+    row(
+        159,
+        "adjtimex",
+        &[Hex],
+        time::adjtimex,
+        Partial("changes are EPERM: the clock is the host's"),
+    ),
     row(160, "setrlimit", &[Int, Hex], task::setrlimit, Full),
     row(
         164,
@@ -513,6 +519,13 @@ pub const ENTRIES: &[Entry] = &[
     row(273, "set_robust_list", &[Hex, Int], task::set_robust_list, Full),
     row(274, "get_robust_list", &[Int, Hex, Hex], task::get_robust_list, Full),
     row(302, "prlimit64", &[Int, Int, Hex, Hex], task::prlimit64, Full),
+    row(
+        305,
+        "clock_adjtime",
+        &[Int, Hex],
+        time::clock_adjtime,
+        Partial("changes are EPERM: the clock is the host's"),
+    ),
     row(309, "getcpu", &[Hex, Hex, Hex], task::getcpu, Full),
     row(
         314,

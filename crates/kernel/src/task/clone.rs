@@ -253,7 +253,7 @@ fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
     let files = if has(CloneFlags::FILES) {
         maker.files.clone()
     } else {
-        Arc::new(Lock::new(maker.files.lock().clone()))
+        Arc::new(Lock::new(maker.files.lock().copy()))
     };
     let fs = if has(CloneFlags::FS) {
         maker.fs.clone()
@@ -325,4 +325,5 @@ fn undo(child: &Arc<Process>, thread: &Arc<Thread>, pidfd: Option<i32>) {
     drop(removed);
     super::exit::forget(child);
     child.mm().detach();
+    super::exit::close_files(child);
 }

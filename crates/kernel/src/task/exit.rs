@@ -1,6 +1,7 @@
 //! The end of threads and processes.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::control::{Exit, MSG_EXIT};
@@ -96,19 +97,18 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     crate::fs::tty::job::process_ended(process);
     release_memory(process);
     process.mm().detach();
-    leave_children(process);
+    let children = leave_children(process);
     process.life.set(Life::Zombie(status));
     crate::ipc::sysv::process_ended(process);
-    signal::hang_up_orphans(process);
+    signal::hang_up_orphans(process, &children);
     process.released.wake_all(Events::IN);
     report_end(process, status);
 }
 
-fn close_files(process: &Process) {
-    if Arc::strong_count(&process.files) > 1 {
-        return;
-    }
-    let table = core::mem::take(&mut *process.files.lock());
+/// Closes the descriptors of a process that ends, unless others have the same table
+/// (clone(2), `CLONE_FILES`). Those that have ended and are not gone do not count.
+pub fn close_files(process: &Process) {
+    let table = process.files.lock().detach();
     drop(table);
 }
 
@@ -121,12 +121,12 @@ pub fn release_memory(process: &Process) {
 }
 
 /// The children of a process that ends become those of its nearest ancestor
-/// that is a subreaper (prctl(2)), or of the first process.
-fn leave_children(process: &Process) {
+/// that is a subreaper (prctl(2)), or of the first process; returns them.
+fn leave_children(process: &Process) -> Vec<Arc<Process>> {
     let tasks = &kernel().tasks;
     let children = tasks.processes_where(|other| other.parent_pid() == process.pid);
     if children.is_empty() {
-        return;
+        return children;
     }
     let mut heir = process.parent();
     while let Some(ancestor) = &heir
@@ -136,18 +136,23 @@ fn leave_children(process: &Process) {
         heir = ancestor.parent();
     }
     let heir_pid = heir.map_or(FIRST_PID, |heir| heir.pid);
-    for child in children {
-        child.family.lock().parent = heir_pid;
+    for child in &children {
+        {
+            let mut family = child.family.lock();
+            family.parent = heir_pid;
+            // Whatever its maker wanted to hear: the heir waits for children.
+            family.exit_signal = signal::SIGCHLD;
+        }
         let death_signal = child.parent_death_signal.get();
         if death_signal != 0 && !child.is_zombie() {
             let info = SignalInfo::from_process(death_signal, signal::SI_USER, process.pid, 0);
-            signal::send_to_process(&child, info);
+            signal::send_to_process(child, info);
         }
         if let Life::Zombie(status) = child.life.get() {
-            child.family.lock().exit_signal = signal::SIGCHLD;
-            report_end(&child, status);
+            report_end(child, status);
         }
     }
+    children
 }
 
 /// Tells the parent that a child has ended. One that ignores its children

@@ -305,6 +305,7 @@ impl Process {
 
     fn new(pid: u32, family: Family, shares: Shares) -> Self {
         shares.mm.attach();
+        shares.files.lock().attach();
         Self {
             pid,
             mm: Lock::new(shares.mm),

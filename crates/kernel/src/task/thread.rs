@@ -291,6 +291,11 @@ pub fn current() -> &'static Thread {
     unsafe { &*thread }
 }
 
+/// The running thread; `None` while the kernel works on its own behalf.
+pub fn running() -> Option<&'static Thread> {
+    (!vcpu::block().thread.is_null()).then(current)
+}
+
 /// The running thread, shared.
 pub fn current_arc() -> Arc<Thread> {
     let thread: *const Thread = current();

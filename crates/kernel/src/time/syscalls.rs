@@ -73,9 +73,46 @@ pub fn clock_getres(args: &Args) -> Result<u64> {
     Ok(0)
 }
 
-/// clock_settime(2), settimeofday(2), adjtimex(2): the clock is the host's.
+/// clock_settime(2), settimeofday(2): the clock is the host's.
 pub fn clock_settime(_args: &Args) -> Result<u64> {
     Err(Errno::EPERM)
+}
+
+/// adjtimex(2): what can be asked of the clock; changing it is `EPERM`.
+pub fn adjtimex(args: &Args) -> Result<u64> {
+    show_adjustment(args.address(0))
+}
+
+/// clock_adjtime(2): the same of `CLOCK_REALTIME`; others cannot be adjusted.
+pub fn clock_adjtime(args: &Args) -> Result<u64> {
+    const CLOCK_REALTIME: i32 = 0;
+    const LAST_CLOCK: i32 = 11;
+    match args.i32(0) {
+        CLOCK_REALTIME => show_adjustment(args.address(1)),
+        1..=LAST_CLOCK => Err(Errno::EOPNOTSUPP),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Fills in a `struct timex` of a clock that keeps time by itself.
+fn show_adjustment(at: UserAddress) -> Result<u64> {
+    /// `ADJ_OFFSET_SS_READ`: changes nothing.
+    const READ_ONLY: u32 = 0xa001;
+    const TICK_US: u64 = 10_000;
+    /// Index of the time, in seconds and microseconds, among the words.
+    const TIME_AT: usize = 9;
+    const TICK_AT: usize = 11;
+    let mut words: [u64; 26] = at.read()?;
+    let modes = words[0] as u32;
+    if modes != 0 && modes != READ_ONLY {
+        return Err(Errno::EPERM);
+    }
+    let now = realtime_ns();
+    words[1..].fill(0);
+    words[TIME_AT] = now / NS;
+    words[TIME_AT + 1] = now % NS / 1000;
+    words[TICK_AT] = TICK_US;
+    at.write(&words).map(|()| 0)
 }
 
 /// gettimeofday(2).

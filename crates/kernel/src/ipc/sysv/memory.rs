@@ -12,6 +12,7 @@ use crate::mm::vma::{FileBacking, Vma};
 use crate::state::kernel;
 use crate::sync::Lock;
 use crate::task::Process;
+use crate::task::thread::running;
 
 /// Goes with its last attachment (`IPC_RMID`).
 pub const SHM_DEST: u32 = 0o1000;
@@ -122,14 +123,13 @@ fn detached(id: i32, segment: &Segment, pid: u32) {
     }
 }
 
-/// An area has been unmapped.
+/// An area has been unmapped by the running thread. What a fork leaves out
+/// (`MADV_DONTFORK`) nobody has unmapped.
 pub fn unmapped(vma: &Vma) {
-    if vma.shared_upper().is_none() {
-        return;
-    }
+    let Some(thread) = running().filter(|_| vma.shared_upper().is_some()) else { return };
     let shown = system_v().memory.all().into_iter().find(|(_, segment)| segment.is_shown_by(vma));
     if let Some((id, segment)) = shown {
-        detached(id, &segment, crate::task::current_process().pid);
+        detached(id, &segment, thread.process.pid);
     }
 }
 

@@ -1,6 +1,9 @@
 //! Signals between processes: permissions, stopping and continuing, and what
 //! parents hear of their children.
 
+use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
+
 use super::*;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
@@ -102,20 +105,21 @@ fn is_orphaned(group: u32) -> bool {
     })
 }
 
-/// When a process ends, groups that become orphaned and have stopped members
-/// get `SIGHUP` and `SIGCONT` (setpgid(2), `_exit(3)`).
-pub fn hang_up_orphans(ended: &Process) {
-    let tasks = &kernel().tasks;
-    let mut groups = alloc::vec![ended.process_group()];
-    let session = ended.session();
-    for child in tasks.processes_where(|p| p.session() == session && !p.is_zombie()) {
-        let group = child.process_group();
-        if !groups.contains(&group) {
-            groups.push(group);
-        }
-    }
+/// When a process ends, groups that become orphaned by that and have stopped
+/// members get `SIGHUP` and `SIGCONT` (setpgid(2), `_exit(3)`): its own, which it
+/// may have tied to its parent's, and those of its `children`, which it may have
+/// tied to its own. Groups that were orphaned before hear nothing.
+pub fn hang_up_orphans(ended: &Process, children: &[Arc<Process>]) {
+    let (own, session) = (ended.process_group(), ended.session());
+    let tied_to = |parent: &Process| parent.process_group() != own && parent.session() == session;
+    let own_group = ended.parent().is_some_and(|parent| tied_to(&parent)).then_some(own);
+    let tied = children.iter().filter(|child| {
+        child.session() == session && child.process_group() != own && !child.is_zombie()
+    });
+    let groups: BTreeSet<u32> =
+        own_group.into_iter().chain(tied.map(|child| child.process_group())).collect();
     for group in groups {
-        let stopped = tasks.processes_where(|p| {
+        let stopped = kernel().tasks.processes_where(|p| {
             p.process_group() == group && matches!(p.life.get(), Life::Stopped(_))
         });
         if !stopped.is_empty() && is_orphaned(group) {
