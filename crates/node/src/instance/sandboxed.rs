@@ -236,7 +236,7 @@ impl Shared {
         self.pool.replenish();
         let (sandbox, taken_ns) = booted?;
         self.image_boots.fetch_add(1, Ordering::Relaxed);
-        let is_cold = self.read_ahead_if_cold(taken_ns);
+        let is_cold = self.read_ahead_if_cold(taken_ns, &plan);
         let kind = if is_cold { BootKind::Cold } else { BootKind::Warm };
         Ok(Boot { sandbox, plan, kind, taken_ns })
     }
@@ -288,7 +288,7 @@ impl Shared {
 
     /// Lets the host read the working set in large requests while the sandbox
     /// already maps, if the image may have left the page cache; whether it may.
-    fn read_ahead_if_cold(self: &Arc<Self>, now_ns: u64) -> bool {
+    fn read_ahead_if_cold(self: &Arc<Self>, now_ns: u64, plan: &Arc<BootPlan>) -> bool {
         let last = self.last_boot_ns.swap(now_ns, Ordering::Relaxed);
         if now_ns.saturating_sub(last) < COLD_AFTER.as_nanos() as u64 {
             return false;
@@ -297,9 +297,10 @@ impl Shared {
             WorkingSetState::Known(set) => set.clone(),
             _ => return true,
         };
-        let shared = self.clone();
+        let (shared, plan) = (self.clone(), plan.clone());
         let read = move || {
-            if let Err(error) = set.read_ahead(&shared.image) {
+            let read = set.read_ahead(&shared.image).and_then(|_| set.read_ahead_blobs(&plan));
+            if let Err(error) = read {
                 tracing::debug!("could not read ahead: {error}");
             }
         };
