@@ -210,10 +210,10 @@ pub fn tick() {
     let space = carrier::own_space();
     timer::fire_due();
     carrier::end_if_told();
-    if !space.carrier.has_looked() && !carrier::hand_over_watch() {
+    space.carrier.judge();
+    if !space.carrier.has_looked() && !carrier::is_watched() {
         crate::net::host_poll::check();
     }
-    space.carrier.judge();
     let is_helped = || space.carrier.wants_help() && carrier::add_if_wanted();
     if !space.run_queue.is_empty() && !is_helped() {
         // The host gives the alarm to one vCPU, whichever threads run too long.

@@ -16,7 +16,10 @@ use crate::task::sched::HELP_NS;
 
 /// A vCPU on which system calls follow each other faster than this, in nanoseconds on
 /// average, is talkative.
-const TALKATIVE_NS: u64 = 50_000;
+const TALKATIVE_NS: u64 = 100_000;
+/// It stays so for this many judgements that find few calls: the host may not have
+/// run it.
+const TALKATIVE_FOR: u32 = 2;
 
 fn is_talkative(calls: u64, within_ns: u64) -> bool {
     calls.saturating_mul(TALKATIVE_NS) > within_ns
@@ -43,7 +46,11 @@ impl Carrier {
         for vcpu in self.vcpus.lock().iter() {
             let calls = vcpu.calls.load(Relaxed);
             let made = calls - vcpu.calls_judged.swap(calls, Relaxed);
-            vcpu.is_talkative.store(is_talkative(made, passed_ns), Relaxed);
+            let left = match is_talkative(made, passed_ns) {
+                true => TALKATIVE_FOR + 1,
+                false => vcpu.talkative_for.load(Relaxed).saturating_sub(1),
+            };
+            vcpu.talkative_for.store(left, Relaxed);
         }
     }
 
@@ -57,6 +64,11 @@ impl Carrier {
         self.talkative().count() == 0
     }
 
+    /// As [`Carrier::wants_help`], for a vCPU that is idle itself.
+    pub(super) fn wants_own_help(&self) -> bool {
+        !self.talkative().any(|vcpu| !core::ptr::eq(Arc::as_ptr(&vcpu), vcpu::block().own))
+    }
+
     /// Lets only one vCPU go on with threads that are talkative.
     pub fn gather(&self) {
         let too_many: Vec<_> = self.talkative().skip(1).collect();
@@ -68,7 +80,7 @@ impl Carrier {
 
     fn talkative(&self) -> impl Iterator<Item = Arc<Vcpu>> {
         let is_talkative = |vcpu: &Arc<Vcpu>| {
-            vcpu.activity.get() == Activity::Active && vcpu.is_talkative.load(Relaxed)
+            vcpu.activity.get() == Activity::Active && vcpu.talkative_for.load(Relaxed) > 0
         };
         self.vcpus.lock().clone().into_iter().filter(is_talkative)
     }
@@ -79,7 +91,7 @@ impl Carrier {
 pub(super) fn helps() -> bool {
     let space = own_space();
     space.carrier.judge();
-    let helps = !space.run_queue.is_empty() && space.carrier.wants_help();
+    let helps = !space.run_queue.is_empty() && space.carrier.wants_own_help();
     if helps {
         own_vcpu().park(false);
     }
@@ -94,7 +106,7 @@ mod tests {
     fn quick_successions_of_calls_are_talkative() {
         const MS: u64 = 1_000_000;
         assert!(!is_talkative(0, 0) && !is_talkative(0, MS));
-        assert!(!is_talkative(10, MS) && is_talkative(100, MS));
+        assert!(!is_talkative(5, MS) && is_talkative(50, MS));
         // A server that is asked once in a while computes, as far as that goes.
         assert!(!is_talkative(1000, 1000 * MS));
     }

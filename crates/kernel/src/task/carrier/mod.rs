@@ -9,7 +9,7 @@
 //! One idle vCPU of the sandbox is the *watcher*: it waits in the host for
 //! descriptors, messages and the nearest timer on behalf of all. The others
 //! sleep until there is something for them to run. There may be none for a while,
-//! as long as the alarm of a carrier that is busy is set ([`hand_over_watch`]).
+//! as long as a carrier that is busy has the host looked at at its ticks.
 #![allow(unsafe_code)]
 
 mod fork;
@@ -49,7 +49,7 @@ pub struct Carrier {
     /// When its vCPUs were last judged ([`Carrier::judge`]), on the host's monotonic
     /// clock in nanoseconds.
     judged_at: AtomicU64,
-    /// When a thread that polls last had the host looked at, on the host's
+    /// When the host was last looked at beside a running thread, on the host's
     /// monotonic clock in nanoseconds.
     looked_at: AtomicU64,
 }
@@ -70,7 +70,7 @@ impl Carrier {
         self.vcpus.lock().iter().find(|vcpu| vcpu.activity.get() == activity).cloned()
     }
 
-    /// Whether one of its threads has had the host looked at a short while ago.
+    /// Whether the host was looked at for one of its threads a short while ago.
     pub fn has_looked(&self) -> bool {
         clock::monotonic_ns() - self.looked_at.load(Relaxed) < sched::SLICE_NS
     }
@@ -343,7 +343,7 @@ fn watch() {
     let has_message = host_poll::watch(timeout);
     own_vcpu().activity.set(Activity::Active);
     // What has been found to run is at hand here.
-    own_vcpu().park(fault::has_signal());
+    own_vcpu().park(fault::has_signal() || !own_space().carrier.wants_own_help());
     WATCHER.store(core::ptr::null_mut(), Relaxed);
     if has_message {
         sched::handle_messages();
@@ -393,27 +393,29 @@ fn sleep_until_rung(rung: u32) {
     own.activity.set(Activity::Active);
 }
 
-/// Whether another vCPU of this carrier runs a thread that has the host looked at
-/// often enough for nobody to watch: each wake-up of a watcher would take
-/// processor time from it.
+/// Whether another vCPU of this carrier has the host looked at often enough for
+/// nobody to watch: by polling, or at its ticks because it is talkative. Each wake-up
+/// of a watcher would take processor time from it.
 fn others_look() -> bool {
     let carrier = &own_space().carrier;
-    !carrier.is_alone() && carrier.has_looked()
+    !carrier.is_alone() && (carrier.has_looked() || !carrier.wants_own_help())
 }
 
-/// The running thread has had the host looked at.
+/// The host is looked at beside the running thread.
 pub fn note_look() {
     if kernel_lock::is_enabled() {
         own_space().carrier.looked_at.store(clock::monotonic_ns(), Relaxed);
     }
 }
 
-/// Before a vCPU becomes busy for long or ends: somebody should watch. Whether
-/// somebody does.
-pub fn hand_over_watch() -> bool {
-    if !WATCHER.load(Relaxed).is_null() {
-        return true;
-    }
+/// At a tick: whether somebody watches, who may have to be woken for it. A talkative
+/// vCPU looks itself.
+pub fn is_watched() -> bool {
+    !WATCHER.load(Relaxed).is_null() || own_space().carrier.wants_help() && hand_over_watch()
+}
+
+/// Wakes somebody to watch; whether there is anybody.
+fn hand_over_watch() -> bool {
     let sleeper = kernel()
         .tasks
         .spaces()
@@ -433,7 +435,9 @@ pub fn needs_look() -> bool {
 /// Ends a vCPU whose guest processes have ended; the host process ends with the
 /// last one.
 fn retire() -> ! {
-    hand_over_watch();
+    if WATCHER.load(Relaxed).is_null() {
+        hand_over_watch();
+    }
     let others = own_space().carrier.vcpus.lock().clone();
     for vcpu in others.iter() {
         match vcpu.activity.get() {

@@ -36,8 +36,8 @@ pub struct Vcpu {
     pub(super) calls: AtomicU64,
     /// The same when it was last judged.
     pub(super) calls_judged: AtomicU64,
-    /// Whether there were many of them.
-    pub(super) is_talkative: AtomicBool,
+    /// For how many judgements it counts as talkative, this one included.
+    pub(super) talkative_for: AtomicU32,
     /// An interruption is on its way, and the vCPU has not looked since. More
     /// of them would only pile up on its signal stack.
     interrupted: AtomicBool,
@@ -55,7 +55,7 @@ impl Vcpu {
             parked: AtomicBool::new(false),
             calls: AtomicU64::new(0),
             calls_judged: AtomicU64::new(0),
-            is_talkative: AtomicBool::new(false),
+            talkative_for: AtomicU32::new(0),
             interrupted: AtomicBool::new(false),
         }
     }
