@@ -24,12 +24,11 @@ use crate::time::{Instant, timer};
 
 /// How long a thread may run while others wait, in nanoseconds.
 pub const SLICE_NS: u64 = 4_000_000;
-/// How often the vCPUs of a carrier are looked at, at most, while there could be
-/// more or fewer of them, in nanoseconds.
-const TICK_NS: u64 = 2_000_000;
-/// How long a thread waits before another vCPU may help, in nanoseconds: what the
-/// waking costs several times over.
-pub const HELP_NS: u64 = 200_000;
+/// How often the vCPUs of a carrier are looked at while there could be more or fewer
+/// of them, and how long threads wait at least before another one helps, in
+/// nanoseconds. Short bursts of work beside a thread that computes, as those of Go's
+/// collector, are not worth waking a vCPU.
+pub const TICK_NS: u64 = 2_000_000;
 
 /// Scheduling state of a thread.
 #[derive(Clone, Copy, Debug)]
@@ -278,12 +277,11 @@ fn slice_ns() -> Option<u64> {
         if !can_help {
             return Some(SLICE_NS);
         }
-        let since_judged_ns = space.carrier.since_judged_ns();
-        if since_judged_ns > TICK_NS {
+        if space.carrier.since_judged_ns() > TICK_NS {
             // What counts is what happens from now on.
             space.carrier.judge();
         }
-        return Some(TICK_NS.saturating_sub(since_judged_ns).max(HELP_NS));
+        return Some(TICK_NS);
     }
     if !space.carrier.is_alone() {
         return Some(TICK_NS);

@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::{Activity, Carrier, Vcpu, own_space, own_vcpu};
 use crate::platform::{clock, vcpu};
-use crate::task::sched::HELP_NS;
+use crate::task::sched::TICK_NS;
 
 /// A vCPU on which system calls follow each other faster than this, in nanoseconds on
 /// average, is talkative.
@@ -39,7 +39,7 @@ impl Carrier {
     /// is too short a time.
     pub fn judge(&self) {
         let passed_ns = self.since_judged_ns();
-        if passed_ns < HELP_NS / 2 {
+        if passed_ns < TICK_NS / 2 {
             return;
         }
         self.judged_at.store(clock::monotonic_ns(), Relaxed);
