@@ -37,9 +37,7 @@ pub fn thaw_binary() -> PathBuf {
 /// A `thaw` command with no variables of the caller that change what it does.
 pub fn thaw() -> Command {
     let mut command = Command::new(thaw_binary());
-    for variable in
-        ["THAW_HOME", "THAW_TRACE", "THAW_NO_PATCHING", "THAW_SEVERAL_VCPUS", "THAW_LOG"]
-    {
+    for variable in ["THAW_HOME", "THAW_TRACE", "THAW_NO_PATCHING", "THAW_LOG"] {
         command.env_remove(variable);
     }
     command

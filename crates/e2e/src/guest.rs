@@ -262,7 +262,7 @@ fn on_host(command: &[PathBuf]) -> Outcome {
 fn in_sandbox(command: &[PathBuf], patching: bool, traced: bool) -> Outcome {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let mut sandboxed = thaw();
-    sandboxed.args(["run", "--rootfs", "/", "--user", &format!("{uid}:{gid}")]);
+    sandboxed.args(["run", "--rootfs", "/", "--cpus=2", "--user", &format!("{uid}:{gid}")]);
     for (name, value) in ENVIRONMENT {
         sandboxed.arg(format!("--env={name}={value}"));
     }

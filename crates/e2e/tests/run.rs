@@ -85,8 +85,24 @@ fn streams_are_the_programs() {
 
 #[test]
 fn output_arrives_while_the_program_runs() {
+    converse("--cpus=1", &["cat"]);
+}
+
+#[test]
+fn a_thread_that_computes_keeps_no_other_from_its_input() {
+    let echo = compile("c/echo", Linking::Dynamic);
+    let echo = echo.to_str().expect("a path");
+    for cpus in ["--cpus=1", "--cpus=2"] {
+        converse(cpus, &[echo, "beside a thread that computes"]);
+    }
+}
+
+/// Runs a program that answers each line with itself.
+#[track_caller]
+fn converse(cpus: &str, command: &[&str]) {
     let mut child = thaw()
-        .args(["run", "--rootfs", "/", "--", "cat"])
+        .args(["run", "--rootfs", "/", cpus, "--"])
+        .args(command)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -7,19 +7,18 @@
 //! thread blocks; a violation is a kernel bug and panics.
 #![allow(unsafe_code)]
 
-use core::cell::UnsafeCell;
+use core::cell::{Cell, UnsafeCell};
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, Ordering};
 
 /// A value that kernel code may change, one borrower at a time.
 #[derive(Default)]
 pub struct Lock<T: ?Sized> {
-    borrowed: AtomicBool,
+    borrowed: Cell<bool>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the kernel lock serializes all kernel code, and `borrowed` rejects a
-// second reference.
+// SAFETY: the kernel lock serializes all kernel code, which is why `borrowed` need
+// not be atomic, and `borrowed` rejects a second reference.
 unsafe impl<T: ?Sized + Send> Sync for Lock<T> {}
 // SAFETY: owning the lock is owning the value.
 unsafe impl<T: ?Sized + Send> Send for Lock<T> {}
@@ -27,7 +26,7 @@ unsafe impl<T: ?Sized + Send> Send for Lock<T> {}
 impl<T> Lock<T> {
     /// Wraps `value`.
     pub const fn new(value: T) -> Self {
-        Self { borrowed: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Self { borrowed: Cell::new(false), value: UnsafeCell::new(value) }
     }
 }
 
@@ -35,7 +34,7 @@ impl<T: ?Sized> Lock<T> {
     /// Borrows the value. Panics if it is borrowed already.
     #[track_caller]
     pub fn lock(&self) -> Guard<'_, T> {
-        if self.borrowed.swap(true, Ordering::Acquire) {
+        if self.borrowed.replace(true) {
             panic!("kernel state borrowed twice");
         }
         Guard { lock: self }
@@ -78,7 +77,7 @@ impl<T: ?Sized> DerefMut for Guard<'_, T> {
 
 impl<T: ?Sized> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        self.lock.borrowed.store(false, Ordering::Release);
+        self.lock.borrowed.set(false);
     }
 }
 

@@ -1,10 +1,10 @@
 //! Environment variables that change how sandboxes run, for finding faults.
 
-use thaw_abi::control::{FLAG_NO_PATCHING, FLAG_SEVERAL_VCPUS, FLAG_TRACE_SYSCALLS};
+use thaw_abi::control::{FLAG_NO_PATCHING, FLAG_TRACE_SYSCALLS};
 use thaw_sandbox::{Kernel, KernelError};
 
 /// `FLAG_*` of the boot command that the environment asks for:
-/// `THAW_TRACE=syscalls`, `THAW_NO_PATCHING=1` and `THAW_SEVERAL_VCPUS=1`.
+/// `THAW_TRACE=syscalls` and `THAW_NO_PATCHING=1`.
 pub fn flags() -> u32 {
     let set = |name: &str, value: &str| std::env::var_os(name).is_some_and(|v| v == value);
     let mut flags = 0;
@@ -13,9 +13,6 @@ pub fn flags() -> u32 {
     }
     if set("THAW_NO_PATCHING", "1") {
         flags |= FLAG_NO_PATCHING;
-    }
-    if set("THAW_SEVERAL_VCPUS", "1") {
-        flags |= FLAG_SEVERAL_VCPUS;
     }
     flags
 }

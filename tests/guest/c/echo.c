@@ -1,8 +1,21 @@
-/* Copies standard input to standard output, and one line to standard error. */
+/* Copies standard input to standard output, and one line to standard error; with an
+ * argument, beside a thread that computes. */
 #include "guest.h"
+#include <pthread.h>
 
-int main(void)
+static void *computes(void *argument)
 {
+    while (argument)
+        __asm__ volatile("" : "+r"(argument));
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    pthread_t thread;
+    if (argc > 1)
+        pthread_create(&thread, 0, computes, argv);
+
     char data[4096];
     ssize_t got;
     size_t total = 0;

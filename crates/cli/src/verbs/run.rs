@@ -36,8 +36,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
     THAW_TRACE=syscalls thaw run --rootfs ./alpine --memory 64MiB -- /bin/busybox ls -l\n\n\
     Environment:\n  \
     THAW_TRACE=syscalls   print every system call of the program to standard error\n  \
-    THAW_NO_PATCHING=1    let every system call take the slow door\n  \
-    THAW_SEVERAL_VCPUS=1  run the threads of one process on several CPUs (experimental)")]
+    THAW_NO_PATCHING=1    let every system call take the slow door")]
 pub struct Arguments {
     /// Root file system: a directory of this host (with a slash in its name),
     /// served read-only, or the name of a stored one.

@@ -59,22 +59,30 @@ pub fn bell() -> Option<HostFd> {
 
 /// Asks the host for what sharing needs. May allocate.
 pub fn prepare() -> Result<()> {
-    let mut reply = Vec::new();
-    for (kind, slot) in [(MSG_MEMORY_FILE, &FILE), (MSG_BELL, &BELL)] {
-        if slot.load(Relaxed) < 0 {
-            let fd = broker::request(kind, &[], &[], &mut reply)?.ok_or(Errno::EIO)?;
-            slot.store(fd.0, Relaxed);
-        }
+    ask_once(MSG_MEMORY_FILE, &FILE)?;
+    prepare_bell()
+}
+
+/// Asks the host for the bell of the watcher. May allocate.
+pub fn prepare_bell() -> Result<()> {
+    ask_once(MSG_BELL, &BELL)
+}
+
+fn ask_once(kind: u32, slot: &AtomicI32) -> Result<()> {
+    if slot.load(Relaxed) < 0 {
+        let fd = broker::request(kind, &[], &[], &mut Vec::new())?.ok_or(Errno::EIO)?;
+        slot.store(fd.0, Relaxed);
     }
     Ok(())
 }
 
 /// Moves the arena to shared memory. To be called after [`prepare`], on the
-/// idle stack, which stays where it is, while the sandbox has one host thread.
+/// idle stack, which stays where it is, while no other vCPU uses the arena.
 pub fn share() -> Result<()> {
     if is_shared() {
         return Ok(());
     }
+    kernel_lock::enable()?;
     let file = HostFd(FILE.load(Relaxed));
     lazy::map_all();
     for space in kernel().tasks.spaces() {
@@ -121,7 +129,6 @@ pub fn share() -> Result<()> {
     host::map_file(file, SHM_BASE, SHM_MAX, WRITABLE, shared, ARENA_SHM)?;
     heap::mapped_whole();
     SHARED.store(true, Relaxed);
-    kernel_lock::enable();
     areas.iter().try_for_each(shm::map)
 }
 

@@ -8,10 +8,12 @@
 //! lets it be frozen, copied and thawed like all other memory. Once several
 //! host processes share the arena, the page store is shared memory itself, and
 //! a mapping maps its pages.
+#![allow(unsafe_code)]
+
+use thaw_abi::layout::WINDOW_BASE;
 
 use crate::errno::Result;
 use crate::platform::host;
-use crate::platform::user::UserAddress;
 use crate::task::current_process;
 
 /// `SEGV_MAPERR`: there is nothing at the address (sigaction(2)).
@@ -51,21 +53,26 @@ pub fn place_page(address: u64, bytes: &[u8; 4096], prot: u32) -> Result<Placed>
         current_process().mm().note_shown(address, page);
         return Ok(Placed::Shared);
     }
+    // Filled elsewhere, lest another vCPU sees it empty.
     let writable = host::PROT_READ | host::PROT_WRITE;
-    host::map_anonymous(address, 4096, writable)?;
-    UserAddress(address).write_bytes(bytes)?;
+    host::map_anonymous(WINDOW_BASE, 4096, writable)?;
+    // SAFETY: just mapped, writable, and used by nobody else.
+    unsafe { (WINDOW_BASE as *mut [u8; 4096]).write(*bytes) };
     if prot != writable {
-        host::protect(address, 4096, prot)?;
+        host::protect(WINDOW_BASE, 4096, prot)?;
     }
+    host::move_mapping(WINDOW_BASE, 4096, address)?;
     Ok(Placed::Moved)
 }
 
 /// Takes a page that [`place_page`] has mapped out of guest memory.
 pub fn take_page(address: u64, bytes: &mut [u8; 4096]) {
-    let from = UserAddress(address);
-    if from.read_bytes(bytes).is_err() && host::protect(address, 4096, host::PROT_READ).is_ok() {
-        // Write-only or execute-only memory.
-        let _ = from.read_bytes(bytes);
+    // Moved away first, lest another vCPU writes to it behind the copy.
+    if host::move_mapping(address, 4096, WINDOW_BASE).is_ok()
+        && host::protect(WINDOW_BASE, 4096, host::PROT_READ).is_ok()
+    {
+        // SAFETY: what was moved here is readable, and used by nobody else.
+        *bytes = unsafe { (WINDOW_BASE as *const [u8; 4096]).read() };
+        let _ = host::unmap(WINDOW_BASE, 4096);
     }
-    let _ = host::unmap(address, 4096);
 }

@@ -207,7 +207,9 @@ impl HostFile {
         while let Some((at, len)) = sink.next_piece() {
             let outcome = retry_after_fault(at, len, || match self.kind {
                 Kind::MayBlock => host::read(fd, at, len),
-                _ => host::recv(fd, at, len, peek),
+                // The watcher may find news meanwhile, which is then taken for
+                // dealt with: the host is asked again before anybody waits.
+                _ => kernel_lock::unlocked(|| host::recv(fd, at, len, peek)),
             });
             match outcome {
                 Ok(count) => {
@@ -286,7 +288,7 @@ impl HostFile {
             };
             let outcome = retry_after_fault(at, len, || match self.kind {
                 Kind::MayBlock => host::write(fd, at, len),
-                _ => host::send(fd, at, len),
+                _ => kernel_lock::unlocked(|| host::send(fd, at, len)),
             });
             match outcome {
                 Ok(count) => {
@@ -416,7 +418,7 @@ impl HostPoll {
     /// lock is given up meanwhile.
     pub fn watch(&self, timeout_ns: Option<u64>) -> Waited {
         use crate::boot::{arena, control};
-        let bell = arena::bell().filter(|_| arena::is_shared());
+        let bell = arena::bell().filter(|_| kernel_lock::is_enabled());
         let mut requests = self.requests(Some(control::CONTROL), bell);
         if bell.is_some() {
             let mut watched = self.watched.lock();
@@ -560,6 +562,7 @@ pub fn check() {
     let control = Some(crate::boot::control::CONTROL);
     let polls = host_poll();
     polls.busy.store(0, Ordering::Relaxed);
+    crate::task::carrier::note_look();
     if polls.look(control).control || crate::boot::control::has_kept() {
         crate::task::sched::handle_messages();
     }

@@ -3,18 +3,28 @@
 //! It is taken on entry and given up on the way back to the guest and while a
 //! vCPU waits in the host. A sandbox with a single vCPU has no use for it and
 //! pays nothing: the lock is inert until [`enable`] is called, which happens
-//! before a second vCPU exists. The word lies in memory that all host processes
-//! of the sandbox share by then.
+//! before a second vCPU exists. The words that vCPUs wait on in the host are
+//! shared by all host processes from then on and never move, as the arena does
+//! when it becomes shared.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::{
     AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
-use super::host;
+use thaw_abi::layout::BOOT_BASE;
+
+use super::host::{self, PROT_READ, PROT_WRITE, Sharing};
+use crate::errno::Result;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
-static WORD: AtomicU32 = AtomicU32::new(FREE);
+
+/// A page of words, mapped by [`enable`].
+const WORDS: u64 = BOOT_BASE + 0xa_0000;
+const WORDS_SIZE: u64 = 4096;
+/// Words that are bells; the first cache line is the lock's.
+const FIRST_BELL: u32 = 16;
+const BELLS: u32 = WORDS_SIZE as u32 / 4 - FIRST_BELL;
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -31,40 +41,65 @@ pub fn is_enabled() -> bool {
 }
 
 /// Makes the lock real; the caller holds it afterwards.
-pub fn enable() {
-    if !ENABLED.load(Relaxed) {
-        WORD.store(TAKEN, Relaxed);
+pub fn enable() -> Result<()> {
+    if !is_enabled() {
+        host::map_anonymous_as(WORDS, WORDS_SIZE, PROT_READ | PROT_WRITE, Sharing::Shared)?;
+        lock_word().store(TAKEN, Relaxed);
         ENABLED.store(true, Release);
     }
+    Ok(())
+}
+
+/// The bell with a number, once the lock is real. Some numbers have the same.
+pub fn bell(number: u32) -> &'static AtomicU32 {
+    word(FIRST_BELL + number % BELLS)
+}
+
+fn lock_word() -> &'static AtomicU32 {
+    word(0)
+}
+
+fn word(index: u32) -> &'static AtomicU32 {
+    // SAFETY: inside the page, which stays mapped once the lock is real.
+    unsafe { AtomicU32::from_ptr((WORDS as *mut u32).add(index as usize)) }
 }
 
 /// Takes the lock.
 #[inline]
 pub fn acquire() {
-    if ENABLED.load(Relaxed) && WORD.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_err() {
+    if is_enabled() && lock_word().compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_err() {
         wait();
     }
 }
 
 #[cold]
 fn wait() {
+    let word = lock_word();
     for _ in 0..SPINS {
         core::hint::spin_loop();
-        if WORD.load(Relaxed) == FREE
-            && WORD.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok()
+        if word.load(Relaxed) == FREE
+            && word.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_ok()
         {
             return;
         }
     }
-    while WORD.swap(CONTENDED, Acquire) != FREE {
-        host::futex_wait(&WORD, CONTENDED, None);
+    while word.swap(CONTENDED, Acquire) != FREE {
+        host::futex_wait(word, CONTENDED, None);
     }
+}
+
+/// Makes a host call that takes long without the lock, which the caller has.
+pub fn unlocked<T>(call: impl FnOnce() -> T) -> T {
+    release();
+    let outcome = call();
+    acquire();
+    outcome
 }
 
 /// Gives the lock up.
 #[inline]
 pub fn release() {
-    if ENABLED.load(Relaxed) && WORD.swap(FREE, Release) == CONTENDED {
-        host::futex_wake(&WORD, 1);
+    if is_enabled() && lock_word().swap(FREE, Release) == CONTENDED {
+        host::futex_wake(lock_word(), 1);
     }
 }

@@ -35,16 +35,12 @@ pub struct VcpuBlock {
     pub errand: *const Errand,
     /// This vCPU, as the others see it.
     pub own: *const Vcpu,
-    /// Another vCPU is to be added as soon as no thread runs on this one.
-    pub wants_vcpu: bool,
     /// Number of this vCPU in its host process.
     pub index: u32,
     /// The host has knocked, and nobody has looked yet.
     pub knocked: AtomicBool,
     /// The alarm has gone off, and nobody has looked yet.
     pub alarmed: AtomicBool,
-    /// When the running thread was switched in, on the host's monotonic clock.
-    pub switched_in_ns: u64,
 }
 
 // The entry code uses these offsets.

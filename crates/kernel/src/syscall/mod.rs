@@ -7,6 +7,7 @@ use crate::errno::{Errno, Result};
 use crate::platform::entry::TrapFrame;
 use crate::platform::kernel_lock;
 use crate::platform::user::UserAddress;
+use crate::task::carrier;
 
 /// The six argument registers of a system call (syscall(2)).
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +98,7 @@ pub extern "C" fn dispatch(frame: &mut TrapFrame) {
 
 /// Performs the system call of a frame.
 pub fn perform(frame: &mut TrapFrame) {
+    carrier::count_call();
     let entry = usize::try_from(frame.orig_rax)
         .ok()
         .and_then(|number| table::BY_NUMBER.get(number).copied().flatten());

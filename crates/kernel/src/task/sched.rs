@@ -23,12 +23,12 @@ use crate::sync::Lock;
 use crate::time::{Instant, timer};
 
 /// How long a thread may run while others wait, in nanoseconds.
-const SLICE_NS: u64 = 4_000_000;
-/// How long a thread waits before another vCPU is woken for it: what the waking
-/// costs several times over.
-const HELP_NS: u64 = 50_000;
-/// How long a thread waits before a vCPU is added for it.
-const GROW_NS: u64 = 500_000;
+pub const SLICE_NS: u64 = 4_000_000;
+/// How often the vCPUs of a carrier are looked at while there could be more or fewer
+/// of them, and how long threads wait at least before another one helps, in
+/// nanoseconds. Short bursts of work beside a thread that computes, as those of Go's
+/// collector, are not worth waking a vCPU.
+pub const TICK_NS: u64 = 2_000_000;
 
 /// Scheduling state of a thread.
 #[derive(Clone, Copy, Debug)]
@@ -184,21 +184,41 @@ pub fn yield_now() {
     if space.run_queue.is_empty() {
         return;
     }
-    space.run_queue.push(thread);
     drop(space);
+    go_last();
+}
+
+/// Gives up the vCPU; the running thread comes last in the run queue.
+fn go_last() {
+    let thread = current_arc();
+    thread.process.mm().run_queue.push(thread.clone());
+    drop(thread);
     current().switch_to_idle();
+}
+
+/// Gives up the vCPU if it is not to run threads now.
+pub fn rest_if_asked() {
+    if !carrier::may_run_threads() {
+        go_last();
+    }
 }
 
 /// The alarm has gone off while a thread runs: fires timers, finds help for
 /// threads that wait, and lets others run when the time slice is over.
 pub fn tick() {
+    let space = carrier::own_space();
     timer::fire_due();
     carrier::end_if_told();
-    carrier::hand_over_watch();
-    if !carrier::own_space().run_queue.is_empty() && !carrier::add_if_wanted() {
+    space.carrier.judge();
+    if !space.carrier.has_looked() && !carrier::is_watched() {
+        crate::net::host_poll::check();
+    }
+    let is_helped = || space.carrier.wants_help() && carrier::add_if_wanted();
+    if !space.run_queue.is_empty() && !is_helped() {
         // The host gives the alarm to one vCPU, whichever threads run too long.
         carrier::interrupt_others();
     }
+    space.carrier.gather();
     if !yield_if_due() {
         watch_clock();
     }
@@ -206,10 +226,7 @@ pub fn tick() {
 
 /// Lets others run if the time slice of the running thread is over.
 pub fn yield_if_due() -> bool {
-    let block = vcpu::block();
-    let ran = crate::platform::clock::monotonic_ns() - block.switched_in_ns;
-    let waiting = !carrier::own_space().run_queue.is_empty();
-    let due = waiting && (block.wants_vcpu || ran >= SLICE_NS);
+    let due = !carrier::own_space().run_queue.is_empty() && current().ran_ns() >= SLICE_NS;
     if due {
         yield_now();
     }
@@ -219,14 +236,24 @@ pub fn yield_if_due() -> bool {
 /// Makes sure that the running thread is interrupted when a timer is due or
 /// others have waited for long enough. Does nothing while idle.
 pub fn watch_clock() {
-    let block = vcpu::block();
-    if block.thread.is_null() {
+    if vcpu::block().thread.is_null() {
         return;
     }
     // An alarm that went off while the vCPU was idle is not set any more.
     fault::take_alarm();
+    set_alarm(slice_ns());
+}
+
+/// Before a vCPU waits while others run threads, and leaves to them what can run or
+/// what is to be watched.
+pub fn watch_clock_asleep() {
+    set_alarm(Some(TICK_NS));
+}
+
+/// Sets the alarm for the next timer and for `wait` nanoseconds from now, unless
+/// it goes off earlier.
+fn set_alarm(wait: Option<u64>) {
     let timer = timer::next_deadline();
-    let wait = slice_ns();
     if timer.is_none() && wait.is_none() {
         return;
     }
@@ -246,14 +273,20 @@ pub fn watch_clock() {
 fn slice_ns() -> Option<u64> {
     let space = carrier::own_space();
     if !space.run_queue.is_empty() {
-        let can_help = space.carrier.vcpu_count() > 1 && !space.carrier.is_busy();
-        return Some(match (can_help, carrier::may_grow()) {
-            (true, _) => HELP_NS,
-            (false, true) => GROW_NS,
-            (false, false) => SLICE_NS,
-        });
+        let can_help = space.carrier.has_idle() || carrier::may_grow();
+        if !can_help {
+            return Some(SLICE_NS);
+        }
+        if space.carrier.since_judged_ns() > TICK_NS {
+            // What counts is what happens from now on.
+            space.carrier.judge();
+        }
+        return Some(TICK_NS);
     }
-    carrier::needs_watcher().then_some(SLICE_NS)
+    if !space.carrier.is_alone() {
+        return Some(TICK_NS);
+    }
+    carrier::needs_look().then_some(SLICE_NS)
 }
 
 /// Handles everything that the host has sent.

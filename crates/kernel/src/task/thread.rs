@@ -51,6 +51,9 @@ pub struct Thread {
     pub fpu: Lock<FpuState>,
     /// CPU time up to the last switch, in nanoseconds.
     cpu_ns: AtomicU64,
+    /// Since when it has been running, on the host's monotonic clock in
+    /// nanoseconds; 0 if it does not run.
+    running_since_ns: AtomicU64,
     /// Saved stack pointer of the kernel context while it does not run.
     context: AtomicU64,
     stack: KernelStack,
@@ -112,6 +115,7 @@ impl Thread {
             fs_base: AtomicU64::new(0),
             fpu: Lock::new(FpuState::initial()),
             cpu_ns: AtomicU64::new(0),
+            running_since_ns: AtomicU64::new(0),
             context: AtomicU64::new(0),
             stack,
         };
@@ -144,10 +148,15 @@ impl Thread {
 
     /// CPU time, in nanoseconds.
     pub fn cpu_ns(&self) -> u64 {
-        let block = vcpu::block();
-        let running = core::ptr::eq(block.thread, self);
-        let since = if running { clock::monotonic_ns() - block.switched_in_ns } else { 0 };
-        self.cpu_ns.load(Relaxed) + since
+        self.cpu_ns.load(Relaxed) + self.ran_ns()
+    }
+
+    /// How long it has been running without a switch, in nanoseconds.
+    pub fn ran_ns(&self) -> u64 {
+        match self.running_since_ns.load(Relaxed) {
+            0 => 0,
+            since => clock::monotonic_ns().saturating_sub(since),
+        }
     }
 
     fn frame_address(&self) -> *mut TrapFrame {
@@ -187,7 +196,7 @@ impl Thread {
             self.fpu.lock().load();
             block.fpu_owner = thread;
         }
-        block.switched_in_ns = clock::monotonic_ns();
+        self.running_since_ns.store(clock::monotonic_ns(), Relaxed);
         super::sched::watch_clock();
         // SAFETY: FSGSBASE is a requirement, checked by `thaw doctor`; the
         // kernel itself does not use `%fs`.
@@ -201,7 +210,8 @@ impl Thread {
             self.save_fpu();
         }
         block.thread = core::ptr::null();
-        self.cpu_ns.fetch_add(clock::monotonic_ns() - block.switched_in_ns, Relaxed);
+        self.cpu_ns.fetch_add(self.ran_ns(), Relaxed);
+        self.running_since_ns.store(0, Relaxed);
     }
 
     /// Runs `work` as if on behalf of this thread, which must not run yet.

@@ -5,7 +5,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{is_first, own_space, run, serve};
+use super::{halt, is_first, own_space, run, serve};
 use crate::boot::arena;
 use crate::errno::{Errno, Result};
 use crate::mm::AddressSpace;
@@ -76,7 +76,7 @@ pub(super) fn run_errand() -> Option<Forked> {
     // The child's references: its side of the fork lets go of them.
     let for_child = (errand.space.clone(), errand.thread.clone());
     let moves = errand.moves;
-    let outcome = arena::share().and_then(|()| host::fork(!is_first()));
+    let outcome = share_arena().and_then(|()| host::fork(!is_first()));
     match outcome {
         Ok(Forked::Child) => {
             core::mem::forget(thread);
@@ -94,6 +94,14 @@ pub(super) fn run_errand() -> Option<Forked> {
         sched::wake(&thread, Wake::Woken);
     }
     outcome.ok()
+}
+
+fn share_arena() -> Result<()> {
+    if kernel_lock::is_enabled() && !arena::is_shared() {
+        halt::others_during(arena::share)
+    } else {
+        arena::share()
+    }
 }
 
 /// Makes host processes for the address spaces of an image other than the

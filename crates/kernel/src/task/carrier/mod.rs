@@ -8,13 +8,17 @@
 //!
 //! One idle vCPU of the sandbox is the *watcher*: it waits in the host for
 //! descriptors, messages and the nearest timer on behalf of all. The others
-//! sleep until there is something for them to run.
+//! sleep until there is something for them to run. There may be none for a while,
+//! as long as a carrier that is busy has the host looked at at its ticks.
 #![allow(unsafe_code)]
 
 mod fork;
+mod halt;
+mod load;
 mod vcpus;
 
 pub use fork::{Errand, begin_others, fork, move_to_new_space};
+pub use load::count_call;
 pub use vcpus::{Vcpu, add_if_wanted, may_grow, start_of_vcpu};
 
 use alloc::sync::Arc;
@@ -27,7 +31,7 @@ use crate::boot::{arena, control, phases, populate};
 use crate::mm::AddressSpace;
 use crate::net::host_poll;
 use crate::platform::host::{self, Forked};
-use crate::platform::{fault, kernel_lock, vcpu};
+use crate::platform::{clock, fault, kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
 use crate::time::timer;
@@ -42,6 +46,12 @@ pub struct Carrier {
     /// When the alarm of the host process goes off, on the guest's monotonic
     /// clock in nanoseconds; 0 if it is not set.
     pub alarm_at: AtomicU64,
+    /// When its vCPUs were last judged ([`Carrier::judge`]), on the host's monotonic
+    /// clock in nanoseconds.
+    judged_at: AtomicU64,
+    /// When the host was last looked at beside a running thread, on the host's
+    /// monotonic clock in nanoseconds.
+    looked_at: AtomicU64,
 }
 
 impl Carrier {
@@ -60,9 +70,14 @@ impl Carrier {
         self.vcpus.lock().iter().find(|vcpu| vcpu.activity.get() == activity).cloned()
     }
 
-    /// Whether all vCPUs run something.
-    pub fn is_busy(&self) -> bool {
-        self.vcpus.lock().iter().all(|vcpu| vcpu.activity.get() == Activity::Active)
+    /// Whether the host was looked at for one of its threads a short while ago.
+    pub fn has_looked(&self) -> bool {
+        clock::monotonic_ns() - self.looked_at.load(Relaxed) < sched::SLICE_NS
+    }
+
+    /// Whether a vCPU runs nothing.
+    pub fn has_idle(&self) -> bool {
+        self.vcpus.lock().iter().any(|vcpu| vcpu.activity.get() != Activity::Active)
     }
 
     /// Whether no other vCPU than the calling one runs or is about to.
@@ -128,6 +143,8 @@ fn serve(space: Arc<AddressSpace>, host_tid: u32) {
         vcpus.push(vcpu.clone());
     }
     space.carrier.alarm_at.store(0, Relaxed);
+    space.carrier.looked_at.store(0, Relaxed);
+    space.carrier.judged_at.store(0, Relaxed);
     let block = vcpu::block();
     block.own = Arc::into_raw(vcpu);
     block.space = Arc::into_raw(space);
@@ -144,14 +161,17 @@ pub fn notify(space: &AddressSpace) {
         // the alarm finds help.
         return;
     }
-    if let Some(sleeper) = space.carrier.with_activity(Activity::Sleeping) {
+    if space.carrier.with_activity(Activity::Active).is_some() {
+        if space.run_queue.len() == 1 {
+            // They look at their queue when the threads that they run stop; should
+            // that not be soon, an alarm of their own has to find help or end a
+            // time slice.
+            interrupt_all(space);
+        }
+    } else if let Some(sleeper) = space.carrier.with_activity(Activity::Sleeping) {
         ring(&sleeper);
-    } else if space.carrier.with_activity(Activity::Watching).is_some() {
+    } else {
         ring_watcher();
-    } else if space.run_queue.len() == 1 {
-        // They look at their queue when the threads that they run stop; should
-        // that not be soon, an alarm of their own has to end a time slice.
-        interrupt_all(space);
     }
 }
 
@@ -200,9 +220,11 @@ pub fn interrupt(thread: &Thread) {
 pub fn end_wait(block: &vcpu::VcpuBlock) {
     // SAFETY: a vCPU's own record lives as long as the vCPU; null is before that.
     let Some(vcpu) = (unsafe { block.own.as_ref() }) else { return };
-    vcpu.bell.fetch_add(1, Relaxed);
-    if core::ptr::eq(WATCHER.load(Relaxed), vcpu) && arena::is_shared() {
-        ring_watcher();
+    if kernel_lock::is_enabled() {
+        vcpu.bell().fetch_add(1, Relaxed);
+        if core::ptr::eq(WATCHER.load(Relaxed), vcpu) {
+            ring_watcher();
+        }
     }
 }
 
@@ -212,8 +234,9 @@ pub fn attend_interruption() {
 }
 
 fn ring(vcpu: &Vcpu) {
-    vcpu.bell.fetch_add(1, Relaxed);
-    host::futex_wake(&vcpu.bell, 1);
+    vcpu.bell().fetch_add(1, Relaxed);
+    // Other vCPUs may have the same bell: they look and sleep again.
+    host::futex_wake(vcpu.bell(), i32::MAX as u32);
 }
 
 fn ring_watcher() {
@@ -236,10 +259,15 @@ pub fn run() -> ! {
             continue;
         }
         // Whoever watches sees the message that the host knocks for.
-        fault::take_knock();
+        if fault::take_knock() && WATCHER.load(Relaxed).is_null() {
+            sched::handle_messages();
+        }
         if fault::take_alarm() {
             // It was for a vCPU that is busy; the timers have been fired.
             interrupt_others();
+            if load::helps() {
+                continue;
+            }
         }
         if control::has_kept() {
             sched::handle_messages();
@@ -252,7 +280,10 @@ pub fn run() -> ! {
             continue;
         }
         phases::report_if_due();
-        if WATCHER.load(Relaxed).is_null() {
+        if !own_space().run_queue.is_empty() {
+            sched::watch_clock_asleep();
+        }
+        if WATCHER.load(Relaxed).is_null() && !others_look() {
             watch();
         } else {
             sleep();
@@ -262,7 +293,7 @@ pub fn run() -> ! {
 
 /// Runs threads until none can run.
 fn run_threads() {
-    loop {
+    while may_run_threads() {
         let Some(thread) = own_space().run_queue.pop() else { return };
         phases::first_instruction();
         attend_interruption();
@@ -272,10 +303,6 @@ fn run_threads() {
         own_vcpu().set_running(Some(&thread));
         thread.switch_from_idle();
         own_vcpu().set_running(None);
-        if core::mem::take(&mut vcpu::block().wants_vcpu) {
-            // A sandbox that cannot have another vCPU goes on with what it has.
-            let _ = arena::prepare().and_then(|()| arena::share()).and_then(|()| vcpus::add());
-        }
         if fork::run_errand() == Some(Forked::Child) {
             // This reference is the parent's.
             core::mem::forget(thread);
@@ -283,9 +310,15 @@ fn run_threads() {
     }
 }
 
+/// Whether this vCPU is to run threads now, if there are any.
+pub fn may_run_threads() -> bool {
+    let rests = halt::is_asked() || own_vcpu().is_parked() && !own_space().carrier.is_alone();
+    !rests
+}
+
 /// Whether all other vCPUs wait and there is nothing to do for them.
 fn others_rest() -> bool {
-    if !arena::is_shared() {
+    if !kernel_lock::is_enabled() {
         return true;
     }
     let own = vcpu::block().own;
@@ -303,11 +336,14 @@ fn watch() {
     WATCHER.store(vcpu::block().own.cast_mut(), Relaxed);
     WATCHES_UNTIL.store(timer::next_deadline().map_or(u64::MAX, |next| next.0), Relaxed);
     own_vcpu().activity.set(Activity::Watching);
+    own_vcpu().park(true);
     put_registers_away();
     // A signal that came before the watcher was known has ended nothing.
     let timeout = if fault::has_signal() { Some(0) } else { timer::time_to_next() };
     let has_message = host_poll::watch(timeout);
     own_vcpu().activity.set(Activity::Active);
+    // What has been found to run is at hand here.
+    own_vcpu().park(fault::has_signal() || !own_space().carrier.wants_own_help());
     WATCHER.store(core::ptr::null_mut(), Relaxed);
     if has_message {
         sched::handle_messages();
@@ -318,57 +354,90 @@ fn watch() {
 /// must be in memory.
 fn put_registers_away() {
     let owner = vcpu::block().fpu_owner;
-    if arena::is_shared() && !owner.is_null() {
+    if kernel_lock::is_enabled() && !owner.is_null() {
         // SAFETY: the owner is alive: threads clear the field when they end.
         unsafe { (*owner).save_fpu() };
     }
 }
 
-/// Sleeps until the bell rings. The watcher must know what is waited for.
+/// Sleeps until the bell rings. Whoever looks at the host meanwhile must know what
+/// is waited for.
 fn sleep() {
-    let deadline = timer::next_deadline().map_or(u64::MAX, |next| next.0);
-    if deadline < WATCHES_UNTIL.load(Relaxed) || host_poll::has_unwatched() {
-        ring_watcher();
+    if WATCHER.load(Relaxed).is_null() {
+        sched::watch_clock_asleep();
+    } else {
+        let deadline = timer::next_deadline().map_or(u64::MAX, |next| next.0);
+        if deadline < WATCHES_UNTIL.load(Relaxed) || host_poll::has_unwatched() {
+            ring_watcher();
+        }
     }
-    let own = own_vcpu();
-    let rung = own.bell.load(Relaxed);
+    let rung = own_vcpu().bell().load(Relaxed);
     if fault::has_signal() {
         // It came before the bell was looked at. An alarm, above all, must not be
         // slept on: nobody sets another one before somebody has seen it.
         return;
     }
+    sleep_until_rung(rung);
+}
+
+/// Sleeps unless the bell has rung since it was `rung`.
+fn sleep_until_rung(rung: u32) {
+    let own = own_vcpu();
     own.activity.set(Activity::Sleeping);
+    own.park(true);
     put_registers_away();
+    halt::note_rest();
     kernel_lock::release();
-    host::futex_wait(&own.bell, rung, None);
+    host::futex_wait(own.bell(), rung, None);
     kernel_lock::acquire();
     own.activity.set(Activity::Active);
 }
 
-/// Before a vCPU becomes busy for long or ends: somebody should watch.
-pub fn hand_over_watch() {
-    if !needs_watcher() {
-        return;
+/// Whether another vCPU of this carrier has the host looked at often enough for
+/// nobody to watch: by polling, or at its ticks because it is talkative. Each wake-up
+/// of a watcher would take processor time from it.
+fn others_look() -> bool {
+    let carrier = &own_space().carrier;
+    !carrier.is_alone() && (carrier.has_looked() || !carrier.wants_own_help())
+}
+
+/// The host is looked at beside the running thread.
+pub fn note_look() {
+    if kernel_lock::is_enabled() {
+        own_space().carrier.looked_at.store(clock::monotonic_ns(), Relaxed);
     }
+}
+
+/// At a tick: whether somebody watches, who may have to be woken for it. A talkative
+/// vCPU looks itself.
+pub fn is_watched() -> bool {
+    !WATCHER.load(Relaxed).is_null() || own_space().carrier.wants_help() && hand_over_watch()
+}
+
+/// Wakes somebody to watch; whether there is anybody.
+fn hand_over_watch() -> bool {
     let sleeper = kernel()
         .tasks
         .spaces()
         .iter()
         .find_map(|space| space.carrier.with_activity(Activity::Sleeping));
-    if let Some(sleeper) = sleeper {
-        ring(&sleeper);
+    if let Some(sleeper) = &sleeper {
+        ring(sleeper);
     }
+    sleeper.is_some()
 }
 
-/// Whether nobody watches although there are vCPUs that could.
-pub fn needs_watcher() -> bool {
-    arena::is_shared() && WATCHER.load(Relaxed).is_null()
+/// Whether nobody watches although there are threads that may wait for the host.
+pub fn needs_look() -> bool {
+    WATCHER.load(Relaxed).is_null() && kernel().tasks.threads.lock().len() > 1
 }
 
 /// Ends a vCPU whose guest processes have ended; the host process ends with the
 /// last one.
 fn retire() -> ! {
-    hand_over_watch();
+    if WATCHER.load(Relaxed).is_null() {
+        hand_over_watch();
+    }
     let others = own_space().carrier.vcpus.lock().clone();
     for vcpu in others.iter() {
         match vcpu.activity.get() {

@@ -2,18 +2,21 @@
 #![allow(unsafe_code)]
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::control::FLAG_SEVERAL_VCPUS;
+use thaw_abi::control::FLAG_FREEZE_AT_ENTRY;
 
-use super::{Activity, own_space, put_registers_away, ring, ring_watcher, run};
-use crate::boot::arena;
+use super::{Activity, halt, own_space, ring, ring_watcher, run};
+use crate::boot::{arena, lazy};
 use crate::errno::Result;
 use crate::platform::host::{self, PROT_READ, PROT_WRITE};
 use crate::platform::{fault, kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
 use crate::task::thread::Thread;
+
+/// How many vCPUs have been given a bell.
+static BELLS_GIVEN: AtomicU32 = AtomicU32::new(0);
 
 /// A virtual CPU, as the others see it.
 pub struct Vcpu {
@@ -23,10 +26,18 @@ pub struct Vcpu {
     host_tid: AtomicU32,
     /// What it does.
     pub(super) activity: Lock<Activity>,
-    /// Rung to end its sleep.
-    pub(super) bell: AtomicU32,
+    /// Number of the bell that ends its sleep.
+    bell: u32,
     /// The thread that it runs, or null.
     running: AtomicPtr<Thread>,
+    /// It leaves the threads that can run to the vCPUs that are awake, if any are.
+    parked: AtomicBool,
+    /// How often threads have made system calls on it.
+    pub(super) calls: AtomicU64,
+    /// The same when it was last judged.
+    pub(super) calls_judged: AtomicU64,
+    /// For how many judgements it counts as talkative, this one included.
+    pub(super) talkative_for: AtomicU32,
     /// An interruption is on its way, and the vCPU has not looked since. More
     /// of them would only pile up on its signal stack.
     interrupted: AtomicBool,
@@ -39,8 +50,12 @@ impl Vcpu {
             index,
             host_tid: AtomicU32::new(host_tid),
             activity: Lock::new(Activity::Active),
-            bell: AtomicU32::new(0),
+            bell: BELLS_GIVEN.fetch_add(1, Relaxed),
             running: AtomicPtr::new(core::ptr::null_mut()),
+            parked: AtomicBool::new(false),
+            calls: AtomicU64::new(0),
+            calls_judged: AtomicU64::new(0),
+            talkative_for: AtomicU32::new(0),
             interrupted: AtomicBool::new(false),
         }
     }
@@ -48,6 +63,21 @@ impl Vcpu {
     /// Host thread id in the sandbox' pid namespace.
     pub(super) fn host_tid(&self) -> u32 {
         self.host_tid.load(Relaxed)
+    }
+
+    /// Rung to end its sleep. It sleeps only once the kernel lock is real.
+    pub(super) fn bell(&self) -> &'static AtomicU32 {
+        kernel_lock::bell(self.bell)
+    }
+
+    /// Whether it leaves threads to others.
+    pub(super) fn is_parked(&self) -> bool {
+        self.parked.load(Relaxed)
+    }
+
+    /// Whether it is to leave threads to others from now on.
+    pub(super) fn park(&self, parked: bool) {
+        self.parked.store(parked, Relaxed);
     }
 
     /// Makes it come into the kernel; `process` is its host process.
@@ -76,40 +106,46 @@ impl Vcpu {
 /// Threads of this carrier have waited for a vCPU: wakes one that sleeps, or
 /// adds one if the sandbox may have more. Whether somebody helps.
 pub fn add_if_wanted() -> bool {
+    if halt::is_asked() {
+        return false;
+    }
     let carrier = &own_space().carrier;
     if let Some(sleeper) = carrier.with_activity(Activity::Sleeping) {
+        sleeper.park(false);
         ring(&sleeper);
         return true;
     }
     if carrier.with_activity(Activity::Watching).is_some() {
+        // It looks for threads when its wait ends.
         ring_watcher();
         return true;
     }
-    if !may_grow() {
-        return false;
-    }
-    if !arena::is_shared() {
-        // The arena moves while no thread of the guest runs.
-        vcpu::block().wants_vcpu = true;
-        return false;
-    }
-    add().is_ok()
+    // A sandbox that cannot have another vCPU goes on with what it has.
+    may_grow() && become_several().and_then(|()| add()).is_ok()
 }
 
-/// Whether the sandbox' limit leaves room for another vCPU.
+/// Whether the sandbox' limit leaves room for another vCPU. A program that is to
+/// be frozen has one.
 pub fn may_grow() -> bool {
     let config = kernel().config.get();
-    let limit = match config.flags & FLAG_SEVERAL_VCPUS {
-        0 => 1,
-        _ => config.cpus.min(vcpu::MAX_VCPUS),
+    let limit = match config.flags & FLAG_FREEZE_AT_ENTRY {
+        0 => config.cpus.min(vcpu::MAX_VCPUS),
+        _ => 1,
     };
     own_space().carrier.vcpu_count() < limit as usize
 }
 
+/// Prepares for there being several vCPUs.
+fn become_several() -> Result<()> {
+    arena::prepare_bell()?;
+    // Two vCPUs that touch the same page would both take its fault.
+    lazy::map_all();
+    kernel_lock::enable()
+}
+
 /// Adds a vCPU to this carrier. The caller has the kernel lock.
-pub(super) fn add() -> Result<()> {
+fn add() -> Result<()> {
     let carrier = &own_space().carrier;
-    put_registers_away();
     // Not 0: that area holds the tables of the process, too.
     let index = {
         let vcpus = carrier.vcpus.lock();
@@ -133,7 +169,13 @@ pub(super) fn add() -> Result<()> {
         Arc::increment_strong_count(vcpu::block().space);
         (*block).space = vcpu::block().space;
     }
-    let tid = host::start_thread(top, index)?;
+    let tid = host::start_thread(top, index).inspect_err(|_| {
+        // SAFETY: the references from above, which no thread has taken over.
+        unsafe {
+            drop(Arc::from_raw((*block).own));
+            Arc::decrement_strong_count((*block).space);
+        }
+    })?;
     vcpu.host_tid.store(tid, Relaxed);
     carrier.vcpus.lock().push(vcpu);
     Ok(())

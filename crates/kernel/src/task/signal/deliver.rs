@@ -32,6 +32,7 @@ fn before_return(frame: &mut TrapFrame) {
     let thread = current();
     thread.attention.store(false, Relaxed);
     carrier::attend_interruption();
+    sched::rest_if_asked();
     if crate::platform::fault::take_knock() {
         sched::handle_messages();
         if !sched::yield_if_due() {

@@ -1,0 +1,113 @@
+//! How many vCPUs a carrier uses: as many as there are threads that compute, and one
+//! for all those that make system calls in quick succession.
+//!
+//! The calls of the latter go through one kernel lock, and they wake each other.
+//! What runs next on the vCPU that woke it needs no wake-up across processors, which
+//! costs more than most calls do.
+#![allow(unsafe_code)]
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::{Activity, Carrier, Vcpu, own_space, own_vcpu};
+use crate::platform::{clock, vcpu};
+use crate::task::sched::TICK_NS;
+
+/// A vCPU on which system calls follow each other faster than this, in nanoseconds on
+/// average, is talkative.
+const TALKATIVE_NS: u64 = 100_000;
+/// It stays so for this many judgements that find few calls: the host may not have
+/// run it.
+const TALKATIVE_FOR: u32 = 2;
+
+fn is_talkative(calls: u64, within_ns: u64) -> bool {
+    calls.saturating_mul(TALKATIVE_NS) > within_ns
+}
+
+/// A thread makes a system call.
+#[inline]
+pub fn count_call() {
+    // SAFETY: a vCPU that runs a thread has its record.
+    if let Some(own) = unsafe { vcpu::block().own.as_ref() } {
+        own.calls.store(own.calls.load(Relaxed) + 1, Relaxed);
+    }
+}
+
+impl Carrier {
+    /// Judges the vCPUs by their system calls since this was last done, unless that
+    /// is too short a time.
+    pub fn judge(&self) {
+        let passed_ns = self.since_judged_ns();
+        if passed_ns < TICK_NS / 2 {
+            return;
+        }
+        self.judged_at.store(clock::monotonic_ns(), Relaxed);
+        for vcpu in self.vcpus.lock().iter() {
+            let calls = vcpu.calls.load(Relaxed);
+            let made = calls - vcpu.calls_judged.swap(calls, Relaxed);
+            let left = match is_talkative(made, passed_ns) {
+                true => TALKATIVE_FOR + 1,
+                false => vcpu.talkative_for.load(Relaxed).saturating_sub(1),
+            };
+            vcpu.talkative_for.store(left, Relaxed);
+        }
+    }
+
+    /// For how long the vCPUs have not been judged, in nanoseconds.
+    pub fn since_judged_ns(&self) -> u64 {
+        clock::monotonic_ns() - self.judged_at.load(Relaxed)
+    }
+
+    /// Whether threads that wait are to have another vCPU: those in use compute.
+    pub fn wants_help(&self) -> bool {
+        self.talkative().count() == 0
+    }
+
+    /// As [`Carrier::wants_help`], for a vCPU that is idle itself.
+    pub(super) fn wants_own_help(&self) -> bool {
+        !self.talkative().any(|vcpu| !core::ptr::eq(Arc::as_ptr(&vcpu), vcpu::block().own))
+    }
+
+    /// Lets only one vCPU go on with threads that are talkative.
+    pub fn gather(&self) {
+        let too_many: Vec<_> = self.talkative().skip(1).collect();
+        for vcpu in too_many {
+            vcpu.park(true);
+            vcpu.interrupt(self.host_pid());
+        }
+    }
+
+    fn talkative(&self) -> impl Iterator<Item = Arc<Vcpu>> {
+        let is_talkative = |vcpu: &Arc<Vcpu>| {
+            vcpu.activity.get() == Activity::Active && vcpu.talkative_for.load(Relaxed) > 0
+        };
+        self.vcpus.lock().clone().into_iter().filter(is_talkative)
+    }
+}
+
+/// The alarm has gone off while this vCPU was idle: whether it helps those that are
+/// not.
+pub(super) fn helps() -> bool {
+    let space = own_space();
+    space.carrier.judge();
+    let helps = !space.run_queue.is_empty() && space.carrier.wants_own_help();
+    if helps {
+        own_vcpu().park(false);
+    }
+    helps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quick_successions_of_calls_are_talkative() {
+        const MS: u64 = 1_000_000;
+        assert!(!is_talkative(0, 0) && !is_talkative(0, MS));
+        assert!(!is_talkative(5, MS) && is_talkative(50, MS));
+        // A server that is asked once in a while computes, as far as that goes.
+        assert!(!is_talkative(1000, 1000 * MS));
+    }
+}

@@ -1,0 +1,193 @@
+/* Threads that compute at the same time, on as many virtual CPUs as there are. */
+#include "guest.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#define THREADS 3
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + now.tv_nsec * 1e-9;
+}
+
+static void in_threads(void *(*work)(void *), const char *what)
+{
+    pthread_t threads[THREADS];
+    for (long i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], 0, work, (void *)i);
+    bool good = true;
+    for (int i = 0; i < THREADS; i++) {
+        void *outcome;
+        pthread_join(threads[i], &outcome);
+        good &= outcome != 0;
+    }
+    say("%s: %s\n", what, good ? "good" : "bad");
+}
+
+/* Registers that the kernel saves only when threads change: each thread has its
+ * own rounding modes (of SSE and of the x87), and its own number on the x87 stack. */
+static void *keeps_registers(void *argument)
+{
+    long number = (long)argument;
+    uint32_t mode = 0x1f80 | (number & 3) << 13;
+    uint16_t control = 0x37f & ~(3 << 8), expected = control | (number & 3) << 10;
+    __asm__ volatile("ldmxcsr %0; fldcw %1; fildl %2" : : "m"(mode), "m"(expected), "m"(number));
+    bool good = true;
+    for (double end = seconds() + 0.06; seconds() < end && good;) {
+        for (volatile int i = 0; i < 20000; i++)
+            continue;
+        uint32_t mode_now, number_now;
+        uint16_t control_now;
+        __asm__ volatile("stmxcsr %0; fnstcw %1; fistl %2"
+                         : "=m"(mode_now), "=m"(control_now), "=m"(number_now));
+        good = (mode_now & 0x6000) == (mode & 0x6000) && control_now == expected
+            && number_now == (uint32_t)number;
+    }
+    __asm__ volatile("fninit");
+    return (void *)good;
+}
+
+static atomic_int ended;
+
+/* Computes on its stack while the process forks. */
+static void *keeps_stack(void *argument)
+{
+    uint64_t words[64], turns = 0;
+    for (int i = 0; i < 64; i++)
+        words[i] = (uintptr_t)argument + i;
+    while (!ended) {
+        for (int i = 0; i < 64; i++)
+            words[i]++;
+        turns++;
+        if (turns % 1000 == 0)
+            getppid();
+    }
+    bool good = true;
+    for (int i = 0; i < 64; i++)
+        good &= words[i] == (uintptr_t)argument + i + turns;
+    return (void *)good;
+}
+
+static void forks_while_threads_compute(void)
+{
+    pthread_t threads[THREADS];
+    for (long i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], 0, keeps_stack, (void *)i);
+    usleep(20000);
+    int codes = 0;
+    for (int i = 0; i < 5; i++) {
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0)
+            _exit(i);
+        waitpid(child, &status, 0);
+        codes += WEXITSTATUS(status);
+    }
+    ended = 1;
+    bool good = true;
+    for (int i = 0; i < THREADS; i++) {
+        void *outcome;
+        pthread_join(threads[i], &outcome);
+        good &= outcome != 0;
+    }
+    say("forks: %d, %s\n", codes, good ? "good" : "bad");
+}
+
+static int file;
+static _Atomic uint64_t *shared;
+
+static void *counts_in_a_file(void *argument)
+{
+    (void)argument;
+    for (int i = 0; i < 300000; i++)
+        atomic_fetch_add(shared, 1);
+    return (void *)1;
+}
+
+/* A page of a file that threads write to by a shared mapping, and this one by calls. */
+static void shared_file(void)
+{
+    file = open("/tmp/parallel", O_RDWR | O_CREAT | O_TRUNC, 0600);
+    ftruncate(file, 4096);
+    shared = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], 0, counts_in_a_file, 0);
+    bool rises = true;
+    uint64_t last = 0, count = 0;
+    for (int i = 0; i < 3000; i++) {
+        pread(file, &count, sizeof count, 0);
+        rises &= count >= last;
+        last = count;
+        pwrite(file, &i, sizeof i, 128);
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], 0);
+    pread(file, &count, sizeof count, 0);
+    say("counted in a file: %llu, %s\n", (unsigned long long)count, rises ? "rising" : "lost");
+    munmap((void *)shared, 4096);
+    unlink("/tmp/parallel");
+}
+
+static void *spins(void *argument)
+{
+    (void)argument;
+    while (!ended)
+        continue;
+    return 0;
+}
+
+/* Its clock goes on for others to see, though it never enters the kernel. */
+static void clock_of_a_running_thread(void)
+{
+    ended = 0;
+    pthread_t thread;
+    pthread_create(&thread, 0, spins, 0);
+    clockid_t clock;
+    pthread_getcpuclockid(thread, &clock);
+    struct timespec before, now;
+    clock_gettime(clock, &before);
+    do {
+        usleep(1000);
+        clock_gettime(clock, &now);
+    } while (now.tv_sec == before.tv_sec && now.tv_nsec < before.tv_nsec + 20000000);
+    say("the clock of a running thread goes on\n");
+    ended = 1;
+    pthread_join(thread, 0);
+}
+
+/* Somebody writes to a pipe from outside of this process while a thread computes. */
+static void waits_beside_a_computing_thread(void)
+{
+    ended = 0;
+    pthread_t thread;
+    pthread_create(&thread, 0, spins, 0);
+    int ends[2];
+    pipe(ends);
+    pid_t child = fork();
+    if (child == 0) {
+        usleep(20000);
+        _exit(write(ends[1], "x", 1) != 1);
+    }
+    char byte = 0;
+    read(ends[0], &byte, 1);
+    waitpid(child, 0, 0);
+    say("read %c beside a computing thread\n", byte);
+    ended = 1;
+    pthread_join(thread, 0);
+}
+
+int main(void)
+{
+    in_threads(keeps_registers, "registers");
+    shared_file();
+    clock_of_a_running_thread();
+    forks_while_threads_compute();
+    waits_beside_a_computing_thread();
+    in_threads(keeps_registers, "registers");
+    return 0;
+}
