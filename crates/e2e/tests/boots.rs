@@ -241,6 +241,36 @@ fn copies_in_c_are_their_own() {
     assert_eq!(first["system_v"], "101 requests, a message, 1 attached");
 }
 
+/// A copy gets another virtual CPU when threads have waited for one in it, not because
+/// timers that were due when it was frozen go off: that would cost its first response
+/// most of a millisecond.
+#[test]
+fn a_copy_that_answers_at_once_has_one_virtual_cpu() {
+    let home = built_home(
+        "boots-cpus",
+        &[Function::Variant {
+            example: "hello-go",
+            name: "go",
+            keys: "isolation = \"instance\"".to_owned(),
+            limits: "cpu = 2",
+        }],
+    );
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let host_threads = || {
+        assert_eq!(get(daemon.gateway(), "go", "/").status, 200);
+        // It may answer before the gateway has noted it.
+        wait_until("it is known", || !daemon.instances("go").is_empty());
+        let pid = daemon.instances("go")[0]["pid"].as_u64().expect("a process id") as u32;
+        let threads = status(pid, "Threads");
+        kill(pid);
+        wait_until("it is gone", || daemon.instances("go").is_empty());
+        threads
+    };
+    // On a busy machine, threads may really have waited in some of them.
+    let counts: Vec<String> = (0..10).map(|_| host_threads()).collect();
+    assert!(counts.contains(&"1".to_owned()), "{counts:?}");
+}
+
 /// The lines of `/proc/PID/status` that isolation shows in.
 fn status(pid: u32, field: &str) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");

@@ -6,7 +6,7 @@
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{
     Connection, MSG_CONNECTION, MSG_FREEZE, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal, WindowSize,
@@ -17,7 +17,7 @@ use super::wait::{WaitQueue, WaitToken, Waiter, Wake};
 use super::{Thread, carrier};
 use crate::boot::control;
 use crate::platform::host::{self, HostFd};
-use crate::platform::{fault, vcpu};
+use crate::platform::{clock, fault, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
 use crate::time::{Instant, timer};
@@ -69,12 +69,15 @@ impl SchedState {
 #[derive(Default)]
 pub struct RunQueue {
     threads: Lock<VecDeque<Arc<Thread>>>,
+    /// When it was first seen that a thread waits while none is taken, as
+    /// [`clock::monotonic_ns`] tells it; 0 if not yet.
+    waiting_since: AtomicU64,
 }
 
 impl RunQueue {
     /// An empty queue.
     pub const fn new() -> Self {
-        Self { threads: Lock::new(VecDeque::new()) }
+        Self { threads: Lock::new(VecDeque::new()), waiting_since: AtomicU64::new(0) }
     }
 
     /// Number of threads in the queue.
@@ -92,7 +95,22 @@ impl RunQueue {
     }
 
     pub(super) fn pop(&self) -> Option<Arc<Thread>> {
+        self.waiting_since.store(0, Relaxed);
         self.threads.lock().pop_front()
+    }
+
+    /// For how long threads have waited, none of them taken, in nanoseconds, as far as
+    /// that has been looked at.
+    fn waited_ns(&self) -> u64 {
+        let now = clock::monotonic_ns();
+        match self.waiting_since.load(Relaxed) {
+            _ if self.is_empty() => 0,
+            0 => {
+                self.waiting_since.store(now, Relaxed);
+                0
+            }
+            since => now - since,
+        }
     }
 }
 
@@ -213,7 +231,9 @@ pub fn tick() {
     if !space.carrier.has_looked() && !carrier::is_watched() {
         crate::net::host_poll::check();
     }
-    let is_helped = || space.carrier.wants_help() && carrier::add_if_wanted();
+    // A timer may have been due long before threads have waited for long.
+    let has_waited = space.run_queue.waited_ns() >= TICK_NS;
+    let is_helped = || has_waited && space.carrier.wants_help() && carrier::add_if_wanted();
     if !space.run_queue.is_empty() && !is_helped() {
         // The host gives the alarm to one vCPU, whichever threads run too long.
         carrier::interrupt_others();
@@ -281,7 +301,8 @@ fn slice_ns() -> Option<u64> {
             // What counts is what happens from now on.
             space.carrier.judge();
         }
-        return Some(TICK_NS);
+        let waited_ns = space.run_queue.waited_ns();
+        return Some(if waited_ns < TICK_NS { TICK_NS - waited_ns } else { TICK_NS });
     }
     if !space.carrier.is_alone() {
         return Some(TICK_NS);
