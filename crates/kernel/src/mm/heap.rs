@@ -37,9 +37,6 @@ const RUN_ORDERS: usize = 24;
 const GROWTH: u64 = 16 << 20;
 /// Small blocks are carved from chunks of this many bytes.
 const CHUNK: u64 = 16 << 10;
-/// Largest block that lies in the front, in bytes: larger ones are buffers, or
-/// tables that few copies write.
-const FRONT_BLOCK_MAX: u64 = 4096;
 
 /// End of the nursery.
 const NURSERY_END: u64 = HEAP_BASE + (16 << 10);
@@ -298,9 +295,6 @@ fn pop(list: &mut *mut FreeBlock) -> Option<*mut u8> {
 /// Takes a small chunk from the front, so that objects of all classes lie close
 /// together: its start and bytes.
 fn carve_front(size: u64) -> Option<(u64, u64)> {
-    if size > FRONT_BLOCK_MAX {
-        return None;
-    }
     let header = header();
     let bytes = if size <= 128 { 512 / size * size } else { size };
     let start = header.front_next.next_multiple_of(size.next_power_of_two());
