@@ -8,7 +8,8 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::platform::user::UserAddress;
 
-const PT_LOAD: u32 = 1;
+/// A segment that is mapped.
+pub const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
@@ -17,17 +18,18 @@ const DT_GNU_HASH: u64 = 0x6fff_fef5;
 const ENTRIES_MAX: u64 = 256;
 
 /// `Elf64_Phdr`.
-#[derive(Clone, Copy, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct ProgramHeader {
-    kind: u32,
-    flags: u32,
-    offset: u64,
-    address: u64,
-    physical: u64,
-    file_size: u64,
-    memory_size: u64,
-    alignment: u64,
+#[allow(missing_docs)]
+pub struct ProgramHeader {
+    pub kind: u32,
+    pub flags: u32,
+    pub offset: u64,
+    pub address: u64,
+    pub physical: u64,
+    pub file_size: u64,
+    pub memory_size: u64,
+    pub align: u64,
 }
 
 /// `Elf64_Sym`.

@@ -9,6 +9,7 @@ use thaw_abi::{page_align_down, page_align_up};
 use super::read_exact;
 use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFile;
+use crate::mm::elf_symbols::{PT_LOAD, ProgramHeader};
 use crate::mm::space::{MapRequest, Placement};
 use crate::mm::vma::{FileBacking, VmaFlags};
 use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
@@ -35,24 +36,9 @@ struct FileHeader {
     section_names: u16,
 }
 
-/// `Elf64_Phdr`.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-struct ProgramHeader {
-    kind: u32,
-    flags: u32,
-    offset: u64,
-    address: u64,
-    physical: u64,
-    file_size: u64,
-    memory_size: u64,
-    align: u64,
-}
-
 const ET_EXEC: u16 = 2;
 const ET_DYN: u16 = 3;
 const EM_X86_64: u16 = 62;
-const PT_LOAD: u32 = 1;
 const PT_INTERP: u32 = 3;
 const PT_GNU_STACK: u32 = 0x6474_e551;
 /// Position-independent programs are loaded here, as Linux does
