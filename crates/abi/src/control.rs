@@ -96,7 +96,8 @@ pub const MSG_MEMORY_FILE: u32 = 211;
 pub const MSG_BELL: u32 = 212;
 /// A socket to a destination outside: [`OpenSocket`]. The reply has one
 /// descriptor: a non-blocking socket that is connected, or whose connection is
-/// in progress (its outcome is what the socket's readiness and a receive tell).
+/// in progress (its outcome is what the socket's readiness and a receive tell), and
+/// [`OpenedSocket`] as tail.
 /// The reply may take a while, if the host must look up names first. Errors:
 /// `ENETUNREACH` if the sandbox has no outgoing connections at all, `EACCES` if
 /// its egress policy forbids the destination, `EAGAIN` if it has asked for too
@@ -446,6 +447,20 @@ pub struct OpenSocket {
     pub reserved: u32,
 }
 
+/// The connection is to be made again, when it is first used, in copies of what
+/// is frozen while it is open.
+pub const SOCKET_RECONNECTS: u32 = 1 << 0;
+
+/// Tail of the reply to [`MSG_OPEN_SOCKET`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OpenedSocket {
+    /// `SOCKET_*`.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// Body of [`MSG_FS_LIST`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -512,6 +527,7 @@ mod tests {
             size_of::<FileAttributes>(),
             size_of::<PopulateRange>(),
             size_of::<OpenSocket>(),
+            size_of::<OpenedSocket>(),
             size_of::<TerminalMode>(),
         ] {
             assert_eq!(size % 8, 0);

@@ -4,16 +4,27 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, get, python, repository, run, thaw};
 
 /// An echo server on TCP and UDP; it ends with the test.
 fn echo_server(ip: IpAddr) -> u16 {
+    counting_echo_server(ip).0
+}
+
+/// As [`echo_server`], with the number of TCP connections it has had.
+fn counting_echo_server(ip: IpAddr) -> (u16, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
     let listener = TcpListener::bind((ip, 0)).expect("a port");
     let port = listener.local_addr().expect("an address").port();
     let datagrams = UdpSocket::bind((ip, port)).expect("the same port for UDP");
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
+            counted.fetch_add(1, Ordering::Relaxed);
             thread::spawn(move || echo(stream));
         }
     });
@@ -23,7 +34,7 @@ fn echo_server(ip: IpAddr) -> u16 {
             let _ = datagrams.send_to(&buffer[..len], from);
         }
     });
-    port
+    (port, count)
 }
 
 fn echo(mut stream: TcpStream) {
@@ -150,27 +161,59 @@ fn a_wrong_rule_is_refused_with_a_reason() {
     assert!(outcome.stderr.contains("host.thaw.internal"), "{}", outcome.stderr);
 }
 
+/// Builds `tests/guest/egress/NAME.py` with these variables and `[egress]`.
+fn build_function(home: &Path, name: &str, env: &str, egress: &str) {
+    let directory = home.join(name);
+    fs::create_dir_all(&directory).expect("a directory");
+    let script = repository().join(format!("tests/guest/egress/{name}.py"));
+    fs::copy(script, directory.join("app.py")).expect("a copy");
+    let text = format!(
+        "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
+         files = [\"app.py\"]\nenv = {{ {env} }}\n\
+         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n\
+         [egress]\n{egress}\n"
+    );
+    fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+    run(thaw().env("THAW_HOME", home).arg("build").arg(&directory)).success();
+}
+
 /// A function may connect before it is frozen; its copies find the connection
 /// reset, datagrams find their way again, and the policy holds for all of them.
 #[test]
 fn a_thawed_copy_connects_anew() {
     let port = echo_server(Ipv4Addr::LOCALHOST.into());
     let home = built_home("egress", &[]);
-    let directory = home.join("caller");
-    fs::create_dir_all(&directory).expect("a directory");
-    let script = repository().join("tests/guest/egress/caller.py");
-    fs::copy(script, directory.join("app.py")).expect("a copy");
-    let text = format!(
-        "name = \"caller\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
-         files = [\"app.py\"]\nenv = {{ ECHO_PORT = \"{port}\" }}\n\
-         [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n\
-         [egress]\nallow = [\"host.thaw.internal:{port}\", \"host.thaw.internal:{port}/udp\"]\n"
-    );
-    fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
-    run(thaw().env("THAW_HOME", &home).arg("build").arg(&directory)).success();
+    let rules =
+        format!("allow = [\"host.thaw.internal:{port}\", \"host.thaw.internal:{port}/udp\"]");
+    build_function(&home, "caller", &format!("ECHO_PORT = \"{port}\""), &rules);
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let expected = format!("ECONNRESET\nb''\nENOTCONN\nb'after'\n('10.0.2.2', {port})\nEACCES");
     for _ in 0..3 {
         assert_eq!(get(daemon.gateway(), "caller", "/").text(), expected);
+    }
+}
+
+/// Where the policy says so, copies make the connections of the frozen time again:
+/// when they use them, and only those on which nothing was under way.
+#[test]
+fn a_thawed_copy_makes_its_connections_again_when_it_uses_them() {
+    let (port, count) = counting_echo_server(Ipv4Addr::LOCALHOST.into());
+    let passing = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let gone = passing.local_addr().expect("an address").port();
+    let server = thread::spawn(move || echo(passing.accept().expect("a client").0));
+    let home = built_home("egress-pool", &[]);
+    let env = format!("ECHO_PORT = \"{port}\", GONE_PORT = \"{gone}\"");
+    let rules =
+        format!("reconnect = [\"host.thaw.internal:{port}\", \"host.thaw.internal:{gone}\"]");
+    build_function(&home, "pool", &env, &rules);
+    server.join().expect("the program that was frozen has ended, and its connection");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let expected = "[0, 1, 0]\n10.0.2.2\nTrue\n0\nb'again'\nb'and again'\nb'after'\n\
+                    ECONNRESET\nECONNRESET\nb''\n[0, 1, 0]";
+    for _ in 0..3 {
+        let before = count.load(Ordering::Relaxed);
+        assert_eq!(get(daemon.gateway(), "pool", "/").text(), expected);
+        // `used` and `stream`, but neither `unused` nor `waiting`.
+        assert_eq!(count.load(Ordering::Relaxed) - before, 2);
     }
 }

@@ -14,7 +14,7 @@ use std::process::{ExitCode, ExitStatus};
 use std::str::FromStr;
 use std::sync::Arc;
 use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize};
-use thaw_node::config::{ByteSize, EgressRule, TimeSpan, egress_policy};
+use thaw_node::config::{ByteSize, Egress, EgressRule, TimeSpan};
 use thaw_node::home::Home;
 use thaw_node::reactor::watch_sandbox;
 use thaw_node::rootfs;
@@ -124,7 +124,7 @@ pub fn run(arguments: Arguments) -> Outcome {
         cpu_time_limit: arguments.cpu_time.map(|span| span.0),
         flags: flags(stdio),
         rootfs,
-        egress: egress_policy(&arguments.allow_egress),
+        egress: Egress { allow: arguments.allow_egress.clone(), ..Egress::default() }.policy(),
         mounts: mounts::open(&arguments.bind, &arguments.tmpfs)?,
         stdio,
         window: window(stdio),

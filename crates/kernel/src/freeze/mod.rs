@@ -106,6 +106,7 @@ fn waits_for_clients() -> bool {
 pub fn freeze(cause: u32) {
     REQUESTED.store(0, Relaxed);
     kernel().config.lock().flags &= !FLAG_FREEZE_AT_ENTRY;
+    crate::net::prepare_freeze();
     lazy::map_all();
     let spaces = kernel().tasks.spaces();
     let threads = kernel().tasks.all_threads();

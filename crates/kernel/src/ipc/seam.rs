@@ -138,6 +138,14 @@ pub fn ask_for_stream(to: Endpoint, socket: Weak<TcpSocket>) -> u64 {
     }
 }
 
+/// Copies of what is frozen make the connection of `socket` again.
+pub fn may_sleep(socket: &Weak<TcpSocket>) {
+    #[cfg(test)]
+    let _ = socket;
+    #[cfg(not(test))]
+    crate::state::kernel().net.outside.may_sleep(socket);
+}
+
 /// Has the host make a socket that sends datagrams to `to`.
 pub fn open_datagrams(to: Endpoint) -> Result<HostFd> {
     #[cfg(test)]

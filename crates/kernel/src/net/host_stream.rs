@@ -23,6 +23,8 @@ pub struct HostStream {
     writing_shut: AtomicBool,
     closed: AtomicBool,
     error_taken: AtomicBool,
+    /// Something was sent since something was last received.
+    awaits_answer: AtomicBool,
 }
 
 impl HostStream {
@@ -36,14 +38,36 @@ impl HostStream {
 
     /// A stream over a file of this boot.
     pub fn over(host: Arc<HostFile>) -> Self {
+        Self::of_boot(host, seam::boot_generation())
+    }
+
+    /// A stream that was reset.
+    pub fn lost(queue: Arc<WaitQueue>) -> Self {
+        let generation = u64::MAX;
+        let handle = Handle::OfBoot { fd: HostFd(-1), generation };
+        Self::of_boot(HostFile::new(handle, Kind::Socket, queue), generation)
+    }
+
+    fn of_boot(host: Arc<HostFile>, generation: u64) -> Self {
         Self {
             host,
-            generation: seam::boot_generation(),
+            generation,
             reading_shut: AtomicBool::new(false),
             writing_shut: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             error_taken: AtomicBool::new(false),
+            awaits_answer: AtomicBool::new(false),
         }
+    }
+
+    /// Whether neither side is waited for: all that was sent was answered, and all
+    /// that came was read, as far as a look at the host shows.
+    pub fn is_at_rest(&self) -> bool {
+        let silent = |fd| matches!(look(fd), Err(Errno::EAGAIN));
+        !self.awaits_answer.load(Ordering::Relaxed)
+            && !self.reading_shut.load(Ordering::Relaxed)
+            && !self.writing_shut.load(Ordering::Relaxed)
+            && self.host.fd().is_ok_and(silent)
     }
 
     /// Whether it belongs to this boot and is open.
@@ -73,10 +97,10 @@ impl HostStream {
             return Err(Errno::EPIPE);
         }
         let outcome = self.host.write(source);
-        if outcome == Err(Errno::ECONNRESET) {
-            // What is not of this boot is reset once, and closed from then on.
-            self.writing_shut.store(true, Ordering::Relaxed);
+        if outcome.is_ok_and(|count| count > 0) {
+            self.awaits_answer.store(true, Ordering::Relaxed);
         }
+        self.note_reset(&outcome);
         outcome
     }
 
@@ -90,10 +114,19 @@ impl HostStream {
         }
         let peek = if flags.contains(MessageFlags::PEEK) { Peek::Yes } else { Peek::No };
         let outcome = self.host.read(sink, peek);
-        if outcome == Err(Errno::ECONNRESET) && !self.is_live() {
-            self.reading_shut.store(true, Ordering::Relaxed);
+        if peek == Peek::No && outcome.is_ok_and(|count| count > 0) {
+            self.awaits_answer.store(false, Ordering::Relaxed);
         }
+        self.note_reset(&outcome);
         outcome.map(Received::stream)
+    }
+
+    /// What is not of this boot is reset once, and closed from then on.
+    fn note_reset(&self, outcome: &Result<usize>) {
+        if *outcome == Err(Errno::ECONNRESET) && !self.is_live() {
+            self.reading_shut.store(true, Ordering::Relaxed);
+            self.writing_shut.store(true, Ordering::Relaxed);
+        }
     }
 
     /// shutdown(2).

@@ -44,7 +44,6 @@ use alloc::vec::Vec;
 
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP};
 
-use crate::errno::Errno;
 use crate::ipc::anonymous::InodeNumbers;
 use crate::ipc::fifo::Fifos;
 use crate::ipc::seam;
@@ -232,18 +231,16 @@ pub fn ready_for_clients() {
 /// The host has answered a request for a socket that nobody has waited for in
 /// the kernel.
 pub fn answered(message: &crate::boot::control::Kept) {
-    let fd = message.fds.first().map(|&fd| HostFd(fd));
-    let outcome = match crate::boot::control::split::<thaw_abi::control::Reply>(&message.body) {
-        Ok((reply, _)) if reply.errno != 0 => Err(Errno(reply.errno)),
-        // Without a descriptor: the sandbox has as many as it may have.
-        Ok(_) => fd.ok_or(Errno::EMFILE),
-        Err(error) => Err(error),
-    };
-    crate::state::kernel().net.outside.answered(message.sequence, outcome);
+    crate::state::kernel().net.outside.answered(message.sequence, outside::opened(message));
 }
 
-/// After a thaw: the connections of the frozen time are gone, and those who
-/// wait for one hear of it.
+/// Before a freeze: settles what copies make of connections to the outside.
+pub fn prepare_freeze() {
+    crate::state::kernel().net.outside.prepare_for_sleep();
+}
+
+/// After a thaw: the connections of the frozen time are gone, but for those that
+/// are made again when they are used, and those who wait for one hear of it.
 pub fn reset_connections() {
     let net = &crate::state::kernel().net;
     net.early.lock().waiting.clear();

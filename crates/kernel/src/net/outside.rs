@@ -7,15 +7,18 @@
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Weak;
+use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thaw_abi::control::{
-    Address, FLAG_EGRESS, FLAG_EGRESS_V6, OpenSocket, TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
+    Address, FLAG_EGRESS, FLAG_EGRESS_V6, OpenSocket, OpenedSocket, Reply, SOCKET_RECONNECTS,
+    TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
 };
 use thaw_abi::network;
 
 use super::address::{AF_INET, AF_INET6, Endpoint};
 use super::tcp::TcpSocket;
+use crate::boot::control::{self, Kept};
 use crate::errno::{Errno, Result};
 use crate::ipc::seam;
 use crate::platform::host::{self, HostFd};
@@ -57,17 +60,28 @@ pub fn is_own(ip: IpAddr) -> bool {
     seam::reach().own_address(ip) == Some(ip)
 }
 
-/// Sockets that wait for the host's answer, by the number of their request.
-/// Saved; what waits for an answer to another boot hears of it after a thaw.
+/// Sockets that wait for the host's answer, by the number of their request, and
+/// those whose connections copies make again. Saved; what waits for an answer to
+/// another boot hears of it after a thaw.
 #[derive(Default)]
 pub struct Outside {
     waiting: Lock<BTreeMap<u64, Weak<TcpSocket>>>,
+    reconnecting: Lock<Vec<Weak<TcpSocket>>>,
+}
+
+/// A socket that the host has made for a stream.
+#[derive(Debug)]
+pub struct Opened {
+    /// Connected, or about to be.
+    pub fd: HostFd,
+    /// Whether the connection is to be made again after a thaw.
+    pub reconnects: bool,
 }
 
 impl Outside {
     /// Nobody waits.
     pub const fn new() -> Self {
-        Self { waiting: Lock::new(BTreeMap::new()) }
+        Self { waiting: Lock::new(BTreeMap::new()), reconnecting: Lock::new(Vec::new()) }
     }
 
     /// Notes that `socket` waits for the answer to request `sequence`.
@@ -76,18 +90,35 @@ impl Outside {
     }
 
     /// The host has answered a request.
-    pub fn answered(&self, sequence: u64, outcome: Result<HostFd>) {
+    pub fn answered(&self, sequence: u64, outcome: Result<Opened>) {
         let socket = self.waiting.lock().remove(&sequence);
         match (socket.and_then(|socket| socket.upgrade()), outcome) {
             (Some(socket), outcome) => socket.opened_outside(sequence, outcome),
             // It was closed meanwhile.
-            (None, Ok(fd)) => host::close(fd),
+            (None, Ok(opened)) => host::close(opened.fd),
             (None, Err(_)) => {}
         }
     }
 
-    /// After a thaw: nobody is going to answer.
+    /// Notes that copies make the connection of `socket` again.
+    pub fn may_sleep(&self, socket: &Weak<TcpSocket>) {
+        let mut reconnecting = self.reconnecting.lock();
+        reconnecting.retain(|other| other.strong_count() > 0 && !other.ptr_eq(socket));
+        reconnecting.push(socket.clone());
+    }
+
+    /// Before a freeze: which connections can be made again is settled now.
+    pub fn prepare_for_sleep(&self) {
+        let sockets = self.reconnecting.lock().clone();
+        sockets.iter().filter_map(Weak::upgrade).for_each(|socket| socket.prepare_for_sleep());
+    }
+
+    /// After a thaw: connections that are made again fall asleep, and nobody is
+    /// going to answer.
     pub fn reset(&self) {
+        self.reconnecting
+            .lock()
+            .retain(|socket| socket.upgrade().is_some_and(|socket| socket.fall_asleep()));
         let waiting = core::mem::take(&mut *self.waiting.lock());
         for (sequence, socket) in waiting {
             if let Some(socket) = socket.upgrade() {
@@ -95,6 +126,18 @@ impl Outside {
             }
         }
     }
+}
+
+/// What an answer to a request for a stream says.
+pub fn opened(reply: &Kept) -> Result<Opened> {
+    let (answer, tail) = control::split::<Reply>(&reply.body)?;
+    if answer.errno != 0 {
+        return Err(Errno(answer.errno));
+    }
+    let (opened, _) = control::split::<OpenedSocket>(tail)?;
+    // Without a descriptor: the sandbox has as many as it may have.
+    let fd = reply.fds.first().map(|&fd| HostFd(fd)).ok_or(Errno::EMFILE)?;
+    Ok(Opened { fd, reconnects: opened.flags & SOCKET_RECONNECTS != 0 })
 }
 
 /// The body of a request for a stream to `to`.

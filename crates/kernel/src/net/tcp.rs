@@ -18,7 +18,7 @@ use super::ports::{BindOptions, PortTable};
 use super::socket::{
     Blocking, Common, IN, MessageFlags, OUT, Outgoing, Protocol, Received, ShutdownHow, SocketType,
 };
-use super::tcp_outside::{Outside, Stage};
+use super::tcp_outside::{Dormant, Outside};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
@@ -74,6 +74,8 @@ pub(super) enum State {
     },
     /// Connected to the outside, or about to be.
     Outside(Outside),
+    /// Was connected to the outside when the program was frozen.
+    Dormant(Dormant),
     /// A connect has failed; the next call hears about it.
     Failed,
 }
@@ -200,8 +202,8 @@ impl TcpSocket {
     /// Whether a connect is in progress.
     fn is_connecting(&self) -> bool {
         match &*self.state.lock() {
-            State::Connecting { .. } | State::Asking { .. } => true,
-            State::Outside(link) => link.stage == Stage::Connecting,
+            State::Connecting { .. } | State::Asking { .. } | State::Dormant(_) => true,
+            State::Outside(link) => link.stage.is_connecting(),
             _ => false,
         }
     }
@@ -355,6 +357,7 @@ impl Protocol for TcpSocket {
             State::Listening(_) => return Err(Errno::EISCONN),
             State::Connecting { .. } | State::Asking { .. } => return Err(Errno::EALREADY),
             State::Outside(link) => return link.connect_again(),
+            State::Dormant(_) => return Err(Errno::EISCONN),
             State::Connected(link) if !link.announced => {
                 link.announced = true;
                 return Ok(());
@@ -407,6 +410,7 @@ impl Protocol for TcpSocket {
         match &mut *self.state.lock() {
             State::Connecting { .. } | State::Asking { .. } => Err(Errno::EAGAIN),
             State::Outside(link) => link.announce(),
+            State::Dormant(_) => Ok(()),
             State::Connected(link) => {
                 link.announced = true;
                 Ok(())
@@ -430,13 +434,15 @@ impl Protocol for TcpSocket {
             let link = self.outside().filter(|_| stream.is_live()).ok_or(Errno::ENOTCONN)?;
             return Ok(link.peer.for_family(self.common.family));
         }
-        self.link().map(|link| link.peer.for_family(self.common.family)).ok_or(Errno::ENOTCONN)
+        let peer = self.link().map(|link| link.peer).or_else(|| self.dormant_peer());
+        peer.map(|peer| peer.for_family(self.common.family)).ok_or(Errno::ENOTCONN)
     }
 
     fn send(&self, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
         if let Some(stream) = self.outside_stream() {
             return stream.send(source, message);
         }
+        self.awaken();
         let Some(link) = self.link() else {
             self.common.take_error()?;
             return Err(if self.is_connecting() { Errno::EAGAIN } else { Errno::EPIPE });
@@ -452,6 +458,7 @@ impl Protocol for TcpSocket {
         if let Some(stream) = self.outside_stream() {
             return stream.receive(sink, flags);
         }
+        self.awaken();
         let Some(link) = self.link() else {
             self.common.take_error()?;
             return Err(if self.is_connecting() { Errno::EAGAIN } else { Errno::ENOTCONN });
@@ -493,6 +500,7 @@ impl Protocol for TcpSocket {
             State::Listening(listener) if listener.queue.is_empty() => Events::empty(),
             State::Listening(_) => IN,
             State::Connecting { .. } | State::Asking { .. } | State::Outside(_) => Events::empty(),
+            State::Dormant(dormant) => dormant.poll(),
             State::Failed => IN | OUT | Events::HUP | Events::RDHUP,
             State::Connected(link) => link.pair.poll(link.end),
         };

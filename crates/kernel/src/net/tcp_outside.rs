@@ -5,13 +5,13 @@ use alloc::sync::Arc;
 use super::address::Endpoint;
 use super::host_poll::Kind;
 use super::host_stream::{Ending, HostStream};
-use super::outside;
+use super::outside::{self, Opened};
 use super::socket::{IN, OUT};
 use super::tcp::{State, TcpSocket};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::ipc::seam;
-use crate::platform::host::{self, HostFd};
+use crate::platform::host;
 
 /// A connection that is a socket of the host.
 #[derive(Clone)]
@@ -19,6 +19,17 @@ pub(super) struct Outside {
     pub stream: Arc<HostStream>,
     pub peer: Endpoint,
     pub stage: Stage,
+    /// Whether copies of what is frozen now make it again.
+    reconnects: bool,
+}
+
+/// A connection of the frozen time that is made again when it is first used
+/// (Catalyzer §3.3), as if it had been open all the while.
+#[derive(Clone, Copy)]
+pub(super) struct Dormant {
+    peer: Endpoint,
+    /// The request for the new socket.
+    asked: Option<u64>,
 }
 
 /// How far a connection to the outside has come.
@@ -30,6 +41,15 @@ pub(super) enum Stage {
     Connected,
     /// connect(2) has said so.
     Announced,
+    /// As [`Stage::Connecting`], of a connection that the program has had for long.
+    Reconnecting,
+}
+
+impl Stage {
+    /// Whether the host's connect is in progress.
+    pub fn is_connecting(self) -> bool {
+        matches!(self, Self::Connecting | Self::Reconnecting)
+    }
 }
 
 impl Outside {
@@ -38,7 +58,7 @@ impl Outside {
         match self.stage {
             Stage::Connecting => Err(Errno::EALREADY),
             Stage::Connected => self.announce(),
-            Stage::Announced => Err(Errno::EISCONN),
+            Stage::Announced | Stage::Reconnecting => Err(Errno::EISCONN),
         }
     }
 
@@ -47,8 +67,17 @@ impl Outside {
         if self.stage == Stage::Connecting {
             return Err(Errno::EAGAIN);
         }
-        self.stage = Stage::Announced;
+        if self.stage == Stage::Connected {
+            self.stage = Stage::Announced;
+        }
         Ok(())
+    }
+}
+
+impl Dormant {
+    /// It can be written to, as an idle connection can; that is all.
+    pub fn poll(&self) -> Events {
+        if self.asked.is_none() { OUT } else { Events::empty() }
     }
 }
 
@@ -64,22 +93,30 @@ impl TcpSocket {
 
     /// The host has answered request `sequence`, with a socket whose connect is
     /// in progress if all is well.
-    pub fn opened_outside(&self, sequence: u64, outcome: Result<HostFd>) {
-        let to = match &*self.state.lock() {
-            State::Asking { to, sequence: own } if *own == sequence => Some(*to),
+    pub fn opened_outside(&self, sequence: u64, outcome: Result<Opened>) {
+        let asked = match &*self.state.lock() {
+            State::Asking { to, sequence: own } if *own == sequence => {
+                Some((*to, Stage::Connecting))
+            }
+            State::Dormant(Dormant { peer, asked: Some(own) }) if *own == sequence => {
+                Some((*peer, Stage::Reconnecting))
+            }
             _ => None,
         };
-        match (to, outcome) {
-            (Some(peer), Ok(fd)) => {
+        match (asked, outcome) {
+            (Some((peer, stage)), Ok(Opened { fd, reconnects })) => {
                 let queue = self.common.queue.clone();
                 let stream = seam::host_stream(fd, Kind::Connecting, queue);
-                let stage = Stage::Connecting;
-                *self.state.lock() = State::Outside(Outside { stream, peer, stage });
+                *self.state.lock() = State::Outside(Outside { stream, peer, stage, reconnects });
+                if reconnects {
+                    seam::may_sleep(&self.this);
+                }
                 // Over a short way it has succeeded by now.
                 self.settle();
             }
+            (Some((peer, Stage::Reconnecting)), Err(_)) => self.lose(peer),
             (Some(_), Err(error)) => self.fail(connect_error(error)),
-            (None, Ok(fd)) => host::close(fd),
+            (None, Ok(Opened { fd, .. })) => host::close(fd),
             (None, Err(_)) => {}
         }
         self.common.queue.wake_all(IN | OUT | Events::ERR | Events::HUP);
@@ -87,19 +124,69 @@ impl TcpSocket {
 
     /// Finds out how a connect to the outside that is in progress has ended.
     pub(super) fn settle(&self) {
-        let Some(Outside { stream, stage: Stage::Connecting, .. }) = self.outside() else { return };
-        match stream.connect_outcome() {
+        let Some(link) = self.outside().filter(|link| link.stage.is_connecting()) else { return };
+        let again = link.stage == Stage::Reconnecting;
+        match link.stream.connect_outcome() {
             Err(Errno::EAGAIN) => {}
             Ok(()) => {
                 if let State::Outside(link) = &mut *self.state.lock() {
-                    link.stage = Stage::Connected;
+                    link.stage = if again { Stage::Announced } else { Stage::Connected };
                 }
             }
             Err(error) => {
-                stream.close(Ending::OwnOnly);
-                self.fail(error);
+                link.stream.close(Ending::OwnOnly);
+                if again { self.lose(link.peer) } else { self.fail(error) }
             }
         }
+    }
+
+    /// The connection to `peer` is one that was reset.
+    fn lose(&self, peer: Endpoint) {
+        let stream = HostStream::lost(self.common.queue.clone());
+        let stage = Stage::Announced;
+        *self.state.lock() =
+            State::Outside(Outside { stream: Arc::new(stream), peer, stage, reconnects: false });
+    }
+
+    /// Before a freeze: copies are to make this connection again only if nothing
+    /// is on its way in either direction, which would be lost.
+    pub(super) fn prepare_for_sleep(&self) {
+        if let State::Outside(link) = &mut *self.state.lock() {
+            link.reconnects &= match link.stage {
+                Stage::Connected | Stage::Announced => link.stream.is_at_rest(),
+                Stage::Reconnecting => true,
+                Stage::Connecting => false,
+            };
+        }
+    }
+
+    /// After a thaw: the connection is made again when it is used; `false` if it
+    /// is not one of those.
+    pub(super) fn fall_asleep(&self) -> bool {
+        let mut state = self.state.lock();
+        let peer = match &*state {
+            State::Outside(link) if link.reconnects => link.peer,
+            State::Dormant(dormant) => dormant.peer,
+            _ => return false,
+        };
+        *state = State::Dormant(Dormant { peer, asked: None });
+        true
+    }
+
+    /// Whether the connection sleeps; to whom it leads.
+    pub(super) fn dormant_peer(&self) -> Option<Endpoint> {
+        match &*self.state.lock() {
+            State::Dormant(dormant) => Some(dormant.peer),
+            State::Outside(link) if link.stage == Stage::Reconnecting => Some(link.peer),
+            _ => None,
+        }
+    }
+
+    /// The program sends or receives: has a connection that sleeps made again.
+    pub(super) fn awaken(&self) {
+        let State::Dormant(Dormant { peer, asked: None }) = *self.state.lock() else { return };
+        let asked = Some(seam::ask_for_stream(peer, self.this.clone()));
+        *self.state.lock() = State::Dormant(Dormant { peer, asked });
     }
 
     /// The connection to the outside, if it has one or will.
@@ -113,7 +200,7 @@ impl TcpSocket {
     /// The stream to the outside, once it is connected.
     pub(super) fn outside_stream(&self) -> Option<Arc<HostStream>> {
         self.settle();
-        self.outside().filter(|link| link.stage != Stage::Connecting).map(|link| link.stream)
+        self.outside().filter(|link| !link.stage.is_connecting()).map(|link| link.stream)
     }
 }
 

@@ -4,7 +4,7 @@
 use super::freeze::FreezeFailure;
 use super::import::read_lines;
 use super::{BuildEvent, OnEvent};
-use crate::config::{EntryKind, FreezeAt, FunctionConfig, egress_policy};
+use crate::config::{EntryKind, FreezeAt, FunctionConfig};
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -126,7 +126,7 @@ impl Program {
                 | config.entry.freeze.flags()
                 | crate::debug::flags(),
             rootfs: rootfs.rootfs(),
-            egress: egress_policy(&config.egress.allow),
+            egress: config.egress.policy(),
             mounts: Vec::new(),
             stdio: [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
             window: None,

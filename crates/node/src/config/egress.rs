@@ -41,7 +41,27 @@ impl Serialize for EgressRule {
     }
 }
 
-/// The policy that allows what `rules` allow.
-pub fn egress_policy(rules: &[EgressRule]) -> Arc<EgressPolicy> {
-    Arc::new(EgressPolicy::new(rules.iter().map(|rule| rule.0.clone()).collect()))
+/// `[egress]`: destinations that the function may connect to; everything else is
+/// denied.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Egress {
+    /// Connections there that the function has when it is frozen are reset in its
+    /// copies.
+    pub allow: Vec<EgressRule>,
+    /// Connections there are made again when a copy first uses them.
+    pub reconnect: Vec<EgressRule>,
+}
+
+impl Egress {
+    /// Whether no outgoing connection is allowed.
+    pub fn is_closed(&self) -> bool {
+        self.allow.is_empty() && self.reconnect.is_empty()
+    }
+
+    /// The policy that says so.
+    pub fn policy(&self) -> Arc<EgressPolicy> {
+        let rules = |rules: &[EgressRule]| rules.iter().map(|rule| rule.0.clone()).collect();
+        Arc::new(EgressPolicy::new(rules(&self.allow)).reconnecting(rules(&self.reconnect)))
+    }
 }

@@ -12,7 +12,7 @@ mod quantity;
 mod rules;
 mod train;
 
-pub use egress::{EgressRule, EgressRuleError, egress_policy};
+pub use egress::{Egress, EgressRule, EgressRuleError};
 pub use entry::{Entry, EntryKind, FreezeAt, FreezeSignal};
 pub use error::ConfigError;
 pub use files::FileEntry;
@@ -203,21 +203,6 @@ pub enum Isolation {
     Request,
     /// An instance serves one connection after the other.
     Instance,
-}
-
-/// `[egress]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Egress {
-    /// Destinations that the function may connect to; everything else is denied.
-    pub allow: Vec<EgressRule>,
-}
-
-impl Egress {
-    /// Whether no outgoing connection is allowed.
-    pub fn is_closed(&self) -> bool {
-        self.allow.is_empty()
-    }
 }
 
 /// `[build]`.

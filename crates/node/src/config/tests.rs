@@ -138,8 +138,8 @@ fn destinations_are_checked() {
     let allow = r#"["a.com:443", "*.b.com:*", "10.0.0.0/8:5432", "192.0.2.1:53/udp", "*"]"#;
     let config = parse(&format!("{MINIMAL}[egress]\nallow = {allow}\n")).unwrap();
     assert_eq!(config.egress.allow.len(), 5);
-    assert!(!egress_policy(&config.egress.allow).is_closed());
-    assert!(egress_policy(&parse(MINIMAL).unwrap().egress.allow).is_closed());
+    assert!(!config.egress.policy().is_closed());
+    assert!(parse(MINIMAL).unwrap().egress.policy().is_closed());
     let error = parse(&format!("{MINIMAL}[egress]\nallow = [\"a.com\"]\n")).unwrap_err();
     assert!(error.starts_with("f/thaw.toml:9:10: `a.com` is not a destination"), "{error}");
 }

@@ -8,7 +8,7 @@ use super::standby::Standby;
 use crate::boots::BootKind;
 use crate::build::freeze_instance;
 use crate::clock::monotonic_ns;
-use crate::config::{FunctionConfig, FunctionName, egress_policy};
+use crate::config::{FunctionConfig, FunctionName};
 use crate::logs::LogPipes;
 use crate::reactor::watch_sandbox;
 use crate::rootfs::StoredRootfs;
@@ -123,7 +123,7 @@ impl SandboxLauncher {
             cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
             port: config.port_number(),
             flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
-            egress: egress_policy(&config.egress.allow),
+            egress: config.egress.policy(),
             last_boot_ns: AtomicU64::new(0),
             image_boots: AtomicU64::new(0),
         };

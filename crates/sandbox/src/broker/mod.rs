@@ -121,7 +121,10 @@ impl Broker {
             Question::OpenSocket(to) => {
                 let sockets = self.sockets.as_mut().ok_or(Errno::NETUNREACH);
                 match sockets.and_then(|sockets| sockets.open(*to, request.sequence)) {
-                    Ok(Opening::Opened(socket)) => Ok(Answer::file(socket, Vec::new())),
+                    Ok(Opening::Opened(opened)) => {
+                        let tail = bytemuck::bytes_of(&opened.tail()).to_vec();
+                        Ok(Answer::file(opened.socket, tail))
+                    }
                     Ok(Opening::Later) => return None,
                     Err(errno) => Err(errno),
                 }

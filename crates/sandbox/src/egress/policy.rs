@@ -15,13 +15,26 @@ const NAMES_MAX: usize = 8;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EgressPolicy {
     rules: Vec<EgressRule>,
+    /// How many of the rules, the last ones, are for connections that copies make
+    /// again.
+    reconnecting: usize,
+}
+
+/// What becomes of a connection in the copies of a program that is frozen while it
+/// is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterThaw {
+    /// It is reset.
+    Reset,
+    /// It is made again when it is first used (Catalyzer §3.3).
+    Reconnect,
 }
 
 /// What the policy says to a destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Connect to this address.
-    Allowed(SocketAddr),
+    Allowed(SocketAddr, AfterThaw),
     /// Allowed if it is an address of one of these names.
     IfNamed(Vec<String>),
     /// Forbidden.
@@ -42,7 +55,15 @@ pub(crate) struct Learned {
 impl EgressPolicy {
     /// Allows what any of `rules` allows.
     pub fn new(rules: Vec<EgressRule>) -> Self {
-        Self { rules }
+        Self { rules, reconnecting: 0 }
+    }
+
+    /// Allows what any of `rules` allows, too, and has copies make again the TCP
+    /// connections there that the frozen program has had.
+    pub fn reconnecting(mut self, rules: Vec<EgressRule>) -> Self {
+        self.reconnecting += rules.len();
+        self.rules.extend(rules);
+        self
     }
 
     /// Whether nothing is allowed.
@@ -66,28 +87,30 @@ impl EgressPolicy {
         let (ip, port) = (to.ip().to_canonical(), to.port());
         let fits =
             |rule: &EgressRule| rule.ports.contain(port) && rule.transport.contain(transport);
-        if ip == host_address() {
-            let host = self.rules.iter().any(|rule| rule.target == Target::Host && fits(rule));
-            let loopback = SocketAddr::new(HOST_LOOPBACK, port);
-            return if host { Verdict::Allowed(loopback) } else { Verdict::Denied };
-        }
-        if port == 0 || is_nowhere(ip) {
+        let to_host = ip == host_address();
+        if !to_host && (port == 0 || is_nowhere(ip)) {
             return Verdict::Denied;
         }
-        let allowed = self.rules.iter().enumerate().any(|(index, rule)| {
+        // Those that reconnect come last, and count where several allow it.
+        let allowed = self.rules.iter().enumerate().rposition(|(index, rule)| {
             fits(rule)
                 && match &rule.target {
+                    Target::Host => to_host,
+                    _ if to_host => false,
                     // A link-local address must be written as one.
                     Target::Network(network) => {
                         network.contains(&ip) && (is_public(ip) || is_link_local(network.addr()))
                     }
                     Target::Any => is_public(ip),
                     Target::Name(_) | Target::Below(_) => learned.knows(ip, index),
-                    Target::Host => false,
                 }
         });
-        if allowed {
-            return Verdict::Allowed(SocketAddr::new(ip, port));
+        if let Some(index) = allowed {
+            let ip = if to_host { HOST_LOOPBACK } else { ip };
+            return Verdict::Allowed(SocketAddr::new(ip, port), self.after_thaw(index));
+        }
+        if to_host {
+            return Verdict::Denied;
         }
         let names: Vec<String> = self
             .rules
@@ -100,6 +123,11 @@ impl EgressPolicy {
             .take(NAMES_MAX)
             .collect();
         if names.is_empty() || !is_public(ip) { Verdict::Denied } else { Verdict::IfNamed(names) }
+    }
+
+    fn after_thaw(&self, rule: usize) -> AfterThaw {
+        let reconnects = rule >= self.rules.len() - self.reconnecting;
+        if reconnects { AfterThaw::Reconnect } else { AfterThaw::Reset }
     }
 
     /// Notes that `name` has these addresses: the rules that allow the name now
@@ -161,9 +189,13 @@ mod tests {
         policy.judge(to.parse().unwrap(), transport, &Learned::default())
     }
 
+    fn allowed(to: &str) -> Verdict {
+        Verdict::Allowed(to.parse().unwrap(), AfterThaw::Reset)
+    }
+
     fn allows(rules: &[&str], to: &str) -> bool {
         let verdict = judge(&policy(rules), to, Transport::Tcp);
-        verdict == Verdict::Allowed(to.parse().unwrap())
+        verdict == allowed(to)
     }
 
     #[test]
@@ -181,8 +213,7 @@ mod tests {
         assert!(!allows(&rules, "192.0.2.7:8003"));
         assert_eq!(judge(&policy(&rules), "10.0.0.1:443", Transport::Udp), Verdict::Denied);
         let udp = policy(&["192.0.2.1:53/udp"]);
-        let to = "192.0.2.1:53".parse().unwrap();
-        assert_eq!(judge(&udp, "192.0.2.1:53", Transport::Udp), Verdict::Allowed(to));
+        assert_eq!(judge(&udp, "192.0.2.1:53", Transport::Udp), allowed("192.0.2.1:53"));
         assert_eq!(judge(&udp, "192.0.2.1:53", Transport::Tcp), Verdict::Denied);
     }
 
@@ -209,7 +240,7 @@ mod tests {
             }
         }
         let host = policy(&["host.thaw.internal:5432"]);
-        let loopback = Verdict::Allowed("127.0.0.1:5432".parse().unwrap());
+        let loopback = allowed("127.0.0.1:5432");
         assert_eq!(judge(&host, "10.0.2.2:5432", Transport::Tcp), loopback);
         assert_eq!(judge(&host, "[::ffff:10.0.2.2]:5432", Transport::Tcp), loopback);
         assert_eq!(judge(&host, "10.0.2.2:5433", Transport::Tcp), Verdict::Denied);
@@ -228,9 +259,8 @@ mod tests {
 
     #[test]
     fn mapped_addresses_are_the_addresses() {
-        let to = "10.1.2.3:443".parse().unwrap();
         let verdict = judge(&policy(&["10.0.0.0/8:443"]), "[::ffff:10.1.2.3]:443", Transport::Tcp);
-        assert_eq!(verdict, Verdict::Allowed(to));
+        assert_eq!(verdict, allowed("10.1.2.3:443"));
     }
 
     #[test]
@@ -240,7 +270,7 @@ mod tests {
         let judge = |learned: &Learned, to: &str| {
             matches!(
                 policy.judge(to.parse().unwrap(), Transport::Tcp, learned),
-                Verdict::Allowed(_)
+                Verdict::Allowed(..)
             )
         };
         assert!(!judge(&learned, "192.0.2.1:443"));
@@ -276,6 +306,23 @@ mod tests {
         assert_eq!(policy.judge(metadata, Transport::Tcp, &learned), Verdict::Denied);
         policy.learn(&mut learned, "api.example.com", &[]);
         assert_eq!(policy.judge(to, Transport::Tcp, &learned), Verdict::Denied);
+    }
+
+    #[test]
+    fn a_rule_that_reconnects_allows_and_outweighs_one_that_does_not() {
+        let rules = |rules: &[&str]| rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let policy = EgressPolicy::new(rules(&["10.0.0.0/8:*", "host.thaw.internal:1-9"]))
+            .reconnecting(rules(&["10.1.0.0/16:6379", "host.thaw.internal:5"]));
+        let after = |to| match judge(&policy, to, Transport::Tcp) {
+            Verdict::Allowed(_, after) => Some(after),
+            _ => None,
+        };
+        assert_eq!(after("10.1.0.1:6379"), Some(AfterThaw::Reconnect));
+        assert_eq!(after("10.1.0.1:6380"), Some(AfterThaw::Reset));
+        assert_eq!(after("10.2.0.1:6379"), Some(AfterThaw::Reset));
+        assert_eq!(after("10.0.2.2:5"), Some(AfterThaw::Reconnect));
+        assert_eq!(after("10.0.2.2:6"), Some(AfterThaw::Reset));
+        assert_eq!(after("11.0.0.1:6379"), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Making sockets for a sandbox.
 
+use bytemuck::bytes_of;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,11 +10,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use thaw_abi::control::{OpenedSocket, SOCKET_RECONNECTS};
 use thaw_abi::network::{RESOLVER_ADDRESS, RESOLVER_PORT};
 
 use super::dns::{self, lookup};
 use super::names::Names;
-use super::policy::{EgressPolicy, Verdict};
+use super::policy::{AfterThaw, EgressPolicy, Verdict};
 use super::rate::Rate;
 use super::rule::Transport;
 use crate::message;
@@ -30,11 +32,29 @@ pub(crate) struct Sockets {
     control: OwnedFd,
 }
 
+/// A socket whose connection is made or in progress.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub socket: OwnedFd,
+    after_thaw: AfterThaw,
+}
+
+impl Opened {
+    /// What the sandbox is told about it.
+    pub fn tail(&self) -> OpenedSocket {
+        let flags = match self.after_thaw {
+            AfterThaw::Reset => 0,
+            AfterThaw::Reconnect => SOCKET_RECONNECTS,
+        };
+        OpenedSocket { flags, reserved: 0 }
+    }
+}
+
 /// What became of a request for a socket.
 #[derive(Debug)]
 pub(crate) enum Opening {
-    /// A socket whose connection is made or in progress.
-    Opened(OwnedFd),
+    /// Here it is.
+    Opened(Opened),
     /// Names are looked up first; the answer goes straight to the sandbox.
     Later,
 }
@@ -62,8 +82,8 @@ impl Sockets {
             return self.open_resolver(to.transport).map(Opening::Opened);
         }
         let names = match self.names.judge(to.address, to.transport) {
-            Verdict::Allowed(address) => {
-                return connect(address, to.transport).map(Opening::Opened);
+            Verdict::Allowed(address, after_thaw) => {
+                return open(address, to.transport, after_thaw).map(Opening::Opened);
             }
             Verdict::Denied => return Err(Errno::ACCESS),
             Verdict::IfNamed(names) => names,
@@ -79,7 +99,7 @@ impl Sockets {
             }
             drop(slot);
             let outcome = match known.judge(to.address, to.transport) {
-                Verdict::Allowed(address) => connect(address, to.transport),
+                Verdict::Allowed(address, after_thaw) => open(address, to.transport, after_thaw),
                 _ => Err(Errno::ACCESS),
             };
             answer_late(&control, sequence, outcome);
@@ -88,15 +108,20 @@ impl Sockets {
         Ok(Opening::Later)
     }
 
-    fn open_resolver(&self, transport: Transport) -> Result<OwnedFd, Errno> {
+    fn open_resolver(&self, transport: Transport) -> Result<Opened, Errno> {
         let framing = match transport {
             Transport::Tcp => dns::Framing::Stream,
             Transport::Udp => dns::Framing::Packets,
         };
         let slot = self.names.channel_slot().ok_or(Errno::AGAIN)?;
-        dns::open(framing, &self.names, slot)
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        let socket = dns::open(framing, &self.names, slot)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        Ok(Opened { socket, after_thaw: AfterThaw::Reset })
     }
+}
+
+fn open(to: SocketAddr, transport: Transport, after_thaw: AfterThaw) -> Result<Opened, Errno> {
+    Ok(Opened { socket: connect(to, transport)?, after_thaw })
 }
 
 /// Makes a socket and begins to connect it. Never blocks.
@@ -124,12 +149,11 @@ pub(super) fn connect(to: SocketAddr, transport: Transport) -> Result<OwnedFd, E
 }
 
 /// Sends an answer from a thread that may wait.
-fn answer_late(control: &OwnedFd, sequence: u64, outcome: Result<OwnedFd, Errno>) {
-    let (errno, socket) = match outcome {
-        Ok(socket) => (0, Some(socket)),
-        Err(errno) => (errno.raw_os_error(), None),
+fn answer_late(control: &OwnedFd, sequence: u64, outcome: Result<Opened, Errno>) {
+    let (reply, socket) = match outcome {
+        Ok(opened) => (message::reply(sequence, 0, bytes_of(&opened.tail())), Some(opened.socket)),
+        Err(errno) => (message::reply(sequence, errno.raw_os_error(), &[]), None),
     };
-    let reply = message::reply(sequence, errno, &[]);
     let deadline = Instant::now() + UNREAD_TIMEOUT;
     loop {
         let descriptors: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
@@ -170,7 +194,7 @@ mod tests {
 
     fn opened(outcome: Result<Opening, Errno>) -> OwnedFd {
         match outcome.unwrap() {
-            Opening::Opened(socket) => socket,
+            Opening::Opened(opened) => opened.socket,
             Opening::Later => panic!("no name is in question"),
         }
     }
