@@ -162,6 +162,12 @@ const OUTBOX_MESSAGES: usize = 64;
 /// Most bytes that wait for one sandbox.
 const OUTBOX_BYTES: usize = 512 * 1024;
 
+/// Whether a message is on its way.
+enum Sent {
+    Yes,
+    No,
+}
+
 /// The outbox is full.
 #[derive(Debug)]
 pub(crate) struct OutboxFull;
@@ -179,18 +185,53 @@ impl Outbox {
         message: Vec<u8>,
         descriptors: Vec<OwnedFd>,
     ) -> io::Result<Result<(), OutboxFull>> {
-        if self.waiting.is_empty() {
-            match send_owned(socket, &message, &descriptors) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return result.map(Ok),
+        let lent: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        match self.send_now(socket, &message, &lent)? {
+            Sent::Yes => Ok(Ok(())),
+            Sent::No => Ok(self.keep(message, descriptors)),
+        }
+    }
+
+    /// As [`Outbox::send`], with descriptors that are duplicated only if the message
+    /// has to wait.
+    pub(crate) fn send_lent(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        message: Vec<u8>,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<Result<(), OutboxFull>> {
+        match self.send_now(socket, &message, descriptors)? {
+            Sent::Yes => Ok(Ok(())),
+            Sent::No => {
+                let own = descriptors.iter().map(BorrowedFd::try_clone_to_owned);
+                Ok(self.keep(message, own.collect::<io::Result<_>>()?))
             }
         }
+    }
+
+    fn send_now(
+        &self,
+        socket: BorrowedFd<'_>,
+        message: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<Sent> {
+        if !self.waiting.is_empty() {
+            return Ok(Sent::No);
+        }
+        match send(socket, &[IoSlice::new(message)], descriptors) {
+            Ok(()) => Ok(Sent::Yes),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Sent::No),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn keep(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> Result<(), OutboxFull> {
         if self.waiting.len() == OUTBOX_MESSAGES || self.bytes + message.len() > OUTBOX_BYTES {
-            return Ok(Err(OutboxFull));
+            return Err(OutboxFull);
         }
         self.bytes += message.len();
         self.waiting.push_back((message, descriptors));
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Sends what the socket has room for.

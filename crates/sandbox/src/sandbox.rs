@@ -205,16 +205,34 @@ impl Sandbox {
     }
 
     /// Hands a connected, non-blocking socket to the guest's listening socket.
-    /// The caller's descriptor stays open. [`io::ErrorKind::OutOfMemory`]: too
-    /// many messages wait for the sandbox already.
+    /// The caller's descriptor stays open. A guest that computes and never waits
+    /// does not look: see [`Sandbox::knock_if_unread`]. [`io::ErrorKind::OutOfMemory`]:
+    /// too many messages wait for the sandbox already.
     pub fn send_connection(
         &mut self,
         connection: &Connection,
         socket: BorrowedFd<'_>,
     ) -> io::Result<()> {
-        let socket = socket.try_clone_to_owned()?;
-        self.send(message::message(MSG_CONNECTION, connection), vec![socket])?;
-        self.process.knock()
+        let message = message::message(MSG_CONNECTION, connection);
+        match self.outbox.send_lent(self.control.as_fd(), message, &[socket])? {
+            Ok(()) => Ok(()),
+            Err(message::OutboxFull) => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
+        }
+    }
+
+    /// Makes the sandbox look at its messages if it has not read all of them. A
+    /// signal costs both sides more than a message, and a guest that waits reads at
+    /// once.
+    pub fn knock_if_unread(&self) -> io::Result<()> {
+        match sys::unread_by_peer(self.control.as_fd())? {
+            0 => Ok(()),
+            _ => self.process.knock(),
+        }
+    }
+
+    /// Sends what had to wait for room; [`Sandbox::poll_event`] does so, too.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.outbox.flush(self.control.as_fd())
     }
 
     /// Sends a signal, 1 to 64, to the first guest process.

@@ -160,6 +160,7 @@ impl<'a> Course<'a> {
         client.set_nodelay(true)?;
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         program.sandbox().send_connection(&connection(id, own, local), server.as_fd())?;
+        program.sandbox().knock_if_unread()?;
         Ok(client)
     }
 

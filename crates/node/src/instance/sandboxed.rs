@@ -15,6 +15,7 @@ use crate::rootfs::StoredRootfs;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::process::ExitStatusExt;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll, ready};
@@ -26,6 +27,7 @@ use thaw_sandbox::{
 };
 use thaw_store::{ImageId, Store};
 use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, Sleep, sleep};
 
 /// Zygotes that are tried for one boot: they may die while they wait.
 const ZYGOTES_TRIED: u32 = 3;
@@ -184,6 +186,7 @@ impl Launcher for SandboxLauncher {
             plan,
             shared,
             end: None,
+            knock: Knock::new(),
             asked_to_rest: false,
             killed: false,
             gone: false,
@@ -383,6 +386,7 @@ struct SandboxInstance {
     shared: Arc<Shared>,
     /// What it said about its end, if anything.
     end: Option<End>,
+    knock: Knock,
     /// It was asked to come to rest.
     asked_to_rest: bool,
     /// This node has ended it.
@@ -390,7 +394,49 @@ struct SandboxInstance {
     gone: bool,
 }
 
+/// When to make sure that a sandbox has read what it was sent.
+struct Knock {
+    due: Pin<Box<Sleep>>,
+    is_set: bool,
+}
+
+impl Knock {
+    /// How long a guest that computes goes on before it hears of a connection.
+    const AFTER: Duration = Duration::from_millis(1);
+
+    fn new() -> Self {
+        Self { due: Box::pin(sleep(Self::AFTER)), is_set: false }
+    }
+
+    /// Something was sent.
+    fn set(&mut self) {
+        if !self.is_set {
+            self.is_set = true;
+            self.due.as_mut().reset(Instant::now() + Self::AFTER);
+        }
+    }
+
+    /// Whether it is time to look.
+    fn poll_due(&mut self, context: &mut Context<'_>) -> bool {
+        let due = self.is_set && self.due.as_mut().poll(context).is_ready();
+        self.is_set &= !due;
+        due
+    }
+}
+
 impl SandboxInstance {
+    /// Sends what waits for room, and has the task woken when there is some.
+    fn flush(&mut self, context: &mut Context<'_>) {
+        while let Poll::Ready(Ok(mut ready)) = self.sandbox.poll_write_ready_mut(context) {
+            // That its process has ended is what the next read says.
+            let ended = ready.get_inner_mut().flush().is_err();
+            if ended || !ready.get_inner().wants_write() {
+                return;
+            }
+            ready.clear_ready();
+        }
+    }
+
     fn how_it_ended(&mut self) -> End {
         if let Some(end) = self.end.take() {
             return end;
@@ -419,7 +465,9 @@ impl Instance for SandboxInstance {
         let local = (client.local.ip(), self.shared.port).into();
         let connection = connection(client.id, client.peer, local);
         let socket = std::os::fd::AsFd::as_fd(&client.socket);
-        self.sandbox.get_mut().send_connection(&connection, socket)
+        self.sandbox.get_mut().send_connection(&connection, socket)?;
+        self.knock.set();
+        Ok(())
     }
 
     fn kill(&mut self) {
@@ -433,8 +481,20 @@ impl Instance for SandboxInstance {
         if self.gone {
             return Poll::Pending;
         }
+        if self.knock.poll_due(context)
+            && let Err(error) = self.sandbox.get_ref().knock_if_unread()
+        {
+            tracing::warn!(pid = self.pid, "cannot knock at a sandbox: {error}");
+        }
+        if self.sandbox.get_ref().wants_write() {
+            self.flush(context);
+        }
         loop {
-            match self.sandbox.get_mut().poll_event() {
+            // The runtime is shutting down if it fails.
+            let Ok(mut ready) = ready!(self.sandbox.poll_read_ready_mut(context)) else {
+                return Poll::Pending;
+            };
+            match ready.get_inner_mut().poll_event() {
                 Progress::Event(Event::Booted(times)) => return Poll::Ready(Report::Booted(times)),
                 Progress::Event(Event::ConnectionClosed { id }) => {
                     return Poll::Ready(Report::ConnectionClosed(id));
@@ -466,22 +526,9 @@ impl Instance for SandboxInstance {
                     return Poll::Pending;
                 }
                 Progress::Idle => {
-                    let mut waits = true;
-                    if self.sandbox.get_ref().wants_write()
-                        && let Poll::Ready(ready) = self.sandbox.poll_write_ready(context)
-                    {
-                        match ready {
-                            Ok(mut guard) => guard.clear_ready(),
-                            Err(_) => return Poll::Pending,
-                        }
-                        waits = false;
-                    }
-                    if waits {
-                        match ready!(self.sandbox.poll_read_ready(context)) {
-                            Ok(mut guard) => guard.clear_ready(),
-                            // The runtime is shutting down.
-                            Err(_) => return Poll::Pending,
-                        }
+                    ready.clear_ready();
+                    if self.sandbox.get_ref().wants_write() {
+                        self.flush(context);
                     }
                 }
             }
