@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use crate::errno::{Errno, Result};
-use crate::platform::user::{UserAddress, copy_catching_faults};
+use crate::platform::user::{UserAddress, copy_catching_faults, copy_what_is_present};
 
 /// Most segments in one call (`IOV_MAX`, readv(2)).
 pub const IOV_MAX: usize = 1024;
@@ -148,6 +148,24 @@ impl<'a> Sink<'a> {
         Ok(done)
     }
 
+    /// As [`Sink::put`], as far as no page of a file has to be mapped for it: 0 if
+    /// the first byte needs that.
+    pub fn put_where_present(&mut self, bytes: &[u8]) -> usize {
+        let mut done = 0;
+        while let Some((base, len)) = self.segments.current().filter(|_| done < bytes.len()) {
+            let step = len.min(bytes.len() - done);
+            // SAFETY: as in `put`.
+            let left =
+                unsafe { copy_what_is_present(base as *mut u8, bytes[done..].as_ptr(), step) };
+            self.segments.advance(step - left);
+            done += step - left;
+            if left > 0 {
+                break;
+            }
+        }
+        done
+    }
+
     /// Appends up to `count` zero bytes.
     pub fn put_zeros(&mut self, count: usize) -> Result<usize> {
         const ZEROS: [u8; 512] = [0; 512];
@@ -241,6 +259,25 @@ impl<'a> Source<'a> {
             }
         }
         Ok(done)
+    }
+
+    /// As [`Source::take`], as far as no page of a file has to be mapped for it: 0 if
+    /// the first byte needs that.
+    pub fn take_where_present(&mut self, buffer: &mut [u8]) -> usize {
+        let mut done = 0;
+        while let Some((base, len)) = self.segments.current().filter(|_| done < buffer.len()) {
+            let step = len.min(buffer.len() - done);
+            // SAFETY: as in `take`.
+            let left = unsafe {
+                copy_what_is_present(buffer[done..].as_mut_ptr(), base as *const u8, step)
+            };
+            self.segments.advance(step - left);
+            done += step - left;
+            if left > 0 {
+                break;
+            }
+        }
+        done
     }
 
     /// As [`Source::take`], but leaves the bytes in the source.

@@ -26,6 +26,12 @@ pub fn find_host_vdso(vdso: u64) {
     }
 }
 
+/// Where the address of the host's function is, for the guest's vdso: another one
+/// in every boot.
+pub fn host_function() -> &'static AtomicU64 {
+    &CLOCK_GETTIME
+}
+
 /// Seconds and nanoseconds of a host clock.
 pub fn read(clock: u32) -> (i64, i64) {
     let function = CLOCK_GETTIME.load(Ordering::Relaxed);

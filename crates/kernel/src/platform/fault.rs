@@ -143,13 +143,14 @@ pub extern "C" fn prologue(
     }
     // From here on this vCPU has the kernel lock.
     let mapped = memory_fault && crate::boot::lazy::map_page(info.address);
-    let fault_exit = memory_fault.then(|| super::user::fault_resume_address(context.rip)).flatten();
-    let resume_at =
-        if mapped || fault_exit.is_some() && crate::mm::shared::page_in(info.address, info.code) {
-            Some(context.rip)
-        } else {
-            fault_exit
-        };
+    let fault_exit = memory_fault.then(|| super::user::fault_exit(context.rip)).flatten();
+    let may_page_in = fault_exit.as_ref().is_some_and(|exit| exit.may_page_in);
+    let resume_at = if mapped || may_page_in && crate::mm::shared::page_in(info.address, info.code)
+    {
+        Some(context.rip)
+    } else {
+        fault_exit.map(|exit| exit.resume_at)
+    };
     match resume_at {
         Some(rip) => resume(local, frame_from(signal, info, context, rip)),
         None => die_in_kernel(signal, info, context),

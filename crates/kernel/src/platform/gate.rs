@@ -92,11 +92,13 @@ pub fn create(gate: &Gate) -> Result<()> {
     }
     host::map_anonymous(GATE_BASE, len, host::PROT_READ | host::PROT_WRITE)?;
     let slots = GATE_BASE as *mut u64;
-    // SAFETY: mapped above. Slot 0 leads to the kernel's fast door, slot 1 is
+    // SAFETY: mapped above. Slot 0 leads to the kernel's fast door, the others are
     // for the vdso.
     unsafe {
         slots.write(&raw const super::entry::thaw_syscall_entry as u64);
         slots.add(1).write(crate::task::exec::vdso::clock as *const () as u64);
+        slots.add(2).write(super::clock::host_function() as *const _ as u64);
+        slots.add(3).write(kernel().clocks.offset_parts() as *const _ as u64);
     }
     host::protect(GATE_BASE, len, host::PROT_READ | host::PROT_EXEC)
 }

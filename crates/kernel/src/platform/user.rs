@@ -167,30 +167,37 @@ impl UserAddress {
     }
 }
 
-core::arch::global_asm!(
-    // usize thaw_copy(dst: rdi, src: rsi, len: rdx) -> bytes not copied.
-    // A fault between thaw_copy_begin and thaw_copy_end resumes at
-    // thaw_copy_fault; `rep movsb` keeps the bytes left in rcx.
-    ".globl thaw_copy_begin, thaw_copy_end, thaw_copy_fault, thaw_copy",
-    "thaw_copy:",
-    "mov rcx, rdx",
-    "thaw_copy_begin:",
-    "cmp rcx, 32",
-    "ja 2f",
-    "1: test rcx, rcx",
-    "jz thaw_copy_fault",
-    "mov al, [rsi]",
-    "mov [rdi], al",
-    "inc rsi",
-    "inc rdi",
-    "dec rcx",
-    "jmp 1b",
-    "2: rep movsb",
-    "thaw_copy_end:",
-    "thaw_copy_fault:",
-    "mov rax, rcx",
-    "ret",
-);
+/// usize NAME(dst: rdi, src: rsi, len: rdx) -> bytes not copied.
+/// A fault between NAME_begin and NAME_end resumes at NAME_fault; `rep movsb`
+/// keeps the bytes left in rcx.
+macro_rules! copy_routine {
+    ($name:literal) => {
+        core::arch::global_asm!(
+            concat!(".globl ", $name, "_begin, ", $name, "_end, ", $name, "_fault, ", $name),
+            concat!($name, ":"),
+            "mov rcx, rdx",
+            concat!($name, "_begin:"),
+            "cmp rcx, 32",
+            "ja 2f",
+            "1: test rcx, rcx",
+            concat!("jz ", $name, "_fault"),
+            "mov al, [rsi]",
+            "mov [rdi], al",
+            "inc rsi",
+            "inc rdi",
+            "dec rcx",
+            "jmp 1b",
+            "2: rep movsb",
+            concat!($name, "_end:"),
+            concat!($name, "_fault:"),
+            "mov rax, rcx",
+            "ret",
+        );
+    };
+}
+
+copy_routine!("thaw_copy");
+copy_routine!("thaw_copy_present");
 
 core::arch::global_asm!(
     // u64 thaw_compare_exchange(word: rdi, expected: esi, new: edx) -> the old
@@ -216,6 +223,10 @@ unsafe extern "C" {
     static thaw_copy_begin: u8;
     static thaw_copy_end: u8;
     static thaw_copy_fault: u8;
+    fn thaw_copy_present(to: *mut u8, from: *const u8, len: usize) -> usize;
+    static thaw_copy_present_begin: u8;
+    static thaw_copy_present_end: u8;
+    static thaw_copy_present_fault: u8;
 }
 
 /// Copies `len` bytes and returns how many were not copied because of a fault.
@@ -229,21 +240,46 @@ pub unsafe fn copy_catching_faults(to: *mut u8, from: *const u8, len: usize) -> 
     unsafe { thaw_copy(to, from, len) }
 }
 
-/// If `rip` lies in a routine that touches guest memory: where a fault there
-/// resumes.
-pub fn fault_resume_address(rip: u64) -> Option<u64> {
+/// As [`copy_catching_faults`], and stops at guest memory that is not there until
+/// the kernel maps a page of a file: it may be called with that file borrowed.
+///
+/// # Safety
+/// As [`copy_catching_faults`].
+pub unsafe fn copy_what_is_present(to: *mut u8, from: *const u8, len: usize) -> usize {
+    // SAFETY: as in `copy_catching_faults`.
+    unsafe { thaw_copy_present(to, from, len) }
+}
+
+/// What becomes of a fault in a routine that touches guest memory.
+pub struct FaultExit {
+    /// Where the routine goes on if the fault stays.
+    pub resume_at: u64,
+    /// Whether a page of a file may be mapped so that it does not.
+    pub may_page_in: bool,
+}
+
+/// If `rip` lies in a routine that touches guest memory: what becomes of a fault
+/// there.
+pub fn fault_exit(rip: u64) -> Option<FaultExit> {
     let routines = [
-        (&raw const thaw_copy_begin, &raw const thaw_copy_end, &raw const thaw_copy_fault),
+        (&raw const thaw_copy_begin, &raw const thaw_copy_end, &raw const thaw_copy_fault, true),
         (
             &raw const thaw_exchange_begin,
             &raw const thaw_exchange_end,
             &raw const thaw_exchange_fault,
+            true,
+        ),
+        (
+            &raw const thaw_copy_present_begin,
+            &raw const thaw_copy_present_end,
+            &raw const thaw_copy_present_fault,
+            false,
         ),
     ];
     routines
         .into_iter()
-        .find(|&(begin, end, _)| (begin as u64..end as u64).contains(&rip))
-        .map(|(_, _, resume)| resume as u64)
+        .find(|&(begin, end, ..)| (begin as u64..end as u64).contains(&rip))
+        .map(|(_, _, resume, may_page_in)| FaultExit { resume_at: resume as u64, may_page_in })
 }
 
 #[cfg(test)]

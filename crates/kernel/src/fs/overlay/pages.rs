@@ -189,6 +189,43 @@ impl Content {
         }
     }
 
+    /// Copies up to `len` bytes from `at` on, as far as they lie in pages here and the
+    /// guest's memory is present.
+    fn put_pages(&self, sink: &mut Sink<'_>, at: u64, len: usize) -> usize {
+        let mut done = 0;
+        for (&page, bytes) in self.pages.range(at / PAGE..) {
+            let at = at + done as u64;
+            let in_page = (at % PAGE) as usize;
+            let step = (PAGE as usize - in_page).min(len - done);
+            // Only the first page is known not to be lent.
+            let is_here = page == at / PAGE && (done == 0 || self.lent.is_empty());
+            if step == 0 || !is_here {
+                break;
+            }
+            let count = sink.put_where_present(&bytes[in_page..in_page + step]);
+            done += count;
+            if count < step {
+                break;
+            }
+        }
+        done
+    }
+
+    /// Has `fill` write to the page of offset `at`, from there on, and returns how
+    /// many bytes it says it has written; the file grows with them.
+    fn write_page(
+        &mut self,
+        lower: Option<&LowerLayer>,
+        at: u64,
+        fill: impl FnOnce(&mut [u8; 4096]) -> usize,
+    ) -> Result<usize> {
+        let count = fill(self.page_for_write(lower, at / PAGE)?);
+        if count > 0 {
+            self.size = self.size.max(at + count as u64);
+        }
+        Ok(count)
+    }
+
     /// The page for writing, copied from below if need be.
     fn page_for_write(&mut self, lower: Option<&LowerLayer>, page: u64) -> Result<&mut [u8; 4096]> {
         use alloc::collections::btree_map::Entry;
@@ -225,6 +262,7 @@ fn read_below(lower: Option<&LowerLayer>, id: LowerId, to: &mut [u8], offset: u6
 
 /// Where the next bytes of a read come from.
 enum Piece {
+    Moved(usize),
     Buffered(usize),
     Zeros(usize),
     Below(LowerId, usize),
@@ -232,9 +270,9 @@ enum Piece {
 
 /// Reads at `offset`; short at the end of the file.
 ///
-/// Bytes go through a buffer on the stack: a guest page that the copy touches
-/// may be one that the kernel maps on first touch, from this very file, so the
-/// content must not be borrowed meanwhile.
+/// A guest page that the copy touches may be one that the kernel maps on first
+/// touch, from this very file, so the content must not be borrowed meanwhile:
+/// bytes for such a page go through a buffer on the stack.
 pub fn read(
     content: &Lock<Content>,
     lower: Option<&LowerLayer>,
@@ -272,9 +310,14 @@ fn read_through(
             let page = at / PAGE;
             let in_page = (at % PAGE) as usize;
             if let Some(bytes) = content.pages.get(&page) {
-                let len = (PAGE as usize - in_page).min(left as usize).min(buffer.len());
-                buffer[..len].copy_from_slice(&bytes[in_page..in_page + len]);
-                Piece::Buffered(len)
+                match content.put_pages(sink, at, left as usize) {
+                    0 => {
+                        let len = (PAGE as usize - in_page).min(left as usize).min(buffer.len());
+                        buffer[..len].copy_from_slice(&bytes[in_page..in_page + len]);
+                        Piece::Buffered(len)
+                    }
+                    count => Piece::Moved(count),
+                }
             } else {
                 let next = content
                     .pages
@@ -291,6 +334,7 @@ fn read_through(
             }
         };
         let (asked, moved) = match piece {
+            Piece::Moved(len) => (len, Ok(len)),
             Piece::Buffered(len) => (len, sink.put(&buffer[..len])),
             Piece::Zeros(len) => (len, sink.put_zeros(len)),
             Piece::Below(id, len) => {
@@ -339,14 +383,22 @@ fn write_through(
     while source.remaining() > 0 && done < max {
         let at = offset + done as u64;
         let in_page = (at % PAGE) as usize;
-        let len = (PAGE as usize - in_page).min(buffer.len()).min(max - done);
-        let moved = source.take(&mut buffer[..len]).and_then(|count| {
-            let mut content = content.lock();
-            let page = content.page_for_write(lower, at / PAGE)?;
-            page[in_page..in_page + count].copy_from_slice(&buffer[..count]);
-            content.size = content.size.max(at + count as u64);
-            Ok(count)
+        let len = (PAGE as usize - in_page).min(max - done);
+        let direct = content.lock().write_page(lower, at, |page| {
+            source.take_where_present(&mut page[in_page..in_page + len])
         });
+        let moved = match direct {
+            Ok(0) => {
+                let len = len.min(buffer.len());
+                source.take(&mut buffer[..len]).and_then(|count| {
+                    content.lock().write_page(lower, at, |page| {
+                        page[in_page..in_page + count].copy_from_slice(&buffer[..count]);
+                        count
+                    })
+                })
+            }
+            direct => direct,
+        };
         match moved {
             Ok(0) => break,
             Ok(count) => done += count,
