@@ -22,8 +22,8 @@
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_NO_PATCHING};
 use thaw_abi::layout::{GATE_BASE, GATE_CODE_BASE, GATE_CODE_SIZE, GATE_END, GATE_TABLE_SIZE};
 
 use super::entry::TrapFrame;
@@ -66,6 +66,27 @@ struct State {
     sites: BTreeMap<u64, u64>,
     /// Address of an instruction that has moved from behind a `syscall`.
     moved: BTreeMap<u64, Moved>,
+    traps: Traps,
+}
+
+/// How often the sites that were met last have trapped.
+#[derive(Clone)]
+struct Traps([(u64, u32); 64]);
+
+impl Default for Traps {
+    fn default() -> Self {
+        Self([(0, 0); 64])
+    }
+}
+
+impl Traps {
+    /// Counts one more at `syscall`, and returns how many there were in a row.
+    fn count(&mut self, syscall: u64) -> u32 {
+        let slot = &mut self.0[(syscall >> 2) as usize % 64];
+        let before = if slot.0 == syscall { slot.1 } else { 0 };
+        *slot = (syscall, before.saturating_add(1));
+        slot.1
+    }
 }
 
 /// Where an instruction has gone.
@@ -118,15 +139,16 @@ fn gate() -> &'static Gate {
 /// Bytes of the patch: an indirect jump through an absolute address.
 const JUMP_SIZE: usize = 7;
 
-/// In a copy, which may live for one request, a patch costs more than a few
-/// traps, the more so if the text has to be searched for jumps.
-const TRAPS_BEFORE_PATCH: u32 = 2;
+/// In a copy, which may live for one request, and in a program that may end at
+/// once, a patch costs more than a few traps (some 12 µs and 2.2 µs), the more so if
+/// the text has to be searched for jumps.
+const TRAPS_BEFORE_PATCH: u32 = 4;
 const TRAPS_BEFORE_SEARCH: u32 = 64;
 
 /// Rewrites the site of a trapped system call if its form is known. Failure
 /// leaves the site as it is: the trap is always correct.
 pub fn try_patch(frame: &mut TrapFrame) {
-    if kernel().config.get().flags & thaw_abi::control::FLAG_NO_PATCHING != 0 {
+    if kernel().config.get().flags & FLAG_NO_PATCHING != 0 {
         return;
     }
     let syscall = frame.rip.wrapping_sub(2);
@@ -149,20 +171,14 @@ pub fn try_patch(frame: &mut TrapFrame) {
 }
 
 /// Counts the traps at a site, as far as others do not come in between. A
-/// program that is being started gets every site patched, since the patches
+/// program that is to be frozen gets every site patched, since the patches
 /// travel in its image.
 fn count_trap(syscall: u64) -> u32 {
-    const SLOTS: usize = 64;
-    static SEEN: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
-    static COUNT: [AtomicU32; SLOTS] = [const { AtomicU32::new(0) }; SLOTS];
-    if kernel().generation.get() == 0 {
+    let kernel = kernel();
+    if kernel.generation.get() == 0 && kernel.config.get().flags & FLAG_FREEZE_AT_ENTRY != 0 {
         return u32::MAX;
     }
-    let slot = (syscall >> 2) as usize % SLOTS;
-    if SEEN[slot].swap(syscall, Relaxed) != syscall {
-        COUNT[slot].store(0, Relaxed);
-    }
-    COUNT[slot].fetch_add(1, Relaxed) + 1
+    gate().state.lock().traps.count(syscall)
 }
 
 /// Moves the instruction before a `syscall`.
