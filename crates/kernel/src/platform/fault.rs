@@ -112,23 +112,8 @@ pub extern "C" fn prologue(
     // The guest's vdso runs kernel text and the host's vdso on the guest's stack:
     // that is the guest. The kernel runs the host's vdso on its own.
     let in_kernel = context.rip >= KERNEL_BASE && context.rsp >= KERNEL_BASE;
-    if signal == SIGUSR1 || signal == SIGALRM {
-        let block = vcpu::block_of_stack(context.rsp);
-        let flag = if signal == SIGUSR1 { &block.knocked } else { &block.alarmed };
-        flag.store(true, Relaxed);
-        if block.thread.is_null() {
-            // The host goes on with an interrupted wait by itself: end it.
-            crate::task::carrier::end_wait(block);
-        }
-        if !core::ptr::eq(block, vcpu::block()) {
-            // A vCPU that is just starting: its idle loop will look.
-            return resume(local, frame_from(SIGUSR1, info, context, context.rip));
-        }
-        return interrupt(info, context, local, in_kernel);
-    }
-    if signal == SIGCHLD {
-        child_ended(info);
-        return resume(local, frame_from(SIGCHLD, info, context, context.rip));
+    if matches!(signal, SIGUSR1 | SIGALRM | SIGCHLD) {
+        return notice(signal, info, context, local, in_kernel);
     }
     if signal == SIGSYS && context.rip >= LAYOUT_END {
         // Only the host's vdso lies there: it has fallen back to a system call.
@@ -152,6 +137,7 @@ pub extern "C" fn prologue(
         fault_exit.map(|exit| exit.resume_at)
     };
     match resume_at {
+        Some(_) if is_on_its_way_out(context) => begin_return_again(),
         Some(rip) => resume(local, frame_from(signal, info, context, rip)),
         None => die_in_kernel(signal, info, context),
     }
@@ -198,9 +184,36 @@ fn top_frame() -> *mut TrapFrame {
     (vcpu::block().kernel_stack_top as *mut TrapFrame).wrapping_sub(1)
 }
 
-/// The host has knocked or the alarm has gone off. A guest is interrupted; the
-/// kernel looks when it is done, or at once if it is about to return and would
-/// not look any more.
+/// The host has knocked, the alarm has gone off, or a host process has ended.
+fn notice(
+    signal: u32,
+    info: &HostSignalInfo,
+    context: &HostContext,
+    local: *mut TrapFrame,
+    in_kernel: bool,
+) -> Continuation {
+    let block = vcpu::block_of_stack(context.rsp);
+    match signal {
+        SIGUSR1 => block.knocked.store(true, Relaxed),
+        SIGALRM => block.alarmed.store(true, Relaxed),
+        _ => child_ended(info),
+    }
+    if signal != SIGCHLD && block.thread.is_null() {
+        // The host goes on with an interrupted wait by itself: end it.
+        crate::task::carrier::end_wait(block);
+    }
+    if !core::ptr::eq(block, vcpu::block()) {
+        // A vCPU that is just starting: its idle loop will look.
+        return resume(local, frame_from(SIGUSR1, info, context, context.rip));
+    }
+    interrupt(info, context, local, in_kernel)
+}
+
+/// A guest is interrupted; the kernel looks when it is done, or at once if it is
+/// about to return and would not look any more.
+///
+/// No handler may put a guest's registers back by itself: a signal that arrives while
+/// the handler runs finds the kernel at work, and would be overlooked.
 fn interrupt(
     info: &HostSignalInfo,
     context: &HostContext,
@@ -216,21 +229,31 @@ fn interrupt(
         let rip = super::entry::resumable(context.rip);
         return continue_in_kernel(frame_from(SIGUSR1, info, context, rip));
     }
-    let on_kernel_stack = context.rsp <= vcpu::block().kernel_stack_top
-        && context.rsp
-            > vcpu::block().kernel_stack_top - crate::task::thread::KERNEL_STACK_SIZE as u64;
-    if super::entry::is_returning(context.rip) && on_kernel_stack {
-        // The frame being restored is still complete: begin the return again.
-        let frame = top_frame();
-        // SAFETY: the frame of the running thread, which is on its way out.
-        unsafe {
-            (*frame).signal = SIGUSR1;
-            // The registers that a fast return finds in place are the handler's now.
-            (*frame).how = RETURN_FULL;
-        }
-        return Continuation { frame, handle: 1 };
+    if is_on_its_way_out(context) {
+        return begin_return_again();
     }
     resume(local, frame_from(SIGUSR1, info, context, context.rip))
+}
+
+/// Whether the running thread was about to return to the guest, and would not look at
+/// what is due any more.
+fn is_on_its_way_out(context: &HostContext) -> bool {
+    let below_top = vcpu::block().kernel_stack_top.wrapping_sub(context.rsp);
+    super::entry::is_returning(context.rip)
+        && below_top < crate::task::thread::KERNEL_STACK_SIZE as u64
+}
+
+/// Begins the running thread's return again: the frame being restored is still
+/// complete.
+fn begin_return_again() -> Continuation {
+    let frame = top_frame();
+    // SAFETY: the frame of the running thread, which is on its way out.
+    unsafe {
+        (*frame).signal = SIGUSR1;
+        // The registers that a fast return finds in place are the handler's now.
+        (*frame).how = RETURN_FULL;
+    }
+    Continuation { frame, handle: 1 }
 }
 
 fn frame_from(signal: u32, info: &HostSignalInfo, context: &HostContext, rip: u64) -> TrapFrame {
@@ -370,11 +393,14 @@ pub fn install_handlers() -> Result<()> {
     const SA_NODEFER: u64 = 0x4000_0000;
     /// No zombies: nobody waits for host processes.
     const SA_NOCLDWAIT: u64 = 2;
+    /// The host may stop processes and let them go on.
+    const SA_NOCLDSTOP: u64 = 1;
     use_signal_stack(0)?;
     let entry = &raw const super::entry::thaw_trap_entry as u64;
+    let of_children = SA_NOCLDWAIT | SA_NOCLDSTOP;
     let action = Action {
         handler: entry,
-        flags: SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_RESTART | SA_NODEFER | SA_NOCLDWAIT,
+        flags: SA_SIGINFO | SA_RESTORER | SA_ONSTACK | SA_RESTART | SA_NODEFER | of_children,
         restorer: entry,
         mask: 0,
     };
