@@ -158,6 +158,30 @@ static void processes(void)
     show_attached();
 }
 
+/* A child that is not to have it does not keep it, however late the child runs. */
+static void left_out(void)
+{
+    enum { TURNS = 50 };
+    PART("left out by forks");
+    int alone = 0, gone = 0, code;
+    for (int turn = 0; turn < TURNS; turn++) {
+        struct shmid_ds found;
+        int segment = (int)MUST(shmget(IPC_PRIVATE, PAGE, 0600));
+        void *mine = shmat(segment, NULL, 0);
+        MUST(madvise(mine, PAGE, MADV_DONTFORK));
+        pid_t child = MUST(fork());
+        if (!child)
+            _exit(0);
+        MUST(shmctl(segment, IPC_STAT, &found));
+        alone += found.shm_nattch == 1;
+        MUST(shmdt(mine));
+        MUST(shmctl(segment, IPC_RMID, NULL));
+        MUST(waitpid(child, &code, 0));
+        gone += shmctl(segment, IPC_STAT, &found) < 0;
+    }
+    say("alone %d, gone %d\n", alone, gone);
+}
+
 static void removal(void)
 {
     PART("removal");
@@ -248,6 +272,7 @@ int main(void)
     keys();
     attachments();
     processes();
+    left_out();
     removal();
     permissions();
     return 0;

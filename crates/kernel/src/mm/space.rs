@@ -63,6 +63,9 @@ pub struct AddressSpace {
     /// Pages of the page store that mappings show, by guest address. Each
     /// counts as a use of the page.
     shown: Lock<BTreeMap<u64, u64>>,
+    /// Start and bytes of what a fork has left out, until the new host process has
+    /// removed it.
+    left_out: Lock<Vec<(u64, u64)>>,
     /// What is known of code that has asked for the process id after a thaw.
     pub generator_callers: KnownCallers,
     /// Patched system call sites.
@@ -148,6 +151,7 @@ impl AddressSpace {
             id: crate::state::kernel().tasks.new_space_id(),
             users: AtomicU32::new(0),
             shown: Lock::new(BTreeMap::new()),
+            left_out: Lock::default(),
             generator_callers: KnownCallers::default(),
             gate: Gate::default(),
             run_queue: RunQueue::new(),
@@ -187,32 +191,39 @@ impl AddressSpace {
         Some((device, inode, vma.offset + (address - vma.start)))
     }
 
-    /// The book-keeping of a copy, for a new process. The host copies the memory.
+    /// The book-keeping of a copy, for a new process. The host copies the memory,
+    /// that which the child is not to have (madvise(2), `MADV_DONTFORK`) too.
     pub fn fork(&self) -> Result<Self> {
-        let mut copy = Self::with(self.state.lock().clone());
+        let mut state = self.state.lock().clone();
+        let dont_fork = state.vmas.iter().filter(|vma| vma.flags.contains(VmaFlags::DONT_FORK));
+        let left_out: Vec<(u64, u64)> = dont_fork.map(|vma| (vma.start, vma.len())).collect();
+        for &(start, len) in &left_out {
+            state.vmas.remove(start, start + len);
+        }
+        let mut copy = Self::with(state);
         copy.gate = self.gate.copy();
         for (&address, &page) in self.shown.lock().iter() {
-            copy.note_shown(address, page);
+            if copy.find(address).is_some() {
+                copy.note_shown(address, page);
+            }
         }
+        copy.left_out = Lock::new(left_out);
         Ok(copy)
     }
 
-    /// Does what a fork leaves out: memory that the child is not to have
-    /// (madvise(2), `MADV_DONTFORK` and `MADV_WIPEONFORK`). Runs in the child.
+    /// Does what the host's fork does not: removes memory that the child is not to
+    /// have, and wipes what it is to have empty (madvise(2), `MADV_WIPEONFORK`). Runs
+    /// in the child.
     pub fn after_fork(&self) -> Result<()> {
-        let marked = VmaFlags::DONT_FORK | VmaFlags::WIPE_ON_FORK;
-        let areas: Vec<Vma> = {
-            let state = self.state.lock();
-            state.vmas.iter().filter(|vma| vma.flags.intersects(marked)).cloned().collect()
-        };
-        for mut vma in areas {
-            if vma.flags.contains(VmaFlags::DONT_FORK) {
-                self.unmap(vma.start, vma.len())?;
-            } else {
-                map_on_host(&mut vma)?;
-            }
+        for (start, len) in core::mem::take(&mut *self.left_out.lock()) {
+            host::unmap(start, len)?;
         }
-        Ok(())
+        let wiped: Vec<Vma> = {
+            let state = self.state.lock();
+            let marked = state.vmas.iter().filter(|vma| vma.flags.contains(VmaFlags::WIPE_ON_FORK));
+            marked.cloned().collect()
+        };
+        wiped.into_iter().try_for_each(|mut vma| map_on_host(&mut vma))
     }
 
     /// Notes that a mapping shows a page of the page store.

@@ -123,8 +123,7 @@ fn detached(id: i32, segment: &Segment, pid: u32) {
     }
 }
 
-/// An area has been unmapped by the running thread. What a fork leaves out
-/// (`MADV_DONTFORK`) nobody has unmapped.
+/// An area has been unmapped by the running thread.
 pub fn unmapped(vma: &Vma) {
     let Some(thread) = running().filter(|_| vma.shared_upper().is_some()) else { return };
     let shown = system_v().memory.all().into_iter().find(|(_, segment)| segment.is_shown_by(vma));
