@@ -2,6 +2,7 @@
 
 pub mod elf_symbols;
 pub mod heap;
+pub mod lock;
 pub mod pages;
 pub mod shared;
 pub mod shm;

@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 use thaw_abi::page_align_up;
 
-use super::shm;
 use super::vma::{FileBacking, Vma, VmaFlags, VmaMap};
+use super::{lock, shm};
 use crate::boot::lazy;
 use crate::errno::{Errno, Result};
 use crate::fs::file::MmapSource;
@@ -91,6 +91,8 @@ struct State {
     mmap_top: u64,
     brk_start: u64,
     brk: u64,
+    /// What is mapped from now on is locked (mlockall(2), `MCL_FUTURE`).
+    locks_new: bool,
 }
 
 /// Whether code is that of a random number generator (`task::fork_id`),
@@ -142,7 +144,7 @@ impl AddressSpace {
     /// An empty address space.
     pub fn new() -> Self {
         let vmas = VmaMap::empty();
-        Self::with(State { vmas, mmap_top: GUEST_MAX, brk_start: 0, brk: 0 })
+        Self::with(State { vmas, mmap_top: GUEST_MAX, brk_start: 0, brk: 0, locks_new: false })
     }
 
     fn with(state: State) -> Self {
@@ -199,6 +201,11 @@ impl AddressSpace {
         let left_out: Vec<(u64, u64)> = dont_fork.map(|vma| (vma.start, vma.len())).collect();
         for &(start, len) in &left_out {
             state.vmas.remove(start, start + len);
+        }
+        // mlock(2): locks are not inherited.
+        state.locks_new = false;
+        if state.vmas.iter().any(|vma| vma.flags.contains(VmaFlags::LOCKED)) {
+            state.vmas.update(0, GUEST_MAX, |vma| vma.flags.remove(VmaFlags::LOCKED));
         }
         let mut copy = Self::with(state);
         copy.gate = self.gate.copy();
@@ -279,7 +286,11 @@ impl AddressSpace {
     pub fn clear(&self) -> Result<()> {
         self.generator_callers.forget();
         self.hide(0, GUEST_MAX);
-        let all = self.state.lock().vmas.remove(0, GUEST_MAX);
+        let all = {
+            let mut state = self.state.lock();
+            state.locks_new = false;
+            state.vmas.remove(0, GUEST_MAX)
+        };
         for vma in all {
             recall(&vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
@@ -315,6 +326,9 @@ impl AddressSpace {
             file: request.file,
             offset: request.offset,
         };
+        if self.locks_new() {
+            vma.flags |= VmaFlags::LOCKED;
+        }
         if vma.file.as_ref().is_some_and(|file| matches!(file.source, MmapSource::Zero)) {
             vma.file = None;
         }
@@ -447,6 +461,9 @@ impl AddressSpace {
         }
         let (old_end, new_end) = (old.next_multiple_of(4096), wanted.next_multiple_of(4096));
         if new_end > old_end {
+            if self.locks_new() && lock::check_growth(self, new_end - old_end).is_err() {
+                return old;
+            }
             let request = MapRequest {
                 placement: Placement::FixedNoReplace(old_end),
                 len: new_end - old_end,
@@ -483,6 +500,9 @@ impl AddressSpace {
         }
         if old_end > vma.end {
             return Err(Errno::EFAULT);
+        }
+        if new_len > old_len && vma.flags.contains(VmaFlags::LOCKED) {
+            lock::check_growth(self, new_len - old_len)?;
         }
         let to = match how {
             Remap::Fixed(to) => {
@@ -582,6 +602,24 @@ impl AddressSpace {
     /// Changes flags of all areas in a range.
     pub fn change_flags(&self, start: u64, end: u64, set: VmaFlags, clear: VmaFlags) {
         self.state.lock().vmas.update(start, end, |vma| vma.flags = (vma.flags | set) - clear);
+    }
+
+    /// Locked bytes in a range (mlock(2)).
+    pub fn locked(&self, start: u64, end: u64) -> u64 {
+        let state = self.state.lock();
+        let locked = state.vmas.overlapping(start, end);
+        let locked = locked.filter(|vma| vma.flags.contains(VmaFlags::LOCKED));
+        locked.map(|vma| vma.end.min(end) - vma.start.max(start)).sum()
+    }
+
+    /// Whether what is mapped from now on is locked.
+    pub fn locks_new(&self) -> bool {
+        self.state.lock().locks_new
+    }
+
+    /// Sets whether what is mapped from now on is locked.
+    pub fn set_locks_new(&self, locks_new: bool) {
+        self.state.lock().locks_new = locks_new;
     }
 
     /// The area that contains an address.

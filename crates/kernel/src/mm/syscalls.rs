@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 
 use thaw_abi::page_align_up;
 
+use super::lock;
 use super::space::{MapRequest, Placement, Remap};
 use super::vma::{FileBacking, VmaFlags};
 use crate::errno::{Errno, Result};
@@ -24,9 +25,9 @@ const MAP_SYNC: u32 = 0x8_0000;
 const MAP_POPULATE: u32 = 0x8000;
 const MAP_STACK: u32 = 0x2_0000;
 const MAP_FIXED_NOREPLACE: u32 = 0x10_0000;
-/// Flags that ask for nothing that would show: `MAP_GROWSDOWN` areas do not
-/// grow, `MAP_LOCKED` memory is never paged out by Thaw while it runs.
-const MAP_IGNORED: u32 = 0x100 | 0x800 | 0x1000 | 0x2000 | 0x4000 | 0x1_0000 | MAP_STACK;
+const MAP_LOCKED: u32 = 0x2000;
+/// Flags that ask for nothing that would show: `MAP_GROWSDOWN` areas do not grow.
+const MAP_IGNORED: u32 = 0x100 | 0x800 | 0x1000 | 0x4000 | 0x1_0000 | MAP_STACK;
 const MAP_KNOWN: u32 = MAP_TYPE
     | MAP_FIXED
     | MAP_ANONYMOUS
@@ -34,6 +35,7 @@ const MAP_KNOWN: u32 = MAP_TYPE
     | MAP_HUGETLB
     | MAP_SYNC
     | MAP_POPULATE
+    | MAP_LOCKED
     | MAP_FIXED_NOREPLACE
     | MAP_IGNORED;
 
@@ -64,6 +66,13 @@ pub fn mmap(args: &Args) -> Result<u64> {
     } else {
         Placement::Hint(hint)
     };
+    let is_locked = flags & MAP_LOCKED != 0;
+    if is_locked {
+        lock::check_right()?;
+    }
+    if is_locked || current_process().mm().locks_new() {
+        lock::check_growth(&current_process().mm(), len)?;
+    }
     let file = if flags & MAP_ANONYMOUS != 0 {
         None
     } else {
@@ -79,7 +88,8 @@ pub fn mmap(args: &Args) -> Result<u64> {
         // vm.overcommit_memory=0: obvious overcommits are refused.
         return Err(Errno::ENOMEM);
     }
-    let vma_flags = if shared { VmaFlags::SHARED } else { VmaFlags::empty() };
+    let mut vma_flags = if shared { VmaFlags::SHARED } else { VmaFlags::empty() };
+    vma_flags.set(VmaFlags::LOCKED, is_locked);
     let request = MapRequest { placement, len, prot, flags: vma_flags, file, offset };
     let start = current_process().mm().map(request)?;
     if flags & MAP_POPULATE != 0 {
@@ -256,33 +266,5 @@ pub fn mincore(args: &Args) -> Result<u64> {
     for page in 0..(end - start) / 4096 {
         args.address(2).offset(page).write(&1u8)?;
     }
-    Ok(0)
-}
-
-/// mlock(2), mlock2(2), munlock(2): memory of a sandbox is not paged out while it runs.
-pub fn mlock(args: &Args) -> Result<u64> {
-    let start = args.u64(0) & !4095;
-    let end = args.u64(0).checked_add(args.u64(1)).and_then(page_align_up).ok_or(Errno::EINVAL)?;
-    if start == end || current_process().mm().covers(start, end) {
-        Ok(0)
-    } else {
-        Err(Errno::ENOMEM)
-    }
-}
-
-/// mlockall(2).
-pub fn mlockall(args: &Args) -> Result<u64> {
-    const CURRENT: u32 = 1;
-    const FUTURE: u32 = 2;
-    const ONFAULT: u32 = 4;
-    match args.u32(0) {
-        0 | ONFAULT => Err(Errno::EINVAL),
-        flags if flags & !(CURRENT | FUTURE | ONFAULT) != 0 => Err(Errno::EINVAL),
-        _ => Ok(0),
-    }
-}
-
-/// munlockall(2).
-pub fn munlockall(_args: &Args) -> Result<u64> {
     Ok(0)
 }

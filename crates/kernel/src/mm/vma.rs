@@ -31,6 +31,8 @@ bitflags! {
         const FROM_IMAGE = 1 << 5;
         /// The kernel's vdso.
         const VDSO = 1 << 6;
+        /// Locked (mlock(2)).
+        const LOCKED = 1 << 7;
     }
 }
 

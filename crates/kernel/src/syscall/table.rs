@@ -8,7 +8,7 @@ use super::Support::{Full, Missing, Partial};
 use super::{Arg, Entry, Handler, Support};
 use crate::fs::syscalls as fs;
 use crate::ipc::sysv;
-use crate::mm::syscalls as mm;
+use crate::mm::{lock, syscalls as mm};
 use crate::task::signal::syscalls as signal;
 use crate::task::syscalls as task;
 use crate::task::{clone, futex};
@@ -19,7 +19,7 @@ use crate::{ipc, net};
 const XATTR: &str = "no access control lists; what the lower layer's files have is not shown";
 
 /// What locking memory means.
-const NOT_LOCKED: &str = "checked and accepted; the host may still page the memory out";
+const NOT_LOCKED: &str = "counted and limited; the host may still page the memory out";
 
 /// What priorities and affinities mean.
 const NOT_SCHEDULED: &str = "kept, inherited and given back, but not scheduled by";
@@ -374,11 +374,11 @@ pub const ENTRIES: &[Entry] = &[
         Partial("every mapped page counts as resident"),
     ),
     row(28, "madvise", &[Hex, Int, Int], mm::madvise, Full),
-    row(149, "mlock", &[Hex, Int], mm::mlock, Partial(NOT_LOCKED)),
-    row(150, "munlock", &[Hex, Int], mm::mlock, Partial(NOT_LOCKED)),
-    row(151, "mlockall", &[Hex], mm::mlockall, Partial(NOT_LOCKED)),
-    row(152, "munlockall", &[], mm::munlockall, Full),
-    row(325, "mlock2", &[Hex, Int, Hex], mm::mlock, Partial(NOT_LOCKED)),
+    row(149, "mlock", &[Hex, Int], lock::mlock, Partial(NOT_LOCKED)),
+    row(150, "munlock", &[Hex, Int], lock::munlock, Full),
+    row(151, "mlockall", &[Hex], lock::mlockall, Partial(NOT_LOCKED)),
+    row(152, "munlockall", &[], lock::munlockall, Full),
+    row(325, "mlock2", &[Hex, Int, Hex], lock::mlock2, Partial(NOT_LOCKED)),
     // task, signals, time
     row(13, "rt_sigaction", &[Int, Hex, Hex, Int], signal::rt_sigaction, Full),
     row(14, "rt_sigprocmask", &[Int, Hex, Hex, Int], signal::rt_sigprocmask, Full),

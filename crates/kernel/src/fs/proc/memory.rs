@@ -73,6 +73,9 @@ impl Totals {
     fn add(&mut self, vma: &Vma) {
         let len = vma.len();
         self.size += len;
+        if vma.flags.contains(VmaFlags::LOCKED) {
+            self.locked += len;
+        }
         if vma.prot == 0 {
             return;
         }

@@ -95,7 +95,7 @@ const VM: &[Item] = &[
     text("nr_hugepages", "0\n"),
     text("nr_overcommit_hugepages", "0\n"),
     text("overcommit_kbytes", "0\n"),
-    text("overcommit_memory", "1\n"),
+    text("overcommit_memory", "0\n"),
     text("overcommit_ratio", "50\n"),
     text("page-cluster", "3\n"),
     text("panic_on_oom", "0\n"),
