@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use thaw_e2e::{
-    Linking, Outcome, compile, descendants, exists, python, run, run_with_input, thaw, thaw_binary,
-    wait_until,
+    Linking, Outcome, compile, descendants, exists, process, python, run, run_with_input, thaw,
+    thaw_binary, wait_until,
 };
 
 fn sandboxed(arguments: &[&str], command: &[&str]) -> Outcome {
@@ -272,6 +272,54 @@ fn a_killed_thaw_leaves_no_sandbox() {
     child.kill().expect("it runs");
     child.wait().expect("our child");
     wait_until("the sandbox is gone", || below.iter().all(|process| !exists(process.pid)));
+}
+
+#[test]
+fn processes_that_the_host_stops_go_on() {
+    let mut child = thaw()
+        .args(["run", "--rootfs", "/", "--", "sh", "-c"])
+        .arg("(echo ready; sed s/line/seen/; exit 3); echo ended with $?")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("thaw");
+    let mut stdin = child.stdin.take().expect("piped");
+    let mut stdout = child.stdout.take().expect("piped");
+    let mut ready = [0; 6];
+    stdout.read_exact(&mut ready).expect("the program starts");
+    let last = descendants(child.id()).last().expect("a process for the guest's child").pid;
+    let send = |signal| {
+        let pid = Pid::from_raw(last as i32).expect("a process id");
+        kill_process(pid, signal).expect("it runs");
+    };
+    let state = || process(last).expect("it is there").state;
+    send(Signal::STOP);
+    wait_until("it is stopped", || state() == 'T');
+    send(Signal::CONT);
+    wait_until("it goes on", || state() != 'T');
+    stdin.write_all(b"line\n").expect("the program reads");
+    drop(stdin);
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).expect("text");
+    assert_eq!(rest, "seen\nended with 3\n");
+    assert!(child.wait().expect("our child").success());
+}
+
+#[test]
+fn a_closed_output_is_a_signal_to_the_one_that_writes() {
+    let mut child = thaw()
+        .args(["run", "--rootfs", "/", "--", "sh", "-c"])
+        .arg("yes; echo yes: $? >&2; trap '' PIPE; yes 2>/dev/null; echo yes: $? >&2")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("thaw");
+    let mut first = [0; 2];
+    child.stdout.take().expect("piped").read_exact(&mut first).expect("the program starts");
+    let mut reported = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut reported).expect("text");
+    assert_eq!(reported, "yes: 141\nyes: 1\n");
+    assert!(child.wait().expect("our child").success());
 }
 
 /// A command that runs the binary as a user without any rights, from a place

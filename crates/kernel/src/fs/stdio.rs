@@ -126,6 +126,9 @@ impl File for StandardStream {
             return Ok(count);
         }
         let outcome = self.host.write(source);
+        if outcome == Err(Errno::EPIPE) {
+            crate::ipc::seam::send_sigpipe();
+        }
         if self.stream.0 == 1 && is_way_of_requests() {
             crate::ipc::seam::first_byte();
         }

@@ -17,6 +17,7 @@ const SIGTRAP: u32 = 5;
 const SIGBUS: u32 = 7;
 const SIGFPE: u32 = 8;
 const SIGSEGV: u32 = 11;
+const SIGPIPE: u32 = 13;
 const SIGCHLD: u32 = 17;
 const SIGSYS: u32 = 31;
 
@@ -395,7 +396,13 @@ pub fn install_handlers() -> Result<()> {
     const SA_NOCLDWAIT: u64 = 2;
     /// The host may stop processes and let them go on.
     const SA_NOCLDSTOP: u64 = 1;
+    const SIG_IGN: u64 = 1;
     use_signal_stack(0)?;
+    let install = |signal: u32, action: &Action| {
+        let args = [signal as u64, core::ptr::from_ref(action) as u64, 0, 8, 0, 0];
+        // SAFETY: the handler never returns to the host's restorer.
+        unsafe { hostcall(nr::RT_SIGACTION, args) }.map(drop)
+    };
     let entry = &raw const super::entry::thaw_trap_entry as u64;
     let of_children = SA_NOCLDWAIT | SA_NOCLDSTOP;
     let action = Action {
@@ -405,9 +412,8 @@ pub fn install_handlers() -> Result<()> {
         mask: 0,
     };
     for signal in [SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGUSR1, SIGALRM, SIGCHLD, SIGSEGV, SIGSYS] {
-        let args = [signal as u64, &raw const action as u64, 0, 8, 0, 0];
-        // SAFETY: the handler never returns to the host's restorer.
-        unsafe { hostcall(nr::RT_SIGACTION, args) }?;
+        install(signal, &action)?;
     }
-    Ok(())
+    // The guest's thread that writes gets its own signal.
+    install(SIGPIPE, &Action { handler: SIG_IGN, flags: 0, restorer: 0, mask: 0 })
 }
