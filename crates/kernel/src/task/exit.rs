@@ -76,6 +76,7 @@ fn leave(status: ExitStatus) {
     // The idle loop keeps the thread until it is off its stack.
     drop(removed);
     thread.forget_fpu();
+    signal::pass_on(&process);
     process.thread_ended.wake_all(Events::IN);
     if process.threads.lock().is_empty() {
         // Without exit_group(2), the last thread's status counts (since Linux 5.17).

@@ -122,6 +122,7 @@ fn call_handler(thread: &Thread, frame: &mut TrapFrame, action: &Action, info: S
         blocked |= bit(signal);
     }
     thread.signals.lock().mask = blocked & !UNBLOCKABLE;
+    super::pass_on(&thread.process);
     if action.flags & Action::RESETHAND != 0 {
         thread.process.signals.lock().actions[signal as usize - 1] = Action::default();
     }

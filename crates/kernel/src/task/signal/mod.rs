@@ -348,6 +348,23 @@ fn deposit_for_process(process: &super::Process, info: SignalInfo, queueing: Que
     true
 }
 
+/// Has signals of a process taken by threads that do not block them, after the thread
+/// that was to take them has ended or blocked them.
+pub fn pass_on(process: &super::Process) {
+    let pending = process.signals.lock().pending.clone();
+    if pending.is_empty() {
+        return;
+    }
+    let threads = process.threads.lock().clone();
+    for info in pending {
+        let blocks = |thread: &Thread| thread.signals.lock().mask & bit(info.number()) != 0;
+        if let Some(thread) = threads.iter().find(|thread| !blocks(thread)) {
+            thread.needs_attention();
+            super::sched::interrupt(thread);
+        }
+    }
+}
+
 fn notify(thread: &Thread) {
     let arrived = thread.process.signals.lock().arrived.clone();
     arrived.wake_all(Events::IN);
@@ -431,6 +448,7 @@ pub fn set_temporary_mask(mask: SignalSet) {
     signals.mask = mask & !UNBLOCKABLE;
     drop(signals);
     thread.needs_attention();
+    pass_on(&thread.process);
 }
 
 /// A lock around the process' signal state, for its field in `Process`.

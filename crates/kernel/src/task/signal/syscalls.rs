@@ -61,6 +61,7 @@ pub fn rt_sigprocmask(args: &Args) -> Result<u64> {
             _ => return Err(Errno::EINVAL),
         };
         thread.signals.lock().mask = new & !UNBLOCKABLE;
+        super::pass_on(&thread.process);
         thread.needs_attention();
     }
     args.address(2).write_if_some(&old)?;
