@@ -39,7 +39,7 @@ pub(super) fn others_during<T>(work: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// This vCPU is about to sleep: tells the one that may wait for it.
+/// This vCPU is about to sleep or to watch: tells the one that may wait for it.
 pub(super) fn note_rest() {
     if is_asked() {
         // SAFETY: the vCPU that halts the others is there until it lets them go on.

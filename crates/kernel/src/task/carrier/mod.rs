@@ -338,6 +338,7 @@ fn watch() {
     own_vcpu().activity.set(Activity::Watching);
     own_vcpu().park(true);
     put_registers_away();
+    halt::note_rest();
     // A signal that came before the watcher was known has ended nothing.
     let timeout = if fault::has_signal() { Some(0) } else { timer::time_to_next() };
     let has_message = host_poll::watch(timeout);
