@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use thaw_e2e::{Daemon, DaemonOptions, Outcome, built_home, get, python, repository, run, thaw};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Outcome, built_home, get, python, repository, run, thaw, wait_until,
+};
 
 /// An echo server on TCP and UDP; it ends with the test.
 fn echo_server(ip: IpAddr) -> u16 {
@@ -178,7 +180,8 @@ fn build_function(home: &Path, name: &str, env: &str, egress: &str) {
 }
 
 /// A function may connect before it is frozen; its copies find the connection
-/// reset, datagrams find their way again, and the policy holds for all of them.
+/// reset, datagrams find their way again, and the policy holds for all of them; what
+/// it denies is logged and counted.
 #[test]
 fn a_thawed_copy_connects_anew() {
     let port = echo_server(Ipv4Addr::LOCALHOST.into());
@@ -191,6 +194,12 @@ fn a_thawed_copy_connects_anew() {
     for _ in 0..3 {
         assert_eq!(get(daemon.gateway(), "caller", "/").text(), expected);
     }
+    let denied = format!("denied an outgoing connection to 10.0.2.2:{}", port + 1);
+    wait_until("denials are logged and counted", || {
+        let counted = "thaw_egress_denied_total{function=\"caller\"} 3";
+        daemon.log().matches(&denied).count() == 3
+            && daemon.admin("/metrics").text().contains(counted)
+    });
 }
 
 /// Where the policy says so, copies make the connections of the frozen time again:

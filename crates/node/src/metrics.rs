@@ -17,6 +17,7 @@ pub struct Metrics {
     refusals: Family<RefusalLabels, Counter>,
     phases: Family<PhaseLabels, Histogram>,
     ended: Family<EndLabels, Counter>,
+    egress_denied: Family<FunctionLabels, Counter>,
     instances: Family<InstanceLabels, Gauge>,
     zygotes: Gauge,
 }
@@ -50,6 +51,11 @@ struct EndLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FunctionLabels {
+    function: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct InstanceLabels {
     function: String,
     state: String,
@@ -64,6 +70,7 @@ impl Default for Metrics {
         let connections = Family::default();
         let refusals = Family::default();
         let ended = Family::default();
+        let egress_denied = Family::default();
         let instances = Family::default();
         let zygotes = Gauge::default();
         registry.register(
@@ -83,9 +90,14 @@ impl Default for Metrics {
             phases.clone(),
         );
         registry.register("instances_ended", "Instances that have ended", ended.clone());
+        registry.register(
+            "egress_denied",
+            "Outgoing connections and names that a function's policy has denied",
+            egress_denied.clone(),
+        );
         registry.register("instances", "Live instances", instances.clone());
         registry.register("zygotes", "Zygotes ready", zygotes.clone());
-        Self { registry, connections, refusals, phases, ended, instances, zygotes }
+        Self { registry, connections, refusals, phases, ended, egress_denied, instances, zygotes }
     }
 }
 
@@ -134,6 +146,12 @@ impl Metrics {
         let expected = if expected { "yes" } else { "no" };
         let labels = EndLabels { function: function.to_string(), expected };
         self.ended.get_or_create(&labels).inc();
+    }
+
+    /// A function wanted to reach what it may not, `count` times.
+    pub fn egress_denied(&self, function: &FunctionName, count: u64) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.egress_denied.get_or_create(&labels).inc_by(count);
     }
 
     /// The text that Prometheus reads. `instances` are function, state and

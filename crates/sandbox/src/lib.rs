@@ -23,7 +23,7 @@ pub use boot::{
     connection,
 };
 pub use broker::{BlobSource, BoundAccess, BoundDirectory, HostDirectory};
-pub use egress::{EgressPolicy, EgressRule, EgressRuleError};
+pub use egress::{Denials, Denied, EgressPolicy, EgressRule, EgressRuleError};
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
 pub use freeze::{FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
 pub use image::{Fit, Image, ImageError, cpu_features};

@@ -16,6 +16,7 @@ use thaw_abi::control::{
 
 use crate::boot::{BootError, Rootfs};
 use crate::broker::Broker;
+use crate::egress::Denials;
 use crate::event::{Event, Incoming, Progress, Violation, parse};
 use crate::message::{self, Outbox};
 use crate::sys;
@@ -318,6 +319,12 @@ impl Sandbox {
     /// Blobs that the sandbox has asked for since its boot.
     pub(crate) fn blobs_asked(&self) -> impl Iterator<Item = u32> {
         self.broker.asked()
+    }
+
+    /// Outgoing connections and names that its policy has denied since the last call.
+    /// Where nothing at all is allowed, the sandbox does not even ask.
+    pub fn take_denials(&self) -> Denials {
+        self.broker.take_denials()
     }
 
     /// The rootfs that the sandbox was booted over.

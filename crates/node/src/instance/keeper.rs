@@ -9,9 +9,12 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::BootTimes;
+use thaw_sandbox::{BootTimes, Denials};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
+
+/// Most denied outgoing connections of one instance that are logged.
+const DENIALS_LOGGED: usize = 16;
 
 /// What became of a connection that was given to an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +75,8 @@ pub(crate) struct Keeper {
     boot: Option<Boot>,
     /// Who wants it to be frozen.
     freeze: Option<FreezeReply>,
+    /// Denied connections that were logged.
+    denials_logged: usize,
     served: u64,
     idle_since: Option<Instant>,
     /// The instance's share of the node's capacity.
@@ -112,6 +117,7 @@ impl Keeper {
             retained: Vec::new(),
             boot: Some(boot),
             freeze: None,
+            denials_logged: 0,
             served: 0,
             idle_since: None,
             _capacity: capacity,
@@ -132,6 +138,7 @@ impl Keeper {
             match step {
                 Step::Report(Report::Booted(times)) => self.booted(&times),
                 Step::Report(Report::ConnectionClosed(connection)) => self.closed(connection),
+                Step::Report(Report::Denied(denials)) => self.denied(&denials),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Command(Some(Command::Connect(delivery))) => self.connect(delivery),
                 Step::Report(Report::AtRest(rest)) => self.freeze(rest),
@@ -152,6 +159,18 @@ impl Keeper {
                     }
                 }
             }
+        }
+    }
+
+    /// Every denial is counted; a program that tries again and again does not fill
+    /// the log.
+    fn denied(&mut self, denials: &Denials) {
+        let function = self.service.name();
+        self.service.egress_denied(denials.total);
+        let left = DENIALS_LOGGED.saturating_sub(self.denials_logged);
+        for denied in denials.recent.iter().take(left) {
+            tracing::warn!(%function, instance = self.id, "denied an outgoing connection to {denied}; see [egress] in its thaw.toml");
+            self.denials_logged += 1;
         }
     }
 

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::{BootTimes, GuestExit};
+use thaw_sandbox::{BootTimes, Denials, GuestExit};
 
 /// A client's connection on its way into an instance. The gateway keeps its own
 /// descriptor of the socket, to answer in the instance's place if need be.
@@ -140,6 +140,8 @@ pub enum Report {
     Booted(BootTimes),
     /// The guest has closed the connection with this number.
     ConnectionClosed(u64),
+    /// Its policy has denied outgoing connections.
+    Denied(Denials),
     /// Nothing in it can run, as was asked.
     AtRest(EntryPoint),
     /// It has ended.

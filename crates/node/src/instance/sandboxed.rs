@@ -437,6 +437,12 @@ impl SandboxInstance {
         }
     }
 
+    /// What its policy has denied since the last call.
+    fn denials(&self) -> Option<Report> {
+        let denials = self.sandbox.get_ref().take_denials();
+        (denials.total > 0).then_some(Report::Denied(denials))
+    }
+
     fn how_it_ended(&mut self) -> End {
         if let Some(end) = self.end.take() {
             return end;
@@ -489,6 +495,9 @@ impl Instance for SandboxInstance {
         if self.sandbox.get_ref().wants_write() {
             self.flush(context);
         }
+        if let Some(report) = self.denials() {
+            return Poll::Ready(report);
+        }
         loop {
             // The runtime is shutting down if it fails.
             let Ok(mut ready) = ready!(self.sandbox.poll_read_ready_mut(context)) else {
@@ -527,6 +536,9 @@ impl Instance for SandboxInstance {
                 }
                 Progress::Idle => {
                     ready.clear_ready();
+                    if let Some(report) = self.denials() {
+                        return Poll::Ready(report);
+                    }
                     if self.sandbox.get_ref().wants_write() {
                         self.flush(context);
                     }

@@ -290,6 +290,11 @@ impl Service {
         self.shared.answered(boot);
     }
 
+    /// The egress policy has denied connections of an instance.
+    pub(crate) fn egress_denied(&self, count: u64) {
+        self.shared.metrics().egress_denied(self.name(), count);
+    }
+
     /// An instance has lost a connection; says whether it is idle now.
     pub(crate) fn disconnected(&self, id: u64) -> bool {
         let mut slots = self.slots();

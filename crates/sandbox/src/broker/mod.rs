@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use rustix::termios::isatty;
 
 use crate::boot::Rootfs;
-use crate::egress::{Opening, Sockets};
+use crate::egress::{Denials, Opening, Sockets};
 use crate::{message, sys};
 use bound::Bound;
 use host_directory::Listing;
@@ -109,6 +109,11 @@ impl Broker {
     /// Blobs that the sandbox has been given on request.
     pub fn asked(&self) -> impl Iterator<Item = u32> {
         self.asked.iter().copied()
+    }
+
+    /// Outgoing connections that were denied since the last call.
+    pub fn take_denials(&self) -> Denials {
+        self.sockets.as_ref().map(Sockets::take_denials).unwrap_or_default()
     }
 
     pub fn rootfs(&self) -> &Rootfs {

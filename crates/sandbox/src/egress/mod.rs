@@ -5,6 +5,7 @@
 //! descriptor in. With it the sandbox can reach that destination and no other:
 //! its filter has neither connect(2) nor an address for sendto(2).
 
+mod denials;
 mod dns;
 mod names;
 mod policy;
@@ -13,6 +14,7 @@ mod reach;
 mod rule;
 mod socket;
 
+pub use denials::{Denials, Denied};
 pub use policy::EgressPolicy;
 pub use rule::{EgressRule, EgressRuleError, Transport};
 pub(crate) use socket::{Destination, Opening, Sockets};

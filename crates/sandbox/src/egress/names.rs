@@ -4,8 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::io::Errno;
 use thaw_abi::network::HOST_NAME;
 
+use super::denials::{Denials, Denied, Unseen};
 use super::dns::{Outcome, lookup};
 use super::policy::{EgressPolicy, Learned, Verdict};
 use super::rule::{Transport, host_address};
@@ -20,6 +22,8 @@ const CHANNELS_MAX: usize = 64;
 pub struct Names {
     policy: Arc<EgressPolicy>,
     learned: Mutex<Learned>,
+    /// What was asked for in vain.
+    denials: Unseen,
     lookups: Arc<AtomicUsize>,
     channels: Arc<AtomicUsize>,
 }
@@ -46,6 +50,7 @@ impl Names {
         Arc::new(Self {
             policy,
             learned: Mutex::default(),
+            denials: Unseen::default(),
             lookups: Arc::default(),
             channels: Arc::default(),
         })
@@ -53,6 +58,17 @@ impl Names {
 
     fn learned(&self) -> MutexGuard<'_, Learned> {
         self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was denied since the last call.
+    pub fn take_denials(&self) -> Denials {
+        self.denials.take()
+    }
+
+    /// The answer to who may not reach `to`.
+    pub fn deny(&self, to: SocketAddr, transport: Transport) -> Errno {
+        self.denials.note(Denied::Address(to, transport));
+        Errno::ACCESS
     }
 
     /// Judges a destination by what is known now.
@@ -67,13 +83,15 @@ impl Names {
             Some(HOST_NAME) if self.policy.allows_host() => {
                 Ok(Outcome::Addresses(vec![host_address()]))
             }
-            Some(HOST_NAME) => Ok(Outcome::NoSuchName),
             Some("localhost") => Ok(Outcome::Addresses(vec![
                 IpAddr::V4(Ipv4Addr::LOCALHOST),
                 IpAddr::V6(Ipv6Addr::LOCALHOST),
             ])),
-            Some(name) if self.policy.allows_name(name) => Err(name),
-            Some(_) => Ok(Outcome::NoSuchName),
+            Some(name) if name != HOST_NAME && self.policy.allows_name(name) => Err(name),
+            Some(name) => {
+                self.denials.note(Denied::Name(name.to_owned()));
+                Ok(Outcome::NoSuchName)
+            }
         }
     }
 
@@ -113,6 +131,7 @@ mod tests {
         let names = names(&["api.example.com:443"]);
         assert_eq!(names.at_once(Some("api.example.com")), Err("api.example.com"));
         assert_eq!(names.at_once(Some("example.com")), Ok(Outcome::NoSuchName));
+        assert_eq!(names.take_denials().recent, [Denied::Name("example.com".to_owned())]);
         assert_eq!(names.at_once(None), Ok(Outcome::NoSuchName));
         assert_eq!(names.at_once(Some(HOST_NAME)), Ok(Outcome::NoSuchName));
     }

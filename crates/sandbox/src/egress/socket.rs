@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thaw_abi::control::{OpenedSocket, SOCKET_RECONNECTS};
 use thaw_abi::network::{RESOLVER_ADDRESS, RESOLVER_PORT};
 
+use super::denials::Denials;
 use super::dns::{self, lookup};
 use super::names::Names;
 use super::policy::{AfterThaw, EgressPolicy, Verdict};
@@ -72,6 +73,11 @@ impl Sockets {
         Self { names: Names::new(policy), rate: Rate::new(), control }
     }
 
+    /// What was denied since the last call.
+    pub fn take_denials(&self) -> Denials {
+        self.names.take_denials()
+    }
+
     /// Makes the socket that request `sequence` asks for. Never blocks.
     pub fn open(&mut self, to: Destination, sequence: u64) -> Result<Opening, Errno> {
         if !self.rate.take(Instant::now()) {
@@ -85,7 +91,7 @@ impl Sockets {
             Verdict::Allowed(address, after_thaw) => {
                 return open(address, to.transport, after_thaw).map(Opening::Opened);
             }
-            Verdict::Denied => return Err(Errno::ACCESS),
+            Verdict::Denied => return Err(self.names.deny(to.address, to.transport)),
             Verdict::IfNamed(names) => names,
         };
         // A thawed copy knows addresses that its host has not told it in this
@@ -100,7 +106,7 @@ impl Sockets {
             drop(slot);
             let outcome = match known.judge(to.address, to.transport) {
                 Verdict::Allowed(address, after_thaw) => open(address, to.transport, after_thaw),
-                _ => Err(Errno::ACCESS),
+                _ => Err(known.deny(to.address, to.transport)),
             };
             answer_late(&control, sequence, outcome);
         };
