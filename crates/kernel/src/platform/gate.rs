@@ -140,8 +140,9 @@ fn gate() -> &'static Gate {
 const JUMP_SIZE: usize = 7;
 
 /// In a copy, which may live for one request, and in a program that may end at
-/// once, a patch costs more than a few traps (some 12 µs and 2.2 µs), the more so if
-/// the text has to be searched for jumps.
+/// once, as those that shells start do, a patch costs more than a few traps, the more
+/// so if the text has to be searched for jumps.
+const TRAPS_BEFORE_PATCH_IN_COPY: u32 = 2;
 const TRAPS_BEFORE_PATCH: u32 = 4;
 const TRAPS_BEFORE_SEARCH: u32 = 64;
 
@@ -152,8 +153,9 @@ pub fn try_patch(frame: &mut TrapFrame) {
         return;
     }
     let syscall = frame.rip.wrapping_sub(2);
+    let is_copy = kernel().generation.get() > 0;
     let traps = count_trap(syscall);
-    if traps < TRAPS_BEFORE_PATCH {
+    if traps < if is_copy { TRAPS_BEFORE_PATCH_IN_COPY } else { TRAPS_BEFORE_PATCH } {
         return;
     }
     let mut before = [0u8; site::BEFORE];
