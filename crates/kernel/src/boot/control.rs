@@ -68,6 +68,8 @@ pub struct Kept {
 /// How long a message that is about to come is looked for without sleep, in
 /// nanoseconds: to be woken on an idle processor takes 40 µs on a virtual machine.
 const EAGERNESS_NS: u64 = 100_000;
+/// The same as long as there is something to do meanwhile.
+const WORK_NS: u64 = 200_000;
 
 /// Messages kept for the idle loop. Empty whenever the sandbox is frozen.
 static KEPT: Lock<Option<VecDeque<Kept>>> = Lock::new(None);
@@ -178,14 +180,15 @@ pub fn receive_second_command() -> Message {
 
 /// Waits for it where it is about to come: sleeps only if it stays away for long, and
 /// has `work` done meanwhile, a little at each call, as long as that says that there
-/// is any.
+/// is any; but not for ever, since who sends it may wait for this very processor.
 pub fn expect_second_command(mut work: impl FnMut() -> bool) -> Message {
-    let until = clock::monotonic_ns() + EAGERNESS_NS;
+    let begun = clock::monotonic_ns();
     loop {
         if let Some(message) = second_command(true) {
             return message;
         }
-        if !work() && clock::monotonic_ns() > until {
+        let patience = if work() { WORK_NS } else { EAGERNESS_NS };
+        if clock::monotonic_ns() - begun > patience {
             return receive_second_command();
         }
     }

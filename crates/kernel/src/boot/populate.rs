@@ -21,8 +21,8 @@ const MAX: usize = 4096;
 /// each, in bytes (docs/decisions/0004).
 const LONG: u64 = 8 * 4096;
 
-/// Ranges that [`some`] populates.
-const FEW: usize = 4;
+/// Bytes that [`some`] populates: some 25 µs, since nobody is to wait for it.
+const FEW: u64 = 8 * 4096;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static DONE: AtomicUsize = AtomicUsize::new(0);
@@ -64,7 +64,7 @@ pub fn begin(ranges: &[PopulateRange]) {
 /// Populates at once what is left: the copy is held, and nobody waits for it.
 pub fn finish() {
     if STATE.swap(IDLE, Relaxed) != IDLE {
-        copy_next(usize::MAX);
+        copy_next(u64::MAX);
     }
 }
 
@@ -77,16 +77,28 @@ pub fn some() -> bool {
     is_pending
 }
 
-/// Populates at most `count` of the ranges that are left, and returns how many are
+/// Populates at most `bytes` of the ranges that are left, and returns how many are
 /// left then.
-fn copy_next(count: usize) -> usize {
-    // SAFETY: as many entries were written by `begin`.
-    let ranges = unsafe { core::slice::from_raw_parts(table(), COUNT.load(Relaxed)) };
-    let left = &ranges[DONE.load(Relaxed)..];
-    let (now, later) = left.split_at(count.min(left.len()));
-    copy_pages(now);
-    DONE.fetch_add(now.len(), Relaxed);
-    later.len()
+fn copy_next(mut bytes: u64) -> usize {
+    // SAFETY: as many entries were written by `begin`, and nobody else uses them.
+    let ranges = unsafe { core::slice::from_raw_parts_mut(table(), COUNT.load(Relaxed)) };
+    let left = &mut ranges[DONE.load(Relaxed)..];
+    let fits = |range: &&IoVec| {
+        let rest = bytes.checked_sub(range.len);
+        bytes = rest.unwrap_or(bytes);
+        rest.is_some()
+    };
+    let whole = left.iter().take_while(fits).count();
+    match left.get_mut(whole) {
+        // A long range goes bit by bit.
+        Some(next) if whole == 0 => {
+            copy_pages(&[IoVec { base: next.base, len: bytes }]);
+            (next.base, next.len) = (next.base + bytes, next.len - bytes);
+        }
+        _ => copy_pages(&left[..whole]),
+    }
+    DONE.fetch_add(whole, Relaxed);
+    left.len() - whole
 }
 
 /// Whether something is left to do, for the thread that is about to run.
