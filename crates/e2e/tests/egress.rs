@@ -167,11 +167,13 @@ fn a_wrong_rule_is_refused_with_a_reason() {
 fn build_function(home: &Path, name: &str, env: &str, egress: &str) {
     let directory = home.join(name);
     fs::create_dir_all(&directory).expect("a directory");
-    let script = repository().join(format!("tests/guest/egress/{name}.py"));
-    fs::copy(script, directory.join("app.py")).expect("a copy");
+    for (script, file) in [(name, "app.py"), ("clients", "clients.py")] {
+        let script = repository().join(format!("tests/guest/egress/{script}.py"));
+        fs::copy(script, directory.join(file)).expect("a copy");
+    }
     let text = format!(
         "name = \"{name}\"\ncommand = [\"python3\", \"app.py\"]\nport = 8080\n\
-         files = [\"app.py\"]\nenv = {{ {env} }}\n\
+         files = [\"app.py\", \"clients.py\"]\nenv = {{ {env} }}\n\
          [runtime]\nkind = \"python3\"\ninterpreter = \"/usr/bin/python3\"\n\
          [egress]\n{egress}\n"
     );

@@ -1,27 +1,14 @@
 # Connects before it is frozen, and says what is left of that afterwards.
-import errno
 import http.server
 import os
 import socket
 
+from clients import call, outcome
+
 PORT = int(os.environ["ECHO_PORT"])
 
 
-def call():
-    s = socket.create_connection(("host.thaw.internal", PORT), 10)
-    s.sendall(b"hello")
-    assert s.recv(5) == b"hello"
-    return s
-
-
-def outcome(action):
-    try:
-        return str(action())
-    except OSError as error:
-        return errno.errorcode[error.errno]
-
-
-frozen = call()
+frozen = call(PORT)
 datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 datagrams.settimeout(10)
 datagrams.connect(("10.0.2.2", PORT))
@@ -34,7 +21,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         results = [outcome(lambda: frozen.recv(1)), outcome(lambda: frozen.recv(1))]
         results.append(outcome(lambda: frozen.getpeername()))
         datagrams.send(b"after")
-        results += [outcome(lambda: datagrams.recv(10)), outcome(lambda: call().getpeername())]
+        results += [outcome(lambda: datagrams.recv(10)), outcome(lambda: call(PORT).getpeername())]
         results.append(outcome(lambda: socket.create_connection(("10.0.2.2", PORT + 1))))
         body = "\n".join(results).encode()
         self.send_response(200)

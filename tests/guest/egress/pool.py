@@ -1,28 +1,14 @@
 # Has connections when it is frozen, and says what has become of them afterwards.
 import asyncio
-import errno
 import http.server
 import os
 import select
 import socket
 
-HOST = "host.thaw.internal"
+from clients import call, outcome
+
 PORT = int(os.environ["ECHO_PORT"])
 GONE = int(os.environ["GONE_PORT"])
-
-
-def call(port):
-    s = socket.create_connection((HOST, port), 10)
-    s.sendall(b"hello")
-    assert s.recv(5) == b"hello"
-    return s
-
-
-def outcome(action):
-    try:
-        return str(action())
-    except OSError as error:
-        return errno.errorcode[error.errno]
 
 
 def ready(s):
@@ -35,7 +21,7 @@ def echo(s, text):
 
 
 async def connect():
-    return await asyncio.open_connection(HOST, PORT)
+    return await asyncio.open_connection("host.thaw.internal", PORT)
 
 
 async def ask(reader, writer, text):
