@@ -4,8 +4,8 @@
 // addresses (abi/src/layout.rs, platform/gate.rs). The kernel's function runs on
 // the guest's own stack, touches no guest memory and returns seconds in %rax and
 // nanoseconds in %rdx; the results are stored here, so that a bad pointer faults
-// in the guest. What programs ask most, CLOCK_MONOTONIC, goes to the host's vdso
-// at once, and the guest's offset is added here.
+// in the guest. What programs ask most, CLOCK_REALTIME and CLOCK_MONOTONIC, goes to
+// the host's vdso at once; the offset of a copy's monotonic clock is added here.
 
         .set    GATE, 0x10000
         .set    SLOT_SYSCALL, GATE
@@ -14,6 +14,7 @@
         // seconds and nanoseconds that are added to its monotonic clock.
         .set    SLOT_HOST_CLOCK, GATE + 16
         .set    SLOT_OFFSET, GATE + 24
+        // CLOCK_REALTIME is 0.
         .set    CLOCK_MONOTONIC, 1
         .set    NS_PER_S, 1000000000
         .set    SYS_clock_gettime, 228
@@ -26,10 +27,16 @@ __vdso_clock_gettime:
 clock_gettime:
         .cfi_startproc
         cmp     $CLOCK_MONOTONIC, %edi
-        jne     7f
-        push    %rsi
-        .cfi_adjust_cfa_offset 8
+        ja      7f
         mov     SLOT_HOST_CLOCK, %rax
+        jb      8f
+        mov     SLOT_OFFSET, %rcx
+        mov     (%rcx), %rdx
+        or      8(%rcx), %rdx
+        jnz     9f
+8:      jmp     *(%rax)
+9:      push    %rsi
+        .cfi_adjust_cfa_offset 8
         call    *(%rax)
         pop     %rsi
         .cfi_adjust_cfa_offset -8

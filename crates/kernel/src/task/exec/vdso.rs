@@ -9,6 +9,7 @@ use crate::mm::vma::VmaFlags;
 use crate::platform::clock as host_clock;
 use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::platform::user::UserAddress;
+use crate::state::kernel;
 use crate::task::Process;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vdso.so"));
@@ -44,8 +45,8 @@ pub extern "C" fn clock(clock: u32) -> Time {
         // CLOCK_REALTIME and its coarse variant, CLOCK_TAI.
         0 | 5 => read(host_clock::REALTIME, 0),
         // CLOCK_MONOTONIC, raw, coarse.
-        1 | 4 | 6 => read(host_clock::MONOTONIC, crate::state::kernel().clocks.offset()),
-        7 => read(host_clock::BOOTTIME, 0),
+        1 | 4 | 6 => read(host_clock::MONOTONIC, kernel().clocks.offset()),
+        7 => read(host_clock::BOOTTIME, kernel().clocks.boottime_offset()),
         _ => Time { seconds: -1, nanoseconds: 0 },
     }
 }
