@@ -19,6 +19,7 @@ pub mod node;
 pub mod reactor;
 pub mod rootfs;
 pub mod service;
+pub mod socket;
 
 /// `PATH` of programs in sandboxes, unless their author sets another.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

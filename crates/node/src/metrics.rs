@@ -22,6 +22,15 @@ pub struct Metrics {
     zygotes: Gauge,
 }
 
+/// Counters of a function's connections, looked up once: there are many.
+#[derive(Debug)]
+pub struct ConnectionCounters {
+    /// Connections for which an instance was booted.
+    pub booted: Counter,
+    /// Connections that went to a live instance.
+    pub reused: Counter,
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ConnectionLabels {
     function: String,
@@ -102,11 +111,13 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// An instance got a connection.
-    pub fn connected(&self, function: &FunctionName, fresh: bool) {
-        let instance = if fresh { "boot" } else { "reuse" };
-        let labels = ConnectionLabels { function: function.to_string(), instance };
-        self.connections.get_or_create(&labels).inc();
+    /// Counters of the connections that a function's instances get.
+    pub fn connected(&self, function: &FunctionName) -> ConnectionCounters {
+        let counter = |instance| {
+            let labels = ConnectionLabels { function: function.to_string(), instance };
+            self.connections.get_or_create(&labels).clone()
+        };
+        ConnectionCounters { booted: counter("boot"), reused: counter("reuse") }
     }
 
     /// The gateway answered in the place of a function, or of none.
@@ -177,7 +188,7 @@ mod tests {
     fn metrics_are_readable_text() {
         let metrics = Metrics::default();
         let name: FunctionName = "hello".parse().unwrap();
-        metrics.connected(&name, true);
+        metrics.connected(&name).booted.inc();
         metrics.refused(None, 404, "unknown_function");
         metrics.ended(&name, true);
         let text = metrics.text(&[("hello".into(), "idle".into(), 2)], 3);

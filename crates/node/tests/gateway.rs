@@ -13,7 +13,7 @@ use thaw_node::boots::BootKind;
 use thaw_node::config::FunctionConfig;
 use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::instance::{
-    Client, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
+    Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
 };
 use thaw_node::node::Shared;
 use thaw_node::service::{InstanceInfo, Service};
@@ -36,6 +36,8 @@ enum Behaviour {
     NoBoot,
     /// Answers the first connection, and dies untouched when it gets a second.
     DieWhenReused,
+    /// Answers the first connection, and cannot be given a second.
+    TakeNoSecond,
 }
 
 struct FakeLauncher {
@@ -45,13 +47,17 @@ struct FakeLauncher {
 }
 
 struct FakeInstance {
+    reports: mpsc::UnboundedReceiver<Report>,
+    guest: Arc<FakeGuest>,
+}
+
+struct FakeGuest {
     number: u32,
     behaviour: Behaviour,
-    reports: mpsc::UnboundedReceiver<Report>,
     sender: mpsc::UnboundedSender<Report>,
     /// The guest's descriptors, which vanish with it.
     sockets: Arc<Mutex<Vec<TcpStream>>>,
-    connections: u32,
+    connections: AtomicU32,
 }
 
 impl FakeLauncher {
@@ -67,18 +73,18 @@ impl Launcher for FakeLauncher {
         }
         let number = self.launched.fetch_add(1, Ordering::SeqCst) + 1;
         let (sender, reports) = mpsc::unbounded_channel();
-        let mut instance = FakeInstance {
+        let guest = Arc::new(FakeGuest {
             number,
             behaviour: self.behaviour,
-            reports,
             sender,
             sockets: Arc::default(),
-            connections: 0,
-        };
+            connections: AtomicU32::new(0),
+        });
         if let Some(client) = client {
-            instance.connect(client).unwrap();
+            guest.connect(client).unwrap();
         }
-        instance.sender.send(Report::Booted(times(0))).unwrap();
+        guest.sender.send(Report::Booted(times(0))).unwrap();
+        let instance = FakeInstance { reports, guest };
         Ok(Launched {
             kind: BootKind::Warm,
             instance: Box::new(instance),
@@ -91,16 +97,18 @@ impl Launcher for FakeLauncher {
     }
 }
 
-impl Instance for FakeInstance {
-    fn pid(&self) -> u32 {
-        self.number
-    }
-
-    fn connect(&mut self, client: &Client) -> io::Result<()> {
-        self.connections += 1;
-        if self.behaviour == Behaviour::DieWhenReused && self.connections == 2 {
-            let _ = self.sender.send(Report::Gone(End::Exited(GuestExit::Code(0))));
-            return Ok(());
+impl Connector for FakeGuest {
+    fn connect(&self, client: &Client) -> io::Result<()> {
+        let connections = self.connections.fetch_add(1, Ordering::SeqCst) + 1;
+        if connections == 2 {
+            match self.behaviour {
+                Behaviour::DieWhenReused => {
+                    let _ = self.sender.send(Report::Gone(End::Exited(GuestExit::Code(0))));
+                    return Ok(());
+                }
+                Behaviour::TakeNoSecond => return Err(io::ErrorKind::BrokenPipe.into()),
+                _ => {}
+            }
         }
         let socket = TcpStream::from(client.socket.try_clone()?);
         let (id, number, behaviour) = (client.id, self.number, self.behaviour);
@@ -109,10 +117,22 @@ impl Instance for FakeInstance {
         thread::spawn(move || serve(socket, id, number, behaviour, &sender, &sockets));
         Ok(())
     }
+}
+
+impl Instance for FakeInstance {
+    fn pid(&self) -> u32 {
+        self.guest.number
+    }
+
+    fn connector(&self) -> Arc<dyn Connector> {
+        self.guest.clone()
+    }
+
+    fn knock_if_unread(&mut self) {}
 
     fn kill(&mut self) {
-        self.sockets.lock().unwrap().clear();
-        let _ = self.sender.send(Report::Gone(End::Killed(Some(9))));
+        self.guest.sockets.lock().unwrap().clear();
+        let _ = self.guest.sender.send(Report::Gone(End::Killed(Some(9))));
     }
 
     fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report> {
@@ -460,6 +480,15 @@ fn a_connection_that_a_dying_instance_did_not_touch_is_placed_anew() {
     assert_eq!(fixture.get("/").body, "instance 1 /");
     fixture.eventually(|| fixture.service.instances()[0].connections == 0);
     assert_eq!(fixture.get("/").body, "instance 2 /");
+}
+
+#[test]
+fn an_instance_that_takes_no_connection_is_replaced() {
+    let fixture = fixture(Behaviour::TakeNoSecond, USUAL, "instance");
+    assert_eq!(fixture.get("/").body, "instance 1 /");
+    fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+    assert_eq!(fixture.get("/").body, "instance 2 /");
+    fixture.eventually(|| fixture.service.instance_count() == 1);
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
 pub use freeze::{FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
 pub use image::{Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
-pub use sandbox::Sandbox;
+pub use sandbox::{Connector, Sandbox};
 pub use sys::{set_terminal_mode, terminal_mode};
 pub use working_set::{PopulatePolicy, WorkingSet, WorkingSetError};
 pub use zygote::{

@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,7 +20,7 @@ use crate::boot::{BootError, Rootfs};
 use crate::broker::Broker;
 use crate::egress::Denials;
 use crate::event::{Event, Incoming, Progress, Violation, parse};
-use crate::message::{self, Outbox};
+use crate::message::{self, Outbox, OutboxFull};
 use crate::sys;
 use crate::zygote::Process;
 
@@ -36,12 +38,24 @@ const UNREAD_MAX: usize = 256 * 1024;
 /// [`Sandbox::poll_event`] until [`Progress::Idle`].
 pub struct Sandbox {
     process: Process,
-    control: OwnedFd,
+    line: Arc<Line>,
     console: Option<OwnedFd>,
     broker: Broker,
-    outbox: Outbox,
     state: State,
 }
+
+/// What is sent to a sandbox goes through here: by its owner, and by whoever accepts
+/// connections for it.
+struct Line {
+    control: OwnedFd,
+    outbox: Mutex<Outbox>,
+    /// Whether something waits in the outbox: who asks does not have to wait while
+    /// somebody else sends.
+    wants_write: AtomicBool,
+}
+
+/// Hands connections to a sandbox, beside its owner.
+pub struct Connector(Arc<Line>);
 
 /// How far the conversation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +83,12 @@ impl Sandbox {
         console: Option<OwnedFd>,
         broker: Broker,
     ) -> Self {
-        Self { process, control, console, broker, outbox: Outbox::default(), state: State::Open }
+        let line = Arc::new(Line {
+            control,
+            outbox: Mutex::default(),
+            wants_write: AtomicBool::new(false),
+        });
+        Self { process, line, console, broker, state: State::Open }
     }
 
     /// Waits until it says [`Event::Prepared`]; it must say nothing else before.
@@ -86,7 +105,7 @@ impl Sandbox {
 
     /// The control socket, for what precedes the guest's first instruction.
     pub(crate) fn control(&self) -> &OwnedFd {
-        &self.control
+        &self.line.control
     }
 
     pub(crate) fn process(&self) -> &Process {
@@ -102,12 +121,12 @@ impl Sandbox {
             State::Condemned => return self.hang_up(),
             State::HungUp => return Progress::Idle,
         }
-        if self.outbox.flush(self.control.as_fd()).is_err() {
+        if self.flush().is_err() {
             return self.hang_up();
         }
         for _ in 0..REQUEST_BUDGET {
             let mut buffer = [0; INCOMING_MAX];
-            let packet = match message::receive(&self.control, &mut buffer, None) {
+            let packet = match message::receive(self.control(), &mut buffer, None) {
                 Ok(packet) => packet,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Idle,
                 // The process has ended with messages of ours unread.
@@ -145,16 +164,17 @@ impl Sandbox {
     fn answer(&mut self, request: &crate::broker::Request<'_>) -> Result<(), Violation> {
         // Unread descriptors count against the daemon's own limit, so this is
         // checked before there are more of them.
-        let unread = sys::unread_by_peer(self.control.as_fd()).unwrap_or(usize::MAX);
+        let unread = sys::unread_by_peer(self.control().as_fd()).unwrap_or(usize::MAX);
         if unread > UNREAD_MAX {
             return Err(Violation::RepliesUnread);
         }
         let Some((reply, descriptor)) = self.broker.serve(request) else { return Ok(()) };
-        match self.outbox.send(self.control.as_fd(), reply, descriptor.into_iter().collect()) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(message::OutboxFull)) => Err(Violation::RepliesUnread),
-            // It has ended; the next read says so.
-            Err(_) => Ok(()),
+        match self.send(reply, descriptor.into_iter().collect()) {
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => {
+                Err(Violation::RepliesUnread)
+            }
+            // If it has ended, the next read says so.
+            Ok(()) | Err(_) => Ok(()),
         }
     }
 
@@ -174,7 +194,7 @@ impl Sandbox {
 
     /// Whether messages wait for room: poll the control socket for writability, too.
     pub fn wants_write(&self) -> bool {
-        !self.outbox.is_empty()
+        self.line.wants_write.load(Ordering::Acquire)
     }
 
     /// Blocks until the next event; `None` when `timeout` passes first, and
@@ -197,7 +217,7 @@ impl Sandbox {
             if self.wants_write() {
                 interest |= PollFlags::OUT;
             }
-            match poll(&mut [PollFd::new(&self.control, interest)], left.as_ref()) {
+            match poll(&mut [PollFd::new(self.control(), interest)], left.as_ref()) {
                 Ok(0) => return Ok(None),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -205,27 +225,16 @@ impl Sandbox {
         }
     }
 
-    /// Hands a connected, non-blocking socket to the guest's listening socket.
-    /// The caller's descriptor stays open. A guest that computes and never waits
-    /// does not look: see [`Sandbox::knock_if_unread`]. [`io::ErrorKind::OutOfMemory`]:
-    /// too many messages wait for the sandbox already.
-    pub fn send_connection(
-        &mut self,
-        connection: &Connection,
-        socket: BorrowedFd<'_>,
-    ) -> io::Result<()> {
-        let message = message::message(MSG_CONNECTION, connection);
-        match self.outbox.send_lent(self.control.as_fd(), message, &[socket])? {
-            Ok(()) => Ok(()),
-            Err(message::OutboxFull) => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
-        }
+    /// Hands connections to the sandbox from anywhere, as long as it lives.
+    pub fn connector(&self) -> Connector {
+        Connector(self.line.clone())
     }
 
     /// Makes the sandbox look at its messages if it has not read all of them. A
     /// signal costs both sides more than a message, and a guest that waits reads at
     /// once.
     pub fn knock_if_unread(&self) -> io::Result<()> {
-        match sys::unread_by_peer(self.control.as_fd())? {
+        match sys::unread_by_peer(self.control().as_fd())? {
             0 => Ok(()),
             _ => self.process.knock(),
         }
@@ -233,7 +242,10 @@ impl Sandbox {
 
     /// Sends what had to wait for room; [`Sandbox::poll_event`] does so, too.
     pub fn flush(&mut self) -> io::Result<()> {
-        self.outbox.flush(self.control.as_fd())
+        match self.wants_write() {
+            true => self.line.with_outbox(|outbox, control| outbox.flush(control)),
+            false => Ok(()),
+        }
     }
 
     /// Sends a signal, 1 to 64, to the first guest process.
@@ -262,10 +274,7 @@ impl Sandbox {
     }
 
     fn send(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
-        match self.outbox.send(self.control.as_fd(), message, descriptors)? {
-            Ok(()) => Ok(()),
-            Err(message::OutboxFull) => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
-        }
+        self.line.send(|outbox, control| outbox.send(control, message, descriptors))
     }
 
     /// Ends the sandbox at once. Harmless if it has ended already.
@@ -333,14 +342,49 @@ impl Sandbox {
     }
 }
 
+impl Line {
+    fn with_outbox<T>(&self, act: impl FnOnce(&mut Outbox, BorrowedFd<'_>) -> T) -> T {
+        let mut outbox = self.outbox.lock().expect("no holder panics");
+        let result = act(&mut outbox, self.control.as_fd());
+        self.wants_write.store(!outbox.is_empty(), Ordering::Release);
+        result
+    }
+
+    fn send(
+        &self,
+        send: impl FnOnce(&mut Outbox, BorrowedFd<'_>) -> io::Result<Result<(), OutboxFull>>,
+    ) -> io::Result<()> {
+        self.with_outbox(send)?.map_err(|OutboxFull| io::Error::from(io::ErrorKind::OutOfMemory))
+    }
+}
+
+impl Connector {
+    /// Hands a connected, non-blocking socket to the guest's listening socket.
+    /// The caller's descriptor stays open. A guest that computes and never waits
+    /// does not look: see [`Sandbox::knock_if_unread`]. What does not fit into the socket
+    /// waits for the owner: see [`Sandbox::wants_write`].
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::OutOfMemory`]: too many messages wait for the sandbox already;
+    /// others: it has ended.
+    pub fn send_connection(
+        &self,
+        connection: &Connection,
+        socket: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        let message = message::message(MSG_CONNECTION, connection);
+        self.0.send(|outbox, control| outbox.send_lent(control, message, &[socket]))
+    }
+}
+
 impl AsFd for Sandbox {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.control.as_fd()
+        self.control().as_fd()
     }
 }
 
 impl AsRawFd for Sandbox {
     fn as_raw_fd(&self) -> RawFd {
-        self.control.as_raw_fd()
+        self.control().as_raw_fd()
     }
 }

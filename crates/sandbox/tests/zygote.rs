@@ -138,7 +138,8 @@ fn connections_signals_and_commands_arrive() {
     let mut sandbox = start("hang", "");
     let (socket, _peer) = UnixStream::pair().unwrap();
     let address = "127.0.0.1:80".parse().unwrap();
-    sandbox.send_connection(&connection(1, address, address), socket.as_fd()).unwrap();
+    let connector = sandbox.connector();
+    connector.send_connection(&connection(1, address, address), socket.as_fd()).unwrap();
     assert_eq!(said(&mut sandbox), "connected");
     sandbox.request_freeze().unwrap();
     assert_eq!(said(&mut sandbox), "asked to freeze");

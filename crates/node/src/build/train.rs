@@ -159,7 +159,8 @@ impl<'a> Course<'a> {
         server.set_nodelay(true)?;
         client.set_nodelay(true)?;
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
-        program.sandbox().send_connection(&connection(id, own, local), server.as_fd())?;
+        let connector = program.sandbox().connector();
+        connector.send_connection(&connection(id, own, local), server.as_fd())?;
         program.sandbox().knock_if_unread()?;
         Ok(client)
     }

@@ -4,7 +4,6 @@ use super::answer::refuse;
 use super::attend::attend;
 use super::head::{self, HEAD_MAX, Head, HeadError, Progress};
 use super::refusal::Refusal;
-use super::socket::{defer_accept, peek, set_nodelay};
 use super::stdin;
 use crate::clock::monotonic_ns;
 use crate::config::EntryKind;
@@ -12,6 +11,7 @@ use crate::instance::Client;
 use crate::node::Shared;
 use crate::reactor::{watch, watch_listener};
 use crate::service::Service;
+use crate::socket::{defer_accept, peek, set_nodelay};
 use rustix::net::{SocketFlags, acceptfrom_with};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -88,7 +88,7 @@ impl Gateway {
     /// The listener cannot be used at all.
     pub async fn listen_raw(self, listener: TcpListener, function: String) -> io::Result<()> {
         accept_all(listener, |arrival| match self.shared.route(&function) {
-            Some(service) => self.place(arrival, service, false),
+            Some(service) => self.place(arrival, &service, false),
             // The function has just been removed, and this listener with it.
             None => drop(arrival),
         })
@@ -118,7 +118,7 @@ impl Gateway {
             return self.refuse(arrival, Refusal::UnknownFunction(name.map(str::to_owned)));
         };
         match service.config().entry.kind {
-            EntryKind::Http => self.place(arrival, service, head.wants_head_only),
+            EntryKind::Http => self.place(arrival, &service, head.wants_head_only),
             EntryKind::Stdin => {
                 tokio::spawn(stdin::serve(self.shared.clone(), service, arrival));
             }
@@ -132,10 +132,8 @@ impl Gateway {
     }
 
     /// Gives the connection to an instance, and follows it to its end.
-    fn place(&self, arrival: Arrival, service: Arc<Service>, wants_head_only: bool) {
-        let client = arrival.into_client(&self.shared, wants_head_only);
-        let placement = service.place_now(&client);
-        tokio::spawn(attend(self.shared.clone(), service, client, placement));
+    fn place(&self, arrival: Arrival, service: &Arc<Service>, wants_head_only: bool) {
+        attend(service, arrival.into_client(&self.shared, wants_head_only));
     }
 
     /// Waits for the rest of the head, without consuming any of it.

@@ -7,11 +7,13 @@
 //! has come or gone for the function's `keep_alive`, and when its instance ends.
 
 use super::accept::Gateway;
+use super::refusal::Refusal;
+use super::ticket::Ticket;
 use crate::clock::monotonic_ns;
 use crate::instance::{Client, Outcome};
 use crate::node::Shared;
 use crate::reactor::watch;
-use crate::service::{Placement, Service, Ticket};
+use crate::service::Service;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
@@ -36,6 +38,9 @@ const LETTING_GO: Duration = Duration::from_secs(2);
 
 /// The flows of one socket, by client address.
 type Flows = Arc<Mutex<HashMap<SocketAddr, mpsc::Sender<Vec<u8>>>>>;
+
+/// Whether an instance has the flow; `None`: it has to wait for one.
+type Begun = Result<Option<Ticket>, Refusal>;
 
 /// A client's datagrams on their way to and from an instance.
 struct Flow {
@@ -83,9 +88,9 @@ impl Gateway {
             let Some(service) = self.shared().route(&function) else { continue };
             let begun = Flow::begin(self.shared(), service, &socket, (peer, local), &datagram);
             match begun {
-                Ok((flow, placement, sender)) => {
+                Ok((flow, begun, sender)) => {
                     lock(&flows).insert(peer, sender.clone());
-                    tokio::spawn(flow.run(placement, flows.clone(), sender));
+                    tokio::spawn(flow.run(begun, flows.clone(), sender));
                 }
                 Err(error) => tracing::error!(
                     %function,
@@ -109,7 +114,7 @@ impl Flow {
         outside: &Arc<UdpSocket>,
         (peer, local): (SocketAddr, SocketAddr),
         first: &[u8],
-    ) -> io::Result<(Self, Placement, mpsc::Sender<Vec<u8>>)> {
+    ) -> io::Result<(Self, Begun, mpsc::Sender<Vec<u8>>)> {
         let accepted_ns = monotonic_ns();
         // Both ends see when the other one is gone, unlike those of datagrams.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -118,7 +123,7 @@ impl Flow {
         let id = shared.next_id();
         let client =
             Arc::new(Client { id, socket, peer, local, accepted_ns, wants_head_only: false });
-        let placement = service.place_now(&client);
+        let begun = Ticket::at_once(&service, &client);
         let (sender, arriving) = mpsc::channel(WAITING_MAX);
         let flow = Self {
             shared: shared.clone(),
@@ -128,16 +133,15 @@ impl Flow {
             client,
             arriving,
         };
-        Ok((flow, placement, sender))
+        Ok((flow, begun, sender))
     }
 
     /// Serves the flow to its end, and forgets it.
-    async fn run(mut self, placement: Placement, flows: Flows, own: mpsc::Sender<Vec<u8>>) {
-        if let Some(mut ticket) = self.place(placement).await {
-            self.shared.metrics().connected(self.service.name(), ticket.fresh);
-            if !self.pass_on(&mut ticket).await {
-                self.let_go(ticket).await;
-            }
+    async fn run(mut self, begun: Begun, flows: Flows, own: mpsc::Sender<Vec<u8>>) {
+        if let Some(mut ticket) = self.place(begun).await
+            && !self.pass_on(&mut ticket).await
+        {
+            self.let_go(ticket).await;
         }
         self.arriving.close();
         let mut flows = lock(&flows);
@@ -146,14 +150,14 @@ impl Flow {
         }
     }
 
-    async fn place(&self, placement: Placement) -> Option<Ticket> {
-        let refusal = match placement {
-            Placement::Placed(ticket) => return Some(ticket),
-            Placement::Later => match self.service.place(&self.client).await {
-                Ok(ticket) => return Some(ticket),
-                Err(refusal) => refusal,
-            },
-            Placement::Failed(error) => super::attend::died(&self.service, error.to_string()),
+    async fn place(&self, begun: Begun) -> Option<Ticket> {
+        let placed = match begun {
+            Ok(None) => Ticket::wait(&self.service, &self.client).await.map(Some),
+            begun => begun,
+        };
+        let refusal = match placed {
+            Ok(ticket) => return ticket,
+            Err(refusal) => refusal,
         };
         // There is no answer that every protocol over UDP would understand.
         let name = self.service.name();

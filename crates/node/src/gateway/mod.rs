@@ -9,8 +9,8 @@ mod attend;
 mod datagrams;
 pub mod head;
 pub mod refusal;
-pub mod socket;
 mod stdin;
+mod ticket;
 
 pub use accept::{Gateway, GatewayConfig};
 pub use stdin::{EXIT_CODE_HEADER, SIGNAL_HEADER};

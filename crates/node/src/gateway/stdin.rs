@@ -7,10 +7,11 @@
 
 use super::accept::Arrival;
 use super::refusal::Refusal;
+use super::ticket::Ticket;
 use crate::clock::monotonic_ns;
 use crate::instance::{Client, End, Outcome};
 use crate::node::Shared;
-use crate::service::{Placement, Service, Ticket};
+use crate::service::Service;
 use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue, Request, Response, StatusCode};
@@ -93,7 +94,6 @@ impl Asker {
         let (ours, theirs) = UnixStream::pair().map_err(broken)?;
         let socket = theirs.into_std().map_err(broken)?.into();
         let mut ticket = self.place(socket, accepted_ns).await?;
-        self.shared.metrics().connected(self.service.name(), ticket.fresh);
 
         let limit = self.service.config().limits.timeout.0;
         let (mut reader, mut writer) = ours.into_split();
@@ -159,10 +159,9 @@ impl Asker {
         let client =
             Arc::new(Client { id, socket, peer, local, accepted_ns, wants_head_only: false });
         // Once it is placed, the instance alone has the other end.
-        match self.service.place_now(&client) {
-            Placement::Placed(ticket) => Ok(ticket),
-            Placement::Later => self.service.place(&client).await,
-            Placement::Failed(error) => Err(self.died(error.to_string())),
+        match Ticket::at_once(&self.service, &client)? {
+            Some(ticket) => Ok(ticket),
+            None => Ticket::wait(&self.service, &client).await,
         }
     }
 

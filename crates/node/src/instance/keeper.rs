@@ -1,43 +1,36 @@
-//! The task that owns a live instance: passes connections in, takes reports
-//! out, and ends it when its time has come.
+//! The task that owns a live instance: takes its reports, keeps the times of its
+//! connections, and ends it when its time has come. Connections do not pass through
+//! here: whoever accepts one hands it over by [`Connections`].
 
+use super::connections::{Connections, Outcome};
 use super::launch::{Client, End, FrozenInstance, Instance, Launched, Report};
+use super::patience::{Patience, Verdict};
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::service::Service;
-use std::collections::HashMap;
+use crate::socket::traffic;
+use rustix::net::{Shutdown, shutdown};
+use std::collections::HashSet;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{BootTimes, Denials};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep};
 
 /// Most denied outgoing connections of one instance that are logged.
 const DENIALS_LOGGED: usize = 16;
-
-/// What became of a connection that was given to an instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The guest has closed it.
-    Closed,
-    /// The instance ended before it got the connection; the socket is untouched.
-    Undelivered,
-    /// The instance ended while it had the connection.
-    Gone(End),
-}
-
-/// A connection on its way to an instance.
-pub(crate) struct Delivery {
-    pub client: Arc<Client>,
-    pub done: oneshot::Sender<Outcome>,
-    /// The connection's share of the function's capacity.
-    pub permit: OwnedSemaphorePermit,
-}
+/// How long a guest that computes goes on before it hears of a connection.
+const KNOCK_AFTER: Duration = Duration::from_millis(1);
+/// How long a killed instance may take to be gone before its clients are answered.
+const KILL_PATIENCE: Duration = Duration::from_millis(500);
 
 /// What a keeper can be told.
+#[derive(Debug)]
 pub(crate) enum Command {
-    Connect(Delivery),
+    /// Make sure that the instance reads what it was sent.
+    Watch,
     /// Make its memory the image of the function, and end; it is idle.
     Freeze(FreezeReply),
     End,
@@ -45,12 +38,6 @@ pub(crate) enum Command {
 
 /// Where to say how a freeze went.
 pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
-
-/// A connection that the guest has.
-struct Open {
-    done: oneshot::Sender<Outcome>,
-    permit: OwnedSemaphorePermit,
-}
 
 /// How the boot came about.
 struct Boot {
@@ -68,7 +55,10 @@ pub(crate) struct Keeper {
     service: Arc<Service>,
     instance: Box<dyn Instance>,
     commands: mpsc::UnboundedReceiver<Command>,
-    open: HashMap<u64, Open>,
+    connections: Arc<Connections>,
+    patience: Option<Patience>,
+    /// Connections for which the instance was ended.
+    late: HashSet<u64>,
     /// With one instance a connection, its share of the capacity is free only
     /// when the instance is gone.
     retained: Vec<OwnedSemaphorePermit>,
@@ -79,6 +69,8 @@ pub(crate) struct Keeper {
     denials_logged: usize,
     served: u64,
     idle_since: Option<Instant>,
+    /// When to look whether the instance has read what it was sent.
+    knock_at: Option<Instant>,
     /// The instance's share of the node's capacity.
     _capacity: OwnedSemaphorePermit,
 }
@@ -86,7 +78,7 @@ pub(crate) struct Keeper {
 enum Step {
     Report(Report),
     Command(Option<Command>),
-    IdleTooLong,
+    Alarm,
 }
 
 impl Keeper {
@@ -96,52 +88,57 @@ impl Keeper {
         service: Arc<Service>,
         launched: Launched,
         commands: mpsc::UnboundedReceiver<Command>,
-        first: Delivery,
+        connections: Arc<Connections>,
+        first: &Client,
         capacity: OwnedSemaphorePermit,
     ) -> Self {
-        let Delivery { client, done, permit } = first;
         let Launched { instance, kind, zygote_ns } = launched;
-        let boot = Boot {
-            kind,
-            peer: client.peer,
-            accepted_ns: client.accepted_ns,
-            zygote_ns,
-            is_reported: false,
-        };
+        let (peer, accepted_ns) = (first.peer, first.accepted_ns);
+        let patience = Patience::of(service.config());
         Self {
             id,
             service,
             instance,
             commands,
-            open: HashMap::from([(client.id, Open { done, permit })]),
+            connections,
+            patience,
+            late: HashSet::new(),
             retained: Vec::new(),
-            boot: Some(boot),
+            boot: Some(Boot { kind, peer, accepted_ns, zygote_ns, is_reported: false }),
             freeze: None,
             denials_logged: 0,
             served: 0,
             idle_since: None,
+            knock_at: None,
             _capacity: capacity,
         }
     }
 
     /// Serves the instance until it is gone.
     pub(crate) async fn run(mut self) {
+        let alarm = sleep(Duration::ZERO);
+        tokio::pin!(alarm);
         loop {
-            let deadline = self.idle_since.map(|since| since + self.service.keep_alive());
+            let due = self.next_alarm();
+            if let Some(due) = due
+                && due != alarm.deadline()
+            {
+                alarm.as_mut().reset(due);
+            }
             let step = tokio::select! {
                 report = poll_fn(|context| self.instance.poll_report(context)) => Step::Report(report),
                 command = self.commands.recv() => Step::Command(command),
-                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                    Step::IdleTooLong
-                }
+                () = &mut alarm, if due.is_some() => Step::Alarm,
             };
             match step {
                 Step::Report(Report::Booted(times)) => self.booted(&times),
                 Step::Report(Report::ConnectionClosed(connection)) => self.closed(connection),
                 Step::Report(Report::Denied(denials)) => self.denied(&denials),
-                Step::Report(Report::Gone(end)) => return self.gone(end),
-                Step::Command(Some(Command::Connect(delivery))) => self.connect(delivery),
+                Step::Report(Report::Gone(end)) => return self.gone(&end),
                 Step::Report(Report::AtRest(rest)) => self.freeze(rest),
+                Step::Command(Some(Command::Watch)) => {
+                    self.knock_at = Some(Instant::now() + KNOCK_AFTER);
+                }
                 Step::Command(Some(Command::Freeze(reply))) => {
                     self.idle_since = None;
                     match self.instance.request_rest() {
@@ -151,15 +148,76 @@ impl Keeper {
                     }
                 }
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
-                // Only if no connection is on its way does the instance end.
-                Step::IdleTooLong => {
-                    self.idle_since = None;
-                    if self.service.retire_if_idle(self.id) {
-                        self.instance.kill();
-                    }
-                }
+                Step::Alarm => self.alarm(Instant::now()),
             }
         }
+    }
+
+    /// When there is something to do even if nothing happens.
+    fn next_alarm(&self) -> Option<Instant> {
+        let looks = [self.knock_at, self.idle_until(), self.connections.next_look()];
+        looks.into_iter().flatten().min()
+    }
+
+    /// When the instance has been idle for too long.
+    fn idle_until(&self) -> Option<Instant> {
+        self.idle_since.map(|since| since + self.service.keep_alive())
+    }
+
+    fn alarm(&mut self, now: Instant) {
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_due(self.knock_at) {
+            self.knock_at = None;
+            self.connections.stop_watching();
+            self.instance.knock_if_unread();
+        }
+        if is_due(self.connections.next_look()) {
+            self.look_at_connections(now);
+        }
+        // Only if no connection is on its way does the instance end.
+        if is_due(self.idle_until()) {
+            self.idle_since = None;
+            if self.service.retire_if_idle(self.id) {
+                self.instance.kill();
+            }
+        }
+    }
+
+    /// Enforces the function's times.
+    fn look_at_connections(&mut self, now: Instant) {
+        for client in self.connections.due(now) {
+            let Some(patience) = self.patience else { continue };
+            if self.late.contains(&client.id) {
+                // The instance takes its time to be gone.
+                if let Some(held) = self.connections.take(client.id) {
+                    drop(held.end(Outcome::Late));
+                }
+                continue;
+            }
+            let again = match patience.judge(traffic(&client.socket).unwrap_or_default()) {
+                Verdict::Fine(again) => again,
+                Verdict::Idle => {
+                    // The guest sees the end of the stream and closes; a guest that
+                    // does not is asked again.
+                    let _ = shutdown(&client.socket, Shutdown::Read);
+                    patience.first_look
+                }
+                Verdict::Late => {
+                    self.late(client.id, patience.first_look);
+                    KILL_PATIENCE
+                }
+            };
+            self.connections.look_again(client.id, now + again);
+        }
+    }
+
+    /// A request has waited for too long: ends the instance. Only when it is gone can it
+    /// answer no more.
+    fn late(&mut self, connection: u64, limit: Duration) {
+        tracing::warn!(function = %self.service.name(), instance = self.id, "no answer within {} s, ending the instance", limit.as_secs_f64());
+        self.late.insert(connection);
+        self.service.retire(self.id);
+        self.instance.kill();
     }
 
     /// Every denial is counted; a program that tries again and again does not fill
@@ -209,27 +267,12 @@ impl Keeper {
         }
     }
 
-    fn connect(&mut self, delivery: Delivery) {
-        self.idle_since = None;
-        let Delivery { client, done, permit } = delivery;
-        match self.instance.connect(&client) {
-            Ok(()) => {
-                self.open.insert(client.id, Open { done, permit });
-            }
-            // The report of its end is on the way.
-            Err(_) => {
-                self.service.retire(self.id);
-                let _ = done.send(Outcome::Undelivered);
-            }
-        }
-    }
-
     fn closed(&mut self, connection: u64) {
         // A number that the sandbox made up changes nothing.
-        let Some(Open { done, permit }) = self.open.remove(&connection) else { return };
-        // The client sees the end of its connection when the gateway lets go of
-        // its descriptor, so that comes first.
-        let _ = done.send(Outcome::Closed);
+        let Some(held) = self.connections.take(connection) else { return };
+        // The client sees the end of its connection when the node lets go of its
+        // descriptor, so that comes first.
+        let permit = held.end(Outcome::Closed);
         self.served += 1;
         if self.served == 1 {
             self.instance.first_request_done();
@@ -244,16 +287,14 @@ impl Keeper {
         }
     }
 
-    fn gone(mut self, end: End) {
-        self.service.remove(self.id, &end);
-        for (_, Open { done, .. }) in self.open.drain() {
-            let _ = done.send(Outcome::Gone(end.clone()));
-        }
-        self.commands.close();
-        while let Ok(command) = self.commands.try_recv() {
-            if let Command::Connect(Delivery { done, .. }) = command {
-                let _ = done.send(Outcome::Undelivered);
-            }
+    fn gone(self, end: &End) {
+        self.service.remove(self.id, end);
+        for (connection, held) in self.connections.close() {
+            let outcome = match self.late.contains(&connection) {
+                true => Outcome::Late,
+                false => Outcome::Gone(end.clone()),
+            };
+            drop(held.end(outcome));
         }
     }
 }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{BootTimes, Denials, GuestExit};
@@ -87,11 +88,12 @@ pub trait Instance: Send {
     /// Process id on the host.
     fn pid(&self) -> u32;
 
-    /// Hands a further connection to the guest.
-    ///
-    /// # Errors
-    /// The instance has ended.
-    fn connect(&mut self, client: &Client) -> io::Result<()>;
+    /// What hands further connections to the guest, from anywhere.
+    fn connector(&self) -> Arc<dyn Connector>;
+
+    /// Makes a guest that computes look at the connections that it was handed; others
+    /// do by themselves.
+    fn knock_if_unread(&mut self);
 
     /// Ends the instance at once; [`Report::Gone`] follows.
     fn kill(&mut self);
@@ -116,6 +118,15 @@ pub trait Instance: Send {
     /// # Errors
     /// One sentence for the operator.
     fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String>;
+}
+
+/// Hands connections to an instance.
+pub trait Connector: Send + Sync {
+    /// Hands a further connection to the guest.
+    ///
+    /// # Errors
+    /// The instance has ended, or does not take what it is given.
+    fn connect(&self, client: &Client) -> io::Result<()>;
 }
 
 /// What became of an instance that was frozen.

@@ -1,16 +1,20 @@
 //! Instances: one thawed copy of a function each.
 
+mod connections;
 mod keeper;
 mod launch;
 mod options;
+mod patience;
 mod sandboxed;
 mod standby;
 mod state;
 
-pub use keeper::Outcome;
-pub(crate) use keeper::{Command, Delivery, Keeper};
+pub(crate) use connections::{Connections, Delivery, Done};
+pub use connections::{Outcome, Placed};
+pub(crate) use keeper::{Command, Keeper};
 pub use launch::{
-    Client, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report, StandbyInfo,
+    Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
+    StandbyInfo,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;

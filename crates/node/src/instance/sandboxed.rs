@@ -1,7 +1,8 @@
 //! Instances that are sandboxes.
 
 use super::launch::{
-    Client, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report, StandbyInfo,
+    Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
+    StandbyInfo,
 };
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
 use super::standby::Standby;
@@ -15,7 +16,6 @@ use crate::rootfs::StoredRootfs;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll, ready};
@@ -27,7 +27,6 @@ use thaw_sandbox::{
 };
 use thaw_store::{ImageId, Store};
 use tokio::io::unix::AsyncFd;
-use tokio::time::{Instant, Sleep, sleep};
 
 /// Zygotes that are tried for one boot: they may die while they wait.
 const ZYGOTES_TRIED: u32 = 3;
@@ -186,7 +185,6 @@ impl Launcher for SandboxLauncher {
             plan,
             shared,
             end: None,
-            knock: Knock::new(),
             asked_to_rest: false,
             killed: false,
             gone: false,
@@ -386,7 +384,6 @@ struct SandboxInstance {
     shared: Arc<Shared>,
     /// What it said about its end, if anything.
     end: Option<End>,
-    knock: Knock,
     /// It was asked to come to rest.
     asked_to_rest: bool,
     /// This node has ended it.
@@ -394,33 +391,17 @@ struct SandboxInstance {
     gone: bool,
 }
 
-/// When to make sure that a sandbox has read what it was sent.
-struct Knock {
-    due: Pin<Box<Sleep>>,
-    is_set: bool,
+/// Hands connections to a sandbox.
+struct SandboxConnector {
+    connector: thaw_sandbox::Connector,
+    port: u16,
 }
 
-impl Knock {
-    /// How long a guest that computes goes on before it hears of a connection.
-    const AFTER: Duration = Duration::from_millis(1);
-
-    fn new() -> Self {
-        Self { due: Box::pin(sleep(Self::AFTER)), is_set: false }
-    }
-
-    /// Something was sent.
-    fn set(&mut self) {
-        if !self.is_set {
-            self.is_set = true;
-            self.due.as_mut().reset(Instant::now() + Self::AFTER);
-        }
-    }
-
-    /// Whether it is time to look.
-    fn poll_due(&mut self, context: &mut Context<'_>) -> bool {
-        let due = self.is_set && self.due.as_mut().poll(context).is_ready();
-        self.is_set &= !due;
-        due
+impl Connector for SandboxConnector {
+    fn connect(&self, client: &Client) -> io::Result<()> {
+        let local = (client.local.ip(), self.port).into();
+        let connection = connection(client.id, client.peer, local);
+        self.connector.send_connection(&connection, std::os::fd::AsFd::as_fd(&client.socket))
     }
 }
 
@@ -467,13 +448,15 @@ impl Instance for SandboxInstance {
         self.pid
     }
 
-    fn connect(&mut self, client: &Client) -> io::Result<()> {
-        let local = (client.local.ip(), self.shared.port).into();
-        let connection = connection(client.id, client.peer, local);
-        let socket = std::os::fd::AsFd::as_fd(&client.socket);
-        self.sandbox.get_mut().send_connection(&connection, socket)?;
-        self.knock.set();
-        Ok(())
+    fn connector(&self) -> Arc<dyn Connector> {
+        let connector = self.sandbox.get_ref().connector();
+        Arc::new(SandboxConnector { connector, port: self.shared.port })
+    }
+
+    fn knock_if_unread(&mut self) {
+        if let Err(error) = self.sandbox.get_ref().knock_if_unread() {
+            tracing::warn!(pid = self.pid, "cannot knock at a sandbox: {error}");
+        }
     }
 
     fn kill(&mut self) {
@@ -486,11 +469,6 @@ impl Instance for SandboxInstance {
     fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report> {
         if self.gone {
             return Poll::Pending;
-        }
-        if self.knock.poll_due(context)
-            && let Err(error) = self.sandbox.get_ref().knock_if_unread()
-        {
-            tracing::warn!(pid = self.pid, "cannot knock at a sandbox: {error}");
         }
         if self.sandbox.get_ref().wants_write() {
             self.flush(context);

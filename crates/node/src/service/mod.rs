@@ -12,18 +12,19 @@
 
 mod place;
 
-pub use place::{Placement, Ticket};
+pub use place::Placement;
 
 use crate::boots::BootRecord;
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
-use crate::instance::{Change, Command, End, FrozenInstance, InstanceState, Launcher};
+use crate::instance::{Change, Command, Connections, End, FrozenInstance, InstanceState, Launcher};
+use crate::metrics::ConnectionCounters;
 use crate::node::Shared;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
 
 /// How long an instance may take to come to rest and be frozen.
@@ -37,6 +38,7 @@ pub struct Service {
     launcher: Arc<dyn Launcher>,
     shared: Arc<Shared>,
     permits: Arc<Semaphore>,
+    connected: ConnectionCounters,
     slots: Mutex<Slots>,
     /// An instance of this function has a free place, or is gone.
     changed: Notify,
@@ -83,7 +85,8 @@ impl Slots {
 struct Slot {
     state: InstanceState,
     connections: u32,
-    commands: mpsc::UnboundedSender<Command>,
+    /// What keeps them, and tells the instance's keeper.
+    held: Arc<Connections>,
     pid: u32,
     started: Instant,
     served: u64,
@@ -120,11 +123,13 @@ impl Service {
         let limits = &config.limits;
         let places = u64::from(limits.instances.get()) * u64::from(limits.concurrency.get());
         let places = (places as usize).min(Semaphore::MAX_PERMITS);
+        let connected = shared.metrics().connected(&config.name);
         Arc::new(Self {
             config,
             image,
             launcher,
             shared,
+            connected,
             permits: Arc::new(Semaphore::new(places)),
             slots: Mutex::default(),
             changed: Notify::new(),
@@ -134,6 +139,11 @@ impl Service {
     /// The function's name.
     pub fn name(&self) -> &FunctionName {
         &self.config.name
+    }
+
+    /// What all functions of the node share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// The function's configuration.
@@ -196,7 +206,7 @@ impl Service {
     pub(crate) fn evict(&self, id: u64) -> bool {
         let retired = self.retire_if_idle(id);
         if retired && let Some(slot) = self.slots().get(&id) {
-            let _ = slot.commands.send(Command::End);
+            slot.held.tell(Command::End);
         }
         retired
     }
@@ -207,7 +217,7 @@ impl Service {
         for slot in slots.values_mut() {
             if slot.connections == 0 {
                 slot.end();
-                let _ = slot.commands.send(Command::End);
+                slot.held.tell(Command::End);
             }
         }
     }
@@ -216,7 +226,7 @@ impl Service {
     pub fn kill(&self, id: u64) {
         if let Some(slot) = self.slots().get_mut(&id) {
             slot.end();
-            let _ = slot.commands.send(Command::End);
+            slot.held.tell(Command::End);
         }
     }
 
@@ -224,7 +234,7 @@ impl Service {
     pub fn kill_all(&self) {
         for slot in self.slots().values_mut() {
             slot.end();
-            let _ = slot.commands.send(Command::End);
+            slot.held.tell(Command::End);
         }
     }
 
@@ -246,7 +256,7 @@ impl Service {
             let (id, slot) = found.ok_or_else(|| self.nothing_to_freeze(id))?;
             // It gets no more connections.
             slot.end();
-            let _ = slot.commands.send(Command::Freeze(reply));
+            slot.held.tell(Command::Freeze(reply));
             id
         };
         match timeout(REST_PATIENCE, frozen).await {

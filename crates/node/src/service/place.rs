@@ -4,48 +4,38 @@ use super::{Service, Slot};
 use crate::boots::BootKind;
 use crate::gateway::refusal::Refusal;
 use crate::instance::{
-    Change, Client, Command, Delivery, InstanceState, Keeper, LaunchError, Launched, Outcome,
+    Change, Client, Connections, Delivery, Done, InstanceState, Keeper, LaunchError, Launched,
+    Placed,
 };
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, timeout_at};
-
-/// A connection that an instance has.
-#[derive(Debug)]
-pub struct Ticket {
-    /// Number of the instance.
-    pub instance: u64,
-    /// The instance was booted for this connection.
-    pub fresh: bool,
-    /// The instance had been waiting, and may have ended meanwhile.
-    pub waited: bool,
-    /// Resolves when the connection is done with.
-    pub done: oneshot::Receiver<Outcome>,
-}
 
 /// Whether a connection could be placed at once.
 #[derive(Debug)]
 pub enum Placement {
     /// An instance has it.
-    Placed(Ticket),
-    /// It has to wait: for capacity, or for a zygote.
+    Placed(Placed),
+    /// It has to wait: for capacity, or for a zygote. Nobody is told of its end.
     Later,
-    /// No instance could be booted.
+    /// No instance could be booted. Nobody is told of its end.
     Failed(LaunchError),
 }
 
 impl Service {
     /// The fast path: gives the connection to an instance if that takes no
-    /// waiting at all. Does no disk access and takes one short lock.
-    pub fn place_now(self: &Arc<Self>, client: &Arc<Client>) -> Placement {
+    /// waiting at all; `done` is told what became of it. Does no disk access and takes
+    /// short locks.
+    pub(crate) fn place_now(self: &Arc<Self>, client: &Arc<Client>, done: Done) -> Placement {
         if self.shared.is_draining() {
             return Placement::Later;
         }
         let Ok(permit) = self.permits.clone().try_acquire_owned() else { return Placement::Later };
-        let permit = match self.reuse(client, permit) {
-            Ok(ticket) => return Placement::Placed(ticket),
-            Err(permit) => permit,
+        let delivery = Delivery { client: client.clone(), permit, done };
+        let delivery = match self.reuse(delivery) {
+            Ok(placed) => return Placement::Placed(placed),
+            Err(delivery) => delivery,
         };
         let Ok(capacity) = self.shared.capacity().try_acquire_owned() else {
             return Placement::Later;
@@ -54,16 +44,21 @@ impl Service {
             return Placement::Later;
         }
         match self.launcher.launch(Some(client)) {
-            Ok(launched) => Placement::Placed(self.adopt(launched, client, permit, capacity)),
+            Ok(launched) => Placement::Placed(self.adopt(launched, delivery, capacity)),
             Err(error) => Placement::Failed(error),
         }
     }
 
-    /// The slow path: waits for capacity as long as the function allows.
+    /// The slow path: waits for capacity as long as the function allows; `done` is told
+    /// what became of the connection.
     ///
     /// # Errors
     /// What the client is to be told.
-    pub async fn place(self: &Arc<Self>, client: &Arc<Client>) -> Result<Ticket, Refusal> {
+    pub(crate) async fn place(
+        self: &Arc<Self>,
+        client: &Arc<Client>,
+        done: Done,
+    ) -> Result<Placed, Refusal> {
         let deadline = Instant::now() + self.config.limits.queue.0;
         if self.shared.is_draining() {
             return Err(Refusal::Draining);
@@ -75,12 +70,13 @@ impl Service {
                 self.config.limits.instances, self.config.limits.concurrency
             )));
         };
-        let mut permit = permit.expect("the semaphore is never closed");
+        let permit = permit.expect("the semaphore is never closed");
+        let mut delivery = Delivery { client: client.clone(), permit, done };
         let capacity = loop {
             let changed = self.changed.notified();
-            permit = match self.reuse(client, permit) {
-                Ok(ticket) => return Ok(ticket),
-                Err(permit) => permit,
+            delivery = match self.reuse(delivery) {
+                Ok(placed) => return Ok(placed),
+                Err(delivery) => delivery,
             };
             if let Ok(capacity) = self.shared.capacity().try_acquire_owned() {
                 break capacity;
@@ -109,7 +105,7 @@ impl Service {
             }
         };
         match launched {
-            Ok(launched) => Ok(self.adopt(launched, client, permit, capacity)),
+            Ok(launched) => Ok(self.adopt(launched, delivery, capacity)),
             Err(error) => Err(Refusal::InstanceDied {
                 function: self.name().to_string(),
                 reason: error.to_string(),
@@ -119,59 +115,63 @@ impl Service {
 
     /// Gives the connection to a live instance with a free place: the one that
     /// was used last, so that the others can end.
-    fn reuse(
-        &self,
-        client: &Arc<Client>,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<Ticket, OwnedSemaphorePermit> {
+    fn reuse(&self, delivery: Delivery) -> Result<Placed, Delivery> {
         if self.is_single_use() {
-            return Err(permit);
+            return Err(delivery);
         }
-        let most = self.config.limits.concurrency.get();
-        let mut slots = self.slots();
-        let Some((id, slot)) = slots.take_free(most) else { return Err(permit) };
-        let (done, receiver) = oneshot::channel();
-        let delivery = Delivery { client: client.clone(), done, permit };
-        if let Err(refused) = slot.commands.send(Command::Connect(delivery)) {
-            // Its keeper has just ended; the slot is about to vanish.
-            slot.end();
-            let Command::Connect(delivery) = refused.0 else { unreachable!("sent above") };
-            return Err(delivery.permit);
-        }
-        slot.connections += 1;
-        slot.change(Change::Connections { connections: slot.connections });
-        Ok(Ticket { instance: id, fresh: false, waited: true, done: receiver })
+        let Some((instance, held)) = self.reserve() else { return Err(delivery) };
+        let placed = Placed { instance, waited: true };
+        let Err(delivery) = held.hand_over(delivery, placed) else {
+            self.connected.reused.inc();
+            return Ok(placed);
+        };
+        // It has just ended, or reads nothing any more.
+        self.kill(instance);
+        Err(delivery)
     }
 
-    /// Makes a launched instance one of the service's.
+    /// A free place of a live instance, counted as taken.
+    fn reserve(&self) -> Option<(u64, Arc<Connections>)> {
+        let most = self.config.limits.concurrency.get();
+        let mut slots = self.slots();
+        let (id, slot) = slots.take_free(most)?;
+        slot.connections += 1;
+        slot.change(Change::Connections { connections: slot.connections });
+        Some((id, slot.held.clone()))
+    }
+
+    /// Makes a launched instance, booted with a client's connection in it, one of the
+    /// service's.
     fn adopt(
         self: &Arc<Self>,
         launched: Launched,
-        client: &Arc<Client>,
-        permit: OwnedSemaphorePermit,
+        first: Delivery,
         capacity: OwnedSemaphorePermit,
-    ) -> Ticket {
+    ) -> Placed {
         let id = self.shared.next_id();
-        let waited = launched.kind == BootKind::Ready;
+        let placed = Placed { instance: id, waited: launched.kind == BootKind::Ready };
         let (commands, receiver) = mpsc::unbounded_channel();
+        let instance = &launched.instance;
+        let held = Arc::new(Connections::new(instance.connector(), commands, &self.config));
         let slot = Slot {
             state: InstanceState::Booting,
             connections: 1,
-            commands,
-            pid: launched.instance.pid(),
+            held: held.clone(),
+            pid: instance.pid(),
             started: std::time::Instant::now(),
             served: 0,
             idle_since: None,
         };
+        let client = first.client.clone();
+        held.adopt(first, placed);
+        let keeper = Keeper::new(id, self.clone(), launched, receiver, held, &client, capacity);
         let mut slots = self.slots();
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
         drop(slots);
-        let (done, ticket) = oneshot::channel();
-        let first = Delivery { client: client.clone(), done, permit };
-        let keeper = Keeper::new(id, self.clone(), launched, receiver, first, capacity);
+        self.connected.booted.inc();
         tokio::spawn(keeper.run());
-        Ticket { instance: id, fresh: true, waited, done: ticket }
+        placed
     }
 
     fn no_capacity(&self, reason: String) -> Refusal {

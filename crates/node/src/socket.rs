@@ -1,5 +1,5 @@
-//! What the gateway asks the host about a client's socket, beyond what safe
-//! wrappers offer.
+//! What the node asks the host about a client's socket, beyond what safe wrappers
+//! offer.
 #![allow(unsafe_code)]
 
 use rustix::net::RecvFlags;

@@ -1,0 +1,125 @@
+//! How long a connection may be silent: judged by what its socket has carried.
+
+use crate::config::{EntryKind, FunctionConfig};
+use crate::socket::Traffic;
+use std::time::Duration;
+
+/// What a connection's silence means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Look again after this time.
+    Fine(Duration),
+    /// The client has asked nothing for longer than the function keeps idle connections.
+    Idle,
+    /// A request waits for its answer longer than the function's timeout.
+    Late,
+}
+
+/// The times of a function's connections.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// How long a request may wait for its answer; `None` where the protocol is not
+    /// known.
+    pub answer: Option<Duration>,
+    /// When to look at a connection for the first time.
+    pub first_look: Duration,
+    /// How long the function keeps idle connections.
+    pub keep_alive: Duration,
+}
+
+impl Patience {
+    /// The times of a function's connections, if they are kept here: requests that
+    /// are read from standard input, and flows of datagrams, have a task each that does.
+    pub(super) fn of(config: &FunctionConfig) -> Option<Self> {
+        let limits = &config.limits;
+        let (first_look, keep_alive) = (limits.timeout.0, limits.keep_alive.0);
+        match config.entry.kind {
+            EntryKind::Http => Some(Self { answer: Some(first_look), first_look, keep_alive }),
+            EntryKind::Tcp => Some(Self { answer: None, first_look, keep_alive }),
+            EntryKind::Stdin | EntryKind::Udp => None,
+        }
+    }
+
+    /// Judges a connection by what it has carried.
+    pub(super) fn judge(&self, traffic: Traffic) -> Verdict {
+        match self.answer {
+            Some(limit) => judge(traffic, limit, self.keep_alive),
+            None => judge_silence(traffic, self.keep_alive),
+        }
+    }
+}
+
+/// Judges a connection by what it carried. A request counts as answered when
+/// the last byte sent is younger than the last byte received; so a response
+/// that makes progress is never late, and neither is a slow upload.
+fn judge(traffic: Traffic, limit: Duration, keep_alive: Duration) -> Verdict {
+    let since_sent = Duration::from_millis(traffic.last_sent_ms.into());
+    let since_received = Duration::from_millis(traffic.last_received_ms.into());
+    let waits = traffic.sent == 0 || since_received < since_sent;
+    let (elapsed, allowed, verdict) = match waits {
+        true => (since_received, limit, Verdict::Late),
+        false => (since_sent, keep_alive, Verdict::Idle),
+    };
+    match allowed.checked_sub(elapsed) {
+        // The counters have a resolution of some milliseconds.
+        Some(left) if left > Duration::from_millis(10) => {
+            let least = Duration::from_millis(50).min(limit);
+            Verdict::Fine(left.min(limit).max(least))
+        }
+        _ => verdict,
+    }
+}
+
+/// Judges a connection whose protocol is not known: nobody can say whose turn it
+/// is, so it is only ever idle.
+fn judge_silence(traffic: Traffic, keep_alive: Duration) -> Verdict {
+    let last_ms = match traffic.sent {
+        0 => traffic.last_received_ms,
+        _ => traffic.last_received_ms.min(traffic.last_sent_ms),
+    };
+    match keep_alive.checked_sub(Duration::from_millis(last_ms.into())) {
+        Some(left) if left > Duration::from_millis(10) => Verdict::Fine(left),
+        _ => Verdict::Idle,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(2);
+    const KEEP: Duration = Duration::from_secs(60);
+
+    fn verdict(sent: u64, last_sent_ms: u32, last_received_ms: u32) -> Verdict {
+        let traffic = Traffic { received: 10, sent, last_sent_ms, last_received_ms };
+        judge(traffic, LIMIT, KEEP)
+    }
+
+    #[test]
+    fn a_request_without_an_answer_is_late() {
+        assert_eq!(verdict(0, 0, 2000), Verdict::Late);
+        assert_eq!(verdict(5, 9000, 2000), Verdict::Late, "the second request");
+    }
+
+    #[test]
+    fn progress_is_not_late() {
+        assert_eq!(verdict(0, 0, 500), Verdict::Fine(Duration::from_millis(1500)), "a slow upload");
+        assert_eq!(verdict(5, 100, 9000), Verdict::Fine(LIMIT), "a slow download");
+    }
+
+    #[test]
+    fn a_connection_of_an_unknown_protocol_is_never_late() {
+        let verdict = |sent, last_sent_ms, last_received_ms| {
+            let traffic = Traffic { received: 10, sent, last_sent_ms, last_received_ms };
+            judge_silence(traffic, KEEP)
+        };
+        assert_eq!(verdict(0, 0, 59_000), Verdict::Fine(Duration::from_secs(1)));
+        assert_eq!(verdict(5, 1_000, 90_000), Verdict::Fine(Duration::from_secs(59)));
+        assert_eq!(verdict(5, 61_000, 90_000), Verdict::Idle);
+    }
+
+    #[test]
+    fn an_answered_connection_is_idle_after_keep_alive() {
+        assert_eq!(verdict(5, 60_000, 60_001), Verdict::Idle);
+    }
+}
