@@ -177,27 +177,29 @@ impl Standby {
             }
             self.busy.store(false, Ordering::Relaxed);
             // What was taken at the end of this, nobody else has been told of.
-            if filled.is_err() || !self.state().wants_more() {
+            if filled.is_err() || !self.state().wants_more(&shared.ready_plan()) {
                 return;
             }
         }
     }
 
-    /// Boots instances ahead until there are as many as wanted.
+    /// Boots instances ahead until there are as many as wanted of the newest plan. Older
+    /// ones are kept until there are: the next boot must find something.
     pub fn fill_ready(&self, shared: &Shared) -> Result<(), LaunchError> {
         if self.policy.ready == 0 {
             return Ok(());
         }
         let plan = shared.ready_plan();
-        let surplus = self.state().prune(&plan, self.policy.ready);
+        let surplus = self.state().prune(self.policy.ready);
         // Ended outside the lock.
         drop(surplus);
-        while self.state().wants_more() {
+        while self.state().wants_more(&plan) {
             let zygote = shared.pool.take().map_err(|error| LaunchError(error.to_string()))?;
             let held = zygote
                 .hold(&plan, &shared.options())
                 .map_err(|error| LaunchError(error.to_string()))?;
-            self.state().add(held);
+            let replaced = self.state().add(held);
+            drop(replaced);
         }
         Ok(())
     }
@@ -248,17 +250,17 @@ impl State {
     }
 
     /// Adjusts the target, and returns what is not wanted any more.
-    fn prune(&mut self, plan: &Arc<thaw_sandbox::BootPlan>, least: usize) -> Vec<Held> {
+    fn prune(&mut self, least: usize) -> Vec<Held> {
         if self.changed.elapsed() > DECAY {
             self.target = self.target.saturating_sub(1);
             self.changed = Instant::now();
         }
         self.target = self.target.clamp(least, most(least));
         let (mut keep, mut surplus) = (VecDeque::new(), Vec::new());
-        for held in self.ready.drain(..) {
-            let is_good = !held.has_ended() && Arc::ptr_eq(held.plan(), plan);
-            if is_good && keep.len() < self.target {
-                keep.push_back(held);
+        // The newest are at the end.
+        for held in self.ready.drain(..).rev() {
+            if !held.has_ended() && keep.len() < self.target {
+                keep.push_front(held);
             } else {
                 surplus.push(held);
             }
@@ -267,14 +269,19 @@ impl State {
         surplus
     }
 
-    fn wants_more(&self) -> bool {
-        !self.closed && self.ready.len() < self.target
+    /// Whether there are fewer instances of `plan` than there should be.
+    fn wants_more(&self, plan: &Arc<thaw_sandbox::BootPlan>) -> bool {
+        let fresh = self.ready.iter().filter(|held| Arc::ptr_eq(held.plan(), plan)).count();
+        !self.closed && fresh < self.target
     }
 
-    fn add(&mut self, held: Held) {
-        if !self.closed {
-            self.ready.push_back(held);
+    /// Adds an instance; returns the one that it replaces, or itself if nobody wants it.
+    fn add(&mut self, held: Held) -> Option<Held> {
+        if self.closed {
+            return Some(held);
         }
+        self.ready.push_back(held);
+        if self.ready.len() > self.target { self.ready.pop_front() } else { None }
     }
 }
 
