@@ -16,7 +16,7 @@ use thaw_node::home::Home;
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw bench syscalls --http hello-go --http hello-c")]
 pub struct Arguments {
-    /// Turns of both sides; at most 5 for servers and computing.
+    /// Turns of both sides.
     #[arg(short, long = "rounds", value_name = "N", default_value = "10")]
     n: NonZeroUsize,
     /// Measure the server of a built function, too; may be given several times.

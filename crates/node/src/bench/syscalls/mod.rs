@@ -117,14 +117,13 @@ pub fn syscalls(
         let home = home()?;
         for name in &options.http {
             progress(name);
-            report.http.push(http::measure(&home, name, options.rounds.min(5))?);
+            report.http.push(http::measure(&home, name, options.rounds)?);
         }
     }
     if options.compute {
         progress("computing");
-        let rounds = options.rounds.min(5);
         let programs = Programs::prepare().map_err(SideError::from)?;
-        (report.compute, report.missing) = programs.measure(&options.sandbox, rounds)?;
+        (report.compute, report.missing) = programs.measure(&options.sandbox, options.rounds)?;
     }
     Ok(report)
 }
