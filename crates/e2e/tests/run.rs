@@ -199,6 +199,26 @@ fn links_that_lead_out_of_the_root_stay_inside() {
 }
 
 #[test]
+fn more_files_are_read_than_can_be_open() {
+    const FILES: u32 = 4500;
+    let root = tempfile::tempdir().expect("a directory");
+    fs::copy(compile("c/file_many", Linking::Static), root.path().join("sum")).expect("a copy");
+    fs::create_dir(root.path().join("numbers")).expect("a directory");
+    for number in 1..=FILES {
+        fs::write(root.path().join(format!("numbers/{number}")), number.to_string()).expect("room");
+    }
+    let home = tempfile::tempdir().expect("a directory");
+    let stored = |command: &mut Command| run(command.env("THAW_HOME", home.path())).success();
+    stored(thaw().arg("import").arg(root.path()).arg("numbers"));
+    let line = format!("{FILES} files, together {}\n", FILES * (FILES + 1) / 2);
+    for rootfs in [root.path(), Path::new("numbers")] {
+        let output =
+            stored(thaw().args(["run", "--rootfs"]).arg(rootfs).args(["--", "/sum", "/numbers"]));
+        assert_eq!(output, line.repeat(2), "{}", rootfs.display());
+    }
+}
+
+#[test]
 fn memory_is_limited() {
     let script = "try:\n    bytearray(300 << 20)\n    print('got it')\nexcept MemoryError:\n    print('refused')";
     let interpreter = python();

@@ -1,4 +1,4 @@
-//! Host descriptors of blobs, opened on demand and kept for this boot.
+//! Host descriptors of blobs, opened on demand and kept until there are too many.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +10,7 @@ use thaw_abi::layout::BOOT_BASE;
 use super::BOOT_AREA_SIZE;
 
 use crate::errno::{Errno, Result};
+use crate::fs::lower::OPEN_MAX;
 use crate::platform::host::{self, HostFd};
 
 /// The table: one `i32` for each blob of the index; 0 means not open.
@@ -19,6 +20,8 @@ const MAPPED: u64 = (BOOT_AREA_SIZE - 0x40_0000) / 4;
 
 /// Number of blobs in the table.
 static COUNT: AtomicU64 = AtomicU64::new(0);
+/// Number of them that are open.
+static OPEN: AtomicU64 = AtomicU64::new(0);
 
 /// Makes room for the blobs of an index.
 pub fn initialize(count: u32) -> Result<()> {
@@ -42,10 +45,12 @@ pub fn remember(blob: u32, fd: HostFd) -> Result<()> {
     let slot = slot(blob)?;
     // SAFETY: inside the table.
     unsafe { slot.write(fd.0) };
+    OPEN.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
 
-/// The descriptor of a blob, asking the broker the first time.
+/// The descriptor of a blob, asking the broker the first time. It is valid until
+/// another one is asked for.
 pub fn descriptor(blob: u32) -> Result<HostFd> {
     let slot = slot(blob)?;
     // SAFETY: inside the table.
@@ -53,12 +58,27 @@ pub fn descriptor(blob: u32) -> Result<HostFd> {
     if known != 0 {
         return Ok(HostFd(known));
     }
+    if OPEN.load(Ordering::Relaxed) >= OPEN_MAX as u64 {
+        close_all();
+    }
     let mut reply = Vec::new();
     let body = OpenBlob { blob, reserved: 0 };
     let fd = super::broker::request(MSG_OPEN_BLOB, bytemuck::bytes_of(&body), &[], &mut reply)?
         .ok_or(Errno::EIO)?;
     remember(blob, fd)?;
     Ok(fd)
+}
+
+/// Makes room: those that are needed again are asked for again.
+fn close_all() {
+    for slot in (0..COUNT.load(Ordering::Relaxed) as u32).filter_map(|blob| slot(blob).ok()) {
+        // SAFETY: inside the table.
+        let fd = unsafe { slot.replace(0) };
+        if fd != 0 {
+            host::close(HostFd(fd));
+        }
+    }
+    OPEN.store(0, Ordering::Relaxed);
 }
 
 /// The blobs that are open: what the next boot's I/O cache should hold.

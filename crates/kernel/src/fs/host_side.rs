@@ -62,6 +62,11 @@ mod imp {
         read_descriptor(crate::boot::blobs::descriptor(blob)?, sink, offset, len)
     }
 
+    /// Closes a host file.
+    pub fn close(fd: HostFd) {
+        host::close(fd);
+    }
+
     /// Reads a host file at `offset`, at most `len` bytes.
     pub fn read_descriptor(
         fd: HostFd,
@@ -208,6 +213,8 @@ mod imp {
         let rest = bytes.get(offset as usize..).unwrap_or(&[]);
         sink.put(&rest[..rest.len().min(len)])
     }
+
+    pub fn close(_fd: HostFd) {}
 
     pub fn read_descriptor(
         _fd: HostFd,

@@ -14,7 +14,7 @@ use thaw_abi::control::{
     MSG_FS_STAT,
 };
 
-use super::{Lower, LowerAttributes, LowerId};
+use super::{Lower, LowerAttributes, LowerId, OPEN_MAX};
 use crate::errno::{Errno, Result};
 use crate::fs::file::MmapSource;
 use crate::fs::host_side;
@@ -208,7 +208,7 @@ struct Descriptors {
 }
 
 /// A host descriptor for a regular file of the host directory, for reading and
-/// mapping; stays open until the sandbox ends.
+/// mapping. It is valid until another one is asked for.
 pub fn descriptor(path: &Arc<[u8]>) -> Result<HostFd> {
     let generation = host_side::boot_generation();
     {
@@ -220,6 +220,10 @@ pub fn descriptor(path: &Arc<[u8]>) -> Result<HostFd> {
         }
         if let Some(fd) = cache.by_path.get(path) {
             return Ok(*fd);
+        }
+        if cache.by_path.len() >= OPEN_MAX {
+            // Those that are needed again are asked for again.
+            core::mem::take(&mut cache.by_path).into_values().for_each(host_side::close);
         }
     }
     let mut reply = Vec::new();
