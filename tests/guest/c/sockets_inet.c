@@ -126,6 +126,8 @@ int main(void)
     TRY(read(client, data, 100));
     states("the end", client);
     TRY(read(client, data, 100));
+    TRY(getpeername(client, (struct sockaddr *)&peer, &len));
+    TRY(shutdown(client, SHUT_RDWR));
     TRY(close(client));
 
     PART("non-blocking connect");
@@ -138,8 +140,13 @@ int main(void)
     accepted = TRY(accept(server, NULL, NULL));
     struct linger linger = {.l_onoff = 1};
     TRY(setsockopt(accepted, SOL_SOCKET, SO_LINGER, &linger, sizeof linger));
+    TRY(write(accepted, "early", 5));
+    TRY(getpeername(client, (struct sockaddr *)&peer, &len));
     TRY(close(accepted)); /* a reset */
     states("reset", client);
+    TRY(getpeername(client, (struct sockaddr *)&peer, &len));
+    TRY(shutdown(client, SHUT_RDWR));
+    TRY(read(client, data, 5));
     TRY(read(client, data, 1));
     TRY(read(client, data, 1));
     close(client);

@@ -85,7 +85,8 @@ int main(void)
     MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
     MUST(write(pair[0], "unread", 6));
     MUST(close(pair[1]));
-    TRY(read(pair[0], data, 10)); /* the peer had unread data */
+    TRY(shutdown(pair[0], SHUT_WR)); /* the peer had unread data */
+    TRY(read(pair[0], data, 10));
     TRY(read(pair[0], data, 10));
     close(pair[0]);
 

@@ -262,14 +262,22 @@ impl Pair {
         self.sides.lock()[end as usize].error.take()
     }
 
-    /// shutdown(2) at `end`. `ENOTCONN` if the connection was reset.
+    /// Whether the connection has ended for `end`, as TCP sees it (`TCP_CLOSE`):
+    /// by a reset, or because both sides have said that they send no more.
+    pub fn has_ended(&self, end: End) -> bool {
+        let sides = self.sides.lock();
+        let (me, peer) = (&sides[end as usize], &sides[end.other() as usize]);
+        me.reset || (me.writing_shut && (peer.writing_shut || peer.closed))
+    }
+
+    /// shutdown(2) at `end`. `ENOTCONN` if a TCP connection has ended.
     pub fn shutdown(&self, end: End, how: ShutdownHow) -> Result<()> {
+        if self.flavor == Flavor::Tcp && self.has_ended(end) {
+            return Err(Errno::ENOTCONN);
+        }
         {
             let mut sides = self.sides.lock();
             let me = &mut sides[end as usize];
-            if me.reset {
-                return Err(Errno::ENOTCONN);
-            }
             me.reading_shut |= how.reads();
             me.writing_shut |= how.writes();
         }

@@ -434,7 +434,11 @@ impl Protocol for TcpSocket {
             let link = self.outside().filter(|_| stream.is_live()).ok_or(Errno::ENOTCONN)?;
             return Ok(link.peer.for_family(self.common.family));
         }
-        let peer = self.link().map(|link| link.peer).or_else(|| self.dormant_peer());
+        let link = self.link();
+        if link.as_ref().is_some_and(|link| link.pair.has_ended(link.end)) {
+            return Err(Errno::ENOTCONN);
+        }
+        let peer = link.map(|link| link.peer).or_else(|| self.dormant_peer());
         peer.map(|peer| peer.for_family(self.common.family)).ok_or(Errno::ENOTCONN)
     }
 
