@@ -29,7 +29,7 @@ same! {
     mem_move, mem_protect, netlinks, parallel, pipes, polls, posix_timers, process_attributes,
     process_info, procfs, ptys, sessions_tty, signal_actions, signal_context, signal_faults,
     scheduling, signal_restart, signal_threads, sites, sockets_datagram, sockets_inet, sockets_local, sockets_messages,
-    splices, start, sysv_memory, sysv_messages, sysv_semaphores, thread_ends,
+    sockets_urgent, splices, start, sysv_memory, sysv_messages, sysv_semaphores, thread_ends,
     threads, timers, waits,
 }
 

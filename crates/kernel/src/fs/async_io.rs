@@ -1,12 +1,14 @@
-//! Signal-driven I/O (`O_ASYNC`, `F_SETOWN` and `F_SETSIG` in fcntl(2)).
+//! Signals about files: signal-driven I/O (`O_ASYNC`, `F_SETOWN` and `F_SETSIG`
+//! in fcntl(2)), and `SIGURG` (socket(7)), for which an owner is enough.
 
 use alloc::sync::Arc;
 
 use super::file::{Events, OpenFile, OpenFlags};
 use crate::errno::{Errno, Result};
 use crate::sync::Lock;
-use crate::task::signal::send_to_group;
-use crate::task::signal::{SI_KERNEL, SIGNAL_COUNT, SignalInfo, send_to_process, send_to_thread};
+use crate::task::signal::{
+    SI_KERNEL, SIGNAL_COUNT, SIGURG, SignalInfo, send_to_group, send_to_process, send_to_thread,
+};
 use crate::task::wait::{WaitToken, Waiter};
 
 /// `SIGIO`.
@@ -78,22 +80,46 @@ impl Owner {
         };
         if exists { Ok(()) } else { Err(Errno::ESRCH) }
     }
+
+    fn tell(self, info: SignalInfo) {
+        let tasks = &crate::state::kernel().tasks;
+        match self {
+            Self::Nobody => {}
+            Self::Thread(id) => {
+                let thread = tasks.threads.lock().get(&id).cloned();
+                if let Some(thread) = thread {
+                    send_to_thread(&thread, info);
+                }
+            }
+            Self::Process(id) => {
+                if let Some(process) = tasks.process(id) {
+                    send_to_process(&process, info);
+                }
+            }
+            Self::Group(id) => drop(send_to_group(id, info)),
+        }
+    }
 }
 
 /// Hears of a file's changes and tells the owner.
 struct Teller {
     state: Lock<(Owner, u32)>,
+    /// Whether `O_ASYNC` is on.
+    tells_all: Lock<bool>,
     /// The descriptor on which telling was turned on.
     fd: Lock<i32>,
 }
 
 impl Waiter for Teller {
     fn wake(&self, events: Events) {
+        let (owner, signal) = self.state.get();
+        if events.contains(Events::PRI) {
+            owner.tell(SignalInfo::new(SIGURG, SI_KERNEL));
+        }
         let interesting = Events::IN | Events::OUT | Events::PRI | Events::ERR | Events::HUP;
-        if !events.intersects(interesting) {
+        if !self.tells_all.get() || !events.intersects(interesting) {
             return;
         }
-        let (owner, signal) = self.state.get();
         let info = match signal {
             0 => SignalInfo::new(SIGIO, SI_KERNEL),
             // POLL_IN, POLL_OUT, POLL_ERR, POLL_HUP: si_band holds the events.
@@ -110,22 +136,7 @@ impl Waiter for Teller {
                 info
             }
         };
-        let tasks = &crate::state::kernel().tasks;
-        match owner {
-            Owner::Nobody => {}
-            Owner::Thread(id) => {
-                let thread = tasks.threads.lock().get(&id).cloned();
-                if let Some(thread) = thread {
-                    send_to_thread(&thread, info);
-                }
-            }
-            Owner::Process(id) => {
-                if let Some(process) = tasks.process(id) {
-                    send_to_process(&process, info);
-                }
-            }
-            Owner::Group(id) => drop(send_to_group(id, info)),
-        }
+        owner.tell(info);
     }
 }
 
@@ -141,15 +152,17 @@ impl AsyncIo {
         self.teller.lock().as_ref().map_or((Owner::Nobody, 0), |teller| teller.state.get())
     }
 
-    fn set(&self, owner: Owner, signal: u32) {
+    fn set(&self, owner: Owner, signal: u32) -> Arc<Teller> {
         let mut teller = self.teller.lock();
-        match &*teller {
-            Some(teller) => teller.state.set((owner, signal)),
-            None => {
-                let (state, fd) = (Lock::new((owner, signal)), Lock::new(-1));
-                *teller = Some(Arc::new(Teller { state, fd }));
-            }
-        }
+        let teller = teller.get_or_insert_with(|| {
+            Arc::new(Teller {
+                state: Lock::new((owner, signal)),
+                tells_all: Lock::new(false),
+                fd: Lock::new(-1),
+            })
+        });
+        teller.state.set((owner, signal));
+        teller.clone()
     }
 }
 
@@ -162,7 +175,8 @@ impl OpenFile {
     /// Says who is told of changes. `ESRCH` if there is no such thing.
     pub fn set_async_owner(&self, owner: Owner) -> Result<()> {
         owner.check()?;
-        self.async_io.set(owner, self.async_io.get().1);
+        let teller = self.async_io.set(owner, self.async_io.get().1);
+        self.register(teller);
         Ok(())
     }
 
@@ -174,28 +188,30 @@ impl OpenFile {
     /// Chooses the signal.
     pub fn set_async_signal(&self, signal: u64) -> Result<()> {
         let signal = u32::try_from(signal).ok().filter(|signal| *signal <= SIGNAL_COUNT);
-        self.async_io.set(self.async_io.get().0, signal.ok_or(Errno::EINVAL)?);
+        let signal = signal.ok_or(Errno::EINVAL)?;
+        self.async_io.set(self.async_io.get().0, signal);
         Ok(())
     }
 
     /// The status flags have changed by way of `fd`: begins or ends telling.
     pub fn note_async_flag(&self, fd: i32) {
-        let Some(queue) = self.file.wait_queue() else { return };
         let wanted = self.flags().contains(OpenFlags::ASYNC);
-        let token = self.async_io.registered.lock().take();
-        match (token, wanted) {
-            (Some(token), true) => self.async_io.registered.set(Some(token)),
-            (Some(token), false) => queue.unregister(token),
-            (None, false) => {}
-            (None, true) => {
-                let (owner, signal) = self.async_io.get();
-                self.async_io.set(owner, signal);
-                let teller = self.async_io.teller.lock().clone();
-                if let Some(teller) = teller {
-                    teller.fd.set(fd);
-                    self.async_io.registered.set(Some(queue.register(teller)));
-                }
-            }
+        if !wanted && self.async_io.teller.lock().is_none() {
+            return;
+        }
+        let (owner, signal) = self.async_io.get();
+        let teller = self.async_io.set(owner, signal);
+        if wanted && !teller.tells_all.get() {
+            teller.fd.set(fd);
+        }
+        teller.tells_all.set(wanted);
+        self.register(teller);
+    }
+
+    fn register(&self, teller: Arc<Teller>) {
+        let mut registered = self.async_io.registered.lock();
+        if let (None, Some(queue)) = (*registered, self.file.wait_queue()) {
+            *registered = Some(queue.register(teller));
         }
     }
 

@@ -60,6 +60,14 @@ fn running_credentials() -> PeerCredentials {
     PeerCredentials { pid: process.pid, uid: credentials.uid, gid: credentials.gid }
 }
 
+/// Whether a signal waits for the running thread.
+pub fn signal_is_pending() -> bool {
+    #[cfg(test)]
+    return false;
+    #[cfg(not(test))]
+    crate::task::signal::is_pending(crate::task::thread::current())
+}
+
 /// Sends `SIGPIPE` to the running thread.
 pub fn send_sigpipe() {
     #[cfg(not(test))]

@@ -33,6 +33,19 @@ pub struct Stream {
     written: u64,
     /// In order; a receive never crosses the border of one.
     marks: VecDeque<Mark>,
+    /// The newest byte that was sent as urgent, until it is passed.
+    urgent: Option<Urgent>,
+    /// Urgent bytes are read with the others (`SO_OOBINLINE`).
+    urgent_inline: bool,
+}
+
+/// A byte that was sent with `MSG_OOB` (tcp(7)).
+struct Urgent {
+    /// Its place in the stream.
+    at: u64,
+    byte: u8,
+    /// It was received with `MSG_OOB`.
+    taken: bool,
 }
 
 struct Mark {
@@ -57,7 +70,14 @@ impl Incoming {
     /// An empty stream.
     pub fn stream() -> Self {
         let bytes = PageQueue::new(usize::MAX);
-        Self::Stream(Stream { bytes, read: 0, written: 0, marks: VecDeque::new() })
+        Self::Stream(Stream {
+            bytes,
+            read: 0,
+            written: 0,
+            marks: VecDeque::new(),
+            urgent: None,
+            urgent_inline: false,
+        })
     }
 
     /// An empty queue of packets.
@@ -70,6 +90,14 @@ impl Incoming {
         match self {
             Self::Stream(stream) => stream.bytes.is_empty(),
             Self::Packets(packets) => packets.queue.is_empty(),
+        }
+    }
+
+    /// Whether a receive finds something: more than an urgent byte that it skips.
+    pub fn is_readable(&self) -> bool {
+        match self {
+            Self::Stream(stream) => stream.bytes.len() > stream.hidden(),
+            Self::Packets(packets) => !packets.queue.is_empty(),
         }
     }
 
@@ -118,9 +146,80 @@ impl Incoming {
             Self::Packets(packets) => packets.pop(sink, flags),
         }
     }
+
+    /// The stream, if it is one.
+    pub fn as_stream(&mut self) -> Option<&mut Stream> {
+        match self {
+            Self::Stream(stream) => Some(stream),
+            Self::Packets(_) => None,
+        }
+    }
 }
 
 impl Stream {
+    /// Makes the last byte the urgent one.
+    pub fn mark_urgent(&mut self) {
+        // The one before becomes a byte like others, unless it is the next to
+        // be read: then it is skipped (tcp_check_urg).
+        self.skip_urgent();
+        let mut byte = [0];
+        let last = self.bytes.len().saturating_sub(1);
+        if let Ok(1) = self.bytes.peek(&mut Sink::kernel(&mut byte), last, 1) {
+            self.urgent = Some(Urgent { at: self.written - 1, byte: byte[0], taken: false });
+        }
+    }
+
+    /// Receives the urgent byte (`MSG_OOB`); `EINVAL` if there is none.
+    pub fn take_urgent(&mut self, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {
+        let inline = self.urgent_inline;
+        let urgent = self.urgent.as_mut().filter(|urgent| !inline && !urgent.taken);
+        let urgent = urgent.ok_or(Errno::EINVAL)?;
+        let count = sink.put(&[urgent.byte])?;
+        urgent.taken = !flags.contains(MessageFlags::PEEK);
+        Ok(Received { flags: MessageFlags::OOB, ..Received::stream(count) })
+    }
+
+    /// Says whether urgent bytes are read with the others.
+    pub fn set_urgent_inline(&mut self, inline: bool) {
+        self.urgent_inline = inline;
+    }
+
+    /// Whether there is an urgent byte that was not received as one.
+    pub fn has_urgent(&self) -> bool {
+        self.urgent.as_ref().is_some_and(|urgent| !urgent.taken)
+    }
+
+    /// Whether the next byte is the urgent one (`SIOCATMARK`).
+    pub fn is_at_urgent(&self) -> bool {
+        self.urgent.as_ref().is_some_and(|urgent| urgent.at == self.read)
+    }
+
+    /// Drops the urgent byte if it comes next and is not to be read with the others.
+    pub fn skip_urgent(&mut self) {
+        let hidden = self.hidden();
+        self.bytes.discard(hidden);
+        self.advance(hidden);
+    }
+
+    /// Number of bytes that the next read leaves out: an urgent one or none.
+    fn hidden(&self) -> usize {
+        usize::from(!self.urgent_inline && self.is_at_urgent())
+    }
+
+    /// Bytes up to the urgent one, unless that is read with the others.
+    pub fn before_urgent(&self) -> usize {
+        match &self.urgent {
+            Some(urgent) if !self.urgent_inline => (urgent.at - self.read) as usize,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Notes that `count` bytes were read.
+    fn advance(&mut self, count: usize) {
+        self.read += count as u64;
+        self.urgent.take_if(|urgent| urgent.at < self.read);
+    }
+
     fn push(
         &mut self,
         source: &mut Source<'_>,
@@ -154,23 +253,13 @@ impl Stream {
     }
 
     fn pop(&mut self, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {
-        let mut max = usize::MAX;
-        let mut marked = false;
-        if let Some(mark) = self.marks.front() {
-            marked = mark.start <= self.read;
-            let border = if marked { mark.end } else { mark.start };
-            max = (border - self.read) as usize;
-        }
         if flags.contains(MessageFlags::PEEK) {
-            let count = self.bytes.peek(sink, 0, max)?;
-            let mut received = Received::stream(count);
-            if let (true, Some(mark)) = (marked, self.marks.front()) {
-                received.ancillary = mark.ancillary.clone();
-            }
-            return Ok(received);
+            return self.peek(sink);
         }
+        self.skip_urgent();
+        let (max, marked) = self.piece(0);
         let count = self.bytes.pop(sink, max)?;
-        self.read += count as u64;
+        self.advance(count);
         let mut received = Received::stream(count);
         if let (true, Some(mark)) = (marked, self.marks.front_mut()) {
             received.ancillary.credentials = mark.ancillary.credentials;
@@ -180,6 +269,33 @@ impl Stream {
             }
         }
         Ok(received)
+    }
+
+    fn peek(&self, sink: &mut Sink<'_>) -> Result<Received> {
+        let hidden = self.hidden();
+        let (max, marked) = self.piece(hidden);
+        let mut received = Received::stream(self.bytes.peek(sink, hidden, max)?);
+        if let (true, Some(mark)) = (marked, self.marks.front()) {
+            received.ancillary = mark.ancillary.clone();
+        }
+        Ok(received)
+    }
+
+    /// Most bytes that one receive gets from the front, without the first
+    /// `hidden`, and whether something travels beside them.
+    fn piece(&self, hidden: usize) -> (usize, bool) {
+        let start = self.read + hidden as u64;
+        let mut end = u64::MAX;
+        let mut marked = false;
+        if let Some(mark) = self.marks.front() {
+            marked = mark.start <= start;
+            end = if marked { mark.end } else { mark.start };
+        }
+        // A receive ends before the urgent byte, also if that is read like others.
+        if let Some(urgent) = self.urgent.as_ref().filter(|urgent| urgent.at > start) {
+            end = end.min(urgent.at);
+        }
+        ((end - start) as usize, marked)
     }
 }
 

@@ -24,6 +24,8 @@ const SOL_NETLINK: i32 = 270;
 
 /// `SO_REUSEADDR`.
 pub const REUSEADDR: Name = (SOL_SOCKET, 2);
+/// `SO_OOBINLINE`.
+pub const OOBINLINE: Name = (SOL_SOCKET, 10);
 /// `SO_REUSEPORT`.
 pub const REUSEPORT: Name = (SOL_SOCKET, 15);
 /// `SO_PASSCRED`.

@@ -8,6 +8,7 @@ use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
+use crate::ipc::seam;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
 
@@ -103,8 +104,23 @@ impl Pair {
         self.sides.lock()[end as usize].wants_credentials = wanted;
     }
 
+    /// Says whether `end` reads urgent bytes with the others (`SO_OOBINLINE`).
+    pub fn set_urgent_inline(&self, end: End, inline: bool) {
+        let mut sides = self.sides.lock();
+        if let Some(stream) = sides[end as usize].incoming.as_stream() {
+            stream.set_urgent_inline(inline);
+        }
+    }
+
+    /// Whether the next byte that `end` reads is urgent.
+    pub fn is_at_urgent(&self, end: End) -> bool {
+        let mut sides = self.sides.lock();
+        sides[end as usize].incoming.as_stream().is_some_and(|stream| stream.is_at_urgent())
+    }
+
     /// Sends from `end`.
     pub fn send(&self, end: End, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
+        let urgent = message.flags.contains(MessageFlags::OOB);
         let sent = {
             let mut sides = self.sides.lock();
             let [first, second] = &mut *sides;
@@ -149,11 +165,17 @@ impl Pair {
                     if source.remaining() > 0 {
                         me.wants_room = true;
                     }
+                    if let (true, Ok(1..), Some(stream)) =
+                        (urgent, &outcome, peer.incoming.as_stream())
+                    {
+                        stream.mark_urgent();
+                    }
                     outcome
                 }
             }
         }?;
-        self.queue(end.other()).wake_all(IN | Events::HUP);
+        let news = if urgent && sent > 0 { Events::PRI } else { Events::empty() };
+        self.queue(end.other()).wake_all(IN | Events::HUP | news);
         Ok(sent)
     }
 
@@ -163,7 +185,21 @@ impl Pair {
             let mut sides = self.sides.lock();
             let [first, second] = &mut *sides;
             let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
-            if me.incoming.is_empty() {
+            if flags.contains(MessageFlags::OOB) {
+                let stream = me.incoming.as_stream().ok_or(Errno::EOPNOTSUPP)?;
+                return stream.take_urgent(sink, flags);
+            }
+            if !me.incoming.is_readable() {
+                if let Some(stream) = me.incoming.as_stream()
+                    && stream.is_at_urgent()
+                    && !flags.contains(MessageFlags::PEEK)
+                {
+                    // A program that is about to hear of it by SIGURG gets it.
+                    if seam::signal_is_pending() {
+                        return Err(Errno::EAGAIN);
+                    }
+                    stream.skip_urgent();
+                }
                 return self.receive_nothing(me, peer);
             }
             // Packets wait behind an error, bytes go before it.
@@ -230,8 +266,11 @@ impl Pair {
         if read_ended {
             events |= IN | Events::RDHUP;
         }
-        if !me.incoming.is_empty() {
+        if me.incoming.is_readable() {
             events |= IN;
+        }
+        if me.incoming.as_stream().is_some_and(|stream| stream.has_urgent()) {
+            events |= Events::PRI;
         }
         if read_ended && write_ended {
             events |= Events::HUP;
@@ -249,7 +288,10 @@ impl Pair {
 
     /// Bytes that `end` can read.
     pub fn readable_bytes(&self, end: End) -> usize {
-        self.sides.lock()[end as usize].incoming.readable_bytes()
+        let mut sides = self.sides.lock();
+        let incoming = &mut sides[end as usize].incoming;
+        let border = incoming.as_stream().map_or(usize::MAX, |stream| stream.before_urgent());
+        incoming.readable_bytes().min(border)
     }
 
     /// Bytes from `end` that the other side has not read.

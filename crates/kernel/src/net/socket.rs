@@ -280,6 +280,11 @@ pub trait Protocol: Send + Sync {
     /// Bytes that can be read (`FIONREAD`).
     fn readable_bytes(&self) -> Result<usize>;
 
+    /// Whether the next byte to be read is urgent (`SIOCATMARK`).
+    fn is_at_urgent(&self) -> Result<bool> {
+        Err(Errno::ENOTTY)
+    }
+
     /// Bytes sent and not yet read (`SIOCOUTQ`).
     fn unsent_bytes(&self) -> usize {
         0
@@ -358,7 +363,10 @@ impl File for Socket {
     fn ioctl(&self, request: u32, argument: UserAddress) -> Result<u64> {
         /// `SIOCOUTQ`: bytes sent and not yet taken (tcp(7)).
         const SIOCOUTQ: u32 = 0x5411;
+        /// `SIOCATMARK`: whether the next byte is urgent (tcp(7), sockatmark(3)).
+        const SIOCATMARK: u32 = 0x8905;
         let value = match request {
+            SIOCATMARK => self.protocol.is_at_urgent()?.into(),
             FIONREAD => self.protocol.readable_bytes()?,
             SIOCOUTQ => self.protocol.unsent_bytes(),
             _ => return super::interface_ioctls::ioctl(request, argument),

@@ -250,6 +250,8 @@ impl TcpSocket {
         };
         *accepted.state.lock() = link(End::Second, local.endpoint, true);
         *self.state.lock() = link(End::First, to, false);
+        self.options_changed();
+        accepted.options_changed();
         match listener.deliver(accepted) {
             Ok(()) => Attempt::Connected,
             Err(_) => Attempt::Refused,
@@ -451,10 +453,6 @@ impl Protocol for TcpSocket {
             self.common.take_error()?;
             return Err(if self.is_connecting() { Errno::EAGAIN } else { Errno::EPIPE });
         };
-        if message.flags.contains(MessageFlags::OOB) {
-            // Urgent data is not supported on the way in, so it must not get lost.
-            return Err(Errno::EOPNOTSUPP);
-        }
         link.pair.send(link.end, source, message)
     }
 
@@ -467,9 +465,6 @@ impl Protocol for TcpSocket {
             self.common.take_error()?;
             return Err(if self.is_connecting() { Errno::EAGAIN } else { Errno::ENOTCONN });
         };
-        if flags.contains(MessageFlags::OOB) {
-            return Err(Errno::EINVAL);
-        }
         link.pair.receive(link.end, sink, flags)
     }
 
@@ -520,6 +515,10 @@ impl Protocol for TcpSocket {
         }
     }
 
+    fn is_at_urgent(&self) -> Result<bool> {
+        Ok(self.link().is_some_and(|link| link.pair.is_at_urgent(link.end)))
+    }
+
     fn unsent_bytes(&self) -> usize {
         self.link().map_or(0, |link| link.pair.unsent_bytes(link.end))
     }
@@ -535,6 +534,8 @@ impl Protocol for TcpSocket {
     fn options_changed(&self) {
         if let Some(link) = self.link() {
             link.pair.set_send_limit(link.end, self.send_limit());
+            let inline = self.common.options.lock().flag(options::OOBINLINE);
+            link.pair.set_urgent_inline(link.end, inline);
         }
     }
 

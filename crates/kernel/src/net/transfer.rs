@@ -85,7 +85,12 @@ fn receive(socket: &SocketFd, sink: &mut Sink<'_>, flags: MessageFlags) -> Resul
     let mut received = maybe_wait(socket, flags, timeout, || protocol.receive(sink, flags))?;
     let whole =
         stream && flags.contains(MessageFlags::WAITALL) && !flags.contains(MessageFlags::PEEK);
-    while whole && received.bytes > 0 && sink.remaining() > 0 && received.ancillary.is_empty() {
+    while whole
+        && received.bytes > 0
+        && sink.remaining() > 0
+        && received.ancillary.is_empty()
+        && protocol.is_at_urgent() != Ok(true)
+    {
         match maybe_wait(socket, flags, timeout, || protocol.receive(sink, flags)) {
             Ok(more) if more.bytes > 0 => {
                 received.bytes += more.bytes;
