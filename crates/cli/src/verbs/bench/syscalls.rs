@@ -66,36 +66,44 @@ fn sandbox() -> Result<Vec<String>, Failure> {
 }
 
 fn text(report: &SyscallReport) -> String {
-    let mut text = String::new();
-    let mut table =
-        Table::new(&["ns a call", "Thaw p50", "native", "ratio", "Thaw p99", "native", "ratio"]);
+    let mut calls = table("ns a call", "p99", "ratio");
     for call in &report.calls {
-        let cells = [pair(call.p50_ns, call.ratio_p50), pair(call.p99_ns, call.ratio_p99)];
-        let name = call.what.to_owned();
-        table.row([name].into_iter().chain(cells.into_iter().flatten()).collect());
+        let figures = [(call.p50_ns, call.ratio_p50), (call.p99_ns, call.ratio_p99)];
+        calls.row(row(call.what.to_owned(), figures));
     }
-    text += &table.text();
+    let mut text = calls.text();
     if !report.http.is_empty() {
-        let mut table = Table::new(&["requests/s under wrk", "Thaw", "native", "ratio"]);
+        let mut servers = table("requests/s under wrk", "best", "ratio");
         for server in &report.http {
             let name = format!("{}, {} connections", server.function, server.connections);
-            let cells = pair(server.requests_per_s, server.ratio);
-            table.row([name].into_iter().chain(cells).collect());
+            let best = (server.best_per_s, server.best_ratio);
+            servers.row(row(name, [(server.requests_per_s, server.ratio), best]));
         }
-        text += &format!("\n{}", table.text());
+        text += &format!("\n{}", servers.text());
     }
     if !report.compute.is_empty() {
-        let mut table = Table::new(&["computing, ms", "Thaw", "native", "speed"]);
+        let mut programs = table("computing, ms", "best", "speed");
         for program in &report.compute {
-            let cells = pair(program.ms, program.speed);
-            table.row([program.language.to_owned()].into_iter().chain(cells).collect());
+            let best = (program.best_ms, program.best_speed);
+            programs.row(row(program.language.to_owned(), [(program.ms, program.speed), best]));
         }
-        text += &format!("\n{}", table.text());
+        text += &format!("\n{}", programs.text());
     }
     for language in &report.missing {
         text += &format!("not measured, since this host lacks it: {language}\n");
     }
     text
+}
+
+/// A table of medians of both sides and of another figure's, each with its ratio.
+fn table(what: &str, other: &str, ratio: &str) -> Table {
+    let other = format!("Thaw {other}");
+    Table::new(&[what, "Thaw p50", "native", ratio, &other, "native", ratio])
+}
+
+fn row(name: String, figures: [(Pair, f64); 2]) -> Vec<String> {
+    let cells = figures.map(|(figures, ratio)| pair(figures, ratio));
+    [name].into_iter().chain(cells.into_iter().flatten()).collect()
 }
 
 fn pair(figures: Pair, ratio: f64) -> [String; 3] {
