@@ -58,6 +58,19 @@ int main(void)
     say("told %d, code %d\n", told, code);
     IS(described == ends[0]);
 
+    PART("owners by ioctl");
+    int id = getpid(), group = -getpgrp(), found = -1;
+    TRY(ioctl(pair[1], SIOCGPGRP, &found));
+    say("owner %d\n", found);
+    TRY(ioctl(pair[1], SIOCSPGRP, &id));
+    TRY(ioctl(pair[1], FIOGETOWN, &found));
+    IS(found == id && fcntl(pair[1], F_GETOWN) == id);
+    TRY(ioctl(pair[1], FIOSETOWN, &group));
+    TRY(ioctl(pair[1], SIOCGPGRP, &found));
+    IS(found == group);
+    TRY(ioctl(pair[1], SIOCSPGRP, NULL));
+    TRY(ioctl(ends[0], SIOCSPGRP, &id));
+
     PART("what cannot tell");
     int file = MUST(open("/proc/self/exe", O_RDONLY));
     TRY(ioctl(file, FIOASYNC, &on));

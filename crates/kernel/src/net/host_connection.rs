@@ -102,6 +102,10 @@ impl Protocol for HostConnection {
         Ok(self.stream.readable_bytes())
     }
 
+    fn is_at_urgent(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     fn take_error(&self) -> Option<Errno> {
         self.stream.take_error()
     }

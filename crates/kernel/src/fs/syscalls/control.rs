@@ -8,6 +8,7 @@ use super::super::overlay::{RegularFile, Seals};
 use super::locking::LockedBy;
 use super::{descriptor_limit, file, locking, usable_file};
 use crate::errno::{Errno, Result};
+use crate::net::socket::Socket;
 use crate::syscall::Args;
 use crate::task::current_process;
 
@@ -141,6 +142,11 @@ const FIONBIO: u32 = 0x5421;
 const FIONCLEX: u32 = 0x5450;
 const FIOCLEX: u32 = 0x5451;
 const FIOASYNC: u32 = 0x5452;
+/// Of sockets only (socket(7)): what `F_SETOWN` and `F_GETOWN` do.
+const FIOSETOWN: u32 = 0x8901;
+const SIOCSPGRP: u32 = 0x8902;
+const FIOGETOWN: u32 = 0x8903;
+const SIOCGPGRP: u32 = 0x8904;
 
 /// ioctl(2).
 pub fn ioctl(args: &Args) -> Result<u64> {
@@ -166,6 +172,12 @@ pub fn ioctl(args: &Args) -> Result<u64> {
             open.set_flags(flags);
             open.note_async_flag(fd);
             Ok(0)
+        }
+        FIOSETOWN | SIOCSPGRP if open.downcast::<Socket>().is_some() => {
+            open.set_async_owner(Owner::from_number(argument.read()?)?).map(|()| 0)
+        }
+        FIOGETOWN | SIOCGPGRP if open.downcast::<Socket>().is_some() => {
+            argument.write(&open.async_owner().number()).map(|()| 0)
         }
         FIONREAD if open.downcast::<RegularFile>().is_some() => {
             let left = open.file.size().saturating_sub(open.position());
