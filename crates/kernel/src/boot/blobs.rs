@@ -30,6 +30,7 @@ pub fn initialize(count: u32) -> Result<()> {
         host::map_anonymous(TABLE, len, host::PROT_READ | host::PROT_WRITE)?;
     }
     COUNT.store(count as u64, Ordering::Relaxed);
+    OPEN.store(0, Ordering::Relaxed);
     Ok(())
 }
 

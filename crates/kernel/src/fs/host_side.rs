@@ -59,7 +59,7 @@ mod imp {
 
     /// Reads a blob at `offset`, at most `len` bytes.
     pub fn read_blob(blob: u32, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
-        read_descriptor(crate::boot::blobs::descriptor(blob)?, sink, offset, len)
+        read_file(|| crate::boot::blobs::descriptor(blob), sink, offset, len)
     }
 
     /// Closes a host file.
@@ -67,9 +67,11 @@ mod imp {
         host::close(fd);
     }
 
-    /// Reads a host file at `offset`, at most `len` bytes.
-    pub fn read_descriptor(
-        fd: HostFd,
+    /// Reads a host file at `offset`, at most `len` bytes. Its descriptor is asked for
+    /// anew for each piece: storing one can map a page of another file, which may be
+    /// what closes it.
+    pub fn read_file(
+        descriptor: impl Fn() -> Result<HostFd>,
         sink: &mut Sink<'_>,
         offset: u64,
         len: usize,
@@ -77,6 +79,11 @@ mod imp {
         let mut done = 0;
         while done < len {
             let Some((to, piece)) = sink.next_piece() else { break };
+            let fd = match descriptor() {
+                Ok(fd) => fd,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            };
             let step = piece.min(len - done);
             match host::pread(fd, to, step, offset + done as u64) {
                 Ok(0) => break,
@@ -216,8 +223,8 @@ mod imp {
 
     pub fn close(_fd: HostFd) {}
 
-    pub fn read_descriptor(
-        _fd: HostFd,
+    pub fn read_file(
+        _descriptor: impl Fn() -> Result<HostFd>,
         _sink: &mut Sink<'_>,
         _offset: u64,
         _len: usize,

@@ -189,8 +189,8 @@ impl Lower for HostLower {
     }
 
     fn read(&self, id: LowerId, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
-        let fd = descriptor(&self.entry(id)?.path)?;
-        host_side::read_descriptor(fd, sink, offset, len)
+        let path = self.entry(id)?.path;
+        host_side::read_file(|| descriptor(&path), sink, offset, len)
     }
 
     fn mmap_source(&self, id: LowerId) -> Result<MmapSource> {
