@@ -474,21 +474,23 @@ fn an_image_that_does_not_boot_is_502() {
     assert!(response.body.contains("there is no image"), "{}", response.body);
 }
 
-#[test]
-fn a_connection_that_a_dying_instance_did_not_touch_is_placed_anew() {
-    let fixture = fixture(Behaviour::DieWhenReused, USUAL, "instance");
-    assert_eq!(fixture.get("/").body, "instance 1 /");
-    fixture.eventually(|| fixture.service.instances()[0].connections == 0);
-    assert_eq!(fixture.get("/").body, "instance 2 /");
-}
-
-#[test]
-fn an_instance_that_takes_no_connection_is_replaced() {
-    let fixture = fixture(Behaviour::TakeNoSecond, USUAL, "instance");
+/// The first instance answers one request; the next one goes to a second instance.
+fn check_second_instance_answers(behaviour: Behaviour) {
+    let fixture = fixture(behaviour, USUAL, "instance");
     assert_eq!(fixture.get("/").body, "instance 1 /");
     fixture.eventually(|| fixture.service.instances()[0].connections == 0);
     assert_eq!(fixture.get("/").body, "instance 2 /");
     fixture.eventually(|| fixture.service.instance_count() == 1);
+}
+
+#[test]
+fn a_connection_that_a_dying_instance_did_not_touch_is_placed_anew() {
+    check_second_instance_answers(Behaviour::DieWhenReused);
+}
+
+#[test]
+fn an_instance_that_takes_no_connection_is_replaced() {
+    check_second_instance_answers(Behaviour::TakeNoSecond);
 }
 
 #[test]
