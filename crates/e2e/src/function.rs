@@ -2,7 +2,7 @@
 
 use crate::binary::{build_directory, repository, thaw};
 use crate::outcome::{Outcome, run, run_within};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -101,7 +101,7 @@ impl Function {
     }
 
     /// The directory to build, made below `work` if need be.
-    fn directory(&self, work: &Path) -> PathBuf {
+    pub fn directory(&self, work: &Path) -> PathBuf {
         const PYTHON: &str = "kind = \"python3\"\ninterpreter = \"/usr/bin/python3\"";
         let python = |program: &str, name: &str, keys: &str| {
             let directory = work.join(name);
@@ -136,9 +136,13 @@ impl Function {
         let directory = work.join(name);
         fs::create_dir_all(&directory).expect("a directory");
         let from = repository().join("examples").join(example);
+        let lock;
         let (file, place, command, runtime) = match *example {
             "hello-python" => (from.join("app.py"), "app.py", r#"["python3", "app.py"]"#, PYTHON),
             _ => {
+                // Builds of the example in other tests wait for this lock, too.
+                lock = File::open(&from).expect("the example's directory");
+                lock.lock().expect("a lock");
                 let made = run(Command::new("make").arg("-C").arg(&from));
                 assert_eq!(made.code, Some(0), "{}", made.stderr);
                 (from.join("build/hello"), "hello", r#"["/app/hello"]"#, "kind = \"binary\"")

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -221,6 +221,29 @@ fn a_build_that_is_killed_leaves_the_store_usable() {
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert_eq!(get(daemon.gateway(), "hello-python", "/").status, 200);
     assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn builds_of_one_directory_wait_for_each_other() {
+    let work = tempfile::tempdir().expect("a temporary directory");
+    let command = r#"["sh", "-c", "mkdir busy && sleep 0.5 && rmdir busy"]"#;
+    let function = Function::Variant {
+        example: "hello-c",
+        name: "twice",
+        keys: format!("[build]\ncommand = {command}"),
+        limits: "",
+    };
+    let directory = function.directory(work.path());
+    let homes = ["first", "second"].map(|home| work.path().join(home));
+    let builds = homes.map(|home| {
+        let mut build = thaw();
+        build.env("THAW_HOME", home).arg("build").arg(&directory);
+        build.stderr(Stdio::piped()).spawn().expect("thaw")
+    });
+    for build in builds {
+        let outcome = build.wait_with_output().expect("our child");
+        assert!(outcome.status.success(), "{}", String::from_utf8_lossy(&outcome.stderr));
+    }
 }
 
 /// A small file system in memory, which takes root to make; none without.

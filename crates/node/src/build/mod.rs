@@ -21,6 +21,7 @@ pub use train::Training;
 use crate::config::{CONFIG_FILE, ConfigError, FunctionConfig};
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thaw_sandbox::MergePolicy;
@@ -126,10 +127,38 @@ pub fn build(
     let config = FunctionConfig::load(&directory)?;
     let store = Store::open(&home.store())?;
     let mut session = store.session()?;
-    let import = import::Import { home, directory: &directory, config: &config };
-    let imported = import.run(&mut session, on_event)?;
+    let imported = {
+        let _alone = alone_in(&directory, on_event);
+        import::Import { home, directory: &directory, config: &config }
+            .run(&mut session, on_event)?
+    };
     let function = StoredFunction { config, environment: imported.environment, source: directory };
     freeze_and_store(&mut session, function, imported.index, options, on_event)
+}
+
+/// Waits until no other build runs commands in `directory`: what one writes there
+/// the other would import half done. The directory is free again when the file that
+/// holds the lock, flock(2), is closed. A file system without such locks is built
+/// from all the same.
+fn alone_in(directory: &Path, on_event: &mut OnEvent<'_>) -> Option<File> {
+    let locked = File::open(directory).and_then(|file| match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            on_event(BuildEvent::Stage("waiting for another build of this directory"));
+            file.lock().map(|()| file)
+        }
+        Err(TryLockError::Error(error)) => Err(error),
+    });
+    match locked {
+        Ok(file) => Some(file),
+        Err(error) => {
+            on_event(BuildEvent::Note(&format!(
+                "{} cannot be locked ({error}): another build of it must not run now",
+                directory.display()
+            )));
+            None
+        }
+    }
 }
 
 /// Freezes a stored function anew, over the files of its last build.
