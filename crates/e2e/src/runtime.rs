@@ -4,6 +4,7 @@
 use crate::binary::{build_directory, repository, thaw};
 use crate::guest::{differences, python};
 use crate::outcome::{Outcome, run_within};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -58,17 +59,22 @@ fn built(language: &str) -> PathBuf {
     directory
 }
 
-fn must(command: &mut Command) {
-    let outcome = run_within(BUILD_PATIENCE, command, b"");
-    assert_eq!(outcome.code, Some(0), "{command:?}:\n{}{}", outcome.stdout, outcome.stderr);
+/// Runs a compiler or an installer, each command once: they write into one directory
+/// for all programs, and what was made may be running in another test already.
+fn make(command: &mut Command) {
+    static MADE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = format!("{command:?}");
+    if !made.contains(&text) {
+        let outcome = run_within(BUILD_PATIENCE, command, b"");
+        assert_eq!(outcome.code, Some(0), "{text}:\n{}{}", outcome.stdout, outcome.stderr);
+        made.insert(text);
+    }
 }
 
 impl RuntimeProgram {
     /// Compiles the program or installs its packages, if it takes that.
     fn prepare(self) -> CommandLine {
-        // Compilers and installers write into one directory for all programs.
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let script = |interpreter: &str, name: &str, extension: &str| {
             let language = interpreter.rsplit('/').next().unwrap_or(interpreter);
             let folder = match language {
@@ -87,9 +93,9 @@ impl RuntimeProgram {
             Self::PythonWithPackages(name) => {
                 let directory = built("python");
                 let requirements = sources().join("python/requirements.txt");
-                fs::copy(requirements, directory.join("requirements.txt")).expect("a copy");
+                make(Command::new("cp").arg(requirements).arg(&directory));
                 let install = repository().join("scripts/install");
-                must(Command::new(install).arg("python").current_dir(&directory));
+                make(Command::new(install).arg("python").current_dir(&directory));
                 environment.push(("PYTHONPATH", directory.join("build/site")));
                 script(&python, name, "py")
             }
@@ -101,7 +107,7 @@ impl RuntimeProgram {
             Self::Java(name, options) => {
                 let classes = built("java");
                 let source = sources().join("java").join(name).with_extension("java");
-                must(
+                make(
                     Command::new("javac").args(["--release", "17", "-d"]).arg(&classes).arg(source),
                 );
                 let mut words = vec![PathBuf::from("java")];
@@ -114,7 +120,7 @@ impl RuntimeProgram {
                 let mut go = Command::new("go");
                 go.args(["build", "-o"]).arg(&program).arg(format!("./{name}"));
                 let cgo = if name == "cgo" { "1" } else { "0" };
-                must(
+                make(
                     go.env("CGO_ENABLED", cgo).env("PATH", PATH).current_dir(sources().join("go")),
                 );
                 vec![program]

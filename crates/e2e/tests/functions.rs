@@ -3,7 +3,11 @@
 //! by `make runtimes`.
 
 use serde_json::json;
-use thaw_e2e::{Daemon, DaemonOptions, Function, Raw, Response, built_home, get, post};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+use thaw_e2e::{Daemon, DaemonOptions, Function, Raw, Response, built_home, get, post, run};
+use tungstenite::Message;
 
 /// A daemon that serves one example, built into a home of its own.
 fn serve(example: &'static str) -> Daemon {
@@ -157,7 +161,24 @@ fn express() {
         assert_eq!(table["kept"], json!(true));
         let primes = get(daemon.gateway(), "express-node", "/primes/1000000").json();
         assert_eq!(primes["count"], json!(78498));
+        echoes_over_a_websocket(&daemon, "express-node");
     }
+}
+
+/// Texts of all three sizes that a frame's header knows come back.
+#[track_caller]
+fn echoes_over_a_websocket(daemon: &Daemon, function: &str) {
+    let stream = TcpStream::connect(daemon.gateway()).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    let address = format!("ws://{function}/echo");
+    let (mut socket, _) = tungstenite::client(address, stream).expect("a WebSocket");
+    for text in ["hello".to_owned(), "x".repeat(1000), "y".repeat(65_000)] {
+        socket.send(Message::text(text.as_str())).expect("a message is sent");
+        let answer = socket.read().expect("an answer");
+        assert_eq!(answer, Message::text(format!("echo: {text}")));
+    }
+    socket.close(None).expect("a close is sent");
+    assert!(matches!(socket.read(), Ok(Message::Close(_))));
 }
 
 #[test]
@@ -182,6 +203,41 @@ fn spring() {
     }
     let words = post(daemon.gateway(), "spring-java", "/words", b"b a b").json();
     assert_eq!(words, json!([{"word": "b", "times": 2}, {"word": "a", "times": 1}]));
+}
+
+#[test]
+#[ignore = "make runtimes"]
+fn javalin() {
+    let daemon = serve("javalin-java");
+    for _ in 0..3 {
+        let response = get(daemon.gateway(), "javalin-java", "/?name=Ada");
+        assert_eq!(response.json(), json!({"greeting": "Hello from Javalin, Ada!"}));
+        let numbers = post_json(&daemon, "javalin-java", "/statistics", "[1, 2, 6]").json();
+        assert_eq!(numbers, json!({"count": 3, "minimum": 1.0, "maximum": 6.0, "mean": 3.0}));
+        echoes_over_a_websocket(&daemon, "javalin-java");
+        // A connection keeps its copy, and so what it wrote.
+        let mut connection = Raw::connect(daemon.gateway());
+        let note = "PUT /notes/a HTTP/1.1\r\nHost: javalin-java\r\nContent-Length: 4\r\n\r\nnote";
+        assert_eq!(connection.send(note).response().expect("an answer").status, 201);
+        let read = "GET /notes/a HTTP/1.1\r\nHost: javalin-java\r\n\r\n";
+        assert_eq!(text(&connection.send(read).response().expect("an answer")), "note");
+    }
+}
+
+/// Debian's server and its own clients, through the function's own address.
+#[test]
+#[ignore = "make runtimes"]
+fn redis() {
+    let _daemon = serve("redis");
+    let client = |program: &str, arguments: &[&str]| {
+        let outcome = run(Command::new(program).args(["-p", "6380"]).args(arguments));
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        outcome.stdout
+    };
+    assert_eq!(client("redis-cli", &["set", "greeting", "hello"]), "OK\n");
+    let rates = client("redis-benchmark", &["-t", "set,get,lpush", "-n", "5000", "--csv"]);
+    assert_eq!(rates.lines().count(), 4, "{rates}");
+    assert_eq!(client("redis-cli", &["get", "greeting"]), "hello\n");
 }
 
 /// The workloads whose answers do not depend on the packages' versions.
