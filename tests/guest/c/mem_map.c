@@ -44,6 +44,12 @@ int main(void)
     IS(q == (void *)0x1234567000);
     q = mmap(NULL, PAGE, RW, ANON | MAP_32BIT, -1, 0);
     IS((uintptr_t)q < 1UL << 32);
+    q = mmap((void *)0x50000000, PAGE, RW, ANON | MAP_32BIT, -1, 0);
+    IS(q == (void *)0x50000000);
+    q = mmap((void *)0x50000000, PAGE, RW, ANON | MAP_32BIT, -1, 0); /* taken: elsewhere */
+    IS(q != (void *)0x50000000 && (uintptr_t)q < 1UL << 32);
+    q = mmap((void *)0x1235567000, PAGE, RW, ANON | MAP_32BIT, -1, 0); /* too high */
+    IS((uintptr_t)q < 1UL << 32);
 
     PART("MAP_FIXED_NOREPLACE");
     errno = 0;

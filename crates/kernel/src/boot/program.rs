@@ -18,8 +18,9 @@ use crate::mm::pages::PageAllocator;
 use crate::platform::host::{self, HostFd};
 use crate::state::{Config, Kernel, install, kernel};
 use crate::sync::Lock;
+use crate::task::Credentials;
 use crate::task::exec::Program;
-use crate::task::process::{Credentials, FIRST_PID};
+use crate::task::process::FIRST_PID;
 use crate::task::{Process, Tasks, Thread, carrier, sched};
 use crate::time::clock::Clocks;
 use crate::time::random::Generator;
@@ -133,18 +134,7 @@ fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
 
 fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
     let root = kernel().fs.root.clone();
-    let credentials = Credentials {
-        uid: command.uid,
-        euid: command.uid,
-        suid: command.uid,
-        fsuid: command.uid,
-        gid: command.gid,
-        egid: command.gid,
-        sgid: command.gid,
-        fsgid: command.gid,
-        groups: Vec::new(),
-        keeps_capabilities: false,
-    };
+    let credentials = Credentials::of_user(command.uid, command.gid);
     let process = Arc::new(Process::first(credentials, root));
     carrier::begin(process.mm());
     kernel().tasks.processes.lock().insert(FIRST_PID, process.clone());

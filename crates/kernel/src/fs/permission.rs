@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 use super::inode::{Attributes, FileType, Inode, S_ISVTX};
 use crate::errno::{Errno, Result};
-use crate::task::process::Credentials;
+use crate::task::credentials::{Capabilities, Credentials, SecureBits};
 
 bitflags! {
     /// Ways to use a file, with the values of access(2).
@@ -30,22 +30,41 @@ pub struct Identity {
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
+    /// Capabilities that count.
+    pub capabilities: Capabilities,
 }
 
 impl Identity {
     /// The ids that file system calls use.
     pub fn effective(credentials: &Credentials) -> Self {
-        Self { uid: credentials.fsuid, gid: credentials.fsgid, groups: credentials.groups.clone() }
+        Self {
+            uid: credentials.fsuid,
+            gid: credentials.fsgid,
+            groups: credentials.groups.clone(),
+            capabilities: credentials.effective,
+        }
     }
 
     /// The ids that access(2) uses.
     pub fn real(credentials: &Credentials) -> Self {
-        Self { uid: credentials.uid, gid: credentials.gid, groups: credentials.groups.clone() }
+        let counts = if credentials.secure_bits.contains(SecureBits::NO_SETUID_FIXUP) {
+            credentials.effective
+        } else if credentials.uid == 0 {
+            credentials.permitted
+        } else {
+            Capabilities::empty()
+        };
+        Self {
+            uid: credentials.uid,
+            gid: credentials.gid,
+            groups: credentials.groups.clone(),
+            capabilities: counts,
+        }
     }
 
-    /// Whether this is the superuser, whom permissions do not stop.
-    pub fn is_root(&self) -> bool {
-        self.uid == 0
+    /// Whether a capability counts.
+    pub fn can(&self, capability: Capabilities) -> bool {
+        self.capabilities.contains(capability)
     }
 
     /// Whether a group is among one's own.
@@ -53,14 +72,15 @@ impl Identity {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// Whether this is the owner, or root.
+    /// Whether this is the owner, or may act as one.
     pub fn owns(&self, attributes: &Attributes) -> bool {
-        self.is_root() || self.uid == attributes.uid
+        self.uid == attributes.uid || self.can(Capabilities::FOWNER)
     }
 
     /// `EACCES` unless all of `access` is allowed.
     pub fn check(&self, inode: &dyn Inode, access: Access) -> Result<()> {
-        if self.is_root()
+        // The attributes may take a look at the host.
+        if self.can(Capabilities::DAC_OVERRIDE)
             && (!access.contains(Access::EXECUTE) || inode.file_type() == FileType::Directory)
         {
             return Ok(());
@@ -70,15 +90,6 @@ impl Identity {
 
     /// As [`Identity::check`].
     pub fn check_attributes(&self, attributes: &Attributes, access: Access) -> Result<()> {
-        if self.is_root() {
-            let executable =
-                attributes.file_type() == FileType::Directory || attributes.mode & 0o111 != 0;
-            return if access.contains(Access::EXECUTE) && !executable {
-                Err(Errno::EACCES)
-            } else {
-                Ok(())
-            };
-        }
         let shift = if self.uid == attributes.uid {
             6
         } else if self.in_group(attributes.gid) {
@@ -86,16 +97,24 @@ impl Identity {
         } else {
             0
         };
-        if (attributes.mode >> shift) & access.bits() == access.bits() {
-            Ok(())
-        } else {
-            Err(Errno::EACCES)
-        }
+        let is_allowed = (attributes.mode >> shift) & access.bits() == access.bits();
+        if is_allowed || self.passes_over(attributes, access) { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    /// Whether capabilities allow what permissions do not (`generic_permission`,
+    /// fs/namei.c).
+    fn passes_over(&self, attributes: &Attributes, access: Access) -> bool {
+        let is_directory = attributes.file_type() == FileType::Directory;
+        let reads = access == Access::READ || is_directory && !access.contains(Access::WRITE);
+        let can_run = is_directory || attributes.mode & 0o111 != 0;
+        reads && self.can(Capabilities::DAC_READ_SEARCH)
+            || (can_run || !access.contains(Access::EXECUTE))
+                && self.can(Capabilities::DAC_OVERRIDE)
     }
 
     /// `EPERM` if a sticky directory protects a file from removal.
     pub fn check_sticky(&self, directory: &dyn Inode, file: &dyn Inode) -> Result<()> {
-        if self.is_root() {
+        if self.can(Capabilities::FOWNER) {
             return Ok(());
         }
         let holder = directory.attributes();

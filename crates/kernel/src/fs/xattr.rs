@@ -9,6 +9,7 @@ use super::inode::{FileType, Inode, S_ISVTX};
 use super::permission::{Access, Identity};
 use crate::errno::{Errno, Result};
 use crate::sync::Lock;
+use crate::task::Capabilities;
 
 /// `XATTR_NAME_MAX`.
 pub const NAME_MAX: usize = 255;
@@ -65,10 +66,12 @@ impl ExtendedAttributes {
         self.by_name.lock().remove(name).map(drop).ok_or(Errno::ENODATA)
     }
 
-    /// The names, each terminated. `trusted.*` is for the superuser only.
+    /// The names, each terminated. `trusted.*` takes `CAP_SYS_ADMIN`.
     pub fn list(&self, identity: &Identity) -> Vec<u8> {
         let all = self.by_name.lock();
-        let shown = all.keys().filter(|name| !name.starts_with(b"trusted.") || identity.is_root());
+        let shown = all
+            .keys()
+            .filter(|name| !name.starts_with(b"trusted.") || identity.can(Capabilities::SYS_ADMIN));
         shown.flat_map(|name| name.iter().copied().chain([0])).collect()
     }
 }
@@ -91,7 +94,7 @@ pub fn attributes<'i>(
     usage: Use,
 ) -> Result<&'i ExtendedAttributes> {
     let kind = inode.file_type();
-    if name.starts_with(b"trusted.") && !identity.is_root() {
+    if name.starts_with(b"trusted.") && !identity.can(Capabilities::SYS_ADMIN) {
         return Err(if usage == Use::Read { Errno::ENODATA } else { Errno::EPERM });
     }
     if name.starts_with(b"user.") {
@@ -109,7 +112,10 @@ pub fn attributes<'i>(
         }
         identity.check(inode, if usage == Use::Read { Access::READ } else { Access::WRITE })?;
     }
-    if name.starts_with(b"security.") && usage == Use::Write && !identity.is_root() {
+    if name.starts_with(b"security.")
+        && usage == Use::Write
+        && !identity.can(Capabilities::SYS_ADMIN)
+    {
         return Err(Errno::EPERM);
     }
     let all = inode.extended_attributes().ok_or(Errno::EOPNOTSUPP)?;
@@ -155,8 +161,9 @@ mod tests {
         all.set(b"user.a", b"2", Existing::Present).unwrap();
         all.set(b"trusted.b", b"", Existing::Any).unwrap();
         assert_eq!(all.get(b"user.a").unwrap(), b"2");
-        assert_eq!(all.list(&Identity::default()), b"trusted.b\0user.a\0");
-        assert_eq!(all.list(&Identity { uid: 5, ..Identity::default() }), b"user.a\0");
+        let root = Identity { capabilities: Capabilities::ALL, ..Identity::default() };
+        assert_eq!(all.list(&root), b"trusted.b\0user.a\0");
+        assert_eq!(all.list(&Identity::default()), b"user.a\0");
         let big = [0; 65536];
         for number in 0..15u8 {
             all.set(&[b'u', number], &big, Existing::Any).unwrap();

@@ -13,9 +13,9 @@ use crate::net::outside::Reach;
 use crate::net::socket::PeerCredentials;
 use crate::net::tcp::TcpSocket;
 use crate::platform::host::HostFd;
-use crate::task::current_process;
 use crate::task::process::RLIMIT_NOFILE;
 use crate::task::wait::WaitQueue;
+use crate::task::{Capabilities, Credentials, current_process};
 
 pub use crate::mm::pages::{PageBox, alloc_page};
 
@@ -45,19 +45,39 @@ pub fn close(fd: i32) {
     drop(file);
 }
 
-/// Process id, user and group of the running process.
+/// Process id, real user and real group of the running process: what it sends
+/// (`SCM_CREDENTIALS`, unix(7)).
 pub fn credentials() -> PeerCredentials {
-    #[cfg(test)]
-    return PeerCredentials { pid: 1, uid: 1000, gid: 1000 };
-    #[cfg(not(test))]
-    running_credentials()
+    with_running(|pid, c| PeerCredentials { pid, uid: c.uid, gid: c.gid })
 }
 
-#[cfg(not(test))]
-fn running_credentials() -> PeerCredentials {
-    let process = current_process();
-    let credentials = process.credentials.lock();
-    PeerCredentials { pid: process.pid, uid: credentials.uid, gid: credentials.gid }
+/// Process id, effective user and effective group of the running process: what its
+/// peers see (`SO_PEERCRED`).
+pub fn peer_credentials() -> PeerCredentials {
+    with_running(|pid, c| PeerCredentials { pid, uid: c.euid, gid: c.egid })
+}
+
+/// `EPERM` unless the running process may claim to be this one (`scm_check_creds`,
+/// net/core/scm.c).
+pub fn check_claim(claimed: &PeerCredentials) -> Result<()> {
+    with_running(|pid, c| {
+        let may = (claimed.pid == pid || c.can(Capabilities::SYS_ADMIN))
+            && (c.users().contains(&claimed.uid) || c.can(Capabilities::SETUID))
+            && (c.groups_of_process().contains(&claimed.gid) || c.can(Capabilities::SETGID));
+        if may { Ok(()) } else { Err(Errno::EPERM) }
+    })
+}
+
+/// Of the process with the id 1 and the user 1000 in unit tests.
+fn with_running<T>(see: impl FnOnce(u32, &Credentials) -> T) -> T {
+    #[cfg(test)]
+    return see(1, &Credentials::of_user(1000, 1000));
+    #[cfg(not(test))]
+    {
+        let process = current_process();
+        let credentials = process.credentials.lock();
+        see(process.pid, &credentials)
+    }
 }
 
 /// Whether a signal waits for the running thread.

@@ -8,14 +8,14 @@ use super::AddressSpace;
 use super::vma::VmaFlags;
 use crate::errno::{Errno, Result};
 use crate::syscall::Args;
-use crate::task::current_process;
 use crate::task::process::RLIMIT_MEMLOCK;
+use crate::task::{Capabilities, current_process};
 
 /// Bytes that the running process may lock: `None` for as many as it likes, which
-/// takes the superuser (`CAP_IPC_LOCK`).
+/// takes `CAP_IPC_LOCK`.
 fn limit() -> Option<u64> {
     let process = current_process();
-    let is_privileged = process.credentials.lock().euid == 0;
+    let is_privileged = process.credentials.lock().can(Capabilities::IPC_LOCK);
     (!is_privileged).then(|| process.limits.lock()[RLIMIT_MEMLOCK].current)
 }
 

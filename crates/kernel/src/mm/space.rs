@@ -24,13 +24,16 @@ use crate::task::sched::RunQueue;
 /// `PROT_*` bits that mean something.
 pub const PROT_MASK: u32 = 7;
 
+/// Where the memory that `MAP_32BIT` asks for ends.
+const LOW_END: u64 = 1 << 31;
+
 /// Where a new mapping goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Anywhere, preferably here.
     Hint(u64),
-    /// In the low 2 GiB (`MAP_32BIT`).
-    Low,
+    /// In the low 2 GiB (`MAP_32BIT`), preferably here.
+    Low(u64),
     /// Exactly here, replacing what is there (`MAP_FIXED`).
     Fixed(u64),
     /// Exactly here, `EEXIST` if taken (`MAP_FIXED_NOREPLACE`).
@@ -354,24 +357,25 @@ impl AddressSpace {
                 Ok(at)
             }
         };
+        let free_at = |hint: u64| {
+            let at = hint & !4095;
+            let is_free = at != 0 && check_fixed(at).is_ok() && state.vmas.is_free(at, at + len);
+            is_free.then_some(at)
+        };
         match placement {
             Placement::Fixed(at) => check_fixed(at),
             Placement::FixedNoReplace(at) => {
                 let at = check_fixed(at)?;
                 if state.vmas.is_free(at, at + len) { Ok(at) } else { Err(Errno::EEXIST) }
             }
-            Placement::Low => state.vmas.find_free_below(1 << 31, len).ok_or(Errno::ENOMEM),
-            Placement::Hint(hint) => {
-                let hint = hint & !4095;
-                if hint != 0 && check_fixed(hint).is_ok() && state.vmas.is_free(hint, hint + len) {
-                    return Ok(hint);
-                }
-                state
-                    .vmas
-                    .find_free_below(state.mmap_top, len)
-                    .or_else(|| state.vmas.find_free_below(GUEST_MAX, len))
-                    .ok_or(Errno::ENOMEM)
-            }
+            Placement::Low(hint) => free_at(hint)
+                .filter(|at| at + len <= LOW_END)
+                .or_else(|| state.vmas.find_free_below(LOW_END, len))
+                .ok_or(Errno::ENOMEM),
+            Placement::Hint(hint) => free_at(hint)
+                .or_else(|| state.vmas.find_free_below(state.mmap_top, len))
+                .or_else(|| state.vmas.find_free_below(GUEST_MAX, len))
+                .ok_or(Errno::ENOMEM),
         }
     }
 

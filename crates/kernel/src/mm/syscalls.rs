@@ -62,7 +62,7 @@ pub fn mmap(args: &Args) -> Result<u64> {
     } else if flags & MAP_FIXED != 0 {
         Placement::Fixed(hint)
     } else if flags & MAP_32BIT != 0 {
-        Placement::Low
+        Placement::Low(hint)
     } else {
         Placement::Hint(hint)
     };

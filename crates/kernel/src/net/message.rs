@@ -95,18 +95,14 @@ pub fn read_control(at: UserAddress, len: u64, family: u16, message: &mut Outgoi
     let mut bytes = alloc::vec![0; len];
     at.read_bytes(&mut bytes)?;
     match family {
-        AF_UNIX => message.ancillary = parse(&bytes, seam::file, seam::credentials())?,
+        AF_UNIX => message.ancillary = parse(&bytes, seam::file)?,
         AF_INET | AF_INET6 => message.departure = Departure::parse(&bytes, family)?,
         _ => {}
     }
     Ok(())
 }
 
-fn parse(
-    bytes: &[u8],
-    open: impl Fn(i32) -> Result<Arc<OpenFile>>,
-    own: PeerCredentials,
-) -> Result<Ancillary> {
+fn parse(bytes: &[u8], open: impl Fn(i32) -> Result<Arc<OpenFile>>) -> Result<Ancillary> {
     let mut ancillary = Ancillary::default();
     for message in split(bytes)? {
         match (message.level, message.kind) {
@@ -123,10 +119,7 @@ fn parse(
                     return Err(Errno::EINVAL);
                 }
                 let claimed: PeerCredentials = bytemuck::pod_read_unaligned(message.data);
-                // Only the privileged may claim to be somebody else.
-                if claimed != own && own.uid != 0 {
-                    return Err(Errno::EPERM);
-                }
+                seam::check_claim(&claimed)?;
                 ancillary.credentials = Some(claimed);
             }
             (SOL_SOCKET, _) => return Err(Errno::EINVAL),
@@ -213,7 +206,7 @@ mod tests {
     use super::*;
     use crate::ipc::pipe::Pipe;
 
-    const OWN: PeerCredentials = PeerCredentials { pid: 5, uid: 1000, gid: 1000 };
+    const OWN: PeerCredentials = PeerCredentials { pid: 1, uid: 1000, gid: 1000 };
 
     fn control(kind: i32, data: &[u8]) -> Vec<u8> {
         let header =
@@ -231,16 +224,16 @@ mod tests {
         let open = |fd| if fd == 4 { Ok(file.clone()) } else { Err(Errno::EBADF) };
         let mut bytes = control(SCM_RIGHTS, bytemuck::cast_slice(&[4i32, 4, 4]));
         bytes.extend(control(SCM_CREDENTIALS, bytemuck::bytes_of(&OWN)));
-        let ancillary = parse(&bytes, open, OWN).unwrap();
+        let ancillary = parse(&bytes, open).unwrap();
         assert_eq!(ancillary.files.len(), 3);
         assert_eq!(ancillary.credentials, Some(OWN));
         let bad = control(SCM_RIGHTS, bytemuck::cast_slice(&[9i32]));
-        assert_eq!(parse(&bad, open, OWN).err(), Some(Errno::EBADF));
+        assert_eq!(parse(&bad, open).err(), Some(Errno::EBADF));
         let many = control(SCM_RIGHTS, bytemuck::cast_slice(&[4i32; 254]));
-        assert_eq!(parse(&many, open, OWN).err(), Some(Errno::EINVAL));
+        assert_eq!(parse(&many, open).err(), Some(Errno::EINVAL));
         let forged =
-            control(SCM_CREDENTIALS, bytemuck::bytes_of(&PeerCredentials { pid: 1, ..OWN }));
-        assert_eq!(parse(&forged, open, OWN).err(), Some(Errno::EPERM));
+            control(SCM_CREDENTIALS, bytemuck::bytes_of(&PeerCredentials { pid: 5, ..OWN }));
+        assert_eq!(parse(&forged, open).err(), Some(Errno::EPERM));
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl UnixDatagram {
         let peer = |socket: &Arc<Self>| Peer {
             socket: Arc::downgrade(socket),
             name: UnixName::Unnamed,
-            credentials: Some(seam::credentials()),
+            credentials: Some(seam::peer_credentials()),
         };
         first.state.lock().peer = Some(peer(&second));
         second.state.lock().peer = Some(peer(&first));

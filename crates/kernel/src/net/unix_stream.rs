@@ -82,7 +82,7 @@ impl UnixStream {
     ) -> (Arc<Self>, Arc<Self>) {
         let first = Self::new(names, inodes, kind);
         let second = Self::new(names, inodes, kind);
-        let own = seam::credentials();
+        let own = seam::peer_credentials();
         first.join(&second, UnixName::Unnamed, [own, own]);
         (first, second)
     }
@@ -167,7 +167,7 @@ impl Protocol for UnixStream {
                     backlog,
                     queue: VecDeque::new(),
                     waiting: Vec::new(),
-                    credentials: seam::credentials(),
+                    credentials: seam::peer_credentials(),
                 });
                 Vec::new()
             }
@@ -224,7 +224,7 @@ impl Protocol for UnixStream {
         let accepted = Self::new(&self.names, &self.inodes, self.common.kind);
         // Like Linux, an accepted socket passes credentials if its listener does.
         *accepted.common.options.lock() = listener.common.options.lock().clone();
-        self.join(&accepted, listener.own_name(), [seam::credentials(), theirs]);
+        self.join(&accepted, listener.own_name(), [seam::peer_credentials(), theirs]);
         if let State::Listening(queue) = &mut *listener.state.lock() {
             queue.queue.push_back(accepted);
         }

@@ -2,6 +2,7 @@
 
 pub mod carrier;
 pub mod clone;
+pub mod credentials;
 pub mod exec;
 pub mod exit;
 mod fork_id;
@@ -14,5 +15,6 @@ pub mod syscalls;
 pub mod thread;
 pub mod wait;
 
+pub use credentials::{Capabilities, Credentials};
 pub use process::{Process, Tasks};
 pub use thread::{Thread, current, current_process};

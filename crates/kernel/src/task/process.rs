@@ -6,10 +6,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::Thread;
 use super::sched::RunState;
 use super::signal::ProcessSignals;
 use super::wait::WaitQueue;
+use super::{Credentials, Thread};
 use crate::fs::FsContext;
 use crate::fs::fd_table::FdTable;
 use crate::fs::path::Path;
@@ -105,23 +105,6 @@ impl Tasks {
         }
         spaces
     }
-}
-
-/// User and group ids (credentials(7)).
-#[derive(Clone, Debug, Default)]
-#[allow(missing_docs)]
-pub struct Credentials {
-    pub uid: u32,
-    pub euid: u32,
-    pub suid: u32,
-    pub fsuid: u32,
-    pub gid: u32,
-    pub egid: u32,
-    pub sgid: u32,
-    pub fsgid: u32,
-    pub groups: Vec<u32>,
-    /// `PR_SET_KEEPCAPS` (prctl(2)): remembered, since there are no capabilities.
-    pub keeps_capabilities: bool,
 }
 
 /// A resource limit: `struct rlimit64` (getrlimit(2)).

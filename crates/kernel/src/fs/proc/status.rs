@@ -11,7 +11,8 @@ use super::memory::Totals;
 use super::process::thread_ids;
 use crate::errno::Result;
 use crate::state::kernel;
-use crate::task::process::{Credentials, Life, RLIM_INFINITY};
+use crate::task::Credentials;
+use crate::task::process::{Life, RLIM_INFINITY};
 use crate::task::sched::RunState;
 use crate::task::signal::{Action, SignalInfo};
 use crate::task::{Process, Thread};
@@ -116,11 +117,6 @@ impl SignalSets {
     }
 }
 
-/// The capabilities that an id stands for: all 41 of them, or none.
-fn capabilities(credentials: &Credentials) -> u64 {
-    if credentials.euid == 0 { (1 << 41) - 1 } else { 0 }
-}
-
 /// `status`.
 pub(super) fn status(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
     let mut text = String::new();
@@ -181,17 +177,17 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     ] {
         writeln!(text, "{name}:\t{set:016x}")?;
     }
-    let held = capabilities(&credentials);
     for (name, set) in [
-        ("CapInh", 0),
-        ("CapPrm", held),
-        ("CapEff", held),
-        ("CapBnd", (1 << 41) - 1),
-        ("CapAmb", 0),
+        ("CapInh", credentials.inheritable),
+        ("CapPrm", credentials.permitted),
+        ("CapEff", credentials.effective),
+        ("CapBnd", credentials.bounding),
+        ("CapAmb", credentials.ambient),
     ] {
-        writeln!(text, "{name}:\t{set:016x}")?;
+        writeln!(text, "{name}:\t{:016x}", set.bits())?;
     }
-    writeln!(text, "NoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0")?;
+    let no_new_privileges = credentials.no_new_privileges as u8;
+    writeln!(text, "NoNewPrivs:\t{no_new_privileges}\nSeccomp:\t0\nSeccomp_filters:\t0")?;
     writeln!(text, "Speculation_Store_Bypass:\tvulnerable")?;
     let cpus = allowed_cpus(thread);
     writeln!(text, "Cpus_allowed:\t{}\nCpus_allowed_list:\t{}", cpu_mask(cpus), cpu_list(cpus))?;

@@ -10,7 +10,7 @@ use super::{AtFlags, place_of, resolve, resolve_at, usable_file};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::syscall::Args;
-use crate::task::current_process;
+use crate::task::{Capabilities, current_process};
 
 /// umask(2).
 pub fn umask(args: &Args) -> Result<u64> {
@@ -33,7 +33,7 @@ fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<u64> 
         return Err(Errno::EOPNOTSUPP);
     }
     let mut bits = bits & 0o7777;
-    if !context.identity.is_root() && !context.identity.in_group(attributes.gid) {
+    if !context.identity.can(Capabilities::FSETID) && !context.identity.in_group(attributes.gid) {
         // chmod(2): one cannot make files that run as a group one is not in.
         bits &= !S_ISGID;
     }
@@ -78,7 +78,7 @@ fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<u6
     let (uid, gid) = (id(uid), id(gid));
     let attributes = path.inode().attributes();
     let identity = &context.identity;
-    if !identity.is_root() {
+    if !identity.can(Capabilities::CHOWN) {
         let same_uid = uid.is_none_or(|uid| uid == attributes.uid);
         let own_gid = gid.is_none_or(|gid| gid == attributes.gid || identity.in_group(gid));
         if attributes.uid != identity.uid && (uid.is_some() || gid.is_some())

@@ -13,7 +13,7 @@ use super::super::walk::Follow;
 use super::{place_of, resolve, usable_file};
 use crate::errno::{Errno, Result};
 use crate::syscall::Args;
-use crate::task::current_process;
+use crate::task::{Capabilities, current_process};
 
 /// How entries are laid out in the guest's buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -172,7 +172,7 @@ fn set_cwd(path: Path) {
 pub fn chroot(args: &Args) -> Result<u64> {
     let context = Context::current();
     let path = enterable(&context, resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?)?;
-    if !context.identity.is_root() {
+    if !context.identity.can(Capabilities::SYS_CHROOT) {
         return Err(Errno::EPERM);
     }
     let old = core::mem::replace(&mut current_process().fs.lock().root, path);

@@ -6,8 +6,8 @@ use super::{file, usable_file};
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
 use crate::syscall::Args;
-use crate::task::current_process;
 use crate::task::process::RLIMIT_FSIZE;
+use crate::task::{Capabilities, current_process};
 
 /// read(2).
 pub fn read(args: &Args) -> Result<u64> {
@@ -148,7 +148,7 @@ fn write_there(open: &OpenFile, source: &mut Source<'_>, offset: u64) -> Result<
 fn after_write(open: &OpenFile) {
     if let Some(regular) = open.downcast::<RegularFile>()
         && regular.node().has_privilege_bits()
-        && current_process().credentials.lock().fsuid != 0
+        && !current_process().credentials.lock().can(Capabilities::FSETID)
     {
         regular.node().drop_privilege_bits();
     }

@@ -7,6 +7,7 @@ use super::{AtFlags, resolve_at, start};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::syscall::Args;
+use crate::task::Capabilities;
 
 fn create(dirfd: i32, path: UserAddress, kind: NewKind, permissions: u32) -> Result<u64> {
     let path = path.read_path()?;
@@ -41,7 +42,7 @@ fn make_node(dirfd: i32, path: UserAddress, mode: u32, device: u64) -> Result<u6
         None if mode & S_IFMT == 0 => NewKind::Regular,
         Some(FileType::Fifo) => NewKind::Fifo,
         Some(FileType::Socket) => NewKind::Socket,
-        Some(FileType::CharacterDevice) if Context::current().identity.is_root() => {
+        Some(FileType::CharacterDevice) if Context::current().identity.can(Capabilities::MKNOD) => {
             NewKind::CharacterDevice(device & 0xffff_ffff)
         }
         // There are no block devices in a sandbox.

@@ -207,7 +207,7 @@ impl World {
 
     /// The same tree as an ordinary user sees it.
     pub fn become_user(&mut self, uid: u32) {
-        self.context.identity = Identity { uid, gid: uid, groups: Vec::new() };
+        self.context.identity = Identity::effective(&crate::task::Credentials::of_user(uid, uid));
     }
 
     pub fn walk(&self, path: &str) -> Result<Path> {

@@ -7,6 +7,7 @@ use alloc::collections::BTreeSet;
 use crate::errno::{Errno, Result};
 use crate::fs::proc::processes;
 use crate::sync::Lock;
+use crate::task::Capabilities;
 use crate::task::signal::{
     Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, SignalInfo, bit, send_to_process,
 };
@@ -150,8 +151,8 @@ pub fn acquire(job: &Lock<JobControl>, force: Force) -> Result<()> {
         // A session without processes is over.
         processes().iter().any(|process| process.session() == session)
     });
-    let root = process.credentials.lock().euid == 0;
-    if taken && !(force == Force::Steal && root) {
+    let may_steal = process.credentials.lock().can(Capabilities::SYS_ADMIN);
+    if taken && !(force == Force::Steal && may_steal) {
         return Err(Errno::EPERM);
     }
     *job.lock() = JobControl::of_session(session);

@@ -17,6 +17,7 @@ use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::Lock;
+use crate::task::Capabilities;
 use crate::task::wait::WaitQueue;
 
 /// Bytes moved between two looks at the queues.
@@ -277,8 +278,8 @@ impl Slave {
         if pty.is_hung_up() || pty.locked.load(Relaxed) {
             return Err(Errno::EIO);
         }
-        let root = crate::task::current_process().credentials.lock().euid == 0;
-        if pty.exclusive.load(Relaxed) && !root {
+        let may = crate::task::current_process().credentials.lock().can(Capabilities::SYS_ADMIN);
+        if pty.exclusive.load(Relaxed) && !may {
             return Err(Errno::EBUSY);
         }
         pty.slaves.fetch_add(1, Relaxed);

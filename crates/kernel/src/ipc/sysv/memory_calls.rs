@@ -16,7 +16,8 @@ use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::syscall::Args;
 use crate::task::current_process;
-use crate::task::process::{Credentials, RLIMIT_MEMLOCK};
+use crate::task::process::RLIMIT_MEMLOCK;
+use crate::task::{Capabilities, Credentials};
 
 /// Most bytes of a segment (`SHMMAX`), and most pages of all (`SHMALL`).
 const SIZE_MAX: u64 = u64::MAX - (1 << 24);
@@ -198,7 +199,7 @@ fn lock(segment: &Segment, command: u32) -> Result<u64> {
     let caller = caller();
     segment.permissions().get().check_owner(&caller)?;
     let limit = current_process().limits.lock()[RLIMIT_MEMLOCK].current;
-    if command == SHM_LOCK && caller.euid != 0 {
+    if command == SHM_LOCK && !caller.can(Capabilities::IPC_LOCK) {
         if limit == 0 {
             return Err(Errno::EPERM);
         }

@@ -10,8 +10,8 @@ use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::syscall::Args;
 use crate::task::current_process;
-use crate::task::process::Credentials;
 use crate::task::wait::wait_until;
+use crate::task::{Capabilities, Credentials};
 
 /// Most queues (`MSGMNI`).
 const QUEUES_MAX: usize = 32000;
@@ -167,7 +167,7 @@ pub fn msgctl(args: &Args) -> Result<u64> {
             let queue = queues.find(id)?;
             let mut permissions = queue.permissions().get();
             permissions.check_owner(&caller())?;
-            if wanted.bytes_max > QUEUE_BYTES && caller().euid != 0 {
+            if wanted.bytes_max > QUEUE_BYTES && !caller().can(Capabilities::SYS_RESOURCE) {
                 return Err(Errno::EPERM);
             }
             permissions.update(&wanted.permissions)?;

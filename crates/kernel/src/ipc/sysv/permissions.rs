@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::errno::{Errno, Result};
-use crate::task::process::Credentials;
+use crate::task::{Capabilities, Credentials};
 
 /// Reading, by owner, group or others.
 pub const READ: u32 = 0o444;
@@ -50,13 +50,14 @@ impl Permissions {
             self.mode
         };
         let wanted = wanted | wanted >> 3 | wanted >> 6;
-        let may = caller.euid == 0 || wanted & !granted & 7 == 0;
+        let may = caller.can(Capabilities::IPC_OWNER) || wanted & !granted & 7 == 0;
         if may { Ok(()) } else { Err(Errno::EACCES) }
     }
 
     /// `EPERM` unless `caller` may change or remove the object.
     pub fn check_owner(&self, caller: &Credentials) -> Result<()> {
-        let may = caller.euid == 0 || [self.uid, self.creator_uid].contains(&caller.euid);
+        let may = caller.can(Capabilities::SYS_ADMIN)
+            || [self.uid, self.creator_uid].contains(&caller.euid);
         if may { Ok(()) } else { Err(Errno::EPERM) }
     }
 
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     fn user(euid: u32, egid: u32, groups: &[u32]) -> Credentials {
-        Credentials { euid, egid, groups: groups.to_vec(), ..Credentials::default() }
+        Credentials { groups: groups.to_vec(), ..Credentials::of_user(euid, egid) }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::IPC_PRIVATE;
 use super::permissions::Permissions;
 use crate::errno::{Errno, Result};
 use crate::sync::Lock;
-use crate::task::process::Credentials;
+use crate::task::Credentials;
 
 /// Makes the object if there is none with the key (semget(2)).
 const IPC_CREAT: u32 = 0o1000;

@@ -10,8 +10,8 @@ use crate::errno::{Errno, Result};
 use crate::ipc::timeout::{Timeout, Timespec};
 use crate::platform::user::UserAddress;
 use crate::syscall::Args;
+use crate::task::Credentials;
 use crate::task::current_process;
-use crate::task::process::Credentials;
 use crate::task::wait::wait_until;
 
 /// Most semaphores in a set (`SEMMSL`) and sets (`SEMMNI`).

@@ -114,13 +114,19 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
         carrier::move_to_new_space()?;
     }
     exit::release_memory(process);
+    let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
+    let new = process.credentials.lock().after_exec(&attributes.unwrap_or_default());
+    let old = core::mem::replace(&mut *process.credentials.lock(), new);
     let frame = match program.load(process) {
         Ok(frame) => frame,
         Err(error) if process.mm().total() == 0 => {
             crate::console!("thaw kernel: {} cannot be loaded: {error:?}", path.escape_ascii());
             exit::killed_by(signal::SIGKILL)
         }
-        Err(error) => return Err(error),
+        Err(error) => {
+            *process.credentials.lock() = old;
+            return Err(error);
+        }
     };
     let closed = process.files.lock().close_on_exec();
     drop(closed);
@@ -158,10 +164,9 @@ pub fn reset_thread(thread: &Thread, name: &[u8]) {
     short[..len].copy_from_slice(&base[..len]);
     thread.name.set(short);
     thread.process.family.lock().has_executed = true;
-    thread.process.dumpable.set(true);
+    thread.process.dumpable.set(!thread.process.credentials.lock().is_secure());
     thread.process.signals.lock().reset_for_exec();
     thread.process.posix_timers.remove_all();
-    thread.process.credentials.lock().keeps_capabilities = false;
     let mut signals = thread.signals.lock();
     signals.alternate_stack =
         signal::AlternateStack { flags: signal::SS_DISABLE, ..Default::default() };

@@ -7,9 +7,9 @@ use alloc::sync::Arc;
 use super::*;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
-use crate::task::Process;
 use crate::task::exit::begin_group_exit;
 use crate::task::process::{ExitStatus, Life};
+use crate::task::{Capabilities, Process};
 
 const STOPPING: SignalSet = bit(SIGSTOP) | bit(SIGTSTP) | bit(SIGTTIN) | bit(SIGTTOU);
 
@@ -144,14 +144,14 @@ pub fn check_permission(target: &Process, signal: u32) -> Result<()> {
     if target.pid == own.pid {
         return Ok(());
     }
-    let (uid, euid) = {
+    let (uid, euid, may_kill) = {
         let own = own.credentials.lock();
-        (own.uid, own.euid)
+        (own.uid, own.euid, own.can(Capabilities::KILL))
     };
     let theirs = target.credentials.lock();
     let matches = [uid, euid].iter().any(|&id| id == theirs.uid || id == theirs.suid);
     let same_session = signal == SIGCONT && target.session() == own.session();
-    if euid == 0 || matches || same_session { Ok(()) } else { Err(Errno::EPERM) }
+    if may_kill || matches || same_session { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// Whether a process does not want to wait for its children (sigaction(2)).

@@ -1,9 +1,8 @@
-//! System calls on user and group ids and capabilities.
+//! System calls on user and group ids.
 
 use crate::errno::{Errno, Result};
 use crate::syscall::Args;
-use crate::task::current_process;
-use crate::task::process::Credentials;
+use crate::task::{Capabilities, Credentials, current_process};
 
 fn credentials() -> Credentials {
     current_process().credentials.lock().clone()
@@ -44,89 +43,113 @@ pub fn getresgid(args: &Args) -> Result<u64> {
     Ok(0)
 }
 
-/// Whether `id` is one that an unprivileged process may take.
-fn may_become(c: &Credentials, id: u32, own: [u32; 3]) -> Result<()> {
-    if c.euid == 0 || own.contains(&id) { Ok(()) } else { Err(Errno::EPERM) }
+/// Which of real, effective and saved id stay as they are.
+const UNCHANGED: u32 = u32::MAX;
+
+/// The ids that a call asks for in its first arguments, in place of `old`.
+fn wanted<const N: usize>(args: &Args, old: [u32; N]) -> [u32; N] {
+    core::array::from_fn(|i| if args.u32(i) == UNCHANGED { old[i] } else { args.u32(i) })
 }
 
-const UNCHANGED: u32 = u32::MAX;
+/// `EPERM` unless all `ids` are among `own` or `capability` allows any.
+fn check(c: &Credentials, capability: Capabilities, ids: &[u32], own: &[u32]) -> Result<()> {
+    if ids.iter().all(|id| own.contains(id)) { Ok(()) } else { c.require(capability) }
+}
 
 /// setresuid(2).
 pub fn setresuid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    let own = [c.uid, c.euid, c.suid];
-    let new: [u32; 3] =
-        core::array::from_fn(|i| if args.u32(i) == UNCHANGED { own[i] } else { args.u32(i) });
-    for id in new {
-        may_become(&c, id, own)?;
-    }
     let mut c = current_process().credentials.lock();
-    [c.uid, c.euid, c.suid] = new;
-    c.fsuid = c.euid;
+    let new = wanted(args, c.users());
+    check(&c, Capabilities::SETUID, &new, &c.users())?;
+    c.set_users(new);
     Ok(0)
 }
 
 /// setresgid(2).
 pub fn setresgid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    let own = [c.gid, c.egid, c.sgid];
-    let new: [u32; 3] =
-        core::array::from_fn(|i| if args.u32(i) == UNCHANGED { own[i] } else { args.u32(i) });
-    for id in new {
-        may_become(&c, id, own)?;
-    }
     let mut c = current_process().credentials.lock();
-    [c.gid, c.egid, c.sgid] = new;
-    c.fsgid = c.egid;
+    let new = wanted(args, c.groups_of_process());
+    check(&c, Capabilities::SETGID, &new, &c.groups_of_process())?;
+    c.set_groups(new);
     Ok(0)
+}
+
+/// `EINVAL` for the number that is no id.
+fn valid(id: u32) -> Result<u32> {
+    if id == UNCHANGED { Err(Errno::EINVAL) } else { Ok(id) }
 }
 
 /// setuid(2).
 pub fn setuid(args: &Args) -> Result<u64> {
-    let id = args.u64(0);
-    let all = if credentials().euid == 0 { id } else { UNCHANGED as u64 };
-    setresuid(&Args([all, id, all, 0, 0, 0]))
+    let id = valid(args.u32(0))?;
+    let mut c = current_process().credentials.lock();
+    check(&c, Capabilities::SETUID, &[id], &[c.uid, c.suid])?;
+    let [uid, _, suid] = c.users();
+    let new = if c.can(Capabilities::SETUID) { [id; 3] } else { [uid, id, suid] };
+    c.set_users(new);
+    Ok(0)
 }
 
 /// setgid(2).
 pub fn setgid(args: &Args) -> Result<u64> {
-    let id = args.u64(0);
-    let all = if credentials().euid == 0 { id } else { UNCHANGED as u64 };
-    setresgid(&Args([all, id, all, 0, 0, 0]))
+    let id = valid(args.u32(0))?;
+    let mut c = current_process().credentials.lock();
+    check(&c, Capabilities::SETGID, &[id], &[c.gid, c.sgid])?;
+    let [gid, _, sgid] = c.groups_of_process();
+    let new = if c.can(Capabilities::SETGID) { [id; 3] } else { [gid, id, sgid] };
+    c.set_groups(new);
+    Ok(0)
+}
+
+/// The saved id after a call that sets real and effective id: it follows the
+/// effective one if the real id is set or the effective one differs from it.
+fn saved(args: &Args, old: [u32; 3], effective: u32) -> u32 {
+    let follows = args.u32(0) != UNCHANGED || effective != old[0];
+    if follows { effective } else { old[2] }
 }
 
 /// setreuid(2).
 pub fn setreuid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    let effective = if args.u32(1) == UNCHANGED { c.euid } else { args.u32(1) };
-    let saved = if args.u32(0) != UNCHANGED || effective != c.uid { effective } else { UNCHANGED };
-    setresuid(&Args([args.u64(0), args.u64(1), saved as u64, 0, 0, 0]))
+    let mut c = current_process().credentials.lock();
+    let old = c.users();
+    let [real, effective] = wanted(args, [old[0], old[1]]);
+    check(&c, Capabilities::SETUID, &[real], &old[..2])?;
+    check(&c, Capabilities::SETUID, &[effective], &old)?;
+    c.set_users([real, effective, saved(args, old, effective)]);
+    Ok(0)
 }
 
 /// setregid(2).
 pub fn setregid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    let effective = if args.u32(1) == UNCHANGED { c.egid } else { args.u32(1) };
-    let saved = if args.u32(0) != UNCHANGED || effective != c.gid { effective } else { UNCHANGED };
-    setresgid(&Args([args.u64(0), args.u64(1), saved as u64, 0, 0, 0]))
+    let mut c = current_process().credentials.lock();
+    let old = c.groups_of_process();
+    let [real, effective] = wanted(args, [old[0], old[1]]);
+    check(&c, Capabilities::SETGID, &[real], &old[..2])?;
+    check(&c, Capabilities::SETGID, &[effective], &old)?;
+    c.set_groups([real, effective, saved(args, old, effective)]);
+    Ok(0)
 }
 
 /// setfsuid(2): returns the old id and never fails.
 pub fn setfsuid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    if may_become(&c, args.u32(0), [c.uid, c.euid, c.suid]).is_ok() && args.u32(0) != UNCHANGED {
-        current_process().credentials.lock().fsuid = args.u32(0);
+    let mut c = current_process().credentials.lock();
+    let (old, new) = (c.fsuid, args.u32(0));
+    let own = [c.uid, c.euid, c.suid, c.fsuid];
+    if new != UNCHANGED && check(&c, Capabilities::SETUID, &[new], &own).is_ok() {
+        c.set_file_user(new);
     }
-    Ok(c.fsuid as u64)
+    Ok(old as u64)
 }
 
 /// setfsgid(2): returns the old id and never fails.
 pub fn setfsgid(args: &Args) -> Result<u64> {
-    let c = credentials();
-    if may_become(&c, args.u32(0), [c.gid, c.egid, c.sgid]).is_ok() && args.u32(0) != UNCHANGED {
-        current_process().credentials.lock().fsgid = args.u32(0);
+    let mut c = current_process().credentials.lock();
+    let (old, new) = (c.fsgid, args.u32(0));
+    let own = [c.gid, c.egid, c.sgid, c.fsgid];
+    if new != UNCHANGED && check(&c, Capabilities::SETGID, &[new], &own).is_ok() {
+        c.fsgid = new;
     }
-    Ok(c.fsgid as u64)
+    Ok(old as u64)
 }
 
 /// getgroups(2).
@@ -144,33 +167,11 @@ pub fn getgroups(args: &Args) -> Result<u64> {
 
 /// setgroups(2).
 pub fn setgroups(args: &Args) -> Result<u64> {
-    if credentials().euid != 0 {
-        return Err(Errno::EPERM);
-    }
+    credentials().require(Capabilities::SETGID)?;
     if args.usize(0) > 65536 {
         return Err(Errno::EINVAL);
     }
     let groups = args.address(1).read_array(args.usize(0))?;
     current_process().credentials.lock().groups = groups;
     Ok(0)
-}
-
-/// capget(2): no capabilities beyond what user id 0 means inside the sandbox.
-pub fn capget(args: &Args) -> Result<u64> {
-    const VERSION_3: u32 = 0x2008_0522;
-    let version: u32 = args.address(0).read()?;
-    if version != VERSION_3 {
-        args.address(0).write(&VERSION_3)?;
-        return if args.address(1).is_null() { Ok(0) } else { Err(Errno::EINVAL) };
-    }
-    if !args.address(1).is_null() {
-        args.address(1).write(&[0u32; 6])?;
-    }
-    Ok(0)
-}
-
-/// capset(2): nothing can be raised.
-pub fn capset(args: &Args) -> Result<u64> {
-    let data: [u32; 6] = args.address(1).read()?;
-    if data == [0; 6] { Ok(0) } else { Err(Errno::EPERM) }
 }

@@ -1,10 +1,12 @@
 //! System calls on processes, threads and their attributes.
 
+mod capabilities;
 mod children;
 mod credentials;
 mod groups;
 mod sched;
 
+pub use capabilities::{capget, capset};
 pub use children::*;
 pub use credentials::*;
 pub use groups::*;
@@ -15,7 +17,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::exec::{ARGUMENTS_MAX, Program};
 use super::process::ResourceLimit;
-use super::{current, current_process, exit, fork_id};
+use super::{Capabilities, current, current_process, exit, fork_id};
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::walk::Follow;
@@ -201,9 +203,7 @@ pub const VERSION: &str = "#1 SMP Thaw";
 
 /// sethostname(2).
 pub fn sethostname(args: &Args) -> Result<u64> {
-    if current_process().credentials.lock().euid != 0 {
-        return Err(Errno::EPERM);
-    }
+    current_process().credentials.lock().require(Capabilities::SYS_ADMIN)?;
     if args.usize(1) > 64 {
         return Err(Errno::EINVAL);
     }
@@ -255,17 +255,12 @@ pub fn prctl(args: &Args) -> Result<u64> {
     const PR_GET_PDEATHSIG: u32 = 2;
     const PR_GET_DUMPABLE: u32 = 3;
     const PR_SET_DUMPABLE: u32 = 4;
-    const PR_GET_KEEPCAPS: u32 = 7;
-    const PR_SET_KEEPCAPS: u32 = 8;
     const PR_SET_NAME: u32 = 15;
     const PR_GET_NAME: u32 = 16;
-    const PR_CAPBSET_READ: u32 = 23;
     const PR_SET_TIMERSLACK: u32 = 29;
     const PR_GET_TIMERSLACK: u32 = 30;
     const PR_SET_CHILD_SUBREAPER: u32 = 36;
     const PR_GET_CHILD_SUBREAPER: u32 = 37;
-    const PR_SET_NO_NEW_PRIVS: u32 = 38;
-    const PR_GET_NO_NEW_PRIVS: u32 = 39;
     const PR_SET_VMA: u32 = 0x5356_4d41;
     let thread = current();
     match args.u32(0) {
@@ -308,22 +303,12 @@ pub fn prctl(args: &Args) -> Result<u64> {
             args.address(1).write(&(thread.process.is_subreaper.get() as i32))?;
             Ok(0)
         }
-        PR_CAPBSET_READ if args.u64(1) > 40 => Err(Errno::EINVAL),
-        PR_CAPBSET_READ => Ok(0),
-        PR_GET_KEEPCAPS => Ok(thread.process.credentials.lock().keeps_capabilities as u64),
-        PR_SET_KEEPCAPS if args.u64(1) > 1 => Err(Errno::EINVAL),
-        PR_SET_KEEPCAPS => {
-            thread.process.credentials.lock().keeps_capabilities = args.u64(1) == 1;
-            Ok(0)
-        }
         PR_GET_TIMERSLACK => Ok(50_000),
-        // The host chooses. The sandbox itself has no_new_privs.
+        // The host chooses.
         PR_SET_TIMERSLACK => Ok(0),
-        PR_SET_NO_NEW_PRIVS if args.u64(1) == 1 => Ok(0),
-        PR_GET_NO_NEW_PRIVS => Ok(1),
         // Names of anonymous memory are optional (CONFIG_ANON_VMA_NAME).
         PR_SET_VMA => Err(Errno::EINVAL),
-        _ => Err(Errno::EINVAL),
+        _ => capabilities::prctl(args).unwrap_or(Err(Errno::EINVAL)),
     }
 }
 
@@ -355,7 +340,7 @@ fn limit(
         if wanted.current > wanted.maximum {
             return Err(Errno::EINVAL);
         }
-        let privileged = process.credentials.lock().euid == 0;
+        let privileged = current_process().credentials.lock().can(Capabilities::SYS_RESOURCE);
         let above_files = resource == super::process::RLIMIT_NOFILE && wanted.maximum > 1 << 20;
         if above_files || wanted.maximum > current_limit.maximum && !privileged {
             return Err(Errno::EPERM);

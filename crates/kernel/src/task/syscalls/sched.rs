@@ -13,7 +13,7 @@ use crate::syscall::Args;
 use crate::task::process::{RLIMIT_NICE, RLIMIT_RTPRIO};
 use crate::task::scheduling::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling};
 use crate::task::thread::current_arc;
-use crate::task::{Process, Thread, current_process, sched};
+use crate::task::{Capabilities, Process, Thread, current_process, sched};
 
 /// sched_yield(2).
 pub fn sched_yield(_args: &Args) -> Result<u64> {
@@ -38,7 +38,7 @@ fn thread_or_invalid(tid: i32) -> Result<Arc<Thread>> {
 
 /// A privileged thread may ask for anything: `CAP_SYS_NICE`.
 fn is_privileged() -> bool {
-    current_process().credentials.lock().euid == 0
+    current_process().credentials.lock().can(Capabilities::SYS_NICE)
 }
 
 /// Whether the running thread may change another's scheduling without privilege.

@@ -1,0 +1,400 @@
+//! Who a process is and what it may do: user and group ids (credentials(7)) and
+//! capabilities (capabilities(7)). All threads of a process share them.
+//!
+//! Inside the sandbox only: nothing here says anything to the host.
+
+use alloc::vec::Vec;
+
+use bitflags::bitflags;
+
+use crate::errno::{Errno, Result};
+use crate::fs::inode::{Attributes, S_ISGID, S_ISUID};
+
+bitflags! {
+    /// A set of capabilities, with the numbers of `linux/capability.h`. Those that
+    /// the kernel asks for have a name.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Capabilities: u64 {
+        /// Give files away.
+        const CHOWN = 1 << 0;
+        /// Pass over the permissions of files.
+        const DAC_OVERRIDE = 1 << 1;
+        /// Read any file and search any directory.
+        const DAC_READ_SEARCH = 1 << 2;
+        /// Act as the owner of any file.
+        const FOWNER = 1 << 3;
+        /// Keep set-user-ID and set-group-ID bits.
+        const FSETID = 1 << 4;
+        /// Send signals to anybody.
+        const KILL = 1 << 5;
+        /// Take any group id.
+        const SETGID = 1 << 6;
+        /// Take any user id.
+        const SETUID = 1 << 7;
+        /// Change the bounding set and secure bits.
+        const SETPCAP = 1 << 8;
+        /// Mark files as immutable: one of [`Capabilities::OF_FILES`] only.
+        const LINUX_IMMUTABLE = 1 << 9;
+        /// Lock any amount of memory.
+        const IPC_LOCK = 1 << 14;
+        /// Pass over the permissions of System V objects.
+        const IPC_OWNER = 1 << 15;
+        /// Change the root directory.
+        const SYS_CHROOT = 1 << 18;
+        /// What has no capability of its own.
+        const SYS_ADMIN = 1 << 21;
+        /// Raise priorities.
+        const SYS_NICE = 1 << 23;
+        /// Raise limits.
+        const SYS_RESOURCE = 1 << 24;
+        /// Make device nodes.
+        const MKNOD = 1 << 27;
+        /// Pass over mandatory access control: one of [`Capabilities::OF_FILES`] only.
+        const MAC_OVERRIDE = 1 << 32;
+        /// All that Linux knows, up to `CAP_CHECKPOINT_RESTORE`.
+        const ALL = (1 << 41) - 1;
+        /// Those that come and go with the user id for files, setfsuid(2).
+        const OF_FILES = Self::CHOWN.bits()
+            | Self::DAC_OVERRIDE.bits()
+            | Self::DAC_READ_SEARCH.bits()
+            | Self::FOWNER.bits()
+            | Self::FSETID.bits()
+            | Self::LINUX_IMMUTABLE.bits()
+            | Self::MKNOD.bits()
+            | Self::MAC_OVERRIDE.bits();
+    }
+}
+
+impl Capabilities {
+    /// The one with a number; `EINVAL` if there is none.
+    pub fn from_number(number: u64) -> Result<Self> {
+        let bit = u32::try_from(number).ok().and_then(|number| 1u64.checked_shl(number));
+        bit.and_then(Self::from_bits).filter(|one| !one.is_empty()).ok_or(Errno::EINVAL)
+    }
+}
+
+bitflags! {
+    /// How user ids and capabilities hang together: `linux/securebits.h`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct SecureBits: u32 {
+        /// execve(2) gives the user id 0 no capabilities.
+        const NO_ROOT = 1 << 0;
+        /// A change of user ids leaves capabilities alone.
+        const NO_SETUID_FIXUP = 1 << 2;
+        /// Capabilities stay when the last user id of 0 goes (`PR_SET_KEEPCAPS`).
+        const KEEP_CAPS = 1 << 4;
+        /// The lock of [`SecureBits::KEEP_CAPS`].
+        const KEEP_CAPS_LOCKED = 1 << 5;
+        /// No ambient capability can be added.
+        const NO_AMBIENT_RAISE = 1 << 6;
+        /// All four and their locks, each beside its bit.
+        const ALL = 0xff;
+        /// All locks.
+        const LOCKS = 0xaa;
+    }
+}
+
+/// User and group ids, and capabilities.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Credentials {
+    pub uid: u32,
+    pub euid: u32,
+    pub suid: u32,
+    pub fsuid: u32,
+    pub gid: u32,
+    pub egid: u32,
+    pub sgid: u32,
+    pub fsgid: u32,
+    pub groups: Vec<u32>,
+    /// What can be made effective.
+    pub permitted: Capabilities,
+    /// What counts.
+    pub effective: Capabilities,
+    /// What execve(2) keeps if the file says so.
+    pub inheritable: Capabilities,
+    /// What execve(2) can give at most.
+    pub bounding: Capabilities,
+    /// What execve(2) keeps.
+    pub ambient: Capabilities,
+    pub secure_bits: SecureBits,
+    /// Whether execve(2) gives nothing any more (`PR_SET_NO_NEW_PRIVS`).
+    pub no_new_privileges: bool,
+}
+
+impl Credentials {
+    /// Those of a program that a user starts: the superuser may do everything.
+    pub fn of_user(uid: u32, gid: u32) -> Self {
+        let held = if uid == 0 { Capabilities::ALL } else { Capabilities::empty() };
+        Self {
+            permitted: held,
+            effective: held,
+            bounding: Capabilities::ALL,
+            ..Self::default().with_users([uid; 3]).with_groups([gid; 3])
+        }
+    }
+
+    /// Whether the holder may do what a capability stands for.
+    pub fn can(&self, capability: Capabilities) -> bool {
+        self.effective.contains(capability)
+    }
+
+    /// `EPERM` unless it may.
+    pub fn require(&self, capability: Capabilities) -> Result<()> {
+        if self.can(capability) { Ok(()) } else { Err(Errno::EPERM) }
+    }
+
+    /// Real, effective and saved user id.
+    pub fn users(&self) -> [u32; 3] {
+        [self.uid, self.euid, self.suid]
+    }
+
+    /// Real, effective and saved group id.
+    pub fn groups_of_process(&self) -> [u32; 3] {
+        [self.gid, self.egid, self.sgid]
+    }
+
+    fn with_users(mut self, [uid, euid, suid]: [u32; 3]) -> Self {
+        (self.uid, self.euid, self.suid, self.fsuid) = (uid, euid, suid, euid);
+        self
+    }
+
+    fn with_groups(mut self, [gid, egid, sgid]: [u32; 3]) -> Self {
+        (self.gid, self.egid, self.sgid, self.fsgid) = (gid, egid, sgid, egid);
+        self
+    }
+
+    /// Takes real, effective and saved user id; capabilities go with the user id 0
+    /// ("Effect of user ID changes on capabilities", capabilities(7)).
+    pub fn set_users(&mut self, new: [u32; 3]) {
+        let (old, old_effective) = (self.users(), self.euid);
+        *self = core::mem::take(self).with_users(new);
+        if self.secure_bits.contains(SecureBits::NO_SETUID_FIXUP) {
+            return;
+        }
+        if old.contains(&0) && !new.contains(&0) {
+            if !self.secure_bits.contains(SecureBits::KEEP_CAPS) {
+                self.permitted = Capabilities::empty();
+                self.effective = Capabilities::empty();
+            }
+            self.ambient = Capabilities::empty();
+        }
+        match (old_effective, self.euid) {
+            (0, 0) => {}
+            (0, _) => self.effective = Capabilities::empty(),
+            (_, 0) => self.effective = self.permitted,
+            _ => {}
+        }
+    }
+
+    /// Takes real, effective and saved group id.
+    pub fn set_groups(&mut self, new: [u32; 3]) {
+        *self = core::mem::take(self).with_groups(new);
+    }
+
+    /// Takes the user id that counts for files, setfsuid(2).
+    pub fn set_file_user(&mut self, id: u32) {
+        let old = core::mem::replace(&mut self.fsuid, id);
+        if self.secure_bits.contains(SecureBits::NO_SETUID_FIXUP) {
+            return;
+        }
+        match (old, id) {
+            (0, 0) => {}
+            (0, _) => self.effective -= Capabilities::OF_FILES,
+            (_, 0) => self.effective |= self.permitted & Capabilities::OF_FILES,
+            _ => {}
+        }
+    }
+
+    /// Drops a capability for ever (`PR_CAPBSET_DROP`).
+    pub fn drop_from_bounding(&mut self, capability: Capabilities) -> Result<()> {
+        self.require(Capabilities::SETPCAP)?;
+        self.bounding -= capability;
+        Ok(())
+    }
+
+    /// Takes other sets, capset(2); `EPERM` if they are more than is allowed.
+    pub fn set_capabilities(
+        &mut self,
+        effective: Capabilities,
+        permitted: Capabilities,
+        inheritable: Capabilities,
+    ) -> Result<()> {
+        let may_inherit = match self.can(Capabilities::SETPCAP) {
+            true => Capabilities::ALL,
+            false => self.inheritable | self.permitted,
+        };
+        let is_allowed = may_inherit.contains(inheritable)
+            && (self.inheritable | self.bounding).contains(inheritable)
+            && self.permitted.contains(permitted)
+            && permitted.contains(effective);
+        if !is_allowed {
+            return Err(Errno::EPERM);
+        }
+        (self.effective, self.permitted, self.inheritable) = (effective, permitted, inheritable);
+        self.ambient &= permitted & inheritable;
+        Ok(())
+    }
+
+    /// Takes other secure bits (`PR_SET_SECUREBITS`).
+    pub fn set_secure_bits(&mut self, bits: u32) -> Result<()> {
+        let new = SecureBits::from_bits(bits).ok_or(Errno::EPERM)?;
+        let old = self.secure_bits;
+        let locked = SecureBits::from_bits_retain((old & SecureBits::LOCKS).bits() >> 1);
+        let unlocks = !(new & SecureBits::LOCKS).contains(old & SecureBits::LOCKS);
+        if unlocks || (old ^ new).intersects(locked) {
+            return Err(Errno::EPERM);
+        }
+        self.require(Capabilities::SETPCAP)?;
+        self.secure_bits = new;
+        Ok(())
+    }
+
+    /// Keeps or drops capabilities at the next change of users (`PR_SET_KEEPCAPS`).
+    pub fn set_keeps_capabilities(&mut self, keeps: bool) -> Result<()> {
+        if self.secure_bits.contains(SecureBits::KEEP_CAPS_LOCKED) {
+            return Err(Errno::EPERM);
+        }
+        self.secure_bits.set(SecureBits::KEEP_CAPS, keeps);
+        Ok(())
+    }
+
+    /// Adds an ambient capability (`PR_CAP_AMBIENT_RAISE`).
+    pub fn raise_ambient(&mut self, capability: Capabilities) -> Result<()> {
+        let is_allowed = (self.permitted & self.inheritable).contains(capability)
+            && !self.secure_bits.contains(SecureBits::NO_AMBIENT_RAISE);
+        if !is_allowed {
+            return Err(Errno::EPERM);
+        }
+        self.ambient |= capability;
+        Ok(())
+    }
+
+    /// Who a process is after it executes a file with these attributes
+    /// ("Transformation of capabilities during execve()", capabilities(7)). Files
+    /// have no capabilities of their own here.
+    pub fn after_exec(&self, file: &Attributes) -> Self {
+        let mut new = self.clone();
+        if !self.no_new_privileges {
+            if file.mode & S_ISUID != 0 {
+                new.euid = file.uid;
+            }
+            // Without group execute the bit means mandatory locking.
+            if file.mode & (S_ISGID | 0o010) == S_ISGID | 0o010 {
+                new.egid = file.gid;
+            }
+        }
+        (new.suid, new.fsuid, new.sgid, new.fsgid) = (new.euid, new.euid, new.egid, new.egid);
+        if new.has_other_ids() {
+            new.ambient = Capabilities::empty();
+        }
+        let by_root = !self.secure_bits.contains(SecureBits::NO_ROOT);
+        new.permitted = match by_root && (new.uid == 0 || new.euid == 0) {
+            true => new.inheritable | new.bounding,
+            false => new.ambient,
+        };
+        new.effective = if by_root && new.euid == 0 { new.permitted } else { new.ambient };
+        new.secure_bits -= SecureBits::KEEP_CAPS;
+        new
+    }
+
+    /// Whether a program that got these by execve(2) has more rights than its user
+    /// (`AT_SECURE`, getauxval(3)).
+    pub fn is_secure(&self) -> bool {
+        self.has_other_ids() || self.uid != 0 && self.effective != self.ambient
+    }
+
+    fn has_other_ids(&self) -> bool {
+        self.uid != self.euid || self.gid != self.egid
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(mode: u32, uid: u32, gid: u32) -> Attributes {
+        Attributes { mode, uid, gid, ..Default::default() }
+    }
+
+    #[test]
+    fn capabilities_go_with_the_last_user_id_of_0() {
+        let mut root = Credentials::of_user(0, 0);
+        root.set_users([0, 1000, 0]);
+        assert!(root.effective.is_empty());
+        assert_eq!(root.permitted, Capabilities::ALL);
+        root.set_users([0, 0, 0]);
+        assert_eq!(root.effective, Capabilities::ALL);
+        root.set_users([1000; 3]);
+        assert!(root.permitted.is_empty());
+        assert_eq!(root.fsuid, 1000);
+    }
+
+    #[test]
+    fn capabilities_that_are_kept_are_permitted_only() {
+        let mut root = Credentials::of_user(0, 0);
+        root.set_keeps_capabilities(true).expect("it is not locked");
+        root.set_users([1000; 3]);
+        assert_eq!((root.permitted, root.effective), (Capabilities::ALL, Capabilities::empty()));
+        let some = Capabilities::SETGID | Capabilities::KILL;
+        root.set_capabilities(some, some, Capabilities::empty()).expect("fewer than before");
+        assert_eq!(root.set_capabilities(some, Capabilities::ALL, some), Err(Errno::EPERM));
+        let executed = root.after_exec(&file(0o755, 0, 0));
+        assert!(executed.permitted.is_empty());
+        assert!(!executed.secure_bits.contains(SecureBits::KEEP_CAPS));
+    }
+
+    #[test]
+    fn the_user_id_for_files_takes_their_capabilities_with_it() {
+        let mut root = Credentials::of_user(0, 0);
+        root.set_file_user(1000);
+        assert!(!root.can(Capabilities::DAC_OVERRIDE) && root.can(Capabilities::KILL));
+        root.set_file_user(0);
+        assert_eq!(root.effective, Capabilities::ALL);
+    }
+
+    #[test]
+    fn files_give_their_owner_to_who_executes_them() {
+        let user = Credentials::of_user(1000, 1000);
+        let new = user.after_exec(&file(0o4755, 0, 0));
+        assert_eq!((new.uid, new.euid, new.suid, new.effective), (1000, 0, 0, Capabilities::ALL));
+        assert!(new.is_secure());
+        let held = Credentials { no_new_privileges: true, ..user };
+        assert_eq!(held.after_exec(&file(0o4755, 0, 0)).euid, 1000);
+        assert_eq!(held.after_exec(&file(0o2745, 0, 5)).egid, 1000);
+    }
+
+    #[test]
+    fn ambient_capabilities_survive_execution() {
+        let mut user = Credentials::of_user(0, 0);
+        user.set_keeps_capabilities(true).expect("it is not locked");
+        user.set_users([1000; 3]);
+        let one = Capabilities::KILL;
+        assert_eq!(user.raise_ambient(one), Err(Errno::EPERM));
+        user.set_capabilities(one, one, one).expect("fewer than before");
+        user.raise_ambient(one).expect("permitted and inheritable");
+        let new = user.after_exec(&file(0o755, 0, 0));
+        assert_eq!((new.permitted, new.effective, new.ambient), (one, one, one));
+        assert!(!new.is_secure());
+        assert!(user.after_exec(&file(0o4755, 7, 0)).ambient.is_empty());
+    }
+
+    #[test]
+    fn locked_bits_stay() {
+        let mut root = Credentials::of_user(0, 0);
+        root.set_secure_bits(0b11).expect("the superuser may");
+        assert_eq!(root.set_secure_bits(0), Err(Errno::EPERM));
+        assert_eq!(root.set_secure_bits(1 << 8), Err(Errno::EPERM));
+        root.set_secure_bits(0b111).expect("another bit");
+        assert!(root.after_exec(&file(0o755, 0, 0)).permitted.is_empty());
+    }
+
+    #[test]
+    fn numbers_of_capabilities_end() {
+        assert_eq!(Capabilities::from_number(5), Ok(Capabilities::KILL));
+        assert!(Capabilities::from_number(40).is_ok());
+        for number in [41, 63, 64, u64::MAX] {
+            assert_eq!(Capabilities::from_number(number), Err(Errno::EINVAL));
+        }
+    }
+}
