@@ -2,6 +2,7 @@
 #include "guest.h"
 #include <ctype.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/sysmacros.h>
 
@@ -24,6 +25,14 @@ static long slurp(const char *path)
 }
 
 static bool has(const char *what) { return strstr(text, what) != NULL; }
+
+static void *count_links(void *unused)
+{
+    struct stat st;
+    TRY(stat("/proc/self/task", &st));
+    say("links %lu\n", (unsigned long)st.st_nlink);
+    return unused;
+}
 
 int main(int argc, char **argv)
 {
@@ -66,6 +75,12 @@ int main(int argc, char **argv)
     snprintf(target, sizeof target, "/proc/%d/stat", getpid());
     IS(slurp(target) > 0);
     TRY(open("/proc/2147483647/stat", O_RDONLY));
+
+    PART("/proc/self/task");
+    pthread_t thread;
+    count_links(NULL);
+    pthread_create(&thread, NULL, count_links, NULL);
+    pthread_join(thread, NULL);
 
     PART("/proc/self/stat, statm and status");
     slurp("/proc/self/stat");

@@ -47,7 +47,7 @@ impl Place {
             mode: file_type.mode_bits() | permissions,
             uid: self.owner.0,
             gid: self.owner.1,
-            nlink: if file_type == FileType::Directory { 2 } else { 1 },
+            nlink: 1,
             atime: now,
             mtime: now,
             ctime: now,
@@ -92,6 +92,10 @@ pub trait Names: Send + Sync {
     fn permissions(&self) -> u32 {
         0o555
     }
+    /// Names that stand for the directory: its own, `.`, and `..` in others.
+    fn links(&self) -> u32 {
+        2
+    }
 }
 
 /// A directory.
@@ -114,7 +118,8 @@ impl<N: Names + 'static> Directory<N> {
 
 impl<N: Names + 'static> Inode for Directory<N> {
     fn attributes(&self) -> Attributes {
-        self.place.attributes(FileType::Directory, self.names.permissions())
+        let attributes = self.place.attributes(FileType::Directory, self.names.permissions());
+        Attributes { nlink: self.names.links(), ..attributes }
     }
     fn file_type(&self) -> FileType {
         FileType::Directory

@@ -307,4 +307,9 @@ impl Names for Tasks {
         }
         Ok(())
     }
+
+    /// Programs count their threads by it.
+    fn links(&self) -> u32 {
+        2 + thread_ids(self.pid).len() as u32
+    }
 }
