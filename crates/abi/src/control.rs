@@ -210,13 +210,15 @@ pub const THAW_AS_TEMPLATE: u32 = 2;
 ///
 /// Descriptors: image, index, standard output, standard error, then
 /// `blob_count` blobs, then those of `identity`. Tail: `mapping_count`
-/// [`crate::image::Mapping`], `populate_count` [`PopulateRange`], the tail of
+/// [`crate::image::Mapping`], unless they are read from the image, `populate_count` [`PopulateRange`], the tail of
 /// `identity`, then `blob_count` `u32` blob numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Thaw {
     /// Bytes of the index file.
     pub index_len: u64,
+    /// Where the mappings lie in the image; 0 if they come along.
+    pub mappings_at: u64,
     /// `THAW_*`.
     pub mode: u32,
     /// Number of mappings.

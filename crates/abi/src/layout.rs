@@ -79,6 +79,12 @@ pub const INDEX_BASE: u64 = 0x7e90_0000_0000;
 /// Largest rootfs index that can be mapped, in bytes.
 pub const INDEX_MAX: u64 = 1 << 32;
 
+/// The mappings of an image that has more of them than fit a boot command, from
+/// the image itself; only while it is thawed.
+pub const MAPPINGS_BASE: u64 = 0x7e98_0000_0000;
+/// Most bytes of such mappings, with the rest of their first and last page.
+pub const MAPPINGS_MAX: u64 = 1 << 24;
+
 /// End of everything that Thaw maps. The host's own stack and vdso lie above:
 /// Linux puts them within the last terabyte of the address space.
 pub const LAYOUT_END: u64 = 0x7f00_0000_0000;
@@ -120,6 +126,7 @@ mod tests {
             (SHM_BASE, SHM_BASE + SHM_MAX),
             (BOOT_BASE, BOOT_BASE + BOOT_MAX),
             (INDEX_BASE, INDEX_BASE + INDEX_MAX),
+            (MAPPINGS_BASE, MAPPINGS_BASE + MAPPINGS_MAX),
             (WINDOW_BASE, WINDOW_END),
             (LAYOUT_END, 1 << 47),
         ];

@@ -341,6 +341,24 @@ fn a_copy_of_a_template_is_isolated_like_any_other() {
     wait_until("nothing is left", || !all.iter().any(|&pid| exists(pid)));
 }
 
+/// Images whose mappings are too many for one message are thawed in every way, too.
+#[test]
+fn processes_with_thousands_of_mappings_are_thawed() {
+    let mapped = |name, keys| Function::PythonVariant { program: "mapped", name, keys };
+    let kinds = [("warm", WARM), ("fork", FORK), ("ready", READY)];
+    let home = built_home("boots-mapped", &kinds.map(|(name, keys)| mapped(name, keys)));
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let sum = |salt: u64| (0..2500).step_by(2).map(|page| page + salt).sum::<u64>();
+    for (kind, _) in kinds {
+        let answer = || get(daemon.gateway(), kind, "/").text();
+        assert_eq!(answer(), format!("{} {}\n", sum(0), sum(2)));
+        await_standby(&daemon, kind, kind);
+        for _ in 0..3 {
+            assert_eq!(answer(), format!("{} {}\n", sum(0), sum(2)));
+        }
+    }
+}
+
 /// The memory control group of a process; empty if there are none.
 fn memory_group(pid: u32) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();

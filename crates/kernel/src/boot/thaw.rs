@@ -12,13 +12,16 @@ use thaw_abi::control::{
     THAW_AND_HOLD, THAW_AND_RUN, THAW_AS_TEMPLATE, Thaw,
 };
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
-use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT, PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX};
+use thaw_abi::layout::{
+    HEAP_BASE, HEAP_FRONT, MAPPINGS_BASE, MAPPINGS_MAX, PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX,
+};
+use thaw_abi::page_align_up;
 
 use super::control::{self, Message};
 use super::{arena, blobs, lazy, phases, populate, stdio, template};
 use crate::errno::{Errno, Result};
 use crate::mm::{AddressSpace, heap, pages, shm};
-use crate::platform::host::{self, HostFd};
+use crate::platform::host::{self, HostFd, Sharing};
 use crate::platform::user::UserAddress;
 use crate::platform::vcpu;
 use crate::state::{kernel, restore};
@@ -29,7 +32,7 @@ use crate::task::process::FIRST_PID;
 /// is to be held or forked off a template, it waits here until it is wanted.
 pub fn thaw(message: &Message) -> Result<()> {
     let (command, tail) = message.split::<Thaw>()?;
-    let (mappings, tail) = array::<Mapping>(tail, command.mapping_count)?;
+    let (carried, tail) = Mappings::carried(tail, command)?;
     let (ranges, tail) = array::<PopulateRange>(tail, command.populate_count)?;
     let (connections, hostname, tail) = tail_of(&command.identity, tail)?;
     let (blob_numbers, _) = array::<u32>(tail, command.blob_count)?;
@@ -44,6 +47,7 @@ pub fn thaw(message: &Message) -> Result<()> {
         blobs::remember(blob, HostFd(fd))?;
     }
     lazy::set_image(HostFd(*image));
+    let mappings = carried.map_or_else(|| Mappings::in_image(HostFd(*image), command), Ok)?;
     stdio::set(1, *stdout);
     stdio::set(2, *stderr);
     let index = lazy::index(HostFd(*index), command.index_len)?;
@@ -118,9 +122,50 @@ fn go_on<'a>(
     }
 }
 
+/// The mappings of an image, as bytes: in a file they need not be aligned.
+struct Mappings<'a> {
+    bytes: &'a [u8],
+    /// Pages at [`MAPPINGS_BASE`] that hold them; 0 if they are in the boot command.
+    len: u64,
+}
+
+impl<'a> Mappings<'a> {
+    /// Those that came along with the command, if they did, and what follows them.
+    fn carried(tail: &'a [u8], command: &Thaw) -> Result<(Option<Self>, &'a [u8])> {
+        if command.mappings_at != 0 {
+            return Ok((None, tail));
+        }
+        let (mappings, tail) = array::<Mapping>(tail, command.mapping_count)?;
+        Ok((Some(Self { bytes: bytemuck::cast_slice(mappings), len: 0 }), tail))
+    }
+
+    /// Those that are too many to come along.
+    fn in_image(image: HostFd, command: &Thaw) -> Result<Self> {
+        let bytes = command.mapping_count as usize * size_of::<Mapping>();
+        let inside = command.mappings_at & 4095;
+        let len = page_align_up(inside + bytes as u64).filter(|&len| len <= MAPPINGS_MAX);
+        let len = len.ok_or(Errno::EINVAL)?;
+        let offset = command.mappings_at - inside;
+        host::map_file(image, MAPPINGS_BASE, len, host::PROT_READ, Sharing::Private, offset)?;
+        // SAFETY: just mapped, in an area of its own, and there until `forget`.
+        let bytes =
+            unsafe { core::slice::from_raw_parts((MAPPINGS_BASE + inside) as *const u8, bytes) };
+        Ok(Self { bytes, len })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Mapping> {
+        self.bytes.chunks_exact(size_of::<Mapping>()).map(bytemuck::pod_read_unaligned)
+    }
+
+    /// Unmaps them in this host process, which does not need them any more.
+    fn forget(&self) -> Result<()> {
+        if self.len > 0 { host::unmap(MAPPINGS_BASE, self.len) } else { Ok(()) }
+    }
+}
+
 /// The memory of an image.
 struct Memory<'a> {
-    mappings: &'a [Mapping],
+    mappings: Mappings<'a>,
     /// The rootfs index.
     index: Mapping,
     ranges: &'a [PopulateRange],
@@ -140,36 +185,36 @@ impl Memory<'_> {
     fn map(&self) -> Result<()> {
         if self.is_of_several() {
             let of_all =
-                |mapping: &&Mapping| mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0;
-            self.mappings.iter().filter(of_all).try_for_each(lazy::map)?;
+                |mapping: &Mapping| mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0;
+            self.mappings.iter().filter(of_all).try_for_each(|mapping| lazy::map(&mapping))?;
             return lazy::map(&self.index);
         }
         let (front, rest) = self.heap()?;
         let eager = |mapping: &Mapping| {
             mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || self.flags & FLAG_NO_LAZY != 0
         };
-        map_page_blocks(self.mappings)?;
+        map_page_blocks(&self.mappings)?;
         for mapping in self.mappings.iter().filter(|mapping| eager(mapping)) {
             if mapping.start != front.start {
-                lazy::map(mapping)?;
+                lazy::map(&mapping)?;
             }
         }
         rest.iter().try_for_each(lazy::map)?;
         // The index lies above all that an image holds.
         let pending = self.mappings.iter().filter(|mapping| !eager(mapping));
-        lazy::initialize(pending.chain([&self.index]).copied())
+        lazy::initialize(pending.chain([self.index]))
     }
 
     /// The kernel's heap: its front, which is read, and the rest, if there is any,
     /// which is mapped.
     fn heap(&self) -> Result<(Mapping, Option<Mapping>)> {
         const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
-        let is_front = |mapping: &&Mapping| (HEAP_BASE..FRONT_END).contains(&mapping.start);
+        let is_front = |mapping: &Mapping| (HEAP_BASE..FRONT_END).contains(&mapping.start);
         let whole = self.mappings.iter().find(is_front).ok_or(Errno::EINVAL)?;
         let len = whole.len.min(FRONT_END - whole.start);
-        let front = Mapping { len, ..*whole };
+        let front = Mapping { len, ..whole };
         let (start, offset) = (whole.start + len, whole.offset + len);
-        let rest = Mapping { start, offset, len: whole.len - len, ..*whole };
+        let rest = Mapping { start, offset, len: whole.len - len, ..whole };
         Ok((front, (rest.len > 0).then_some(rest)))
     }
 
@@ -186,8 +231,9 @@ impl Memory<'_> {
     /// Finds the kernel's state in it and takes it over.
     fn adopt(&self) -> Result<()> {
         if self.is_of_several() {
-            return adopt_several(self.mappings);
+            return adopt_several(&self.mappings);
         }
+        self.mappings.forget()?;
         populate::begin(self.ranges);
         let space = find_state()?;
         if core::mem::take(&mut *kernel().has_shared_arena.lock()) {
@@ -201,7 +247,7 @@ impl Memory<'_> {
 
 /// Maps the page allocator's blocks, under the pages in use, which are all that
 /// an image holds of them. Every block has one of those, its control page.
-fn map_page_blocks(mappings: &[Mapping]) -> Result<()> {
+fn map_page_blocks(mappings: &Mappings<'_>) -> Result<()> {
     let area = PAGES_BASE..PAGES_BASE + PAGES_MAX;
     let used = mappings.iter().filter(|mapping| area.contains(&mapping.start));
     let Some(end) = used.map(|mapping| mapping.start + mapping.len).max() else { return Ok(()) };
@@ -210,7 +256,7 @@ fn map_page_blocks(mappings: &[Mapping]) -> Result<()> {
 }
 
 /// Takes over several address spaces, and makes a host process for each.
-fn adopt_several(mappings: &[Mapping]) -> Result<()> {
+fn adopt_several(mappings: &Mappings<'_>) -> Result<()> {
     let space = find_state()?;
     carrier::begin(space.clone());
     for space in kernel().tasks.spaces() {
@@ -234,12 +280,13 @@ fn find_state() -> Result<Arc<AddressSpace>> {
 }
 
 /// Maps the memory of one of several address spaces.
-fn fill(space: &AddressSpace, number: u32, mappings: &[Mapping]) -> Result<()> {
-    let is_own = |mapping: &&Mapping| {
+fn fill(space: &AddressSpace, number: u32, mappings: &Mappings<'_>) -> Result<()> {
+    let is_own = |mapping: &Mapping| {
         let is_shared = number == 0 && mapping.flags & MAPPING_KERNEL != 0;
         mapping.space() == number && !is_shared
     };
-    mappings.iter().filter(is_own).try_for_each(lazy::map)?;
+    mappings.iter().filter(is_own).try_for_each(|mapping| lazy::map(&mapping))?;
+    mappings.forget()?;
     space.shared_anonymous().iter().try_for_each(shm::map)
 }
 

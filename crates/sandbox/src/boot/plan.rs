@@ -61,6 +61,8 @@ pub struct BootPlan {
     pub(crate) index_blobs: u32,
     pub(crate) blobs: Arc<dyn BlobSource>,
     pub(crate) mappings: Vec<Mapping>,
+    /// Where the sandbox finds them in the image, if they are too many to travel.
+    pub(crate) mappings_at: Option<u64>,
     pub(crate) populate: Vec<PopulateRange>,
     /// Numbers and descriptors of the blobs that travel with the boot command.
     pub(crate) blob_numbers: Vec<u32>,
@@ -110,6 +112,7 @@ impl BootPlan {
             index_blobs,
             blobs,
             mappings: image.mappings().to_vec(),
+            mappings_at: image.mappings_at_if_many(),
             populate: Vec::new(),
             blob_numbers: Vec::new(),
             blob_files: Vec::new(),
@@ -140,10 +143,15 @@ impl BootPlan {
         self
     }
 
+    /// The mappings that travel with the boot command.
+    pub(crate) fn carried_mappings(&self) -> &[u8] {
+        if self.mappings_at.is_some() { &[] } else { bytemuck::cast_slice(&self.mappings) }
+    }
+
     /// Bytes of the boot command, at most.
     fn command_len(&self) -> usize {
         FIXED_BYTES
-            + size_of_val(&self.mappings[..])
+            + self.carried_mappings().len()
             + size_of_val(&self.populate[..])
             + size_of_val(&self.blob_numbers[..])
     }

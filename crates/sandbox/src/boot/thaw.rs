@@ -51,6 +51,7 @@ impl BootPlan {
     ) -> io::Result<()> {
         let body = Thaw {
             index_len: self.index_len,
+            mappings_at: self.mappings_at.unwrap_or(0),
             mode,
             mapping_count: self.mappings.len() as u32,
             populate_count: self.populate.len() as u32,
@@ -60,7 +61,7 @@ impl BootPlan {
             identity: identity(connection, options)?,
         };
         let tail: [&[u8]; 5] = [
-            cast_slice(&self.mappings),
+            self.carried_mappings(),
             cast_slice(&self.populate),
             connections(&connection),
             &padded(options.hostname),

@@ -13,6 +13,7 @@ use thaw_abi::control::EntryPoint;
 use thaw_abi::image::{SOURCE_BLOB, SOURCE_ZERO};
 
 use crate::boot::Rootfs;
+use crate::image::most_mappings;
 use crate::sandbox::Sandbox;
 use layout::{Scanned, lay_out};
 use report::Report;
@@ -172,8 +173,9 @@ pub fn freeze(
         let runs = scanner.runs(region)?;
         scanned.push(Scanned { region: region.clone(), runs });
     }
-    let layout = lay_out(&scanned, spec.merge, MAPPINGS_MAX)
-        .ok_or(FreezeError::TooManyMappings { limit: MAPPINGS_MAX })?;
+    let limit = most_mappings(report.regions.iter().any(|region| region.space > 0));
+    let layout =
+        lay_out(&scanned, spec.merge, limit).ok_or(FreezeError::TooManyMappings { limit })?;
 
     let mut summary = FreezeReport {
         stored_clean: layout.stored_clean,
@@ -199,10 +201,6 @@ pub fn freeze(
     summary.duration = started.elapsed();
     Ok(summary)
 }
-
-/// Most mappings of an image: they must fit a boot command together with the
-/// ranges to populate.
-const MAPPINGS_MAX: usize = 3000;
 
 /// Most blobs of an image's I/O cache, which only saves requests at boot; those
 /// that are mapped come first.

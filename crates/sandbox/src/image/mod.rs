@@ -81,8 +81,16 @@ pub struct Image {
     file: Arc<File>,
     header: ImageHeader,
     mappings: Vec<Mapping>,
+    mappings_at: u64,
     blobs: Vec<u32>,
     about: String,
+}
+
+/// Most mappings of an image. Those of one process must fit a boot command together
+/// with the ranges to populate; those of several are read from the image, and each is
+/// a segment of the ELF file.
+pub(crate) fn most_mappings(is_of_several: bool) -> usize {
+    if is_of_several { 60_000 } else { 3000 }
 }
 
 impl Image {
@@ -94,6 +102,7 @@ impl Image {
             file: Arc::new(file),
             header: parsed.header,
             mappings: parsed.mappings,
+            mappings_at: parsed.mappings_at,
             blobs: parsed.blobs,
             about: parsed.about,
         })
@@ -121,6 +130,11 @@ impl Image {
     /// The mapping table, sorted by address.
     pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
+    }
+
+    /// Where the table lies in the image, if it is too long for a boot command.
+    pub(crate) fn mappings_at_if_many(&self) -> Option<u64> {
+        (self.mappings.len() > most_mappings(false)).then_some(self.mappings_at)
     }
 
     /// Numbers of the blobs that the program had used when it was frozen.

@@ -5,7 +5,6 @@ use std::os::unix::fs::FileExt;
 
 use bytemuck::{AnyBitPattern, Zeroable};
 use thaw_abi::PAGE_SIZE;
-use thaw_abi::control::MESSAGE_MAX;
 use thaw_abi::image::{
     IMAGE_VERSION, ImageHeader, MAPPING_EAGER, MAPPING_KERNEL, MAPPING_SHARED, MAPPING_SPACE_SHIFT,
     MAX_SPACES, Mapping, NOTE_ABOUT, NOTE_BLOBS, NOTE_HEADER, NOTE_MAPPINGS, NOTE_OWNER,
@@ -15,7 +14,7 @@ use thaw_abi::rootfs::NO_BLOB;
 
 use super::ImageError::{Damaged, NotAnImage, Read, Truncated};
 use super::elf::{EM_X86_64, ET_CORE, FileHeader, IDENT, Note, PT_NOTE, ProgramHeader, notes};
-use super::{ImageError, checksum};
+use super::{ImageError, checksum, most_mappings};
 use crate::area::{Area, area_of};
 
 /// Largest notes that are read, in bytes. Each mapped file, thread and mapping
@@ -27,6 +26,8 @@ const NOTES_MAX: u64 = 64 << 20;
 pub(super) struct Parsed {
     pub header: ImageHeader,
     pub mappings: Vec<Mapping>,
+    /// Where they lie in the file.
+    pub mappings_at: u64,
     pub blobs: Vec<u32>,
     pub about: String,
 }
@@ -60,15 +61,17 @@ pub(super) fn parse(file: &File) -> Result<Parsed, ImageError> {
         return Err(Damaged("its checksum does not fit"));
     }
 
-    let mappings: Vec<Mapping> = array(own(NOTE_MAPPINGS))?;
+    let note = own(NOTE_MAPPINGS).ok_or(Damaged("a note is missing"))?;
+    let mappings_at = notes_offset + note.offset as u64;
+    let mappings: Vec<Mapping> = array(note)?;
     check_mappings(&mappings, found)?;
-    let blobs: Vec<u32> = array(own(NOTE_BLOBS))?;
+    let blobs: Vec<u32> = array(own(NOTE_BLOBS).ok_or(Damaged("a note is missing"))?)?;
     if blobs.contains(&NO_BLOB) {
         return Err(Damaged("its I/O cache names no blob"));
     }
     let about = own(NOTE_ABOUT).map_or(&[][..], |note| note.description);
     let about = String::from_utf8_lossy(about).into_owned();
-    Ok(Parsed { header, mappings, blobs, about })
+    Ok(Parsed { header, mappings, mappings_at, blobs, about })
 }
 
 /// The notes of a core file, and where they lie in it.
@@ -109,8 +112,7 @@ fn read<T: bytemuck::Pod + Zeroable>(file: &File, file_len: u64, at: u64) -> Res
     Ok(value)
 }
 
-fn array<T: AnyBitPattern>(note: Option<&Note<'_>>) -> Result<Vec<T>, ImageError> {
-    let note = note.ok_or(Damaged("a note is missing"))?;
+fn array<T: AnyBitPattern>(note: &Note<'_>) -> Result<Vec<T>, ImageError> {
     let items = note.description.chunks_exact(size_of::<T>());
     if !items.remainder().is_empty() {
         return Err(Damaged("a table has a wrong length"));
@@ -121,7 +123,8 @@ fn array<T: AnyBitPattern>(note: Option<&Note<'_>>) -> Result<Vec<T>, ImageError
 /// Checks that carrying out the mappings can only fill the saved parts of a
 /// sandbox's address spaces, each at most once.
 fn check_mappings(mappings: &[Mapping], file_len: u64) -> Result<(), ImageError> {
-    if size_of_val(mappings) > MESSAGE_MAX {
+    let is_of_several = mappings.iter().any(|mapping| mapping.space() > 0);
+    if mappings.len() > most_mappings(is_of_several) {
         return Err(Damaged("it has too many mappings"));
     }
     let mut end = (0, 0);
