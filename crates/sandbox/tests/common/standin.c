@@ -219,7 +219,7 @@ struct populate { u64 start, len, how; };
 /* Maps the image and checks a byte of each kind, touching some of it. */
 static void thaw(void) {
     struct {
-        u64 index_len; u32 mode, mappings, populates, blobs, index_blobs, unused;
+        u64 index_len, mappings_at; u32 mode, mappings, populates, blobs, index_blobs, unused;
         u8 seed[32]; u64 memory; u32 flags, connections, hostname, reserved;
     } *body = (void *)(packet + 16);
     struct mapping *mapping = (void *)(body + 1);
