@@ -181,6 +181,22 @@ fn echoes_over_a_websocket(daemon: &Daemon, function: &str) {
     assert!(matches!(socket.read(), Ok(Message::Close(_))));
 }
 
+/// Many processes, thousands of mappings; each answer from a browser of its own.
+#[test]
+#[ignore = "make runtimes"]
+fn browser() {
+    let daemon = serve("browser-node");
+    for number in 1..4 {
+        let page = format!("<p id=a>{number}<script>document.write(6 * 7)</script></p>");
+        let shown = post(daemon.gateway(), "browser-node", "/", page.as_bytes());
+        assert_eq!(text(&shown), format!("{number}42\n"));
+        let picture = post(daemon.gateway(), "browser-node", "/picture", page.as_bytes());
+        assert_eq!((picture.status, &picture.body[..8]), (200, &b"\x89PNG\r\n\x1a\n"[..]));
+    }
+    let printed = get(daemon.gateway(), "browser-node", "/pdf");
+    assert_eq!((printed.status, &printed.body[..5]), (200, &b"%PDF-"[..]));
+}
+
 #[test]
 #[ignore = "make runtimes"]
 fn sinatra() {

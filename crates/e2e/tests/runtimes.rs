@@ -68,6 +68,8 @@ same! {
     sqlite: Shell("sqlite");
     #[ignore = "needs tools; make runtimes"]
     ffmpeg: Shell("ffmpeg");
+    #[ignore = "needs interpreters; make runtimes"]
+    languages: Shell("languages");
 }
 
 /// Servers on fixed ports: not at the same time.
@@ -90,4 +92,22 @@ fn nginx() {
 #[ignore = "needs Redis; make runtimes"]
 fn redis() {
     one_at_a_time(Shell("redis"));
+}
+
+#[test]
+#[ignore = "needs PostgreSQL; make runtimes"]
+fn postgresql() {
+    one_at_a_time(Shell("postgresql"));
+}
+
+#[test]
+#[ignore = "needs servers; make runtimes"]
+fn services() {
+    one_at_a_time(Shell("services"));
+}
+
+#[test]
+#[ignore = "needs Chromium; make runtimes"]
+fn chromium() {
+    one_at_a_time(Shell("chromium"));
 }
