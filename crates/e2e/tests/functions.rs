@@ -256,6 +256,21 @@ fn redis() {
     assert_eq!(client("redis-cli", &["get", "greeting"]), "hello\n");
 }
 
+/// Every connection has a cluster of its own.
+#[test]
+#[ignore = "make runtimes"]
+fn postgresql() {
+    let _daemon = serve("postgresql");
+    for _ in 0..3 {
+        let mut psql = Command::new("psql");
+        psql.args(["-h", "127.0.0.1", "-p", "5433", "-U", "postgres", "-AtXq"]);
+        psql.args(["-c", "create table item(a int)"]);
+        psql.args(["-c", "insert into item select generate_series(1, 1000)"]);
+        let outcome = run(psql.args(["-c", "select count(*), sum(a) from item"]));
+        assert_eq!(outcome.success(), "1000|500500\n");
+    }
+}
+
 /// The workloads whose answers do not depend on the packages' versions.
 #[test]
 #[ignore = "make runtimes"]

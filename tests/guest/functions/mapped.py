@@ -1,4 +1,4 @@
-"""Two processes with thousands of separate mappings each, that answer together."""
+"""Two processes with thousands of separate mappings each, and memory that they share."""
 
 import ctypes
 import mmap
@@ -25,7 +25,20 @@ def read():
     return sum(int.from_bytes(page, "little") for page in pages)
 
 
+# Shared by both, and zero but for a few pages far from each other.
+shared = mmap.mmap(-1, 1 << 24)
+PLACES = [0, 1 << 20, (1 << 24) - PAGE]
+
+
+def count():
+    """Adds one at each place, and returns what is there, the rest being zero."""
+    for place in PLACES:
+        shared[place] += 1
+    return [shared[place] for place in PLACES] + [sum(shared[:]) - sum(shared[p] for p in PLACES)]
+
+
 write(0)
+count()
 for page in range(1, PAGES, 2):
     address = ctypes.c_void_p(start + page * PAGE)
     if libc.mprotect(address, ctypes.c_size_t(PAGE), mmap.PROT_READ):
@@ -36,6 +49,7 @@ if os.fork() == 0:
     write(1)
     while os.read(to_child[0], 1):
         write(2)
+        count()
         os.write(from_parent[1], read().to_bytes(8, "little"))
 
 
@@ -45,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         os.write(to_child[1], b"?")
         child = int.from_bytes(os.read(from_parent[0], 8), "little")
-        body = f"{read()} {child}\n".encode()
+        body = f"{read()} {child} {count()}\n".encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -11,16 +11,18 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{MSG_BELL, MSG_MEMORY_FILE};
+use thaw_abi::image::{Mapping, SOURCE_IMAGE};
 use thaw_abi::layout::{
     ARENA_BLOBS, ARENA_HEAP, ARENA_PAGES, ARENA_SHM, ARENA_VARIABLES, HEAP_BASE, HEAP_MAX,
     PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX, WINDOW_BASE,
 };
 
+use super::thaw::{Mappings, is_shm};
 use super::{blobs, broker, lazy};
 use crate::errno::{Errno, Result};
 use crate::mm::vma::Vma;
 use crate::mm::{heap, shm};
-use crate::platform::host::{self, HostFd, PROT_READ, PROT_WRITE, Sharing};
+use crate::platform::host::{self, HostFd, MADV_POPULATE_WRITE, PROT_READ, PROT_WRITE, Sharing};
 use crate::platform::kernel_lock;
 use crate::state::kernel;
 
@@ -78,7 +80,10 @@ fn ask_once(kind: u32, slot: &AtomicI32) -> Result<()> {
 
 /// Moves the arena to shared memory. To be called after [`prepare`], on the
 /// idle stack, which stays where it is, while no other vCPU uses the arena.
-pub fn share() -> Result<()> {
+///
+/// The shared anonymous memory of guest processes is where they have it, or, in a
+/// thaw, in the `image` only.
+pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
     if is_shared() {
         return Ok(());
     }
@@ -88,14 +93,10 @@ pub fn share() -> Result<()> {
     for space in kernel().tasks.spaces() {
         space.recall_shared(0, u64::MAX);
     }
-    let was_shared = core::mem::replace(&mut *kernel().has_shared_arena.lock(), true);
-    let shm_ranges = shm::ranges();
-    // In a thaw the memory lies in the window, otherwise where the guest has it.
-    let areas: Vec<Vma> = match was_shared {
-        true => Vec::new(),
-        false => {
-            kernel().tasks.spaces().iter().flat_map(|space| space.shared_anonymous()).collect()
-        }
+    *kernel().has_shared_arena.lock() = true;
+    let areas: Vec<Vma> = match image {
+        Some(_) => Vec::new(),
+        None => kernel().tasks.spaces().iter().flat_map(|space| space.shared_anonymous()).collect(),
     };
     let mut runs: Vec<(u64, u64)> = Vec::with_capacity(64);
     kernel().pages.lock().for_each_used_run(|start, len| runs.push((start, len)));
@@ -105,10 +106,9 @@ pub fn share() -> Result<()> {
     for &(start, len) in &runs {
         copy(file, start, len, ARENA_PAGES + (start - PAGES_BASE))?;
     }
-    if was_shared {
-        for &(start, end) in &shm_ranges {
-            copy(file, SHM_BASE + start, end - start, ARENA_SHM + start)?;
-        }
+    if let Some(mappings) = image {
+        let is_stored = |mapping: &Mapping| is_shm(mapping) && mapping.source == SOURCE_IMAGE;
+        mappings.iter().filter(is_stored).try_for_each(|stored| read(file, stored))?;
     }
     for vma in &areas {
         host::protect(vma.start, vma.len(), PROT_READ)?;
@@ -132,6 +132,15 @@ pub fn share() -> Result<()> {
     areas.iter().try_for_each(shm::map)
 }
 
+/// Reads shared anonymous memory from the image into the file.
+fn read(file: HostFd, stored: Mapping) -> Result<()> {
+    let offset = ARENA_SHM + (stored.start - SHM_BASE);
+    host::map_file(file, WINDOW_BASE, stored.len, WRITABLE, Sharing::Shared, offset)?;
+    host::advise(WINDOW_BASE, stored.len, MADV_POPULATE_WRITE)?;
+    lazy::read(&Mapping { start: WINDOW_BASE, ..stored })?;
+    host::unmap(WINDOW_BASE, stored.len)
+}
+
 /// Copies memory into the file, leaving out pages of zeros.
 fn copy(file: HostFd, start: u64, len: u64, offset: u64) -> Result<()> {
     if len == 0 {
@@ -139,24 +148,33 @@ fn copy(file: HostFd, start: u64, len: u64, offset: u64) -> Result<()> {
     }
     host::map_file(file, WINDOW_BASE, len, WRITABLE, Sharing::Shared, offset)?;
     // SAFETY: both ranges are mapped; the window is used by nobody else.
-    unsafe { copy_pages(start, WINDOW_BASE, len) };
+    unsafe { copy_pages(start, WINDOW_BASE, len)? };
     host::unmap(WINDOW_BASE, len)
 }
 
-/// Copies all pages that are not zero.
+/// Copies all pages that are not zero. Runs of them get their memory in one host
+/// call instead of a fault a page.
 ///
 /// # Safety
 /// Both ranges must be mapped, the second writable, and whole pages.
-pub unsafe fn copy_pages(from: u64, to: u64, len: u64) {
-    for at in (0..len).step_by(4096) {
-        let page = (from + at) as *const [u64; 512];
+unsafe fn copy_pages(from: u64, to: u64, len: u64) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let pages =
+        unsafe { core::slice::from_raw_parts(from as *const [u64; 512], (len / 4096) as usize) };
+    let is_zero = |page: &[u64; 512]| page.iter().all(|&word| word == 0);
+    let mut at = 0;
+    while let Some(zeros) = pages[at..].iter().position(|page| !is_zero(page)) {
+        at += zeros;
+        let run = pages[at..].iter().position(is_zero).unwrap_or(pages.len() - at);
+        let place = to + at as u64 * 4096;
+        host::advise(place, run as u64 * 4096, MADV_POPULATE_WRITE)?;
         // SAFETY: the caller's promise.
         unsafe {
-            if (*page).iter().any(|&word| word != 0) {
-                core::ptr::copy_nonoverlapping(page, (to + at) as *mut [u64; 512], 1);
-            }
+            core::ptr::copy_nonoverlapping(&pages[at], place as *mut [u64; 512], run);
         }
+        at += run;
     }
+    Ok(())
 }
 
 /// Maps a page of the page area at a guest address.

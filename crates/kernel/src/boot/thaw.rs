@@ -123,7 +123,7 @@ fn go_on<'a>(
 }
 
 /// The mappings of an image, as bytes: in a file they need not be aligned.
-struct Mappings<'a> {
+pub struct Mappings<'a> {
     bytes: &'a [u8],
     /// Pages at [`MAPPINGS_BASE`] that hold them; 0 if they are in the boot command.
     len: u64,
@@ -153,7 +153,7 @@ impl<'a> Mappings<'a> {
         Ok(Self { bytes, len })
     }
 
-    fn iter(&self) -> impl Iterator<Item = Mapping> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = Mapping> {
         self.bytes.chunks_exact(size_of::<Mapping>()).map(bytemuck::pod_read_unaligned)
     }
 
@@ -176,16 +176,16 @@ struct Memory<'a> {
 impl Memory<'_> {
     /// Whether it is that of several address spaces, or lies in a shared arena.
     fn is_of_several(&self) -> bool {
-        self.mappings.iter().any(|mapping| {
-            mapping.space() > 0 || (SHM_BASE..SHM_BASE + SHM_MAX).contains(&mapping.start)
-        })
+        self.mappings.iter().any(|mapping| mapping.space() > 0 || is_shm(&mapping))
     }
 
     /// Maps what can be mapped without reading any of it, but for the heap's front.
     fn map(&self) -> Result<()> {
         if self.is_of_several() {
-            let of_all =
-                |mapping: &Mapping| mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0;
+            // Shared anonymous memory is read when there is a file for it.
+            let of_all = |mapping: &Mapping| {
+                mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0 && !is_shm(mapping)
+            };
             self.mappings.iter().filter(of_all).try_for_each(|mapping| lazy::map(&mapping))?;
             return lazy::map(&self.index);
         }
@@ -245,6 +245,11 @@ impl Memory<'_> {
     }
 }
 
+/// Whether a mapping is of the shared anonymous memory of guest processes.
+pub(super) fn is_shm(mapping: &Mapping) -> bool {
+    (SHM_BASE..SHM_BASE + SHM_MAX).contains(&mapping.start)
+}
+
 /// Maps the page allocator's blocks, under the pages in use, which are all that
 /// an image holds of them. Every block has one of those, its control page.
 fn map_page_blocks(mappings: &Mappings<'_>) -> Result<()> {
@@ -263,7 +268,7 @@ fn adopt_several(mappings: &Mappings<'_>) -> Result<()> {
         space.forget_shown();
     }
     arena::prepare()?;
-    arena::share()?;
+    arena::share(Some(mappings))?;
     carrier::begin_others(|number, space| fill(space, number, mappings))?;
     fill(&space, 0, mappings)
 }

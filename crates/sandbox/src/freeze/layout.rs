@@ -6,6 +6,7 @@ use thaw_abi::image::{
     MAPPING_EAGER, MAPPING_KERNEL, MAPPING_SHARED, MAPPING_SPACE_SHIFT, Mapping, SOURCE_BLOB,
     SOURCE_IMAGE, SOURCE_ZERO,
 };
+use thaw_abi::layout::{SHM_BASE, SHM_MAX};
 
 use super::MergePolicy;
 use super::report::Region;
@@ -108,14 +109,20 @@ fn alike(first: &Region, second: &Region) -> bool {
 }
 
 /// Longest gap that is stored, in bytes. The kernel's memory is mapped at every
-/// boot and mostly used: its zeros are holes of one mapping.
+/// boot and mostly used: its zeros are holes of one mapping. The memory that guest
+/// processes share is read instead, so that its zeros cost nothing.
 fn longest_gap((region, run): &Part<'_>, policy: MergePolicy) -> u64 {
     match run.content {
         Content::Own => u64::MAX,
-        Content::Zero if region.has(REGION_KERNEL) => u64::MAX,
+        Content::Zero if is_mapped_whole(region) => u64::MAX,
         Content::Blob => policy.clean_gap_pages * PAGE_SIZE,
         Content::Zero => policy.zero_gap_pages * PAGE_SIZE,
     }
+}
+
+fn is_mapped_whole(region: &Region) -> bool {
+    let shared_memory = SHM_BASE..SHM_BASE + SHM_MAX;
+    region.has(REGION_KERNEL) && !shared_memory.contains(&region.start)
 }
 
 /// Makes short gaps between stored runs stored, too.
@@ -128,7 +135,7 @@ fn merge<'a>(parts: &[Part<'a>], policy: MergePolicy, stored_clean: &mut u64) ->
         // lead to a stored run, which `leads_to_stored` sees by looking past gaps.
         let absorbed = follows_stored
             && run.len() <= longest_gap(part, policy)
-            && (region.has(REGION_KERNEL) || leads_to_stored(&parts[number..], policy));
+            && (is_mapped_whole(region) || leads_to_stored(&parts[number..], policy));
         match merged.last_mut() {
             Some((_, last)) if absorbed => {
                 if run.content == Content::Blob {

@@ -98,9 +98,9 @@ pub(super) fn run_errand() -> Option<Forked> {
 
 fn share_arena() -> Result<()> {
     if kernel_lock::is_enabled() && !arena::is_shared() {
-        halt::others_during(arena::share)
+        halt::others_during(|| arena::share(None))
     } else {
-        arena::share()
+        arena::share(None)
     }
 }
 
