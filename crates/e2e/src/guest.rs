@@ -250,13 +250,20 @@ const ENVIRONMENT: [(&str, &str); 5] = [
 
 const INPUT: &[u8] = b"input of the program\n";
 
-fn on_host(command: &[PathBuf]) -> Outcome {
-    // The descriptors that programs print are the lowest ones: whatever this
-    // process has inherited (from make, from an editor) must not take them.
-    let mut native = Command::new("/bin/sh");
+/// Starts a program on the host as one starts in a sandbox: in `/`, with an empty
+/// environment, the standard descriptors only, and no signal ignored, whatever this
+/// process has inherited (from make, from an editor, from a shell's background).
+pub(crate) fn host_command(command: &[PathBuf]) -> Command {
+    let mut native = Command::new("/usr/bin/env");
+    native.args(["--default-signal", "/bin/sh"]);
     native.args(["-c", "exec \"$@\" 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-", "sh"]);
-    native.args(command).env_clear().envs(ENVIRONMENT).env("HOME", "/root").current_dir("/");
-    run_with_input(&mut native, INPUT)
+    native.args(command).env_clear().current_dir("/");
+    native
+}
+
+fn on_host(command: &[PathBuf]) -> Outcome {
+    let mut native = host_command(command);
+    run_with_input(native.envs(ENVIRONMENT).env("HOME", "/root"), INPUT)
 }
 
 fn in_sandbox(command: &[PathBuf], patching: bool, traced: bool) -> Outcome {

@@ -2,7 +2,7 @@
 //! sandbox, compared.
 
 use crate::binary::{build_directory, repository, thaw};
-use crate::guest::{differences, python};
+use crate::guest::{differences, host_command, python};
 use crate::outcome::{Outcome, run_within};
 use std::collections::BTreeSet;
 use std::fs;
@@ -144,11 +144,7 @@ impl CommandLine {
     }
 
     fn on_host(&self) -> Outcome {
-        // As in the sandbox, no descriptors but the standard ones.
-        let mut native = Command::new("/bin/sh");
-        native.args(["-c", "exec \"$@\" 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-", "sh"]);
-        native.args(&self.words).env_clear().envs(self.variables()).current_dir("/");
-        run_within(PATIENCE, &mut native, b"")
+        run_within(PATIENCE, host_command(&self.words).envs(self.variables()), b"")
     }
 
     fn in_sandbox(&self, cpus: u32) -> Outcome {

@@ -28,7 +28,7 @@ same! {
     file_waiting, file_watch, file_xattr, fork_beside_threads, forks, futexes, hello, interruptions, jobs, mem_file, mem_lock, mem_map,
     mem_move, mem_protect, netlinks, parallel, pipes, polls, posix_timers, process_attributes,
     process_info, procfs, ptys, sessions_tty, signal_actions, signal_context, signal_faults,
-    scheduling, signal_restart, signal_threads, sites, sockets_datagram, sockets_inet, sockets_local, sockets_messages,
+    scheduling, segments, signal_restart, signal_threads, sites, sockets_datagram, sockets_inet, sockets_local, sockets_messages,
     sockets_urgent, splices, start, sysv_memory, sysv_messages, sysv_semaphores, thread_ends,
     threads, timers, waits,
 }

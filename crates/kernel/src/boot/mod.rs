@@ -154,6 +154,7 @@ fn become_zygote(vdso: u64, own: &Segments, purpose: Purpose) -> Result<()> {
     }
     // SAFETY: mapped above.
     unsafe { vcpu::initialize(0) };
+    vcpu::block().door = vcpu::DOOR_OPEN.into();
     clock::find_host_vdso(vdso);
     fault::install_handlers()?;
     touch(own, purpose);

@@ -192,7 +192,7 @@ fn frozen_thread(thread: &Thread) -> FrozenThread {
         frame.rsp,
         frame.ss,
         fs_base,
-        0,
+        thread.gs_base.load(Relaxed),
         0,
         0,
         0,

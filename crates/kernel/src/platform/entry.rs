@@ -9,6 +9,10 @@
 //!   in a [`TrapFrame`] on the kernel stack; from there on it goes as through
 //!   the fast door. The host's `rt_sigreturn` is never used.
 //!
+//! `%gs` points to the vCPU's block ([`super::vcpu`]) unless the guest has changed it,
+//! as some runtimes do. The fast door sees that by a word of the block, traps, and
+//! leads through the slow door, which knows its vCPU by the stack ([`super::segment`]).
+//!
 //! The kernel's own code uses the low halves of the vector registers, so those
 //! are in the frame. The upper halves and the x87 state stay in the registers
 //! until another thread runs ([`super::fpu`]).
@@ -123,9 +127,21 @@ const _: () = assert!(FRAME.is_multiple_of(16));
 core::arch::global_asm!(
     ".globl thaw_syscall_entry, thaw_return, thaw_return_full, thaw_return_end",
     ".globl thaw_trap_entry, thaw_thread_start, thaw_syscall_entry_stack",
+    ".globl thaw_syscall_open, thaw_syscall_closed",
 
-    // Fast door. rax = number, rcx = where the guest goes on, guest stack.
+    // Fast door. rax = number, rcx = where the guest goes on, guest stack. It is
+    // closed unless the block says otherwise; the flags must not change here.
     "thaw_syscall_entry:",
+    "mov r11, gs:[{door}]",
+    "lea r11, [r11 - {open}]",
+    "xchg rcx, r11",
+    "jrcxz 2f",
+    "mov rcx, r11",
+    "thaw_syscall_closed:",
+    "ud2",
+    "2:",
+    "mov rcx, r11",
+    "thaw_syscall_open:",
     "mov gs:[8], rsp",
     "thaw_syscall_entry_stack:",
     "mov rsp, gs:[16]",
@@ -184,6 +200,8 @@ core::arch::global_asm!(
     "mov rax, gs:[24]",
     "cmp byte ptr [rax + {attention}], 0",
     "jne thaw_attend",
+    "cmp qword ptr [rax + {gs_base}], 0",
+    "jne thaw_return_gs",
     "cmp qword ptr [rsp + {how}], 0",
     "jne thaw_return_full",
     "movaps xmm0, [rsp + {xmm} + 0x00]",
@@ -216,7 +234,12 @@ core::arch::global_asm!(
     "mov rsp, [rsp + {rsp_}]",
     "jmp rcx",
 
-    // Everything, with iretq. rsp = the frame.
+    // To a guest that has its own `%gs`.
+    "thaw_return_gs:",
+    "mov rax, [rax + {gs_base}]",
+    "wrgsbase rax",
+
+    // Everything, with iretq, without a look at `%gs`. rsp = the frame.
     "thaw_return_full:",
     "movaps xmm0, [rsp + {xmm} + 0x00]",
     "movaps xmm1, [rsp + {xmm} + 0x10]",
@@ -326,6 +349,9 @@ core::arch::global_asm!(
     user_cs = const USER_CS,
     user_ss = const USER_SS,
     attention = const offset_of!(crate::task::Thread, attention),
+    gs_base = const offset_of!(crate::task::Thread, gs_base),
+    door = const offset_of!(super::vcpu::VcpuBlock, door),
+    open = const super::vcpu::DOOR_OPEN,
     dispatch = sym crate::syscall::dispatch,
     attend = sym crate::task::signal::attend,
     begin = sym crate::task::thread::begin,
@@ -346,6 +372,8 @@ unsafe extern "C" {
     static thaw_return: u8;
     static thaw_return_end: u8;
     static thaw_syscall_entry_stack: u8;
+    static thaw_syscall_open: u8;
+    static thaw_syscall_closed: u8;
 }
 
 /// Where to resume code that was interrupted at `rip` in the guest's part of
@@ -353,10 +381,16 @@ unsafe extern "C" {
 /// thread may use the vCPU in between.
 pub fn resumable(rip: u64) -> u64 {
     if rip == &raw const thaw_syscall_entry_stack as u64 {
-        &raw const thaw_syscall_entry as u64
+        &raw const thaw_syscall_open as u64
     } else {
         rip
     }
+}
+
+/// Whether a fault at `rip` means that the fast door is closed to a system call: its
+/// word of the block was another one, or not there at all.
+pub fn is_at_closed_door(rip: u64) -> bool {
+    rip == &raw const thaw_syscall_closed as u64 || rip == &raw const thaw_syscall_entry as u64
 }
 
 /// Whether `rip` is in the code that restores a frame on the way out.

@@ -9,6 +9,7 @@ use thaw_abi::layout::{KERNEL_BASE, LAYOUT_END};
 
 use super::entry::{RETURN_FULL, TrapFrame, USER_CS, USER_SS};
 use super::host::{hostcall, nr};
+use super::segment::Interrupted;
 use super::vcpu;
 use crate::errno::Result;
 
@@ -79,6 +80,9 @@ pub const SIGUSR1: u32 = 10;
 /// The signal of the alarm that the kernel sets for the guest's timers.
 pub const SIGALRM: u32 = 14;
 
+/// In a frame: a system call came to the fast door while it was closed.
+const CLOSED_DOOR: u32 = u32::MAX;
+
 /// Whether the host has knocked since the last look of this vCPU.
 pub fn take_knock() -> bool {
     let knocked = &vcpu::block().knocked;
@@ -113,6 +117,12 @@ pub extern "C" fn prologue(
     // The guest's vdso runs kernel text and the host's vdso on the guest's stack:
     // that is the guest. The kernel runs the host's vdso on its own.
     let in_kernel = context.rip >= KERNEL_BASE && context.rsp >= KERNEL_BASE;
+    let interrupted = match in_kernel {
+        false => Interrupted::Guest,
+        true if vcpu::is_on_signal_stack(local as u64, context.rsp) => Interrupted::Handler,
+        true => Interrupted::Kernel,
+    };
+    super::segment::take_gs(local as u64, interrupted);
     if matches!(signal, SIGUSR1 | SIGALRM | SIGCHLD) {
         return notice(signal, info, context, local, in_kernel);
     }
@@ -124,6 +134,10 @@ pub extern "C" fn prologue(
     if !in_kernel {
         if vcpu::block().thread.is_null() {
             die_in_kernel(signal, info, context)
+        }
+        if super::entry::is_at_closed_door(context.rip) {
+            let call = frame_from(CLOSED_DOOR, info, context, context.rcx);
+            return continue_in_kernel(TrapFrame { orig_rax: context.rax, ..call });
         }
         return continue_in_kernel(frame_from(signal, info, context, context.rip));
     }
@@ -304,12 +318,18 @@ fn frame_from(signal: u32, info: &HostSignalInfo, context: &HostContext, rip: u6
 /// the registers.
 pub extern "C" fn handle(frame: &mut TrapFrame) {
     super::kernel_lock::acquire();
+    super::segment::close_doors_if_wanted(crate::task::current());
     match frame.signal {
         SIGSYS => {
             // As the real instruction would leave them.
             frame.rcx = frame.rip;
             frame.r11 = frame.rflags;
             super::gate::try_patch(frame);
+            frame.signal = 0;
+            crate::syscall::perform(frame);
+        }
+        CLOSED_DOOR => {
+            frame.r11 = frame.rflags;
             frame.signal = 0;
             crate::syscall::perform(frame);
         }

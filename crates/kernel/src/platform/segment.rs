@@ -1,5 +1,16 @@
-//! The `%fs` segment: thread-local storage of the guest.
+//! The segments of the guest: `%fs`, its thread-local storage, and `%gs`.
+//!
+//! The kernel needs `%gs` for itself and few programs use it, so the guest's is kept
+//! apart only once it has one: from then on all system calls of its process come
+//! through the slow door, where the vCPU is known by the signal stack, and every
+//! return to the thread sets what it had. Until then a guest that reads `%gs` sees the
+//! kernel's, and may set it again.
 #![allow(unsafe_code)]
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::vcpu::{self, DOOR_OPEN};
+use crate::task::Thread;
 
 /// Base of `%fs` of the running thread.
 pub fn fs_base() -> u64 {
@@ -16,4 +27,77 @@ pub fn set_fs_base(base: u64) {
     // SAFETY: as above; the kernel itself does not use `%fs`. Callers pass
     // canonical addresses.
     unsafe { core::arch::asm!("wrfsbase {}", in(reg) base, options(nostack, preserves_flags)) };
+}
+
+fn gs_base() -> u64 {
+    let base: u64;
+    // SAFETY: as above.
+    unsafe { core::arch::asm!("rdgsbase {}", out(reg) base, options(nostack, preserves_flags)) };
+    base
+}
+
+/// Points `%gs` to a block.
+pub(super) fn set_gs_base(block: u64) {
+    // SAFETY: as above.
+    unsafe { core::arch::asm!("wrgsbase {}", in(reg) block, options(nostack, preserves_flags)) };
+}
+
+/// What a signal has interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Interrupted {
+    /// The guest.
+    Guest,
+    /// The kernel, on a stack of its own.
+    Kernel,
+    /// Another signal's handler, which may not have come to [`take_gs`] yet.
+    Handler,
+}
+
+/// First thing in the slow door, on the signal stack at `rsp`: takes `%gs` back from a
+/// guest that has changed it, and notes what the guest has.
+pub(super) fn take_gs(rsp: u64, interrupted: Interrupted) {
+    let block = vcpu::block_of_signal_stack(rsp);
+    let found = gs_base();
+    if block.this == 0 {
+        // A vCPU that is just starting has that of its maker.
+        return;
+    }
+    let is_own = found == block.this;
+    if !is_own {
+        set_gs_base(block.this);
+        if interrupted == Interrupted::Handler {
+            block.took_gs.store(true, Relaxed);
+        }
+    } else if interrupted == Interrupted::Handler || block.took_gs.swap(false, Relaxed) {
+        // A handler in between has taken and noted it.
+        return;
+    } else if interrupted == Interrupted::Kernel {
+        return;
+    }
+    // SAFETY: the running thread lives as long as it runs.
+    if let Some(thread) = unsafe { block.thread.as_ref() } {
+        thread.gs_base.store(if is_own { 0 } else { found }, Relaxed);
+    }
+}
+
+/// Closes the doors if the running thread has a `%gs` of its own. To be called with
+/// the kernel lock, before the thread goes on.
+pub fn close_doors_if_wanted(thread: &Thread) {
+    if thread.gs_base.load(Relaxed) != 0 && vcpu::block().door.load(Relaxed) == DOOR_OPEN {
+        set_doors(0);
+    }
+}
+
+/// Lets the system calls of this process come through the fast door again, when no
+/// thread of it has a `%gs` of its own.
+pub fn open_doors() {
+    set_doors(DOOR_OPEN);
+}
+
+fn set_doors(word: u64) {
+    for index in crate::task::carrier::own_space().carrier.vcpu_indexes() {
+        // SAFETY: the areas of the vCPUs of this host process are mapped.
+        let block = unsafe { &*(vcpu::area(index) as *const vcpu::VcpuBlock) };
+        block.door.store(word, Relaxed);
+    }
 }

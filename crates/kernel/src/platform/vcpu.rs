@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use core::mem::offset_of;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicBool, AtomicU64};
 
 use thaw_abi::layout::BOOT_BASE;
 
@@ -41,7 +41,14 @@ pub struct VcpuBlock {
     pub knocked: AtomicBool,
     /// The alarm has gone off, and nobody has looked yet.
     pub alarmed: AtomicBool,
+    /// A signal's handler has taken `%gs` back before the one that it interrupted could.
+    pub took_gs: AtomicBool,
+    /// [`DOOR_OPEN`] if system calls may come through the fast door.
+    pub door: AtomicU64,
 }
+
+/// What nobody else has at this place behind `%gs`.
+pub const DOOR_OPEN: u64 = 0x5468_6177;
 
 // The entry code uses these offsets.
 const _: () = assert!(offset_of!(VcpuBlock, user_rsp) == 8);
@@ -96,8 +103,8 @@ pub unsafe fn initialize(index: u32) {
     unsafe {
         (*block).this = at;
         (*block).index = index;
-        core::arch::asm!("wrgsbase {}", in(reg) at);
     }
+    super::segment::set_gs_base(at);
 }
 
 /// The block of the vCPU that this code runs on.
@@ -122,6 +129,24 @@ pub fn block_of_stack(rsp: u64) -> &'static mut VcpuBlock {
         return unsafe { &mut *(area as *mut VcpuBlock) };
     }
     block()
+}
+
+/// Whether `rsp` lies on the signal stack that `other` lies on.
+pub fn is_on_signal_stack(other: u64, rsp: u64) -> bool {
+    let bottom = signal_stack(block_of_signal_stack(other).index);
+    (bottom..bottom + SIGNAL_STACK_SIZE).contains(&rsp)
+}
+
+/// The block of the vCPU whose signal stack `rsp` lies on, whatever `%gs` is.
+pub fn block_of_signal_stack(rsp: u64) -> &'static mut VcpuBlock {
+    let others_end = area(MAX_VCPUS);
+    let area = match (OTHERS..others_end).contains(&rsp) {
+        true => rsp - (rsp - OTHERS) % AREA_SIZE,
+        false => area(0),
+    };
+    // SAFETY: a stack that is in use lies in an area that is mapped, and the area
+    // begins with the block.
+    unsafe { &mut *(area as *mut VcpuBlock) }
 }
 
 /// Where the stack that `rsp` lies on ends: the idle stack, the signal stack

@@ -289,6 +289,7 @@ fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread>
     let fs_base =
         if has(CloneFlags::SETTLS) { request.tls } else { crate::platform::segment::fs_base() };
     thread.fs_base.store(fs_base, Relaxed);
+    thread.gs_base.store(maker.gs_base.load(Relaxed), Relaxed);
     thread.copy_fpu(maker);
     let (mask, alternate_stack) = {
         let signals = maker.signals.lock();

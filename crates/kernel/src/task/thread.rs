@@ -47,6 +47,9 @@ pub struct Thread {
     pub robust_list: AtomicU64,
     /// Base of the `%fs` segment while the thread does not run.
     pub fs_base: AtomicU64,
+    /// Base of `%gs` if the guest has one of its own ([`crate::platform::segment`]); 0
+    /// if not.
+    pub gs_base: AtomicU64,
     /// Vector state while the registers belong to another thread.
     pub fpu: Lock<FpuState>,
     /// CPU time up to the last switch, in nanoseconds.
@@ -113,6 +116,7 @@ impl Thread {
             clear_child_tid: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             fs_base: AtomicU64::new(0),
+            gs_base: AtomicU64::new(0),
             fpu: Lock::new(FpuState::initial()),
             cpu_ns: AtomicU64::new(0),
             running_since_ns: AtomicU64::new(0),

@@ -65,6 +65,11 @@ impl Carrier {
         self.vcpus.lock().len()
     }
 
+    /// Numbers of the virtual CPUs in the host process.
+    pub fn vcpu_indexes(&self) -> Vec<u32> {
+        self.vcpus.lock().iter().map(|vcpu| vcpu.index()).collect()
+    }
+
     /// A vCPU that does something, if there is one.
     fn with_activity(&self, activity: Activity) -> Option<Arc<Vcpu>> {
         self.vcpus.lock().iter().find(|vcpu| vcpu.activity.get() == activity).cloned()

@@ -70,6 +70,11 @@ impl Vcpu {
         kernel_lock::bell(self.bell)
     }
 
+    /// Number in its host process.
+    pub(super) fn index(&self) -> u32 {
+        self.index
+    }
+
     /// Whether it leaves threads to others.
     pub(super) fn is_parked(&self) -> bool {
         self.parked.load(Relaxed)
@@ -166,6 +171,7 @@ fn add() -> Result<()> {
     // a reference to its address space through this vCPU, too.
     unsafe {
         (*block).own = Arc::into_raw(vcpu.clone());
+        (*block).door.store(vcpu::block().door.load(Relaxed), Relaxed);
         Arc::increment_strong_count(vcpu::block().space);
         (*block).space = vcpu::block().space;
     }

@@ -133,6 +133,8 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     reset_thread(thread, path);
     thread.fs_base.store(0, Relaxed);
     crate::platform::segment::set_fs_base(0);
+    thread.gs_base.store(0, Relaxed);
+    crate::platform::segment::open_doors();
     thread.reset_fpu();
     *thread.frame() = frame;
     Ok(frame.rax)

@@ -170,12 +170,16 @@ pub fn arch_prctl(args: &Args) -> Result<u64> {
             args.address(1).write(&crate::platform::segment::fs_base())?;
             Ok(0)
         }
-        // %gs is the kernel's: the guest's has base 0 and keeps it.
         ARCH_GET_GS => {
-            args.address(1).write(&0u64)?;
+            args.address(1).write(&current().gs_base.load(Relaxed))?;
             Ok(0)
         }
-        ARCH_SET_GS if args.u64(1) == 0 => Ok(0),
+        ARCH_SET_GS if args.u64(1) >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
+        ARCH_SET_GS => {
+            current().gs_base.store(args.u64(1), Relaxed);
+            crate::platform::segment::close_doors_if_wanted(current());
+            Ok(0)
+        }
         ARCH_GET_CPUID => Ok(1),
         ARCH_SET_CPUID => Err(Errno::ENODEV),
         _ => Err(Errno::EINVAL),
