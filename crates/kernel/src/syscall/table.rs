@@ -455,13 +455,7 @@ pub const ENTRIES: &[Entry] = &[
         task::prctl,
         Partial("names, and what has nothing to do in a sandbox"),
     ),
-    row(
-        158,
-        "arch_prctl",
-        &[Hex, Hex],
-        task::arch_prctl,
-        Partial("no ARCH_SET_GS: %gs is the kernel's"),
-    ),
+    row(158, "arch_prctl", &[Hex, Hex], task::arch_prctl, Full),
     row(
         159,
         "adjtimex",
