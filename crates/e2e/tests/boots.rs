@@ -341,6 +341,21 @@ fn a_copy_of_a_template_is_isolated_like_any_other() {
     wait_until("nothing is left", || !all.iter().any(|&pid| exists(pid)));
 }
 
+/// A thread has its own `%gs` in every copy.
+#[test]
+fn a_segment_of_the_program_is_thawed() {
+    let segment = |name, keys| Function::PythonVariant { program: "segment", name, keys };
+    let kinds = [("warm", WARM), ("fork", FORK), ("ready", READY)];
+    let home = built_home("boots-segment", &kinds.map(|(name, keys)| segment(name, keys)));
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for (kind, _) in kinds {
+        for _ in 0..3 {
+            assert_eq!(get(daemon.gateway(), kind, "/").text(), "2a2a2a2a2a2a2a2a\n");
+            await_standby(&daemon, kind, kind);
+        }
+    }
+}
+
 /// Images whose mappings are too many for one message are thawed in every way, too,
 /// and so is memory that processes share.
 #[test]
