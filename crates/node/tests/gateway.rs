@@ -38,12 +38,15 @@ enum Behaviour {
     DieWhenReused,
     /// Answers the first connection, and cannot be given a second.
     TakeNoSecond,
+    /// Dies untouched if it was booted ahead, as all are until they are given up.
+    DieReady,
 }
 
 struct FakeLauncher {
     behaviour: Behaviour,
     ready: AtomicBool,
     launched: AtomicU32,
+    given_up: AtomicBool,
 }
 
 struct FakeInstance {
@@ -62,7 +65,12 @@ struct FakeGuest {
 
 impl FakeLauncher {
     fn new(behaviour: Behaviour) -> Arc<Self> {
-        Arc::new(Self { behaviour, ready: AtomicBool::new(true), launched: AtomicU32::new(0) })
+        Arc::new(Self {
+            behaviour,
+            ready: AtomicBool::new(true),
+            launched: AtomicU32::new(0),
+            given_up: AtomicBool::new(false),
+        })
     }
 }
 
@@ -80,13 +88,19 @@ impl Launcher for FakeLauncher {
             sockets: Arc::default(),
             connections: AtomicU32::new(0),
         });
-        if let Some(client) = client {
-            guest.connect(client).unwrap();
+        let is_dying =
+            self.behaviour == Behaviour::DieReady && !self.given_up.load(Ordering::SeqCst);
+        if is_dying {
+            guest.sender.send(Report::Gone(End::Killed(Some(9)))).unwrap();
+        } else {
+            if let Some(client) = client {
+                guest.connect(client).unwrap();
+            }
+            guest.sender.send(Report::Booted(times(0))).unwrap();
         }
-        guest.sender.send(Report::Booted(times(0))).unwrap();
         let instance = FakeInstance { reports, guest };
         Ok(Launched {
-            kind: BootKind::Warm,
+            kind: if is_dying { BootKind::Ready } else { BootKind::Warm },
             instance: Box::new(instance),
             zygote_ns: client.map_or(0, |c| c.accepted_ns),
         })
@@ -94,6 +108,10 @@ impl Launcher for FakeLauncher {
 
     fn is_ready(&self) -> bool {
         self.ready.load(Ordering::SeqCst)
+    }
+
+    fn give_up_ready(&self) {
+        self.given_up.store(true, Ordering::SeqCst);
     }
 }
 
@@ -486,6 +504,13 @@ fn check_second_instance_answers(behaviour: Behaviour) {
 #[test]
 fn a_connection_that_a_dying_instance_did_not_touch_is_placed_anew() {
     check_second_instance_answers(Behaviour::DieWhenReused);
+}
+
+#[test]
+fn one_instance_that_dies_ready_is_enough_to_use_no_other() {
+    let fixture = fixture(Behaviour::DieReady, USUAL, "request");
+    assert_eq!(fixture.get("/").body, "instance 2 /");
+    fixture.eventually(|| fixture.service.instance_count() == 0);
 }
 
 #[test]

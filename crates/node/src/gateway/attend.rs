@@ -73,6 +73,10 @@ impl Attendant {
         let is_untouched = placed.waited && received == unread(&self.client.socket).ok();
         if is_untouched && self.placements < PLACEMENTS_MAX {
             self.placements += 1;
+            // Whatever has killed it may be killing all that were kept.
+            let launcher = self.service.launcher();
+            let given_up = tokio::task::spawn_blocking(move || launcher.give_up_ready());
+            given_up.await.expect("a launcher does not panic");
             return self.place().await;
         }
         self.refuse(&died(&self.service, end.to_string())).await;

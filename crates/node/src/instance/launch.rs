@@ -48,6 +48,10 @@ pub trait Launcher: Send + Sync {
         StandbyInfo::default()
     }
 
+    /// An instance that was booted ahead has died: what has struck it may have struck
+    /// the others, too, and not be seen yet. None of them is used.
+    fn give_up_ready(&self) {}
+
     /// The function is served no longer, or by another launcher: ends what is
     /// kept for the next boots.
     fn stand_down(&self) {}

@@ -200,6 +200,10 @@ impl Launcher for SandboxLauncher {
         self.shared.standby.info()
     }
 
+    fn give_up_ready(&self) {
+        self.shared.standby.give_up_ready();
+    }
+
     fn stand_down(&self) {
         self.shared.standby.stand_down();
     }

@@ -92,6 +92,13 @@ impl Standby {
         }
     }
 
+    /// Ends the instances that are ready; others will be made.
+    pub fn give_up_ready(&self) {
+        let ready = std::mem::take(&mut self.state().ready);
+        // Ended outside the lock.
+        drop(ready);
+    }
+
     /// Ends what there is, for good.
     pub fn stand_down(&self) {
         let (ready, template) = {
