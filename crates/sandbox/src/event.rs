@@ -8,6 +8,7 @@ use thaw_abi::control::{
 };
 
 use crate::broker::{Question, Request};
+use crate::text::printable;
 
 /// What [`crate::Sandbox::poll_event`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,16 +100,6 @@ pub enum Violation {
         /// Kind in the header.
         kind: u32,
     },
-}
-
-/// Text from a sandbox, fit for logs and terminals: at most 1 KiB, control
-/// characters replaced.
-pub(crate) fn printable(text: &[u8]) -> String {
-    let text = &text[..text.len().min(1024)];
-    String::from_utf8_lossy(text)
-        .chars()
-        .map(|character| if character.is_control() { ' ' } else { character })
-        .collect()
 }
 
 /// A message from a sandbox, checked.

@@ -17,6 +17,7 @@ mod area;
 mod message;
 mod pagemap;
 mod sys;
+mod text;
 
 pub use boot::{
     BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, Rootfs, StartSpec, ThawOptions,
@@ -30,6 +31,7 @@ pub use image::{Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use sandbox::{Connector, Sandbox};
 pub use sys::{set_terminal_mode, terminal_mode};
+pub use text::escape;
 pub use working_set::{PopulatePolicy, WorkingSet, WorkingSetError};
 pub use zygote::{
     Console, Held, PoolConfig, PoolStats, Template, TemplateError, UserIds, Zygote, ZygoteConfig,

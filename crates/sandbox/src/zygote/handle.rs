@@ -550,7 +550,7 @@ impl Zygote {
             Some(MessageHeader { kind: MSG_READY, len: 0, .. }) => Ok(()),
             Some(MessageHeader { kind: MSG_FAILED, .. }) => {
                 let text = buffer[size_of::<MessageHeader>()..packet.len].to_vec();
-                not_ready(crate::event::printable(&text))
+                not_ready(crate::text::printable(&text))
             }
             _ => not_ready("it sent something else first".to_owned()),
         }
