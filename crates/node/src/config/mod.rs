@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
+use thaw_sandbox::Processes;
 
 /// Name of the file in a function's directory.
 pub const CONFIG_FILE: &str = "thaw.toml";
@@ -161,6 +162,9 @@ pub struct Limits {
     pub memory: ByteSize,
     /// Virtual CPUs of one instance.
     pub cpu: NonZeroU32,
+    /// Processes that one instance may have at a time. With 1, the host lets it have one
+    /// process with one virtual CPU, by a shorter list of host calls.
+    pub processes: NonZeroU32,
     /// CPU time that one instance may use in its life; none: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_time: Option<TimeSpan>,
@@ -184,6 +188,7 @@ impl Default for Limits {
         Self {
             memory: ByteSize::mebibytes(256),
             cpu: count(1),
+            processes: count(512),
             cpu_time: None,
             timeout: TimeSpan::seconds(30),
             concurrency: count(1),
@@ -246,6 +251,11 @@ impl FunctionConfig {
     /// The port on which the program listens; 0 if it listens on none.
     pub fn port_number(&self) -> u16 {
         self.port.map_or(0, NonZeroU16::get)
+    }
+
+    /// Which filter the function's zygotes have.
+    pub fn processes(&self) -> Processes {
+        if self.limits.processes.get() == 1 { Processes::One } else { Processes::Several }
     }
 
     /// `FLAG_*` of the control protocol by which a sandbox knows how requests come.

@@ -12,12 +12,13 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
     set_no_new_privs, set_thread_groups,
 };
-use thaw_abi::control::{MSG_FAILED, TEMPLATE_NAME};
+use thaw_abi::control::{MSG_FAILED, SINGLE_PROCESS_NAME, TEMPLATE_NAME};
 use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD};
 
 use super::ids::{self, IdMap};
 use crate::message;
 use crate::sys::{self, CloseOnExec, Forked};
+use crate::zygote::Processes;
 use crate::zygote::protocol::{CREATE_DESCRIPTORS, During, Failure, Step, UserIds};
 
 /// Name of the kernel process, its only argument.
@@ -36,6 +37,8 @@ pub enum Purpose {
     Sandbox {
         /// Its user and group id.
         id: u32,
+        /// Which filter it gets.
+        processes: Processes,
     },
     /// To fork sandboxes.
     Template,
@@ -127,7 +130,8 @@ fn become_kernel(
         (OwnedFd::from_raw_fd(CONTROL_FD), OwnedFd::from_raw_fd(KERNEL_FD))
     };
     let name = match purpose {
-        Purpose::Sandbox { .. } => PROGRAM_NAME,
+        Purpose::Sandbox { processes: Processes::Several, .. } => PROGRAM_NAME,
+        Purpose::Sandbox { processes: Processes::One, .. } => SINGLE_PROCESS_NAME,
         Purpose::Template => TEMPLATE_NAME,
     };
     let source = sys::execute(kernel.as_fd(), &[name]);
@@ -162,7 +166,7 @@ fn give_up_privileges(
     )
     .during(Step::DropCapabilities)?;
     let mut kept = TEMPLATE_CAPABILITIES;
-    if let Purpose::Sandbox { id } = purpose {
+    if let Purpose::Sandbox { id, .. } = purpose {
         kept = CapabilitySet::empty();
         if ids.user_ids() == UserIds::OnePerSandbox {
             set_thread_groups(&[]).during(Step::TakeIds)?;
