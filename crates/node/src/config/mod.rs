@@ -80,6 +80,10 @@ pub struct FunctionConfig {
     /// are forked instead of booted from the image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub template: bool,
+    /// The age at which the image is frozen anew, which gives it other addresses; none: it
+    /// is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refresh: Option<TimeSpan>,
     /// Outgoing connections.
     #[serde(default, skip_serializing_if = "Egress::is_closed")]
     pub egress: Egress,
@@ -168,6 +172,9 @@ pub struct Limits {
     /// CPU time that one instance may use in its life; none: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_time: Option<TimeSpan>,
+    /// Crashes of instances within a minute after which the function backs off and its
+    /// image is frozen anew, which gives it other addresses; 0: never.
+    pub crashes: u32,
     /// How long a client waits for the first byte of a response.
     pub timeout: TimeSpan,
     /// Connections that one instance serves at a time.
@@ -190,6 +197,7 @@ impl Default for Limits {
             cpu: count(1),
             processes: count(512),
             cpu_time: None,
+            crashes: 64,
             timeout: TimeSpan::seconds(30),
             concurrency: count(1),
             keep_alive: TimeSpan::seconds(60),

@@ -1,6 +1,7 @@
 //! Rules between keys of a `thaw.toml`, which no type can carry.
 
 use super::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Isolation, RuntimeKind};
+use std::time::Duration;
 use thaw_sandbox::Processes;
 
 /// The keys that lead to the wrong value, and what is wrong with it.
@@ -97,6 +98,15 @@ impl FunctionConfig {
                      or raise `instances`",
                     self.ready, self.limits.instances
                 ),
+            ));
+        }
+        const SHORTEST_REFRESH: Duration = Duration::from_secs(60);
+        if self.refresh.is_some_and(|refresh| refresh.0 < SHORTEST_REFRESH) {
+            return Some((
+                &["refresh"],
+                "freezing a function anew takes as long as it takes to start; give a `refresh` \
+                 of at least \"1m\""
+                    .to_owned(),
             ));
         }
         if self.limits.timeout.0.is_zero() {
