@@ -196,6 +196,9 @@ pub struct Start {
 /// Name (`argv[0]`) of a zygote that is to become a template: it has some
 /// capabilities, and installs the filter that goes with them.
 pub const TEMPLATE_NAME: &core::ffi::CStr = c"thaw-template";
+/// Name (`argv[0]`) of a zygote that is to have one host process with one virtual CPU: it
+/// installs the filter that allows no more.
+pub const SINGLE_PROCESS_NAME: &core::ffi::CStr = c"thaw-single";
 
 /// Go on at once.
 pub const THAW_AND_RUN: u32 = 0;

@@ -6,6 +6,9 @@
 //! a descriptor other than by receiving one from the host on the control
 //! socket, none that changes credentials, and processes can be made only inside
 //! the sandbox' own pid namespace, under its limits.
+//!
+//! There are three lists ([`List`]): a sandbox whose function says that one process
+//! with one virtual CPU is enough gets the shortest.
 
 /// A check of one argument; a call that fails it returns `EPERM`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,15 +72,53 @@ pub const CLONE_SIBLING: u32 = CLONE_PROCESS | 0x8000;
 pub const CLONE_VCPU: u32 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
 const CLONE_FLAGS: &[u32] = &[CLONE_PROCESS, CLONE_SIBLING, CLONE_VCPU];
 
-/// A copy of a template: a sibling in a pid namespace of its own
-/// (`CLONE_NEWPID | CLONE_PARENT`).
-pub const CLONE_COPY: u32 = 0x2000_0000 | 0x8000;
+/// A copy of a template: a sibling in namespaces of its own
+/// (`CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PARENT`).
+pub const CLONE_COPY: u32 = 0x2000_0000 | 0x800_0000 | 0x400_0000 | 0x8000;
 
 /// `PIDFD_SELF_THREAD` (linux/pidfd.h), -10000 as an `int`.
 pub const PIDFD_SELF: u32 = 0xffff_d8f0;
 
-/// All host calls that a sandbox may make; the most frequent first.
-pub const HOST_CALLS: &[HostCall] = &[
+/// Which calls a host process may make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum List {
+    /// Those of a sandbox with one host process that has one virtual CPU.
+    SingleProcess,
+    /// Those of a sandbox with any number of both.
+    General,
+    /// Those of a template and of the copies that it forks.
+    Templates,
+}
+
+impl List {
+    /// All lists, the shortest first.
+    pub const ALL: [Self; 3] = [Self::SingleProcess, Self::General, Self::Templates];
+
+    /// Its name, as `thaw doctor --filter` prints it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SingleProcess => "single_process",
+            Self::General => "general",
+            Self::Templates => "templates",
+        }
+    }
+
+    /// The calls on it.
+    pub fn calls(self) -> impl Iterator<Item = &'static HostCall> {
+        let (processes, templates): (&[_], &[_]) = match self {
+            Self::SingleProcess => (&[], &[]),
+            Self::General => (PROCESS_CALLS, &[]),
+            Self::Templates => (PROCESS_CALLS, TEMPLATE_CALLS),
+        };
+        let is_replaced =
+            move |call: &&HostCall| templates.iter().any(|other| other.number == call.number);
+        let usual = HOST_CALLS.iter().chain(processes).filter(move |call| !is_replaced(call));
+        usual.chain(templates)
+    }
+}
+
+/// The host calls that every sandbox may make; the most frequent first.
+static HOST_CALLS: &[HostCall] = &[
     HostCall {
         number: 45,
         name: "recvfrom",
@@ -169,6 +210,12 @@ pub const HOST_CALLS: &[HostCall] = &[
         checks: &[],
         reason: "drops descriptors; a sandbox that drops its control socket is ended by the host",
     },
+    HostCall { number: 231, name: "exit_group", checks: &[], reason: "ends the sandbox" },
+];
+
+/// The host calls that a sandbox may make besides if it may have several host processes
+/// or virtual CPUs.
+static PROCESS_CALLS: &[HostCall] = &[
     HostCall {
         number: 56,
         name: "clone",
@@ -201,18 +248,17 @@ pub const HOST_CALLS: &[HostCall] = &[
         checks: &[Check::OneOf(1, &[0, 1])],
         reason: "lets virtual CPUs wait for each other; reaches only memory that the sandbox has mapped",
     },
-    HostCall { number: 231, name: "exit_group", checks: &[], reason: "ends the sandbox" },
 ];
 
-/// What a template and the copies that it forks may do besides. A template never
-/// runs a guest. A copy has given up the capabilities without which none of
+/// The host calls that a template and the copies that it forks may make besides, or with
+/// other arguments. A template never runs a guest. A copy has given up the capabilities without which none of
 /// these changes anything but the copy itself.
-pub const TEMPLATE_CALLS: &[HostCall] = &[
+static TEMPLATE_CALLS: &[HostCall] = &[
     HostCall {
         number: 56,
         name: "clone",
         checks: &[Check::OneOf(0, &[CLONE_PROCESS, CLONE_SIBLING, CLONE_VCPU, CLONE_COPY])],
-        reason: "as above; a template forks copies, each in a pid namespace of its own, which takes a capability that copies do not have",
+        reason: "as above; a template forks copies, each in pid, ipc and host-name namespaces of its own, which takes a capability that copies do not have",
     },
     HostCall {
         number: 33,
@@ -252,13 +298,30 @@ mod tests {
 
     #[test]
     fn every_entry_is_unique_and_has_a_reason() {
-        for (i, call) in HOST_CALLS.iter().enumerate() {
-            assert!(call.reason.len() > 10, "{}", call.name);
-            assert!(
-                HOST_CALLS[..i].iter().all(|other| other.number != call.number),
-                "{}",
-                call.name
-            );
+        for list in List::ALL {
+            for (i, call) in list.calls().enumerate() {
+                assert!(call.reason.len() > 10, "{}", call.name);
+                let is_other = |other: &HostCall| other.number != call.number;
+                assert!(list.calls().take(i).all(is_other), "{}", call.name);
+            }
+        }
+    }
+
+    #[test]
+    fn each_list_holds_the_shorter_ones() {
+        assert_eq!(List::ALL.map(|list| list.calls().count()), [17, 22, 27]);
+        for pair in List::ALL.windows(2) {
+            for call in pair[0].calls() {
+                assert!(pair[1].calls().any(|other| other.number == call.number), "{}", call.name);
+            }
+        }
+    }
+
+    #[test]
+    fn one_process_cannot_make_another() {
+        // clone, fork, vfork, clone3; tgkill, futex.
+        for forbidden in [56, 57, 58, 435, 234, 202] {
+            assert!(List::SingleProcess.calls().all(|call| call.number != forbidden));
         }
     }
 
@@ -268,7 +331,7 @@ mod tests {
         for forbidden in
             [2, 257, 41, 42, 49, 57, 58, 59, 16, 101, 62, 435, 322, 434, 438, 319, 323, 321, 425]
         {
-            assert!(HOST_CALLS.iter().all(|call| call.number != forbidden));
+            assert!(List::Templates.calls().all(|call| call.number != forbidden));
         }
     }
 }

@@ -332,6 +332,12 @@ fn a_copy_of_a_template_is_isolated_like_any_other() {
         }
     }
     assert_ne!(status(copies[0], "Uid"), status(copies[1], "Uid"));
+    for namespace in ["pid", "ipc", "uts"] {
+        let of = |pid: u32| {
+            std::fs::read_link(format!("/proc/{pid}/ns/{namespace}")).expect("a namespace")
+        };
+        assert_ne!(of(copies[0]), of(copies[1]), "{namespace}");
+    }
     // Copies outlive their template, and end with the daemon.
     kill(template);
     wait_until("the template is gone", || !exists(template));

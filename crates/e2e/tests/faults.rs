@@ -105,6 +105,53 @@ fn zygote_parent(daemon: &Daemon) -> Process {
     found.take().expect("found")
 }
 
+/// Somebody who can make a program crash cannot go on guessing its addresses: it backs off
+/// and is frozen anew, with others.
+#[test]
+fn many_crashes_give_a_function_another_layout() {
+    let keys = "limits = { crashes = 4 }";
+    let function = Function::PythonVariant { program: "crashes", name: "crashes", keys };
+    let daemon = Daemon::start(&built_home("crashes", &[function]), &DaemonOptions::default());
+    let ask = |path: &str| get(daemon.gateway(), "crashes", path);
+    let place = ask("/").text();
+    assert_eq!(ask("/").text(), place, "copies of one image differ");
+    for _ in 0..4 {
+        assert_eq!(ask("/crash").status, 502);
+    }
+    let answer = ask("/");
+    if answer.status == 503 {
+        assert!(answer.text().contains("backing_off"), "{}", answer.text());
+        assert!(answer.header("retry-after").is_some());
+    }
+    wait_until("it answers again, from elsewhere", || {
+        let answer = ask("/");
+        answer.status == 200 && answer.text() != place
+    });
+    let metrics = daemon.admin("/metrics").text();
+    assert!(metrics.contains("thaw_crash_backoffs_total{function=\"crashes\"} 1"), "{metrics}");
+}
+
+/// An image is frozen anew when it has the age that its owner has set.
+#[test]
+fn an_old_image_is_refreshed() {
+    let keys = "refresh = \"1h\"";
+    let function = Function::PythonVariant { program: "crashes", name: "refreshed", keys };
+    let home = built_home("refreshed", &[function]);
+    let path = home.join("store/functions/refreshed/record.json");
+    let mut record: serde_json::Value =
+        serde_json::from_slice(&fs::read(&path).expect("a record")).expect("JSON");
+    let created_ms = record["created_ms"].as_u64().expect("a time");
+    record["created_ms"] = (created_ms - 3_600_000).into();
+    fs::write(&path, record.to_string()).expect("the record");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    wait_until("the image is younger", || {
+        let record: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).expect("a record")).expect("JSON");
+        record["created_ms"].as_u64().expect("a time") > created_ms
+    });
+    assert_eq!(get(daemon.gateway(), "refreshed", "/").status, 200);
+}
+
 #[test]
 fn a_killed_daemon_leaves_no_sandbox_and_starts_again() {
     let home = copy_home(home(), "faults-daemon");

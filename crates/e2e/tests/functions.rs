@@ -45,6 +45,20 @@ fn greets(example: &'static str, greeting: &str) {
     }
 }
 
+/// A program that may have one process keeps its threads and is told, where it tries to
+/// make another process, that there are too many.
+#[test]
+fn one_process_has_threads() {
+    let keys = "limits = { processes = 1 }";
+    let function = Function::PythonVariant { program: "alone", name: "alone", keys };
+    let home = built_home("functions-alone", &[function]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for _ in 0..3 {
+        let answer = text(&get(daemon.gateway(), "alone", "/"));
+        assert_eq!(answer, "fork EAGAIN, spawn EAGAIN, threads 4\n");
+    }
+}
+
 #[test]
 fn hello_node() {
     greets("hello-node", "Hello from Node");

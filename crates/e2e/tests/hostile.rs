@@ -78,17 +78,19 @@ fn hostile() -> PathBuf {
     compile("hostile/hostile", Linking::Static)
 }
 
-/// The numbers that `thaw doctor --filter` lists; with those of templates or not.
-fn allowed(templates: bool) -> BTreeMap<u64, String> {
+/// The numbers that `thaw doctor --filter` has on a list.
+fn allowed(list: &str) -> BTreeMap<u64, String> {
     let text = run(thaw().args(["doctor", "--filter", "--json"])).success();
-    let list: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let calls: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let call = |call: &serde_json::Value| {
         let reason = call["reason"].as_str().expect("a reason");
         assert!(reason.len() > 10, "{call}");
         (call["number"].as_u64().expect("a number"), call["name"].as_str().expect("a name").into())
     };
-    let list = list.as_array().expect("a list").iter();
-    list.filter(|call| templates || call["templates_only"] == false).map(call).collect()
+    let is_on = |call: &&serde_json::Value| {
+        call["lists"].as_array().expect("lists").iter().any(|name| name == list)
+    };
+    calls.as_array().expect("a list").iter().filter(is_on).map(call).collect()
 }
 
 /// `uretprobe` and `uprobe`: Linux runs them without asking any filter
@@ -155,15 +157,17 @@ fn texts<const N: usize>(words: [&str; N]) -> Vec<String> {
 }
 
 #[test]
-fn the_list_of_host_calls_is_short() {
-    let allowed = allowed(false);
-    assert!((5..=24).contains(&allowed.len()), "{allowed:?}");
+fn the_lists_of_host_calls_are_short() {
+    for (list, most) in [("single_process", 17), ("general", 22), ("templates", 27)] {
+        let allowed = allowed(list);
+        assert!((5..=most).contains(&allowed.len()), "{list}: {allowed:?}");
+    }
 }
 
 #[test]
 fn no_number_passes_the_filter_that_is_not_on_its_list() {
     let target = Target::new();
-    let allowed = allowed(false);
+    let allowed = allowed("general");
     for base in [0, 0x4000_0000] {
         let range =
             |first: u64| texts(["kernel", "sweep", &first.to_string(), &(base + 600).to_string()]);
@@ -189,7 +193,7 @@ fn attacks_by_the_kernels_own_instruction_fail() {
     let target = Target::new();
     let results = collect(&target, &|first| texts(["kernel", "attack", &first.to_string()]), 0);
     assert!(results.calls.len() > 150, "{}", results.calls.len());
-    let allowed = allowed(false);
+    let allowed = allowed("general");
     for (number, name, result) in &results.calls {
         // The attacks on allowed calls, whose arguments must not pass, are
         // called `call-attack`; what is called as the call itself is harmless.
@@ -204,16 +208,10 @@ fn attacks_by_the_kernels_own_instruction_fail() {
 #[test]
 fn copies_of_a_template_are_no_way_out() {
     let target = Target::new();
-    let home = hostile_home(&target);
+    let home = hostile_home(&target, "hostile", "template = true");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let standby = || daemon.admin("/functions/hostile").json()["standby"]["template"].clone();
-    let attack = |arguments: &[&str]| {
-        let path = format!("/{}", arguments.join("/"));
-        let request = format!("GET {path} HTTP/1.1\r\nHost: hostile\r\n\r\n");
-        let said = Raw::connect(daemon.gateway()).send(request).read_to_end();
-        target.check();
-        String::from_utf8_lossy(&said).into_owned()
-    };
+    let attack = |arguments: &[&str]| attack_by_request(&target, &daemon, arguments);
     // The first copies come from the image.
     for _ in 0..4 {
         attack(&["kernel", "sweep", "0", "1"]);
@@ -221,7 +219,7 @@ fn copies_of_a_template_are_no_way_out() {
     wait_until("there is a template", || !standby().is_null());
     let template = standby();
 
-    let allowed = allowed(true);
+    let allowed = allowed("templates");
     let range = |first: u64| texts(["kernel", "sweep", &first.to_string(), "600"]);
     let swept = collect_from(&attack, &range, 0);
     assert!(swept.calls.len() + swept.ended.len() >= 600, "{swept:?}");
@@ -246,15 +244,58 @@ fn copies_of_a_template_are_no_way_out() {
     assert_eq!(boots[0]["kind"], "fork", "{boots}");
 }
 
-/// A store with the hostile program as a function that forks its copies.
-fn hostile_home(target: &Target) -> PathBuf {
-    let home = built_home("hostile", &[]);
+/// A function that promises to have one process has a filter that holds it to that,
+/// whatever it was booted from.
+#[test]
+fn one_process_has_the_shortest_list() {
+    let target = Target::new();
+    let keys = "ready = 1\nlimits = { processes = 1 }";
+    let home = hostile_home(&target, "hostile-single", keys);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let attack = |arguments: &[&str]| attack_by_request(&target, &daemon, arguments);
+    let allowed = allowed("single_process");
+    assert!(!allowed.contains_key(&56), "clone");
+
+    let range = |first: u64| texts(["kernel", "sweep", &first.to_string(), "600"]);
+    let swept = collect_from(&attack, &range, 0);
+    assert!(swept.calls.len() + swept.ended.len() >= 600, "{swept:?}");
+    for (number, _, result) in &swept.calls {
+        if allowed.contains_key(number) {
+            assert_ne!(result, "ok", "call {number} takes nonsense");
+        } else if !NOT_FILTERED.contains(number) {
+            assert_eq!(result, "EPERM", "call {number} is not on the list");
+        }
+    }
+    let list = |first: u64| texts(["kernel", "attack", &first.to_string()]);
+    let attacked = collect_from(&attack, &list, 0);
+    assert!(attacked.calls.len() > 150, "{}", attacked.calls.len());
+    for (number, name, result) in &attacked.calls {
+        if allowed.get(number) != Some(name) {
+            assert_eq!(result, "EPERM", "{name} ({number})");
+        }
+    }
+    let boots = daemon.admin("/functions/hostile").json()["boots"].to_string();
+    assert!(boots.contains("\"ready\""), "{boots}");
+}
+
+/// Attacks from a copy that a request boots; what it said.
+fn attack_by_request(target: &Target, daemon: &Daemon, arguments: &[&str]) -> String {
+    let path = format!("/{}", arguments.join("/"));
+    let request = format!("GET {path} HTTP/1.1\r\nHost: hostile\r\nConnection: close\r\n\r\n");
+    let said = Raw::connect(daemon.gateway()).send(request).read_to_end();
+    target.check();
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// A store with the hostile program as a function with these keys.
+fn hostile_home(target: &Target, label: &str, keys: &str) -> PathBuf {
+    let home = built_home(label, &[]);
     let directory = tempfile::tempdir().expect("a directory");
     fs::copy(hostile(), directory.path().join("hostile")).expect("a program");
     let port = target.listener.local_addr().expect("an address").port();
     let text = format!(
         "name = \"hostile\"\ncommand = [\"/app/hostile\", \"serve\"]\nport = 8080\n\
-         files = [\"hostile\"]\ntemplate = true\n[runtime]\nkind = \"binary\"\n[env]\n\
+         files = [\"hostile\"]\n{keys}\n[runtime]\nkind = \"binary\"\n[env]\n\
          THAW_TEST_HOSTCALL = \"{:x}\"\nWATCH = \"{}\"\nVICTIM = \"{}\"\nPORT = \"{port}\"\n",
         kernel_symbol("thaw_hostcall"),
         target.directory.path().display(),

@@ -11,12 +11,18 @@ use crate::logs::FunctionLog;
 use crate::node::Shared;
 use crate::service::Service;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::{ImageError, PlanError, ZygotePool};
 use thaw_store::{ImageId, Store, StoreError};
+use tokio::task::JoinSet;
+
+/// How often the age of images is looked at.
+const LOOK_FOR_OLD: Duration = Duration::from_secs(15);
 
 /// Turns stored functions into services and keeps them so.
 pub struct Catalog {
@@ -33,6 +39,8 @@ pub struct Catalog {
 struct Known {
     image: ImageId,
     created_ms: u64,
+    /// When it was last to be frozen anew for its age, in milliseconds since the epoch.
+    tried_ms: u64,
     /// Why it cannot be served, if so.
     problem: Option<String>,
 }
@@ -211,7 +219,7 @@ impl Catalog {
         let image = function.image.to_string();
         self.shared.install(Service::new(config, image, launcher, self.shared.clone()));
         let (image, created_ms) = (function.image, function.created_ms);
-        let known = Known { image, created_ms, problem };
+        let known = Known { image, created_ms, tried_ms: 0, problem };
         self.known.lock().expect("no holder panics").insert(name, known);
     }
 
@@ -240,22 +248,74 @@ impl Catalog {
         )?)
     }
 
-    /// Freezes a function again in the background and serves the new image.
-    fn freeze_anew(self: &Arc<Self>, name: &FunctionName) {
-        let (catalog, name) = (self.clone(), name.clone());
-        tokio::task::spawn_blocking(move || {
-            let options = BuildOptions::default();
-            match build::refreeze(&catalog.store, name.as_str(), &options, &mut |_| {}) {
-                Ok(_) => {
-                    tracing::info!(function = %name, "froze the function anew");
-                    if let Err(error) = catalog.reload() {
-                        tracing::error!("{error}");
+    /// Freezes functions anew that cannot be served as they are, whose instances crash, or
+    /// whose images are as old as their owners want them to become, until the task is
+    /// dropped.
+    pub async fn keep_fresh(self: Arc<Self>) {
+        let most = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let mut ticks = tokio::time::interval(LOOK_FOR_OLD);
+        let mut at_work = JoinSet::new();
+        let mut in_work = BTreeSet::new();
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => self.want_old_ones_fresh(),
+                name = self.shared.refreshes().next(), if at_work.len() < most => {
+                    // What is wanted while it is being done is done.
+                    if in_work.insert(name.clone()) {
+                        at_work.spawn(self.clone().refreeze(name));
                     }
                 }
-                Err(error) => {
-                    tracing::error!(function = %name, "could not freeze the function anew: {error}");
+                Some(Ok(name)) = at_work.join_next() => {
+                    in_work.remove(&name);
                 }
             }
+        }
+    }
+
+    /// Has the images frozen anew that have reached the age that `refresh` names. One that
+    /// could not be frozen is tried again when it is as much older.
+    fn want_old_ones_fresh(&self) {
+        let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let mut known = self.known.lock().expect("no holder panics");
+        for service in self.shared.services() {
+            let (Some(age), Some(known)) =
+                (service.config().refresh, known.get_mut(service.name()))
+            else {
+                continue;
+            };
+            let fresh_ms = u128::from(known.created_ms.max(known.tried_ms));
+            if now_ms.saturating_sub(fresh_ms) >= age.0.as_millis() {
+                known.tried_ms = now_ms as u64;
+                self.shared.refreshes().want(service.name().clone());
+            }
+        }
+    }
+
+    /// Has a function frozen anew in the background, to serve the new image.
+    fn freeze_anew(&self, name: &FunctionName) {
+        self.shared.refreshes().want(name.clone());
+    }
+
+    /// Freezes a function anew and serves the new image. Returns its name.
+    async fn refreeze(self: Arc<Self>, name: FunctionName) -> FunctionName {
+        let (catalog, function) = (self.clone(), name.clone());
+        let refrozen = tokio::task::spawn_blocking(move || {
+            let options = BuildOptions::default();
+            build::refreeze(&catalog.store, function.as_str(), &options, &mut |_| {})
+                .map_err(|error| error.to_string())?;
+            catalog.reload().map_err(|error| error.to_string())
         });
+        match refrozen.await.map_err(|error| error.to_string()).flatten() {
+            Ok(_) => {
+                tracing::info!(function = %name, "froze the function anew");
+                if let Some(service) = self.shared.route(name.as_str()) {
+                    service.end_backoff();
+                }
+            }
+            Err(error) => {
+                tracing::error!(function = %name, "could not freeze the function anew: {error}");
+            }
+        }
+        name
     }
 }

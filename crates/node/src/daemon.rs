@@ -94,6 +94,7 @@ pub async fn serve(
 
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
+    let freshness = tokio::spawn(catalog.clone().keep_fresh());
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
     own.update();
     let updated = own.clone();
@@ -119,6 +120,7 @@ pub async fn serve(
     // those that were accepted are told to come back.
     own.stop();
     shared.drain(options.drain).await;
+    freshness.abort();
     for task in tasks {
         task.abort();
         // Only then has it let go of what it used. One that has ended by itself

@@ -7,6 +7,7 @@ pub mod build;
 pub mod catalog;
 pub mod clock;
 pub mod config;
+pub mod crashes;
 pub mod daemon;
 pub mod debug;
 pub mod function;

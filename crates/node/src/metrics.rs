@@ -18,6 +18,7 @@ pub struct Metrics {
     phases: Family<PhaseLabels, Histogram>,
     ended: Family<EndLabels, Counter>,
     egress_denied: Family<FunctionLabels, Counter>,
+    backoffs: Family<FunctionLabels, Counter>,
     instances: Family<InstanceLabels, Gauge>,
     zygotes: Gauge,
 }
@@ -80,6 +81,7 @@ impl Default for Metrics {
         let refusals = Family::default();
         let ended = Family::default();
         let egress_denied = Family::default();
+        let backoffs = Family::default();
         let instances = Family::default();
         let zygotes = Gauge::default();
         registry.register(
@@ -104,9 +106,24 @@ impl Default for Metrics {
             "Outgoing connections and names that a function's policy has denied",
             egress_denied.clone(),
         );
+        registry.register(
+            "crash_backoffs",
+            "Times that a function has backed off after many crashes",
+            backoffs.clone(),
+        );
         registry.register("instances", "Live instances", instances.clone());
         registry.register("zygotes", "Zygotes ready", zygotes.clone());
-        Self { registry, connections, refusals, phases, ended, egress_denied, instances, zygotes }
+        Self {
+            registry,
+            connections,
+            refusals,
+            phases,
+            ended,
+            egress_denied,
+            backoffs,
+            instances,
+            zygotes,
+        }
     }
 }
 
@@ -163,6 +180,12 @@ impl Metrics {
     pub fn egress_denied(&self, function: &FunctionName, count: u64) {
         let labels = FunctionLabels { function: function.to_string() };
         self.egress_denied.get_or_create(&labels).inc_by(count);
+    }
+
+    /// A function has begun to back off after many crashes.
+    pub fn backed_off(&self, function: &FunctionName) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.backoffs.get_or_create(&labels).inc();
     }
 
     /// The text that Prometheus reads. `instances` are function, state and

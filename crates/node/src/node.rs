@@ -2,6 +2,7 @@
 
 use crate::boots::{BootRecord, RecentBoots};
 use crate::config::FunctionName;
+use crate::crashes::{Crashes, Refreshes};
 use crate::metrics::Metrics;
 use crate::service::{InstanceInfo, Service};
 use std::collections::HashMap;
@@ -18,6 +19,9 @@ pub struct Shared {
     boots: RecentBoots,
     metrics: Metrics,
     draining: AtomicBool,
+    /// Crashes outlast the service: a new image does not make them undone.
+    crashes: Mutex<HashMap<FunctionName, Arc<Crashes>>>,
+    refreshes: Refreshes,
     services: RwLock<HashMap<FunctionName, Arc<Service>>>,
     /// Replaced or removed services whose last instances still work.
     retired: Mutex<Vec<Arc<Service>>>,
@@ -32,6 +36,8 @@ impl Shared {
             boots: RecentBoots::default(),
             metrics: Metrics::default(),
             draining: AtomicBool::new(false),
+            crashes: Mutex::default(),
+            refreshes: Refreshes::default(),
             services: RwLock::default(),
             retired: Mutex::default(),
         })
@@ -50,6 +56,20 @@ impl Shared {
     /// What is known of recent boots.
     pub fn boots(&self) -> &RecentBoots {
         &self.boots
+    }
+
+    /// The crashes of a function that backs off after `limit` of them in a minute.
+    pub fn crashes_of(&self, function: &FunctionName, limit: u32) -> Arc<Crashes> {
+        let mut all = self.crashes.lock().expect("no holder panics");
+        let known = all.get(function).filter(|crashes| crashes.limit() == limit);
+        let crashes = known.cloned().unwrap_or_else(|| Arc::new(Crashes::new(limit)));
+        all.insert(function.clone(), crashes.clone());
+        crashes
+    }
+
+    /// Functions that are to be frozen anew.
+    pub fn refreshes(&self) -> &Refreshes {
+        &self.refreshes
     }
 
     /// Finds the function that a client asks for.
@@ -76,6 +96,7 @@ impl Shared {
     /// Serves a function no longer.
     pub fn remove(&self, name: &str) {
         let old = self.services.write().expect("no holder panics").remove(name);
+        self.crashes.lock().expect("no holder panics").remove(name);
         self.retire(old);
     }
 

@@ -34,6 +34,6 @@ pub use sys::{set_terminal_mode, terminal_mode};
 pub use text::escape;
 pub use working_set::{PopulatePolicy, WorkingSet, WorkingSetError};
 pub use zygote::{
-    Console, Held, PoolConfig, PoolStats, Template, TemplateError, UserIds, Zygote, ZygoteConfig,
-    ZygoteError, ZygoteParent, ZygotePool, zygote_parent_main,
+    Console, Held, PoolConfig, PoolStats, Processes, Template, TemplateError, UserIds, Zygote,
+    ZygoteConfig, ZygoteError, ZygoteParent, ZygotePool, zygote_parent_main,
 };

@@ -96,6 +96,20 @@ fn the_zygotes_of_root_have_user_ids_of_their_own() {
 }
 
 #[test]
+fn each_zygote_has_namespaces_of_its_own() {
+    let parent = parent();
+    let (first, second) = (parent.create().unwrap(), parent.create().unwrap());
+    let of =
+        |pid: u32, namespace: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
+    for namespace in ["pid", "ipc", "uts"] {
+        assert_ne!(of(first.pid(), namespace), of(second.pid(), namespace), "{namespace}");
+    }
+    for namespace in ["net", "mnt", "user", "cgroup"] {
+        assert_eq!(of(first.pid(), namespace), of(parent.pid(), namespace), "{namespace}");
+    }
+}
+
+#[test]
 fn a_kernel_without_a_filter_is_refused() {
     let config = ZygoteConfig::new(careless_standin(), Console::Pipe);
     let error = ZygoteParent::start(config).unwrap().create().unwrap_err();

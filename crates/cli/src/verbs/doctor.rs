@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use thaw_abi::filter::{Check, HOST_CALLS, HostCall, TEMPLATE_CALLS};
+use thaw_abi::filter::{Check, HostCall, List};
 use thaw_sandbox::host::{Probe, Status, probe};
 
 /// Say what this host has and lacks, and what to do about it.
@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if arguments.filter {
         match arguments.json {
             true => {
-                let all = calls().map(|(call, more)| call_as_json(call, more));
+                let all = calls().map(|(call, lists)| call_as_json(call, &lists));
                 output::print_json(&all.collect::<Vec<_>>())?;
             }
             false => output::print(&filter_table())?,
@@ -88,30 +88,35 @@ fn report(probes: &[Probe]) -> String {
     table.text()
 }
 
-/// All calls, and whether only templates and their copies may make them so.
-fn calls() -> impl Iterator<Item = (&'static HostCall, bool)> {
-    let usual = HOST_CALLS.iter().map(|call| (call, false));
-    usual.chain(TEMPLATE_CALLS.iter().map(|call| (call, true)))
+/// All calls, each with the lists that it is on; one whose arguments a list checks
+/// differently comes twice.
+fn calls() -> impl Iterator<Item = (&'static HostCall, Vec<List>)> {
+    let is_on = |call: &HostCall, list: List| list.calls().any(|other| std::ptr::eq(other, call));
+    let lists_of =
+        move |call| List::ALL.into_iter().filter(|list| is_on(call, *list)).collect::<Vec<_>>();
+    let general = List::General.calls();
+    let more = List::Templates.calls().filter(move |call| !is_on(call, List::General));
+    general.chain(more).map(move |call| (call, lists_of(call)))
 }
 
-fn call_as_json(call: &HostCall, more: bool) -> serde_json::Value {
+fn call_as_json(call: &HostCall, lists: &[List]) -> serde_json::Value {
     let checks: Vec<_> = call.checks.iter().map(describe).collect();
     json!({
         "number": call.number,
         "name": call.name,
         "checks": checks,
         "reason": call.reason,
-        "templates_only": more,
+        "lists": lists.iter().map(|list| list.name()).collect::<Vec<_>>(),
     })
 }
 
 fn filter_table() -> String {
-    let mut table = Table::new(&["CALL", "ARGUMENTS", "REASON"]);
-    for (call, more) in calls() {
+    let mut table = Table::new(&["CALL", "LISTS", "ARGUMENTS", "REASON"]);
+    for (call, lists) in calls() {
         let checks: Vec<_> = call.checks.iter().map(describe).collect();
         let checks = if checks.is_empty() { "any".to_owned() } else { checks.join(", ") };
-        let name = if more { format!("{} (templates)", call.name) } else { call.name.to_owned() };
-        table.row(vec![name, checks, call.reason.to_owned()]);
+        let lists: Vec<_> = lists.iter().map(|list| list.name()).collect();
+        table.row(vec![call.name.to_owned(), lists.join(" "), checks, call.reason.to_owned()]);
     }
     table.text()
 }

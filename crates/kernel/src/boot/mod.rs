@@ -18,12 +18,15 @@ pub mod stdio;
 mod template;
 pub mod thaw;
 
-use thaw_abi::control::{MSG_FAILED, MSG_READY, MSG_START, MSG_THAW};
+use thaw_abi::control::{
+    MSG_FAILED, MSG_READY, MSG_START, MSG_THAW, SINGLE_PROCESS_NAME, TEMPLATE_NAME,
+};
+use thaw_abi::filter::List;
 use thaw_abi::layout::BOOT_BASE;
 
 use crate::errno::Result;
 use crate::mm::heap;
-use crate::platform::filter::{self, Purpose};
+use crate::platform::filter;
 use crate::platform::host;
 use crate::platform::{clock, fault, panic, vcpu};
 
@@ -39,8 +42,8 @@ pub unsafe extern "C" fn start(stack: *const u64) -> ! {
     let find = |kind| unsafe { find_auxiliary(stack, kind) };
     let own = Segments { headers: find(AT_PHDR), count: find(AT_PHNUM) };
     // SAFETY: as above.
-    let purpose = unsafe { purpose(stack) };
-    if let Err(error) = become_zygote(find(AT_SYSINFO_EHDR), &own, purpose) {
+    let list = unsafe { list_of_name(stack) };
+    if let Err(error) = become_zygote(find(AT_SYSINFO_EHDR), &own, list) {
         crate::console!("thaw zygote cannot set itself up: {error:?}");
         panic::exit(panic::PANIC_EXIT_CODE)
     }
@@ -68,14 +71,20 @@ struct Segments {
     count: u64,
 }
 
-/// What the zygote parent wants the zygote for: its name says so.
+/// Which host calls the zygote parent wants the zygote to make: its name says so.
 ///
 /// # Safety
 /// `stack` must be the initial stack of a program.
-unsafe fn purpose(stack: *const u64) -> Purpose {
+unsafe fn list_of_name(stack: *const u64) -> List {
     // SAFETY: the caller's promise; the first argument is a C string.
     let name = unsafe { core::ffi::CStr::from_ptr(stack.add(1).read() as *const _) };
-    if name == thaw_abi::control::TEMPLATE_NAME { Purpose::Template } else { Purpose::Sandbox }
+    if name == TEMPLATE_NAME {
+        List::Templates
+    } else if name == SINGLE_PROCESS_NAME {
+        List::SingleProcess
+    } else {
+        List::General
+    }
 }
 
 /// Finds a value in the auxiliary vector behind arguments and environment.
@@ -102,7 +111,7 @@ unsafe fn find_auxiliary(stack: *const u64, kind: u64) -> u64 {
 
 /// Touches everything that a boot is going to touch, so that no boot waits for
 /// a page fault of the kernel's own.
-fn touch(own: &Segments, purpose: Purpose) {
+fn touch(own: &Segments, list: List) {
     const PT_LOAD: u32 = 1;
     const WRITABLE: u32 = 2;
     for i in 0..own.count {
@@ -139,14 +148,14 @@ fn touch(own: &Segments, purpose: Purpose) {
     ] {
         let _ = host::advise(start, len, host::MADV_POPULATE_WRITE);
     }
-    if purpose == Purpose::Sandbox {
+    if list != List::Templates {
         // What a template touches, its copies would have to copy.
         heap::touch_front();
     }
     clock::monotonic_ns();
 }
 
-fn become_zygote(vdso: u64, own: &Segments, purpose: Purpose) -> Result<()> {
+fn become_zygote(vdso: u64, own: &Segments, list: List) -> Result<()> {
     host::map_anonymous(BOOT_BASE, BOOT_AREA_SIZE, host::PROT_READ | host::PROT_WRITE)?;
     heap::map_front()?;
     for guard in [vcpu::signal_stack(0) - 4096, vcpu::idle_stack(0) - 4096] {
@@ -157,11 +166,11 @@ fn become_zygote(vdso: u64, own: &Segments, purpose: Purpose) -> Result<()> {
     vcpu::block().door = vcpu::DOOR_OPEN.into();
     clock::find_host_vdso(vdso);
     fault::install_handlers()?;
-    touch(own, purpose);
-    if purpose == Purpose::Template {
+    touch(own, list);
+    if list == List::Templates {
         template::keep_capabilities()?;
     }
-    filter::install(purpose)?;
+    filter::install(list)?;
     Ok(())
 }
 

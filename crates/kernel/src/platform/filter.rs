@@ -1,4 +1,4 @@
-//! The seccomp filter, compiled from [`thaw_abi::filter::HOST_CALLS`].
+//! The seccomp filter, compiled from the lists of [`thaw_abi::filter`].
 //!
 //! A system call from anywhere but the kernel's own host-call instruction is a
 //! guest's and traps to the kernel (`SIGSYS`). One from there is checked
@@ -6,7 +6,9 @@
 //! calling convention (`int 0x80`) ends the sandbox.
 #![allow(unsafe_code)]
 
-use thaw_abi::filter::{Check, HOST_CALLS, HostCall, TEMPLATE_CALLS};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use thaw_abi::filter::{Check, List};
 
 use super::host::{hostcall, nr};
 use crate::errno::Result;
@@ -55,9 +57,8 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Compiles the table for a host-call instruction that ends at `allowed_ip`.
-    /// Entries of `more` stand for those with the same number.
-    pub fn compile(allowed_ip: u64, more: &[HostCall]) -> Self {
+    /// Compiles a list for a host-call instruction that ends at `allowed_ip`.
+    pub fn compile(allowed_ip: u64, list: List) -> Self {
         let mut filter = Filter {
             instructions: [Instruction { code: 0, jump_true: 0, jump_false: 0, k: 0 }; MAX],
             len: 0,
@@ -65,9 +66,7 @@ impl Filter {
         filter.require_word(ARCH, AUDIT_ARCH_X86_64, RET_KILL_PROCESS);
         filter.require_word(INSTRUCTION_POINTER, allowed_ip as u32, RET_TRAP);
         filter.require_word(INSTRUCTION_POINTER + 4, (allowed_ip >> 32) as u32, RET_TRAP);
-        let is_replaced = |call: &&HostCall| more.iter().any(|other| other.number == call.number);
-        let usual = HOST_CALLS.iter().filter(|call| !is_replaced(call));
-        for call in usual.chain(more) {
+        for call in list.calls() {
             filter.push(LOAD_WORD, 0, 0, NUMBER);
             let branch = filter.push(JUMP_EQUAL, 0, 0, call.number);
             for check in call.checks {
@@ -128,19 +127,19 @@ impl Filter {
     }
 }
 
-/// What a zygote is to become.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// A sandbox.
-    Sandbox,
-    /// A template, which forks sandboxes.
-    Template,
+/// Whether the filter lets this host process make another one, or a thread: said at every
+/// boot, by the name that the zygote was given.
+static MAY_CLONE: AtomicBool = AtomicBool::new(true);
+
+/// Whether the host lets this sandbox have more than one host process and virtual CPU.
+pub fn may_clone() -> bool {
+    MAY_CLONE.load(Relaxed)
 }
 
 /// Installs the filter for good. From here on only `thaw_hostcall` reaches the host.
-pub fn install(purpose: Purpose) -> Result<()> {
-    let more = if purpose == Purpose::Template { TEMPLATE_CALLS } else { &[] };
-    let filter = Filter::compile(&raw const super::host::thaw_hostcall_return as u64, more);
+pub fn install(list: List) -> Result<()> {
+    MAY_CLONE.store(list != List::SingleProcess, Relaxed);
+    let filter = Filter::compile(&raw const super::host::thaw_hostcall_return as u64, list);
     let program = Program { len: filter.len as u16, filter: filter.instructions.as_ptr() };
     const SECCOMP_SET_MODE_FILTER: u64 = 1;
     // SAFETY: the program is valid for the call.
@@ -189,7 +188,7 @@ mod tests {
 
     #[test]
     fn guest_calls_trap_and_foreign_architectures_die() {
-        let filter = Filter::compile(IP, &[]);
+        let filter = Filter::compile(IP, List::General);
         assert_eq!(run(&filter, 0, IP + 1, [0; 6], AUDIT_ARCH_X86_64), RET_TRAP);
         assert_eq!(run(&filter, 0, IP | 1 << 50, [0; 6], AUDIT_ARCH_X86_64), RET_TRAP);
         assert_eq!(run(&filter, 3, IP, [0; 6], 0x4000_0003), RET_KILL_PROCESS);
@@ -198,7 +197,7 @@ mod tests {
     /// Arguments that pass the checks of a call.
     fn harmless(number: u32) -> [u64; 6] {
         let mut args = [0; 6];
-        let call = HOST_CALLS.iter().find(|call| call.number == number);
+        let call = List::General.calls().find(|call| call.number == number);
         for check in call.map_or(&[][..], |call| call.checks) {
             if let Check::OneOf(index, values) = *check {
                 args[index as usize] = values[0] as u64;
@@ -209,21 +208,26 @@ mod tests {
 
     #[test]
     fn only_listed_calls_pass() {
-        let filter = Filter::compile(IP, &[]);
-        for number in 0..1024 {
-            let allowed = HOST_CALLS.iter().any(|call| call.number == number);
-            let result = run(&filter, number, IP, harmless(number), AUDIT_ARCH_X86_64);
-            assert_eq!(result == RET_ALLOW, allowed, "{number}");
-            let x32 = run(&filter, number | 0x4000_0000, IP, [0; 6], AUDIT_ARCH_X86_64);
-            assert_eq!(x32, RET_EPERM);
+        for list in [List::SingleProcess, List::General] {
+            let filter = Filter::compile(IP, list);
+            for number in 0..1024 {
+                let allowed = list.calls().any(|call| call.number == number);
+                let result = run(&filter, number, IP, harmless(number), AUDIT_ARCH_X86_64);
+                assert_eq!(result == RET_ALLOW, allowed, "{list:?} {number}");
+                let x32 = run(&filter, number | 0x4000_0000, IP, [0; 6], AUDIT_ARCH_X86_64);
+                assert_eq!(x32, RET_EPERM);
+            }
         }
     }
 
     #[test]
     fn a_template_may_do_more() {
-        let (usual, template) = (Filter::compile(IP, &[]), Filter::compile(IP, TEMPLATE_CALLS));
-        for call in TEMPLATE_CALLS {
+        let usual = Filter::compile(IP, List::General);
+        let template = Filter::compile(IP, List::Templates);
+        // clone, dup2, setpgid, setresgid, setresuid, capset.
+        for number in [56, 33, 109, 119, 117, 126] {
             let mut args = [0; 6];
+            let call = List::Templates.calls().find(|call| call.number == number).unwrap();
             for check in call.checks {
                 if let Check::OneOf(index, values) = *check {
                     args[index as usize] = values[values.len() - 1] as u64;
@@ -238,7 +242,7 @@ mod tests {
 
     #[test]
     fn arguments_are_checked() {
-        let filter = Filter::compile(IP, &[]);
+        let filter = Filter::compile(IP, List::General);
         let allowed = |number, args| run(&filter, number, IP, args, AUDIT_ARCH_X86_64) == RET_ALLOW;
         // sendto: an address, MSG_FASTOPEN, bits in the upper half.
         assert!(allowed(44, [3, 1, 1, 0x4040, 0, 0]));

@@ -296,7 +296,7 @@ pub fn fork(sibling: bool) -> Result<Forked> {
 }
 
 /// clone(2): a copy of the calling template, as its sibling, process 1 of a pid
-/// namespace of its own. Both sides return here, on a copy of the same stack each.
+/// namespace of its own, and with ipc and host-name namespaces of its own. Both sides return here, on a copy of the same stack each.
 pub fn fork_copy() -> Result<Forked> {
     let flags = thaw_abi::filter::CLONE_COPY as u64;
     // SAFETY: as in `fork`; nothing at all is shared.

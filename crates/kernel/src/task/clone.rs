@@ -13,6 +13,7 @@ use super::{carrier, sched};
 use crate::errno::{Errno, Result};
 use crate::ipc::pidfd;
 use crate::platform::entry::RETURN_FULL;
+use crate::platform::filter;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::Lock;
@@ -217,6 +218,10 @@ fn clone_task(request: &Request) -> Result<u64> {
         }
         sched::start(&thread);
         return Ok(tid as u64);
+    }
+    if !filter::may_clone() {
+        // As at the limit of processes: that is what it is.
+        return Err(Errno::EAGAIN);
     }
     let child = new_process(request, tid)?;
     let thread = new_thread(request, tid, child.clone());

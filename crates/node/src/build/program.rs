@@ -132,7 +132,7 @@ impl Program {
             window: None,
         };
         // Afterwards the program alone holds the write ends.
-        let sandbox = parent.create()?.start(&spec)?;
+        let sandbox = parent.create_with(config.processes())?.start(&spec)?;
         let output = Output { lines, kept: VecDeque::new() };
         Ok(Self { sandbox, parent, output, awaited: Awaited::new(config), signals })
     }

@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
+use thaw_sandbox::Processes;
 
 /// Name of the file in a function's directory.
 pub const CONFIG_FILE: &str = "thaw.toml";
@@ -79,6 +80,10 @@ pub struct FunctionConfig {
     /// are forked instead of booted from the image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub template: bool,
+    /// The age at which the image is frozen anew, which gives it other addresses; none: it
+    /// is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refresh: Option<TimeSpan>,
     /// Outgoing connections.
     #[serde(default, skip_serializing_if = "Egress::is_closed")]
     pub egress: Egress,
@@ -161,9 +166,15 @@ pub struct Limits {
     pub memory: ByteSize,
     /// Virtual CPUs of one instance.
     pub cpu: NonZeroU32,
+    /// Processes that one instance may have at a time. With 1, the host lets it have one
+    /// process with one virtual CPU, by a shorter list of host calls.
+    pub processes: NonZeroU32,
     /// CPU time that one instance may use in its life; none: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_time: Option<TimeSpan>,
+    /// Crashes of instances within a minute after which the function backs off and its
+    /// image is frozen anew, which gives it other addresses; 0: never.
+    pub crashes: u32,
     /// How long a client waits for the first byte of a response.
     pub timeout: TimeSpan,
     /// Connections that one instance serves at a time.
@@ -184,7 +195,9 @@ impl Default for Limits {
         Self {
             memory: ByteSize::mebibytes(256),
             cpu: count(1),
+            processes: count(512),
             cpu_time: None,
+            crashes: 64,
             timeout: TimeSpan::seconds(30),
             concurrency: count(1),
             keep_alive: TimeSpan::seconds(60),
@@ -246,6 +259,11 @@ impl FunctionConfig {
     /// The port on which the program listens; 0 if it listens on none.
     pub fn port_number(&self) -> u16 {
         self.port.map_or(0, NonZeroU16::get)
+    }
+
+    /// Which filter the function's zygotes have.
+    pub fn processes(&self) -> Processes {
+        if self.limits.processes.get() == 1 { Processes::One } else { Processes::Several }
     }
 
     /// `FLAG_*` of the control protocol by which a sandbox knows how requests come.

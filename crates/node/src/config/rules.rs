@@ -1,6 +1,8 @@
 //! Rules between keys of a `thaw.toml`, which no type can carry.
 
 use super::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Isolation, RuntimeKind};
+use std::time::Duration;
+use thaw_sandbox::Processes;
 
 /// The keys that lead to the wrong value, and what is wrong with it.
 type Contradiction = (&'static [&'static str], String);
@@ -11,6 +13,7 @@ impl FunctionConfig {
         self.wrong_files()
             .or_else(|| self.wrong_command())
             .or_else(|| self.wrong_limits())
+            .or_else(|| self.wrong_processes())
             .or_else(|| self.wrong_entry())
             .or_else(|| self.wrong_training())
     }
@@ -97,6 +100,15 @@ impl FunctionConfig {
                 ),
             ));
         }
+        const SHORTEST_REFRESH: Duration = Duration::from_secs(60);
+        if self.refresh.is_some_and(|refresh| refresh.0 < SHORTEST_REFRESH) {
+            return Some((
+                &["refresh"],
+                "freezing a function anew takes as long as it takes to start; give a `refresh` \
+                 of at least \"1m\""
+                    .to_owned(),
+            ));
+        }
         if self.limits.timeout.0.is_zero() {
             return Some((
                 &["limits", "timeout"],
@@ -108,6 +120,29 @@ impl FunctionConfig {
                 &["limits", "concurrency"],
                 "isolation = \"request\" gives every connection its own instance; remove \
                  `concurrency` or set isolation = \"instance\""
+                    .to_owned(),
+            ));
+        }
+        None
+    }
+
+    fn wrong_processes(&self) -> Option<Contradiction> {
+        if self.processes() == Processes::Several {
+            return None;
+        }
+        if self.limits.cpu.get() > 1 {
+            return Some((
+                &["limits", "cpu"],
+                "processes = 1 leaves an instance one virtual CPU; remove `cpu`, or raise \
+                 `processes`"
+                    .to_owned(),
+            ));
+        }
+        if self.template {
+            return Some((
+                &["template"],
+                "copies of a template have a longer list of host calls than processes = 1 \
+                 promises; remove `template`, or raise `processes`"
                     .to_owned(),
             ));
         }

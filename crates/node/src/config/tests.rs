@@ -43,8 +43,9 @@ fn everything_can_be_set_and_survives_json() {
         files = ["server", { from = "static", to = "/srv/www" }]
         workdir = "/srv"
         isolation = "instance"
+        refresh = "24h"
         env = { A = "b" }
-        limits = { memory = "64MiB", cpu = 2, cpu_time = "1m", timeout = "1.5s", concurrency = 8, keep_alive = "10s", instances = 3, queue = "250ms" }
+        limits = { memory = "64MiB", cpu = 2, processes = 7, cpu_time = "1m", crashes = 5, timeout = "1.5s", concurrency = 8, keep_alive = "10s", instances = 3, queue = "250ms" }
         build = { command = ["make"] }
         egress = { allow = [] }
         "#,
@@ -115,6 +116,19 @@ fn keys_that_contradict_each_other_are_refused() {
             .starts_with("f/thaw.toml:10:1: isolation = \"request\"")
     );
     assert!(broken("port", "workdir = \"x\"\nport").contains("`x` is not absolute"));
+    assert!(broken("port", "refresh = \"59s\"\nport").contains("at least \"1m\""));
+    let one = "[limits]\nprocesses = 1\n";
+    assert!(
+        parse(&format!("{MINIMAL}{one}cpu = 2\n"))
+            .unwrap_err()
+            .starts_with("f/thaw.toml:10:1: processes = 1 leaves")
+    );
+    assert!(
+        parse(&format!("template = true\n{MINIMAL}{one}"))
+            .unwrap_err()
+            .starts_with("f/thaw.toml:1:1: copies of a template")
+    );
+    parse(&format!("{MINIMAL}{one}")).unwrap();
 }
 
 #[test]

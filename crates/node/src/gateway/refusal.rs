@@ -38,6 +38,13 @@ pub enum Refusal {
         /// When to try again.
         retry_after: Duration,
     },
+    /// 503: instances of the function have crashed too often.
+    BackingOff {
+        /// The function.
+        function: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
     /// 503: the node is going down.
     Draining,
     /// 504: no response byte within the function's timeout.
@@ -59,7 +66,7 @@ impl Refusal {
             Self::HeadTooSlow(_) => 408,
             Self::NotHttp { .. } => 421,
             Self::InstanceDied { .. } => 502,
-            Self::NoCapacity { .. } | Self::Draining => 503,
+            Self::NoCapacity { .. } | Self::BackingOff { .. } | Self::Draining => 503,
             Self::Timeout { .. } => 504,
         }
     }
@@ -74,6 +81,7 @@ impl Refusal {
             Self::NotHttp { .. } => "not_http",
             Self::InstanceDied { .. } => "instance_died",
             Self::NoCapacity { .. } => "no_capacity",
+            Self::BackingOff { .. } => "backing_off",
             Self::Draining => "shutting_down",
             Self::Timeout { .. } => "timeout",
         }
@@ -97,6 +105,11 @@ impl Refusal {
                 format!("`{function}` does not speak HTTP; it is reached by {way}")
             }
             Self::InstanceDied { reason, .. } | Self::NoCapacity { reason, .. } => reason.clone(),
+            Self::BackingOff { .. } => {
+                "instances of the function crash again and again; it is being frozen anew, try \
+                 again later"
+                    .to_owned()
+            }
             Self::Draining => "the node is shutting down".to_owned(),
             Self::Timeout { timeout, .. } => {
                 format!("the function sent no byte within {} s", timeout.as_secs_f64())
@@ -123,6 +136,7 @@ impl Refusal {
         match self {
             Self::InstanceDied { function, .. }
             | Self::NoCapacity { function, .. }
+            | Self::BackingOff { function, .. }
             | Self::NotHttp { function, .. }
             | Self::Timeout { function, .. }
             | Self::UnknownFunction(Some(function)) => body["function"] = json!(function),
@@ -134,7 +148,9 @@ impl Refusal {
     /// After how many seconds to try again, if that may help.
     pub fn retry_after(&self) -> Option<u64> {
         match self {
-            Self::NoCapacity { retry_after, .. } => Some(retry_after.as_secs().max(1)),
+            Self::NoCapacity { retry_after, .. } | Self::BackingOff { retry_after, .. } => {
+                Some(retry_after.as_secs().max(1))
+            }
             Self::Draining => Some(1),
             _ => None,
         }

@@ -22,8 +22,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
-    BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Progress, Sandbox,
-    ThawOptions, WorkingSet, ZygotePool, connection,
+    BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Processes,
+    Progress, Sandbox, ThawOptions, WorkingSet, ZygotePool, connection,
 };
 use thaw_store::{ImageId, Store};
 use tokio::io::unix::AsyncFd;
@@ -58,6 +58,8 @@ pub(super) struct Shared {
     logs: LogPipes,
     memory_limit: u64,
     cpu_time_limit: Option<Duration>,
+    /// Which zygotes it is booted in.
+    pub processes: Processes,
     port: u16,
     flags: u32,
     egress: Arc<EgressPolicy>,
@@ -122,12 +124,14 @@ impl SandboxLauncher {
             logs,
             memory_limit: config.limits.memory.bytes(),
             cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
+            processes: config.processes(),
             port: config.port_number(),
             flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
             egress: config.egress.policy(),
             last_boot_ns: AtomicU64::new(0),
             image_boots: AtomicU64::new(0),
         };
+        shared.pool.keep(shared.processes);
         let launcher = Self { shared: Arc::new(shared) };
         launcher.shared.replenish();
         Ok(launcher)
@@ -193,7 +197,7 @@ impl Launcher for SandboxLauncher {
     }
 
     fn is_ready(&self) -> bool {
-        self.shared.standby.is_ready() || self.shared.pool.stats().ready > 0
+        self.shared.standby.is_ready() || self.shared.pool.has_ready(self.shared.processes)
     }
 
     fn standby(&self) -> StandbyInfo {
@@ -226,7 +230,7 @@ impl Shared {
         let plan = self.plan.read().expect("no holder panics").clone();
         let mut tried = 0;
         let booted = loop {
-            let zygote = match self.pool.take_in_haste(self.memory_limit) {
+            let zygote = match self.pool.take_in_haste(self.processes, self.memory_limit) {
                 Ok(zygote) => zygote,
                 Err(error) => break Err(LaunchError(error.to_string())),
             };

@@ -201,7 +201,10 @@ impl Standby {
         // Ended outside the lock.
         drop(surplus);
         while self.state().wants_more(&plan) {
-            let zygote = shared.pool.take().map_err(|error| LaunchError(error.to_string()))?;
+            let zygote = shared
+                .pool
+                .take_with(shared.processes)
+                .map_err(|error| LaunchError(error.to_string()))?;
             let held = zygote
                 .hold(&plan, &shared.options())
                 .map_err(|error| LaunchError(error.to_string()))?;

@@ -15,7 +15,9 @@ mod place;
 pub use place::Placement;
 
 use crate::boots::BootRecord;
+use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
+use crate::crashes::{Crashes, is_crash};
 use crate::instance::{Change, Command, Connections, End, FrozenInstance, InstanceState, Launcher};
 use crate::metrics::ConnectionCounters;
 use crate::node::Shared;
@@ -39,6 +41,7 @@ pub struct Service {
     shared: Arc<Shared>,
     permits: Arc<Semaphore>,
     connected: ConnectionCounters,
+    crashes: Arc<Crashes>,
     slots: Mutex<Slots>,
     /// An instance of this function has a free place, or is gone.
     changed: Notify,
@@ -124,12 +127,14 @@ impl Service {
         let places = u64::from(limits.instances.get()) * u64::from(limits.concurrency.get());
         let places = (places as usize).min(Semaphore::MAX_PERMITS);
         let connected = shared.metrics().connected(&config.name);
+        let crashes = shared.crashes_of(&config.name, limits.crashes);
         Arc::new(Self {
             config,
             image,
             launcher,
             shared,
             connected,
+            crashes,
             permits: Arc::new(Semaphore::new(places)),
             slots: Mutex::default(),
             changed: Notify::new(),
@@ -350,7 +355,32 @@ impl Service {
             tracing::warn!(function = %self.name(), instance = id, "an instance ended: {end}");
         }
         self.shared.ended(self.name(), expected);
+        if !expected && is_crash(end) {
+            self.crashed();
+        }
         self.changed.notify_waiters();
+    }
+
+    /// How long the function still backs off after many crashes, if it does.
+    pub(crate) fn backs_off(&self) -> Option<Duration> {
+        self.crashes.backs_off(monotonic_ns())
+    }
+
+    fn crashed(&self) {
+        let Some(backoff) = self.crashes.note(monotonic_ns()) else { return };
+        tracing::warn!(
+            function = %self.name(),
+            "{} instances crashed within a minute; the function backs off for {} s and is frozen anew",
+            self.config.limits.crashes,
+            backoff.as_secs()
+        );
+        self.shared.metrics().backed_off(self.name());
+        self.shared.refreshes().want(self.name().clone());
+    }
+
+    /// The function has been frozen anew: whoever was guessing its addresses begins again.
+    pub(crate) fn end_backoff(&self) {
+        self.crashes.end_backoff();
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {

@@ -28,7 +28,7 @@ impl Service {
     /// waiting at all; `done` is told what became of it. Does no disk access and takes
     /// short locks.
     pub(crate) fn place_now(self: &Arc<Self>, client: &Arc<Client>, done: Done) -> Placement {
-        if self.shared.is_draining() {
+        if self.shared.is_draining() || self.backs_off().is_some() {
             return Placement::Later;
         }
         let Ok(permit) = self.permits.clone().try_acquire_owned() else { return Placement::Later };
@@ -62,6 +62,10 @@ impl Service {
         let deadline = Instant::now() + self.config.limits.queue.0;
         if self.shared.is_draining() {
             return Err(Refusal::Draining);
+        }
+        if let Some(retry_after) = self.backs_off() {
+            let function = self.name().to_string();
+            return Err(Refusal::BackingOff { function, retry_after });
         }
         let permit = self.permits.clone().acquire_owned();
         let Ok(permit) = timeout_at(deadline, permit).await else {

@@ -22,10 +22,11 @@ use super::process::{ExitCell, Process, affinity_of, pid_of};
 use super::protocol::{
     Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
-    REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, Report, Request, Step, UserIds, receive, send,
+    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, Report, Request, Step, UserIds,
+    receive, send,
 };
 use super::verify::{verify, verify_template};
-use super::{Console, Zygote, ZygoteConfig, ZygoteError, kernel_file};
+use super::{Console, Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
 use crate::limits::{self, Hierarchy, Limits};
 use crate::message;
 
@@ -191,7 +192,15 @@ impl ZygoteParent {
     /// Makes a zygote and verifies its isolation. Takes about a millisecond;
     /// take one from a [`super::ZygotePool`] where that matters.
     pub fn create(&self) -> Result<Zygote, ZygoteError> {
-        let zygote = self.create_for(REQUEST_CREATE)?;
+        self.create_with(Processes::default())
+    }
+
+    /// The same, with the filter that goes with `processes`.
+    pub fn create_with(&self, processes: Processes) -> Result<Zygote, ZygoteError> {
+        let zygote = self.create_for(match processes {
+            Processes::Several => REQUEST_CREATE,
+            Processes::One => REQUEST_CREATE_SINGLE,
+        })?;
         zygote.verify()?;
         Ok(zygote)
     }
@@ -244,8 +253,9 @@ impl ZygoteParent {
             let mut book = connected.book();
             let id = book.next_id().ok_or(ZygoteError::ParentDied)?;
             let slot = match request {
-                REQUEST_CREATE => Some(book.take_slot().ok_or(ZygoteError::Full { limit })?),
-                _ => None,
+                // Its copies have slots of their own.
+                REQUEST_CREATE_TEMPLATE => None,
+                _ => Some(book.take_slot().ok_or(ZygoteError::Full { limit })?),
             };
             (id, slot)
         };

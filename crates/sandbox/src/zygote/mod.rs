@@ -43,6 +43,22 @@ pub enum Console {
     Pipe,
 }
 
+/// How many host processes and virtual CPUs the filter of a sandbox lets it have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Processes {
+    /// As many as its limits allow.
+    #[default]
+    Several,
+    /// One of each: it cannot even ask the host for another
+    /// ([`thaw_abi::filter::List::SingleProcess`]).
+    One,
+}
+
+impl Processes {
+    /// All values.
+    pub const ALL: [Self; 2] = [Self::Several, Self::One];
+}
+
 /// How zygotes are made.
 #[derive(Clone, Debug)]
 pub struct ZygoteConfig {

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Zygote, ZygoteConfig, ZygoteError, ZygoteParent};
+use super::{Processes, Zygote, ZygoteConfig, ZygoteError, ZygoteParent};
 
 /// How a pool is kept.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// Zygotes kept ready, at least: more, up to [`GROWTH_MAX`] times as many,
+    /// Zygotes of a kind kept ready, at least: more, up to [`GROWTH_MAX`] times as many,
     /// while boots find none.
     pub size: usize,
     /// How they are made.
@@ -70,6 +70,17 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
+    /// One for each kind of zygote, by [`Processes`].
+    stocks: [Stock; Processes::ALL.len()],
+    closing: bool,
+    stats: PoolStats,
+    /// Why the last attempt of the background thread failed, until one succeeds.
+    failure: Option<ZygoteError>,
+}
+
+/// Zygotes of one kind.
+#[derive(Debug)]
+struct Stock {
     ready: VecDeque<Zygote>,
     /// Least number that is kept.
     size: usize,
@@ -79,10 +90,6 @@ struct State {
     adjusted: Instant,
     /// Memory limit of the last boot: what the next one is likely to have, too.
     memory_limit: u64,
-    closing: bool,
-    stats: PoolStats,
-    /// Why the last attempt of the background thread failed, until one succeeds.
-    failure: Option<ZygoteError>,
 }
 
 impl ZygotePool {
@@ -90,11 +97,8 @@ impl ZygotePool {
     pub fn new(config: PoolConfig) -> Result<Self, ZygoteError> {
         let parent = ZygoteParent::start(config.zygotes.clone())?;
         let state = State {
-            ready: VecDeque::with_capacity(config.size),
-            size: config.size,
-            target: config.size,
-            adjusted: Instant::now(),
-            memory_limit: 0,
+            // Others are kept when somebody says that they will be wanted.
+            stocks: [Stock::new(config.size), Stock::new(0)],
             closing: false,
             stats: PoolStats::default(),
             failure: None,
@@ -116,11 +120,27 @@ impl ZygotePool {
         Ok(Self { shared, filler: Some(filler) })
     }
 
+    /// Keeps zygotes of this kind ready from now on.
+    pub fn keep(&self, processes: Processes) {
+        let mut state = self.shared.lock();
+        let size = state.stock(Processes::Several).size;
+        let stock = state.stock(processes);
+        if stock.size == 0 {
+            (stock.size, stock.target) = (size, size);
+            self.shared.wanted.notify_one();
+        }
+    }
+
     /// Takes a zygote; when none is ready, makes one, which is slow. An error
     /// means that none can be made at all.
     pub fn take(&self) -> Result<Zygote, ZygoteError> {
-        let limit = self.shared.lock().memory_limit;
-        let taken = self.take_in_haste(limit);
+        self.take_with(Processes::default())
+    }
+
+    /// The same, with the filter that goes with `processes`.
+    pub fn take_with(&self, processes: Processes) -> Result<Zygote, ZygoteError> {
+        let limit = self.shared.lock().stock(processes).memory_limit;
+        let taken = self.take_in_haste(processes, limit);
         self.replenish();
         taken
     }
@@ -134,11 +154,15 @@ impl ZygotePool {
     /// background thread takes more of them than all else. The caller calls
     /// [`ZygotePool::replenish`] when the boot is on its way. The zygotes that are
     /// made next will have this memory limit already, in bytes.
-    pub fn take_in_haste(&self, memory_limit: u64) -> Result<Zygote, ZygoteError> {
+    pub fn take_in_haste(
+        &self,
+        processes: Processes,
+        memory_limit: u64,
+    ) -> Result<Zygote, ZygoteError> {
         {
             let mut state = self.shared.lock();
-            state.memory_limit = memory_limit;
-            while let Some(zygote) = state.ready.pop_front() {
+            state.stock(processes).memory_limit = memory_limit;
+            while let Some(zygote) = state.stock(processes).ready.pop_front() {
                 if zygote.has_ended() {
                     state.stats.failures += 1;
                     continue;
@@ -147,23 +171,26 @@ impl ZygotePool {
                 return Ok(zygote);
             }
             state.stats.misses += 1;
-            state.grow();
+            state.stock(processes).grow();
         }
-        let zygote = self.shared.make()?;
+        let zygote = self.shared.make(processes)?;
         let mut state = self.shared.lock();
         state.stats.created += 1;
         state.stats.taken += 1;
         Ok(zygote)
     }
 
-    /// Changes how many zygotes are kept ready.
+    /// Whether a zygote of this kind is ready.
+    pub fn has_ready(&self, processes: Processes) -> bool {
+        !self.shared.lock().stock(processes).ready.is_empty()
+    }
+
+    /// Changes how many zygotes of each kind that is kept are kept ready.
     pub fn set_size(&self, size: usize) {
-        let surplus = {
+        let surplus: Vec<_> = {
             let mut state = self.shared.lock();
-            state.size = size;
-            state.target = size;
-            let keep = state.ready.len().min(size);
-            state.ready.split_off(keep)
+            let stocks = state.stocks.iter_mut().filter(|stock| stock.size > 0 || size == 0);
+            stocks.flat_map(|stock| stock.resize(size)).collect()
         };
         // Ended outside the lock.
         drop(surplus);
@@ -174,7 +201,7 @@ impl ZygotePool {
     pub fn wait_full(&self) -> Result<(), ZygoteError> {
         let mut state = self.shared.lock();
         loop {
-            if state.ready.len() >= state.target {
+            if state.stocks.iter().all(Stock::is_full) {
                 return Ok(());
             }
             if let Some(failure) = state.failure.take() {
@@ -187,7 +214,11 @@ impl ZygotePool {
     /// Counters.
     pub fn stats(&self) -> PoolStats {
         let state = self.shared.lock();
-        PoolStats { ready: state.ready.len(), target: state.target, ..state.stats }
+        PoolStats {
+            ready: state.stocks.iter().map(|stock| stock.ready.len()).sum(),
+            target: state.stocks.iter().map(|stock| stock.target).sum(),
+            ..state.stats
+        }
     }
 
     /// The present zygote parent.
@@ -197,6 +228,61 @@ impl ZygotePool {
 }
 
 impl State {
+    fn stock(&mut self, processes: Processes) -> &mut Stock {
+        &mut self.stocks[processes as usize]
+    }
+
+    /// Zygotes that died while they waited, and those that are too many by now.
+    fn take_useless(&mut self) -> Vec<Zygote> {
+        let mut useless = Vec::new();
+        for stock in &mut self.stocks {
+            let (ended, ready): (VecDeque<_>, _) =
+                stock.ready.drain(..).partition(Zygote::has_ended);
+            stock.ready = ready;
+            self.stats.failures += ended.len() as u64;
+            useless.extend(ended);
+            useless.extend(stock.shrink());
+        }
+        useless
+    }
+
+    /// The kind of which most is missing, and whether there is enough of it to leave the
+    /// processors to others for a moment.
+    fn most_wanted(&self) -> Option<(Processes, Haste)> {
+        let missing = |processes: &Processes| self.stocks[*processes as usize].missing();
+        let wanted = Processes::ALL.into_iter().max_by_key(missing).filter(|p| missing(p) > 0)?;
+        let stock = &self.stocks[wanted as usize];
+        let has_enough = stock.ready.len() * 2 >= stock.target && !stock.ready.is_empty();
+        Some((wanted, if has_enough { Haste::None } else { Haste::Great }))
+    }
+}
+
+/// How soon a zygote is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Haste {
+    None,
+    Great,
+}
+
+impl Stock {
+    fn new(size: usize) -> Self {
+        Self {
+            ready: VecDeque::with_capacity(size),
+            size,
+            target: size,
+            adjusted: Instant::now(),
+            memory_limit: 0,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.missing() == 0
+    }
+
+    fn missing(&self) -> usize {
+        self.target.saturating_sub(self.ready.len())
+    }
+
     /// A boot has found no zygote: keeps twice as many.
     fn grow(&mut self) {
         self.target = (self.target * 2).max(1).min(self.size * GROWTH_MAX);
@@ -210,8 +296,17 @@ impl State {
             self.target -= 1;
             self.adjusted = Instant::now();
         }
-        let keep = self.ready.len().min(self.target);
-        self.ready.split_off(keep)
+        self.surplus()
+    }
+
+    /// Keeps this many from now on; those that are too many.
+    fn resize(&mut self, size: usize) -> VecDeque<Zygote> {
+        (self.size, self.target) = (size, size);
+        self.surplus()
+    }
+
+    fn surplus(&mut self) -> VecDeque<Zygote> {
+        self.ready.split_off(self.ready.len().min(self.target))
     }
 }
 
@@ -221,9 +316,9 @@ impl Shared {
     }
 
     /// Makes a zygote, with a new parent if the present one has ended.
-    fn make(&self) -> Result<Zygote, ZygoteError> {
+    fn make(&self, processes: Processes) -> Result<Zygote, ZygoteError> {
         let parent = self.parent.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match parent.create() {
+        match parent.create_with(processes) {
             Err(_) if parent.has_ended() => {}
             result => return result,
         }
@@ -235,31 +330,28 @@ impl Shared {
         }
         let parent = current.clone();
         drop(current);
-        parent.create()
+        parent.create_with(processes)
     }
 
     /// The background thread.
     fn keep_full(&self) {
         let mut state = self.lock();
         while !state.closing {
-            let before = state.ready.len();
-            state.ready.retain(|zygote| !zygote.has_ended());
-            state.stats.failures += (before - state.ready.len()) as u64;
-            let surplus = state.shrink();
-            if !surplus.is_empty() {
+            let useless = state.take_useless();
+            if !useless.is_empty() {
                 drop(state);
                 // Ended outside the lock.
-                drop(surplus);
+                drop(useless);
                 state = self.lock();
             }
-            if state.ready.len() >= state.target {
+            let Some((processes, haste)) = state.most_wanted() else {
                 (state, _) = self
                     .wanted
                     .wait_timeout(state, INSPECTION)
                     .unwrap_or_else(PoisonError::into_inner);
                 continue;
-            }
-            if state.ready.len() * 2 >= state.target && !state.ready.is_empty() {
+            };
+            if haste == Haste::None {
                 let (guard, waited) = self
                     .wanted
                     .wait_timeout(state, COURTESY)
@@ -269,9 +361,9 @@ impl Shared {
                     continue;
                 }
             }
-            let memory_limit = state.memory_limit;
+            let memory_limit = state.stock(processes).memory_limit;
             drop(state);
-            let made = self.make();
+            let made = self.make(processes);
             if let Ok(zygote) = &made {
                 zygote.expect_memory_limit(memory_limit);
             }
@@ -280,7 +372,7 @@ impl Shared {
                 Ok(zygote) => {
                     state.stats.created += 1;
                     state.failure = None;
-                    state.ready.push_back(zygote);
+                    state.stock(processes).ready.push_back(zygote);
                     self.changed.notify_all();
                 }
                 Err(error) => {
@@ -302,7 +394,7 @@ impl Drop for ZygotePool {
         let ready = {
             let mut state = self.shared.lock();
             state.closing = true;
-            std::mem::take(&mut state.ready)
+            state.stocks.iter_mut().flat_map(|stock| stock.resize(0)).collect::<Vec<_>>()
         };
         drop(ready);
         self.shared.wanted.notify_all();
@@ -310,6 +402,8 @@ impl Drop for ZygotePool {
             // It only panics on a bug, which its own message has reported.
             let _ = filler.join();
         }
-        self.shared.lock().ready.clear();
+        let made_meanwhile: Vec<_> =
+            self.shared.lock().stocks.iter_mut().flat_map(|stock| stock.resize(0)).collect();
+        drop(made_meanwhile);
     }
 }

@@ -22,6 +22,8 @@ pub const REQUEST_SETUP: u32 = 1;
 pub const REQUEST_CREATE: u32 = 2;
 /// Library → parent: make the zygote [`Request::id`], which is to become a template.
 pub const REQUEST_CREATE_TEMPLATE: u32 = 3;
+/// Library → parent: as [`REQUEST_CREATE`], with the filter of a single process.
+pub const REQUEST_CREATE_SINGLE: u32 = 4;
 
 /// A packet from the library to the parent.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

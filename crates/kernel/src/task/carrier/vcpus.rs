@@ -10,7 +10,7 @@ use super::{Activity, halt, own_space, ring, ring_watcher, run};
 use crate::boot::{arena, lazy};
 use crate::errno::Result;
 use crate::platform::host::{self, PROT_READ, PROT_WRITE};
-use crate::platform::{fault, kernel_lock, vcpu};
+use crate::platform::{fault, filter, kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
 use crate::task::thread::Thread;
@@ -130,8 +130,11 @@ pub fn add_if_wanted() -> bool {
 }
 
 /// Whether the sandbox' limit leaves room for another vCPU. A program that is to
-/// be frozen has one.
+/// be frozen has one, and so has one whose filter allows no other.
 pub fn may_grow() -> bool {
+    if !filter::may_clone() {
+        return false;
+    }
     let config = kernel().config.get();
     let limit = match config.flags & FLAG_FREEZE_AT_ENTRY {
         0 => config.cpus.min(vcpu::MAX_VCPUS),

@@ -20,10 +20,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions, wait};
 
+use super::Processes;
 use super::protocol::{
     During, Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
-    REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, Report, Request, Step, receive, send,
+    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, Report, Request, Step, receive,
+    send,
 };
 use crate::sys::{self, CloseOnExec};
 use zygote::Purpose;
@@ -145,8 +147,11 @@ fn serve(control: &OwnedFd, kernel: OwnedFd, ids: ids::IdMap) -> Result<(), Fail
             else {
                 return Ok(());
             };
+            let sandbox =
+                |processes| Purpose::Sandbox { id: ids.of_slot(request.first), processes };
             let purpose = match request.kind {
-                REQUEST_CREATE => Purpose::Sandbox { id: ids.of_slot(request.first) },
+                REQUEST_CREATE => sandbox(Processes::Several),
+                REQUEST_CREATE_SINGLE => sandbox(Processes::One),
                 REQUEST_CREATE_TEMPLATE => Purpose::Template,
                 _ => return Err(io::Error::from(Errno::PROTO)).during(Step::Receive),
             };
