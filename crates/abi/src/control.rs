@@ -31,7 +31,8 @@ pub struct MessageHeader {
 
 // Host → sandbox.
 
-/// Start a program in a fresh sandbox: [`Start`].
+/// Start a program in a fresh sandbox: [`Start`]. Descriptors: the rootfs index, if
+/// it has one. [`MSG_STDIO`] follows.
 pub const MSG_START: u32 = 1;
 /// Become a copy of a frozen image: [`Thaw`].
 pub const MSG_THAW: u32 = 2;
@@ -53,6 +54,10 @@ pub const MSG_GO: u32 = 9;
 /// the template's rights, says [`MSG_READY`] on its own control socket and waits
 /// for [`MSG_GO`] there.
 pub const MSG_FORK: u32 = 10;
+/// The standard streams of a program that [`MSG_START`] starts; no body. Three
+/// descriptors, which take the numbers 0 to 2: a sandbox can use read(2) on these
+/// numbers only, and until now it had `/dev/null` there.
+pub const MSG_STDIO: u32 = 11;
 
 // Sandbox → host.
 
@@ -91,8 +96,9 @@ pub const MSG_FS_OPEN: u32 = 205;
 /// Give me memory that my processes can share: a memory file of [`crate::layout::ARENA_FILE_SIZE`]
 /// bytes, all zeros. Without body; granted once. Reply: that file.
 pub const MSG_MEMORY_FILE: u32 = 211;
-/// Give me a bell: an eventfd(2), with which my processes wake each other.
-/// Without body; granted once. Reply: that descriptor.
+/// Give me a bell, with which my processes wake each other: a pair of connected,
+/// non-blocking stream sockets. Without body; granted twice. Reply: first the end
+/// that is rung, then the end that hears it.
 pub const MSG_BELL: u32 = 212;
 /// A socket to a destination outside: [`OpenSocket`]. The reply has one
 /// descriptor: a non-blocking socket that is connected, or whose connection is

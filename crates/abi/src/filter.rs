@@ -38,6 +38,8 @@ pub struct HostCall {
 const SEND_FLAGS: u32 = 0x40 | 0x4000 | 0x8000;
 /// `MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT | MSG_WAITALL | MSG_NOSIGNAL`.
 const RECEIVE_FLAGS: u32 = 0x2 | 0x20 | 0x40 | 0x100 | 0x4000;
+/// Numbers of the standard streams.
+const STANDARD_STREAMS: &[u32] = &[0, 1, 2];
 /// `MSG_DONTWAIT | MSG_CMSG_CLOEXEC`.
 const RECEIVE_MESSAGE_FLAGS: u32 = 0x40 | 0x4000_0000;
 /// `MAP_SHARED | MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE |
@@ -135,7 +137,7 @@ static HOST_CALLS: &[HostCall] = &[
         number: 271,
         name: "ppoll",
         checks: &[],
-        reason: "waits for descriptors and timers when no guest thread can run; changes nothing but the sandbox's own memory",
+        reason: "waits for descriptors and timers when no guest thread can run; changes nothing but the sandbox's own memory; the files that sandboxes share are always ready",
     },
     HostCall {
         number: 47,
@@ -147,7 +149,7 @@ static HOST_CALLS: &[HostCall] = &[
         number: 9,
         name: "mmap",
         checks: &[Check::Mask(2, 0x7), Check::Mask(3, MAP_FLAGS)],
-        reason: "makes guest memory; file mappings need a descriptor, and those that the host gives are read-only",
+        reason: "makes guest memory; file mappings need a descriptor, and those that the host gives are read-only, so that sandboxes which map the same file share nothing that one of them can write",
     },
     HostCall {
         number: 11,
@@ -183,20 +185,25 @@ static HOST_CALLS: &[HostCall] = &[
         number: 17,
         name: "pread64",
         checks: &[],
-        reason: "reads files of the rootfs; reaches only descriptors that the host gave, which are read-only",
+        reason: "reads files of the rootfs; reaches only descriptors that the host gave, which are read-only, and moves no offset: sandboxes that have the same description cannot tell",
     },
-    HostCall { number: 0, name: "read", checks: &[], reason: "reads standard input" },
+    HostCall {
+        number: 0,
+        name: "read",
+        checks: &[Check::OneOf(0, STANDARD_STREAMS)],
+        reason: "reads standard input or a terminal: it moves the offset of a description, so it is allowed for the numbers 0 to 2 only; a program that was started has its own standard streams there, a copy of an image /dev/null, and no call gives a descriptor another number",
+    },
     HostCall {
         number: 1,
         name: "write",
         checks: &[],
-        reason: "writes standard output, standard error and the console; files that the host gives for reading refuse it",
+        reason: "writes standard output, standard error and the console; files that the host gives for reading refuse it; a pipe that instances of one function share shows them how full it is, and instances of different functions share none",
     },
     HostCall {
         number: 48,
         name: "shutdown",
         checks: &[],
-        reason: "ends client connections; affects only sockets that the host handed in",
+        reason: "ends client connections; affects only sockets that the host handed in, each to one sandbox",
     },
     HostCall {
         number: 38,
@@ -208,7 +215,7 @@ static HOST_CALLS: &[HostCall] = &[
         number: 3,
         name: "close",
         checks: &[],
-        reason: "drops descriptors; a sandbox that drops its control socket is ended by the host",
+        reason: "drops descriptors of the sandbox, not of those that have the same description; a sandbox that drops its control socket is ended by the host",
     },
     HostCall { number: 231, name: "exit_group", checks: &[], reason: "ends the sandbox" },
 ];
@@ -246,7 +253,7 @@ static PROCESS_CALLS: &[HostCall] = &[
         name: "futex",
         // FUTEX_WAIT and FUTEX_WAKE.
         checks: &[Check::OneOf(1, &[0, 1])],
-        reason: "lets virtual CPUs wait for each other; reaches only memory that the sandbox has mapped",
+        reason: "lets virtual CPUs wait for each other; reaches only memory that the sandbox has mapped; two sandboxes that conspire can wake each other at a page of a file that both have mapped, a covert channel like the page cache, which sharing domains close",
     },
 ];
 

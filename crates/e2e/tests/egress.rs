@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -113,45 +114,87 @@ fn without_a_rule_there_is_no_network() {
     assert_eq!(run(&mut command).success(), "ENETUNREACH\n".repeat(3));
 }
 
-/// An address of this machine that is not its loopback, if it has one.
-fn own_address() -> Option<IpAddr> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-    // Sends nothing.
-    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
-    socket.local_addr().ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback())
+/// The port on which the second host of `network.sh` accepts connections.
+const PORT: &str = "7000";
+
+/// Runs a program of this directory in a sandbox on the first of two hosts; see
+/// `network.sh`. `None` if this machine cannot have them.
+fn on_first_host(rules: &[&str], program: &str, arguments: &[&str]) -> Option<Outcome> {
+    let has_ip = Command::new("ip").arg("-V").output().is_ok_and(|said| said.status.success());
+    if !rustix::process::geteuid().is_root() || !has_ip {
+        eprintln!("skipped: two hosts in namespaces take root and ip(8)");
+        return None;
+    }
+    let directory = repository().join("tests/guest/egress");
+    let mut command = Command::new("unshare");
+    command.arg("--net").arg(directory.join("network.sh")).arg(PORT);
+    command.arg(thaw().get_program()).args(["run", "--rootfs", "/"]);
+    for rule in rules {
+        command.args(["--allow-egress", rule]);
+    }
+    command.arg("--").arg(python()).arg(directory.join(program)).args(arguments);
+    Some(run(&mut command))
+}
+
+/// How connections to these addresses end.
+fn knock(rules: &[&str], addresses: &[&str]) -> Option<Vec<String>> {
+    let arguments: Vec<&str> = addresses.iter().flat_map(|address| [address, PORT]).collect();
+    let said = on_first_host(rules, "knock.py", &arguments)?.success();
+    let ends = |line: &str| line.split_once(' ').map(|(_, how)| how.to_owned());
+    Some(said.lines().filter_map(ends).collect())
+}
+
+/// What answers there: somebody on the Internet, two private servers, two metadata
+/// services, and the host itself.
+const PLACES: [&str; 7] = [
+    "198.51.100.2",
+    "10.213.0.2",
+    "fd00:213::2",
+    "168.63.129.16",
+    "100.100.100.200",
+    "10.213.0.1",
+    "fd00:213::1",
+];
+
+#[test]
+fn everything_is_what_is_public_unless_it_says_private() {
+    const NO: &str = "EACCES";
+    let Some(ends) = knock(&["*"], &PLACES) else { return };
+    assert_eq!(ends, ["connected", NO, NO, NO, NO, NO, NO]);
+    let ends = knock(&["private:*"], &PLACES).expect("the same machine");
+    assert_eq!(ends, ["connected", "connected", "connected", NO, NO, NO, NO]);
 }
 
 #[test]
-fn the_addresses_of_allowed_names_are_allowed_when_they_are_known() {
-    let Some(ip) = own_address() else {
-        eprintln!("skipped: this machine has no address but its loopback");
-        return;
-    };
-    let port = echo_server(ip);
-    let text = ip.to_string();
-    let (_, domain) = text.split_once('.').expect("four parts");
-    let rule = format!("*.{domain}:{port}");
-    let outcome = reach_out(&[rule], "learn.py", &[text, port.to_string()]);
-    assert_eq!(outcome.success(), "EACCES\nTrue\nconnected\n");
+fn what_is_written_out_is_reached() {
+    const NO: &str = "EACCES";
+    // Nobody listens on the host itself.
+    let rules = ["168.63.129.16:7000", "10.213.0.0/24:*", "10.213.0.1:7000", "[fd00::/8]:*"];
+    let Some(ends) = knock(&rules, &PLACES) else { return };
+    let refused = "ECONNREFUSED";
+    assert_eq!(ends, [NO, "connected", "connected", "connected", NO, refused, NO]);
+    // A network does not mean the host's own addresses in it.
+    let ends = knock(&["10.213.0.0/24:*", "[::/0]:*"], &PLACES).expect("the same machine");
+    assert_eq!(ends, [NO, "connected", NO, NO, NO, NO, NO]);
 }
 
+/// A name is what getaddrinfo(3) takes for an address, so that it needs no server.
+/// Whoever has the name can make it lead anywhere, also to the host.
 #[test]
-fn a_network_is_allowed_as_it_is_written() {
-    let Some(ip) = own_address() else {
-        eprintln!("skipped: this machine has no address but its loopback");
-        return;
+fn names_lead_to_private_addresses_only_where_they_may() {
+    let asked = |rule: &str, name: &str| {
+        on_first_host(&[rule], "learn.py", &[name, PORT]).map(Outcome::success)
     };
-    let port = echo_server(ip);
-    let to = SocketAddr::new(ip, port);
-    let script = format!(
-        "import socket; s = socket.create_connection(('{ip}', {port}), 10); s.sendall(b'ok'); \
-         print(s.recv(2), s.getpeername())"
-    );
-    for (rule, works) in [(format!("{ip}/24:{port}"), true), (format!("{ip}/32:1"), false)] {
-        let mut command = thaw();
-        command.args(["run", "--rootfs", "/", "--allow-egress", &rule, "--"]).arg(python());
-        let outcome = run(command.args(["-c", &script]));
-        assert_eq!(outcome.code == Some(0), works, "{rule} to {to}: {}", outcome.stderr);
+    let Some(public) = asked("*.51.100.2:7000", "198.51.100.2") else { return };
+    assert_eq!(public, "EACCES\nTrue\nconnected\n");
+    for (rule, name, end) in [
+        ("*.213.0.2:7000", "10.213.0.2", "EACCES"),
+        ("private:*.213.0.2:7000", "10.213.0.2", "connected"),
+        ("private:*.213.0.1:7000", "10.213.0.1", "EACCES"),
+        ("private:*.63.129.16:7000", "168.63.129.16", "EACCES"),
+    ] {
+        let said = asked(rule, name).expect("the same machine");
+        assert_eq!(said, format!("EACCES\nTrue\n{end}\n"), "{rule}");
     }
 }
 
@@ -165,9 +208,14 @@ fn a_wrong_rule_is_refused_with_a_reason() {
 
 /// Builds `tests/guest/egress/NAME.py` with these variables and `[egress]`.
 fn build_function(home: &Path, name: &str, env: &str, egress: &str) {
+    build_named(home, name, name, env, egress);
+}
+
+/// The same for `tests/guest/egress/PROGRAM.py`.
+fn build_named(home: &Path, program: &str, name: &str, env: &str, egress: &str) {
     let directory = home.join(name);
     fs::create_dir_all(&directory).expect("a directory");
-    for (script, file) in [(name, "app.py"), ("clients", "clients.py")] {
+    for (script, file) in [(program, "app.py"), ("clients", "clients.py")] {
         let script = repository().join(format!("tests/guest/egress/{script}.py"));
         fs::copy(script, directory.join(file)).expect("a copy");
     }
@@ -227,4 +275,26 @@ fn a_thawed_copy_makes_its_connections_again_when_it_uses_them() {
         // `used` and `stream`, but neither `unused` nor `waiting`.
         assert_eq!(count.load(Ordering::Relaxed) - before, 2);
     }
+}
+
+/// The daemon's own ports are not among those of the host that a rule includes
+/// without naming them.
+#[test]
+fn the_daemons_own_ports_must_be_written_out() {
+    let free = closed_port();
+    let listening = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let open = listening.local_addr().expect("an address").port();
+    let gateway = closed_port();
+    let home = built_home("egress-doors", &[]);
+    build_function(&home, "doors", "", "allow = [\"host.thaw.internal:*\"]");
+    let rules = format!("allow = [\"host.thaw.internal:{gateway}\"]");
+    build_named(&home, "doors", "inside", "", &rules);
+    let arguments = ["--listen".to_owned(), format!("127.0.0.1:{gateway}")].to_vec();
+    let daemon = Daemon::start(&home, &DaemonOptions { arguments });
+    let knock =
+        |name: &str, port: u16| get(daemon.gateway(), name, &format!("/{port}")).text().to_owned();
+    assert_eq!(knock("doors", open), "10.0.2.2");
+    assert_eq!(knock("doors", free), "ECONNREFUSED");
+    assert_eq!(knock("doors", daemon.gateway().port()), "EACCES");
+    assert_eq!(knock("inside", daemon.gateway().port()), "10.0.2.2");
 }

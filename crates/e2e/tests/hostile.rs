@@ -378,6 +378,56 @@ fn the_sandbox_holds_no_descriptor_that_it_could_harm_with() {
     assert!((5..20).contains(&count), "{text}");
 }
 
+/// Copies of an image have the same descriptions of its files. An offset that one of
+/// them could move would tell the others something.
+#[test]
+fn no_copy_moves_an_offset_that_others_share() {
+    let target = Target::new();
+    let home = hostile_home(&target);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let attack = || {
+        let request = "GET /offsets HTTP/1.1\r\nHost: hostile\r\n\r\n";
+        let said = Raw::connect(daemon.gateway()).send(request).read_to_end();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(said.ends_with("done\n"), "{said}");
+        let lines = said.lines().filter(|line| line.starts_with("offset "));
+        let mut files = 0;
+        for line in lines {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [
+                "offset",
+                fd,
+                "file",
+                file,
+                "read",
+                read,
+                "bytes",
+                bytes,
+                "renumbered",
+                renumbered,
+            ] = words[..]
+            else {
+                panic!("{line}");
+            };
+            files += usize::from(file == "yes");
+            assert_ne!(renumbered, "ok", "{line}");
+            match fd {
+                // /dev/null: nothing to be read, and no offset.
+                "0" | "1" | "2" => assert_eq!((file, bytes), ("no", "0"), "{line}"),
+                _ => assert_eq!(read, "EPERM", "{line}"),
+            }
+        }
+        // The image and the index, at least.
+        assert!(files >= 2, "{said}");
+    };
+    let standby = || daemon.admin("/functions/hostile").json()["standby"]["template"].clone();
+    (0..4).for_each(|_| attack());
+    wait_until("there is a template", || !standby().is_null());
+    attack();
+    let boots = daemon.admin("/functions/hostile").json()["boots"].clone();
+    assert_eq!(boots[0]["kind"], "fork", "{boots}");
+}
+
 #[test]
 fn the_broker_gives_nothing_from_outside_the_root() {
     let target = Target::new();

@@ -14,7 +14,10 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use thaw_sandbox::{Console, KernelError, PoolConfig, ZygoteConfig, ZygoteError, ZygotePool};
+use thaw_sandbox::{
+    Console, GuardedPort, KernelError, PoolConfig, PortGuard, Transport, ZygoteConfig, ZygoteError,
+    ZygotePool,
+};
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -84,6 +87,10 @@ pub async fn serve(
     let admin_listener = bind(options.admin, "--admin")?;
     let gateway_address = gateway_listener.local_addr()?;
     let admin_address = admin_listener.local_addr()?;
+    let _guarded = [
+        guarded(gateway_address, Transport::Tcp, PortGuard::IfWrittenOut),
+        guarded(admin_address, Transport::Tcp, PortGuard::Never),
+    ];
 
     let store = Store::open(&home.store())?;
     let pool = start_pool(home, options.zygotes)?;
@@ -237,14 +244,21 @@ impl OwnListeners {
         let option = "`listen` in its thaw.toml";
         Ok(match kind {
             EntryKind::Http | EntryKind::Stdin => {
-                tokio::spawn(gateway.listen(bind(address, option)?, Some(name)))
+                let guarded = guarded(address, Transport::Tcp, PortGuard::IfWrittenOut);
+                let listening = gateway.listen(bind(address, option)?, Some(name));
+                tokio::spawn(with_guard(guarded, listening))
             }
-            EntryKind::Tcp => tokio::spawn(gateway.listen_raw(bind(address, option)?, name)),
+            EntryKind::Tcp => {
+                let guarded = guarded(address, Transport::Tcp, PortGuard::IfWrittenOut);
+                let listening = gateway.listen_raw(bind(address, option)?, name);
+                tokio::spawn(with_guard(guarded, listening))
+            }
             EntryKind::Udp => {
                 let socket = UdpSocket::bind(address);
                 let socket =
                     socket.map_err(|error| ServeError::Listen { address, option, error })?;
-                tokio::spawn(gateway.receive(socket, name))
+                let guarded = guarded(address, Transport::Udp, PortGuard::IfWrittenOut);
+                tokio::spawn(with_guard(guarded, gateway.receive(socket, name)))
             }
         })
     }
@@ -258,6 +272,19 @@ impl OwnListeners {
 
 fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeError> {
     TcpListener::bind(address).map_err(|error| ServeError::Listen { address, option, error })
+}
+
+/// Keeps sandboxes from the port of a listener of this process.
+fn guarded(address: SocketAddr, transport: Transport, guard: PortGuard) -> GuardedPort {
+    GuardedPort::new(transport, address.port(), guard)
+}
+
+/// Serves for as long as `serving` does, with a port guarded.
+async fn with_guard(
+    _guarded: GuardedPort,
+    serving: impl Future<Output = io::Result<()>>,
+) -> io::Result<()> {
+    serving.await
 }
 
 /// The address at which this process itself reaches a listener.

@@ -24,7 +24,9 @@ pub use boot::{
     connection,
 };
 pub use broker::{BlobSource, BoundAccess, BoundDirectory, HostDirectory};
-pub use egress::{Denials, Denied, EgressPolicy, EgressRule, EgressRuleError};
+pub use egress::{
+    Denials, Denied, EgressPolicy, EgressRule, EgressRuleError, GuardedPort, PortGuard, Transport,
+};
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
 pub use freeze::{FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
 pub use image::{Fit, Image, ImageError, cpu_features};

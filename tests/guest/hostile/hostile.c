@@ -11,6 +11,7 @@
  *   hostile DOOR attack FIRST       a list of plausible attacks, from number FIRST on
  *   hostile int80 FIRST LAST        32-bit calls
  *   hostile descriptors             what is behind every descriptor number
+ *   hostile offsets                 reads that would move offsets others share
  *   hostile broker                  forged messages on the control socket
  *   hostile garbage SEED            nonsense on the control socket
  *
@@ -386,6 +387,24 @@ static void descriptors(void)
     }
 }
 
+/* Tries to move the offset of every file that the sandbox holds, which other
+ * sandboxes would see move: by reading it, and by reading it where reading is
+ * allowed. A file is what can be read at an offset of one's own. */
+static void offsets(void)
+{
+    char data[16];
+    for (long fd = 0; fd < 1100; fd++) {
+        long file = HOST(SYS_pread64, fd, (long)data, sizeof data, 0, 0, 0);
+        long moved = HOST(SYS_read, fd, (long)data, sizeof data, 0, 0, 0);
+        long renumbered = HOST(SYS_dup2, fd, 0, 0, 0, 0, 0);
+        if (file == -EBADF)
+            continue;
+        say("offset %ld file %s read %s bytes %ld renumbered %s\n", fd, file > 0 ? "yes" : "no",
+            moved < 0 ? error_name((int)-moved) : "ok", moved < 0 ? 0 : moved,
+            renumbered < 0 ? error_name((int)-renumbered) : "ok");
+    }
+}
+
 /* Sends one request to the broker and prints what comes back. */
 static void ask(const char *what, unsigned kind, const void *body, size_t len)
 {
@@ -544,6 +563,8 @@ int main(int argc, char **argv)
         }
     } else if (!strcmp(argv[1], "descriptors")) {
         descriptors();
+    } else if (!strcmp(argv[1], "offsets")) {
+        offsets();
     } else if (!strcmp(argv[1], "broker")) {
         broker();
     } else if (!strcmp(argv[1], "garbage")) {

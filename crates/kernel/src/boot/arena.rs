@@ -29,6 +29,7 @@ use crate::state::kernel;
 static SHARED: AtomicBool = AtomicBool::new(false);
 static FILE: AtomicI32 = AtomicI32::new(-1);
 static BELL: AtomicI32 = AtomicI32::new(-1);
+static CLAPPER: AtomicI32 = AtomicI32::new(-1);
 /// Where the kernel's own variables lie: `.data` and `.bss`.
 static VARIABLES_START: AtomicU64 = AtomicU64::new(0);
 static VARIABLES_LEN: AtomicU64 = AtomicU64::new(0);
@@ -51,9 +52,18 @@ pub fn file() -> Option<HostFd> {
     is_shared().then(|| HostFd(FILE.load(Relaxed)))
 }
 
-/// The descriptor with which the watcher is woken.
+/// The descriptor at which the watcher hears that it is woken.
 pub fn bell() -> Option<HostFd> {
-    match BELL.load(Relaxed) {
+    present(&BELL)
+}
+
+/// The descriptor with which the watcher is woken.
+pub fn clapper() -> Option<HostFd> {
+    present(&CLAPPER)
+}
+
+fn present(slot: &AtomicI32) -> Option<HostFd> {
+    match slot.load(Relaxed) {
         -1 => None,
         fd => Some(HostFd(fd)),
     }
@@ -67,6 +77,8 @@ pub fn prepare() -> Result<()> {
 
 /// Asks the host for the bell of the watcher. May allocate.
 pub fn prepare_bell() -> Result<()> {
+    // The end that is rung comes first.
+    ask_once(MSG_BELL, &CLAPPER)?;
     ask_once(MSG_BELL, &BELL)
 }
 

@@ -4,10 +4,10 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, ROOTFS_INDEX, Start};
+use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start};
 use thaw_abi::layout::{INDEX_BASE, PAGES_BASE};
 
-use super::control::Message;
+use super::control::{self, Message};
 use super::{blobs, lazy, phases, stdio};
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table::OnExec;
@@ -42,17 +42,12 @@ pub fn start(message: &Message) -> Result<()> {
     let (command, tail) = message.split::<Start>()?;
     let command = *command;
     let strings = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
-    let fds: Vec<i32> = message.fds.to_vec();
-    for (stream, &fd) in fds.iter().take(3).enumerate() {
-        // A function's requests come to its copies, not to itself.
-        if stream > 0 || command.flags & FLAG_ENTRY_STDIN == 0 {
-            stdio::set(stream, fd);
-        }
-    }
+    let index = message.fds.first().copied();
+    take_standard_streams(command.flags)?;
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
 
     let lower = if command.rootfs == ROOTFS_INDEX {
-        let fd = HostFd(*fds.get(3).ok_or(Errno::EINVAL)?);
+        let fd = HostFd(index.ok_or(Errno::EINVAL)?);
         map_index(fd, command.index_len)?;
         LowerLayer::index(command.index_len)?
     } else {
@@ -99,6 +94,23 @@ pub fn start(message: &Message) -> Result<()> {
     let thread = first_thread(&command, strings)?;
     phases::mapped();
     sched::start(&thread);
+    Ok(())
+}
+
+/// Receives the standard streams into the numbers 0 to 2, the only ones that the
+/// filter lets be read.
+fn take_standard_streams(flags: u32) -> Result<()> {
+    (0..3).map(HostFd).for_each(host::close);
+    let message = control::receive_second_command();
+    if message.kind != MSG_STDIO || message.fds != [0, 1, 2] {
+        return Err(Errno::EINVAL);
+    }
+    for (stream, &fd) in message.fds.iter().enumerate() {
+        // A function's requests come to its copies, not to itself.
+        if stream > 0 || flags & FLAG_ENTRY_STDIN == 0 {
+            stdio::set(stream, fd);
+        }
+    }
     Ok(())
 }
 

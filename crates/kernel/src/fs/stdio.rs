@@ -45,7 +45,7 @@ impl Stream {
 }
 
 /// Whether requests come over standard input.
-fn is_way_of_requests() -> bool {
+pub(crate) fn is_way_of_requests() -> bool {
     crate::state::kernel().config.get().flags & FLAG_ENTRY_STDIN != 0
 }
 

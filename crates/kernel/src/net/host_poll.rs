@@ -110,6 +110,11 @@ impl HostFile {
         }
     }
 
+    /// Whether it is the socket of a client, who brings standard input.
+    fn is_client(&self) -> bool {
+        matches!(self.handle, Handle::Standard(0 | 1)) && crate::fs::stdio::is_way_of_requests()
+    }
+
     /// Where to wait for changes.
     pub fn queue(&self) -> &WaitQueue {
         &self.queue
@@ -206,6 +211,7 @@ impl HostFile {
         let mut done = 0;
         while let Some((at, len)) = sink.next_piece() {
             let outcome = retry_after_fault(at, len, || match self.kind {
+                Kind::MayBlock if self.is_client() => host::recv(fd, at, len, peek),
                 Kind::MayBlock => host::read(fd, at, len),
                 // The watcher may find news meanwhile, which is then taken for
                 // dealt with: the host is asked again before anybody waits.
@@ -347,6 +353,13 @@ fn retry_after_fault(at: u64, len: usize, call: impl Fn() -> Result<usize>) -> R
     }
 }
 
+/// Takes from the bell what it was rung with.
+fn hush(bell: HostFd) {
+    let mut rung = [0u8; 256];
+    // A short receive has taken all there was.
+    while host::recv(bell, rung.as_mut_ptr() as u64, rung.len(), Peek::No) == Ok(rung.len()) {}
+}
+
 /// What ended a wait for the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waited {
@@ -432,8 +445,7 @@ impl HostPoll {
             && outcome.is_ok()
             && requests.fds.last().is_some_and(|request| request.revents != 0)
         {
-            let mut rung = 0u64;
-            let _ = host::read(bell, &raw mut rung as u64, 8);
+            hush(bell);
         }
         self.finish(requests, outcome.is_ok())
     }

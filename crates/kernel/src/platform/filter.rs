@@ -48,7 +48,7 @@ const INSTRUCTION_POINTER: u32 = 8;
 const ARGUMENTS: u32 = 16;
 
 /// Most instructions that the table may compile to.
-const MAX: usize = 256;
+const MAX: usize = 320;
 
 /// A compiled filter.
 pub struct Filter {

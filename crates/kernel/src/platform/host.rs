@@ -104,7 +104,8 @@ pub struct PollFd {
 /// `MSG_DONTWAIT | MSG_NOSIGNAL`, with which all sockets are used.
 const SOCKET_FLAGS: u64 = 0x40 | 0x4000;
 
-/// read(2) of a pipe, terminal or file into any memory; `EFAULT` is possible.
+/// read(2) of a standard stream (the filter allows the numbers 0 to 2 only) into
+/// any memory; `EFAULT` is possible.
 pub fn read(fd: HostFd, to: u64, len: usize) -> Result<usize> {
     // SAFETY: the host checks the address.
     unsafe { hostcall(nr::READ, [fd.0 as u64, to, len as u64, 0, 0, 0]) }.map(|n| n as usize)

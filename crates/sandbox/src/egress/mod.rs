@@ -5,8 +5,10 @@
 //! descriptor in. With it the sandbox can reach that destination and no other:
 //! its filter has neither connect(2) nor an address for sendto(2).
 
+mod budget;
 mod denials;
 mod dns;
+mod local;
 mod names;
 mod policy;
 mod rate;
@@ -15,6 +17,7 @@ mod rule;
 mod socket;
 
 pub use denials::{Denials, Denied};
+pub use local::{GuardedPort, PortGuard};
 pub use policy::EgressPolicy;
 pub use rule::{EgressRule, EgressRuleError, Transport};
 pub(crate) use socket::{Destination, Opening, Sockets};

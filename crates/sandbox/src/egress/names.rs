@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 use thaw_abi::network::HOST_NAME;
 
+use super::budget;
 use super::denials::{Denials, Denied, Unseen};
 use super::dns::{Outcome, lookup};
 use super::policy::{EgressPolicy, Learned, Verdict};
@@ -26,6 +27,13 @@ pub struct Names {
     denials: Unseen,
     lookups: Arc<AtomicUsize>,
     channels: Arc<AtomicUsize>,
+}
+
+/// A connection to the resolver, of those of the sandbox and of its function.
+#[derive(Debug)]
+pub struct ChannelSlot {
+    _of_sandbox: Slot,
+    _of_function: Slot,
 }
 
 /// One of a bounded number; dropping it gives it back.
@@ -97,7 +105,7 @@ impl Names {
 
     /// Asks the host's resolver, and notes what it says. May block.
     pub fn look_up(&self, name: &str) -> Outcome {
-        let outcome = lookup::addresses_of(name);
+        let outcome = lookup::addresses_of(self.function(), name);
         let addresses: &[IpAddr] = match &outcome {
             Outcome::Addresses(addresses) => addresses,
             _ => &[],
@@ -111,9 +119,17 @@ impl Names {
         Slot::take(&self.lookups, LOOKUPS_MAX)
     }
 
-    /// Leave to have a connection to the resolver.
-    pub fn channel_slot(&self) -> Option<Slot> {
-        Slot::take(&self.channels, CHANNELS_MAX)
+    /// Leave to have a connection to the resolver; `None` if the sandbox or its
+    /// function has too many.
+    pub fn channel_slot(&self) -> Option<ChannelSlot> {
+        let of_sandbox = Slot::take(&self.channels, CHANNELS_MAX)?;
+        let of_function = Slot::take(&self.policy.budget.channels, budget::CHANNELS_MAX)?;
+        Some(ChannelSlot { _of_sandbox: of_sandbox, _of_function: of_function })
+    }
+
+    /// Number of the function, whose look-ups have their turn among those of others.
+    pub fn function(&self) -> u64 {
+        self.policy.budget.id
     }
 }
 
@@ -141,6 +157,19 @@ mod tests {
         let names = names(&["host.thaw.internal:80"]);
         let address = IpAddr::from(thaw_abi::network::HOST_ADDRESS);
         assert_eq!(names.at_once(Some(HOST_NAME)), Ok(Outcome::Addresses(vec![address])));
+    }
+
+    #[test]
+    fn the_sandboxes_of_a_function_share_its_connections_to_the_resolver() {
+        let policy = Arc::new(EgressPolicy::new(vec!["*".parse().unwrap()]));
+        let sandboxes: Vec<_> = (0..8).map(|_| Names::new(policy.clone())).collect();
+        let take = |names: &Arc<Names>| std::iter::from_fn(|| names.channel_slot()).collect();
+        let taken: Vec<Vec<ChannelSlot>> = sandboxes.iter().map(take).collect();
+        assert_eq!(taken[0].len(), CHANNELS_MAX);
+        assert_eq!(taken.iter().map(Vec::len).sum::<usize>(), budget::CHANNELS_MAX);
+        assert!(sandboxes[7].channel_slot().is_none());
+        drop(taken);
+        assert!(sandboxes[7].channel_slot().is_some());
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-use super::reach::{HOST_LOOPBACK, is_link_local, is_nowhere, is_public};
+use super::budget::Budget;
+use super::reach::{HOST_LOOPBACK, Reach, reach};
 use super::rule::{EgressRule, Target, Transport, host_address};
 
 /// Most addresses that are remembered for one sandbox.
@@ -11,13 +13,16 @@ const LEARNED_MAX: usize = 4096;
 /// Most names that are looked up to judge one destination.
 const NAMES_MAX: usize = 8;
 
-/// The destinations that a sandbox may connect to; everything else is denied.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The destinations that the sandboxes of one function may connect to; everything
+/// else is denied. The sandboxes that share one share its limits: how many sockets
+/// they may ask for and have open, and how many names they may look up at a time.
+#[derive(Debug, Default)]
 pub struct EgressPolicy {
     rules: Vec<EgressRule>,
     /// How many of the rules, the last ones, are for connections that copies make
     /// again.
     reconnecting: usize,
+    pub(super) budget: Arc<Budget>,
 }
 
 /// What becomes of a connection in the copies of a program that is frozen while it
@@ -30,11 +35,31 @@ pub(crate) enum AfterThaw {
     Reconnect,
 }
 
+/// Leave to connect to exactly this address: no name is looked up after it was
+/// judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Permit {
+    pub address: SocketAddr,
+    pub after_thaw: AfterThaw,
+    pub on_host: OnHost,
+}
+
+/// What is allowed if the address should be one of the host's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum OnHost {
+    /// Nothing: no rule has written the address out.
+    Nothing,
+    /// Its servers, but not those of Thaw.
+    Servers,
+    /// All servers: a rule has written out the address and this one port.
+    WrittenOut,
+}
+
 /// What the policy says to a destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Connect to this address.
-    Allowed(SocketAddr, AfterThaw),
+    Allowed(Permit),
     /// Allowed if it is an address of one of these names.
     IfNamed(Vec<String>),
     /// Forbidden.
@@ -55,7 +80,7 @@ pub(crate) struct Learned {
 impl EgressPolicy {
     /// Allows what any of `rules` allows.
     pub fn new(rules: Vec<EgressRule>) -> Self {
-        Self { rules, reconnecting: 0 }
+        Self { rules, reconnecting: 0, budget: Arc::default() }
     }
 
     /// Allows what any of `rules` allows, too, and has copies make again the TCP
@@ -87,27 +112,30 @@ impl EgressPolicy {
         let (ip, port) = (to.ip().to_canonical(), to.port());
         let fits =
             |rule: &EgressRule| rule.ports.contain(port) && rule.transport.contain(transport);
-        let to_host = ip == host_address();
-        if !to_host && (port == 0 || is_nowhere(ip)) {
+        let (to_host, kind) = (ip == host_address(), reach(ip));
+        if !to_host && (port == 0 || kind == Reach::Nowhere) {
             return Verdict::Denied;
         }
-        // Those that reconnect come last, and count where several allow it.
-        let allowed = self.rules.iter().enumerate().rposition(|(index, rule)| {
+        let allows = |(index, rule): &(usize, &EgressRule)| {
             fits(rule)
                 && match &rule.target {
                     Target::Host => to_host,
                     _ if to_host => false,
-                    // A link-local address must be written as one.
-                    Target::Network(network) => {
-                        network.contains(&ip) && (is_public(ip) || is_link_local(network.addr()))
-                    }
-                    Target::Any => is_public(ip),
-                    Target::Name(_) | Target::Below(_) => learned.knows(ip, index),
+                    Target::Network(_) => rule.target.has_written_out(ip),
+                    Target::Any => rule.farthest.includes(kind),
+                    Target::Name(_) | Target::Below(_) => learned.knows(ip, *index),
                 }
-        });
-        if let Some(index) = allowed {
-            let ip = if to_host { HOST_LOOPBACK } else { ip };
-            return Verdict::Allowed(SocketAddr::new(ip, port), self.after_thaw(index));
+        };
+        let allowing = || self.rules.iter().enumerate().filter(allows);
+        // Those that reconnect come last, and count where several allow it.
+        if let Some((index, _)) = allowing().last() {
+            let address = SocketAddr::new(if to_host { HOST_LOOPBACK } else { ip }, port);
+            let on_host = allowing().map(|(_, rule)| on_host(rule, ip)).max();
+            return Verdict::Allowed(Permit {
+                address,
+                after_thaw: self.after_thaw(index),
+                on_host: on_host.unwrap_or(OnHost::Nothing),
+            });
         }
         if to_host {
             return Verdict::Denied;
@@ -115,14 +143,14 @@ impl EgressPolicy {
         let names: Vec<String> = self
             .rules
             .iter()
-            .filter(|rule| fits(rule))
+            .filter(|rule| fits(rule) && rule.farthest.includes(kind))
             .filter_map(|rule| match &rule.target {
                 Target::Name(name) if !learned.looked_up.contains(name) => Some(name.clone()),
                 _ => None,
             })
             .take(NAMES_MAX)
             .collect();
-        if names.is_empty() || !is_public(ip) { Verdict::Denied } else { Verdict::IfNamed(names) }
+        if names.is_empty() { Verdict::Denied } else { Verdict::IfNamed(names) }
     }
 
     fn after_thaw(&self, rule: usize) -> AfterThaw {
@@ -149,9 +177,24 @@ impl EgressPolicy {
         if rules.is_empty() {
             return;
         }
-        for ip in addresses.iter().map(IpAddr::to_canonical).filter(|ip| is_public(*ip)) {
-            learned.add(ip, &rules);
+        for ip in addresses.iter().map(IpAddr::to_canonical) {
+            let kind = reach(ip);
+            let leads_there = |rule: &usize| self.rules[*rule].farthest.includes(kind);
+            let rules: Vec<usize> = rules.iter().copied().filter(leads_there).collect();
+            if !rules.is_empty() {
+                learned.add(ip, &rules);
+            }
         }
+    }
+}
+
+/// How much of the host a rule means that allows an address which may be the host's.
+fn on_host(rule: &EgressRule, ip: IpAddr) -> OnHost {
+    let is_meant = rule.target == Target::Host || rule.target.is_address(ip);
+    match (is_meant, rule.ports.is_one()) {
+        (false, _) => OnHost::Nothing,
+        (true, false) => OnHost::Servers,
+        (true, true) => OnHost::WrittenOut,
     }
 }
 
@@ -189,13 +232,21 @@ mod tests {
         policy.judge(to.parse().unwrap(), transport, &Learned::default())
     }
 
-    fn allowed(to: &str) -> Verdict {
-        Verdict::Allowed(to.parse().unwrap(), AfterThaw::Reset)
+    fn permit(verdict: Verdict) -> Option<Permit> {
+        match verdict {
+            Verdict::Allowed(permit) => Some(permit),
+            _ => None,
+        }
+    }
+
+    /// The address that is connected, if the verdict is that one may.
+    fn connected(verdict: Verdict) -> Option<String> {
+        permit(verdict).map(|permit| permit.address.to_string())
     }
 
     fn allows(rules: &[&str], to: &str) -> bool {
         let verdict = judge(&policy(rules), to, Transport::Tcp);
-        verdict == allowed(to)
+        connected(verdict).is_some_and(|address| address == to)
     }
 
     #[test]
@@ -213,7 +264,8 @@ mod tests {
         assert!(!allows(&rules, "192.0.2.7:8003"));
         assert_eq!(judge(&policy(&rules), "10.0.0.1:443", Transport::Udp), Verdict::Denied);
         let udp = policy(&["192.0.2.1:53/udp"]);
-        assert_eq!(judge(&udp, "192.0.2.1:53", Transport::Udp), allowed("192.0.2.1:53"));
+        let asked = connected(judge(&udp, "192.0.2.1:53", Transport::Udp));
+        assert_eq!(asked.as_deref(), Some("192.0.2.1:53"));
         assert_eq!(judge(&udp, "192.0.2.1:53", Transport::Tcp), Verdict::Denied);
     }
 
@@ -240,9 +292,10 @@ mod tests {
             }
         }
         let host = policy(&["host.thaw.internal:5432"]);
-        let loopback = allowed("127.0.0.1:5432");
-        assert_eq!(judge(&host, "10.0.2.2:5432", Transport::Tcp), loopback);
-        assert_eq!(judge(&host, "[::ffff:10.0.2.2]:5432", Transport::Tcp), loopback);
+        for to in ["10.0.2.2:5432", "[::ffff:10.0.2.2]:5432"] {
+            let loopback = connected(judge(&host, to, Transport::Tcp));
+            assert_eq!(loopback.as_deref(), Some("127.0.0.1:5432"));
+        }
         assert_eq!(judge(&host, "10.0.2.2:5433", Transport::Tcp), Verdict::Denied);
     }
 
@@ -253,14 +306,63 @@ mod tests {
         assert!(!allows(&["*"], "169.254.169.254:80"));
         assert!(!allows(&["*"], "[fe80::1]:80"));
         assert!(!allows(&["0.0.0.0/0:*"], "169.254.169.254:80"));
-        assert!(allows(&["169.254.0.0/16:80"], "169.254.169.254:80"));
+        assert!(allows(&["169.254.0.0/16:80"], "169.254.1.1:80"));
         assert!(allows(&["169.254.169.254:80"], "169.254.169.254:80"));
+        for to in [
+            "169.254.169.254:80",
+            "168.63.129.16:80",
+            "100.100.100.200:80",
+            "192.0.0.192:80",
+            "[fd00:ec2::254]:80",
+            "[64:ff9b::a9fe:a9fe]:80",
+        ] {
+            let wide = ["*", "private:*", "169.254.0.0/16:*", "100.64.0.0/10:*", "168.0.0.0/5:*"];
+            assert!(!allows(&wide, to), "{to}");
+            assert!(!allows(&["0.0.0.0/0:*", "[::/0]:*", "[fc00::/7]:*"], to), "{to}");
+        }
+        assert!(allows(&["[fd00:ec2::254]:80"], "[fd00:ec2::254]:80"));
+    }
+
+    #[test]
+    fn names_and_everything_lead_to_public_addresses_unless_they_say_private() {
+        for to in ["10.1.2.3:80", "192.168.0.1:80", "[fd00::1]:80", "[64:ff9b::a00:1]:80"] {
+            assert!(!allows(&["*", "0.0.0.0/0:*", "[::/0]:*"], to), "{to}");
+            assert!(allows(&["private:*:80"], to), "{to}");
+            assert!(allows(&["private:*"], to), "{to}");
+        }
+        let policy = policy(&["a.example.com:80", "private:b.example.com:80"]);
+        let ips = ["10.0.0.1", "fd00::1", "198.51.100.1", "169.254.169.254", "fd00:ec2::254"];
+        let ips = ips.map(|ip| ip.parse().unwrap());
+        let reaches = |name: &str| {
+            let mut learned = Learned::default();
+            policy.learn(&mut learned, name, &ips);
+            ips.map(|ip| {
+                let to = SocketAddr::new(ip, 80);
+                connected(policy.judge(to, Transport::Tcp, &learned)).is_some()
+            })
+        };
+        assert_eq!(reaches("a.example.com"), [false, false, true, false, false]);
+        assert_eq!(reaches("b.example.com"), [true, true, true, false, false]);
+    }
+
+    #[test]
+    fn only_what_is_written_out_may_be_the_hosts_own() {
+        let on_host = |rules: &[&str], to: &str| {
+            permit(judge(&policy(rules), to, Transport::Tcp)).map(|permit| permit.on_host)
+        };
+        let to = "192.168.0.1:80";
+        assert_eq!(on_host(&["192.168.0.0/24:80"], to), Some(OnHost::Nothing));
+        assert_eq!(on_host(&["private:*:80"], to), Some(OnHost::Nothing));
+        assert_eq!(on_host(&["192.168.0.1:*", "private:*"], to), Some(OnHost::Servers));
+        assert_eq!(on_host(&["192.168.0.1:80", "192.168.0.1:*"], to), Some(OnHost::WrittenOut));
+        assert_eq!(on_host(&["host.thaw.internal:*"], "10.0.2.2:80"), Some(OnHost::Servers));
+        assert_eq!(on_host(&["host.thaw.internal:80"], "10.0.2.2:80"), Some(OnHost::WrittenOut));
     }
 
     #[test]
     fn mapped_addresses_are_the_addresses() {
         let verdict = judge(&policy(&["10.0.0.0/8:443"]), "[::ffff:10.1.2.3]:443", Transport::Tcp);
-        assert_eq!(verdict, allowed("10.1.2.3:443"));
+        assert_eq!(connected(verdict).as_deref(), Some("10.1.2.3:443"));
     }
 
     #[test]
@@ -314,7 +416,7 @@ mod tests {
         let policy = EgressPolicy::new(rules(&["10.0.0.0/8:*", "host.thaw.internal:1-9"]))
             .reconnecting(rules(&["10.1.0.0/16:6379", "host.thaw.internal:5"]));
         let after = |to| match judge(&policy, to, Transport::Tcp) {
-            Verdict::Allowed(_, after) => Some(after),
+            Verdict::Allowed(permit) => Some(permit.after_thaw),
             _ => None,
         };
         assert_eq!(after("10.1.0.1:6379"), Some(AfterThaw::Reconnect));

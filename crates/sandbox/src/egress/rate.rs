@@ -1,32 +1,29 @@
-//! How fast a sandbox may ask for sockets: each costs the host a descriptor for
-//! a moment, and a local port for longer.
+//! How fast sockets may be asked for: each costs the host a descriptor for a
+//! moment, and a local port for longer.
 
 use std::time::{Duration, Instant};
-
-/// Sockets that may be asked for at once.
-const BURST: u32 = 1024;
-/// After that, one in this time.
-const EVERY: Duration = Duration::from_millis(2);
 
 /// A token bucket.
 #[derive(Debug)]
 pub struct Rate {
+    burst: u32,
+    every: Duration,
     left: u32,
     since: Instant,
 }
 
 impl Rate {
-    /// A full bucket.
-    pub fn new() -> Self {
-        Self { left: BURST, since: Instant::now() }
+    /// A full bucket of so many tokens, to which one is added in this time.
+    pub fn new((burst, every): (u32, Duration)) -> Self {
+        Self { burst, every, left: burst, since: Instant::now() }
     }
 
     /// Takes a token; `false` if there is none at `now`.
     pub fn take(&mut self, now: Instant) -> bool {
-        let earned = now.saturating_duration_since(self.since).as_nanos() / EVERY.as_nanos();
-        let earned = u32::try_from(earned).unwrap_or(BURST).min(BURST);
-        self.since = if earned == BURST { now } else { self.since + EVERY * earned };
-        self.left = (self.left + earned).min(BURST);
+        let earned = now.saturating_duration_since(self.since).as_nanos() / self.every.as_nanos();
+        let earned = u32::try_from(earned).unwrap_or(self.burst).min(self.burst);
+        self.since = if earned == self.burst { now } else { self.since + self.every * earned };
+        self.left = (self.left + earned).min(self.burst);
         if self.left == 0 {
             return false;
         }
@@ -41,14 +38,15 @@ mod tests {
 
     #[test]
     fn a_burst_and_then_a_steady_rate() {
-        let mut rate = Rate::new();
+        let (burst, every) = (1024, Duration::from_millis(2));
+        let mut rate = Rate::new((burst, every));
         let start = rate.since;
-        assert!((0..BURST).all(|_| rate.take(start)));
+        assert!((0..burst).all(|_| rate.take(start)));
         assert!(!rate.take(start));
-        assert!(!rate.take(start + EVERY / 2));
-        assert!(rate.take(start + EVERY));
-        assert!(!rate.take(start + EVERY));
-        assert!((0..BURST).all(|_| rate.take(start + EVERY * 10 * BURST)));
-        assert!(!rate.take(start + EVERY * 10 * BURST));
+        assert!(!rate.take(start + every / 2));
+        assert!(rate.take(start + every));
+        assert!(!rate.take(start + every));
+        assert!((0..burst).all(|_| rate.take(start + every * 10 * burst)));
+        assert!(!rate.take(start + every * 10 * burst));
     }
 }

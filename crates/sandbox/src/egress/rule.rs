@@ -7,27 +7,54 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use thaw_abi::network::HOST_NAME;
 
-use super::reach::is_nowhere;
+use super::reach::{Reach, reach};
 
-/// A set of destinations: `TARGET:PORTS`, with `/udp` behind it for UDP.
+/// A set of destinations: `TARGET:PORTS`, with `/udp` behind it for UDP and
+/// `private:` before it if a name may lead to private addresses too.
 ///
 /// | target | destinations |
 /// | --- | --- |
 /// | `1.2.3.4`, `[2001:db8::1]` | the address |
 /// | `10.0.0.0/8`, `[2001:db8::/32]` | the network |
-/// | `api.example.com` | the addresses of the name |
+/// | `api.example.com` | the public addresses of the name |
 /// | `*.example.com` | those of all names below it, at any depth |
+/// | `private:db.example.com` | the public and the private addresses of the name |
 /// | `host.thaw.internal` | the host's loopback |
-/// | `*` | all that names may lead to |
+/// | `*` | all public addresses |
+/// | `private:*` | all public and private addresses |
 ///
 /// Ports are one port, a range such as `8000-8099`, or `*`. A rule that is only
-/// `*` allows all ports of both protocols.
+/// `*` or `private:*` allows all ports of both protocols.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EgressRule {
     pub(super) target: Target,
+    pub(super) farthest: Farthest,
     pub(super) ports: Ports,
     pub(super) transport: Transports,
 }
+
+/// How far a name, or `*`, may lead. An address or a network that is written out
+/// says that itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Farthest {
+    /// To public addresses.
+    Public,
+    /// To private ones, too.
+    Private,
+}
+
+impl Farthest {
+    /// Whether such a rule leads to addresses of this kind.
+    pub fn includes(self, kind: Reach) -> bool {
+        match self {
+            Self::Public => kind <= Reach::Public,
+            Self::Private => kind <= Reach::Private,
+        }
+    }
+}
+
+/// What comes before a target that may be private.
+const PRIVATE: &str = "private";
 
 /// Where to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -57,10 +84,15 @@ impl Ports {
     pub fn contain(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
     }
+
+    /// Whether it is one port, which somebody has thought of.
+    pub fn is_one(self) -> bool {
+        self.first == self.last
+    }
 }
 
 /// A transport protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// TCP.
     Tcp,
@@ -108,6 +140,13 @@ enum Problem {
     Loopback,
     #[error("nothing can be reached there")]
     Nowhere,
+    #[error(
+        "`private:` stands before a name or *; an address or a network that is written out needs \
+         none, and {HOST_NAME} has none"
+    )]
+    NeedlesslyPrivate,
+    #[error("`private` is no host but stands before a target, as in private:db.internal:5432")]
+    OnlyPrivate,
 }
 
 impl FromStr for EgressRule {
@@ -119,9 +158,22 @@ impl FromStr for EgressRule {
 }
 
 fn parse(text: &str) -> Result<EgressRule, Problem> {
+    if let Some(rest) = text.strip_prefix(PRIVATE).and_then(|rest| rest.strip_prefix(':'))
+        && (rest == "*" || rest.contains(':'))
+    {
+        let rule = parse(rest)?;
+        return match rule {
+            EgressRule { farthest: Farthest::Private, .. } => Err(Problem::Form),
+            EgressRule { target: Target::Host | Target::Network(_), .. } => {
+                Err(Problem::NeedlesslyPrivate)
+            }
+            rule => Ok(EgressRule { farthest: Farthest::Private, ..rule }),
+        };
+    }
     if text == "*" {
         return Ok(EgressRule {
             target: Target::Any,
+            farthest: Farthest::Public,
             ports: Ports::ALL,
             transport: Transports::Both,
         });
@@ -136,7 +188,8 @@ fn parse(text: &str) -> Result<EgressRule, Problem> {
     }
     let (target, ports) = rest.rsplit_once(':').ok_or(Problem::Form)?;
     let (target, ports) = (parse_target(target)?, parse_ports(ports)?);
-    Ok(EgressRule { target, ports, transport: Transports::One(transport) })
+    let transport = Transports::One(transport);
+    Ok(EgressRule { target, farthest: Farthest::Public, ports, transport })
 }
 
 fn parse_ports(text: &str) -> Result<Ports, Problem> {
@@ -168,9 +221,7 @@ fn parse_target(text: &str) -> Result<Target, Problem> {
         return match network.addr() {
             ip if ip.is_ipv6() && bracketed.is_none() => Err(Problem::Brackets),
             ip if ip.is_loopback() => Err(Problem::Loopback),
-            ip if network.prefix_len() == network.max_prefix_len() && is_nowhere(ip) => {
-                Err(Problem::Nowhere)
-            }
+            ip if is_single(&network) && reach(ip) == Reach::Nowhere => Err(Problem::Nowhere),
             _ => Ok(Target::Network(network.trunc())),
         };
     }
@@ -181,6 +232,7 @@ fn parse_target(text: &str) -> Result<Target, Problem> {
     match name.strip_prefix("*.") {
         Some(domain) if is_name(domain) => Ok(Target::Below(domain.to_owned())),
         None if name == "localhost" => Err(Problem::Loopback),
+        None if name == PRIVATE => Err(Problem::OnlyPrivate),
         // All digits and dots: a mistyped address, never a name.
         None if is_name(&name) && !looks_like_address(&name) => Ok(Target::Name(name)),
         _ => Err(Problem::Form),
@@ -221,7 +273,35 @@ fn is_name(name: &str) -> bool {
         })
 }
 
+/// Whether it is one address.
+pub(super) fn is_single(network: &IpNet) -> bool {
+    network.prefix_len() == network.max_prefix_len()
+}
+
 impl Target {
+    /// Whether an address is in the network of the rule, and the rule means such
+    /// addresses: a network that is all private means its private addresses, and so
+    /// with link-local ones; one that only includes some among others, such as
+    /// 0.0.0.0/0, means its public ones. A metadata service is meant by its own
+    /// address only.
+    pub fn has_written_out(&self, ip: IpAddr) -> bool {
+        let Self::Network(network) = self else { return false };
+        network.contains(&ip)
+            && match reach(ip) {
+                Reach::Public => true,
+                kind @ (Reach::Private | Reach::LinkLocal) => {
+                    reach(network.network()) == kind && reach(network.broadcast()) == kind
+                }
+                Reach::Metadata => is_single(network),
+                Reach::Nowhere => false,
+            }
+    }
+
+    /// Whether it is this one address.
+    pub fn is_address(&self, ip: IpAddr) -> bool {
+        matches!(self, Self::Network(network) if is_single(network) && network.addr() == ip)
+    }
+
     /// Whether `name`, in lower case and without a final dot, is meant.
     pub fn names(&self, name: &str) -> bool {
         match self {
@@ -237,14 +317,20 @@ impl Target {
 
 impl fmt::Display for EgressRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.farthest == Farthest::Private {
+            write!(f, "{PRIVATE}:")?;
+        }
         if self.target == Target::Any && self.transport == Transports::Both {
             return f.write_str("*");
         }
         match &self.target {
             Target::Any => f.write_str("*")?,
             Target::Network(network) => {
-                let single = network.prefix_len() == network.max_prefix_len();
-                let text = if single { network.addr().to_string() } else { network.to_string() };
+                let text = if is_single(network) {
+                    network.addr().to_string()
+                } else {
+                    network.to_string()
+                };
                 if network.addr().is_ipv6() {
                     write!(f, "[{text}]")?;
                 } else {
@@ -290,6 +376,10 @@ mod tests {
             "*:443",
             "*:*/udp",
             "*",
+            "private:*",
+            "private:*:443",
+            "private:db.example.com:5432",
+            "private:*.example.com:53/udp",
         ] {
             assert_eq!(text.parse::<EgressRule>().unwrap().to_string(), text);
         }
@@ -312,6 +402,16 @@ mod tests {
         for text in ["host:0", "host:65536", "host:", "host:9-8", "host:+5", "host:1-"] {
             assert_eq!(problem(text), Problem::Port, "{text}");
         }
+        for text in ["private:10.0.0.1:1", "private:[::ffff:10.0.0.0/104]:1"] {
+            assert_eq!(problem(text), Problem::NeedlesslyPrivate, "{text}");
+        }
+        assert_eq!(problem("private:host.thaw.internal:1"), Problem::NeedlesslyPrivate);
+        for text in ["private:443", "Private:*", "private:private:443"] {
+            assert_eq!(problem(text), Problem::OnlyPrivate, "{text}");
+        }
+        for text in ["private:", "private", "private:private:*", "private:private:a:1"] {
+            assert!(text.parse::<EgressRule>().is_err(), "{text}");
+        }
         assert_eq!(problem("2001:db8::1"), Problem::Brackets);
         assert_eq!(problem("2001:db8::/32:80"), Problem::Brackets);
         for text in ["127.0.0.1:80", "127.0.0.0/8:80", "[::1]:80", "localhost:80"] {
@@ -320,6 +420,36 @@ mod tests {
         for text in ["0.0.0.0:80", "224.0.0.1:80", "10.0.2.3:53", "[ff02::1]:5353/udp"] {
             assert_eq!(problem(text), Problem::Nowhere, "{text}");
         }
+    }
+
+    #[test]
+    fn a_network_means_what_it_consists_of() {
+        let written = |rule: &str, ip: &str| {
+            let rule: EgressRule = rule.parse().unwrap();
+            rule.target.has_written_out(ip.parse().unwrap())
+        };
+        assert!(written("10.0.0.0/8:1", "10.1.2.3"));
+        assert!(written("[fc00::/7]:1", "fd00::1"));
+        assert!(written("169.254.0.0/16:1", "169.254.1.1"));
+        assert!(written("100.64.0.0/10:1", "100.64.1.1"));
+        for rule in ["0.0.0.0/0:1", "8.0.0.0/5:1", "10.0.0.0/7:1", "0.0.0.0/1:1"] {
+            assert!(!written(rule, "10.1.2.3"), "{rule}");
+        }
+        assert!(!written("192.0.0.0/2:1", "192.168.1.1"));
+        assert!(!written("[::/0]:1", "fd00::1"));
+        assert!(!written("[64:ff9b::/96]:1", "64:ff9b::10.0.0.1"));
+        assert!(written("[64:ff9b::/96]:1", "64:ff9b::8.8.8.8"));
+        // Metadata services are meant by their addresses only.
+        for (network, ip) in [
+            ("169.254.0.0/16:1", "169.254.169.254"),
+            ("100.64.0.0/10:1", "100.100.100.200"),
+            ("168.63.0.0/16:1", "168.63.129.16"),
+            ("[fd00::/8]:1", "fd00:ec2::254"),
+        ] {
+            assert!(!written(network, ip), "{network}");
+        }
+        assert!(written("168.63.129.16:1", "168.63.129.16"));
+        assert!(written("[fd00:ec2::254]:1", "fd00:ec2::254"));
     }
 
     #[test]

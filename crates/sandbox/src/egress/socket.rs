@@ -13,11 +13,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thaw_abi::control::{OpenedSocket, SOCKET_RECONNECTS};
 use thaw_abi::network::{RESOLVER_ADDRESS, RESOLVER_PORT};
 
+use super::budget::Share;
 use super::denials::Denials;
 use super::dns::{self, lookup};
+use super::local;
 use super::names::Names;
-use super::policy::{AfterThaw, EgressPolicy, Verdict};
-use super::rate::Rate;
+use super::policy::{AfterThaw, EgressPolicy, Permit, Verdict};
 use super::rule::Transport;
 use crate::message;
 
@@ -28,7 +29,7 @@ const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Sockets {
     names: Arc<Names>,
-    rate: Rate,
+    share: Arc<Share>,
     /// The control socket, for answers that come late.
     control: OwnedFd,
 }
@@ -70,7 +71,8 @@ pub(crate) struct Destination {
 impl Sockets {
     /// For a sandbox with this policy and this (host's end of the) control socket.
     pub fn new(policy: Arc<EgressPolicy>, control: OwnedFd) -> Self {
-        Self { names: Names::new(policy), rate: Rate::new(), control }
+        let share = Arc::new(Share::new(policy.budget.clone()));
+        Self { names: Names::new(policy), share, control }
     }
 
     /// What was denied since the last call.
@@ -80,16 +82,14 @@ impl Sockets {
 
     /// Makes the socket that request `sequence` asks for. Never blocks.
     pub fn open(&mut self, to: Destination, sequence: u64) -> Result<Opening, Errno> {
-        if !self.rate.take(Instant::now()) {
-            return Err(Errno::AGAIN);
-        }
+        self.share.ask(Instant::now())?;
         let resolver = SocketAddr::from((RESOLVER_ADDRESS, RESOLVER_PORT));
         if SocketAddr::new(to.address.ip().to_canonical(), to.address.port()) == resolver {
             return self.open_resolver(to.transport).map(Opening::Opened);
         }
         let names = match self.names.judge(to.address, to.transport) {
-            Verdict::Allowed(address, after_thaw) => {
-                return open(address, to.transport, after_thaw).map(Opening::Opened);
+            Verdict::Allowed(permit) => {
+                return self.open_permitted(&permit, to).map(Opening::Opened);
             }
             Verdict::Denied => return Err(self.names.deny(to.address, to.transport)),
             Verdict::IfNamed(names) => names,
@@ -98,20 +98,32 @@ impl Sockets {
         // life: they are allowed if they are still those of an allowed name.
         let slot = self.names.lookup_slot().ok_or(Errno::AGAIN)?;
         let control = rustix::io::dup(&self.control)?;
-        let known = self.names.clone();
+        let (known, share) = (self.names.clone(), self.share.clone());
         let job = move || {
             for name in names {
                 known.look_up(&name);
             }
             drop(slot);
             let outcome = match known.judge(to.address, to.transport) {
-                Verdict::Allowed(address, after_thaw) => open(address, to.transport, after_thaw),
+                Verdict::Allowed(permit) => open_permitted(&known, &share, &permit, to),
                 _ => Err(known.deny(to.address, to.transport)),
             };
             answer_late(&control, sequence, outcome);
         };
-        lookup::submit(job).map_err(|_| Errno::AGAIN)?;
+        lookup::submit(self.names.function(), job).map_err(|_| Errno::AGAIN)?;
         Ok(Opening::Later)
+    }
+
+    fn open_permitted(&self, permit: &Permit, to: Destination) -> Result<Opened, Errno> {
+        let opened = open_permitted(&self.names, &self.share, permit, to)?;
+        if self.share.is_in_doubt(Instant::now()) {
+            let (asking, failed) = (self.share.budget(), self.share.budget());
+            let job = move || asking.forget_closed();
+            if lookup::submit(self.names.function(), job).is_err() {
+                failed.cannot_ask();
+            }
+        }
+        Ok(opened)
     }
 
     fn open_resolver(&self, transport: Transport) -> Result<Opened, Errno> {
@@ -126,8 +138,20 @@ impl Sockets {
     }
 }
 
-fn open(to: SocketAddr, transport: Transport, after_thaw: AfterThaw) -> Result<Opened, Errno> {
-    Ok(Opened { socket: connect(to, transport)?, after_thaw })
+/// Connects to the address that was judged, and to no other, if it is not one of
+/// this host that the sandbox may not reach.
+fn open_permitted(
+    names: &Names,
+    share: &Share,
+    permit: &Permit,
+    to: Destination,
+) -> Result<Opened, Errno> {
+    if !local::is_permitted(permit, to.transport) {
+        return Err(names.deny(to.address, to.transport));
+    }
+    let socket = connect(permit.address, to.transport)?;
+    share.note_open(&socket)?;
+    Ok(Opened { socket, after_thaw: permit.after_thaw })
 }
 
 /// Makes a socket and begins to connect it. Never blocks.
@@ -184,6 +208,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
+    use super::super::local::{GuardedPort, PortGuard};
+
     use rustix::net::{RecvFlags, SendFlags, recv, send};
     use thaw_abi::network::HOST_ADDRESS;
 
@@ -221,6 +247,23 @@ mod tests {
         for to in [tcp([127, 0, 0, 1], port), tcp([0, 0, 0, 0], port), tcp(HOST_ADDRESS, 1)] {
             assert_eq!(sockets.open(to, 2).unwrap_err(), Errno::ACCESS);
         }
+    }
+
+    #[test]
+    fn ports_of_this_process_are_reached_where_they_are_written_out_or_never() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (mut wide, _sandbox) = sockets(&["host.thaw.internal:*".to_owned()]);
+        let (mut written, _sandbox) = sockets(&[format!("host.thaw.internal:{port}")]);
+        let to = tcp(HOST_ADDRESS, port);
+        let gateway = GuardedPort::new(Transport::Tcp, port, PortGuard::IfWrittenOut);
+        assert_eq!(wide.open(to, 1).unwrap_err(), Errno::ACCESS);
+        assert_eq!(wide.take_denials().total, 1);
+        assert!(written.open(to, 1).is_ok());
+        let admin = GuardedPort::new(Transport::Tcp, port, PortGuard::Never);
+        assert_eq!(written.open(to, 2).unwrap_err(), Errno::ACCESS);
+        drop((gateway, admin));
+        assert!(wide.open(to, 2).is_ok());
     }
 
     #[test]

@@ -25,7 +25,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thaw_abi::control::{Connection, THAW_AND_HOLD, THAW_AND_RUN};
+use bytemuck::bytes_of;
+use thaw_abi::control::{Connection, MSG_STDIO, THAW_AND_HOLD, THAW_AND_RUN};
 
 use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions};
 use crate::broker::Broker;
@@ -172,10 +173,10 @@ impl Zygote {
     pub fn start(self, spec: &StartSpec<'_>) -> Result<Sandbox, BootError> {
         let message = crate::boot::encode_start(spec)?;
         self.set_limits(spec.memory_limit, spec.cpu_time_limit)?;
-        let mut descriptors = spec.stdio.to_vec();
-        if let Rootfs::Index { file, .. } = &spec.rootfs {
-            descriptors.push(file.as_fd());
-        }
+        let index = match &spec.rootfs {
+            Rootfs::Index { file, .. } => Some(file.as_fd()),
+            Rootfs::HostDirectory(_) => None,
+        };
         let mut broker = self.broker(spec.rootfs.clone(), &spec.egress)?;
         broker.use_terminal(spec.stdio).map_err(BootError::Send)?;
         for (number, mount) in spec.mounts.iter().enumerate() {
@@ -183,7 +184,10 @@ impl Zygote {
                 broker.bind(number as u32, directory);
             }
         }
-        message::send(&self.control, &[IoSlice::new(&message)], &descriptors)
+        message::send(&self.control, &[IoSlice::new(&message)], index.as_slice())
+            .map_err(boot_error)?;
+        let stdio = message::header(MSG_STDIO, 0, 0);
+        message::send(&self.control, &[IoSlice::new(bytes_of(&stdio))], &spec.stdio)
             .map_err(boot_error)?;
         Ok(self.into_sandbox(broker))
     }

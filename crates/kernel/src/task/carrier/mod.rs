@@ -245,10 +245,10 @@ fn ring(vcpu: &Vcpu) {
 }
 
 fn ring_watcher() {
-    if let Some(bell) = arena::bell() {
-        let one = 1u64;
+    if let Some(clapper) = arena::clapper() {
+        let one = 1u8;
         // Full means that it has been rung already.
-        let _ = host::write(bell, &raw const one as u64, 8);
+        let _ = host::send(clapper, &raw const one as u64, 1);
     }
 }
 

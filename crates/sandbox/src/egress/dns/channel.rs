@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
-use super::super::names::{Names, Slot};
+use super::super::names::{ChannelSlot, Names};
 use super::lookup;
 use super::message::{Framing, Outcome, Parsed, Question, parse};
 
@@ -22,7 +22,7 @@ pub struct Channel {
     names: Arc<Names>,
     /// Bytes of a question that is not complete.
     partial: Mutex<Vec<u8>>,
-    _slot: Slot,
+    _slot: ChannelSlot,
 }
 
 /// Whether a connection goes on.
@@ -35,7 +35,12 @@ pub enum Goes {
 }
 
 impl Channel {
-    pub fn new(socket: OwnedFd, framing: Framing, names: Arc<Names>, slot: Slot) -> Arc<Self> {
+    pub fn new(
+        socket: OwnedFd,
+        framing: Framing,
+        names: Arc<Names>,
+        slot: ChannelSlot,
+    ) -> Arc<Self> {
         Arc::new(Self { socket, framing, names, partial: Mutex::default(), _slot: slot })
     }
 
@@ -94,7 +99,7 @@ impl Channel {
             drop(slot);
             channel.answer(&asked, &outcome);
         };
-        if lookup::submit(job).is_err() {
+        if lookup::submit(self.names.function(), job).is_err() {
             self.answer(&question, &Outcome::Failed);
         }
     }

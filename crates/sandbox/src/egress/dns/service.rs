@@ -8,7 +8,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::super::names::{Names, Slot};
+use super::super::names::{ChannelSlot, Names};
 use super::channel::{Channel, Goes};
 pub use super::message::Framing;
 
@@ -72,7 +72,7 @@ impl Service {
 
 /// Makes a connection to the resolver; the descriptor is the sandbox's end,
 /// non-blocking.
-pub fn open(framing: Framing, names: &Arc<Names>, slot: Slot) -> io::Result<OwnedFd> {
+pub fn open(framing: Framing, names: &Arc<Names>, slot: ChannelSlot) -> io::Result<OwnedFd> {
     let service = Service::get()?;
     let kind = match framing {
         // Keeps bounds, as UDP does, and tells when the other end is closed.

@@ -226,7 +226,10 @@ fn set_limits(user_ids: UserIds) -> io::Result<()> {
     Ok(())
 }
 
-/// Closes everything but the control socket, the console and the kernel ELF.
+/// Closes everything but the control socket, the console and the kernel ELF. The
+/// numbers of the standard streams, the only ones on which the filter allows
+/// read(2), get `/dev/null`, which the parent has as its standard input: what other
+/// sandboxes have as well, such as an image, must never come to lie there.
 fn arrange_descriptors(kernel: &OwnedFd, control: &OwnedFd, console: &OwnedFd) -> io::Result<()> {
     // First out of the way of the final numbers.
     let kernel = sys::duplicate_above(kernel.as_fd(), 16)?.into_raw_fd();
@@ -235,7 +238,9 @@ fn arrange_descriptors(kernel: &OwnedFd, control: &OwnedFd, console: &OwnedFd) -
     sys::place_descriptor(control.as_raw_fd(), CONTROL_FD, CloseOnExec::No)?;
     sys::place_descriptor(console.as_raw_fd(), CONSOLE_FD, CloseOnExec::No)?;
     sys::place_descriptor(kernel.as_raw_fd(), KERNEL_FD, CloseOnExec::Yes)?;
-    sys::close_descriptors(0, 2)?;
+    for standard in [1, 2] {
+        sys::place_descriptor(0, standard, CloseOnExec::No)?;
+    }
     sys::close_descriptors(KERNEL_FD as u32 + 1, u32::MAX)
 }
 
