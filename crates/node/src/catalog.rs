@@ -244,7 +244,8 @@ impl Catalog {
     fn freeze_anew(self: &Arc<Self>, name: &FunctionName) {
         let (catalog, name) = (self.clone(), name.clone());
         tokio::task::spawn_blocking(move || {
-            let options = BuildOptions::default();
+            let weak_limits = catalog.pool.weak_limits();
+            let options = BuildOptions { weak_limits, ..BuildOptions::default() };
             match build::refreeze(&catalog.store, name.as_str(), &options, &mut |_| {}) {
                 Ok(_) => {
                     tracing::info!(function = %name, "froze the function anew");

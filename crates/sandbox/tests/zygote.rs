@@ -261,6 +261,7 @@ fn all_sandboxes_end_with_their_parent() {
             entry_signal: 0,
             cpus: 1,
             memory_limit: 0,
+            process_limit: 0,
             cpu_time_limit: None,
             flags: 0,
             rootfs: index_rootfs(vec![]),

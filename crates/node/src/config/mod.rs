@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
+use thaw_sandbox::ResourceLimits;
 
 /// Name of the file in a function's directory.
 pub const CONFIG_FILE: &str = "thaw.toml";
@@ -159,9 +160,14 @@ impl RuntimeKind {
 pub struct Limits {
     /// Memory of one instance.
     pub memory: ByteSize,
-    /// Virtual CPUs of one instance.
+    /// Virtual CPUs of one instance, and the processors' worth of CPU time that the host
+    /// gives it.
     pub cpu: NonZeroU32,
-    /// CPU time that one instance may use in its life; none: no limit.
+    /// Host processes of one instance, with each further virtual CPU of a process counted
+    /// as one.
+    pub processes: NonZeroU32,
+    /// CPU time that one instance may use in its life, with all its processes; none: no
+    /// limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_time: Option<TimeSpan>,
     /// How long a client waits for the first byte of a response.
@@ -184,12 +190,24 @@ impl Default for Limits {
         Self {
             memory: ByteSize::mebibytes(256),
             cpu: count(1),
+            processes: count(512),
             cpu_time: None,
             timeout: TimeSpan::seconds(30),
             concurrency: count(1),
             keep_alive: TimeSpan::seconds(60),
             instances: count(64),
             queue: TimeSpan::seconds(5),
+        }
+    }
+}
+
+impl Limits {
+    /// How much one instance may have at a time.
+    pub fn of_an_instance(&self) -> ResourceLimits {
+        ResourceLimits {
+            memory: self.memory.bytes(),
+            cpus: self.cpu.get(),
+            processes: self.processes.get(),
         }
     }
 }

@@ -44,12 +44,14 @@ fn everything_can_be_set_and_survives_json() {
         workdir = "/srv"
         isolation = "instance"
         env = { A = "b" }
-        limits = { memory = "64MiB", cpu = 2, cpu_time = "1m", timeout = "1.5s", concurrency = 8, keep_alive = "10s", instances = 3, queue = "250ms" }
+        limits = { memory = "64MiB", cpu = 2, processes = 9, cpu_time = "1m", timeout = "1.5s", concurrency = 8, keep_alive = "10s", instances = 3, queue = "250ms" }
         build = { command = ["make"] }
         egress = { allow = [] }
         "#,
     )
     .unwrap();
+    let limits = config.limits.of_an_instance();
+    assert_eq!((limits.memory, limits.cpus, limits.processes), (64 << 20, 2, 9));
     assert_eq!(config.files[0].destination(), "/app/server");
     assert_eq!(config.files[1].destination(), "/srv/www");
     let json = serde_json::to_string(&config).unwrap();

@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Zygote, ZygoteConfig, ZygoteError, ZygoteParent};
+use crate::limits::{ResourceLimits, WeakLimits};
 
 /// How a pool is kept.
 #[derive(Clone, Debug)]
@@ -77,8 +78,8 @@ struct State {
     target: usize,
     /// When a boot last found none, or the target last fell.
     adjusted: Instant,
-    /// Memory limit of the last boot: what the next one is likely to have, too.
-    memory_limit: u64,
+    /// Limits of the last boot: what the next one is likely to have, too.
+    expected: ResourceLimits,
     closing: bool,
     stats: PoolStats,
     /// Why the last attempt of the background thread failed, until one succeeds.
@@ -94,7 +95,7 @@ impl ZygotePool {
             size: config.size,
             target: config.size,
             adjusted: Instant::now(),
-            memory_limit: 0,
+            expected: ResourceLimits::default(),
             closing: false,
             stats: PoolStats::default(),
             failure: None,
@@ -119,8 +120,8 @@ impl ZygotePool {
     /// Takes a zygote; when none is ready, makes one, which is slow. An error
     /// means that none can be made at all.
     pub fn take(&self) -> Result<Zygote, ZygoteError> {
-        let limit = self.shared.lock().memory_limit;
-        let taken = self.take_in_haste(limit);
+        let expected = self.shared.lock().expected;
+        let taken = self.take_in_haste(expected);
         self.replenish();
         taken
     }
@@ -133,11 +134,11 @@ impl ZygotePool {
     /// The same as [`ZygotePool::take`] where every microsecond counts: waking the
     /// background thread takes more of them than all else. The caller calls
     /// [`ZygotePool::replenish`] when the boot is on its way. The zygotes that are
-    /// made next will have this memory limit already, in bytes.
-    pub fn take_in_haste(&self, memory_limit: u64) -> Result<Zygote, ZygoteError> {
+    /// made next will have these limits already.
+    pub fn take_in_haste(&self, limits: ResourceLimits) -> Result<Zygote, ZygoteError> {
         {
             let mut state = self.shared.lock();
-            state.memory_limit = memory_limit;
+            state.expected = limits;
             while let Some(zygote) = state.ready.pop_front() {
                 if zygote.has_ended() {
                     state.stats.failures += 1;
@@ -188,6 +189,11 @@ impl ZygotePool {
     pub fn stats(&self) -> PoolStats {
         let state = self.shared.lock();
         PoolStats { ready: state.ready.len(), target: state.target, ..state.stats }
+    }
+
+    /// Whether sandboxes are made although limits are weak.
+    pub fn weak_limits(&self) -> WeakLimits {
+        self.shared.config.weak_limits
     }
 
     /// The present zygote parent.
@@ -269,11 +275,11 @@ impl Shared {
                     continue;
                 }
             }
-            let memory_limit = state.memory_limit;
+            let expected = state.expected;
             drop(state);
             let made = self.make();
             if let Ok(zygote) = &made {
-                zygote.expect_memory_limit(memory_limit);
+                zygote.expect_limits(expected);
             }
             state = self.lock();
             match made {

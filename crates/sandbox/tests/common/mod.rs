@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use thaw_sandbox::{
-    BlobSource, Console, Event, HostDirectory, Kernel, Rootfs, Sandbox, StartSpec, Zygote,
+    BlobSource, Console, Event, HostDirectory, Kernel, Rootfs, Sandbox, StartSpec, WeakLimits, Zygote,
     ZygoteConfig, ZygoteParent, zygote_parent_main,
 };
 
@@ -66,7 +66,11 @@ pub fn careless_standin() -> Kernel {
 }
 
 pub fn config() -> ZygoteConfig {
-    ZygoteConfig::new(standin(), Console::Pipe)
+    // Tests that need control groups ask for them: [`has_groups`].
+    ZygoteConfig {
+        weak_limits: WeakLimits::Accept,
+        ..ZygoteConfig::new(standin(), Console::Pipe)
+    }
 }
 
 pub fn parent() -> ZygoteParent {
@@ -123,6 +127,7 @@ pub fn start_with(
         entry_signal: 0,
         cpus: 1,
         memory_limit: 0,
+        process_limit: 0,
         cpu_time_limit: None,
         flags: 0,
         rootfs,

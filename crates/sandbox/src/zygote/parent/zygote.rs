@@ -16,6 +16,7 @@ use thaw_abi::control::{MSG_FAILED, TEMPLATE_NAME};
 use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD};
 
 use super::ids::{self, IdMap};
+use crate::limits;
 use crate::message;
 use crate::sys::{self, CloseOnExec, Forked};
 use crate::zygote::protocol::{CREATE_DESCRIPTORS, During, Failure, Step, UserIds};
@@ -81,7 +82,8 @@ pub fn fork(
             let (control, console) = (descriptors.next(), descriptors.next());
             let failure = match (control, console) {
                 (Some(control), Some(console)) => {
-                    become_kernel(kernel, control, console, descriptors.next(), purpose, ids)
+                    let groups: Vec<OwnedFd> = descriptors.collect();
+                    become_kernel(kernel, control, console, &groups, purpose, ids)
                 }
                 // The length was checked above.
                 _ => std::process::exit(1),
@@ -109,11 +111,11 @@ fn become_kernel(
     kernel: &OwnedFd,
     control: OwnedFd,
     console: OwnedFd,
-    cgroup: Option<OwnedFd>,
+    groups: &[OwnedFd],
     purpose: Purpose,
     ids: &IdMap,
 ) -> Result<(), (OwnedFd, Failure)> {
-    let prepared = give_up_privileges(cgroup, purpose, ids).and_then(|()| {
+    let prepared = give_up_privileges(groups, purpose, ids).and_then(|()| {
         arrange_descriptors(kernel, &control, &console).during(Step::PlaceDescriptors)
     });
     if let Err(failure) = prepared {
@@ -135,16 +137,16 @@ fn become_kernel(
 }
 
 fn give_up_privileges(
-    cgroup: Option<OwnedFd>,
+    groups: &[OwnedFd],
     purpose: Purpose,
     ids: &IdMap,
 ) -> Result<(), Failure> {
     sys::reset_signals();
     setsid().during(Step::NewSession)?;
-    if let Some(cgroup) = cgroup {
+    for group in groups {
         // "0" stands for the writing process (cgroups(7)). The right to do so was
         // checked when the library opened the file.
-        rustix::io::write(&cgroup, b"0").during(Step::EnterCgroup)?;
+        rustix::io::write(group, b"0").during(Step::EnterCgroup)?;
     }
     set_limits(ids.user_ids()).during(Step::SetLimits)?;
 
@@ -191,7 +193,7 @@ fn raise_ambient(kept: CapabilitySet) -> io::Result<()> {
 fn set_limits(user_ids: UserIds) -> io::Result<()> {
     // Counted per user id, so with a shared one it must hold all of them.
     let processes = match user_ids {
-        UserIds::OnePerSandbox => 1024,
+        UserIds::OnePerSandbox => limits::PROCESSES_MAX.into(),
         UserIds::Shared => 16_384,
     };
     let limits = [
