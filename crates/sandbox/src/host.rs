@@ -230,9 +230,7 @@ fn user_namespaces() -> Probe {
 
 /// Whether each limit is enforced, and where or why not.
 fn limits_of_sandboxes() -> Vec<Probe> {
-    const WAY_OUT: &str = "run as root, or in a delegated control group (`systemd-run --user \
-                           --scope -p Delegate=yes thaw …`), or accept weaker limits with \
-                           --weak-limits";
+    let way_out = format!("{}, or accept weaker limits with --weak-limits", limits::way_out());
     let hierarchy = limits::discover();
     Controller::ALL
         .into_iter()
@@ -258,7 +256,7 @@ fn limits_of_sandboxes() -> Vec<Probe> {
                 Controller::Pids => "RLIMIT_NPROC only, where each sandbox has its own user id",
                 Controller::CpuAccounting => "what /proc shows only",
             };
-            Probe::with(name, Status::Limited, format!("{weak} ({reason})"), WAY_OUT)
+            Probe::with(name, Status::Limited, format!("{weak} ({reason})"), &way_out)
         })
         .collect()
 }
@@ -326,13 +324,14 @@ fn isolation() -> Vec<Probe> {
         ),
     };
     let zygote = match parent.create() {
-        Ok(zygote) => match fs::File::open(format!("/proc/{}/mem", zygote.pid())) {
-            Ok(_) => Probe::good(ZYGOTE, "starts isolated, and its memory can be frozen"),
+        Ok(zygote) => match zygote.check_memory_is_readable() {
+            Ok(()) => Probe::good(ZYGOTE, "starts isolated, and its memory can be frozen"),
             Err(error) => Probe::with(
                 ZYGOTE,
                 Status::Limited,
                 format!("starts, but its memory cannot be read: {error}"),
-                "allow tracing (CAP_SYS_PTRACE in a container) to build images; booting them works",
+                "images cannot be built, but booted: in a container, allow ptrace(2) and process \
+                 namespaces for Thaw; with kernel.yama.ptrace_scope=3, set a lower one and reboot",
             ),
         },
         Err(error) => Probe::with(

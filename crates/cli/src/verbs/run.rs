@@ -125,16 +125,16 @@ fn check_limits(
     for Missing { controller, reason } in missing {
         if let Some((_, option)) = asked.iter().find(|(asked, _)| asked == controller) {
             return Err(Failure::failed(format!(
-                "this host does not enforce {option} ({reason}); run thaw as root or in a control \
-                 group that is delegated to it (`systemd-run --user --scope -p Delegate=yes thaw …`), \
-                 or accept a weaker limit with --weak-limits"
+                "this host does not enforce {option} ({reason}); {}, or accept a weaker limit with \
+                 --weak-limits",
+                limits::way_out()
             )));
         }
     }
-    let (limits, reason) = limits::describe(missing);
+    let (limits, _) = limits::describe(missing);
     eprintln!(
-        "thaw: this host does not enforce the default limits of {limits} ({reason}); \
-         --weak-limits goes on without this line"
+        "thaw: this host does not enforce the default limits of {limits} for you; `thaw doctor` \
+         says why, --weak-limits goes on without this line"
     );
     Ok(())
 }

@@ -65,16 +65,12 @@ pub fn discover() -> Arc<Hierarchy> {
 }
 
 fn reason(controller: Controller, refusals: &[(Controller, String)]) -> String {
-    let mut reasons: Vec<&str> = refusals
-        .iter()
-        .filter(|(refused, _)| *refused == controller)
-        .map(|(_, reason)| reason.as_str())
-        .collect();
-    reasons.dedup();
-    if reasons.is_empty() {
-        return format!("no control group tree with the controller `{}` is mounted", controller.name());
-    }
-    reasons.join("; ")
+    // Of several trees the one that was looked at last has the controller for certain.
+    let refusal = refusals.iter().rev().find(|(refused, _)| *refused == controller);
+    refusal.map_or_else(
+        || format!("no control group tree with the controller `{}` is mounted", controller.name()),
+        |(_, reason)| reason.clone(),
+    )
 }
 
 /// The mounted trees that may have a controller of interest, version 2 first.
@@ -175,7 +171,7 @@ impl Tree {
 fn describe(own: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            format!("{} belongs to another user", own.display())
+            format!("{} belongs to another user", own.display().to_string().trim_end_matches('/'))
         }
         io::ErrorKind::ReadOnlyFilesystem => format!("{} is mounted read-only", own.display()),
         _ => format!("{}: {error}", own.display()),
@@ -242,7 +238,7 @@ fn enable(controller: Controller, own: &Path, unit: &Unit) -> io::Result<()> {
     };
     if !lists("cgroup.controllers")? {
         return Err(io::Error::other(format!(
-            "has no controller `{}`; delegate it with Delegate=yes",
+            "has no controller `{}`",
             controller.name()
         )));
     }
@@ -264,8 +260,7 @@ fn vacate(own: &Path, unit: Unit) -> io::Result<()> {
     let me = std::process::id().to_string();
     if unit != Unit::Delegated && processes.lines().any(|pid| pid != me) {
         return Err(io::Error::other(
-            "the group is shared with other processes; start Thaw in a delegated group of its own \
-             (`systemd-run --scope -p Delegate=yes thaw …`, with --user if you are not root)",
+            "is shared with processes that are not Thaw's",
         ));
     }
     if processes.is_empty() {
@@ -462,7 +457,7 @@ mod tests {
         fs::write(own.path().join("cgroup.type"), "domain\n").unwrap();
         fs::write(own.path().join("cgroup.procs"), format!("1\n{}\n", std::process::id())).unwrap();
         let error = vacate(own.path(), Unit::Unknown).unwrap_err();
-        assert!(error.to_string().contains("shared with other processes"), "{error}");
+        assert!(error.to_string().contains("shared with processes"), "{error}");
         vacate(own.path(), Unit::Delegated).unwrap();
         let moved = fs::read_to_string(own.path().join("thaw-host/cgroup.procs")).unwrap();
         assert!(!moved.is_empty());
@@ -471,11 +466,11 @@ mod tests {
     #[test]
     fn every_controller_that_is_missing_has_a_reason() {
         let refusals = [
-            (Controller::Cpu, "/a: no".to_owned()),
-            (Controller::Cpu, "/b: no".to_owned()),
+            (Controller::Cpu, "/unified: no".to_owned()),
+            (Controller::Cpu, "/cpu: no".to_owned()),
             (Controller::Memory, "/c: no".to_owned()),
         ];
-        assert_eq!(reason(Controller::Cpu, &refusals), "/a: no; /b: no");
+        assert_eq!(reason(Controller::Cpu, &refusals), "/cpu: no");
         assert!(reason(Controller::Pids, &refusals).contains("`pids` is mounted"));
     }
 

@@ -55,12 +55,27 @@ pub struct ResourceLimits {
 /// Most host processes that any sandbox can be allowed.
 pub const PROCESSES_MAX: u32 = 4096;
 
-/// The limits that missing controllers make weak, and why they are missing, for people.
+/// The limits that missing controllers make weak, and why the first is missing, for people.
 pub fn describe(missing: &[Missing]) -> (String, String) {
     let limits: Vec<&str> = missing.iter().map(|missing| missing.controller.limit()).collect();
-    let mut reasons: Vec<&str> = missing.iter().map(|missing| missing.reason.as_str()).collect();
-    reasons.dedup();
-    (limits.join(", "), reasons.join("; "))
+    let limits = match limits.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => String::new(),
+    };
+    let reason = missing.first().map_or("", |missing| missing.reason.as_str());
+    (limits, reason.to_owned())
+}
+
+/// How this process gets control groups.
+pub fn way_out() -> &'static str {
+    // sd_booted(3)
+    if std::path::Path::new("/run/systemd/system").is_dir() {
+        "run thaw in a control group of its own: `systemd-run --scope -p Delegate=yes thaw …`, with \
+         --user if you are not root"
+    } else {
+        "run thaw as root, or in a control group that belongs to you"
+    }
 }
 
 /// The limit that ended a sandbox.

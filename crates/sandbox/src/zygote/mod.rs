@@ -7,6 +7,7 @@ mod parent;
 mod pool;
 mod process;
 mod protocol;
+mod reader;
 mod template;
 mod verify;
 
@@ -31,7 +32,7 @@ use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions
 use crate::broker::Broker;
 use crate::egress::{EgressPolicy, Sockets};
 use crate::kernel::Kernel;
-use crate::limits::{ResourceLimits, WeakLimits};
+use crate::limits::{self, ResourceLimits, WeakLimits};
 use crate::message;
 use crate::sandbox::Sandbox;
 
@@ -96,9 +97,9 @@ pub enum ZygoteError {
     },
     /// The host does not enforce some limits, and weaker ones are not accepted.
     #[error(
-        "this host does not enforce limits of {limits} ({reason}); run Thaw as root or in a control group \
-         that is delegated to it (`systemd-run --user --scope -p Delegate=yes thaw …`), or accept \
-         weaker limits with --weak-limits"
+        "this host does not enforce limits of {limits} ({reason}); {}, or accept weaker limits with \
+         --weak-limits",
+        limits::way_out()
     )]
     WeakLimits {
         /// Which, in words.
@@ -161,6 +162,11 @@ impl Zygote {
     /// Whether its process has ended while it waited.
     pub fn has_ended(&self) -> bool {
         self.process.exit.get().is_some()
+    }
+
+    /// Whether what is written to images can be read of its process.
+    pub(crate) fn check_memory_is_readable(&self) -> io::Result<()> {
+        ["mem", "pagemap"].iter().try_for_each(|name| self.process.proc_file(name).map(drop))
     }
 
     /// A descriptor that becomes readable when the process has ended.

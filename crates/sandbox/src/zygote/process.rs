@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, pidfd_send_signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity, sched_yield};
 
 use super::handle::Connected;
+use super::reader;
 use crate::limits::{Limits, ResourceLimits};
 
 /// How a process ended, once it has. Filled in by the thread that listens to
@@ -116,7 +117,7 @@ impl Process {
     /// process and not to one that has got its number since: a process that
     /// still runs after the file was opened has had the number all along.
     pub fn proc_file(&self, name: &str) -> io::Result<File> {
-        let file = File::open(format!("/proc/{}/{name}", self.pid))?;
+        let file = reader::open(self.pid, name)?;
         if self.is_running()? { Ok(file) } else { Err(Errno::SRCH.into()) }
     }
 
@@ -131,7 +132,8 @@ impl Process {
             let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
             let inner = numbers.and_then(|numbers| numbers.split_whitespace().next_back());
             if inner == Some(&number.to_string()) && self.is_running()? {
-                return File::open(format!("/proc/{child}/{name}"));
+                let child = child.parse().map_err(|_| Errno::SRCH)?;
+                return reader::open(child, name);
             }
         }
         Err(Errno::SRCH.into())

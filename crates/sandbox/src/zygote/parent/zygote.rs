@@ -83,7 +83,7 @@ pub fn fork(
             let failure = match (control, console) {
                 (Some(control), Some(console)) => {
                     let groups: Vec<OwnedFd> = descriptors.collect();
-                    become_kernel(kernel, control, console, &groups, purpose, ids)
+                    become_kernel(kernel, control, console, groups, purpose, ids)
                 }
                 // The length was checked above.
                 _ => std::process::exit(1),
@@ -111,7 +111,7 @@ fn become_kernel(
     kernel: &OwnedFd,
     control: OwnedFd,
     console: OwnedFd,
-    groups: &[OwnedFd],
+    groups: Vec<OwnedFd>,
     purpose: Purpose,
     ids: &IdMap,
 ) -> Result<(), (OwnedFd, Failure)> {
@@ -137,7 +137,7 @@ fn become_kernel(
 }
 
 fn give_up_privileges(
-    groups: &[OwnedFd],
+    groups: Vec<OwnedFd>,
     purpose: Purpose,
     ids: &IdMap,
 ) -> Result<(), Failure> {
