@@ -251,7 +251,9 @@ fn limits_of_sandboxes() -> Vec<Probe> {
             let missing = hierarchy.missing().iter().find(|m| m.controller == controller);
             let reason = missing.map_or("unknown", |missing| missing.reason.as_str());
             let weak = match controller {
-                Controller::Memory => "RLIMIT_DATA only, which counts what is mapped and not what is used",
+                Controller::Memory => {
+                    "RLIMIT_DATA only, which counts what is mapped and not what is used"
+                }
                 Controller::Cpu => "kept by the guest's kernel only",
                 Controller::Pids => "RLIMIT_NPROC only, where each sandbox has its own user id",
                 Controller::CpuAccounting => "what /proc shows only",

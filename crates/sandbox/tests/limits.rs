@@ -193,10 +193,8 @@ fn each_controller_has_a_place_or_a_reason() {
         assert!(missing.is_none_or(|missing| !missing.reason.is_empty()));
     }
     // Strict limits are refused exactly where one is missing.
-    let strict = thaw_sandbox::ZygoteConfig {
-        weak_limits: thaw_sandbox::WeakLimits::Refuse,
-        ..config()
-    };
+    let strict =
+        thaw_sandbox::ZygoteConfig { weak_limits: thaw_sandbox::WeakLimits::Refuse, ..config() };
     let refused = ZygoteParent::start(strict).err();
     assert_eq!(refused.is_some(), !hierarchy.missing().is_empty(), "{refused:?}");
     if let Some(error) = refused {

@@ -13,6 +13,7 @@
  *   hostile descriptors             what is behind every descriptor number
  *   hostile broker                  forged messages on the control socket
  *   hostile garbage SEED            nonsense on the control socket
+ *   hostile explode                 host processes without end, each using a processor
  *
  * NEVER run this outside a sandbox. It refuses to, as far as it can tell.
  *
@@ -22,6 +23,7 @@
 #include "../c/guest.h"
 #include <arpa/inet.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -517,6 +519,21 @@ static int serve(char **words, int most)
     return count;
 }
 
+/* Makes host processes behind the kernel's back until the host refuses. All of them
+ * compute, and so does this one afterwards. */
+static void explode(void)
+{
+    long made = 0, result;
+    while ((result = HOST(SYS_clone, CLONE_FILES | SIGCHLD)) > 0)
+        made++;
+    if (result == 0)
+        for (;;)
+            __asm__ volatile("pause");
+    say("made %ld processes, then %ld\n", made, result);
+    for (;;)
+        __asm__ volatile("pause");
+}
+
 int main(int argc, char **argv)
 {
     char *served[8] = {0};
@@ -546,6 +563,8 @@ int main(int argc, char **argv)
         descriptors();
     } else if (!strcmp(argv[1], "broker")) {
         broker();
+    } else if (!strcmp(argv[1], "explode")) {
+        explode();
     } else if (!strcmp(argv[1], "garbage")) {
         garbage(strtoul(argv[2], NULL, 0));
     } else {

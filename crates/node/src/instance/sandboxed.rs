@@ -22,8 +22,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
-    BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Progress, ResourceLimits,
-    Sandbox, ThawOptions, WorkingSet, ZygotePool, connection,
+    BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Progress,
+    ResourceLimits, Sandbox, ThawOptions, WorkingSet, ZygotePool, connection,
 };
 use thaw_store::{ImageId, Store};
 use tokio::io::unix::AsyncFd;

@@ -57,8 +57,10 @@ pub fn discover() -> Arc<Hierarchy> {
     match hierarchy.create(0) {
         Ok(_) => hierarchy,
         Err(error) => {
-            let missing = Controller::ALL
-                .map(|controller| Missing { controller, reason: format!("no group can be made: {error}") });
+            let missing = Controller::ALL.map(|controller| Missing {
+                controller,
+                reason: format!("no group can be made: {error}"),
+            });
             Hierarchy::new(Vec::new(), missing.into())
         }
     }
@@ -126,10 +128,14 @@ impl Tree {
             }
         }
         // Every group of version 2 counts CPU time. Alone it is not worth a group.
-        if usable.iter().all(|&controller| self.version == Version::V2 && controller == Controller::CpuAccounting) {
+        if usable.iter().all(|&controller| {
+            self.version == Version::V2 && controller == Controller::CpuAccounting
+        }) {
             let first = found.refusals.first().map(|(_, reason)| reason.clone());
             let reason = first.unwrap_or_else(|| format!("{}: has no controllers", own.display()));
-            found.refusals.extend(usable.into_iter().map(|controller| (controller, reason.clone())));
+            found
+                .refusals
+                .extend(usable.into_iter().map(|controller| (controller, reason.clone())));
             return found;
         }
         match make_group(self.version, &own, &usable) {
@@ -237,10 +243,7 @@ fn enable(controller: Controller, own: &Path, unit: &Unit) -> io::Result<()> {
         Ok::<_, io::Error>(controllers_in(&list, ' ').contains(&controller))
     };
     if !lists("cgroup.controllers")? {
-        return Err(io::Error::other(format!(
-            "has no controller `{}`",
-            controller.name()
-        )));
+        return Err(io::Error::other(format!("has no controller `{}`", controller.name())));
     }
     if lists("cgroup.subtree_control")? {
         return Ok(());
@@ -259,9 +262,7 @@ fn vacate(own: &Path, unit: Unit) -> io::Result<()> {
     let processes = fs::read_to_string(own.join("cgroup.procs"))?;
     let me = std::process::id().to_string();
     if unit != Unit::Delegated && processes.lines().any(|pid| pid != me) {
-        return Err(io::Error::other(
-            "is shared with processes that are not Thaw's",
-        ));
+        return Err(io::Error::other("is shared with processes that are not Thaw's"));
     }
     if processes.is_empty() {
         return Ok(());
@@ -420,8 +421,7 @@ mod tests {
     fn a_process_in_its_leaf_makes_groups_beside_the_leaf() {
         let mount = tempfile::tempdir().unwrap();
         fs::create_dir_all(mount.path().join("a.service/thaw-host")).unwrap();
-        let tree =
-            tree(Version::V2, mount.path().to_str().unwrap(), &Controller::ALL);
+        let tree = tree(Version::V2, mount.path().to_str().unwrap(), &Controller::ALL);
         let own = tree.own_directory("0::/a.service/thaw-host\n");
         assert_eq!(own, mount.path().join("a.service"));
     }

@@ -106,8 +106,13 @@ impl Group {
         };
         let (memory, cpu, pids) =
             (find(Controller::Memory), find(Controller::Cpu), find(Controller::Pids));
-        let mut group =
-            Self { directories, memory: None, cpu: None, processes: None, hierarchy: hierarchy.clone() };
+        let mut group = Self {
+            directories,
+            memory: None,
+            cpu: None,
+            processes: None,
+            hierarchy: hierarchy.clone(),
+        };
         if let Some((directory, version)) = memory {
             prepare_memory(&directory, version)?;
             let setting = Setting::new(&directory, version, "memory.max", "memory.limit_in_bytes");

@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use thaw_sandbox::{
-    BlobSource, Console, Event, HostDirectory, Kernel, Rootfs, Sandbox, StartSpec, WeakLimits, Zygote,
-    ZygoteConfig, ZygoteParent, zygote_parent_main,
+    BlobSource, Console, Event, HostDirectory, Kernel, Rootfs, Sandbox, StartSpec, WeakLimits,
+    Zygote, ZygoteConfig, ZygoteParent, zygote_parent_main,
 };
 
 /// A test binary has no `main` of its own in which to become a zygote parent,
@@ -67,10 +67,7 @@ pub fn careless_standin() -> Kernel {
 
 pub fn config() -> ZygoteConfig {
     // Tests that need control groups ask for them: [`has_groups`].
-    ZygoteConfig {
-        weak_limits: WeakLimits::Accept,
-        ..ZygoteConfig::new(standin(), Console::Pipe)
-    }
+    ZygoteConfig { weak_limits: WeakLimits::Accept, ..ZygoteConfig::new(standin(), Console::Pipe) }
 }
 
 pub fn parent() -> ZygoteParent {

@@ -136,11 +136,7 @@ fn become_kernel(
     Err((control, Failure { step: Step::Execute, source }))
 }
 
-fn give_up_privileges(
-    groups: Vec<OwnedFd>,
-    purpose: Purpose,
-    ids: &IdMap,
-) -> Result<(), Failure> {
+fn give_up_privileges(groups: Vec<OwnedFd>, purpose: Purpose, ids: &IdMap) -> Result<(), Failure> {
     sys::reset_signals();
     setsid().during(Step::NewSession)?;
     for group in groups {
