@@ -265,8 +265,8 @@ pub struct Identity {
     pub reserved: u32,
 }
 
-/// Body of [`MSG_FORK`]. Descriptors: the control socket, and, if the copy gets
-/// a control group of its own, the file that moves the writing thread there.
+/// Body of [`MSG_FORK`]. Descriptors: the control socket, and a file for each control
+/// group of the copy's own, which moves the writing thread there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Fork {

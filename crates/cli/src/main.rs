@@ -9,6 +9,11 @@ mod verbs;
 use clap::Parser;
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long the end of this process waits for its last sandboxes to be gone, so that no
+/// control groups of them stay.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     // This same executable also serves as the zygote parent, which must be
@@ -23,7 +28,9 @@ fn main() -> ExitCode {
     }
     let command = grammar::Command::parse();
     start_logging(command.verbose);
-    match command.verb.run() {
+    let outcome = command.verb.run();
+    thaw_sandbox::limits::finish_removal(REMOVAL_PATIENCE);
+    match outcome {
         Ok(code) => code,
         Err(failure) => {
             if let Some(message) = failure.message() {

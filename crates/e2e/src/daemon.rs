@@ -106,7 +106,7 @@ impl Daemon {
     pub fn try_start(home: &Path, options: &DaemonOptions) -> Result<Self, String> {
         let log = home.with_extension("daemon.log");
         let thaw = thaw_binary().to_string_lossy().into_owned();
-        let mut command = vec![thaw, "serve".to_owned()];
+        let mut command = vec![thaw, "serve".to_owned(), "--weak-limits".to_owned()];
         command.extend(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"].map(str::to_owned));
         command.extend_from_slice(&options.arguments);
         let lifeline = Lifeline::start(home, &command, &log);

@@ -8,6 +8,8 @@ mod http;
 mod outcome;
 mod processes;
 mod runtime;
+mod skip;
+mod user;
 
 pub use binary::{kernel_symbol, repository, thaw, thaw_binary};
 pub use daemon::{Daemon, DaemonOptions, wait_until};
@@ -17,3 +19,5 @@ pub use http::{Raw, Response, get, post, request};
 pub use outcome::{Outcome, run, run_with_input, run_within};
 pub use processes::{Process, children, descendants, exists, kill, process};
 pub use runtime::{RuntimeProgram, compare_runtime};
+pub use skip::skip;
+pub use user::User;

@@ -300,7 +300,8 @@ impl Catalog {
     async fn refreeze(self: Arc<Self>, name: FunctionName) -> FunctionName {
         let (catalog, function) = (self.clone(), name.clone());
         let refrozen = tokio::task::spawn_blocking(move || {
-            let options = BuildOptions::default();
+            let weak_limits = catalog.pool.weak_limits();
+            let options = BuildOptions { weak_limits, ..BuildOptions::default() };
             build::refreeze(&catalog.store, function.as_str(), &options, &mut |_| {})
                 .map_err(|error| error.to_string())?;
             catalog.reload().map_err(|error| error.to_string())

@@ -43,7 +43,10 @@ pub fn is_crash(end: &End) -> bool {
         End::Exited(GuestExit::Signal(signal)) => CRASH_SIGNALS.contains(&i32::from(*signal)),
         End::Killed(Some(signal)) => CRASH_SIGNALS.contains(signal),
         End::Violation(_) => true,
-        End::Exited(GuestExit::Code(_)) | End::Failed(_) | End::Killed(None) => false,
+        End::Exited(GuestExit::Code(_))
+        | End::Failed(_)
+        | End::LimitReached(_)
+        | End::Killed(None) => false,
     }
 }
 

@@ -15,8 +15,8 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thaw_sandbox::{
-    Console, GuardedPort, KernelError, PoolConfig, PortGuard, Transport, ZygoteConfig, ZygoteError,
-    ZygotePool,
+    Console, GuardedPort, KernelError, PoolConfig, PortGuard, Transport, WeakLimits, ZygoteConfig,
+    ZygoteError, ZygotePool, limits,
 };
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
@@ -39,6 +39,8 @@ pub struct ServeOptions {
     pub drain: Duration,
     /// Whether and how working sets are used.
     pub working_set: WorkingSetUse,
+    /// Whether to serve on a host that does not enforce the functions' limits.
+    pub weak_limits: WeakLimits,
 }
 
 /// Why the node cannot serve.
@@ -93,7 +95,7 @@ pub async fn serve(
     ];
 
     let store = Store::open(&home.store())?;
-    let pool = start_pool(home, options.zygotes)?;
+    let pool = start_pool(home, options.zygotes, options.weak_limits)?;
     let shared = Shared::new(options.max_instances);
     let catalog = Catalog::new(store, home.logs()?, pool, shared.clone(), options.working_set);
     let first = catalog.clone();
@@ -148,14 +150,25 @@ pub async fn serve(
 ///
 /// # Errors
 /// This host cannot run sandboxes.
-pub fn start_pool(home: &Home, size: usize) -> Result<Arc<ZygotePool>, ServeError> {
+pub fn start_pool(
+    home: &Home,
+    size: usize,
+    weak_limits: WeakLimits,
+) -> Result<Arc<ZygotePool>, ServeError> {
     let console = io::stderr().as_fd().try_clone_to_owned()?;
     let console = Console::Shared(Arc::new(console));
     let zygotes = ZygoteConfig {
         directory: Some(home.root().to_owned()),
+        weak_limits,
         ..ZygoteConfig::new(crate::debug::kernel()?, console)
     };
-    Ok(Arc::new(ZygotePool::new(PoolConfig { size, zygotes })?))
+    let pool = ZygotePool::new(PoolConfig { size, zygotes })?;
+    let parent = pool.parent();
+    if !parent.missing_controllers().is_empty() {
+        let (limits, reason) = limits::describe(parent.missing_controllers());
+        tracing::warn!("this host does not enforce limits of {limits}: {reason}");
+    }
+    Ok(Arc::new(pool))
 }
 
 async fn wait_for_end(

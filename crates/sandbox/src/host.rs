@@ -7,7 +7,7 @@ use rustix::system::uname;
 
 use crate::image::cpu_features;
 use crate::kernel::Kernel;
-use crate::limits;
+use crate::limits::{self, Controller, WeakLimits};
 use crate::pagemap::PageMap;
 use crate::sys::seccomp_action_available;
 use crate::zygote::Console;
@@ -62,9 +62,9 @@ pub fn probe() -> Vec<Probe> {
         lowest_address(&fs::read_to_string("/proc/sys/vm/mmap_min_addr").unwrap_or_default()),
         clock_source(&fs::read_to_string(CLOCK_SOURCE).unwrap_or_default()),
         user_namespaces(),
-        memory_limits(),
-        page_map(),
     ];
+    probes.extend(limits_of_sandboxes());
+    probes.push(page_map());
     probes.extend(isolation());
     probes
 }
@@ -228,28 +228,39 @@ fn user_namespaces() -> Probe {
     }
 }
 
-fn memory_limits() -> Probe {
-    const NAME: &str = "memory limits";
-    match limits::discover() {
-        Ok(hierarchy) => Probe::good(
-            NAME,
-            format!(
-                "control groups version {}",
-                match hierarchy.version() {
-                    limits::Version::V2 => 2,
-                    limits::Version::V1 => 1,
+/// Whether each limit is enforced, and where or why not.
+fn limits_of_sandboxes() -> Vec<Probe> {
+    let way_out = format!("{}, or accept weaker limits with --weak-limits", limits::way_out());
+    let hierarchy = limits::discover();
+    Controller::ALL
+        .into_iter()
+        .map(|controller| {
+            let name = match controller {
+                Controller::Memory => "memory limits",
+                Controller::Cpu => "CPU limits",
+                Controller::Pids => "process limits",
+                Controller::CpuAccounting => "CPU time limits",
+            };
+            let place = hierarchy.places().iter().find(|p| p.controllers.contains(&controller));
+            if let Some(place) = place {
+                let above = place.directory.parent().unwrap_or(&place.directory);
+                let found =
+                    format!("control groups version {}, in {}", place.version, above.display());
+                return Probe::good(name, found);
+            }
+            let missing = hierarchy.missing().iter().find(|m| m.controller == controller);
+            let reason = missing.map_or("unknown", |missing| missing.reason.as_str());
+            let weak = match controller {
+                Controller::Memory => {
+                    "RLIMIT_DATA only, which counts what is mapped and not what is used"
                 }
-            ),
-        ),
-        Err(reason) => Probe::with(
-            NAME,
-            Status::Limited,
-            format!(
-                "RLIMIT_DATA only, which counts what is mapped and not what is used ({reason})"
-            ),
-            "run as root, or in a delegated control group (`systemd-run --user --scope -p Delegate=yes thaw …`)",
-        ),
-    }
+                Controller::Cpu => "kept by the guest's kernel only",
+                Controller::Pids => "RLIMIT_NPROC only, where each sandbox has its own user id",
+                Controller::CpuAccounting => "what /proc shows only",
+            };
+            Probe::with(name, Status::Limited, format!("{weak} ({reason})"), &way_out)
+        })
+        .collect()
 }
 
 fn page_map() -> Probe {
@@ -293,7 +304,11 @@ fn isolation() -> Vec<Probe> {
             )];
         }
     };
-    let parent = match ZygoteParent::start(ZygoteConfig::new(kernel, Console::Pipe)) {
+    let config = ZygoteConfig {
+        weak_limits: WeakLimits::Accept,
+        ..ZygoteConfig::new(kernel, Console::Pipe)
+    };
+    let parent = match ZygoteParent::start(config) {
         Ok(parent) => parent,
         Err(error) => {
             let way_out =
@@ -311,13 +326,14 @@ fn isolation() -> Vec<Probe> {
         ),
     };
     let zygote = match parent.create() {
-        Ok(zygote) => match fs::File::open(format!("/proc/{}/mem", zygote.pid())) {
-            Ok(_) => Probe::good(ZYGOTE, "starts isolated, and its memory can be frozen"),
+        Ok(zygote) => match zygote.check_memory_is_readable() {
+            Ok(()) => Probe::good(ZYGOTE, "starts isolated, and its memory can be frozen"),
             Err(error) => Probe::with(
                 ZYGOTE,
                 Status::Limited,
                 format!("starts, but its memory cannot be read: {error}"),
-                "allow tracing (CAP_SYS_PTRACE in a container) to build images; booting them works",
+                "images cannot be built, but booted: in a container, allow ptrace(2) and process \
+                 namespaces for Thaw; with kernel.yama.ptrace_scope=3, set a lower one and reboot",
             ),
         },
         Err(error) => Probe::with(

@@ -31,6 +31,7 @@ pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
 pub use freeze::{FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
 pub use image::{Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
+pub use limits::{LimitReached, ResourceLimits, WeakLimits};
 pub use sandbox::{Connector, Sandbox};
 pub use sys::{set_terminal_mode, terminal_mode};
 pub use text::escape;

@@ -20,6 +20,7 @@ use crate::boot::{BootError, Rootfs};
 use crate::broker::Broker;
 use crate::egress::Denials;
 use crate::event::{Event, Incoming, Progress, Violation, parse};
+use crate::limits::LimitReached;
 use crate::message::{self, Outbox, OutboxFull};
 use crate::sys;
 use crate::zygote::Process;
@@ -307,6 +308,20 @@ impl Sandbox {
     /// [`Event::Exit`]; this one tells of kills, crashes and limits.
     pub fn wait(&self) -> ExitStatus {
         self.process.exit.wait()
+    }
+
+    /// The limit that has ended the sandbox, or a process of it, if one has.
+    pub fn limit_reached(&self) -> Option<LimitReached> {
+        self.process.limits.reached()
+    }
+
+    /// CPU time that all processes of the sandbox have used, those that have ended
+    /// included; `None` where no control group counts it.
+    ///
+    /// # Errors
+    /// The control group cannot be read.
+    pub fn cpu_time(&self) -> io::Result<Option<Duration>> {
+        self.process.limits.group().cpu_time()
     }
 
     /// Build id of the kernel that the sandbox runs.

@@ -14,6 +14,7 @@
  *   hostile offsets                 reads that would move offsets others share
  *   hostile broker                  forged messages on the control socket
  *   hostile garbage SEED            nonsense on the control socket
+ *   hostile explode                 host processes without end, each using a processor
  *
  * NEVER run this outside a sandbox. It refuses to, as far as it can tell.
  *
@@ -23,6 +24,7 @@
 #include "../c/guest.h"
 #include <arpa/inet.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -536,6 +538,21 @@ static int serve(char **words, int most)
     return count;
 }
 
+/* Makes host processes behind the kernel's back until the host refuses. All of them
+ * compute, and so does this one afterwards. */
+static void explode(void)
+{
+    long made = 0, result;
+    while ((result = HOST(SYS_clone, CLONE_FILES | SIGCHLD)) > 0)
+        made++;
+    if (result == 0)
+        for (;;)
+            __asm__ volatile("pause");
+    say("made %ld processes, then %ld\n", made, result);
+    for (;;)
+        __asm__ volatile("pause");
+}
+
 int main(int argc, char **argv)
 {
     char *served[8] = {0};
@@ -567,6 +584,8 @@ int main(int argc, char **argv)
         offsets();
     } else if (!strcmp(argv[1], "broker")) {
         broker();
+    } else if (!strcmp(argv[1], "explode")) {
+        explode();
     } else if (!strcmp(argv[1], "garbage")) {
         garbage(strtoul(argv[2], NULL, 0));
     } else {

@@ -1,5 +1,6 @@
 //! `thaw build`: a function's directory becomes a frozen image.
 
+use super::limits::WeakLimitsArgument;
 use crate::client::Daemon;
 use crate::failure::{Failure, Outcome};
 use crate::output;
@@ -37,12 +38,18 @@ pub struct Arguments {
     /// Do not show progress and output.
     #[arg(long, short)]
     quiet: bool,
+    #[command(flatten)]
+    weak_limits: WeakLimitsArgument,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let started = Instant::now();
     let home = Home::from_environment()?;
-    let options = BuildOptions { entry_timeout: arguments.timeout.0, ..Default::default() };
+    let options = BuildOptions {
+        entry_timeout: arguments.timeout.0,
+        weak_limits: arguments.weak_limits.chosen(),
+        ..Default::default()
+    };
     let mut display = Display::new(arguments.quiet);
     let result = build(&home, &arguments.directory, &options, &mut |event| display.show(&event));
     display.finish();

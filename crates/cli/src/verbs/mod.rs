@@ -15,5 +15,6 @@ pub mod remove;
 pub mod run;
 pub mod serve;
 
+mod limits;
 mod mounts;
 mod terminal;

@@ -1,5 +1,6 @@
 //! `thaw run`: any program in a sandbox, as if it were started directly.
 
+use super::limits::WeakLimitsArgument;
 use super::{mounts, terminal};
 use crate::failure::{Failure, Outcome};
 use clap::Args;
@@ -18,8 +19,9 @@ use thaw_node::config::{ByteSize, Egress, EgressRule, TimeSpan};
 use thaw_node::home::Home;
 use thaw_node::reactor::watch_sandbox;
 use thaw_node::rootfs;
+use thaw_sandbox::limits::{self, Controller, Missing, PROCESSES_MAX};
 use thaw_sandbox::{
-    Console, Event, GuestExit, Progress, Sandbox, StartSpec, ZygoteConfig, ZygoteParent,
+    Console, Event, GuestExit, Progress, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -58,15 +60,21 @@ pub struct Arguments {
     /// Host name that the program sees.
     #[arg(long, value_name = "NAME", default_value = "thaw")]
     hostname: OsString,
-    /// Most memory that the sandbox may use, such as 256MiB; 0B: no limit.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
-    memory: ByteSize,
-    /// Virtual CPUs.
-    #[arg(long, value_name = "N", default_value = "1")]
-    cpus: NonZeroU32,
-    /// Most CPU time, such as 30s.
+    /// Most memory that the sandbox may use, such as 256MiB; 0B: no limit [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<ByteSize>,
+    /// Virtual CPUs, and processors' worth of CPU time for all processes together [default:
+    /// 1]
+    #[arg(long, value_name = "N")]
+    cpus: Option<NonZeroU32>,
+    /// Most processes; each further virtual CPU of a process counts as one [default: 1024]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(PROCESSES_MAX)))]
+    processes: Option<u32>,
+    /// Most CPU time, such as 30s, of all processes together.
     #[arg(long, value_name = "DURATION")]
     cpu_time: Option<TimeSpan>,
+    #[command(flatten)]
+    weak_limits: WeakLimitsArgument,
     /// User and group that the program sees itself as.
     #[arg(long, value_name = "UID[:GID]", default_value = "0:0")]
     user: User,
@@ -81,6 +89,54 @@ pub struct Arguments {
     /// The program and its arguments.
     #[arg(required = true, last = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
+}
+
+/// Limits that nobody has asked for, which the host need not enforce.
+const DEFAULT_MEMORY: ByteSize = ByteSize::mebibytes(1024);
+const DEFAULT_PROCESSES: u32 = 1024;
+
+impl Arguments {
+    /// The limits that were asked for, each by what enforces it and its option.
+    fn asked_limits(&self) -> Vec<(Controller, &'static str)> {
+        // No limit needs no control group.
+        let memory = self.memory.is_some_and(|memory| memory.bytes() > 0);
+        [
+            (memory, Controller::Memory, "--memory"),
+            (self.cpus.is_some(), Controller::Cpu, "--cpus"),
+            (self.processes.is_some(), Controller::Pids, "--processes"),
+            (self.cpu_time.is_some(), Controller::CpuAccounting, "--cpu-time"),
+        ]
+        .into_iter()
+        .filter_map(|(asked, controller, option)| asked.then_some((controller, option)))
+        .collect()
+    }
+}
+
+/// Refuses limits that were asked for and that the host does not enforce, unless the
+/// user accepts that. Of others it says so.
+fn check_limits(
+    asked: &[(Controller, &'static str)],
+    missing: &[Missing],
+    accepted: WeakLimits,
+) -> Result<(), Failure> {
+    if missing.is_empty() || accepted == WeakLimits::Accept {
+        return Ok(());
+    }
+    for Missing { controller, reason } in missing {
+        if let Some((_, option)) = asked.iter().find(|(asked, _)| asked == controller) {
+            return Err(Failure::failed(format!(
+                "this host does not enforce {option} ({reason}); {}, or accept a weaker limit with \
+                 --weak-limits",
+                limits::way_out()
+            )));
+        }
+    }
+    let (limits, _) = limits::describe(missing);
+    eprintln!(
+        "thaw: this host does not enforce the default limits of {limits} for you; `thaw doctor` \
+         says why, --weak-limits goes on without this line"
+    );
+    Ok(())
 }
 
 /// A user and a group id.
@@ -103,6 +159,7 @@ impl FromStr for User {
 }
 
 pub fn run(arguments: Arguments) -> Outcome {
+    let asked_limits = arguments.asked_limits();
     let rootfs = rootfs::open(&arguments.rootfs, Home::from_environment)?;
     let stdio = [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()]
         .map(|fd| fd.try_clone_to_owned());
@@ -119,8 +176,9 @@ pub fn run(arguments: Arguments) -> Outcome {
         gid: arguments.user.gid,
         port: arguments.port,
         entry_signal: 0,
-        cpus: arguments.cpus.get(),
-        memory_limit: arguments.memory.bytes(),
+        cpus: arguments.cpus.map_or(1, NonZeroU32::get),
+        memory_limit: arguments.memory.unwrap_or(DEFAULT_MEMORY).bytes(),
+        process_limit: arguments.processes.unwrap_or(DEFAULT_PROCESSES),
         cpu_time_limit: arguments.cpu_time.map(|span| span.0),
         flags: flags(stdio),
         rootfs,
@@ -132,7 +190,12 @@ pub fn run(arguments: Arguments) -> Outcome {
     // Traces and the kernel's last words belong to the user's standard error.
     let _terminal = terminal::restore_at_the_end(stdio)?;
     let console = Console::Shared(Arc::new(stdio[2].try_clone_to_owned()?));
-    let parent = ZygoteParent::start(ZygoteConfig::new(thaw_node::debug::kernel()?, console))?;
+    let parent = ZygoteParent::start(ZygoteConfig {
+        // Limits that nobody has asked for may be weak, and are judged below.
+        weak_limits: WeakLimits::Accept,
+        ..ZygoteConfig::new(thaw_node::debug::kernel()?, console)
+    })?;
+    check_limits(&asked_limits, parent.missing_controllers(), arguments.weak_limits.chosen())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Signals that arrive from here on are the program's.
@@ -167,6 +230,13 @@ async fn attend(sandbox: Sandbox, signals: &mut Signals) -> Outcome {
             Progress::Busy => tokio::task::yield_now().await,
             Progress::Idle => wait(&mut sandbox, signals).await?,
         }
+    }
+    // Version 1 of control groups kills one process of several, and the program that
+    // waits for it may say something else.
+    let is_success = matches!(exit, Some(GuestExit::Code(0)));
+    if let Some(limit) = sandbox.get_ref().limit_reached().filter(|_| !is_success) {
+        eprintln!("thaw: the sandbox was ended because {limit}; see --memory and --cpu-time");
+        return Ok(ExitCode::from(128 + libc::SIGKILL as u8));
     }
     match exit {
         Some(GuestExit::Code(code)) => Ok(ExitCode::from(code)),
@@ -216,11 +286,7 @@ fn died(status: ExitStatus) -> Outcome {
     match status.signal() {
         Some(signal) => {
             let why = match signal {
-                // The host's CPU time limit ends a process with SIGKILL, too.
-                libc::SIGKILL => {
-                    " (it reached its limit of memory or CPU time, see --memory and --cpu-time, or \
-                     somebody killed it)"
-                }
+                libc::SIGKILL => " (somebody or the host killed it)",
                 libc::SIGSYS => " (it made a host system call that its filter forbids)",
                 _ => "",
             };

@@ -1,5 +1,6 @@
 //! `thaw serve`: the daemon.
 
+use super::limits::WeakLimitsArgument;
 use crate::failure::Outcome;
 use crate::output;
 use clap::{Args, ValueEnum};
@@ -42,6 +43,8 @@ pub struct Arguments {
     drain: TimeSpan,
     #[command(flatten)]
     working_set: WorkingSetArguments,
+    #[command(flatten)]
+    weak_limits: WeakLimitsArgument,
 }
 
 /// Whether and how boots use recorded working sets.
@@ -93,6 +96,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         gateway: GatewayConfig { head_timeout: arguments.head_timeout.0 },
         drain: arguments.drain.0,
         working_set: arguments.working_set.chosen(),
+        weak_limits: arguments.weak_limits.chosen(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(serve(&home, &options, announce))?;

@@ -35,8 +35,7 @@ pub fn serve() -> Result<()> {
         match host::fork_copy() {
             Ok(Forked::Child) => {
                 phases::received();
-                let group = message.fds.get(1).copied().map(HostFd);
-                if become_copy(fork, HostFd(*socket), group).is_err() {
+                if become_copy(fork, HostFd(*socket), &message.fds[1..]).is_err() {
                     panic::exit(panic::PANIC_EXIT_CODE)
                 }
                 return Ok(());
@@ -49,16 +48,17 @@ pub fn serve() -> Result<()> {
     }
 }
 
-/// Gives up the template's rights, groups and control socket.
-fn become_copy(fork: &Fork, socket: HostFd, group: Option<HostFd>) -> Result<()> {
+/// Gives up the template's rights, groups and control socket. `groups` move the thread
+/// that writes to them into the copy's own control groups.
+fn become_copy(fork: &Fork, socket: HostFd, groups: &[i32]) -> Result<()> {
     host::duplicate_to(socket, CONTROL)?;
     host::close(socket);
-    if let Some(group) = group {
-        // The thread that writes is meant (cgroups(7)). It takes tens of
-        // microseconds, but later a guest could keep processes out of it.
+    for &group in groups {
+        // The thread that writes is meant (cgroups(7)). It takes microseconds, but
+        // later a guest could keep processes out of it.
         let zero = b"0";
-        host::write(group, zero.as_ptr() as u64, zero.len())?;
-        host::close(group);
+        host::write(HostFd(group), zero.as_ptr() as u64, zero.len())?;
+        host::close(HostFd(group));
     }
     host::new_process_group()?;
     // Ends the capabilities, too (capabilities(7), "effect of user id changes"),

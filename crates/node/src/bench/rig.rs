@@ -18,7 +18,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
-use thaw_sandbox::{PopulatePolicy, ZygotePool};
+use thaw_sandbox::{PopulatePolicy, WeakLimits, ZygotePool};
 use thaw_store::Store;
 use tokio::runtime::Runtime;
 
@@ -77,7 +77,7 @@ impl Rig {
     ) -> Result<Self, BenchError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let entered = runtime.enter();
-        let pool = start_pool(home, options.zygotes)?;
+        let pool = start_pool(home, options.zygotes, WeakLimits::Accept)?;
         // Some of an earlier service may still be ending when the next begins.
         let shared = Shared::new(options.instances as usize + 64);
         let launcher = launcher(home, store, function, &pool, options)?;

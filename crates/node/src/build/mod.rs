@@ -24,7 +24,7 @@ use crate::home::{Home, HomeError};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use thaw_sandbox::MergePolicy;
+use thaw_sandbox::{MergePolicy, WeakLimits};
 use thaw_store::{IndexId, Name, NewFunction, Session, Store, StoreError};
 
 /// What happens during a build.
@@ -67,11 +67,17 @@ pub struct BuildOptions {
     pub entry_timeout: Duration,
     /// How runs of pages are merged into mappings.
     pub merge: MergePolicy,
+    /// Whether to build on a host that does not enforce the function's limits.
+    pub weak_limits: WeakLimits,
 }
 
 impl Default for BuildOptions {
     fn default() -> Self {
-        Self { entry_timeout: Duration::from_secs(60), merge: MergePolicy::default() }
+        Self {
+            entry_timeout: Duration::from_secs(60),
+            merge: MergePolicy::default(),
+            weak_limits: WeakLimits::default(),
+        }
     }
 }
 

@@ -16,7 +16,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
-use thaw_sandbox::{Console, Event, GuestExit, Sandbox, StartSpec, ZygoteConfig, ZygoteParent};
+use thaw_sandbox::{
+    Console, Event, GuestExit, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Lines of output that an error repeats.
@@ -89,6 +91,7 @@ impl Program {
     pub(super) fn start(
         function: &StoredFunction,
         rootfs: &StoredRootfs,
+        weak_limits: WeakLimits,
     ) -> Result<Self, FreezeFailure> {
         let (sender, lines) = mpsc::channel();
         let pipe = || -> io::Result<OwnedFd> {
@@ -106,7 +109,10 @@ impl Program {
         };
 
         let console = Console::Shared(Arc::new(console));
-        let parent = ZygoteParent::start(ZygoteConfig::new(crate::debug::kernel()?, console))?;
+        let parent = ZygoteParent::start(ZygoteConfig {
+            weak_limits,
+            ..ZygoteConfig::new(crate::debug::kernel()?, console)
+        })?;
         let spec = StartSpec {
             program: None,
             argv: config.command.iter().map(Into::into).collect(),
@@ -119,6 +125,7 @@ impl Program {
             entry_signal: config.entry.freeze.signal_number(),
             cpus: config.limits.cpu.get(),
             memory_limit: config.limits.memory.bytes(),
+            process_limit: config.limits.processes.get(),
             // The author's limit is for requests, not for the start.
             cpu_time_limit: None,
             flags: FLAG_FREEZE_AT_ENTRY
@@ -169,7 +176,11 @@ impl Program {
             Some(Event::Exit(exit)) => Err(Stop::Ended(exit)),
             Some(Event::Failed(reason)) => Err(Stop::NotStarted(reason)),
             Some(Event::Violation(violation)) => Err(Stop::Died(violation.to_string())),
-            Some(Event::Hangup) => Err(Stop::Died(self.sandbox.wait().to_string())),
+            Some(Event::Hangup) => {
+                let status = self.sandbox.wait().to_string();
+                let limit = self.sandbox.limit_reached();
+                Err(Stop::Died(limit.map_or(status, |limit| limit.to_string())))
+            }
             event => Ok(event),
         }
     }

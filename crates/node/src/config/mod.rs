@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
-use thaw_sandbox::Processes;
+use thaw_sandbox::{Processes, ResourceLimits};
 
 /// Name of the file in a function's directory.
 pub const CONFIG_FILE: &str = "thaw.toml";
@@ -164,12 +164,15 @@ impl RuntimeKind {
 pub struct Limits {
     /// Memory of one instance.
     pub memory: ByteSize,
-    /// Virtual CPUs of one instance.
+    /// Virtual CPUs of one instance, and the processors' worth of CPU time that the host
+    /// gives it.
     pub cpu: NonZeroU32,
-    /// Processes that one instance may have at a time. With 1, the host lets it have one
-    /// process with one virtual CPU, by a shorter list of host calls.
+    /// Host processes of one instance, with each further virtual CPU of a process counted
+    /// as one. With 1, the host lets it have one process with one virtual CPU, by a shorter
+    /// list of host calls.
     pub processes: NonZeroU32,
-    /// CPU time that one instance may use in its life; none: no limit.
+    /// CPU time that one instance may use in its life, with all its processes; none: no
+    /// limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_time: Option<TimeSpan>,
     /// Crashes of instances within a minute after which the function backs off and its
@@ -203,6 +206,17 @@ impl Default for Limits {
             keep_alive: TimeSpan::seconds(60),
             instances: count(64),
             queue: TimeSpan::seconds(5),
+        }
+    }
+}
+
+impl Limits {
+    /// How much one instance may have at a time.
+    pub fn of_an_instance(&self) -> ResourceLimits {
+        ResourceLimits {
+            memory: self.memory.bytes(),
+            cpus: self.cpu.get(),
+            processes: self.processes.get(),
         }
     }
 }
@@ -263,7 +277,7 @@ impl FunctionConfig {
 
     /// Which filter the function's zygotes have.
     pub fn processes(&self) -> Processes {
-        if self.limits.processes.get() == 1 { Processes::One } else { Processes::Several }
+        Processes::of(self.limits.of_an_instance())
     }
 
     /// `FLAG_*` of the control protocol by which a sandbox knows how requests come.

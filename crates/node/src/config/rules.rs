@@ -1,5 +1,7 @@
 //! Rules between keys of a `thaw.toml`, which no type can carry.
 
+use thaw_sandbox::limits::PROCESSES_MAX;
+
 use super::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Isolation, RuntimeKind};
 use std::time::Duration;
 use thaw_sandbox::Processes;
@@ -87,6 +89,25 @@ impl FunctionConfig {
                 format!(
                     "{} is too little memory for a sandbox; give at least 8MiB",
                     self.limits.memory
+                ),
+            ));
+        }
+        if self.limits.processes.get() > PROCESSES_MAX {
+            return Some((
+                &["limits", "processes"],
+                format!(
+                    "no sandbox can have {} processes; give at most {PROCESSES_MAX}",
+                    self.limits.processes
+                ),
+            ));
+        }
+        if self.limits.processes < self.limits.cpu {
+            return Some((
+                &["limits", "processes"],
+                format!(
+                    "{} processes leave no room for {} virtual CPUs, each of which counts as one; \
+                     raise `processes` or lower `cpu`",
+                    self.limits.processes, self.limits.cpu
                 ),
             ));
         }

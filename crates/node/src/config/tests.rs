@@ -51,6 +51,8 @@ fn everything_can_be_set_and_survives_json() {
         "#,
     )
     .unwrap();
+    let limits = config.limits.of_an_instance();
+    assert_eq!((limits.memory, limits.cpus, limits.processes), (64 << 20, 2, 9));
     assert_eq!(config.files[0].destination(), "/app/server");
     assert_eq!(config.files[1].destination(), "/srv/www");
     let json = serde_json::to_string(&config).unwrap();

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::{BootTimes, Denials, GuestExit};
+use thaw_sandbox::{BootTimes, Denials, GuestExit, LimitReached};
 
 /// A client's connection on its way into an instance. The gateway keeps its own
 /// descriptor of the socket, to answer in the instance's place if need be.
@@ -175,6 +175,9 @@ pub enum End {
     /// The sandbox broke the protocol.
     #[error("the sandbox was ended: {0}")]
     Violation(String),
+    /// It has used up what its limits allow.
+    #[error("the sandbox was ended because {0}")]
+    LimitReached(LimitReached),
     /// The host ended the process, and the signal if it is known.
     #[error("the sandbox was killed{}", .0.map(explain_signal).unwrap_or_default())]
     Killed(Option<i32>),
@@ -189,10 +192,7 @@ fn describe(exit: GuestExit) -> String {
 
 fn explain_signal(signal: i32) -> String {
     let why = match signal {
-        // The host's CPU time limit ends a process with SIGKILL, too.
-        libc::SIGKILL => {
-            ", because it reached its limit of memory or CPU time or somebody killed it"
-        }
+        libc::SIGKILL => ", because somebody or the host killed it",
         libc::SIGSYS => ", because it made a host call that its filter forbids",
         _ => "",
     };

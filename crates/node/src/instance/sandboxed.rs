@@ -23,7 +23,7 @@ use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
     BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Processes,
-    Progress, Sandbox, ThawOptions, WorkingSet, ZygotePool, connection,
+    Progress, ResourceLimits, Sandbox, ThawOptions, WorkingSet, ZygotePool, connection,
 };
 use thaw_store::{ImageId, Store};
 use tokio::io::unix::AsyncFd;
@@ -56,7 +56,7 @@ pub(super) struct Shared {
     techniques: Techniques,
     working_set: Mutex<WorkingSetState>,
     logs: LogPipes,
-    memory_limit: u64,
+    limits: ResourceLimits,
     cpu_time_limit: Option<Duration>,
     /// Which zygotes it is booted in.
     pub processes: Processes,
@@ -122,7 +122,7 @@ impl SandboxLauncher {
             techniques,
             working_set: Mutex::new(working_set),
             logs,
-            memory_limit: config.limits.memory.bytes(),
+            limits: config.limits.of_an_instance(),
             cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
             processes: config.processes(),
             port: config.port_number(),
@@ -230,7 +230,7 @@ impl Shared {
         let plan = self.plan.read().expect("no holder panics").clone();
         let mut tried = 0;
         let booted = loop {
-            let zygote = match self.pool.take_in_haste(self.processes, self.memory_limit) {
+            let zygote = match self.pool.take_in_haste(self.limits) {
                 Ok(zygote) => zygote,
                 Err(error) => break Err(LaunchError(error.to_string())),
             };
@@ -255,7 +255,7 @@ impl Shared {
         ThawOptions {
             stdout: self.logs.stdout(),
             stderr: self.logs.stderr(),
-            memory_limit: self.memory_limit,
+            limits: self.limits,
             cpu_time_limit: self.cpu_time_limit,
             flags: self.flags,
             hostname: "",
@@ -447,7 +447,10 @@ impl SandboxInstance {
             std::thread::sleep(Duration::from_millis(1));
             status = sandbox.try_wait();
         }
-        End::Killed(status.and_then(|status| status.signal()))
+        match sandbox.limit_reached() {
+            Some(limit) if !self.killed => End::LimitReached(limit),
+            _ => End::Killed(status.and_then(|status| status.signal())),
+        }
     }
 }
 

@@ -84,12 +84,16 @@ pub struct StartSpec<'a> {
     /// With `FLAG_FREEZE_AT_ENTRY`: the signal that freezes the program instead
     /// of being delivered; 0: none.
     pub entry_signal: u32,
-    /// Virtual CPUs, at least 1.
+    /// Virtual CPUs, at least 1. The host gives the sandbox as many processors' worth of
+    /// CPU time.
     pub cpus: u32,
     /// Bytes of memory the sandbox may use; 0: no limit.
     pub memory_limit: u64,
-    /// CPU time after which the host kernel ends the sandbox, in whole seconds
-    /// rounded up; `None`: no limit.
+    /// Most host processes, with each further virtual CPU of a process counted as one;
+    /// 0: no limit but [`crate::limits::PROCESSES_MAX`].
+    pub process_limit: u32,
+    /// CPU time after which the sandbox is ended, of all its processes together; `None`:
+    /// no limit.
     pub cpu_time_limit: Option<Duration>,
     /// `FLAG_*` of [`thaw_abi::control`].
     pub flags: BootFlags,
@@ -188,6 +192,7 @@ mod tests {
             entry_signal: 0,
             cpus: 1,
             memory_limit: 5,
+            process_limit: 0,
             cpu_time_limit: None,
             flags: 0,
             rootfs: Rootfs::HostDirectory(Arc::new(directory)),

@@ -12,6 +12,7 @@ use thaw_abi::control::{Connection, Identity, MESSAGE_MAX, MSG_GO, MSG_THAW, Mes
 use super::plan::FIXED_DESCRIPTORS;
 use super::{BootFlags, BootPlan, Rootfs, fresh_seed};
 use crate::egress::EgressPolicy;
+use crate::limits::ResourceLimits;
 use crate::message;
 
 /// What may differ from one thaw of an image to the next.
@@ -21,10 +22,10 @@ pub struct ThawOptions<'a> {
     pub stdout: BorrowedFd<'a>,
     /// Standard error; duplicated, not consumed.
     pub stderr: BorrowedFd<'a>,
-    /// Bytes of memory the sandbox may use; 0: no limit.
-    pub memory_limit: u64,
-    /// CPU time after which the host kernel ends the sandbox, in whole seconds
-    /// rounded up; `None`: no limit.
+    /// How much the sandbox may have at a time.
+    pub limits: ResourceLimits,
+    /// CPU time after which the sandbox is ended, of all its processes together; `None`:
+    /// no limit.
     pub cpu_time_limit: Option<Duration>,
     /// `FLAG_*` of [`thaw_abi::control`].
     pub flags: BootFlags,
@@ -121,7 +122,7 @@ pub(crate) fn send_identity(
 fn identity(connection: Handed<'_>, options: &ThawOptions<'_>) -> io::Result<Identity> {
     Ok(Identity {
         seed: fresh_seed()?,
-        memory_limit: options.memory_limit,
+        memory_limit: options.limits.memory,
         flags: options.flags | options.egress.flags(),
         connection_count: connection.is_some().into(),
         hostname_len: options.hostname.len() as u32,

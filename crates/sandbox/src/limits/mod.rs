@@ -1,51 +1,158 @@
-//! Limits on a sandbox that the host kernel enforces.
+//! Limits on a sandbox that the host kernel enforces, over all host processes of the
+//! sandbox together.
 //!
-//! Memory: a control group of its own where the memory controller is writable,
-//! made with the zygote and not on the boot path. Without one, `RLIMIT_DATA`
-//! (getrlimit(2)) bounds the private writable memory that the sandbox *maps*,
-//! used or not, and bounds neither shared memory nor page cache: programs that
-//! reserve much more than they use then need a higher limit.
+//! | limit | control groups | without them (*weak*) |
+//! | --- | --- | --- |
+//! | memory | `memory.max`: all that is used, shared memory and page cache included | `RLIMIT_DATA` (getrlimit(2)) of each process: what it *maps* privately, used or not |
+//! | processors | `cpu.max`: so much CPU time in each [`CPU_PERIOD`] | none; only the guest's kernel keeps to it |
+//! | processes | `pids.max` | `RLIMIT_NPROC`, where each sandbox has a user id of its own |
+//! | CPU time | accounted by the group, looked at by the [`supervisor`] | what the supervisor sees in `/proc`, and `RLIMIT_CPU` of each process |
 //!
-//! CPU time: `RLIMIT_CPU`.
+//! The groups are made with the zygote and not on the boot path, which writes only
+//! the values that are not there yet ([`Limits::expect`]).
 
-mod cgroup;
+mod discover;
+mod group;
+mod hierarchy;
+mod rlimits;
+mod supervisor;
 
-pub use cgroup::{Hierarchy, MemoryGroup, Version, discover};
+pub use discover::discover;
+pub use group::{CPU_PERIOD, Group};
+pub use hierarchy::{Controller, Hierarchy, Missing, Place, Version};
+pub use supervisor::finish_removal;
 
+use supervisor::watch;
+
+use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use crate::zygote::{Process, UserIds};
+
+/// Whether limits may be used that the host kernel does not enforce strictly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeakLimits {
+    /// No: without the control groups there is no sandbox.
+    #[default]
+    Refuse,
+    /// Yes: each limit as well as this host can keep it.
+    Accept,
+}
+
+/// How much a sandbox may have at a time. Zero: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResourceLimits {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Processors' worth of CPU time.
+    pub cpus: u32,
+    /// Host processes, with each further virtual CPU of a process counted as one.
+    pub processes: u32,
+}
+
+/// Most host processes that any sandbox can be allowed.
+pub const PROCESSES_MAX: u32 = 4096;
+
+/// The limits that missing controllers make weak, and why the first is missing, for people.
+pub fn describe(missing: &[Missing]) -> (String, String) {
+    let limits: Vec<&str> = missing.iter().map(|missing| missing.controller.limit()).collect();
+    let limits = match limits.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => String::new(),
+    };
+    let reason = missing.first().map_or("", |missing| missing.reason.as_str());
+    (limits, reason.to_owned())
+}
+
+/// How this process gets control groups.
+pub fn way_out() -> &'static str {
+    // sd_booted(3)
+    if std::path::Path::new("/run/systemd/system").is_dir() {
+        "run thaw in a control group of its own: `systemd-run --scope -p Delegate=yes thaw …`, with \
+         --user if you are not root"
+    } else {
+        "run thaw as root, or in a control group that belongs to you"
+    }
+}
+
+/// The limit that ended a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitReached {
+    /// It used more memory than it may.
+    Memory,
+    /// It has used all of its CPU time.
+    CpuTime,
+}
+
+impl fmt::Display for LimitReached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "it reached its memory limit",
+            Self::CpuTime => "it reached its limit of CPU time",
+        })
+    }
+}
 
 /// Where a sandbox's limits are set.
 #[derive(Debug)]
 pub struct Limits {
-    /// Its control group, if it has one.
-    pub group: Option<MemoryGroup>,
+    /// Its control groups, as far as this host has them.
+    group: Group,
+    /// Whether the supervisor has ended it because its CPU time is spent.
+    cpu_time_spent: AtomicBool,
 }
 
 impl Limits {
-    /// Sets the memory limit in bytes (0: none) of the sandbox with this process.
-    pub fn set_memory(&self, pid: u32, bytes: u64) -> io::Result<()> {
-        match &self.group {
-            Some(group) => group.set_limit(bytes),
-            None if bytes == 0 => Ok(()),
-            None => set_rlimit(pid, Resource::Data, bytes),
+    /// Limits that are set through these groups, where they can be.
+    pub fn new(group: Group) -> Self {
+        Self { group, cpu_time_spent: AtomicBool::new(false) }
+    }
+
+    /// The control groups.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Sets limits that a sandbox is likely to get, so that setting them takes no
+    /// time later. A guess that can be corrected: only groups are changed.
+    pub fn expect(&self, wanted: ResourceLimits) {
+        // Set again, with its error, when it is known.
+        let _ = self.group.set(wanted);
+    }
+
+    /// Sets the limits of the sandbox with this process.
+    pub(crate) fn set(&self, process: &Process, wanted: ResourceLimits) -> io::Result<()> {
+        self.group.set(wanted)?;
+        if wanted.memory > 0 && !self.group.has(Controller::Memory) {
+            rlimits::set_memory(process, wanted.memory)?;
         }
+        let own_id = process.parent.user_ids() == UserIds::OnePerSandbox;
+        if wanted.processes > 0 && own_id && !self.group.has(Controller::Pids) {
+            rlimits::set_processes(process, wanted.processes)?;
+        }
+        Ok(())
     }
 
-    /// Sets the CPU time after which the host kernel ends the sandbox.
-    pub fn set_cpu_time(&self, pid: u32, limit: Option<Duration>) -> io::Result<()> {
-        let Some(limit) = limit else { return Ok(()) };
-        let seconds = limit.as_secs() + u64::from(limit.subsec_nanos() > 0);
-        // At the hard limit comes SIGKILL, at the soft one SIGXCPU, which the guest could catch.
-        set_rlimit(pid, Resource::Cpu, seconds.max(1))
+    /// Sets the CPU time after which the sandbox is ended.
+    pub(crate) fn set_cpu_time(&self, process: &Process, limit: Duration) -> io::Result<()> {
+        if !self.group.has(Controller::CpuAccounting) {
+            rlimits::set_cpu_time(process, limit)?;
+        }
+        watch(process, limit)
     }
-}
 
-fn set_rlimit(pid: u32, resource: Resource, value: u64) -> io::Result<()> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-    prlimit(Some(pid), resource, Rlimit { current: Some(value), maximum: Some(value) })?;
-    Ok(())
+    /// The limit that has ended the sandbox, if one has. Takes a host call or two.
+    pub fn reached(&self) -> Option<LimitReached> {
+        if self.cpu_time_spent.load(Ordering::Acquire) {
+            return Some(LimitReached::CpuTime);
+        }
+        self.group.has_run_out_of_memory().then_some(LimitReached::Memory)
+    }
+
+    pub(crate) fn note_cpu_time_spent(&self) {
+        self.cpu_time_spent.store(true, Ordering::Release);
+    }
 }

@@ -27,7 +27,7 @@ use super::protocol::{
 };
 use super::verify::{verify, verify_template};
 use super::{Console, Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
-use crate::limits::{self, Hierarchy, Limits};
+use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
 
 /// How long the parent may take to start.
@@ -41,8 +41,6 @@ const KILLED: i32 = libc::SIGKILL;
 pub struct ZygoteParent {
     pub(super) config: ZygoteConfig,
     pub(super) connected: Arc<Connected>,
-    /// `None` or why there are no control groups: the limits are weaker then.
-    no_groups: Option<String>,
 }
 
 impl fmt::Debug for ZygoteParent {
@@ -61,7 +59,7 @@ pub(crate) struct Connected {
     first_id: u32,
     /// [`ZygoteConfig::max_sandboxes`].
     pub(super) limit: u32,
-    pub(super) groups: Option<Arc<Hierarchy>>,
+    pub(super) groups: Arc<Hierarchy>,
     kernel_build_id: [u8; 32],
     book: Arc<Mutex<Book>>,
 }
@@ -137,6 +135,11 @@ impl ZygoteParent {
     /// Starts the process: this same executable, see [`super::zygote_parent_main`].
     pub fn start(config: ZygoteConfig) -> Result<Self, ZygoteError> {
         let during = |step| move |source| ZygoteError::Parent { step, source };
+        // Before there are children: this process may have to move to another group.
+        let groups = limits::discover();
+        if config.weak_limits == WeakLimits::Refuse {
+            refuse_weak_limits(groups.missing())?;
+        }
         let kernel = kernel_file::create(&config.kernel, config.directory.as_deref())
             .map_err(during("store the kernel"))?;
         let (control, remote) = message::control_pair().map_err(during("make its socket"))?;
@@ -171,10 +174,6 @@ impl ZygoteParent {
         };
         // Taken from the end: low slots first.
         lock(&book).free_slots = (0..slots).rev().collect();
-        let (groups, no_groups) = match limits::discover() {
-            Ok(groups) => (Some(groups), None),
-            Err(reason) => (None, Some(reason)),
-        };
         let connected = Connected {
             control,
             pid,
@@ -186,7 +185,7 @@ impl ZygoteParent {
             kernel_build_id: config.kernel.build_id(),
             book,
         };
-        Ok(Self { config, connected: Arc::new(connected), no_groups })
+        Ok(Self { config, connected: Arc::new(connected) })
     }
 
     /// Makes a zygote and verifies its isolation. Takes about a millisecond;
@@ -259,23 +258,17 @@ impl ZygoteParent {
             };
             (id, slot)
         };
-        let made = connected.groups.as_ref().map(|groups| groups.create(id)).transpose();
-        let limits = match made {
-            Ok(group) => Arc::new(Limits { group }),
+        let limits = match connected.groups.create(id) {
+            Ok(group) => Arc::new(Limits::new(group)),
             Err(source) => {
                 connected.book().put_slot(slot);
                 return Err(ZygoteError::Create { step: "make its control group", source });
             }
         };
-        let processes = limits
-            .group
-            .as_ref()
-            .map(|group| group.processes())
-            .transpose()
-            .map_err(during("open its control group"));
-        let result = processes.and_then(|processes| {
+        let entrances = limits.group().entrances().map_err(during("open its control group"));
+        let result = entrances.and_then(|entrances| {
             let mut descriptors = vec![control.as_fd(), console.as_fd()];
-            descriptors.extend(processes.as_ref().map(AsFd::as_fd));
+            descriptors.extend(entrances.iter().map(AsFd::as_fd));
             {
                 let mut book = lock(&connected.book);
                 // Noted before it is asked for: the answer may come at once.
@@ -329,10 +322,20 @@ impl ZygoteParent {
         self.connected.user_ids
     }
 
-    /// Why memory limits are `RLIMIT_DATA` only, if they are; see [`limits`].
-    pub fn no_memory_groups(&self) -> Option<&str> {
-        self.no_groups.as_deref()
+    /// Controllers that this host lacks, so that the limits that need them are weak; see
+    /// [`limits`].
+    pub fn missing_controllers(&self) -> &[Missing] {
+        self.connected.groups.missing()
     }
+}
+
+/// An error if there are limits that cannot be kept.
+fn refuse_weak_limits(missing: &[Missing]) -> Result<(), ZygoteError> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let (limits, reason) = limits::describe(missing);
+    Err(ZygoteError::WeakLimits { limits, reason })
 }
 
 impl Connected {

@@ -7,6 +7,7 @@ mod parent;
 mod pool;
 mod process;
 mod protocol;
+mod reader;
 mod template;
 mod verify;
 
@@ -17,7 +18,7 @@ pub use pool::{PoolConfig, PoolStats, ZygotePool};
 pub use protocol::UserIds;
 pub use template::{Template, TemplateError};
 
-pub(crate) use process::Process;
+pub(crate) use process::{ExitCell, Process};
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,6 +33,7 @@ use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions
 use crate::broker::Broker;
 use crate::egress::{EgressPolicy, Sockets};
 use crate::kernel::Kernel;
+use crate::limits::{self, ResourceLimits, WeakLimits};
 use crate::message;
 use crate::sandbox::Sandbox;
 
@@ -58,6 +60,11 @@ pub enum Processes {
 impl Processes {
     /// All values.
     pub const ALL: [Self; 2] = [Self::Several, Self::One];
+
+    /// The filter that goes with these limits.
+    pub fn of(limits: ResourceLimits) -> Self {
+        if limits.processes == 1 { Self::One } else { Self::Several }
+    }
 }
 
 /// How zygotes are made.
@@ -78,6 +85,8 @@ pub struct ZygoteConfig {
     /// Where the kernel may be stored, without a name: best on a file system whose
     /// page cache has huge pages.
     pub directory: Option<PathBuf>,
+    /// Whether sandboxes may be made on a host that does not enforce their limits.
+    pub weak_limits: WeakLimits,
 }
 
 impl ZygoteConfig {
@@ -90,6 +99,7 @@ impl ZygoteConfig {
             max_sandboxes: 16_384,
             ready_timeout: Duration::from_secs(10),
             directory: None,
+            weak_limits: WeakLimits::Refuse,
         }
     }
 }
@@ -106,6 +116,18 @@ pub enum ZygoteError {
         step: &'static str,
         /// Why.
         source: std::io::Error,
+    },
+    /// The host does not enforce some limits, and weaker ones are not accepted.
+    #[error(
+        "this host does not enforce limits of {limits} ({reason}); {}, or accept weaker limits with \
+         --weak-limits",
+        limits::way_out()
+    )]
+    WeakLimits {
+        /// Which, in words.
+        limits: String,
+        /// Why not.
+        reason: String,
     },
     /// The zygote parent has ended, and all sandboxes with it.
     #[error("the zygote parent has ended, and all sandboxes with it")]
@@ -164,6 +186,11 @@ impl Zygote {
         self.process.exit.get().is_some()
     }
 
+    /// Whether what is written to images can be read of its process.
+    pub(crate) fn check_memory_is_readable(&self) -> io::Result<()> {
+        ["mem", "pagemap"].iter().try_for_each(|name| self.process.proc_file(name).map(drop))
+    }
+
     /// A descriptor that becomes readable when the process has ended.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.process.pidfd()
@@ -172,7 +199,12 @@ impl Zygote {
     /// Starts a program.
     pub fn start(self, spec: &StartSpec<'_>) -> Result<Sandbox, BootError> {
         let message = crate::boot::encode_start(spec)?;
-        self.set_limits(spec.memory_limit, spec.cpu_time_limit)?;
+        let limits = ResourceLimits {
+            memory: spec.memory_limit,
+            cpus: spec.cpus,
+            processes: spec.process_limit,
+        };
+        self.set_limits(limits, spec.cpu_time_limit)?;
         let index = match &spec.rootfs {
             Rootfs::Index { file, .. } => Some(file.as_fd()),
             Rootfs::HostDirectory(_) => None,
@@ -201,7 +233,7 @@ impl Zygote {
         connection: Option<(Connection, BorrowedFd<'_>)>,
         options: &ThawOptions<'_>,
     ) -> Result<Sandbox, BootError> {
-        self.set_limits(options.memory_limit, options.cpu_time_limit)?;
+        self.set_limits(options.limits, options.cpu_time_limit)?;
         let send = || plan.send(&self.control, THAW_AND_RUN, connection, options);
         self.process.woken_here(send).map_err(boot_error)?;
         let broker = self.broker(plan.rootfs(), options.egress)?;
@@ -211,19 +243,23 @@ impl Zygote {
     /// Becomes a copy of a frozen image that waits, with all done that can be
     /// done before it is wanted. Takes milliseconds.
     pub fn hold(self, plan: &Arc<BootPlan>, options: &ThawOptions<'_>) -> Result<Held, BootError> {
-        self.set_limits(options.memory_limit, options.cpu_time_limit)?;
+        self.set_limits(options.limits, options.cpu_time_limit)?;
         plan.send(&self.control, THAW_AND_HOLD, None, options).map_err(boot_error)?;
         let broker = self.broker(plan.rootfs(), options.egress)?;
         Held::prepare(self.into_sandbox(broker), plan.clone())
     }
 
-    /// See [`Process::expect_memory_limit`].
-    fn expect_memory_limit(&self, bytes: u64) {
-        self.process.expect_memory_limit(bytes);
+    /// Sets limits that are likely to be wanted at the boot.
+    fn expect_limits(&self, limits: ResourceLimits) {
+        self.process.limits.expect(limits);
     }
 
-    fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> Result<(), BootError> {
-        self.process.set_limits(memory, cpu_time).map_err(|error| {
+    fn set_limits(
+        &self,
+        limits: ResourceLimits,
+        cpu_time: Option<Duration>,
+    ) -> Result<(), BootError> {
+        self.process.set_limits(limits, cpu_time).map_err(|error| {
             let has_ended = error.raw_os_error() == Some(libc::ESRCH) || self.has_ended();
             if has_ended { BootError::ZygoteDied } else { BootError::Limits(error) }
         })

@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Processes, Zygote, ZygoteConfig, ZygoteError, ZygoteParent};
+use crate::limits::{ResourceLimits, WeakLimits};
 
 /// How a pool is kept.
 #[derive(Clone, Debug)]
@@ -88,8 +89,8 @@ struct Stock {
     target: usize,
     /// When a boot last found none, or the target last fell.
     adjusted: Instant,
-    /// Memory limit of the last boot: what the next one is likely to have, too.
-    memory_limit: u64,
+    /// Limits of the last boot: what the next one is likely to have, too.
+    expected: ResourceLimits,
 }
 
 impl ZygotePool {
@@ -139,8 +140,8 @@ impl ZygotePool {
 
     /// The same, with the filter that goes with `processes`.
     pub fn take_with(&self, processes: Processes) -> Result<Zygote, ZygoteError> {
-        let limit = self.shared.lock().stock(processes).memory_limit;
-        let taken = self.take_in_haste(processes, limit);
+        let expected = self.shared.lock().stock(processes).expected;
+        let taken = self.take_of(processes, expected);
         self.replenish();
         taken
     }
@@ -153,15 +154,19 @@ impl ZygotePool {
     /// The same as [`ZygotePool::take`] where every microsecond counts: waking the
     /// background thread takes more of them than all else. The caller calls
     /// [`ZygotePool::replenish`] when the boot is on its way. The zygotes that are
-    /// made next will have this memory limit already, in bytes.
-    pub fn take_in_haste(
+    /// made next will have these limits already.
+    pub fn take_in_haste(&self, limits: ResourceLimits) -> Result<Zygote, ZygoteError> {
+        self.take_of(Processes::of(limits), limits)
+    }
+
+    fn take_of(
         &self,
         processes: Processes,
-        memory_limit: u64,
+        limits: ResourceLimits,
     ) -> Result<Zygote, ZygoteError> {
         {
             let mut state = self.shared.lock();
-            state.stock(processes).memory_limit = memory_limit;
+            state.stock(processes).expected = limits;
             while let Some(zygote) = state.stock(processes).ready.pop_front() {
                 if zygote.has_ended() {
                     state.stats.failures += 1;
@@ -221,6 +226,11 @@ impl ZygotePool {
         }
     }
 
+    /// Whether sandboxes are made although limits are weak.
+    pub fn weak_limits(&self) -> WeakLimits {
+        self.shared.config.weak_limits
+    }
+
     /// The present zygote parent.
     pub fn parent(&self) -> Arc<ZygoteParent> {
         self.shared.parent.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -271,7 +281,7 @@ impl Stock {
             size,
             target: size,
             adjusted: Instant::now(),
-            memory_limit: 0,
+            expected: ResourceLimits::default(),
         }
     }
 
@@ -361,11 +371,11 @@ impl Shared {
                     continue;
                 }
             }
-            let memory_limit = state.stock(processes).memory_limit;
+            let expected = state.stock(processes).expected;
             drop(state);
             let made = self.make(processes);
             if let Ok(zygote) = &made {
-                zygote.expect_memory_limit(memory_limit);
+                zygote.expect_limits(expected);
             }
             state = self.lock();
             match made {

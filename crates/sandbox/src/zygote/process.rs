@@ -14,7 +14,8 @@ use rustix::process::{Pid, Signal, pidfd_send_signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity, sched_yield};
 
 use super::handle::Connected;
-use crate::limits::Limits;
+use super::reader;
+use crate::limits::{Limits, ResourceLimits};
 
 /// How a process ended, once it has. Filled in by the thread that listens to
 /// the zygote parent.
@@ -116,7 +117,7 @@ impl Process {
     /// process and not to one that has got its number since: a process that
     /// still runs after the file was opened has had the number all along.
     pub fn proc_file(&self, name: &str) -> io::Result<File> {
-        let file = File::open(format!("/proc/{}/{name}", self.pid))?;
+        let file = reader::open(self.pid, name)?;
         if self.is_running()? { Ok(file) } else { Err(Errno::SRCH.into()) }
     }
 
@@ -131,33 +132,20 @@ impl Process {
             let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
             let inner = numbers.and_then(|numbers| numbers.split_whitespace().next_back());
             if inner == Some(&number.to_string()) && self.is_running()? {
-                return File::open(format!("/proc/{child}/{name}"));
+                let child = child.parse().map_err(|_| Errno::SRCH)?;
+                return reader::open(child, name);
             }
         }
         Err(Errno::SRCH.into())
     }
 
-    /// Sets the memory limit that a sandbox is likely to get, so that setting it
-    /// takes no time later. A guess that can be corrected: without a control group
-    /// there is none.
-    pub fn expect_memory_limit(&self, bytes: u64) {
-        if let Some(group) = &self.limits.group {
-            // Set again, with its error, when it is known.
-            let _ = group.set_limit(bytes);
+    /// Sets the limits of the sandbox.
+    pub fn set_limits(&self, limits: ResourceLimits, cpu_time: Option<Duration>) -> io::Result<()> {
+        self.limits.set(self, limits)?;
+        match cpu_time {
+            Some(limit) => self.limits.set_cpu_time(self, limit),
+            None => Ok(()),
         }
-    }
-
-    /// Sets the limits of the sandbox: bytes of memory (0: none) and CPU time.
-    pub fn set_limits(&self, memory: u64, cpu_time: Option<Duration>) -> io::Result<()> {
-        // There is no prlimit(2) by descriptor. The number cannot be given away
-        // before the zygote parent has reaped the process, and hardly all others
-        // are used up between this check and the call.
-        let by_number = self.limits.group.is_none() || cpu_time.is_some();
-        if by_number && !self.is_running()? {
-            return Err(Errno::SRCH.into());
-        }
-        self.limits.set_memory(self.pid, memory)?;
-        self.limits.set_cpu_time(self.pid, cpu_time)
     }
 }
 

@@ -17,7 +17,7 @@ use super::process::Process;
 use super::verify::verify;
 use super::{ZygoteError, ZygoteParent, boot_error, broker};
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
-use crate::limits::Limits;
+use crate::limits::{Limits, ResourceLimits};
 use crate::message;
 use crate::sandbox::Sandbox;
 
@@ -38,7 +38,7 @@ const SEATS: usize = 8;
 pub struct Template {
     sandbox: Sandbox,
     plan: Arc<BootPlan>,
-    memory_limit: u64,
+    limits: ResourceLimits,
     seats: Mutex<Vec<Seat>>,
 }
 
@@ -49,8 +49,8 @@ struct Seat {
     /// The copy's own.
     sandbox: OwnedFd,
     limits: Arc<Limits>,
-    /// The file that moves the copy into its control group.
-    tasks: Option<OwnedFd>,
+    /// The files that move the copy into its control groups.
+    entrances: Vec<OwnedFd>,
     slot: Slot,
 }
 
@@ -117,7 +117,7 @@ impl ZygoteParent {
         let template = Template {
             sandbox,
             plan: plan.clone(),
-            memory_limit: options.memory_limit,
+            limits: options.limits,
             seats: Mutex::default(),
         };
         template.fill_seats()?;
@@ -146,12 +146,12 @@ impl Template {
         options: &ThawOptions<'_>,
     ) -> Result<Sandbox, BootError> {
         let taken = self.seats.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Seat { host, sandbox, limits, tasks, slot } = match taken {
+        let Seat { host, sandbox, limits, entrances, slot } = match taken {
             Some(seat) => seat,
             None => self.make_seat().map_err(|error| BootError::Fork(error.to_string()))?,
         };
         // Not woken here: this thread does not sleep until the copy exists.
-        self.ask_for_copy(slot.id(), &sandbox, tasks.as_ref()).map_err(boot_error)?;
+        self.ask_for_copy(slot.id(), &sandbox, &entrances).map_err(boot_error)?;
         // From here on the copy alone has it, so that its end shows.
         drop(sandbox);
         let failed = |error: io::Error| BootError::Fork(error.to_string());
@@ -161,7 +161,7 @@ impl Template {
         let process = Process { pid, pidfd, exit, limits, parent, affinity: None };
         let number = verify(&process).map_err(|error| BootError::Fork(error.to_string()))?;
         slot.give_to(number, &process);
-        process.set_limits(self.memory_limit, options.cpu_time_limit).map_err(BootError::Limits)?;
+        process.set_limits(self.limits, options.cpu_time_limit).map_err(BootError::Limits)?;
         let broker = broker(&host, self.plan.rootfs(), options.egress)?;
         // Last, since the copy may answer and end before this thread runs again:
         // whatever fails up to here has not touched the connection. Meanwhile the
@@ -192,24 +192,20 @@ impl Template {
             .map_err(|errno| during("make its socket")(errno.into()))?;
         let id = parent.book().next_id().ok_or(ZygoteError::ParentDied)?;
         let slot = Slot::take(parent)?;
-        let limits = Arc::new(Limits { group: None });
-        let mut seat = Seat { host, sandbox, limits, tasks: None, slot };
-        if let Some(groups) = &parent.groups {
-            let group = groups.create(id).map_err(during("make its control group"))?;
-            group.set_limit(self.memory_limit).map_err(during("limit its control group"))?;
-            seat.tasks = Some(group.processes().map_err(during("open its control group"))?);
-            seat.limits = Arc::new(Limits { group: Some(group) });
-        }
-        Ok(seat)
+        let group = parent.groups.create(id).map_err(during("make its control group"))?;
+        let entrances = group.entrances().map_err(during("open its control group"))?;
+        let limits = Arc::new(Limits::new(group));
+        limits.expect(self.limits);
+        Ok(Seat { host, sandbox, limits, entrances, slot })
     }
 
     /// Sends [`MSG_FORK`].
-    fn ask_for_copy(&self, id: u32, control: &OwnedFd, tasks: Option<&OwnedFd>) -> io::Result<()> {
+    fn ask_for_copy(&self, id: u32, control: &OwnedFd, entrances: &[OwnedFd]) -> io::Result<()> {
         let body = Fork { id, reserved: 0 };
         let header = message::header(MSG_FORK, size_of::<Fork>(), 0);
         let parts = [IoSlice::new(bytes_of(&header)), IoSlice::new(bytes_of(&body))];
         let descriptors: Vec<_> =
-            [Some(control), tasks].into_iter().flatten().map(AsFd::as_fd).collect();
+            std::iter::once(control).chain(entrances).map(AsFd::as_fd).collect();
         message::send(self.sandbox.control(), &parts, &descriptors)
     }
 

@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use thaw_sandbox::{
-    BlobSource, Console, Event, HostDirectory, Kernel, Rootfs, Sandbox, StartSpec, Zygote,
-    ZygoteConfig, ZygoteParent, zygote_parent_main,
+    BlobSource, Console, Event, HostDirectory, Kernel, Rootfs, Sandbox, StartSpec, WeakLimits,
+    Zygote, ZygoteConfig, ZygoteParent, zygote_parent_main,
 };
 
 /// A test binary has no `main` of its own in which to become a zygote parent,
@@ -66,7 +66,8 @@ pub fn careless_standin() -> Kernel {
 }
 
 pub fn config() -> ZygoteConfig {
-    ZygoteConfig::new(standin(), Console::Pipe)
+    // Tests that need control groups ask for them: [`has_groups`].
+    ZygoteConfig { weak_limits: WeakLimits::Accept, ..ZygoteConfig::new(standin(), Console::Pipe) }
 }
 
 pub fn parent() -> ZygoteParent {
@@ -123,6 +124,7 @@ pub fn start_with(
         entry_signal: 0,
         cpus: 1,
         memory_limit: 0,
+        process_limit: 0,
         cpu_time_limit: None,
         flags: 0,
         rootfs,
@@ -149,5 +151,31 @@ pub fn said(sandbox: &mut Sandbox) -> String {
     match next(sandbox) {
         Event::Failed(text) => text,
         event => panic!("{event:?}"),
+    }
+}
+
+/// Says loudly, and where `make test` counts it, that a test could not be made here.
+/// With `THAW_NO_SKIP` set it fails instead.
+pub fn skip(reason: &str) {
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    assert!(std::env::var_os("THAW_NO_SKIP").is_none(), "{test} cannot be made: {reason}");
+    let line = format!("SKIPPED {test}: {reason}\n");
+    // Not by a macro: the test harness would keep that to itself.
+    let _ = io::Write::write_all(&mut io::stderr(), line.as_bytes());
+    if let Some(list) = std::env::var_os("THAW_SKIPPED") {
+        let list = File::options().create(true).append(true).open(list);
+        list.and_then(|mut list| io::Write::write_all(&mut list, line.as_bytes())).unwrap();
+    }
+}
+
+/// Whether the host enforces all limits of this parent's sandboxes; the test is skipped
+/// if not.
+pub fn has_groups(parent: &ZygoteParent) -> bool {
+    match parent.missing_controllers().first() {
+        None => true,
+        Some(missing) => {
+            skip(&format!("no control groups ({})", missing.reason));
+            false
+        }
     }
 }

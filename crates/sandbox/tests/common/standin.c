@@ -16,7 +16,7 @@ static long call(long n, long a, long b, long c, long d, long e, long f) {
     return result;
 }
 enum { READ = 0, WRITE = 1, MMAP = 9, MPROTECT = 10, RT_SIGACTION = 13, SENDTO = 44, SENDMSG = 46, RECVMSG = 47, PRCTL = 157,
-       EXIT_GROUP = 231, PAUSE = 34, GETUID = 102 };
+       EXIT_GROUP = 231, PAUSE = 34, GETUID = 102, FORK = 57, WAIT4 = 61 };
 
 void *memset(void *to, int value, u64 n) { u8 *p = to; while (n--) *p++ = value; return to; }
 void *memcpy(void *to, const void *from, u64 n) { u8 *p = to; const u8 *q = from; while (n--) *p++ = *q++; return to; }
@@ -193,6 +193,39 @@ static void run(char *command, char *argument) {
         volatile u8 *memory = map(0, bytes, 3, 0x4022, -1, 0);
         for (u64 at = 0; at < bytes; at += 4096) memory[at] = 1;
         say("full");
+    }
+    else if (same(command, "share")) {
+        u64 bytes = number(argument) << 20;
+        volatile u8 *memory = map(0, bytes, 3, 0x4021, -1, 0);
+        for (u64 at = 0; at < bytes; at += 4096) memory[at] = 1;
+        say("full");
+    }
+    else if (same(command, "spinners")) {
+        for (u64 left = number(argument); left; left--)
+            if (call(FORK, 0, 0, 0, 0, 0, 0) == 0) for (;;) __asm__ volatile("pause");
+        say("spinning");
+        for (;;) __asm__ volatile("pause");
+    }
+    else if (same(command, "relay")) {
+        /* One short process after the other: none of them uses much CPU time. */
+        for (;;) {
+            if (call(FORK, 0, 0, 0, 0, 0, 0) == 0) {
+                for (u64 n = number(argument); n; n--) __asm__ volatile("pause");
+                call(EXIT_GROUP, 0, 0, 0, 0, 0, 0);
+            }
+            call(WAIT4, -1, 0, 0, 0, 0, 0);
+        }
+    }
+    else if (same(command, "explode")) {
+        /* As many processes as there can be; then says how many there were. */
+        u64 made = 0;
+        long result;
+        while ((result = call(FORK, 0, 0, 0, 0, 0, 0)) > 0) made++;
+        if (result == 0) for (;;) call(PAUSE, 0, 0, 0, 0, 0, 0);
+        static char text[] = "00000 EAGAIN";
+        for (int place = 4; place >= 0; place--, made /= 10) text[place] = '0' + made % 10;
+        if (result != -11) memcpy(text + 6, "ERRORS", 6);
+        say(text);
     }
     else if (same(command, "close")) { call(3, 3, 0, 0, 0, 0, 0); for (;;) call(PAUSE, 0, 0, 0, 0, 0, 0); }
     else if (same(command, "write")) call(WRITE, rights.fds[1], (long)argument, length(argument), 0, 0, 0);

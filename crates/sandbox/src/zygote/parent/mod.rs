@@ -28,12 +28,16 @@ use super::protocol::{
     send,
 };
 use crate::sys::{self, CloseOnExec};
+use crate::zygote::reader;
 use zygote::Purpose;
 
 /// Entry of the zygote parent: to be called first thing in `main`, before any
 /// thread is started. Returns at once unless this process was spawned as a
-/// zygote parent; then it never returns.
+/// zygote parent, or to open files of a sandbox; then it never returns.
 pub fn zygote_parent_main() {
+    if let Some(code) = reader::reader_main() {
+        std::process::exit(code);
+    }
     if std::env::args_os().nth(1).is_none_or(|argument| argument != PARENT_ARGUMENT) {
         return;
     }

@@ -16,6 +16,7 @@ use thaw_abi::control::{MSG_FAILED, SINGLE_PROCESS_NAME, TEMPLATE_NAME};
 use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD};
 
 use super::ids::{self, IdMap};
+use crate::limits;
 use crate::message;
 use crate::sys::{self, CloseOnExec, Forked};
 use crate::zygote::Processes;
@@ -89,7 +90,8 @@ pub fn fork(
             let (control, console) = (descriptors.next(), descriptors.next());
             let failure = match (control, console) {
                 (Some(control), Some(console)) => {
-                    become_kernel(kernel, control, console, descriptors.next(), purpose, ids)
+                    let groups: Vec<OwnedFd> = descriptors.collect();
+                    become_kernel(kernel, control, console, groups, purpose, ids)
                 }
                 // The length was checked above.
                 _ => std::process::exit(1),
@@ -117,11 +119,11 @@ fn become_kernel(
     kernel: &OwnedFd,
     control: OwnedFd,
     console: OwnedFd,
-    cgroup: Option<OwnedFd>,
+    groups: Vec<OwnedFd>,
     purpose: Purpose,
     ids: &IdMap,
 ) -> Result<(), (OwnedFd, Failure)> {
-    let prepared = give_up_privileges(cgroup, purpose, ids).and_then(|()| {
+    let prepared = give_up_privileges(groups, purpose, ids).and_then(|()| {
         arrange_descriptors(kernel, &control, &console).during(Step::PlaceDescriptors)
     });
     if let Err(failure) = prepared {
@@ -143,17 +145,13 @@ fn become_kernel(
     Err((control, Failure { step: Step::Execute, source }))
 }
 
-fn give_up_privileges(
-    cgroup: Option<OwnedFd>,
-    purpose: Purpose,
-    ids: &IdMap,
-) -> Result<(), Failure> {
+fn give_up_privileges(groups: Vec<OwnedFd>, purpose: Purpose, ids: &IdMap) -> Result<(), Failure> {
     sys::reset_signals();
     setsid().during(Step::NewSession)?;
-    if let Some(cgroup) = cgroup {
+    for group in groups {
         // "0" stands for the writing process (cgroups(7)). The right to do so was
         // checked when the library opened the file.
-        rustix::io::write(&cgroup, b"0").during(Step::EnterCgroup)?;
+        rustix::io::write(group, b"0").during(Step::EnterCgroup)?;
     }
     set_limits(ids.user_ids()).during(Step::SetLimits)?;
 
@@ -200,7 +198,7 @@ fn raise_ambient(kept: CapabilitySet) -> io::Result<()> {
 fn set_limits(user_ids: UserIds) -> io::Result<()> {
     // Counted per user id, so with a shared one it must hold all of them.
     let processes = match user_ids {
-        UserIds::OnePerSandbox => 1024,
+        UserIds::OnePerSandbox => limits::PROCESSES_MAX.into(),
         UserIds::Shared => 16_384,
     };
     let limits = [

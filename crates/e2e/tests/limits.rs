@@ -1,0 +1,373 @@
+//! Limits that the host enforces, whatever the program and its kernel do.
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Linking, Outcome, User, built_home, compile, descendants, get,
+    kernel_symbol, python, repository, run, skip, thaw, wait_until,
+};
+
+/// Exit code of what was killed.
+const KILLED: Option<i32> = Some(128 + 9);
+
+/// What `thaw doctor` says about each kind of limit, by its name.
+fn doctor(mut thaw: Command) -> Vec<(String, String, String)> {
+    let outcome = run(thaw.args(["doctor", "--json"]));
+    let list: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    let text = |probe: &Value, key: &str| probe[key].as_str().unwrap_or_default().to_owned();
+    let probes = list.as_array().expect("a list").iter();
+    probes.map(|p| (text(p, "name"), text(p, "status"), text(p, "found"))).collect()
+}
+
+/// Whether the host enforces limits for the user of this test; the test is skipped if not.
+fn limits_are_enforced() -> bool {
+    let weak = doctor(thaw())
+        .into_iter()
+        .find(|(name, status, _)| name.ends_with("limits") && status != "good");
+    match weak {
+        None => true,
+        Some((name, _, found)) => {
+            skip(&format!("{name}: {found}"));
+            false
+        }
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn sandboxed(options: &[&str], script: &str) -> Outcome {
+    let mut command = thaw();
+    command.args(["run", "--rootfs", "/"]).args(options).arg("--").arg(python());
+    run(command.args(["-c", script]))
+}
+
+const SPIN: &str = "\
+import os
+for _ in range(6):
+    if os.fork() == 0:
+        break
+while True:
+    pass
+";
+
+/// CPU time that the control group of a process has used.
+fn cpu_time_of_group(pid: u32) -> Option<Duration> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    mounts.lines().find_map(|line| {
+        let (fields, kind) = line.split_once(" - ")?;
+        let mount = Path::new(fields.split(' ').nth(4)?);
+        let is_v2 = kind.starts_with("cgroup2 ");
+        let own = groups.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (_, names, own) = (fields.next()?, fields.next()?, fields.next()?);
+            let counts = names.split(',').any(|name| name == "cpuacct") && kind.contains("cpuacct");
+            (counts || is_v2 && names.is_empty()).then(|| mount.join(own.trim_start_matches('/')))
+        })?;
+        if !own.to_string_lossy().contains("/thaw-") {
+            return None;
+        }
+        let v1 = fs::read_to_string(own.join("cpuacct.usage")).ok();
+        let v1 = v1.and_then(|text| text.trim().parse().ok()).map(Duration::from_nanos);
+        v1.or_else(|| {
+            let text = fs::read_to_string(own.join("cpu.stat")).ok()?;
+            let used = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+            Some(Duration::from_micros(used.parse().ok()?))
+        })
+    })
+}
+
+/// The most CPU time that was seen in the group of a sandbox while `command` ran.
+fn watched(mut command: Command) -> (Option<i32>, Duration, Duration) {
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let mut child = command.spawn().expect("thaw runs");
+    let (began, mut used, mut group) = (Instant::now(), Duration::ZERO, None);
+    loop {
+        if let Some(status) = child.try_wait().expect("our child") {
+            return (status.code(), used, began.elapsed());
+        }
+        if began.elapsed() > Duration::from_secs(60) {
+            let _ = child.kill();
+            panic!("it was stuck");
+        }
+        // The same process from then on: only one of the groups is a sandbox's.
+        group = group.or_else(|| {
+            let is_sandbox = |process: &&thaw_e2e::Process| {
+                let name = fs::read(format!("/proc/{}/cmdline", process.pid));
+                name.is_ok_and(|name| name == b"thaw-kernel\0")
+            };
+            descendants(child.id()).iter().find(is_sandbox).map(|process| process.pid)
+        });
+        if let Some(now) = group.and_then(cpu_time_of_group) {
+            used = used.max(now);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn cpu_time_counts_the_processes_together() {
+    if !limits_are_enforced() {
+        return;
+    }
+    let outcome = sandboxed(&["--cpus=2", "--cpu-time=1s"], SPIN);
+    assert_eq!(outcome.code, KILLED, "{outcome:?}");
+    assert!(outcome.stderr.contains("limit of CPU time"), "{outcome:?}");
+
+    let mut command = thaw();
+    command.args(["run", "--rootfs", "/", "--cpus=2", "--cpu-time=1s", "--"]).arg(python());
+    command.args(["-c", SPIN]);
+    let (code, used, _) = watched(command);
+    assert_eq!(code, KILLED);
+    // Seven processes with a second each would use seven.
+    assert!(used > Duration::from_millis(500), "{used:?}");
+    assert!(used < Duration::from_millis(1600), "{used:?}");
+}
+
+#[test]
+fn processors_are_what_was_given() {
+    if !limits_are_enforced() {
+        return;
+    }
+    if std::thread::available_parallelism().expect("a number").get() < 2 {
+        return skip("this machine has one processor");
+    }
+    let mut command = thaw();
+    command.args(["run", "--rootfs", "/", "--cpus=1", "--cpu-time=2s", "--"]).arg(python());
+    command.args(["-c", SPIN]);
+    let (code, used, took) = watched(command);
+    assert_eq!(code, KILLED);
+    assert!(used > Duration::from_secs(1), "{used:?}");
+    let ratio = used.as_secs_f64() / took.as_secs_f64();
+    assert!(ratio < 1.3, "{used:?} in {took:?}");
+}
+
+#[test]
+fn processes_are_bounded() {
+    if !limits_are_enforced() {
+        return;
+    }
+    let script = "\
+import os, time, errno
+made = 0
+try:
+    while made < 3000:
+        if os.fork() == 0:
+            time.sleep(100)
+            os._exit(0)
+        made += 1
+except OSError as error:
+    print(made, errno.errorcode[error.errno])
+";
+    assert_eq!(sandboxed(&["--processes=40"], script).success(), "39 EAGAIN\n");
+    // Whatever else it did, the program goes on; and what it may not have is refused.
+    assert_eq!(sandboxed(&["--processes=0"], "").code, Some(2));
+    assert_eq!(sandboxed(&["--processes=5000"], "").code, Some(2));
+}
+
+/// A guest that calls the host behind its kernel's back.
+#[test]
+fn a_hostile_program_has_no_more_than_others() {
+    if !limits_are_enforced() {
+        return;
+    }
+    let program = compile("hostile/hostile", Linking::Static);
+    let mut command = thaw();
+    command.args(["run", "--rootfs", "/", "--processes=25", "--cpu-time=1s", "--env=WATCH=x"]);
+    command.arg(format!("--env=THAW_TEST_HOSTCALL={:x}", kernel_symbol("thaw_hostcall")));
+    let outcome = run(command.arg("--").arg(program).arg("explode"));
+    assert_eq!(outcome.code, KILLED, "{outcome:?}");
+    assert_eq!(outcome.stdout, "made 24 processes, then -11\n");
+    assert!(outcome.stderr.contains("limit of CPU time"), "{outcome:?}");
+}
+
+#[test]
+fn memory_of_all_processes_counts() {
+    if !limits_are_enforced() {
+        return;
+    }
+    // Each has 30 MiB, or shares 60 MiB, of 64.
+    let private = "\
+import os, sys, time
+def child():
+    b = bytearray(b'x') * (30 << 20)
+    time.sleep(5)
+    os._exit(0)
+children = []
+for _ in range(4):
+    pid = os.fork()
+    if pid == 0:
+        child()
+    children.append(pid)
+sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
+";
+    let shared = "\
+import mmap, os, sys, time
+for _ in range(8):
+    memory = mmap.mmap(-1, 60 << 20)
+    if os.fork() == 0:
+        for at in range(0, 60 << 20, 4096):
+            memory[at] = 1
+        time.sleep(5)
+        os._exit(0)
+time.sleep(3)
+print('all of it was there')
+sys.exit(3)
+";
+    for script in [private, shared] {
+        let outcome = sandboxed(&["--memory=64MiB"], script);
+        assert_eq!(outcome.code, KILLED, "{outcome:?}");
+        assert!(outcome.stderr.contains("memory limit"), "{outcome:?}");
+    }
+}
+
+/// The groups that a process with this number has made for its sandboxes.
+fn groups_of(pid: u32) -> Vec<PathBuf> {
+    fn search(directory: &Path, prefix: &str, depth: u32, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if entry.file_name().to_string_lossy().starts_with(prefix) {
+                found.push(path);
+            } else if depth > 0 && path.is_dir() && !path.is_symlink() {
+                search(&path, prefix, depth - 1, found);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    search(Path::new("/sys/fs/cgroup"), &format!("thaw-{pid}-"), 6, &mut found);
+    found
+}
+
+#[test]
+fn no_groups_are_left_at_the_end() {
+    if !limits_are_enforced() {
+        return;
+    }
+    let mut command = thaw();
+    command.args(["run", "--rootfs", "/", "--", "sleep", "0.2"]);
+    let mut child = command.spawn().expect("thaw runs");
+    wait_until("its groups are there", || !groups_of(child.id()).is_empty());
+    assert!(child.wait().expect("our child").success());
+    assert_eq!(groups_of(child.id()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn instances_of_every_boot_have_limits() {
+    if !limits_are_enforced() {
+        return;
+    }
+    let kinds = [
+        ("warm", "template = false\nlimits.cpu_time = \"1s\""),
+        ("fork", "template = true\nlimits.cpu_time = \"1s\""),
+        ("ready", "template = false\nready = 1\nlimits.cpu_time = \"1s\""),
+    ];
+    let spinner = |name, keys| Function::PythonVariant { program: "spinner", name, keys };
+    let home = built_home("limits", &kinds.map(|(name, keys)| spinner(name, keys)));
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for (kind, _) in kinds {
+        let boots = || daemon.admin(&format!("/functions/{kind}")).json();
+        assert_eq!(get(daemon.gateway(), kind, "/").text(), "hello\n");
+        wait_until("the next boot is of its kind", || {
+            assert_eq!(get(daemon.gateway(), kind, "/").text(), "hello\n");
+            boots()["boots"].as_array().expect("boots").iter().any(|boot| boot["kind"] == kind)
+        });
+        let answer = get(daemon.gateway(), kind, "/spin");
+        assert!(answer.status >= 500, "{kind}: {}", answer.status);
+        let said = || daemon.log().matches("limit of CPU time").count();
+        let expected = 1 + kinds.iter().position(|(name, _)| *name == kind).expect("it is one");
+        wait_until("the log says why", || said() >= expected);
+        // Neighbours and later copies are served.
+        assert_eq!(get(daemon.gateway(), kind, "/").text(), "hello\n");
+    }
+}
+
+/// Whether tests can be made as a user without control groups of its own.
+fn is_without_groups(user: &User) -> bool {
+    let enforced = doctor(user.thaw())
+        .into_iter()
+        .any(|(name, status, _)| name.ends_with("limits") && status == "good");
+    if enforced {
+        skip("every user may make control groups here");
+    }
+    !enforced
+}
+
+#[test]
+fn limits_that_cannot_be_kept_are_refused() {
+    if !is_root() {
+        return skip("it takes root to become another user");
+    }
+    let user = User::nobody();
+    if !is_without_groups(&user) {
+        return;
+    }
+    for option in ["--memory=64MiB", "--cpus=1", "--processes=9", "--cpu-time=9s"] {
+        let name = option.split('=').next().expect("an option");
+        let run_with = |more: &[&str]| {
+            let mut command = user.thaw();
+            run(command.args(["run", "--rootfs", "/", option]).args(more).args(["--", "echo", "x"]))
+        };
+        let refused = run_with(&[]);
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{refused:?}");
+        let expected = format!("does not enforce {name}");
+        assert!(refused.stderr.contains(&expected), "{refused:?}");
+        assert!(refused.stderr.contains("--weak-limits"), "{refused:?}");
+        assert_eq!(refused.stderr.lines().count(), 1, "{refused:?}");
+        let accepted = run_with(&["--weak-limits"]);
+        assert_eq!((accepted.code, accepted.stderr.as_str()), (Some(0), ""), "{accepted:?}");
+    }
+    // Nobody has asked for the usual limits.
+    let usual = run(user.thaw().args(["run", "--rootfs", "/", "--", "echo", "x"]));
+    assert_eq!(usual.stderr.lines().count(), 1, "{usual:?}");
+    assert_eq!(usual.success(), "x\n");
+
+    let served = run(user.thaw().args(["serve", "--listen", "127.0.0.1:0"]));
+    assert_eq!(served.code, Some(1), "{served:?}");
+    assert!(served.stderr.contains("--weak-limits"), "{served:?}");
+}
+
+#[test]
+fn weak_cpu_time_counts_the_processes_together() {
+    if !is_root() {
+        return skip("it takes root to become another user");
+    }
+    let user = User::nobody();
+    if !is_without_groups(&user) {
+        return;
+    }
+    let mut command = user.thaw();
+    command.args(["run", "--rootfs", "/", "--weak-limits", "--cpus=2", "--cpu-time=1s", "--"]);
+    let outcome = run(command.arg(python()).args(["-c", SPIN]));
+    assert_eq!(outcome.code, KILLED, "{outcome:?}");
+    assert!(outcome.stderr.contains("limit of CPU time"), "{outcome:?}");
+}
+
+/// `/proc/PID/mem` of such a user's sandboxes belongs to somebody else.
+#[test]
+fn a_user_with_subordinate_ids_builds_functions() {
+    if !is_root() {
+        return skip("it takes root to become another user");
+    }
+    let Some(user) = User::with_subordinate_ids() else {
+        return skip("no user has a range in /etc/subuid and /etc/subgid, or uidmap is missing");
+    };
+    let ids = doctor(user.thaw()).into_iter().find(|(name, _, _)| name == "user ids");
+    assert_eq!(ids.map(|(_, status, _)| status).as_deref(), Some("good"));
+    let readable = doctor(user.thaw()).into_iter().find(|(name, _, _)| name == "zygote");
+    assert_eq!(readable.map(|(_, status, _)| status).as_deref(), Some("good"));
+
+    let function = user.home().join("function");
+    fs::create_dir(&function).expect("a directory");
+    for file in ["app.py", "thaw.toml"] {
+        let from = repository().join("examples/hello-python").join(file);
+        fs::copy(from, function.join(file)).expect("a copy");
+    }
+    user.own(&function);
+    let mut build = user.thaw();
+    run(build.args(["build", "--weak-limits", "--quiet"]).arg(&function)).success();
+}

@@ -1,0 +1,153 @@
+//! The directories of this process in which sandboxes get control groups of their own.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::group::Group;
+use super::supervisor;
+
+/// Version of the control group file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// One unified tree.
+    V2,
+    /// A tree for each controller, or for some of them together.
+    V1,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V2 => "2",
+            Self::V1 => "1",
+        })
+    }
+}
+
+/// What a control group counts or bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Controller {
+    /// Memory.
+    Memory,
+    /// CPU time in each period.
+    Cpu,
+    /// Processes and threads.
+    Pids,
+    /// CPU time in all, of processes that have ended, too. Every group of version 2
+    /// counts it.
+    CpuAccounting,
+}
+
+impl Controller {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Memory, Self::Cpu, Self::Pids, Self::CpuAccounting];
+
+    /// Name in a tree of version 1, and, but for the accounting, of version 2.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+            Self::Pids => "pids",
+            Self::CpuAccounting => "cpuacct",
+        }
+    }
+
+    /// The limit that depends on it, in words.
+    pub fn limit(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpu => "processors",
+            Self::Pids => "processes",
+            Self::CpuAccounting => "CPU time",
+        }
+    }
+}
+
+/// A controller that cannot be used, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Which.
+    pub controller: Controller,
+    /// A phrase for the operator.
+    pub reason: String,
+}
+
+/// A group of this process in one tree, which holds the groups of the sandboxes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Version of the tree.
+    pub version: Version,
+    /// The group's directory.
+    pub directory: PathBuf,
+    /// The controllers that the groups in it have.
+    pub controllers: Vec<Controller>,
+}
+
+/// Where the sandboxes of this process get their groups: a place for each tree that
+/// has a controller. There may be none. Dropping it removes the places.
+#[derive(Debug)]
+pub struct Hierarchy {
+    places: Vec<Place>,
+    missing: Vec<Missing>,
+}
+
+impl Hierarchy {
+    pub(super) fn new(places: Vec<Place>, missing: Vec<Missing>) -> Arc<Self> {
+        supervisor::note_hierarchy();
+        Arc::new(Self { places, missing })
+    }
+
+    /// The groups that hold those of the sandboxes.
+    pub fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Controllers that cannot be used.
+    pub fn missing(&self) -> &[Missing] {
+        &self.missing
+    }
+
+    /// Whether this controller can be used.
+    pub fn has(&self, controller: Controller) -> bool {
+        self.place_of(controller).is_some()
+    }
+
+    /// The place, by its number, of the tree with this controller.
+    pub(super) fn place_of(&self, controller: Controller) -> Option<usize> {
+        self.places.iter().position(|place| place.controllers.contains(&controller))
+    }
+
+    /// Makes the groups of the sandbox with this number, which must be unique.
+    ///
+    /// # Errors
+    /// The host kernel refuses; nothing is left behind.
+    pub fn create(self: &Arc<Self>, number: u64) -> io::Result<Group> {
+        let mut directories = Vec::with_capacity(self.places.len());
+        for place in &self.places {
+            let directory = place.directory.join(number.to_string());
+            if let Err(error) = fs::create_dir(&directory) {
+                remove_all(&directories);
+                return Err(error);
+            }
+            directories.push(directory);
+        }
+        Group::set_up(directories, self.clone())
+    }
+}
+
+impl Drop for Hierarchy {
+    fn drop(&mut self) {
+        supervisor::remove(self.places.iter().map(|place| place.directory.clone()).collect());
+        supervisor::forget_hierarchy();
+    }
+}
+
+/// Removes groups that nobody is in yet.
+fn remove_all(directories: &[impl AsRef<Path>]) {
+    for directory in directories {
+        let _ = fs::remove_dir(directory);
+    }
+}

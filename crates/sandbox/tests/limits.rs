@@ -1,0 +1,203 @@
+//! Limits that the host enforces over all processes of a sandbox, with a stand-in kernel.
+
+mod common;
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{config, has_groups, index_rootfs, next, parent, said, start_with};
+use thaw_sandbox::limits::{Controller, PROCESSES_MAX, discover};
+use thaw_sandbox::{Event, LimitReached, Sandbox, StartSpec, ZygoteParent};
+
+/// Far longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn start(
+    parent: &ZygoteParent,
+    command: &str,
+    argument: &str,
+    change: impl FnOnce(&mut StartSpec<'_>),
+) -> Sandbox {
+    start_with(parent.create().unwrap(), command, argument, index_rootfs(Vec::new()), change)
+}
+
+/// The directories of a process's control groups.
+fn groups_of(pid: u32) -> Vec<PathBuf> {
+    let controllers = |mount: &str| -> Option<PathBuf> {
+        let (fields, kind) = mount.split_once(" - ")?;
+        let options = kind.split(' ').nth(2)?;
+        let path = fields.split(' ').nth(4)?;
+        let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let own = text.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (_, names, own) = (fields.next()?, fields.next()?, fields.next()?);
+            let is_it = match kind.split(' ').next()? {
+                "cgroup2" => names.is_empty(),
+                "cgroup" => !names.is_empty() && options.split(',').any(|name| name == names),
+                _ => false,
+            };
+            is_it.then(|| own.to_owned())
+        })?;
+        own.contains("/thaw-").then(|| Path::new(path).join(own.trim_start_matches('/')))
+    };
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mounts.lines().filter_map(controllers).collect()
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn cpu_time_is_counted_over_all_processes() {
+    let parent = parent();
+    let limit = Duration::from_millis(500);
+    let mut sandbox = start(&parent, "spinners", "6", |spec| spec.cpu_time_limit = Some(limit));
+    assert_eq!(said(&mut sandbox), "spinning");
+    assert_eq!(next(&mut sandbox), Event::Hangup);
+    assert_eq!(sandbox.wait().signal(), Some(libc::SIGKILL));
+    assert_eq!(sandbox.limit_reached(), Some(LimitReached::CpuTime));
+    if has_groups(&parent) {
+        let used = sandbox.cpu_time().unwrap().unwrap();
+        assert!(used >= limit, "{used:?}");
+        // Six processes that have half a second each would have used three.
+        assert!(used < limit * 3, "{used:?}");
+    }
+}
+
+#[test]
+fn cpu_time_of_processes_that_have_ended_counts() {
+    let parent = parent();
+    if !has_groups(&parent) {
+        return;
+    }
+    let limit = Duration::from_millis(300);
+    let mut sandbox = start(&parent, "relay", "1000", |spec| spec.cpu_time_limit = Some(limit));
+    assert_eq!(next(&mut sandbox), Event::Hangup);
+    assert_eq!(sandbox.limit_reached(), Some(LimitReached::CpuTime));
+    let used = sandbox.cpu_time().unwrap().unwrap();
+    assert!(used >= limit && used < limit * 3, "{used:?}");
+}
+
+#[test]
+fn a_sandbox_that_waits_keeps_its_cpu_time() {
+    let parent = parent();
+    let limit = Some(Duration::from_millis(200));
+    let mut sandbox = start(&parent, "hang", "", |spec| spec.cpu_time_limit = limit);
+    std::thread::sleep(Duration::from_millis(600));
+    sandbox.resume().unwrap();
+    assert_eq!(said(&mut sandbox), "resumed");
+    assert_eq!(sandbox.limit_reached(), None);
+}
+
+#[test]
+fn many_processes_share_the_processors_of_one_sandbox() {
+    let parent = parent();
+    if !has_groups(&parent) {
+        return;
+    }
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        return common::skip("this machine has one processor");
+    }
+    let mut sandbox = start(&parent, "spinners", "8", |spec| spec.cpus = 1);
+    assert_eq!(said(&mut sandbox), "spinning");
+    let (before, began) = (sandbox.cpu_time().unwrap().unwrap(), Instant::now());
+    std::thread::sleep(Duration::from_secs(2));
+    let used = sandbox.cpu_time().unwrap().unwrap() - before;
+    let ratio = used.as_secs_f64() / began.elapsed().as_secs_f64();
+    // What it had saved up, and how the host kernel hands out time, make it a little more.
+    assert!(ratio < 1.3, "{ratio} processors");
+}
+
+#[test]
+fn processes_are_bounded_and_nobody_else_is_touched() {
+    let parent = parent();
+    if !has_groups(&parent) {
+        return;
+    }
+    let mut sandbox = start(&parent, "explode", "", |spec| spec.process_limit = 20);
+    // The first process is one of them.
+    assert_eq!(said(&mut sandbox), "00019 EAGAIN");
+    let mut neighbour = start(&parent, "exit", "7", |_| {});
+    assert!(matches!(next(&mut neighbour), Event::Exit(_)));
+    // A sandbox without a limit of its own is bounded, too, by its user id.
+    let mut other = start(&parent, "explode", "", |_| {});
+    let made: u32 = said(&mut other).split(' ').next().unwrap().parse().unwrap();
+    assert!(made < PROCESSES_MAX, "{made}");
+}
+
+#[test]
+fn shared_memory_counts() {
+    let parent = parent();
+    if !has_groups(&parent) {
+        return;
+    }
+    let mut sandbox = start(&parent, "share", "200", |spec| spec.memory_limit = 50 << 20);
+    assert_eq!(next(&mut sandbox), Event::Hangup);
+    assert_eq!(sandbox.wait().signal(), Some(libc::SIGKILL));
+    assert_eq!(sandbox.limit_reached(), Some(LimitReached::Memory));
+    let mut sandbox = start(&parent, "share", "20", |spec| spec.memory_limit = 50 << 20);
+    assert_eq!(said(&mut sandbox), "full");
+    assert_eq!(sandbox.limit_reached(), None);
+}
+
+#[test]
+fn groups_go_with_their_sandbox() {
+    let parent = parent();
+    if !has_groups(&parent) {
+        return;
+    }
+    let sandbox = start(&parent, "spinners", "3", |_| {});
+    let groups = groups_of(sandbox.pid());
+    assert!(!groups.is_empty());
+    assert!(groups.iter().all(|group| group.is_dir()), "{groups:?}");
+    drop(sandbox);
+    wait_until("the groups are removed", || !groups.iter().any(|group| group.exists()));
+    drop(parent);
+    let above: Vec<_> = groups.iter().map(|group| group.parent().unwrap()).collect();
+    wait_until("the groups above are removed", || !above.iter().any(|group| group.exists()));
+}
+
+#[test]
+fn groups_go_after_the_death_of_the_parent() {
+    let zygotes = parent();
+    if !has_groups(&zygotes) {
+        return;
+    }
+    let sandbox = start(&zygotes, "hang", "", |_| {});
+    let groups = groups_of(sandbox.pid());
+    let pid = rustix::process::Pid::from_raw(zygotes.pid() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    sandbox.wait();
+    drop((sandbox, zygotes));
+    wait_until("the groups are removed", || !groups.iter().any(|group| group.exists()));
+    // The next one's groups lie beside the old ones' place, not in it.
+    let again = parent();
+    let places = groups_of(again.create().unwrap().pid());
+    let depth = |groups: &[PathBuf]| groups.iter().map(|group| group.iter().count()).max();
+    assert_eq!(depth(&places), depth(&groups), "{places:?} {groups:?}");
+}
+
+#[test]
+fn each_controller_has_a_place_or_a_reason() {
+    let hierarchy = discover();
+    for controller in Controller::ALL {
+        let missing = hierarchy.missing().iter().find(|missing| missing.controller == controller);
+        assert_ne!(hierarchy.has(controller), missing.is_some(), "{controller:?}");
+        assert!(missing.is_none_or(|missing| !missing.reason.is_empty()));
+    }
+    // Strict limits are refused exactly where one is missing.
+    let strict =
+        thaw_sandbox::ZygoteConfig { weak_limits: thaw_sandbox::WeakLimits::Refuse, ..config() };
+    let refused = ZygoteParent::start(strict).err();
+    assert_eq!(refused.is_some(), !hierarchy.missing().is_empty(), "{refused:?}");
+    if let Some(error) = refused {
+        assert!(error.to_string().contains("--weak-limits"), "{error}");
+    }
+}
