@@ -6,6 +6,7 @@ use crate::config::{EntryKind, FunctionName};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, Home, HomeError};
 use crate::instance::WorkingSetUse;
+use crate::logs::Logs;
 use crate::node::Shared;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
@@ -18,6 +19,9 @@ use thaw_sandbox::{Console, KernelError, PoolConfig, ZygoteConfig, ZygoteError, 
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
+
+/// How long writing the last lines of functions may take.
+const LOGS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How a node serves.
 #[derive(Clone, Debug)]
@@ -88,7 +92,9 @@ pub async fn serve(
     let store = Store::open(&home.store())?;
     let pool = start_pool(home, options.zygotes)?;
     let shared = Shared::new(options.max_instances);
-    let catalog = Catalog::new(store, home.logs()?, pool, shared.clone(), options.working_set);
+    let logs = Arc::new(Logs::start(&home.logs()?)?);
+    let catalog =
+        Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
     let first = catalog.clone();
     tokio::task::spawn_blocking(move || first.reload()).await.map_err(io::Error::other)??;
 
@@ -130,7 +136,13 @@ pub async fn serve(
     // Services and the node refer to each other; the zygotes end, and what was
     // made for them is cleaned up, when the last service is gone.
     shared.forget_all();
-    drop((catalog, own, lock));
+    drop((catalog, own));
+    // The last words of those that were ended just now.
+    let written = tokio::task::spawn_blocking(move || logs.finish(LOGS_PATIENCE)).await;
+    if !written.unwrap_or(false) {
+        tracing::warn!("the last lines of functions may be missing from their logs");
+    }
+    drop(lock);
     Ok(())
 }
 
