@@ -1,6 +1,6 @@
 //! `thaw serve`: everything together.
 
-use crate::admin::Admin;
+use crate::admin::{Admin, AdminAddress, AdminToken, LocalListener, RemoteAccess, TokenError};
 use crate::catalog::Catalog;
 use crate::config::{EntryKind, FunctionName};
 use crate::gateway::{Gateway, GatewayConfig};
@@ -10,15 +10,19 @@ use crate::logs::Logs;
 use crate::node::Shared;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 use thaw_sandbox::{Console, KernelError, PoolConfig, ZygoteConfig, ZygoteError, ZygotePool};
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 
 /// How long writing the last lines of functions may take.
 const LOGS_PATIENCE: Duration = Duration::from_secs(1);
@@ -28,8 +32,8 @@ const LOGS_PATIENCE: Duration = Duration::from_secs(1);
 pub struct ServeOptions {
     /// Address of the shared gateway.
     pub listen: SocketAddr,
-    /// Address of the admin API.
-    pub admin: SocketAddr,
+    /// Where the admin API listens beside its Unix socket.
+    pub admin: Option<AdminOptions>,
     /// Zygotes kept ready.
     pub zygotes: usize,
     /// Most instances of all functions together.
@@ -40,6 +44,17 @@ pub struct ServeOptions {
     pub drain: Duration,
     /// Whether and how working sets are used.
     pub working_set: WorkingSetUse,
+}
+
+/// The admin API over TCP.
+#[derive(Clone, Debug)]
+pub struct AdminOptions {
+    /// Its address.
+    pub address: SocketAddr,
+    /// The file with the token that clients must show, made if missing.
+    pub token_file: PathBuf,
+    /// Names under which clients know it, beside addresses and `localhost`.
+    pub names: Vec<String>,
 }
 
 /// Why the node cannot serve.
@@ -67,6 +82,17 @@ pub enum ServeError {
         /// What the system said.
         error: io::Error,
     },
+    /// The admin API's socket cannot be made.
+    #[error("cannot make the socket {} ({error}); free the path, or set THAW_HOME to another directory", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// There is no token for the admin API.
+    #[error(transparent)]
+    Token(#[from] TokenError),
     /// The host refused something.
     #[error("cannot serve ({0}); `thaw doctor` says what this host lacks")]
     Io(#[from] io::Error),
@@ -85,22 +111,25 @@ pub async fn serve(
     let lock = home.lock()?;
     raise_file_limit();
     let gateway_listener = bind(options.listen, "--listen")?;
-    let admin_listener = bind(options.admin, "--admin")?;
     let gateway_address = gateway_listener.local_addr()?;
-    let admin_address = admin_listener.local_addr()?;
+    let socket = home.admin_socket();
+    let local_admin = LocalListener::bind(&socket)
+        .map_err(|error| ServeError::Socket { path: socket.clone(), error })?;
+    let remote_admin = options.admin.as_ref().map(bind_admin).transpose()?;
+    let admin_tcp = remote_admin.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
 
     let store = Store::open(&home.store())?;
     let pool = start_pool(home, options.zygotes)?;
     let shared = Shared::new(options.max_instances);
     let logs = Arc::new(Logs::start(&home.logs()?)?);
-    let catalog =
-        Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
+    let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
     let first = catalog.clone();
     tokio::task::spawn_blocking(move || first.reload()).await.map_err(io::Error::other)??;
 
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
-    let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
+    let fixed = [Some(gateway_address), admin_tcp].into_iter().flatten().collect();
+    let own = Arc::new(OwnListeners::new(gateway, shared.clone(), fixed));
     own.update();
     let updated = own.clone();
     let admin = Admin {
@@ -109,13 +138,17 @@ pub async fn serve(
         gateway: reachable(gateway_address),
         on_reload: Arc::new(move || updated.update()),
     };
-    admin_listener.set_nonblocking(true)?;
-    let admin_listener = tokio::net::TcpListener::from_std(admin_listener)?;
-    let router = admin.router();
-    tasks.push(tokio::spawn(async move { axum::serve(admin_listener, router).await }));
+    if let Some((listener, access)) = remote_admin {
+        tasks.push(tokio::spawn(admin.clone().serve_remote(listener, access)));
+    }
+    tasks.push(tokio::spawn(admin.serve_local(local_admin)));
 
-    let address =
-        DaemonAddress { pid: std::process::id(), admin: admin_address, gateway: gateway_address };
+    let address = DaemonAddress {
+        pid: std::process::id(),
+        admin: AdminAddress::Unix(socket),
+        admin_tcp,
+        gateway: gateway_address,
+    };
     lock.announce(&address)?;
     on_ready(&address, &catalog);
 
@@ -169,7 +202,6 @@ async fn wait_for_end(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let [gateway, admin] = tasks else { unreachable!("two tasks were started") };
     loop {
         tokio::select! {
             _ = terminate.recv() => return Ok(()),
@@ -183,16 +215,26 @@ async fn wait_for_end(
                 }
                 own.update();
             }
-            ended = &mut *gateway => return Ok(ended.map_err(io::Error::other)??),
-            ended = &mut *admin => return Ok(ended.map_err(io::Error::other)??),
+            ended = first_to_end(tasks) => return Ok(ended.map_err(io::Error::other)??),
         }
     }
+}
+
+/// The result of the task that ends first; none does before its listener fails.
+async fn first_to_end(tasks: &mut [ListenTask]) -> Result<io::Result<()>, JoinError> {
+    poll_fn(|context| {
+        let mut ended = tasks.iter_mut().map(|task| Pin::new(task).poll(context));
+        ended.find(Poll::is_ready).unwrap_or(Poll::Pending)
+    })
+    .await
 }
 
 /// The listeners of functions that have an address of their own.
 struct OwnListeners {
     gateway: Gateway,
     shared: Arc<Shared>,
+    /// Where this process listens whatever the functions want.
+    fixed: Vec<SocketAddr>,
     tasks: Mutex<HashMap<SocketAddr, (Wanted, ListenTask)>>,
 }
 
@@ -202,8 +244,15 @@ type Wanted = (FunctionName, EntryKind);
 type ListenTask = JoinHandle<io::Result<()>>;
 
 impl OwnListeners {
-    fn new(gateway: Gateway, shared: Arc<Shared>) -> Self {
-        Self { gateway, shared, tasks: Mutex::default() }
+    fn new(gateway: Gateway, shared: Arc<Shared>, fixed: Vec<SocketAddr>) -> Self {
+        Self { gateway, shared, fixed, tasks: Mutex::default() }
+    }
+
+    /// Every address at which this process listens, TCP and UDP: the shared gateway, the
+    /// admin API, and those of functions. Sandboxes have no business there.
+    fn addresses(&self) -> Vec<SocketAddr> {
+        let tasks = self.tasks.lock().expect("no holder panics");
+        self.fixed.iter().chain(tasks.keys()).copied().collect()
     }
 
     /// Listens where the present functions want it, and nowhere else.
@@ -240,6 +289,8 @@ impl OwnListeners {
                 Err(error) => tracing::error!(function = %wants.0, "{error}"),
             }
         }
+        drop(tasks);
+        tracing::debug!(addresses = ?self.addresses(), "listening");
     }
 
     fn listen(&self, address: SocketAddr, (name, kind): &Wanted) -> Result<ListenTask, ServeError> {
@@ -264,6 +315,16 @@ impl OwnListeners {
             task.abort();
         }
     }
+}
+
+fn bind_admin(
+    options: &AdminOptions,
+) -> Result<(tokio::net::TcpListener, RemoteAccess), ServeError> {
+    let token = AdminToken::read_or_create(&options.token_file, "--admin-token-file")?;
+    let listener = bind(options.address, "--admin")?;
+    listener.set_nonblocking(true)?;
+    let access = RemoteAccess { token, names: options.names.clone() };
+    Ok((tokio::net::TcpListener::from_std(listener)?, access))
 }
 
 fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeError> {

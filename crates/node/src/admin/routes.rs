@@ -1,6 +1,7 @@
 //! Requests to the admin API.
 
 use super::Admin;
+use super::access::{Denied, RemoteAccess, check_origin};
 use super::invoke::invoke;
 use super::types::{Frozen, FunctionDetail, FunctionInfo, Problem, summarize_images};
 use crate::logs::{Follower, Line};
@@ -20,7 +21,8 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-pub(super) fn router(admin: Admin) -> Router {
+/// The API as a service; with `access`, clients must show what it wants.
+pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router {
     Router::new()
         .route("/healthz", get(health))
         .route("/metrics", get(metrics))
@@ -39,7 +41,7 @@ pub(super) fn router(admin: Admin) -> Router {
                 "see the documentation of the admin API for its paths",
             )
         })
-        .layer(middleware::from_fn(refuse_browsers))
+        .layer(middleware::from_fn_with_state(access, check_access))
         .with_state(admin)
 }
 
@@ -54,14 +56,23 @@ pub(super) fn unknown_function(name: &str) -> Response {
     problem(StatusCode::NOT_FOUND, "unknown_function", reason)
 }
 
-/// The API listens on the local machine without a password, where any page in
-/// a browser could reach it; browsers say so in `Origin`.
-async fn refuse_browsers(request: Request, next: Next) -> Response {
-    if request.headers().contains_key(header::ORIGIN) {
-        let reason = "the admin API does not serve pages in browsers; use a program";
-        return problem(StatusCode::FORBIDDEN, "forbidden", reason);
+/// Lets only those requests through that show what is wanted.
+async fn check_access(
+    State(access): State<Option<Arc<RemoteAccess>>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let checked = match access {
+        Some(access) => access.check(&request),
+        None => check_origin(request.headers()),
+    };
+    let Err(denied) = checked else { return next.run(request).await };
+    let mut response = problem(denied.status(), "forbidden", denied.reason());
+    if denied == Denied::Token {
+        let scheme = HeaderValue::from_static("Bearer");
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
     }
-    next.run(request).await
+    response
 }
 
 async fn health(State(admin): State<Admin>) -> Response {

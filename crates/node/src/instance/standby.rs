@@ -248,7 +248,8 @@ impl Standby {
             return Ok(());
         }
         let parent = shared.pool.parent();
-        let template = parent.template(&plan, &shared.options(None)).map_err(|error| failed(&error))?;
+        let template =
+            parent.template(&plan, &shared.options(None)).map_err(|error| failed(&error))?;
         let template = Some(Arc::new(template));
         let old = {
             let mut state = self.state();

@@ -158,7 +158,8 @@ impl Collector {
         sources.all.insert(number, source.clone());
         drop(sources);
         let flags = EventFlags::IN | EventFlags::ONESHOT;
-        if let Err(errno) = epoll::add(&self.epoll, &source.reader, EventData::new_u64(number), flags)
+        if let Err(errno) =
+            epoll::add(&self.epoll, &source.reader, EventData::new_u64(number), flags)
         {
             self.sources().all.remove(&number);
             return Err(errno.into());

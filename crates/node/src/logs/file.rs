@@ -85,8 +85,7 @@ impl LogFile {
 
     fn opened(&mut self) -> io::Result<&mut File> {
         if self.file.is_none() {
-            let file =
-                OpenOptions::new().create(true).append(true).mode(0o600).open(&self.path)?;
+            let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.path)?;
             self.len = file.metadata()?.len();
             self.file = Some(file);
         }
@@ -98,7 +97,8 @@ impl LogFile {
         if self.lost == 0 {
             return Vec::new();
         }
-        let text = format!("{} lines are missing here: they could not be written in time", self.lost);
+        let text =
+            format!("{} lines are missing here: they could not be written in time", self.lost);
         Line::now(Stream::Thaw, None, text).to_json()
     }
 }

@@ -68,7 +68,7 @@ pub(super) struct Pending {
     /// Lines for which there was no room.
     pub lost: u64,
     /// The writer has been told, and has not come yet.
-    is_announced: bool,
+    pub is_announced: bool,
 }
 
 impl FunctionLog {
@@ -128,7 +128,8 @@ impl FunctionLog {
                 return false;
             }
             Some(dropped) => {
-                let remark = format!("{dropped} lines are missing here: the function logs too much");
+                let remark =
+                    format!("{dropped} lines are missing here: the function logs too much");
                 state.dropped = None;
                 remark
             }
