@@ -25,7 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::{JoinError, JoinHandle};
 
 /// How long writing the last lines of functions may take.
-const LOGS_PATIENCE: Duration = Duration::from_secs(1);
+const LOGS_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How a node serves.
 #[derive(Clone, Debug)]
