@@ -136,6 +136,7 @@ impl Standby {
             let Ready { held, log } = self.state().take(self.policy.ready)?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
+            log.begins();
             match held.go(handed, &shared.options(None)) {
                 Ok(sandbox) => {
                     let output = Output { log, pipes: None };

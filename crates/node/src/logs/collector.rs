@@ -307,3 +307,118 @@ impl Reading {
         binding.log.publish();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{FunctionLog, InstancePipes, Logs};
+    use super::*;
+    use std::sync::Arc;
+
+    /// Longer than anything here takes.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn logs() -> (tempfile::TempDir, Logs, Arc<FunctionLog>) {
+        let directory = tempfile::tempdir().unwrap();
+        let logs = Logs::start(directory.path()).unwrap();
+        let log = logs.open("f");
+        (directory, logs, log)
+    }
+
+    fn wait_until(condition: impl Fn() -> bool) {
+        let begin = Instant::now();
+        while !condition() {
+            assert!(begin.elapsed() < PATIENCE);
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn print(pipes: &InstancePipes, text: &[u8]) {
+        rustix::io::write(pipes.stdout(), text).unwrap();
+    }
+
+    fn texts(log: &FunctionLog) -> Vec<String> {
+        log.recent().iter().map(|line| line.text.clone()).collect()
+    }
+
+    #[test]
+    fn lines_wait_for_the_number_of_their_instance() {
+        let (_directory, logs, log) = logs();
+        let (first, second) = (logs.pipes(&log).unwrap(), logs.pipes(&log).unwrap());
+        let instances = [first.log(), second.log()];
+        print(&first, b"one\n");
+        print(&second, b"two\n");
+        rustix::io::write(second.stderr(), b"error\n").unwrap();
+        for (number, instance) in instances.iter().enumerate() {
+            instance.identify(number as u64 + 1, 100);
+        }
+        wait_until(|| log.recent().len() == 3);
+        for line in log.recent() {
+            let number = if line.text == "one" { 1 } else { 2 };
+            assert_eq!(line.origin.map(|origin| origin.instance), Some(number), "{line:?}");
+            assert_eq!(line.stream == Stream::Err, line.text == "error");
+        }
+    }
+
+    #[test]
+    fn an_instance_that_ends_is_read_to_the_end_and_forgotten() {
+        let (_directory, logs, log) = logs();
+        let stocked = logs.collector.sources().all.len();
+        for number in 1..=100 {
+            let pipes = logs.pipes(&log).unwrap();
+            let instance = pipes.log();
+            instance.identify(number, 1);
+            print(&pipes, format!("last words of {number}").as_bytes());
+            pipes.handed_over();
+        }
+        wait_until(|| log.recent().len() == 100);
+        wait_until(|| logs.collector.sources().all.len() <= stocked.max(2 * STOCK_MOST));
+        assert!(texts(&log).contains(&"last words of 100".to_owned()));
+    }
+
+    #[test]
+    fn a_flood_waits_in_its_pipe_and_others_are_read() {
+        let (_directory, logs, log) = logs();
+        let flood = logs.pipes(&log).unwrap();
+        let flooding = flood.log();
+        flooding.identify(1, 1);
+        rustix::fs::fcntl_setfl(flood.stdout(), OFlags::NONBLOCK).unwrap();
+        let (mut written, mut blocked) = (0, 0);
+        let begin = Instant::now();
+        let empty = vec![b'\n'; 64 << 10];
+        while begin.elapsed() < Duration::from_secs(2) {
+            match rustix::io::write(flood.stdout(), &empty) {
+                Ok(count) => written += count,
+                Err(_) => {
+                    blocked += 1;
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        // Eight mebibytes a second, at 129 bytes for each empty line, the first eight at
+        // once, and what is in the pipe.
+        let most = (3.0 + begin.elapsed().as_secs_f64()) * 65_536.0 + 2.0 * 65_536.0;
+        assert!((written as f64) < most, "{written} bytes were read");
+        assert!(blocked > 0);
+        // It goes on, slowly.
+        wait_until(|| rustix::io::write(flood.stdout(), b"\n").is_ok());
+        // Another function is read at once.
+        let other = logs.open("other");
+        let pipes = logs.pipes(&other).unwrap();
+        pipes.log().identify(2, 2);
+        print(&pipes, b"heard\n");
+        wait_until(|| texts(&other) == ["heard"]);
+    }
+
+    #[test]
+    fn what_was_printed_before_the_end_is_in_the_file() {
+        let (directory, logs, log) = logs();
+        let pipes = logs.pipes(&log).unwrap();
+        let instance = pipes.log();
+        instance.identify(1, 1);
+        print(&pipes, b"begun\nunfinished");
+        assert!(logs.finish(PATIENCE));
+        let file = super::super::log_path(directory.path(), "f");
+        let text = std::fs::read_to_string(file).unwrap();
+        assert!(text.contains("begun") && text.contains("unfinished"), "{text}");
+    }
+}

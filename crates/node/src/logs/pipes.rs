@@ -3,11 +3,12 @@
 use super::collector::Collector;
 use super::function::FunctionLog;
 use super::line::Origin;
+use crate::clock::monotonic_ns;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// So long the lines of an instance wait for its number, which it gets as soon as it
 /// is booted.
@@ -17,7 +18,8 @@ const NUMBER_PATIENCE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Binding {
     pub log: Arc<FunctionLog>,
-    since: Instant,
+    /// When the instance began to run, in nanoseconds of `CLOCK_MONOTONIC`.
+    began_ns: AtomicU64,
     instance: AtomicU64,
     pid: AtomicU32,
     /// The instance has ended: there is nobody who would wait for room.
@@ -27,7 +29,8 @@ pub(super) struct Binding {
 impl Binding {
     fn new(log: Arc<FunctionLog>) -> Self {
         let (instance, pid) = (AtomicU64::new(0), AtomicU32::new(0));
-        Self { log, since: Instant::now(), instance, pid, gone: AtomicBool::new(false) }
+        let began_ns = AtomicU64::new(monotonic_ns());
+        Self { log, began_ns, instance, pid, gone: AtomicBool::new(false) }
     }
 
     /// The instance, as soon as its number is known.
@@ -39,9 +42,10 @@ impl Binding {
     /// Whether lines have to wait for the number. Instances that are measured and not
     /// served have none.
     pub fn awaits_number(&self) -> bool {
+        let age_ns = || monotonic_ns().saturating_sub(self.began_ns.load(Ordering::Acquire));
         self.instance.load(Ordering::Relaxed) == 0
             && !self.is_gone()
-            && self.since.elapsed() < NUMBER_PATIENCE
+            && age_ns() < NUMBER_PATIENCE.as_nanos() as u64
     }
 
     pub fn is_gone(&self) -> bool {
@@ -104,6 +108,11 @@ pub struct InstanceLog {
 }
 
 impl InstanceLog {
+    /// Tells that the instance, which was booted ahead, is about to run.
+    pub fn begins(&self) {
+        self.binding.began_ns.store(monotonic_ns(), Ordering::Release);
+    }
+
     /// Tells who prints the lines.
     pub fn identify(&self, instance: u64, pid: u32) {
         self.binding.pid.store(pid, Ordering::Relaxed);
