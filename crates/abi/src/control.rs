@@ -217,8 +217,7 @@ pub const THAW_AS_TEMPLATE: u32 = 2;
 
 /// Body of [`MSG_THAW`].
 ///
-/// Descriptors: image, index, standard output, standard error, then
-/// `blob_count` blobs, then those of `identity`. Tail: `mapping_count`
+/// Descriptors: image, index, then `blob_count` blobs, then those of `identity`. Tail: `mapping_count`
 /// [`crate::image::Mapping`], unless they are read from the image, `populate_count` [`PopulateRange`], the tail of
 /// `identity`, then `blob_count` `u32` blob numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -246,7 +245,7 @@ pub struct Thaw {
 
 /// What one copy does not share with the others. Body of [`MSG_GO`].
 ///
-/// Descriptors: one per connection. Tail: `connection_count` [`Connection`],
+/// Descriptors: `stream_count` standard streams, then one per connection. Tail: `connection_count` [`Connection`],
 /// then `hostname_len` bytes of host name, padded with zeros to a multiple of 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -261,8 +260,9 @@ pub struct Identity {
     pub connection_count: u32,
     /// Bytes of the host name; 0 keeps the frozen one.
     pub hostname_len: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 2 if standard output and standard error come along; 0 if the copy keeps those
+    /// that it got before. Until some came, both behave like `/dev/null`.
+    pub stream_count: u32,
 }
 
 /// Body of [`MSG_FORK`]. Descriptors: the control socket, and a file for each control

@@ -1,28 +1,61 @@
 //! Talking to the daemon's admin API.
 
 use crate::failure::Failure;
+use crate::unix_transport::UnixConnector;
+use clap::Args;
 use serde::de::DeserializeOwned;
-use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
-use thaw_node::admin::Problem;
+use thaw_node::admin::{AdminAddress, AdminToken, Problem};
 use thaw_node::home::Home;
+use thaw_sandbox::escape;
 use ureq::http::Response;
-use ureq::{Agent, Body};
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::{Agent, Body, RequestBuilder};
+
+/// Which daemon is meant.
+#[derive(Clone, Debug, Args)]
+pub struct DaemonArguments {
+    /// Admin API of the daemon, unix:PATH or IP:PORT; default: the daemon that serves
+    /// $THAW_HOME.
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<AdminAddress>,
+    /// File with the token of an admin API over TCP; default: $THAW_HOME/admin.token.
+    #[arg(long, value_name = "FILE", requires = "admin")]
+    token_file: Option<PathBuf>,
+}
+
+impl DaemonArguments {
+    /// Whether one is named.
+    pub fn is_named(&self) -> bool {
+        self.admin.is_some()
+    }
+}
 
 /// A client of the daemon's admin API.
 pub struct Daemon {
     agent: Agent,
-    admin: SocketAddr,
+    admin: AdminAddress,
+    /// Value of the `Authorization` header, if one is wanted.
+    authorization: Option<String>,
 }
 
 impl Daemon {
-    /// The daemon at `address`, or the one that serves `$THAW_HOME`.
+    /// The daemon that is meant.
     ///
     /// # Errors
-    /// No daemon is running.
-    pub fn find(address: Option<SocketAddr>) -> Result<Self, Failure> {
-        if let Some(admin) = address {
-            return Ok(Self::at(admin));
+    /// No daemon is running, or there is no token for it.
+    pub fn find(arguments: &DaemonArguments) -> Result<Self, Failure> {
+        if let Some(admin) = &arguments.admin {
+            let token = match (admin, &arguments.token_file) {
+                (AdminAddress::Unix(_), None) => None,
+                (_, Some(file)) => Some(AdminToken::read(file, "--token-file")?),
+                (AdminAddress::Tcp(_), None) => {
+                    let file = Home::from_environment()?.admin_token();
+                    Some(AdminToken::read(&file, "--token-file")?)
+                }
+            };
+            return Ok(Self::at(admin.clone(), token));
         }
         let home = Home::from_environment()?;
         Self::running(&home).ok_or_else(|| {
@@ -35,21 +68,42 @@ impl Daemon {
 
     /// The daemon that serves `home`, if one does.
     pub fn running(home: &Home) -> Option<Self> {
-        home.daemon().map(|daemon| Self::at(daemon.admin))
+        home.daemon().map(|daemon| Self::at(daemon.admin, None))
     }
 
-    fn at(admin: SocketAddr) -> Self {
+    fn at(admin: AdminAddress, token: Option<AdminToken>) -> Self {
         let config = Agent::config_builder()
             // Errors carry a reason in their body.
             .http_status_as_error(false)
             .timeout_connect(Some(Duration::from_secs(5)))
+            // A proxy has no business with the token.
+            .proxy(None)
             .build();
-        Self { agent: config.into(), admin }
+        let agent = match &admin {
+            AdminAddress::Tcp(_) => config.into(),
+            AdminAddress::Unix(path) => {
+                let connector = UnixConnector { path: path.clone() };
+                Agent::with_parts(config, connector, DefaultResolver::default())
+            }
+        };
+        Self { agent, admin, authorization: token.map(|token| token.header()) }
     }
 
     /// A request builder's URL for `path`, which begins with a slash.
     fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.admin)
+        match &self.admin {
+            AdminAddress::Tcp(address) => format!("http://{address}{path}"),
+            // The connector knows better; an address needs no name server.
+            AdminAddress::Unix(_) => format!("http://127.0.0.1{path}"),
+        }
+    }
+
+    /// Adds what the daemon wants to see.
+    fn authorized<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+        match &self.authorization {
+            Some(authorization) => request.header("Authorization", authorization),
+            None => request,
+        }
     }
 
     /// Reads a JSON answer.
@@ -65,7 +119,7 @@ impl Daemon {
     /// # Errors
     /// The daemon does not answer, or says why not.
     pub fn stream(&self, path: &str) -> Result<Response<Body>, Failure> {
-        self.check(self.agent.get(self.url(path)).call())
+        self.check(self.authorized(self.agent.get(self.url(path))).call())
     }
 
     /// Posts nothing and reads a JSON answer.
@@ -73,7 +127,8 @@ impl Daemon {
     /// # Errors
     /// The daemon does not answer, or says why not.
     pub fn post<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
-        read_json(self.check(self.agent.post(self.url(path)).send_empty())?)
+        let request = self.authorized(self.agent.post(self.url(path)));
+        read_json(self.check(request.send_empty())?)
     }
 
     /// Posts a body and gives the answer whatever its status.
@@ -86,7 +141,7 @@ impl Daemon {
         headers: &[(String, String)],
         body: &[u8],
     ) -> Result<Response<Body>, Failure> {
-        let mut request = self.agent.post(self.url(path));
+        let mut request = self.authorized(self.agent.post(self.url(path)));
         for (name, value) in headers {
             request = request.header(name, value);
         }
@@ -102,7 +157,8 @@ impl Daemon {
             return Ok(response);
         }
         match response.body_mut().read_json::<Problem>() {
-            Ok(problem) => Err(Failure::failed(problem.reason)),
+            // It may quote what a sandbox said.
+            Ok(problem) => Err(Failure::failed(escape(problem.reason.as_bytes()))),
             Err(_) => Err(Failure::failed(format!("the daemon answered {}", response.status()))),
         }
     }

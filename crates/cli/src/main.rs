@@ -4,6 +4,7 @@ mod client;
 mod failure;
 mod grammar;
 mod output;
+mod unix_transport;
 mod verbs;
 
 use clap::Parser;

@@ -1,7 +1,7 @@
 //! A `thaw serve` for tests, which never outlives them.
 
 use crate::binary::thaw_binary;
-use crate::http::{Response, request};
+use crate::http::{Response, request_local};
 use crate::processes::{Process, children, descendants, exists, kill};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -87,7 +87,8 @@ pub struct Daemon {
     log: PathBuf,
     pid: u32,
     gateway: SocketAddr,
-    admin: SocketAddr,
+    admin: PathBuf,
+    admin_tcp: Option<SocketAddr>,
 }
 
 impl Daemon {
@@ -107,15 +108,17 @@ impl Daemon {
         let log = home.with_extension("daemon.log");
         let thaw = thaw_binary().to_string_lossy().into_owned();
         let mut command = vec![thaw, "serve".to_owned(), "--weak-limits".to_owned()];
-        command.extend(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"].map(str::to_owned));
+        command.extend(["--listen", "127.0.0.1:0"].map(str::to_owned));
         command.extend_from_slice(&options.arguments);
         let lifeline = Lifeline::start(home, &command, &log);
         let started = Instant::now();
         loop {
-            if let Some((pid, gateway, admin)) = address(home, lifeline.shell.id())
-                && request(admin, "localhost", "/healthz", None).is_ok_and(|r| r.status == 200)
+            if let Some(address) = address(home, lifeline.shell.id())
+                && request_local(&address.admin, "/healthz").is_ok_and(|r| r.status == 200)
             {
-                return Ok(Self { lifeline, home: home.to_owned(), log, pid, gateway, admin });
+                let Address { pid, gateway, admin, admin_tcp } = address;
+                let home = home.to_owned();
+                return Ok(Self { lifeline, home, log, pid, gateway, admin, admin_tcp });
             }
             // The shell itself takes a moment to start the command.
             let ended = lifeline.is_idle() && started.elapsed() > Duration::from_secs(1);
@@ -130,6 +133,16 @@ impl Daemon {
     /// The shared gateway.
     pub fn gateway(&self) -> SocketAddr {
         self.gateway
+    }
+
+    /// The Unix socket of the admin API.
+    pub fn admin_socket(&self) -> &Path {
+        &self.admin
+    }
+
+    /// The admin API over TCP, if there is one.
+    pub fn admin_tcp(&self) -> Option<SocketAddr> {
+        self.admin_tcp
     }
 
     /// The daemon's process id.
@@ -150,7 +163,7 @@ impl Daemon {
     /// Asks the admin API.
     #[track_caller]
     pub fn admin(&self, path: &str) -> Response {
-        request(self.admin, "localhost", path, None)
+        request_local(&self.admin, path)
             .unwrap_or_else(|error| panic!("admin {path}: {error}\n{}", self.log()))
     }
 
@@ -193,8 +206,16 @@ impl Drop for Daemon {
     }
 }
 
-/// What `daemon.json` says, if it is of the daemon that `shell` has started.
-fn address(home: &Path, shell: u32) -> Option<(u32, SocketAddr, SocketAddr)> {
+/// What `daemon.json` says.
+struct Address {
+    pid: u32,
+    gateway: SocketAddr,
+    admin: PathBuf,
+    admin_tcp: Option<SocketAddr>,
+}
+
+/// How the daemon that `shell` has started is reached.
+fn address(home: &Path, shell: u32) -> Option<Address> {
     let text = fs::read(home.join("daemon.json")).ok()?;
     let value: Value = serde_json::from_slice(&text).ok()?;
     let pid = value["pid"].as_u64()? as u32;
@@ -203,7 +224,8 @@ fn address(home: &Path, shell: u32) -> Option<(u32, SocketAddr, SocketAddr)> {
         return None;
     }
     let socket = |key: &str| value[key].as_str()?.parse().ok();
-    Some((pid, socket("gateway")?, socket("admin")?))
+    let admin = PathBuf::from(value["admin"].as_str()?.strip_prefix("unix:")?);
+    Some(Address { pid, gateway: socket("gateway")?, admin, admin_tcp: socket("admin_tcp") })
 }
 
 /// Waits until something holds.

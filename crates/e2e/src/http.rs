@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 /// How long an answer may take before it is taken for lost.
@@ -71,6 +73,25 @@ pub fn request(
         .read_to_vec()
         .map_err(|error| error.to_string())?;
     Ok(Response { status, headers, body })
+}
+
+/// Makes a GET request over a Unix socket.
+///
+/// # Errors
+/// No answer, or not a whole one.
+pub fn request_local(socket: &Path, path: &str) -> Result<Response, String> {
+    let answer = || -> std::io::Result<Vec<u8>> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes())?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        Ok(answer)
+    };
+    let bytes = answer().map_err(|error| error.to_string())?;
+    let (response, _) = parse(&bytes).ok_or("the answer is cut off")?;
+    Ok(response)
 }
 
 /// A GET request that must be answered.

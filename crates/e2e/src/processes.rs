@@ -26,6 +26,17 @@ pub fn process(pid: u32) -> Option<Process> {
     Some(Process { pid, parent: fields.next()?.parse().ok()?, state, name })
 }
 
+/// Bytes of memory that a process has now (`VmRSS`, proc_pid_status(5)).
+///
+/// # Panics
+/// There is no such process.
+pub fn resident_bytes(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+    let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    kibibytes << 10
+}
+
 /// Whether a process exists and has not ended.
 pub fn exists(pid: u32) -> bool {
     process(pid).is_some_and(|process| process.state != 'Z' && process.state != 'X')

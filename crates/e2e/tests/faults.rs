@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Process, built_home, children, copy_home, exists, get, kill,
     request, run, thaw, wait_until,
@@ -235,7 +235,7 @@ fn a_second_daemon_is_refused() {
     let home = copy_home(home(), "faults-second");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let mut second = thaw();
-    second.env("THAW_HOME", &home).args(["serve", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0"]);
+    second.env("THAW_HOME", &home).args(["serve", "--listen=127.0.0.1:0"]);
     let outcome = run(&mut second);
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.contains("another daemon"), "{}", outcome.stderr);
@@ -315,6 +315,44 @@ impl Drop for SmallDisk {
         run(Command::new("umount").arg("-l").arg(&self.0));
         let _ = fs::remove_dir(&self.0);
     }
+}
+
+#[test]
+fn a_full_disk_stops_logs_and_nothing_else() {
+    let Some(disk) = SmallDisk::mount("logs", "64k") else {
+        eprintln!("not checked: mounting a small file system takes root");
+        return;
+    };
+    let home = copy_home(home(), "faults-logs");
+    let logs = home.join("logs");
+    if logs.exists() {
+        fs::remove_dir_all(&logs).expect("removable");
+    }
+    std::os::unix::fs::symlink(&disk.0, &logs).expect("a link");
+    let filler = disk.0.join("filler");
+    fs::write(&filler, vec![0; 128 << 10]).expect_err("the disk is smaller");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let ask = || assert_eq!(get(daemon.gateway(), "hello-python", "/random").status, 200);
+    let said = |text: &str| daemon.log().matches(text).count();
+    wait_until("the daemon says that it cannot write", || {
+        ask();
+        said("cannot write") > 0
+    });
+    // Longer than a second, after which it tries again.
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(3) {
+        ask();
+    }
+    assert_eq!(said("hello-python.log"), 1, "{}", daemon.log());
+    fs::remove_file(&filler).expect("removable");
+    wait_until("it writes again", || {
+        ask();
+        let text = fs::read_to_string(logs.join("hello-python.log")).unwrap_or_default();
+        text.contains("lines are missing here") && text.contains("/random")
+    });
+    wait_until("it says so", || said("is written again") == 1);
+    assert_eq!(daemon.stop(), Some(0));
+    fs::remove_file(&logs).expect("removable");
 }
 
 #[test]

@@ -7,14 +7,12 @@ use crate::instance::{
     BootPolicy, Client, LaunchError, LaunchOptions, Launched, Launcher, SandboxLauncher,
     Techniques, WorkingSetUse,
 };
-use crate::logs::FunctionLog;
+use crate::logs::{FunctionLog, Logs};
 use crate::node::Shared;
 use crate::service::Service;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io;
 use std::num::NonZero;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::{ImageError, PlanError, ZygotePool};
@@ -27,12 +25,12 @@ const LOOK_FOR_OLD: Duration = Duration::from_secs(15);
 /// Turns stored functions into services and keeps them so.
 pub struct Catalog {
     store: Store,
-    logs_directory: PathBuf,
+    logs: Arc<Logs>,
     pool: Arc<ZygotePool>,
     shared: Arc<Shared>,
     working_set: WorkingSetUse,
     known: Mutex<BTreeMap<FunctionName, Known>>,
-    logs: Mutex<HashMap<FunctionName, Arc<FunctionLog>>>,
+    function_logs: Mutex<HashMap<FunctionName, Arc<FunctionLog>>>,
 }
 
 /// What the catalog has installed.
@@ -71,9 +69,6 @@ pub enum LoadError {
     /// Its image cannot be booted.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// Its log cannot be opened.
-    #[error("cannot open the log of the function ({0}); check the logs directory")]
-    Log(#[from] io::Error),
 }
 
 impl LoadError {
@@ -106,19 +101,19 @@ impl Catalog {
     /// A catalog of the functions in `store`, with nothing loaded yet.
     pub fn new(
         store: Store,
-        logs_directory: PathBuf,
+        logs: Arc<Logs>,
         pool: Arc<ZygotePool>,
         shared: Arc<Shared>,
         working_set: WorkingSetUse,
     ) -> Arc<Self> {
         Arc::new(Self {
             store,
-            logs_directory,
+            logs,
             pool,
             shared,
             working_set,
             known: Mutex::default(),
-            logs: Mutex::default(),
+            function_logs: Mutex::default(),
         })
     }
 
@@ -138,17 +133,9 @@ impl Catalog {
     }
 
     /// The log of a function, opened if it was not.
-    ///
-    /// # Errors
-    /// The file cannot be opened.
-    pub fn log(&self, name: &FunctionName) -> io::Result<Arc<FunctionLog>> {
-        let mut logs = self.logs.lock().expect("no holder panics");
-        if let Some(log) = logs.get(name) {
-            return Ok(log.clone());
-        }
-        let log = FunctionLog::open(&self.logs_directory, name.as_str())?;
-        logs.insert(name.clone(), log.clone());
-        Ok(log)
+    pub fn log(&self, name: &FunctionName) -> Arc<FunctionLog> {
+        let mut logs = self.function_logs.lock().expect("no holder panics");
+        logs.entry(name.clone()).or_insert_with(|| self.logs.open(name.as_str())).clone()
     }
 
     /// Compares what is served with the store, and serves what is new. Reads
@@ -227,14 +214,14 @@ impl Catalog {
         let config = &function.function.config;
         let rootfs = function.rootfs(&self.store)?;
         let image = open_image(&self.store, function.image, &rootfs)?;
-        let pipes = self.log(&config.name)?.pipes()?;
         Ok(SandboxLauncher::new(
             self.pool.clone(),
             &self.store,
             rootfs,
             function.image,
             image,
-            pipes,
+            self.logs.clone(),
+            self.log(&config.name),
             config,
             LaunchOptions {
                 working_set: self.working_set,

@@ -1,18 +1,23 @@
 //! `thaw serve`: everything together.
 
-use crate::admin::Admin;
+use crate::admin::{Admin, AdminAddress, AdminToken, LocalListener, RemoteAccess, TokenError};
 use crate::catalog::Catalog;
 use crate::config::{EntryKind, FunctionName};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, Home, HomeError};
 use crate::instance::WorkingSetUse;
+use crate::logs::Logs;
 use crate::node::Shared;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 use thaw_sandbox::{
     Console, GuardedPort, KernelError, PoolConfig, PortGuard, Transport, WeakLimits, ZygoteConfig,
@@ -20,15 +25,18 @@ use thaw_sandbox::{
 };
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
+
+/// How long writing the last lines of functions may take.
+const LOGS_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How a node serves.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// Address of the shared gateway.
     pub listen: SocketAddr,
-    /// Address of the admin API.
-    pub admin: SocketAddr,
+    /// Where the admin API listens beside its Unix socket.
+    pub admin: Option<AdminOptions>,
     /// Zygotes kept ready.
     pub zygotes: usize,
     /// Most instances of all functions together.
@@ -41,6 +49,17 @@ pub struct ServeOptions {
     pub working_set: WorkingSetUse,
     /// Whether to serve on a host that does not enforce the functions' limits.
     pub weak_limits: WeakLimits,
+}
+
+/// The admin API over TCP.
+#[derive(Clone, Debug)]
+pub struct AdminOptions {
+    /// Its address.
+    pub address: SocketAddr,
+    /// The file with the token that clients must show, made if missing.
+    pub token_file: PathBuf,
+    /// Names under which clients know it, beside addresses and `localhost`.
+    pub names: Vec<String>,
 }
 
 /// Why the node cannot serve.
@@ -68,6 +87,17 @@ pub enum ServeError {
         /// What the system said.
         error: io::Error,
     },
+    /// The admin API's socket cannot be made.
+    #[error("cannot make the socket {} ({error}); free the path, or set THAW_HOME to another directory", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// There is no token for the admin API.
+    #[error(transparent)]
+    Token(#[from] TokenError),
     /// The host refused something.
     #[error("cannot serve ({0}); `thaw doctor` says what this host lacks")]
     Io(#[from] io::Error),
@@ -86,18 +116,21 @@ pub async fn serve(
     let lock = home.lock()?;
     raise_file_limit();
     let gateway_listener = bind(options.listen, "--listen")?;
-    let admin_listener = bind(options.admin, "--admin")?;
     let gateway_address = gateway_listener.local_addr()?;
-    let admin_address = admin_listener.local_addr()?;
-    let _guarded = [
-        guarded(gateway_address, Transport::Tcp, PortGuard::IfWrittenOut),
-        guarded(admin_address, Transport::Tcp, PortGuard::Never),
-    ];
+    let socket = home.admin_socket();
+    let local_admin = LocalListener::bind(&socket)
+        .map_err(|error| ServeError::Socket { path: socket.clone(), error })?;
+    let remote_admin = options.admin.as_ref().map(bind_admin).transpose()?;
+    let admin_tcp = remote_admin.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
+    let _guarded = guarded(gateway_address, Transport::Tcp, PortGuard::IfWrittenOut);
+    let _guarded_admin =
+        admin_tcp.map(|address| guarded(address, Transport::Tcp, PortGuard::Never));
 
     let store = Store::open(&home.store())?;
     let pool = start_pool(home, options.zygotes, options.weak_limits)?;
     let shared = Shared::new(options.max_instances);
-    let catalog = Catalog::new(store, home.logs()?, pool, shared.clone(), options.working_set);
+    let logs = Arc::new(Logs::start(&home.logs()?)?);
+    let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
     let first = catalog.clone();
     tokio::task::spawn_blocking(move || first.reload()).await.map_err(io::Error::other)??;
 
@@ -113,13 +146,17 @@ pub async fn serve(
         gateway: reachable(gateway_address),
         on_reload: Arc::new(move || updated.update()),
     };
-    admin_listener.set_nonblocking(true)?;
-    let admin_listener = tokio::net::TcpListener::from_std(admin_listener)?;
-    let router = admin.router();
-    tasks.push(tokio::spawn(async move { axum::serve(admin_listener, router).await }));
+    if let Some((listener, access)) = remote_admin {
+        tasks.push(tokio::spawn(admin.clone().serve_remote(listener, access)));
+    }
+    tasks.push(tokio::spawn(admin.serve_local(local_admin)));
 
-    let address =
-        DaemonAddress { pid: std::process::id(), admin: admin_address, gateway: gateway_address };
+    let address = DaemonAddress {
+        pid: std::process::id(),
+        admin: AdminAddress::Unix(socket),
+        admin_tcp,
+        gateway: gateway_address,
+    };
     lock.announce(&address)?;
     on_ready(&address, &catalog);
 
@@ -141,7 +178,13 @@ pub async fn serve(
     // Services and the node refer to each other; the zygotes end, and what was
     // made for them is cleaned up, when the last service is gone.
     shared.forget_all();
-    drop((catalog, own, lock));
+    drop((catalog, own));
+    // The last words of those that were ended just now.
+    let written = tokio::task::spawn_blocking(move || logs.finish(LOGS_PATIENCE)).await;
+    if !written.unwrap_or(false) {
+        tracing::warn!("the last lines of functions may be missing from their logs");
+    }
+    drop(lock);
     Ok(())
 }
 
@@ -179,7 +222,6 @@ async fn wait_for_end(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let [gateway, admin] = tasks else { unreachable!("two tasks were started") };
     loop {
         tokio::select! {
             _ = terminate.recv() => return Ok(()),
@@ -193,10 +235,18 @@ async fn wait_for_end(
                 }
                 own.update();
             }
-            ended = &mut *gateway => return Ok(ended.map_err(io::Error::other)??),
-            ended = &mut *admin => return Ok(ended.map_err(io::Error::other)??),
+            ended = first_to_end(tasks) => return Ok(ended.map_err(io::Error::other)??),
         }
     }
+}
+
+/// The result of the task that ends first; none does before its listener fails.
+async fn first_to_end(tasks: &mut [ListenTask]) -> Result<io::Result<()>, JoinError> {
+    poll_fn(|context| {
+        let mut ended = tasks.iter_mut().map(|task| Pin::new(task).poll(context));
+        ended.find(Poll::is_ready).unwrap_or(Poll::Pending)
+    })
+    .await
 }
 
 /// The listeners of functions that have an address of their own.
@@ -250,6 +300,8 @@ impl OwnListeners {
                 Err(error) => tracing::error!(function = %wants.0, "{error}"),
             }
         }
+        drop(tasks);
+        tracing::debug!(addresses = ?self.addresses(), "listening");
     }
 
     fn listen(&self, address: SocketAddr, (name, kind): &Wanted) -> Result<ListenTask, ServeError> {
@@ -281,6 +333,16 @@ impl OwnListeners {
             task.abort();
         }
     }
+}
+
+fn bind_admin(
+    options: &AdminOptions,
+) -> Result<(tokio::net::TcpListener, RemoteAccess), ServeError> {
+    let token = AdminToken::read_or_create(&options.token_file, "--admin-token-file")?;
+    let listener = bind(options.address, "--admin")?;
+    listener.set_nonblocking(true)?;
+    let access = RemoteAccess { token, names: options.names.clone() };
+    Ok((tokio::net::TcpListener::from_std(listener)?, access))
 }
 
 fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeError> {

@@ -1,6 +1,6 @@
 //! What the store keeps of a built function.
 
-use crate::config::{FunctionConfig, RuntimeConfig};
+use crate::config::{FunctionConfig, HIDDEN, RuntimeConfig};
 use crate::rootfs::StoredRootfs;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -86,6 +86,16 @@ impl BuiltFunction {
 }
 
 impl StoredFunction {
+    /// The environment to be shown: without the values that the function's author has
+    /// set.
+    pub fn environment_without_secrets(&self) -> BTreeMap<String, String> {
+        let show = |(name, value): (&String, &String)| {
+            let is_secret = self.config.env.contains_key(name);
+            (name.clone(), if is_secret { HIDDEN.to_owned() } else { value.clone() })
+        };
+        self.environment.iter().map(show).collect()
+    }
+
     /// Environment in the form `NAME=value`.
     pub fn environment_strings(&self) -> Vec<std::ffi::OsString> {
         self.environment.iter().map(|(name, value)| format!("{name}={value}").into()).collect()

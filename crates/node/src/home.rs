@@ -7,8 +7,11 @@
 //!   work/NAME/       host-side build results, such as installed packages
 //!   daemon.lock      locked by the one daemon that serves this directory
 //!   daemon.json      how to reach that daemon
+//!   admin.sock       its admin API
+//!   admin.token      the secret for its admin API over TCP, if it has one
 //! ```
 
+use crate::admin::AdminAddress;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -56,8 +59,11 @@ pub enum HomeError {
 pub struct DaemonAddress {
     /// Process id of the daemon.
     pub pid: u32,
-    /// Admin API.
-    pub admin: SocketAddr,
+    /// Admin API: the Unix socket.
+    pub admin: AdminAddress,
+    /// Admin API over TCP, if it listens there, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admin_tcp: Option<SocketAddr>,
     /// Shared gateway.
     pub gateway: SocketAddr,
 }
@@ -133,6 +139,16 @@ impl Home {
         let path = self.root.join("work").join(function);
         make_directory(&path)?;
         Ok(path)
+    }
+
+    /// The Unix socket of the daemon's admin API.
+    pub fn admin_socket(&self) -> PathBuf {
+        self.root.join("admin.sock")
+    }
+
+    /// The file with the secret for the admin API over TCP.
+    pub fn admin_token(&self) -> PathBuf {
+        self.root.join("admin.token")
     }
 
     /// Becomes the directory's one daemon.
@@ -218,7 +234,8 @@ mod tests {
         assert!(matches!(home.lock(), Err(HomeError::Locked { .. })));
         let address = DaemonAddress {
             pid: 1,
-            admin: "127.0.0.1:1".parse().unwrap(),
+            admin: AdminAddress::Unix(home.admin_socket()),
+            admin_tcp: Some("127.0.0.1:1".parse().unwrap()),
             gateway: "127.0.0.1:2".parse().unwrap(),
         };
         lock.announce(&address).unwrap();

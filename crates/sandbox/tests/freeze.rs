@@ -70,8 +70,7 @@ fn plan(image: &Image) -> thaw_sandbox::BootPlan {
 fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {
     let stderr = std::io::stderr();
     let options = ThawOptions {
-        stdout: stderr.as_fd(),
-        stderr: stderr.as_fd(),
+        streams: Some([stderr.as_fd(), stderr.as_fd()]),
         memory_limit: 0,
         cpu_time_limit: None,
         flags: 0,

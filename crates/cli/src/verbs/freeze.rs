@@ -1,10 +1,9 @@
 //! `thaw freeze`: a live instance becomes its function's image.
 
-use crate::client::Daemon;
+use crate::client::{Daemon, DaemonArguments};
 use crate::failure::Outcome;
 use crate::output;
 use clap::Args;
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use thaw_node::admin::Frozen;
 
@@ -32,13 +31,12 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Address of the daemon's admin API; default: the one that serves $THAW_HOME.
-    #[arg(long, value_name = "ADDR")]
-    admin: Option<SocketAddr>,
+    #[command(flatten)]
+    daemon: DaemonArguments,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let daemon = Daemon::find(arguments.admin)?;
+    let daemon = Daemon::find(&arguments.daemon)?;
     let query = arguments.instance.map(|id| format!("?instance={id}")).unwrap_or_default();
     let name = output::escape(&arguments.name);
     let done: Frozen = daemon.post(&format!("/functions/{name}/freeze{query}"))?;

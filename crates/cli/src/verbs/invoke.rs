@@ -1,12 +1,11 @@
 //! `thaw invoke`: one request to a function through the daemon.
 
-use crate::client::Daemon;
+use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, escape};
 use clap::Args;
 use serde_json::{Value, json};
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::str::FromStr;
 use thaw_node::admin::{BOOT_HEADER, PHASES_HEADER};
@@ -46,9 +45,8 @@ pub struct Arguments {
     /// Print JSON: status, headers, body as text, and the phases.
     #[arg(long)]
     json: bool,
-    /// Address of the daemon's admin API; default: the one that serves $THAW_HOME.
-    #[arg(long, value_name = "ADDR")]
-    admin: Option<SocketAddr>,
+    #[command(flatten)]
+    daemon: DaemonArguments,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +66,7 @@ impl FromStr for Header {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let daemon = Daemon::find(arguments.admin)?;
+    let daemon = Daemon::find(&arguments.daemon)?;
     let body = match &arguments.data {
         Some(data) => read_data(data)?,
         None => Vec::new(),

@@ -1,21 +1,27 @@
 //! `thaw logs`: what a function printed.
 
-use crate::client::Daemon;
+use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use clap::Args;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use thaw_node::config::FunctionName;
 use thaw_node::home::Home;
 use thaw_node::logs::{Line, Stream, log_path, rotated_path};
+use thaw_sandbox::escape;
 
 /// Print what a function wrote to its standard output and error.
+///
+/// Each line begins with the number of the instance that printed it, in brackets, unless
+/// only one is asked for. Control characters are written as escapes; --json has every
+/// character, in JSON's own escapes.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw logs -f hello-python")]
+#[command(
+    after_help = "Examples:\n  thaw logs -f hello-python\n  thaw logs hello-python --instance 17"
+)]
 pub struct Arguments {
     /// The function.
     name: FunctionName,
@@ -23,26 +29,47 @@ pub struct Arguments {
     #[arg(long, short)]
     follow: bool,
     /// Only the last N lines of the past.
-    #[arg(long, short = 'n', value_name = "N")]
+    #[arg(long, short = 'n', value_name = "N", conflicts_with = "follow")]
     lines: Option<usize>,
-    /// Print a JSON object for each line, with its time and stream.
+    /// Only what this instance printed, by its number in `thaw ps`.
+    #[arg(long, value_name = "ID")]
+    instance: Option<u64>,
+    /// Print a JSON object for each line, with its time, stream, instance and process id.
     #[arg(long)]
     json: bool,
-    /// Address of the daemon's admin API; default: the one that serves $THAW_HOME.
-    #[arg(long, value_name = "ADDR", requires = "follow")]
-    admin: Option<SocketAddr>,
+    #[command(flatten)]
+    daemon: DaemonArguments,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    if arguments.follow {
-        let path = format!("/functions/{}/logs?follow=true", arguments.name);
-        let mut response = Daemon::find(arguments.admin)?.stream(&path)?;
-        let reader = BufReader::new(response.body_mut().as_reader());
-        for line in reader.lines() {
-            print_line(&line?, arguments.json)?;
+    match arguments.follow {
+        true => follow(arguments)?,
+        false if arguments.daemon.is_named() => {
+            return Err(Failure::misused(
+                "--admin goes with --follow: files are read without a daemon",
+            ));
         }
-        return Ok(ExitCode::SUCCESS);
+        false => print_past(arguments)?,
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints what the daemon sends, until it ends.
+fn follow(arguments: &Arguments) -> Result<(), Failure> {
+    let instance = arguments.instance.map(|id| format!("&instance={id}")).unwrap_or_default();
+    let path = format!("/functions/{}/logs?follow=true{instance}", arguments.name);
+    let mut response = Daemon::find(&arguments.daemon)?.stream(&path)?;
+    let reader = BufReader::new(response.body_mut().as_reader());
+    for line in reader.lines() {
+        if let Some(line) = parse(&line?) {
+            print_line(&line, arguments)?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints what is in the files.
+fn print_past(arguments: &Arguments) -> Result<(), Failure> {
     let path = log_path(&Home::from_environment()?.logs()?, arguments.name.as_str());
     let most = arguments.lines.unwrap_or(usize::MAX);
     let mut kept = VecDeque::new();
@@ -51,7 +78,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let Ok(file) = File::open(&path) else { continue };
         found = true;
         for line in BufReader::new(file).lines() {
-            kept.push_back(line?);
+            let Some(line) = parse(&line?) else { continue };
+            if line.is_of(arguments.instance) {
+                kept.push_back(line);
+            }
             if kept.len() > most {
                 kept.pop_front();
             }
@@ -63,21 +93,48 @@ pub fn run(arguments: &Arguments) -> Outcome {
             arguments.name
         )));
     }
-    for line in kept {
-        print_line(&line, arguments.json)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    kept.iter().try_for_each(|line| print_line(line, arguments))
 }
 
-/// Prints one line of a log file.
-fn print_line(text: &str, json: bool) -> Result<(), Failure> {
-    if json {
-        return output::print(&format!("{text}\n"));
+/// A line of a log file; `None` for one that a crash cut off.
+fn parse(text: &str) -> Option<Line> {
+    serde_json::from_str(text).ok()
+}
+
+fn print_line(line: &Line, arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.json {
+        return output::print(&String::from_utf8_lossy(&line.to_json()));
     }
-    match serde_json::from_str::<Line>(text) {
-        Ok(Line { stream: Stream::Thaw, text, .. }) => output::print(&format!("[thaw] {text}\n")),
-        Ok(Line { text, .. }) => output::print(&format!("{text}\n")),
-        // A line that a crash cut off.
-        Err(_) => Ok(()),
+    output::print(&for_people(line, arguments.instance.is_some()))
+}
+
+/// The line for a terminal: nothing in it moves the cursor, and no guest can make it look
+/// like another's.
+fn for_people(line: &Line, is_of_one: bool) -> String {
+    let text = escape(line.text.as_bytes());
+    match (line.stream, line.origin) {
+        (Stream::Thaw, _) => format!("[thaw] {text}\n"),
+        (_, Some(origin)) if !is_of_one => format!("[{}] {text}\n", origin.instance),
+        // Of a version that did not note the instance.
+        (_, None) if !is_of_one => format!("[?] {text}\n"),
+        _ => format!("{text}\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_node::logs::Origin;
+
+    #[test]
+    fn guests_cannot_forge_lines_or_move_the_cursor() {
+        let origin = Some(Origin { instance: 7, pid: 1 });
+        let text = "[thaw] all is well\r\u{1b}[2J\u{202e}".to_owned();
+        let line = Line { time_ms: 0, stream: Stream::Err, origin, text };
+        let shown = "[thaw] all is well\\x0d\\x1b[2J\\u{202e}\n";
+        assert_eq!(for_people(&line, false), format!("[7] {shown}"));
+        assert_eq!(for_people(&line, true), shown);
+        let remark = Line { stream: Stream::Thaw, origin: None, text: "gone".to_owned(), ..line };
+        assert_eq!(for_people(&remark, false), "[thaw] gone\n");
     }
 }

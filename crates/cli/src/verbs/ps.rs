@@ -1,10 +1,9 @@
 //! `thaw ps`: live instances.
 
-use crate::client::Daemon;
+use crate::client::{Daemon, DaemonArguments};
 use crate::failure::Outcome;
 use crate::output::{self, Table};
 use clap::Args;
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use thaw_node::service::InstanceInfo;
 
@@ -15,13 +14,12 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Address of the daemon's admin API; default: the one that serves $THAW_HOME.
-    #[arg(long, value_name = "ADDR")]
-    admin: Option<SocketAddr>,
+    #[command(flatten)]
+    daemon: DaemonArguments,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let instances: Vec<InstanceInfo> = Daemon::find(arguments.admin)?.get("/instances")?;
+    let instances: Vec<InstanceInfo> = Daemon::find(&arguments.daemon)?.get("/instances")?;
     if arguments.json {
         output::print_json(&instances)?;
     } else {

@@ -5,11 +5,12 @@ use crate::failure::Outcome;
 use crate::output;
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use thaw_node::catalog::Catalog;
 use thaw_node::config::TimeSpan;
-use thaw_node::daemon::{ServeOptions, serve};
+use thaw_node::daemon::{AdminOptions, ServeOptions, serve};
 use thaw_node::gateway::GatewayConfig;
 use thaw_node::home::{DaemonAddress, Home};
 use thaw_node::instance::WorkingSetUse;
@@ -20,15 +21,25 @@ use thaw_sandbox::PopulatePolicy;
 /// Runs in the foreground. SIGTERM and SIGINT end it after the requests that
 /// are being served; SIGHUP looks for new builds.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw serve --listen 127.0.0.1:8080 --admin 127.0.0.1:8081\n  \
+#[command(after_help = "Example:\n  thaw serve --listen 127.0.0.1:8080\n  \
     curl http://127.0.0.1:8080/ -H 'Host: hello-python'")]
 pub struct Arguments {
     /// Address of the gateway, which finds the function by the Host header.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// Address of the admin API; keep it to this machine, it has no password.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8081")]
-    admin: SocketAddr,
+    /// Serve the admin API over TCP, too, to clients that show the token in
+    /// --admin-token-file as `Authorization: Bearer TOKEN`. Without this it is served
+    /// on $THAW_HOME/admin.sock only, to this user and root.
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<SocketAddr>,
+    /// File with the token of the admin API over TCP, made if missing; default:
+    /// $THAW_HOME/admin.token.
+    #[arg(long, value_name = "FILE", requires = "admin")]
+    admin_token_file: Option<PathBuf>,
+    /// A host name under which clients know the admin API over TCP, beside addresses and
+    /// localhost; may be given several times.
+    #[arg(long, value_name = "NAME", requires = "admin")]
+    admin_name: Vec<String>,
     /// Zygotes kept ready.
     #[arg(long, value_name = "N", default_value = "16")]
     zygotes: usize,
@@ -86,11 +97,21 @@ impl WorkingSetArguments {
     }
 }
 
+impl Arguments {
+    fn admin_options(&self, address: SocketAddr, home: &Home) -> AdminOptions {
+        AdminOptions {
+            address,
+            token_file: self.admin_token_file.clone().unwrap_or_else(|| home.admin_token()),
+            names: self.admin_name.clone(),
+        }
+    }
+}
+
 pub fn run(arguments: &Arguments) -> Outcome {
     let home = Home::from_environment()?;
     let options = ServeOptions {
         listen: arguments.listen,
-        admin: arguments.admin,
+        admin: arguments.admin.map(|address| arguments.admin_options(address, &home)),
         zygotes: arguments.zygotes,
         max_instances: arguments.max_instances,
         gateway: GatewayConfig { head_timeout: arguments.head_timeout.0 },
@@ -107,10 +128,14 @@ pub fn run(arguments: &Arguments) -> Outcome {
 
 fn announce(address: &DaemonAddress, catalog: &Catalog) {
     let count = catalog.store().list_functions().map_or(0, |list| list.records.len());
-    let text = format!(
-        "serving {count} functions on http://{}, admin API on http://{}\n",
+    let mut text = format!(
+        "serving {count} functions on http://{}, admin API on {}",
         address.gateway, address.admin
     );
+    if let Some(tcp) = address.admin_tcp {
+        text += &format!(" and http://{tcp}");
+    }
+    text.push('\n');
     // Nobody needs to read it.
     let _ = output::print(&text);
 }

@@ -36,11 +36,12 @@ pub fn thaw(message: &Message) -> Result<()> {
     let (ranges, tail) = array::<PopulateRange>(tail, command.populate_count)?;
     let (connections, hostname, tail) = tail_of(&command.identity, tail)?;
     let (blob_numbers, _) = array::<u32>(tail, command.blob_count)?;
-    let [image, index, stdout, stderr, rest @ ..] = message.fds else { return Err(Errno::EINVAL) };
-    if rest.len() != blob_numbers.len() + connections.len() {
+    let [image, index, rest @ ..] = message.fds else { return Err(Errno::EINVAL) };
+    let (blob_fds, rest) = rest.split_at_checked(blob_numbers.len()).ok_or(Errno::EINVAL)?;
+    let connection_fds = take_streams(&command.identity, rest)?;
+    if connection_fds.len() != connections.len() {
         return Err(Errno::EINVAL);
     }
-    let (blob_fds, connection_fds) = rest.split_at(blob_numbers.len());
 
     blobs::initialize(command.index_blobs)?;
     for (&blob, &fd) in blob_numbers.iter().zip(blob_fds) {
@@ -48,8 +49,6 @@ pub fn thaw(message: &Message) -> Result<()> {
     }
     lazy::set_image(HostFd(*image));
     let mappings = carried.map_or_else(|| Mappings::in_image(HostFd(*image), command), Ok)?;
-    stdio::set(1, *stdout);
-    stdio::set(2, *stderr);
     let index = lazy::index(HostFd(*index), command.index_len)?;
     let memory = Memory { mappings, index, ranges, flags: command.identity.flags };
     match command.mode {
@@ -99,11 +98,29 @@ fn tail_of<'a>(identity: &Identity, tail: &'a [u8]) -> Result<Tail<'a>> {
 fn go_on_as_told(message: &Message) -> Result<()> {
     let (identity, tail) = message.split::<Identity>()?;
     let (connections, hostname, _) = tail_of(identity, tail)?;
-    if message.kind != MSG_GO || message.fds.len() != connections.len() {
+    if message.kind != MSG_GO {
         return Err(Errno::EINVAL);
     }
-    go_on(identity, hostname, connections.iter().zip(message.fds));
+    let connection_fds = take_streams(identity, message.fds)?;
+    if connection_fds.len() != connections.len() {
+        return Err(Errno::EINVAL);
+    }
+    go_on(identity, hostname, connections.iter().zip(connection_fds));
     Ok(())
+}
+
+/// Takes the standard streams of an identity, if they come along; the descriptors
+/// that follow them.
+fn take_streams<'a>(identity: &Identity, fds: &'a [i32]) -> Result<&'a [i32]> {
+    match (identity.stream_count, fds) {
+        (0, rest) => Ok(rest),
+        (2, [stdout, stderr, rest @ ..]) => {
+            stdio::set(1, *stdout);
+            stdio::set(2, *stderr);
+            Ok(rest)
+        }
+        _ => Err(Errno::EINVAL),
+    }
 }
 
 /// Makes a complete copy go on as itself.

@@ -13,7 +13,7 @@ use thaw_abi::control::{
 };
 
 use super::thread::{current, current_arc};
-use super::wait::{WaitQueue, WaitToken, Waiter, Wake};
+use super::wait::{Places, WaitQueue, Waiter, Wake};
 use super::{Thread, carrier};
 use crate::boot::control;
 use crate::platform::host::{self, HostFd};
@@ -156,6 +156,15 @@ pub fn start(thread: &Arc<Thread>) {
 /// Blocks the running thread until one of `queues` is woken, `deadline`
 /// passes or a signal arrives.
 pub fn block_on(queues: &[&WaitQueue], deadline: Option<Instant>) -> Wake {
+    block_in_turn(queues, deadline, &mut Places::default())
+}
+
+/// Like [`block_on`], and takes the same places as before.
+pub fn block_in_turn(
+    queues: &[&WaitQueue],
+    deadline: Option<Instant>,
+    places: &mut Places,
+) -> Wake {
     let thread = current();
     if super::signal::is_pending(thread) {
         return Wake::Interrupted;
@@ -163,16 +172,10 @@ pub fn block_on(queues: &[&WaitQueue], deadline: Option<Instant>) -> Wake {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Wake::TimedOut;
     }
-    const INLINE: usize = 4;
-    let mut inline = [WaitToken::NONE; INLINE];
-    let mut spilled = alloc::vec::Vec::new();
     let waiter: Arc<dyn Waiter> = current_arc();
-    for (i, queue) in queues.iter().enumerate() {
-        let token = queue.register(waiter.clone());
-        match inline.get_mut(i) {
-            Some(slot) => *slot = token,
-            None => spilled.push(token),
-        }
+    for (index, queue) in queues.iter().enumerate() {
+        let place = places.of(index);
+        *place = queue.register_at(*place, waiter.clone());
     }
     let alarm = deadline.map(|deadline| timer::add(deadline, current_arc()));
     thread.sched.lock().state = RunState::Blocked;
@@ -180,8 +183,8 @@ pub fn block_on(queues: &[&WaitQueue], deadline: Option<Instant>) -> Wake {
     if let Some(alarm) = alarm {
         timer::cancel(alarm);
     }
-    for (token, queue) in inline.iter().chain(&spilled).zip(queues) {
-        queue.unregister(*token);
+    for (index, queue) in queues.iter().enumerate() {
+        queue.unregister(*places.of(index));
     }
     thread.sched.lock().reason
 }

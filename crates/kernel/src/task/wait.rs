@@ -19,7 +19,7 @@ pub trait Waiter: Send + Sync {
 }
 
 /// Names a registration in a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaitToken(u64);
 
 impl WaitToken {
@@ -52,6 +52,18 @@ impl WaitQueue {
         let token = WaitToken(state.next_token);
         state.waiters.push((token, waiter));
         token
+    }
+
+    /// Adds a waiter again where it was before, with the token of then: it has waited for
+    /// longer than those who came meanwhile.
+    pub fn register_at(&self, place: WaitToken, waiter: Arc<dyn Waiter>) -> WaitToken {
+        if place == WaitToken::NONE {
+            return self.register(waiter);
+        }
+        let mut state = self.state.lock();
+        let at = state.waiters.partition_point(|(token, _)| token.0 < place.0);
+        state.waiters.insert(at, (place, waiter));
+        place
     }
 
     /// Removes a waiter.
@@ -93,6 +105,28 @@ impl WaitQueue {
     }
 }
 
+/// The places of one thread in the queues that it waits on.
+#[derive(Default)]
+pub struct Places {
+    first: [WaitToken; 4],
+    /// Those that are more.
+    further: Vec<WaitToken>,
+}
+
+impl Places {
+    /// The place in the queue with this index.
+    pub fn of(&mut self, index: usize) -> &mut WaitToken {
+        let inline = self.first.len();
+        if index < inline {
+            return &mut self.first[index];
+        }
+        if self.further.len() <= index - inline {
+            self.further.resize(index - inline + 1, WaitToken::NONE);
+        }
+        &mut self.further[index - inline]
+    }
+}
+
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
@@ -104,7 +138,9 @@ pub enum Wake {
     Interrupted,
 }
 
-/// Repeats `attempt` until it yields something, waiting on `queues` in between.
+/// Repeats `attempt` until it yields something, waiting on `queues` in between. Who was
+/// woken in vain keeps its place: a thread that fills a pipe again and again does not
+/// keep the others from ever writing.
 ///
 /// Errors: `Errno::ETIMEDOUT` when `deadline` passes, `Errno::ERESTARTSYS` when
 /// a signal arrives; callers map them to what their man page says.
@@ -113,11 +149,12 @@ pub fn wait_until<T>(
     deadline: Option<Instant>,
     mut attempt: impl FnMut() -> Option<Result<T>>,
 ) -> Result<T> {
+    let mut places = Places::default();
     loop {
         if let Some(outcome) = attempt() {
             return outcome;
         }
-        match super::sched::block_on(queues, deadline) {
+        match super::sched::block_in_turn(queues, deadline, &mut places) {
             Wake::Woken => {}
             Wake::TimedOut => {
                 return attempt().unwrap_or(Err(Errno::ETIMEDOUT));
@@ -157,6 +194,30 @@ mod tests {
         fn wake(&self, _: Events) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    #[test]
+    fn who_was_woken_in_vain_comes_before_newer_ones() {
+        struct Named(u32, Arc<Lock<Vec<u32>>>);
+        impl Waiter for Named {
+            fn wake(&self, _: Events) {
+                self.1.lock().push(self.0);
+            }
+        }
+        let (queue, woken) = (WaitQueue::new(), Arc::new(Lock::new(Vec::new())));
+        let waiter = |name| Arc::new(Named(name, woken.clone()));
+        let mut places = [Places::default(), Places::default()];
+        for place in &mut places {
+            *place.of(5) = queue.register_at(*place.of(5), waiter(0));
+        }
+        // The first gets what it wants and comes again; the second does not.
+        for place in &mut places {
+            queue.unregister(*place.of(5));
+        }
+        queue.register_at(WaitToken::NONE, waiter(1));
+        queue.register_at(*places[1].of(5), waiter(2));
+        queue.wake_all(Events::OUT);
+        assert_eq!(*woken.lock(), [2, 1]);
     }
 
     #[test]

@@ -1,29 +1,40 @@
 //! The admin API: what runs here, and a few things that can be done about it.
 //! HTTP with JSON; handlers translate and delegate.
 //!
+//! It can replace images and reads what functions print, so it is for the operator
+//! alone. It listens on a Unix socket of mode 0600, and serves the daemon's user and root
+//! (`SO_PEERCRED`, unix(7)). Over TCP it listens only if asked to, and every request must
+//! show a token (`access`). Values of environment variables are secrets and never part of
+//! an answer.
+//!
 //! | request | answer |
 //! | --- | --- |
 //! | `GET /healthz` | `{"status": "ok"}`, or 503 while the node drains |
 //! | `GET /metrics` | text for Prometheus |
 //! | `GET /functions` | [`FunctionInfo`] of each |
 //! | `GET /functions/NAME` | [`FunctionDetail`] |
-//! | `GET /functions/NAME/logs?follow=true` | a [`Line`](crate::logs::Line) in each line |
+//! | `GET /functions/NAME/logs?follow=true&instance=ID` | a [`Line`](crate::logs::Line) in each line |
 //! | `POST /functions/NAME/invoke?method=M&path=P&timings=true` | the function's own response |
 //! | `POST /functions/NAME/freeze?instance=ID` | [`Frozen`]: an idle instance is the new image |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
 //! | `GET /images` | [`ImageSummary`] of each |
 //! | `POST /reload` | [`Reload`](crate::catalog::Reload): serves what is new in the store |
 
+mod access;
+mod address;
 mod invoke;
+mod listen;
 mod routes;
 mod types;
 
+pub use access::{AdminToken, RemoteAccess, TokenError};
+pub use address::{AdminAddress, connect_unix};
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
+pub use listen::LocalListener;
 pub use types::{Frozen, FunctionDetail, FunctionInfo, ImageSummary, Problem, summarize_images};
 
 use crate::catalog::Catalog;
 use crate::node::Shared;
-use axum::Router;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -38,11 +49,4 @@ pub struct Admin {
     pub gateway: SocketAddr,
     /// Called after functions have come or gone.
     pub on_reload: Arc<dyn Fn() + Send + Sync>,
-}
-
-impl Admin {
-    /// The API as a service.
-    pub fn router(self) -> Router {
-        routes::router(self)
-    }
 }

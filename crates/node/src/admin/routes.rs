@@ -1,9 +1,10 @@
 //! Requests to the admin API.
 
 use super::Admin;
+use super::access::{Denied, RemoteAccess, check_origin};
 use super::invoke::invoke;
 use super::types::{Frozen, FunctionDetail, FunctionInfo, Problem, summarize_images};
-use crate::logs::Line;
+use crate::logs::{Follower, Line};
 use crate::service::InstanceInfo;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
@@ -17,11 +18,11 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use tokio::sync::broadcast;
-use tokio_stream::wrappers::BroadcastStream;
-use tokio_stream::{Stream, StreamExt};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 
-pub(super) fn router(admin: Admin) -> Router {
+/// The API as a service; with `access`, clients must show what it wants.
+pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router {
     Router::new()
         .route("/healthz", get(health))
         .route("/metrics", get(metrics))
@@ -40,7 +41,7 @@ pub(super) fn router(admin: Admin) -> Router {
                 "see the documentation of the admin API for its paths",
             )
         })
-        .layer(middleware::from_fn(refuse_browsers))
+        .layer(middleware::from_fn_with_state(access, check_access))
         .with_state(admin)
 }
 
@@ -55,14 +56,23 @@ pub(super) fn unknown_function(name: &str) -> Response {
     problem(StatusCode::NOT_FOUND, "unknown_function", reason)
 }
 
-/// The API listens on the local machine without a password, where any page in
-/// a browser could reach it; browsers say so in `Origin`.
-async fn refuse_browsers(request: Request, next: Next) -> Response {
-    if request.headers().contains_key(header::ORIGIN) {
-        let reason = "the admin API does not serve pages in browsers; use a program";
-        return problem(StatusCode::FORBIDDEN, "forbidden", reason);
+/// Lets only those requests through that show what is wanted.
+async fn check_access(
+    State(access): State<Option<Arc<RemoteAccess>>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let checked = match access {
+        Some(access) => access.check(&request),
+        None => check_origin(request.headers()),
+    };
+    let Err(denied) = checked else { return next.run(request).await };
+    let mut response = problem(denied.status(), "forbidden", denied.reason());
+    if denied == Denied::Token {
+        let scheme = HeaderValue::from_static("Bearer");
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
     }
-    next.run(request).await
+    response
 }
 
 async fn health(State(admin): State<Admin>) -> Response {
@@ -155,6 +165,8 @@ async fn freeze(
 struct LogQuery {
     #[serde(default)]
     follow: bool,
+    /// Only what this instance printed.
+    instance: Option<u64>,
 }
 
 async fn logs(
@@ -163,31 +175,38 @@ async fn logs(
     Query(query): Query<LogQuery>,
 ) -> Response {
     let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
-    let log = match admin.catalog.log(service.name()) {
-        Ok(log) => log,
-        Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "log", error),
-    };
+    let log = admin.catalog.log(service.name());
     let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"))];
     if !query.follow {
-        let text: String = log.recent().iter().map(|line| json_line(line)).collect();
-        return (kind, text).into_response();
+        return (kind, json_lines(&log.recent(), query.instance)).into_response();
     }
-    let (recent, further) = log.follow();
-    (kind, Body::from_stream(lines(recent, further))).into_response()
+    (kind, Body::from_stream(follow(log.follow(), query.instance))).into_response()
 }
 
-fn lines(
-    recent: Vec<Arc<Line>>,
-    further: broadcast::Receiver<Arc<Line>>,
-) -> impl Stream<Item = Result<String, Infallible>> {
-    let recent = tokio_stream::iter(recent);
-    // A follower that is too slow misses lines; they are in the file.
-    let further = BroadcastStream::new(further).filter_map(Result::ok);
-    recent.chain(further).map(|line| Ok(json_line(&line)))
+/// Sends lines as they come and as fast as the client takes them.
+fn follow(
+    mut follower: Follower,
+    instance: Option<u64>,
+) -> ReceiverStream<Result<Vec<u8>, Infallible>> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                lines = follower.next() => {
+                    let json = json_lines(&lines, instance);
+                    if !json.is_empty() && sender.send(Ok(json)).await.is_err() {
+                        return;
+                    }
+                }
+                () = sender.closed() => return,
+            }
+        }
+    });
+    ReceiverStream::new(receiver)
 }
 
-fn json_line(line: &Line) -> String {
-    let mut text = serde_json::to_string(line).expect("a line is plain data");
-    text.push('\n');
-    text
+/// Lines as JSON: all, or those of one instance.
+fn json_lines(lines: &[Arc<Line>], instance: Option<u64>) -> Vec<u8> {
+    let is_wanted = |line: &&Arc<Line>| line.is_of(instance);
+    lines.iter().filter(is_wanted).flat_map(|line| line.to_json()).collect()
 }

@@ -48,7 +48,7 @@ pub struct FunctionDetail {
     /// The function in short.
     #[serde(flatten)]
     pub info: FunctionInfo,
-    /// Its configuration.
+    /// Its configuration, without the values of its environment variables.
     pub config: FunctionConfig,
     /// Its live instances.
     pub live: Vec<InstanceInfo>,
@@ -104,7 +104,7 @@ impl FunctionDetail {
     pub(super) fn new(service: &Service, admin: &super::Admin) -> Self {
         Self {
             info: FunctionInfo::new(service, &admin.catalog),
-            config: service.config().clone(),
+            config: service.config().without_secrets(),
             live: service.instances(),
             standby: service.launcher().standby(),
             boots: admin.shared.boots().of(service.name().as_str(), BOOTS_SHOWN),

@@ -11,7 +11,7 @@ use crate::function::BuiltFunction;
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::Home;
 use crate::instance::{BootPolicy, LaunchOptions, SandboxLauncher, Techniques, WorkingSetUse};
-use crate::logs::FunctionLog;
+use crate::logs::Logs;
 use crate::node::Shared;
 use crate::service::Service;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -165,14 +165,16 @@ fn launcher(
     let image = crate::build::open_image(store, function.image, &rootfs)
         .map_err(|error| load(error.into()))?;
     let logs = home.logs().map_err(ServeError::from)?;
-    let log = FunctionLog::open(&logs, &format!("{}.bench", config.name))?;
+    let logs = Arc::new(Logs::start(&logs)?);
+    let log = logs.open(&format!("{}.bench", config.name));
     let launcher = SandboxLauncher::new(
         pool.clone(),
         store,
         rootfs,
         function.image,
         image,
-        log.pipes()?,
+        logs,
+        log,
         config,
         options.launch,
     );

@@ -241,7 +241,17 @@ pub struct BuildConfig {
     pub command: Vec<String>,
 }
 
+/// Stands for the value of an environment variable wherever one is shown.
+pub const HIDDEN: &str = "***";
+
 impl FunctionConfig {
+    /// The same to be shown: without the values of environment variables, which are
+    /// where secrets are.
+    pub fn without_secrets(&self) -> Self {
+        let env = self.env.keys().map(|name| (name.clone(), HIDDEN.to_owned())).collect();
+        Self { env, ..self.clone() }
+    }
+
     /// Reads the `thaw.toml` of a function's directory.
     ///
     /// # Errors

@@ -92,7 +92,8 @@ impl Keeper {
         first: &Client,
         capacity: OwnedSemaphorePermit,
     ) -> Self {
-        let Launched { instance, kind, zygote_ns } = launched;
+        let Launched { mut instance, kind, zygote_ns } = launched;
+        instance.identify(id);
         let (peer, accepted_ns) = (first.peer, first.accepted_ns);
         let patience = Patience::of(service.config());
         Self {

@@ -92,6 +92,9 @@ pub trait Instance: Send {
     /// Process id on the host.
     fn pid(&self) -> u32;
 
+    /// Tells the instance its number on this node, with which its lines are logged.
+    fn identify(&mut self, _id: u64) {}
+
     /// What hands further connections to the guest, from anywhere.
     fn connector(&self) -> Arc<dyn Connector>;
 

@@ -10,7 +10,7 @@ use crate::boots::BootKind;
 use crate::build::freeze_instance;
 use crate::clock::monotonic_ns;
 use crate::config::{FunctionConfig, FunctionName};
-use crate::logs::LogPipes;
+use crate::logs::{FunctionLog, InstanceLog, InstancePipes, Logs};
 use crate::reactor::watch_sandbox;
 use crate::rootfs::StoredRootfs;
 use std::io;
@@ -55,7 +55,8 @@ pub(super) struct Shared {
     standby: Standby,
     techniques: Techniques,
     working_set: Mutex<WorkingSetState>,
-    logs: LogPipes,
+    logs: Arc<Logs>,
+    log: Arc<FunctionLog>,
     limits: ResourceLimits,
     cpu_time_limit: Option<Duration>,
     /// Which zygotes it is booted in.
@@ -90,7 +91,8 @@ impl SandboxLauncher {
         rootfs: StoredRootfs,
         image_id: ImageId,
         image: Image,
-        logs: LogPipes,
+        logs: Arc<Logs>,
+        log: Arc<FunctionLog>,
         config: &FunctionConfig,
         options: LaunchOptions,
     ) -> Result<Self, PlanError> {
@@ -122,6 +124,7 @@ impl SandboxLauncher {
             techniques,
             working_set: Mutex::new(working_set),
             logs,
+            log,
             limits: config.limits.of_an_instance(),
             cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
             processes: config.processes(),
@@ -175,7 +178,7 @@ impl Launcher for SandboxLauncher {
             None => shared.boot_from_image(handed)?,
         };
         shared.replenish();
-        let Boot { sandbox, plan, kind, taken_ns } = boot;
+        let Boot { sandbox, plan, kind, taken_ns, output } = boot;
         let sandbox = watch_sandbox(sandbox).map_err(|error| {
             LaunchError(format!(
                 "cannot watch the new instance ({error}); raise the limit of open files"
@@ -188,6 +191,8 @@ impl Launcher for SandboxLauncher {
             pid,
             plan,
             shared,
+            pipes: output.pipes,
+            log: output.log,
             end: None,
             asked_to_rest: false,
             killed: false,
@@ -220,6 +225,20 @@ pub(super) struct Boot {
     pub kind: BootKind,
     /// When what it begins from had been taken.
     pub taken_ns: u64,
+    pub output: Output,
+}
+
+/// Where the output of a copy goes.
+pub(super) struct Output {
+    pub log: InstanceLog,
+    /// This process's ends of the pipes, as long as it has them.
+    pub pipes: Option<InstancePipes>,
+}
+
+impl From<InstancePipes> for Output {
+    fn from(pipes: InstancePipes) -> Self {
+        Self { log: pipes.log(), pipes: Some(pipes) }
+    }
 }
 
 /// A client's socket on its way into a sandbox.
@@ -228,6 +247,7 @@ pub(super) type Handed<'a> = Option<(Connection, BorrowedFd<'a>)>;
 impl Shared {
     fn boot_from_image(self: &Arc<Self>, handed: Handed<'_>) -> Result<Boot, LaunchError> {
         let plan = self.plan.read().expect("no holder panics").clone();
+        let pipes = self.pipes()?;
         let mut tried = 0;
         let booted = loop {
             let zygote = match self.pool.take_in_haste(self.limits) {
@@ -236,7 +256,7 @@ impl Shared {
             };
             let taken_ns = monotonic_ns();
             tried += 1;
-            match zygote.thaw(&plan, handed, &self.options()) {
+            match zygote.thaw(&plan, handed, &self.options(Some(&pipes))) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),
                 Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => {}
                 Err(error) => break Err(LaunchError(error.to_string())),
@@ -247,14 +267,23 @@ impl Shared {
         self.image_boots.fetch_add(1, Ordering::Relaxed);
         let is_cold = self.read_ahead_if_cold(taken_ns, &plan);
         let kind = if is_cold { BootKind::Cold } else { BootKind::Warm };
-        Ok(Boot { sandbox, plan, kind, taken_ns })
+        Ok(Boot { sandbox, plan, kind, taken_ns, output: pipes.into() })
     }
 
-    /// What every boot is told.
-    pub fn options(&self) -> ThawOptions<'_> {
+    /// Pipes for the output of one copy.
+    pub fn pipes(&self) -> Result<InstancePipes, LaunchError> {
+        self.logs.pipes(&self.log).map_err(|error| {
+            LaunchError(format!(
+                "cannot make pipes for the output of an instance ({error}); raise the limit of open files"
+            ))
+        })
+    }
+
+    /// What every boot is told. A copy that was booted ahead has its pipes, and a
+    /// template gets none.
+    pub fn options<'a>(&'a self, pipes: Option<&'a InstancePipes>) -> ThawOptions<'a> {
         ThawOptions {
-            stdout: self.logs.stdout(),
-            stderr: self.logs.stderr(),
+            streams: pipes.map(|pipes| [pipes.stdout(), pipes.stderr()]),
             limits: self.limits,
             cpu_time_limit: self.cpu_time_limit,
             flags: self.flags,
@@ -390,6 +419,9 @@ struct SandboxInstance {
     /// What it was booted from.
     plan: Arc<BootPlan>,
     shared: Arc<Shared>,
+    /// This process's ends of the pipes for its output, until it has booted.
+    pipes: Option<InstancePipes>,
+    log: InstanceLog,
     /// What it said about its end, if anything.
     end: Option<End>,
     /// It was asked to come to rest.
@@ -459,6 +491,10 @@ impl Instance for SandboxInstance {
         self.pid
     }
 
+    fn identify(&mut self, id: u64) {
+        self.log.identify(id, self.pid);
+    }
+
     fn connector(&self) -> Arc<dyn Connector> {
         let connector = self.sandbox.get_ref().connector();
         Arc::new(SandboxConnector { connector, port: self.shared.port })
@@ -493,7 +529,12 @@ impl Instance for SandboxInstance {
                 return Poll::Pending;
             };
             match ready.get_inner_mut().poll_event() {
-                Progress::Event(Event::Booted(times)) => return Poll::Ready(Report::Booted(times)),
+                Progress::Event(Event::Booted(times)) => {
+                    if let Some(pipes) = self.pipes.take() {
+                        pipes.handed_over();
+                    }
+                    return Poll::Ready(Report::Booted(times));
+                }
                 Progress::Event(Event::ConnectionClosed { id }) => {
                     return Poll::Ready(Report::ConnectionClosed(id));
                 }

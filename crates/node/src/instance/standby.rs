@@ -2,9 +2,10 @@
 //! booted ahead, and a live template.
 
 use super::launch::{LaunchError, StandbyInfo};
-use super::sandboxed::{Boot, Handed, Shared};
+use super::sandboxed::{Boot, Handed, Output, Shared};
 use crate::boots::BootKind;
 use crate::clock::monotonic_ns;
+use crate::logs::InstanceLog;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -53,8 +54,14 @@ pub(super) struct Standby {
     busy: AtomicBool,
 }
 
+/// An instance that was booted ahead.
+struct Ready {
+    held: Held,
+    log: InstanceLog,
+}
+
 struct State {
-    ready: VecDeque<Held>,
+    ready: VecDeque<Ready>,
     /// Instances to be kept, adjusted by demand.
     target: usize,
     /// When a boot last found nothing, or the target last fell.
@@ -87,7 +94,7 @@ impl Standby {
     pub fn info(&self) -> StandbyInfo {
         let state = self.state();
         StandbyInfo {
-            ready: state.ready.iter().map(Held::pid).collect(),
+            ready: state.ready.iter().map(|ready| ready.held.pid()).collect(),
             template: state.template.as_ref().map(|template| template.pid()),
         }
     }
@@ -126,12 +133,15 @@ impl Standby {
             return None;
         }
         loop {
-            let held = self.state().take(self.policy.ready)?;
+            let Ready { held, log } = self.state().take(self.policy.ready)?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
-            match held.go(handed, &shared.options()) {
+            log.begins();
+            match held.go(handed, &shared.options(None)) {
                 Ok(sandbox) => {
-                    return Some(Boot { sandbox, plan, kind: BootKind::Ready, taken_ns });
+                    let output = Output { log, pipes: None };
+                    let kind = BootKind::Ready;
+                    return Some(Boot { sandbox, plan, kind, taken_ns, output });
                 }
                 Err(error) => tracing::debug!("an instance that was ready is of no use: {error}"),
             }
@@ -140,11 +150,18 @@ impl Standby {
 
     fn boot_fork(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
         let template = self.state().template.clone()?;
+        let pipes = match shared.pipes() {
+            Ok(pipes) => pipes,
+            Err(error) => {
+                tracing::warn!("{error}");
+                return None;
+            }
+        };
         let taken_ns = monotonic_ns();
-        match template.fork(handed, &shared.options()) {
+        match template.fork(handed, &shared.options(Some(&pipes))) {
             Ok(sandbox) => {
-                let plan = template.plan().clone();
-                Some(Boot { sandbox, plan, kind: BootKind::Fork, taken_ns })
+                let (plan, output) = (template.plan().clone(), pipes.into());
+                Some(Boot { sandbox, plan, kind: BootKind::Fork, taken_ns, output })
             }
             Err(error) => {
                 tracing::warn!("a template is given up: {error}");
@@ -205,10 +222,13 @@ impl Standby {
                 .pool
                 .take_with(shared.processes)
                 .map_err(|error| LaunchError(error.to_string()))?;
+            let pipes = shared.pipes()?;
             let held = zygote
-                .hold(&plan, &shared.options())
+                .hold(&plan, &shared.options(Some(&pipes)))
                 .map_err(|error| LaunchError(error.to_string()))?;
-            let replaced = self.state().add(held);
+            let log = pipes.log();
+            pipes.handed_over();
+            let replaced = self.state().add(Ready { held, log });
             drop(replaced);
         }
         Ok(())
@@ -232,7 +252,8 @@ impl Standby {
             return Ok(());
         }
         let parent = shared.pool.parent();
-        let template = parent.template(&plan, &shared.options()).map_err(|error| failed(&error))?;
+        let template =
+            parent.template(&plan, &shared.options(None)).map_err(|error| failed(&error))?;
         let template = Some(Arc::new(template));
         let old = {
             let mut state = self.state();
@@ -246,10 +267,10 @@ impl Standby {
 impl State {
     /// An instance that is ready. Notes the demand if there is none; at `least`
     /// as many as that are kept.
-    fn take(&mut self, least: usize) -> Option<Held> {
-        while let Some(held) = self.ready.pop_front() {
-            if !held.has_ended() {
-                return Some(held);
+    fn take(&mut self, least: usize) -> Option<Ready> {
+        while let Some(ready) = self.ready.pop_front() {
+            if !ready.held.has_ended() {
+                return Some(ready);
             }
         }
         // Somebody may be booting until the target is reached: it must not run
@@ -260,7 +281,7 @@ impl State {
     }
 
     /// Adjusts the target, and returns what is not wanted any more.
-    fn prune(&mut self, least: usize) -> Vec<Held> {
+    fn prune(&mut self, least: usize) -> Vec<Ready> {
         if self.changed.elapsed() > DECAY {
             self.target = self.target.saturating_sub(1);
             self.changed = Instant::now();
@@ -268,11 +289,11 @@ impl State {
         self.target = self.target.clamp(least, most(least));
         let (mut keep, mut surplus) = (VecDeque::new(), Vec::new());
         // The newest are at the end.
-        for held in self.ready.drain(..).rev() {
-            if !held.has_ended() && keep.len() < self.target {
-                keep.push_front(held);
+        for ready in self.ready.drain(..).rev() {
+            if !ready.held.has_ended() && keep.len() < self.target {
+                keep.push_front(ready);
             } else {
-                surplus.push(held);
+                surplus.push(ready);
             }
         }
         self.ready = keep;
@@ -281,16 +302,16 @@ impl State {
 
     /// Whether there are fewer instances of `plan` than there should be.
     fn wants_more(&self, plan: &Arc<thaw_sandbox::BootPlan>) -> bool {
-        let fresh = self.ready.iter().filter(|held| Arc::ptr_eq(held.plan(), plan)).count();
+        let fresh = self.ready.iter().filter(|ready| Arc::ptr_eq(ready.held.plan(), plan)).count();
         !self.closed && fresh < self.target
     }
 
     /// Adds an instance; returns the one that it replaces, or itself if nobody wants it.
-    fn add(&mut self, held: Held) -> Option<Held> {
+    fn add(&mut self, ready: Ready) -> Option<Ready> {
         if self.closed {
-            return Some(held);
+            return Some(ready);
         }
-        self.ready.push_back(held);
+        self.ready.push_back(ready);
         if self.ready.len() > self.target { self.ready.pop_front() } else { None }
     }
 }

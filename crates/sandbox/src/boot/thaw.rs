@@ -18,10 +18,11 @@ use crate::message;
 /// What may differ from one thaw of an image to the next.
 #[derive(Clone, Copy, Debug)]
 pub struct ThawOptions<'a> {
-    /// Standard output; duplicated, not consumed.
-    pub stdout: BorrowedFd<'a>,
-    /// Standard error; duplicated, not consumed.
-    pub stderr: BorrowedFd<'a>,
+    /// Standard output and standard error; duplicated, not consumed. Give each copy some
+    /// of its own: what several write to, one can fill up for the others. `None` keeps
+    /// those that it got when it was prepared; until it gets some, both behave like
+    /// `/dev/null`, which is all that a template needs.
+    pub streams: Option<[BorrowedFd<'a>; 2]>,
     /// How much the sandbox may have at a time.
     pub limits: ResourceLimits,
     /// CPU time after which the sandbox is ended, of all its processes together; `None`:
@@ -84,13 +85,9 @@ impl BootPlan {
         ];
 
         let mut descriptors = Vec::with_capacity(FIXED_DESCRIPTORS + self.blob_files.len());
-        descriptors.extend([
-            self.image.as_fd(),
-            self.index.as_fd(),
-            options.stdout,
-            options.stderr,
-        ]);
+        descriptors.extend([self.image.as_fd(), self.index.as_fd()]);
         descriptors.extend(self.blob_files.iter().map(AsFd::as_fd));
+        descriptors.extend(options.streams.into_iter().flatten());
         descriptors.extend(connection.map(|(_, socket)| socket));
         message::send(control, &parts, &descriptors)
     }
@@ -115,8 +112,10 @@ pub(crate) fn send_identity(
         IoSlice::new(connections),
         IoSlice::new(&hostname),
     ];
-    let socket = connection.map(|(_, socket)| socket);
-    message::send(control, &parts, socket.as_slice())
+    let mut descriptors = Vec::with_capacity(3);
+    descriptors.extend(options.streams.into_iter().flatten());
+    descriptors.extend(connection.map(|(_, socket)| socket));
+    message::send(control, &parts, &descriptors)
 }
 
 fn identity(connection: Handed<'_>, options: &ThawOptions<'_>) -> io::Result<Identity> {
@@ -126,7 +125,7 @@ fn identity(connection: Handed<'_>, options: &ThawOptions<'_>) -> io::Result<Ide
         flags: options.flags | options.egress.flags(),
         connection_count: connection.is_some().into(),
         hostname_len: options.hostname.len() as u32,
-        reserved: 0,
+        stream_count: options.streams.map_or(0, |streams| streams.len() as u32),
     })
 }
 

@@ -259,7 +259,7 @@ static void thaw(void) {
     int image = rights.fds[0];
     for (u32 i = 0; i < body->mappings; i++) {
         struct mapping *m = mapping + i;
-        int fd = m->source == 0 ? image : m->source == 1 ? rights.fds[4 + m->blob] : -1;
+        int fd = m->source == 0 ? image : m->source == 1 ? rights.fds[2 + m->blob] : -1;
         map(m->start, m->len, m->prot, m->source == 2 ? 0x4032 : 0x12, fd, m->offset);
     }
     struct populate *populate = (void *)(mapping + body->mappings);

@@ -1,0 +1,143 @@
+//! What functions print: who printed it, and what becomes of one that prints too much.
+
+use serde_json::Value;
+use std::thread;
+use std::time::{Duration, Instant};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, built_home, get, request, resident_bytes, run, thaw,
+    wait_until,
+};
+
+/// A daemon that may grow by so much while guests flood their logs.
+const GROWTH_MAX: u64 = 96 << 20;
+/// How long they do.
+const FLOOD: Duration = Duration::from_secs(8);
+
+fn printer(name: &'static str, keys: &'static str) -> Function {
+    Function::PythonVariant { program: "printer", name, keys }
+}
+
+/// The lines of a function's log, as the daemon has them.
+fn lines(daemon: &Daemon, function: &str) -> Vec<Value> {
+    let text = daemon.admin(&format!("/functions/{function}/logs")).text();
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+/// The line with this text, when it is there.
+fn line(daemon: &Daemon, function: &str, text: &str) -> Value {
+    let find = || lines(daemon, function).into_iter().find(|line| line["text"] == text);
+    wait_until(&format!("{function} has printed {text}"), || find().is_some());
+    find().expect("just seen")
+}
+
+#[test]
+fn lines_say_which_instance_printed_them_however_it_was_booted() {
+    let functions = [
+        printer("warm", "template = false"),
+        printer("fork", "template = true"),
+        printer("ready", "template = false\nready = 2"),
+    ];
+    let home = built_home("logs-origins", &functions);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for kind in ["warm", "fork", "ready"] {
+        let detail = || daemon.admin(&format!("/functions/{kind}")).json();
+        // A template is made after some boots.
+        wait_until(&format!("a boot can be by {kind}"), || {
+            let standby = &detail()["standby"];
+            match kind {
+                "fork" if standby["template"].is_null() => {
+                    get(daemon.gateway(), kind, "/");
+                    false
+                }
+                "ready" => standby["ready"].as_array().is_some_and(|ready| !ready.is_empty()),
+                _ => true,
+            }
+        });
+        let said = ["one", "two"].map(|word| {
+            assert_eq!(get(daemon.gateway(), kind, &format!("/say/{word}")).status, 200);
+            let out = line(&daemon, kind, &format!("out {word}"));
+            let err = line(&daemon, kind, &format!("err {word}"));
+            assert_eq!((&out["stream"], &err["stream"]), (&"out".into(), &"err".into()));
+            assert!(out["pid"].as_u64().is_some_and(|pid| pid > 1), "{out}");
+            assert_eq!(out["pid"], err["pid"]);
+            assert_eq!(out["instance"], err["instance"]);
+            out["instance"].as_u64().expect("a number")
+        });
+        assert_ne!(said[0], said[1]);
+        let boots = detail()["boots"].clone();
+        let of = |id: u64| boots.as_array()?.iter().find(|boot| boot["instance"] == id).cloned();
+        let boot = of(said[0]).expect("its boot");
+        // The first boot of an image for a while counts as cold.
+        assert!(boot["kind"] == kind || kind == "warm" && boot["kind"] == "cold", "{boot}");
+        // The files have the same, and one instance's lines can be had alone.
+        let logs = |more: &[&str]| {
+            run(thaw().env("THAW_HOME", &home).args(["logs", kind]).args(more)).success()
+        };
+        wait_until("it is in the file", || logs(&[]).contains(&format!("[{}] out one\n", said[0])));
+        let one = logs(&["--instance", &said[1].to_string()]);
+        assert!(one.contains("out two\n") && !one.contains("one"), "{one}");
+    }
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn what_guests_print_cannot_drive_a_terminal_or_pass_for_another() {
+    let home = built_home("logs-escapes", &[printer("rude", "isolation = \"instance\"")]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let said = "/say/%1b%5b2J%1b%5d0;owned%07%0a%5bthaw%5d%20all%20is%20well";
+    assert_eq!(get(daemon.gateway(), "rude", said).status, 200);
+    let logs = || run(thaw().env("THAW_HOME", &home).args(["logs", "rude"])).success();
+    wait_until("it is in the file", || logs().contains("all is well"));
+    let shown = logs();
+    assert!(!shown.bytes().any(|byte| byte < b' ' && byte != b'\n'), "{shown:?}");
+    assert!(shown.contains("\\x1b[2J\\x1b]0;owned\\x07\n"), "{shown}");
+    assert!(!shown.lines().any(|line| line.starts_with("[thaw]")), "{shown}");
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn floods_take_bounded_memory_and_hold_up_nobody() {
+    let keys = "isolation = \"instance\"\nlimits.concurrency = 1\nlimits.keep_alive = \"600s\"";
+    let functions = [printer("flooder", keys), printer("quiet", "isolation = \"instance\"")];
+    let home = built_home("logs-floods", &functions);
+    let arguments = vec!["--drain=1s".to_owned()];
+    let daemon = Daemon::start(&home, &DaemonOptions { arguments });
+    let gateway = daemon.gateway();
+    assert_eq!(get(gateway, "quiet", "/say/before").status, 200);
+    let before = resident_bytes(daemon.pid());
+    // An instance that has answered is idle, and the next request goes to it: the
+    // floods are started at the same time, to be in instances of their own.
+    thread::scope(|scope| {
+        for kind in ["empty", "empty", "single", "long", "lines"] {
+            let path = format!("/flood/{kind}");
+            scope.spawn(move || assert_eq!(get(gateway, "flooder", &path).status, 200));
+        }
+    });
+    let mut largest = 0;
+    let mut slowest = Duration::ZERO;
+    let begin = Instant::now();
+    while begin.elapsed() < FLOOD {
+        let asked = Instant::now();
+        assert_eq!(get(gateway, "quiet", "/").status, 200);
+        slowest = slowest.max(asked.elapsed());
+        let recent = daemon.admin("/functions/flooder/logs").body.len();
+        assert!(recent < 4 << 20, "{recent} bytes of lines are in memory");
+        largest = largest.max(resident_bytes(daemon.pid()).saturating_sub(before));
+        assert!(largest < GROWTH_MAX, "the daemon has grown by {largest} bytes");
+        thread::sleep(Duration::from_millis(20));
+    }
+    // On a busy machine a request may take long; held up by the log it took for ever.
+    assert!(slowest < Duration::from_secs(10), "a neighbour's request took {slowest:?}");
+    // Others' lines are all there, and those that flood are slowed down, not stopped.
+    assert_eq!(get(gateway, "quiet", "/say/after").status, 200);
+    line(&daemon, "quiet", "out after");
+    assert!(request(gateway, "flooder", "/say/still", None).is_ok_and(|r| r.status == 200));
+    let said = |line: &Value| line["text"].as_str().is_some_and(|t| t.contains("logs too much"));
+    wait_until("the gap is said", || {
+        let file = std::fs::read_to_string(home.join("logs/flooder.log")).unwrap_or_default();
+        file.contains("logs too much") || lines(&daemon, "flooder").iter().any(said)
+    });
+    let stopping = Instant::now();
+    assert_eq!(daemon.stop(), Some(0));
+    assert!(stopping.elapsed() < Duration::from_secs(20), "{:?}", stopping.elapsed());
+}

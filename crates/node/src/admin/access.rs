@@ -1,0 +1,277 @@
+//! Who may use the admin API over TCP.
+
+use axum::http::{HeaderMap, Request, StatusCode, Uri, header, uri::Authority};
+use rustix::fs::{Mode, OFlags};
+use std::fmt;
+use std::fs::File;
+use std::hint::black_box;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Random bytes of a token that Thaw makes.
+const TOKEN_BYTES: usize = 32;
+/// Shortest token that is taken from a file, in characters.
+const TOKEN_MIN: usize = 16;
+/// Longest one.
+const TOKEN_MAX: usize = 1024;
+
+/// The secret that a client of the admin API over TCP has to know.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AdminToken(String);
+
+impl fmt::Debug for AdminToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AdminToken(***)")
+    }
+}
+
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The file cannot be read or made.
+    #[error("cannot use the token file {} ({error}); name another one with {option}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The option that names it.
+        option: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// Others can read it.
+    #[error("the token file {} can be read by others; run `chmod 600` on it and change the token", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+    },
+    /// There is no token in it.
+    #[error(
+        "the token file {} must hold {TOKEN_MIN} to {TOKEN_MAX} printable characters without blanks; remove it and Thaw makes one",
+        path.display()
+    )]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl AdminToken {
+    /// The token in a file, which is made with a random one if it is missing. `option`
+    /// is what names the file.
+    ///
+    /// # Errors
+    /// The file cannot be used, or others can read it.
+    pub fn read_or_create(path: &Path, option: &'static str) -> Result<Self, TokenError> {
+        let failed = |error| TokenError::File { path: path.to_owned(), option, error };
+        match Self::create(path) {
+            Ok(token) => Ok(token),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Self::read(path, option),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    fn create(path: &Path) -> io::Result<Self> {
+        let mut bytes = [0; TOKEN_BYTES];
+        let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        if count < bytes.len() {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mut file = File::from(rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?);
+        let written = file.write_all(format!("{token}\n").as_bytes());
+        if written.is_err() {
+            // Half a token is of no use.
+            let _ = std::fs::remove_file(path);
+        }
+        written.map(|()| Self(token))
+    }
+
+    /// The token in a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or others can read it.
+    pub fn read(path: &Path, option: &'static str) -> Result<Self, TokenError> {
+        let failed = |error| TokenError::File { path: path.to_owned(), option, error };
+        let file = File::open(path).map_err(failed)?;
+        let is_open = file.metadata().map_err(failed)?.mode() & 0o077 != 0;
+        if is_open {
+            return Err(TokenError::Open { path: path.to_owned() });
+        }
+        let mut text = String::new();
+        file.take(TOKEN_MAX as u64 + 2).read_to_string(&mut text).map_err(failed)?;
+        let token = text.trim_end();
+        let is_token = token.bytes().all(|byte| byte.is_ascii_graphic());
+        match (TOKEN_MIN..=TOKEN_MAX).contains(&token.len()) && is_token {
+            true => Ok(Self(token.to_owned())),
+            false => Err(TokenError::Malformed { path: path.to_owned() }),
+        }
+    }
+
+    /// Value of the `Authorization` header (RFC 6750, 2.1).
+    pub fn header(&self) -> String {
+        format!("Bearer {}", self.0)
+    }
+
+    /// Whether `given` is the token. How long this takes says only how long `given` is.
+    fn is(&self, given: &[u8]) -> bool {
+        let token = self.0.as_bytes();
+        let differing = token.iter().zip(given).fold(0, |sum, (a, b)| black_box(sum | (a ^ b)));
+        token.len() == given.len() && black_box(differing) == 0
+    }
+}
+
+/// What a request over TCP has to show.
+#[derive(Debug)]
+pub struct RemoteAccess {
+    /// The secret.
+    pub token: AdminToken,
+    /// Names under which clients know the API, beside addresses and `localhost`.
+    pub names: Vec<String>,
+}
+
+/// Why a request is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Denied {
+    Browser,
+    Host,
+    Token,
+}
+
+impl Denied {
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::Browser | Self::Host => StatusCode::FORBIDDEN,
+            Self::Token => StatusCode::UNAUTHORIZED,
+        }
+    }
+
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Browser => "the admin API does not serve pages in browsers; use a program",
+            Self::Host => {
+                "the admin API is not known by this host name; use its address, or start the daemon with --admin-name"
+            }
+            Self::Token => {
+                "the admin API wants the token of the daemon's token file, as `Authorization: Bearer TOKEN`"
+            }
+        }
+    }
+}
+
+/// Pages in a browser could reach any port of the local machine; browsers say in
+/// `Origin` that it is a page.
+pub(super) fn check_origin(headers: &HeaderMap) -> Result<(), Denied> {
+    if headers.contains_key(header::ORIGIN) { Err(Denied::Browser) } else { Ok(()) }
+}
+
+impl RemoteAccess {
+    /// Checks what a request shows.
+    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), Denied> {
+        check_origin(request.headers())?;
+        self.check_host(request.uri(), request.headers())?;
+        self.check_token(request.headers())
+    }
+
+    /// A name that somebody else has pointed at this machine (DNS rebinding) is not one
+    /// of ours.
+    fn check_host(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Denied> {
+        let mut hosts = headers.get_all(header::HOST).iter();
+        let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(Denied::Host) };
+        let host = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
+        let is_ours = host.is_some_and(|host| self.is_own(host.host()))
+            && uri.host().is_none_or(|host| self.is_own(host));
+        if is_ours { Ok(()) } else { Err(Denied::Host) }
+    }
+
+    fn is_own(&self, host: &str) -> bool {
+        let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        literal.unwrap_or(host).parse::<IpAddr>().is_ok()
+            || host.eq_ignore_ascii_case("localhost")
+            || self.names.iter().any(|name| name.eq_ignore_ascii_case(host))
+    }
+
+    fn check_token(&self, headers: &HeaderMap) -> Result<(), Denied> {
+        let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
+        let token = given.and_then(|given| {
+            let (scheme, token) = given.split_at_checked("Bearer ".len())?;
+            scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
+        });
+        match token {
+            Some(token) if self.token.is(token) => Ok(()),
+            _ => Err(Denied::Token),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    const OPTION: &str = "--admin-token-file";
+
+    #[test]
+    fn tokens_are_made_once_and_for_one_user() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        let token = AdminToken::read_or_create(&path, OPTION).unwrap();
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+        assert_eq!(token.0.len(), 2 * TOKEN_BYTES);
+        assert_eq!(AdminToken::read_or_create(&path, OPTION).unwrap(), token);
+        assert_eq!(format!("{token:?}"), "AdminToken(***)");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        let refused = AdminToken::read(&path, OPTION);
+        assert!(matches!(refused, Err(TokenError::Open { .. })), "{refused:?}");
+        let other = AdminToken::read_or_create(&directory.path().join("other"), OPTION).unwrap();
+        assert_ne!(other, token);
+    }
+
+    #[test]
+    fn what_is_no_token_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        for text in [String::new(), "short".into(), "a b".repeat(10), "x".repeat(TOKEN_MAX + 1)] {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            let refused = AdminToken::read(&path, OPTION);
+            assert!(matches!(refused, Err(TokenError::Malformed { .. })), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn requests_must_show_token_and_host_and_no_origin() {
+        let token = AdminToken("0123456789abcdef".to_owned());
+        let access = RemoteAccess { token, names: vec!["thaw.example".to_owned()] };
+        let check = |uri: &str, headers: &[(&str, &str)]| {
+            let mut request = Request::builder().uri(uri);
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            access.check(&request.body(()).unwrap())
+        };
+        let right = ("authorization", "Bearer 0123456789abcdef");
+        for host in ["127.0.0.1:8081", "[::1]:8081", "localhost", "LOCALHOST:1", "Thaw.example:80"]
+        {
+            assert_eq!(check("/", &[("host", host), right]), Ok(()), "{host}");
+        }
+        for host in ["evil.example", "127.0.0.1.evil.example:8081", "", "a@b@c", "localhost.evil"] {
+            assert_eq!(check("/", &[("host", host), right]), Err(Denied::Host), "{host}");
+        }
+        let local = ("host", "127.0.0.1");
+        assert_eq!(check("/", &[right]), Err(Denied::Host));
+        assert_eq!(check("/", &[local, local, right]), Err(Denied::Host));
+        assert_eq!(check("http://evil.example/", &[local, right]), Err(Denied::Host));
+        assert_eq!(check("/", &[local, right, ("origin", "null")]), Err(Denied::Browser));
+        assert_eq!(check("/", &[local]), Err(Denied::Token));
+        for wrong in ["", "Bearer", "Bearer ", "Basic 0123456789abcdef", "0123456789abcdef"] {
+            assert_eq!(check("/", &[local, ("authorization", wrong)]), Err(Denied::Token));
+        }
+        for wrong in ["0123456789abcdeg", "0123456789abcde", "0123456789abcdef0"] {
+            let wrong = format!("Bearer {wrong}");
+            assert_eq!(check("/", &[local, ("authorization", &wrong)]), Err(Denied::Token));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Lines, and cutting a stream of bytes into them.
+
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Longest line in bytes; a longer one is broken.
+pub(super) const LINE_MAX: usize = 16 * 1024;
+/// Bytes of memory that a line takes beside its text: its structure, its reference
+/// counts, its place in the ring, and what the allocator adds to both allocations.
+pub(super) const LINE_COST: usize = 128;
+
+/// Where a line came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stream {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+    /// Thaw's own remarks.
+    Thaw,
+}
+
+/// The instance that printed a line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Number of the instance on its node.
+    pub instance: u64,
+    /// Process id of the instance on the host.
+    pub pid: u32,
+}
+
+/// A line that a function printed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// When it was read, milliseconds since the epoch.
+    pub time_ms: u64,
+    /// Where it came from.
+    pub stream: Stream,
+    /// Who printed it; `None` for Thaw's own remarks.
+    #[serde(flatten)]
+    pub origin: Option<Origin>,
+    /// The text, without its line end. Written by a guest: escape it before a
+    /// terminal sees it.
+    pub text: String,
+}
+
+impl Line {
+    /// A line that is read now.
+    pub(super) fn now(stream: Stream, origin: Option<Origin>, text: String) -> Self {
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        Self { time_ms: time.as_millis() as u64, stream, origin, text }
+    }
+
+    /// Bytes of memory that it takes.
+    pub(super) fn cost(&self) -> usize {
+        LINE_COST + self.text.len()
+    }
+
+    /// Whether an instance printed it; with `None` every line is wanted.
+    pub fn is_of(&self, instance: Option<u64>) -> bool {
+        instance.is_none() || self.origin.map(|origin| origin.instance) == instance
+    }
+
+    /// The line as JSON with a line end, as files and the admin API have it.
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut json = serde_json::to_vec(self).expect("a line is plain data");
+        json.push(b'\n');
+        json
+    }
+}
+
+/// Cuts a stream of bytes into lines.
+#[derive(Debug, Default)]
+pub struct LineSplitter {
+    partial: Vec<u8>,
+}
+
+impl LineSplitter {
+    /// Takes bytes and gives every line that they complete, without line ends.
+    pub fn push(&mut self, bytes: &[u8], mut line: impl FnMut(&[u8])) {
+        let mut parts = bytes.split(|byte| *byte == b'\n').peekable();
+        while let Some(part) = parts.next() {
+            self.partial.extend_from_slice(part);
+            let complete = parts.peek().is_some();
+            while self.partial.len() > LINE_MAX {
+                let rest = self.partial.split_off(LINE_MAX);
+                line(&self.partial);
+                self.partial = rest;
+            }
+            if complete {
+                line(self.partial.strip_suffix(b"\r").unwrap_or(&self.partial));
+                self.partial.clear();
+            }
+        }
+        // What one large read needed is not kept for each pipe.
+        self.partial.shrink_to(LINE_MAX);
+    }
+
+    /// Whether no line has been begun.
+    pub fn is_empty(&self) -> bool {
+        self.partial.is_empty()
+    }
+
+    /// Gives what is left when the stream has ended.
+    pub fn finish(&mut self, mut line: impl FnMut(&[u8])) {
+        if !self.partial.is_empty() {
+            line(&self.partial);
+            self.partial.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_wherever_the_bytes_break() {
+        let mut lines = Vec::new();
+        let mut splitter = LineSplitter::default();
+        let mut take = |line: &[u8]| lines.push(String::from_utf8(line.to_vec()).unwrap());
+        for piece in ["a", "b\nc", "\n\nd\r\n", "e"] {
+            splitter.push(piece.as_bytes(), &mut take);
+        }
+        splitter.finish(&mut take);
+        assert_eq!(lines, ["ab", "c", "", "d", "e"]);
+        let mut lengths = Vec::new();
+        splitter.push(&vec![b'x'; 2 * LINE_MAX + 1], |line| lengths.push(line.len()));
+        splitter.push(b"\n", |line| lengths.push(line.len()));
+        assert_eq!(lengths, [LINE_MAX, LINE_MAX, 1]);
+        assert!(splitter.partial.capacity() <= LINE_MAX);
+    }
+
+    #[test]
+    fn json_says_which_instance_it_was() {
+        let origin = Some(Origin { instance: 7, pid: 42 });
+        let line = Line { time_ms: 1, stream: Stream::Out, origin, text: "a\u{1b}".to_owned() };
+        let json = line.to_json();
+        let text = r#"{"time_ms":1,"stream":"out","instance":7,"pid":42,"text":"a\u001b"}"#;
+        assert_eq!(String::from_utf8(json.clone()).unwrap(), format!("{text}\n"));
+        assert_eq!(serde_json::from_slice::<Line>(&json).unwrap(), line);
+        let remark = Line { origin: None, stream: Stream::Thaw, ..line };
+        assert_eq!(serde_json::from_slice::<Line>(&remark.to_json()).unwrap(), remark);
+    }
+}

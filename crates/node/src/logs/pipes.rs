@@ -1,0 +1,127 @@
+//! The pipes between instances and the collector.
+
+use super::collector::Collector;
+use super::function::FunctionLog;
+use super::line::Origin;
+use crate::clock::monotonic_ns;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// So long the lines of an instance wait for its number, which it gets as soon as it
+/// is booted.
+const NUMBER_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Whose output comes through a pair of pipes.
+#[derive(Debug)]
+pub(super) struct Binding {
+    pub log: Arc<FunctionLog>,
+    /// When the instance began to run, in nanoseconds of `CLOCK_MONOTONIC`.
+    began_ns: AtomicU64,
+    instance: AtomicU64,
+    pid: AtomicU32,
+    /// The instance has ended: there is nobody who would wait for room.
+    gone: AtomicBool,
+}
+
+impl Binding {
+    fn new(log: Arc<FunctionLog>) -> Self {
+        let (instance, pid) = (AtomicU64::new(0), AtomicU32::new(0));
+        let began_ns = AtomicU64::new(monotonic_ns());
+        Self { log, began_ns, instance, pid, gone: AtomicBool::new(false) }
+    }
+
+    /// The instance, as soon as its number is known.
+    pub fn origin(&self) -> Option<Origin> {
+        let instance = self.instance.load(Ordering::Acquire);
+        (instance > 0).then(|| Origin { instance, pid: self.pid.load(Ordering::Relaxed) })
+    }
+
+    /// Whether lines have to wait for the number. Instances that are measured and not
+    /// served have none.
+    pub fn awaits_number(&self) -> bool {
+        let age_ns = || monotonic_ns().saturating_sub(self.began_ns.load(Ordering::Acquire));
+        self.instance.load(Ordering::Relaxed) == 0
+            && !self.is_gone()
+            && age_ns() < NUMBER_PATIENCE.as_nanos() as u64
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+}
+
+/// Two pipes that nobody has used, with their read ends at the collector.
+#[derive(Debug)]
+pub(super) struct PipePair {
+    pub writers: [OwnedFd; 2],
+    pub binding: Arc<OnceLock<Arc<Binding>>>,
+}
+
+/// The write ends of a new instance's standard output and error. Drop them when the
+/// instance has got them.
+#[derive(Debug)]
+pub struct InstancePipes {
+    writers: [OwnedFd; 2],
+    binding: Arc<Binding>,
+    collector: Arc<Collector>,
+}
+
+impl InstancePipes {
+    pub(super) fn take(collector: &Arc<Collector>, log: &Arc<FunctionLog>) -> io::Result<Self> {
+        let pair = collector.take_pair()?;
+        let binding = pair.binding.get_or_init(|| Arc::new(Binding::new(log.clone()))).clone();
+        Ok(Self { writers: pair.writers, binding, collector: collector.clone() })
+    }
+
+    /// Standard output.
+    pub fn stdout(&self) -> BorrowedFd<'_> {
+        self.writers[0].as_fd()
+    }
+
+    /// Standard error.
+    pub fn stderr(&self) -> BorrowedFd<'_> {
+        self.writers[1].as_fd()
+    }
+
+    /// The log's side of the instance that has these pipes; it lives as long as the
+    /// instance does.
+    pub fn log(&self) -> InstanceLog {
+        InstanceLog { binding: self.binding.clone() }
+    }
+
+    /// Closes this process's ends, which the instance has got, and makes others for the
+    /// next instances. A few system calls: call it where nobody waits.
+    pub fn handed_over(self) {
+        let Self { writers, binding: _, collector } = self;
+        drop(writers);
+        collector.replenish();
+    }
+}
+
+/// An instance, as its log knows it. Dropping it says that the instance is gone.
+#[derive(Debug)]
+pub struct InstanceLog {
+    binding: Arc<Binding>,
+}
+
+impl InstanceLog {
+    /// Tells that the instance, which was booted ahead, is about to run.
+    pub fn begins(&self) {
+        self.binding.began_ns.store(monotonic_ns(), Ordering::Release);
+    }
+
+    /// Tells who prints the lines.
+    pub fn identify(&self, instance: u64, pid: u32) {
+        self.binding.pid.store(pid, Ordering::Relaxed);
+        self.binding.instance.store(instance, Ordering::Release);
+    }
+}
+
+impl Drop for InstanceLog {
+    fn drop(&mut self) {
+        self.binding.gone.store(true, Ordering::Relaxed);
+    }
+}
