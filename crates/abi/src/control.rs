@@ -256,8 +256,9 @@ pub struct Identity {
     pub reserved: u32,
 }
 
-/// Body of [`MSG_FORK`]. Descriptors: the control socket, and, if the copy gets
-/// a control group of its own, the file that moves the writing thread there.
+/// Body of [`MSG_FORK`]. Descriptors: the control socket; if the copy gets a
+/// control group of its own, the file that moves the writing thread there; last,
+/// the write end of its console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Fork {

@@ -11,10 +11,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use thaw_sandbox::{Console, KernelError, PoolConfig, ZygoteConfig, ZygoteError, ZygotePool};
+use thaw_sandbox::{
+    Console, ConsoleOutput, KernelError, PoolConfig, ZygoteConfig, ZygoteError, ZygotePool,
+};
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -134,19 +135,29 @@ pub async fn serve(
     Ok(())
 }
 
-/// Starts the zygote pool; sandboxes' kernels write their last words to this
-/// process's standard error.
+/// Starts the zygote pool; the last words of sandboxes' kernels, and traces, go to
+/// the log.
 ///
 /// # Errors
 /// This host cannot run sandboxes.
 pub fn start_pool(home: &Home, size: usize) -> Result<Arc<ZygotePool>, ServeError> {
-    let console = io::stderr().as_fd().try_clone_to_owned()?;
-    let console = Console::Shared(Arc::new(console));
+    let console = Console::lines(crate::debug::console_rate(), log_console)?;
     let zygotes = ZygoteConfig {
         directory: Some(home.root().to_owned()),
         ..ZygoteConfig::new(crate::debug::kernel()?, console)
     };
     Ok(Arc::new(ZygotePool::new(PoolConfig { size, zygotes })?))
+}
+
+/// Writes to the log what comes from a console.
+fn log_console(output: &ConsoleOutput<'_>) {
+    match *output {
+        ConsoleOutput::Line { pid, label: Some(function), .. } => {
+            tracing::warn!(function, pid, "{output}");
+        }
+        ConsoleOutput::Line { pid, label: None, .. } => tracing::warn!(pid, "{output}"),
+        ConsoleOutput::Dropped { .. } => tracing::warn!("{output}"),
+    }
 }
 
 async fn wait_for_end(

@@ -176,7 +176,7 @@ mod tests {
         let exit = packet(MSG_EXIT, bytemuck::bytes_of(&Exit { code: 0, signal: 11 }));
         assert_eq!(parse(&exit), Ok(Incoming::Event(Event::Exit(GuestExit::Signal(11)))));
         let failed = packet(MSG_FAILED, b"no such\x1b[31m file\n");
-        let text = "no such [31m file ".to_owned();
+        let text = "no such\\x1b[31m file\\x0a".to_owned();
         assert_eq!(parse(&failed), Ok(Incoming::Event(Event::Failed(text))));
     }
 

@@ -7,6 +7,7 @@
 //! forks is the transient single thread, whatever the program has).
 
 use thaw_abi::control::{Fork, MSG_FORK, MSG_READY};
+use thaw_abi::layout::CONSOLE_FD;
 
 use super::control::{self, CONTROL};
 use super::phases;
@@ -29,14 +30,14 @@ pub fn serve() -> Result<()> {
     loop {
         let message = control::receive_second_command();
         let (fork, _) = message.split::<Fork>()?;
-        let (MSG_FORK, [socket, ..]) = (message.kind, message.fds) else {
+        let (MSG_FORK, [socket, group @ .., console]) = (message.kind, message.fds) else {
             return Err(Errno::EINVAL);
         };
         match host::fork_copy() {
             Ok(Forked::Child) => {
                 phases::received();
-                let group = message.fds.get(1).copied().map(HostFd);
-                if become_copy(fork, HostFd(*socket), group).is_err() {
+                let group = group.first().copied().map(HostFd);
+                if become_copy(fork, HostFd(*socket), group, HostFd(*console)).is_err() {
                     panic::exit(panic::PANIC_EXIT_CODE)
                 }
                 return Ok(());
@@ -49,10 +50,12 @@ pub fn serve() -> Result<()> {
     }
 }
 
-/// Gives up the template's rights, groups and control socket.
-fn become_copy(fork: &Fork, socket: HostFd, group: Option<HostFd>) -> Result<()> {
-    host::duplicate_to(socket, CONTROL)?;
-    host::close(socket);
+/// Gives up the template's rights, groups, control socket and console.
+fn become_copy(fork: &Fork, socket: HostFd, group: Option<HostFd>, console: HostFd) -> Result<()> {
+    for (own, number) in [(socket, CONTROL), (console, HostFd(CONSOLE_FD))] {
+        host::duplicate_to(own, number)?;
+        host::close(own);
+    }
     if let Some(group) = group {
         // The thread that writes is meant (cgroups(7)). It takes tens of
         // microseconds, but later a guest could keep processes out of it.

@@ -205,6 +205,7 @@ impl Standby {
             let held = zygote
                 .hold(&plan, &shared.options())
                 .map_err(|error| LaunchError(error.to_string()))?;
+            held.label(&shared.label);
             let replaced = self.state().add(held);
             drop(replaced);
         }
@@ -230,6 +231,7 @@ impl Standby {
         }
         let parent = shared.pool.parent();
         let template = parent.template(&plan, &shared.options()).map_err(|error| failed(&error))?;
+        template.label(&shared.label);
         let template = Some(Arc::new(template));
         let old = {
             let mut state = self.state();
