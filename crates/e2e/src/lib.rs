@@ -15,5 +15,7 @@ pub use function::{Function, Language, built_home, copy_home};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Raw, Response, get, post, request};
 pub use outcome::{Outcome, run, run_with_input, run_within};
-pub use processes::{Process, children, descendants, exists, kill, process};
+pub use processes::{
+    Descriptor, Process, children, descendants, descriptors, exists, kill, process,
+};
 pub use runtime::{RuntimeProgram, compare_runtime};

@@ -57,7 +57,7 @@ fn closed_port() -> u16 {
 fn reach_out(rules: &[String], program: &str, arguments: &[String]) -> Outcome {
     let script = repository().join("tests/guest/egress").join(program);
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/"]);
+    command.args(["run", "--as-root", "--rootfs", "/"]);
     for rule in rules {
         command.args(["--allow-egress", rule]);
     }
@@ -109,7 +109,7 @@ fn without_a_rule_there_is_no_network() {
                   for to in ('192.0.2.1', 80), ('10.0.2.2', 80), ('10.0.2.3', 53):\n\
                   \u{20} print(errno.errorcode[socket.socket().connect_ex(to)])";
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/", "--"]).arg(python()).args(["-c", script]);
+    command.args(["run", "--as-root", "--rootfs", "/", "--"]).arg(python()).args(["-c", script]);
     assert_eq!(run(&mut command).success(), "ENETUNREACH\n".repeat(3));
 }
 
@@ -149,7 +149,9 @@ fn a_network_is_allowed_as_it_is_written() {
     );
     for (rule, works) in [(format!("{ip}/24:{port}"), true), (format!("{ip}/32:1"), false)] {
         let mut command = thaw();
-        command.args(["run", "--rootfs", "/", "--allow-egress", &rule, "--"]).arg(python());
+        command
+            .args(["run", "--as-root", "--rootfs", "/", "--allow-egress", &rule, "--"])
+            .arg(python());
         let outcome = run(command.args(["-c", &script]));
         assert_eq!(outcome.code == Some(0), works, "{rule} to {to}: {}", outcome.stderr);
     }
@@ -157,8 +159,16 @@ fn a_network_is_allowed_as_it_is_written() {
 
 #[test]
 fn a_wrong_rule_is_refused_with_a_reason() {
-    let outcome =
-        run(thaw().args(["run", "--rootfs", "/", "--allow-egress", "127.0.0.1:80", "--", "true"]));
+    let outcome = run(thaw().args([
+        "run",
+        "--as-root",
+        "--rootfs",
+        "/",
+        "--allow-egress",
+        "127.0.0.1:80",
+        "--",
+        "true",
+    ]));
     assert_eq!(outcome.code, Some(2));
     assert!(outcome.stderr.contains("host.thaw.internal"), "{}", outcome.stderr);
 }

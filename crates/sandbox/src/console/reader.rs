@@ -287,6 +287,10 @@ impl Thread {
         // its fork and its exec.
         let _ = epoll::delete(&self.shared.epoll, &console.pipe);
         self.paused.retain(|&other| other != number);
+        // Whoever waits for the last one to end wants to hear this, too.
+        if self.shared.book().open == 1 {
+            self.report_dropped();
+        }
         self.shared.book().open -= 1;
         self.shared.ended.notify_all();
     }
