@@ -155,7 +155,7 @@ pub fn run(arguments: Arguments) -> Outcome {
         // Signals that arrive from here on are the program's.
         let mut signals = Signals::listen()?;
         let sandbox = parent.create()?.start(&spec)?;
-        let outcome = attend(sandbox, &mut signals).await;
+        let outcome = attend(sandbox, &mut signals, &policy).await;
         last_words(&console, &mut signals).await;
         outcome
     })
@@ -200,7 +200,7 @@ async fn last_words(console: &Console, signals: &mut Signals) {
 }
 
 /// Serves the sandbox and passes signals on until the program has ended.
-async fn attend(sandbox: Sandbox, signals: &mut Signals) -> Outcome {
+async fn attend(sandbox: Sandbox, signals: &mut Signals, policy: &HostPolicy) -> Outcome {
     let mut sandbox = watch_sandbox(sandbox)?;
     let mut exit = None;
     loop {
@@ -208,7 +208,9 @@ async fn attend(sandbox: Sandbox, signals: &mut Signals) -> Outcome {
         match progress {
             Progress::Event(Event::Exit(guest)) => exit = Some(guest),
             Progress::Event(Event::Failed(reason)) => {
-                return Err(Failure::failed(format!("the program could not be started: {reason}")));
+                let hint = rights_hint(policy);
+                let text = format!("the program could not be started: {reason}{hint}");
+                return Err(Failure::failed(text));
             }
             Progress::Event(Event::Violation(violation)) => {
                 return Err(Failure::failed(format!("the sandbox was ended because {violation}")));
@@ -230,6 +232,14 @@ async fn attend(sandbox: Sandbox, signals: &mut Signals) -> Outcome {
         Some(GuestExit::Signal(signal)) => Ok(ExitCode::from(128 + signal)),
         None => died(sandbox.get_ref().wait()),
     }
+}
+
+/// What to do about a program that root can see and `nobody` cannot.
+fn rights_hint(policy: &HostPolicy) -> &'static str {
+    if policy.rights == FileRights::Caller || !rustix::process::geteuid().is_root() {
+        return "";
+    }
+    " (files are opened under the rights of nobody; --as-root opens them under root's)"
 }
 
 /// Waits until the sandbox has something to say, passing signals on meanwhile.

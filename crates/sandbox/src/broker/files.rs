@@ -23,7 +23,7 @@ use super::{Answer, Question, check_read_only};
 use crate::message;
 
 /// How long a request may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long one may keep others waiting.
 const SLOW: Duration = Duration::from_millis(500);
 /// Most threads of one sandbox.
