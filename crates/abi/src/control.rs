@@ -265,8 +265,9 @@ pub struct Identity {
     pub stream_count: u32,
 }
 
-/// Body of [`MSG_FORK`]. Descriptors: the control socket, and a file for each control
-/// group of the copy's own, which moves the writing thread there.
+/// Body of [`MSG_FORK`]. Descriptors: the control socket; a file for each control group of
+/// the copy's own, which moves the writing thread there; last, the write end of its
+/// console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Fork {

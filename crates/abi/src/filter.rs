@@ -270,8 +270,11 @@ static TEMPLATE_CALLS: &[HostCall] = &[
     HostCall {
         number: 33,
         name: "dup2",
-        checks: &[Check::OneOf(1, &[crate::layout::CONTROL_FD as u32])],
-        reason: "puts a copy's own control socket in the place of the template's; a copy that replaces its control socket is ended by the host",
+        checks: &[Check::OneOf(
+            1,
+            &[crate::layout::CONTROL_FD as u32, crate::layout::CONSOLE_FD as u32],
+        )],
+        reason: "puts a copy's own control socket and console in the place of the template's; a copy that replaces its control socket is ended by the host, and its console only carries text",
     },
     HostCall {
         number: 109,

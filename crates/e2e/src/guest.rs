@@ -269,7 +269,15 @@ fn on_host(command: &[PathBuf]) -> Outcome {
 fn in_sandbox(command: &[PathBuf], patching: bool, traced: bool) -> Outcome {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let mut sandboxed = thaw();
-    sandboxed.args(["run", "--rootfs", "/", "--cpus=2", "--user", &format!("{uid}:{gid}")]);
+    sandboxed.args([
+        "run",
+        "--as-root",
+        "--rootfs",
+        "/",
+        "--cpus=2",
+        "--user",
+        &format!("{uid}:{gid}"),
+    ]);
     for (name, value) in ENVIRONMENT {
         sandboxed.arg(format!("--env={name}={value}"));
     }

@@ -17,7 +17,9 @@ pub use function::{Function, Language, built_home, copy_home};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Raw, Response, get, post, request, request_local};
 pub use outcome::{Outcome, run, run_with_input, run_within};
-pub use processes::{Process, children, descendants, exists, kill, process, resident_bytes};
+pub use processes::{
+    Descriptor, Process, children, descendants, descriptors, exists, kill, process, resident_bytes,
+};
 pub use runtime::{RuntimeProgram, compare_runtime};
 pub use skip::skip;
 pub use user::User;

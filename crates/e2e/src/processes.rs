@@ -1,6 +1,7 @@
 //! Looking at processes of the host through `/proc`.
 
 use rustix::process::{Pid, Signal};
+use std::collections::BTreeMap;
 use std::fs;
 
 /// A process of the host.
@@ -69,4 +70,44 @@ pub fn kill(pid: u32) {
     if let Some(pid) = Pid::from_raw(pid as i32) {
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
+}
+
+/// An open descriptor of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// What it leads to, as `/proc/PID/fd` shows it: a path, `pipe:[…]`, `socket:[…]`.
+    pub target: String,
+    /// The flags of open(2), with the access mode.
+    pub flags: u32,
+}
+
+impl Descriptor {
+    /// Whether it can be read only.
+    pub fn is_read_only(&self) -> bool {
+        self.flags & 3 == 0
+    }
+
+    /// Whether it can be written only.
+    pub fn is_write_only(&self) -> bool {
+        self.flags & 3 == 1
+    }
+
+    /// Whether it is a pipe to be written to.
+    pub fn is_pipe_to_write(&self) -> bool {
+        self.target.starts_with("pipe:") && self.is_write_only()
+    }
+}
+
+/// What a process has open, by number; empty if it has ended.
+pub fn descriptors(pid: u32) -> BTreeMap<u32, Descriptor> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let descriptor = |entry: fs::DirEntry| {
+        let number: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let target = fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned();
+        let information = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
+        let flags = information.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        let flags = u32::from_str_radix(flags.trim(), 8).ok()?;
+        Some((number, Descriptor { target, flags }))
+    };
+    entries.filter_map(descriptor).collect()
 }

@@ -150,7 +150,7 @@ impl CommandLine {
     fn in_sandbox(&self, cpus: u32) -> Outcome {
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let mut sandboxed = thaw();
-        sandboxed.args(["run", "--rootfs", "/", "--memory=3GiB"]);
+        sandboxed.args(["run", "--as-root", "--rootfs", "/", "--memory=3GiB"]);
         sandboxed.args([format!("--cpus={cpus}"), format!("--user={uid}:{gid}")]);
         for (name, value) in self.variables() {
             sandboxed.arg(format!("--env={name}={}", value.display()));

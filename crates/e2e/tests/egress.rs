@@ -58,7 +58,7 @@ fn closed_port() -> u16 {
 fn reach_out(rules: &[String], program: &str, arguments: &[String]) -> Outcome {
     let script = repository().join("tests/guest/egress").join(program);
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/"]);
+    command.args(["run", "--as-root", "--rootfs", "/"]);
     for rule in rules {
         command.args(["--allow-egress", rule]);
     }
@@ -110,7 +110,7 @@ fn without_a_rule_there_is_no_network() {
                   for to in ('192.0.2.1', 80), ('10.0.2.2', 80), ('10.0.2.3', 53):\n\
                   \u{20} print(errno.errorcode[socket.socket().connect_ex(to)])";
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/", "--"]).arg(python()).args(["-c", script]);
+    command.args(["run", "--as-root", "--rootfs", "/", "--"]).arg(python()).args(["-c", script]);
     assert_eq!(run(&mut command).success(), "ENETUNREACH\n".repeat(3));
 }
 
@@ -128,7 +128,7 @@ fn on_first_host(rules: &[&str], program: &str, arguments: &[&str]) -> Option<Ou
     let directory = repository().join("tests/guest/egress");
     let mut command = Command::new("unshare");
     command.arg("--net").arg(directory.join("network.sh")).arg(PORT);
-    command.arg(thaw().get_program()).args(["run", "--rootfs", "/"]);
+    command.arg(thaw().get_program()).args(["run", "--as-root", "--rootfs", "/"]);
     for rule in rules {
         command.args(["--allow-egress", rule]);
     }
@@ -200,8 +200,16 @@ fn names_lead_to_private_addresses_only_where_they_may() {
 
 #[test]
 fn a_wrong_rule_is_refused_with_a_reason() {
-    let outcome =
-        run(thaw().args(["run", "--rootfs", "/", "--allow-egress", "127.0.0.1:80", "--", "true"]));
+    let outcome = run(thaw().args([
+        "run",
+        "--as-root",
+        "--rootfs",
+        "/",
+        "--allow-egress",
+        "127.0.0.1:80",
+        "--",
+        "true",
+    ]));
     assert_eq!(outcome.code, Some(2));
     assert!(outcome.stderr.contains("host.thaw.internal"), "{}", outcome.stderr);
 }

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use thaw_e2e::{
-    Daemon, DaemonOptions, Linking, Outcome, Raw, built_home, compile, exists, kernel_symbol, run,
-    thaw, wait_until,
+    Daemon, DaemonOptions, Descriptor, Function, Linking, Outcome, Raw, built_home, compile,
+    descendants, descriptors, exists, get, kernel_symbol, run, thaw, wait_until,
 };
 
 /// What the hostile program aims at.
@@ -34,7 +35,7 @@ impl Target {
         let address = kernel_symbol("thaw_hostcall");
         let port = self.listener.local_addr().expect("an address").port();
         let mut command = thaw();
-        command.args(["run", "--rootfs"]).arg(root);
+        command.args(["run", "--as-root", "--rootfs"]).arg(root);
         command.arg(format!("--env=THAW_TEST_HOSTCALL={address:x}"));
         command.arg(format!("--env=WATCH={}", self.directory.path().display()));
         command.arg(format!("--env=VICTIM={}", self.victim.id()));
@@ -374,8 +375,166 @@ fn the_sandbox_holds_no_descriptor_that_it_could_harm_with() {
         if !["0", "1", "2", "3", "4"].contains(&fd) {
             assert_eq!((write, socket), ("EBADF", "no"), "{line}");
         }
+        if fd == "4" {
+            assert!(!line.ends_with("read ok"), "{line}");
+        }
     }
     assert!((5..20).contains(&count), "{text}");
+
+    // The same, looked at from outside: the caller's streams are its own and no more.
+    // Standard error can be read, as a terminal can.
+    let file = tempfile::tempfile().expect("a file");
+    let mut child = thaw()
+        .args([
+            "run",
+            "--as-root",
+            "--rootfs",
+            "/",
+            "--",
+            "sh",
+            "-c",
+            "echo ready; read x; (read y); exit",
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(file)
+        .spawn()
+        .expect("thaw");
+    let mut ready = [0; 6];
+    child.stdout.as_mut().expect("piped").read_exact(&mut ready).expect("it starts");
+    let own = descriptors(child.id());
+    let sandboxes = sandboxes_below(child.id());
+    assert!(!sandboxes.is_empty());
+    for process in sandboxes {
+        let held = descriptors(process);
+        for number in 0..3 {
+            assert_eq!(held[&number].target, own[&number].target, "{held:?}");
+            assert_eq!(held[&number].flags & 3, own[&number].flags & 3, "{held:?}");
+        }
+        check_held(&held, &own);
+    }
+    drop(child.stdin.take());
+    child.wait().expect("our child");
+}
+
+/// The processes below a process that are the kernel of a sandbox, or a template.
+fn sandboxes_below(pid: u32) -> Vec<u32> {
+    let is_sandbox = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.starts_with(b"thaw-kernel") || line.starts_with(b"thaw-template")
+    };
+    descendants(pid).iter().map(|process| process.pid).filter(is_sandbox).collect()
+}
+
+/// Whatever a sandbox holds is on this list, which the README of `thaw-sandbox` has, too.
+/// `callers` is what the process that made it has open.
+fn check_held(held: &BTreeMap<u32, Descriptor>, callers: &BTreeMap<u32, Descriptor>) {
+    assert!(held[&3].target.starts_with("socket:"), "control socket: {held:?}");
+    assert!(held[&4].is_pipe_to_write(), "console: {held:?}");
+    assert!((0..3).all(|number| callers[&number].target != held[&4].target), "console: {held:?}");
+    for (number, descriptor) in held {
+        let target = descriptor.target.as_str();
+        let is_file = target.starts_with('/') && !target.starts_with("/memfd:");
+        let is_known = match number {
+            0..=2 if callers[number].target == target => true,
+            // The control socket and clients' sockets.
+            _ if target.starts_with("socket:") => true,
+            // Standard output and error of functions, and the console.
+            _ if target.starts_with("pipe:") => descriptor.is_write_only(),
+            // Image, index, blobs and files of the root.
+            _ if is_file => descriptor.is_read_only(),
+            // Memory that its processes share, and the bell with which they wake each other.
+            _ => target.starts_with("/memfd:thaw-") || target == "anon_inode:[eventfd]",
+        };
+        assert!(is_known, "{number} is {descriptor:?}");
+    }
+}
+
+/// Zygotes, instances, those that are booted ahead, templates and their copies.
+#[test]
+fn no_sandbox_of_a_daemon_holds_more_than_is_listed() {
+    let home = built_home(
+        "hostile-descriptors",
+        &[("warm", "template = false"), ("fork", "template = true"), ("ready", "ready = 1")].map(
+            |(name, keys)| Function::Variant {
+                example: "hello-c",
+                name,
+                keys: format!("{keys}\nisolation = \"instance\""),
+                limits: "",
+            },
+        ),
+    );
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    for name in ["warm", "fork", "ready"] {
+        let booted_by = |kind: &str| {
+            let response = get(daemon.gateway(), name, "/");
+            assert_eq!(response.status, 200);
+            for instance in daemon.instances(name) {
+                let pid = instance["pid"].as_u64().expect("a process id") as u32;
+                // Not before others have been looked at.
+                check_all(&daemon);
+                thaw_e2e::kill(pid);
+            }
+            wait_until("they are gone", || daemon.instances(name).is_empty());
+            let boots = daemon.admin(&format!("/functions/{name}")).json()["boots"].clone();
+            boots.as_array().expect("boots").iter().any(|boot| boot["kind"] == kind)
+        };
+        let kind = if name == "warm" { "warm" } else { name };
+        let began = std::time::Instant::now();
+        while !booted_by(kind) {
+            assert!(began.elapsed().as_secs() < 60, "{name} is never booted by {kind}");
+        }
+    }
+}
+
+#[track_caller]
+fn check_all(daemon: &Daemon) {
+    let own = descriptors(daemon.pid());
+    let mut consoles = BTreeSet::new();
+    for pid in sandboxes_below(daemon.pid()) {
+        let held = descriptors(pid);
+        // One that ends meanwhile has none, or not all.
+        if !exists(pid) || !held.contains_key(&4) {
+            continue;
+        }
+        check_held(&held, &own);
+        assert!(consoles.insert(held[&4].target.clone()), "two share a console: {held:?}");
+    }
+    assert!(consoles.len() > 2, "{consoles:?}");
+}
+
+#[test]
+fn what_is_written_on_the_console_is_escaped_and_cannot_be_read_back() {
+    let target = Target::new();
+    let outcome = target.attack(Path::new("/"), &hostile(), &["console"]);
+    assert!(outcome.stdout.contains("console read E"), "{}", outcome.stdout);
+    let expected = "thaw: kernel: \\x1b[2J\\x1b]0;forged\\x07thaw: all is well\n\
+                    thaw: kernel: \\u{202e}\n";
+    assert_eq!(outcome.stderr, expected);
+}
+
+#[test]
+fn a_flood_on_the_console_fills_nothing() {
+    let mut log = tempfile::tempfile().expect("a file");
+    let mut command = thaw();
+    command.args(["run", "--as-root", "--rootfs", "/", "--cpu-time=10s"]);
+    let address = kernel_symbol("thaw_hostcall");
+    command.arg(format!("--env=THAW_TEST_HOSTCALL={address:x}")).arg("--env=WATCH=/");
+    command.arg("--").arg(hostile()).arg("flood");
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.stderr(log.try_clone().expect("a descriptor")).spawn().expect("thaw");
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    sandboxes_below(child.id()).into_iter().for_each(thaw_e2e::kill);
+    wait_until("thaw has ended", || !exists(child.id()));
+    child.wait().expect("our child");
+    let mut text = String::new();
+    std::io::Seek::rewind(&mut log).expect("a file");
+    log.take(1 << 20).read_to_string(&mut text).expect("text");
+    assert!(text.len() < 64 << 10, "{} bytes", text.len());
+    assert!(
+        text.contains("bytes of the consoles of sandboxes that have ended were dropped"),
+        "{text}"
+    );
 }
 
 /// Copies of an image have the same descriptions of its files. An offset that one of

@@ -42,7 +42,7 @@ fn is_root() -> bool {
 
 fn sandboxed(options: &[&str], script: &str) -> Outcome {
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/"]).args(options).arg("--").arg(python());
+    command.args(["run", "--as-root", "--rootfs", "/"]).args(options).arg("--").arg(python());
     run(command.args(["-c", script]))
 }
 
@@ -120,7 +120,7 @@ fn cpu_time_counts_the_processes_together() {
     assert!(outcome.stderr.contains("limit of CPU time"), "{outcome:?}");
 
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/", "--cpus=2", "--cpu-time=1s", "--"]).arg(python());
+    command.args(["run", "--as-root", "--rootfs", "/", "--cpus=2", "--cpu-time=1s", "--"]).arg(python());
     command.args(["-c", SPIN]);
     let (code, used, _) = watched(command);
     assert_eq!(code, KILLED);
@@ -138,7 +138,7 @@ fn processors_are_what_was_given() {
         return skip("this machine has one processor");
     }
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/", "--cpus=1", "--cpu-time=2s", "--"]).arg(python());
+    command.args(["run", "--as-root", "--rootfs", "/", "--cpus=1", "--cpu-time=2s", "--"]).arg(python());
     command.args(["-c", SPIN]);
     let (code, used, took) = watched(command);
     assert_eq!(code, KILLED);
@@ -178,7 +178,7 @@ fn a_hostile_program_has_no_more_than_others() {
     }
     let program = compile("hostile/hostile", Linking::Static);
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/", "--processes=25", "--cpu-time=1s", "--env=WATCH=x"]);
+    command.args(["run", "--as-root", "--rootfs", "/", "--processes=25", "--cpu-time=1s", "--env=WATCH=x"]);
     command.arg(format!("--env=THAW_TEST_HOSTCALL={:x}", kernel_symbol("thaw_hostcall")));
     let outcome = run(command.arg("--").arg(program).arg("explode"));
     assert_eq!(outcome.code, KILLED, "{outcome:?}");
@@ -249,7 +249,7 @@ fn no_groups_are_left_at_the_end() {
         return;
     }
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/", "--", "sleep", "0.2"]);
+    command.args(["run", "--as-root", "--rootfs", "/", "--", "sleep", "0.2"]);
     let mut child = command.spawn().expect("thaw runs");
     wait_until("its groups are there", || !groups_of(child.id()).is_empty());
     assert!(child.wait().expect("our child").success());

@@ -1,18 +1,22 @@
 //! `thaw run` is like starting the program directly, and safer.
 
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 use thaw_e2e::{
     Linking, Outcome, compile, descendants, exists, process, python, run, run_with_input, thaw,
     thaw_binary, wait_until,
 };
 
 fn sandboxed(arguments: &[&str], command: &[&str]) -> Outcome {
-    run(thaw().args(["run", "--rootfs", "/"]).args(arguments).arg("--").args(command))
+    run(thaw().args(["run", "--as-root", "--rootfs", "/"]).args(arguments).arg("--").args(command))
 }
 
 #[test]
@@ -40,14 +44,14 @@ fn misuse_is_exit_code_2() {
     assert_eq!(run(thaw().arg("run")).code, Some(2));
     assert_eq!(run(thaw().arg("fly")).code, Some(2));
     assert_eq!(
-        run(thaw().args(["run", "--rootfs", "/", "--memory", "many", "--", "x"])).code,
+        run(thaw().args(["run", "--as-root", "--rootfs", "/", "--memory", "many", "--", "x"])).code,
         Some(2)
     );
 }
 
 #[test]
 fn a_missing_root_is_an_error_that_names_it() {
-    let outcome = run(thaw().args(["run", "--rootfs", "/no/such/root", "--", "x"]));
+    let outcome = run(thaw().args(["run", "--as-root", "--rootfs", "/no/such/root", "--", "x"]));
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.contains("/no/such/root"), "{}", outcome.stderr);
 }
@@ -76,7 +80,7 @@ fn streams_are_the_programs() {
     let echo = compile("c/echo", Linking::Static);
     let input: Vec<u8> = (0..300_000_u32).map(|i| b'a' + (i % 26) as u8).collect();
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/", "--"]).arg(&echo);
+    command.args(["run", "--as-root", "--rootfs", "/", "--"]).arg(&echo);
     let outcome = run_with_input(&mut command, &input);
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert_eq!(outcome.stdout.as_bytes(), input);
@@ -101,7 +105,7 @@ fn a_thread_that_computes_keeps_no_other_from_its_input() {
 #[track_caller]
 fn converse(cpus: &str, command: &[&str]) {
     let mut child = thaw()
-        .args(["run", "--rootfs", "/", cpus, "--"])
+        .args(["run", "--as-root", "--rootfs", "/", cpus, "--"])
         .args(command)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -127,7 +131,7 @@ fn signals_are_passed_on() {
                   os.write(1, b'ready\\n')\n\
                   while True: time.sleep(60)";
     let mut child = thaw()
-        .args(["run", "--rootfs", "/", "--"])
+        .args(["run", "--as-root", "--rootfs", "/", "--"])
         .arg(python())
         .args(["-c", script])
         .stdout(Stdio::piped())
@@ -176,9 +180,11 @@ fn nothing_that_the_program_writes_reaches_the_host() {
 fn a_directory_is_a_root_file_system() {
     let root = tempfile::tempdir().expect("a directory");
     fs::copy(compile("c/hello", Linking::Static), root.path().join("hello")).expect("a copy");
-    let outcome = run(thaw().args(["run", "--rootfs"]).arg(root.path()).args(["--", "/hello"]));
+    let outcome =
+        run(thaw().args(["run", "--as-root", "--rootfs"]).arg(root.path()).args(["--", "/hello"]));
     assert_eq!(outcome.success(), "hello, world\n");
-    let outcome = run(thaw().args(["run", "--rootfs"]).arg(root.path()).args(["--", "/bin/sh"]));
+    let outcome =
+        run(thaw().args(["run", "--as-root", "--rootfs"]).arg(root.path()).args(["--", "/bin/sh"]));
     assert_eq!(outcome.code, Some(1), "the host's shell is not in this root");
 }
 
@@ -192,8 +198,10 @@ fn links_that_lead_out_of_the_root_stay_inside() {
         .or_else(|_| fs::copy(compile("c/file_lower", Linking::Static), root.path().join("cat")))
         .expect("a program");
     // The program's first act is to enter the directory and look around.
-    let outcome =
-        run(thaw().args(["run", "--rootfs"]).arg(root.path()).args(["--", "/cat", "/out"]));
+    let outcome = run(thaw()
+        .args(["run", "--as-root", "--rootfs"])
+        .arg(root.path())
+        .args(["--", "/cat", "/out"]));
     assert_ne!(outcome.code, Some(0));
     assert!(!outcome.stdout.contains("secret"), "{}", outcome.stdout);
 }
@@ -212,8 +220,12 @@ fn more_files_are_read_than_can_be_open() {
     stored(thaw().arg("import").arg(root.path()).arg("numbers"));
     let line = format!("{FILES} files, together {}\n", FILES * (FILES + 1) / 2);
     for rootfs in [root.path(), Path::new("numbers")] {
-        let output =
-            stored(thaw().args(["run", "--rootfs"]).arg(rootfs).args(["--", "/sum", "/numbers"]));
+        let output = stored(
+            thaw()
+                .args(["run", "--as-root", "--rootfs"])
+                .arg(rootfs)
+                .args(["--", "/sum", "/numbers"]),
+        );
         assert_eq!(output, line.repeat(2), "{}", rootfs.display());
     }
 }
@@ -240,7 +252,18 @@ fn processor_time_is_limited() {
 #[test]
 fn the_environment_is_what_was_asked_for() {
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/", "--env", "A=b=c", "--env", "TAKEN", "--", "env"]);
+    command.args([
+        "run",
+        "--as-root",
+        "--rootfs",
+        "/",
+        "--env",
+        "A=b=c",
+        "--env",
+        "TAKEN",
+        "--",
+        "env",
+    ]);
     let outcome = run(command.env("TAKEN", "from here").env("LEFT", "out")).success();
     assert!(outcome.contains("A=b=c\n") && outcome.contains("TAKEN=from here\n"), "{outcome}");
     assert!(!outcome.contains("LEFT"), "{outcome}");
@@ -260,7 +283,9 @@ fn scripts_start_their_interpreter() {
 #[test]
 fn the_trace_shows_the_calls() {
     let mut command = thaw();
-    command.args(["run", "--rootfs", "/", "--"]).arg(compile("c/hello", Linking::Static));
+    command
+        .args(["run", "--as-root", "--rootfs", "/", "--"])
+        .arg(compile("c/hello", Linking::Static));
     let outcome = run(command.env("THAW_TRACE", "syscalls"));
     assert_eq!(outcome.stdout, "hello, world\n");
     for call in ["write(1, ", "exit_group("] {
@@ -279,7 +304,7 @@ fn doctor_knows_this_host() {
 #[test]
 fn a_killed_thaw_leaves_no_sandbox() {
     let mut child = thaw()
-        .args(["run", "--rootfs", "/", "--"])
+        .args(["run", "--as-root", "--rootfs", "/", "--"])
         .arg(python())
         .args(["-c", "print('ready', flush=True)\nwhile True: pass"])
         .stdout(Stdio::piped())
@@ -297,7 +322,7 @@ fn a_killed_thaw_leaves_no_sandbox() {
 #[test]
 fn processes_that_the_host_stops_go_on() {
     let mut child = thaw()
-        .args(["run", "--rootfs", "/", "--", "sh", "-c"])
+        .args(["run", "--as-root", "--rootfs", "/", "--", "sh", "-c"])
         .arg("(echo ready; sed s/line/seen/; exit 3); echo ended with $?")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -328,7 +353,7 @@ fn processes_that_the_host_stops_go_on() {
 #[test]
 fn a_closed_output_is_a_signal_to_the_one_that_writes() {
     let mut child = thaw()
-        .args(["run", "--rootfs", "/", "--", "sh", "-c"])
+        .args(["run", "--as-root", "--rootfs", "/", "--", "sh", "-c"])
         .arg("yes; echo yes: $? >&2; trap '' PIPE; yes 2>/dev/null; echo yes: $? >&2")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -454,4 +479,242 @@ fn a_mount_that_makes_no_sense_is_an_error_of_one_sentence() {
         assert_eq!(outcome.code, Some(code), "{option}: {}", outcome.stderr);
         assert_eq!(outcome.stderr.lines().count(), 1, "{option}: {}", outcome.stderr);
     }
+}
+
+/// Whether the tests run as root, without which there is nothing to give up.
+fn is_root() -> bool {
+    let is_root = rustix::process::getuid().is_root();
+    if !is_root {
+        eprintln!("not checked: it takes root to have more rights than others");
+    }
+    is_root
+}
+
+/// Runs a command over the host's files as it is run by default.
+fn by_default(arguments: &[&str], command: &[&str]) -> Outcome {
+    run(thaw().args(["run", "--rootfs", "/"]).args(arguments).arg("--").args(command))
+}
+
+#[test]
+fn roots_files_are_read_only_if_asked_for() {
+    if !is_root() {
+        return;
+    }
+    let outcome = by_default(&[], &["cat", "/etc/shadow"]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(1), ""), "{}", outcome.stderr);
+    assert!(sandboxed(&[], &["cat", "/etc/shadow"]).success().contains("root:"));
+
+    // Neither as the owner nor as a member of the owner's group, and none of them
+    // keeps a directory from being searched.
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str, mode: u32| {
+        let path = directory.path().join(name);
+        fs::write(&path, name).expect("a file");
+        fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("its mode");
+        path.to_str().expect("a path").to_owned()
+    };
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o700)).expect("its mode");
+    let (owner, group, other) = (at("owner", 0o600), at("group", 0o640), at("other", 0o604));
+    let readable = |names: &[&str]| {
+        let script = names.iter().map(|name| format!("cat {name} 2>/dev/null; "));
+        by_default(&[], &["sh", "-c", &script.collect::<String>()]).stdout
+    };
+    assert_eq!(readable(&[&owner, &group, &other]), "");
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o711)).expect("its mode");
+    assert_eq!(readable(&[&owner, &group, &other]), "other");
+}
+
+#[test]
+fn bound_directories_of_root_are_changed_only_if_asked_for() {
+    if !is_root() {
+        return;
+    }
+    let (directory, option) = bound(":rw");
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
+    let script = "cat /shared/file; echo x > /shared/new; echo x >> /shared/file";
+    let outcome = by_default(&[&option], &["sh", "-c", script]);
+    assert_eq!(outcome.stdout, "of the host\n", "{}", outcome.stderr);
+    assert_ne!(outcome.code, Some(0));
+    assert_eq!(fs::read_dir(directory.path()).expect("readable").count(), 1);
+    // What is made belongs to the one under whose rights it is made.
+    fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).expect("its mode");
+    by_default(&[&option], &["sh", "-c", "echo x > /shared/new"]).success();
+    let made = fs::metadata(directory.path().join("new")).expect("made");
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&made), 65_534);
+}
+
+/// Something mounted for a test.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH | UnmountFlags::FORCE);
+    }
+}
+
+#[test]
+fn thaws_own_state_is_never_seen() {
+    let all = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| all.path().join(name);
+    let path = |name: &str| at(name).to_str().expect("a path").to_owned();
+    for name in ["home/store", "elsewhere"] {
+        fs::create_dir_all(at(name)).expect("a directory");
+    }
+    fs::write(at("home/daemon.json"), "secret").expect("a file");
+    fs::write(at("home/store/key"), "secret").expect("a file");
+    let run_with = |rootfs: &str, arguments: &[&str], script: &str| {
+        let mut command = thaw();
+        command.env("THAW_HOME", at("home")).args(["run", "--as-root", "--rootfs", rootfs]);
+        run(command.args(arguments).args(["--", "sh", "-c", script]))
+    };
+    let look = |home: &str| format!("find {home}; cat {home}/daemon.json {home}/store/key");
+    let home = path("home");
+    let outcome = run_with("/", &[], &look(&home));
+    assert_eq!(outcome.stdout, format!("{home}\n"), "{}", outcome.stderr);
+    let bind = format!("--bind={}:/all:rw", all.path().display());
+    let script = format!("{}; mv /all/home /all/h; rmdir /all/home", look("/all/home"));
+    let outcome = run_with("/", &[&bind], &script);
+    assert_eq!(outcome.stdout, "/all/home\n", "{}", outcome.stderr);
+    assert!(at("home/store/key").exists());
+    for (rootfs, arguments) in [(home.as_str(), vec![]), ("/", vec![format!("--bind={home}:/x")])] {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let outcome = run_with(rootfs, &arguments, "true");
+        assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("Thaw's own state"), "{}", outcome.stderr);
+    }
+    if is_root() {
+        for (mounted, inner) in [("home", "daemon.json"), ("home/store", "key")] {
+            mount_bind(at(mounted), at("elsewhere")).expect("a mount");
+            let _mounted = Mounted(at("elsewhere"));
+            assert!(at("elsewhere").join(inner).exists());
+            let place = path("elsewhere");
+            let outcome = run_with("/", &[], &format!("find {place}; cat {place}/{inner}"));
+            assert_eq!(outcome.stdout, format!("{place}\n"), "{}", outcome.stderr);
+        }
+    }
+}
+
+/// A FUSE file system whose process says that it is there and never answers anything
+/// again. Whoever asks it for something waits until it is unmounted.
+struct SilentFuse {
+    mounted: Mounted,
+    _directory: tempfile::TempDir,
+}
+
+impl SilentFuse {
+    /// `None`: it cannot be tried here.
+    fn mount() -> Option<Self> {
+        if !is_root() {
+            return None;
+        }
+        let Ok(device) = fs::File::options().read(true).write(true).open("/dev/fuse") else {
+            eprintln!("NOT CHECKED: this host has no /dev/fuse, so FUSE cannot be tried");
+            return None;
+        };
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).expect("its mode");
+        let at = directory.path().join("fuse");
+        fs::create_dir(&at).expect("a directory");
+        let options =
+            format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", device.as_raw_fd());
+        let options = std::ffi::CString::new(options).expect("text");
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        mount("silent", &at, "fuse.silent", flags, Some(options.as_c_str())).expect("a mount");
+        thread::spawn(move || answer_nothing(device));
+        Some(Self { mounted: Mounted(at), _directory: directory })
+    }
+
+    fn path(&self) -> &str {
+        self.mounted.0.to_str().expect("a path")
+    }
+}
+
+/// Answers `FUSE_INIT` (linux/fuse.h), takes everything else, and says nothing.
+fn answer_nothing(mut device: fs::File) {
+    let mut request = vec![0; 1 << 17];
+    while let Ok(length) = device.read(&mut request) {
+        let opcode = u32::from_ne_bytes(request[4..8].try_into().expect("4 bytes"));
+        if length < 40 || opcode != 26 {
+            continue;
+        }
+        // fuse_out_header: length, error, the request's number; fuse_init_out.
+        let mut reply = vec![0_u8; 16 + 64];
+        reply[..4].copy_from_slice(&80_u32.to_ne_bytes());
+        reply[8..16].copy_from_slice(&request[8..16]);
+        reply[16..20].copy_from_slice(&7_u32.to_ne_bytes());
+        reply[20..24].copy_from_slice(&31_u32.to_ne_bytes());
+        // Most bytes of a write.
+        reply[36..40].copy_from_slice(&4096_u32.to_ne_bytes());
+        device.write_all(&reply).expect("the kernel takes it");
+    }
+}
+
+#[test]
+fn a_fuse_process_that_never_answers_keeps_nobody_waiting() {
+    let Some(fuse) = SilentFuse::mount() else { return };
+    let path = fuse.path();
+    let script = format!("ls -A {path}; cat {path}/file; ls -ld {path} >/dev/null && echo after");
+    for arguments in [&["--as-root"][..], &[]] {
+        let outcome = by_default(arguments, &["sh", "-c", &script]);
+        assert_eq!(outcome.stdout, "after\n", "{outcome:?}");
+        assert!(outcome.stderr.contains("No such file"), "{outcome:?}");
+    }
+    let bind = format!("--bind={path}/..:/all");
+    let outcome =
+        by_default(&[&bind], &["sh", "-c", "ls -A /all/fuse; cat /all/fuse/x; echo after"]);
+    assert_eq!(outcome.stdout, "after\n", "{outcome:?}");
+    let outcome = run(thaw().args(["run", "--rootfs", path, "--", "/bin/sh"]));
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("--allow-fuse"), "{outcome:?}");
+}
+
+/// Even if it is asked for: the request that waits fails, later ones are served.
+#[test]
+fn a_file_system_that_never_answers_fails_one_request() {
+    let Some(fuse) = SilentFuse::mount() else { return };
+    let script = format!("cat {}/file; cat /etc/os-release >/dev/null && echo told", fuse.path());
+    let mut command = thaw();
+    command.args(["run", "--allow-fuse", "--rootfs", "/", "--", "sh", "-c", &script]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("thaw");
+    let mut said = String::new();
+    let mut stdout = child.stdout.take().expect("piped");
+    let began = Instant::now();
+    while !said.ends_with("told\n") && began.elapsed() < Duration::from_secs(60) {
+        let mut byte = [0];
+        match stdout.read(&mut byte).expect("text") {
+            0 => break,
+            _ => said.push(byte[0].into()),
+        }
+    }
+    // Until then the host's kernel lets nobody go who waits for it.
+    drop(fuse);
+    let mut errors = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut errors).expect("text");
+    assert_eq!(said, "told\n", "{errors}");
+    assert!(errors.contains("timed out"), "{errors}");
+    child.wait().expect("our child");
+}
+
+#[test]
+fn nothing_is_mounted_because_a_sandbox_looks() {
+    if !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_reader, writer) = std::io::pipe().expect("a pipe");
+    // A process of the group that is named here would look through it.
+    let group = rustix::process::getpgrp().as_raw_nonzero();
+    let options = format!("fd={},pgrp={group},minproto=5,maxproto=5,direct", writer.as_raw_fd());
+    let options = std::ffi::CString::new(options).expect("text");
+    let flags = MountFlags::empty();
+    if let Err(error) = mount("auto", directory.path(), "autofs", flags, Some(options.as_c_str())) {
+        eprintln!("NOT CHECKED: this host cannot mount autofs ({error})");
+        return;
+    }
+    let mounted = Mounted(directory.path().to_owned());
+    let path = directory.path().to_str().expect("a path");
+    let script = format!("ls -A {path}; cat {path}/file; echo after");
+    let outcome = sandboxed(&[], &["sh", "-c", &script]);
+    assert_eq!(outcome.stdout, "after\n", "{outcome:?}");
+    drop(mounted);
 }

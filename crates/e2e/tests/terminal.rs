@@ -36,7 +36,13 @@ impl Terminal {
         let stdio = || Stdio::from(slave.try_clone().expect("a descriptor"));
         // setsid(1) makes the terminal the controlling one.
         let mut run = Command::new("setsid");
-        run.args(["--ctty", "--wait"]).arg(thaw_binary()).args(["run", "--rootfs", "/", "--"]);
+        run.args(["--ctty", "--wait"]).arg(thaw_binary()).args([
+            "run",
+            "--as-root",
+            "--rootfs",
+            "/",
+            "--",
+        ]);
         run.args(command).stdin(stdio()).stdout(stdio()).stderr(stdio());
         let thaw = run.spawn().expect("setsid");
         let master = File::from(master);

@@ -13,15 +13,14 @@ use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 use thaw_sandbox::{
-    Console, GuardedPort, KernelError, PoolConfig, PortGuard, Transport, WeakLimits, ZygoteConfig,
-    ZygoteError, ZygotePool, limits,
+    Console, ConsoleOutput, GuardedPort, KernelError, PoolConfig, PortGuard, Transport, WeakLimits,
+    ZygoteConfig, ZygoteError, ZygotePool, limits,
 };
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
@@ -188,8 +187,8 @@ pub async fn serve(
     Ok(())
 }
 
-/// Starts the zygote pool; sandboxes' kernels write their last words to this
-/// process's standard error.
+/// Starts the zygote pool; the last words of sandboxes' kernels, and traces, go to
+/// the log.
 ///
 /// # Errors
 /// This host cannot run sandboxes.
@@ -198,8 +197,7 @@ pub fn start_pool(
     size: usize,
     weak_limits: WeakLimits,
 ) -> Result<Arc<ZygotePool>, ServeError> {
-    let console = io::stderr().as_fd().try_clone_to_owned()?;
-    let console = Console::Shared(Arc::new(console));
+    let console = Console::lines(crate::debug::console_rate(), log_console)?;
     let zygotes = ZygoteConfig {
         directory: Some(home.root().to_owned()),
         weak_limits,
@@ -212,6 +210,17 @@ pub fn start_pool(
         tracing::warn!("this host does not enforce limits of {limits}: {reason}");
     }
     Ok(Arc::new(pool))
+}
+
+/// Writes to the log what comes from a console.
+fn log_console(output: &ConsoleOutput<'_>) {
+    match *output {
+        ConsoleOutput::Line { pid, label: Some(function), .. } => {
+            tracing::warn!(function, pid, "{output}");
+        }
+        ConsoleOutput::Line { pid, label: None, .. } => tracing::warn!(pid, "{output}"),
+        ConsoleOutput::Dropped { .. } => tracing::warn!("{output}"),
+    }
 }
 
 async fn wait_for_end(
@@ -300,8 +309,7 @@ impl OwnListeners {
                 Err(error) => tracing::error!(function = %wants.0, "{error}"),
             }
         }
-        drop(tasks);
-        tracing::debug!(addresses = ?self.addresses(), "listening");
+
     }
 
     fn listen(&self, address: SocketAddr, (name, kind): &Wanted) -> Result<ListenTask, ServeError> {

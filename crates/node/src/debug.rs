@@ -1,7 +1,7 @@
 //! Environment variables that change how sandboxes run, for finding faults.
 
 use thaw_abi::control::{FLAG_NO_PATCHING, FLAG_TRACE_SYSCALLS};
-use thaw_sandbox::{Kernel, KernelError};
+use thaw_sandbox::{ConsoleRate, Kernel, KernelError};
 
 /// `FLAG_*` of the boot command that the environment asks for:
 /// `THAW_TRACE=syscalls` and `THAW_NO_PATCHING=1`.
@@ -15,6 +15,15 @@ pub fn flags() -> u32 {
         flags |= FLAG_NO_PATCHING;
     }
     flags
+}
+
+/// How much of what the kernels of sandboxes say is passed on: all of it if it is a
+/// trace.
+pub fn console_rate() -> ConsoleRate {
+    match flags() & FLAG_TRACE_SYSCALLS {
+        0 => ConsoleRate::Limited,
+        _ => ConsoleRate::Lossless,
+    }
 }
 
 /// The kernel to run: the one inside this program, or the ELF file that

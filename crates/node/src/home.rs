@@ -26,6 +26,9 @@ use std::time::Duration;
 /// Environment variable that names the directory.
 pub const HOME_VARIABLE: &str = "THAW_HOME";
 
+/// The directory that root uses without it.
+const ROOTS_HOME: &str = "/var/lib/thaw";
+
 /// The directory with a node's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Home {
@@ -96,19 +99,35 @@ impl Home {
     /// # Errors
     /// No such directory is known, or it cannot be made.
     pub fn from_environment() -> Result<Self, HomeError> {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        if let Some(root) = variable(HOME_VARIABLE) {
-            return Self::at(PathBuf::from(root));
+        match Self::chosen().or_else(Self::usual) {
+            Some(root) => Self::at(root),
+            None => Err(HomeError::Unknown),
         }
+    }
+
+    /// All directories where this user's state may lie, whether they exist or not:
+    /// `$THAW_HOME`, the one that is used without it, and root's.
+    pub fn candidates() -> Vec<PathBuf> {
+        let all = [Self::chosen(), Self::usual(), Some(PathBuf::from(ROOTS_HOME))];
+        all.into_iter().flatten().collect()
+    }
+
+    /// What `$THAW_HOME` names.
+    fn chosen() -> Option<PathBuf> {
+        variable(HOME_VARIABLE).map(PathBuf::from)
+    }
+
+    /// What is used without it.
+    fn usual() -> Option<PathBuf> {
         if rustix::process::geteuid().is_root() {
-            return Self::at("/var/lib/thaw");
+            return Some(PathBuf::from(ROOTS_HOME));
         }
         let data = match (variable("XDG_DATA_HOME"), variable("HOME")) {
             (Some(data), _) => PathBuf::from(data),
             (None, Some(home)) => Path::new(&home).join(".local/share"),
-            (None, None) => return Err(HomeError::Unknown),
+            (None, None) => return None,
         };
-        Self::at(data.join("thaw"))
+        Some(data.join("thaw"))
     }
 
     /// The directory itself, absolute.
@@ -219,6 +238,11 @@ fn make_directory(path: &Path) -> Result<(), HomeError> {
         .mode(0o700)
         .create(path)
         .map_err(|error| HomeError::Unusable { path: path.to_owned(), error })
+}
+
+/// The value of an environment variable, if it has one.
+fn variable(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
-use thaw_sandbox::{BlobSource, HostDirectory, Rootfs};
+use thaw_sandbox::{BlobSource, HostDirectory, HostPolicy, Rootfs};
 use thaw_store::import::{ImportOptions, ImportReport, Progress};
 use thaw_store::index::{Attributes, Content, DeviceNumber, Node, NodeId, Timestamp, TreeError};
 use thaw_store::{Blob, BlobHash, IndexId, InvalidName, Name, OpenIndex, Store, StoreError, Tree};
@@ -17,7 +17,7 @@ use thaw_store::{Blob, BlobHash, IndexId, InvalidName, Name, OpenIndex, Store, S
 #[derive(Debug, thiserror::Error)]
 pub enum RootfsError {
     /// The directory cannot be opened.
-    #[error("cannot serve {} as a root file system ({error}); name a directory", path.display())]
+    #[error("cannot serve {} as a root file system ({error}); name another directory", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -45,17 +45,19 @@ pub fn is_directory_name(rootfs: &str) -> bool {
 }
 
 /// Opens what a user named: a directory of this host, a stored root file system,
-/// or that of a stored function. `home` is asked only for the latter two.
+/// or that of a stored function. `policy` is for the first, `home` is asked only
+/// for the latter two.
 ///
 /// # Errors
 /// There is no such directory or stored root file system.
 pub fn open(
     rootfs: &str,
+    policy: &HostPolicy,
     home: impl FnOnce() -> Result<Home, HomeError>,
 ) -> Result<Rootfs, RootfsError> {
     if is_directory_name(rootfs) {
         let path = Path::new(rootfs);
-        return match HostDirectory::open(path) {
+        return match HostDirectory::open_with(path, policy) {
             Ok(directory) => Ok(Rootfs::HostDirectory(Arc::new(directory))),
             Err(error) => Err(RootfsError::Directory { path: path.to_owned(), error }),
         };

@@ -2,6 +2,7 @@
 
 pub mod boot;
 pub mod broker;
+pub mod console;
 pub mod egress;
 pub mod event;
 pub mod freeze;
@@ -23,7 +24,10 @@ pub use boot::{
     BootError, BootFlags, BootPlan, Mount, MountKind, PlanError, Rootfs, StartSpec, ThawOptions,
     connection,
 };
-pub use broker::{BlobSource, BoundAccess, BoundDirectory, HostDirectory};
+pub use broker::{
+    BlobSource, BoundAccess, BoundDirectory, FileRights, FuseAccess, HostDirectory, HostPolicy,
+};
+pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use egress::{
     Denials, Denied, EgressPolicy, EgressRule, EgressRuleError, GuardedPort, PortGuard, Transport,
 };
@@ -37,6 +41,6 @@ pub use sys::{set_terminal_mode, terminal_mode};
 pub use text::escape;
 pub use working_set::{PopulatePolicy, WorkingSet, WorkingSetError};
 pub use zygote::{
-    Console, Held, PoolConfig, PoolStats, Processes, Template, TemplateError, UserIds, Zygote,
-    ZygoteConfig, ZygoteError, ZygoteParent, ZygotePool, zygote_parent_main,
+    Held, PoolConfig, PoolStats, Processes, Template, TemplateError, UserIds, Zygote, ZygoteConfig,
+    ZygoteError, ZygoteParent, ZygotePool, zygote_parent_main,
 };

@@ -17,7 +17,8 @@ use thaw_abi::control::{
 };
 
 use crate::boot::{BootError, Rootfs};
-use crate::broker::Broker;
+use crate::broker::{Broker, QueueFull};
+use crate::console::HostEnd;
 use crate::egress::Denials;
 use crate::event::{Event, Incoming, Progress, Violation, parse};
 use crate::limits::LimitReached;
@@ -40,7 +41,7 @@ const UNREAD_MAX: usize = 256 * 1024;
 pub struct Sandbox {
     process: Process,
     line: Arc<Line>,
-    console: Option<OwnedFd>,
+    console: HostEnd,
     broker: Broker,
     state: State,
 }
@@ -81,7 +82,7 @@ impl Sandbox {
     pub(crate) fn new(
         process: Process,
         control: OwnedFd,
-        console: Option<OwnedFd>,
+        console: HostEnd,
         broker: Broker,
     ) -> Self {
         let line = Arc::new(Line {
@@ -169,7 +170,8 @@ impl Sandbox {
         if unread > UNREAD_MAX {
             return Err(Violation::RepliesUnread);
         }
-        let Some((reply, descriptor)) = self.broker.serve(request) else { return Ok(()) };
+        let served = self.broker.serve(request).map_err(|QueueFull| Violation::RepliesUnread)?;
+        let Some((reply, descriptor)) = served else { return Ok(()) };
         match self.send(reply, descriptor.into_iter().collect()) {
             Err(error) if error.kind() == io::ErrorKind::OutOfMemory => {
                 Err(Violation::RepliesUnread)
@@ -294,9 +296,14 @@ impl Sandbox {
     }
 
     /// Read end of the sandbox's console, non-blocking, where the kernel writes
-    /// traces and panics; `None` if the pool's console is shared.
+    /// traces and panics; `None` unless [`crate::Console::Pipe`] leaves it to the caller.
     pub fn console(&self) -> Option<BorrowedFd<'_>> {
-        self.console.as_ref().map(AsFd::as_fd)
+        self.console.pipe()
+    }
+
+    /// Names the sandbox in what comes from its console. The first name stays.
+    pub fn label(&self, label: &Arc<str>) {
+        self.console.set_label(label);
     }
 
     /// How the host process ended, if it has.

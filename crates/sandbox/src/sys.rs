@@ -127,6 +127,22 @@ pub fn duplicate_to(file: BorrowedFd<'_>, number: RawFd) -> io::Result<OwnedFd> 
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
+/// Sets the user and group id of the calling thread for access to files
+/// (setfsuid(2)), and thereby takes the capabilities for it away.
+pub fn set_filesystem_ids(id: u32) -> io::Result<()> {
+    // SAFETY: the calls take no pointers and change the calling thread only. They say
+    // which id was set before and not whether they worked, so each is made twice.
+    let (group, user) = unsafe {
+        libc::setfsgid(id);
+        libc::setfsuid(id);
+        (libc::setfsgid(id), libc::setfsuid(id))
+    };
+    if group as u32 == id && user as u32 == id {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("this user namespace has no user and group {id}")))
+}
+
 /// Whether a descriptor stays open over exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseOnExec {

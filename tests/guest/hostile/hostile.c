@@ -12,6 +12,8 @@
  *   hostile int80 FIRST LAST        32-bit calls
  *   hostile descriptors             what is behind every descriptor number
  *   hostile offsets                 reads that would move offsets others share
+ *   hostile console                 forged lines on the console, and attempts to read it
+ *   hostile flood                   lines without end on the console
  *   hostile broker                  forged messages on the control socket
  *   hostile garbage SEED            nonsense on the control socket
  *   hostile explode                 host processes without end, each using a processor
@@ -380,12 +382,14 @@ static void descriptors(void)
         long socket = HOST(SYS_recvfrom, fd, (long)data, 1, MSG_PEEK | MSG_DONTWAIT, 0, 0);
         long shared = HOST(SYS_mmap, 0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         long private = HOST(SYS_mmap, 0, PAGE, PROT_READ, MAP_PRIVATE, fd, 0);
+        long read = fd == 3 ? 0 : HOST(SYS_read, fd, (long)data, 0);
         if (open == -EBADF && socket == -EBADF && shared == -EBADF && private == -EBADF)
             continue;
-        say("descriptor %ld write %s socket %s writable-mapping %s mapping %s\n", fd,
+        say("descriptor %ld write %s socket %s writable-mapping %s mapping %s read %s\n", fd,
             open < 0 ? error_name((int)-open) : "ok", socket == -ENOTSOCK ? "no" : "yes",
             shared < 0 && shared > -4096 ? error_name((int)-shared) : "ok",
-            private < 0 && private > -4096 ? error_name((int)-private) : "ok");
+            private < 0 && private > -4096 ? error_name((int)-private) : "ok",
+            read < 0 ? error_name((int)-read) : "ok");
     }
 }
 
@@ -405,6 +409,20 @@ static void offsets(void)
             moved < 0 ? error_name((int)-moved) : "ok", moved < 0 ? 0 : moved,
             renumbered < 0 ? error_name((int)-renumbered) : "ok");
     }
+}
+
+/* The console: other people read it on a terminal. */
+static void console(int endless)
+{
+    static const char forged[] = "\x1b[2J\x1b]0;forged\x07thaw: all is well\n\xe2\x80\xae";
+    static char lines[4096];
+    char data[16];
+    memset(lines, '\n', sizeof lines);
+    HOST(SYS_write, 4, (long)forged, sizeof forged - 1);
+    long read = HOST(SYS_read, 4, (long)data, sizeof data);
+    say("console read %s\n", read < 0 ? error_name((int)-read) : "ok");
+    while (endless)
+        HOST(SYS_write, 4, (long)lines, sizeof lines);
 }
 
 /* Sends one request to the broker and prints what comes back. */
@@ -582,6 +600,8 @@ int main(int argc, char **argv)
         descriptors();
     } else if (!strcmp(argv[1], "offsets")) {
         offsets();
+    } else if (!strcmp(argv[1], "console") || !strcmp(argv[1], "flood")) {
+        console(!strcmp(argv[1], "flood"));
     } else if (!strcmp(argv[1], "broker")) {
         broker();
     } else if (!strcmp(argv[1], "explode")) {

@@ -2,15 +2,19 @@
 
 use crate::failure::Failure;
 use std::path::Path;
-use thaw_sandbox::{BoundAccess, BoundDirectory, Mount, MountKind};
+use thaw_sandbox::{BoundAccess, BoundDirectory, HostPolicy, Mount, MountKind};
 
 /// Opens what the options name. Binds come first, in order, so that a file
 /// system in memory may hide a part of one.
-pub fn open(binds: &[String], tmpfs: &[String]) -> Result<Vec<Mount>, Failure> {
+pub fn open(
+    binds: &[String],
+    tmpfs: &[String],
+    policy: &HostPolicy,
+) -> Result<Vec<Mount>, Failure> {
     let mut mounts = Vec::new();
     for option in binds {
         let Bind { host, guest, access } = parse(option)?;
-        let directory = BoundDirectory::open(Path::new(host), access)
+        let directory = BoundDirectory::open_with(Path::new(host), access, policy)
             .map_err(|error| Failure::failed(format!("--bind {option}: {host}: {error}")))?;
         mounts.push(Mount { at: guest.into(), kind: MountKind::Bind(directory) });
     }
@@ -77,7 +81,8 @@ mod tests {
 
     #[test]
     fn a_missing_directory_is_named() {
-        let failure = open(&["/none/at/all:/data".into()], &[]).unwrap_err();
+        let failure =
+            open(&["/none/at/all:/data".into()], &[], &HostPolicy::default()).unwrap_err();
         assert!(failure.message().unwrap().contains("/none/at/all"));
     }
 }

@@ -7,13 +7,13 @@ use clap::Args;
 use libc::{SIGTSTP, SIGWINCH};
 use rustix::termios::{isatty, tcgetwinsize};
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::time::Duration;
 use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY, WindowSize};
 use thaw_node::config::{ByteSize, Egress, EgressRule, TimeSpan};
 use thaw_node::home::Home;
@@ -21,7 +21,8 @@ use thaw_node::reactor::watch_sandbox;
 use thaw_node::rootfs;
 use thaw_sandbox::limits::{self, Controller, Missing, PROCESSES_MAX};
 use thaw_sandbox::{
-    Console, Event, GuestExit, Progress, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
+    Console, ConsoleOutput, ConsoleRate, Event, FileRights, FuseAccess, GuestExit, HostPolicy,
+    Progress, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -42,12 +43,27 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub struct Arguments {
     /// Root file system: a directory of this host (with a slash in its name),
     /// served read-only, or the name of a stored one.
+    ///
+    /// Files are opened under your rights, for root under those of `nobody` (see
+    /// --as-root). Thaw's own state ($THAW_HOME) and file systems that show the
+    /// host's state (such as /proc) look empty.
     #[arg(long, value_name = "DIR|NAME")]
     rootfs: String,
     /// Mount a directory of this host in the sandbox, read-only; with :rw, what
-    /// the program changes is changed here, under your rights.
+    /// the program changes is changed here.
+    ///
+    /// Files are opened and made under your rights, for root under those of
+    /// `nobody` (see --as-root).
     #[arg(long, value_name = "HOST:GUEST[:rw]")]
     bind: Vec<String>,
+    /// Open and change files of this host with all rights that you have, also if
+    /// you are root: the program may read what only root may read.
+    #[arg(long)]
+    as_root: bool,
+    /// Let the program see FUSE file systems, which look empty otherwise: the
+    /// process behind one may let every access wait, even past SIGKILL.
+    #[arg(long)]
+    allow_fuse: bool,
     /// Mount an empty file system in memory.
     #[arg(long, value_name = "GUEST")]
     tmpfs: Vec<String>,
@@ -160,7 +176,8 @@ impl FromStr for User {
 
 pub fn run(arguments: Arguments) -> Outcome {
     let asked_limits = arguments.asked_limits();
-    let rootfs = rootfs::open(&arguments.rootfs, Home::from_environment)?;
+    let policy = host_policy(&arguments);
+    let rootfs = rootfs::open(&arguments.rootfs, &policy, Home::from_environment)?;
     let stdio = [io::stdin().as_fd(), io::stdout().as_fd(), io::stderr().as_fd()]
         .map(|fd| fd.try_clone_to_owned());
     let [stdin, stdout, stderr] = stdio;
@@ -183,17 +200,16 @@ pub fn run(arguments: Arguments) -> Outcome {
         flags: flags(stdio),
         rootfs,
         egress: Egress { allow: arguments.allow_egress.clone(), ..Egress::default() }.policy(),
-        mounts: mounts::open(&arguments.bind, &arguments.tmpfs)?,
+        mounts: mounts::open(&arguments.bind, &arguments.tmpfs, &policy)?,
         stdio,
         window: window(stdio),
     };
-    // Traces and the kernel's last words belong to the user's standard error.
     let _terminal = terminal::restore_at_the_end(stdio)?;
-    let console = Console::Shared(Arc::new(stdio[2].try_clone_to_owned()?));
+    let console = Console::lines(thaw_node::debug::console_rate(), print_console)?;
     let parent = ZygoteParent::start(ZygoteConfig {
         // Limits that nobody has asked for may be weak, and are judged below.
         weak_limits: WeakLimits::Accept,
-        ..ZygoteConfig::new(thaw_node::debug::kernel()?, console)
+        ..ZygoteConfig::new(thaw_node::debug::kernel()?, console.clone())
     })?;
     check_limits(&asked_limits, parent.missing_controllers(), arguments.weak_limits.chosen())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -201,12 +217,52 @@ pub fn run(arguments: Arguments) -> Outcome {
         // Signals that arrive from here on are the program's.
         let mut signals = Signals::listen()?;
         let sandbox = parent.create()?.start(&spec)?;
-        attend(sandbox, &mut signals).await
+        let outcome = attend(sandbox, &mut signals, &policy).await;
+        last_words(&console, &mut signals).await;
+        outcome
     })
 }
 
+/// How directories of this host are served.
+fn host_policy(arguments: &Arguments) -> HostPolicy {
+    HostPolicy {
+        rights: match arguments.as_root {
+            true => FileRights::Caller,
+            false => FileRights::Unprivileged,
+        },
+        fuse: match arguments.allow_fuse {
+            true => FuseAccess::Seen,
+            false => FuseAccess::Hidden,
+        },
+        hidden: Home::candidates(),
+    }
+}
+
+/// Prints what comes from the console of the sandbox: a trace as it is, the kernel's
+/// last words with a word on whose they are.
+fn print_console(output: &ConsoleOutput<'_>) {
+    let trace = thaw_node::debug::console_rate() == ConsoleRate::Lossless;
+    // Without a standard error there is nobody to tell.
+    let _ = match output {
+        ConsoleOutput::Line { text, .. } if trace => writeln!(io::stderr(), "{text}"),
+        output => writeln!(io::stderr(), "thaw: {output}"),
+    };
+}
+
+/// Waits until what the ended sandbox wrote on its console is printed, or the user
+/// has enough of it.
+async fn last_words(console: &Console, signals: &mut Signals) {
+    const LOOK: Duration = Duration::from_millis(50);
+    while !console.wait_ended(LOOK) {
+        let signal = tokio::time::timeout(Duration::from_millis(1), signals.next()).await;
+        if matches!(signal, Ok(number) if number != SIGWINCH) {
+            return;
+        }
+    }
+}
+
 /// Serves the sandbox and passes signals on until the program has ended.
-async fn attend(sandbox: Sandbox, signals: &mut Signals) -> Outcome {
+async fn attend(sandbox: Sandbox, signals: &mut Signals, policy: &HostPolicy) -> Outcome {
     let mut sandbox = watch_sandbox(sandbox)?;
     let mut exit = None;
     loop {
@@ -214,7 +270,9 @@ async fn attend(sandbox: Sandbox, signals: &mut Signals) -> Outcome {
         match progress {
             Progress::Event(Event::Exit(guest)) => exit = Some(guest),
             Progress::Event(Event::Failed(reason)) => {
-                return Err(Failure::failed(format!("the program could not be started: {reason}")));
+                let hint = rights_hint(policy);
+                let text = format!("the program could not be started: {reason}{hint}");
+                return Err(Failure::failed(text));
             }
             Progress::Event(Event::Violation(violation)) => {
                 return Err(Failure::failed(format!("the sandbox was ended because {violation}")));
@@ -243,6 +301,14 @@ async fn attend(sandbox: Sandbox, signals: &mut Signals) -> Outcome {
         Some(GuestExit::Signal(signal)) => Ok(ExitCode::from(128 + signal)),
         None => died(sandbox.get_ref().wait()),
     }
+}
+
+/// What to do about a program that root can see and `nobody` cannot.
+fn rights_hint(policy: &HostPolicy) -> &'static str {
+    if policy.rights == FileRights::Caller || !rustix::process::geteuid().is_root() {
+        return "";
+    }
+    " (files are opened under the rights of nobody; --as-root opens them under root's)"
 }
 
 /// Waits until the sandbox has something to say, passing signals on meanwhile.

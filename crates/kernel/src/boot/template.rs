@@ -7,6 +7,7 @@
 //! forks is the transient single thread, whatever the program has).
 
 use thaw_abi::control::{Fork, MSG_FORK, MSG_READY};
+use thaw_abi::layout::CONSOLE_FD;
 
 use super::control::{self, CONTROL};
 use super::phases;
@@ -29,13 +30,13 @@ pub fn serve() -> Result<()> {
     loop {
         let message = control::receive_second_command();
         let (fork, _) = message.split::<Fork>()?;
-        let (MSG_FORK, [socket, ..]) = (message.kind, message.fds) else {
+        let (MSG_FORK, [socket, group @ .., console]) = (message.kind, message.fds) else {
             return Err(Errno::EINVAL);
         };
         match host::fork_copy() {
             Ok(Forked::Child) => {
                 phases::received();
-                if become_copy(fork, HostFd(*socket), &message.fds[1..]).is_err() {
+                if become_copy(fork, HostFd(*socket), group, HostFd(*console)).is_err() {
                     panic::exit(panic::PANIC_EXIT_CODE)
                 }
                 return Ok(());
@@ -48,11 +49,13 @@ pub fn serve() -> Result<()> {
     }
 }
 
-/// Gives up the template's rights, groups and control socket. `groups` move the thread
-/// that writes to them into the copy's own control groups.
-fn become_copy(fork: &Fork, socket: HostFd, groups: &[i32]) -> Result<()> {
-    host::duplicate_to(socket, CONTROL)?;
-    host::close(socket);
+/// Gives up the template's rights, groups, control socket and console. `groups` move the
+/// thread that writes to them into the copy's own control groups.
+fn become_copy(fork: &Fork, socket: HostFd, groups: &[i32], console: HostFd) -> Result<()> {
+    for (own, number) in [(socket, CONTROL), (console, HostFd(CONSOLE_FD))] {
+        host::duplicate_to(own, number)?;
+        host::close(own);
+    }
     for &group in groups {
         // The thread that writes is meant (cgroups(7)). It takes microseconds, but
         // later a guest could keep processes out of it.

@@ -10,9 +10,9 @@ use crate::rootfs::StoredRootfs;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
@@ -108,7 +108,11 @@ impl Program {
             _ => None,
         };
 
-        let console = Console::Shared(Arc::new(console));
+        let mut console = File::from(console);
+        let console = Console::lines(crate::debug::console_rate(), move |output| {
+            // Nobody reads any more when the build has ended.
+            let _ = writeln!(console, "{output}");
+        })?;
         let parent = ZygoteParent::start(ZygoteConfig {
             weak_limits,
             ..ZygoteConfig::new(crate::debug::kernel()?, console)

@@ -44,6 +44,8 @@ pub struct SandboxLauncher {
 pub(super) struct Shared {
     pub pool: Arc<ZygotePool>,
     function: FunctionName,
+    /// The function's name for the lines of its kernels.
+    pub label: Arc<str>,
     image: Image,
     rootfs: StoredRootfs,
     store: Store,
@@ -114,6 +116,7 @@ impl SandboxLauncher {
         let shared = Shared {
             pool,
             function: config.name.clone(),
+            label: config.name.as_str().into(),
             image,
             rootfs,
             store: store.clone(),
@@ -184,6 +187,7 @@ impl Launcher for SandboxLauncher {
                 "cannot watch the new instance ({error}); raise the limit of open files"
             ))
         })?;
+        sandbox.get_ref().label(&shared.label);
         let pid = sandbox.get_ref().pid();
         let shared = shared.clone();
         let instance = SandboxInstance {

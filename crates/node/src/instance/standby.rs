@@ -226,6 +226,7 @@ impl Standby {
             let held = zygote
                 .hold(&plan, &shared.options(Some(&pipes)))
                 .map_err(|error| LaunchError(error.to_string()))?;
+            held.label(&shared.label);
             let log = pipes.log();
             pipes.handed_over();
             let replaced = self.state().add(Ready { held, log });
@@ -254,6 +255,7 @@ impl Standby {
         let parent = shared.pool.parent();
         let template =
             parent.template(&plan, &shared.options(None)).map_err(|error| failed(&error))?;
+        template.label(&shared.label);
         let template = Some(Arc::new(template));
         let old = {
             let mut state = self.state();

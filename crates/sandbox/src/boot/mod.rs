@@ -45,6 +45,11 @@ pub enum BootError {
     /// A limit could not be set.
     #[error("cannot set the sandbox's limits: {0}")]
     Limits(#[source] std::io::Error),
+    /// Directories of the host cannot be served.
+    #[error(
+        "cannot serve files of this host ({0}); run as a user who is not root, or add --as-root"
+    )]
+    Files(#[source] std::io::Error),
     /// The copy could not be prepared.
     #[error("the copy could not be prepared: {0}")]
     NotPrepared(String),

@@ -1,8 +1,8 @@
 //! Directories of the host that are mounted in a sandbox, to be read or also to
-//! be written to, under the rights of the host process.
+//! be written to.
 //!
 //! No request leaves the directory: every path is resolved below it without
-//! following any symbolic link, and names are created, moved and removed in a
+//! following any symbolic link ([`HostDirectory`]), and names are created, moved and removed in a
 //! parent directory that was found that way. Only regular files are opened; no
 //! device, FIFO or socket is opened or made; set-user-id and set-group-id are
 //! never set; owners do not change.
@@ -14,18 +14,18 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytemuck::bytes_of;
+use bytemuck::{Zeroable, bytes_of};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps,
-    UTIME_OMIT, chmodat, fstat, fstatvfs, fsync, ftruncate, linkat, mkdirat, openat, openat2,
-    renameat_with, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_OMIT, chmodat,
+    fstat, fstatvfs, fsync, ftruncate, linkat, mkdirat, openat, renameat_with, symlinkat, unlinkat,
+    utimensat,
 };
 use rustix::io::{Errno, pread, pwrite};
 use thaw_abi::bind::*;
 
-use super::host_directory::{HostDirectory, Listing, encode, is_pseudo};
+use super::host_directory::{HostDirectory, HostPolicy, Listing, Place, encode};
 use super::path::is_harmless;
 
 /// Most files of one mount that a sandbox has open at a time.
@@ -48,9 +48,25 @@ pub enum BoundAccess {
 }
 
 impl BoundDirectory {
-    /// Opens the directory.
+    /// Opens the directory, with the policy that gives the least.
+    ///
+    /// # Errors
+    /// See [`HostDirectory::open_with`].
     pub fn open(path: &Path, access: BoundAccess) -> io::Result<Self> {
-        Ok(Self { directory: Arc::new(HostDirectory::open(path)?), access })
+        Self::open_with(path, access, &HostPolicy::default())
+    }
+
+    /// Opens the directory; what lies in it is served as `policy` says.
+    ///
+    /// # Errors
+    /// See [`HostDirectory::open_with`].
+    pub fn open_with(path: &Path, access: BoundAccess, policy: &HostPolicy) -> io::Result<Self> {
+        Ok(Self { directory: Arc::new(HostDirectory::open_with(path, policy)?), access })
+    }
+
+    /// The directory.
+    pub(super) fn directory(&self) -> &HostDirectory {
+        &self.directory
     }
 
     /// What a sandbox may do with it.
@@ -63,10 +79,16 @@ impl BoundDirectory {
 pub(super) struct Bound {
     directory: Arc<HostDirectory>,
     access: BoundAccess,
-    open: BTreeMap<u64, OwnedFd>,
-    last: u64,
+    open: Mutex<OpenFiles>,
     /// The directory that is being listed.
-    listing: Option<Listing>,
+    listing: Mutex<Option<Listing>>,
+}
+
+/// The files that the sandbox has open, by the number that it knows them by.
+#[derive(Debug, Default)]
+struct OpenFiles {
+    files: BTreeMap<u64, Arc<OwnedFd>>,
+    last: u64,
 }
 
 impl fmt::Debug for Bound {
@@ -84,18 +106,25 @@ impl Bound {
         Self {
             directory: directory.directory.clone(),
             access: directory.access,
-            open: BTreeMap::new(),
-            last: 0,
-            listing: None,
+            open: Mutex::default(),
+            listing: Mutex::default(),
         }
     }
 
+    // Held for an instant: no file is touched meanwhile.
+    fn open_files(&self) -> MutexGuard<'_, OpenFiles> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Serves a request; the tail of the reply.
-    pub fn serve(&mut self, request: &BindRequest, tail: &[u8]) -> Result<Vec<u8>, Errno> {
+    pub fn serve(&self, request: &BindRequest, tail: &[u8]) -> Result<Vec<u8>, Errno> {
         let BindRequest { operation, a, b, c, .. } = *request;
         match operation {
             BIND_WRITE => self.write(a, b, tail),
-            BIND_CLOSE => self.open.remove(&a).map(|_| Vec::new()).ok_or(Errno::BADF),
+            BIND_CLOSE => {
+                let closed = self.open_files().files.remove(&a);
+                closed.map(|_| Vec::new()).ok_or(Errno::BADF)
+            }
             BIND_READ => self.read(a, b, c),
             BIND_FSTAT => Ok(bytes_of(&encode(&fstat(self.file(a)?)?)).to_vec()),
             BIND_FTRUNCATE => {
@@ -118,7 +147,7 @@ impl Bound {
         }
     }
 
-    fn with_path(&mut self, request: &BindRequest, path: &[u8]) -> Result<Vec<u8>, Errno> {
+    fn with_path(&self, request: &BindRequest, path: &[u8]) -> Result<Vec<u8>, Errno> {
         let BindRequest { operation, a, b, .. } = *request;
         match operation {
             BIND_STAT => return self.directory.stat(path),
@@ -139,12 +168,13 @@ impl Bound {
             }
             BIND_RMDIR => {
                 let (parent, last) = self.parent(path)?;
+                self.spare_hidden(path)?;
                 unlinkat(parent, name(last), AtFlags::REMOVEDIR)?;
             }
             BIND_CHMOD => self.chmod(path, a)?,
             BIND_UTIMES => self.set_times(path, a as i64, b as i64)?,
             BIND_TRUNCATE => {
-                let file = self.open_regular(path, OFlags::WRONLY)?;
+                let (file, _) = self.directory.open_regular(path, OFlags::WRONLY)?;
                 ftruncate(file, a)?;
             }
             _ => return Err(Errno::NOSYS),
@@ -156,16 +186,8 @@ impl Bound {
         if self.access == BoundAccess::Write { Ok(()) } else { Err(Errno::ROFS) }
     }
 
-    fn file(&self, number: u64) -> Result<&OwnedFd, Errno> {
-        self.open.get(&number).ok_or(Errno::BADF)
-    }
-
-    /// Resolves a path below the directory.
-    fn resolve(&self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
-        let path = if path.is_empty() { b"." } else { path };
-        let within =
-            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        openat2(self.directory.root(), name(path), flags | OFlags::CLOEXEC, mode, within)
+    fn file(&self, number: u64) -> Result<Arc<OwnedFd>, Errno> {
+        self.open_files().files.get(&number).cloned().ok_or(Errno::BADF)
     }
 
     /// The directory that holds the last name of a path, and that name.
@@ -177,55 +199,66 @@ impl Bound {
             Some(slash) => (&path[..slash], &path[slash + 1..]),
             None => (&b""[..], path),
         };
-        let parent = self.resolve(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
-        // Names in a pseudo file system are switches of the host.
-        if is_pseudo(&parent)? { Err(Errno::ROFS) } else { Ok((parent, last)) }
+        match self.directory.locate(directory)? {
+            Place::Seen(parent) => match FileType::from_raw_mode(fstat(&parent)?.st_mode) {
+                FileType::Directory => Ok((parent, last)),
+                FileType::Symlink => Err(Errno::LOOP),
+                _ => Err(Errno::NOTDIR),
+            },
+            // Names in a pseudo file system are switches of the host.
+            Place::Hidden(_) => Err(Errno::ROFS),
+        }
     }
 
-    fn list(&mut self, path: &[u8], skip: u64) -> Result<Vec<u8>, Errno> {
-        let listing = match self.listing.take() {
+    /// Refuses to move or remove what the sandbox does not see, as if something were
+    /// mounted there.
+    fn spare_hidden(&self, path: &[u8]) -> Result<(), Errno> {
+        match self.directory.locate(path) {
+            Ok(Place::Hidden(_)) => Err(Errno::BUSY),
+            _ => Ok(()),
+        }
+    }
+
+    fn last_listing(&self) -> MutexGuard<'_, Option<Listing>> {
+        self.listing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn list(&self, path: &[u8], skip: u64) -> Result<Vec<u8>, Errno> {
+        let last = self.last_listing().take();
+        let listing = match last {
             Some(listing) if skip > 0 && listing.is_of(path) => listing,
             _ => self.directory.list(path)?,
         };
         let tail = listing.page(skip);
-        self.listing = (!tail.is_empty()).then_some(listing);
+        *self.last_listing() = (!tail.is_empty()).then_some(listing);
         Ok(tail)
     }
 
-    fn open_file(&mut self, path: &[u8], flags: u64, mode: u64) -> Result<Vec<u8>, Errno> {
+    fn open_file(&self, path: &[u8], flags: u64, mode: u64) -> Result<Vec<u8>, Errno> {
         let flags = OFlags::from_bits_retain((flags & BIND_OPEN_FLAGS) as u32);
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE) {
             self.check_writable()?;
         }
-        if self.open.len() >= OPEN_MAX {
+        if self.open_files().files.len() >= OPEN_MAX {
             return Err(Errno::MFILE);
         }
         let file = if flags.contains(OFlags::CREATE) {
             // Only new files: one that is there may be of any kind.
-            let flags = flags | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::NOCTTY;
-            self.parent(path)?;
-            self.resolve(path, flags, permissions(mode))?
+            let flags = flags | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+            let (parent, last) = self.parent(path)?;
+            openat(parent, name(last), flags, permissions(mode))?
         } else {
-            self.open_regular(path, flags)?
+            self.directory.open_regular(path, flags)?.0
         };
-        self.last += 1;
-        self.open.insert(self.last, file);
-        Ok(self.last.to_ne_bytes().to_vec())
-    }
-
-    /// Opens a regular file that exists. It is located first: opening a device
-    /// or a FIFO has effects, looking has none.
-    fn open_regular(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-        let located = self.resolve(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
-        match FileType::from_raw_mode(HostDirectory::attributes(&located)?.st_mode) {
-            FileType::RegularFile => {}
-            FileType::Symlink => return Err(Errno::LOOP),
-            FileType::Directory => return Err(Errno::ISDIR),
-            _ => return Err(Errno::ACCESS),
+        let mut open = self.open_files();
+        // Another request may have come in between.
+        if open.files.len() >= OPEN_MAX {
+            return Err(Errno::MFILE);
         }
-        let same = format!("/proc/self/fd/{}", located.as_raw_fd());
-        let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        openat(CWD, same, flags, Mode::empty())
+        open.last += 1;
+        let number = open.last;
+        open.files.insert(number, Arc::new(file));
+        Ok(number.to_ne_bytes().to_vec())
     }
 
     fn read(&self, number: u64, offset: u64, len: u64) -> Result<Vec<u8>, Errno> {
@@ -250,6 +283,8 @@ impl Bound {
             return symlinkat(name(second), parent, name(last));
         }
         let (new_parent, new_last) = self.parent(second)?;
+        self.spare_hidden(first)?;
+        self.spare_hidden(second)?;
         if operation == BIND_LINK {
             return linkat(parent, name(last), new_parent, name(new_last), AtFlags::empty());
         }
@@ -262,14 +297,20 @@ impl Bound {
         renameat_with(parent, name(last), new_parent, name(new_last), flags)
     }
 
+    /// A file whose attributes are to change.
+    fn locate_to_change(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        match self.directory.locate(path)? {
+            Place::Seen(file) => Ok(file),
+            Place::Hidden(_) => Err(Errno::ROFS),
+        }
+    }
+
     fn chmod(&self, path: &[u8], mode: u64) -> Result<(), Errno> {
         if mode & 0o6000 != 0 {
             return Err(Errno::PERM);
         }
-        let located = self.resolve(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
-        if FileType::from_raw_mode(HostDirectory::attributes(&located)?.st_mode)
-            == FileType::Symlink
-        {
+        let located = self.locate_to_change(path)?;
+        if FileType::from_raw_mode(fstat(&located)?.st_mode) == FileType::Symlink {
             return Err(Errno::OPNOTSUPP);
         }
         let same = format!("/proc/self/fd/{}", located.as_raw_fd());
@@ -277,8 +318,7 @@ impl Bound {
     }
 
     fn set_times(&self, path: &[u8], atime: i64, mtime: i64) -> Result<(), Errno> {
-        let located = self.resolve(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
-        HostDirectory::attributes(&located)?;
+        let located = self.locate_to_change(path)?;
         let time = |ns: i64| {
             if ns as u64 == BIND_TIME_OMIT {
                 return Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
@@ -290,7 +330,9 @@ impl Bound {
     }
 
     fn statfs(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
-        let located = self.resolve(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
+        let Place::Seen(located) = self.directory.locate(path)? else {
+            return Ok(bytes_of(&BindStatfs::zeroed()).to_vec());
+        };
         let found = fstatvfs(located.as_fd())?;
         let answer = BindStatfs {
             block_size: found.f_frsize,
@@ -337,11 +379,11 @@ mod tests {
     }
 
     impl Tree {
-        fn ask(&mut self, operation: u32, a: u64, b: u64, tail: &[u8]) -> Result<Vec<u8>, Errno> {
+        fn ask(&self, operation: u32, a: u64, b: u64, tail: &[u8]) -> Result<Vec<u8>, Errno> {
             self.bound.serve(&BindRequest { mount: 0, operation, a, b, c: 100 }, tail)
         }
 
-        fn open(&mut self, path: &str, flags: OFlags) -> Result<u64, Errno> {
+        fn open(&self, path: &str, flags: OFlags) -> Result<u64, Errno> {
             let reply = self.ask(BIND_OPEN, flags.bits().into(), 0o6666, path.as_bytes())?;
             Ok(u64::from_ne_bytes(reply.try_into().unwrap()))
         }
@@ -349,7 +391,7 @@ mod tests {
 
     #[test]
     fn files_are_made_written_moved_and_removed() {
-        let mut tree = tree(BoundAccess::Write);
+        let tree = tree(BoundAccess::Write);
         let new = tree.open("sub/new", OFlags::RDWR | OFlags::CREATE).unwrap();
         assert_eq!(tree.ask(BIND_WRITE, new, 3, b"abc").unwrap(), 3u64.to_ne_bytes());
         assert_eq!(tree.ask(BIND_READ, new, 2, b"").unwrap(), b"\0abc");
@@ -372,7 +414,7 @@ mod tests {
 
     #[test]
     fn nothing_leads_out() {
-        let mut tree = tree(BoundAccess::Write);
+        let tree = tree(BoundAccess::Write);
         for path in ["away/key", "key", "root/etc/passwd", "away"] {
             let error = tree.open(path, OFlags::RDWR).unwrap_err();
             assert!(matches!(error, Errno::LOOP), "{path}: {error}");
@@ -408,22 +450,51 @@ mod tests {
 
     #[test]
     fn only_regular_files_and_harmless_permissions() {
-        let mut tree = tree(BoundAccess::Write);
+        let tree = tree(BoundAccess::Write);
         assert_eq!(tree.open("fifo", OFlags::RDWR), Err(Errno::ACCESS));
         assert_eq!(tree.open("sub", OFlags::RDONLY), Err(Errno::ISDIR));
         assert_eq!(tree.ask(BIND_CHMOD, 0o4755, 0, b"file"), Err(Errno::PERM));
         tree.open("plain", OFlags::RDWR | OFlags::CREATE).unwrap();
         let mode = fs::metadata(tree.all.path().join("bound/plain")).unwrap().permissions().mode();
         assert_eq!(mode & 0o7000, 0);
-        for _ in tree.bound.open.len()..OPEN_MAX {
+        let open = tree.bound.open_files().files.len();
+        for _ in open..OPEN_MAX {
             tree.open("file", OFlags::RDONLY).unwrap();
         }
         assert_eq!(tree.open("file", OFlags::RDONLY), Err(Errno::MFILE));
     }
 
     #[test]
+    fn hidden_directories_are_neither_read_nor_moved() {
+        let all = tempfile::tempdir().unwrap();
+        let home = all.path().join("home");
+        fs::create_dir(&home).unwrap();
+        fs::write(all.path().join("file"), "content").unwrap();
+        let policy = HostPolicy { hidden: vec![home.clone()], ..HostPolicy::default() };
+        let directory = BoundDirectory::open_with(all.path(), BoundAccess::Write, &policy).unwrap();
+        let tree = Tree { all, bound: Bound::new(&directory) };
+        for (operation, path) in [
+            (BIND_RENAME, &b"home\0moved"[..]),
+            (BIND_RENAME, b"file\0home"),
+            (BIND_RMDIR, b"home"),
+        ] {
+            assert_eq!(tree.ask(operation, 0, 0, path), Err(Errno::BUSY), "{operation}");
+        }
+        for (operation, path) in [
+            (BIND_MKDIR, &b"home/new"[..]),
+            (BIND_CHMOD, b"home"),
+            (BIND_UTIMES, b"home"),
+            (BIND_RENAME, b"file\0home/file"),
+        ] {
+            assert_eq!(tree.ask(operation, 0o700, 0, path), Err(Errno::ROFS), "{operation}");
+        }
+        assert_eq!(tree.open("home/new", OFlags::RDWR | OFlags::CREATE), Err(Errno::ROFS));
+        assert_eq!(fs::read_dir(&home).unwrap().count(), 0);
+    }
+
+    #[test]
     fn a_directory_to_be_read_is_not_written_to() {
-        let mut tree = tree(BoundAccess::Read);
+        let tree = tree(BoundAccess::Read);
         let file = tree.open("file", OFlags::RDONLY).unwrap();
         assert_eq!(tree.ask(BIND_READ, file, 3, b"").unwrap(), b"tent");
         assert_eq!(tree.ask(BIND_WRITE, file, 0, b"x"), Err(Errno::ROFS));
@@ -441,7 +512,7 @@ mod tests {
     /// Whatever a sandbox asks, the broker survives, and nothing outside changes.
     #[test]
     fn arbitrary_requests_are_survived() {
-        let mut tree = tree(BoundAccess::Write);
+        let tree = tree(BoundAccess::Write);
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
         let mut next = || {
             random ^= random << 13;

@@ -2,25 +2,60 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytemuck::bytes_of;
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fstatfs, open, openat,
-    openat2, readlinkat, statat,
+    CWD, Dir, FileType, Mode, OFlags, Stat, Statx, StatxFlags, fstat, makedev, open, openat,
+    readlinkat,
 };
 use rustix::io::Errno;
 use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
+use super::file_systems::{Kind, Mounts, look};
+use super::hidden::{FileId, Hidden};
+use super::rights::FileRights;
+
 /// A directory of the host that a sandbox sees as its root. No request leaves
 /// it, whatever its path or the links on it: symbolic links are reported, not
-/// followed. File systems that show the host's own state (`/proc`, `/sys` and
-/// the like) look empty.
+/// followed. Paths are resolved name by name, and nothing is asked of a file
+/// system before it is known to be one of those that may be seen: the others (the
+/// host's own state such as `/proc` and `/sys`, FUSE unless it was asked for,
+/// points where something would be mounted) look like empty directories, and so do
+/// hidden directories.
 #[derive(Debug)]
 pub struct HostDirectory {
     root: OwnedFd,
+    /// The number of its mount.
+    mount: u64,
+    policy: HostPolicy,
+    mounts: Mutex<Mounts>,
+    hidden: Hidden,
+}
+
+/// How directories of the host are served to a sandbox.
+#[derive(Clone, Debug, Default)]
+pub struct HostPolicy {
+    /// Under whose rights files are opened.
+    pub rights: FileRights,
+    /// Whether FUSE file systems are seen.
+    pub fuse: FuseAccess,
+    /// Directories that are not seen.
+    pub hidden: Vec<PathBuf>,
+}
+
+/// Whether a sandbox sees file systems that a process answers for (FUSE).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FuseAccess {
+    /// They look empty: any user may have mounted one, and its process may let every
+    /// access wait for ever, so that not even `SIGKILL` ends who waits.
+    #[default]
+    Hidden,
+    /// They are seen.
+    Seen,
 }
 
 /// Most bytes of a page of entries.
@@ -29,73 +64,140 @@ const PAGE_MAX: usize = 64 * 1024;
 /// memory at a sandbox's wish.
 const ENTRIES_MAX: usize = 1 << 20;
 
-/// File systems that show or control the host's own state (statfs(2)).
-const PSEUDO_FILE_SYSTEMS: [u64; 15] = [
-    0x9fa0,      // proc
-    0x6265_6572, // sysfs
-    0x1cd1,      // devpts
-    0x0027_e0eb, // cgroup
-    0x6367_7270, // cgroup2
-    0x6462_6720, // debugfs
-    0x7472_6163, // tracefs
-    0x7363_6673, // securityfs
-    0xf97c_ff8c, // selinuxfs
-    0xcafe_4a11, // bpf
-    0x6165_676c, // pstore
-    0x6265_6570, // configfs
-    0xde5e_81e4, // efivarfs
-    0x1980_0202, // mqueue
-    0x6e73_6673, // nsfs
-];
+/// What a path leads to.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// A file that may be seen: a descriptor that stands for it without having
+    /// opened it (`O_PATH`).
+    Seen(OwnedFd),
+    /// Something that looks like an empty directory.
+    Hidden(FileAttributes),
+}
+
+impl Place {
+    /// The file, if it may be seen.
+    pub fn seen(self) -> Result<OwnedFd, Errno> {
+        match self {
+            Self::Seen(file) => Ok(file),
+            Self::Hidden(_) => Err(Errno::ISDIR),
+        }
+    }
+}
 
 impl HostDirectory {
-    /// Opens the directory.
+    /// Opens the directory, with the policy that gives the least.
+    ///
+    /// # Errors
+    /// See [`HostDirectory::open_with`].
     pub fn open(path: &Path) -> io::Result<Self> {
+        Self::open_with(path, &HostPolicy::default())
+    }
+
+    /// Opens the directory, under the rights of the caller; what lies in it is
+    /// served as `policy` says.
+    ///
+    /// # Errors
+    /// It cannot be opened, or is of a kind that sandboxes do not see.
+    pub fn open_with(path: &Path, policy: &HostPolicy) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self { root: open(path, flags, Mode::empty())? })
+        let root = open(path, flags, Mode::empty())?;
+        let mounts = Mounts::of_this_process()?;
+        let hidden = Hidden::new(&policy.hidden);
+        let found = look(root.as_fd(), c"")?;
+        match mounts.kind(found.stx_mnt_id) {
+            Kind::Files => {}
+            Kind::Fuse if policy.fuse == FuseAccess::Seen => {}
+            Kind::Fuse => {
+                return Err(io::Error::other(
+                    "it is a FUSE file system, whose process may let every access wait for ever; \
+                     add --allow-fuse if you trust it",
+                ));
+            }
+            Kind::Pseudo => {
+                return Err(io::Error::other(
+                    "it shows the host's own state, which no sandbox sees",
+                ));
+            }
+        }
+        if is_within(&root, &hidden)? {
+            return Err(io::Error::other("it holds Thaw's own state, which no sandbox sees"));
+        }
+        let (policy, mount) = (policy.clone(), found.stx_mnt_id);
+        Ok(Self { root, mount, policy, mounts: Mutex::new(mounts), hidden })
     }
 
-    /// The directory itself.
-    pub(super) fn root(&self) -> BorrowedFd<'_> {
-        self.root.as_fd()
+    /// Under whose rights it is served.
+    pub(super) fn rights(&self) -> FileRights {
+        self.policy.rights
     }
 
-    /// A descriptor that stands for the file, without opening it.
-    fn locate(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.resolve(path, flags)
+    fn mounts(&self) -> MutexGuard<'_, Mounts> {
+        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn resolve(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    /// Finds a file without opening it, and without following any link.
+    pub(super) fn locate(&self, path: &[u8]) -> Result<Place, Errno> {
         if !super::path::is_harmless(path) {
             return Err(Errno::INVAL);
         }
-        let path = if path.is_empty() { OsStr::new(".") } else { OsStr::from_bytes(path) };
-        let within =
-            ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        openat2(&self.root, path, flags, Mode::empty(), within)
+        self.mounts().refresh().map_err(|_| Errno::IO)?;
+        self.hidden.refresh();
+        let mut here = self.root.try_clone().map_err(|_| Errno::MFILE)?;
+        let mut mount = self.mount;
+        let mut names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).peekable();
+        while let Some(name) = names.next() {
+            // Without `O_DIRECTORY`, nothing is mounted where automount waits for
+            // somebody to look (openat(2), `O_PATH`; path_resolution(7)).
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = openat(&here, OsStr::from_bytes(name), flags, Mode::empty())?;
+            let found = look(file.as_fd(), c"")?;
+            let is_last = names.peek().is_none();
+            if self.is_hidden(&found, &mut mount) {
+                let looks_empty = is_last && looks_like_a_directory(&found);
+                return if looks_empty {
+                    Ok(Place::Hidden(empty(&found)))
+                } else {
+                    Err(Errno::NOENT)
+                };
+            }
+            match FileType::from_raw_mode(found.stx_mode.into()) {
+                _ if is_last => {}
+                FileType::Directory => {}
+                FileType::Symlink => return Err(Errno::LOOP),
+                _ => return Err(Errno::NOTDIR),
+            }
+            here = file;
+        }
+        Ok(Place::Seen(here))
     }
 
-    /// The file's attributes; those of a pseudo file system are its root's only.
-    pub(super) fn attributes(file: &OwnedFd) -> Result<Stat, Errno> {
-        let stat = fstat(file)?;
-        // Root inodes have number 1 in all of them.
-        if stat.st_ino != 1 && is_pseudo(file)? {
-            return Err(Errno::NOENT);
+    /// Whether nothing may be asked of a file. `mount` is the one that the path has
+    /// come to.
+    fn is_hidden(&self, file: &Statx, mount: &mut u64) -> bool {
+        if file.stx_mnt_id != *mount {
+            *mount = file.stx_mnt_id;
+            match self.mounts().kind(*mount) {
+                Kind::Files => {}
+                Kind::Fuse if self.policy.fuse == FuseAccess::Seen => {}
+                Kind::Fuse | Kind::Pseudo => return true,
+            }
         }
-        Ok(stat)
+        self.hidden.contains(file)
     }
 
     /// The attributes of a file, as the tail of a reply.
     pub(super) fn stat(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
-        let file = self.locate(path)?;
-        Ok(bytes_of(&encode(&Self::attributes(&file)?)).to_vec())
+        let attributes = match self.locate(path)? {
+            Place::Seen(file) => encode(&fstat(&file)?),
+            Place::Hidden(attributes) => attributes,
+        };
+        Ok(bytes_of(&attributes).to_vec())
     }
 
     /// The target of a symbolic link.
     pub(super) fn read_link(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
-        let link = self.locate(path)?;
-        if FileType::from_raw_mode(Self::attributes(&link)?.st_mode) != FileType::Symlink {
+        let Place::Seen(link) = self.locate(path)? else { return Err(Errno::INVAL) };
+        if FileType::from_raw_mode(fstat(&link)?.st_mode) != FileType::Symlink {
             return Err(Errno::INVAL);
         }
         Ok(readlinkat(&link, c"", Vec::new())?.into_bytes())
@@ -103,9 +205,19 @@ impl HostDirectory {
 
     /// Opens a regular file for reading; with its attributes.
     pub(super) fn open_file(&self, path: &[u8]) -> Result<(OwnedFd, Vec<u8>), Errno> {
-        // Located first: opening a device or a FIFO has effects, looking has none.
-        let located = self.locate(path)?;
-        let stat = Self::attributes(&located)?;
+        let (file, stat) = self.open_regular(path, OFlags::RDONLY)?;
+        Ok((file, bytes_of(&encode(&stat)).to_vec()))
+    }
+
+    /// Opens a regular file that exists. It is located first: opening a device
+    /// or a FIFO has effects, looking has none.
+    pub(super) fn open_regular(
+        &self,
+        path: &[u8],
+        flags: OFlags,
+    ) -> Result<(OwnedFd, Stat), Errno> {
+        let located = self.locate(path)?.seen()?;
+        let stat = fstat(&located)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {}
             FileType::Symlink => return Err(Errno::LOOP),
@@ -113,21 +225,18 @@ impl HostDirectory {
             _ => return Err(Errno::ACCESS),
         }
         // The same file, whatever the path leads to by now. A lease on it must
-        // not block the daemon, hence non-blocking.
+        // not block the broker, hence non-blocking.
         let same = format!("/proc/self/fd/{}", located.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = openat(CWD, same, flags, Mode::empty())?;
-        Ok((file, bytes_of(&encode(&stat)).to_vec()))
+        let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        Ok((openat(CWD, same, flags, Mode::empty())?, stat))
     }
 
     /// The entries of a directory, sorted by name.
     pub(super) fn list(&self, path: &[u8]) -> Result<Listing, Errno> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = self.resolve(path, flags)?;
         let mut listing = Listing { path: path.to_vec(), entries: Vec::new() };
-        if is_pseudo(&directory)? {
-            return Ok(listing);
-        }
+        let Place::Seen(located) = self.locate(path)? else { return Ok(listing) };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(&located, c".", flags, Mode::empty())?;
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
             let name = entry.file_name();
@@ -138,13 +247,11 @@ impl HostDirectory {
                 return Err(Errno::OVERFLOW);
             }
             let kind = match entry.file_type() {
-                FileType::Unknown => {
-                    match statat(directory.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW) {
-                        Ok(stat) => FileType::from_raw_mode(stat.st_mode),
-                        // Removed in the meantime.
-                        Err(_) => continue,
-                    }
-                }
+                FileType::Unknown => match look(directory.as_fd(), name) {
+                    Ok(found) => FileType::from_raw_mode(found.stx_mode.into()),
+                    // Removed in the meantime.
+                    Err(_) => continue,
+                },
                 kind => kind,
             };
             listing.entries.push((name.to_bytes().to_vec(), entry.ino(), kind));
@@ -154,9 +261,47 @@ impl HostDirectory {
     }
 }
 
-pub(super) fn is_pseudo(file: &OwnedFd) -> Result<bool, Errno> {
-    let kind = fstatfs(file)?.f_type as u64 & 0xffff_ffff;
-    Ok(PSEUDO_FILE_SYSTEMS.contains(&kind))
+/// Whether a directory is one of the hidden ones or lies in one.
+fn is_within(directory: &OwnedFd, hidden: &Hidden) -> io::Result<bool> {
+    let mut here = directory.try_clone()?;
+    let mut before = None;
+    loop {
+        let found = look(here.as_fd(), c"")?;
+        if hidden.contains(&found) {
+            return Ok(true);
+        }
+        // The root directory is its own parent.
+        let id = Some((FileId::of(&found), found.stx_mnt_id));
+        if id == before {
+            return Ok(false);
+        }
+        before = id;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        here = openat(&here, c"..", flags, Mode::empty())?;
+    }
+}
+
+/// Whether something hidden stands for a directory. FUSE does not say of what
+/// another user has mounted.
+fn looks_like_a_directory(found: &Statx) -> bool {
+    let is_known = found.stx_mask & StatxFlags::TYPE.bits() != 0;
+    !is_known || FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory
+}
+
+/// The attributes of an empty directory in the place of something hidden.
+fn empty(found: &Statx) -> FileAttributes {
+    FileAttributes {
+        device: makedev(found.stx_dev_major, found.stx_dev_minor),
+        inode: found.stx_ino.max(1),
+        size: 0,
+        mtime_sec: 0,
+        mtime_nsec: 0,
+        mode: FileType::Directory.as_raw_mode() | 0o555,
+        uid: 0,
+        gid: 0,
+        nlink: 2,
+        rdev: 0,
+    }
 }
 
 /// The entries of one directory at one time.
@@ -321,6 +466,47 @@ mod tests {
         assert_eq!(host.open_file(b"proc/1/environ").unwrap_err(), Errno::NOENT);
         assert!(host.list(b"proc").unwrap().page(0).is_empty());
         assert!(host.list(b"sys").unwrap().page(0).is_empty());
+    }
+
+    #[test]
+    fn the_state_of_the_host_is_no_root() {
+        for path in ["/proc", "/sys", "/proc/self"] {
+            let error = HostDirectory::open(Path::new(path)).unwrap_err();
+            assert!(error.to_string().contains("no sandbox sees"), "{path}: {error}");
+        }
+    }
+
+    #[test]
+    fn hidden_directories_look_empty_by_every_path() {
+        let all = tempfile::tempdir().unwrap();
+        let home = all.path().join("deep/home");
+        fs::create_dir_all(home.join("store")).unwrap();
+        fs::write(home.join("store/key"), "secret").unwrap();
+        let late = all.path().join("late");
+        let policy =
+            HostPolicy { hidden: vec![home.clone(), late.clone()], ..HostPolicy::default() };
+        let directory = HostDirectory::open_with(all.path(), &policy).unwrap();
+        let attributes = directory.stat(b"deep/home").unwrap();
+        let attributes: FileAttributes = bytemuck::pod_read_unaligned(&attributes);
+        assert_eq!(attributes.mode, 0o40555);
+        assert!(directory.list(b"deep/home").unwrap().page(0).is_empty());
+        for path in ["deep/home/store/key", "deep/home/store", "deep/home/daemon.json"] {
+            assert_eq!(directory.stat(path.as_bytes()).unwrap_err(), Errno::NOENT);
+            assert_eq!(directory.open_file(path.as_bytes()).unwrap_err(), Errno::NOENT);
+        }
+        fs::rename(all.path().join("deep"), all.path().join("moved")).unwrap();
+        assert_eq!(directory.open_file(b"moved/home/store/key").unwrap_err(), Errno::NOENT);
+        fs::rename(all.path().join("moved"), all.path().join("deep")).unwrap();
+
+        fs::create_dir(&late).unwrap();
+        fs::write(late.join("key"), "secret").unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert_eq!(directory.open_file(b"late/key").unwrap_err(), Errno::NOENT);
+
+        for path in [home.clone(), home.join("store")] {
+            let error = HostDirectory::open_with(&path, &policy).unwrap_err();
+            assert!(error.to_string().contains("Thaw's own state"), "{error}");
+        }
     }
 
     #[test]

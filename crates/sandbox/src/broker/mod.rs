@@ -9,16 +9,23 @@
 //! what lies in directories that were given to be written to ([`BoundDirectory`]).
 
 mod bound;
+mod file_systems;
+mod files;
+mod hidden;
 mod host_directory;
 mod memory;
 mod path;
 mod request;
+mod rights;
 
 pub use bound::{BoundAccess, BoundDirectory};
-pub use host_directory::HostDirectory;
+pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
+pub use rights::FileRights;
+
+pub(crate) use files::{Directories, QueueFull};
 pub(crate) use request::{Question, Request};
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -29,8 +36,7 @@ use rustix::termios::isatty;
 use crate::boot::Rootfs;
 use crate::egress::{Denials, Opening, Sockets};
 use crate::{message, sys};
-use bound::Bound;
-use host_directory::Listing;
+use files::FileServer;
 
 /// Opens the blobs of one rootfs index.
 pub trait BlobSource: Send + Sync {
@@ -60,8 +66,6 @@ impl Answer {
 /// The broker of one sandbox.
 pub(crate) struct Broker {
     rootfs: Rootfs,
-    /// The directory that is being listed, so that a long one is read once.
-    listing: Option<Listing>,
     /// Blobs that the sandbox has asked for, each once.
     asked: BTreeSet<u32>,
     /// What its processes share.
@@ -70,8 +74,8 @@ pub(crate) struct Broker {
     sockets: Option<Sockets>,
     /// The terminal behind the standard streams.
     terminal: Option<OwnedFd>,
-    /// Directories of the host by number of the mount.
-    bound: BTreeMap<u32, Bound>,
+    /// Serves directories of the host, if it uses any.
+    files: Option<FileServer>,
 }
 
 /// A reply: the message and the descriptor that goes with it.
@@ -84,18 +88,19 @@ impl Broker {
     pub fn new(rootfs: Rootfs, sockets: Option<Sockets>) -> Self {
         Self {
             rootfs,
-            listing: None,
             asked: BTreeSet::new(),
             shared: memory::Shared::default(),
             sockets,
             terminal: None,
-            bound: BTreeMap::new(),
+            files: None,
         }
     }
 
-    /// Lets the sandbox use a directory of the host.
-    pub fn bind(&mut self, mount: u32, directory: &BoundDirectory) {
-        self.bound.insert(mount, Bound::new(directory));
+    /// Lets the sandbox use directories of the host; answers about them go to
+    /// `control`.
+    pub fn serve_files(&mut self, directories: Directories, control: OwnedFd) -> io::Result<()> {
+        self.files = Some(FileServer::start(directories, control)?);
+        Ok(())
     }
 
     /// Lets the sandbox ask for the modes of its terminal: the first of these
@@ -121,7 +126,15 @@ impl Broker {
     }
 
     /// The reply to a request; `None` if somebody else will send it.
-    pub fn serve(&mut self, request: &Request<'_>) -> Option<Served> {
+    ///
+    /// # Errors
+    /// More requests wait than a sandbox has reason to make.
+    pub fn serve(&mut self, request: &Request<'_>) -> Result<Option<Served>, QueueFull> {
+        if let Some(files) = &self.files
+            && files.submit(request.sequence, &request.question)?
+        {
+            return Ok(None);
+        }
         let answer = match &request.question {
             Question::OpenSocket(to) => {
                 let sockets = self.sockets.as_mut().ok_or(Errno::NETUNREACH);
@@ -130,7 +143,7 @@ impl Broker {
                         let tail = bytemuck::bytes_of(&opened.tail()).to_vec();
                         Ok(Answer::file(opened.socket, tail))
                     }
-                    Ok(Opening::Later) => return None,
+                    Ok(Opening::Later) => return Ok(None),
                     Err(errno) => Err(errno),
                 }
             }
@@ -140,14 +153,10 @@ impl Broker {
             Ok(answer) => (0, answer),
             Err(errno) => (errno.raw_os_error(), Answer::default()),
         };
-        Some((message::reply(request.sequence, errno, &answer.tail), answer.descriptor))
+        Ok(Some((message::reply(request.sequence, errno, &answer.tail), answer.descriptor)))
     }
 
     fn answer(&mut self, question: &Question<'_>) -> Result<Answer, Errno> {
-        if let Question::Bind(request, tail) = question {
-            let bound = self.bound.get_mut(&request.mount).ok_or(Errno::NODEV)?;
-            return Ok(Answer::data(bound.serve(request, tail)?));
-        }
         match (&self.rootfs, question) {
             (_, Question::MemoryFile) => {
                 self.shared.memory_file().map(|file| Answer::file(file, Vec::new()))
@@ -171,28 +180,7 @@ impl Broker {
                 }
                 Ok(Answer::file(file, Vec::new()))
             }
-            (Rootfs::HostDirectory(directory), Question::Stat(path)) => {
-                Ok(Answer::data(directory.stat(path)?))
-            }
-            (Rootfs::HostDirectory(directory), Question::ReadLink(path)) => {
-                Ok(Answer::data(directory.read_link(path)?))
-            }
-            (Rootfs::HostDirectory(directory), Question::Open(path)) => {
-                let (file, attributes) = directory.open_file(path)?;
-                check_read_only(file.as_fd())?;
-                Ok(Answer::file(file, attributes))
-            }
-            (Rootfs::HostDirectory(directory), Question::List { path, skip }) => {
-                let listing = match self.listing.take() {
-                    Some(listing) if *skip > 0 && listing.is_of(path) => listing,
-                    _ => directory.list(path)?,
-                };
-                let tail = listing.page(*skip);
-                // An empty page is the end; the listing is not asked for again.
-                self.listing = (!tail.is_empty()).then_some(listing);
-                Ok(Answer::data(tail))
-            }
-            // It has the other kind of rootfs.
+            // It has the other kind of rootfs, or no directories.
             _ => Err(Errno::NOSYS),
         }
     }
@@ -233,7 +221,7 @@ mod tests {
         let file = Arc::new(File::open("/dev/null").unwrap());
         let rootfs = Rootfs::Index { file, len: 0, blobs: Arc::new(Opens(source)) };
         let request = Request { sequence: 9, question };
-        let (bytes, file) = Broker::new(rootfs, None).serve(&request).unwrap();
+        let (bytes, file) = Broker::new(rootfs, None).serve(&request).unwrap().unwrap();
         let reply: Reply = bytemuck::pod_read_unaligned(&bytes[16..24]);
         assert_eq!(bytes[8..16], 9_u64.to_le_bytes());
         (reply.errno, file.is_some())

@@ -26,7 +26,7 @@ use super::protocol::{
     receive, send,
 };
 use super::verify::{verify, verify_template};
-use super::{Console, Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
+use super::{Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
 use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
 
@@ -214,20 +214,10 @@ impl ZygoteParent {
     fn create_for(&self, request: u32) -> Result<Zygote, ZygoteError> {
         let during = |step| move |source| ZygoteError::Create { step, source };
         let (host, sandbox) = message::control_pair().map_err(during("make its socket"))?;
-        let (console, write_end) = match &self.config.console {
-            Console::Shared(shared) => {
-                (None, shared.try_clone().map_err(during("share the console"))?)
-            }
-            Console::Pipe => {
-                let flags = rustix::pipe::PipeFlags::CLOEXEC;
-                let (read, write) = rustix::pipe::pipe_with(flags)
-                    .map_err(|errno| during("make its console")(errno.into()))?;
-                rustix::io::ioctl_fionbio(&read, true)
-                    .map_err(|errno| during("make its console")(errno.into()))?;
-                (Some(read), write)
-            }
-        };
+        let (console, write_end) =
+            self.config.console.open().map_err(during("make its console"))?;
         let process = self.fork(request, sandbox, write_end)?;
+        console.set_pid(process.pid);
         let zygote = Zygote::new(process, host, console);
         zygote.wait_ready(self.config.ready_timeout)?;
         // From here on, nothing that the sandbox does may block its host.

@@ -51,6 +51,11 @@ impl Held {
         &self.plan
     }
 
+    /// See [`Sandbox::label`].
+    pub fn label(&self, label: &Arc<str>) {
+        self.sandbox.label(label);
+    }
+
     /// Process id as seen by the caller's `/proc`.
     pub fn pid(&self) -> u32 {
         self.sandbox.pid()

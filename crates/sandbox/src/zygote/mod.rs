@@ -30,21 +30,14 @@ use bytemuck::bytes_of;
 use thaw_abi::control::{Connection, MSG_STDIO, THAW_AND_HOLD, THAW_AND_RUN};
 
 use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions};
-use crate::broker::Broker;
+use crate::broker::{Broker, Directories};
+pub use crate::console::Console;
+use crate::console::HostEnd;
 use crate::egress::{EgressPolicy, Sockets};
 use crate::kernel::Kernel;
 use crate::limits::{self, ResourceLimits, WeakLimits};
 use crate::message;
 use crate::sandbox::Sandbox;
-
-/// Where the kernels of the zygotes write traces and panics.
-#[derive(Clone, Debug)]
-pub enum Console {
-    /// All to this descriptor.
-    Shared(Arc<OwnedFd>),
-    /// Each to a pipe of its own; [`Sandbox::console`] is the read end.
-    Pipe,
-}
 
 /// How many host processes and virtual CPUs the filter of a sandbox lets it have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,11 +161,11 @@ pub enum ZygoteError {
 pub struct Zygote {
     process: Process,
     control: OwnedFd,
-    console: Option<OwnedFd>,
+    console: HostEnd,
 }
 
 impl Zygote {
-    fn new(process: Process, control: OwnedFd, console: Option<OwnedFd>) -> Self {
+    fn new(process: Process, control: OwnedFd, console: HostEnd) -> Self {
         Self { process, control, console }
     }
 
@@ -211,10 +204,10 @@ impl Zygote {
         };
         let mut broker = self.broker(spec.rootfs.clone(), &spec.egress)?;
         broker.use_terminal(spec.stdio).map_err(BootError::Send)?;
-        for (number, mount) in spec.mounts.iter().enumerate() {
-            if let MountKind::Bind(directory) = &mount.kind {
-                broker.bind(number as u32, directory);
-            }
+        let directories = directories(spec);
+        if !directories.is_empty() {
+            let control = self.control.try_clone().map_err(BootError::Files)?;
+            broker.serve_files(directories, control).map_err(BootError::Files)?;
         }
         message::send(&self.control, &[IoSlice::new(&message)], index.as_slice())
             .map_err(boot_error)?;
@@ -272,6 +265,21 @@ impl Zygote {
     fn into_sandbox(self, broker: Broker) -> Sandbox {
         Sandbox::new(self.process, self.control, self.console, broker)
     }
+}
+
+/// The directories of the host that a program is to see.
+fn directories(spec: &StartSpec<'_>) -> Directories {
+    let root = match &spec.rootfs {
+        Rootfs::HostDirectory(root) => Some(root.clone()),
+        Rootfs::Index { .. } => None,
+    };
+    let mut directories = Directories::new(root);
+    for (number, mount) in spec.mounts.iter().enumerate() {
+        if let MountKind::Bind(directory) = &mount.kind {
+            directories.bind(number as u32, directory);
+        }
+    }
+    directories
 }
 
 /// What serves the requests of a sandbox.

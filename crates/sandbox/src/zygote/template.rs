@@ -17,6 +17,7 @@ use super::process::Process;
 use super::verify::verify;
 use super::{ZygoteError, ZygoteParent, boot_error, broker};
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
+use crate::console::{Console, HostEnd};
 use crate::limits::{Limits, ResourceLimits};
 use crate::message;
 use crate::sandbox::Sandbox;
@@ -39,6 +40,8 @@ pub struct Template {
     sandbox: Sandbox,
     plan: Arc<BootPlan>,
     limits: ResourceLimits,
+    /// Where its copies write: each to a pipe of its own.
+    console: Console,
     seats: Mutex<Vec<Seat>>,
 }
 
@@ -48,6 +51,10 @@ struct Seat {
     host: OwnedFd,
     /// The copy's own.
     sandbox: OwnedFd,
+    /// The host's side of its console.
+    console: HostEnd,
+    /// The copy's side.
+    console_write: OwnedFd,
     limits: Arc<Limits>,
     /// The files that move the copy into its control groups.
     entrances: Vec<OwnedFd>,
@@ -118,6 +125,7 @@ impl ZygoteParent {
             sandbox,
             plan: plan.clone(),
             limits: options.limits,
+            console: self.config.console.clone(),
             seats: Mutex::default(),
         };
         template.fill_seats()?;
@@ -146,17 +154,18 @@ impl Template {
         options: &ThawOptions<'_>,
     ) -> Result<Sandbox, BootError> {
         let taken = self.seats.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Seat { host, sandbox, limits, entrances, slot } = match taken {
+        let Seat { host, sandbox, console, console_write, limits, entrances, slot } = match taken {
             Some(seat) => seat,
             None => self.make_seat().map_err(|error| BootError::Fork(error.to_string()))?,
         };
         // Not woken here: this thread does not sleep until the copy exists.
-        self.ask_for_copy(slot.id(), &sandbox, &entrances).map_err(boot_error)?;
-        // From here on the copy alone has it, so that its end shows.
-        drop(sandbox);
+        self.ask_for_copy(slot.id(), &sandbox, &entrances, &console_write).map_err(boot_error)?;
+        // From here on the copy alone has them, so that its end shows.
+        drop((sandbox, console_write));
         let failed = |error: io::Error| BootError::Fork(error.to_string());
         let (pid, pidfd) = wait_for_copy(&host).map_err(failed)?;
 
+        console.set_pid(pid);
         let (exit, parent) = (Arc::default(), slot.parent.clone());
         let process = Process { pid, pidfd, exit, limits, parent, affinity: None };
         let number = verify(&process).map_err(|error| BootError::Fork(error.to_string()))?;
@@ -167,7 +176,7 @@ impl Template {
         // whatever fails up to here has not touched the connection. Meanwhile the
         // copy has taken over the image's memory.
         send_identity(&host, connection, options).map_err(boot_error)?;
-        Ok(Sandbox::new(process, host, None, broker))
+        Ok(Sandbox::new(process, host, console, broker))
     }
 
     /// Makes what the next copies need. Call it where nobody waits.
@@ -196,22 +205,34 @@ impl Template {
         let entrances = group.entrances().map_err(during("open its control group"))?;
         let limits = Arc::new(Limits::new(group));
         limits.expect(self.limits);
-        Ok(Seat { host, sandbox, limits, entrances, slot })
+        let (console, console_write) = self.console.open().map_err(during("make its console"))?;
+        Ok(Seat { host, sandbox, console, console_write, limits, entrances, slot })
     }
 
     /// Sends [`MSG_FORK`].
-    fn ask_for_copy(&self, id: u32, control: &OwnedFd, entrances: &[OwnedFd]) -> io::Result<()> {
+    fn ask_for_copy(
+        &self,
+        id: u32,
+        control: &OwnedFd,
+        entrances: &[OwnedFd],
+        console: &OwnedFd,
+    ) -> io::Result<()> {
         let body = Fork { id, reserved: 0 };
         let header = message::header(MSG_FORK, size_of::<Fork>(), 0);
         let parts = [IoSlice::new(bytes_of(&header)), IoSlice::new(bytes_of(&body))];
         let descriptors: Vec<_> =
-            std::iter::once(control).chain(entrances).map(AsFd::as_fd).collect();
+            std::iter::once(control).chain(entrances).chain([console]).map(AsFd::as_fd).collect();
         message::send(self.sandbox.control(), &parts, &descriptors)
     }
 
     /// What its copies are booted from.
     pub fn plan(&self) -> &Arc<BootPlan> {
         &self.plan
+    }
+
+    /// See [`Sandbox::label`].
+    pub fn label(&self, label: &Arc<str>) {
+        self.sandbox.label(label);
     }
 
     /// Process id as seen by the caller's `/proc`.

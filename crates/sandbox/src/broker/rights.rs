@@ -1,0 +1,75 @@
+//! Under whose rights the broker opens files.
+
+use std::io;
+
+use rustix::process::geteuid;
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_thread_groups};
+
+use crate::sys;
+
+/// User and group id of nobody (the overflow id of user_namespaces(7)).
+const NOBODY: u32 = 65_534;
+
+/// Under whose rights files of the host are opened for a sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileRights {
+    /// Those of the calling user without any capability; for root those of
+    /// `nobody`, who is in no group.
+    #[default]
+    Unprivileged,
+    /// All that the calling process has.
+    Caller,
+}
+
+impl FileRights {
+    /// Gives the calling thread these rights, for good.
+    ///
+    /// Credentials belong to threads (credentials(7)); the rest of the process keeps
+    /// its own. The real and effective user ids stay: with those of nobody, a
+    /// process of that user could send signals to the thread.
+    pub(super) fn take(self) -> io::Result<()> {
+        if self == Self::Caller {
+            return Ok(());
+        }
+        if geteuid().is_root() {
+            set_thread_groups(&[])?;
+            sys::set_filesystem_ids(NOBODY)?;
+        }
+        let none = CapabilitySet::empty();
+        Ok(set_capabilities(
+            None,
+            CapabilitySets { effective: none, permitted: none, inheritable: none },
+        )?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn root_becomes_nobody_in_one_thread_only() {
+        if !geteuid().is_root() {
+            eprintln!("not checked: it takes root to give up its rights");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let secret = directory.path().join("secret");
+        fs::write(&secret, "secret").unwrap();
+        fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        fs::set_permissions(&secret, PermissionsExt::from_mode(0o640)).unwrap();
+        let read = |rights: FileRights| {
+            let secret = secret.clone();
+            let thread = std::thread::spawn(move || {
+                rights.take().unwrap();
+                fs::read(&secret).map_err(|error| error.kind())
+            });
+            thread.join().unwrap()
+        };
+        assert_eq!(read(FileRights::Unprivileged), Err(io::ErrorKind::PermissionDenied));
+        assert_eq!(read(FileRights::Caller).unwrap(), b"secret");
+        assert_eq!(fs::read(&secret).unwrap(), b"secret");
+    }
+}
