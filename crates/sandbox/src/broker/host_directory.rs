@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bytemuck::bytes_of;
 use rustix::fs::{
@@ -21,6 +21,8 @@ use thaw_abi::control::{DirectoryEntry, FileAttributes};
 #[derive(Debug)]
 pub struct HostDirectory {
     root: OwnedFd,
+    /// What of it can be seen.
+    part: Part,
 }
 
 /// Most bytes of a page of entries.
@@ -52,7 +54,14 @@ impl HostDirectory {
     /// Opens the directory.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self { root: open(path, flags, Mode::empty())? })
+        Ok(Self { root: open(path, flags, Mode::empty())?, part: Part::All })
+    }
+
+    /// Opens the directory and shows a part of it: files and directories at or
+    /// below the paths `shown`, which are relative to it, and of these what every
+    /// user of this host may read.
+    pub fn open_part(path: &Path, shown: &[PathBuf]) -> io::Result<Self> {
+        Ok(Self { part: Part::below(shown), ..Self::open(path)? })
     }
 
     /// The directory itself.
@@ -69,6 +78,9 @@ impl HostDirectory {
     fn resolve(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         if !super::path::is_harmless(path) {
             return Err(Errno::INVAL);
+        }
+        if self.part.sight(path) == Sight::Hidden {
+            return Err(Errno::NOENT);
         }
         let path = if path.is_empty() { OsStr::new(".") } else { OsStr::from_bytes(path) };
         let within =
@@ -112,6 +124,7 @@ impl HostDirectory {
             FileType::Directory => return Err(Errno::ISDIR),
             _ => return Err(Errno::ACCESS),
         }
+        self.check_public(path, &stat)?;
         // The same file, whatever the path leads to by now. A lease on it must
         // not block the daemon, hence non-blocking.
         let same = format!("/proc/self/fd/{}", located.as_raw_fd());
@@ -128,10 +141,11 @@ impl HostDirectory {
         if is_pseudo(&directory)? {
             return Ok(listing);
         }
+        self.check_public(path, &fstat(&directory)?)?;
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
             let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
+            if matches!(name.to_bytes(), b"." | b"..") || !self.part.shows(path, name.to_bytes()) {
                 continue;
             }
             if listing.entries.len() == ENTRIES_MAX {
@@ -151,6 +165,90 @@ impl HostDirectory {
         }
         listing.entries.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(listing)
+    }
+}
+
+impl HostDirectory {
+    /// Of a part, only files are read that every user of this host may read, and
+    /// that lie in directories which everybody may enter: this process may well be
+    /// root. The directories that lead to the part are nobody's secret.
+    fn check_public(&self, path: &[u8], stat: &Stat) -> Result<(), Errno> {
+        let Part::Below(shown) = &self.part else { return Ok(()) };
+        let Some(start) = shown.iter().find(|start| is_at_or_below(path, start)) else {
+            return Ok(());
+        };
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let needed = if is_directory { 0o005 } else { 0o004 };
+        if stat.st_mode & needed != needed {
+            return Err(Errno::ACCESS);
+        }
+        let mut parent = path;
+        while let Some(slash) = parent.iter().rposition(|&byte| byte == b'/') {
+            parent = &parent[..slash];
+            if !is_at_or_below(parent, start) {
+                break;
+            }
+            if fstat(self.locate(parent)?)?.st_mode & 0o001 == 0 {
+                return Err(Errno::ACCESS);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What of a directory a sandbox can see.
+#[derive(Debug)]
+enum Part {
+    All,
+    /// Paths, relative to the directory, and everything below them.
+    Below(Vec<Vec<u8>>),
+}
+
+/// How much of a path a sandbox can see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sight {
+    Shown,
+    /// A directory on the way to something that is shown.
+    Leads,
+    Hidden,
+}
+
+impl Part {
+    fn below(shown: &[PathBuf]) -> Self {
+        let plain = |path: &PathBuf| {
+            let path = path.strip_prefix("/").unwrap_or(path);
+            let names = path.components().map(|name| name.as_os_str().as_bytes());
+            names.collect::<Vec<_>>().join(&b'/')
+        };
+        Self::Below(shown.iter().map(plain).collect())
+    }
+
+    fn sight(&self, path: &[u8]) -> Sight {
+        let Self::Below(shown) = self else { return Sight::Shown };
+        if shown.iter().any(|start| is_at_or_below(path, start)) {
+            Sight::Shown
+        } else if shown.iter().any(|start| is_at_or_below(start, path)) {
+            Sight::Leads
+        } else {
+            Sight::Hidden
+        }
+    }
+
+    /// Whether the entry `name` of the directory at `path` can be seen.
+    fn shows(&self, path: &[u8], name: &[u8]) -> bool {
+        if self.sight(path) == Sight::Shown {
+            return true;
+        }
+        let entry = if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() };
+        self.sight(&entry) != Sight::Hidden
+    }
+}
+
+/// Whether a path is `start` or lies below it; everything lies below the empty path.
+fn is_at_or_below(path: &[u8], start: &[u8]) -> bool {
+    match path.strip_prefix(start) {
+        Some(rest) => start.is_empty() || rest.is_empty() || rest[0] == b'/',
+        None => false,
     }
 }
 
@@ -214,7 +312,7 @@ mod tests {
     use super::*;
     use std::fs;
     use std::io::Read;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     struct Tree {
         _all: tempfile::TempDir,
@@ -289,6 +387,51 @@ mod tests {
             assert_eq!(tree.directory.list(path.as_bytes()).unwrap_err(), Errno::INVAL);
             assert_eq!(tree.directory.read_link(path.as_bytes()).unwrap_err(), Errno::INVAL);
         }
+    }
+
+    #[test]
+    fn only_the_part_is_seen_and_of_it_what_everybody_may_read() {
+        let all = tempfile::tempdir().unwrap();
+        let put = |path: &str, mode: u32| {
+            let path = all.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "content").unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        put("usr/bin/tool", 0o755);
+        put("usr/private/key", 0o644);
+        put("etc/secret", 0o640);
+        put("etc/config", 0o644);
+        put("home/me/work/file", 0o644);
+        put("home/me/diary", 0o644);
+        put("usrlocal/x", 0o644);
+        let close = |path: &str| {
+            let mode = fs::Permissions::from_mode(0o750);
+            fs::set_permissions(all.path().join(path), mode).unwrap();
+        };
+        close("usr/private");
+        close("home/me");
+        let shown = ["usr", "/etc/", "home/me/work"].map(PathBuf::from);
+        let part = HostDirectory::open_part(all.path(), &shown).unwrap();
+        for path in ["usr/bin/tool", "etc/config", "home/me/work/file"] {
+            part.open_file(path.as_bytes()).unwrap();
+        }
+        for path in ["usr/private/key", "etc/secret"] {
+            assert_eq!(part.open_file(path.as_bytes()).unwrap_err(), Errno::ACCESS, "{path}");
+        }
+        assert_eq!(part.list(b"usr/private").unwrap_err(), Errno::ACCESS);
+        for path in ["home/me/diary", "usrlocal/x", "usrlocal", "home/you"] {
+            assert_eq!(part.open_file(path.as_bytes()).unwrap_err(), Errno::NOENT, "{path}");
+            assert_eq!(part.stat(path.as_bytes()).unwrap_err(), Errno::NOENT, "{path}");
+            assert_eq!(part.list(path.as_bytes()).unwrap_err(), Errno::NOENT, "{path}");
+        }
+        let names = |path: &[u8]| {
+            let entries = part.list(path).unwrap().entries;
+            entries.into_iter().map(|entry| String::from_utf8(entry.0).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(b""), ["etc", "home", "usr"]);
+        assert_eq!(names(b"home/me"), ["work"]);
+        assert_eq!(names(b"etc"), ["config", "secret"]);
     }
 
     #[test]
