@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod admin;
+mod beneath;
 pub mod bench;
 pub mod boots;
 pub mod build;

@@ -207,6 +207,10 @@ impl Sandbox {
         loop {
             match self.poll_event() {
                 Progress::Event(event) => return Ok(Some(event)),
+                // A sandbox may keep this process busy for as long as it likes.
+                Progress::Busy if deadline.is_some_and(|end| Instant::now() >= end) => {
+                    return Ok(None);
+                }
                 Progress::Busy => continue,
                 Progress::Idle if self.state == State::HungUp => return Ok(None),
                 Progress::Idle => {}

@@ -47,6 +47,17 @@ impl Domain {
         Self { own: Some((name.clone(), key)) }
     }
 
+    /// What the names of domains begin with that are made for private files.
+    pub const PRIVATE_PREFIX: &str = "private.";
+
+    /// The domain of files that `owner` shares with nobody. Its name is made from a
+    /// hash, since the longest name of an owner leaves no room for the prefix.
+    pub fn private(owner: &Name) -> Self {
+        let hash = blake3::hash(owner.as_str().as_bytes()).to_hex();
+        let name = format!("{}{}", Self::PRIVATE_PREFIX, &hash[..40]);
+        Self::own(&Name::new(&name).expect("a prefix and digits"))
+    }
+
     /// The domain's name; `None` for the shared one.
     pub fn name(&self) -> Option<&Name> {
         self.own.as_ref().map(|(name, _)| name)

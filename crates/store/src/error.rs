@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 
 use crate::collect::CollectError;
-use crate::id::InvalidName;
+use crate::id::{InvalidName, Name};
 use crate::index::TreeError;
 
 /// Result of a store operation.
@@ -105,6 +105,12 @@ pub enum StoreError {
     Busy {
         /// The store's root.
         path: PathBuf,
+    },
+    /// A new version of a function was made from one that is not the newest.
+    #[error("{name} was built anew meanwhile; nothing was changed")]
+    Replaced {
+        /// The function.
+        name: Name,
     },
     /// A file kept changing while it was imported.
     #[error(

@@ -40,6 +40,27 @@ pub struct FunctionRecord {
     pub previous: Option<PreviousVersion>,
 }
 
+/// Which version of a function a record is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FunctionVersion {
+    config: serde_json::Value,
+    index: IndexId,
+    image: Option<ImageId>,
+    created_ms: u64,
+}
+
+impl FunctionRecord {
+    /// Tells this version of the function from all others.
+    pub fn version(&self) -> FunctionVersion {
+        FunctionVersion {
+            config: self.config.clone(),
+            index: self.index,
+            image: self.image,
+            created_ms: self.created_ms,
+        }
+    }
+}
+
 /// The version of a function that the current one replaced.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PreviousVersion {
@@ -91,12 +112,44 @@ impl Session {
     /// Stores a function or a new version of it. The version that it replaces is
     /// kept as `previous`, unless that was the same or never had an image.
     pub fn put_function(&mut self, new: NewFunction) -> Result<FunctionRecord> {
+        self.put_function_over(new, None)
+    }
+
+    /// Stores a new version of a function, made from `old`. If that is not the
+    /// function's version any more, nothing is stored and the error is
+    /// [`StoreError::Replaced`].
+    pub fn replace_function(
+        &mut self,
+        old: &FunctionVersion,
+        new: NewFunction,
+    ) -> Result<FunctionRecord> {
+        self.put_function_over(new, Some(old))
+    }
+
+    fn put_function_over(
+        &mut self,
+        new: NewFunction,
+        expected: Option<&FunctionVersion>,
+    ) -> Result<FunctionRecord> {
         drop(self.open_index(new.index)?);
         if let Some(image) = new.image {
             drop(self.open_image(image)?);
         }
         let _lock = self.lock_function(&new.name)?;
-        let previous = match self.get_function(&new.name) {
+        let found = self.get_function(&new.name);
+        // Under the lock: nobody stores another version before this one.
+        if let Some(expected) = expected {
+            let is_same = match &found {
+                Ok(found) => found.version() == *expected,
+                Err(StoreError::NotFound { .. }) => false,
+                Err(_) => return Err(found.expect_err("an error")),
+            };
+            if !is_same {
+                return Err(StoreError::Replaced { name: new.name });
+            }
+        }
+        let newest = found.as_ref().map_or(0, |old| old.created_ms + 1);
+        let previous = match found {
             Ok(old) if old.index == new.index && old.image == new.image => old.previous,
             Ok(old) if old.image.is_none() => old.previous,
             Ok(old) => Some(PreviousVersion {
@@ -115,7 +168,8 @@ impl Session {
             config: new.config,
             index: new.index,
             image: new.image,
-            created_ms: now_ms(),
+            // Versions that are stored within one millisecond are told apart, too.
+            created_ms: now_ms().max(newest),
             previous,
         };
         let to = self.layout.function_record(&record.name);

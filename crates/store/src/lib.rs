@@ -20,7 +20,9 @@ mod verify;
 
 pub use blob::{Blob, Domain};
 pub use error::{Kind, Result, StoreError};
-pub use function::{FunctionList, FunctionRecord, NewFunction, PreviousVersion, RootfsRecord};
+pub use function::{
+    FunctionList, FunctionRecord, FunctionVersion, NewFunction, PreviousVersion, RootfsRecord,
+};
 pub use gc::GcReport;
 pub use id::{BlobHash, ImageId, IndexId, InvalidHash, InvalidName, Name};
 pub use image::{ImageInfo, NewImage};

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use common::{describe_directory, describe_index, empty_store, is_root};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use thaw_store::import::{Exclude, ImportOptions, Ownership};
+use thaw_store::import::{Exclude, ImportOptions, Ownership, PathPattern};
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{BlobHash, Domain, Name, Store, StoreError, Tree};
 
@@ -162,7 +162,7 @@ fn domains_do_not_share() {
     fs::write(source.path().join("secret/key"), "same bytes").unwrap();
     let (_directory, store) = empty_store();
     let own = Domain::own(&Name::new("alone").unwrap());
-    let domains = vec![(PathBuf::from("secret"), own)];
+    let domains = vec![(PathPattern::new("secret").unwrap(), own)];
     let open = import(&store, source.path(), &ImportOptions { domains, ..Default::default() });
     let index = open.index();
     let [one, other] = index.blobs() else { panic!("{:?}", index.blobs()) };

@@ -1,6 +1,5 @@
 #!/bin/sh
-# Installs scikit-learn and trains the model.
+# Trains the model, with scikit-learn, when that is installed.
 set -eu
 cd "$(dirname "$0")"
-../../../scripts/install python
 [ -f build/model.pickle ] || PYTHONPATH=build/site /usr/bin/python3 train.py build/model.pickle

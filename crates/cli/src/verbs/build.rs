@@ -10,9 +10,9 @@ use std::io::{IsTerminal, Write, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use thaw_node::build::{BuildEvent, BuildOptions, Built, Training, build};
+use thaw_node::build::{BuildEvent, BuildOptions, Built, Training, Trust, build};
 use thaw_node::catalog::Reload;
-use thaw_node::config::TimeSpan;
+use thaw_node::config::{DomainName, TimeSpan};
 use thaw_node::home::Home;
 
 /// Build a function: import its files, run it to its entry point, freeze it.
@@ -22,9 +22,18 @@ use thaw_node::home::Home;
 /// itself or that you send to this command. Before that it answers the requests of
 /// [train], if there are any. docs/functions.md has all of it.
 ///
+/// The build command of [build], pip, and interpreters that thaw.toml names run in a
+/// sandbox: it sees the tools of this host, the function's directory, which it may
+/// change, and the destinations of `egress` in [build]. No link leads out of the
+/// function's directory, and of this host's other files the function gets those that
+/// every user may read. docs/building.md has all of it.
+///
 /// A running daemon serves the new version at once.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw build examples/hello-python")]
+#[command(after_help = "Examples:\n  \
+    thaw build examples/hello-python\n  \
+    thaw build --tools ~/.cargo --tools ~/.rustup ./my-function\n  \
+    thaw build --domain customer-7 ./my-function")]
 pub struct Arguments {
     /// The directory with the function's thaw.toml.
     #[arg(value_name = "DIR")]
@@ -32,6 +41,21 @@ pub struct Arguments {
     /// How long the program may take until it waits for clients.
     #[arg(long, value_name = "DURATION", default_value = "60s")]
     timeout: TimeSpan,
+    /// How long it may take to answer the requests of [train].
+    #[arg(long, value_name = "DURATION", default_value = "15m")]
+    training_timeout: TimeSpan,
+    /// Show a directory of this host to the build command and to pip, read-only; by
+    /// default they see /usr, /etc, /opt and the like.
+    #[arg(long, value_name = "DIR")]
+    tools: Vec<PathBuf>,
+    /// Run the build command, pip and interpreters that thaw.toml names on this host,
+    /// with all your rights, and let the function take any file that you may read.
+    #[arg(long)]
+    trust_build: bool,
+    /// Share equal files with functions of this domain only, whatever [sharing] of
+    /// thaw.toml says.
+    #[arg(long, value_name = "NAME")]
+    domain: Option<DomainName>,
     /// Print JSON about the result.
     #[arg(long)]
     json: bool,
@@ -45,11 +69,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let started = Instant::now();
     let home = Home::from_environment()?;
-    let options = BuildOptions {
-        entry_timeout: arguments.timeout.0,
-        weak_limits: arguments.weak_limits.chosen(),
-        ..Default::default()
-    };
+    let options = options(arguments)?;
     let mut display = Display::new(arguments.quiet);
     let result = build(&home, &arguments.directory, &options, &mut |event| display.show(&event));
     display.finish();
@@ -72,6 +92,22 @@ pub fn run(arguments: &Arguments) -> Outcome {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn options(arguments: &Arguments) -> Result<BuildOptions, Failure> {
+    let absolute = |tools: &PathBuf| {
+        let found = tools.canonicalize();
+        found.map_err(|error| Failure::failed(format!("--tools {}: {error}", tools.display())))
+    };
+    Ok(BuildOptions {
+        entry_timeout: arguments.timeout.0,
+        training_timeout: arguments.training_timeout.0,
+        trust: if arguments.trust_build { Trust::Trusted } else { Trust::Untrusted },
+        tools: arguments.tools.iter().map(absolute).collect::<Result<_, _>>()?,
+        domain: arguments.domain.clone(),
+        weak_limits: arguments.weak_limits.chosen(),
+        ..BuildOptions::default()
+    })
 }
 
 fn as_json(built: &Built, took: Duration) -> serde_json::Value {

@@ -73,10 +73,11 @@ pub fn mmap(args: &Args) -> Result<u64> {
     if is_locked || current_process().mm().locks_new() {
         lock::check_growth(&current_process().mm(), len)?;
     }
-    let file = if flags & MAP_ANONYMOUS != 0 {
-        None
+    let (file, shared) = if flags & MAP_ANONYMOUS != 0 {
+        (None, shared)
     } else {
-        Some(file_backing(args.fd(4), prot, shared)?)
+        let (file, shared) = file_backing(args.fd(4), prot, shared)?;
+        (Some(file), shared)
     };
     if file.is_some() && page_align_up(len).and_then(|len| offset.checked_add(len)).is_none() {
         return Err(Errno::EOVERFLOW);
@@ -104,7 +105,8 @@ pub fn mmap(args: &Args) -> Result<u64> {
     Ok(start)
 }
 
-fn file_backing(fd: i32, prot: u32, shared: bool) -> Result<Arc<FileBacking>> {
+/// What a mapping of a file shows, and whether it is shared.
+fn file_backing(fd: i32, prot: u32, shared: bool) -> Result<(Arc<FileBacking>, bool)> {
     let open = current_process().files.lock().get(fd)?;
     if open.flags().contains(OpenFlags::PATH) {
         return Err(Errno::EBADF);
@@ -117,22 +119,23 @@ fn file_backing(fd: i32, prot: u32, shared: bool) -> Result<Arc<FileBacking>> {
         // fcntl(2), F_SEAL_WRITE; otherwise the descriptor is read-only.
         return Err(if open.flags().can_write() { Errno::EPERM } else { Errno::EACCES });
     }
-    if shared && !open.file.allows_shared_mappings() {
+    // Compilers map what they only read so (Go's cache, Rust's metadata). Such a mapping
+    // copies: what others write to the file later is not seen, as on a network file
+    // system. Nobody may write through the descriptor, so nothing written is lost.
+    let copies = shared && !open.file.allows_shared_mappings();
+    if copies && open.flags().can_write() {
         return Err(Errno::ENODEV);
     }
+    let shared = shared && !copies;
     let source = open.file.mmap_source()?;
     let (path, stat) = if matches!(source, MmapSource::Zero) && !shared {
         (alloc::vec::Vec::new(), Default::default())
     } else {
         (open.display_path(), open.file.stat()?)
     };
-    Ok(Arc::new(FileBacking {
-        source,
-        path: path.into(),
-        device: stat.dev,
-        inode: stat.ino,
-        writable,
-    }))
+    let (device, inode) = (stat.dev, stat.ino);
+    let backing = FileBacking { source, path: path.into(), device, inode, writable };
+    Ok((Arc::new(backing), shared))
 }
 
 /// munmap(2).

@@ -185,7 +185,7 @@ fn write_image(
         index_hash: *rootfs.id().as_bytes(),
         program: config.command[0].clone(),
         arguments: config.command.join(" "),
-        about: serde_json::to_string(function).expect("a function is plain data"),
+        about: about(function),
         max_stored: config.limits.memory.bytes(),
         merge,
     };
@@ -197,7 +197,16 @@ fn write_image(
     Ok((id, report))
 }
 
-/// Makes the image of a live instance, which is at rest, that of its function.
+/// What an image says of its function to people. Instances map the image and can read
+/// all of it, so it holds nothing of the configuration: variables may be secrets, and
+/// paths of the host are none of their business.
+fn about(function: &StoredFunction) -> String {
+    let (name, version) = (function.config.name.as_str(), env!("CARGO_PKG_VERSION"));
+    serde_json::json!({ "function": name, "thaw": version }).to_string()
+}
+
+/// Makes the image of a live instance, which is at rest and was booted from `image`,
+/// that of its function.
 ///
 /// # Errors
 /// The image cannot be written, or the function was built anew meanwhile.
@@ -207,20 +216,28 @@ pub(crate) fn freeze_instance(
     sandbox: &Sandbox,
     entry: EntryPoint,
     rootfs: &StoredRootfs,
+    image: ImageId,
 ) -> Result<(ImageId, FreezeReport), BuildError> {
-    let built = BuiltFunction::read(store, name)?;
-    if built.index != rootfs.id() {
-        return Err(FreezeFailure::BuiltAnew { function: name.to_owned() }.into());
+    let built_anew = || FreezeFailure::BuiltAnew { function: name.to_owned() };
+    let built_name = Name::new(name).map_err(StoreError::from)?;
+    let record = store.get_function(&built_name)?;
+    let version = record.version();
+    let built = BuiltFunction::from_record(record)?;
+    if built.index != rootfs.id() || built.image != image {
+        return Err(built_anew().into());
     }
     let mut session = store.session()?;
     let function = built.function;
     let merge = MergePolicy::default();
     let (image, report) = write_image(&mut session, sandbox, entry, &function, rootfs, merge)?;
-    let name = Name::new(name).map_err(StoreError::from)?;
     let config = serde_json::to_value(&function).expect("a function is plain data");
-    let (index, image_of) = (built.index, Some(image));
-    session.put_function(NewFunction { name, config, index, image: image_of })?;
-    Ok((image, report))
+    let new = NewFunction { name: built_name, config, index: built.index, image: Some(image) };
+    // Writing the image has taken a while.
+    match session.replace_function(&version, new) {
+        Ok(_) => Ok((image, report)),
+        Err(StoreError::Replaced { .. }) => Err(built_anew().into()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Opens a stored image and checks that it can be booted here.

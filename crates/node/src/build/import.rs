@@ -1,23 +1,25 @@
 //! The first stage of a build: a root file system of the function's files and
 //! what they need.
 
-use super::{BuildEvent, OnEvent};
-use crate::DEFAULT_PATH;
+use super::command::{CommandFailure, Commands, Task};
+use super::{BuildEvent, BuildOptions, OnEvent, Trust, packages};
 use crate::config::{FileEntry, FunctionConfig, RuntimeConfig, RuntimeKind};
 use crate::home::{Home, HomeError};
-use crate::logs::LineSplitter;
 use crate::rootfs::{self, RootfsError, StoredRootfs};
+use crate::{DEFAULT_PATH, beneath};
+use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs::{File, Metadata};
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc;
-use std::thread;
-use thaw_store::collect::{CollectRequest, Collected, RuntimeRequest};
-use thaw_store::import::{Exclude, ImportOptions, Ownership, Progress};
+use std::path::{Component, Path, PathBuf};
+use std::process::Output;
+use thaw_sandbox::BoundAccess;
+use thaw_store::collect::{
+    CollectRequest, Collected, Question, RuntimeRequest, ask_on_host,
+};
+use thaw_store::import::{Exclude, ImportOptions, Ownership, Progress, Readers};
 use thaw_store::index::{Attributes, Content, Node, Timestamp, TreeError};
 use thaw_store::{Domain, IndexId, Name, Session, StoreError, Tree};
 
@@ -27,21 +29,37 @@ pub(crate) const PACKAGES: &str = "/opt/packages";
 /// Why the files of a function could not be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportFailure {
-    /// The build command cannot be run.
-    #[error("cannot run the build command `{command}` ({error}); correct [build] in thaw.toml")]
-    NoBuildCommand {
-        /// The command.
-        command: String,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// The build command failed.
-    #[error("the build command `{command}` failed ({status}); its output is above")]
+    /// The build command did not do its work.
+    #[error("the build command `{command}` failed: {failure}{}", after(*.trust))]
     BuildCommand {
         /// The command.
         command: String,
         /// How it ended.
-        status: ExitStatus,
+        failure: CommandFailure,
+        /// Where it ran.
+        trust: Trust,
+    },
+    /// A path of the configuration leads out of the function's directory.
+    #[error(
+        "`{key}` of thaw.toml names {}, which a link leads out of the function's directory; put a \
+         copy of it there", path.display()
+    )]
+    LeadsOut {
+        /// The key that names it.
+        key: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+    },
+    /// Something outside of the function's directory that not everybody may read.
+    #[error(
+        "`{key}` of thaw.toml names {}, which not every user of this host may read; copy it into \
+         the function's directory, `thaw import` it, or build with --trust-build", path.display()
+    )]
+    Private {
+        /// The key that names it.
+        key: &'static str,
+        /// The file or directory.
+        path: PathBuf,
     },
     /// Something that the configuration names is not there.
     #[error("{} is not there ({error}); correct `{key}` in thaw.toml", path.display())]
@@ -60,12 +78,14 @@ pub enum ImportFailure {
         path: PathBuf,
     },
     /// Python packages could not be installed.
-    #[error("pip could not install the packages of {} ({status}); its output is above", requirements.display())]
+    #[error("pip could not install the packages of {}: {failure}{}", requirements.display(), after(*.trust))]
     Pip {
         /// The requirements file.
         requirements: PathBuf,
         /// How pip ended.
-        status: ExitStatus,
+        failure: CommandFailure,
+        /// Where it ran.
+        trust: Trust,
     },
     /// The root file system is not usable.
     #[error(transparent)]
@@ -81,11 +101,27 @@ pub enum ImportFailure {
     Home(#[from] HomeError),
 }
 
+/// What an error of a command says besides.
+fn after(trust: Trust) -> &'static str {
+    match trust {
+        Trust::Trusted => "; its output is above",
+        Trust::Untrusted => {
+            "; its output is above. It ran in a sandbox, which sees the tools of this host, the \
+             function's directory and the destinations of `egress` in [build]; if it needs more, \
+             name tools with --tools, or let it run on this host with --trust-build"
+        }
+    }
+}
+
 /// What is to be imported.
 pub(super) struct Import<'a> {
-    pub home: &'a Home,
-    pub directory: &'a Path,
-    pub config: &'a FunctionConfig,
+    commands: Commands<'a>,
+    directory: &'a Path,
+    /// The same, open: what is imported lies below it, whoever moves what meanwhile.
+    opened: File,
+    config: &'a FunctionConfig,
+    trust: Trust,
+    domain: Domain,
 }
 
 /// What was imported.
@@ -94,13 +130,37 @@ pub(super) struct Imported {
     pub environment: BTreeMap<String, String>,
 }
 
-impl Import<'_> {
+/// A directory or file that the configuration names, open.
+struct Named {
+    file: File,
+    path: PathBuf,
+    /// Where it lies below the function's directory, unless it lies elsewhere.
+    inside: Option<PathBuf>,
+}
+
+impl<'a> Import<'a> {
+    pub(super) fn new(
+        home: &'a Home,
+        directory: &'a Path,
+        config: &'a FunctionConfig,
+        options: &'a BuildOptions,
+    ) -> Result<Self, ImportFailure> {
+        let opened = beneath::open_directory(directory).map_err(|error| {
+            ImportFailure::Missing { key: "files", path: directory.to_owned(), error }
+        })?;
+        let commands = Commands { home, directory, config, options };
+        let (trust, domain) = (options.trust, config.domain());
+        Ok(Self { commands, directory, opened, config, trust, domain })
+    }
+
     pub(super) fn run(
         &self,
         session: &mut Session,
         on_event: &mut OnEvent<'_>,
     ) -> Result<Imported, ImportFailure> {
-        if let Some(build) = &self.config.build {
+        if let Some(build) = &self.config.build
+            && !build.command.is_empty()
+        {
             self.build_command(&build.command, on_event)?;
         }
         on_event(BuildEvent::Stage("importing files"));
@@ -127,20 +187,41 @@ impl Import<'_> {
         command: &[String],
         on_event: &mut OnEvent<'_>,
     ) -> Result<(), ImportFailure> {
-        let text = command.join(" ");
+        let text = thaw_sandbox::escape(command.join(" ").as_bytes());
+        let settings = self.commands.settings();
+        let (program, shown) = self.build_program(&command[0]);
         on_event(BuildEvent::Stage(&format!("running {text}")));
-        // A path with a slash is meant from the function's directory.
-        let program = match command[0].contains('/') {
-            true => self.directory.join(&command[0]),
-            false => PathBuf::from(&command[0]),
+        let task = Task {
+            from: "build",
+            arguments: [program].into_iter().chain(command[1..].iter().map(Into::into)).collect(),
+            cwd: self.directory,
+            egress: &settings.egress,
+            shown,
+            bound: vec![(self.directory, BoundAccess::Write)],
+            timeout: settings.timeout.0,
         };
-        let mut process = Command::new(program);
-        process.args(&command[1..]).current_dir(self.directory);
-        let status = run_shown(process, "build", on_event)
-            .map_err(|error| ImportFailure::NoBuildCommand { command: text.clone(), error })?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(ImportFailure::BuildCommand { command: text, status }),
+        self.commands.run(&task, on_event).map_err(|failure| ImportFailure::BuildCommand {
+            command: text,
+            failure,
+            trust: self.trust,
+        })
+    }
+
+    /// The program of the build command, and what must be shown of the host besides.
+    /// A path with a slash is meant from the function's directory. A program that lies
+    /// elsewhere is seen by the sandbox if every user of this host may run it.
+    fn build_program(&self, program: &str) -> (OsString, Vec<PathBuf>) {
+        if !program.contains('/') {
+            return (program.into(), Vec::new());
+        }
+        let path = self.directory.join(program);
+        let Ok(real) = path.canonicalize() else { return (path.into(), Vec::new()) };
+        let may_all_run = real
+            .metadata()
+            .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o005 == 0o005);
+        match real.starts_with(self.directory) || !may_all_run {
+            true => (path.into(), Vec::new()),
+            false => (real.clone().into(), vec![real]),
         }
     }
 
@@ -154,14 +235,18 @@ impl Import<'_> {
         if !rootfs::is_directory_name(rootfs) {
             let name = Name::new(rootfs).map_err(RootfsError::from)?;
             let index = session.get_rootfs(&name)?.index;
+            if !self.config.sharing.is_default() {
+                on_event(BuildEvent::Note(&format!(
+                    "the files of the stored root file system {name} stay in the domain that they \
+                     were imported in"
+                )));
+            }
             return Ok(StoredRootfs::open(session, index)?.tree()?);
         }
-        let from = self.directory.join(rootfs);
-        let from = canonical("rootfs", &from)?;
+        let named = self.named("rootfs", Path::new(rootfs))?;
         let mut tree = Tree::new();
-        let options = ImportOptions::default();
-        let progress = &mut |progress: Progress<'_>| imported(progress, on_event);
-        session.import_directory(&mut tree, &from, Path::new("/"), &options, progress)?;
+        let options = self.import_options(&named);
+        self.import(named, Path::new("/"), &options, session, &mut tree, on_event)?;
         Ok(tree)
     }
 
@@ -174,13 +259,18 @@ impl Import<'_> {
         environment: &mut BTreeMap<String, String>,
         on_event: &mut OnEvent<'_>,
     ) -> Result<(), ImportFailure> {
-        let mut request = CollectRequest::default();
+        let mut request = CollectRequest {
+            domain: self.domain.clone(),
+            readers: self.readers(),
+            granted: vec![self.directory.to_owned()],
+            ..CollectRequest::default()
+        };
         for path in &runtime.include {
             request.files.push(canonical("include", &self.directory.join(path))?);
         }
         // Native code among the function's files needs libraries of the host.
         for entry in &self.config.files {
-            request.libraries_of.push(canonical("files", &self.directory.join(&entry.from))?);
+            request.libraries_of.push(self.own("files", &entry.from)?.path);
         }
         request.programs.extend(runtime.programs.iter().map(|program| self.program_of(program)));
         match runtime.kind.language() {
@@ -195,18 +285,21 @@ impl Import<'_> {
             None => request.programs.push(self.config.command[0].clone().into()),
         }
         if runtime.kind == RuntimeKind::Python3 {
-            let interpreter = request.runtimes.first().and_then(|r| r.interpreter.clone());
-            if let Some(packages) = self.packages(runtime, interpreter.as_deref(), on_event)? {
-                self.directory_at(&packages, Path::new(PACKAGES), session, tree, on_event)?;
+            if let Some(packages) = self.packages(runtime, on_event)? {
+                let path = packages.path.clone();
+                let options = self.own_options(&packages);
+                self.import(packages, Path::new(PACKAGES), &options, session, tree, on_event)?;
                 environment.insert("PYTHONPATH".to_owned(), PACKAGES.to_owned());
-                request.libraries_of.push(packages);
+                request.granted.push(path.clone());
+                request.libraries_of.push(path);
             }
             // Byte code is written beside its source, into memory that is
             // frozen or thrown away: neither helps.
             environment.insert("PYTHONDONTWRITEBYTECODE".to_owned(), "1".to_owned());
         }
         let progress = &mut |progress: Progress<'_>| imported(progress, on_event);
-        let collected = session.collect(tree, &request, progress)?;
+        let ask = &mut |question: &Question<'_>| self.ask(question);
+        let collected = session.collect_asking(tree, &request, ask, progress)?;
         self.note_gaps(&collected, on_event);
         if !collected.search_path.is_empty() {
             let first = collected.search_path.iter().map(|path| path.to_string_lossy());
@@ -216,18 +309,32 @@ impl Import<'_> {
         Ok(())
     }
 
+    /// Asks an interpreter where its files are. One that the function's author has
+    /// named may be any program, so it runs in a sandbox.
+    fn ask(&self, question: &Question<'_>) -> io::Result<Output> {
+        match question.named && self.trust == Trust::Untrusted {
+            true => self.commands.ask_interpreter(question.interpreter, question.arguments),
+            false => ask_on_host(question),
+        }
+    }
+
     fn note_gaps(&self, collected: &Collected, on_event: &mut OnEvent<'_>) {
         for missing in &collected.missing_libraries {
-            let (library, user) = (&missing.library, missing.wanted_by.display());
-            on_event(BuildEvent::Note(&format!(
-                "{user} wants {library}, which this host does not have"
-            )));
+            let user = missing.wanted_by.display();
+            on_event(BuildEvent::Note(&escaped(&format!(
+                "{user} wants {}, which this host does not have",
+                missing.library
+            ))));
         }
         for path in &collected.unreadable {
-            on_event(BuildEvent::Note(&format!(
-                "{} may not be read and is left out",
-                path.display()
-            )));
+            on_event(BuildEvent::Note(&escaped(&format!(
+                "{} may not be read{} and is left out",
+                path.display(),
+                match self.trust {
+                    Trust::Trusted => "",
+                    Trust::Untrusted => " by every user",
+                }
+            ))));
         }
     }
 
@@ -253,38 +360,17 @@ impl Import<'_> {
     fn packages(
         &self,
         runtime: &RuntimeConfig,
-        interpreter: Option<&Path>,
         on_event: &mut OnEvent<'_>,
-    ) -> Result<Option<PathBuf>, ImportFailure> {
+    ) -> Result<Option<Named>, ImportFailure> {
         if let Some(packages) = &runtime.packages {
-            return canonical("packages", &self.directory.join(packages)).map(Some);
+            return self.named("packages", packages).map(Some);
         }
         let Some(requirements) = &runtime.requirements else { return Ok(None) };
-        let requirements = canonical("requirements", &self.directory.join(requirements))?;
-        let target = self.home.work(self.config.name.as_str())?.join("packages");
+        let requirements = self.named("requirements", requirements)?;
         on_event(BuildEvent::Stage("installing Python packages"));
-        let mut pip = Command::new(interpreter.unwrap_or(Path::new("python3")));
-        pip.args([
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--no-input",
-            "--upgrade",
-        ])
-        .arg("--target")
-        .arg(&target)
-        .arg("--requirement")
-        .arg(&requirements);
-        let status = run_shown(pip, "pip", on_event).map_err(|error| ImportFailure::Missing {
-            key: "interpreter",
-            path: interpreter.unwrap_or(Path::new("python3")).to_owned(),
-            error,
-        })?;
-        match status.success() {
-            true => Ok(Some(target)),
-            false => Err(ImportFailure::Pip { requirements, status }),
-        }
+        let target = packages::install(&self.commands, runtime, &requirements.path, on_event)?;
+        let file = open_plainly("requirements", &target)?;
+        Ok(Some(Named { file, path: target, inside: None }))
     }
 
     /// Imports one line of `files`.
@@ -295,22 +381,23 @@ impl Import<'_> {
         tree: &mut Tree,
         on_event: &mut OnEvent<'_>,
     ) -> Result<(), ImportFailure> {
-        let from = canonical("files", &self.directory.join(&entry.from))?;
+        let named = self.own("files", &entry.from)?;
         let destination = entry.destination();
         let to = Path::new(&destination);
-        let metadata = inspect("files", &from)?;
+        let metadata = named.metadata("files")?;
         if metadata.is_dir() {
-            return self.directory_at(&from, to, session, tree, on_event);
+            let options = self.own_options(&named);
+            return self.import(named, to, &options, session, tree, on_event);
         }
         if !metadata.is_file() {
-            return Err(ImportFailure::Special { path: from });
+            return Err(ImportFailure::Special { path: named.path });
         }
-        let file = File::open(&from).map_err(|error| ImportFailure::Missing {
-            key: "files",
-            path: from.clone(),
-            error,
-        })?;
-        let blob = session.put_file(&file, &from, &Domain::shared())?;
+        let is_private = self.config.sharing.private.iter().any(|files| {
+            named.inside.as_ref().is_some_and(|path| files.pattern().matches(path))
+        });
+        let private = self.config.private_domain();
+        let domain = if is_private { &private } else { &self.domain };
+        let blob = session.put_file(&named.file, &named.path, domain)?;
         let attributes = Attributes {
             permissions: metadata.permissions().mode() & 0o7777,
             uid: 0,
@@ -324,24 +411,124 @@ impl Import<'_> {
         Ok(())
     }
 
-    fn directory_at(
+    fn import(
         &self,
-        from: &Path,
+        from: Named,
         to: &Path,
+        options: &ImportOptions,
         session: &mut Session,
         tree: &mut Tree,
         on_event: &mut OnEvent<'_>,
     ) -> Result<(), ImportFailure> {
-        let names = [".git", "__pycache__"].map(|name| Exclude::Name(name.to_owned()));
-        let options = ImportOptions {
-            exclude: names.to_vec(),
-            ownership: Ownership::All { uid: 0, gid: 0 },
-            ..ImportOptions::default()
-        };
         let progress = &mut |progress: Progress<'_>| imported(progress, on_event);
-        session.import_directory(tree, from, to, &options, progress)?;
+        let Named { file, path, .. } = from;
+        session.import_open_directory(tree, file.into(), &path, to, options, progress)?;
         Ok(())
     }
+
+    /// How a directory is imported with everything that it holds.
+    fn import_options(&self, from: &Named) -> ImportOptions {
+        let private = &self.config.sharing.private;
+        let domain = self.config.private_domain();
+        let domains = private.iter().map(|files| (files.pattern().clone(), domain.clone()));
+        let (readers, domains, place) = match &from.inside {
+            Some(inside) => (Readers::ThisProcess, domains.collect(), inside.clone()),
+            None => (self.readers(), Vec::new(), PathBuf::new()),
+        };
+        let domain = self.domain.clone();
+        ImportOptions { domain, domains, place, readers, ..ImportOptions::default() }
+    }
+
+    /// The same for the function's own files.
+    fn own_options(&self, from: &Named) -> ImportOptions {
+        let names = [".git", "__pycache__"].map(|name| Exclude::Name(name.to_owned()));
+        ImportOptions {
+            exclude: names.to_vec(),
+            ownership: Ownership::All { uid: 0, gid: 0 },
+            ..self.import_options(from)
+        }
+    }
+
+    /// Whose files of the host the function gets.
+    fn readers(&self) -> Readers {
+        match self.trust {
+            Trust::Untrusted => Readers::Everybody,
+            Trust::Trusted => Readers::ThisProcess,
+        }
+    }
+
+    /// Opens something below the function's directory, wherever links lead.
+    fn own(&self, key: &'static str, path: &Path) -> Result<Named, ImportFailure> {
+        let named = self.directory.join(path);
+        let missing =
+            |error| ImportFailure::Missing { key, path: self.directory.join(path), error };
+        match beneath::open(&self.opened, path) {
+            Ok(file) => {
+                let path = beneath::path_of(&file).map_err(missing)?;
+                // Not below it only if somebody moves directories just now.
+                let inside = path.strip_prefix(self.directory).unwrap_or(Path::new(""));
+                Ok(Named { file, inside: Some(inside.to_owned()), path })
+            }
+            Err(error) if beneath::leads_out(&error) => {
+                Err(ImportFailure::LeadsOut { key, path: named })
+            }
+            Err(error) => Err(missing(error)),
+        }
+    }
+
+    /// Opens something that may lie elsewhere on this host: then it is something that
+    /// every user may read, unless the author is trusted.
+    fn named(&self, key: &'static str, path: &Path) -> Result<Named, ImportFailure> {
+        let is_inside = |c: Component<'_>| matches!(c, Component::Normal(_) | Component::CurDir);
+        if path.components().all(is_inside) {
+            match self.own(key, path) {
+                Err(ImportFailure::LeadsOut { .. }) if self.trust == Trust::Trusted => {}
+                opened => return opened,
+            }
+        }
+        let real = canonical(key, &self.directory.join(path))?;
+        if let Ok(inside) = real.strip_prefix(self.directory) {
+            let inside = if inside == Path::new("") { Path::new(".") } else { inside };
+            return self.own(key, inside);
+        }
+        if self.trust == Trust::Untrusted && !may_all_reach(&real) {
+            return Err(ImportFailure::Private { key, path: real });
+        }
+        let file = open_plainly(key, &real)?;
+        Ok(Named { file, path: real, inside: None })
+    }
+}
+
+impl Named {
+    fn metadata(&self, key: &'static str) -> Result<Metadata, ImportFailure> {
+        self.file.metadata().map_err(|error| ImportFailure::Missing {
+            key,
+            path: self.path.clone(),
+            error,
+        })
+    }
+}
+
+/// Whether every user may read the file or directory at a path without links.
+fn may_all_reach(path: &Path) -> bool {
+    let has = |path: &Path, bits: u32| {
+        path.symlink_metadata().is_ok_and(|found| found.permissions().mode() & bits == bits)
+    };
+    let itself = if path.is_dir() { 0o005 } else { 0o004 };
+    has(path, itself) && path.ancestors().skip(1).all(|parent| has(parent, 0o001))
+}
+
+fn open_plainly(key: &'static str, path: &Path) -> Result<File, ImportFailure> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    let missing =
+        |error| ImportFailure::Missing { key, path: path.to_owned(), error: io::Error::from(error) };
+    opened.map(File::from).map_err(missing)
+}
+
+/// Names of files come from the function's author.
+fn escaped(text: &str) -> String {
+    thaw_sandbox::escape(text.as_bytes())
 }
 
 fn imported(progress: Progress<'_>, on_event: &mut OnEvent<'_>) {
@@ -353,58 +540,5 @@ fn canonical(key: &'static str, path: &Path) -> Result<PathBuf, ImportFailure> {
         key,
         path: path.to_owned(),
         error,
-    })
-}
-
-fn inspect(key: &'static str, path: &Path) -> Result<fs::Metadata, ImportFailure> {
-    path.metadata().map_err(|error| ImportFailure::Missing { key, path: path.to_owned(), error })
-}
-
-/// Runs a command and passes what it prints on, line by line.
-fn run_shown(
-    mut command: Command,
-    from: &'static str,
-    on_event: &mut OnEvent<'_>,
-) -> io::Result<ExitStatus> {
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let (sender, lines) = mpsc::channel();
-    let mut readers = Vec::new();
-    if let Some(stdout) = child.stdout.take() {
-        readers.push(read_lines(stdout, sender.clone()));
-    }
-    if let Some(stderr) = child.stderr.take() {
-        readers.push(read_lines(stderr, sender));
-    }
-    for line in lines {
-        on_event(BuildEvent::Output { from, line: &line });
-    }
-    for reader in readers {
-        let _ = reader.join();
-    }
-    child.wait()
-}
-
-/// Reads lines in a thread of its own until the stream ends.
-pub(super) fn read_lines(
-    mut stream: impl Read + Send + 'static,
-    lines: mpsc::Sender<String>,
-) -> thread::JoinHandle<()> {
-    thread::spawn(move || {
-        let mut splitter = LineSplitter::default();
-        let mut buffer = [0; 8192];
-        let send = |line: &[u8]| {
-            // The receiver may have heard enough.
-            let _ = lines.send(String::from_utf8_lossy(line).into_owned());
-        };
-        loop {
-            match stream.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(count) => splitter.push(&buffer[..count], send),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => break,
-            }
-        }
-        splitter.finish(send);
     })
 }

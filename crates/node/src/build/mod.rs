@@ -6,11 +6,15 @@
 //! be repeated without the first, when an image no longer fits the kernel or the
 //! machine.
 
+mod command;
 mod freeze;
 mod import;
+mod output;
+mod packages;
 mod program;
 mod train;
 
+pub use command::CommandFailure;
 pub use freeze::{FreezeFailure, Frozen};
 pub(crate) use freeze::{freeze_instance, open_image};
 pub use import::ImportFailure;
@@ -18,14 +22,14 @@ pub(crate) use import::PACKAGES;
 pub use program::Awaited;
 pub use train::Training;
 
-use crate::config::{CONFIG_FILE, ConfigError, FunctionConfig};
+use crate::config::{CONFIG_FILE, ConfigError, DomainName, FunctionConfig};
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thaw_sandbox::{MergePolicy, WeakLimits};
-use thaw_store::{IndexId, Name, NewFunction, Session, Store, StoreError};
+use thaw_store::{FunctionVersion, IndexId, Name, NewFunction, Session, Store, StoreError};
 
 /// What happens during a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,11 +64,32 @@ pub enum BuildEvent<'a> {
 /// Receives the events of a build.
 pub type OnEvent<'a> = dyn FnMut(BuildEvent<'_>) + 'a;
 
+/// Whether whoever builds a function trusts its author.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// The author's commands run in a sandbox, and of this host's files the function
+    /// gets those that every user may read.
+    #[default]
+    Untrusted,
+    /// The author's commands run on the host, and the function gets every file that it
+    /// names.
+    Trusted,
+}
+
 /// How to build.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct BuildOptions {
     /// How long the program may take to its entry point.
     pub entry_timeout: Duration,
+    /// How long it may take to answer the requests of `[train]`.
+    pub training_timeout: Duration,
+    /// Whether the author of the function is trusted.
+    pub trust: Trust,
+    /// Directories of this host that commands of a build see, besides the usual ones:
+    /// absolute paths of tools.
+    pub tools: Vec<PathBuf>,
+    /// The sharing domain, whatever `[sharing]` says.
+    pub domain: Option<DomainName>,
     /// How runs of pages are merged into mappings.
     pub merge: MergePolicy,
     /// Whether to build on a host that does not enforce the function's limits.
@@ -75,6 +100,10 @@ impl Default for BuildOptions {
     fn default() -> Self {
         Self {
             entry_timeout: Duration::from_secs(60),
+            training_timeout: Duration::from_secs(15 * 60),
+            trust: Trust::default(),
+            tools: Vec::new(),
+            domain: None,
             merge: MergePolicy::default(),
             weak_limits: WeakLimits::default(),
         }
@@ -130,16 +159,18 @@ pub fn build(
         Ok(directory) if directory.is_dir() => directory,
         _ => return Err(BuildError::NoDirectory(directory.to_owned())),
     };
-    let config = FunctionConfig::load(&directory)?;
+    let mut config = FunctionConfig::load(&directory)?;
+    if let Some(domain) = &options.domain {
+        config.sharing.domain = Some(domain.clone());
+    }
     let store = Store::open(&home.store())?;
     let mut session = store.session()?;
     let imported = {
         let _alone = alone_in(&directory, on_event);
-        import::Import { home, directory: &directory, config: &config }
-            .run(&mut session, on_event)?
+        import::Import::new(home, &directory, &config, options)?.run(&mut session, on_event)?
     };
     let function = StoredFunction { config, environment: imported.environment, source: directory };
-    freeze_and_store(&mut session, function, imported.index, options, on_event)
+    freeze_and_store(&mut session, function, imported.index, None, options, on_event)
 }
 
 /// Waits until no other build runs commands in `directory`: what one writes there
@@ -170,16 +201,19 @@ fn alone_in(directory: &Path, on_event: &mut OnEvent<'_>) -> Option<File> {
 /// Freezes a stored function anew, over the files of its last build.
 ///
 /// # Errors
-/// The function is not in the store, or cannot be frozen; the old image stays.
+/// The function is not in the store, cannot be frozen, or was built anew meanwhile; the
+/// image that is there stays.
 pub fn refreeze(
     store: &Store,
     name: &str,
     options: &BuildOptions,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
-    let old = BuiltFunction::read(store, name)?;
+    let record = store.get_function(&Name::new(name).map_err(StoreError::from)?)?;
+    let version = record.version();
+    let old = BuiltFunction::from_record(record)?;
     let mut session = store.session()?;
-    freeze_and_store(&mut session, old.function, old.index, options, on_event)
+    freeze_and_store(&mut session, old.function, old.index, Some(&version), options, on_event)
 }
 
 /// Freezes a stored function another way, for measuring: its own image stays,
@@ -198,16 +232,23 @@ pub(crate) fn freeze_aside(
     Ok(BuiltFunction { image, ..function.clone() })
 }
 
+/// Freezes a function and stores it; in the place of no other version than `old`, if
+/// there is one.
 fn freeze_and_store(
     session: &mut Session,
     function: StoredFunction,
     index: IndexId,
+    old: Option<&FunctionVersion>,
     options: &BuildOptions,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
     let (image, frozen) = freeze::freeze(session, &function, index, options, on_event)?;
     let name = Name::new(function.config.name.as_str()).map_err(StoreError::from)?;
     let config = serde_json::to_value(&function).expect("a function is plain data");
-    let record = session.put_function(NewFunction { name, config, index, image: Some(image) })?;
+    let new = NewFunction { name, config, index, image: Some(image) };
+    let record = match old {
+        Some(old) => session.replace_function(old, new)?,
+        None => session.put_function(new)?,
+    };
     Ok(Built { function: BuiltFunction::from_record(record)?, frozen })
 }

@@ -2,17 +2,15 @@
 //! its entry point.
 
 use super::freeze::FreezeFailure;
-use super::import::read_lines;
-use super::{BuildEvent, OnEvent};
+use super::OnEvent;
+use super::output::{Flow, Output};
 use crate::config::{EntryKind, FreezeAt, FunctionConfig};
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
-use rustix::pipe::{PipeFlags, pipe_with};
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, TrySendError};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
@@ -21,10 +19,12 @@ use thaw_sandbox::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Lines of output that an error repeats.
-const LAST_LINES: usize = 20;
 /// How often output is passed on while the program runs.
 pub(super) const TICK: Duration = Duration::from_millis(50);
+/// The same while the program prints faster than that.
+pub(super) const TICK_IN_A_FLOOD: Duration = Duration::from_millis(1);
+/// Signals to this process that may wait to be passed on.
+const SIGNALS_MAX: usize = 8;
 
 /// What a program has to do to be frozen, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +81,7 @@ pub(super) struct Program {
     sandbox: Sandbox,
     parent: ZygoteParent,
     output: Output,
+    flow: Flow,
     awaited: Awaited,
     /// The number of the signal that freezes it, whenever this process gets it.
     signals: Option<mpsc::Receiver<u32>>,
@@ -93,14 +94,8 @@ impl Program {
         rootfs: &StoredRootfs,
         weak_limits: WeakLimits,
     ) -> Result<Self, FreezeFailure> {
-        let (sender, lines) = mpsc::channel();
-        let pipe = || -> io::Result<OwnedFd> {
-            let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-            read_lines(File::from(reader), sender.clone());
-            Ok(writer)
-        };
-        let (stdout, stderr, console) = (pipe()?, pipe()?, pipe()?);
-        drop(sender);
+        let mut output = Output::new("program");
+        let (stdout, stderr, console) = (output.pipe()?, output.pipe()?, output.pipe()?);
         let stdin = File::open("/dev/null")?;
         let config = &function.config;
         let signals = match config.entry.freeze {
@@ -108,15 +103,7 @@ impl Program {
             _ => None,
         };
 
-        let mut console = File::from(console);
-        let console = Console::lines(crate::debug::console_rate(), move |output| {
-            // Nobody reads any more when the build has ended.
-            let _ = writeln!(console, "{output}");
-        })?;
-        let parent = ZygoteParent::start(ZygoteConfig {
-            weak_limits,
-            ..ZygoteConfig::new(crate::debug::kernel()?, console)
-        })?;
+        let parent = start_parent(console, weak_limits)?;
         let spec = StartSpec {
             program: None,
             argv: config.command.iter().map(Into::into).collect(),
@@ -144,8 +131,8 @@ impl Program {
         };
         // Afterwards the program alone holds the write ends.
         let sandbox = parent.create_with(config.processes())?.start(&spec)?;
-        let output = Output { lines, kept: VecDeque::new() };
-        Ok(Self { sandbox, parent, output, awaited: Awaited::new(config), signals })
+        let (flow, awaited) = (Flow::Calm, Awaited::new(config));
+        Ok(Self { sandbox, parent, output, flow, awaited, signals })
     }
 
     /// The sandbox that it runs in.
@@ -163,16 +150,22 @@ impl Program {
         loop {
             match self.step(on_event)? {
                 Some(Event::EntryPoint(entry)) => return Ok(entry),
-                None if Instant::now() >= deadline => return Err(Stop::NoEntryPoint(timeout)),
+                // Events of other kinds may come without end.
+                _ if Instant::now() >= deadline => return Err(Stop::NoEntryPoint(timeout)),
                 _ => {}
             }
         }
     }
 
     /// The next event that is no end, or `None` when there is none for a [`TICK`].
+    /// Takes about that long at most, whatever the program prints.
     pub(super) fn step(&mut self, on_event: &mut OnEvent<'_>) -> Result<Option<Event>, Stop> {
-        let event = self.sandbox.wait_event(Some(TICK)).map_err(Stop::Io)?;
-        self.output.pass_on(on_event);
+        let patience = match self.flow {
+            Flow::Calm => TICK,
+            Flow::Flood => TICK_IN_A_FLOOD,
+        };
+        let event = self.sandbox.wait_event(Some(patience)).map_err(Stop::Io)?;
+        self.flow = self.output.pass_on(on_event);
         if let Some(number) = self.signals.as_ref().and_then(|signals| signals.try_recv().ok()) {
             self.sandbox.send_signal(number).map_err(Stop::Io)?;
         }
@@ -193,7 +186,7 @@ impl Program {
     pub(super) fn fail(self, stop: Stop, on_event: &mut OnEvent<'_>) -> FreezeFailure {
         let Self { sandbox, parent, output, awaited, .. } = self;
         drop((sandbox, parent));
-        let output = output.last(on_event);
+        let output = output.finish(on_event);
         match stop {
             Stop::Ended(exit) => {
                 let how = match exit {
@@ -213,51 +206,38 @@ impl Program {
     /// The sandbox, at rest, and what must outlive it.
     pub(super) fn into_sandbox(mut self, on_event: &mut OnEvent<'_>) -> (Sandbox, ZygoteParent) {
         self.output.pass_on(on_event);
+        self.output.note_dropped(on_event);
         (self.sandbox, self.parent)
     }
 }
 
+/// Starts what makes sandboxes for a build; their kernels' last words go to `console`.
+pub(super) fn start_parent(
+    console: OwnedFd,
+    weak_limits: WeakLimits,
+) -> Result<ZygoteParent, FreezeFailure> {
+    let mut console = File::from(console);
+    let console = Console::lines(crate::debug::console_rate(), move |output| {
+        // Nobody reads any more when the build has ended.
+        let _ = writeln!(console, "{output}");
+    })?;
+    let config = ZygoteConfig { weak_limits, ..ZygoteConfig::new(crate::debug::kernel()?, console) };
+    Ok(ZygoteParent::start(config)?)
+}
+
 /// Sends `number` over the channel whenever this process gets that signal.
 fn pass_signals(number: u32) -> io::Result<mpsc::Receiver<u32>> {
-    let (sender, receiver) = mpsc::channel();
+    let (sender, receiver) = mpsc::sync_channel(SIGNALS_MAX);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let kind = SignalKind::from_raw(number as i32);
     let mut signals = runtime.block_on(async { signal(kind) })?;
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         runtime.block_on(async {
-            while signals.recv().await.is_some() && sender.send(number).is_ok() {}
+            // One that finds no room is one of many, of which the first ones do.
+            while signals.recv().await.is_some()
+                && !matches!(sender.try_send(number), Err(TrySendError::Disconnected(_)))
+            {}
         });
     })?;
     Ok(receiver)
-}
-
-/// The output of a program: passed on as it comes, the last lines kept.
-struct Output {
-    lines: mpsc::Receiver<String>,
-    kept: VecDeque<String>,
-}
-
-impl Output {
-    fn pass_on(&mut self, on_event: &mut OnEvent<'_>) {
-        while let Ok(line) = self.lines.try_recv() {
-            self.keep(line, on_event);
-        }
-    }
-
-    fn keep(&mut self, line: String, on_event: &mut OnEvent<'_>) {
-        on_event(BuildEvent::Output { from: "program", line: &line });
-        if self.kept.len() == LAST_LINES {
-            self.kept.pop_front();
-        }
-        self.kept.push_back(line);
-    }
-
-    /// Takes what is still on its way when the program has ended.
-    fn last(mut self, on_event: &mut OnEvent<'_>) -> Vec<String> {
-        let deadline = Instant::now() + Duration::from_millis(500);
-        while let Ok(line) = self.lines.recv_timeout(deadline - Instant::now().min(deadline)) {
-            self.keep(line, on_event);
-        }
-        self.kept.into()
-    }
 }

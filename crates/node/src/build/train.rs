@@ -5,6 +5,7 @@
 use super::freeze::FreezeFailure;
 use super::program::{Program, Stop, TICK};
 use super::{BuildEvent, BuildOptions, OnEvent};
+use crate::beneath;
 use crate::config::{FunctionConfig, Train, TrainingRequest};
 use axum::body::{Body, Bytes};
 use axum::http::header::{CONNECTION, HOST};
@@ -15,7 +16,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_abi::control::{CAUSE_ASKED, EntryPoint};
@@ -25,6 +26,8 @@ use thaw_sandbox::{Event, connection};
 const CLOSING: Duration = Duration::from_secs(5);
 /// Characters of an unexpected response that an error repeats.
 const EXCERPT: usize = 200;
+/// Bytes of the body of a training request that comes from a file.
+const BODY_MAX: u64 = 64 << 20;
 
 /// What was sent to a program before it was frozen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,16 +68,17 @@ impl<'a> Course<'a> {
         config: &'a FunctionConfig,
         source: &Path,
     ) -> Result<Self, FreezeFailure> {
+        let read = |file: &Path| {
+            // Whoever wrote the function gets to see what is sent to it.
+            let directory = beneath::open_directory(source)?;
+            beneath::read(directory, file, BODY_MAX)
+        };
         let body = |request: &TrainingRequest| match (&request.body, &request.file) {
             (Some(body), _) => Ok(Bytes::from(body.clone())),
             (None, None) => Ok(Bytes::new()),
-            (None, Some(file)) => {
-                let path = source.join(file);
-                let content = std::fs::read(&path);
-                content
-                    .map(Bytes::from)
-                    .map_err(|error| FreezeFailure::TrainingFile { path, error })
-            }
+            (None, Some(file)) => read(file).map(Bytes::from).map_err(|error| {
+                FreezeFailure::TrainingFile { path: source.join(file), error }
+            }),
         };
         Ok(Self {
             train,
@@ -108,8 +112,12 @@ impl<'a> Course<'a> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Stop::Io)?;
         let total = self.train.total();
         let mut done = 0;
+        let deadline = started + options.training_timeout;
         for (number, (spec, body)) in self.train.requests.iter().zip(&self.bodies).enumerate() {
             for _ in 0..spec.repeat.get() {
+                if Instant::now() >= deadline {
+                    return Err(Stop::Training(too_long(options.training_timeout, done, total)));
+                }
                 done += 1;
                 let stream = self.connect(program, &listener, done).map_err(Stop::Io)?;
                 let question = Question { stream, request: self.request(spec, body) };
@@ -228,18 +236,27 @@ impl<'a> Course<'a> {
     }
 }
 
+fn too_long(limit: Duration, done: u64, total: u64) -> String {
+    format!(
+        "the program answered {done} of {total} training requests within {} s; is \
+         `--training-timeout` long enough?",
+        limit.as_secs_f64()
+    )
+}
+
 fn unexpected(named: &str, spec: &TrainingRequest, answer: &Answer) -> String {
     let expected = spec.expect.map_or("2xx".to_owned(), |status| status.0.to_string());
     format!("{named} was answered with {}, not {expected}: {:?}", answer.status, answer.excerpt)
 }
 
-type Client = (Sender<Question>, Receiver<Result<Answer, String>>);
+type Client = (SyncSender<Question>, Receiver<Result<Answer, String>>);
 
 /// Starts a thread that asks one question after the other; it ends when nobody
 /// asks any more.
 fn start_client(patience: Duration) -> io::Result<Client> {
-    let (questions, to_ask) = mpsc::channel::<Question>();
-    let (give, answers) = mpsc::channel();
+    // Each question is asked when the one before has its answer.
+    let (questions, to_ask) = mpsc::sync_channel::<Question>(1);
+    let (give, answers) = mpsc::sync_channel(1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("training".to_owned()).spawn(move || {
         while let Ok(question) = to_ask.recv() {

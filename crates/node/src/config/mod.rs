@@ -3,6 +3,7 @@
 //! Types carry the rules: a value that parsed is a valid value. What needs two
 //! keys to judge is in [`FunctionConfig::parse`].
 
+mod build;
 mod egress;
 mod entry;
 mod error;
@@ -12,6 +13,7 @@ mod quantity;
 mod rules;
 mod train;
 
+pub use build::{BuildConfig, DomainName, PrivateFiles, Sharing};
 pub use egress::{Egress, EgressRule, EgressRuleError};
 pub use entry::{Entry, EntryKind, FreezeAt, FreezeSignal};
 pub use error::ConfigError;
@@ -20,8 +22,10 @@ pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
 pub use train::{Train, TrainingRequest};
 
+use crate::beneath;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
@@ -29,6 +33,8 @@ use thaw_sandbox::{Processes, ResourceLimits};
 
 /// Name of the file in a function's directory.
 pub const CONFIG_FILE: &str = "thaw.toml";
+/// Bytes of that file.
+const CONFIG_MAX: u64 = 1 << 20;
 
 /// A function as its author describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -90,10 +96,13 @@ pub struct FunctionConfig {
     /// Requests to send before the program is frozen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<Train>,
-    /// A command to run on the host, in the function's directory, before its
-    /// files are imported.
+    /// A command to run in the function's directory before its files are imported,
+    /// in a sandbox of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub build: Option<BuildConfig>,
+    /// Who shares equal files.
+    #[serde(default, skip_serializing_if = "Sharing::is_default")]
+    pub sharing: Sharing,
 }
 
 /// `[runtime]`: a root file system made of files of this host.
@@ -232,15 +241,6 @@ pub enum Isolation {
     Instance,
 }
 
-/// `[build]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct BuildConfig {
-    /// Program and arguments.
-    #[serde(deserialize_with = "non_empty")]
-    pub command: Vec<String>,
-}
-
 /// Stands for the value of an environment variable wherever one is shown.
 pub const HIDDEN: &str = "***";
 
@@ -258,7 +258,12 @@ impl FunctionConfig {
     /// The file is missing, or is not valid: see [`ConfigError`].
     pub fn load(directory: &Path) -> Result<Self, ConfigError> {
         let path = directory.join(CONFIG_FILE);
-        match std::fs::read_to_string(&path) {
+        let read = beneath::open_directory(directory)
+            .and_then(|directory| beneath::read(directory, CONFIG_FILE.as_ref(), CONFIG_MAX))
+            .and_then(|bytes| {
+                String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8 text"))
+            });
+        match read {
             Ok(text) => Self::parse(&path, &text),
             Err(error) => Err(ConfigError::Read { path, error }),
         }
@@ -278,6 +283,18 @@ impl FunctionConfig {
                 Err(ConfigError::at(path, text, offset_of(text, keys), message))
             }
         }
+    }
+
+    /// With whom the function's files are shared.
+    pub fn domain(&self) -> thaw_store::Domain {
+        let domain = self.sharing.domain.as_ref();
+        domain.map_or_else(thaw_store::Domain::shared, |name| thaw_store::Domain::own(name.name()))
+    }
+
+    /// The domain of files that are shared with no other function.
+    pub fn private_domain(&self) -> thaw_store::Domain {
+        let name = thaw_store::Name::new(self.name.as_str());
+        thaw_store::Domain::private(&name.expect("a function's name is a name of the store"))
     }
 
     /// The port on which the program listens; 0 if it listens on none.

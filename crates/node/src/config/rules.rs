@@ -18,6 +18,38 @@ impl FunctionConfig {
             .or_else(|| self.wrong_processes())
             .or_else(|| self.wrong_entry())
             .or_else(|| self.wrong_training())
+            .or_else(|| self.wrong_build())
+    }
+
+    fn wrong_build(&self) -> Option<Contradiction> {
+        let build = self.build.as_ref()?;
+        let requirements = self.runtime.as_ref().and_then(|r| r.requirements.as_ref());
+        let nul = |text: &String| text.contains('\0');
+        if build.command.is_empty() && requirements.is_none() {
+            return Some((
+                &["build"],
+                "[build] has nothing to do; set `command`, or remove it".to_owned(),
+            ));
+        }
+        if build.command.iter().any(nul) {
+            return Some((
+                &["build", "command"],
+                "an argument contains a NUL byte; remove it".to_owned(),
+            ));
+        }
+        if build.timeout.0.is_zero() {
+            return Some((
+                &["build", "timeout"],
+                "no build is done in no time; give some".to_owned(),
+            ));
+        }
+        if build.memory < ByteSize::mebibytes(64) {
+            return Some((
+                &["build", "memory"],
+                format!("{} is too little memory for a build; give at least 64MiB", build.memory),
+            ));
+        }
+        None
     }
 
     fn wrong_files(&self) -> Option<Contradiction> {

@@ -17,6 +17,7 @@ use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
 use super::file_systems::{Kind, Mounts, look};
 use super::hidden::{FileId, Hidden};
+use super::part::{Part, Sight, is_at_or_below};
 use super::rights::FileRights;
 
 /// A directory of the host that a sandbox sees as its root. No request leaves
@@ -34,6 +35,8 @@ pub struct HostDirectory {
     policy: HostPolicy,
     mounts: Mutex<Mounts>,
     hidden: Hidden,
+    /// What of it can be seen.
+    part: Part,
 }
 
 /// How directories of the host are served to a sandbox.
@@ -123,7 +126,17 @@ impl HostDirectory {
             return Err(io::Error::other("it holds Thaw's own state, which no sandbox sees"));
         }
         let (policy, mount) = (policy.clone(), found.stx_mnt_id);
-        Ok(Self { root, mount, policy, mounts: Mutex::new(mounts), hidden })
+        Ok(Self { root, mount, policy, mounts: Mutex::new(mounts), hidden, part: Part::All })
+    }
+
+    /// Opens the directory and shows a part of it: files and directories at or
+    /// below the paths `shown`, which are relative to it, and of these what every
+    /// user of this host may read.
+    ///
+    /// # Errors
+    /// See [`HostDirectory::open_with`].
+    pub fn open_part(path: &Path, shown: &[PathBuf], policy: &HostPolicy) -> io::Result<Self> {
+        Ok(Self { part: Part::below(shown), ..Self::open_with(path, policy)? })
     }
 
     /// Under whose rights it is served.
@@ -139,6 +152,9 @@ impl HostDirectory {
     pub(super) fn locate(&self, path: &[u8]) -> Result<Place, Errno> {
         if !super::path::is_harmless(path) {
             return Err(Errno::INVAL);
+        }
+        if self.part.sight(path) == Sight::Hidden {
+            return Err(Errno::NOENT);
         }
         self.mounts().refresh().map_err(|_| Errno::IO)?;
         self.hidden.refresh();
@@ -224,6 +240,7 @@ impl HostDirectory {
             FileType::Directory => return Err(Errno::ISDIR),
             _ => return Err(Errno::ACCESS),
         }
+        self.check_public(path, &stat)?;
         // The same file, whatever the path leads to by now. A lease on it must
         // not block the broker, hence non-blocking.
         let same = format!("/proc/self/fd/{}", located.as_raw_fd());
@@ -237,10 +254,11 @@ impl HostDirectory {
         let Place::Seen(located) = self.locate(path)? else { return Ok(listing) };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(&located, c".", flags, Mode::empty())?;
+        self.check_public(path, &fstat(&directory)?)?;
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
             let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
+            if matches!(name.to_bytes(), b"." | b"..") || !self.part.shows(path, name.to_bytes()) {
                 continue;
             }
             if listing.entries.len() == ENTRIES_MAX {
@@ -258,6 +276,31 @@ impl HostDirectory {
         }
         listing.entries.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(listing)
+    }
+}
+
+impl HostDirectory {
+    /// Of a part, only files are read that every user of this host may read, and
+    /// that lie in directories which everybody may enter: this process may well be
+    /// root. The directories that lead to the part are nobody's secret.
+    fn check_public(&self, path: &[u8], stat: &Stat) -> Result<(), Errno> {
+        let Some(start) = self.part.start_of(path) else { return Ok(()) };
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let needed = if is_directory { 0o005 } else { 0o004 };
+        if stat.st_mode & needed != needed {
+            return Err(Errno::ACCESS);
+        }
+        let mut parent = path;
+        while let Some(slash) = parent.iter().rposition(|&byte| byte == b'/') {
+            parent = &parent[..slash];
+            if !is_at_or_below(parent, start) {
+                break;
+            }
+            if fstat(self.locate(parent)?.seen()?)?.st_mode & 0o001 == 0 {
+                return Err(Errno::ACCESS);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -359,7 +402,7 @@ mod tests {
     use super::*;
     use std::fs;
     use std::io::Read;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     struct Tree {
         _all: tempfile::TempDir,
@@ -434,6 +477,51 @@ mod tests {
             assert_eq!(tree.directory.list(path.as_bytes()).unwrap_err(), Errno::INVAL);
             assert_eq!(tree.directory.read_link(path.as_bytes()).unwrap_err(), Errno::INVAL);
         }
+    }
+
+    #[test]
+    fn only_the_part_is_seen_and_of_it_what_everybody_may_read() {
+        let all = tempfile::tempdir().unwrap();
+        let put = |path: &str, mode: u32| {
+            let path = all.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "content").unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        put("usr/bin/tool", 0o755);
+        put("usr/private/key", 0o644);
+        put("etc/secret", 0o640);
+        put("etc/config", 0o644);
+        put("home/me/work/file", 0o644);
+        put("home/me/diary", 0o644);
+        put("usrlocal/x", 0o644);
+        let close = |path: &str| {
+            let mode = fs::Permissions::from_mode(0o750);
+            fs::set_permissions(all.path().join(path), mode).unwrap();
+        };
+        close("usr/private");
+        close("home/me");
+        let shown = ["usr", "/etc/", "home/me/work"].map(PathBuf::from);
+        let part = HostDirectory::open_part(all.path(), &shown, &HostPolicy::default()).unwrap();
+        for path in ["usr/bin/tool", "etc/config", "home/me/work/file"] {
+            part.open_file(path.as_bytes()).unwrap();
+        }
+        for path in ["usr/private/key", "etc/secret"] {
+            assert_eq!(part.open_file(path.as_bytes()).unwrap_err(), Errno::ACCESS, "{path}");
+        }
+        assert_eq!(part.list(b"usr/private").unwrap_err(), Errno::ACCESS);
+        for path in ["home/me/diary", "usrlocal/x", "usrlocal", "home/you"] {
+            assert_eq!(part.open_file(path.as_bytes()).unwrap_err(), Errno::NOENT, "{path}");
+            assert_eq!(part.stat(path.as_bytes()).unwrap_err(), Errno::NOENT, "{path}");
+            assert_eq!(part.list(path.as_bytes()).unwrap_err(), Errno::NOENT, "{path}");
+        }
+        let names = |path: &[u8]| {
+            let entries = part.list(path).unwrap().entries;
+            entries.into_iter().map(|entry| String::from_utf8(entry.0).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(b""), ["etc", "home", "usr"]);
+        assert_eq!(names(b"home/me"), ["work"]);
+        assert_eq!(names(b"etc"), ["config", "secret"]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod files;
 mod hidden;
 mod host_directory;
 mod memory;
+mod part;
 mod path;
 mod request;
 mod rights;

@@ -7,12 +7,13 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
+use std::process::Output;
 
 use super::libraries::{below, system_directories};
-use super::{CollectError, CollectRequest, Collected};
+use super::{Ask, CollectError, CollectRequest, Collected, Question};
 use crate::blob::Domain;
 use crate::error::{Context, Result};
-use crate::import::{Exclude, Import, ImportOptions, Ownership, Progress, Unreadable};
+use crate::import::{Exclude, Import, ImportOptions, Ownership, Progress, Readers, Unreadable};
 use crate::index::Tree;
 use crate::session::Session;
 
@@ -26,6 +27,9 @@ pub(super) struct Collector<'a> {
     root: PathBuf,
     import: Import<'a>,
     options: ImportOptions,
+    /// Paths that may be reached through directories which not everybody may enter.
+    granted: Vec<PathBuf>,
+    ask: &'a mut Ask<'a>,
     pub(super) search_path: OsString,
     pub(super) collected: Collected,
     /// Resolved paths of files that are in the tree.
@@ -54,9 +58,11 @@ impl<'a> Collector<'a> {
         session: &'a mut Session,
         tree: &'a mut Tree,
         request: &CollectRequest,
+        ask: &'a mut Ask<'a>,
         progress: &'a mut dyn FnMut(Progress<'_>),
     ) -> Self {
         let options = ImportOptions {
+            readers: request.readers,
             ownership: Ownership::All { uid: 0, gid: 0 },
             unreadable: Unreadable::Skip,
             domain: request.domain.clone(),
@@ -70,6 +76,8 @@ impl<'a> Collector<'a> {
             root: root.to_owned(),
             import: Import::new(session, tree, progress),
             options,
+            granted: request.granted.clone(),
+            ask,
             search_path,
             collected: Collected::default(),
             placed: HashSet::new(),
@@ -115,6 +123,24 @@ impl<'a> Collector<'a> {
     /// The host's own name of a path.
     pub(super) fn on_host(&self, path: &Path) -> PathBuf {
         below(&self.root, path)
+    }
+
+    /// Lets what lies at or below `path`, or where its links lead, be collected
+    /// whoever may enter the directories above it.
+    pub(super) fn grant(&mut self, path: &Path) {
+        let resolved = fs::canonicalize(self.on_host(path)).map(|path| self.below_root(&path));
+        self.granted.extend(resolved);
+        self.granted.push(path.to_owned());
+    }
+
+    /// Asks an interpreter where its files are.
+    pub(super) fn ask(&mut self, question: &Question<'_>) -> std::io::Result<Output> {
+        (self.ask)(question)
+    }
+
+    /// Whether something is at the path, whoever may look at it.
+    pub(super) fn exists_anywhere(&self, path: &Path) -> bool {
+        self.on_host(path).exists()
     }
 
     /// Whether the path leads to something on the host.
@@ -266,7 +292,9 @@ impl<'a> Collector<'a> {
         let mut here = PathBuf::from("/");
         let mut metadata = self.lstat(&here)?.ok_or_else(no_file)?;
         let mut ahead = reversed_components(path);
+        let mut closed = None;
         while let Some(name) = ahead.pop() {
+            closed = closed.or_else(|| self.closed_to_some(&here, &metadata));
             if name == ".." {
                 here.pop();
                 metadata = self.lstat(&here)?.ok_or_else(no_file)?;
@@ -291,7 +319,21 @@ impl<'a> Collector<'a> {
             }
             ahead.extend(reversed_components(&target));
         }
+        let is_granted =
+            |granted: &PathBuf| here.starts_with(granted) || path.starts_with(granted);
+        if let Some(closed) = closed
+            && !self.granted.iter().any(is_granted)
+        {
+            return Err(CollectError::Private(closed).into());
+        }
         Ok(Resolved { path: here, metadata })
+    }
+
+    /// The directory, if it matters that not everybody may pass through it.
+    fn closed_to_some(&self, directory: &Path, metadata: &Metadata) -> Option<PathBuf> {
+        let is_open = self.options.readers == Readers::ThisProcess
+            || metadata.permissions().mode() & 0o001 != 0;
+        (!is_open).then(|| directory.to_owned())
     }
 
     fn lstat(&self, path: &Path) -> Result<Option<Metadata>> {

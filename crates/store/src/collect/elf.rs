@@ -1,12 +1,14 @@
 //! What an ELF file says about what it needs.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use object::elf;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, ReadRef};
+use rustix::fs::OFlags;
 
 use super::CollectError;
 
@@ -41,7 +43,7 @@ pub(super) fn file_head(path: &Path) -> Result<FileHead, CollectError> {
     let io = |source| CollectError::Io { path: path.to_owned(), source };
     let mut head = Vec::with_capacity(256);
     // The kernel reads 256 bytes too (`BINPRM_BUF_SIZE`).
-    File::open(path).map_err(io)?.take(256).read_to_end(&mut head).map_err(io)?;
+    open(path).map_err(io)?.take(256).read_to_end(&mut head).map_err(io)?;
     if let Some(line) = head.strip_prefix(b"#!") {
         let end = line.iter().position(|&byte| byte == b'\n').unwrap_or(line.len());
         return Ok(FileHead::Script(line[..end].to_vec()));
@@ -57,10 +59,16 @@ pub(super) fn file_head(path: &Path) -> Result<FileHead, CollectError> {
     Ok(if ours { FileHead::Elf } else { FileHead::ForeignElf })
 }
 
+/// Opens a file for reading. Whoever owns it may put a FIFO in its place, for whose
+/// writer nobody waits.
+fn open(path: &Path) -> io::Result<File> {
+    let nonblocking = OFlags::NONBLOCK | OFlags::NOCTTY;
+    File::options().read(true).custom_flags(nonblocking.bits() as i32).open(path)
+}
+
 /// Reads what an ELF file for this machine needs.
 pub(super) fn read_elf(path: &Path) -> Result<ElfInfo, CollectError> {
-    let file =
-        File::open(path).map_err(|source| CollectError::Io { path: path.to_owned(), source })?;
+    let file = open(path).map_err(|source| CollectError::Io { path: path.to_owned(), source })?;
     parse(&ReadCache::new(file))
         .map_err(|error| CollectError::BadElf { path: path.to_owned(), why: error.to_string() })
 }

@@ -2,10 +2,9 @@
 //! each, and what of the answer a server does not need.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
-use super::CollectError;
 use super::collector::Collector;
+use super::{CollectError, Question};
 use super::runtime::RuntimeRequest;
 use crate::error::Result;
 use crate::import::Exclude;
@@ -105,7 +104,8 @@ impl Language {
             Some(path) => collector.find_program(path.as_os_str())?,
             None => collector.find_program(self.program.as_ref())?,
         };
-        let mut answer = self.ask(&asked)?.into_iter();
+        let answer = self.ask(collector, &asked, request)?;
+        let mut answer = answer.into_iter();
         let executable = answer.next().unwrap_or_else(|| asked.clone());
         collector.program(&executable)?;
         let commands = executable.parent().unwrap_or(Path::new("/")).to_owned();
@@ -135,17 +135,20 @@ impl Language {
 
     /// Runs the interpreter once. The first path is that of the executable, where
     /// a shim of a version manager has led to it.
-    fn ask(&self, interpreter: &Path) -> Result<Vec<PathBuf>> {
+    fn ask(
+        &self,
+        collector: &mut Collector<'_>,
+        interpreter: &Path,
+        request: &RuntimeRequest,
+    ) -> Result<Vec<PathBuf>> {
         let bad = |why: String| CollectError::BadInterpreter {
             runtime: self.program,
             interpreter: interpreter.to_owned(),
             why,
         };
-        let output = Command::new(interpreter)
-            .args(self.question)
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| bad(error.to_string()))?;
+        let named = request.interpreter.is_some();
+        let question = Question { interpreter, arguments: self.question, named };
+        let output = collector.ask(&question).map_err(|error| bad(error.to_string()))?;
         let errors = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
             let last = errors.lines().last().unwrap_or("it prints no error");
@@ -156,7 +159,12 @@ impl Language {
             _ => String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect(),
         };
         match answer.first() {
-            Some(first) if first.is_absolute() => Ok(answer),
+            Some(first) if first.is_absolute() => {
+                if !named {
+                    answer.iter().for_each(|path| collector.grant(path));
+                }
+                Ok(answer)
+            }
             _ => Err(bad("it does not say where it lies".to_owned()).into()),
         }
     }

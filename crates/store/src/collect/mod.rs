@@ -12,6 +12,7 @@ mod language;
 mod libraries;
 mod program;
 mod python;
+mod question;
 mod runtime;
 mod standard;
 
@@ -19,11 +20,12 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use question::{Ask, Question, ask_on_host};
 pub use runtime::{Packages, RUNTIMES, Runtime, RuntimeRequest};
 
 use crate::blob::Domain;
 use crate::error::Result;
-use crate::import::Progress;
+use crate::import::{Progress, Readers};
 use crate::index::Tree;
 use crate::session::Session;
 use collector::Collector;
@@ -81,6 +83,12 @@ pub enum CollectError {
         /// What went wrong.
         why: String,
     },
+    /// Not everybody may read a file that only those may be collected of.
+    #[error(
+        "not every user of this host may read what lies in {}: only such files become part of a \
+         function whose build is not trusted", .0.display()
+    )]
+    Private(PathBuf),
     /// The host refused to let a file be read.
     #[error("cannot read {}: {source}", path.display())]
     Io {
@@ -110,6 +118,11 @@ pub struct CollectRequest {
     pub search_path: Option<OsString>,
     /// With whom the contents are shared.
     pub domain: Domain,
+    /// Whose files may be collected.
+    pub readers: Readers,
+    /// Files and directories that may be collected though they lie in directories
+    /// which not everybody may enter. What was found in the search path may, too.
+    pub granted: Vec<PathBuf>,
 }
 
 /// Things that only some programs need.
@@ -161,18 +174,30 @@ impl Session {
         request: &CollectRequest,
         progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<Collected> {
-        self.collect_from(Path::new("/"), tree, request, progress)
+        self.collect_from(Path::new("/"), tree, request, &mut ask_on_host, progress)
+    }
+
+    /// The same, with somebody who asks interpreters where their files are.
+    pub fn collect_asking<'a>(
+        &'a mut self,
+        tree: &'a mut Tree,
+        request: &CollectRequest,
+        ask: &'a mut Ask<'a>,
+        progress: &'a mut dyn FnMut(Progress<'_>),
+    ) -> Result<Collected> {
+        self.collect_from(Path::new("/"), tree, request, ask, progress)
     }
 
     /// The same for a host whose root directory is `root`.
-    pub(crate) fn collect_from(
-        &mut self,
+    pub(crate) fn collect_from<'a>(
+        &'a mut self,
         root: &Path,
-        tree: &mut Tree,
+        tree: &'a mut Tree,
         request: &CollectRequest,
-        progress: &mut dyn FnMut(Progress<'_>),
+        ask: &'a mut Ask<'a>,
+        progress: &'a mut dyn FnMut(Progress<'_>),
     ) -> Result<Collected> {
-        let mut collector = Collector::new(root, self, tree, request, progress);
+        let mut collector = Collector::new(root, self, tree, request, ask, progress);
         for program in &request.programs {
             let path = collector.find_program(program)?;
             collector.program(&path)?;

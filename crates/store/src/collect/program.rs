@@ -36,7 +36,7 @@ struct Wanting {
 
 impl Collector<'_> {
     /// The path of a program given by path or by name.
-    pub(super) fn find_program(&self, program: &OsStr) -> Result<PathBuf> {
+    pub(super) fn find_program(&mut self, program: &OsStr) -> Result<PathBuf> {
         if program.as_bytes().contains(&b'/') {
             let path = Path::new("/").join(program);
             // A relative path is relative to this process.
@@ -45,9 +45,11 @@ impl Collector<'_> {
                 _ => Ok(path),
             };
         }
-        for directory in std::env::split_paths(&self.search_path) {
+        for directory in std::env::split_paths(&self.search_path.clone()) {
             let candidate = directory.join(program);
-            if candidate.is_absolute() && self.exists(&candidate) {
+            if candidate.is_absolute() && self.exists_anywhere(&candidate) {
+                // The search path is that of whoever builds.
+                self.grant(&candidate);
                 return Ok(candidate);
             }
         }
@@ -111,7 +113,12 @@ impl Collector<'_> {
             };
             if let Some(interpreter) = &info.interpreter {
                 let interpreter = PathBuf::from(OsStr::from_bytes(interpreter));
-                match self.place(&interpreter) {
+                // Whoever made the object may name any file of the host.
+                let placed = match self.is_library(&interpreter) {
+                    true => self.place(&interpreter),
+                    false => Err(CollectError::NoFile(interpreter.clone()).into()),
+                };
+                match placed {
                     Ok(_) => {}
                     Err(error) if missing == Missing::Fail => return Err(error),
                     Err(_) => self.report_missing(&object.path, &interpreter.to_string_lossy()),
@@ -212,6 +219,7 @@ fn parse_script_line(line: &[u8]) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ask_on_host;
     use super::*;
 
     #[test]
@@ -267,7 +275,8 @@ mod tests {
         let search_path = Some("/nowhere:/bin".into());
         let request = super::super::CollectRequest { programs, search_path, ..Default::default() };
         let collected =
-            session.collect_from(root.path(), &mut tree, &request, &mut |_| {}).unwrap();
+            session.collect_from(root.path(), &mut tree, &request, &mut ask_on_host, &mut |_| {});
+        let collected = collected.unwrap();
         assert_eq!(collected.programs, [PathBuf::from("/bin/program")]);
         let find = |path: &str| tree.find(Path::new(path));
         assert!(find("/usr/lib/libfoo.so.1").is_some());

@@ -2,13 +2,12 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
-use super::CollectError;
 use super::collector::Collector;
 use super::runtime::{Packages, RuntimeRequest};
+use super::{CollectError, Question};
 use crate::error::Result;
 use crate::import::Exclude;
 
@@ -66,7 +65,7 @@ pub(super) fn collect(collector: &mut Collector<'_>, request: &RuntimeRequest) -
         Some(path) => collector.find_program(path.as_os_str())?,
         None => collector.find_program(OsStr::new(NAME))?,
     };
-    let python = ask(&asked)?;
+    let python = ask(collector, &asked, request)?;
     collector.program(&python.executable)?;
     let commands = python.executable.parent().unwrap_or(Path::new("/")).to_owned();
     for name in ["python3", "python"] {
@@ -99,17 +98,19 @@ pub(super) fn collect(collector: &mut Collector<'_>, request: &RuntimeRequest) -
 }
 
 /// Runs the interpreter once.
-fn ask(interpreter: &Path) -> Result<Installation> {
+fn ask(
+    collector: &mut Collector<'_>,
+    interpreter: &Path,
+    request: &RuntimeRequest,
+) -> Result<Installation> {
     let bad = |why: String| CollectError::BadInterpreter {
         runtime: NAME,
         interpreter: interpreter.to_owned(),
         why,
     };
-    let output = Command::new(interpreter)
-        .args(["-I", "-c", ASK])
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| bad(error.to_string()))?;
+    let named = request.interpreter.is_some();
+    let question = Question { interpreter, arguments: &["-I", "-c", ASK], named };
+    let output = collector.ask(&question).map_err(|error| bad(error.to_string()))?;
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);
         let last = errors.lines().last().unwrap_or("it prints no error").to_owned();
@@ -119,6 +120,16 @@ fn ask(interpreter: &Path) -> Result<Installation> {
         .map_err(|error| bad(format!("its answer is not understood: {error}")))?;
     if !python.executable.is_absolute() {
         return Err(bad("it does not know its own path".to_owned()).into());
+    }
+    if !named {
+        let paths = [&python.executable, &python.prefix, &python.base_prefix];
+        paths.into_iter().chain(&python.standard_library).chain(&python.search_path).for_each(
+            |path| {
+                if path.is_absolute() {
+                    collector.grant(path);
+                }
+            },
+        );
     }
     Ok(python)
 }

@@ -12,8 +12,8 @@ use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, Stat, fstat, fstatfs, openat}
 use rustix::io::Errno;
 
 use super::Progress;
-use super::exclude::Exclude;
-use super::file::{attributes, file_type, open_directory, read_node, stat_entry};
+use super::exclude::{Exclude, PathPattern};
+use super::file::{Source, attributes, file_type, open_directory, read_node, stat_entry};
 use crate::blob::Domain;
 use crate::error::{Context, Result, StoreError};
 use crate::index::{Content, Node, NodeId, Tree, with_path};
@@ -44,6 +44,32 @@ pub enum Unreadable {
     Skip,
 }
 
+/// Whose files may be imported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Readers {
+    /// Every file that this process may read.
+    #[default]
+    ThisProcess,
+    /// Files that every user of the host may read. Others count as unreadable. For
+    /// a process that has more rights than whoever chose the files.
+    Everybody,
+}
+
+impl Readers {
+    /// Checks a file with these attributes.
+    pub(crate) fn check(self, stat: &Stat) -> rustix::io::Result<()> {
+        let needed = match file_type(stat) {
+            FileType::RegularFile => 0o004,
+            FileType::Directory => 0o005,
+            _ => 0,
+        };
+        match self == Self::Everybody && stat.st_mode & needed != needed {
+            true => Err(Errno::ACCESS),
+            false => Ok(()),
+        }
+    }
+}
+
 /// How to import a directory.
 #[derive(Clone, Debug, Default)]
 pub struct ImportOptions {
@@ -55,9 +81,13 @@ pub struct ImportOptions {
     pub unreadable: Unreadable,
     /// With whom the contents are shared.
     pub domain: Domain,
-    /// Paths, relative to the directory, whose contents (of all files at or
-    /// below them) are kept in another domain than the rest.
-    pub domains: Vec<(PathBuf, Domain)>,
+    /// Files whose contents are kept in another domain than the rest.
+    pub domains: Vec<(PathPattern, Domain)>,
+    /// What the patterns of `domains` take the directory for: its own path, relative
+    /// to where they start.
+    pub place: PathBuf,
+    /// Whose files may be imported.
+    pub readers: Readers,
 }
 
 /// What an import did.
@@ -90,6 +120,22 @@ impl Session {
     ) -> Result<ImportReport> {
         let mut import = Import::new(self, tree, progress);
         import.directory(from, to, options)?;
+        Ok(import.report)
+    }
+
+    /// The same for a directory that is open already; `from` names it in messages.
+    /// Nobody can put another one in its place meanwhile.
+    pub fn import_open_directory(
+        &mut self,
+        tree: &mut Tree,
+        directory: OwnedFd,
+        from: &Path,
+        to: &Path,
+        options: &ImportOptions,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<ImportReport> {
+        let mut import = Import::new(self, tree, progress);
+        import.open_directory(directory, from, to, options)?;
         Ok(import.report)
     }
 }
@@ -151,7 +197,19 @@ impl<'a> Import<'a> {
     ) -> Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = openat(CWD, from, flags, Mode::empty()).context("open", from)?;
+        self.open_directory(directory, from, to, options)
+    }
+
+    /// See [`Session::import_open_directory`].
+    fn open_directory(
+        &mut self,
+        directory: OwnedFd,
+        from: &Path,
+        to: &Path,
+        options: &ImportOptions,
+    ) -> Result<()> {
         let stat = fstat(&directory).context("inspect", from)?;
+        options.readers.check(&stat).context("import", from)?;
         let target = self.tree.make_directories(to)?;
         *self.tree.attributes_mut(target) = attributes(&stat, options.ownership);
         let visit = Visit {
@@ -237,6 +295,8 @@ impl<'a> Import<'a> {
             return Ok(());
         }
         let subdirectory = open_directory(directory, name, &path)?;
+        let opened = fstat(&subdirectory).context("inspect", &path)?;
+        visit.options.readers.check(&opened).context("import", &path)?;
         let attributes = attributes(&stat, visit.options.ownership);
         let node = Node { content: Content::directory(), attributes };
         let to = visit.to.join(OsStr::from_bytes(name));
@@ -295,10 +355,10 @@ impl<'a> Import<'a> {
             .options
             .domains
             .iter()
-            .find(|(below, _)| relative.starts_with(below))
+            .find(|(pattern, _)| pattern.matches(&visit.options.place.join(&relative)))
             .map_or(&visit.options.domain, |(_, domain)| domain);
-        let ownership = visit.options.ownership;
-        let node = read_node(self.session, directory, name, stat, &path, ownership, domain)?;
+        let from = Source { directory, name, stat, path: &path };
+        let node = read_node(self.session, &from, visit.options, domain)?;
         let bytes = match &node.content {
             Content::Regular(Some(blob)) => blob.size,
             _ => 0,

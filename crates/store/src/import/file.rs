@@ -8,7 +8,7 @@ use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat, statat,
 };
 
-use super::directory::Ownership;
+use super::directory::{ImportOptions, Ownership};
 use crate::blob::Domain;
 use crate::error::{Context, Result, StoreError};
 use crate::index::{Attributes, Content, DeviceNumber, Node, Timestamp};
@@ -45,17 +45,28 @@ pub(super) fn attributes(stat: &Stat, ownership: Ownership) -> Attributes {
     }
 }
 
+/// A file to be read.
+pub(super) struct Source<'a> {
+    /// The directory that it lies in.
+    pub directory: &'a OwnedFd,
+    /// Its name there.
+    pub name: &'a [u8],
+    /// Its attributes.
+    pub stat: &'a Stat,
+    /// Its path, for messages.
+    pub path: &'a Path,
+}
+
 /// Reads a file that is not a directory. The attributes are those of the very
 /// file whose content was stored, even if the name changed hands meanwhile.
 pub(super) fn read_node(
     session: &mut Session,
-    directory: &OwnedFd,
-    name: &[u8],
-    stat: &Stat,
-    path: &Path,
-    ownership: Ownership,
+    from: &Source<'_>,
+    options: &ImportOptions,
     domain: &Domain,
 ) -> Result<Node> {
+    let Source { directory, name, stat, path } = *from;
+    let ownership = options.ownership;
     let device = || DeviceNumber { major: major(stat.st_rdev), minor: minor(stat.st_rdev) };
     let content = match file_type(stat) {
         FileType::RegularFile => {
@@ -67,6 +78,7 @@ pub(super) fn read_node(
             if file_type(&opened) != FileType::RegularFile {
                 return Err(StoreError::Changing { path: path.to_owned() });
             }
+            options.readers.check(&opened).context("import", path)?;
             let blob = session.put_file(&file, path, domain)?;
             let attributes = attributes(&opened, ownership);
             return Ok(Node { content: Content::Regular(blob), attributes });

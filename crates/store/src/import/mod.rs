@@ -5,8 +5,8 @@ mod exclude;
 mod file;
 
 pub(crate) use directory::Import;
-pub use directory::{ImportOptions, ImportReport, Ownership, Unreadable};
-pub use exclude::Exclude;
+pub use directory::{ImportOptions, ImportReport, Ownership, Readers, Unreadable};
+pub use exclude::{Exclude, PathPattern};
 
 use std::path::Path;
 
