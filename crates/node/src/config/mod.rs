@@ -13,7 +13,7 @@ mod rules;
 mod train;
 
 pub use egress::{Egress, EgressRule, EgressRuleError};
-pub use entry::{Entry, EntryKind, FreezeAt, FreezeSignal};
+pub use entry::{Connections, Entry, EntryKind, FreezeAt, FreezeSignal};
 pub use error::ConfigError;
 pub use files::FileEntry;
 pub use name::{FunctionName, NameError};
