@@ -33,11 +33,20 @@ pub struct Shared {
 impl Shared {
     /// A node without functions that runs at most `instances` instances.
     pub fn new(instances: usize) -> Arc<Self> {
+        Self::admitting(instances, Admission::new(instances))
+    }
+
+    /// The same with room for at most so many clients.
+    pub fn with_clients(instances: usize, clients: usize) -> Arc<Self> {
+        Self::admitting(instances, Admission::of(clients))
+    }
+
+    fn admitting(instances: usize, admission: Arc<Admission>) -> Arc<Self> {
         Arc::new(Self {
             capacity: Arc::new(Semaphore::new(instances.min(Semaphore::MAX_PERMITS))),
             waiting: AtomicUsize::new(0),
             idle: Notify::new(),
-            admission: Admission::new(instances),
+            admission,
             next_id: AtomicU64::new(1),
             boots: RecentBoots::default(),
             metrics: Metrics::default(),

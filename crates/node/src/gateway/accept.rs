@@ -162,12 +162,7 @@ impl Gateway {
     }
 
     /// Waits for the rest of the head, without consuming any of it.
-    async fn await_head(
-        self,
-        arrival: Arrival,
-        function: Option<Arc<str>>,
-        entrance: Entrance,
-    ) {
+    async fn await_head(self, arrival: Arrival, function: Option<Arc<str>>, entrance: Entrance) {
         let Arrival { socket, peer, local, accepted_ns, admitted } = arrival;
         let Ok(watched) = watch(socket) else { return };
         let deadline = Instant::now() + self.config.head_timeout;
@@ -279,11 +274,7 @@ async fn read_head(socket: &AsyncFd<OwnedFd>) -> io::Result<Option<Result<Head, 
     }
 }
 
-fn accept(
-    listener: &TcpListener,
-    bound: SocketAddr,
-    admitted: Admitted,
-) -> io::Result<Arrival> {
+fn accept(listener: &TcpListener, bound: SocketAddr, admitted: Admitted) -> io::Result<Arrival> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (socket, peer) = acceptfrom_with(listener, flags)?;
     let accepted_ns = monotonic_ns();

@@ -93,7 +93,7 @@ impl Admission {
     }
 
     /// Takes in at most so many clients.
-    pub(super) fn of(most: usize) -> Arc<Self> {
+    pub(crate) fn of(most: usize) -> Arc<Self> {
         Arc::new(Self {
             most,
             taken: AtomicUsize::new(0),

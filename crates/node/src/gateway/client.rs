@@ -170,6 +170,7 @@ pub(super) async fn serve(
         .max_headers(FIELDS_MAX)
         .header_read_timeout(None)
         .preserve_header_case(true)
+        .title_case_headers(true)
         .auto_date_header(false)
         .serve_connection(
             TokioIo::new(io),

@@ -155,7 +155,8 @@ fn share(
         retry_after: service.keep_alive(),
     };
     let limits = &service.config().limits;
-    let places = (limits.instances.get() as usize).saturating_mul(limits.concurrency.get() as usize);
+    let places =
+        (limits.instances.get() as usize).saturating_mul(limits.concurrency.get() as usize);
     if count >= places.saturating_add(WAITING_FLOWS_MAX) {
         return Err(no_capacity("the function has as many clients as it may"));
     }

@@ -283,7 +283,8 @@ fn respond(
     }
     message::to_client(&mut head);
     let patience = lease.service.config().limits.timeout.0;
-    let body = InstanceBody { incoming, lease, upload, patience, begun: Instant::now(), alarm: None };
+    let body =
+        InstanceBody { incoming, lease, upload, patience, begun: Instant::now(), alarm: None };
     Response::from_parts(head, AnswerBody::Instance(Box::new(body)))
 }
 

@@ -52,9 +52,7 @@ pub(super) fn function_of(head: &Parts) -> Result<Option<String>, HeadError> {
             Ok(name_in_authority(host.trim()))
         }
         None if head.version < Version::HTTP_11 => Ok(None),
-        None => {
-            Err(HeadError::Host("the request has no Host header; name the function in it"))
-        }
+        None => Err(HeadError::Host("the request has no Host header; name the function in it")),
     }
 }
 
@@ -249,18 +247,14 @@ mod tests {
         let mut head = request("GET", "/", &asked);
         assert!(wants_upgrade(&head));
         to_instance(&mut head, "f", Afterwards::Close).unwrap();
-        assert_eq!(
-            fields(&head.headers),
-            ["connection: upgrade", "host: f", "upgrade: websocket"]
-        );
+        assert_eq!(fields(&head.headers), ["connection: upgrade", "host: f", "upgrade: websocket"]);
         assert!(!wants_upgrade(&request("GET", "/", &[("upgrade", "websocket")])));
     }
 
     #[test]
     fn only_one_way_to_say_chunked_is_taken() {
         let chunked = |values: &[&str]| {
-            let fields: Vec<_> =
-                values.iter().map(|value| ("transfer-encoding", *value)).collect();
+            let fields: Vec<_> = values.iter().map(|value| ("transfer-encoding", *value)).collect();
             let mut head = request("POST", "/", &fields);
             to_instance(&mut head, "f", Afterwards::Close).map(|()| head.headers)
         };

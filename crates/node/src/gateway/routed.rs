@@ -130,7 +130,9 @@ impl Body for Answer {
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match &mut self.body {
-            AnswerBody::Own(body) => Pin::new(body).poll_frame(context).map_err(|never| match never {}),
+            AnswerBody::Own(body) => {
+                Pin::new(body).poll_frame(context).map_err(|never| match never {})
+            }
             AnswerBody::Instance(body) => Pin::new(body.as_mut()).poll_frame(context),
             AnswerBody::Output(body) => body.poll_frame(),
         }

@@ -85,10 +85,7 @@ async fn run(asked: &Asked, body: Incoming) -> Result<(GuestExit, OutputBody), R
     let Ok(outcome) = timeout(ENDING, ticket.done).await else {
         return Err(died(
             service,
-            format!(
-                "it closed its standard output and did not end within {} s",
-                ENDING.as_secs()
-            ),
+            format!("it closed its standard output and did not end within {} s", ENDING.as_secs()),
         ));
     };
     drop(running);

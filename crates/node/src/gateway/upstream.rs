@@ -96,6 +96,7 @@ impl Upstream {
             .max_header_size(HEAD_MAX)
             .max_headers(FIELDS_MAX)
             .preserve_header_case(true)
+            .title_case_headers(true)
             .handshake(TokioIo::new(tap))
             .await
             .map_err(io::Error::other)?;
