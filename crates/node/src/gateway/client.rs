@@ -8,6 +8,7 @@ use super::routed;
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use rustix::net::RecvFlags;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -160,8 +161,14 @@ pub(super) async fn serve(
         phase: Mutex::new(Phase::Busy),
         _admitted: admitted,
     });
-    client.wait();
-    let io = ClientIo { stream, client: client.clone(), stalled: None, lingering: None };
+    // The first head is there: nobody waits for this client now.
+    let io = ClientIo {
+        stream,
+        client: client.clone(),
+        is_first_read: true,
+        stalled: None,
+        lingering: None,
+    };
     let asked = client.clone();
     let connection = Builder::new()
         .half_close(true)
@@ -223,6 +230,8 @@ enum Step {
 struct ClientIo {
     stream: TcpStream,
     client: Arc<RoutedClient>,
+    /// The runtime does not know yet that there is something to read.
+    is_first_read: bool,
     /// Until when the client has to read something.
     stalled: Option<Pin<Box<Sleep>>>,
     /// The gateway has said all.
@@ -263,6 +272,16 @@ impl AsyncRead for ClientIo {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
+        if std::mem::take(&mut self.is_first_read) {
+            // The head of the first request is there; to hear so from the runtime takes a
+            // turn of its reactor.
+            let read =
+                rustix::net::recv(&self.stream, buffer.initialize_unfilled(), RecvFlags::DONTWAIT);
+            if let Ok((count @ 1.., _)) = read {
+                buffer.advance(count);
+                return Poll::Ready(Ok(()));
+            }
+        }
         let result = Pin::new(&mut self.stream).poll_read(context, buffer);
         if buffer.filled().len() > before {
             self.client.heard();

@@ -283,8 +283,15 @@ fn respond(
     }
     message::to_client(&mut head);
     let patience = lease.service.config().limits.timeout.0;
-    let body =
-        InstanceBody { incoming, lease, upload, patience, begun: Instant::now(), alarm: None };
+    let body = InstanceBody {
+        incoming,
+        lease,
+        upload,
+        patience,
+        begun: Instant::now(),
+        alarm: None,
+        failed: None,
+    };
     Response::from_parts(head, AnswerBody::Instance(Box::new(body)))
 }
 
@@ -299,9 +306,18 @@ pub(super) struct InstanceBody {
     /// When it was last asked for a piece that was not there.
     begun: Instant,
     alarm: Option<Pin<Box<Sleep>>>,
+    /// The instance has failed in the middle.
+    failed: Option<io::Error>,
 }
 
 impl InstanceBody {
+    /// Ends the client's connection, but not before it has got what there was of the
+    /// answer: a failed body takes what is not sent yet with it.
+    fn fail(&mut self, context: &mut Context<'_>, error: io::Error) {
+        self.failed = Some(error);
+        context.waker().wake_by_ref();
+    }
+
     /// Whether nothing has moved in either direction for too long.
     fn is_late(&mut self, context: &mut Context<'_>) -> bool {
         if self.alarm.is_none() {
@@ -329,6 +345,9 @@ impl Body for InstanceBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = &mut *self;
+        if let Some(error) = this.failed.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         // That somebody wants a piece is news for the connection: it is driven twice.
         for _ in 0..2 {
             this.lease.drive(context);
@@ -337,9 +356,13 @@ impl Body for InstanceBody {
                     this.lease.finish();
                     return Poll::Ready(None);
                 }
-                Poll::Ready(Some(frame)) => {
+                Poll::Ready(Some(Ok(frame))) => {
                     this.alarm = None;
-                    return Poll::Ready(Some(frame.map_err(io::Error::other)));
+                    return Poll::Ready(Some(Ok(frame)));
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    this.fail(context, io::Error::other(error));
+                    return Poll::Pending;
                 }
                 Poll::Pending => {}
             }
@@ -349,7 +372,7 @@ impl Body for InstanceBody {
                 true => this.lease.end_cut_off(),
                 false => this.lease.end_late("piece of the answer"),
             }
-            return Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into())));
+            this.fail(context, io::ErrorKind::TimedOut.into());
         }
         Poll::Pending
     }

@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use rustix::net::SendFlags;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -73,6 +74,7 @@ struct Meter {
 struct Tap {
     stream: UnixStream,
     meter: Arc<Meter>,
+    is_first_write: bool,
 }
 
 impl Upstream {
@@ -90,7 +92,7 @@ impl Upstream {
             before: AtomicU64::new(0),
             head_left: AtomicI64::new(i64::MAX),
         });
-        let tap = Tap { stream: ours, meter: meter.clone() };
+        let tap = Tap { stream: ours, meter: meter.clone(), is_first_write: true };
         let (sender, driver) = Builder::new()
             .max_buf_size(BUFFER)
             .max_header_size(HEAD_MAX)
@@ -157,6 +159,11 @@ impl Upstream {
         }
     }
 
+    /// It waits for another request from now on, and the guest may close it meanwhile.
+    pub(crate) fn rest(&mut self) {
+        self.waited = true;
+    }
+
     /// How the instance's side has ended, if it has.
     pub(super) fn end(&self) -> Option<&UpstreamEnd> {
         self.end.as_ref()
@@ -191,6 +198,13 @@ impl AsyncRead for Tap {
 }
 
 impl Tap {
+    /// A new pair of sockets has room; to hear so from the runtime takes a turn of its
+    /// reactor.
+    fn write_at_once(&self, bytes: &[u8]) -> Option<usize> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        rustix::net::send(&self.stream, bytes, flags).ok()
+    }
+
     fn count(&self, written: &Poll<io::Result<usize>>) {
         if let Poll::Ready(Ok(count)) = written {
             self.meter.written.fetch_add(*count as u64, Relaxed);
@@ -204,7 +218,14 @@ impl AsyncWrite for Tap {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        let written = match std::mem::take(&mut self.is_first_write) {
+            true => self.write_at_once(bytes),
+            false => None,
+        };
+        let written = match written {
+            Some(count) => Poll::Ready(Ok(count)),
+            None => Pin::new(&mut self.stream).poll_write(context, bytes),
+        };
         self.count(&written);
         written
     }
@@ -214,6 +235,10 @@ impl AsyncWrite for Tap {
         context: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.is_first_write {
+            let first = bytes.iter().find(|bytes| !bytes.is_empty()).map_or(&[][..], |bytes| bytes);
+            return self.poll_write(context, first);
+        }
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
         self.count(&written);
         written

@@ -25,7 +25,8 @@ impl Service {
     }
 
     /// A request was answered, and its connection can carry another.
-    pub(crate) fn give_back(&self, upstream: Upstream) {
+    pub(crate) fn give_back(&self, mut upstream: Upstream) {
+        upstream.rest();
         let Some(held) = self.held(upstream.instance) else { return };
         held.note_served();
         // Otherwise the guest has closed it, and the keeper has freed its place.
