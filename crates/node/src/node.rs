@@ -3,18 +3,25 @@
 use crate::boots::{BootRecord, RecentBoots};
 use crate::config::FunctionName;
 use crate::crashes::{Crashes, Refreshes};
+use crate::gateway::Admission;
 use crate::metrics::Metrics;
 use crate::service::{InstanceInfo, Service};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep};
 
 /// What all functions of a node share.
 pub struct Shared {
     capacity: Arc<Semaphore>,
+    /// Connections that wait until an instance more may run.
+    waiting: AtomicUsize,
+    /// An instance has become idle while somebody waits.
+    idle: Notify,
+    admission: Arc<Admission>,
     next_id: AtomicU64,
     boots: RecentBoots,
     metrics: Metrics,
@@ -30,8 +37,20 @@ pub struct Shared {
 impl Shared {
     /// A node without functions that runs at most `instances` instances.
     pub fn new(instances: usize) -> Arc<Self> {
+        Self::admitting(instances, Admission::new(instances))
+    }
+
+    /// The same with room for at most so many clients.
+    pub fn with_clients(instances: usize, clients: usize) -> Arc<Self> {
+        Self::admitting(instances, Admission::of(clients))
+    }
+
+    fn admitting(instances: usize, admission: Arc<Admission>) -> Arc<Self> {
         Arc::new(Self {
             capacity: Arc::new(Semaphore::new(instances.min(Semaphore::MAX_PERMITS))),
+            waiting: AtomicUsize::new(0),
+            idle: Notify::new(),
+            admission,
             next_id: AtomicU64::new(1),
             boots: RecentBoots::default(),
             metrics: Metrics::default(),
@@ -138,17 +157,21 @@ impl Shared {
     /// Takes no more requests, lets instances finish for at most `patience`,
     /// and ends them all.
     pub async fn drain(&self, patience: Duration) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.draining.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + patience;
         loop {
+            // Clients that ask nothing now will not be served.
+            self.admission.let_go_of_waiting();
             let services = self.everything();
             services.iter().for_each(|service| service.retire_all());
-            let left: usize = services.iter().map(|service| service.instance_count()).sum();
+            let instances: usize = services.iter().map(|service| service.instance_count()).sum();
+            // Answers may still be on their way when the instances are gone.
+            let left = instances + self.admission.busy();
             if left == 0 {
                 return;
             }
             if Instant::now() >= deadline {
-                tracing::warn!(instances = left, "ending instances that are still busy");
+                tracing::warn!(instances, "ending instances that are still busy");
                 services.iter().for_each(|service| service.kill_all());
                 sleep(Duration::from_millis(50)).await;
                 return;
@@ -159,6 +182,36 @@ impl Shared {
 
     pub(crate) fn capacity(&self) -> Arc<Semaphore> {
         self.capacity.clone()
+    }
+
+    /// Whom the gateway takes in.
+    pub(crate) fn admission(&self) -> &Arc<Admission> {
+        &self.admission
+    }
+
+    /// Somebody waits until an instance more may run, as long as the value lives.
+    pub(crate) fn wait_for_room(&self) -> impl Drop + Send + '_ {
+        struct Waiting<'a>(&'a AtomicUsize);
+        impl Drop for Waiting<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        Waiting(&self.waiting)
+    }
+
+    /// An instance has become idle, and can make room for another. One of those who wait
+    /// hears of it; a wake-up that comes too late for it goes to the next.
+    pub(crate) fn instance_is_idle(&self) {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.idle.notify_one();
+        }
+    }
+
+    /// Resolves when an instance of any function has become idle.
+    pub(crate) fn idle_instance(&self) -> Notified<'_> {
+        self.idle.notified()
     }
 
     /// Ends the instance of the node that has been idle longest, if any is idle.

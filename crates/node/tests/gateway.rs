@@ -1,7 +1,7 @@
 //! The gateway with real clients and sockets, over instances that are threads
 //! of the test.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -58,8 +58,8 @@ struct FakeGuest {
     number: u32,
     behaviour: Behaviour,
     sender: mpsc::UnboundedSender<Report>,
-    /// The guest's descriptors, which vanish with it.
-    sockets: Arc<Mutex<Vec<TcpStream>>>,
+    /// The guest's descriptors by connection, which vanish with it.
+    sockets: Arc<Mutex<HashMap<u64, TcpStream>>>,
     connections: AtomicU32,
 }
 
@@ -131,7 +131,7 @@ impl Connector for FakeGuest {
         let socket = TcpStream::from(client.socket.try_clone()?);
         let (id, number, behaviour) = (client.id, self.number, self.behaviour);
         let (sender, sockets) = (self.sender.clone(), self.sockets.clone());
-        sockets.lock().unwrap().push(socket.try_clone()?);
+        sockets.lock().unwrap().insert(id, socket.try_clone()?);
         thread::spawn(move || serve(socket, id, number, behaviour, &sender, &sockets));
         Ok(())
     }
@@ -179,7 +179,7 @@ fn serve(
     number: u32,
     behaviour: Behaviour,
     reports: &mpsc::UnboundedSender<Report>,
-    sockets: &Mutex<Vec<TcpStream>>,
+    sockets: &Mutex<HashMap<u64, TcpStream>>,
 ) {
     if behaviour == Behaviour::Hang {
         return;
@@ -203,7 +203,7 @@ fn serve(
     }
     write_all(&mut socket, response.as_bytes());
     let _ = reports.send(Report::Booted(times(u64::MAX)));
-    sockets.lock().unwrap().retain(|kept| kept.peer_addr().ok() != socket.peer_addr().ok());
+    sockets.lock().unwrap().remove(&id);
     drop(socket);
     let _ = reports.send(Report::ConnectionClosed(id));
 }
@@ -294,7 +294,18 @@ impl Fixture {
     }
 
     fn get(&self, path: &str) -> Response {
+        let head = format!("GET {path} HTTP/1.1\r\nHost: f\r\nConnection: close\r\n\r\n");
+        self.exchange(head.as_bytes())
+    }
+
+    /// A request on a connection on which more could follow.
+    fn get_routed(&self, path: &str) -> Response {
         self.exchange(format!("GET {path} HTTP/1.1\r\nHost: f\r\n\r\n").as_bytes())
+    }
+
+    /// The request in both ways.
+    fn get_both(&self, path: &str) -> [Response; 2] {
+        [self.get(path), self.get_routed(path)]
     }
 
     /// Waits until something becomes true, however long the machine takes.
@@ -317,9 +328,26 @@ struct Response {
 }
 
 impl Response {
+    /// Reads to the end of the connection, or of a body whose length is known.
     fn read(mut client: TcpStream) -> Self {
         let mut bytes = Vec::new();
-        client.read_to_end(&mut bytes).unwrap();
+        let mut piece = [0; 4096];
+        loop {
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let length = head.lines().find_map(|line| {
+                    let (name, value) = line.split_once(": ")?;
+                    name.eq_ignore_ascii_case("content-length").then(|| value.parse().unwrap())
+                });
+                if length.is_some_and(|length: usize| body.len() >= length) {
+                    break;
+                }
+            }
+            match client.read(&mut piece).unwrap() {
+                0 => break,
+                count => bytes.extend_from_slice(&piece[..count]),
+            }
+        }
         let text = String::from_utf8(bytes).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
         let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
@@ -338,15 +366,15 @@ impl Response {
 fn every_connection_gets_a_fresh_instance_by_default() {
     let fixture = fixture(Behaviour::Answer, USUAL, "request");
     let bodies: HashSet<_> = (0..5)
-        .map(|_| {
-            let response = fixture.get("/x");
+        .flat_map(|_| fixture.get_both("/x"))
+        .map(|response| {
             assert_eq!(response.status, 200);
             response.body
         })
         .collect();
-    assert_eq!(bodies.len(), 5, "{bodies:?}");
+    assert_eq!(bodies.len(), 10, "{bodies:?}");
     fixture.eventually(|| fixture.service.instance_count() == 0);
-    assert_eq!(fixture.shared.boots().of("f", 10).len(), 5);
+    assert_eq!(fixture.shared.boots().of("f", 20).len(), 10);
 }
 
 #[test]
@@ -423,8 +451,11 @@ fn unknown_functions_are_404() {
             fixture.exchange(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes());
         assert_eq!((response.status, response.error().as_str()), (404, "unknown_function"));
     }
-    let head = fixture.exchange(b"GET / HTTP/1.1\r\nHost: g\r\n\r\n").head;
-    assert!(head.contains("Content-Type: application/json"), "{head}");
+    for connection in ["close", "keep-alive"] {
+        let request = format!("GET / HTTP/1.1\r\nHost: g\r\nConnection: {connection}\r\n\r\n");
+        let head = fixture.exchange(request.as_bytes()).head;
+        assert!(head.contains("Content-Type: application/json"), "{head}");
+    }
 }
 
 #[test]
@@ -467,29 +498,34 @@ fn slow_heads_are_408_and_silent_clients_are_let_go() {
 #[test]
 fn an_instance_that_dies_before_its_answer_is_502() {
     let fixture = fixture(Behaviour::Die, USUAL, "request");
-    let response = fixture.get("/");
-    assert_eq!((response.status, response.error().as_str()), (502, "instance_died"));
-    assert!(response.body.contains("by signal 11"), "{}", response.body);
-    let response = fixture.exchange(b"HEAD / HTTP/1.1\r\nHost: f\r\n\r\n");
+    for response in fixture.get_both("/") {
+        assert_eq!((response.status, response.error().as_str()), (502, "instance_died"));
+        assert!(response.body.contains("by signal 11"), "{}", response.body);
+    }
+    let head = b"HEAD / HTTP/1.1\r\nHost: f\r\nConnection: close\r\n\r\n";
+    let response = fixture.exchange(head);
     assert_eq!((response.status, response.body.as_str()), (502, ""));
 }
 
 #[test]
-fn an_instance_that_dies_in_its_answer_leaves_it_cut_short() {
+fn an_instance_that_dies_in_its_answer_leaves_it_cut_short_where_it_was_handed_the_client() {
     let fixture = fixture(Behaviour::DieInTheMiddle, USUAL, "request");
     let mut client = fixture.connect();
-    client.write_all(b"GET / HTTP/1.1\r\nHost: f\r\n\r\n").unwrap();
+    client.write_all(b"GET / HTTP/1.1\r\nHost: f\r\nConnection: close\r\n\r\n").unwrap();
     let mut bytes = Vec::new();
     client.read_to_end(&mut bytes).unwrap();
     assert_eq!(bytes, b"HTTP/1.1 2");
+    // The gateway can tell where it routes.
+    assert_eq!(fixture.get_routed("/").error(), "instance_died");
 }
 
 #[test]
 fn an_image_that_does_not_boot_is_502() {
     let fixture = fixture(Behaviour::NoBoot, USUAL, "request");
-    let response = fixture.get("/");
-    assert_eq!(response.status, 502);
-    assert!(response.body.contains("there is no image"), "{}", response.body);
+    for response in fixture.get_both("/") {
+        assert_eq!(response.status, 502);
+        assert!(response.body.contains("there is no image"), "{}", response.body);
+    }
 }
 
 /// The first instance answers one request; the next one goes to a second instance.
@@ -498,6 +534,12 @@ fn check_second_instance_answers(behaviour: Behaviour) {
     assert_eq!(fixture.get("/").body, "instance 1 /");
     fixture.eventually(|| fixture.service.instances()[0].connections == 0);
     assert_eq!(fixture.get("/").body, "instance 2 /");
+    fixture.eventually(|| fixture.service.instance_count() == 1);
+    // Both ways find this out.
+    let fixture = fixture_of(behaviour, USUAL, "instance", 100, Duration::from_secs(5));
+    assert_eq!(fixture.get_routed("/").body, "instance 1 /");
+    fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+    assert_eq!(fixture.get_routed("/").body, "instance 2 /");
     fixture.eventually(|| fixture.service.instance_count() == 1);
 }
 
@@ -511,6 +553,8 @@ fn one_instance_that_dies_ready_is_enough_to_use_no_other() {
     let fixture = fixture(Behaviour::DieReady, USUAL, "request");
     assert_eq!(fixture.get("/").body, "instance 2 /");
     fixture.eventually(|| fixture.service.instance_count() == 0);
+    let fixture = fixture_of(Behaviour::DieReady, USUAL, "request", 100, Duration::from_secs(5));
+    assert_eq!(fixture.get_routed("/").body, "instance 2 /");
 }
 
 #[test]
@@ -525,9 +569,10 @@ fn too_many_connections_are_503_with_retry_after() {
     let mut hanging = fixture.connect();
     hanging.write_all(b"GET / HTTP/1.1\r\nHost: f\r\n\r\n").unwrap();
     fixture.eventually(|| fixture.service.instance_count() == 1);
-    let response = fixture.get("/");
-    assert_eq!((response.status, response.error().as_str()), (503, "no_capacity"));
-    assert!(response.head.contains("Retry-After: 1"), "{}", response.head);
+    for response in fixture.get_both("/") {
+        assert_eq!((response.status, response.error().as_str()), (503, "no_capacity"));
+        assert!(response.head.contains("Retry-After: 1"), "{}", response.head);
+    }
 }
 
 #[test]
@@ -563,14 +608,15 @@ fn a_full_node_ends_an_idle_instance_to_make_room() {
 fn a_zygote_that_is_not_ready_is_waited_for() {
     let fixture = fixture(Behaviour::Answer, USUAL, "request");
     fixture.launcher.ready.store(false, Ordering::SeqCst);
-    assert_eq!(fixture.get("/").status, 200);
+    assert!(fixture.get_both("/").iter().all(|response| response.status == 200));
 }
 
 #[test]
 fn a_function_that_never_answers_is_504_and_its_instance_ends() {
     let fixture = fixture(Behaviour::Hang, "timeout = \"100ms\"", "request");
-    let response = fixture.get("/");
-    assert_eq!((response.status, response.error().as_str()), (504, "timeout"));
+    for response in fixture.get_both("/") {
+        assert_eq!((response.status, response.error().as_str()), (504, "timeout"));
+    }
     fixture.eventually(|| fixture.service.instance_count() == 0);
 }
 
@@ -583,8 +629,9 @@ fn a_draining_node_answers_503_and_finishes_its_work() {
     let shared = fixture.shared.clone();
     fixture.runtime.spawn(async move { shared.drain(Duration::from_millis(200)).await });
     fixture.eventually(|| fixture.shared.is_draining());
-    let response = fixture.get("/");
-    assert_eq!((response.status, response.error().as_str()), (503, "shutting_down"));
+    for response in fixture.get_both("/") {
+        assert_eq!((response.status, response.error().as_str()), (503, "shutting_down"));
+    }
     fixture.eventually(|| fixture.service.instance_count() == 0);
     assert_eq!(Response::read(hanging).status, 502);
 }

@@ -48,9 +48,9 @@ const PASSED_ON: [&str; 8] = [
     "PIP_CERT",
     "TZ",
 ];
-/// How long an interpreter may take to say where its files are.
 /// Host processes that a command of a build may have.
 const BUILD_PROCESSES: u32 = 1024;
+/// How long an interpreter may take to say where its files are.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why a command did not do its work.

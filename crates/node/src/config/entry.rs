@@ -13,6 +13,27 @@ pub struct Entry {
     pub kind: EntryKind,
     /// What freezes the program when it is built.
     pub freeze: FreezeAt,
+    /// What goes to an instance: single requests, or connections.
+    #[serde(skip_serializing_if = "Connections::is_routed")]
+    pub connections: Connections,
+}
+
+/// What becomes of the connections to a function's own address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Connections {
+    /// The gateway routes each request; two of them may reach two instances.
+    #[default]
+    Routed,
+    /// Each connection goes to an instance, whatever comes on it.
+    Handover,
+}
+
+impl Connections {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_routed(&self) -> bool {
+        *self == Self::Routed
+    }
 }
 
 /// How requests reach the program.

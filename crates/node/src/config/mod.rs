@@ -15,7 +15,7 @@ mod train;
 
 pub use build::{BuildConfig, DomainName, PrivateFiles, Sharing};
 pub use egress::{Egress, EgressRule, EgressRuleError};
-pub use entry::{Entry, EntryKind, FreezeAt, FreezeSignal};
+pub use entry::{Connections, Entry, EntryKind, FreezeAt, FreezeSignal};
 pub use error::ConfigError;
 pub use files::FileEntry;
 pub use name::{FunctionName, NameError};

@@ -1,10 +1,9 @@
 //! Rules between keys of a `thaw.toml`, which no type can carry.
 
-use thaw_sandbox::limits::PROCESSES_MAX;
-
-use super::{ByteSize, EntryKind, FreezeAt, FunctionConfig, Isolation, RuntimeKind};
+use super::{ByteSize, Connections, EntryKind, FreezeAt, FunctionConfig, Isolation, RuntimeKind};
 use std::time::Duration;
 use thaw_sandbox::Processes;
+use thaw_sandbox::limits::PROCESSES_MAX;
 
 /// The keys that lead to the wrong value, and what is wrong with it.
 type Contradiction = (&'static [&'static str], String);
@@ -212,6 +211,11 @@ impl FunctionConfig {
                     .to_owned(),
             ));
         }
+        if self.entry.connections == Connections::Handover
+            && let Some(message) = self.wrong_handover()
+        {
+            return Some((&["entry", "connections"], message));
+        }
         match kind {
             EntryKind::Http => None,
             EntryKind::Tcp | EntryKind::Udp if self.listen.is_none() => Some((
@@ -235,6 +239,21 @@ impl FunctionConfig {
                     .to_owned(),
             )),
             EntryKind::Stdin => None,
+        }
+    }
+
+    fn wrong_handover(&self) -> Option<String> {
+        match self.entry.kind {
+            EntryKind::Http if self.listen.is_none() => Some(
+                "connections = \"handover\" is for clients that can mean no other function; set \
+                 `listen`, such as \"127.0.0.1:9000\", or remove `connections`"
+                    .to_owned(),
+            ),
+            EntryKind::Http => None,
+            kind => Some(format!(
+                "`connections` is for HTTP; remove it, kind = \"{}\" leaves no choice",
+                kind.name()
+            )),
         }
     }
 

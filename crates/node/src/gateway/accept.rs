@@ -1,13 +1,14 @@
 //! Accepting connections and finding their functions.
 
+use super::admission::{Admission, Admitted, Entrance};
 use super::answer::refuse;
 use super::attend::attend;
-use super::head::{self, HEAD_MAX, Head, HeadError, Progress};
+use super::client;
+use super::head::{self, Announcement, HEAD_MAX, Head, HeadError, Progress};
 use super::refusal::Refusal;
-use super::stdin;
 use crate::clock::monotonic_ns;
-use crate::config::EntryKind;
-use crate::instance::Client;
+use crate::config::{Connections, EntryKind};
+use crate::instance::{Client, Way};
 use crate::node::Shared;
 use crate::reactor::{watch, watch_listener};
 use crate::service::Service;
@@ -19,15 +20,20 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
 /// Connections that may wait to be accepted; the host caps it (`somaxconn`).
 const BACKLOG: i32 = 4096;
+/// How long nobody is accepted after the host had no room for a connection, at first and
+/// at most.
+const REST_MIN: Duration = Duration::from_millis(20);
+const REST_MAX: Duration = Duration::from_secs(1);
 
 /// What the gateway can be told.
 #[derive(Clone, Copy, Debug)]
 pub struct GatewayConfig {
-    /// How long a client may take to send the head of its first request.
+    /// How long a client may take to send the head of a request.
     pub head_timeout: Duration,
 }
 
@@ -50,12 +56,14 @@ pub(super) struct Arrival {
     pub peer: SocketAddr,
     pub local: SocketAddr,
     pub accepted_ns: u64,
+    pub admitted: Option<Admitted>,
 }
 
 impl Arrival {
     fn into_client(self, shared: &Shared, wants_head_only: bool) -> Arc<Client> {
-        let Self { socket, peer, local, accepted_ns } = self;
-        Arc::new(Client { id: shared.next_id(), socket, peer, local, accepted_ns, wants_head_only })
+        let Self { socket, peer, local, accepted_ns, admitted } = self;
+        let (id, way) = (shared.next_id(), Way::HandedOver);
+        Arc::new(Client { id, socket, peer, local, accepted_ns, wants_head_only, way, admitted })
     }
 }
 
@@ -70,6 +78,10 @@ impl Gateway {
         &self.shared
     }
 
+    pub(super) fn config(&self) -> GatewayConfig {
+        self.config
+    }
+
     /// Accepts clients that speak HTTP until the task is dropped. `function` is
     /// the one whose own listener this is; without it, the `Host` header decides.
     ///
@@ -78,7 +90,12 @@ impl Gateway {
     pub async fn listen(self, listener: TcpListener, function: Option<String>) -> io::Result<()> {
         defer_accept(&listener, 1)?;
         let function: Option<Arc<str>> = function.map(Into::into);
-        accept_all(listener, |arrival| self.arrive(arrival, function.clone())).await
+        let entrance = function.clone().unwrap_or_else(|| "".into());
+        let admission = self.shared.admission().clone();
+        accept_all(listener, &admission, |arrival| {
+            self.arrive(arrival, function.as_ref(), &entrance);
+        })
+        .await
     }
 
     /// Accepts clients of a function whose protocol is its own, until the task is
@@ -87,7 +104,8 @@ impl Gateway {
     /// # Errors
     /// The listener cannot be used at all.
     pub async fn listen_raw(self, listener: TcpListener, function: String) -> io::Result<()> {
-        accept_all(listener, |arrival| match self.shared.route(&function) {
+        let admission = self.shared.admission().clone();
+        accept_all(listener, &admission, |arrival| match self.shared.route(&function) {
             Some(service) => self.place(arrival, &service, false),
             // The function has just been removed, and this listener with it.
             None => drop(arrival),
@@ -97,36 +115,43 @@ impl Gateway {
 
     /// The fast path: if the head is already there and an instance is at hand,
     /// the socket is on its way before anything else happens.
-    fn arrive(&self, arrival: Arrival, function: Option<Arc<str>>) {
+    fn arrive(&self, arrival: Arrival, function: Option<&Arc<str>>, entrance: &Entrance) {
         let mut buffer = [0; 4096];
         let parsed = match peek(&arrival.socket, &mut buffer) {
             Ok(count) if count > 0 => head::parse(&buffer[..count]),
             _ => Ok(Progress::Partial),
         };
         match parsed {
-            Ok(Progress::Complete(head)) => self.route(arrival, &head, function.as_deref()),
+            Ok(Progress::Complete(head)) => self.begin(arrival, &head, function, entrance),
             Ok(Progress::Partial) => {
-                tokio::spawn(self.clone().await_head(arrival, function));
+                let (function, entrance) = (function.cloned(), entrance.clone());
+                tokio::spawn(self.clone().await_head(arrival, function, entrance));
             }
             Err(error) => self.refuse(arrival, Refusal::BadHead(error)),
         }
     }
 
-    fn route(&self, arrival: Arrival, head: &Head, function: Option<&str>) {
-        let name = function.or(head.function.as_deref());
-        let Some(service) = name.and_then(|name| self.shared.route(name)) else {
-            return self.refuse(arrival, Refusal::UnknownFunction(name.map(str::to_owned)));
+    /// Hands the connection over if nothing can follow its first request; otherwise each
+    /// request finds its own way.
+    fn begin(
+        &self,
+        arrival: Arrival,
+        head: &Head,
+        function: Option<&Arc<str>>,
+        entrance: &Entrance,
+    ) {
+        let name = function.map(AsRef::as_ref).or(head.function.as_deref());
+        let service = name.and_then(|name| self.shared.route(name));
+        let is_whole = |service: &Arc<Service>| {
+            let entry = service.config().entry;
+            let is_own = function.is_some() && entry.connections == Connections::Handover;
+            entry.kind == EntryKind::Http && (head.announces == Announcement::Last || is_own)
         };
-        match service.config().entry.kind {
-            EntryKind::Http => self.place(arrival, &service, head.wants_head_only),
-            EntryKind::Stdin => {
-                tokio::spawn(stdin::serve(self.shared.clone(), service, arrival));
-            }
-            kind @ (EntryKind::Tcp | EntryKind::Udp) => {
-                let address = service.config().listen.map(|address| address.to_string());
-                let way = format!("{} at {}", kind.name(), address.unwrap_or_default());
-                let function = service.name().to_string();
-                self.refuse(arrival, Refusal::NotHttp { function, way });
+        match service.filter(is_whole) {
+            Some(service) => self.place(arrival, &service, head.wants_head_only),
+            None => {
+                let (function, entrance) = (function.cloned(), entrance.clone());
+                tokio::spawn(client::serve(self.clone(), arrival, function, entrance));
             }
         }
     }
@@ -137,18 +162,27 @@ impl Gateway {
     }
 
     /// Waits for the rest of the head, without consuming any of it.
-    async fn await_head(self, arrival: Arrival, function: Option<Arc<str>>) {
-        let Arrival { socket, peer, local, accepted_ns } = arrival;
+    async fn await_head(self, arrival: Arrival, function: Option<Arc<str>>, entrance: Entrance) {
+        let Arrival { socket, peer, local, accepted_ns, admitted } = arrival;
         let Ok(watched) = watch(socket) else { return };
         let deadline = Instant::now() + self.config.head_timeout;
-        let found = timeout_at(deadline, read_head(&watched)).await;
-        let arrival = Arrival { socket: watched.into_inner(), peer, local, accepted_ns };
+        let displaced = Arc::new(Notify::new());
+        let number = self.shared.admission().wait(&entrance, &displaced);
+        let found = tokio::select! {
+            found = timeout_at(deadline, read_head(&watched)) => Some(found),
+            () = displaced.notified() => None,
+        };
+        self.shared.admission().stop_waiting(&entrance, number);
+        let socket = watched.into_inner();
+        let arrival = Arrival { socket, peer, local, accepted_ns, admitted };
         match found {
-            Ok(Ok(Some(Ok(head)))) => self.route(arrival, &head, function.as_deref()),
-            Ok(Ok(Some(Err(error)))) => self.refuse(arrival, Refusal::BadHead(error)),
-            // The client has gone away before it asked anything.
-            Ok(Ok(None) | Err(_)) => {}
-            Err(_) => self.refuse(arrival, Refusal::HeadTooSlow(self.config.head_timeout)),
+            Some(Ok(Ok(Some(Ok(head))))) => {
+                self.begin(arrival, &head, function.as_ref(), &entrance);
+            }
+            Some(Ok(Ok(Some(Err(error))))) => self.refuse(arrival, Refusal::BadHead(error)),
+            // The client has gone away before it asked anything, or has to make room.
+            Some(Ok(Ok(None) | Err(_))) | None => {}
+            Some(Err(_)) => self.refuse(arrival, Refusal::HeadTooSlow(self.config.head_timeout)),
         }
     }
 
@@ -159,8 +193,12 @@ impl Gateway {
     }
 }
 
-/// Accepts everybody who comes to `listener`.
-async fn accept_all(listener: TcpListener, take: impl Fn(Arrival)) -> io::Result<()> {
+/// Accepts everybody who comes to `listener` and for whom there is room.
+async fn accept_all(
+    listener: TcpListener,
+    admission: &Arc<Admission>,
+    take: impl Fn(Arrival),
+) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     // Bursts wait here, not in the clients' timeouts.
     rustix::net::listen(&listener, BACKLOG)?;
@@ -168,11 +206,20 @@ async fn accept_all(listener: TcpListener, take: impl Fn(Arrival)) -> io::Result
     set_nodelay(&listener)?;
     let bound = listener.local_addr()?;
     let listener = watch_listener(listener)?;
+    let mut rest = REST_MIN;
     loop {
         let mut ready = listener.readable().await?;
         loop {
-            match accept(ready.get_inner(), bound) {
-                Ok(arrival) => take(arrival),
+            // The others wait in the backlog.
+            let admitted = match admission.admit() {
+                Some(admitted) => admitted,
+                None => admission.make_room().await,
+            };
+            match accept(ready.get_inner(), bound, admitted) {
+                Ok(arrival) => {
+                    rest = REST_MIN;
+                    take(arrival);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if is_clients_fault(&error) => {}
                 Err(error) => {
@@ -181,7 +228,8 @@ async fn accept_all(listener: TcpListener, take: impl Fn(Arrival)) -> io::Result
                     tracing::error!(
                         "cannot accept a connection ({error}); raise the limit of open files"
                     );
-                    sleep(Duration::from_millis(20)).await;
+                    sleep(rest).await;
+                    rest = (rest * 2).min(REST_MAX);
                 }
             }
         }
@@ -226,7 +274,7 @@ async fn read_head(socket: &AsyncFd<OwnedFd>) -> io::Result<Option<Result<Head, 
     }
 }
 
-fn accept(listener: &TcpListener, bound: SocketAddr) -> io::Result<Arrival> {
+fn accept(listener: &TcpListener, bound: SocketAddr, admitted: Admitted) -> io::Result<Arrival> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (socket, peer) = acceptfrom_with(listener, flags)?;
     let accepted_ns = monotonic_ns();
@@ -237,7 +285,7 @@ fn accept(listener: &TcpListener, bound: SocketAddr) -> io::Result<Arrival> {
         true => rustix::net::getsockname(&socket).ok().and_then(internet).unwrap_or(bound),
         false => bound,
     };
-    Ok(Arrival { socket, peer, local, accepted_ns })
+    Ok(Arrival { socket, peer, local, accepted_ns, admitted: Some(admitted) })
 }
 
 /// Errors that `accept` passes on from the connection: accept(2).

@@ -5,7 +5,7 @@ use super::answer::refuse;
 use super::refusal::Refusal;
 use crate::config::EntryKind;
 use crate::instance::{Client, Done, Outcome, Placed};
-use crate::service::{Placement, Service};
+use crate::service::{Placement, Reuse, Service};
 use crate::socket::{Traffic, traffic, unread};
 use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
@@ -17,8 +17,9 @@ const PLACEMENTS_MAX: u32 = 3;
 /// connection that has to wait, or whose instance fails, has a task of its own.
 pub(super) fn attend(service: &Arc<Service>, client: Arc<Client>) {
     let attendant = Attendant { service: service.clone(), client, placements: 1 };
-    match service.place_now(&attendant.client, attendant.clone().done()) {
+    match service.place_now(&attendant.client, Reuse::None, attendant.clone().done()) {
         Placement::Placed(_) => {}
+        Placement::Idle(_) => unreachable!("no other connection was asked for"),
         Placement::Later => {
             tokio::spawn(attendant.place());
         }
@@ -49,7 +50,8 @@ impl Attendant {
 
     /// Waits until an instance can have the connection.
     async fn place(self) {
-        if let Err(refusal) = self.service.place(&self.client, self.clone().done()).await {
+        let done = self.clone().done();
+        if let Err(refusal) = self.service.place(&self.client, Reuse::None, done).await {
             self.refuse(&refusal).await;
         }
     }

@@ -5,12 +5,15 @@
 //! does. What the client sends goes in there, what the instance sends comes out
 //! and goes back from the address that the client knows. A flow ends when nothing
 //! has come or gone for the function's `keep_alive`, and when its instance ends.
+//!
+//! Anybody can forge the address of a client, so flows are few: as many as the function
+//! has places, and some that wait for one. Datagrams of others are lost.
 
 use super::accept::Gateway;
 use super::refusal::Refusal;
 use super::ticket::Ticket;
 use crate::clock::monotonic_ns;
-use crate::instance::{Client, Outcome};
+use crate::instance::{Client, Outcome, Way};
 use crate::node::Shared;
 use crate::reactor::watch;
 use crate::service::Service;
@@ -26,21 +29,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UdpSocket;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// Largest datagram, in bytes (udp(7)).
 const DATAGRAM_MAX: usize = 65_535;
 /// Datagrams that wait for one instance; more are dropped, as UDP does.
 const WAITING_MAX: usize = 64;
+/// Flows of a function that wait for an instance.
+const WAITING_FLOWS_MAX: usize = 16;
+/// How often it is logged at most that clients got no instance.
+const LOG_EVERY: Duration = Duration::from_secs(1);
 /// How long an instance may take to let go of a flow that has ended.
 const LETTING_GO: Duration = Duration::from_secs(2);
 
 /// The flows of one socket, by client address.
 type Flows = Arc<Mutex<HashMap<SocketAddr, mpsc::Sender<Vec<u8>>>>>;
-
-/// Whether an instance has the flow; `None`: it has to wait for one.
-type Begun = Result<Option<Ticket>, Refusal>;
 
 /// A client's datagrams on their way to and from an instance.
 struct Flow {
@@ -53,6 +57,31 @@ struct Flow {
     /// The instance's end.
     client: Arc<Client>,
     arriving: mpsc::Receiver<Vec<u8>>,
+    refusals: Arc<Refusals>,
+    /// Its share of the node's flows.
+    _share: OwnedSemaphorePermit,
+}
+
+/// Clients that got no instance; a flood of them does not fill the log.
+#[derive(Default)]
+struct Refusals(Mutex<Unlogged>);
+
+#[derive(Default)]
+struct Unlogged {
+    count: u64,
+    logged: Option<Instant>,
+}
+
+impl Refusals {
+    fn add(&self, service: &Service, reason: &str) {
+        let mut unlogged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        unlogged.count += 1;
+        if unlogged.logged.is_some_and(|at| at.elapsed() < LOG_EVERY) {
+            return;
+        }
+        tracing::warn!(function = %service.name(), clients = unlogged.count, "no instance for clients: {reason}");
+        *unlogged = Unlogged { count: 0, logged: Some(Instant::now()) };
+    }
 }
 
 impl Gateway {
@@ -65,6 +94,7 @@ impl Gateway {
         let socket = Arc::new(UdpSocket::from_std(socket)?);
         let local = socket.local_addr()?;
         let flows = Flows::default();
+        let refusals = Arc::new(Refusals::default());
         let mut buffer = vec![0; DATAGRAM_MAX];
         loop {
             let (len, peer) = match socket.recv_from(&mut buffer).await {
@@ -86,11 +116,23 @@ impl Gateway {
                 None => buffer[..len].to_vec(),
             };
             let Some(service) = self.shared().route(&function) else { continue };
-            let begun = Flow::begin(self.shared(), service, &socket, (peer, local), &datagram);
+            let share = match share(self.shared(), &service, lock(&flows).len()) {
+                Ok(share) => share,
+                Err(refusal) => {
+                    refuse(self.shared(), &service, &refusals, &refusal);
+                    continue;
+                }
+            };
+            let begun = Flow::begin(
+                (self.shared(), service, refusals.clone(), share),
+                &socket,
+                (peer, local),
+                &datagram,
+            );
             match begun {
-                Ok((flow, begun, sender)) => {
+                Ok((flow, sender)) => {
                     lock(&flows).insert(peer, sender.clone());
-                    tokio::spawn(flow.run(begun, flows.clone(), sender));
+                    tokio::spawn(flow.run(flows.clone(), sender));
                 }
                 Err(error) => tracing::error!(
                     %function,
@@ -101,29 +143,65 @@ impl Gateway {
     }
 }
 
+/// A share of the node's flows for one more of a function that has `count`.
+fn share(
+    shared: &Shared,
+    service: &Service,
+    count: usize,
+) -> Result<OwnedSemaphorePermit, Refusal> {
+    let no_capacity = |reason: &str| Refusal::NoCapacity {
+        function: service.name().to_string(),
+        reason: reason.to_owned(),
+        retry_after: service.keep_alive(),
+    };
+    let limits = &service.config().limits;
+    let places =
+        (limits.instances.get() as usize).saturating_mul(limits.concurrency.get() as usize);
+    if count >= places.saturating_add(WAITING_FLOWS_MAX) {
+        return Err(no_capacity("the function has as many clients as it may"));
+    }
+    let share = shared.admission().flow();
+    share.ok_or_else(|| no_capacity("the node has as many clients as it may"))
+}
+
+/// There is no answer that every protocol over UDP would understand.
+fn refuse(shared: &Shared, service: &Service, refusals: &Refusals, refusal: &Refusal) {
+    shared.metrics().refused(Some(service.name()), refusal.status(), refusal.error());
+    refusals.add(service, &refusal.reason());
+}
+
 fn lock(flows: &Flows) -> std::sync::MutexGuard<'_, HashMap<SocketAddr, mpsc::Sender<Vec<u8>>>> {
     flows.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Flow {
-    /// Begins a flow with its first datagram, and gives it to an instance if one
-    /// is at hand.
+    /// Begins a flow with its first datagram.
     fn begin(
-        shared: &Arc<Shared>,
-        service: Arc<Service>,
+        (shared, service, refusals, share): (
+            &Arc<Shared>,
+            Arc<Service>,
+            Arc<Refusals>,
+            OwnedSemaphorePermit,
+        ),
         outside: &Arc<UdpSocket>,
         (peer, local): (SocketAddr, SocketAddr),
         first: &[u8],
-    ) -> io::Result<(Self, Begun, mpsc::Sender<Vec<u8>>)> {
+    ) -> io::Result<(Self, mpsc::Sender<Vec<u8>>)> {
         let accepted_ns = monotonic_ns();
         // Both ends see when the other one is gone, unlike those of datagrams.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (inside, socket) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         send(&inside, first, SendFlags::NOSIGNAL)?;
-        let id = shared.next_id();
-        let client =
-            Arc::new(Client { id, socket, peer, local, accepted_ns, wants_head_only: false });
-        let begun = Ticket::at_once(&service, &client);
+        let client = Arc::new(Client {
+            id: shared.next_id(),
+            socket,
+            peer,
+            local,
+            accepted_ns,
+            wants_head_only: false,
+            way: Way::Routed,
+            admitted: None,
+        });
         let (sender, arriving) = mpsc::channel(WAITING_MAX);
         let flow = Self {
             shared: shared.clone(),
@@ -132,38 +210,27 @@ impl Flow {
             inside: watch(inside)?,
             client,
             arriving,
+            refusals,
+            _share: share,
         };
-        Ok((flow, begun, sender))
+        Ok((flow, sender))
     }
 
     /// Serves the flow to its end, and forgets it.
-    async fn run(mut self, begun: Begun, flows: Flows, own: mpsc::Sender<Vec<u8>>) {
-        if let Some(mut ticket) = self.place(begun).await
-            && !self.pass_on(&mut ticket).await
-        {
-            self.let_go(ticket).await;
+    async fn run(mut self, flows: Flows, own: mpsc::Sender<Vec<u8>>) {
+        match Ticket::find(&self.service, &self.client).await {
+            Ok(mut ticket) => {
+                if !self.pass_on(&mut ticket).await {
+                    self.let_go(ticket).await;
+                }
+            }
+            Err(refusal) => refuse(&self.shared, &self.service, &self.refusals, &refusal),
         }
         self.arriving.close();
         let mut flows = lock(&flows);
         if flows.get(&self.client.peer).is_some_and(|flow| flow.same_channel(&own)) {
             flows.remove(&self.client.peer);
         }
-    }
-
-    async fn place(&self, begun: Begun) -> Option<Ticket> {
-        let placed = match begun {
-            Ok(None) => Ticket::wait(&self.service, &self.client).await.map(Some),
-            begun => begun,
-        };
-        let refusal = match placed {
-            Ok(ticket) => return ticket,
-            Err(refusal) => refusal,
-        };
-        // There is no answer that every protocol over UDP would understand.
-        let name = self.service.name();
-        self.shared.metrics().refused(Some(name), refusal.status(), refusal.error());
-        tracing::warn!(function = %name, peer = %self.client.peer, "no instance for a client: {}", refusal.reason());
-        None
     }
 
     /// Passes datagrams on in both directions; `true` when the instance has ended
@@ -211,12 +278,12 @@ impl Flow {
     /// Ends an idle flow: the instance that has it alone ends with it.
     async fn let_go(&self, mut ticket: Ticket) {
         if self.service.is_single_use() {
-            self.service.kill(ticket.instance);
+            self.service.kill(ticket.placed.instance);
         } else {
             let _ = rustix::net::shutdown(self.inside.get_ref(), rustix::net::Shutdown::Both);
         }
         if tokio::time::timeout(LETTING_GO, &mut ticket.done).await.is_err() {
-            self.service.kill(ticket.instance);
+            self.service.kill(ticket.placed.instance);
         }
     }
 }

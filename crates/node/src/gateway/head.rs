@@ -15,6 +15,18 @@ pub struct Head {
     pub function: Option<String>,
     /// The request's method is `HEAD`, so that an answer has no body.
     pub wants_head_only: bool,
+    /// What the client says of its connection.
+    pub announces: Announcement,
+}
+
+/// What a client says will follow its first request on the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Announcement {
+    /// Nothing: the connection ends with the answer (RFC 9112 §9.6). A client that
+    /// sends more all the same harms only itself.
+    Last,
+    /// Perhaps other requests, for anybody.
+    More,
 }
 
 /// How far the bytes at hand go.
@@ -35,6 +47,9 @@ pub enum HeadError {
     /// A rule on the `Host` header is broken.
     #[error("{0}")]
     Host(&'static str),
+    /// The body of the request is not one, or ends too early.
+    #[error("the request body is not whole; send as many bytes, or chunks, as its head says")]
+    Body,
     /// More than [`HEAD_MAX`] bytes or too many fields.
     #[error("the request head is larger than 16 KiB or has more than 128 fields; send less")]
     TooLarge,
@@ -59,6 +74,7 @@ pub fn parse(bytes: &[u8]) -> Result<Progress, HeadError> {
             Ok(Progress::Complete(Head {
                 function,
                 wants_head_only: request.method == Some("HEAD"),
+                announces: announcement(&request),
             }))
         }
         Ok(httparse::Status::Partial) if bytes.len() < HEAD_MAX => Ok(Progress::Partial),
@@ -88,7 +104,22 @@ fn function_of(request: &httparse::Request<'_, '_>) -> Result<Option<String>, He
             }
         },
     };
-    Ok(first_label(authority.trim()))
+    Ok(name_in_authority(authority.trim()))
+}
+
+/// The last request of a connection says `close`, or is of HTTP/1.0 and does not say
+/// `keep-alive` (RFC 9112 §9.3).
+fn announcement(request: &httparse::Request<'_, '_>) -> Announcement {
+    let says = |wanted: &str| {
+        let fields = request.headers.iter();
+        let values = fields.filter(|f| f.name.eq_ignore_ascii_case("connection")).map(|f| f.value);
+        let mut options = values.flat_map(|value| value.split(|byte| *byte == b','));
+        options.any(|option| option.trim_ascii().eq_ignore_ascii_case(wanted.as_bytes()))
+    };
+    if says("close") || request.version == Some(0) && !says("keep-alive") {
+        return Announcement::Last;
+    }
+    Announcement::More
 }
 
 fn authority_of(target: &str) -> Option<&str> {
@@ -100,7 +131,9 @@ fn authority_of(target: &str) -> Option<&str> {
     Some(authority.rsplit_once('@').map_or(authority, |(_, host)| host))
 }
 
-fn first_label(authority: &str) -> Option<String> {
+/// The function that an authority names: its first label in lower case; none if it is an
+/// IP address.
+pub(super) fn name_in_authority(authority: &str) -> Option<String> {
     if authority.starts_with('[') {
         return None;
     }
@@ -146,6 +179,35 @@ mod tests {
         assert_eq!(function(b"GET / HTTP/1.1\r\nHost: [::1]:8080\r\n\r\n"), None);
         assert_eq!(function(b"GET / HTTP/1.1\r\nHost:\r\n\r\n"), None);
         assert_eq!(function(b"GET / HTTP/1.0\r\n\r\n"), None);
+    }
+
+    #[test]
+    fn the_end_of_a_connection_is_announced() {
+        let announces = |version: &str, fields: &str| {
+            let head = format!("GET / HTTP/{version}\r\nHost: a\r\n{fields}\r\n");
+            match parse(head.as_bytes()).unwrap() {
+                Progress::Complete(head) => head.announces,
+                Progress::Partial => panic!("the head is complete"),
+            }
+        };
+        for (version, fields) in [
+            ("1.1", "Connection: close\r\n"),
+            ("1.1", "connection: x,\tClose , y\r\n"),
+            ("1.1", "Connection: keep-alive\r\nConnection: close\r\n"),
+            ("1.0", ""),
+            ("1.0", "Connection: keep-alive, close\r\n"),
+        ] {
+            assert_eq!(announces(version, fields), Announcement::Last, "{version} {fields}");
+        }
+        for (version, fields) in [
+            ("1.1", ""),
+            ("1.1", "Connection: keep-alive\r\n"),
+            ("1.1", "Connection: Upgrade\r\nUpgrade: websocket\r\n"),
+            ("1.1", "Connection: closed\r\nX: close\r\n"),
+            ("1.0", "Connection: Keep-Alive\r\n"),
+        ] {
+            assert_eq!(announces(version, fields), Announcement::More, "{version} {fields}");
+        }
     }
 
     #[test]

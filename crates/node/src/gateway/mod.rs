@@ -1,16 +1,33 @@
-//! The gateway: accepts clients, looks at the head of their first request
-//! without consuming it, and passes the connected socket on. It copies no byte
-//! between a client and a function, with two exceptions: the datagrams of UDP
-//! clients (`datagrams`), and functions that read standard input (`stdin`).
+//! The gateway: accepts clients, and brings their requests to the functions that they
+//! name.
+//!
+//! A connection on which nothing can follow its first request is *handed over*: the
+//! gateway looks at the head without consuming it and passes the connected socket on, so
+//! that the instance talks to the client itself (`accept`, `attend`). On every other
+//! connection the gateway speaks HTTP with the client and *routes* each request
+//! (`client`, `routed`, `exchange`), since two requests of a connection may be two
+//! people's. Datagrams (`datagrams`), and requests to functions that read standard input
+//! (`stdin`), pass through it, too.
 
 mod accept;
+mod admission;
 mod answer;
 mod attend;
+mod client;
 mod datagrams;
+mod exchange;
 pub mod head;
+mod message;
 pub mod refusal;
+mod routed;
 mod stdin;
 mod ticket;
+mod upgrade;
+mod upload;
+mod upstream;
 
 pub use accept::{Gateway, GatewayConfig};
+pub(crate) use admission::OUTPUT_SHARE;
+pub use admission::{Admission, Admitted};
 pub use stdin::{EXIT_CODE_HEADER, SIGNAL_HEADER};
+pub use upstream::Upstream;

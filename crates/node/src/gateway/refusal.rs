@@ -13,6 +13,8 @@ pub enum Refusal {
     UnknownFunction(Option<String>),
     /// 408: the head did not arrive in time.
     HeadTooSlow(Duration),
+    /// 408: the body of the request stopped coming.
+    BodyTooSlow(Duration),
     /// 421: the function does not speak HTTP.
     NotHttp {
         /// The function.
@@ -27,6 +29,13 @@ pub enum Refusal {
         /// The function.
         function: String,
         /// What became of the instance.
+        reason: String,
+    },
+    /// 502: the instance has answered something else than HTTP.
+    BadResponse {
+        /// The function.
+        function: String,
+        /// What was wrong.
         reason: String,
     },
     /// 503: every instance is busy and no more may be started.
@@ -63,9 +72,9 @@ impl Refusal {
             Self::BadHead(HeadError::TooLarge) | Self::HeadTooLarge => 431,
             Self::BadHead(_) => 400,
             Self::UnknownFunction(_) => 404,
-            Self::HeadTooSlow(_) => 408,
+            Self::HeadTooSlow(_) | Self::BodyTooSlow(_) => 408,
             Self::NotHttp { .. } => 421,
-            Self::InstanceDied { .. } => 502,
+            Self::InstanceDied { .. } | Self::BadResponse { .. } => 502,
             Self::NoCapacity { .. } | Self::BackingOff { .. } | Self::Draining => 503,
             Self::Timeout { .. } => 504,
         }
@@ -78,8 +87,10 @@ impl Refusal {
             Self::BadHead(_) => "bad_request",
             Self::UnknownFunction(_) => "unknown_function",
             Self::HeadTooSlow(_) => "head_too_slow",
+            Self::BodyTooSlow(_) => "body_too_slow",
             Self::NotHttp { .. } => "not_http",
             Self::InstanceDied { .. } => "instance_died",
+            Self::BadResponse { .. } => "bad_response",
             Self::NoCapacity { .. } => "no_capacity",
             Self::BackingOff { .. } => "backing_off",
             Self::Draining => "shutting_down",
@@ -101,10 +112,15 @@ impl Refusal {
             Self::HeadTooSlow(limit) => {
                 format!("the request head was not complete after {} s", limit.as_secs_f64())
             }
+            Self::BodyTooSlow(limit) => {
+                format!("nothing of the request body came for {} s", limit.as_secs_f64())
+            }
             Self::NotHttp { function, way } => {
                 format!("`{function}` does not speak HTTP; it is reached by {way}")
             }
-            Self::InstanceDied { reason, .. } | Self::NoCapacity { reason, .. } => reason.clone(),
+            Self::InstanceDied { reason, .. }
+            | Self::BadResponse { reason, .. }
+            | Self::NoCapacity { reason, .. } => reason.clone(),
             Self::BackingOff { .. } => {
                 "instances of the function crash again and again; it is being frozen anew, try \
                  again later"
@@ -112,7 +128,7 @@ impl Refusal {
             }
             Self::Draining => "the node is shutting down".to_owned(),
             Self::Timeout { timeout, .. } => {
-                format!("the function sent no byte within {} s", timeout.as_secs_f64())
+                format!("the function did not answer within {} s", timeout.as_secs_f64())
             }
         }
     }
@@ -135,6 +151,7 @@ impl Refusal {
         let mut body = json!({"error": self.error(), "reason": self.reason()});
         match self {
             Self::InstanceDied { function, .. }
+            | Self::BadResponse { function, .. }
             | Self::NoCapacity { function, .. }
             | Self::BackingOff { function, .. }
             | Self::NotHttp { function, .. }

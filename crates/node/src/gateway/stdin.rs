@@ -1,34 +1,36 @@
 //! Functions that read their request from standard input.
 //!
-//! Here the gateway does speak HTTP with the client: the body of a request goes
-//! into a pair of sockets whose other end is the standard input and output of a
-//! fresh instance; what the program prints is the body of the response, and how
-//! it ended is the status.
+//! The body of a request goes into a pair of sockets whose other end is the standard
+//! input and output of a fresh instance; what the program prints is the body of the
+//! response, and how it ended is the status.
+//!
+//! As the status comes first, the output is kept until the program has ended. All that
+//! is kept, until its client has read it, counts against a budget of the node; a function
+//! can use half of it.
 
-use super::accept::Arrival;
+use super::admission::OUTPUT_UNIT;
+use super::attend::died;
 use super::refusal::Refusal;
+use super::routed::{AnswerBody, Asked};
 use super::ticket::Ticket;
-use crate::clock::monotonic_ns;
-use crate::instance::{Client, End, Outcome};
-use crate::node::Shared;
+use super::upload::Upload;
+use crate::instance::{Client, End, Outcome, Way};
 use crate::service::Service;
-use axum::body::Bytes;
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderName, HeaderValue, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use std::convert::Infallible;
+use http_body_util::BodyExt;
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Response, StatusCode};
+use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 use thaw_sandbox::GuestExit;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// Header of a response: with which code the program ended.
@@ -41,146 +43,196 @@ pub const SIGNAL_HEADER: &str = "thaw-signal";
 const OUTPUT_MAX: usize = 16 << 20;
 /// How long a program may go on after it has closed its standard output.
 const ENDING: Duration = Duration::from_secs(5);
+/// Bytes that are read at once, at first.
+const FIRST_PIECE: usize = 4 << 10;
 
-/// Who asks.
-struct Asker {
-    shared: Arc<Shared>,
-    service: Arc<Service>,
-    peer: SocketAddr,
-    local: SocketAddr,
+/// Answers a request by what a program prints.
+pub(super) async fn answer(
+    asked: &Asked,
+    head: Parts,
+    body: Incoming,
+) -> Result<Response<AnswerBody>, Refusal> {
+    let mut head = head;
+    let function = asked.service.name().as_str();
+    // Nothing of the head reaches the program; it has to be clear all the same.
+    super::message::to_instance(&mut head, function, super::message::Afterwards::Close)?;
+    let (exit, output) = run(asked, body).await?;
+    Ok(respond(exit, output))
 }
 
-/// Serves a client's connection to its end.
-pub(super) async fn serve(shared: Arc<Shared>, service: Arc<Service>, arrival: Arrival) {
-    let Arrival { socket, peer, local, accepted_ns } = arrival;
-    let Ok(stream) = TcpStream::from_std(socket.into()) else { return };
-    let asker = Arc::new(Asker { shared, service, peer, local });
-    let first_ns = AtomicU64::new(accepted_ns);
-    let handle = service_fn(move |request| {
-        // Later requests of the connection come when they come.
-        let since = match first_ns.swap(0, Ordering::Relaxed) {
-            0 => monotonic_ns(),
-            accepted_ns => accepted_ns,
-        };
-        let asker = asker.clone();
-        async move { Ok::<_, Infallible>(asker.answer(request, since).await) }
+/// Runs one instance on the body of a request.
+async fn run(asked: &Asked, body: Incoming) -> Result<(GuestExit, OutputBody), Refusal> {
+    let service = &asked.service;
+    let broken = |error: io::Error| died(service, format!("the host refused a socket ({error})"));
+    let (ours, theirs) = UnixStream::pair().map_err(broken)?;
+    let client = Arc::new(Client {
+        id: asked.client.gateway.shared().next_id(),
+        socket: theirs.into_std().map_err(broken)?.into(),
+        peer: asked.client.peer,
+        local: asked.client.local,
+        accepted_ns: asked.since_ns,
+        wants_head_only: false,
+        way: Way::Routed,
+        admitted: None,
     });
-    let connection =
-        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), handle);
-    if let Err(error) = connection.await {
-        tracing::debug!(%peer, "a client's connection ended: {error}");
+    let ticket = Ticket::find(service, &client).await?;
+    // The instance alone has the other end.
+    drop(client);
+    // Whoever stops to be interested ends the program.
+    let running = Running { service: service.clone(), instance: ticket.placed.instance };
+    let (reader, writer) = ours.into_split();
+    let output = exchange(asked, body, reader, writer).await?;
+    let Ok(outcome) = timeout(ENDING, ticket.done).await else {
+        return Err(died(
+            service,
+            format!("it closed its standard output and did not end within {} s", ENDING.as_secs()),
+        ));
+    };
+    drop(running);
+    match outcome {
+        Ok(Outcome::Gone(End::Exited(exit))) => Ok((exit, output)),
+        Ok(Outcome::Gone(end)) => Err(died(service, end.to_string())),
+        _ => Err(died(service, "its instance was lost".to_owned())),
     }
 }
 
-impl Asker {
-    async fn answer(&self, request: Request<Incoming>, accepted_ns: u64) -> Response<Full<Bytes>> {
-        match self.run(request, accepted_ns).await {
-            Ok((exit, output)) => respond(exit, output),
-            Err(refusal) => {
-                let metrics = self.shared.metrics();
-                metrics.refused(Some(self.service.name()), refusal.status(), refusal.error());
-                refuse(&refusal)
+/// An instance that runs for one request. Dropping it ends it.
+struct Running {
+    service: Arc<Service>,
+    instance: u64,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.service.kill(self.instance);
+    }
+}
+
+/// Passes the body to the program, and takes what it prints.
+async fn exchange(
+    asked: &Asked,
+    body: Incoming,
+    reader: OwnedReadHalf,
+    writer: OwnedWriteHalf,
+) -> Result<OutputBody, Refusal> {
+    let service = &asked.service;
+    let limit = service.config().limits.timeout.0;
+    let (body, state) = Upload::new(body);
+    let upload = send(body, writer);
+    let download = receive(asked, reader);
+    tokio::pin!(upload, download);
+    let mut sent = None;
+    let mut deadline = Instant::now() + limit;
+    loop {
+        tokio::select! {
+            // A program that is killed may leave its end unread: no error.
+            output = &mut download => return output,
+            writer = &mut upload, if sent.is_none() => {
+                if state.has_failed() {
+                    return Err(Refusal::BadHead(super::head::HeadError::Body));
+                }
+                sent = Some(writer);
+                deadline = Instant::now() + limit;
+            }
+            () = sleep_until(deadline) => {
+                let due = state.last_progress() + limit;
+                if sent.is_none() && due > Instant::now() {
+                    deadline = due;
+                    continue;
+                }
+                if sent.is_none() && state.waits_for_client() {
+                    return Err(Refusal::BodyTooSlow(limit));
+                }
+                return Err(Refusal::Timeout {
+                    function: service.name().to_string(),
+                    timeout: limit,
+                });
             }
         }
     }
+}
 
-    /// Runs one instance on the body of a request.
-    async fn run(
-        &self,
-        request: Request<Incoming>,
-        accepted_ns: u64,
-    ) -> Result<(GuestExit, Vec<u8>), Refusal> {
-        let broken = |error: io::Error| self.died(format!("the host refused a socket ({error})"));
-        let (ours, theirs) = UnixStream::pair().map_err(broken)?;
-        let socket = theirs.into_std().map_err(broken)?.into();
-        let mut ticket = self.place(socket, accepted_ns).await?;
-
-        let limit = self.service.config().limits.timeout.0;
-        let (mut reader, mut writer) = ours.into_split();
-        let upload = async move {
-            let mut body = request.into_body();
-            while let Some(Ok(frame)) = body.frame().await {
-                let Ok(data) = frame.into_data() else { continue };
-                // A program that has read enough may end.
-                if writer.write_all(&data).await.is_err() {
-                    break;
-                }
-            }
-            let _ = writer.shutdown().await;
-            // Its end must not be seen before the request was complete.
-            writer
-        };
-        let mut output = Vec::new();
-        let download = async {
-            let mut limited = (&mut reader).take(OUTPUT_MAX as u64 + 1);
-            limited.read_to_end(&mut output).await
-        };
-        tokio::pin!(upload, download);
-        let mut sent = None;
-        let mut deadline = Instant::now() + limit;
-        loop {
-            tokio::select! {
-                // A program that is killed may leave its end unread: no error.
-                _ = &mut download => break,
-                writer = &mut upload, if sent.is_none() => {
-                    sent = Some(writer);
-                    deadline = Instant::now() + limit;
-                }
-                () = sleep_until(deadline), if sent.is_some() => {
-                    self.service.kill(ticket.instance);
-                    return Err(Refusal::Timeout {
-                        function: self.service.name().to_string(),
-                        timeout: limit,
-                    });
-                }
-            }
-        }
-        if output.len() > OUTPUT_MAX {
-            self.service.kill(ticket.instance);
-            let reason = format!("it printed more than {} MiB for one request", OUTPUT_MAX >> 20);
-            return Err(self.died(reason));
-        }
-        let Ok(outcome) = timeout(ENDING, &mut ticket.done).await else {
-            self.service.kill(ticket.instance);
-            return Err(self.died(format!(
-                "it closed its standard output and did not end within {} s",
-                ENDING.as_secs()
-            )));
-        };
-        match outcome {
-            Ok(Outcome::Gone(End::Exited(exit))) => Ok((exit, output)),
-            Ok(Outcome::Gone(end)) => Err(self.died(end.to_string())),
-            _ => Err(self.died("its instance was lost".to_owned())),
+/// Writes a request's body. The program must not see the end of its input before the
+/// request was complete, so the writer comes back.
+async fn send(mut body: Upload, mut writer: OwnedWriteHalf) -> OwnedWriteHalf {
+    while let Some(Ok(frame)) = body.frame().await {
+        let Ok(data) = frame.into_data() else { continue };
+        // A program that has read enough may end.
+        if writer.write_all(&data).await.is_err() {
+            break;
         }
     }
+    let _ = writer.shutdown().await;
+    writer
+}
 
-    async fn place(&self, socket: OwnedFd, accepted_ns: u64) -> Result<Ticket, Refusal> {
-        let (id, peer, local) = (self.shared.next_id(), self.peer, self.local);
-        let client =
-            Arc::new(Client { id, socket, peer, local, accepted_ns, wants_head_only: false });
-        // Once it is placed, the instance alone has the other end.
-        match Ticket::at_once(&self.service, &client)? {
-            Some(ticket) => Ok(ticket),
-            None => Ticket::wait(&self.service, &client).await,
+/// What a program has printed, on its way to the client. Each piece is a part of the
+/// node's budget until it is passed on.
+pub(super) struct OutputBody {
+    pieces: VecDeque<(Bytes, [OwnedSemaphorePermit; 2])>,
+    left: usize,
+}
+
+impl OutputBody {
+    /// Bytes that are not passed on yet.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    pub fn poll_frame(&mut self) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let piece = self.pieces.pop_front().map(|(piece, _)| {
+            self.left -= piece.len();
+            Ok(Frame::data(piece))
+        });
+        Poll::Ready(piece)
+    }
+}
+
+/// Takes what a program prints, as long as there is room for it.
+async fn receive(asked: &Asked, mut reader: OwnedReadHalf) -> Result<OutputBody, Refusal> {
+    let service = &asked.service;
+    let mut output = OutputBody { pieces: VecDeque::new(), left: 0 };
+    loop {
+        let room = room_for_output(asked).ok_or_else(|| Refusal::NoCapacity {
+            function: service.name().to_string(),
+            reason: "the node keeps as much output for its clients as it may".to_owned(),
+            retry_after: Duration::from_secs(1),
+        })?;
+        let mut piece = Vec::with_capacity(FIRST_PIECE);
+        // Its end, or an error: the program is done.
+        let _ = (&mut reader).take(OUTPUT_UNIT as u64).read_to_end(&mut piece).await;
+        let count = piece.len();
+        output.left += count;
+        if output.left > OUTPUT_MAX {
+            let mib = OUTPUT_MAX >> 20;
+            return Err(died(service, format!("it printed more than {mib} MiB for one request")));
+        }
+        if count > 0 {
+            output.pieces.push_back((Bytes::from(piece), room));
+        }
+        if count < OUTPUT_UNIT {
+            return Ok(output);
         }
     }
+}
 
-    fn died(&self, reason: String) -> Refusal {
-        super::attend::died(&self.service, reason)
-    }
+fn room_for_output(asked: &Asked) -> Option<[OwnedSemaphorePermit; 2]> {
+    let of_function = asked.service.output().clone().try_acquire_owned().ok()?;
+    let of_node = asked.client.gateway.shared().admission().output()?;
+    Some([of_function, of_node])
 }
 
 /// The response to a request on which a program has run: 200 if it succeeded.
-fn respond(exit: GuestExit, output: Vec<u8>) -> Response<Full<Bytes>> {
-    let kind = match std::str::from_utf8(&output) {
-        Ok(_) => "text/plain; charset=utf-8",
-        Err(_) => "application/octet-stream",
+fn respond(exit: GuestExit, output: OutputBody) -> Response<AnswerBody> {
+    let kind = match is_text(output.pieces.iter().map(|(piece, _)| piece.as_ref())) {
+        true => "text/plain; charset=utf-8",
+        false => "application/octet-stream",
     };
     let (header, number) = match exit {
         GuestExit::Code(code) => (EXIT_CODE_HEADER, code),
         GuestExit::Signal(signal) => (SIGNAL_HEADER, signal),
     };
-    let mut response = Response::new(Full::new(Bytes::from(output)));
+    let mut response = Response::new(AnswerBody::Output(output));
     if exit != GuestExit::Code(0) {
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
     }
@@ -190,14 +242,34 @@ fn respond(exit: GuestExit, output: Vec<u8>) -> Response<Full<Bytes>> {
     response
 }
 
-fn refuse(refusal: &Refusal) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(refusal.body())));
-    let status = StatusCode::from_u16(refusal.status());
-    *response.status_mut() = status.unwrap_or(StatusCode::BAD_GATEWAY);
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Some(seconds) = refusal.retry_after() {
-        headers.insert(axum::http::header::RETRY_AFTER, HeaderValue::from(seconds));
+/// Whether the pieces together are UTF-8.
+fn is_text<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> bool {
+    // The beginning of a character that the next piece completes.
+    let mut begun = Vec::new();
+    for piece in pieces {
+        begun.extend_from_slice(piece);
+        match std::str::from_utf8(&begun) {
+            Ok(_) => begun.clear(),
+            Err(error) if error.error_len().is_some() => return false,
+            Err(error) => drop(begun.drain(..error.valid_up_to())),
+        }
     }
-    response
+    begun.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_may_be_split() {
+        let text = "aä€😀".as_bytes();
+        for at in 0..=text.len() {
+            assert!(is_text([&text[..at], &text[at..]].into_iter()), "{at}");
+        }
+        assert!(is_text(text.chunks(1)));
+        assert!(!is_text(text[..text.len() - 1].chunks(2)));
+        assert!(!is_text([&b"a\xff"[..], b"b"].into_iter()));
+        assert!(is_text(std::iter::empty()));
+    }
 }

@@ -2,41 +2,63 @@
 
 use super::attend::died;
 use super::refusal::Refusal;
-use crate::instance::{Client, Done, Outcome};
-use crate::service::{Placement, Service};
+use super::upstream::Upstream;
+use crate::instance::{Client, Done, Outcome, Placed};
+use crate::service::{Found, Placement, Reuse, Service};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// A connection that an instance has.
 pub(super) struct Ticket {
-    /// Number of the instance.
-    pub instance: u64,
+    /// Which instance.
+    pub placed: Placed,
     /// Resolves when the connection is done with.
     pub done: oneshot::Receiver<Outcome>,
 }
 
-impl Ticket {
-    /// Gives the connection to an instance if that takes no waiting.
+/// What serves a request.
+pub(super) enum Seat {
+    /// The connection that was offered: an instance has it.
+    Taken(Ticket),
+    /// Another one to an instance, which was there already.
+    Other(Upstream),
+}
+
+impl Seat {
+    /// Finds an instance for a connection, or another connection if that will do.
     ///
     /// # Errors
     /// What the client is to be told.
-    pub fn at_once(service: &Arc<Service>, client: &Arc<Client>) -> Result<Option<Self>, Refusal> {
+    pub async fn find(
+        service: &Arc<Service>,
+        client: &Arc<Client>,
+        reuse: Reuse,
+    ) -> Result<Self, Refusal> {
         let (tell, done) = teller();
-        match service.place_now(client, tell) {
-            Placement::Placed(placed) => Ok(Some(Self { instance: placed.instance, done })),
-            Placement::Later => Ok(None),
-            Placement::Failed(error) => Err(died(service, error.to_string())),
+        match service.place_now(client, reuse, tell) {
+            Placement::Placed(placed) => return Ok(Self::Taken(Ticket { placed, done })),
+            Placement::Idle(upstream) => return Ok(Self::Other(upstream)),
+            Placement::Failed(error) => return Err(died(service, error.to_string())),
+            Placement::Later => {}
+        }
+        let (tell, done) = teller();
+        match service.place(client, reuse, tell).await? {
+            Found::Placed(placed) => Ok(Self::Taken(Ticket { placed, done })),
+            Found::Idle(upstream) => Ok(Self::Other(upstream)),
         }
     }
+}
 
-    /// Waits until an instance can have the connection.
+impl Ticket {
+    /// Finds an instance for a connection.
     ///
     /// # Errors
     /// What the client is to be told.
-    pub async fn wait(service: &Arc<Service>, client: &Arc<Client>) -> Result<Self, Refusal> {
-        let (tell, done) = teller();
-        let placed = service.place(client, tell).await?;
-        Ok(Self { instance: placed.instance, done })
+    pub async fn find(service: &Arc<Service>, client: &Arc<Client>) -> Result<Self, Refusal> {
+        match Seat::find(service, client, Reuse::None).await? {
+            Seat::Taken(ticket) => Ok(ticket),
+            Seat::Other(_) => unreachable!("no other connection was asked for"),
+        }
     }
 }
 

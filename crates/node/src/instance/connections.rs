@@ -2,7 +2,7 @@
 //! the instance's keeper takes it out.
 
 use super::keeper::Command;
-use super::launch::{Client, Connector, End};
+use super::launch::{Client, Connector, End, Way};
 use super::patience::Patience;
 use crate::config::FunctionConfig;
 use std::collections::HashMap;
@@ -51,25 +51,53 @@ impl fmt::Debug for Delivery {
     }
 }
 
+/// Why the gateway has let go of a connection that the guest still has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LetGo {
+    /// Its request was answered.
+    Answered,
+    /// Its client has gone away before that.
+    Abandoned,
+}
+
 /// A connection that the guest has.
 pub(super) struct Held {
-    /// The client, if it is looked at; otherwise the guest alone has the socket.
-    client: Option<Arc<Client>>,
-    /// When to look whether it has been silent for too long.
+    watch: Watch,
+    /// When to look whether it has been silent for too long, or is closed.
     look_at: Option<Instant>,
-    permit: OwnedSemaphorePermit,
+    /// Its share of the function's capacity; none while no request is under way on a
+    /// connection that the gateway keeps for others.
+    permit: Option<OwnedSemaphorePermit>,
     placed: Placed,
     done: Done,
+}
+
+/// Who knows how a connection goes.
+enum Watch {
+    /// The keeper, from the client's socket.
+    Client(Arc<Client>),
+    /// The gateway, through which it passes.
+    Gateway,
+    /// The guest alone has it, and is expected to close it.
+    Guest(LetGo),
 }
 
 impl Held {
     /// Tells what became of the connection, and lets go of its socket. Returns its share
     /// of the function's capacity.
-    pub fn end(self, outcome: Outcome) -> OwnedSemaphorePermit {
-        drop(self.client);
+    pub fn end(self, outcome: Outcome) -> Option<OwnedSemaphorePermit> {
+        drop(self.watch);
         (self.done)(self.placed, outcome);
         self.permit
     }
+}
+
+/// A connection whose time has come.
+pub(super) enum Due {
+    /// It has to be looked at.
+    Look(Arc<Client>),
+    /// The guest should have closed it.
+    Overdue(u64, LetGo),
 }
 
 /// The connections of one instance.
@@ -79,6 +107,8 @@ pub(crate) struct Connections {
     /// The keeper knows that something was sent, and is going to look whether it was
     /// read.
     is_watched: AtomicBool,
+    /// The keeper knows that a first request was answered.
+    has_served: AtomicBool,
     /// How long after it was placed a connection is looked at; `None`: never.
     first_look: Option<Duration>,
     open: Mutex<Open>,
@@ -106,8 +136,9 @@ impl Connections {
         config: &FunctionConfig,
     ) -> Self {
         let first_look = Patience::of(config).map(|patience| patience.first_look);
-        let (is_watched, open) = (AtomicBool::new(false), Mutex::default());
-        Self { connector, commands, is_watched, first_look, open }
+        let (is_watched, has_served) = (AtomicBool::new(false), AtomicBool::new(false));
+        let open = Mutex::default();
+        Self { connector, commands, is_watched, has_served, first_look, open }
     }
 
     /// Takes in the connection that the instance was booted with.
@@ -124,9 +155,11 @@ impl Connections {
         self.insert(delivery, placed)?;
         if self.connector.connect(&client).is_err() {
             return match self.take(client.id) {
-                Some(Held { permit, done, .. }) => Err(Delivery { client, permit, done }),
+                Some(Held { permit: Some(permit), done, .. }) => {
+                    Err(Delivery { client, permit, done })
+                }
                 // The instance is gone, and whoever wants to know has been told.
-                None => Ok(()),
+                _ => Ok(()),
             };
         }
         if !self.is_watched.swap(true, SeqCst) {
@@ -136,7 +169,10 @@ impl Connections {
     }
 
     fn insert(&self, delivery: Delivery, placed: Placed) -> Result<(), Delivery> {
-        let look_at = self.first_look.map(|after| Instant::now() + after);
+        let look_at = match delivery.client.way {
+            Way::HandedOver => self.first_look.map(|after| Instant::now() + after),
+            Way::Routed => None,
+        };
         let mut open = self.open();
         if open.is_closed {
             return Err(delivery);
@@ -144,9 +180,56 @@ impl Connections {
         open.look_no_later_than(look_at);
         let Delivery { client, permit, done } = delivery;
         let id = client.id;
-        let client = look_at.map(|_| client);
-        open.held.insert(id, Held { client, look_at, permit, placed, done });
+        let watch = if look_at.is_some() { Watch::Client(client) } else { Watch::Gateway };
+        open.held.insert(id, Held { watch, look_at, permit: Some(permit), placed, done });
         Ok(())
+    }
+
+    // For connections that the gateway keeps for several requests.
+
+    /// A request is under way on a connection; the guest may have closed it.
+    pub(crate) fn occupy(
+        &self,
+        id: u64,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<(), OwnedSemaphorePermit> {
+        match self.open().held.get_mut(&id) {
+            Some(held) => {
+                held.permit = Some(permit);
+                Ok(())
+            }
+            None => Err(permit),
+        }
+    }
+
+    /// No request is under way on a connection any more. Returns its share of the
+    /// function's capacity, unless the guest has closed it and the keeper has seen that.
+    pub(crate) fn vacate(&self, id: u64) -> Option<OwnedSemaphorePermit> {
+        self.open().held.get_mut(&id)?.permit.take()
+    }
+
+    /// The gateway has let go of a connection: the guest is to close it by `at`.
+    pub(crate) fn let_go(&self, id: u64, why: LetGo, at: Instant) {
+        {
+            let mut open = self.open();
+            let Some(held) = open.held.get_mut(&id) else { return };
+            held.watch = Watch::Guest(why);
+            held.look_at = Some(at);
+            open.look_no_later_than(Some(at));
+        }
+        self.tell(Command::Look);
+    }
+
+    /// A request was answered; the keeper wants to know of the first one.
+    pub(crate) fn note_served(&self) {
+        if !self.has_served.swap(true, SeqCst) {
+            self.tell(Command::Served);
+        }
+    }
+
+    /// Number of connections that the guest has.
+    pub(crate) fn count(&self) -> usize {
+        self.open().held.len()
     }
 
     /// Tells the keeper something. One that has ended needs to know nothing.
@@ -179,17 +262,21 @@ impl Connections {
         self.open().next_look
     }
 
-    /// The connections that have to be looked at by `now`; each gets another time by
+    /// The connections whose time has come by `now`; each gets another time by
     /// [`Connections::look_again`], or is not looked at again.
-    pub(super) fn due(&self, now: Instant) -> Vec<Arc<Client>> {
+    pub(super) fn due(&self, now: Instant) -> Vec<Due> {
         let mut open = self.open();
         let mut due = Vec::new();
         let mut next = None;
-        for held in open.held.values_mut() {
+        for (id, held) in &mut open.held {
             match held.look_at {
                 Some(at) if at <= now => {
                     held.look_at = None;
-                    due.extend(held.client.clone());
+                    match &held.watch {
+                        Watch::Client(client) => due.push(Due::Look(client.clone())),
+                        Watch::Guest(why) => due.push(Due::Overdue(*id, *why)),
+                        Watch::Gateway => {}
+                    }
                 }
                 at => next = [next, at].into_iter().flatten().min(),
             }

@@ -2,7 +2,7 @@
 //! connections, and ends it when its time has come. Connections do not pass through
 //! here: whoever accepts one hands it over by [`Connections`].
 
-use super::connections::{Connections, Outcome};
+use super::connections::{Connections, Due, LetGo, Outcome};
 use super::launch::{Client, End, FrozenInstance, Instance, Launched, Report};
 use super::patience::{Patience, Verdict};
 use crate::boots::{BootKind, BootRecord, Phases};
@@ -23,6 +23,8 @@ use tokio::time::{Instant, sleep};
 const DENIALS_LOGGED: usize = 16;
 /// How long a guest that computes goes on before it hears of a connection.
 const KNOCK_AFTER: Duration = Duration::from_millis(1);
+/// How often a keeper looks at most whether its instance is idle.
+const IDLE_CHECK_MIN: Duration = Duration::from_millis(10);
 /// How long a killed instance may take to be gone before its clients are answered.
 const KILL_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -31,6 +33,10 @@ const KILL_PATIENCE: Duration = Duration::from_millis(500);
 pub(crate) enum Command {
     /// Make sure that the instance reads what it was sent.
     Watch,
+    /// Look when the next connection is due.
+    Look,
+    /// A first request was answered on a connection that stays.
+    Served,
     /// Make its memory the image of the function, and end; it is idle.
     Freeze(FreezeReply),
     End,
@@ -68,7 +74,8 @@ pub(crate) struct Keeper {
     /// Denied connections that were logged.
     denials_logged: usize,
     served: u64,
-    idle_since: Option<Instant>,
+    /// When to look whether the instance has been idle for too long.
+    idle_look: Option<Instant>,
     /// When to look whether the instance has read what it was sent.
     knock_at: Option<Instant>,
     /// The instance's share of the node's capacity.
@@ -96,6 +103,8 @@ impl Keeper {
         instance.identify(id);
         let (peer, accepted_ns) = (first.peer, first.accepted_ns);
         let patience = Patience::of(service.config());
+        // With a single connection, its end is the instance's.
+        let idle_look = (!service.is_single_use()).then(|| Instant::now() + idle_check(&service));
         Self {
             id,
             service,
@@ -109,7 +118,7 @@ impl Keeper {
             freeze: None,
             denials_logged: 0,
             served: 0,
-            idle_since: None,
+            idle_look,
             knock_at: None,
             _capacity: capacity,
         }
@@ -140,8 +149,10 @@ impl Keeper {
                 Step::Command(Some(Command::Watch)) => {
                     self.knock_at = Some(Instant::now() + KNOCK_AFTER);
                 }
+                // The alarm is set anew in any case.
+                Step::Command(Some(Command::Look)) => {}
+                Step::Command(Some(Command::Served)) => self.served(),
                 Step::Command(Some(Command::Freeze(reply))) => {
-                    self.idle_since = None;
                     match self.instance.request_rest() {
                         Ok(()) => self.freeze = Some(reply),
                         // The report of its end is on the way.
@@ -156,13 +167,8 @@ impl Keeper {
 
     /// When there is something to do even if nothing happens.
     fn next_alarm(&self) -> Option<Instant> {
-        let looks = [self.knock_at, self.idle_until(), self.connections.next_look()];
+        let looks = [self.knock_at, self.idle_look, self.connections.next_look()];
         looks.into_iter().flatten().min()
-    }
-
-    /// When the instance has been idle for too long.
-    fn idle_until(&self) -> Option<Instant> {
-        self.idle_since.map(|since| since + self.service.keep_alive())
     }
 
     fn alarm(&mut self, now: Instant) {
@@ -175,18 +181,36 @@ impl Keeper {
         if is_due(self.connections.next_look()) {
             self.look_at_connections(now);
         }
-        // Only if no connection is on its way does the instance end.
-        if is_due(self.idle_until()) {
-            self.idle_since = None;
-            if self.service.retire_if_idle(self.id) {
-                self.instance.kill();
-            }
+        if is_due(self.idle_look) {
+            self.end_if_idle(now);
         }
+    }
+
+    /// Ends the instance if it has been idle for long enough. Instances become idle and
+    /// busy with every request; nobody tells the keeper, who looks when it may be time.
+    fn end_if_idle(&mut self, now: Instant) {
+        let until = self.service.idle_since(self.id).map(|since| since + self.service.keep_alive());
+        self.idle_look = match until {
+            // Only if no connection is on its way does the instance end.
+            Some(until) if until <= now.into_std() && self.service.retire_if_idle(self.id) => {
+                self.instance.kill();
+                None
+            }
+            Some(until) if until > now.into_std() => Some(Instant::from_std(until)),
+            _ => Some(now + idle_check(&self.service)),
+        };
     }
 
     /// Enforces the function's times.
     fn look_at_connections(&mut self, now: Instant) {
-        for client in self.connections.due(now) {
+        for due in self.connections.due(now) {
+            let client = match due {
+                Due::Look(client) => client,
+                Due::Overdue(connection, why) => {
+                    self.overdue(connection, why);
+                    continue;
+                }
+            };
             let Some(patience) = self.patience else { continue };
             if self.late.contains(&client.id) {
                 // The instance takes its time to be gone.
@@ -209,6 +233,15 @@ impl Keeper {
                 }
             };
             self.connections.look_again(client.id, now + again);
+        }
+    }
+
+    /// The guest keeps a connection that the gateway has let go of.
+    fn overdue(&mut self, connection: u64, why: LetGo) {
+        match why {
+            // It was the instance's only one, and has done its work.
+            LetGo::Answered => self.closed(connection),
+            LetGo::Abandoned => self.late(connection, self.service.config().limits.timeout.0),
         }
     }
 
@@ -274,17 +307,24 @@ impl Keeper {
         // The client sees the end of its connection when the node lets go of its
         // descriptor, so that comes first.
         let permit = held.end(Outcome::Closed);
+        self.served();
+        if self.service.is_single_use() {
+            self.retained.extend(permit);
+            self.service.retire(self.id);
+            self.instance.kill();
+        } else if let Some(permit) = permit {
+            self.service.disconnected(self.id);
+            drop(permit);
+        } else {
+            // It was kept for requests to come.
+            self.service.forget_upstream(self.id, connection);
+        }
+    }
+
+    fn served(&mut self) {
         self.served += 1;
         if self.served == 1 {
             self.instance.first_request_done();
-        }
-        if self.service.is_single_use() {
-            self.retained.push(permit);
-            self.service.retire(self.id);
-            self.instance.kill();
-        } else {
-            let idle = self.service.disconnected(self.id);
-            self.idle_since = idle.then(Instant::now);
         }
     }
 
@@ -298,4 +338,9 @@ impl Keeper {
             drop(held.end(outcome));
         }
     }
+}
+
+/// How long an instance that is busy now is not asked whether it is idle.
+fn idle_check(service: &Service) -> Duration {
+    service.keep_alive().max(IDLE_CHECK_MIN)
 }

@@ -2,6 +2,7 @@
 //! without a sandbox.
 
 use crate::boots::BootKind;
+use crate::gateway::Admitted;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
@@ -28,6 +29,22 @@ pub struct Client {
     pub accepted_ns: u64,
     /// The first request is a `HEAD`: an answer must have no body.
     pub wants_head_only: bool,
+    /// Who talks to the client.
+    pub way: Way,
+    /// The connection's share of the clients that the node takes in, if it has one of its
+    /// own.
+    pub admitted: Option<Admitted>,
+}
+
+/// How the bytes of a connection go between a client and an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The socket is the client's own: the instance talks to the client, and the
+    /// instance's keeper sees from the socket's counters how that goes.
+    HandedOver,
+    /// The socket is one end of a pair whose other end the gateway has, which keeps the
+    /// times of what passes through.
+    Routed,
 }
 
 /// Boots instances of one function.

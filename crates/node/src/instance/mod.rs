@@ -9,12 +9,12 @@ mod sandboxed;
 mod standby;
 mod state;
 
-pub(crate) use connections::{Connections, Delivery, Done};
+pub(crate) use connections::{Connections, Delivery, Done, LetGo};
 pub use connections::{Outcome, Placed};
 pub(crate) use keeper::{Command, Keeper};
 pub use launch::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
-    StandbyInfo,
+    StandbyInfo, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;

@@ -6,18 +6,24 @@
 //! Whoever holds a function permit finds an instance with a free place or may
 //! boot one: the places of the instances that may exist are exactly as many as
 //! the permits. Semaphores are fair, so connections are served as they came.
+//! A request that the gateway routes is such a connection while it is under way; the
+//! connection on which it went to its instance may be kept for the next one, and is then
+//! no share of anything.
 //!
 //! Lock order: `Service::slots` is the only lock here, and no other is taken
 //! while it is held.
 
 mod place;
+mod request;
 
 pub use place::Placement;
+pub(crate) use place::{Found, Reuse};
 
 use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::crashes::{Crashes, is_crash};
+use crate::gateway::{OUTPUT_SHARE, Upstream};
 use crate::instance::{Change, Command, Connections, End, FrozenInstance, InstanceState, Launcher};
 use crate::metrics::ConnectionCounters;
 use crate::node::Shared;
@@ -42,6 +48,8 @@ pub struct Service {
     permits: Arc<Semaphore>,
     connected: ConnectionCounters,
     crashes: Arc<Crashes>,
+    /// The function's share of the output that the node keeps for clients.
+    output: Arc<Semaphore>,
     slots: Mutex<Slots>,
     /// An instance of this function has a free place, or is gone.
     changed: Notify,
@@ -94,6 +102,10 @@ struct Slot {
     started: Instant,
     served: u64,
     idle_since: Option<Instant>,
+    /// Connections of the gateway on which no request is under way. Together with those
+    /// that are in use they are never more than the instance serves at a time: a server
+    /// that attends to one after the other must not wait for an idle one.
+    upstreams: Vec<Upstream>,
 }
 
 /// An instance as the admin API shows it.
@@ -107,9 +119,10 @@ pub struct InstanceInfo {
     pub pid: u32,
     /// What it does.
     pub state: InstanceState,
-    /// Connections that it has now.
+    /// Connections that it has now; of those that the gateway keeps, the ones on which a
+    /// request is under way.
     pub connections: u32,
-    /// Connections that it has served.
+    /// Connections, and requests on connections that the gateway keeps, that it has served.
     pub served: u64,
     /// Seconds since its boot.
     pub age_s: u64,
@@ -135,6 +148,7 @@ impl Service {
             shared,
             connected,
             crashes,
+            output: Arc::new(Semaphore::new(OUTPUT_SHARE)),
             permits: Arc::new(Semaphore::new(places)),
             slots: Mutex::default(),
             changed: Notify::new(),
@@ -164,6 +178,12 @@ impl Service {
     /// What boots its instances.
     pub fn launcher(&self) -> Arc<dyn Launcher> {
         self.launcher.clone()
+    }
+
+    /// The function's share of the output that the node keeps for clients, in the
+    /// gateway's units.
+    pub(crate) fn output(&self) -> &Arc<Semaphore> {
+        &self.output
     }
 
     /// How long an idle instance or connection is kept.
@@ -250,7 +270,7 @@ impl Service {
     /// One sentence for the operator.
     pub async fn freeze(&self, id: Option<u64>) -> Result<(u64, FrozenInstance), String> {
         let (reply, frozen) = oneshot::channel();
-        let id = {
+        let (id, upstreams) = {
             let mut slots = self.slots();
             let is_idle = |slot: &Slot| slot.state == InstanceState::Idle;
             let idle = slots.iter_mut().filter(|(_, slot)| is_idle(slot));
@@ -262,8 +282,10 @@ impl Service {
             // It gets no more connections.
             slot.end();
             slot.held.tell(Command::Freeze(reply));
-            id
+            (id, std::mem::take(&mut slot.upstreams))
         };
+        // The image has no connection in it that the guest can see the end of.
+        drop(upstreams);
         match timeout(REST_PATIENCE, frozen).await {
             Ok(Ok(outcome)) => outcome.map(|frozen| (id, frozen)),
             Ok(Err(_)) => Err(format!("instance {id} has ended before it could be frozen")),
@@ -310,19 +332,27 @@ impl Service {
         self.shared.metrics().egress_denied(self.name(), count);
     }
 
-    /// An instance has lost a connection; says whether it is idle now.
-    pub(crate) fn disconnected(&self, id: u64) -> bool {
+    /// An instance has lost a connection.
+    pub(crate) fn disconnected(&self, id: u64) {
         let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&id) else { return false };
-        slot.connections = slot.connections.saturating_sub(1);
-        slot.served += 1;
-        slot.change(Change::Connections { connections: slot.connections });
-        let idle = slot.connections == 0;
-        slot.idle_since = idle.then(Instant::now);
+        let Some(slot) = slots.get_mut(&id) else { return };
+        let is_idle = slot.disconnected();
         slots.perhaps_free.insert(id);
         drop(slots);
+        self.freed(is_idle);
+    }
+
+    /// A place of an instance is free; perhaps it has no other work.
+    fn freed(&self, is_idle: bool) {
         self.changed.notify_one();
-        idle
+        if is_idle {
+            self.shared.instance_is_idle();
+        }
+    }
+
+    /// Since when an instance has been idle, if it is.
+    pub(crate) fn idle_since(&self, id: u64) -> Option<Instant> {
+        self.slots().get(&id)?.idle_since
     }
 
     /// An instance gets no more connections.
@@ -398,5 +428,15 @@ impl Slot {
 
     fn end(&mut self) {
         self.change(Change::End);
+    }
+
+    /// One connection less; says whether none is left.
+    fn disconnected(&mut self) -> bool {
+        self.connections = self.connections.saturating_sub(1);
+        self.served += 1;
+        self.change(Change::Connections { connections: self.connections });
+        let is_idle = self.connections == 0;
+        self.idle_since = is_idle.then(Instant::now);
+        is_idle
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Service, Slot};
 use crate::boots::BootKind;
+use crate::gateway::Upstream;
 use crate::gateway::refusal::Refusal;
 use crate::instance::{
     Change, Client, Connections, Delivery, Done, InstanceState, Keeper, LaunchError, Launched,
@@ -13,28 +14,58 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, timeout_at};
 
 /// Whether a connection could be placed at once.
-#[derive(Debug)]
 pub enum Placement {
     /// An instance has it.
     Placed(Placed),
+    /// It is not needed: there is one to an instance already. Nobody is told of its end.
+    Idle(Upstream),
     /// It has to wait: for capacity, or for a zygote. Nobody is told of its end.
     Later,
     /// No instance could be booted. Nobody is told of its end.
     Failed(LaunchError),
 }
 
+/// What serves a connection.
+pub(crate) enum Found {
+    /// An instance has it.
+    Placed(Placed),
+    /// It is not needed: there is one to an instance already. Nobody is told of its end.
+    Idle(Upstream),
+}
+
+/// Whether another connection will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reuse {
+    /// A request can go on any connection of the gateway's.
+    Any,
+    /// It has to be this one.
+    None,
+}
+
+/// A live instance with a free place, and how it is reached.
+enum Free {
+    Upstream(Upstream),
+    Place { instance: u64, held: Arc<Connections>, crowded_out: Option<Upstream> },
+}
+
 impl Service {
     /// The fast path: gives the connection to an instance if that takes no
     /// waiting at all; `done` is told what became of it. Does no disk access and takes
     /// short locks.
-    pub(crate) fn place_now(self: &Arc<Self>, client: &Arc<Client>, done: Done) -> Placement {
+    pub(crate) fn place_now(
+        self: &Arc<Self>,
+        client: &Arc<Client>,
+        reuse: Reuse,
+        done: Done,
+    ) -> Placement {
         if self.shared.is_draining() || self.backs_off().is_some() {
             return Placement::Later;
         }
         let Ok(permit) = self.permits.clone().try_acquire_owned() else { return Placement::Later };
         let delivery = Delivery { client: client.clone(), permit, done };
-        let delivery = match self.reuse(delivery) {
-            Ok(placed) => return Placement::Placed(placed),
+        let delivery = match self.reuse(delivery, reuse) {
+            Ok(Found::Placed(placed)) => return Placement::Placed(placed),
+            Ok(Found::Idle(upstream)) => return Placement::Idle(upstream),
             Err(delivery) => delivery,
         };
         let Ok(capacity) = self.shared.capacity().try_acquire_owned() else {
@@ -57,8 +88,9 @@ impl Service {
     pub(crate) async fn place(
         self: &Arc<Self>,
         client: &Arc<Client>,
+        reuse: Reuse,
         done: Done,
-    ) -> Result<Placed, Refusal> {
+    ) -> Result<Found, Refusal> {
         let deadline = Instant::now() + self.config.limits.queue.0;
         if self.shared.is_draining() {
             return Err(Refusal::Draining);
@@ -76,10 +108,15 @@ impl Service {
         };
         let permit = permit.expect("the semaphore is never closed");
         let mut delivery = Delivery { client: client.clone(), permit, done };
+        let _waiting = self.shared.wait_for_room();
+        // It keeps its turn however often something changes meanwhile.
+        let room = self.shared.capacity().acquire_owned();
+        tokio::pin!(room);
         let capacity = loop {
             let changed = self.changed.notified();
-            delivery = match self.reuse(delivery) {
-                Ok(placed) => return Ok(placed),
+            let idle = self.shared.idle_instance();
+            delivery = match self.reuse(delivery, reuse) {
+                Ok(found) => return Ok(found),
                 Err(delivery) => delivery,
             };
             if let Ok(capacity) = self.shared.capacity().try_acquire_owned() {
@@ -88,10 +125,9 @@ impl Service {
             // Somebody else's idle instance may hold what is wanted here.
             self.shared.evict_idlest();
             tokio::select! {
-                capacity = self.shared.capacity().acquire_owned() => {
-                    break capacity.expect("the semaphore is never closed");
-                }
+                capacity = &mut room => break capacity.expect("the semaphore is never closed"),
                 () = changed => {}
+                () = idle => {}
                 () = tokio::time::sleep_until(deadline) => {
                     return Err(self.no_capacity(
                         "this node runs as many instances as it may".to_owned(),
@@ -109,7 +145,7 @@ impl Service {
             }
         };
         match launched {
-            Ok(launched) => Ok(self.adopt(launched, delivery, capacity)),
+            Ok(launched) => Ok(Found::Placed(self.adopt(launched, delivery, capacity))),
             Err(error) => Err(Refusal::InstanceDied {
                 function: self.name().to_string(),
                 reason: error.to_string(),
@@ -119,29 +155,102 @@ impl Service {
 
     /// Gives the connection to a live instance with a free place: the one that
     /// was used last, so that the others can end.
-    fn reuse(&self, delivery: Delivery) -> Result<Placed, Delivery> {
+    fn reuse(self: &Arc<Self>, mut delivery: Delivery, reuse: Reuse) -> Result<Found, Delivery> {
         if self.is_single_use() {
             return Err(delivery);
         }
-        let Some((instance, held)) = self.reserve() else { return Err(delivery) };
-        let placed = Placed { instance, waited: true };
-        let Err(delivery) = held.hand_over(delivery, placed) else {
-            self.connected.reused.inc();
-            return Ok(placed);
+        loop {
+            match self.reserve(reuse) {
+                None => return Err(delivery),
+                Some(Free::Upstream(upstream)) => match self.occupy(upstream, delivery.permit) {
+                    Ok(upstream) => return Ok(Found::Idle(upstream)),
+                    // The guest has just closed it.
+                    Err(permit) => delivery.permit = permit,
+                },
+                Some(Free::Place { instance, held, crowded_out }) => {
+                    // A server that attends to one connection after the other turns to
+                    // the next when this one ends.
+                    drop(crowded_out);
+                    let placed = Placed { instance, waited: true };
+                    let Err(refused) = held.hand_over(delivery, placed) else {
+                        self.connected.reused.inc();
+                        return Ok(Found::Placed(placed));
+                    };
+                    // It has just ended, or reads nothing any more.
+                    self.kill(instance);
+                    return Err(refused);
+                }
+            }
+        }
+    }
+
+    /// A connection to an instance on which a request can be sent at once, if there is
+    /// one.
+    pub(super) fn take_upstream(
+        self: &Arc<Self>,
+        mut permit: OwnedSemaphorePermit,
+    ) -> Result<Upstream, OwnedSemaphorePermit> {
+        while let Some(upstream) = self.idle_upstream_of_a_slot() {
+            match self.occupy(upstream, permit) {
+                Ok(upstream) => return Ok(upstream),
+                Err(refused) => permit = refused,
+            }
+        }
+        Err(permit)
+    }
+
+    /// Gives a connection, whose place is counted as taken, its share of the capacity.
+    fn occupy(
+        self: &Arc<Self>,
+        mut upstream: Upstream,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Upstream, OwnedSemaphorePermit> {
+        let instance = upstream.instance;
+        let occupied = match (upstream.is_alive(), self.held(instance)) {
+            (true, Some(held)) => held.occupy(upstream.connection, permit),
+            _ => Err(permit),
         };
-        // It has just ended, or reads nothing any more.
-        self.kill(instance);
-        Err(delivery)
+        match occupied {
+            Ok(()) => {
+                self.connected.reused.inc();
+                Ok(upstream)
+            }
+            Err(permit) => {
+                drop(upstream);
+                self.disconnected(instance);
+                Err(permit)
+            }
+        }
+    }
+
+    fn idle_upstream_of_a_slot(&self) -> Option<Upstream> {
+        let most = self.config.limits.concurrency.get();
+        let mut slots = self.slots();
+        let (_, slot) = slots.take_free(most)?;
+        let upstream = slot.upstreams.pop()?;
+        slot.connect();
+        Some(upstream)
     }
 
     /// A free place of a live instance, counted as taken.
-    fn reserve(&self) -> Option<(u64, Arc<Connections>)> {
+    fn reserve(&self, reuse: Reuse) -> Option<Free> {
         let most = self.config.limits.concurrency.get();
         let mut slots = self.slots();
-        let (id, slot) = slots.take_free(most)?;
-        slot.connections += 1;
-        slot.change(Change::Connections { connections: slot.connections });
-        Some((id, slot.held.clone()))
+        let (instance, slot) = slots.take_free(most)?;
+        slot.connect();
+        if reuse == Reuse::Any
+            && let Some(upstream) = slot.upstreams.pop()
+        {
+            return Some(Free::Upstream(upstream));
+        }
+        let is_crowded = slot.connections as usize + slot.upstreams.len() > most as usize;
+        let crowded_out = if is_crowded { slot.upstreams.pop() } else { None };
+        Some(Free::Place { instance, held: slot.held.clone(), crowded_out })
+    }
+
+    /// What keeps an instance's connections.
+    pub(super) fn held(&self, instance: u64) -> Option<Arc<Connections>> {
+        self.slots().get(&instance).map(|slot| slot.held.clone())
     }
 
     /// Makes a launched instance, booted with a client's connection in it, one of the
@@ -165,6 +274,7 @@ impl Service {
             started: std::time::Instant::now(),
             served: 0,
             idle_since: None,
+            upstreams: Vec::new(),
         };
         let client = first.client.clone();
         held.adopt(first, placed);
@@ -184,5 +294,13 @@ impl Service {
             reason,
             retry_after: self.config.limits.queue.0.max(Duration::from_secs(1)),
         }
+    }
+}
+
+impl Slot {
+    /// One connection more.
+    fn connect(&mut self) {
+        self.connections += 1;
+        self.change(Change::Connections { connections: self.connections });
     }
 }

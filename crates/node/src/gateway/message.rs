@@ -1,0 +1,323 @@
+//! HTTP messages on their way through the gateway: what of a head is for the next hop
+//! only (RFC 9110 §7.6.1), and where the gateway and an instance could see different
+//! messages in the same bytes (RFC 9112 §11.2).
+//!
+//! hyper has parsed each message, and writes it anew. Of several ways to write the same,
+//! only one reaches an instance.
+
+use super::head::{HeadError, name_in_authority};
+use hyper::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue, TE,
+    TRANSFER_ENCODING, UPGRADE,
+};
+use hyper::http::request::Parts;
+use hyper::http::uri::PathAndQuery;
+use hyper::http::{Method, StatusCode, Uri, Version, response};
+
+/// Fields that describe one hop, whether `Connection` names them or not.
+const HOP_BY_HOP: [HeaderName; 4] = [
+    CONNECTION,
+    TRANSFER_ENCODING,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+/// What follows the answer to a request on a connection to an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Afterwards {
+    /// Nothing: the instance has been told so.
+    Close,
+    /// Perhaps another request.
+    KeepAlive,
+}
+
+/// The function that a request names: by the authority of its target, or else by its
+/// `Host` field (RFC 9112 §3.2.2). `None`: by neither.
+///
+/// # Errors
+/// The request does not say clearly what it is for.
+pub(super) fn function_of(head: &Parts) -> Result<Option<String>, HeadError> {
+    let mut hosts = head.headers.get_all(HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return Err(HeadError::Host("the request has two Host headers; send one"));
+    }
+    if let Some(authority) = authority_of(&head.uri) {
+        return Ok(name_in_authority(authority));
+    }
+    match host {
+        Some(host) => {
+            let host = std::str::from_utf8(host.as_bytes())
+                .map_err(|_| HeadError::Host("the Host header is not text; send a host name"))?;
+            Ok(name_in_authority(host.trim()))
+        }
+        None if head.version < Version::HTTP_11 => Ok(None),
+        None => Err(HeadError::Host("the request has no Host header; name the function in it")),
+    }
+}
+
+fn authority_of(target: &Uri) -> Option<&str> {
+    let authority = target.authority().filter(|_| target.scheme_str() == Some("http"))?.as_str();
+    Some(authority.rsplit_once('@').map_or(authority, |(_, host)| host))
+}
+
+/// Whether the request asks for another protocol on its connection.
+pub(super) fn wants_upgrade(head: &Parts) -> bool {
+    head.version == Version::HTTP_11
+        && head.headers.contains_key(UPGRADE)
+        && has_option(&head.headers, "upgrade")
+}
+
+/// Makes a client's request one to an instance of `function`.
+///
+/// # Errors
+/// The request can be read in more than one way, or is not for servers.
+pub(super) fn to_instance(
+    head: &mut Parts,
+    function: &str,
+    afterwards: Afterwards,
+) -> Result<(), HeadError> {
+    if head.method == Method::CONNECT {
+        return Err(HeadError::Malformed("CONNECT is for proxies"));
+    }
+    let is_chunked = is_chunked(&head.headers)?;
+    let wants_upgrade = wants_upgrade(head);
+    let wants_trailers = head.headers.get_all(TE).iter().any(|value| has_token(value, "trailers"));
+    remove_hop_by_hop(&mut head.headers);
+    // The gateway asks the client for the body when it is wanted.
+    head.headers.remove(EXPECT);
+    head.headers.remove(TE);
+    if !wants_upgrade {
+        head.headers.remove(UPGRADE);
+    }
+    if is_chunked {
+        head.headers.remove(CONTENT_LENGTH);
+        head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
+    if wants_trailers {
+        head.headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    let options = match (wants_upgrade, wants_trailers, afterwards) {
+        // A server that does not switch ends the connection after its answer.
+        (true, _, _) => Some("upgrade"),
+        (false, false, Afterwards::Close) => Some("close"),
+        (false, true, Afterwards::Close) => Some("close, te"),
+        (false, true, Afterwards::KeepAlive) => Some("te"),
+        (false, false, Afterwards::KeepAlive) => None,
+    };
+    if let Some(options) = options {
+        head.headers.insert(CONNECTION, HeaderValue::from_static(options));
+    }
+    normalise_target(head, function);
+    head.version = Version::HTTP_11;
+    Ok(())
+}
+
+/// Servers get the path only, and the authority as `Host` (RFC 9112 §3.2.1).
+fn normalise_target(head: &mut Parts, function: &str) {
+    if let Some(authority) = authority_of(&head.uri)
+        && let Ok(host) = HeaderValue::from_str(authority)
+    {
+        head.headers.insert(HOST, host);
+    }
+    if !head.headers.contains_key(HOST)
+        && let Ok(host) = HeaderValue::from_str(function)
+    {
+        head.headers.insert(HOST, host);
+    }
+    if head.uri.scheme().is_some() || head.uri.authority().is_some() {
+        let root = PathAndQuery::from_static("/");
+        let path = head.uri.path_and_query().cloned().unwrap_or(root);
+        head.uri = Uri::from(path);
+    }
+}
+
+/// Makes an instance's answer one to a client.
+pub(super) fn to_client(head: &mut response::Parts) {
+    let has_coding = head.headers.contains_key(TRANSFER_ENCODING);
+    remove_hop_by_hop(&mut head.headers);
+    if has_coding {
+        // The coding has said where the body ends, not this: RFC 9112 §6.3.
+        head.headers.remove(CONTENT_LENGTH);
+    }
+    if head.status != StatusCode::SWITCHING_PROTOCOLS {
+        head.headers.remove(UPGRADE);
+    }
+    head.version = Version::HTTP_11;
+}
+
+/// Whether the instance will take another request on the connection of this answer.
+pub(super) fn keeps_alive(head: &response::Parts) -> bool {
+    match head.version {
+        Version::HTTP_11 => !has_option(&head.headers, "close"),
+        _ => has_option(&head.headers, "keep-alive"),
+    }
+}
+
+/// Whether the body of a request comes in chunks.
+fn is_chunked(headers: &HeaderMap) -> Result<bool, HeadError> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(false),
+        (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => {
+            Ok(true)
+        }
+        // Other codings would have to be undone, as `chunked` is: RFC 9112 §6.1.
+        _ => Err(HeadError::Malformed("its Transfer-Encoding is not exactly `chunked`")),
+    }
+}
+
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        // The gateway itself needs these; `Connection` cannot take them away.
+        .filter(|name| ![HOST, CONTENT_LENGTH, UPGRADE].contains(name))
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+fn has_option(headers: &HeaderMap, option: &str) -> bool {
+    headers.get_all(CONNECTION).iter().any(|value| has_token(value, option))
+}
+
+fn has_token(value: &HeaderValue, token: &str) -> bool {
+    let Ok(text) = value.to_str() else { return false };
+    text.split(',').any(|found| found.trim().eq_ignore_ascii_case(token))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::Request;
+
+    fn request(method: &str, target: &str, fields: &[(&str, &str)]) -> Parts {
+        let mut request = Request::builder().method(method).uri(target);
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn fields(headers: &HeaderMap) -> Vec<String> {
+        let field = |(name, value): (&HeaderName, &HeaderValue)| {
+            format!("{name}: {}", value.to_str().unwrap())
+        };
+        let mut all: Vec<_> = headers.iter().map(field).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn fields_of_one_hop_end_there() {
+        let mut head = request(
+            "GET",
+            "/x?y",
+            &[
+                ("host", "f"),
+                ("connection", "keep-alive, X-Own, host"),
+                ("keep-alive", "timeout=5"),
+                ("proxy-connection", "keep-alive"),
+                ("x-own", "1"),
+                ("x-other", "2"),
+                ("upgrade", "h2c"),
+                ("expect", "100-continue"),
+                ("te", "gzip"),
+            ],
+        );
+        to_instance(&mut head, "f", Afterwards::KeepAlive).unwrap();
+        assert_eq!(fields(&head.headers), ["host: f", "x-other: 2"]);
+    }
+
+    #[test]
+    fn an_instance_of_its_own_is_told_that_nothing_follows() {
+        let mut head = request("GET", "/", &[("host", "f"), ("te", "trailers")]);
+        to_instance(&mut head, "f", Afterwards::Close).unwrap();
+        assert_eq!(fields(&head.headers), ["connection: close, te", "host: f", "te: trailers"]);
+    }
+
+    #[test]
+    fn upgrades_are_passed_on() {
+        let asked = [("host", "f"), ("connection", "Upgrade"), ("upgrade", "websocket")];
+        let mut head = request("GET", "/", &asked);
+        assert!(wants_upgrade(&head));
+        to_instance(&mut head, "f", Afterwards::Close).unwrap();
+        assert_eq!(fields(&head.headers), ["connection: upgrade", "host: f", "upgrade: websocket"]);
+        assert!(!wants_upgrade(&request("GET", "/", &[("upgrade", "websocket")])));
+    }
+
+    #[test]
+    fn only_one_way_to_say_chunked_is_taken() {
+        let chunked = |values: &[&str]| {
+            let fields: Vec<_> = values.iter().map(|value| ("transfer-encoding", *value)).collect();
+            let mut head = request("POST", "/", &fields);
+            to_instance(&mut head, "f", Afterwards::Close).map(|()| head.headers)
+        };
+        let headers = chunked(&["Chunked"]).unwrap();
+        assert_eq!(headers[TRANSFER_ENCODING], "chunked");
+        for values in
+            [&["gzip, chunked"][..], &["chunked", "chunked"], &["xchunked"], &["identity"], &[""]]
+        {
+            assert!(matches!(chunked(values), Err(HeadError::Malformed(_))), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_length_beside_a_coding_does_not_count() {
+        let mut head = request(
+            "POST",
+            "/",
+            &[("host", "f"), ("content-length", "3"), ("transfer-encoding", "chunked")],
+        );
+        to_instance(&mut head, "f", Afterwards::KeepAlive).unwrap();
+        assert_eq!(fields(&head.headers), ["host: f", "transfer-encoding: chunked"]);
+    }
+
+    #[test]
+    fn servers_get_the_path_and_the_host() {
+        let mut head = request("GET", "http://u:p@a.b:8080/x?y", &[("host", "other")]);
+        assert_eq!(function_of(&head).unwrap().as_deref(), Some("a"));
+        to_instance(&mut head, "a", Afterwards::KeepAlive).unwrap();
+        assert_eq!(head.uri, "/x?y");
+        assert_eq!(head.headers[HOST], "a.b:8080");
+        let mut head = request("GET", "http://a", &[]);
+        to_instance(&mut head, "a", Afterwards::KeepAlive).unwrap();
+        assert_eq!(head.uri, "/");
+        let mut old = request("GET", "/", &[]);
+        to_instance(&mut old, "f", Afterwards::KeepAlive).unwrap();
+        assert_eq!(old.headers[HOST], "f");
+    }
+
+    #[test]
+    fn requests_that_name_nobody_or_two_are_refused() {
+        let two = request("GET", "/", &[("host", "f"), ("host", "g")]);
+        assert!(matches!(function_of(&two), Err(HeadError::Host(_))));
+        assert!(matches!(function_of(&request("GET", "/", &[])), Err(HeadError::Host(_))));
+        let mut connect = request("CONNECT", "a:1", &[("host", "f")]);
+        assert!(to_instance(&mut connect, "f", Afterwards::Close).is_err());
+    }
+
+    #[test]
+    fn answers_lose_what_was_for_the_gateway() {
+        let (mut head, ()) = hyper::Response::builder()
+            .version(Version::HTTP_10)
+            .header("connection", "close, x-own")
+            .header("x-own", "1")
+            .header("transfer-encoding", "chunked")
+            .header("content-length", "7")
+            .header("upgrade", "h2c")
+            .header("server", "s")
+            .body(())
+            .unwrap()
+            .into_parts();
+        assert!(!keeps_alive(&head));
+        to_client(&mut head);
+        assert_eq!(fields(&head.headers), ["server: s"]);
+        assert_eq!(head.version, Version::HTTP_11);
+    }
+}

@@ -1,0 +1,153 @@
+//! The body of a client's request on its way to an instance.
+
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, ready};
+use tokio::time::Instant;
+
+/// Most bytes that are kept of a body until it is known that they have arrived.
+const REPLAY_MAX: usize = 64 << 10;
+
+/// One way of a body to an instance. Another begins where the body begins, as long as
+/// all of it that was sent is kept.
+pub(super) struct Upload {
+    source: Arc<Mutex<Source>>,
+    /// Pieces of those that are kept which went this way.
+    sent: usize,
+}
+
+/// Where a body comes from, and how far it is.
+pub(super) struct Source {
+    body: Incoming,
+    kept: Vec<Bytes>,
+    kept_len: usize,
+    is_replayable: bool,
+    is_complete: bool,
+    has_failed: bool,
+    waits_for_client: bool,
+    last_progress: Instant,
+}
+
+/// What a body looks like from outside.
+#[derive(Clone)]
+pub(super) struct UploadState(Arc<Mutex<Source>>);
+
+impl Upload {
+    /// The first way of a body.
+    pub fn new(body: Incoming) -> (Self, UploadState) {
+        let source = Source {
+            is_complete: body.is_end_stream(),
+            body,
+            kept: Vec::new(),
+            kept_len: 0,
+            is_replayable: true,
+            has_failed: false,
+            waits_for_client: false,
+            last_progress: Instant::now(),
+        };
+        let state = UploadState(Arc::new(Mutex::new(source)));
+        (state.again(), state)
+    }
+}
+
+impl UploadState {
+    /// A way from the beginning; see [`UploadState::is_replayable`].
+    pub fn again(&self) -> Upload {
+        Upload { source: self.0.clone(), sent: 0 }
+    }
+
+    /// Whether all that was sent is still there.
+    pub fn is_replayable(&self) -> bool {
+        self.source().is_replayable
+    }
+
+    /// When it last came or went on.
+    pub fn last_progress(&self) -> Instant {
+        self.source().last_progress
+    }
+
+    /// Whether the next piece has to come from the client.
+    pub fn waits_for_client(&self) -> bool {
+        let source = self.source();
+        source.waits_for_client && !source.is_complete
+    }
+
+    /// Whether the client has sent something else than a body, or has gone away.
+    pub fn has_failed(&self) -> bool {
+        self.source().has_failed
+    }
+
+    fn source(&self) -> MutexGuard<'_, Source> {
+        self.0.lock().expect("no holder panics")
+    }
+}
+
+impl Body for Upload {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let shared = self.source.clone();
+        let mut source = shared.lock().expect("no holder panics");
+        if source.is_replayable
+            && let Some(kept) = source.kept.get(self.sent)
+        {
+            self.sent += 1;
+            return Poll::Ready(Some(Ok(Frame::data(kept.clone()))));
+        }
+        if source.is_complete {
+            return Poll::Ready(None);
+        }
+        source.waits_for_client = true;
+        let frame = ready!(Pin::new(&mut source.body).poll_frame(context));
+        source.waits_for_client = false;
+        source.last_progress = Instant::now();
+        match frame {
+            Some(Ok(frame)) => {
+                self.sent += 1;
+                source.keep(&frame);
+                source.is_complete = source.body.is_end_stream();
+                Poll::Ready(Some(Ok(frame)))
+            }
+            end => {
+                source.is_complete = true;
+                source.has_failed = end.is_some();
+                Poll::Ready(end)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let source = self.source.lock().expect("no holder panics");
+        source.is_complete && self.sent >= source.kept.len()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let source = self.source.lock().expect("no holder panics");
+        let left = source.body.size_hint();
+        let unsent: usize = source.kept.iter().skip(self.sent).map(Bytes::len).sum();
+        match left.exact() {
+            Some(left) => SizeHint::with_exact(left + unsent as u64),
+            None => left,
+        }
+    }
+}
+
+impl Source {
+    fn keep(&mut self, frame: &Frame<Bytes>) {
+        match frame.data_ref() {
+            Some(data) if self.is_replayable && self.kept_len + data.len() <= REPLAY_MAX => {
+                self.kept_len += data.len();
+                self.kept.push(data.clone());
+            }
+            _ => {
+                self.is_replayable = false;
+                self.kept.clear();
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! A connection of the gateway to an instance, on which it speaks HTTP.
+//!
+//! Nothing here has a task of its own: whoever uses the connection drives it, so that a
+//! request needs no switch between tasks.
+
+use super::ticket::Ticket;
+use super::upload::Upload;
+use crate::instance::{Client, Outcome};
+use crate::socket::unread;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use rustix::net::SendFlags;
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll, Waker};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+
+/// Most bytes of one head of an answer.
+const HEAD_MAX: usize = 64 << 10;
+/// Most fields in it.
+const FIELDS_MAX: usize = 128;
+/// Most bytes of all heads of one answer, interim ones included.
+const HEADS_MAX: i64 = 256 << 10;
+/// Most bytes of a body that are read at once.
+const BUFFER: usize = 128 << 10;
+
+/// A connection to an instance.
+pub struct Upstream {
+    /// Number of the connection.
+    pub(crate) connection: u64,
+    /// Number of the instance.
+    pub(crate) instance: u64,
+    /// The instance had been waiting, and may have ended meanwhile.
+    pub(super) waited: bool,
+    sender: SendRequest<Upload>,
+    /// Ends with the connection, or when its protocol changes.
+    driver: Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>,
+    meter: Arc<Meter>,
+    /// The instance's end. As long as the gateway has a descriptor of it, it can be asked
+    /// how much of what was sent is unread; only without is the instance's end of the
+    /// connection seen at once.
+    far_end: Option<Arc<Client>>,
+    done: oneshot::Receiver<Outcome>,
+    end: Option<UpstreamEnd>,
+}
+
+/// How an instance's side of a connection has ended.
+#[derive(Clone, Debug)]
+pub(super) struct UpstreamEnd {
+    /// What became of it.
+    pub outcome: Outcome,
+    /// The instance has read nothing of what was sent since the last request began.
+    pub is_untouched: bool,
+}
+
+/// What a connection has carried.
+struct Meter {
+    written: AtomicU64,
+    /// Written before the present request.
+    before: AtomicU64,
+    /// How much more may be read until the head of the answer is complete; the largest
+    /// number while nobody waits for one.
+    head_left: AtomicI64,
+}
+
+/// Counts the bytes of a connection.
+struct Tap {
+    stream: UnixStream,
+    meter: Arc<Meter>,
+    is_first_write: bool,
+}
+
+impl Upstream {
+    /// Begins to speak HTTP on a connection whose other end an instance has.
+    ///
+    /// # Errors
+    /// The host's reactor is out of resources.
+    pub(super) async fn new(
+        ours: UnixStream,
+        far_end: Arc<Client>,
+        ticket: Ticket,
+    ) -> io::Result<Self> {
+        let meter = Arc::new(Meter {
+            written: AtomicU64::new(0),
+            before: AtomicU64::new(0),
+            head_left: AtomicI64::new(i64::MAX),
+        });
+        let tap = Tap { stream: ours, meter: meter.clone(), is_first_write: true };
+        let (sender, driver) = Builder::new()
+            .max_buf_size(BUFFER)
+            .max_header_size(HEAD_MAX)
+            .max_headers(FIELDS_MAX)
+            .preserve_header_case(true)
+            .title_case_headers(true)
+            .handshake(TokioIo::new(tap))
+            .await
+            .map_err(io::Error::other)?;
+        Ok(Self {
+            connection: far_end.id,
+            instance: ticket.placed.instance,
+            waited: ticket.placed.waited,
+            sender,
+            driver: Some(Box::pin(driver.with_upgrades())),
+            meter,
+            far_end: Some(far_end),
+            done: ticket.done,
+            end: None,
+        })
+    }
+
+    /// Begins to send a request. The answer comes while the connection is driven.
+    pub(super) fn send(
+        &mut self,
+        request: Request<Upload>,
+    ) -> impl Future<Output = hyper::Result<Response<Incoming>>> + Send + use<> {
+        let meter = &self.meter;
+        meter.before.store(meter.written.load(Relaxed), Relaxed);
+        meter.head_left.store(HEADS_MAX, Relaxed);
+        self.sender.send_request(request)
+    }
+
+    /// The head of the answer is there.
+    pub(super) fn head_is_complete(&self) {
+        self.meter.head_left.store(i64::MAX, Relaxed);
+    }
+
+    /// Nothing more will be asked here: the end of the connection is seen at once from
+    /// now on.
+    pub(super) fn is_last(&mut self) {
+        self.far_end = None;
+    }
+
+    /// Moves bytes in both directions as far as they go now.
+    pub(super) fn drive(&mut self, context: &mut Context<'_>) {
+        if let Some(driver) = &mut self.driver
+            && driver.as_mut().poll(context).is_ready()
+        {
+            // Whoever waits for an answer hears of an error from the answer.
+            self.driver = None;
+        }
+        if self.end.is_none()
+            && let Poll::Ready(outcome) = Pin::new(&mut self.done).poll(context)
+        {
+            let sent = self.meter.written.load(Relaxed) - self.meter.before.load(Relaxed);
+            let far_end = self.far_end.take();
+            let unread = far_end.and_then(|client| unread(&client.socket).ok());
+            let is_untouched = unread.is_some_and(|unread| unread == sent);
+            let outcome = outcome.unwrap_or(Outcome::Closed);
+            self.end = Some(UpstreamEnd { outcome, is_untouched });
+            // Its end is to be seen now, and not at the next opportunity.
+            context.waker().wake_by_ref();
+        }
+    }
+
+    /// It waits for another request from now on, and the guest may close it meanwhile.
+    pub(crate) fn rest(&mut self) {
+        self.waited = true;
+    }
+
+    /// How the instance's side has ended, if it has.
+    pub(super) fn end(&self) -> Option<&UpstreamEnd> {
+        self.end.as_ref()
+    }
+
+    /// Whether another request can be sent.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        // Nobody waits; the next one who drives it will.
+        self.drive(&mut Context::from_waker(Waker::noop()));
+        self.driver.is_some() && self.end.is_none() && self.sender.is_ready()
+    }
+}
+
+impl AsyncRead for Tap {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let left = self.meter.head_left.load(Relaxed);
+        if left <= 0 {
+            return Poll::Ready(Err(io::Error::other("the heads of its answer are too long")));
+        }
+        let before = buffer.filled().len();
+        let result = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if left < i64::MAX {
+            let count = buffer.filled().len() - before;
+            self.meter.head_left.store(left - count as i64, Relaxed);
+        }
+        result
+    }
+}
+
+impl Tap {
+    /// A new pair of sockets has room; to hear so from the runtime takes a turn of its
+    /// reactor.
+    fn write_at_once(&self, bytes: &[u8]) -> Option<usize> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        rustix::net::send(&self.stream, bytes, flags).ok()
+    }
+
+    fn count(&self, written: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(count)) = written {
+            self.meter.written.fetch_add(*count as u64, Relaxed);
+        }
+    }
+}
+
+impl AsyncWrite for Tap {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = match std::mem::take(&mut self.is_first_write) {
+            true => self.write_at_once(bytes),
+            false => None,
+        };
+        let written = match written {
+            Some(count) => Poll::Ready(Ok(count)),
+            None => Pin::new(&mut self.stream).poll_write(context, bytes),
+        };
+        self.count(&written);
+        written
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if self.is_first_write {
+            let first = bytes.iter().find(|bytes| !bytes.is_empty()).map_or(&[][..], |bytes| bytes);
+            return self.poll_write(context, first);
+        }
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        self.count(&written);
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,87 @@
+//! Connections to instances that the gateway keeps for several requests.
+
+use super::Service;
+use crate::gateway::Upstream;
+use crate::instance::LetGo;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long an instance of one request may go on after its answer, unless it closes its
+/// connection before.
+const ENDING: Duration = Duration::from_secs(2);
+/// Connections that an instance may keep although the gateway has ended them, besides as
+/// many as it serves at a time.
+const LINGERING_MAX: usize = 64;
+
+impl Service {
+    /// A connection to an instance on which a request can be sent at once.
+    pub(crate) fn idle_upstream(self: &Arc<Self>) -> Option<Upstream> {
+        if self.is_single_use() || self.shared.is_draining() {
+            return None;
+        }
+        let permit = self.permits.clone().try_acquire_owned().ok()?;
+        self.take_upstream(permit).ok()
+    }
+
+    /// A request was answered, and its connection can carry another.
+    pub(crate) fn give_back(&self, mut upstream: Upstream) {
+        upstream.rest();
+        let Some(held) = self.held(upstream.instance) else { return };
+        held.note_served();
+        // Otherwise the guest has closed it, and the keeper has freed its place.
+        let Some(permit) = held.vacate(upstream.connection) else { return };
+        let mut slots = self.slots();
+        let Some(slot) = slots.get_mut(&upstream.instance) else { return };
+        let is_idle = slot.disconnected();
+        let refused = match slot.state.takes_connections() {
+            true => {
+                slots.perhaps_free.insert(upstream.instance);
+                slots.all.get_mut(&upstream.instance).map(|slot| slot.upstreams.push(upstream));
+                None
+            }
+            false => Some(upstream),
+        };
+        drop(slots);
+        drop(refused);
+        self.freed(is_idle);
+        drop(permit);
+    }
+
+    /// The gateway has ended its side of a connection to an instance.
+    pub(crate) fn let_go(&self, instance: u64, connection: u64, why: LetGo) {
+        let Some(held) = self.held(instance) else { return };
+        match why {
+            LetGo::Abandoned => {
+                // The instance may still be at work for the client that has gone.
+                let until = Instant::now() + self.config.limits.timeout.0;
+                held.let_go(connection, why, until);
+            }
+            LetGo::Answered if self.is_single_use() => {
+                held.let_go(connection, why, Instant::now() + ENDING);
+            }
+            LetGo::Answered => {
+                held.note_served();
+                if let Some(permit) = held.vacate(connection) {
+                    self.disconnected(instance);
+                    drop(permit);
+                }
+                let most = self.config.limits.concurrency.get() as usize + LINGERING_MAX;
+                if held.count() > most {
+                    tracing::warn!(function = %self.name(), instance, "ending an instance that closes none of its connections");
+                    self.kill(instance);
+                }
+            }
+        }
+    }
+
+    /// The guest has closed a connection that was kept.
+    pub(crate) fn forget_upstream(&self, instance: u64, connection: u64) {
+        let mut slots = self.slots();
+        let Some(slot) = slots.get_mut(&instance) else { return };
+        let found = slot.upstreams.iter().position(|upstream| upstream.connection == connection);
+        let closed = found.map(|index| slot.upstreams.swap_remove(index));
+        drop(slots);
+        drop(closed);
+    }
+}
