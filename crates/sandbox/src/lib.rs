@@ -34,7 +34,7 @@ pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use sandbox::{Connector, Sandbox};
 pub use sys::{set_terminal_mode, terminal_mode};
 pub use text::escape;
-pub use working_set::{PopulatePolicy, WorkingSet, WorkingSetError};
+pub use working_set::{PopulatePolicy, Recorder, WorkingSet, WorkingSetError};
 pub use zygote::{
     Console, Held, PoolConfig, PoolStats, Template, TemplateError, UserIds, Zygote, ZygoteConfig,
     ZygoteError, ZygoteParent, ZygotePool, zygote_parent_main,

@@ -74,8 +74,9 @@ pub struct Arguments {
     #[arg(long, value_name = "PORT", default_value = "0")]
     port: u16,
     /// Allow connections to a destination, such as api.example.com:443,
-    /// 10.0.0.0/8:5432, 192.0.2.1:53/udp, host.thaw.internal:8000 (this host's
-    /// loopback) or * (everything but this host); may be given several times.
+    /// private:db.internal:5432 (private addresses, too), 10.0.0.0/8:5432,
+    /// 192.0.2.1:53/udp, host.thaw.internal:8000 (this host's loopback) or * (all
+    /// public addresses); may be given several times.
     #[arg(long, value_name = "TARGET:PORTS")]
     allow_egress: Vec<EgressRule>,
     /// The program and its arguments.
@@ -132,7 +133,7 @@ pub fn run(arguments: Arguments) -> Outcome {
     // Traces and the kernel's last words belong to the user's standard error.
     let _terminal = terminal::restore_at_the_end(stdio)?;
     let console = Console::Shared(Arc::new(stdio[2].try_clone_to_owned()?));
-    let parent = ZygoteParent::start(ZygoteConfig::new(thaw_node::debug::kernel()?, console))?;
+    let parent = ZygoteParent::start(ZygoteConfig::for_few(thaw_node::debug::kernel()?, console))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Signals that arrive from here on are the program's.

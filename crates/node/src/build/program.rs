@@ -106,7 +106,7 @@ impl Program {
         };
 
         let console = Console::Shared(Arc::new(console));
-        let parent = ZygoteParent::start(ZygoteConfig::new(crate::debug::kernel()?, console))?;
+        let parent = ZygoteParent::start(ZygoteConfig::for_few(crate::debug::kernel()?, console))?;
         let spec = StartSpec {
             program: None,
             argv: config.command.iter().map(Into::into).collect(),
