@@ -5,7 +5,8 @@ import mmap
 
 PAGE = 4096
 READ, WRITTEN = 1 << 30, 64 << 20
-area = mmap.mmap(-1, READ + WRITTEN, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+area = mmap.mmap(-1, READ + WRITTEN, flags=FLAGS)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
