@@ -51,17 +51,32 @@ pub enum RangeLock {
     HeldUntil(u64),
 }
 
-/// Locks bytes of a file for its open file description (`F_OFD_SETLK`, fcntl(2)),
-/// without waiting. They need not exist.
-pub fn lock_range(file: &std::fs::File, start: u64, len: u64) -> io::Result<RangeLock> {
+/// A lock of bytes, as fcntl(2) takes it.
+fn range_lock(kind: c_int, start: u64, len: u64) -> io::Result<libc::flock> {
     let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
-    let wanted = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
+    Ok(libc::flock {
+        l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: libc::off_t::try_from(start).map_err(invalid)?,
         l_len: libc::off_t::try_from(len).map_err(invalid)?,
         l_pid: 0,
-    };
+    })
+}
+
+/// Gives back what [`lock_range`] has taken.
+pub fn unlock_range(file: &std::fs::File, start: u64, len: u64) -> io::Result<()> {
+    let given_back = range_lock(libc::F_UNLCK, start, len)?;
+    // SAFETY: the call reads a lock that outlives it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const given_back) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Locks bytes of a file for its open file description (`F_OFD_SETLK`, fcntl(2)),
+/// without waiting. They need not exist.
+pub fn lock_range(file: &std::fs::File, start: u64, len: u64) -> io::Result<RangeLock> {
+    let wanted = range_lock(libc::F_WRLCK, start, len)?;
     loop {
         // SAFETY: the call reads a lock that outlives it.
         let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const wanted) };

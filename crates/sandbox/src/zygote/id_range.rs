@@ -26,7 +26,7 @@ pub struct IdRange {
     pub first: u32,
     /// How many sandboxes can have one of their own.
     pub slots: u32,
-    _lock: File,
+    _locks: Vec<File>,
 }
 
 /// How many parents a window of ids is large enough for, if it is smaller than all
@@ -49,14 +49,14 @@ impl IdRange {
                 None => return Ok(None),
             }
         };
-        let file = lock_file()?;
+        let files = lock_files()?;
         let ids = size(&window, u64::from(slots) + own);
-        let first = take(&file, window, ids)?;
+        let first = take(&files, window, ids)?;
         let too_large = |_| io::Error::from(Errno::OVERFLOW);
         Ok(Some(Self {
             first: u32::try_from(first).map_err(too_large)?,
             slots: u32::try_from(ids - own).map_err(too_large)?,
-            _lock: file,
+            _locks: files,
         }))
     }
 }
@@ -68,51 +68,65 @@ fn size(window: &Range<u64>, wanted: u64) -> u64 {
     wanted.min((len / PARENTS_MIN).max(2)).min(len)
 }
 
-/// Locks the first `count` ids of the window that are free.
-fn take(file: &File, window: Range<u64>, count: u64) -> io::Result<u64> {
+/// Locks the first `count` ids of the window that are free in all files.
+fn take(files: &[File], window: Range<u64>, count: u64) -> io::Result<u64> {
     let mut first = window.start;
     while first + count <= window.end {
-        match sys::lock_range(file, first, count)? {
+        match lock_in_all(files, first, count)? {
             RangeLock::Taken => return Ok(first),
             RangeLock::HeldUntil(end) => first = end.max(first + 1),
         }
     }
     Err(io::Error::other(format!(
         "all user ids from {} to {} are those of other sandboxes on this machine; end some of \
-         them, or make max_sandboxes smaller or the range larger (subuid(5))",
+         them, or make the range larger (subuid(5))",
         window.start,
         window.end - 1
     )))
 }
 
-/// The file whose bytes stand for ids.
-fn lock_file() -> io::Result<File> {
-    let uid = geteuid().as_raw();
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for directory in directories(uid) {
-        match open_lock_file(&directory, uid) {
-            Ok(file) => return Ok(file),
-            Err(error) => last = with_path(&directory, &error),
+fn lock_in_all(files: &[File], first: u64, count: u64) -> io::Result<RangeLock> {
+    for (number, file) in files.iter().enumerate() {
+        let outcome = sys::lock_range(file, first, count)?;
+        if outcome != RangeLock::Taken {
+            for locked in &files[..number] {
+                sys::unlock_range(locked, first, count)?;
+            }
+            return Ok(outcome);
         }
     }
-    Err(last)
+    Ok(RangeLock::Taken)
 }
 
-/// Where the file may be: places that exist as long as the machine runs, the best
-/// first. All processes of a user must come to the same.
+/// The files whose bytes stand for ids: those of [`directories`] that this process can
+/// use, at least one. A service may see fewer of them than others do, and shares what
+/// it sees with them.
+fn lock_files() -> io::Result<Vec<File>> {
+    let uid = geteuid().as_raw();
+    let mut files = Vec::new();
+    let mut refusals = Vec::new();
+    for directory in directories(uid) {
+        match open_lock_file(&directory, uid) {
+            Ok(file) => files.push(file),
+            Err(error) => refusals.push(format!("{} ({error})", directory.display())),
+        }
+    }
+    match files.is_empty() {
+        false => Ok(files),
+        true => Err(io::Error::other(format!(
+            "they cannot be locked in {}; let one of these be written to",
+            refusals.join(" nor in ")
+        ))),
+    }
+}
+
+/// Where the files may be: places that exist as long as the machine runs.
 fn directories(uid: u32) -> [PathBuf; 2] {
-    let best = match uid {
+    let first = match uid {
         0 => PathBuf::from("/run/thaw/ids"),
         _ => PathBuf::from(format!("/run/user/{uid}/thaw-ids")),
     };
-    [best, PathBuf::from(format!("/dev/shm/thaw-ids-{uid}"))]
-}
-
-fn with_path(directory: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(
-        error.kind(),
-        format!("cannot lock user ids in {} ({error}); let it be written to", directory.display()),
-    )
+    [first, PathBuf::from(format!("/dev/shm/thaw-ids-{uid}"))]
 }
 
 /// Opens the file, in a directory that nobody else can look into: whoever could open
@@ -151,10 +165,10 @@ mod tests {
     fn nobody_gets_what_another_has() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
-        let files = [(); 4].map(|()| opened(&path));
+        let files = [(); 4].map(|()| [opened(&path)]);
         let window = 2_000_000..2_000_030;
         let firsts: Vec<u64> =
-            files[..3].iter().map(|file| take(file, window.clone(), 10).unwrap()).collect();
+            files[..3].iter().map(|files| take(files, window.clone(), 10).unwrap()).collect();
         assert_eq!(firsts, [2_000_000, 2_000_010, 2_000_020]);
         let error = take(&files[3], window.clone(), 10).unwrap_err().to_string();
         assert!(error.contains("2000000 to 2000029"), "{error}");
@@ -166,10 +180,25 @@ mod tests {
     }
 
     #[test]
+    fn whoever_sees_fewer_places_shares_what_it_sees() {
+        let directory = tempfile::tempdir().unwrap();
+        let [run, shm] = ["run", "shm"].map(|name| directory.path().join(name));
+        let window = 100..130;
+        let all = || [opened(&run), opened(&shm)];
+        let (first, confined, second) = (all(), [opened(&shm)], all());
+        assert_eq!(take(&first, window.clone(), 10).unwrap(), 100);
+        assert_eq!(take(&confined, window.clone(), 10).unwrap(), 110);
+        assert_eq!(take(&second, window.clone(), 10).unwrap(), 120);
+        // What was locked in one place and not in the other was given back.
+        drop(confined);
+        assert_eq!(take(&all(), window, 10).unwrap(), 110);
+    }
+
+    #[test]
     fn ids_beyond_those_of_a_signed_number_can_be_locked() {
-        let file = tempfile::tempfile().unwrap();
+        let files = [tempfile::tempfile().unwrap()];
         let last = u64::from(u32::MAX);
-        assert_eq!(take(&file, last - 10..last, 10).unwrap(), last - 10);
+        assert_eq!(take(&files, last - 10..last, 10).unwrap(), last - 10);
     }
 
     #[test]
