@@ -39,7 +39,7 @@ pub use limits::{LimitReached, ResourceLimits, WeakLimits};
 pub use sandbox::{Connector, Sandbox};
 pub use sys::{set_terminal_mode, terminal_mode};
 pub use text::escape;
-pub use working_set::{PopulatePolicy, WorkingSet, WorkingSetError};
+pub use working_set::{PopulatePolicy, Recorder, WorkingSet, WorkingSetError};
 pub use zygote::{
     Held, PoolConfig, PoolStats, Processes, Template, TemplateError, UserIds, Zygote, ZygoteConfig,
     ZygoteError, ZygoteParent, ZygotePool, zygote_parent_main,

@@ -4,8 +4,10 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::time::Instant;
 
 use thaw_abi::PAGE_SIZE;
 
@@ -36,15 +38,34 @@ pub(crate) struct PageMap {
     /// The host kernel finds runs itself (Linux 6.7); without that, every page
     /// of a range has an entry to be read.
     scan: bool,
+    /// When looking ends, however much there is to look at.
+    deadline: Option<Instant>,
 }
 
+/// Which pages that are there are reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    All,
+    /// Not the page of zeros, where the host kernel can tell.
+    NotZero,
+}
+
+/// Most bytes of address space that the host kernel looks at in one call, which
+/// nothing but the end of this process interrupts.
+const SCAN_MAX: u64 = 1 << 36;
 /// Most bytes of address space whose entries are read one by one.
 const ENTRIES_MAX: u64 = 1 << 40;
 
 impl PageMap {
     /// Reads the given `/proc/PID/pagemap`.
     pub fn new(file: File) -> Self {
-        Self { file, scan: true }
+        Self { file, scan: true, deadline: None }
+    }
+
+    /// The same, with an end: a process can have more pages than anybody has time
+    /// for. From then on looking fails with [`io::ErrorKind::TimedOut`].
+    pub fn until(file: File, deadline: Instant) -> Self {
+        Self { deadline: Some(deadline), ..Self::new(file) }
     }
 
     /// The page map of this process.
@@ -55,27 +76,82 @@ impl PageMap {
     /// Calls `found` for each run of pages that are there between two page
     /// boundaries, in order. Neighbouring runs may be of one kind.
     pub fn runs(&mut self, start: u64, end: u64, mut found: impl FnMut(PageRun)) -> io::Result<()> {
+        self.walk(start, end, Wanted::All, &mut |run| {
+            found(run);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// The same without the page of zeros, where the host kernel can tell (Linux
+    /// 6.7): a guest can read any number of those at no cost.
+    pub fn runs_with_content(
+        &mut self,
+        start: u64,
+        end: u64,
+        mut found: impl FnMut(PageRun),
+    ) -> io::Result<()> {
+        self.walk(start, end, Wanted::NotZero, &mut |run| {
+            found(run);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// The first run of pages that are there, if there are any.
+    pub fn first(&mut self, start: u64, end: u64) -> io::Result<Option<PageRun>> {
+        let mut first = None;
+        self.walk(start, end, Wanted::All, &mut |run| {
+            first = Some(run);
+            ControlFlow::Break(())
+        })?;
+        Ok(first)
+    }
+
+    fn walk(
+        &mut self,
+        start: u64,
+        end: u64,
+        wanted: Wanted,
+        found: &mut dyn FnMut(PageRun) -> ControlFlow<()>,
+    ) -> io::Result<()> {
         if self.scan {
-            match self.scan(start, end, &mut found) {
+            match self.scan(start, end, wanted, found) {
                 // ENOTTY: a kernel without the call. Nothing was reported yet.
                 Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.scan = false,
                 result => return result,
             }
         }
-        self.read(start, end, &mut found)
+        self.read(start, end, found)
     }
 
-    fn scan(&self, start: u64, end: u64, found: &mut impl FnMut(PageRun)) -> io::Result<()> {
+    fn check_time(&self) -> io::Result<()> {
+        match self.deadline {
+            Some(deadline) if Instant::now() >= deadline => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn scan(
+        &self,
+        start: u64,
+        end: u64,
+        wanted: Wanted,
+        found: &mut dyn FnMut(PageRun) -> ControlFlow<()>,
+    ) -> io::Result<()> {
         const REGIONS: usize = 512;
         let mut regions = [Region::default(); REGIONS];
+        // With its bit inverted, a category is required to be absent.
+        let absent = if wanted == Wanted::NotZero { PAGE_IS_PFNZERO } else { 0 };
         let mut from = start;
         while from < end {
+            self.check_time()?;
             let mut request = ScanRequest {
                 size: size_of::<ScanRequest>() as u64,
                 start: from,
-                end,
+                end: end.min(from.saturating_add(SCAN_MAX)),
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: REGIONS as u64,
+                category_inverted: absent,
+                category_mask: absent,
                 category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
                 return_mask: PAGE_IS_FILE | PAGE_IS_PFNZERO | PAGE_IS_PRESENT,
                 ..ScanRequest::default()
@@ -88,12 +164,14 @@ impl PageMap {
                 return Err(io::Error::last_os_error());
             }
             for region in &regions[..count as usize] {
-                let kind = match region.categories {
+                let kind = match region.categories & !absent {
                     bits if bits & PAGE_IS_PFNZERO != 0 => PageKind::Zero,
                     bits if bits & PAGE_IS_FILE != 0 => PageKind::File,
                     _ => PageKind::Private,
                 };
-                found(PageRun { start: region.start, end: region.end, kind });
+                if found(PageRun { start: region.start, end: region.end, kind }).is_break() {
+                    return Ok(());
+                }
             }
             if request.walk_end <= from {
                 break;
@@ -103,7 +181,12 @@ impl PageMap {
         Ok(())
     }
 
-    fn read(&self, start: u64, end: u64, found: &mut impl FnMut(PageRun)) -> io::Result<()> {
+    fn read(
+        &self,
+        start: u64,
+        end: u64,
+        found: &mut dyn FnMut(PageRun) -> ControlFlow<()>,
+    ) -> io::Result<()> {
         const PRESENT: u64 = 1 << 63;
         const SWAPPED: u64 = 1 << 62;
         const FILE: u64 = 1 << 61;
@@ -113,6 +196,7 @@ impl PageMap {
         let mut entries = vec![0_u64; 32 * 1024];
         let mut from = start;
         while from < end {
+            self.check_time()?;
             let count = (((end - from) / PAGE_SIZE) as usize).min(entries.len());
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut entries[..count]);
             self.file.read_exact_at(bytes, from / PAGE_SIZE * 8)?;
@@ -127,15 +211,19 @@ impl PageMap {
                 match (&mut run, kind) {
                     (Some(run), Some(kind)) if run.kind == kind => run.end = start + PAGE_SIZE,
                     (_, kind) => {
-                        if let Some(run) = run.take() {
-                            found(run);
+                        if let Some(run) = run.take()
+                            && found(run).is_break()
+                        {
+                            return Ok(());
                         }
                         run = kind.map(|kind| PageRun { start, end: start + PAGE_SIZE, kind });
                     }
                 }
             }
-            if let Some(run) = run {
-                found(run);
+            if let Some(run) = run
+                && found(run).is_break()
+            {
+                return Ok(());
             }
             from += count as u64 * PAGE_SIZE;
         }
@@ -216,6 +304,36 @@ mod tests {
         })
         .unwrap();
         kinds
+    }
+
+    #[test]
+    fn zeros_are_left_out_where_they_are_not_wanted() {
+        let start = memory(None);
+        let mut map = PageMap::own().unwrap();
+        let mut starts = Vec::new();
+        let end = start + PAGES * PAGE_SIZE;
+        map.runs_with_content(start, end, |run| starts.push(run.start)).unwrap();
+        let zero = start + 20 * PAGE_SIZE;
+        assert!(starts.contains(&(start + 3 * PAGE_SIZE)) && starts.len() >= 2);
+        // A kernel that cannot scan cannot tell either.
+        assert!(!map.scan || !starts.contains(&zero));
+        for scan in [map.scan, false] {
+            map.scan = scan;
+            let first = map.first(start + 5 * PAGE_SIZE, end).unwrap();
+            assert_eq!(first.map(|run| run.start), Some(zero));
+            assert_eq!(map.first(start + 50 * PAGE_SIZE, end).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn looking_ends_when_it_must() {
+        let file = File::open("/proc/self/pagemap").unwrap();
+        let mut map = PageMap::until(file, Instant::now());
+        for scan in [true, false] {
+            map.scan = scan;
+            let outcome = map.runs(0, 1 << 30, |_| panic!("there is no time"));
+            assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        }
     }
 
     #[test]

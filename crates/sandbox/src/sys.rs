@@ -42,6 +42,67 @@ pub fn set_terminal_mode(terminal: BorrowedFd<'_>, wanted: &TerminalMode) -> io:
     if result == 0 { Ok(()) } else { Err(error) }
 }
 
+/// What came of [`lock_range`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeLock {
+    /// The range is locked.
+    Taken,
+    /// Another has locked some of it, up to this byte.
+    HeldUntil(u64),
+}
+
+/// A lock of bytes, as fcntl(2) takes it.
+fn range_lock(kind: c_int, start: u64, len: u64) -> io::Result<libc::flock> {
+    let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    Ok(libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: libc::off_t::try_from(start).map_err(invalid)?,
+        l_len: libc::off_t::try_from(len).map_err(invalid)?,
+        l_pid: 0,
+    })
+}
+
+/// Gives back what [`lock_range`] has taken.
+pub fn unlock_range(file: &std::fs::File, start: u64, len: u64) -> io::Result<()> {
+    let given_back = range_lock(libc::F_UNLCK, start, len)?;
+    // SAFETY: the call reads a lock that outlives it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const given_back) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Locks bytes of a file for its open file description (`F_OFD_SETLK`, fcntl(2)),
+/// without waiting. They need not exist.
+pub fn lock_range(file: &std::fs::File, start: u64, len: u64) -> io::Result<RangeLock> {
+    let wanted = range_lock(libc::F_WRLCK, start, len)?;
+    loop {
+        // SAFETY: the call reads a lock that outlives it.
+        let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const wanted) };
+        if result == 0 {
+            return Ok(RangeLock::Taken);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => {}
+            Some(libc::EINTR) => continue,
+            _ => return Err(error),
+        }
+        let mut held = wanted;
+        // SAFETY: the call overwrites a lock that outlives it.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut held) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // Given back in between: it is tried again.
+        if held.l_type != libc::F_UNLCK as libc::c_short {
+            // A length of 0 reaches to the end of all files.
+            let end = if held.l_len == 0 { i64::MAX } else { held.l_start + held.l_len };
+            return Ok(RangeLock::HeldUntil(end as u64));
+        }
+    }
+}
+
 /// Which side of a [`fork_with`] the caller finds itself on.
 pub enum Forked {
     /// The new process.

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, fadvise};
 use thaw_abi::PAGE_SIZE;
@@ -101,42 +102,154 @@ const RUN: usize = 24;
 const BLOB: usize = 4;
 const CHECKSUM: usize = 32;
 
+/// Most runs of a set. A guest decides how many it makes; beyond this, those that are
+/// nearest to each other become one.
+const RUNS_MAX: usize = 4096;
+/// Most bytes of memory in the runs of a set: more is not brought in faster at boot
+/// than when it is needed.
+const BYTES_MAX: u64 = 1 << 30;
+/// Most blobs of a set.
+const BLOBS_MAX: usize = 4096;
+/// How long recording may take: a guest can have more pages than anybody has time for.
+const RECORDING_MAX: Duration = Duration::from_secs(1);
+
 /// Gaps in a file up to this are read rather than skipped when reading ahead.
 const READ_AHEAD_GAP: u64 = 64 * 1024;
 
-impl WorkingSet {
-    /// Reads from outside which pages `sandbox`, thawed from `plan`, has
-    /// touched so far. Call it after the first request.
-    pub fn record(sandbox: &Sandbox, plan: &BootPlan) -> io::Result<Self> {
-        let mut map = PageMap::new(sandbox.proc_file("pagemap")?);
-        let mut runs: Vec<Run> = Vec::new();
+/// What is needed of a sandbox to record its working set, on another thread than the
+/// one that serves it.
+#[derive(Debug)]
+pub struct Recorder {
+    pages: File,
+    /// Blobs that it was given on request.
+    blobs: BTreeSet<u32>,
+}
+
+impl Recorder {
+    /// Records the working set of the sandbox, which was thawed from `plan`. Takes
+    /// milliseconds, or longer if the guest has made it so, but a second at most
+    /// ([`io::ErrorKind::TimedOut`]).
+    ///
+    /// # Errors
+    /// The sandbox has ended ([`io::ErrorKind::NotFound`]), or the host's error.
+    pub fn record(self, plan: &BootPlan) -> io::Result<WorkingSet> {
+        let mut map = PageMap::until(self.pages, Instant::now() + RECORDING_MAX);
+        let mut runs = Runs::default();
         for mapping in plan.mappings().iter().filter(|mapping| mapping.space() == 0) {
-            let (first, end) = (mapping.start, mapping.start + mapping.len);
-            map.runs(first, end, |found| {
-                let how = match found.kind {
-                    PageKind::Private => Use::Written,
-                    PageKind::File | PageKind::Zero => Use::Read,
-                };
-                let run = Run { start: found.start.max(first), end: found.end.min(end), how };
-                match runs.last_mut() {
-                    Some(last) if last.end == run.start && last.how == run.how => {
-                        last.end = run.end
-                    }
-                    _ if run.start < run.end => runs.push(run),
-                    _ => {}
-                }
-            })?;
+            record_mapping(&mut map, mapping, &mut runs)?;
         }
-        let mut set = Self { image_checksum: plan.image_checksum(), runs, blobs: Vec::new() };
-        let mut blobs: BTreeSet<u32> = sandbox.blobs_asked().collect();
+        let runs = runs.finish();
+        // The memory of a process that ends goes at once, perhaps in between: what was
+        // written first is there as long as anything is.
+        let witness = runs.iter().find(|run| run.how == Use::Written);
+        let is_there = match witness {
+            Some(run) => map.first(run.start, run.start + PAGE_SIZE)?.is_some(),
+            None => false,
+        };
+        if !is_there {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let image_checksum = plan.image_checksum();
+        let mut set = WorkingSet { image_checksum, runs, blobs: Vec::new() };
+        let mut blobs = self.blobs;
         let from_blobs = plan.mappings().iter().filter(|mapping| mapping.source == SOURCE_BLOB);
         for mapping in from_blobs {
             if set.touches(mapping.start, mapping.start + mapping.len) {
                 blobs.insert(mapping.blob);
             }
         }
-        set.blobs = blobs.into_iter().collect();
+        set.blobs = blobs.into_iter().take(BLOBS_MAX).collect();
         Ok(set)
+    }
+}
+
+fn record_mapping(map: &mut PageMap, mapping: &Mapping, runs: &mut Runs) -> io::Result<()> {
+    let (first, end) = (mapping.start, mapping.start + mapping.len);
+    let mut has_content = false;
+    map.runs_with_content(first, end, |found| {
+        let how = match found.kind {
+            PageKind::Private => Use::Written,
+            PageKind::File | PageKind::Zero => Use::Read,
+        };
+        has_content = true;
+        runs.push(Run { start: found.start.max(first), end: found.end.min(end), how });
+    })?;
+    // Where only zeros were read there is nothing to bring in, but the mapping was used.
+    if !has_content && let Some(zeros) = map.first(first, end)? {
+        let start = zeros.start.max(first);
+        runs.push(Run { start, end: start + PAGE_SIZE, how: Use::Read });
+    }
+    Ok(())
+}
+
+/// Runs that are being recorded: sorted, and never more than twice those of a set.
+#[derive(Default)]
+struct Runs(Vec<Run>);
+
+impl Runs {
+    fn push(&mut self, run: Run) {
+        match self.0.last_mut() {
+            _ if run.start >= run.end => {}
+            Some(last) if last.end == run.start && last.how == run.how => last.end = run.end,
+            _ => self.0.push(run),
+        }
+        if self.0.len() >= 2 * RUNS_MAX {
+            self.join_nearest();
+        }
+    }
+
+    fn finish(mut self) -> Vec<Run> {
+        if self.0.len() > RUNS_MAX {
+            self.join_nearest();
+        }
+        let mut left = BYTES_MAX;
+        self.0.retain_mut(|run| {
+            run.end = run.start + (run.end - run.start).min(left);
+            left -= run.end - run.start;
+            run.end > run.start
+        });
+        self.0
+    }
+
+    /// Makes one of the runs that have the smallest gaps between them, until there are
+    /// no more than a set may have.
+    fn join_nearest(&mut self) {
+        let gap = |pair: &[Run]| pair[1].start - pair[0].end;
+        let mut gaps: Vec<u64> = self.0.windows(2).map(gap).collect();
+        let excess = self.0.len() - RUNS_MAX;
+        let (_, &mut widest, _) = gaps.select_nth_unstable(excess - 1);
+        let mut narrower = gaps.iter().filter(|&&gap| gap < widest).count();
+        let mut as_wide = excess - narrower;
+        let mut joined: Vec<Run> = Vec::with_capacity(2 * RUNS_MAX);
+        for run in self.0.drain(..) {
+            let Some(last) = joined.last_mut() else {
+                joined.push(run);
+                continue;
+            };
+            let gap = run.start - last.end;
+            let left = if gap < widest { &mut narrower } else { &mut as_wide };
+            if gap <= widest && *left > 0 {
+                *left -= 1;
+                // To copy what was only read costs memory; to fault in what was
+                // written costs a fault.
+                if run.how != last.how {
+                    last.how = Use::Read;
+                }
+                last.end = run.end;
+            } else {
+                joined.push(run);
+            }
+        }
+        self.0 = joined;
+    }
+}
+
+impl WorkingSet {
+    /// Begins to read from outside which pages `sandbox` has touched so far. Call it
+    /// after the first request.
+    pub fn recorder(sandbox: &Sandbox) -> io::Result<Recorder> {
+        let pages = sandbox.proc_file("pagemap")?;
+        Ok(Recorder { pages, blobs: sandbox.blobs_asked().collect() })
     }
 
     /// The bytes to be stored.
@@ -183,7 +296,9 @@ impl WorkingSet {
         }
         let run_count = word(12).ok_or(damaged)? as usize;
         let blob_count = word(16).ok_or(damaged)? as usize;
-        // Each is below 2^32, so nothing overflows.
+        if run_count > RUNS_MAX || blob_count > BLOBS_MAX {
+            return Err(damaged);
+        }
         let runs_end = HEAD + run_count * RUN;
         let body_end = runs_end + blob_count * BLOB;
         let (body, checksum) = bytes.split_at_checked(body_end).ok_or(damaged)?;
@@ -415,6 +530,69 @@ mod tests {
     fn the_stored_form_is_read_back() {
         let set = set(&[(10, 3, Use::Read), (13, 1, Use::Written), (900, 7, Use::Read)]);
         assert_eq!(WorkingSet::from_bytes(&set.to_bytes()), Ok(set));
+    }
+
+    /// Runs of one page each with one page between them, `count` of them.
+    fn alternating(count: u64) -> Runs {
+        let mut runs = Runs::default();
+        for page in 0..count {
+            let start = 2 * page * P;
+            runs.push(Run { start, end: start + P, how: Use::Written });
+        }
+        runs
+    }
+
+    #[test]
+    fn a_set_has_so_many_runs_however_many_the_guest_makes() {
+        let count = 20 * RUNS_MAX as u64;
+        let runs = alternating(count).finish();
+        assert_eq!(runs.len(), RUNS_MAX);
+        // Nothing that was touched is left out.
+        assert_eq!((runs[0].start, runs[RUNS_MAX - 1].end), (0, (2 * count - 1) * P));
+        assert!(runs.windows(2).all(|pair| pair[0].end < pair[1].start));
+        assert!(runs.iter().all(|run| run.how == Use::Written));
+        assert_eq!(alternating(RUNS_MAX as u64).finish().len(), RUNS_MAX);
+        let set = WorkingSet { image_checksum: [0; 32], runs, blobs: Vec::new() };
+        assert_eq!(WorkingSet::from_bytes(&set.to_bytes()), Ok(set));
+    }
+
+    #[test]
+    fn the_nearest_runs_become_one_first() {
+        let mut runs = Runs::default();
+        let far = |page: u64| 1000 * page * P;
+        for page in 0..RUNS_MAX as u64 {
+            runs.push(Run { start: far(page), end: far(page) + P, how: Use::Written });
+        }
+        let last = far(RUNS_MAX as u64 - 1);
+        for (page, how) in [(2, Use::Written), (4, Use::Read)] {
+            let start = last + page * P;
+            runs.push(Run { start, end: start + P, how });
+        }
+        let runs = runs.finish();
+        assert_eq!(runs.len(), RUNS_MAX);
+        assert_eq!(runs[RUNS_MAX - 1], Run { start: last, end: last + 5 * P, how: Use::Read });
+        assert_eq!(runs[0], Run { start: 0, end: P, how: Use::Written });
+    }
+
+    #[test]
+    fn a_set_has_so_much_memory_however_much_the_guest_touches() {
+        let mut runs = Runs::default();
+        runs.push(Run { start: 0, end: BYTES_MAX - P, how: Use::Written });
+        runs.push(Run { start: BYTES_MAX, end: BYTES_MAX + 9 * P, how: Use::Written });
+        runs.push(Run { start: 2 * BYTES_MAX, end: 3 * BYTES_MAX, how: Use::Read });
+        let runs = runs.finish();
+        assert_eq!(runs.iter().map(|run| run.end - run.start).sum::<u64>(), BYTES_MAX);
+        assert_eq!(runs.len(), 2);
+    }
+
+    #[test]
+    fn a_stored_form_with_too_much_is_refused() {
+        let too_many = RUNS_MAX as u64 + 1;
+        let runs: Vec<_> = (0..too_many).map(|page| (2 * page, 1, Use::Read)).collect();
+        assert_eq!(WorkingSet::from_bytes(&set(&runs).to_bytes()), Err(WorkingSetError::Damaged));
+        let blobs = (0..=BLOBS_MAX as u32).collect();
+        let many_blobs = WorkingSet { blobs, ..set(&[]) };
+        assert_eq!(WorkingSet::from_bytes(&many_blobs.to_bytes()), Err(WorkingSetError::Damaged));
     }
 
     #[test]

@@ -297,7 +297,7 @@ fn a_thawed_copy_has_the_memory_and_its_working_set_is_recorded() {
     let mut copy = thaw(&plan);
     assert!(matches!(next(&mut copy), Event::Booted(_)));
     assert_eq!(said(&mut copy), "thawed");
-    let set = WorkingSet::record(&copy, &plan).unwrap();
+    let set = WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap();
     let (read, written) = set.pages();
     assert!(read >= 5, "{read}");
     assert_eq!(written, 8);
@@ -342,7 +342,7 @@ fn a_working_set_of_another_image_is_refused() {
     let mut first = plan(&image);
     let mut copy = thaw(&first);
     next(&mut copy);
-    let set = WorkingSet::record(&copy, &first).unwrap();
+    let set = WorkingSet::recorder(&copy).unwrap().record(&first).unwrap();
     // Other text in the image, so another checksum.
     let (sandbox, entry) = at_entry_point("0");
     let file = NamedTempFile::new().unwrap();

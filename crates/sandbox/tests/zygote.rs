@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -13,8 +15,8 @@ use common::{
     careless_standin, config, index_rootfs, next, parent, said, start, start_with, zygote,
 };
 use thaw_sandbox::{
-    Console, Event, GuestExit, PoolConfig, Violation, ZygoteConfig, ZygoteError, ZygoteParent,
-    ZygotePool, connection,
+    Console, Event, GuestExit, PoolConfig, UserIds, Violation, ZygoteConfig, ZygoteError,
+    ZygoteParent, ZygotePool, connection,
 };
 
 fn status_field(pid: u32, field: &str) -> String {
@@ -32,14 +34,39 @@ fn exists(pid: u32) -> bool {
 }
 
 #[test]
-fn a_zygote_has_only_its_two_descriptors() {
+fn a_zygote_has_only_its_two_descriptors_and_nothing_to_be_read() {
     let zygote = zygote();
     let mut descriptors: Vec<String> = fs::read_dir(format!("/proc/{}/fd", zygote.pid()))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     descriptors.sort();
-    assert_eq!(descriptors, ["3", "4"]);
+    assert_eq!(descriptors, ["0", "1", "2", "3", "4"]);
+    for standard in 0..3 {
+        let file = fs::metadata(format!("/proc/{}/fd/{standard}", zygote.pid())).unwrap();
+        assert_eq!(file.rdev(), fs::metadata("/dev/null").unwrap().rdev());
+    }
+}
+
+/// The user id of a process, as this process numbers it.
+fn user_id(pid: u32) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
+    ids.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn no_two_parents_give_their_sandboxes_the_same_user_ids() {
+    let config = || ZygoteConfig { max_sandboxes: 50, ..config() };
+    let parents = [(); 3].map(|()| ZygoteParent::start(config()).unwrap());
+    if parents[0].user_ids() == UserIds::Shared {
+        // All are the caller's.
+        return;
+    }
+    let zygotes: Vec<_> =
+        parents.iter().flat_map(|parent| [(); 2].map(|()| parent.create().unwrap())).collect();
+    let ids: BTreeSet<u32> = zygotes.iter().map(|zygote| user_id(zygote.pid())).collect();
+    assert_eq!(ids.len(), zygotes.len(), "{ids:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ set -e
 port=$1
 shift
 ip link set lo up
-unshare --net sleep 600 &
+unshare --net sleep 600 >/dev/null 2>&1 </dev/null &
 second=$!
 server=
 trap 'kill $second $server 2>/dev/null' EXIT
@@ -28,13 +28,14 @@ ip address add 10.213.0.1/24 dev first
 ip -6 address add fd00:213::1/64 dev first nodad
 ip link set first up
 ip route add default via 10.213.0.2
-on_second python3 -c '
+ip -6 route add default via fd00:213::2
+# Not through the function above: its process would be a shell's, which outlives it.
+nsenter --target "$second" --net python3 -c '
 import socket, sys
 s = socket.create_server(("::", int(sys.argv[1])), family=socket.AF_INET6, dualstack_ipv6=True)
-print("ready", file=sys.stderr, flush=True)
 while True:
     s.accept()
-' "$port" &
+' "$port" >/dev/null 2>&1 </dev/null &
 server=$!
 for attempt in $(seq 1 200); do
     python3 -c 'import socket, sys; socket.create_connection(("10.213.0.2", int(sys.argv[1])), 1)' \

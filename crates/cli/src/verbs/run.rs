@@ -98,8 +98,9 @@ pub struct Arguments {
     #[arg(long, value_name = "PORT", default_value = "0")]
     port: u16,
     /// Allow connections to a destination, such as api.example.com:443,
-    /// 10.0.0.0/8:5432, 192.0.2.1:53/udp, host.thaw.internal:8000 (this host's
-    /// loopback) or * (everything but this host); may be given several times.
+    /// private:db.internal:5432 (private addresses, too), 10.0.0.0/8:5432,
+    /// 192.0.2.1:53/udp, host.thaw.internal:8000 (this host's loopback) or * (all
+    /// public addresses); may be given several times.
     #[arg(long, value_name = "TARGET:PORTS")]
     allow_egress: Vec<EgressRule>,
     /// The program and its arguments.
@@ -209,7 +210,7 @@ pub fn run(arguments: Arguments) -> Outcome {
     let parent = ZygoteParent::start(ZygoteConfig {
         // Limits that nobody has asked for may be weak, and are judged below.
         weak_limits: WeakLimits::Accept,
-        ..ZygoteConfig::new(thaw_node::debug::kernel()?, console.clone())
+        ..ZygoteConfig::for_few(thaw_node::debug::kernel()?, console.clone())
     })?;
     check_limits(&asked_limits, parent.missing_controllers(), arguments.weak_limits.chosen())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

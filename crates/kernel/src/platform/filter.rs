@@ -244,6 +244,11 @@ mod tests {
     fn arguments_are_checked() {
         let filter = Filter::compile(IP, List::General);
         let allowed = |number, args| run(&filter, number, IP, args, AUDIT_ARCH_X86_64) == RET_ALLOW;
+        // read: standard streams, and nothing whose offset others share.
+        assert!(allowed(0, [0, 0x1000, 16, 0, 0, 0]));
+        assert!(allowed(0, [2, 0x1000, 16, 0, 0, 0]));
+        assert!(!allowed(0, [3, 0x1000, 16, 0, 0, 0]));
+        assert!(!allowed(0, [1 << 32, 0x1000, 16, 0, 0, 0]));
         // sendto: an address, MSG_FASTOPEN, bits in the upper half.
         assert!(allowed(44, [3, 1, 1, 0x4040, 0, 0]));
         assert!(!allowed(44, [3, 1, 1, 0x4040, 0x1000, 16]));

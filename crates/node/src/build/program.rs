@@ -221,7 +221,7 @@ pub(super) fn start_parent(
         // Nobody reads any more when the build has ended.
         let _ = writeln!(console, "{output}");
     })?;
-    let config = ZygoteConfig { weak_limits, ..ZygoteConfig::new(crate::debug::kernel()?, console) };
+    let config = ZygoteConfig { weak_limits, ..ZygoteConfig::for_few(crate::debug::kernel()?, console) };
     Ok(ZygoteParent::start(config)?)
 }
 

@@ -10,7 +10,7 @@ use thaw_sandbox::EgressPolicy;
 pub use thaw_sandbox::EgressRuleError;
 
 /// Destinations that a function may connect to, such as `api.example.com:443`,
-/// `*.example.com:443`, `10.0.0.0/8:5432`, `192.0.2.1:53/udp`,
+/// `*.example.com:443`, `private:db.internal:5432`, `10.0.0.0/8:5432`, `192.0.2.1:53/udp`,
 /// `host.thaw.internal:6379` or `*`; see [`thaw_sandbox::EgressRule`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EgressRule(thaw_sandbox::EgressRule);

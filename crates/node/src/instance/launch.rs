@@ -126,7 +126,8 @@ pub trait Instance: Send {
     fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report>;
 
     /// Called when the instance has served its first connection and still
-    /// lives; may block for milliseconds.
+    /// lives. It may be looked at for a moment afterwards: [`Instance::kill`] waits
+    /// for that, a second at most.
     fn first_request_done(&mut self);
 
     /// Asks the instance to come to rest; [`Report::AtRest`] follows when nothing

@@ -13,20 +13,24 @@ use crate::config::{FunctionConfig, FunctionName};
 use crate::logs::{FunctionLog, InstanceLog, InstancePipes, Logs};
 use crate::reactor::watch_sandbox;
 use crate::rootfs::StoredRootfs;
+use std::future::Future;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
     BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Processes,
-    Progress, ResourceLimits, Sandbox, ThawOptions, WorkingSet, ZygotePool, connection,
+    Progress, Recorder, ResourceLimits, Sandbox, ThawOptions, WorkingSet, ZygotePool, connection,
 };
 use thaw_store::{ImageId, Store};
 use tokio::io::unix::AsyncFd;
+use tokio::task::JoinHandle;
+use tokio::time::{Sleep, sleep};
 
 /// Zygotes that are tried for one boot: they may die while they wait.
 const ZYGOTES_TRIED: u32 = 3;
@@ -69,6 +73,8 @@ pub(super) struct Shared {
     last_boot_ns: AtomicU64,
     /// Boots from the image so far.
     image_boots: AtomicU64,
+    /// How often there was no time to record a working set.
+    recordings_timed_out: AtomicU32,
 }
 
 enum WorkingSetState {
@@ -136,6 +142,7 @@ impl SandboxLauncher {
             egress: config.egress.policy(),
             last_boot_ns: AtomicU64::new(0),
             image_boots: AtomicU64::new(0),
+            recordings_timed_out: AtomicU32::new(0),
         };
         shared.pool.keep(shared.processes);
         let launcher = Self { shared: Arc::new(shared) };
@@ -201,6 +208,8 @@ impl Launcher for SandboxLauncher {
             asked_to_rest: false,
             killed: false,
             gone: false,
+            recording: None,
+            parting: None,
         };
         Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns })
     }
@@ -353,22 +362,56 @@ impl Shared {
         true
     }
 
-    /// Records what `sandbox`, booted from `plan`, has touched, stores it, and
-    /// makes later boots use it.
-    fn record(self: &Arc<Self>, sandbox: &Sandbox, plan: &BootPlan) {
-        let policy = {
-            let mut state = self.working_set.lock().expect("no holder panics");
-            match *state {
-                // Only one instance is asked; if it fails, boots go on without.
-                WorkingSetState::Wanted(policy) => {
-                    *state = WorkingSetState::Off;
-                    policy
-                }
-                _ => return,
+    /// Begins to record what `sandbox`, booted from `plan`, has touched, on a thread
+    /// that may wait. `None`: nobody wants to know, or others are asked just now.
+    fn begin_recording(
+        self: &Arc<Self>,
+        sandbox: &Sandbox,
+        plan: &Arc<BootPlan>,
+    ) -> Option<JoinHandle<()>> {
+        let mut state = self.working_set.lock().expect("no holder panics");
+        let WorkingSetState::Wanted(policy) = *state else { return None };
+        let turn = RecordingTurn::take()?;
+        let recorder = match WorkingSet::recorder(sandbox) {
+            Ok(recorder) => recorder,
+            Err(error) => {
+                // The instance may just have ended; the next one will do.
+                tracing::debug!("could not record a working set: {error}");
+                return None;
             }
         };
-        let set = match WorkingSet::record(sandbox, plan) {
+        // Only one instance is asked; if it fails, boots go on without.
+        *state = WorkingSetState::Off;
+        drop(state);
+        let (shared, plan) = (self.clone(), plan.clone());
+        let record = move || {
+            shared.record(recorder, &plan, policy);
+            drop(turn);
+        };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => Some(runtime.spawn_blocking(record)),
+            // Without a runtime there is nobody whom this holds up.
+            Err(_) => {
+                record();
+                None
+            }
+        }
+    }
+
+    /// Records a working set, stores it, and makes later boots use it.
+    fn record(self: &Arc<Self>, recorder: Recorder, plan: &BootPlan, policy: PopulatePolicy) {
+        let set = match recorder.record(plan) {
             Ok(set) => set,
+            // Every instance would take as long, unless the host was busy.
+            Err(error)
+                if error.kind() == io::ErrorKind::TimedOut
+                    && self.recordings_timed_out.fetch_add(1, Ordering::Relaxed)
+                        == RECORDINGS_TRIED - 1 =>
+            {
+                let function = self.function.as_str();
+                tracing::warn!(function, "it touches too much memory to record a working set");
+                return;
+            }
             Err(error) => {
                 // The instance may just have ended; the next one will do.
                 tracing::debug!("could not record a working set: {error}");
@@ -397,6 +440,29 @@ impl Shared {
             Err(error) => tracing::warn!("a working set cannot be used: {error}"),
         }
         self.replenish();
+    }
+}
+
+/// How often it is tried to record the working set of a function that takes too long.
+const RECORDINGS_TRIED: u32 = 3;
+/// Most working sets that are recorded at a time: each takes a processor.
+const RECORDINGS_MAX: usize = 2;
+static RECORDINGS: AtomicUsize = AtomicUsize::new(0);
+
+/// Leave to record a working set, given back when it is dropped.
+struct RecordingTurn;
+
+impl RecordingTurn {
+    fn take() -> Option<Self> {
+        let more = |count| (count < RECORDINGS_MAX).then_some(count + 1);
+        let relaxed = Ordering::Relaxed;
+        RECORDINGS.fetch_update(relaxed, relaxed, more).ok().map(|_| Self)
+    }
+}
+
+impl Drop for RecordingTurn {
+    fn drop(&mut self) {
+        RECORDINGS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -430,10 +496,23 @@ struct SandboxInstance {
     end: Option<End>,
     /// It was asked to come to rest.
     asked_to_rest: bool,
-    /// This node has ended it.
+    /// This node has ended it, or does so after the recording.
     killed: bool,
     gone: bool,
+    /// Its working set is being recorded.
+    recording: Option<JoinHandle<()>>,
+    /// It has hung up, and how it ended is not known yet.
+    parting: Option<Parting>,
 }
+
+/// The zygote parent tells a moment later how a process has ended.
+struct Parting {
+    next_look: Pin<Box<Sleep>>,
+    looks_left: u32,
+}
+
+/// How often it is looked how a process has ended, and how long between two looks.
+const PARTING_LOOKS: (u32, Duration) = (20, Duration::from_millis(1));
 
 /// Hands connections to a sandbox.
 struct SandboxConnector {
@@ -468,24 +547,54 @@ impl SandboxInstance {
         (denials.total > 0).then_some(Report::Denied(denials))
     }
 
-    fn how_it_ended(&mut self) -> End {
+    /// How it ended; waits a moment for an end that nobody here has wanted.
+    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<End> {
         if let Some(end) = self.end.take() {
-            return end;
+            return Poll::Ready(end);
         }
-        let sandbox = self.sandbox.get_ref();
-        let mut status = sandbox.try_wait();
-        // The zygote parent tells a moment later how the process ended; only an
-        // end that nobody here has wanted is worth that moment.
-        for _ in 0..20 {
-            if self.killed || status.is_some() {
-                break;
+        let (looks, between) = PARTING_LOOKS;
+        loop {
+            let status = self.sandbox.get_ref().try_wait();
+            let left = self.parting.as_ref().map_or(looks, |parting| parting.looks_left);
+            if self.killed || status.is_some() || left == 0 {
+                let limit = self.sandbox.get_ref().limit_reached().filter(|_| !self.killed);
+                let killed = || End::Killed(status.and_then(|status| status.signal()));
+                return Poll::Ready(limit.map_or_else(killed, End::LimitReached));
             }
-            std::thread::sleep(Duration::from_millis(1));
-            status = sandbox.try_wait();
+            let parting = self.parting.get_or_insert_with(|| Parting {
+                next_look: Box::pin(sleep(between)),
+                looks_left: looks,
+            });
+            ready!(parting.next_look.as_mut().poll(context));
+            parting.looks_left -= 1;
+            parting.next_look = Box::pin(sleep(between));
         }
-        match sandbox.limit_reached() {
-            Some(limit) if !self.killed => End::LimitReached(limit),
-            _ => End::Killed(status.and_then(|status| status.signal())),
+    }
+
+    /// It has hung up: says how it ended, as soon as that is known.
+    fn part(&mut self, context: &mut Context<'_>) -> Poll<Report> {
+        let end = ready!(self.poll_end(context));
+        self.gone = true;
+        Poll::Ready(Report::Gone(end))
+    }
+
+    /// Ends it now if that has waited for the recording, which is over.
+    fn poll_recording(&mut self, context: &mut Context<'_>) {
+        let is_over = self
+            .recording
+            .as_mut()
+            .is_some_and(|recording| Pin::new(recording).poll(context).is_ready());
+        if is_over {
+            self.recording = None;
+            if self.killed {
+                self.end_process();
+            }
+        }
+    }
+
+    fn end_process(&self) {
+        if let Err(error) = self.sandbox.get_ref().kill() {
+            tracing::warn!(pid = self.pid, "cannot end a sandbox: {error}");
         }
     }
 }
@@ -512,14 +621,20 @@ impl Instance for SandboxInstance {
 
     fn kill(&mut self) {
         self.killed = true;
-        if let Err(error) = self.sandbox.get_ref().kill() {
-            tracing::warn!(pid = self.pid, "cannot end a sandbox: {error}");
+        // An instance that serves one request shows its working set before it ends;
+        // that takes a second at most.
+        if self.recording.is_none() {
+            self.end_process();
         }
     }
 
     fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report> {
         if self.gone {
             return Poll::Pending;
+        }
+        self.poll_recording(context);
+        if self.parting.is_some() {
+            return self.part(context);
         }
         if self.sandbox.get_ref().wants_write() {
             self.flush(context);
@@ -560,10 +675,7 @@ impl Instance for SandboxInstance {
                     self.end = Some(End::Violation("it reported an entry point unasked".into()));
                     self.kill();
                 }
-                Progress::Event(Event::Hangup) => {
-                    self.gone = true;
-                    return Poll::Ready(Report::Gone(self.how_it_ended()));
-                }
+                Progress::Event(Event::Hangup) => return self.part(context),
                 Progress::Busy => {
                     context.waker().wake_by_ref();
                     return Poll::Pending;
@@ -582,7 +694,7 @@ impl Instance for SandboxInstance {
     }
 
     fn first_request_done(&mut self) {
-        self.shared.record(self.sandbox.get_ref(), &self.plan);
+        self.recording = self.shared.begin_recording(self.sandbox.get_ref(), &self.plan);
     }
 
     fn request_rest(&mut self) -> io::Result<()> {

@@ -93,8 +93,8 @@ fn is_own(ip: IpAddr) -> bool {
     match route_kind(ip) {
         Ok(kind) => kind != RTN_UNICAST,
         // There is no way there at all, as connecting will say.
-        Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL) => false,
-        // No netlink sockets: a service may be forbidden to have any.
+        Err(Errno::NETUNREACH | Errno::HOSTUNREACH) => false,
+        // No netlink sockets, say: a service may be forbidden to have any.
         Err(_) => can_be_bound(ip),
     }
 }

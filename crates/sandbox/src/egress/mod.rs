@@ -4,6 +4,15 @@
 //! the destination, connects a socket outside the sandbox and hands the
 //! descriptor in. With it the sandbox can reach that destination and no other:
 //! its filter has neither connect(2) nor an address for sendto(2).
+//!
+//! | module | what it decides |
+//! | --- | --- |
+//! | `rule`, `reach` | what a rule means, and who answers at an address |
+//! | `policy` | whether the rules lead to an address |
+//! | `local` | whether it is the host's own, or a port of this process |
+//! | `budget`, `rate` | how much the sandboxes of a function use together |
+//! | `names`, `dns` | what is looked up, and in whose turn |
+//! | `socket` | all of that in order, and the connection |
 
 mod budget;
 mod denials;

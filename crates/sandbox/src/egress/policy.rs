@@ -128,7 +128,7 @@ impl EgressPolicy {
         };
         let allowing = || self.rules.iter().enumerate().filter(allows);
         // Those that reconnect come last, and count where several allow it.
-        if let Some((index, _)) = allowing().last() {
+        if let Some((index, _)) = allowing().next_back() {
             let address = SocketAddr::new(if to_host { HOST_LOOPBACK } else { ip }, port);
             let on_host = allowing().map(|(_, rule)| on_host(rule, ip)).max();
             return Verdict::Allowed(Permit {
@@ -408,6 +408,20 @@ mod tests {
         assert_eq!(policy.judge(metadata, Transport::Tcp, &learned), Verdict::Denied);
         policy.learn(&mut learned, "api.example.com", &[]);
         assert_eq!(policy.judge(to, Transport::Tcp, &learned), Verdict::Denied);
+    }
+
+    #[test]
+    fn only_names_that_may_be_private_are_looked_up_for_a_private_address() {
+        let policy = policy(&["api.example.com:443", "private:db.example.com:443"]);
+        let judge =
+            |to: &str| policy.judge(to.parse().unwrap(), Transport::Tcp, &Learned::default());
+        let names =
+            |names: &[&str]| Verdict::IfNamed(names.iter().map(|&name| name.to_owned()).collect());
+        assert_eq!(judge("10.0.0.1:443"), names(&["db.example.com"]));
+        assert_eq!(judge("198.51.100.1:443"), names(&["api.example.com", "db.example.com"]));
+        for to in ["169.254.1.1:443", "168.63.129.16:443", "[fd00:ec2::254]:443"] {
+            assert_eq!(judge(to), Verdict::Denied, "{to}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! signal is tied to a thread that lives as long as it is wanted, and then
 //! listens to it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thaw_abi::control::{MSG_FAILED, MSG_READY, MessageHeader};
 
+use super::id_range::IdRange;
 use super::process::{ExitCell, Process, affinity_of, pid_of};
 use super::protocol::{
     Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
@@ -82,13 +83,36 @@ pub(super) struct Book {
     /// Those that templates have forked, by their number in the parent's pid
     /// namespace.
     pub(super) copies: HashMap<u32, Alive>,
-    /// Such processes that have ended before anybody knew of them, with their
-    /// wait status.
-    pub(super) ended_copies: HashMap<u32, i32>,
+    /// Such processes that have ended before anybody knew of them.
+    pub(super) ended_copies: EndedCopies,
     /// Slots that no process has.
     free_slots: Vec<u32>,
     /// The parent has ended.
     gone: bool,
+}
+
+/// Copies that have ended before anybody knew of them: their numbers and wait
+/// statuses, the latest last. Nobody will ever ask for some of them, so that only
+/// the latest are kept: a fork asks a moment after the end.
+#[derive(Default)]
+pub(super) struct EndedCopies(VecDeque<(u32, i32)>);
+
+impl EndedCopies {
+    const MAX: usize = 256;
+
+    fn insert(&mut self, number: u32, status: i32) {
+        if self.0.len() == Self::MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((number, status));
+    }
+
+    /// The wait status of the latest process that has had this number.
+    pub fn remove(&mut self, number: u32) -> Option<i32> {
+        let latest = self.0.iter().rev().find(|(ended, _)| *ended == number)?.1;
+        self.0.retain(|(ended, _)| *ended != number);
+        Some(latest)
+    }
 }
 
 impl Book {
@@ -143,19 +167,19 @@ impl ZygoteParent {
         let kernel = kernel_file::create(&config.kernel, config.directory.as_deref())
             .map_err(during("store the kernel"))?;
         let (control, remote) = message::control_pair().map_err(during("make its socket"))?;
-        let setup = Request {
-            kind: REQUEST_SETUP,
-            first: config.uid_base,
-            count: config.max_sandboxes,
-            reserved: 0,
-            id: 0,
+        let ids = IdRange::reserve(config.uid_base, config.max_sandboxes)
+            .map_err(during("reserve user ids"))?;
+        let (first, count) = match &ids {
+            Some(ids) => (ids.first, ids.slots),
+            None => (config.uid_base, config.max_sandboxes),
         };
+        let setup = Request { kind: REQUEST_SETUP, first, count, reserved: 0, id: 0 };
         send(&control, &setup, &[]).map_err(during("configure it"))?;
 
         let listening = control.try_clone().map_err(during("make its socket"))?;
         let book = Arc::new(Mutex::new(Book::default()));
         let (started_to, started_from) = mpsc::sync_channel(1);
-        let keeper = Keeper { control: listening, book: book.clone() };
+        let keeper = Keeper { control: listening, book: book.clone(), _ids: ids };
         std::thread::Builder::new()
             .name("zygote-keeper".into())
             .spawn(move || keeper.run(remote, kernel, started_to))
@@ -360,6 +384,8 @@ impl Drop for Connected {
 struct Keeper {
     control: OwnedFd,
     book: Arc<Mutex<Book>>,
+    /// Held until the parent has been reaped, and no sandbox has one any more.
+    _ids: Option<IdRange>,
 }
 
 impl Keeper {
@@ -563,5 +589,24 @@ impl Zygote {
     /// force, no new privileges, no capabilities, no ids of the host's users.
     pub fn verify(&self) -> Result<(), ZygoteError> {
         verify(&self.process).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ended_copies_that_nobody_asks_for_are_forgotten() {
+        let mut ended = EndedCopies::default();
+        for number in 0..100_000 {
+            ended.insert(number, number as i32);
+        }
+        assert_eq!(ended.0.len(), EndedCopies::MAX);
+        assert_eq!((ended.remove(0), ended.remove(99_999)), (None, Some(99_999)));
+        // A number can be had again.
+        ended.insert(7, 1);
+        ended.insert(7, 2);
+        assert_eq!((ended.remove(7), ended.remove(7)), (Some(2), None));
     }
 }

@@ -2,6 +2,7 @@
 
 mod handle;
 mod held;
+mod id_range;
 mod kernel_file;
 mod parent;
 mod pool;
@@ -67,11 +68,13 @@ pub struct ZygoteConfig {
     pub kernel: Kernel,
     /// Where it writes traces and panics.
     pub console: Console,
-    /// First of the host user and group ids that the zygote parent (this one)
-    /// and the sandboxes (those after it) run as, when the caller is root. A
-    /// caller that is not root gets a range of `/etc/subuid`.
+    /// First of the host user and group ids of all zygote parents, when the caller is
+    /// root: each gets a range from here on that no other parent of the machine has,
+    /// the first id for itself, the others for its sandboxes. A caller that is not
+    /// root gets part of its range of `/etc/subuid`.
     pub uid_base: u32,
-    /// Most sandboxes at a time, and so the number of user ids.
+    /// Most sandboxes at a time, and so the number of user ids, or fewer where there
+    /// are not enough for several parents.
     pub max_sandboxes: u32,
     /// How long a zygote may take to become ready.
     pub ready_timeout: Duration,
@@ -94,6 +97,12 @@ impl ZygoteConfig {
             directory: None,
             weak_limits: WeakLimits::Refuse,
         }
+    }
+
+    /// The same for a caller that has a few sandboxes at most: it leaves user ids to
+    /// other zygote parents, of which a machine may have many at a time.
+    pub fn for_few(kernel: Kernel, console: Console) -> Self {
+        Self { max_sandboxes: 8, ..Self::new(kernel, console) }
     }
 }
 

@@ -15,8 +15,8 @@ pub const PARENT_ARGUMENT: &str = "--thaw-zygote-parent";
 /// console. If it gets a control group, the file that moves it there follows.
 pub const CREATE_DESCRIPTORS: usize = 2;
 
-/// Library → parent: [`Request::first`] is the first host user id for
-/// sandboxes, [`Request::count`] how many there are.
+/// Library → parent: [`Request::first`] is the first host user id that is reserved
+/// for this parent, [`Request::count`] how many sandboxes can have their own.
 pub const REQUEST_SETUP: u32 = 1;
 /// Library → parent: make the zygote [`Request::id`] in slot [`Request::first`].
 pub const REQUEST_CREATE: u32 = 2;

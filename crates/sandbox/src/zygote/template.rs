@@ -82,7 +82,7 @@ impl Slot {
     /// reported already. `number` is its number in the parent's pid namespace.
     fn give_to(mut self, number: u32, copy: &Process) {
         let mut book = self.parent.book();
-        let reported = book.ended_copies.remove(&number);
+        let reported = book.ended_copies.remove(number);
         // A copy that never came to be may have had the number before.
         match reported.filter(|_| !copy.is_running().unwrap_or(false)) {
             None => {

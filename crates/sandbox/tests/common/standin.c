@@ -286,8 +286,13 @@ static void serve(void) {
         struct header *header = (void *)packet;
         if (header->kind == 1) {
             /* Tail: host name, directory, program, then arguments. */
-            char *at = (char *)packet + 16 + 32 + 16 + 10 * 4 + 8;
+            static u8 command[sizeof packet];
+            memcpy(command, packet, sizeof packet);
+            char *at = (char *)command + 16 + 32 + 16 + 10 * 4 + 8;
             for (int skip = 0; skip < 3; skip++) at += length(at) + 1;
+            /* The standard streams come behind it. */
+            receive();
+            if (header->kind != 11 || descriptors() != 3) { say("no standard streams"); continue; }
             run(at, at + length(at) + 1);
         } else if (header->kind == 2) thaw();
         else if (header->kind == 3) say(descriptors() == 1 ? "connected" : "no socket");

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::process::{Command, Stdio};
 
 use rustix::process::{Gid, Uid, getegid, geteuid};
@@ -79,10 +80,11 @@ pub fn set_ids(id: u32) -> io::Result<()> {
 }
 
 /// Maps the ids of process `pid`, as far as the caller may, and says what the
-/// parent has to work with.
+/// parent has to work with: `count` ids for sandboxes from `first` on, with one before
+/// them for the parent if the caller is root.
 pub fn map(pid: i32, namespace: UserNamespace, first: u32, count: u32) -> io::Result<IdMap> {
     if geteuid().is_root() {
-        let (first, count) = available_range(first, count.saturating_add(1))?;
+        let count = count.saturating_add(1);
         if namespace == UserNamespace::Host {
             return Ok(IdMap { base: first, slots: count - 1 });
         }
@@ -91,7 +93,7 @@ pub fn map(pid: i32, namespace: UserNamespace, first: u32, count: u32) -> io::Re
         fs::write(format!("/proc/{pid}/uid_map"), &line)?;
         return Ok(IdMap { base: 0, slots: count - 1 });
     }
-    if let Some(slots) = map_with_helpers(pid, count) {
+    if let Some(slots) = map_with_helpers(pid, first, count) {
         return Ok(IdMap { base: 0, slots });
     }
     fs::write(format!("/proc/{pid}/setgroups"), "deny")?;
@@ -100,46 +102,57 @@ pub fn map(pid: i32, namespace: UserNamespace, first: u32, count: u32) -> io::Re
     Ok(IdMap { base: 0, slots: 0 })
 }
 
-/// The wanted range if this user namespace has it, otherwise the upper half of
-/// the largest range that it has: containers often map 65536 ids only.
-fn available_range(first: u32, count: u32) -> io::Result<(u32, u32)> {
-    choose_range(&fs::read_to_string("/proc/self/uid_map")?, first, count)
+/// Where a parent of root's may have its ids: from `first` on, if this user namespace
+/// has enough there for `slots` sandboxes, otherwise in the upper half of the largest
+/// range that it has, since containers often map 65536 ids only.
+pub(in crate::zygote) fn window_of_namespace(first: u32, slots: u32) -> io::Result<Range<u64>> {
+    let count = u64::from(slots) + 1;
+    choose_window(&fs::read_to_string("/proc/self/uid_map")?, first.into(), count)
         .ok_or_else(|| io::Error::other("this user namespace maps too few user ids"))
 }
 
-fn choose_range(uid_map: &str, first: u32, count: u32) -> Option<(u32, u32)> {
-    let extents: Vec<(u64, u64)> = uid_map
+fn choose_window(uid_map: &str, first: u64, count: u64) -> Option<Range<u64>> {
+    let extents: Vec<Range<u64>> = uid_map
         .lines()
         .filter_map(|line| {
             let mut numbers = line.split_whitespace().map(str::parse::<u64>);
             let inside = numbers.next()?.ok()?;
             let length = numbers.nth(1)?.ok()?;
-            Some((inside, length))
+            Some(inside..inside + length)
         })
         .collect();
-    let (first, count) = (u64::from(first), u64::from(count));
-    let fits = |&(start, length): &(u64, u64)| start <= first && first + count <= start + length;
-    let (first, count) = if extents.iter().any(fits) {
-        (first, count)
-    } else {
-        let &(start, length) = extents.iter().max_by_key(|extent| extent.1)?;
-        let usable = (length / 2).min(count);
-        (start + length - usable, usable)
+    let fits = |extent: &&Range<u64>| extent.start <= first && first + count <= extent.end;
+    let window = match extents.iter().find(fits) {
+        Some(extent) => first..extent.end,
+        None => {
+            let largest = extents.iter().max_by_key(|extent| extent.end - extent.start)?;
+            largest.start + (largest.end - largest.start).div_ceil(2)..largest.end
+        }
     };
     // One for the parent, one for a sandbox, and never root's.
-    if count < 2 || first == 0 {
-        return None;
-    }
-    Some((u32::try_from(first).ok()?, u32::try_from(count).ok()?))
+    (window.start > 0 && window.end - window.start >= 2).then_some(window)
 }
 
-/// Maps a range of `/etc/subuid` with the set-user-id helpers newuidmap(1) and
-/// newgidmap(1); returns how many ids beyond the first it has.
-fn map_with_helpers(pid: i32, count: u32) -> Option<u32> {
+/// Where a parent of another user's may have the ids of its sandboxes: in the range of
+/// `/etc/subuid`, as far as that of `/etc/subgid` goes.
+pub(in crate::zygote) fn subordinate_window() -> Option<Range<u64>> {
+    let uid = geteuid().as_raw();
+    let (first, uids) = subordinate_range("/etc/subuid", uid)?;
+    let (_, gids) = subordinate_range("/etc/subgid", uid)?;
+    let count = uids.min(gids);
+    (count > 0).then(|| u64::from(first)..u64::from(first) + u64::from(count))
+}
+
+/// Maps `count` ids of the caller's range of `/etc/subuid`, from `first` on, with the
+/// set-user-id helpers newuidmap(1) and newgidmap(1), and as many of its groups, with
+/// the same distance from the first; returns how many it has.
+fn map_with_helpers(pid: i32, first: u32, count: u32) -> Option<u32> {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-    let (first_uid, uids) = subordinate_range("/etc/subuid", uid)?;
-    let (first_gid, gids) = subordinate_range("/etc/subgid", uid)?;
-    let slots = uids.min(gids).min(count);
+    let (range_uid, uids) = subordinate_range("/etc/subuid", uid)?;
+    let (range_gid, gids) = subordinate_range("/etc/subgid", uid)?;
+    let skipped = first.checked_sub(range_uid)?;
+    let (first_uid, first_gid) = (first, range_gid.checked_add(skipped)?);
+    let slots = uids.min(gids).saturating_sub(skipped).min(count);
     if slots == 0 {
         return None;
     }
@@ -184,19 +197,19 @@ mod tests {
 
     #[test]
     fn the_wanted_range_is_taken_where_it_exists() {
-        assert_eq!(choose_range(WHOLE, 2_000_000, 1000), Some((2_000_000, 1000)));
+        assert_eq!(choose_window(WHOLE, 2_000_000, 1000), Some(2_000_000..4_294_967_295));
     }
 
     #[test]
     fn a_small_namespace_yields_its_upper_half() {
-        assert_eq!(choose_range("0 100000 65536\n", 2_000_000, 16_385), Some((49_151, 16_385)));
-        assert_eq!(choose_range("0 100000 1000\n", 2_000_000, 16_385), Some((500, 500)));
+        assert_eq!(choose_window("0 100000 65536\n", 2_000_000, 16_385), Some(32_768..65_536));
+        assert_eq!(choose_window("0 100000 1000\n", 2_000_000, 16_385), Some(500..1000));
     }
 
     #[test]
     fn a_namespace_of_one_id_has_no_range() {
-        assert_eq!(choose_range("0 1000 1\n", 2_000_000, 16_385), None);
-        assert_eq!(choose_range("", 2_000_000, 16_385), None);
+        assert_eq!(choose_window("0 1000 1\n", 2_000_000, 16_385), None);
+        assert_eq!(choose_window("", 2_000_000, 16_385), None);
     }
 
     #[test]

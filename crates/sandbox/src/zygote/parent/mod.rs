@@ -20,6 +20,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions, wait};
 
+pub(super) use ids::{subordinate_window, window_of_namespace};
+
 use super::Processes;
 use super::protocol::{
     During, Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
