@@ -52,7 +52,15 @@ impl HostDirectory {
     /// Opens the directory.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self { root: open(path, flags, Mode::empty())? })
+        let directory = Self { root: open(path, flags, Mode::empty())? };
+        // Otherwise every file would be missing, without a word why.
+        match directory.resolve(b"", OFlags::PATH) {
+            Err(Errno::NOSYS | Errno::PERM) => Err(io::Error::other(
+                "openat2(2) is blocked here, by RestrictSUIDSGID= or DynamicUser= of a systemd unit or \
+                 by a container's filter; allow it, or import the directory into the store",
+            )),
+            _ => Ok(directory),
+        }
     }
 
     /// The directory itself.

@@ -19,6 +19,7 @@ pub use protocol::UserIds;
 pub use template::{Template, TemplateError};
 
 pub(crate) use process::{ExitCell, Process};
+pub(crate) use protocol::Step;
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,6 +32,7 @@ use thaw_abi::control::{Connection, THAW_AND_HOLD, THAW_AND_RUN};
 use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions};
 use crate::broker::Broker;
 use crate::egress::{EgressPolicy, Sockets};
+use crate::host;
 use crate::kernel::Kernel;
 use crate::limits::{self, ResourceLimits, WeakLimits};
 use crate::message;
@@ -87,7 +89,8 @@ impl ZygoteConfig {
 pub enum ZygoteError {
     /// The zygote parent could not be started.
     #[error(
-        "cannot start the zygote parent ({step}): {source}; `thaw doctor` says what this host lacks"
+        "cannot start the zygote parent ({step}): {source}; {}",
+        host::advice(step, source).unwrap_or("`thaw doctor` says what this host lacks")
     )]
     Parent {
         /// What failed.

@@ -9,6 +9,7 @@ use rustix::process::{Gid, Uid, getegid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use super::namespaces::UserNamespace;
+use crate::host::TOO_FEW_IDS;
 use crate::zygote::protocol::UserIds;
 
 /// Which ids the sandboxes have, as the parent's user namespace numbers them.
@@ -104,7 +105,7 @@ pub fn map(pid: i32, namespace: UserNamespace, first: u32, count: u32) -> io::Re
 /// the largest range that it has: containers often map 65536 ids only.
 fn available_range(first: u32, count: u32) -> io::Result<(u32, u32)> {
     choose_range(&fs::read_to_string("/proc/self/uid_map")?, first, count)
-        .ok_or_else(|| io::Error::other("this user namespace maps too few user ids"))
+        .ok_or_else(|| io::Error::from_raw_os_error(TOO_FEW_IDS))
 }
 
 fn choose_range(uid_map: &str, first: u32, count: u32) -> Option<(u32, u32)> {
