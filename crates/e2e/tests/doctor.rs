@@ -18,7 +18,8 @@ fn restricted(restriction: &[&str], arguments: &[&str]) -> Option<Outcome> {
 
 /// A finding of `thaw doctor --json` by its name.
 fn finding(outcome: &Outcome, name: &str) -> (String, String, String) {
-    let list: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|_| panic!("{outcome:?}"));
+    let list: Value =
+        serde_json::from_str(&outcome.stdout).unwrap_or_else(|_| panic!("{outcome:?}"));
     let probes = list.as_array().expect("a list");
     let probe = probes.iter().find(|probe| probe["name"] == name);
     let probe = probe.unwrap_or_else(|| panic!("no {name}: {}", outcome.stdout));
@@ -123,4 +124,20 @@ fn root_without_its_capabilities_is_told_so() {
     let (status, _, way_out) = finding(&outcome, "capabilities");
     assert_eq!(status, "missing");
     assert!(way_out.contains("CapabilityBoundingSet="), "{way_out}");
+}
+
+#[test]
+fn a_state_directory_without_programs_is_named() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("it takes root to mount a file system");
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    // Only in a mount namespace that ends with the command.
+    let script = "mount -t tmpfs -o noexec none \"$THAW_HOME\" && exec \"$0\" doctor --json";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", script]).arg(thaw_binary());
+    let outcome = run(command.env("THAW_HOME", directory.path()));
+    let (status, found, way_out) = finding(&outcome, "state directory");
+    assert_eq!(status, "missing", "{found}");
+    assert!(found.contains("noexec") && way_out.contains("THAW_HOME"), "{found}; {way_out}");
 }

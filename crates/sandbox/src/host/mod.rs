@@ -4,7 +4,9 @@ mod advice;
 mod calls;
 
 use std::fs;
+use std::path::Path;
 
+use rustix::fs::StatVfsMountFlags;
 use rustix::process::geteuid;
 use rustix::system::uname;
 
@@ -374,6 +376,26 @@ fn page_map() -> Probe {
             Status::Missing,
             error.to_string(),
             "use a host kernel with CONFIG_PROC_PAGE_MONITOR, and mount /proc",
+        ),
+    }
+}
+
+/// Whether programs can be run from the store in this directory.
+pub fn state_directory(path: &Path) -> Probe {
+    const NAME: &str = "state directory";
+    match rustix::fs::statvfs(path) {
+        Ok(about) if about.f_flag.contains(StatVfsMountFlags::NOEXEC) => Probe::with(
+            NAME,
+            Status::Missing,
+            format!("{} lies on a file system that is mounted noexec", path.display()),
+            "set THAW_HOME to a directory on another one: sandboxes map programs from there",
+        ),
+        Ok(_) => Probe::good(NAME, path.display().to_string()),
+        Err(errno) => Probe::with(
+            NAME,
+            Status::Missing,
+            format!("{}: {errno}", path.display()),
+            "set THAW_HOME to a directory that you may write to",
         ),
     }
 }

@@ -177,7 +177,7 @@ impl Tree {
 fn describe(own: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            format!("{} belongs to another user", own.display().to_string().trim_end_matches('/'))
+            format!("{} is not this user's", own.display().to_string().trim_end_matches('/'))
         }
         io::ErrorKind::ReadOnlyFilesystem => format!("{} is mounted read-only", own.display()),
         _ => format!("{}: {error}", own.display()),
