@@ -72,7 +72,7 @@ fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {
     let options = ThawOptions {
         stdout: stderr.as_fd(),
         stderr: stderr.as_fd(),
-        memory_limit: 0,
+        limits: Default::default(),
         cpu_time_limit: None,
         flags: 0,
         hostname: "copy",
