@@ -284,3 +284,21 @@ pub fn seccomp_action_available(action: u32) -> bool {
     };
     result == 0
 }
+
+/// Whether the host refuses to make memory executable that was writable
+/// (`PR_SET_MDWE`, PR_SET_MDWE(2const), or a filter).
+pub fn refuses_executable_memory() -> bool {
+    let (read_write, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address that the host chooses; nobody else knows it.
+    let page = unsafe { libc::mmap(ptr::null_mut(), 4096, read_write, flags, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return false;
+    }
+    // SAFETY: changes, and then removes, the mapping from above only.
+    unsafe {
+        let refused = libc::mprotect(page, 4096, libc::PROT_READ | libc::PROT_EXEC) != 0;
+        libc::munmap(page, 4096);
+        refused
+    }
+}

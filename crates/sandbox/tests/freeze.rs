@@ -71,7 +71,7 @@ fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {
     let stderr = std::io::stderr();
     let options = ThawOptions {
         streams: Some([stderr.as_fd(), stderr.as_fd()]),
-        memory_limit: 0,
+        limits: Default::default(),
         cpu_time_limit: None,
         flags: 0,
         hostname: "copy",

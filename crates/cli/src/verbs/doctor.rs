@@ -7,7 +7,8 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use thaw_abi::filter::{Check, HostCall, List};
-use thaw_sandbox::host::{Probe, Status, probe};
+use thaw_node::home::Home;
+use thaw_sandbox::host::{Probe, Status, probe, state_directory};
 
 /// Say what this host has and lacks, and what to do about it.
 #[derive(Debug, Args)]
@@ -43,7 +44,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let probes = probe();
+    let mut probes = probe();
+    probes.extend(Home::from_environment().ok().map(|home| state_directory(home.root())));
     if arguments.json {
         output::print_json(&probes.iter().map(as_json).collect::<Vec<_>>())?;
     } else {

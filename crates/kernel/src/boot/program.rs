@@ -206,7 +206,15 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
             &name,
             b" needs an interpreter that the rootfs does not have; add it to the rootfs",
         ),
-        Err(error) => say(b"", &name, error.name().as_bytes()),
+        Err(Errno::EACCES | Errno::EPERM) => say(
+            b"the host does not let ",
+            &name,
+            b" be mapped as a program: its files lie on a file system that is mounted noexec, or a rule \
+              such as MemoryDenyWriteExecute= forbids it; `thaw doctor` says which",
+        ),
+        Err(error) => {
+            say(b"", &name, &[b" cannot be started: ", error.name().as_bytes()].concat())
+        }
     };
     *thread.frame() = frame;
     crate::task::exec::reset_thread(thread, &name);

@@ -138,9 +138,7 @@ pub enum FreezeError {
         source: std::io::Error,
     },
     /// The sandbox's memory could not be read.
-    #[error(
-        "cannot read the sandbox's memory: {0}; the daemon needs the right to trace its sandboxes"
-    )]
+    #[error("cannot read the sandbox's memory: {0}; `thaw doctor` says what forbids it")]
     Memory(#[source] std::io::Error),
     /// The image could not be written.
     #[error("cannot write the image: {0}")]

@@ -138,7 +138,7 @@ impl Tree {
                 .extend(usable.into_iter().map(|controller| (controller, reason.clone())));
             return found;
         }
-        match make_group(self.version, &own, &usable) {
+        match make_group(&own) {
             Ok(directory) => {
                 found.place = Some(Place { version: self.version, directory, controllers: usable });
             }
@@ -177,7 +177,7 @@ impl Tree {
 fn describe(own: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            format!("{} belongs to another user", own.display().to_string().trim_end_matches('/'))
+            format!("{} is not this user's", own.display().to_string().trim_end_matches('/'))
         }
         io::ErrorKind::ReadOnlyFilesystem => format!("{} is mounted read-only", own.display()),
         _ => format!("{}: {error}", own.display()),
@@ -282,49 +282,18 @@ fn vacate(own: &Path, unit: Unit) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the group of this process that holds those of its sandboxes.
-fn make_group(version: Version, own: &Path, controllers: &[Controller]) -> io::Result<PathBuf> {
+/// Makes the group that stands for this process, whose name begins those of its sandboxes.
+fn make_group(own: &Path) -> io::Result<PathBuf> {
     let name = group_name(std::process::id())
         .ok_or_else(|| io::Error::other("cannot read /proc/self/stat"))?;
     // Several in one process: tests, or a pool beside another.
-    let directory = (0..10_000)
+    (0..10_000)
         .map(|number| own.join(format!("{PREFIX}{name}-{number}")))
         .find_map(|directory| match fs::create_dir(&directory) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
             result => Some(result.map(|()| directory)),
         })
-        .unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::AlreadyExists)))?;
-    let prepared = controllers.iter().try_for_each(|&controller| {
-        if version == Version::V2 && controller != Controller::CpuAccounting {
-            let control = directory.join("cgroup.subtree_control");
-            fs::write(control, format!("+{}", controller.name()))?;
-        }
-        if controller == Controller::Cpu {
-            set_weight(&directory, version);
-        }
-        Ok(())
-    });
-    if let Err(error) = prepared {
-        let _ = fs::remove_dir(&directory);
-        return Err(error);
-    }
-    Ok(directory)
-}
-
-/// How many processes per processor the sandboxes count as, all together, when they
-/// compete with the processes beside their group.
-const WEIGHT_PER_PROCESSOR: usize = 4;
-
-/// Gives the group of all sandboxes the weight of several processes: each of them would
-/// count as one without it. Without the right to do so it counts as one process.
-fn set_weight(directory: &Path, version: Version) {
-    let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
-    let (file, one, most) = match version {
-        Version::V2 => ("cpu.weight", 100, 10_000),
-        Version::V1 => ("cpu.shares", 1024, 262_144),
-    };
-    let weight = (one * WEIGHT_PER_PROCESSOR * processors).min(most);
-    let _ = fs::write(directory.join(file), weight.to_string());
+        .unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::AlreadyExists)))
 }
 
 /// `PID-STARTTIME` of a live process.
@@ -354,7 +323,7 @@ fn remove_leftovers(directory: &Path, depth: usize) {
     }
 }
 
-/// Whether `PID-STARTTIME-NUMBER` names a process that has ended.
+/// Whether `PID-STARTTIME-NUMBER`, or that with `.SANDBOX`, names a process that has ended.
 fn is_leftover(owner: &str) -> bool {
     let Some((process, _)) = owner.rsplit_once('-') else { return false };
     let Some(pid) = process.split('-').next().and_then(|pid| pid.parse().ok()) else {
@@ -478,7 +447,9 @@ mod tests {
     fn only_groups_of_dead_processes_are_leftovers() {
         let live = group_name(std::process::id()).unwrap();
         assert!(!is_leftover(&format!("{live}-0")));
+        assert!(!is_leftover(&format!("{live}-0.17")));
         assert!(is_leftover("4000000000-12-0"));
+        assert!(is_leftover("4000000000-12-0.17"));
         assert!(is_leftover(&format!("{}-1-0", std::process::id())));
         assert!(!is_leftover("slice"));
         assert!(!is_leftover("host"));

@@ -28,6 +28,7 @@ use super::protocol::{
 };
 use super::verify::{verify, verify_template};
 use super::{Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
+use crate::host::STORE_KERNEL;
 use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
 
@@ -165,7 +166,7 @@ impl ZygoteParent {
             refuse_weak_limits(groups.missing())?;
         }
         let kernel = kernel_file::create(&config.kernel, config.directory.as_deref())
-            .map_err(during("store the kernel"))?;
+            .map_err(during(STORE_KERNEL))?;
         let (control, remote) = message::control_pair().map_err(during("make its socket"))?;
         let ids = IdRange::reserve(config.uid_base, config.max_sandboxes)
             .map_err(during("reserve user ids"))?;

@@ -20,6 +20,7 @@ pub use protocol::UserIds;
 pub use template::{Template, TemplateError};
 
 pub(crate) use process::{ExitCell, Process};
+pub(crate) use protocol::Step;
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,6 +36,7 @@ use crate::broker::{Broker, Directories};
 pub use crate::console::Console;
 use crate::console::HostEnd;
 use crate::egress::{EgressPolicy, Sockets};
+use crate::host;
 use crate::kernel::Kernel;
 use crate::limits::{self, ResourceLimits, WeakLimits};
 use crate::message;
@@ -111,7 +113,8 @@ impl ZygoteConfig {
 pub enum ZygoteError {
     /// The zygote parent could not be started.
     #[error(
-        "cannot start the zygote parent ({step}): {source}; `thaw doctor` says what this host lacks"
+        "cannot start the zygote parent ({step}): {source}; {}",
+        host::advice(step, source).unwrap_or("`thaw doctor` says what this host lacks")
     )]
     Parent {
         /// What failed.

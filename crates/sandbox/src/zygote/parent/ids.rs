@@ -10,6 +10,7 @@ use rustix::process::{Gid, Uid, getegid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use super::namespaces::UserNamespace;
+use crate::host::TOO_FEW_IDS;
 use crate::zygote::protocol::UserIds;
 
 /// Which ids the sandboxes have, as the parent's user namespace numbers them.
@@ -108,7 +109,7 @@ pub fn map(pid: i32, namespace: UserNamespace, first: u32, count: u32) -> io::Re
 pub(in crate::zygote) fn window_of_namespace(first: u32, slots: u32) -> io::Result<Range<u64>> {
     let count = u64::from(slots) + 1;
     choose_window(&fs::read_to_string("/proc/self/uid_map")?, first.into(), count)
-        .ok_or_else(|| io::Error::other("this user namespace maps too few user ids"))
+        .ok_or_else(|| io::Error::from_raw_os_error(TOO_FEW_IDS))
 }
 
 fn choose_window(uid_map: &str, first: u64, count: u64) -> Option<Range<u64>> {

@@ -29,15 +29,17 @@ use super::protocol::{
     REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, Report, Request, Step, receive,
     send,
 };
+use crate::host;
 use crate::sys::{self, CloseOnExec};
 use crate::zygote::reader;
 use zygote::Purpose;
 
 /// Entry of the zygote parent: to be called first thing in `main`, before any
 /// thread is started. Returns at once unless this process was spawned as a
-/// zygote parent, or to open files of a sandbox; then it never returns.
+/// zygote parent, to open files of a sandbox, or to
+/// try a host call; then it never returns.
 pub fn zygote_parent_main() {
-    if let Some(code) = reader::reader_main() {
+    if let Some(code) = reader::reader_main().or_else(host::call_main) {
         std::process::exit(code);
     }
     if std::env::args_os().nth(1).is_none_or(|argument| argument != PARENT_ARGUMENT) {

@@ -1,9 +1,18 @@
 //! What this host has and lacks: the facts behind `thaw doctor`.
 
-use std::fs;
+mod advice;
+mod calls;
 
+use std::fs;
+use std::path::Path;
+
+use rustix::fs::StatVfsMountFlags;
 use rustix::process::geteuid;
 use rustix::system::uname;
+
+use advice::Settings;
+pub(crate) use advice::{STORE_KERNEL, TOO_FEW_IDS};
+pub(crate) use calls::call_main;
 
 use crate::image::cpu_features;
 use crate::kernel::Kernel;
@@ -54,15 +63,24 @@ const OLDEST_KERNEL: (u32, u32) = (5, 14);
 /// Examines the host. Takes some milliseconds: what can be tried is tried.
 pub fn probe() -> Vec<Probe> {
     let release = uname().release().to_string_lossy().into_owned();
-    let mut probes = vec![
-        kernel_version(&release),
+    let (calls, would_be_killed) = calls::calls();
+    let mut probes = vec![kernel_version(&release), calls];
+    if would_be_killed {
+        return probes;
+    }
+    let settings = Settings::read();
+    probes.extend([
         seccomp(),
         fsgsbase(rustix::param::linux_hwcap().1 as u64),
         xsave(&cpu_features()),
         lowest_address(&fs::read_to_string("/proc/sys/vm/mmap_min_addr").unwrap_or_default()),
         clock_source(&fs::read_to_string(CLOCK_SOURCE).unwrap_or_default()),
         user_namespaces(),
-    ];
+        capabilities(&settings),
+        memory_files(&settings),
+        executable_memory(executable_memory_is_refused()),
+        tracing(&fs::read_to_string(PTRACE_SCOPE).unwrap_or_default()),
+    ]);
     probes.extend(limits_of_sandboxes());
     probes.push(page_map());
     probes.extend(isolation());
@@ -138,22 +156,21 @@ fn fsgsbase(hwcap2: u64) -> Probe {
 
 fn xsave(features: &[u32; 8]) -> Probe {
     const NAME: &str = "XSAVE";
-    let compact = features[5] & 1 << 1 != 0;
     let enabled = features[0] & 1 << 27 != 0;
-    if !enabled || !compact {
-        let found = if enabled { "no xsavec" } else { "xsave is not enabled" };
+    if !enabled {
         return Probe::with(
             NAME,
             Status::Missing,
-            found,
-            "use a CPU with XSAVEC (Intel since 2015, AMD since 2017), visible in this virtual machine",
+            "xsave is not enabled",
+            "use a CPU with XSAVE (Intel since 2008, AMD since 2011), visible in this virtual machine, \
+             and a host kernel that is booted without `noxsave`",
         );
     }
     let states =
         [(1 << 2, "AVX"), (1 << 6, "AVX-512"), (1 << 9, "protection keys"), (1 << 17, "AMX")];
     let names: Vec<&str> =
         states.iter().filter(|(bit, _)| features[6] & bit != 0).map(|(_, name)| *name).collect();
-    Probe::good(NAME, format!("xsavec, {} bytes: SSE, {}", features[7], names.join(", ")))
+    Probe::good(NAME, format!("{} bytes: SSE, {}", features[7], names.join(", ")))
 }
 
 /// The gate lies at 64 KiB, so this much must be mappable.
@@ -263,6 +280,82 @@ fn limits_of_sandboxes() -> Vec<Probe> {
         .collect()
 }
 
+fn capabilities(settings: &Settings) -> Probe {
+    const NAME: &str = "capabilities";
+    if settings.is_root && !settings.may_change_ids {
+        return Probe::with(
+            NAME,
+            Status::Missing,
+            "root without CAP_SETUID and CAP_SETGID, which sandboxes with user ids of their own take",
+            "leave them in the unit's CapabilityBoundingSet=, or run Thaw as another user",
+        );
+    }
+    Probe::good(
+        NAME,
+        if settings.is_root { "root with CAP_SETUID and CAP_SETGID" } else { "none needed" },
+    )
+}
+
+fn memory_files(settings: &Settings) -> Probe {
+    const NAME: &str = "memory files";
+    if settings.forbids_memory_files() {
+        let found = "executable ones are forbidden";
+        return Probe::with(NAME, Status::Missing, found, advice::MEMORY_FILES);
+    }
+    Probe::good(NAME, "executable ones are allowed")
+}
+
+/// Whether memory that was written can be made executable: the kernel rewrites system
+/// calls in the program's memory, and mappings of a file change from one to the other.
+fn executable_memory_is_refused() -> bool {
+    crate::sys::refuses_executable_memory()
+}
+
+fn executable_memory(is_refused: bool) -> Probe {
+    const NAME: &str = "executable memory";
+    if is_refused {
+        return Probe::with(
+            NAME,
+            Status::Missing,
+            "memory that was written cannot be made executable",
+            "drop MemoryDenyWriteExecute= from the systemd unit, or whatever else sets PR_SET_MDWE or \
+             filters mprotect(2)",
+        );
+    }
+    Probe::good(NAME, "allowed for memory that was written")
+}
+
+/// Who may trace whom (Documentation/admin-guide/LSM/Yama.rst).
+const PTRACE_SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
+
+fn tracing(scope: &str) -> Probe {
+    const NAME: &str = "tracing";
+    match scope.trim() {
+        "3" => Probe::with(
+            NAME,
+            Status::Limited,
+            "kernel.yama.ptrace_scope is 3: nobody may read the memory of another process",
+            "images are booted, but none can be built and no working set recorded: set a lower value \
+             in /etc/sysctl.d and reboot, since 3 cannot be lowered",
+        ),
+        "2" if !geteuid().is_root() => Probe::with(
+            NAME,
+            Status::Limited,
+            "kernel.yama.ptrace_scope is 2: it takes CAP_SYS_PTRACE to read another process's memory",
+            "if `zygote` below says that memory cannot be read, build images as root, or run \
+             `sysctl kernel.yama.ptrace_scope=1`",
+        ),
+        "" => Probe::good(NAME, "not restricted"),
+        scope => Probe::good(NAME, format!("kernel.yama.ptrace_scope is {scope}")),
+    }
+}
+
+/// What to do about an error while the zygote parent starts, if this host's settings
+/// explain it.
+pub(crate) fn advice(step: &str, error: &std::io::Error) -> Option<&'static str> {
+    advice::explain(step, error, &Settings::read())
+}
+
 fn page_map() -> Probe {
     const NAME: &str = "page map";
     // Some page that is surely there: the one of this function's stack.
@@ -283,6 +376,26 @@ fn page_map() -> Probe {
             Status::Missing,
             error.to_string(),
             "use a host kernel with CONFIG_PROC_PAGE_MONITOR, and mount /proc",
+        ),
+    }
+}
+
+/// Whether programs can be run from the store in this directory.
+pub fn state_directory(path: &Path) -> Probe {
+    const NAME: &str = "state directory";
+    match rustix::fs::statvfs(path) {
+        Ok(about) if about.f_flag.contains(StatVfsMountFlags::NOEXEC) => Probe::with(
+            NAME,
+            Status::Missing,
+            format!("{} lies on a file system that is mounted noexec", path.display()),
+            "set THAW_HOME to a directory on another one: sandboxes map programs from there",
+        ),
+        Ok(_) => Probe::good(NAME, path.display().to_string()),
+        Err(errno) => Probe::with(
+            NAME,
+            Status::Missing,
+            format!("{}: {errno}", path.display()),
+            "set THAW_HOME to a directory that you may write to",
         ),
     }
 }
@@ -311,8 +424,13 @@ fn isolation() -> Vec<Probe> {
     let parent = match ZygoteParent::start(config) {
         Ok(parent) => parent,
         Err(error) => {
-            let way_out =
-                "allow this user to make namespaces, or run as root outside a restricted container";
+            let way_out = match &error {
+                ZygoteError::Parent { step, source } => advice(step, source),
+                _ => None,
+            };
+            let way_out = way_out.unwrap_or(
+                "allow this user to make namespaces, or run as root outside a restricted container",
+            );
             return vec![Probe::with(PARENT, Status::Missing, without_hint(&error), way_out)];
         }
     };
@@ -322,7 +440,8 @@ fn isolation() -> Vec<Probe> {
             IDS,
             Status::Limited,
             "all sandboxes share yours",
-            "run as root, or install newuidmap and add a range for this user to /etc/subuid and /etc/subgid",
+            "run as root, or install newuidmap (Debian: uidmap) and add a range for this user to both \
+             /etc/subuid and /etc/subgid",
         ),
     };
     let zygote = match parent.create() {
@@ -363,6 +482,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_forbidden_trace_is_named() {
+        assert_eq!(tracing("").status, Status::Good);
+        assert_eq!(tracing("1\n").status, Status::Good);
+        let strictest = tracing("3\n");
+        assert_eq!(strictest.status, Status::Limited);
+        assert!(strictest.found.contains("ptrace_scope is 3"), "{strictest:?}");
+    }
+
+    #[test]
     fn clock_sources_without_a_vdso_clock_are_named() {
         assert_eq!(clock_source("tsc\n").status, Status::Good);
         assert_eq!(clock_source("hpet\n").status, Status::Missing);
@@ -384,7 +512,17 @@ mod tests {
         assert_eq!(fsgsbase(0b10).status, Status::Good);
         assert_eq!(lowest_address("65536\n").status, Status::Good);
         assert_eq!(xsave(&[1 << 27, 0, 0, 0, 0, 2, 7, 832]).status, Status::Good);
-        for probe in [fsgsbase(0), lowest_address("131072"), xsave(&[0; 8])] {
+        // The kernel saves with xsave64 and restores with xrstor64: no xsavec is needed.
+        assert_eq!(xsave(&[1 << 27, 0, 0, 0, 0, 0, 7, 832]).status, Status::Good);
+        let settings = Settings { memfd_noexec: Some(2), is_root: true, ..Settings::default() };
+        for probe in [
+            fsgsbase(0),
+            lowest_address("131072"),
+            xsave(&[0; 8]),
+            memory_files(&settings),
+            capabilities(&settings),
+            executable_memory(true),
+        ] {
             assert_eq!(probe.status, Status::Missing);
             assert!(probe.way_out.is_some());
         }
