@@ -16,7 +16,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
-use thaw_sandbox::{Console, Event, GuestExit, Sandbox, StartSpec, ZygoteConfig, ZygoteParent};
+use thaw_sandbox::{
+    Console, ConsoleOutput, Event, GuestExit, Sandbox, StartSpec, ZygoteConfig, ZygoteParent,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Lines of output that an error repeats.
@@ -108,7 +110,10 @@ impl Program {
         let mut console = File::from(console);
         let console = Console::lines(crate::debug::console_rate(), move |output| {
             // Nobody reads any more when the build has ended.
-            let _ = writeln!(console, "{output}");
+            let _ = match output {
+                ConsoleOutput::Line { text, .. } => writeln!(console, "{text}"),
+                dropped => writeln!(console, "{dropped}"),
+            };
         })?;
         let parent = ZygoteParent::start(ZygoteConfig::new(crate::debug::kernel()?, console))?;
         let spec = StartSpec {
