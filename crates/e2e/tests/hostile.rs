@@ -240,6 +240,14 @@ fn copies_of_a_template_are_no_way_out() {
             assert_ne!(result, "ok", "{name} ({number})");
         }
     }
+    attack(&["console"]);
+    wait_until("the daemon's log has it", || {
+        let log = daemon.log();
+        let line = log.lines().find(|line| line.contains("all is well"));
+        line.is_some_and(|line| {
+            line.contains(r"kernel: \x1b[2J\x1b]0;forged\x07thaw") && line.contains("hostile")
+        })
+    });
     assert_eq!(standby(), template, "the template has ended");
     let boots = daemon.admin("/functions/hostile").json()["boots"].clone();
     assert_eq!(boots[0]["kind"], "fork", "{boots}");

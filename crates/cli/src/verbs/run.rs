@@ -217,8 +217,10 @@ pub fn run(arguments: Arguments) -> Outcome {
     runtime.block_on(async {
         // Signals that arrive from here on are the program's.
         let mut signals = Signals::listen()?;
-        let sandbox = parent.create()?.start(&spec)?;
-        let outcome = attend(sandbox, &mut signals, &policy).await;
+        let outcome = match parent.create() {
+            Ok(zygote) => attend(zygote.start(&spec)?, &mut signals, &policy).await,
+            Err(error) => Err(error.into()),
+        };
         last_words(&console, &mut signals).await;
         outcome
     })

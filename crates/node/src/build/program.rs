@@ -15,7 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
 use thaw_sandbox::{
-    Console, Event, GuestExit, Sandbox, StartSpec, WeakLimits, ZygoteConfig, ZygoteParent,
+    Console, ConsoleOutput, Event, GuestExit, Sandbox, StartSpec, WeakLimits, ZygoteConfig,
+    ZygoteParent,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -219,7 +220,10 @@ pub(super) fn start_parent(
     let mut console = File::from(console);
     let console = Console::lines(crate::debug::console_rate(), move |output| {
         // Nobody reads any more when the build has ended.
-        let _ = writeln!(console, "{output}");
+        let _ = match output {
+            ConsoleOutput::Line { text, .. } => writeln!(console, "{text}"),
+            dropped => writeln!(console, "{dropped}"),
+        };
     })?;
     let config = ZygoteConfig { weak_limits, ..ZygoteConfig::for_few(crate::debug::kernel()?, console) };
     Ok(ZygoteParent::start(config)?)

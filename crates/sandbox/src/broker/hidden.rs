@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, Statx};
-
-use super::file_systems::look;
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 
 /// How long a hidden directory that is made anew may go unnoticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -27,7 +25,9 @@ impl FileId {
     fn at(path: &Path) -> Option<Self> {
         // Nothing can be said of a path that this thread may not reach; but then the
         // sandbox, for which it looks, cannot reach it either.
-        look(CWD, path).ok().map(|file| Self::of(&file))
+        let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+        // A link to the directory is not what is to be hidden.
+        statx(CWD, path, flags, StatxFlags::INO).ok().map(|file| Self::of(&file))
     }
 }
 

@@ -571,8 +571,12 @@ mod tests {
         fs::create_dir_all(home.join("store")).unwrap();
         fs::write(home.join("store/key"), "secret").unwrap();
         let late = all.path().join("late");
-        let policy =
-            HostPolicy { hidden: vec![home.clone(), late.clone()], ..HostPolicy::default() };
+        // It may be known by a link, as any directory.
+        symlink(&home, all.path().join("link")).unwrap();
+        let policy = HostPolicy {
+            hidden: vec![all.path().join("link"), late.clone()],
+            ..HostPolicy::default()
+        };
         let directory = HostDirectory::open_with(all.path(), &policy).unwrap();
         let attributes = directory.stat(b"deep/home").unwrap();
         let attributes: FileAttributes = bytemuck::pod_read_unaligned(&attributes);

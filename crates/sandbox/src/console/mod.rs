@@ -10,7 +10,8 @@
 mod budget;
 mod reader;
 
-pub use reader::{ConsoleReader, Tag};
+pub use reader::ConsoleReader;
+use reader::Tag;
 
 use std::fmt;
 use std::io;

@@ -506,6 +506,27 @@ mod tests {
     }
 
     #[test]
+    fn many_sandboxes_share_one_rate() {
+        const SANDBOXES: usize = 150;
+        const LINES: usize = 120;
+        let began = Instant::now();
+        let (console, lines) = console(ConsoleRate::Limited);
+        for _ in 0..SANDBOXES {
+            let (_end, mut pipe) = open(&console);
+            pipe.write_all(&[b'\n'; LINES]).unwrap();
+        }
+        let all = all(console, &lines);
+        let seconds = began.elapsed().as_secs() as usize + 1;
+        let dropped = all.iter().filter_map(|line| line.strip_prefix("dropped "));
+        let dropped: usize = dropped.map(|count| count.parse::<usize>().unwrap()).sum();
+        let passed = all.iter().filter(|line| line.starts_with("0 None")).count();
+        assert_eq!(passed + dropped, SANDBOXES * LINES);
+        let most = NODE_RATE.lines * NODE_RATE.burst + NODE_RATE.lines * seconds as u32;
+        assert!(passed <= most as usize, "{passed} lines in {seconds} s");
+        assert!(dropped > 0);
+    }
+
+    #[test]
     fn the_thread_ends_with_the_last_console() {
         let (console, lines) = console(ConsoleRate::Limited);
         let (_end, mut pipe) = open(&console);
