@@ -72,7 +72,9 @@ enum Visit {
     /// There is nothing in it now.
     Drained,
     /// There is, or may be, more.
-    Later,
+    Unfinished,
+    /// It is not to be read yet.
+    NotYet,
     /// Nobody can write to it any more.
     Ended,
 }
@@ -200,20 +202,24 @@ impl Collector {
         }
     }
 
-    /// Visits each pipe that has something once.
+    /// Visits each pipe that has something once. A pipe that was not read keeps its turn.
     fn round(&self, reading: &mut Reading) {
+        let mut first = VecDeque::new();
         for _ in 0..reading.ready.len() {
             let Some(number) = reading.ready.pop_front() else { break };
             let Some(source) = self.sources().all.get(&number).cloned() else { continue };
             match reading.visit(number, &source) {
                 Visit::Drained => self.watch_again(number, &source),
-                Visit::Later => reading.ready.push_back(number),
+                Visit::Unfinished => reading.ready.push_back(number),
+                Visit::NotYet => first.push_back(number),
                 Visit::Ended => {
                     self.sources().all.remove(&number);
                     reading.splitters.remove(&number);
                 }
             }
         }
+        first.append(&mut reading.ready);
+        reading.ready = first;
     }
 
     fn watch_again(&self, number: u64, source: &Source) {
@@ -257,12 +263,12 @@ impl Reading {
         // Nobody has got it: it was in the stock of a node that is gone.
         let Some(binding) = source.binding.get() else { return Visit::Ended };
         if binding.awaits_number() {
-            return Visit::Later;
+            return Visit::NotYet;
         }
         // Nobody waits for room in the pipe of an instance that has ended, and it
         // holds no more than a chunk.
         if !binding.is_gone() && !binding.log.may_read(Instant::now()) {
-            return Visit::Later;
+            return Visit::NotYet;
         }
         let visit = self.read(number, source, binding);
         if visit == Visit::Ended {
@@ -277,7 +283,7 @@ impl Reading {
             Ok(0) => return Visit::Ended,
             Ok(count) => count,
             Err(Errno::AGAIN) => return Visit::Drained,
-            Err(Errno::INTR) => return Visit::Later,
+            Err(Errno::INTR) => return Visit::Unfinished,
             Err(_) => return Visit::Ended,
         };
         let (origin, mut lines) = (binding.origin(), 0);
@@ -292,7 +298,7 @@ impl Reading {
         binding.log.charge_reading(count, lines);
         binding.log.publish();
         // A pipe that had less than was asked for is empty.
-        if count < self.buffer.len() { Visit::Drained } else { Visit::Later }
+        if count < self.buffer.len() { Visit::Drained } else { Visit::Unfinished }
     }
 
     /// Takes the last line, which has no end.
@@ -401,6 +407,31 @@ mod tests {
         assert!(blocked > 0);
         // It goes on, slowly.
         wait_until(|| rustix::io::write(flood.stdout(), b"\n").is_ok());
+        // Other instances of the function get their turn, though all that it may be read
+        // is used up by the first again and again.
+        let siblings: Vec<_> = (0..4).map(|_| logs.pipes(&log).unwrap()).collect();
+        let instances: Vec<_> = siblings.iter().map(InstancePipes::log).collect();
+        for (number, (pipes, instance)) in siblings.iter().zip(&instances).enumerate() {
+            instance.identify(number as u64 + 2, 1);
+            rustix::fs::fcntl_setfl(pipes.stdout(), OFlags::NONBLOCK).unwrap();
+        }
+        let fill = |pipes: &InstancePipes| {
+            let mut some = false;
+            while rustix::io::write(pipes.stdout(), &empty).is_ok() {
+                some = true;
+            }
+            some
+        };
+        siblings.iter().for_each(|pipes| drop(fill(pipes)));
+        let mut unread: Vec<_> = siblings.iter().collect();
+        let begin = Instant::now();
+        while !unread.is_empty() {
+            assert!(begin.elapsed() < PATIENCE);
+            fill(&flood);
+            let read: Vec<_> = siblings.iter().filter(|pipes| fill(pipes)).collect();
+            unread.retain(|pipes| !read.iter().any(|read| std::ptr::eq(*read, *pipes)));
+            thread::sleep(Duration::from_millis(1));
+        }
         // Another function is read at once.
         let other = logs.open("other");
         let pipes = logs.pipes(&other).unwrap();
