@@ -14,6 +14,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
+use super::part::{Part, Sight};
+
 /// A directory of the host that a sandbox sees as its root. No request leaves
 /// it, whatever its path or the links on it: symbolic links are reported, not
 /// followed. File systems that show the host's own state (`/proc`, `/sys` and
@@ -169,86 +171,20 @@ impl HostDirectory {
 }
 
 impl HostDirectory {
-    /// Of a part, only files are read that every user of this host may read, and
-    /// that lie in directories which everybody may enter: this process may well be
-    /// root. The directories that lead to the part are nobody's secret.
+    /// Of a part, what every user of this host may read is read, and nothing else.
     fn check_public(&self, path: &[u8], stat: &Stat) -> Result<(), Errno> {
-        let Part::Below(shown) = &self.part else { return Ok(()) };
-        let Some(start) = shown.iter().find(|start| is_at_or_below(path, start)) else {
-            return Ok(());
-        };
+        let Some(parents) = self.part.parents_to_check(path) else { return Ok(()) };
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let needed = if is_directory { 0o005 } else { 0o004 };
         if stat.st_mode & needed != needed {
             return Err(Errno::ACCESS);
         }
-        let mut parent = path;
-        while let Some(slash) = parent.iter().rposition(|&byte| byte == b'/') {
-            parent = &parent[..slash];
-            if !is_at_or_below(parent, start) {
-                break;
-            }
+        for parent in parents {
             if fstat(self.locate(parent)?)?.st_mode & 0o001 == 0 {
                 return Err(Errno::ACCESS);
             }
         }
         Ok(())
-    }
-}
-
-/// What of a directory a sandbox can see.
-#[derive(Debug)]
-enum Part {
-    All,
-    /// Paths, relative to the directory, and everything below them.
-    Below(Vec<Vec<u8>>),
-}
-
-/// How much of a path a sandbox can see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sight {
-    Shown,
-    /// A directory on the way to something that is shown.
-    Leads,
-    Hidden,
-}
-
-impl Part {
-    fn below(shown: &[PathBuf]) -> Self {
-        let plain = |path: &PathBuf| {
-            let path = path.strip_prefix("/").unwrap_or(path);
-            let names = path.components().map(|name| name.as_os_str().as_bytes());
-            names.collect::<Vec<_>>().join(&b'/')
-        };
-        Self::Below(shown.iter().map(plain).collect())
-    }
-
-    fn sight(&self, path: &[u8]) -> Sight {
-        let Self::Below(shown) = self else { return Sight::Shown };
-        if shown.iter().any(|start| is_at_or_below(path, start)) {
-            Sight::Shown
-        } else if shown.iter().any(|start| is_at_or_below(start, path)) {
-            Sight::Leads
-        } else {
-            Sight::Hidden
-        }
-    }
-
-    /// Whether the entry `name` of the directory at `path` can be seen.
-    fn shows(&self, path: &[u8], name: &[u8]) -> bool {
-        if self.sight(path) == Sight::Shown {
-            return true;
-        }
-        let entry = if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() };
-        self.sight(&entry) != Sight::Hidden
-    }
-}
-
-/// Whether a path is `start` or lies below it; everything lies below the empty path.
-fn is_at_or_below(path: &[u8], start: &[u8]) -> bool {
-    match path.strip_prefix(start) {
-        Some(rest) => start.is_empty() || rest.is_empty() || rest[0] == b'/',
-        None => false,
     }
 }
 
@@ -312,7 +248,7 @@ mod tests {
     use super::*;
     use std::fs;
     use std::io::Read;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     struct Tree {
         _all: tempfile::TempDir,
@@ -387,51 +323,6 @@ mod tests {
             assert_eq!(tree.directory.list(path.as_bytes()).unwrap_err(), Errno::INVAL);
             assert_eq!(tree.directory.read_link(path.as_bytes()).unwrap_err(), Errno::INVAL);
         }
-    }
-
-    #[test]
-    fn only_the_part_is_seen_and_of_it_what_everybody_may_read() {
-        let all = tempfile::tempdir().unwrap();
-        let put = |path: &str, mode: u32| {
-            let path = all.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(&path, "content").unwrap();
-            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-        };
-        put("usr/bin/tool", 0o755);
-        put("usr/private/key", 0o644);
-        put("etc/secret", 0o640);
-        put("etc/config", 0o644);
-        put("home/me/work/file", 0o644);
-        put("home/me/diary", 0o644);
-        put("usrlocal/x", 0o644);
-        let close = |path: &str| {
-            let mode = fs::Permissions::from_mode(0o750);
-            fs::set_permissions(all.path().join(path), mode).unwrap();
-        };
-        close("usr/private");
-        close("home/me");
-        let shown = ["usr", "/etc/", "home/me/work"].map(PathBuf::from);
-        let part = HostDirectory::open_part(all.path(), &shown).unwrap();
-        for path in ["usr/bin/tool", "etc/config", "home/me/work/file"] {
-            part.open_file(path.as_bytes()).unwrap();
-        }
-        for path in ["usr/private/key", "etc/secret"] {
-            assert_eq!(part.open_file(path.as_bytes()).unwrap_err(), Errno::ACCESS, "{path}");
-        }
-        assert_eq!(part.list(b"usr/private").unwrap_err(), Errno::ACCESS);
-        for path in ["home/me/diary", "usrlocal/x", "usrlocal", "home/you"] {
-            assert_eq!(part.open_file(path.as_bytes()).unwrap_err(), Errno::NOENT, "{path}");
-            assert_eq!(part.stat(path.as_bytes()).unwrap_err(), Errno::NOENT, "{path}");
-            assert_eq!(part.list(path.as_bytes()).unwrap_err(), Errno::NOENT, "{path}");
-        }
-        let names = |path: &[u8]| {
-            let entries = part.list(path).unwrap().entries;
-            entries.into_iter().map(|entry| String::from_utf8(entry.0).unwrap()).collect::<Vec<_>>()
-        };
-        assert_eq!(names(b""), ["etc", "home", "usr"]);
-        assert_eq!(names(b"home/me"), ["work"]);
-        assert_eq!(names(b"etc"), ["config", "secret"]);
     }
 
     #[test]

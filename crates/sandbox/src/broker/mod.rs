@@ -11,6 +11,7 @@
 mod bound;
 mod host_directory;
 mod memory;
+mod part;
 mod path;
 mod request;
 
