@@ -169,7 +169,6 @@ fn build_commands_see_the_hosts_tools_and_the_function_only() {
                   ls ../home >stolen-4 2>/dev/null\n\
                   cp /proc/$PPID/environ stolen-5 2>/dev/null\n\
                   echo written >../outside/written\n\
-                  echo written >/usr/written\n\
                   env | grep FOR_THE_OPERATOR >stolen-6\n\
                   exit 0\n";
     fs::write(place.path("function/build.sh"), script).expect("a script");
@@ -186,13 +185,11 @@ fn build_commands_see_the_hosts_tools_and_the_function_only() {
     }
     assert!(!read("stolen-5").unwrap_or_default().contains(SECRET));
     assert!(!place.path("outside/written").exists());
-    assert!(!Path::new("/usr/written").exists());
     // Who trusts the author gets the old way.
     let outcome = place.build(&["--trust-build"]);
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert!(place.path("outside/written").exists());
     assert_eq!(read("stolen-2").expect("it was made"), PUBLIC);
-    let _ = fs::remove_file("/usr/written");
 }
 
 /// Go maps the files of its cache so, Rust the metadata of libraries.
