@@ -35,11 +35,18 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             if let Some(message) = failure.message() {
-                eprintln!("thaw: {message}");
+                eprintln!("thaw: {}", harmless(message));
             }
             failure.exit_code()
         }
     }
+}
+
+/// A message without what a terminal would act on: it may repeat what the author of a
+/// function wrote, or what a program printed.
+fn harmless(message: &str) -> String {
+    let lines = message.split('\n').map(|line| thaw_sandbox::escape(line.as_bytes()));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Diagnostics go to standard error; `THAW_LOG` selects them as in

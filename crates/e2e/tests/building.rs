@@ -9,10 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Outcome, built_home, copy_home, get, run, run_within,
-    thaw,
-};
+use thaw_e2e::{Daemon, DaemonOptions, Function, Outcome, get, run, run_within, thaw};
 
 /// How long a build may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -99,9 +96,10 @@ fn watched(build: &mut Command, log: &Path) -> (Option<i32>, Duration, u64) {
     let mut most = 0;
     loop {
         let status = fs::read_to_string(format!("/proc/{}/status", child.id()));
-        let peak = status.unwrap_or_default().lines().find_map(|line| {
-            line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok()
-        });
+        let peak = status
+            .unwrap_or_default()
+            .lines()
+            .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
         most = most.max(peak.unwrap_or(0));
         if let Some(status) = child.try_wait().expect("our child") {
             return (status.code(), started.elapsed(), most);
@@ -171,13 +169,10 @@ fn build_commands_see_the_hosts_tools_and_the_function_only() {
                   ls ../home >stolen-4 2>/dev/null\n\
                   cp /proc/$PPID/environ stolen-5 2>/dev/null\n\
                   echo written >../outside/written\n\
-                  echo written >/usr/written\n\
                   env | grep FOR_THE_OPERATOR >stolen-6\n\
                   exit 0\n";
     fs::write(place.path("function/build.sh"), script).expect("a script");
-    place.function(
-        "[build]\ncommand = [\"sh\", \"build.sh\"]\n[runtime]\nkind = \"binary\"",
-    );
+    place.function("[build]\ncommand = [\"sh\", \"build.sh\"]\n[runtime]\nkind = \"binary\"");
     let mut build = thaw();
     build.env("THAW_HOME", place.path("home")).env("FOR_THE_OPERATOR", SECRET);
     let outcome = run_within(PATIENCE, build.arg("build").arg(place.path("function")), b"");
@@ -190,13 +185,34 @@ fn build_commands_see_the_hosts_tools_and_the_function_only() {
     }
     assert!(!read("stolen-5").unwrap_or_default().contains(SECRET));
     assert!(!place.path("outside/written").exists());
-    assert!(!Path::new("/usr/written").exists());
     // Who trusts the author gets the old way.
     let outcome = place.build(&["--trust-build"]);
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert!(place.path("outside/written").exists());
     assert_eq!(read("stolen-2").expect("it was made"), PUBLIC);
-    let _ = fs::remove_file("/usr/written");
+}
+
+/// Go maps the files of its cache so, Rust the metadata of libraries.
+#[test]
+fn build_commands_map_files_of_the_function_that_they_only_read() {
+    let place = Place::new();
+    let script = "import mmap\n\
+        with open('text', 'rb') as text:\n    \
+            mapped = mmap.mmap(text.fileno(), 0, access=mmap.ACCESS_READ)\n    \
+            print('mapped', mapped[:].decode())\n\
+        with open('text', 'r+b') as text:\n    \
+            try:\n        mmap.mmap(text.fileno(), 0)\n        print('shared')\n    \
+            except OSError as error:\n        print('refused', error.errno)\n";
+    fs::write(place.path("function/map.py"), script).expect("a script");
+    fs::write(place.path("function/text"), "some text").expect("a file");
+    place.function(
+        "[build]\ncommand = [\"/usr/bin/python3\", \"map.py\"]\n[runtime]\nkind = \"binary\"",
+    );
+    let outcome = place.build(&[]);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("mapped some text"), "{}", outcome.stderr);
+    // Nothing that is written through a mapping may be lost silently: ENODEV.
+    assert!(outcome.stderr.contains("refused 19"), "{}", outcome.stderr);
 }
 
 #[test]
@@ -310,8 +326,7 @@ fn a_function_gets_files_of_the_host_that_everybody_may_read() {
     };
     let secret = place.path("outside/secret").display().to_string();
     let public = place.path("open/public").display().to_string();
-    let include =
-        |path: &str| format!("[runtime]\nkind = \"binary\"\ninclude = [\"{path}\"]");
+    let include = |path: &str| format!("[runtime]\nkind = \"binary\"\ninclude = [\"{path}\"]");
     let outcome = build(&include(&secret), &[]);
     assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
     assert_eq!(place.blobs(SECRET), Vec::<PathBuf>::new());
@@ -401,33 +416,32 @@ fn functions_of_different_domains_share_no_file() {
 
 #[test]
 fn a_live_instance_is_not_frozen_over_a_newer_build() {
-    let work = tempfile::tempdir().expect("a directory");
-    let function = |value: &str| Function::Variant {
-        example: "hello-c",
-        name: "late",
-        keys: format!("isolation = \"instance\"\nenv = {{ VERSION = \"{value}\" }}"),
-        limits: "",
+    let place = Place::new();
+    let keys = |version: &str| {
+        format!(
+            "isolation = \"instance\"\nenv = {{ VERSION = \"{version}\" }}\n\
+             [runtime]\nkind = \"binary\""
+        )
     };
-    let home = built_home("freeze-late-source", &[function("one")]);
-    let home = copy_home(&home, "freeze-late");
+    place.function(&keys("one"));
+    let outcome = place.build(&[]);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let home = place.path("home");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
-    assert_eq!(get(daemon.gateway(), "late", "/").status, 200);
+    assert_eq!(get(daemon.gateway(), "hostile", "/").status, 200);
     // The daemon does not hear of the build, as if it were just about to.
     let address = home.join("daemon.json");
     let aside = home.join("aside.json");
     fs::rename(&address, &aside).expect("the daemon's address");
-    let directory = function("two").directory(work.path());
-    let mut build = thaw();
-    let outcome = run_within(
-        PATIENCE,
-        build.env("THAW_HOME", &home).arg("build").arg(&directory),
-        b"",
-    );
+    // Its files stay the same, only the configuration changes.
+    let text = fs::read_to_string(place.path("function/thaw.toml")).expect("thaw.toml");
+    place.configure(&text.replace("\"one\"", "\"two\""));
+    let outcome = place.build(&[]);
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     fs::rename(&aside, &address).expect("the daemon's address");
-    let record = home.join("store/functions/late/record.json");
+    let record = home.join("store/functions/hostile/record.json");
     let built = fs::read(&record).expect("a record");
-    let outcome = run(thaw().env("THAW_HOME", &home).args(["freeze", "late"]));
+    let outcome = run(thaw().env("THAW_HOME", &home).args(["freeze", "hostile"]));
     assert_eq!(outcome.code, Some(1), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("built anew"), "{}", outcome.stderr);
     assert_eq!(fs::read(&record).expect("a record"), built);

@@ -1,8 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 pub mod admin;
-mod beneath;
 pub mod bench;
+mod beneath;
 pub mod boots;
 pub mod build;
 pub mod catalog;

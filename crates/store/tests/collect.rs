@@ -273,3 +273,66 @@ fn extras_come_when_asked_for() {
         assert_eq!(has(vec![extra], path), on_host, "{path}");
     }
 }
+
+/// Whoever made an object file may have written any path into it.
+#[test]
+fn an_interpreter_that_is_no_library_is_not_collected() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = directory.path().join("secret");
+    std::fs::write(&secret, "not for everybody").unwrap();
+    let source = directory.path().join("object.c");
+    std::fs::write(&source, "int main(void) { return 0; }").unwrap();
+    let object = directory.path().join("own/object");
+    std::fs::create_dir(object.parent().unwrap()).unwrap();
+    let mut compiler = std::process::Command::new("cc");
+    compiler.arg(&source).arg("-o").arg(&object);
+    compiler.arg(format!("-Wl,--dynamic-linker={}", secret.display()));
+    assert!(compiler.status().unwrap().success());
+    let (_home, store) = empty_store();
+    let mut session = store.session().unwrap();
+    let mut tree = Tree::new();
+    let libraries_of = vec![object.parent().unwrap().to_owned()];
+    let request = CollectRequest { libraries_of, ..Default::default() };
+    let collected = session.collect(&mut tree, &request, &mut |_| {}).unwrap();
+    assert!(tree.find(&secret).is_none());
+    assert!(collected.missing_libraries.iter().any(|m| m.library == secret.to_string_lossy()));
+}
+
+/// A request of somebody who has fewer rights than this process.
+#[test]
+fn only_what_everybody_may_read_is_collected_for_others() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let mode = |path: &str, mode: u32| {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(directory.path().join(path), permissions).unwrap();
+    };
+    std::fs::create_dir(directory.path().join("private")).unwrap();
+    for (path, bits) in [("open", 0o644), ("secret", 0o600), ("private/open", 0o644)] {
+        std::fs::write(directory.path().join(path), path).unwrap();
+        mode(path, bits);
+    }
+    mode("private", 0o700);
+    mode("", 0o755);
+    let (_home, store) = empty_store();
+    let collect = |path: &str, granted: &str| {
+        let mut session = store.session().unwrap();
+        let mut tree = Tree::new();
+        let granted = directory.path().join(granted);
+        let request = CollectRequest {
+            files: vec![directory.path().join(path)],
+            readers: thaw_store::import::Readers::Everybody,
+            granted: vec![granted],
+            ..Default::default()
+        };
+        session.collect(&mut tree, &request, &mut |_| {}).map(drop)
+    };
+    collect("open", "nothing").unwrap();
+    collect("secret", "nothing").unwrap_err();
+    collect("secret", "secret").unwrap_err();
+    let error = collect("private/open", "nothing").unwrap_err();
+    assert!(error.to_string().contains("not every user"), "{error}");
+    collect("private/open", "private").unwrap();
+    // A directory on the way to something granted leads nowhere else.
+    collect("private/open", "private/other").unwrap_err();
+}

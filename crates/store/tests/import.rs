@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use common::{describe_directory, describe_index, empty_store, is_root};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use thaw_store::import::{Exclude, ImportOptions, Ownership, PathPattern};
+use thaw_store::import::{Exclude, ImportOptions, Ownership, PathPattern, Readers, Unreadable};
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{BlobHash, Domain, Name, Store, StoreError, Tree};
 
@@ -171,6 +171,60 @@ fn domains_do_not_share() {
     // Both are found intact, the second under its domain's key.
     let report = store.verify(thaw_store::Repair::Report, &mut |_| {}).unwrap();
     assert_eq!(report.problems, []);
+}
+
+#[test]
+fn private_files_are_found_wherever_the_directory_lies() {
+    let source = tempfile::tempdir().unwrap();
+    fs::create_dir(source.path().join("deep")).unwrap();
+    fs::write(source.path().join("a.key"), "same bytes").unwrap();
+    fs::write(source.path().join("deep/b.txt"), "same bytes").unwrap();
+    let (_directory, store) = empty_store();
+    let blobs = |pattern: &str, place: &str| {
+        let own = Domain::private(&Name::new("f").unwrap());
+        let domains = vec![(PathPattern::new(pattern).unwrap(), own)];
+        let place = PathBuf::from(place);
+        let options = ImportOptions { domains, place, ..Default::default() };
+        import(&store, source.path(), &options).index().blobs().len()
+    };
+    assert_eq!(blobs("*.key", ""), 2);
+    assert_eq!(blobs("*.key", "sub"), 1);
+    assert_eq!(blobs("sub/*.key", "sub"), 2);
+    // All of it is private.
+    assert_eq!(blobs("sub", "sub"), 1);
+    assert_eq!(blobs("**/deep/*", "any/where"), 2);
+}
+
+#[test]
+fn files_that_not_everybody_may_read_can_be_left_out() {
+    let source = tempfile::tempdir().unwrap();
+    let put = |path: &str, mode: u32| {
+        let path = source.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, path.as_os_str().as_encoded_bytes()).unwrap();
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    };
+    put("open", 0o644);
+    put("secret", 0o640);
+    put("closed/open", 0o644);
+    fs::set_permissions(source.path(), Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(source.path().join("closed"), Permissions::from_mode(0o750)).unwrap();
+    let (_directory, store) = empty_store();
+    let options = ImportOptions {
+        readers: Readers::Everybody,
+        unreadable: Unreadable::Skip,
+        ..Default::default()
+    };
+    let open = import(&store, source.path(), &options);
+    let regular = |description: &common::Description| !description.content.is_empty();
+    let found = describe_index(&store, &open);
+    let files: Vec<_> = found.iter().filter(|(_, d)| regular(d)).map(|(path, _)| path).collect();
+    assert_eq!(files, [Path::new("open")]);
+    let mut session = store.session().unwrap();
+    let options = ImportOptions { readers: Readers::Everybody, ..Default::default() };
+    let to = Path::new("/");
+    let mut tree = Tree::new();
+    session.import_directory(&mut tree, source.path(), to, &options, &mut |_| {}).unwrap_err();
 }
 
 #[test]

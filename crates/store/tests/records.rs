@@ -267,3 +267,42 @@ fn a_store_of_another_version_is_refused() {
     let error = Store::open(&directory.path().join("home")).unwrap_err();
     assert!(error.to_string().contains("thaw store 99"), "{error}");
 }
+
+#[test]
+fn a_version_replaces_the_one_that_it_was_made_from_only() {
+    let (_directory, store) = empty_store();
+    put(&store, "f", "one");
+    let old = store.get_function(&name("f")).unwrap();
+    let mut session = store.session().unwrap();
+    let new = |session: &mut Session, text: &str, config| {
+        let image = Some(image_of(session, text));
+        NewFunction { name: name("f"), config, index: old.index, image }
+    };
+    // Somebody else stores the same files and image with another configuration.
+    let other = NewFunction {
+        name: name("f"),
+        config: json!({ "port": 9000 }),
+        index: old.index,
+        image: old.image,
+    };
+    let newer = session.put_function(other).unwrap();
+    let late = new(&mut session, "late", json!({ "port": 8000 }));
+    let refused = session.replace_function(&old.version(), late.clone()).unwrap_err();
+    assert!(matches!(refused, StoreError::Replaced { .. }), "{refused}");
+    assert_eq!(store.get_function(&name("f")).unwrap(), newer);
+    // The same configuration once more is another version, too.
+    let again = NewFunction {
+        name: name("f"),
+        config: newer.config.clone(),
+        index: newer.index,
+        image: newer.image,
+    };
+    let newest = session.put_function(again).unwrap();
+    assert!(session.replace_function(&newer.version(), late.clone()).is_err());
+    let stored = session.replace_function(&newest.version(), late.clone()).unwrap();
+    assert_eq!(store.get_function(&name("f")).unwrap(), stored);
+    // A function that was removed stays so.
+    store.remove_function(&name("f")).unwrap();
+    assert!(session.replace_function(&stored.version(), late).is_err());
+    assert!(store.get_function(&name("f")).unwrap_err().is_not_found());
+}

@@ -95,15 +95,19 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 fn options(arguments: &Arguments) -> Result<BuildOptions, Failure> {
-    let absolute = |tools: &PathBuf| {
-        let found = tools.canonicalize();
-        found.map_err(|error| Failure::failed(format!("--tools {}: {error}", tools.display())))
+    // A link is shown with what it leads to.
+    let paths = |tools: &PathBuf| match (std::path::absolute(tools), tools.canonicalize()) {
+        (Ok(named), Ok(real)) => Ok([named, real]),
+        (Err(error), _) | (_, Err(error)) => {
+            Err(Failure::failed(format!("--tools {}: {error}", tools.display())))
+        }
     };
+    let tools = arguments.tools.iter().map(paths).collect::<Result<Vec<_>, _>>()?;
     Ok(BuildOptions {
         entry_timeout: arguments.timeout.0,
         training_timeout: arguments.training_timeout.0,
         trust: if arguments.trust_build { Trust::Trusted } else { Trust::Untrusted },
-        tools: arguments.tools.iter().map(absolute).collect::<Result<_, _>>()?,
+        tools: tools.into_iter().flatten().collect(),
         domain: arguments.domain.clone(),
         weak_limits: arguments.weak_limits.chosen(),
         ..BuildOptions::default()

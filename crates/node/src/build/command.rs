@@ -31,7 +31,16 @@ use thaw_sandbox::{
 /// What a sandbox of a build sees of the host, besides the function's directory and
 /// the operator's `--tools`.
 const TOOLS: [&str; 11] = [
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/opt",
+    "/nix/store",
     "/gnu/store",
 ];
 /// Where the home directory of a build lies in its sandbox.
@@ -156,9 +165,8 @@ impl Commands<'_> {
         let deadline = Instant::now() + task.timeout;
         let (stdout, stderr, console) = (output.pipe()?, output.pipe()?, output.pipe()?);
         let stdin = File::open("/dev/null")?;
-        let not_started = |error: &dyn std::error::Error| {
-            CommandFailure::NotStarted(error.to_string())
-        };
+        let not_started =
+            |error: &dyn std::error::Error| CommandFailure::NotStarted(error.to_string());
         let settings = self.settings();
         let egress = Egress { allow: task.egress.to_vec(), ..Egress::default() }.policy();
         let parent = start_parent(console, self.options.weak_limits)
@@ -227,16 +235,14 @@ impl Commands<'_> {
         HostPolicy { rights: FileRights::Caller, hidden, ..HostPolicy::default() }
     }
 
-    /// File systems in memory come first: a function's directory may lie in `/tmp`.
+    /// What is written elsewhere, such as in `/tmp`, stays in the sandbox's memory.
     fn mounts(&self, task: &Task<'_>) -> io::Result<Vec<Mount>> {
-        let tmpfs = |at: &str| Mount { at: at.into(), kind: MountKind::Tmpfs };
         let bind = |host: &Path, at: &OsStr, access| {
             let directory = BoundDirectory::open_with(host, access, &self.policy(host))?;
             Ok::<_, io::Error>(Mount { at: at.into(), kind: MountKind::Bind(directory) })
         };
         let home = self.kept("home")?;
-        let mut mounts = vec![tmpfs("/tmp"), tmpfs("/var/tmp"), tmpfs("/run")];
-        mounts.push(bind(&home, SANDBOX_HOME.as_ref(), BoundAccess::Write)?);
+        let mut mounts = vec![bind(&home, SANDBOX_HOME.as_ref(), BoundAccess::Write)?];
         for (directory, access) in &task.bound {
             mounts.push(bind(directory, directory.as_os_str(), *access)?);
         }

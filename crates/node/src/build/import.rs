@@ -16,9 +16,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::process::Output;
 use thaw_sandbox::BoundAccess;
-use thaw_store::collect::{
-    CollectRequest, Collected, Question, RuntimeRequest, ask_on_host,
-};
+use thaw_store::collect::{CollectRequest, Collected, Question, RuntimeRequest, ask_on_host};
 use thaw_store::import::{Exclude, ImportOptions, Ownership, Progress, Readers};
 use thaw_store::index::{Attributes, Content, Node, Timestamp, TreeError};
 use thaw_store::{Domain, IndexId, Name, Session, StoreError, Tree};
@@ -392,9 +390,10 @@ impl<'a> Import<'a> {
         if !metadata.is_file() {
             return Err(ImportFailure::Special { path: named.path });
         }
-        let is_private = self.config.sharing.private.iter().any(|files| {
-            named.inside.as_ref().is_some_and(|path| files.pattern().matches(path))
-        });
+        let is_private =
+            self.config.sharing.private.iter().any(|files| {
+                named.inside.as_ref().is_some_and(|path| files.pattern().matches(path))
+            });
         let private = self.config.private_domain();
         let domain = if is_private { &private } else { &self.domain };
         let blob = session.put_file(&named.file, &named.path, domain)?;
@@ -521,8 +520,11 @@ fn may_all_reach(path: &Path) -> bool {
 fn open_plainly(key: &'static str, path: &Path) -> Result<File, ImportFailure> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty());
-    let missing =
-        |error| ImportFailure::Missing { key, path: path.to_owned(), error: io::Error::from(error) };
+    let missing = |error| ImportFailure::Missing {
+        key,
+        path: path.to_owned(),
+        error: io::Error::from(error),
+    };
     opened.map(File::from).map_err(missing)
 }
 

@@ -124,10 +124,8 @@ impl Output {
         let interest = |pipe| PollFd::from_borrowed_fd(AsFd::as_fd(pipe), PollFlags::IN);
         let mut pipes: Vec<PollFd<'_>> =
             self.pipes.iter().map(|pipe| interest(&pipe.reader)).collect();
-        let patience = Timespec {
-            tv_sec: patience.as_secs() as i64,
-            tv_nsec: patience.subsec_nanos().into(),
-        };
+        let patience =
+            Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
         match poll(&mut pipes, Some(&patience)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -299,7 +297,10 @@ mod tests {
         let last = output.finish(&mut on_event);
         assert_eq!(last.last().map(String::as_str), Some("the end"));
         assert_eq!(count, LINES_SHOWN);
-        assert!(notes.len() == 1 && notes[0].contains("lines of output were left out"), "{notes:?}");
+        assert!(
+            notes.len() == 1 && notes[0].contains("lines of output were left out"),
+            "{notes:?}"
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The program that is being built: running in a sandbox, watched until it is at
 //! its entry point.
 
-use super::freeze::FreezeFailure;
 use super::OnEvent;
+use super::freeze::FreezeFailure;
 use super::output::{Flow, Output};
 use crate::config::{EntryKind, FreezeAt, FunctionConfig};
 use crate::function::StoredFunction;
@@ -240,7 +240,8 @@ fn pass_signals(number: u32) -> io::Result<mpsc::Receiver<u32>> {
             // One that finds no room is one of many, of which the first ones do.
             while signals.recv().await.is_some()
                 && !matches!(sender.try_send(number), Err(TrySendError::Disconnected(_)))
-            {}
+            {
+            }
         });
     })?;
     Ok(receiver)

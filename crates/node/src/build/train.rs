@@ -76,9 +76,9 @@ impl<'a> Course<'a> {
         let body = |request: &TrainingRequest| match (&request.body, &request.file) {
             (Some(body), _) => Ok(Bytes::from(body.clone())),
             (None, None) => Ok(Bytes::new()),
-            (None, Some(file)) => read(file).map(Bytes::from).map_err(|error| {
-                FreezeFailure::TrainingFile { path: source.join(file), error }
-            }),
+            (None, Some(file)) => read(file)
+                .map(Bytes::from)
+                .map_err(|error| FreezeFailure::TrainingFile { path: source.join(file), error }),
         };
         Ok(Self {
             train,

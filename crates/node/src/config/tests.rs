@@ -46,7 +46,8 @@ fn everything_can_be_set_and_survives_json() {
         refresh = "24h"
         env = { A = "b" }
         limits = { memory = "64MiB", cpu = 2, processes = 7, cpu_time = "1m", crashes = 5, timeout = "1.5s", concurrency = 8, keep_alive = "10s", instances = 3, queue = "250ms" }
-        build = { command = ["make"] }
+        build = { command = ["make"], egress = ["example.com:443"], memory = "1GiB", timeout = "5m" }
+        sharing = { domain = "customer-7", private = ["secrets/**", "*.key"] }
         egress = { allow = [] }
         "#,
     )
@@ -254,4 +255,66 @@ fn training_requests_are_checked() {
     let asked = "[entry]\nfreeze = \"program\"\n[train]\nrequests = [{}]\n";
     let error = parse(&format!("{MINIMAL}{asked}")).unwrap_err();
     assert!(error.contains("[train] begins when the program waits"), "{error}");
+}
+
+#[test]
+fn builds_have_settings_that_make_sense() {
+    let with = |build: &str| parse(&format!("{MINIMAL}[build]\n{build}"));
+    let build = with("command = [\"make\"]").unwrap().build.unwrap();
+    assert_eq!(build.timeout, TimeSpan::seconds(1800));
+    assert!(build.egress.is_empty());
+    for (wrong, complaint) in [
+        ("", "nothing to do"),
+        ("command = []", "a command needs a program"),
+        ("command = [\"make\"]\ntimeout = \"0s\"", "no build is done in no time"),
+        ("command = [\"make\"]\nmemory = \"1MiB\"", "too little memory"),
+        ("command = [\"a\\u0000b\"]", "NUL"),
+        ("command = [\"make\"]\negress = [\"nowhere\"]", "egress"),
+    ] {
+        let error = with(wrong).expect_err(wrong);
+        assert!(error.contains(complaint) || complaint == "egress", "{wrong}: {error}");
+    }
+    // pip has something to do without a command.
+    let text = format!("{MINIMAL}requirements = \"r.txt\"\n[build]\negress = [\"pypi.org:443\"]");
+    assert!(parse(&text).unwrap().build.unwrap().command.is_empty());
+}
+
+#[test]
+fn domains_and_private_files_are_checked() {
+    let with = |sharing: &str| parse(&format!("{MINIMAL}[sharing]\n{sharing}"));
+    let config = with("domain = \"a\"\nprivate = [\"secrets\"]").unwrap();
+    assert_eq!(config.domain().name().unwrap().as_str(), "a");
+    assert_eq!(parse(MINIMAL).unwrap().domain(), thaw_store::Domain::shared());
+    assert_ne!(config.private_domain(), config.domain());
+    for wrong in [
+        "domain = \"\"",
+        "domain = \"../a\"",
+        "domain = \"private.a\"",
+        "private = [\"/etc\"]",
+        "private = [\"a/../b\"]",
+        "private = [\"\"]",
+        "privat = []",
+    ] {
+        with(wrong).expect_err(wrong);
+    }
+    // The longest name of a function has a domain for its private files.
+    let long = "a".repeat(63);
+    let config = parse(&MINIMAL.replacen("hello", &long, 1)).unwrap();
+    assert!(config.private_domain().name().is_some());
+}
+
+#[test]
+fn a_configuration_is_read_from_its_directory_only() {
+    let all = tempfile::tempdir().unwrap();
+    let directory = all.path().join("function");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(all.path().join("elsewhere.toml"), MINIMAL).unwrap();
+    let file = directory.join(CONFIG_FILE);
+    std::os::unix::fs::symlink("../elsewhere.toml", &file).unwrap();
+    assert!(matches!(FunctionConfig::load(&directory), Err(ConfigError::Read { .. })));
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, vec![b'#'; 2 << 20]).unwrap();
+    assert!(matches!(FunctionConfig::load(&directory), Err(ConfigError::Read { .. })));
+    std::fs::write(&file, MINIMAL).unwrap();
+    FunctionConfig::load(&directory).unwrap();
 }

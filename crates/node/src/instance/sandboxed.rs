@@ -704,16 +704,15 @@ impl Instance for SandboxInstance {
 
     fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String> {
         let (shared, sandbox) = (&self.shared, self.sandbox.get_ref());
-        let (image, report) =
-            freeze_instance(
-                &shared.store,
-                shared.function.as_str(),
-                sandbox,
-                rest,
-                &shared.rootfs,
-                shared.image_id,
-            )
-            .map_err(|error| error.to_string())?;
+        let (image, report) = freeze_instance(
+            &shared.store,
+            shared.function.as_str(),
+            sandbox,
+            rest,
+            &shared.rootfs,
+            shared.image_id,
+        )
+        .map_err(|error| error.to_string())?;
         Ok(FrozenInstance {
             image: image.to_string(),
             file_len: report.file_len,

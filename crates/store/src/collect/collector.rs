@@ -319,8 +319,7 @@ impl<'a> Collector<'a> {
             }
             ahead.extend(reversed_components(&target));
         }
-        let is_granted =
-            |granted: &PathBuf| here.starts_with(granted) || path.starts_with(granted);
+        let is_granted = |granted: &PathBuf| here.starts_with(granted) || path.starts_with(granted);
         if let Some(closed) = closed
             && !self.granted.iter().any(is_granted)
         {

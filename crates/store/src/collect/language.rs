@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use super::collector::Collector;
-use super::{CollectError, Question};
 use super::runtime::RuntimeRequest;
+use super::{CollectError, Question};
 use crate::error::Result;
 use crate::import::Exclude;
 

@@ -23,7 +23,14 @@ pub type Ask<'a> = dyn FnMut(&Question<'_>) -> io::Result<Output> + 'a;
 /// Variables that an interpreter, or a version manager that stands in for one,
 /// needs. Others could make it load code.
 const VARIABLES: [&str; 9] = [
-    "HOME", "USER", "LOGNAME", "JAVA_HOME", "GEM_HOME", "GEM_PATH", "NVM_DIR", "SDKMAN_DIR",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "JAVA_HOME",
+    "GEM_HOME",
+    "GEM_PATH",
+    "NVM_DIR",
+    "SDKMAN_DIR",
     "XDG_DATA_HOME",
 ];
 /// Version managers, by the beginning of their variables' names.

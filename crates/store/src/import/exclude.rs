@@ -39,8 +39,7 @@ impl PathPattern {
     /// The pattern that `text` writes; `None` if it is not a relative path without
     /// `..`, or has more than [`PathPattern::NAMES_MAX`] names.
     pub fn new(text: &str) -> Option<Self> {
-        let names: Vec<&str> =
-            text.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
+        let names: Vec<&str> = text.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
         let good = !names.is_empty()
             && names.len() <= Self::NAMES_MAX
             && !text.starts_with('/')
