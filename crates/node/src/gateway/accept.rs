@@ -18,6 +18,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
@@ -151,7 +152,8 @@ impl Gateway {
             Some(service) => self.place(arrival, &service, head.wants_head_only),
             None => {
                 let (function, entrance) = (function.cloned(), entrance.clone());
-                tokio::spawn(client::serve(self.clone(), arrival, function, entrance));
+                let serving = client::serve(self.clone(), arrival, function, entrance);
+                begin_at_once(serving);
             }
         }
     }
@@ -190,6 +192,17 @@ impl Gateway {
         self.shared.metrics().refused(None, refusal.status(), refusal.error());
         let client = arrival.into_client(&self.shared, false);
         tokio::spawn(async move { refuse(&client, &refusal).await });
+    }
+}
+
+/// Goes as far as it goes without waiting, in the present task: until the first request
+/// is on its way to an instance. The rest has a task of its own.
+fn begin_at_once(serving: impl Future<Output = ()> + Send + 'static) {
+    let mut serving = Box::pin(serving);
+    // The task polls it once more before it waits for anything.
+    let mut context = Context::from_waker(Waker::noop());
+    if serving.as_mut().poll(&mut context).is_pending() {
+        tokio::spawn(serving);
     }
 }
 
