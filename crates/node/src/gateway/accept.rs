@@ -4,6 +4,7 @@ use super::admission::{Admission, Admitted, Entrance};
 use super::answer::refuse;
 use super::attend::attend;
 use super::client;
+use super::exchange::Prepared;
 use super::head::{self, Announcement, HEAD_MAX, Head, HeadError, Progress};
 use super::refusal::Refusal;
 use crate::clock::monotonic_ns;
@@ -148,11 +149,16 @@ impl Gateway {
             let is_own = function.is_some() && entry.connections == Connections::Handover;
             entry.kind == EntryKind::Http && (head.announces == Announcement::Last || is_own)
         };
-        match service.filter(is_whole) {
-            Some(service) => self.place(arrival, &service, head.wants_head_only),
-            None => {
+        match service {
+            Some(service) if is_whole(&service) => {
+                self.place(arrival, &service, head.wants_head_only);
+            }
+            service => {
+                // A boot goes on while the request is parsed.
+                let prepared =
+                    service.and_then(|service| Prepared::begin(&self.shared, &service, &arrival));
                 let (function, entrance) = (function.cloned(), entrance.clone());
-                let serving = client::serve(self.clone(), arrival, function, entrance);
+                let serving = client::serve(self.clone(), arrival, function, entrance, prepared);
                 begin_at_once(serving);
             }
         }

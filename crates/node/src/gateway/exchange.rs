@@ -5,16 +5,19 @@
 //! request, whoever makes it. The times of a request are kept here, since the socket of
 //! an instance has no counters.
 
+use super::accept::Arrival;
 use super::attend::died;
 use super::head::HeadError;
 use super::message::{self, Afterwards};
 use super::refusal::Refusal;
 use super::routed::{AnswerBody, Asked};
-use super::ticket::Seat;
+use super::ticket::{Seat, Ticket};
 use super::upgrade;
 use super::upload::{Upload, UploadState};
 use super::upstream::{Line, Reply, Upstream, UpstreamEnd};
+use crate::config::EntryKind;
 use crate::instance::{Client, LetGo, Outcome, Way};
+use crate::node::Shared;
 use crate::service::{Reuse, Service};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::http::request::Parts;
@@ -22,6 +25,8 @@ use hyper::{Request, Response, StatusCode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::future::{Future, poll_fn};
 use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -149,6 +154,61 @@ pub(super) async fn answer(
     }
 }
 
+/// An instance that was booted for the first request of a client before that was parsed
+/// as a whole. Dropping it ends it.
+pub(super) struct Prepared {
+    service: Arc<Service>,
+    /// The gateway's end, the instance's, and who has it; none when they are taken.
+    parts: Option<(OwnedFd, Arc<Client>, Ticket)>,
+}
+
+impl Prepared {
+    /// Begins a boot if every request of the function has one, and it takes no waiting.
+    pub fn begin(shared: &Shared, service: &Arc<Service>, arrival: &Arrival) -> Option<Self> {
+        if !service.is_single_use() || service.config().entry.kind != EntryKind::Http {
+            return None;
+        }
+        let (ours, socket) = pair().ok()?;
+        let client =
+            routed_client(shared, socket, (arrival.peer, arrival.local), arrival.accepted_ns);
+        // Whatever stands against it stands against the request, too, and is said then.
+        let ticket = Ticket::now(service, &client)?;
+        Some(Self { service: service.clone(), parts: Some((ours, client, ticket)) })
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        if let Some((_, _, ticket)) = &self.parts {
+            self.service.kill(ticket.placed.instance);
+        }
+    }
+}
+
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// The instance's end of a pair.
+fn routed_client(
+    shared: &Shared,
+    socket: OwnedFd,
+    (peer, local): (SocketAddr, SocketAddr),
+    accepted_ns: u64,
+) -> Arc<Client> {
+    Arc::new(Client {
+        id: shared.next_id(),
+        socket,
+        peer,
+        local,
+        accepted_ns,
+        wants_head_only: false,
+        way: Way::Routed,
+        admitted: None,
+    })
+}
+
 /// Sends a request to an instance: on a connection that is there, or with one for which
 /// an instance is found.
 async fn send(
@@ -167,22 +227,26 @@ async fn send(
         return Ok((lease(upstream), reply));
     }
     let broken = |error: io::Error| died(service, format!("the host refused a socket ({error})"));
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-    let (ours, socket) = pair.map_err(|error| broken(error.into()))?;
+    let prepared = asked.client.take_prepared();
+    if let Some(mut prepared) = prepared.filter(|found| Arc::ptr_eq(&found.service, service))
+        && let Some((ours, client, ticket)) = prepared.parts.take()
+    {
+        let mut line = match Line::new(ours).await {
+            Ok(line) => line,
+            Err(error) => {
+                service.kill(ticket.placed.instance);
+                return Err(broken(error));
+            }
+        };
+        let reply = line.send(request);
+        return Ok((lease(Upstream::new(line, client, ticket)), reply));
+    }
+    let (ours, socket) = pair().map_err(broken)?;
     let mut line = Line::new(ours).await.map_err(broken)?;
     let reply = line.send(request);
     line.send_ahead();
-    let client = Arc::new(Client {
-        id: asked.client.gateway.shared().next_id(),
-        socket,
-        peer: asked.client.peer,
-        local: asked.client.local,
-        accepted_ns: asked.since_ns,
-        wants_head_only: false,
-        way: Way::Routed,
-        admitted: None,
-    });
+    let ends = (asked.client.peer, asked.client.local);
+    let client = routed_client(asked.client.gateway.shared(), socket, ends, asked.since_ns);
     let reuse = if state.is_replayable() { reuse } else { Reuse::None };
     match Seat::find(service, &client, reuse).await? {
         Seat::Taken(ticket) => Ok((lease(Upstream::new(line, client, ticket)), reply)),
