@@ -18,6 +18,7 @@ fn free_port() -> u16 {
 struct Served {
     daemon: Daemon,
     own_port: SocketAddr,
+    whole_port: SocketAddr,
 }
 
 /// Requests that `examples/hello-python` has answered before it was frozen.
@@ -28,11 +29,21 @@ fn served() -> &'static Served {
     static SERVED: OnceLock<Served> = OnceLock::new();
     SERVED.get_or_init(|| {
         let own_port = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let whole_port = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let variant = |name, keys: &str, limits| Function::Variant {
             example: "hello-python",
             name,
             keys: keys.to_owned(),
             limits,
+        };
+        let kept = |name, keys: &str| Function::Program {
+            source: "kept/kept.c",
+            name,
+            keys: format!(
+                "command = [\"/app/kept\"]\nfiles = [\"kept\"]\nisolation = \"instance\"\n{keys}\n\
+                 build = {{ command = [\"cc\", \"-O2\", \"-static\", \"-o\", \"kept\", \"kept.c\"] }}\n\
+                 [runtime]\nkind = \"binary\""
+            ),
         };
         let home = built_home(
             "gateway",
@@ -46,11 +57,18 @@ fn served() -> &'static Served {
                 variant("short-lived", "isolation = \"instance\"", "keep_alive = \"300ms\""),
                 variant("impatient", "", "timeout = \"700ms\""),
                 variant("alone", "", "instances = 1\nqueue = \"100ms\""),
+                kept("kept", ""),
+                kept(
+                    "whole",
+                    &format!(
+                        "listen = \"{whole_port}\"\nentry = {{ connections = \"handover\" }}"
+                    ),
+                ),
                 variant("own-port", &format!("listen = \"{own_port}\""), ""),
             ],
         );
         let arguments = vec!["--head-timeout=2s".to_owned()];
-        Served { daemon: Daemon::start(&home, &DaemonOptions { arguments }), own_port }
+        Served { daemon: Daemon::start(&home, &DaemonOptions { arguments }), own_port, whole_port }
     })
 }
 
@@ -294,14 +312,98 @@ fn many_clients_are_served_at_once() {
     }
 }
 
+/// Sends a request on which others follow, and reads its answer.
+fn ask(client: &mut Raw, host: &str, path: &str) -> thaw_e2e::Response {
+    client.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nCookie: of={host}\r\n\r\n"));
+    client.response().expect("an answer")
+}
+
 #[test]
-fn two_requests_on_one_connection_reach_one_instance() {
-    // The function answers in HTTP/1.0 and closes; the gateway must not keep the
-    // connection open in its place.
+fn two_requests_of_a_connection_reach_two_instances() {
+    // The function answers in HTTP/1.0 and closes, which is between it and the gateway.
     let mut client = Raw::connect(gateway());
-    client.send("GET /pid HTTP/1.1\r\nHost: hello-python\r\n\r\n");
-    assert_eq!(client.response().expect("an answer").json()["requests"], TRAINED + 1);
-    assert_eq!(client.read_to_end(), b"");
+    for _ in 0..3 {
+        let process = ask(&mut client, "hello-python", "/pid").json();
+        assert_eq!(process["requests"], TRAINED + 1);
+    }
+}
+
+#[test]
+fn requests_of_a_connection_reach_the_functions_that_they_name() {
+    let mut client = Raw::connect(gateway());
+    for round in 0..5 {
+        let path = format!("/{round}");
+        let text = ask(&mut client, "hello-c", &path).text();
+        assert_eq!(text, format!("Hello from C! You asked for {path}.\n"));
+        assert!(ask(&mut client, "hello-python", "/").text().starts_with("Hello from Python!"));
+        assert_refused(&ask(&mut client, "nobody", "/"), 404, "unknown_function");
+        assert_eq!(ask(&mut client, "reused", "/").status, 200);
+    }
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_turn() {
+    let mut client = Raw::connect(gateway());
+    let head = |name: &str| format!("GET /p HTTP/1.1\r\nHost: {name}\r\n\r\n");
+    client.send([head("hello-python"), head("hello-c"), head("hello-c")].concat());
+    assert_eq!(client.response().expect("an answer").status, 404);
+    for _ in 0..2 {
+        let text = client.response().expect("an answer").text();
+        assert_eq!(text, "Hello from C! You asked for /p.\n");
+    }
+}
+
+/// A server in the sandbox that attends to one connection until it ends serves all that
+/// comes through the gateway, and those that are handed over.
+#[test]
+fn a_connection_to_an_instance_serves_many_clients() {
+    let mut clients: Vec<_> = (0..4).map(|_| Raw::connect(gateway())).collect();
+    for connection in [1, 3] {
+        for request in 1..=20 {
+            let text = ask(&mut clients[request % 4], "kept", "/").text();
+            assert_eq!(text, format!("connection {connection}, request {request}\n"));
+        }
+        // Such a client gets a connection of its own, for which the other one ends.
+        let mut last = Raw::connect(gateway());
+        last.send("GET / HTTP/1.1\r\nHost: kept\r\nConnection: close\r\n\r\n");
+        let text = last.response().expect("an answer").text();
+        assert_eq!(text, format!("connection {}, request 1\n", connection + 1));
+        assert_eq!(last.read_to_end(), b"");
+        wait_until("the place is free", || {
+            let instances = served().daemon.instances("kept");
+            instances.iter().all(|instance| instance["connections"] == 0)
+        });
+    }
+    assert_eq!(served().daemon.instances("kept").len(), 1);
+}
+
+#[test]
+fn routed_requests_that_fail_say_why_and_the_connection_goes_on() {
+    let mut client = Raw::connect(gateway());
+    assert_refused(&ask(&mut client, "hello-python", "/exit"), 502, "instance_died");
+    assert_refused(&ask(&mut client, "impatient", "/slow?seconds=50"), 504, "timeout");
+    assert_eq!(ask(&mut client, "hello-python", "/").status, 200);
+}
+
+#[test]
+fn the_body_is_asked_for_where_the_client_waits_to_be() {
+    let mut client = Raw::connect(gateway());
+    client.send(
+        "POST /echo HTTP/1.1\r\nHost: hello-python\r\nContent-Length: 5\r\n\
+         Expect: 100-continue\r\n\r\n",
+    );
+    assert_eq!(client.response().expect("an interim answer").status, 100);
+    assert_eq!(client.send("hello").response().expect("an answer").text(), "hello");
+}
+
+#[test]
+fn a_function_may_have_the_connections_at_its_own_address_whole() {
+    let mut client = Raw::connect(served().whole_port);
+    for (request, host) in [(1, "whole"), (2, "anything-else")] {
+        let text = ask(&mut client, host, "/").text();
+        assert_eq!(text, format!("connection 1, request {request}\n"));
+    }
+    assert_eq!(served().daemon.instances("whole").len(), 1);
 }
 
 #[test]

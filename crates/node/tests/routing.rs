@@ -86,6 +86,19 @@ fn every_request_of_a_connection_has_an_instance_of_its_own_by_default() {
 }
 
 #[test]
+fn an_instance_that_was_booted_for_a_request_that_is_none_ends() {
+    let node = Node::new(10);
+    let (service, threads) = node.serve("f", "[limits]\ninstances = 1", echo_path);
+    // The gateway reads further than it peeks.
+    let mut client = node.connect();
+    client.send("POST / HTTP/1.1\r\nHost: f\r\nTransfer-Encoding: gzip, chunked\r\n\r\n");
+    assert_eq!(client.response().unwrap().status, 400);
+    eventually(|| service.instance_count() == 0);
+    assert_eq!(threads.launched.load(Ordering::SeqCst), 1);
+    assert_eq!(node.connect().get("f", "/").text(), "2 /");
+}
+
+#[test]
 fn an_instance_is_told_that_nothing_follows_and_ends_even_if_it_does_not_listen() {
     let node = Node::new(10);
     let heads: Arc<Mutex<Vec<String>>> = Arc::default();

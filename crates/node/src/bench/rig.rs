@@ -5,7 +5,7 @@ use super::BenchError;
 use super::client::{PATIENCE, eventually, exchange};
 use crate::boots::{BootKind, BootRecord};
 use crate::clock::monotonic_ns;
-use crate::config::{FunctionConfig, Isolation, TimeSpan};
+use crate::config::{Connections, FunctionConfig, Isolation, TimeSpan};
 use crate::daemon::{ServeError, start_pool};
 use crate::function::BuiltFunction;
 use crate::gateway::{Gateway, GatewayConfig};
@@ -38,6 +38,8 @@ pub(super) struct RigOptions {
     pub instances: u32,
     /// Most connections of an instance at a time.
     pub concurrency: u32,
+    /// What becomes of connections that may carry several requests.
+    pub connections: Connections,
 }
 
 impl RigOptions {
@@ -53,6 +55,7 @@ impl RigOptions {
             zygotes: 4,
             instances: 64,
             concurrency: 1,
+            connections: Connections::Routed,
         }
     }
 }
@@ -87,8 +90,10 @@ impl Rig {
         shared.install(service.clone());
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
-        runtime
-            .spawn(Gateway::new(shared.clone(), GatewayConfig::default()).listen(listener, None));
+        let handover = options.connections == Connections::Handover;
+        let own = handover.then(|| service.name().to_string());
+        let gateway = Gateway::new(shared.clone(), GatewayConfig::default());
+        runtime.spawn(gateway.listen(listener, own));
         drop(entered);
         Ok(Self { runtime, shared, pool, service, launcher, address })
     }
@@ -142,6 +147,7 @@ impl RigOptions {
     fn config(&self, function: &BuiltFunction) -> FunctionConfig {
         let mut config = function.function.config.clone();
         config.isolation = self.isolation;
+        config.entry.connections = self.connections;
         let limits = &mut config.limits;
         limits.instances = NonZeroU32::MIN.saturating_add(self.instances.saturating_sub(1));
         limits.concurrency = NonZeroU32::MIN.saturating_add(self.concurrency.saturating_sub(1));

@@ -75,7 +75,7 @@ pub struct FunctionConfig {
     /// What an instance may use, and how many there may be.
     #[serde(default)]
     pub limits: Limits,
-    /// When an instance may serve a second connection.
+    /// When an instance may serve a second request.
     #[serde(default)]
     pub isolation: Isolation,
     /// Instances that are booted ahead and kept for the next requests; more in
@@ -187,9 +187,10 @@ pub struct Limits {
     /// Crashes of instances within a minute after which the function backs off and its
     /// image is frozen anew, which gives it other addresses; 0: never.
     pub crashes: u32,
-    /// How long a client waits for the first byte of a response.
+    /// How long a client waits for the first byte of a response, and how long either side
+    /// of a routed request may stop in the middle.
     pub timeout: TimeSpan,
-    /// Connections that one instance serves at a time.
+    /// Connections, or routed requests, that one instance serves at a time.
     pub concurrency: NonZeroU32,
     /// How long an idle instance, or an idle connection, is kept.
     pub keep_alive: TimeSpan,
@@ -234,10 +235,11 @@ impl Limits {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolation {
-    /// A fresh instance for every connection, ended with it.
+    /// A fresh instance for every request, or for every connection that is handed over,
+    /// ended with it.
     #[default]
     Request,
-    /// An instance serves one connection after the other.
+    /// An instance serves one after the other.
     Instance,
 }
 

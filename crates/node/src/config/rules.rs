@@ -170,7 +170,7 @@ impl FunctionConfig {
         if self.isolation == Isolation::Request && self.limits.concurrency.get() > 1 {
             return Some((
                 &["limits", "concurrency"],
-                "isolation = \"request\" gives every connection its own instance; remove \
+                "isolation = \"request\" gives every request its own instance; remove \
                  `concurrency` or set isolation = \"instance\""
                     .to_owned(),
             ));

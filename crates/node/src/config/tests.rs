@@ -318,3 +318,20 @@ fn a_configuration_is_read_from_its_directory_only() {
     std::fs::write(&file, MINIMAL).unwrap();
     FunctionConfig::load(&directory).unwrap();
 }
+
+#[test]
+fn whole_connections_are_for_http_at_an_address_of_its_own() {
+    let with = |keys: &str| parse(&MINIMAL.replacen("port = 8000", keys, 1));
+    let listen = "port = 8000\nlisten = \"127.0.0.1:9000\"";
+    let handover = "entry = { connections = \"handover\" }";
+    let config = with(&format!("{listen}\n{handover}")).unwrap();
+    assert_eq!(config.entry.connections, Connections::Handover);
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<FunctionConfig>(&json).unwrap(), config);
+    assert_eq!(parse(MINIMAL).unwrap().entry.connections, Connections::Routed);
+    let error = with(&format!("port = 8000\n{handover}")).unwrap_err();
+    assert!(error.contains("set `listen`"), "{error}");
+    let tcp = "entry = { kind = \"tcp\", connections = \"handover\" }";
+    let error = with(&format!("{listen}\n{tcp}")).unwrap_err();
+    assert!(error.contains("kind = \"tcp\" leaves no choice"), "{error}");
+}

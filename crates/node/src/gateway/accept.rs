@@ -4,6 +4,7 @@ use super::admission::{Admission, Admitted, Entrance};
 use super::answer::refuse;
 use super::attend::attend;
 use super::client;
+use super::exchange::Prepared;
 use super::head::{self, Announcement, HEAD_MAX, Head, HeadError, Progress};
 use super::refusal::Refusal;
 use crate::clock::monotonic_ns;
@@ -18,6 +19,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
@@ -147,11 +149,17 @@ impl Gateway {
             let is_own = function.is_some() && entry.connections == Connections::Handover;
             entry.kind == EntryKind::Http && (head.announces == Announcement::Last || is_own)
         };
-        match service.filter(is_whole) {
-            Some(service) => self.place(arrival, &service, head.wants_head_only),
-            None => {
+        match service {
+            Some(service) if is_whole(&service) => {
+                self.place(arrival, &service, head.wants_head_only);
+            }
+            service => {
+                // A boot goes on while the request is parsed.
+                let prepared =
+                    service.and_then(|service| Prepared::begin(&self.shared, &service, &arrival));
                 let (function, entrance) = (function.cloned(), entrance.clone());
-                tokio::spawn(client::serve(self.clone(), arrival, function, entrance));
+                let serving = client::serve(self.clone(), arrival, function, entrance, prepared);
+                begin_at_once(serving);
             }
         }
     }
@@ -190,6 +198,17 @@ impl Gateway {
         self.shared.metrics().refused(None, refusal.status(), refusal.error());
         let client = arrival.into_client(&self.shared, false);
         tokio::spawn(async move { refuse(&client, &refusal).await });
+    }
+}
+
+/// Goes as far as it goes without waiting, in the present task: until the first request
+/// is on its way to an instance. The rest has a task of its own.
+fn begin_at_once(serving: impl Future<Output = ()> + Send + 'static) {
+    let mut serving = Box::pin(serving);
+    // The task polls it once more before it waits for anything.
+    let mut context = Context::from_waker(Waker::noop());
+    if serving.as_mut().poll(&mut context).is_pending() {
+        tokio::spawn(serving);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::accept::{Arrival, Gateway};
 use super::admission::{Admission, Admitted, Busy, Entrance};
+use super::exchange::Prepared;
 use super::head::HEAD_MAX;
 use super::routed;
 use hyper::server::conn::http1::Builder;
@@ -46,6 +47,8 @@ pub(super) struct RoutedClient {
     pub local: SocketAddr,
     /// When the connection was accepted, for the first request; 0 afterwards.
     accepted_ns: AtomicU64,
+    /// What was begun for the first request.
+    prepared: Mutex<Option<Prepared>>,
     entrance: Entrance,
     head_timeout: Duration,
     /// How long the client may take to read a piece of an answer, in milliseconds.
@@ -84,6 +87,11 @@ impl RoutedClient {
     /// When the connection was accepted, if this is asked for the first request.
     pub fn take_accepted_ns(&self) -> Option<u64> {
         Some(self.accepted_ns.swap(0, Relaxed)).filter(|ns| *ns != 0)
+    }
+
+    /// What was begun for the first request, if this is asked for it.
+    pub fn take_prepared(&self) -> Option<Prepared> {
+        self.prepared.lock().expect("no holder panics").take()
     }
 
     /// How long the client may take to read a piece of an answer.
@@ -144,6 +152,7 @@ pub(super) async fn serve(
     arrival: Arrival,
     function: Option<Arc<str>>,
     entrance: Entrance,
+    prepared: Option<Prepared>,
 ) {
     let Arrival { socket, peer, local, accepted_ns, admitted } = arrival;
     let Ok(stream) = TcpStream::from_std(socket.into()) else { return };
@@ -154,6 +163,7 @@ pub(super) async fn serve(
         peer,
         local,
         accepted_ns: AtomicU64::new(accepted_ns),
+        prepared: Mutex::new(prepared),
         entrance,
         head_timeout,
         write_patience_ms: AtomicU64::new(WRITE_PATIENCE.as_millis() as u64),

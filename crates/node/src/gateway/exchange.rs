@@ -5,27 +5,32 @@
 //! request, whoever makes it. The times of a request are kept here, since the socket of
 //! an instance has no counters.
 
+use super::accept::Arrival;
 use super::attend::died;
 use super::head::HeadError;
 use super::message::{self, Afterwards};
 use super::refusal::Refusal;
 use super::routed::{AnswerBody, Asked};
-use super::ticket::Seat;
+use super::ticket::{Seat, Ticket};
 use super::upgrade;
 use super::upload::{Upload, UploadState};
-use super::upstream::{Upstream, UpstreamEnd};
+use super::upstream::{Line, Reply, Upstream, UpstreamEnd};
+use crate::config::EntryKind;
 use crate::instance::{Client, LetGo, Outcome, Way};
+use crate::node::Shared;
 use crate::service::{Reuse, Service};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::future::{Future, poll_fn};
 use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::net::UnixStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// How often a request that no instance has touched is placed anew.
@@ -118,12 +123,13 @@ pub(super) async fn answer(
     let (mut head, body) = request.into_parts();
     let wants_upgrade = message::wants_upgrade(&head);
     message::to_instance(&mut head, service.name().as_str(), afterwards)?;
-    let (mut upload, state) = Upload::new(body);
+    let (upload, state) = Upload::new(body);
+    let mut request = Request::from_parts(head.clone(), upload);
     let mut placements = 1;
     let mut reuse = Reuse::Any;
     loop {
-        let lease = obtain(asked, reuse).await?;
-        match ask(lease, head.clone(), upload, &state).await {
+        let (lease, reply) = send(asked, request, &head, &state, reuse).await?;
+        match ask(lease, reply, &state).await {
             Ok((response, lease)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 if !wants_upgrade {
                     return Err(bad_response(service, "it switches protocols unasked"));
@@ -135,7 +141,7 @@ pub(super) async fn answer(
             Err(Failure::Untouched) if placements < PLACEMENTS_MAX && state.is_replayable() => {
                 placements += 1;
                 reuse = Reuse::None;
-                upload = state.again();
+                request = Request::from_parts(head.clone(), state.again());
                 // Whatever has killed it may be killing all that were kept.
                 let launcher = service.launcher();
                 let given_up = tokio::task::spawn_blocking(move || launcher.give_up_ready());
@@ -148,56 +154,122 @@ pub(super) async fn answer(
     }
 }
 
-/// A connection to an instance for one request.
-async fn obtain(asked: &Asked, reuse: Reuse) -> Result<Lease, Refusal> {
-    let service = &asked.service;
-    let lease = |upstream| Lease { service: service.clone(), upstream: Some(upstream) };
-    if reuse == Reuse::Any
-        && let Some(upstream) = service.idle_upstream()
-    {
-        return Ok(lease(upstream));
+/// An instance that was booted for the first request of a client before that was parsed
+/// as a whole. Dropping it ends it.
+pub(super) struct Prepared {
+    service: Arc<Service>,
+    /// The gateway's end, the instance's, and who has it; none when they are taken.
+    parts: Option<(OwnedFd, Arc<Client>, Ticket)>,
+}
+
+impl Prepared {
+    /// Begins a boot if every request of the function has one, and it takes no waiting.
+    pub fn begin(shared: &Shared, service: &Arc<Service>, arrival: &Arrival) -> Option<Self> {
+        if !service.is_single_use() || service.config().entry.kind != EntryKind::Http {
+            return None;
+        }
+        let (ours, socket) = pair().ok()?;
+        let client =
+            routed_client(shared, socket, (arrival.peer, arrival.local), arrival.accepted_ns);
+        // Whatever stands against it stands against the request, too, and is said then.
+        let ticket = Ticket::now(service, &client)?;
+        Some(Self { service: service.clone(), parts: Some((ours, client, ticket)) })
     }
-    let broken = |error: io::Error| died(service, format!("the host refused a socket ({error})"));
-    let (ours, theirs) = UnixStream::pair().map_err(broken)?;
-    let client = Arc::new(Client {
-        id: asked.client.gateway.shared().next_id(),
-        socket: theirs.into_std().map_err(broken)?.into(),
-        peer: asked.client.peer,
-        local: asked.client.local,
-        accepted_ns: asked.since_ns,
-        wants_head_only: false,
-        way: Way::Routed,
-        admitted: None,
-    });
-    let ticket = match Seat::find(service, &client, reuse).await? {
-        Seat::Taken(ticket) => ticket,
-        Seat::Other(upstream) => return Ok(lease(upstream)),
-    };
-    let instance = ticket.placed.instance;
-    match Upstream::new(ours, client, ticket).await {
-        Ok(upstream) => Ok(lease(upstream)),
-        Err(error) => {
-            service.kill(instance);
-            Err(broken(error))
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        if let Some((_, _, ticket)) = &self.parts {
+            self.service.kill(ticket.placed.instance);
         }
     }
 }
 
-/// Sends a request, and waits for the head of its answer.
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// The instance's end of a pair.
+fn routed_client(
+    shared: &Shared,
+    socket: OwnedFd,
+    (peer, local): (SocketAddr, SocketAddr),
+    accepted_ns: u64,
+) -> Arc<Client> {
+    Arc::new(Client {
+        id: shared.next_id(),
+        socket,
+        peer,
+        local,
+        accepted_ns,
+        wants_head_only: false,
+        way: Way::Routed,
+        admitted: None,
+    })
+}
+
+/// Sends a request to an instance: on a connection that is there, or with one for which
+/// an instance is found.
+async fn send(
+    asked: &Asked,
+    request: Request<Upload>,
+    head: &Parts,
+    state: &UploadState,
+    reuse: Reuse,
+) -> Result<(Lease, Reply), Refusal> {
+    let service = &asked.service;
+    let lease = |upstream| Lease { service: service.clone(), upstream: Some(upstream) };
+    if reuse == Reuse::Any
+        && let Some(mut upstream) = service.idle_upstream()
+    {
+        let reply = upstream.send(request);
+        return Ok((lease(upstream), reply));
+    }
+    let broken = |error: io::Error| died(service, format!("the host refused a socket ({error})"));
+    let prepared = asked.client.take_prepared();
+    if let Some(mut prepared) = prepared.filter(|found| Arc::ptr_eq(&found.service, service))
+        && let Some((ours, client, ticket)) = prepared.parts.take()
+    {
+        let mut line = match Line::new(ours).await {
+            Ok(line) => line,
+            Err(error) => {
+                service.kill(ticket.placed.instance);
+                return Err(broken(error));
+            }
+        };
+        let reply = line.send(request);
+        return Ok((lease(Upstream::new(line, client, ticket)), reply));
+    }
+    let (ours, socket) = pair().map_err(broken)?;
+    let mut line = Line::new(ours).await.map_err(broken)?;
+    let reply = line.send(request);
+    line.send_ahead();
+    let ends = (asked.client.peer, asked.client.local);
+    let client = routed_client(asked.client.gateway.shared(), socket, ends, asked.since_ns);
+    let reuse = if state.is_replayable() { reuse } else { Reuse::None };
+    match Seat::find(service, &client, reuse).await? {
+        Seat::Taken(ticket) => Ok((lease(Upstream::new(line, client, ticket)), reply)),
+        Seat::Other(mut upstream) => {
+            let reply = upstream.send(Request::from_parts(head.clone(), state.again()));
+            Ok((lease(upstream), reply))
+        }
+    }
+}
+
+/// Waits for the head of an answer.
 async fn ask(
     mut lease: Lease,
-    head: Parts,
-    upload: Upload,
+    mut reply: Reply,
     state: &UploadState,
 ) -> Result<(Response<Incoming>, Lease), Failure> {
     let limit = lease.service.config().limits.timeout.0;
-    let mut response = pin!(lease.upstream().send(Request::from_parts(head, upload)));
     let begun = Instant::now();
     let mut alarm = pin!(sleep_until(begun + limit));
     let answered = poll_fn(|context| {
         loop {
             lease.drive(context);
-            if let Poll::Ready(response) = response.as_mut().poll(context) {
+            if let Poll::Ready(response) = reply.as_mut().poll(context) {
                 return Poll::Ready(Some(response));
             }
             if alarm.as_mut().poll(context).is_pending() {

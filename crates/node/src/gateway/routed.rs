@@ -53,7 +53,10 @@ pub(super) async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
     let active = client.begin();
-    let mut response = match dispatch(&client, request).await {
+    let answered = dispatch(&client, request).await;
+    // The first request may not have wanted it.
+    drop(client.take_prepared());
+    let mut response = match answered {
         Ok(response) => response,
         Err((function, refusal)) => {
             let metrics = client.gateway.shared().metrics();

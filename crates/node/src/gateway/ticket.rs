@@ -50,6 +50,15 @@ impl Seat {
 }
 
 impl Ticket {
+    /// Finds an instance for a connection if that takes no waiting.
+    pub fn now(service: &Arc<Service>, client: &Arc<Client>) -> Option<Self> {
+        let (tell, done) = teller();
+        match service.place_now(client, Reuse::None, tell) {
+            Placement::Placed(placed) => Some(Self { placed, done }),
+            Placement::Idle(_) | Placement::Later | Placement::Failed(_) => None,
+        }
+    }
+
     /// Finds an instance for a connection.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ use hyper_util::rt::TokioIo;
 use rustix::net::SendFlags;
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -31,6 +32,17 @@ const HEADS_MAX: i64 = 256 << 10;
 /// Most bytes of a body that are read at once.
 const BUFFER: usize = 128 << 10;
 
+/// The answer to a request, as soon as its head is there.
+pub(super) type Reply = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>;
+
+/// The gateway's end of a connection, whoever has the other one.
+pub(super) struct Line {
+    sender: SendRequest<Upload>,
+    /// Ends with the connection, or when its protocol changes.
+    driver: Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>,
+    meter: Arc<Meter>,
+}
+
 /// A connection to an instance.
 pub struct Upstream {
     /// Number of the connection.
@@ -39,10 +51,7 @@ pub struct Upstream {
     pub(crate) instance: u64,
     /// The instance had been waiting, and may have ended meanwhile.
     pub(super) waited: bool,
-    sender: SendRequest<Upload>,
-    /// Ends with the connection, or when its protocol changes.
-    driver: Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>,
-    meter: Arc<Meter>,
+    line: Line,
     /// The instance's end. As long as the gateway has a descriptor of it, it can be asked
     /// how much of what was sent is unread; only without is the instance's end of the
     /// connection seen at once.
@@ -77,22 +86,19 @@ struct Tap {
     is_first_write: bool,
 }
 
-impl Upstream {
-    /// Begins to speak HTTP on a connection whose other end an instance has.
+impl Line {
+    /// Begins to speak HTTP on a new socket.
     ///
     /// # Errors
     /// The host's reactor is out of resources.
-    pub(super) async fn new(
-        ours: UnixStream,
-        far_end: Arc<Client>,
-        ticket: Ticket,
-    ) -> io::Result<Self> {
+    pub async fn new(ours: OwnedFd) -> io::Result<Self> {
+        let stream = UnixStream::from_std(ours.into())?;
         let meter = Arc::new(Meter {
             written: AtomicU64::new(0),
             before: AtomicU64::new(0),
             head_left: AtomicI64::new(i64::MAX),
         });
-        let tap = Tap { stream: ours, meter: meter.clone(), is_first_write: true };
+        let tap = Tap { stream, meter: meter.clone(), is_first_write: true };
         let (sender, driver) = Builder::new()
             .max_buf_size(BUFFER)
             .max_header_size(HEAD_MAX)
@@ -102,33 +108,56 @@ impl Upstream {
             .handshake(TokioIo::new(tap))
             .await
             .map_err(io::Error::other)?;
-        Ok(Self {
-            connection: far_end.id,
-            instance: ticket.placed.instance,
-            waited: ticket.placed.waited,
-            sender,
-            driver: Some(Box::pin(driver.with_upgrades())),
-            meter,
-            far_end: Some(far_end),
-            done: ticket.done,
-            end: None,
-        })
+        Ok(Self { sender, driver: Some(Box::pin(driver.with_upgrades())), meter })
     }
 
     /// Begins to send a request. The answer comes while the connection is driven.
-    pub(super) fn send(
-        &mut self,
-        request: Request<Upload>,
-    ) -> impl Future<Output = hyper::Result<Response<Incoming>>> + Send + use<> {
+    pub fn send(&mut self, request: Request<Upload>) -> Reply {
         let meter = &self.meter;
         meter.before.store(meter.written.load(Relaxed), Relaxed);
         meter.head_left.store(HEADS_MAX, Relaxed);
-        self.sender.send_request(request)
+        Box::pin(self.sender.send_request(request))
+    }
+
+    /// Sends what can be sent now: an instance that is booted for a request finds it
+    /// there.
+    pub fn send_ahead(&mut self) {
+        // Nobody waits; whoever drives it next does.
+        self.drive(&mut Context::from_waker(Waker::noop()));
+    }
+
+    fn drive(&mut self, context: &mut Context<'_>) {
+        if let Some(driver) = &mut self.driver
+            && driver.as_mut().poll(context).is_ready()
+        {
+            // Whoever waits for an answer hears of an error from the answer.
+            self.driver = None;
+        }
+    }
+}
+
+impl Upstream {
+    /// The connection whose other end an instance has got.
+    pub(super) fn new(line: Line, far_end: Arc<Client>, ticket: Ticket) -> Self {
+        Self {
+            connection: far_end.id,
+            instance: ticket.placed.instance,
+            waited: ticket.placed.waited,
+            line,
+            far_end: Some(far_end),
+            done: ticket.done,
+            end: None,
+        }
+    }
+
+    /// Begins to send a request. The answer comes while the connection is driven.
+    pub(super) fn send(&mut self, request: Request<Upload>) -> Reply {
+        self.line.send(request)
     }
 
     /// The head of the answer is there.
     pub(super) fn head_is_complete(&self) {
-        self.meter.head_left.store(i64::MAX, Relaxed);
+        self.line.meter.head_left.store(i64::MAX, Relaxed);
     }
 
     /// Nothing more will be asked here: the end of the connection is seen at once from
@@ -139,16 +168,12 @@ impl Upstream {
 
     /// Moves bytes in both directions as far as they go now.
     pub(super) fn drive(&mut self, context: &mut Context<'_>) {
-        if let Some(driver) = &mut self.driver
-            && driver.as_mut().poll(context).is_ready()
-        {
-            // Whoever waits for an answer hears of an error from the answer.
-            self.driver = None;
-        }
+        self.line.drive(context);
         if self.end.is_none()
             && let Poll::Ready(outcome) = Pin::new(&mut self.done).poll(context)
         {
-            let sent = self.meter.written.load(Relaxed) - self.meter.before.load(Relaxed);
+            let meter = &self.line.meter;
+            let sent = meter.written.load(Relaxed) - meter.before.load(Relaxed);
             let far_end = self.far_end.take();
             let unread = far_end.and_then(|client| unread(&client.socket).ok());
             let is_untouched = unread.is_some_and(|unread| unread == sent);
@@ -173,7 +198,7 @@ impl Upstream {
     pub(crate) fn is_alive(&mut self) -> bool {
         // Nobody waits; the next one who drives it will.
         self.drive(&mut Context::from_waker(Waker::noop()));
-        self.driver.is_some() && self.end.is_none() && self.sender.is_ready()
+        self.line.driver.is_some() && self.end.is_none() && self.line.sender.is_ready()
     }
 }
 

@@ -8,7 +8,7 @@ use crate::bench::isolate::enter_own_network;
 use crate::bench::native::{Specification, specify};
 use crate::bench::rig::{Rig, RigOptions};
 use crate::boots::BootKind;
-use crate::config::Isolation;
+use crate::config::{Connections, Isolation};
 use crate::function::BuiltFunction;
 use crate::home::Home;
 use crate::instance::WorkingSetUse;
@@ -99,6 +99,8 @@ fn behind_gateway(home: &Home, store: &Store, function: &BuiltFunction) -> Resul
         zygotes: 1,
         instances: 1,
         concurrency: CONNECTIONS * 4 + 1,
+        // The server is measured, not the gateway.
+        connections: Connections::Handover,
         ..RigOptions::single(BootKind::Warm)
     };
     options.launch.working_set = WorkingSetUse::Off;
