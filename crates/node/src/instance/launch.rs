@@ -127,7 +127,7 @@ pub trait Instance: Send {
 
     /// Called when the instance has served its first connection and still
     /// lives. It may be looked at for a moment afterwards: [`Instance::kill`] waits
-    /// for that, a second at most.
+    /// for that, two seconds at most.
     fn first_request_done(&mut self);
 
     /// Asks the instance to come to rest; [`Report::AtRest`] follows when nothing

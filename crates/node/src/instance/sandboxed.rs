@@ -209,6 +209,7 @@ impl Launcher for SandboxLauncher {
             killed: false,
             gone: false,
             recording: None,
+            last_moment: None,
             parting: None,
         };
         Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns })
@@ -443,6 +444,9 @@ impl Shared {
     }
 }
 
+/// How long an instance that is to end lives on for its working set to be recorded,
+/// even if no thread has had time for that yet.
+const RECORDING_PATIENCE: Duration = Duration::from_millis(1500);
 /// How often it is tried to record the working set of a function that takes too long.
 const RECORDINGS_TRIED: u32 = 3;
 /// Most working sets that are recorded at a time: each takes a processor.
@@ -501,6 +505,8 @@ struct SandboxInstance {
     gone: bool,
     /// Its working set is being recorded.
     recording: Option<JoinHandle<()>>,
+    /// When it is ended although its working set is still being recorded.
+    last_moment: Option<Pin<Box<Sleep>>>,
     /// It has hung up, and how it ended is not known yet.
     parting: Option<Parting>,
 }
@@ -580,11 +586,11 @@ impl SandboxInstance {
 
     /// Ends it now if that has waited for the recording, which is over.
     fn poll_recording(&mut self, context: &mut Context<'_>) {
-        let is_over = self
-            .recording
-            .as_mut()
-            .is_some_and(|recording| Pin::new(recording).poll(context).is_ready());
-        if is_over {
+        let Some(recording) = &mut self.recording else { return };
+        let is_late = |moment: &mut Pin<Box<Sleep>>| moment.as_mut().poll(context).is_ready();
+        let is_late = self.last_moment.as_mut().is_some_and(is_late);
+        if is_late || Pin::new(recording).poll(context).is_ready() {
+            // One that is late finds that its process has ended.
             self.recording = None;
             if self.killed {
                 self.end_process();
@@ -621,9 +627,10 @@ impl Instance for SandboxInstance {
 
     fn kill(&mut self) {
         self.killed = true;
-        // An instance that serves one request shows its working set before it ends;
-        // that takes a second at most.
-        if self.recording.is_none() {
+        // An instance that serves one request shows its working set before it ends.
+        if self.recording.is_some() {
+            self.last_moment.get_or_insert_with(|| Box::pin(sleep(RECORDING_PATIENCE)));
+        } else {
             self.end_process();
         }
     }
