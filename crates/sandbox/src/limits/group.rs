@@ -229,13 +229,22 @@ fn prepare_memory(directory: &Path, version: Version) -> io::Result<()> {
     }
 }
 
-/// Allows bursts, which needs a quota to be set first. Linux has them since 5.14.
+/// Weight of a group against processes beside it, as a multiple of theirs. A group has
+/// its weight divided among the processors where it ran lately, and a zygote is woken on
+/// another one: with the weight of one process, a boot on a busy machine waits for its turn
+/// behind others (280 µs instead of 209 µs until the first response byte with ten times more
+/// to do than there are processors, 198 µs instead of 188 µs on a quieter one).
+const WEIGHT: u32 = 2;
+
+/// Sets the weight and allows bursts, which needs a quota to be set first. Linux has them
+/// since 5.14.
 fn prepare_cpu(setting: &Setting, directory: &Path, version: Version) -> io::Result<()> {
-    let (period, burst) = match version {
+    let (period, burst, weight, of_process) = match version {
         // The period comes with the quota: it stays what it is when only that is written.
-        Version::V2 => (None, "cpu.max.burst"),
-        Version::V1 => (Some("cpu.cfs_period_us"), "cpu.cfs_burst_us"),
+        Version::V2 => (None, "cpu.max.burst", "cpu.weight", 100),
+        Version::V1 => (Some("cpu.cfs_period_us"), "cpu.cfs_burst_us", "cpu.shares", 1024),
     };
+    fs::write(directory.join(weight), (WEIGHT * of_process).to_string())?;
     if let Some(period) = period {
         fs::write(directory.join(period), CPU_PERIOD.as_micros().to_string())?;
     }
