@@ -419,7 +419,7 @@ fn a_live_instance_is_not_frozen_over_a_newer_build() {
     let place = Place::new();
     let keys = |version: &str| {
         format!(
-            "isolation = \"instance\"\nenv = {{ VERSION = \"{version}\" }}\n\
+            "files = [\"hello\"]\nisolation = \"instance\"\nenv = {{ VERSION = \"{version}\" }}\n\
              [runtime]\nkind = \"binary\""
         )
     };
