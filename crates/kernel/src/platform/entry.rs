@@ -416,7 +416,8 @@ pub fn is_at_closed_door(rip: u64) -> bool {
 /// Whether the guest's flags are still in the register there, on the way in by the
 /// fast door.
 pub fn is_before_flags_are_saved(rip: u64) -> bool {
-    let range = &raw const thaw_syscall_entry_stack as u64..&raw const thaw_syscall_entry_flags as u64;
+    let range =
+        &raw const thaw_syscall_entry_stack as u64..&raw const thaw_syscall_entry_flags as u64;
     range.contains(&rip)
 }
 

@@ -6,7 +6,7 @@
 //! its filter has neither connect(2) nor an address for sendto(2).
 
 mod denials;
-mod dns;
+pub(crate) mod dns;
 mod names;
 mod policy;
 mod rate;
