@@ -84,6 +84,7 @@ static struct numbers only, skipped;
 
 struct random {
     uint64_t state;
+    bool tame; /* the present call gets arguments that are valid, most of the time */
 };
 
 static uint64_t next(struct random *random)
@@ -131,6 +132,10 @@ static char *no_access;  /* two pages */
 static char *past_file;  /* a shared mapping, of which the file holds one page */
 static int fds[FDS_MAX];
 static size_t fd_count;
+/* Where in `fds` the descriptors of a kind lie that some calls are for. */
+static struct group {
+    size_t first, end;
+} files, directories, sockets, events;
 static long results[16]; /* of the last calls */
 static pid_t parent_pid;
 static long ipc_ids[3];
@@ -212,8 +217,15 @@ enum {
     NR_PRLIMIT = 302, NR_PIDFD_OPEN = 434, NR_CLONE3 = 435, NR_PTRACE = 101,
 };
 
+static bool is_tame(struct random *random)
+{
+    return random->tame && below(random, 12);
+}
+
 static long any_fd(struct random *random)
 {
+    if (is_tame(random) && fd_count)
+        return fds[below(random, fd_count)];
     switch (below(random, 16)) {
     case 0: return (long)PICK(random, borders);
     case 1: return AT_FDCWD;
@@ -238,6 +250,8 @@ static void *valid_memory(struct random *random)
 
 static void *any_pointer(struct random *random)
 {
+    if (is_tame(random))
+        return valid_memory(random);
     switch (below(random, 24)) {
     case 0: return NULL;
     case 1: return arena + ARENA_PAGES * PAGE - PICK(random, borders) % (2 * PAGE);
@@ -336,6 +350,8 @@ static const uint64_t flag_words[] = {
 
 static uint64_t any_flags(struct random *random)
 {
+    if (is_tame(random))
+        return one_in(random, 3) ? 0 : PICK(random, flag_words);
     switch (below(random, 8)) {
     case 0: return PICK(random, borders);
     case 1: return 1UL << below(random, 64);
@@ -347,6 +363,8 @@ static uint64_t any_flags(struct random *random)
 
 static uint64_t any_size(struct random *random)
 {
+    if (is_tame(random))
+        return below(random, 200);
     switch (below(random, 4)) {
     case 0: return PICK(random, borders);
     case 1: return below(random, 64);
@@ -563,6 +581,24 @@ static const uint32_t ioctls[] = {
     0x4000000, 0x7f000000,
 };
 
+/* The descriptors that a call is for, as far as its number says so. */
+static const struct group *group_of(long number)
+{
+    bool is_of_sockets = (number >= 42 && number <= 55) || number == 288 || number == 299 || number == 307;
+    bool is_of_events = number == 232 || number == 233 || number == 281 || number == 441 || number == 254 ||
+                        number == 255 || number == 282 || number == 289 || number == 286 || number == 287 ||
+                        number == 424 || number == 438;
+    bool is_of_directories = (number >= 257 && number <= 269) || number == 78 || number == 217 ||
+                             number == 316 || number == 332 || number == 437 || number == 439;
+    bool is_of_files = number == 0 || number == 1 || (number >= 17 && number <= 20) || number == 8 ||
+                       (number >= 72 && number <= 77) || number == 9 || number == 285 || number == 326;
+    return is_of_sockets       ? &sockets
+           : is_of_events      ? &events
+           : is_of_directories ? &directories
+           : is_of_files       ? &files
+                               : NULL;
+}
+
 /* The argument `index` of `call`. */
 static long argument(struct random *random, const struct call *call, int index)
 {
@@ -575,8 +611,12 @@ static long argument(struct random *random, const struct call *call, int index)
                        (call->number == 281 && index == 5) || (call->number == 441 && index == 5);
     if (is_set_size && !one_in(random, 8))
         return 8;
+    const struct group *group = group_of(call->number);
     switch (call->arguments[index]) {
-    case 'f': return any_fd(random);
+    case 'f':
+        if (is_tame(random) && group && group->end > group->first)
+            return fds[group->first + below(random, group->end - group->first)];
+        return any_fd(random);
     case 's': return (long)any_string(random);
     case 'o': return one_in(random, 8) ? (long)PICK(random, borders) : (long)below(random, 010000);
     case 'x':
@@ -652,8 +692,10 @@ static void one_call(struct worker *worker)
     struct random *random = &worker->random;
     const struct call *call = &calls[below(random, COUNT(calls))];
     long a[6];
-    for (int i = 0; i < 6; i++)
-        a[i] = call->arguments[i] ? 0 : (long)next(random);
+    size_t count = strlen(call->arguments);
+    random->tame = !one_in(random, 3);
+    for (size_t i = 0; i < 6; i++)
+        a[i] = i < count ? 0 : (long)next(random);
     for (int i = 0; call->arguments[i]; i++)
         a[i] = argument(random, call, i);
     static const struct call unknown = {0, "unknown", ""};
@@ -731,6 +773,7 @@ static void hold_pair(const int *pair)
 static void open_sockets(void)
 {
     int pair[2];
+    sockets.first = fd_count;
     for (int kind = SOCK_STREAM; kind <= SOCK_SEQPACKET; kind++)
         if (kind != SOCK_RAW && kind != SOCK_RDM && socketpair(AF_UNIX, kind | SOCK_NONBLOCK, 0, pair) == 0)
             hold_pair(pair);
@@ -762,6 +805,7 @@ static void open_sockets(void)
     listen(local, 2);
     hold(local);
     hold(socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK, NETLINK_ROUTE));
+    sockets.end = fd_count;
 }
 
 static void open_files(void)
@@ -777,13 +821,16 @@ static void open_files(void)
     symlink("loop", "loop");
     mkfifo("fifo", 0666);
     close(open("d/a", O_CREAT | O_RDWR, 0666));
+    files.first = fd_count;
     for (size_t i = 0; i < COUNT(names); i++) {
         int fd = open(names[i], O_RDWR | O_CREAT | O_NONBLOCK, 0666);
         hold(fd >= 0 ? fd : open(names[i], O_RDONLY | O_NONBLOCK));
     }
-    static const char *const directories[] = {".", "d", "/", "/proc", "/proc/self/fd", "/bind", "/lower", "/dev/pts"};
-    for (size_t i = 0; i < COUNT(directories); i++)
-        hold(open(directories[i], O_RDONLY | O_DIRECTORY));
+    files.end = directories.first = fd_count;
+    static const char *const opened[] = {".", "d", "/", "/proc", "/proc/self/fd", "/bind", "/lower", "/dev/pts"};
+    for (size_t i = 0; i < COUNT(opened); i++)
+        hold(open(opened[i], O_RDONLY | O_DIRECTORY));
+    directories.end = fd_count;
     hold(open("a", O_PATH));
     hold(open("link", O_PATH | O_NOFOLLOW));
     hold(open(".", O_TMPFILE | O_RDWR, 0600));
@@ -808,13 +855,14 @@ static void open_descriptors(void)
     open_sockets();
     sigset_t set;
     sigfillset(&set);
-    int events = eventfd(1, EFD_NONBLOCK);
+    int counter = eventfd(1, EFD_NONBLOCK);
     int epoll = epoll_create1(0);
     for (size_t i = 0; i < fd_count; i += 3) {
         struct epoll_event event = {.events = EPOLLIN | EPOLLOUT, .data.u64 = i};
         epoll_ctl(epoll, EPOLL_CTL_ADD, fds[i], &event);
     }
-    hold(events);
+    events.first = fd_count;
+    hold(counter);
     hold(epoll);
     hold(epoll_create1(0));
     hold(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK));
@@ -823,6 +871,7 @@ static void open_descriptors(void)
     inotify_add_watch(watch, ".", IN_ALL_EVENTS);
     hold(watch);
     hold((int)syscall(SYS_pidfd_open, getpid(), 0));
+    events.end = fd_count;
     ipc_ids[0] = shmget(IPC_PRIVATE, 3 * PAGE, IPC_CREAT | 0600);
     ipc_ids[1] = semget(IPC_PRIVATE, 4, IPC_CREAT | 0600);
     ipc_ids[2] = msgget(IPC_PRIVATE, IPC_CREAT | 0600);
@@ -863,7 +912,7 @@ static void interrupt_workers(long count)
 
 static void run_batch(long batch)
 {
-    struct random random = {seed * 0x100000001b3UL + (uint64_t)batch};
+    struct random random = {seed * 0x100000001b3UL + (uint64_t)batch, false};
     setsid();
     dup2(2, LOG_FD);
     fcntl(LOG_FD, F_SETFD, FD_CLOEXEC);
