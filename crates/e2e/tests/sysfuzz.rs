@@ -76,3 +76,18 @@ fn the_kernel_survives_wild_system_calls_by_chance() {
     println!("the seed is {seed}");
     assert_survived(seed, &fuzz(seed, "256MiB"));
 }
+
+/// A kernel that has failed in one process ends the sandbox, wherever in the family
+/// that process is and whatever the others do.
+#[test]
+fn a_panic_in_an_orphan_ends_the_sandbox() {
+    let program = compile("hostile/orphan_panic", Linking::Static);
+    for _ in 0..5 {
+        let mut command = thaw();
+        command.args(["run", "--cpus=2", "--rootfs", "/", "--"]).arg(&program);
+        let outcome = run_within(Duration::from_secs(30), &mut command, b"");
+        assert!(outcome.code.is_some(), "the sandbox did not end: {}", outcome.stderr);
+        assert_ne!(outcome.code, Some(0), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("thaw kernel panicked"), "{}", outcome.stderr);
+    }
+}

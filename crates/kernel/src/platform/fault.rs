@@ -186,7 +186,8 @@ fn child_ended(info: &HostSignalInfo) {
             info.status
         );
     }
-    super::panic::exit(super::panic::PANIC_EXIT_CODE)
+    crate::task::carrier::tell_of_panic();
+    super::panic::end_all()
 }
 
 fn is_memory_fault(signal: u32) -> bool {
@@ -394,7 +395,8 @@ fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &HostContext) -> !
         context.r15
     );
     super::panic::print_stack(context.rsp);
-    super::panic::exit(super::panic::PANIC_EXIT_CODE)
+    crate::task::carrier::tell_of_panic();
+    super::panic::end_all()
 }
 
 /// Makes the host deliver signals of this host thread on its vCPU's signal stack.
