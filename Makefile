@@ -16,7 +16,7 @@ MORE_EXAMPLES := hello-nginx flask-python fastapi-python express-node sinatra-ru
 # Measured by `make bench`.
 BENCHED := hello-c hello-c-dynamic hello-python thumbnail-python
 
-.PHONY: help setup build run test check unit e2e examples runtimes bench stress conformance clean
+.PHONY: help setup build run test check unit e2e examples runtimes bench stress fuzz conformance clean
 
 help: ## Show what there is to make
 	@echo "Thaw: sandboxes that start in well under a millisecond"
@@ -76,6 +76,9 @@ bench: build ## Measure boots of the examples, at scale and by technique
 stress: build ## Run stress-ng's stressors in sandboxes (DURATION=20 seconds each)
 	@scripts/setup stress
 	@THAW=$(abspath $(THAW)) scripts/stress $(STRESSORS)
+
+fuzz: build ## Fuzz the parsers and the kernel (SECONDS_EACH=60 for each of the targets)
+	@THAW=$(abspath $(THAW)) scripts/fuzz all $(SECONDS_EACH)
 
 conformance: build ## Run Go's and CPython's own tests, natively and in sandboxes
 	@scripts/setup conformance

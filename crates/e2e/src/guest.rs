@@ -54,7 +54,8 @@ pub fn compile(name: &str, linking: Linking) -> PathBuf {
     fs::create_dir_all(&directory).expect("a directory for guest programs");
     let program = directory.join(source.file_stem().expect("a stem"));
     let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
-    let newest = changed(&source).max(changed(&sources().join("c/guest.h")));
+    let headers = ["c/guest.h", "hostile/calls.h"].map(|header| changed(&sources().join(header)));
+    let newest = headers.into_iter().fold(changed(&source), Ord::max);
     if changed(&program) > newest {
         return program;
     }

@@ -12,6 +12,8 @@ pub mod crashes;
 pub mod daemon;
 pub mod debug;
 pub mod function;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod gateway;
 pub mod home;
 pub mod instance;

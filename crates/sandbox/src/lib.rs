@@ -14,6 +14,9 @@ pub mod sandbox;
 pub mod working_set;
 pub mod zygote;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+
 mod area;
 mod message;
 mod pagemap;

@@ -497,7 +497,7 @@ pub fn drop_from_page_cache(file: &File) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const P: u64 = PAGE_SIZE;
@@ -508,6 +508,11 @@ mod tests {
             .map(|&(page, pages, how)| Run { start: page * P, end: (page + pages) * P, how })
             .collect();
         WorkingSet { image_checksum: [7; 32], runs, blobs: vec![3, 70_000] }
+    }
+
+    /// A set as one is recorded.
+    pub(crate) fn sample() -> WorkingSet {
+        set(&[(10, 3, Use::Read), (13, 1, Use::Written), (900, 7, Use::Read)])
     }
 
     fn mapping(page: u64, pages: u64, source: u32, prot: u32, offset: u64) -> Mapping {

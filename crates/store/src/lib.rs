@@ -5,6 +5,8 @@ mod blob;
 pub mod collect;
 mod error;
 mod function;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod gc;
 mod id;
 mod image;

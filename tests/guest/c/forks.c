@@ -460,6 +460,23 @@ static void shared_files(void)
     TRY(waitpid(-1, NULL, 0));
 }
 
+/* A child that could not be made leaves nothing: no descriptor of it stays open. */
+static void unmade(void)
+{
+    PART("a pidfd that cannot be stored");
+    int ends[2];
+    MUST(pipe(ends));
+    TRY(syscall(SYS_clone, CLONE_PIDFD | SIGCHLD, 0, 16L, 0, 0));
+    struct clone_args args = {.flags = CLONE_PIDFD, .exit_signal = SIGCHLD, .pidfd = 16};
+    TRY(syscall(SYS_clone3, &args, sizeof args));
+    TRY(waitpid(-1, NULL, __WALL | WNOHANG));
+    MUST(close(ends[1]));
+    struct pollfd end = {ends[0], POLLIN, 0};
+    TRY(poll(&end, 1, 0));
+    IS(end.revents & POLLHUP);
+    close(ends[0]);
+}
+
 int main(void)
 {
     char *scratch = enter_scratch();
@@ -470,6 +487,7 @@ int main(void)
     files();
     limits();
     shared_files();
+    unmade();
     leave_scratch(scratch);
     return 0;
 }

@@ -156,6 +156,40 @@ static void masked(int signal, siginfo_t *info, void *context)
     handled++;
 }
 
+/* Where a handler makes its process go on: at high addresses, in other memory. */
+static unsigned long wild_stack, wild_code;
+
+static void goes_wild(int signal, siginfo_t *info, void *context)
+{
+    greg_t *r = ((ucontext_t *)context)->uc_mcontext.gregs;
+    (void)signal, (void)info;
+    r[REG_RSP] = (greg_t)wild_stack;
+    r[REG_RIP] = (greg_t)wild_code;
+    r[REG_EFL] |= 0x40000;
+}
+
+static void wild_registers(void)
+{
+    static const unsigned long places[] = {0, 0x7e0000000000, 0x7e0000100000, 0x7e1000000000, 0x800000000000};
+    struct sigaction wild = {.sa_sigaction = goes_wild, .sa_flags = SA_SIGINFO};
+    sigaction(SIGUSR1, &wild, NULL);
+    signal(SIGSEGV, SIG_DFL);
+    signal(SIGBUS, SIG_DFL);
+    for (size_t i = 0; i < 25; i++) {
+        wild_stack = places[i / 5];
+        wild_code = places[i % 5];
+        pid_t child = fork();
+        if (!child) {
+            raise(SIGUSR1);
+            _exit(1);
+        }
+        int status;
+        waitpid(child, &status, 0);
+        say("%s ", WIFSIGNALED(status) ? sigabbrev_np(WTERMSIG(status)) : "no signal");
+    }
+    say("\n");
+}
+
 int main(void)
 {
     guard = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -260,5 +294,8 @@ int main(void)
     sigset_t now;
     sigprocmask(SIG_SETMASK, NULL, &now);
     say("blocked %d\n", sigismember(&now, SIGUSR2));
+
+    PART("wild registers end their process only");
+    wild_registers();
     return 0;
 }

@@ -72,6 +72,10 @@ pub const RETURN_FULL: u64 = 1;
 pub const USER_CS: u64 = 0x33;
 /// Stack segment of user mode.
 pub const USER_SS: u64 = 0x2b;
+/// Flag of alignment checks (`AC`, Intel SDM vol. 1, 3.4.3.3).
+pub const ALIGNMENT_CHECK: u64 = 1 << 18;
+/// Flag with which the processor traps after every instruction (`TF`).
+pub const TRAP_FLAG: u64 = 1 << 8;
 /// Flags of a new thread: interrupts enabled, as user code always sees them.
 pub const INITIAL_RFLAGS: u64 = 0x202;
 
@@ -127,7 +131,7 @@ const _: () = assert!(FRAME.is_multiple_of(16));
 core::arch::global_asm!(
     ".globl thaw_syscall_entry, thaw_return, thaw_return_full, thaw_return_end",
     ".globl thaw_trap_entry, thaw_thread_start, thaw_syscall_entry_stack",
-    ".globl thaw_syscall_open, thaw_syscall_closed",
+    ".globl thaw_syscall_open, thaw_syscall_closed, thaw_syscall_entry_flags",
 
     // Fast door. rax = number, rcx = where the guest goes on, guest stack. It is
     // closed unless the block says otherwise; the flags must not change here.
@@ -148,6 +152,7 @@ core::arch::global_asm!(
     // Nothing so far has changed the flags; like `syscall`, leave them in r11.
     "pushfq",
     "pop r11",
+    "thaw_syscall_entry_flags:",
     "sub rsp, {frame}",
     "mov [rsp + {r15}], r15",
     "mov [rsp + {r14}], r14",
@@ -189,6 +194,11 @@ core::arch::global_asm!(
     "movaps [rsp + {xmm} + 0xd0], xmm13",
     "movaps [rsp + {xmm} + 0xe0], xmm14",
     "movaps [rsp + {xmm} + 0xf0], xmm15",
+    // The kernel's code is not aligned as the guest may want its own: alignment
+    // checks are off in the kernel, as Linux has them.
+    "test dword ptr [rsp + {rflags}], {alignment_check}",
+    "jnz 4f",
+    "3:",
     "cld",
     "mov rdi, rsp",
     "call {dispatch}",
@@ -283,8 +293,10 @@ core::arch::global_asm!(
 
     // Slow door: a host signal handler (rdi = signal, rsi = siginfo, rdx =
     // ucontext) on the vCPU's signal stack.
+    // The host has cleared the trap flag, but not the one for alignment checks.
     "thaw_trap_entry:",
-    "cld",
+    "push {initial_rflags}",
+    "popfq",
     "and rsp, -64",
     "sub rsp, {frame}",
     "mov rbx, rdx",
@@ -308,6 +320,11 @@ core::arch::global_asm!(
     "mov rdi, rsp",
     "call {trap}",
     "jmp thaw_return",
+
+    "4:",
+    "push {initial_rflags}",
+    "popfq",
+    "jmp 3b",
 
     "thaw_attend:",
     "mov rdi, rsp",
@@ -346,6 +363,8 @@ core::arch::global_asm!(
     how = const offset_of!(TrapFrame, how),
     signal = const offset_of!(TrapFrame, signal),
     xmm = const offset_of!(TrapFrame, xmm),
+    alignment_check = const ALIGNMENT_CHECK,
+    initial_rflags = const INITIAL_RFLAGS,
     user_cs = const USER_CS,
     user_ss = const USER_SS,
     attention = const offset_of!(crate::task::Thread, attention),
@@ -372,6 +391,7 @@ unsafe extern "C" {
     static thaw_return: u8;
     static thaw_return_end: u8;
     static thaw_syscall_entry_stack: u8;
+    static thaw_syscall_entry_flags: u8;
     static thaw_syscall_open: u8;
     static thaw_syscall_closed: u8;
 }
@@ -391,6 +411,14 @@ pub fn resumable(rip: u64) -> u64 {
 /// word of the block was another one, or not there at all.
 pub fn is_at_closed_door(rip: u64) -> bool {
     rip == &raw const thaw_syscall_closed as u64 || rip == &raw const thaw_syscall_entry as u64
+}
+
+/// Whether the guest's flags are still in the register there, on the way in by the
+/// fast door.
+pub fn is_before_flags_are_saved(rip: u64) -> bool {
+    let range =
+        &raw const thaw_syscall_entry_stack as u64..&raw const thaw_syscall_entry_flags as u64;
+    range.contains(&rip)
 }
 
 /// Whether `rip` is in the code that restores a frame on the way out.

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::layout::{KERNEL_BASE, LAYOUT_END};
 
-use super::entry::{RETURN_FULL, TrapFrame, USER_CS, USER_SS};
+use super::entry::{RETURN_FULL, TRAP_FLAG, TrapFrame, USER_CS, USER_SS};
 use super::host::{hostcall, nr};
 use super::segment::Interrupted;
 use super::vcpu;
@@ -21,6 +21,9 @@ const SIGSEGV: u32 = 11;
 const SIGPIPE: u32 = 13;
 const SIGCHLD: u32 = 17;
 const SIGSYS: u32 = 31;
+
+/// Trap number of a step (`#DB`).
+const DEBUG_EXCEPTION: u64 = 1;
 
 /// `ucontext_t` of the x86-64 ABI up to the machine context's end.
 #[repr(C)]
@@ -139,7 +142,18 @@ pub extern "C" fn prologue(
             let call = frame_from(CLOSED_DOOR, info, context, context.rcx);
             return continue_in_kernel(TrapFrame { orig_rax: context.rax, ..call });
         }
-        return continue_in_kernel(frame_from(signal, info, context, context.rip));
+        // A step can end in the fast door's first instructions.
+        let rip = super::entry::resumable(context.rip);
+        return continue_in_kernel(frame_from(signal, info, context, rip));
+    }
+    if signal == SIGTRAP && context.trap == DEBUG_EXCEPTION {
+        // The guest steps through its instructions and has come in by the fast door:
+        // it goes on with that when the call returns, with the flags in its frame.
+        let mut frame = frame_from(signal, info, context, context.rip);
+        if !super::entry::is_before_flags_are_saved(context.rip) {
+            frame.rflags &= !TRAP_FLAG;
+        }
+        return resume(local, frame);
     }
     // From here on this vCPU has the kernel lock.
     let mapped = memory_fault && crate::boot::lazy::map_page(info.address);
@@ -172,7 +186,8 @@ fn child_ended(info: &HostSignalInfo) {
             info.status
         );
     }
-    super::panic::exit(super::panic::PANIC_EXIT_CODE)
+    crate::task::carrier::tell_of_panic();
+    super::panic::end_all()
 }
 
 fn is_memory_fault(signal: u32) -> bool {
@@ -380,7 +395,8 @@ fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &HostContext) -> !
         context.r15
     );
     super::panic::print_stack(context.rsp);
-    super::panic::exit(super::panic::PANIC_EXIT_CODE)
+    crate::task::carrier::tell_of_panic();
+    super::panic::end_all()
 }
 
 /// Makes the host deliver signals of this host thread on its vCPU's signal stack.

@@ -30,6 +30,8 @@ const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 /// Taken, and somebody waits in the host.
 const CONTENDED: u32 = 2;
+/// The kernel has panicked: whoever wants the lock ends its host process.
+const DEAD: u32 = 3;
 
 /// Looks at the word this often before waiting in the host: longer than most
 /// stays in the kernel, shorter than a host call.
@@ -83,9 +85,27 @@ fn wait() {
             return;
         }
     }
-    while word.swap(CONTENDED, Acquire) != FREE {
-        host::futex_wait(word, CONTENDED, None);
+    loop {
+        match word.swap(CONTENDED, Acquire) {
+            FREE => return,
+            DEAD => die(),
+            _ => host::futex_wait(word, CONTENDED, None),
+        }
     }
+}
+
+/// Leaves the lock to nobody: the kernel has panicked. Every vCPU of every host
+/// process that wants it from now on ends its process.
+pub fn abandon() {
+    if is_enabled() {
+        lock_word().store(DEAD, Release);
+        host::futex_wake(lock_word(), i32::MAX as u32);
+    }
+}
+
+fn die() -> ! {
+    abandon();
+    super::panic::exit(super::panic::PANIC_EXIT_CODE)
 }
 
 /// Makes a host call that takes long without the lock, which the caller has.
@@ -99,7 +119,18 @@ pub fn unlocked<T>(call: impl FnOnce() -> T) -> T {
 /// Gives the lock up.
 #[inline]
 pub fn release() {
-    if is_enabled() && lock_word().swap(FREE, Release) == CONTENDED {
-        host::futex_wake(lock_word(), 1);
+    if is_enabled() {
+        let was = lock_word().swap(FREE, Release);
+        if was != TAKEN {
+            wake(was);
+        }
     }
+}
+
+#[cold]
+fn wake(was: u32) {
+    if was == DEAD {
+        die()
+    }
+    host::futex_wake(lock_word(), 1);
 }

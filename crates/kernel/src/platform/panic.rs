@@ -65,15 +65,23 @@ pub fn die(info: &core::panic::PanicInfo<'_>) -> ! {
     if !PANICKING.swap(true, Ordering::Relaxed) {
         console!("thaw kernel {info}");
         print_stack(frame_pointer());
+        crate::task::carrier::tell_of_panic();
     }
-    exit(PANIC_EXIT_CODE)
+    end_all()
 }
 
 /// Ends the sandbox with this reason.
 pub fn die_with(reason: &str) -> ! {
     if !PANICKING.swap(true, Ordering::Relaxed) {
         console!("thaw kernel panicked: {reason}");
+        crate::task::carrier::tell_of_panic();
     }
+    end_all()
+}
+
+/// Ends this host process, and each of the others when it comes to the kernel.
+pub fn end_all() -> ! {
+    super::kernel_lock::abandon();
     exit(PANIC_EXIT_CODE)
 }
 

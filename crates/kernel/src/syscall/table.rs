@@ -618,6 +618,44 @@ mod tests {
         );
     }
 
+    /// The list of calls for the fuzzer that runs in a sandbox
+    /// (`tests/guest/hostile/sysfuzz.c`), from the table.
+    fn calls_to_fuzz() -> String {
+        let mut text = String::from(
+            "/* Generated from crates/kernel/src/syscall/table.rs; `THAW_BLESS=1 cargo test -p\n \
+             * thaw-kernel syscall` writes it anew.\n \
+             *\n \
+             * Number, name, arguments: f a descriptor, i a number, x flags or an address,\n \
+             * s a string, o a file mode. */\n\
+             #define THAW_CALLS(CALL)",
+        );
+        for entry in BY_NUMBER.iter().flatten() {
+            let letter = |arg: &Arg| match arg {
+                Fd => 'f',
+                Int => 'i',
+                Hex => 'x',
+                Str => 's',
+                Octal => 'o',
+            };
+            let arguments: String = entry.args.iter().map(letter).collect();
+            text += &format!(" \\\n    CALL({}, {}, \"{arguments}\")", entry.number, entry.name);
+        }
+        text + "\n"
+    }
+
+    #[test]
+    fn the_fuzzer_knows_every_call() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/guest/hostile/calls.h");
+        if std::env::var_os("THAW_BLESS").is_some() {
+            std::fs::write(path, calls_to_fuzz()).unwrap();
+        }
+        let written = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            written == calls_to_fuzz(),
+            "tests/guest/hostile/calls.h is stale: run THAW_BLESS=1 cargo test -p thaw-kernel syscall"
+        );
+    }
+
     #[test]
     fn every_row_has_at_most_six_arguments() {
         assert!(ENTRIES.iter().all(|entry| entry.args.len() <= 6));

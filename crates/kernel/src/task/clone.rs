@@ -225,9 +225,13 @@ fn clone_task(request: &Request) -> Result<u64> {
     }
     let child = new_process(request, tid)?;
     let thread = new_thread(request, tid, child.clone());
-    let pidfd = match request.flags.contains(CloneFlags::PIDFD) {
-        true => Some(pidfd::open(&child, request.pidfd)?),
-        false => None,
+    let wants_pidfd = request.flags.contains(CloneFlags::PIDFD);
+    let pidfd = match wants_pidfd.then(|| pidfd::open(&child, request.pidfd)).transpose() {
+        Ok(pidfd) => pidfd,
+        Err(error) => {
+            undo(&child, &thread, None);
+            return Err(error);
+        }
     };
     tasks.processes.lock().insert(tid, child.clone());
     if request.flags.contains(CloneFlags::PARENT_SETTID) {
@@ -320,7 +324,7 @@ fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread>
     thread
 }
 
-/// Takes back a process that the host could not make.
+/// Takes back a process that could not be made.
 fn undo(child: &Arc<Process>, thread: &Arc<Thread>, pidfd: Option<i32>) {
     if let Some(fd) = pidfd {
         let removed = current().process.files.lock().remove(fd);

@@ -167,7 +167,8 @@ fn report_end(process: &Arc<Process>, status: ExitStatus) {
     if exit_signal == signal::SIGCHLD && signal::ignores_children(&parent) {
         forget(process);
     }
-    if exit_signal != 0 {
+    // clone(2) takes any number in its lowest byte; one that is no signal is not sent.
+    if (1..=signal::SIGNAL_COUNT).contains(&exit_signal) {
         signal::send_to_process(&parent, signal::child_ended(process, exit_signal, status));
     }
     parent.children_changed.wake_all(Events::IN);

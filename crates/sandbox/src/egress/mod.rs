@@ -16,7 +16,7 @@
 
 mod budget;
 mod denials;
-mod dns;
+pub(crate) mod dns;
 mod local;
 mod names;
 mod policy;

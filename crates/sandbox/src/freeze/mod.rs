@@ -1,7 +1,7 @@
 //! Freezing: writing a sandbox at rest to an image file.
 
 mod layout;
-mod report;
+pub(crate) mod report;
 mod scan;
 mod write;
 

@@ -163,7 +163,7 @@ fn check(region: &FrozenRegion, strings: &[u8]) -> Result<Region, &'static str> 
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use bytemuck::{Zeroable, bytes_of};
 
@@ -193,6 +193,12 @@ mod tests {
         bytes.extend_from_slice(&[6; 16]);
         bytes.extend_from_slice(b"/bin");
         bytes
+    }
+
+    /// A report that passes.
+    pub(crate) fn sample() -> Vec<u8> {
+        let mapped = FrozenRegion { blob: 5, path_len: 4, ..region(0x40_0000, 0x2000) };
+        encode(&[mapped, region(0x50_0000, 0x1000), region(0x60_0000, 0x4000)], |_| {})
     }
 
     #[test]

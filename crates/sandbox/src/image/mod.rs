@@ -3,7 +3,7 @@
 
 mod cpu;
 pub(crate) mod elf;
-mod parse;
+pub(crate) mod parse;
 
 pub use cpu::cpu_features;
 

@@ -483,6 +483,27 @@ pub fn end_sandbox(code: u64) -> ! {
     host::exit_thread()
 }
 
+/// Makes the first host process end the sandbox after a panic in this one. It would
+/// not hear of the end of a process that is not its child, and `SIGCHLD` of two that
+/// end at the same time arrives once.
+pub fn tell_of_panic() {
+    let first = FIRST.load(Relaxed);
+    let is_alone = !kernel_lock::is_enabled() || first.is_null() || is_first();
+    // What follows may panic, too.
+    if is_alone || ENDING.swap(crate::platform::panic::PANIC_EXIT_CODE + 1, Relaxed) != 0 {
+        return;
+    }
+    // The first process finds the lock abandoned.
+    kernel_lock::abandon();
+    // SAFETY: the first host process never retires.
+    let first = unsafe { &*first };
+    if let Some(sleeper) = first.carrier.with_activity(Activity::Sleeping) {
+        ring(&sleeper);
+    }
+    ring_watcher();
+    interrupt_all(first);
+}
+
 /// Ends the first host process if another one has ended the sandbox.
 pub fn end_if_told() {
     let ending = ENDING.load(Relaxed);

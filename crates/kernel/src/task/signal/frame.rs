@@ -1,6 +1,8 @@
 //! The signal frame on the guest's stack: `struct rt_sigframe` of the x86-64
 //! ABI (arch/x86/include/asm/sigframe.h), and the way back from it.
 
+use thaw_abi::layout::KERNEL_BASE;
+
 use super::{
     Action, AlternateStack, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SignalInfo, UNBLOCKABLE,
 };
@@ -240,8 +242,10 @@ pub fn sigreturn() {
     let Ok(context) = context.read::<UserContext>() else { bad_frame() };
     // A guest may have been interrupted in kernel text: in the first
     // instructions of a system call, or in a function of the vdso, which goes on
-    // into the host's.
+    // into the host's. Its stack never lies where the kernel's do: a
+    // fault with such a stack is one of the kernel.
     if context.rip >= ADDRESSES_END
+        || context.rsp >= KERNEL_BASE
         || restore_vector_state(thread, frame, UserAddress(context.fpstate)).is_err()
     {
         bad_frame()

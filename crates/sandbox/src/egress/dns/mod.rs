@@ -7,7 +7,7 @@
 
 mod channel;
 pub mod lookup;
-mod message;
+pub(crate) mod message;
 mod service;
 
 pub use message::Outcome;

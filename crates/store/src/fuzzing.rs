@@ -1,0 +1,68 @@
+//! The parsers of files in the store, one function each, for the fuzzers of `fuzz/`
+//! and for the tests below. It exists in tests and with the feature `fuzzing` only.
+
+use thaw_abi::rootfs::Index;
+
+use crate::function::FunctionRecord;
+use crate::index::check_structure;
+
+/// The index of a root file system, whatever its name (its checksum) says.
+pub fn rootfs_index(bytes: &[u8]) {
+    // The file is read into words, so that it is aligned.
+    let mut words = vec![0u64; bytes.len().div_ceil(8)];
+    let aligned = &mut bytemuck::cast_slice_mut(&mut words)[..bytes.len()];
+    aligned.copy_from_slice(bytes);
+    let Ok(index) = Index::parse(aligned) else { return };
+    let is_sound = check_structure(&index).is_ok();
+    for inode in index.inodes() {
+        let entries = index.entries(inode);
+        for entry in entries {
+            let name = index.name(entry);
+            let _ = index.lookup(inode, name);
+            // Every entry of a sound index has a name and an inode.
+            assert!(!is_sound || !name.is_empty() && index.inode(entry.inode).is_some());
+        }
+        let _ = index.link_target(inode);
+    }
+}
+
+/// The record of a function.
+pub fn function_record(bytes: &[u8]) {
+    let Ok(record) = serde_json::from_slice::<FunctionRecord>(bytes) else { return };
+    let written = serde_json::to_vec(&record).expect("a record can be written");
+    // Numbers with a fraction may differ in their last bit, so nothing is compared but:
+    let again: FunctionRecord = serde_json::from_slice(&written).expect("and read again");
+    assert_eq!((again.name, again.index, again.image), (record.name, record.index, record.image));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use thaw_mutate::survive;
+
+    use crate::index::{Attributes, Content, Node, Tree};
+
+    #[test]
+    fn indexes_are_survived() {
+        let mut tree = Tree::new();
+        let node = |content| Node { content, attributes: Attributes::root(0o644) };
+        let file = || node(Content::Regular(None));
+        tree.add_at(Path::new("/bin/tool"), file()).unwrap();
+        tree.add_at(Path::new("/bin/other"), file()).unwrap();
+        tree.make_directories(Path::new("/a/b/c")).unwrap();
+        let seed = tree.to_index().unwrap();
+        survive("rootfs_index", &[&seed], 100_000, rootfs_index);
+    }
+
+    #[test]
+    fn records_are_survived() {
+        let id = "11".repeat(32);
+        let version = format!(
+            r#""config":{{"a":[1,-2.5e300,null],"b":"\u00e4"}},"index":"{id}","image":"{id}","created_ms":5"#
+        );
+        let seed = format!(r#"{{"version":1,"name":"hello",{version},"previous":{{{version}}}}}"#);
+        serde_json::from_str::<FunctionRecord>(&seed).unwrap();
+        survive("function_record", &[seed.as_bytes()], 100_000, function_record);
+    }
+}
