@@ -67,10 +67,12 @@ impl Attendant {
             }
             (Outcome::Gone(end), _) => end,
         };
-        // An instance that was waiting may end at the moment it gets a connection. If it
-        // has read nothing, nobody can tell that it was there.
+        // An instance that was waiting may end at the moment it gets a connection, and so
+        // may a zygote before it has become one. If it has read nothing and sent nothing,
+        // nobody can tell that it was there. A program that ends by itself before it reads
+        // would do so again.
         let received = carried.map(|carried| carried.received);
-        let is_untouched = placed.waited && received == unread(&self.client.socket).ok();
+        let is_untouched = placed.may_be_unseen() && received == unread(&self.client.socket).ok();
         if is_untouched && self.placements < PLACEMENTS_MAX {
             self.placements += 1;
             // Whatever has killed it may be killing all that were kept.

@@ -287,9 +287,21 @@ impl Keeper {
         }
     }
 
+    /// Whether somebody has killed the sandbox, and not its own doing has ended it, before
+    /// it said that its guest runs. The guest may have run a little all the same: a boot
+    /// is reported when the guest first waits or answers.
+    fn was_killed_in_boot(&self, end: &End) -> bool {
+        let is_booting = self.boot.as_ref().is_some_and(|boot| !boot.is_reported);
+        is_booting && matches!(end, End::Killed(None | Some(libc::SIGKILL)))
+    }
+
     fn gone(self, end: &End) {
         self.service.remove(self.id, end);
-        for (connection, held) in self.connections.close() {
+        let was_killed_in_boot = self.was_killed_in_boot(end);
+        for (connection, mut held) in self.connections.close() {
+            if was_killed_in_boot {
+                held = held.killed_in_boot();
+            }
             let outcome = match self.late.contains(&connection) {
                 true => Outcome::Late,
                 false => Outcome::Gone(end.clone()),
