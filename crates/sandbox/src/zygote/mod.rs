@@ -101,6 +101,11 @@ pub enum ZygoteError {
         /// Why.
         source: std::io::Error,
     },
+    /// Somebody has killed the zygote while it was made: another one may live.
+    #[error(
+        "the new zygote was killed before it was ready; `dmesg` says if the host ran out of memory"
+    )]
+    Killed,
     /// As many sandboxes as allowed are alive.
     #[error("{limit} sandboxes are alive, as many as allowed; end some or raise the limit")]
     Full {
@@ -145,6 +150,12 @@ impl Zygote {
     /// Whether its process has ended while it waited.
     pub fn has_ended(&self) -> bool {
         self.process.exit.get().is_some()
+    }
+
+    /// Whether its process runs. Takes a host call, and knows of an end before
+    /// [`Zygote::has_ended`] does.
+    fn is_running(&self) -> bool {
+        self.process.is_running().unwrap_or(false)
     }
 
     /// A descriptor that becomes readable when the process has ended.
