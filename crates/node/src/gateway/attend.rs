@@ -4,7 +4,7 @@
 use super::answer::refuse;
 use super::refusal::Refusal;
 use crate::config::EntryKind;
-use crate::instance::{Client, Done, Outcome, Placed};
+use crate::instance::{Client, Done, End, Outcome, Placed};
 use crate::service::{Placement, Service};
 use crate::socket::{Traffic, traffic, unread};
 use rustix::net::{Shutdown, shutdown};
@@ -72,7 +72,8 @@ impl Attendant {
         // nobody can tell that it was there. A program that ends by itself before it reads
         // would do so again.
         let received = carried.map(|carried| carried.received);
-        let is_untouched = placed.may_be_unseen() && received == unread(&self.client.socket).ok();
+        let may_be_unseen = placed.waited || matches!(end, End::KilledInBoot(_));
+        let is_untouched = may_be_unseen && received == unread(&self.client.socket).ok();
         if is_untouched && self.placements < PLACEMENTS_MAX {
             self.placements += 1;
             // Whatever has killed it may be killing all that were kept.

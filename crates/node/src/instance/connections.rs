@@ -21,21 +21,6 @@ pub struct Placed {
     pub instance: u64,
     /// The instance had been waiting, and may have ended meanwhile.
     pub waited: bool,
-    /// The instance was killed before it said that its guest runs. Known at its end only.
-    pub killed_in_boot: bool,
-}
-
-impl Placed {
-    /// A connection that an instance is given now.
-    pub(crate) fn new(instance: u64, waited: bool) -> Self {
-        Self { instance, waited, killed_in_boot: false }
-    }
-
-    /// Whether the instance may have ended before it could see the connection. If its
-    /// socket is untouched, too, another instance can have it.
-    pub(crate) fn may_be_unseen(&self) -> bool {
-        self.waited || self.killed_in_boot
-    }
 }
 
 /// What became of a connection that was given to an instance.
@@ -84,12 +69,6 @@ impl Held {
         drop(self.client);
         (self.done)(self.placed, outcome);
         self.permit
-    }
-
-    /// Notes that the instance was killed before it said that its guest runs.
-    pub fn killed_in_boot(mut self) -> Self {
-        self.placed.killed_in_boot = true;
-        self
     }
 }
 

@@ -134,7 +134,7 @@ impl Keeper {
                 Step::Report(Report::Booted(times)) => self.booted(&times),
                 Step::Report(Report::ConnectionClosed(connection)) => self.closed(connection),
                 Step::Report(Report::Denied(denials)) => self.denied(&denials),
-                Step::Report(Report::Gone(end)) => return self.gone(&end),
+                Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Report(Report::AtRest(rest)) => self.freeze(rest),
                 Step::Command(Some(Command::Watch)) => {
                     self.knock_at = Some(Instant::now() + KNOCK_AFTER);
@@ -287,21 +287,21 @@ impl Keeper {
         }
     }
 
-    /// Whether somebody has killed the sandbox, and not its own doing has ended it, before
-    /// it said that its guest runs. The guest may have run a little all the same: a boot
-    /// is reported when the guest first waits or answers.
-    fn was_killed_in_boot(&self, end: &End) -> bool {
+    /// Tells a kill before the sandbox has reported its boot from a later one.
+    fn how_it_ended(&self, end: End) -> End {
         let is_booting = self.boot.as_ref().is_some_and(|boot| !boot.is_reported);
-        is_booting && matches!(end, End::Killed(None | Some(libc::SIGKILL)))
+        match end {
+            End::Killed(signal @ (None | Some(libc::SIGKILL))) if is_booting => {
+                End::KilledInBoot(signal)
+            }
+            end => end,
+        }
     }
 
-    fn gone(self, end: &End) {
-        self.service.remove(self.id, end);
-        let was_killed_in_boot = self.was_killed_in_boot(end);
-        for (connection, mut held) in self.connections.close() {
-            if was_killed_in_boot {
-                held = held.killed_in_boot();
-            }
+    fn gone(self, end: End) {
+        let end = self.how_it_ended(end);
+        self.service.remove(self.id, &end);
+        for (connection, held) in self.connections.close() {
             let outcome = match self.late.contains(&connection) {
                 true => Outcome::Late,
                 false => Outcome::Gone(end.clone()),

@@ -120,7 +120,7 @@ impl Service {
             return Err(delivery);
         }
         let Some((instance, held)) = self.reserve() else { return Err(delivery) };
-        let placed = Placed::new(instance, true);
+        let placed = Placed { instance, waited: true };
         let Err(delivery) = held.hand_over(delivery, placed) else {
             self.connected.reused.inc();
             return Ok(placed);
@@ -149,7 +149,7 @@ impl Service {
         capacity: OwnedSemaphorePermit,
     ) -> Placed {
         let id = self.shared.next_id();
-        let placed = Placed::new(id, launched.kind == BootKind::Ready);
+        let placed = Placed { instance: id, waited: launched.kind == BootKind::Ready };
         let (commands, receiver) = mpsc::unbounded_channel();
         let instance = &launched.instance;
         let held = Arc::new(Connections::new(instance.connector(), commands, &self.config));
