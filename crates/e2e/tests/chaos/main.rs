@@ -19,14 +19,18 @@ use thaw_e2e::{
     Daemon, DaemonOptions, Function, built_home, copy_home, exists, get, kill, post, repository,
     thaw, wait_until,
 };
-use victims::{VICTIMS, Victim};
+use victims::{Census, VICTIMS, Victim, strike};
 
 /// Blows unless `THAW_CHAOS_KILLS` says otherwise: as many as CI has time for.
 const KILLS: u64 = 300;
 /// Of so many blows, one strikes the daemon itself.
 const BLOWS_FOR_A_DAEMON: u64 = 50;
 /// Longest pause between two blows, in milliseconds.
-const PAUSE_MS: u64 = 40;
+const PAUSE_MS: u64 = 20;
+/// Blows for each look at what there is: most of what it has shown must still be there.
+const BLOWS_FOR_A_CENSUS: u64 = 4;
+/// Blows between two lines about how far a storm is.
+const PROGRESS: u64 = 500;
 /// The client that loads each function, twice each.
 const CLIENTS: [(&str, Habit); 8] = [
     ("hello-c", Habit::Close),
@@ -178,21 +182,29 @@ fn sandboxes_are_killed_at_random() {
 /// Strikes until there were enough blows; how often each kind was struck.
 fn storm(daemon: &Daemon, random: &mut Random) -> BTreeMap<Victim, u64> {
     let mut struck = BTreeMap::new();
-    let mut blows = 0;
+    let (mut blows, mut told) = (0, 0);
     while blows < kills() {
-        // Now and then several at a time: one death must not hide another.
-        let at_once = if random.below(10) == 0 { 5 } else { 1 };
-        let kind = random.victim();
-        let mut found = kind.find(daemon);
-        for _ in 0..at_once {
-            let Some(&pid) = random.one_of(&found) else { break };
-            found.retain(|other| *other != pid);
-            kill(pid);
-            blows += 1;
-            *struck.entry(kind).or_default() += 1;
+        let census = Census::take(daemon);
+        for _ in 0..BLOWS_FOR_A_CENSUS {
+            let kind = random.victim();
+            let mut found = census.find(kind);
+            // Now and then several at a time: one death must not hide another.
+            let at_once = if random.below(10) == 0 { 5 } else { 1 };
+            for _ in 0..at_once {
+                let Some(victim) = random.one_of(&found).cloned() else { break };
+                found.retain(|other| *other != victim);
+                if strike(&victim) {
+                    blows += 1;
+                    *struck.entry(kind).or_default() += 1;
+                }
+            }
+            random.pause(PAUSE_MS);
         }
         assert!(exists(daemon.pid()), "the daemon has ended:\n{}", daemon.log());
-        random.pause(PAUSE_MS);
+        if blows / PROGRESS > told {
+            told = blows / PROGRESS;
+            eprintln!("{blows} blows: {struck:?}");
+        }
     }
     struck
 }

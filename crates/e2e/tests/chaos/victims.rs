@@ -1,7 +1,8 @@
 //! Whom the killer can strike.
 
 use serde_json::Value;
-use thaw_e2e::{Daemon, children, descendants};
+use std::collections::BTreeSet;
+use thaw_e2e::{Daemon, Process, descendants, kill, process};
 
 /// A kind of process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,52 +31,68 @@ pub const VICTIMS: [(Victim, u64); 6] = [
     (Victim::ZygoteParent, 3),
 ];
 
-impl Victim {
-    /// The processes of this kind now.
-    pub fn find(self, daemon: &Daemon) -> Vec<u32> {
-        match self {
-            Self::Instance => {
-                let instances = daemon.admin("/instances").json();
-                let instances = instances.as_array().expect("an array").iter();
-                instances.filter_map(|instance| pid(&instance["pid"])).collect()
-            }
-            Self::Ready => standby(daemon, |standby| {
-                standby["ready"].as_array().into_iter().flatten().filter_map(pid).collect()
-            }),
-            Self::Template => {
-                standby(daemon, |standby| pid(&standby["template"]).into_iter().collect())
-            }
-            Self::ZygoteParent => zygote_parents(daemon),
-            Self::Zygote => {
-                let known: Vec<u32> = [Self::Instance, Self::Ready, Self::Template]
-                    .into_iter()
-                    .flat_map(|kind| kind.find(daemon))
-                    .collect();
-                let parents = zygote_parents(daemon);
-                let sandboxes = parents.into_iter().flat_map(children).map(|process| process.pid);
-                sandboxes.filter(|pid| !known.contains(pid)).collect()
-            }
-            Self::Any => descendants(daemon.pid()).into_iter().map(|process| process.pid).collect(),
+/// Everything below a daemon at one moment.
+pub struct Census {
+    daemon: u32,
+    all: Vec<Process>,
+    instances: BTreeSet<u32>,
+    ready: BTreeSet<u32>,
+    templates: BTreeSet<u32>,
+}
+
+impl Census {
+    /// Takes a look.
+    pub fn take(daemon: &Daemon) -> Self {
+        let all = descendants(daemon.pid());
+        let instances = list(daemon, "/instances");
+        let instances = instances.iter().filter_map(|instance| pid(&instance["pid"])).collect();
+        let (mut ready, mut templates) = (BTreeSet::new(), BTreeSet::new());
+        for function in list(daemon, "/functions") {
+            let name = function["name"].as_str().expect("a name");
+            let standby = &daemon.admin(&format!("/functions/{name}")).json()["standby"];
+            ready.extend(standby["ready"].as_array().into_iter().flatten().filter_map(pid));
+            templates.extend(pid(&standby["template"]));
         }
+        Self { daemon: daemon.pid(), all, instances, ready, templates }
     }
+
+    /// The processes of a kind. It may be another kind by now.
+    pub fn find(&self, kind: Victim) -> Vec<Process> {
+        let of = |process: &&Process| match kind {
+            Victim::Instance => self.instances.contains(&process.pid),
+            Victim::Ready => self.ready.contains(&process.pid),
+            Victim::Template => self.templates.contains(&process.pid),
+            Victim::ZygoteParent => self.is_zygote_parent(process),
+            Victim::Zygote => self.is_zygote(process),
+            Victim::Any => true,
+        };
+        self.all.iter().filter(of).cloned().collect()
+    }
+
+    /// The daemon's child that has made its sandboxes.
+    fn is_zygote_parent(&self, process: &Process) -> bool {
+        process.parent == self.daemon && self.all.iter().any(|other| other.parent == process.pid)
+    }
+
+    fn is_zygote(&self, process: &Process) -> bool {
+        let known = [&self.instances, &self.ready, &self.templates];
+        process.parent != self.daemon && !known.iter().any(|kind| kind.contains(&process.pid))
+    }
+}
+
+/// Kills a process, unless it has ended and its number may be another's.
+pub fn strike(victim: &Process) -> bool {
+    let is_same = process(victim.pid).is_some_and(|now| now.parent == victim.parent);
+    if is_same {
+        kill(victim.pid);
+    }
+    is_same
 }
 
 fn pid(value: &Value) -> Option<u32> {
     value.as_u64()?.try_into().ok()
 }
 
-/// The children of the daemon that have made its sandboxes.
-fn zygote_parents(daemon: &Daemon) -> Vec<u32> {
-    let below = children(daemon.pid()).into_iter().map(|process| process.pid);
-    below.filter(|pid| !children(*pid).is_empty()).collect()
-}
-
-/// Looks at what each function keeps for its next boots.
-fn standby(daemon: &Daemon, look: impl Fn(&Value) -> Vec<u32>) -> Vec<u32> {
-    let functions = daemon.admin("/functions").json();
-    let functions = functions.as_array().expect("an array").iter();
-    let names = functions.filter_map(|function| function["name"].as_str());
-    names
-        .flat_map(|name| look(&daemon.admin(&format!("/functions/{name}")).json()["standby"]))
-        .collect()
+fn list(daemon: &Daemon, path: &str) -> Vec<Value> {
+    daemon.admin(path).json().as_array().expect("an array").clone()
 }
