@@ -109,6 +109,7 @@ fn kind_of(reason: &serde_json::Value) -> String {
 pub struct Load {
     stop: Arc<AtomicBool>,
     tally: Arc<Mutex<Tally>>,
+    functions: Vec<&'static str>,
     clients: Vec<JoinHandle<()>>,
 }
 
@@ -126,8 +127,15 @@ impl Load {
                 }
             })
         };
+        let functions = clients.iter().map(|(function, _)| *function).collect();
         let clients = clients.iter().map(start).collect();
-        Self { stop, tally, clients }
+        Self { stop, tally, functions, clients }
+    }
+
+    /// Whether every function has answered.
+    pub fn has_heard_all(&self) -> bool {
+        let tally = self.tally.lock().expect("no client panics");
+        self.functions.iter().all(|function| tally.answered.contains_key(function))
     }
 
     /// Lets every client finish what it does, which takes [`BOUND`] at most.

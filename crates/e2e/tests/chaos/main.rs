@@ -144,12 +144,9 @@ fn check_every_function(daemon: &Daemon) {
     assert_eq!(response.status, 200, "words: {}", response.text());
 }
 
-/// Checks that every function was answered under load, and nobody was told anything wrong.
+/// Checks that nobody was told anything wrong.
 fn check_tally(tally: &Tally) {
     assert!(tally.wrong.is_empty(), "{tally:#?}");
-    for (function, _) in CLIENTS {
-        assert!(tally.answered.contains_key(function), "{function} never answered: {tally:#?}");
-    }
 }
 
 #[test]
@@ -166,6 +163,7 @@ fn sandboxes_are_killed_at_random() {
     let clients = [CLIENTS, CLIENTS].concat();
     let load = Load::start(&address, &clients);
     let struck = storm(&daemon, &mut random);
+    wait_until("every function has answered", || load.has_heard_all());
     let tally = load.finish();
     eprintln!("struck {struck:?}; heard {tally:#?}");
     assert!(exists(pid), "the daemon has ended");
@@ -264,7 +262,7 @@ fn the_daemon_is_killed_at_random() {
     let daemon = Daemon::start(&home, &options());
     daemons.insert(daemon.pid());
     *address.lock().expect("no holder panics") = Some(daemon.gateway());
-    thread::sleep(Duration::from_secs(2));
+    wait_until("every function has answered", || load.has_heard_all());
     let tally = load.finish();
     eprintln!("killed {} daemons; heard {tally:#?}", daemons.len() - 1);
     check_tally(&tally);
