@@ -16,7 +16,8 @@ MORE_EXAMPLES := hello-nginx flask-python fastapi-python express-node sinatra-ru
 # Measured by `make bench`.
 BENCHED := hello-c hello-c-dynamic hello-python thumbnail-python
 
-.PHONY: help setup build run test check unit e2e examples runtimes bench stress fuzz conformance clean
+.PHONY: help setup build run test check unit e2e examples runtimes bench stress fuzz conformance chaos \
+	soak clean
 
 help: ## Show what there is to make
 	@echo "Thaw: sandboxes that start in well under a millisecond"
@@ -83,6 +84,12 @@ fuzz: build ## Fuzz the parsers and the kernel (SECONDS_EACH=60 for each of the 
 conformance: build ## Run Go's and CPython's own tests, natively and in sandboxes
 	@scripts/setup conformance
 	@THAW=$(abspath $(THAW)) scripts/conformance $(SUITES)
+
+chaos: build ## Kill the daemon's processes at random under load (KILLS=10000)
+	@THAW_BIN=$(abspath $(THAW)) CARGO="$(CARGO)" scripts/chaos $(KILLS)
+
+soak: build ## Serve at saturation and check that nothing grows (MINUTES=30)
+	@THAW=$(abspath $(THAW)) scripts/soak $(MINUTES)
 
 clean: ## Remove everything that was built
 	$(CARGO) clean

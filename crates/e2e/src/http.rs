@@ -1,6 +1,6 @@
 //! HTTP clients: a well-behaved one, and one that sends what it is told to.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -107,6 +107,19 @@ pub fn post(gateway: SocketAddr, host: &str, path: &str, body: &[u8]) -> Respons
         .unwrap_or_else(|error| panic!("POST {host}{path}: {error}"))
 }
 
+/// What a client hears that waits for a response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// A whole response.
+    Response(Response),
+    /// The connection ended after so many bytes of one.
+    Cut(usize),
+    /// The connection ended without a byte.
+    End,
+    /// Nothing more came, and the connection did not end, within the time.
+    Silence,
+}
+
 /// A connection on which the bytes are one's own.
 #[derive(Debug)]
 pub struct Raw {
@@ -117,10 +130,19 @@ pub struct Raw {
 impl Raw {
     /// Connects.
     pub fn connect(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        stream.set_nodelay(true).expect("an option");
-        Self { stream, received: Vec::new() }
+        Self::try_connect(address, PATIENCE).expect("a connection")
+    }
+
+    /// Connects within `patience`; nothing that is waited for later may take longer.
+    ///
+    /// # Errors
+    /// Nobody listens there, or nobody accepts.
+    pub fn try_connect(address: SocketAddr, patience: Duration) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, patience)?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, received: Vec::new() })
     }
 
     /// Sends bytes. The other side may have closed already, which is no error here.
@@ -144,18 +166,35 @@ impl Raw {
 
     /// Reads one response with a `Content-Length`; none if the connection ends first.
     pub fn response(&mut self) -> Option<Response> {
+        match self.hear(Duration::ZERO) {
+            Heard::Response(response) => Some(response),
+            Heard::Cut(_) | Heard::End | Heard::Silence => None,
+        }
+    }
+
+    /// Reads one response with a `Content-Length`, resting for `pause` after each piece as
+    /// a slow reader does.
+    pub fn hear(&mut self, pause: Duration) -> Heard {
         loop {
             if let Some((response, used)) = parse(&self.received) {
                 self.received.drain(..used);
-                return Some(response);
+                return Heard::Response(response);
             }
             let mut piece = [0; 16 * 1024];
             match self.stream.read(&mut piece) {
-                Ok(0) | Err(_) => return None,
-                Ok(count) => self.received.extend_from_slice(&piece[..count]),
+                Ok(count @ 1..) => self.received.extend_from_slice(&piece[..count]),
+                Err(error) if is_timeout(&error) => return Heard::Silence,
+                Ok(_) | Err(_) if self.received.is_empty() => return Heard::End,
+                Ok(_) | Err(_) => return Heard::Cut(self.received.len()),
             }
+            std::thread::sleep(pause);
         }
     }
+}
+
+/// `SO_RCVTIMEO` passes as either: socket(7).
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 /// A whole response at the start of `bytes`, and how many bytes it takes.

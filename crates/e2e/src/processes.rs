@@ -43,24 +43,33 @@ pub fn exists(pid: u32) -> bool {
     process(pid).is_some_and(|process| process.state != 'Z' && process.state != 'X')
 }
 
-/// The children of a process that have not ended.
-pub fn children(pid: u32) -> Vec<Process> {
+/// All processes that have not ended.
+fn living() -> Vec<Process> {
     let entries = fs::read_dir("/proc").expect("/proc");
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter_map(process)
-        .filter(|process| process.parent == pid && process.state != 'Z')
+        .filter(|process| process.state != 'Z' && process.state != 'X')
         .collect()
+}
+
+/// The children of a process that have not ended.
+pub fn children(pid: u32) -> Vec<Process> {
+    let mut found = living();
+    found.retain(|process| process.parent == pid);
+    found
 }
 
 /// All processes below a process, those nearest to it first.
 pub fn descendants(pid: u32) -> Vec<Process> {
-    let mut found = children(pid);
-    let mut next = 0;
-    while next < found.len() {
-        let below = children(found[next].pid);
+    let (mut found, mut left) = (Vec::new(), living());
+    let mut parents = vec![pid];
+    while !parents.is_empty() {
+        let (below, others): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|process| parents.contains(&process.parent));
+        parents = below.iter().map(|process| process.pid).collect();
         found.extend(below);
-        next += 1;
+        left = others;
     }
     found
 }

@@ -214,6 +214,41 @@ fn a_killed_zygote_parent_is_replaced() {
     assert_eq!(daemon.stop(), Some(0));
 }
 
+/// Zygotes that are stopped take a boot command and do nothing about it, like those that
+/// are killed before they have come to it.
+#[test]
+fn a_request_whose_zygote_is_killed_before_its_guest_runs_is_answered() {
+    let home = copy_home(home(), "faults-boot");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    for _ in 0..5 {
+        let stopped = children(zygote_parent(&daemon).pid);
+        for zygote in &stopped {
+            send(zygote.pid, Signal::STOP);
+        }
+        let gateway = daemon.gateway();
+        let client = thread::spawn(move || get(gateway, "hello-c", "/"));
+        let is_stopped = |instance: &serde_json::Value| {
+            stopped.iter().any(|zygote| instance["pid"].as_u64() == Some(zygote.pid.into()))
+        };
+        // A zygote that was made since may have answered.
+        wait_until("a stopped zygote has the request", || {
+            client.is_finished() || daemon.instances("hello-c").iter().any(is_stopped)
+        });
+        stopped.iter().for_each(|zygote| kill(zygote.pid));
+        let response = client.join().expect("a client");
+        assert_eq!(response.status, 200, "{}", response.text());
+    }
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+/// Sends a signal to a process that may have ended.
+fn send(pid: u32, signal: Signal) {
+    if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
 #[test]
 fn a_stopping_daemon_finishes_what_it_has_begun() {
     let home = copy_home(home(), "faults-drain");

@@ -40,6 +40,10 @@ enum Behaviour {
     TakeNoSecond,
     /// Dies untouched if it was booted ahead, as all are until they are given up.
     DieReady,
+    /// The first so many zygotes are killed before their guests run.
+    DieInBoot(u32),
+    /// Its zygote is killed, and the request was read all the same.
+    ReadAndDieInBoot,
 }
 
 struct FakeLauncher {
@@ -90,7 +94,16 @@ impl Launcher for FakeLauncher {
         });
         let is_dying =
             self.behaviour == Behaviour::DieReady && !self.given_up.load(Ordering::SeqCst);
-        if is_dying {
+        let dies_in_boot = match self.behaviour {
+            Behaviour::DieInBoot(count) => number <= count,
+            Behaviour::ReadAndDieInBoot => {
+                let client = client.expect("all boots here are for clients");
+                let _ = read_head(&mut TcpStream::from(client.socket.try_clone().unwrap()));
+                true
+            }
+            _ => false,
+        };
+        if is_dying || dies_in_boot {
             guest.sender.send(Report::Gone(End::Killed(Some(9)))).unwrap();
         } else {
             if let Some(client) = client {
@@ -555,6 +568,29 @@ fn one_instance_that_dies_ready_is_enough_to_use_no_other() {
     fixture.eventually(|| fixture.service.instance_count() == 0);
     let fixture = fixture_of(Behaviour::DieReady, USUAL, "request", 100, Duration::from_secs(5));
     assert_eq!(fixture.get_routed("/").body, "instance 2 /");
+}
+
+#[test]
+fn a_connection_whose_zygote_was_killed_before_its_guest_ran_is_placed_anew() {
+    for isolation in ["request", "instance"] {
+        let fixture = fixture(Behaviour::DieInBoot(2), USUAL, isolation);
+        assert_eq!(fixture.get("/").body, "instance 3 /");
+    }
+}
+
+#[test]
+fn a_connection_whose_zygotes_are_always_killed_is_502() {
+    let fixture = fixture(Behaviour::DieInBoot(u32::MAX), USUAL, "request");
+    let response = fixture.get("/");
+    assert_eq!((response.status, response.error().as_str()), (502, "instance_died"));
+    assert_eq!(fixture.launcher.launched.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn a_request_that_was_read_is_not_given_to_another_instance() {
+    let fixture = fixture(Behaviour::ReadAndDieInBoot, USUAL, "request");
+    assert_eq!(fixture.get("/").status, 502);
+    assert_eq!(fixture.launcher.launched.load(Ordering::SeqCst), 1);
 }
 
 #[test]

@@ -416,6 +416,57 @@ fn a_pool_survives_the_death_of_its_parent() {
     assert_eq!(pool.stats().parent_restarts, 1);
 }
 
+/// Kills a process as `kill -9` does; it may have ended already.
+fn kill(pid: u32) {
+    if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
+/// Strikes once after a while: the newest child of the parent, or the parent itself.
+fn strike(parent: u32, after: Duration, strikes_parent: bool) {
+    std::thread::sleep(after);
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let children = children.unwrap_or_default();
+    match children.split_whitespace().next_back() {
+        Some(child) if !strikes_parent => kill(child.parse().unwrap()),
+        _ => kill(parent),
+    }
+}
+
+#[test]
+fn a_pool_gives_a_zygote_whatever_is_killed_while_it_is_made() {
+    let pool = ZygotePool::new(PoolConfig { size: 0, zygotes: config() }).unwrap();
+    for round in 0..120 {
+        let parent = pool.parent().pid();
+        let after = Duration::from_micros(100 * (round % 30));
+        std::thread::scope(|scope| {
+            scope.spawn(|| strike(parent, after, round % 4 == 0));
+            pool.take().unwrap_or_else(|error| panic!("round {round}: {error}"));
+        });
+    }
+    assert!(pool.stats().parent_restarts > 0);
+}
+
+#[test]
+fn zygotes_that_died_with_their_parent_can_be_discarded_at_once() {
+    for _ in 0..20 {
+        let pool = ZygotePool::new(PoolConfig { size: 4, zygotes: config() }).unwrap();
+        pool.wait_full().unwrap();
+        let parent = pool.parent().pid();
+        kill(parent);
+        while fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))
+            .is_ok_and(|children| !children.is_empty())
+        {
+            std::thread::yield_now();
+        }
+        pool.discard_dead();
+        // Nothing dead is left to be taken.
+        let zygote = pool.take().unwrap();
+        zygote.verify().unwrap();
+    }
+}
+
 /// Not a test: makes a zygote parent, a sandbox and a zygote, prints their
 /// process ids and a control group, and waits to be killed.
 #[test]

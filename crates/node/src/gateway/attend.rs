@@ -4,7 +4,7 @@
 use super::answer::refuse;
 use super::refusal::Refusal;
 use crate::config::EntryKind;
-use crate::instance::{Client, Done, Outcome, Placed};
+use crate::instance::{Client, Done, End, Outcome, Placed};
 use crate::service::{Placement, Reuse, Service};
 use crate::socket::{Traffic, traffic, unread};
 use rustix::net::{Shutdown, shutdown};
@@ -69,10 +69,13 @@ impl Attendant {
             }
             (Outcome::Gone(end), _) => end,
         };
-        // An instance that was waiting may end at the moment it gets a connection. If it
-        // has read nothing, nobody can tell that it was there.
+        // An instance that was waiting may end at the moment it gets a connection, and so
+        // may a zygote before it has become one. If it has read nothing and sent nothing,
+        // nobody can tell that it was there. A program that ends by itself before it reads
+        // would do so again.
         let received = carried.map(|carried| carried.received);
-        let is_untouched = placed.waited && received == unread(&self.client.socket).ok();
+        let may_be_unseen = placed.waited || matches!(end, End::KilledInBoot(_));
+        let is_untouched = may_be_unseen && received == unread(&self.client.socket).ok();
         if is_untouched && self.placements < PLACEMENTS_MAX {
             self.placements += 1;
             // Whatever has killed it may be killing all that were kept.

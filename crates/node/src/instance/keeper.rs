@@ -144,7 +144,7 @@ impl Keeper {
                 Step::Report(Report::Booted(times)) => self.booted(&times),
                 Step::Report(Report::ConnectionClosed(connection)) => self.closed(connection),
                 Step::Report(Report::Denied(denials)) => self.denied(&denials),
-                Step::Report(Report::Gone(end)) => return self.gone(&end),
+                Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Report(Report::AtRest(rest)) => self.freeze(rest),
                 Step::Command(Some(Command::Watch)) => {
                     self.knock_at = Some(Instant::now() + KNOCK_AFTER);
@@ -328,8 +328,20 @@ impl Keeper {
         }
     }
 
-    fn gone(self, end: &End) {
-        self.service.remove(self.id, end);
+    /// Tells a kill before the sandbox has reported its boot from a later one.
+    fn how_it_ended(&self, end: End) -> End {
+        let is_booting = self.boot.as_ref().is_some_and(|boot| !boot.is_reported);
+        match end {
+            End::Killed(signal @ (None | Some(libc::SIGKILL))) if is_booting => {
+                End::KilledInBoot(signal)
+            }
+            end => end,
+        }
+    }
+
+    fn gone(self, end: End) {
+        let end = self.how_it_ended(end);
+        self.service.remove(self.id, &end);
         for (connection, held) in self.connections.close() {
             let outcome = match self.late.contains(&connection) {
                 true => Outcome::Late,

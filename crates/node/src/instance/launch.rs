@@ -202,6 +202,10 @@ pub enum End {
     /// The host ended the process, and the signal if it is known.
     #[error("the sandbox was killed{}", .0.map(explain_signal).unwrap_or_default())]
     Killed(Option<i32>),
+    /// The same, before the sandbox has reported its boot, which it does when the program
+    /// first waits or answers. If a connection is untouched, another instance can have it.
+    #[error("the sandbox was killed{}", .0.map(explain_signal).unwrap_or_default())]
+    KilledInBoot(Option<i32>),
 }
 
 fn describe(exit: GuestExit) -> String {

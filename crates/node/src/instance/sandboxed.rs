@@ -272,7 +272,7 @@ impl Shared {
             tried += 1;
             match zygote.thaw(&plan, handed, &self.options(Some(&pipes))) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),
-                Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => {}
+                Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => self.pool.discard_dead(),
                 Err(error) => break Err(LaunchError(error.to_string())),
             }
         };

@@ -90,6 +90,13 @@ impl Slots {
         let id = *perhaps_free.iter().max_by_key(|id| all.get(id).map(|slot| slot.idle_since))?;
         Some((id, all.get_mut(&id)?))
     }
+
+    /// Takes an instance out. Where no instance serves twice, nobody else would ever tidy up
+    /// behind it.
+    fn remove(&mut self, id: &u64) -> Option<Slot> {
+        self.perhaps_free.remove(id);
+        self.all.remove(id)
+    }
 }
 
 /// What the service knows of an instance.
@@ -438,5 +445,18 @@ impl Slot {
         let is_idle = self.connections == 0;
         self.idle_since = is_idle.then(Instant::now);
         is_idle
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_left_of_an_instance_that_is_gone() {
+        let mut slots = Slots::default();
+        slots.perhaps_free.insert(1);
+        assert!(slots.remove(&1).is_none());
+        assert!(slots.perhaps_free.is_empty());
     }
 }

@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -332,6 +333,15 @@ impl ZygoteParent {
         lock(&self.connected.book).gone
     }
 
+    /// Waits until its end is known, but not for ever: whoever is told by a closed socket
+    /// may be told before the thread that listens.
+    pub(super) fn wait_ended(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        while !self.has_ended() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Whether each sandbox has a user id of its own, or all share the caller's.
     pub fn user_ids(&self) -> UserIds {
         self.connected.user_ids
@@ -570,6 +580,9 @@ impl Zygote {
             // It may only have closed its socket.
             let _ = self.process.kill();
             let status = self.process.exit.wait();
+            if status.signal() == Some(libc::SIGKILL) {
+                return Err(ZygoteError::Killed);
+            }
             return not_ready(format!("it ended with {status}; see the console"));
         }
         let header = buffer

@@ -145,6 +145,11 @@ pub enum ZygoteError {
         /// Why.
         source: std::io::Error,
     },
+    /// Somebody has killed the zygote while it was made: another one may live.
+    #[error(
+        "the new zygote was killed before it was ready; `dmesg` says if the host ran out of memory"
+    )]
+    Killed,
     /// As many sandboxes as allowed are alive.
     #[error("{limit} sandboxes are alive, as many as allowed; end some or raise the limit")]
     Full {
@@ -194,6 +199,12 @@ impl Zygote {
     /// Whether what is written to images can be read of its process.
     pub(crate) fn check_memory_is_readable(&self) -> io::Result<()> {
         ["mem", "pagemap"].iter().try_for_each(|name| self.process.proc_file(name).map(drop))
+    }
+
+    /// Whether its process runs. Takes a host call, and knows of an end before
+    /// [`Zygote::has_ended`] does.
+    fn is_running(&self) -> bool {
+        self.process.is_running().unwrap_or(false)
     }
 
     /// A descriptor that becomes readable when the process has ended.

@@ -1,6 +1,7 @@
 //! Zygotes kept ready in the background.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,11 @@ pub struct PoolStats {
     pub parent_restarts: u64,
 }
 
+/// How many zygotes are begun at most until one is made: they may be killed meanwhile, and
+/// so may their parent.
+const ATTEMPTS: u32 = 5;
+/// How long the end of a parent that answers no more may take to be known.
+const END_PATIENCE: Duration = Duration::from_millis(100);
 /// How long the background thread rests after a failure.
 const RETRY: Duration = Duration::from_millis(200);
 /// How long the background thread leaves the processors to a boot that has just
@@ -233,7 +239,24 @@ impl ZygotePool {
 
     /// The present zygote parent.
     pub fn parent(&self) -> Arc<ZygoteParent> {
-        self.shared.parent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.parent()
+    }
+
+    /// A zygote was dead when it was used: lets go of the others that are, which nobody
+    /// may have been told of yet. All die at once with their parent.
+    pub fn discard_dead(&self) {
+        let mut state = self.shared.lock();
+        let mut all_dead = Vec::new();
+        for stock in &mut state.stocks {
+            let (alive, dead): (_, VecDeque<_>) =
+                stock.ready.drain(..).partition(Zygote::is_running);
+            stock.ready = alive;
+            all_dead.extend(dead);
+        }
+        state.stats.failures += all_dead.len() as u64;
+        drop(state);
+        // Ended outside the lock.
+        drop(all_dead);
     }
 }
 
@@ -325,22 +348,37 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a zygote, with a new parent if the present one has ended.
+    /// Makes a zygote, with a new parent if the present one has ended. Somebody may kill
+    /// either of them meanwhile: that alone is no reason why there can be no zygote.
     fn make(&self, processes: Processes) -> Result<Zygote, ZygoteError> {
-        let parent = self.parent.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match parent.create_with(processes) {
-            Err(_) if parent.has_ended() => {}
-            result => return result,
+        for _ in 1..ATTEMPTS {
+            let parent = self.parent();
+            match parent.create_with(processes) {
+                Err(ZygoteError::ParentDied) => parent.wait_ended(END_PATIENCE),
+                Err(ZygoteError::Killed) => {}
+                Err(_) if parent.has_ended() => {}
+                result => return result,
+            }
+            if parent.has_ended() {
+                self.replace(&parent)?;
+            }
         }
+        self.parent().create_with(processes)
+    }
+
+    fn parent(&self) -> Arc<ZygoteParent> {
+        self.parent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Starts another parent in place of this one, which has ended.
+    fn replace(&self, ended: &Arc<ZygoteParent>) -> Result<(), ZygoteError> {
         let mut current = self.parent.lock().unwrap_or_else(PoisonError::into_inner);
         // Somebody else may have replaced it in the meantime.
-        if Arc::ptr_eq(&current, &parent) {
+        if Arc::ptr_eq(&current, ended) {
             *current = Arc::new(ZygoteParent::start(self.config.clone())?);
             self.lock().stats.parent_restarts += 1;
         }
-        let parent = current.clone();
-        drop(current);
-        parent.create_with(processes)
+        Ok(())
     }
 
     /// The background thread.

@@ -34,10 +34,13 @@ pub(crate) fn verify_template(process: &Process) -> Result<(), ZygoteError> {
 fn status(process: &Process) -> Result<String, ZygoteError> {
     // Room for all of it, so that it is read in one piece.
     let mut status = String::with_capacity(4096);
-    process
-        .proc_file("status")
-        .and_then(|mut file| file.read_to_string(&mut status))
-        .map_err(|source| ZygoteError::Create { step: "read its status", source })?;
+    process.proc_file("status").and_then(|mut file| file.read_to_string(&mut status)).map_err(
+        |source| match source.raw_os_error() {
+            // It has ended meanwhile.
+            Some(libc::ENOENT | libc::ESRCH) => ZygoteError::Killed,
+            _ => ZygoteError::Create { step: "read its status", source },
+        },
+    )?;
     Ok(status)
 }
 
