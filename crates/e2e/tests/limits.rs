@@ -120,7 +120,9 @@ fn cpu_time_counts_the_processes_together() {
     assert!(outcome.stderr.contains("limit of CPU time"), "{outcome:?}");
 
     let mut command = thaw();
-    command.args(["run", "--as-root", "--rootfs", "/", "--cpus=2", "--cpu-time=1s", "--"]).arg(python());
+    command
+        .args(["run", "--as-root", "--rootfs", "/", "--cpus=2", "--cpu-time=1s", "--"])
+        .arg(python());
     command.args(["-c", SPIN]);
     let (code, used, _) = watched(command);
     assert_eq!(code, KILLED);
@@ -138,7 +140,9 @@ fn processors_are_what_was_given() {
         return skip("this machine has one processor");
     }
     let mut command = thaw();
-    command.args(["run", "--as-root", "--rootfs", "/", "--cpus=1", "--cpu-time=2s", "--"]).arg(python());
+    command
+        .args(["run", "--as-root", "--rootfs", "/", "--cpus=1", "--cpu-time=2s", "--"])
+        .arg(python());
     command.args(["-c", SPIN]);
     let (code, used, took) = watched(command);
     assert_eq!(code, KILLED);
@@ -178,7 +182,15 @@ fn a_hostile_program_has_no_more_than_others() {
     }
     let program = compile("hostile/hostile", Linking::Static);
     let mut command = thaw();
-    command.args(["run", "--as-root", "--rootfs", "/", "--processes=25", "--cpu-time=1s", "--env=WATCH=x"]);
+    command.args([
+        "run",
+        "--as-root",
+        "--rootfs",
+        "/",
+        "--processes=25",
+        "--cpu-time=1s",
+        "--env=WATCH=x",
+    ]);
     command.arg(format!("--env=THAW_TEST_HOSTCALL={:x}", kernel_symbol("thaw_hostcall")));
     let outcome = run(command.arg("--").arg(program).arg("explode"));
     assert_eq!(outcome.code, KILLED, "{outcome:?}");

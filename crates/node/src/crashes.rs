@@ -41,12 +41,15 @@ const CRASH_SIGNALS: [i32; 7] = [
 pub fn is_crash(end: &End) -> bool {
     match end {
         End::Exited(GuestExit::Signal(signal)) => CRASH_SIGNALS.contains(&i32::from(*signal)),
-        End::Killed(Some(signal)) => CRASH_SIGNALS.contains(signal),
+        End::Killed(Some(signal)) | End::KilledInBoot(Some(signal)) => {
+            CRASH_SIGNALS.contains(signal)
+        }
         End::Violation(_) => true,
         End::Exited(GuestExit::Code(_))
         | End::Failed(_)
         | End::LimitReached(_)
-        | End::Killed(None) => false,
+        | End::Killed(None)
+        | End::KilledInBoot(None) => false,
     }
 }
 

@@ -309,7 +309,6 @@ impl OwnListeners {
                 Err(error) => tracing::error!(function = %wants.0, "{error}"),
             }
         }
-
     }
 
     fn listen(&self, address: SocketAddr, (name, kind): &Wanted) -> Result<ListenTask, ServeError> {

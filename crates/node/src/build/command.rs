@@ -169,8 +169,8 @@ impl Commands<'_> {
             |error: &dyn std::error::Error| CommandFailure::NotStarted(error.to_string());
         let settings = self.settings();
         let egress = Egress { allow: task.egress.to_vec(), ..Egress::default() }.policy();
-        let parent = start_parent(console, self.options.weak_limits)
-            .map_err(|error| not_started(&error))?;
+        let parent =
+            start_parent(console, self.options.weak_limits).map_err(|error| not_started(&error))?;
         let spec = StartSpec {
             program: None,
             argv: task.arguments.clone(),

@@ -225,7 +225,8 @@ pub(super) fn start_parent(
             dropped => writeln!(console, "{dropped}"),
         };
     })?;
-    let config = ZygoteConfig { weak_limits, ..ZygoteConfig::for_few(crate::debug::kernel()?, console) };
+    let config =
+        ZygoteConfig { weak_limits, ..ZygoteConfig::for_few(crate::debug::kernel()?, console) };
     Ok(ZygoteParent::start(config)?)
 }
 

@@ -16,7 +16,7 @@ use super::upgrade;
 use super::upload::{Upload, UploadState};
 use super::upstream::{Line, Reply, Upstream, UpstreamEnd};
 use crate::config::EntryKind;
-use crate::instance::{Client, LetGo, Outcome, Way};
+use crate::instance::{Client, End, LetGo, Outcome, Way};
 use crate::node::Shared;
 use crate::service::{Reuse, Service};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
@@ -325,6 +325,10 @@ async fn explain(mut lease: Lease, error: &hyper::Error, state: &UploadState) ->
     lease.finish();
     match end {
         Some(UpstreamEnd { is_untouched: true, .. }) if waited => Failure::Untouched,
+        // A zygote may be killed before it has become an instance.
+        Some(UpstreamEnd { is_untouched: true, outcome: Outcome::Gone(End::KilledInBoot(_)) }) => {
+            Failure::Untouched
+        }
         Some(UpstreamEnd { outcome: Outcome::Gone(end), .. }) => {
             Failure::Refused(died(&service, end.to_string()))
         }

@@ -1,7 +1,6 @@
 //! Zygotes kept ready in the background.
 
 use std::collections::VecDeque;
-use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -165,11 +164,7 @@ impl ZygotePool {
         self.take_of(Processes::of(limits), limits)
     }
 
-    fn take_of(
-        &self,
-        processes: Processes,
-        limits: ResourceLimits,
-    ) -> Result<Zygote, ZygoteError> {
+    fn take_of(&self, processes: Processes, limits: ResourceLimits) -> Result<Zygote, ZygoteError> {
         {
             let mut state = self.shared.lock();
             state.stock(processes).expected = limits;
