@@ -1,6 +1,6 @@
 //! Connections to instances that the gateway keeps for several requests.
 
-use super::Service;
+use super::{Service, Slots};
 use crate::gateway::Upstream;
 use crate::instance::LetGo;
 use std::sync::Arc;
@@ -32,15 +32,15 @@ impl Service {
         // Otherwise the guest has closed it, and the keeper has freed its place.
         let Some(permit) = held.vacate(upstream.connection) else { return };
         let mut slots = self.slots();
-        let Some(slot) = slots.get_mut(&upstream.instance) else { return };
+        let Slots { all, perhaps_free } = &mut *slots;
+        let Some(slot) = all.get_mut(&upstream.instance) else { return };
         let is_idle = slot.disconnected();
-        let refused = match slot.state.takes_connections() {
-            true => {
-                slots.perhaps_free.insert(upstream.instance);
-                slots.all.get_mut(&upstream.instance).map(|slot| slot.upstreams.push(upstream));
-                None
-            }
-            false => Some(upstream),
+        let refused = if slot.state.takes_connections() {
+            perhaps_free.insert(upstream.instance);
+            slot.upstreams.push(upstream);
+            None
+        } else {
+            Some(upstream)
         };
         drop(slots);
         drop(refused);
