@@ -550,7 +550,7 @@ fn a_flood_on_the_console_fills_nothing() {
 #[test]
 fn no_copy_moves_an_offset_that_others_share() {
     let target = Target::new();
-    let home = hostile_home(&target);
+    let home = hostile_home(&target, "hostile-offsets", "template = true");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     let attack = || {
         let request = "GET /offsets HTTP/1.1\r\nHost: hostile\r\n\r\n";

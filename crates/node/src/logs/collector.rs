@@ -422,7 +422,9 @@ mod tests {
             }
             some
         };
-        siblings.iter().for_each(|pipes| drop(fill(pipes)));
+        siblings.iter().for_each(|pipes| {
+            fill(pipes);
+        });
         let mut unread: Vec<_> = siblings.iter().collect();
         let begin = Instant::now();
         while !unread.is_empty() {
