@@ -96,6 +96,12 @@ impl Directories {
         if self.restricted { FileRights::Unprivileged } else { FileRights::Caller }
     }
 
+    /// Answers on the calling thread; `None`: the question is about something else.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn answer_here(&self, question: &Question<'_>) -> Option<Result<Answer, Errno>> {
+        FileQuestion::of(question).map(|question| self.answer(&question))
+    }
+
     fn answer(&self, question: &FileQuestion) -> Result<Answer, Errno> {
         if let FileQuestion::Bind(request, tail) = question {
             let bound = self.bound.get(&request.mount).ok_or(Errno::NODEV)?;

@@ -59,6 +59,12 @@ impl Answer {
         Self { tail, descriptor: None }
     }
 
+    /// Bytes of it that a reply carries.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn tail_len(&self) -> usize {
+        self.tail.len()
+    }
+
     fn file(descriptor: OwnedFd, tail: Vec<u8>) -> Self {
         Self { tail, descriptor: Some(descriptor) }
     }
