@@ -63,7 +63,7 @@ fn failure_is_exit_code_1_and_one_line_that_says_what_to_do() {
         (&["bench", "boot", "f"], "no function f"),
         (&["build", missing.to_str().unwrap()], "thaw.toml"),
         (&["run", "--rootfs", "nothing-stored", "--", "ls"], "no rootfs nothing-stored"),
-        (&["run", "--rootfs", missing.to_str().unwrap(), "--", "ls"], "name a directory"),
+        (&["run", "--rootfs", missing.to_str().unwrap(), "--", "ls"], "name another directory"),
     ] {
         let output = thaw(home.path(), arguments);
         let message = stderr(&output);
@@ -101,7 +101,7 @@ fn a_failing_build_command_is_shown_with_its_output() {
     let output = thaw(home.path(), &["build", function.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     let message = stderr(&output);
-    for line in ["build | out", "build | err", "failed (exit status: 3)"] {
+    for line in ["build | out", "build | err", "it ended with exit code 3"] {
         assert!(message.contains(line), "{line} is missing in {message}");
     }
 }

@@ -179,26 +179,15 @@ impl FunctionConfig {
     }
 
     fn wrong_processes(&self) -> Option<Contradiction> {
-        if self.processes() == Processes::Several {
+        if self.processes() == Processes::Several || !self.template {
             return None;
         }
-        if self.limits.cpu.get() > 1 {
-            return Some((
-                &["limits", "cpu"],
-                "processes = 1 leaves an instance one virtual CPU; remove `cpu`, or raise \
-                 `processes`"
-                    .to_owned(),
-            ));
-        }
-        if self.template {
-            return Some((
-                &["template"],
-                "copies of a template have a longer list of host calls than processes = 1 \
-                 promises; remove `template`, or raise `processes`"
-                    .to_owned(),
-            ));
-        }
-        None
+        Some((
+            &["template"],
+            "copies of a template have a longer list of host calls than processes = 1 \
+             promises; remove `template`, or raise `processes`"
+                .to_owned(),
+        ))
     }
 
     fn wrong_entry(&self) -> Option<Contradiction> {

@@ -53,7 +53,7 @@ fn everything_can_be_set_and_survives_json() {
     )
     .unwrap();
     let limits = config.limits.of_an_instance();
-    assert_eq!((limits.memory, limits.cpus, limits.processes), (64 << 20, 2, 9));
+    assert_eq!((limits.memory, limits.cpus, limits.processes), (64 << 20, 2, 7));
     assert_eq!(config.files[0].destination(), "/app/server");
     assert_eq!(config.files[1].destination(), "/srv/www");
     let json = serde_json::to_string(&config).unwrap();
@@ -124,7 +124,7 @@ fn keys_that_contradict_each_other_are_refused() {
     assert!(
         parse(&format!("{MINIMAL}{one}cpu = 2\n"))
             .unwrap_err()
-            .starts_with("f/thaw.toml:10:1: processes = 1 leaves")
+            .starts_with("f/thaw.toml:9:1: 1 processes leave no room for 2 virtual CPUs")
     );
     assert!(
         parse(&format!("template = true\n{MINIMAL}{one}"))
