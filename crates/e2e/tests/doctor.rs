@@ -54,10 +54,10 @@ fn a_blocked_openat2_is_named() {
     let (status, found, way_out) = finding(&doctor, "host calls");
     assert_eq!(status, "limited");
     assert!(found.contains("openat2") && way_out.contains("RestrictSUIDSGID="), "{way_out}");
+    // Directories of the host are served without it.
     let run = restricted(&["enosys", "437"], &["run", "--rootfs", "/", "--", "true"]);
     let run = run.expect("as before");
-    assert_eq!(run.code, Some(1), "{run:?}");
-    assert!(run.stderr.contains("openat2(2) is blocked"), "{run:?}");
+    assert_eq!(run.code, Some(0), "{run:?}");
 }
 
 /// Makes a user namespace with the number of ids in the first argument, forbids further

@@ -403,7 +403,8 @@ fn a_function_may_have_the_connections_at_its_own_address_whole() {
         let text = ask(&mut client, host, "/").text();
         assert_eq!(text, format!("connection 1, request {request}\n"));
     }
-    assert_eq!(served().daemon.instances("whole").len(), 1);
+    // It may answer before the daemon shows it.
+    wait_until("there is one instance", || served().daemon.instances("whole").len() == 1);
 }
 
 #[test]

@@ -83,12 +83,14 @@ impl Holdings {
     /// Whether these are no more than `before`, apart from what each further process takes:
     /// the pools grow in times of demand and shrink slowly.
     pub fn fit(self, before: Self) -> bool {
-        /// Control socket, pidfd, console and control groups of a sandbox.
-        const FOR_EACH_PROCESS: usize = 4;
+        /// Control socket, pidfd, console, control group and output of a sandbox.
+        const FOR_EACH_PROCESS: usize = 6;
+        /// Pairs of pipes for the output of the next sandboxes, both ends of each.
+        const STOCK_OF_PIPES: usize = 4 * 32;
         /// Threads of the runtime end after some idle seconds, and begin when needed.
         const SLACK: usize = 8;
         let more = self.processes.saturating_sub(before.processes);
-        self.descriptors <= before.descriptors + more * FOR_EACH_PROCESS + SLACK
+        self.descriptors <= before.descriptors + more * FOR_EACH_PROCESS + STOCK_OF_PIPES + SLACK
             && self.threads <= before.threads + SLACK
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn explain(step: &str, error: &io::Error, settings: &Settings) -> Opt
             _ => None,
         };
     }
-    if is(Step::MapIds) || is(Step::TakeIds) {
+    if is(Step::MapIds) || is(Step::TakeIds) || step == RESERVE_IDS {
         return match errno {
             TOO_FEW_IDS => Some(FEW_IDS),
             libc::EPERM if settings.is_root && !settings.may_change_ids => Some(NO_CAPABILITIES),
@@ -74,6 +74,8 @@ pub(super) fn explain(step: &str, error: &io::Error, settings: &Settings) -> Opt
 
 /// The step before there is a process.
 pub(crate) const STORE_KERNEL: &str = "store the kernel";
+/// Another one.
+pub(crate) const RESERVE_IDS: &str = "reserve user ids";
 /// What is reported where the user namespace of the caller has too few user ids.
 pub(crate) const TOO_FEW_IDS: i32 = libc::ERANGE;
 
@@ -110,6 +112,7 @@ mod tests {
         let bare = Settings { is_root: true, ..Settings::default() };
         assert!(advice(map, libc::EPERM, &bare).contains("CapabilityBoundingSet="));
         assert!(advice(map, TOO_FEW_IDS, &usual).contains("PrivateUsers="));
+        assert!(advice(RESERVE_IDS, TOO_FEW_IDS, &usual).contains("PrivateUsers="));
         assert_eq!(advice(map, libc::EIO, &usual), "");
     }
 }

@@ -78,7 +78,7 @@ fn judge(fates: &[(&str, Fate)]) -> (Probe, bool) {
         (true, false) => format!("a filter refuses {refused}"),
         (false, false) => format!("a filter refuses {refused}, and kills who makes {killed}"),
     };
-    // Only directories of the host are resolved with it.
+    // Only the files of functions that are built are resolved with it.
     let is_vital = !killed.is_empty() || refused != "openat2";
     let status = if is_vital { Status::Missing } else { Status::Limited };
     let way_out = match is_vital {
@@ -87,8 +87,8 @@ fn judge(fates: &[(&str, Fate)]) -> (Probe, bool) {
              @sandbox besides @system-service; in a container use a profile that does"
         }
         false => {
-            "`thaw run --rootfs DIR` needs it: drop RestrictSUIDSGID= and DynamicUser= from the \
-             systemd unit; stored root file systems work"
+            "`thaw build` needs it: drop RestrictSUIDSGID= and DynamicUser= from the systemd unit; \
+             what is built already is served"
         }
     };
     (Probe::with(NAME, status, found, way_out), !killed.is_empty())

@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use rustix::system::uname;
 
 use advice::Settings;
-pub(crate) use advice::{STORE_KERNEL, TOO_FEW_IDS};
+pub(crate) use advice::{RESERVE_IDS, STORE_KERNEL, TOO_FEW_IDS};
 pub(crate) use calls::call_main;
 
 use crate::image::cpu_features;

@@ -29,7 +29,7 @@ use super::protocol::{
 };
 use super::verify::{verify, verify_template};
 use super::{Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
-use crate::host::STORE_KERNEL;
+use crate::host::{RESERVE_IDS, STORE_KERNEL};
 use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
 
@@ -169,8 +169,8 @@ impl ZygoteParent {
         let kernel = kernel_file::create(&config.kernel, config.directory.as_deref())
             .map_err(during(STORE_KERNEL))?;
         let (control, remote) = message::control_pair().map_err(during("make its socket"))?;
-        let ids = IdRange::reserve(config.uid_base, config.max_sandboxes)
-            .map_err(during("reserve user ids"))?;
+        let ids =
+            IdRange::reserve(config.uid_base, config.max_sandboxes).map_err(during(RESERVE_IDS))?;
         let (first, count) = match &ids {
             Some(ids) => (ids.first, ids.slots),
             None => (config.uid_base, config.max_sandboxes),

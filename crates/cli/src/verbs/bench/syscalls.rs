@@ -60,8 +60,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
 fn sandbox() -> Result<Vec<String>, Failure> {
     let executable = std::env::current_exe()?.to_string_lossy().into_owned();
     let worker = format!("{WORKER_VARIABLE}=calls");
-    let arguments =
-        ["run", "--rootfs", "/", "--cpus", "2", "--memory", "2GiB", "--env", &worker, "--"];
+    // The program is this one, which may lie where only its user can read it.
+    let files = ["run", "--as-root", "--rootfs", "/"];
+    let limits = ["--cpus", "2", "--memory", "2GiB", "--env", &worker, "--"];
+    let arguments = files.into_iter().chain(limits);
     Ok([executable].into_iter().chain(arguments.map(str::to_owned)).collect())
 }
 
