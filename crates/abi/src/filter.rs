@@ -253,7 +253,7 @@ static PROCESS_CALLS: &[HostCall] = &[
         name: "futex",
         // FUTEX_WAIT and FUTEX_WAKE.
         checks: &[Check::OneOf(1, &[0, 1])],
-        reason: "lets virtual CPUs wait for each other; reaches only memory that the sandbox has mapped; two sandboxes that conspire can wake each other at a page of a file that both have mapped, a covert channel like the page cache, which sharing domains close",
+        reason: "lets virtual CPUs wait for each other; reaches only memory that the sandbox has mapped; two sandboxes that conspire can wake each other at a page of a file that both have mapped, a covert channel like the page cache; sharing domains close it but for the kernel, which all map",
     },
 ];
 

@@ -2,6 +2,7 @@
 
 mod advice;
 mod calls;
+mod neighbours;
 
 use std::fs;
 use std::path::Path;
@@ -84,6 +85,7 @@ pub fn probe() -> Vec<Probe> {
     probes.extend(limits_of_sandboxes());
     probes.push(page_map());
     probes.extend(isolation());
+    probes.extend(neighbours::probe());
     probes
 }
 
