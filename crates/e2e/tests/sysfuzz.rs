@@ -84,7 +84,7 @@ fn a_panic_in_an_orphan_ends_the_sandbox() {
     let program = compile("hostile/orphan_panic", Linking::Static);
     for _ in 0..5 {
         let mut command = thaw();
-        command.args(["run", "--cpus=2", "--rootfs", "/", "--"]).arg(&program);
+        command.args(["run", "--as-root", "--cpus=2", "--rootfs", "/", "--"]).arg(&program);
         let outcome = run_within(Duration::from_secs(30), &mut command, b"");
         assert!(outcome.code.is_some(), "the sandbox did not end: {}", outcome.stderr);
         assert_ne!(outcome.code, Some(0), "{}", outcome.stderr);
