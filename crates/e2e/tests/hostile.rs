@@ -221,19 +221,7 @@ fn copies_of_a_template_are_no_way_out() {
     let template = standby();
 
     let allowed = allowed("templates");
-    let range = |first: u64| texts(["kernel", "sweep", &first.to_string(), "600"]);
-    let swept = collect_from(&attack, &range, 0);
-    assert!(swept.calls.len() + swept.ended.len() >= 600, "{swept:?}");
-    for (number, _, result) in &swept.calls {
-        if allowed.contains_key(number) {
-            assert_ne!(result, "ok", "call {number} takes nonsense");
-        } else if !NOT_FILTERED.contains(number) {
-            assert_eq!(result, "EPERM", "call {number} is not on the list");
-        }
-    }
-    let list = |first: u64| texts(["kernel", "attack", &first.to_string()]);
-    let attacked = collect_from(&attack, &list, 0);
-    assert!(attacked.calls.len() > 150, "{}", attacked.calls.len());
+    let attacked = sweep_and_attack(&attack, &allowed);
     for (number, name, result) in &attacked.calls {
         let changes_ids = ["setresuid", "setresgid", "capset"].contains(&name.as_str());
         if allowed.get(number) != Some(name) || changes_ids {
@@ -265,8 +253,24 @@ fn one_process_has_the_shortest_list() {
     let allowed = allowed("single_process");
     assert!(!allowed.contains_key(&56), "clone");
 
+    let attacked = sweep_and_attack(&attack, &allowed);
+    for (number, name, result) in &attacked.calls {
+        if allowed.get(number) != Some(name) {
+            assert_eq!(result, "EPERM", "{name} ({number})");
+        }
+    }
+    let boots = daemon.admin("/functions/hostile").json()["boots"].to_string();
+    assert!(boots.contains("\"ready\""), "{boots}");
+}
+
+/// Makes every call in a copy, of which only those on its list may pass, and with no
+/// nonsense; what became of the attacks.
+fn sweep_and_attack(
+    attack: &dyn Fn(&[&str]) -> String,
+    allowed: &BTreeMap<u64, String>,
+) -> Results {
     let range = |first: u64| texts(["kernel", "sweep", &first.to_string(), "600"]);
-    let swept = collect_from(&attack, &range, 0);
+    let swept = collect_from(attack, &range, 0);
     assert!(swept.calls.len() + swept.ended.len() >= 600, "{swept:?}");
     for (number, _, result) in &swept.calls {
         if allowed.contains_key(number) {
@@ -276,15 +280,9 @@ fn one_process_has_the_shortest_list() {
         }
     }
     let list = |first: u64| texts(["kernel", "attack", &first.to_string()]);
-    let attacked = collect_from(&attack, &list, 0);
+    let attacked = collect_from(attack, &list, 0);
     assert!(attacked.calls.len() > 150, "{}", attacked.calls.len());
-    for (number, name, result) in &attacked.calls {
-        if allowed.get(number) != Some(name) {
-            assert_eq!(result, "EPERM", "{name} ({number})");
-        }
-    }
-    let boots = daemon.admin("/functions/hostile").json()["boots"].to_string();
-    assert!(boots.contains("\"ready\""), "{boots}");
+    attacked
 }
 
 /// Attacks from a copy that a request boots; what it said.
