@@ -181,10 +181,57 @@ static void waits_beside_a_computing_thread(void)
     pthread_join(thread, 0);
 }
 
+#define SITES 256
+
+/* A loop whose second instruction begins in one page and ends in the next, and in that
+ * next page system calls, eight bytes each. */
+void straddles(long turns);
+extern char call_sites[];
+__asm__(".text\n"
+        ".balign 4096\n"
+        ".skip 4086, 0x90\n"
+        "straddles:\n"
+        "1: dec %rdi\n"
+        "movabs $0x1122334455667788, %rax\n"
+        "jnz 1b\n"
+        "ret\n"
+        "call_sites:\n"
+        ".rept 256\n"
+        "mov $39, %eax\n"
+        "syscall\n"
+        "ret\n"
+        ".endr\n");
+
+static void *straddles_pages(void *argument)
+{
+    while (!ended)
+        straddles(10000);
+    return argument;
+}
+
+/* Code in which the kernel may rewrite the calls while another processor executes it. */
+static void calls_in_code_that_others_execute(void)
+{
+    ended = 0;
+    pthread_t thread;
+    pthread_create(&thread, 0, straddles_pages, 0);
+    for (double end = seconds() + 0.03; seconds() < end;)
+        continue;
+    long pid = getpid();
+    int same = 0;
+    for (int i = 0; i < SITES; i++)
+        for (int turn = 0; turn < 6; turn++)
+            same += ((long (*)(void))(call_sites + 8 * i))() == pid;
+    ended = 1;
+    pthread_join(thread, 0);
+    say("%d of %d calls in code that others execute\n", same, SITES * 6);
+}
+
 int main(void)
 {
     in_threads(keeps_registers, "registers");
     shared_file();
+    calls_in_code_that_others_execute();
     clock_of_a_running_thread();
     forks_while_threads_compute();
     waits_beside_a_computing_thread();

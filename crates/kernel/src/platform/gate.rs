@@ -407,13 +407,17 @@ pub fn as_seen(rip: u64) -> u64 {
 }
 
 /// Whether a fault is of a vCPU that found code not executable, since another one
-/// was writing to it.
+/// was writing to it. The page at fault is that in which the instruction begins, or the
+/// next one, if the instruction ends there.
 pub fn is_being_written(frame: &TrapFrame) -> bool {
     const INSTRUCTION_FETCH: u64 = 0x10;
+    /// Intel SDM vol. 2, 2.3.11.
+    const LONGEST_INSTRUCTION: u64 = 15;
+    let at = frame.address;
     frame.error & INSTRUCTION_FETCH != 0
-        && frame.address == frame.rip
-        && ((GATE_BASE..gate().state.lock().mapped_end).contains(&frame.rip)
-            || crate::mm::code_protection(frame.rip, frame.rip + 1).is_some())
+        && at.wrapping_sub(frame.rip) < LONGEST_INSTRUCTION
+        && ((GATE_BASE..gate().state.lock().mapped_end).contains(&at)
+            || crate::mm::code_protection(at, at + 1).is_some())
 }
 
 #[cfg(test)]
