@@ -4,7 +4,7 @@ use crate::admin::{Admin, AdminAddress, AdminToken, LocalListener, RemoteAccess,
 use crate::catalog::Catalog;
 use crate::config::{EntryKind, FunctionName};
 use crate::gateway::{Gateway, GatewayConfig};
-use crate::home::{DaemonAddress, Home, HomeError};
+use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
 use crate::instance::WorkingSetUse;
 use crate::logs::Logs;
 use crate::node::Shared;
@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -20,7 +21,7 @@ use std::task::Poll;
 use std::time::Duration;
 use thaw_sandbox::{
     Console, ConsoleOutput, GuardedPort, KernelError, PoolConfig, PortGuard, Transport, WeakLimits,
-    ZygoteConfig, ZygoteError, ZygotePool, limits,
+    ZygoteConfig, ZygoteError, ZygotePool, limits, monitor,
 };
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
@@ -102,6 +103,59 @@ pub enum ServeError {
     Io(#[from] io::Error),
 }
 
+/// What a daemon may need root's rights for: its lock, its listeners and its token.
+#[derive(Debug)]
+pub struct Prepared {
+    lock: DaemonLock,
+    gateway: TcpListener,
+    admin: Option<(TcpListener, AdminToken)>,
+}
+
+impl Prepared {
+    /// Locks the directory and binds the addresses.
+    ///
+    /// # Errors
+    /// Another daemon has them, or the token cannot be used.
+    pub fn make(home: &Home, options: &ServeOptions) -> Result<Self, ServeError> {
+        let lock = home.lock()?;
+        let gateway = bind(options.listen, "--listen")?;
+        let admin = options.admin.as_ref().map(bind_admin).transpose()?;
+        Ok(Self { lock, gateway, admin })
+    }
+
+    /// The secret of the admin API over TCP.
+    pub(crate) fn token(&self) -> Option<&str> {
+        self.admin.as_ref().map(|(_, token)| token.secret())
+    }
+
+    /// What [`Prepared::inherited`] takes.
+    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let admin = self.admin.iter().map(|(listener, _)| listener.as_fd());
+        [self.lock.as_fd(), self.gateway.as_fd()].into_iter().chain(admin).collect()
+    }
+
+    /// The same in another process, from its descriptors and its secret.
+    ///
+    /// # Errors
+    /// Some are missing.
+    pub(crate) fn inherited(
+        home: &Home,
+        descriptors: Vec<OwnedFd>,
+        token: Option<String>,
+    ) -> io::Result<Self> {
+        let mut descriptors = descriptors.into_iter();
+        let mut next =
+            || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
+        let lock = DaemonLock::inherited(home, next()?);
+        let gateway = next()?.into();
+        let admin = match token {
+            Some(token) => Some((next()?.into(), AdminToken::inherited(token))),
+            None => None,
+        };
+        Ok(Self { lock, gateway, admin })
+    }
+}
+
 /// Serves the functions in `home` until `SIGTERM` or `SIGINT`, then drains.
 /// `on_ready` is called when clients are served.
 ///
@@ -110,16 +164,18 @@ pub enum ServeError {
 pub async fn serve(
     home: &Home,
     options: &ServeOptions,
+    prepared: Prepared,
     on_ready: impl FnOnce(&DaemonAddress, &Catalog),
 ) -> Result<(), ServeError> {
-    let lock = home.lock()?;
     raise_file_limit();
-    let gateway_listener = bind(options.listen, "--listen")?;
+    let Prepared { lock, gateway: gateway_listener, admin: remote_admin } = prepared;
     let gateway_address = gateway_listener.local_addr()?;
     let socket = home.admin_socket();
     let local_admin = LocalListener::bind(&socket)
         .map_err(|error| ServeError::Socket { path: socket.clone(), error })?;
-    let remote_admin = options.admin.as_ref().map(bind_admin).transpose()?;
+    let names = options.admin.as_ref().map(|admin| admin.names.clone()).unwrap_or_default();
+    let remote_admin =
+        remote_admin.map(|(listener, token)| serving(listener, token, names)).transpose()?;
     let admin_tcp = remote_admin.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
     let _guarded = guarded(gateway_address, Transport::Tcp, PortGuard::IfWrittenOut);
     let _guarded_admin =
@@ -326,7 +382,9 @@ impl OwnListeners {
                 tokio::spawn(with_guard(guarded, listening))
             }
             EntryKind::Udp => {
-                let socket = UdpSocket::bind(address);
+                let socket = UdpSocket::bind(address).or_else(|error| {
+                    bind_for_us(address, Transport::Udp, error).map(UdpSocket::from)
+                });
                 let socket =
                     socket.map_err(|error| ServeError::Listen { address, option, error })?;
                 let guarded = guarded(address, Transport::Udp, PortGuard::IfWrittenOut);
@@ -342,18 +400,38 @@ impl OwnListeners {
     }
 }
 
-fn bind_admin(
-    options: &AdminOptions,
-) -> Result<(tokio::net::TcpListener, RemoteAccess), ServeError> {
+fn bind_admin(options: &AdminOptions) -> Result<(TcpListener, AdminToken), ServeError> {
     let token = AdminToken::read_or_create(&options.token_file, "--admin-token-file")?;
-    let listener = bind(options.address, "--admin")?;
+    Ok((bind(options.address, "--admin")?, token))
+}
+
+fn serving(
+    listener: TcpListener,
+    token: AdminToken,
+    names: Vec<String>,
+) -> io::Result<(tokio::net::TcpListener, RemoteAccess)> {
     listener.set_nonblocking(true)?;
-    let access = RemoteAccess { token, names: options.names.clone() };
-    Ok((tokio::net::TcpListener::from_std(listener)?, access))
+    Ok((tokio::net::TcpListener::from_std(listener)?, RemoteAccess { token, names }))
 }
 
 fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeError> {
-    TcpListener::bind(address).map_err(|error| ServeError::Listen { address, option, error })
+    let bound = TcpListener::bind(address)
+        .or_else(|error| bind_for_us(address, Transport::Tcp, error).map(TcpListener::from));
+    bound.map_err(|error| ServeError::Listen { address, option, error })
+}
+
+/// Has the monitor bind what this process may not, if there is one.
+fn bind_for_us(
+    address: SocketAddr,
+    transport: Transport,
+    error: io::Error,
+) -> io::Result<OwnedFd> {
+    match monitor::of_this_process() {
+        Some(link) if error.kind() == io::ErrorKind::PermissionDenied => {
+            link.bind(address, transport)
+        }
+        _ => Err(error),
+    }
 }
 
 /// Keeps sandboxes from the port of a listener of this process.

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -30,7 +31,7 @@ pub const HOME_VARIABLE: &str = "THAW_HOME";
 const ROOTS_HOME: &str = "/var/lib/thaw";
 
 /// The directory with a node's state.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home {
     root: PathBuf,
 }
@@ -75,7 +76,7 @@ pub struct DaemonAddress {
 #[derive(Debug)]
 pub struct DaemonLock {
     home: Home,
-    _file: File,
+    file: File,
 }
 
 impl Home {
@@ -193,7 +194,7 @@ impl Home {
         // The host drops the lock with the process, so a killed daemon leaves
         // nothing to clean up.
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(DaemonLock { home: self.clone(), _file: file }),
+            Ok(()) => Ok(DaemonLock { home: self.clone(), file }),
             Err(Errno::WOULDBLOCK) => Err(HomeError::Locked { path: self.root.clone() }),
             Err(error) => Err(HomeError::Unusable { path, error: error.into() }),
         }
@@ -208,7 +209,18 @@ impl Home {
     }
 }
 
+impl AsFd for DaemonLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
 impl DaemonLock {
+    /// The lock that another process holds through the same open file, and holds on to.
+    pub(crate) fn inherited(home: &Home, file: OwnedFd) -> Self {
+        Self { home: home.clone(), file: file.into() }
+    }
+
     /// Publishes how to reach this daemon.
     ///
     /// # Errors

@@ -19,6 +19,7 @@ pub mod home;
 pub mod instance;
 pub mod logs;
 pub mod metrics;
+pub mod monitor;
 pub mod node;
 pub mod reactor;
 pub mod rootfs;

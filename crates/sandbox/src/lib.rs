@@ -10,6 +10,7 @@ pub mod host;
 pub mod image;
 pub mod kernel;
 pub mod limits;
+pub mod monitor;
 pub mod sandbox;
 pub mod working_set;
 pub mod zygote;

@@ -235,11 +235,19 @@ pub fn close_descriptors(first: u32, last: u32) -> io::Result<()> {
 /// Blocks `SIGCHLD` and returns a non-blocking descriptor that becomes readable when a
 /// child has ended.
 pub fn child_signal_descriptor() -> io::Result<OwnedFd> {
+    signal_descriptor(&[libc::SIGCHLD])
+}
+
+/// Blocks signals for the calling thread, and returns a non-blocking descriptor from which
+/// those that come can be read (signalfd(2)).
+pub fn signal_descriptor(signals: &[c_int]) -> io::Result<OwnedFd> {
     // SAFETY: all zero is a valid `sigset_t`, which the calls then set up.
     let descriptor = unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
-        libc::sigaddset(&mut set, libc::SIGCHLD);
+        for &signal in signals {
+            libc::sigaddset(&mut set, signal);
+        }
         if libc::sigprocmask(libc::SIG_BLOCK, &set, ptr::null_mut()) != 0 {
             return Err(io::Error::last_os_error());
         }

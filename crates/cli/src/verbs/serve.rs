@@ -10,10 +10,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 use thaw_node::catalog::Catalog;
 use thaw_node::config::TimeSpan;
-use thaw_node::daemon::{AdminOptions, ServeOptions, serve};
+use thaw_node::daemon::{AdminOptions, Prepared, ServeOptions, serve};
 use thaw_node::gateway::GatewayConfig;
 use thaw_node::home::{DaemonAddress, Home};
 use thaw_node::instance::WorkingSetUse;
+use thaw_node::monitor::{self, DaemonUser, Inherited};
 use thaw_sandbox::PopulatePolicy;
 
 /// Serve the built functions over HTTP.
@@ -56,6 +57,9 @@ pub struct Arguments {
     working_set: WorkingSetArguments,
     #[command(flatten)]
     weak_limits: WeakLimitsArgument,
+    /// This process was started by a monitor.
+    #[arg(long = "monitored", hide = true)]
+    is_monitored: bool,
 }
 
 /// Whether and how boots use recorded working sets.
@@ -107,20 +111,43 @@ impl Arguments {
     }
 }
 
+impl Arguments {
+    fn options(&self, home: &Home) -> ServeOptions {
+        ServeOptions {
+            listen: self.listen,
+            admin: self.admin.map(|address| self.admin_options(address, home)),
+            zygotes: self.zygotes,
+            max_instances: self.max_instances,
+            gateway: GatewayConfig { head_timeout: self.head_timeout.0 },
+            drain: self.drain.0,
+            working_set: self.working_set.chosen(),
+            weak_limits: self.weak_limits.chosen(),
+        }
+    }
+}
+
 pub fn run(arguments: &Arguments) -> Outcome {
+    if arguments.is_monitored {
+        let Inherited { home, prepared } = monitor::become_daemon()?;
+        return serve_functions(&home, &arguments.options(&home), prepared);
+    }
     let home = Home::from_environment()?;
-    let options = ServeOptions {
-        listen: arguments.listen,
-        admin: arguments.admin.map(|address| arguments.admin_options(address, &home)),
-        zygotes: arguments.zygotes,
-        max_instances: arguments.max_instances,
-        gateway: GatewayConfig { head_timeout: arguments.head_timeout.0 },
-        drain: arguments.drain.0,
-        working_set: arguments.working_set.chosen(),
-        weak_limits: arguments.weak_limits.chosen(),
-    };
+    let options = arguments.options(&home);
+    if let Some(user) = DaemonUser::for_home(&home) {
+        if let Some(code) = monitor::run(&home, &options, user)? {
+            return Ok(ExitCode::from(code));
+        }
+        tracing::warn!(
+            "this host has no user namespaces: the daemon keeps all of root's rights"
+        );
+    }
+    let prepared = Prepared::make(&home, &options)?;
+    serve_functions(&home, &options, prepared)
+}
+
+fn serve_functions(home: &Home, options: &ServeOptions, prepared: Prepared) -> Outcome {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(&home, &options, announce))?;
+    runtime.block_on(serve(home, options, prepared, announce))?;
     // Whatever still waits for a client must not keep the process for long.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(ExitCode::SUCCESS)

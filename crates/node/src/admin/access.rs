@@ -110,6 +110,16 @@ impl AdminToken {
         }
     }
 
+    /// A token that another process has read.
+    pub(crate) fn inherited(token: String) -> Self {
+        Self(token)
+    }
+
+    /// The secret itself.
+    pub(crate) fn secret(&self) -> &str {
+        &self.0
+    }
+
     /// Value of the `Authorization` header (RFC 6750, 2.1).
     pub fn header(&self) -> String {
         format!("Bearer {}", self.0)

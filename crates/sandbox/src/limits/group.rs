@@ -5,11 +5,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::hierarchy::{Controller, Hierarchy, Version};
+use super::hierarchy::{Controller, Hierarchy, Maker, Version};
 use super::{ResourceLimits, supervisor};
 
 /// Time in which a sandbox has its processors' worth of CPU time. The host kernel's
@@ -28,6 +28,10 @@ pub struct Group {
     memory: Option<Setting>,
     cpu: Option<Setting>,
     processes: Option<Setting>,
+    /// What the hierarchy's maker knows them by.
+    number: u64,
+    /// The files that move a process into them, if somebody else has made the groups.
+    given_entrances: Mutex<Vec<OwnedFd>>,
     /// Must not be removed before its groups are.
     hierarchy: Arc<Hierarchy>,
 }
@@ -99,33 +103,82 @@ fn processes_text(count: u64, _: Version) -> String {
 
 impl Group {
     /// Prepares groups that have just been made.
-    pub(super) fn set_up(directories: Vec<PathBuf>, hierarchy: Arc<Hierarchy>) -> io::Result<Self> {
-        let find = |controller| {
-            let number = hierarchy.place_of(controller)?;
-            Some((directories[number].clone(), hierarchy.places()[number].version))
-        };
-        let (memory, cpu, pids) =
-            (find(Controller::Memory), find(Controller::Cpu), find(Controller::Pids));
+    pub(super) fn set_up(
+        directories: Vec<PathBuf>,
+        number: u64,
+        hierarchy: Arc<Hierarchy>,
+    ) -> io::Result<Self> {
+        let mut group = Self::with_settings(directories, number, Vec::new(), hierarchy);
+        if let Some((directory, version)) = group.place_of(Controller::Memory) {
+            prepare_memory(&directory, version)?;
+            group.memory = group.memory.take().map(Setting::opened).transpose()?;
+        }
+        if let (Some(cpu), Some((directory, version))) =
+            (&group.cpu, group.place_of(Controller::Cpu))
+        {
+            prepare_cpu(cpu, &directory, version)?;
+        }
+        Ok(group)
+    }
+
+    /// Groups that somebody else has made and prepared.
+    pub(super) fn given(
+        directories: Vec<PathBuf>,
+        number: u64,
+        entrances: Vec<OwnedFd>,
+        hierarchy: Arc<Hierarchy>,
+    ) -> Self {
+        let mut group = Self::with_settings(directories, number, entrances, hierarchy);
+        if let Some(cpu) = &group.cpu {
+            cpu.current.store(FIRST_CPUS, Ordering::Relaxed);
+        }
+        // Without it the file is opened when a limit is set.
+        if let Some(memory) = &mut group.memory {
+            memory.file = File::options().write(true).open(&memory.path).ok();
+        }
+        group
+    }
+
+    fn with_settings(
+        directories: Vec<PathBuf>,
+        number: u64,
+        entrances: Vec<OwnedFd>,
+        hierarchy: Arc<Hierarchy>,
+    ) -> Self {
         let mut group = Self {
             directories,
             memory: None,
             cpu: None,
             processes: None,
-            hierarchy: hierarchy.clone(),
+            number,
+            given_entrances: Mutex::new(entrances),
+            hierarchy,
         };
-        if let Some((directory, version)) = memory {
-            prepare_memory(&directory, version)?;
-            let setting = Setting::new(&directory, version, "memory.max", "memory.limit_in_bytes");
-            group.memory = Some(setting.opened()?);
-        }
-        if let Some((directory, version)) = cpu {
-            let setting = Setting::new(&directory, version, "cpu.max", "cpu.cfs_quota_us");
-            prepare_cpu(&setting, &directory, version)?;
-            group.cpu = Some(setting);
-        }
-        group.processes = pids
-            .map(|(directory, version)| Setting::new(&directory, version, "pids.max", "pids.max"));
-        Ok(group)
+        let setting = |controller, v2, v1| {
+            let (directory, version) = group.place_of(controller)?;
+            Some(Setting::new(&directory, version, v2, v1))
+        };
+        let memory = setting(Controller::Memory, "memory.max", "memory.limit_in_bytes");
+        let cpu = setting(Controller::Cpu, "cpu.max", "cpu.cfs_quota_us");
+        let processes = setting(Controller::Pids, "pids.max", "pids.max");
+        (group.memory, group.cpu, group.processes) = (memory, cpu, processes);
+        group
+    }
+
+    fn place_of(&self, controller: Controller) -> Option<(PathBuf, Version)> {
+        let number = self.hierarchy.place_of(controller)?;
+        Some((self.directories[number].clone(), self.hierarchy.places()[number].version))
+    }
+
+    /// Lets a user change the limits, and nothing else of the groups.
+    ///
+    /// # Errors
+    /// The host kernel refuses.
+    pub(crate) fn give_settings_to(&self, uid: u32, gid: u32) -> io::Result<()> {
+        let settings = [&self.memory, &self.cpu, &self.processes].into_iter().flatten();
+        settings.into_iter().try_for_each(|setting| {
+            std::os::unix::fs::chown(&setting.path, Some(uid), Some(gid))
+        })
     }
 
     /// Whether the group has this controller.
@@ -162,6 +215,11 @@ impl Group {
     /// # Errors
     /// One of them cannot be opened.
     pub fn entrances(&self) -> io::Result<Vec<OwnedFd>> {
+        if let Maker::Monitor(_) = self.hierarchy.maker() {
+            let mut given =
+                self.given_entrances.lock().unwrap_or_else(PoisonError::into_inner);
+            return Ok(std::mem::take(&mut given));
+        }
         let open = |(directory, version): (&PathBuf, Version)| {
             let file = match version {
                 Version::V2 => "cgroup.procs",
@@ -236,6 +294,9 @@ fn prepare_memory(directory: &Path, version: Version) -> io::Result<()> {
 /// to do than there are processors, 198 µs instead of 188 µs on a quieter one).
 const WEIGHT: u32 = 2;
 
+/// Processors of a group that nobody has set a limit for.
+const FIRST_CPUS: u64 = 1;
+
 /// Sets the weight and allows bursts, which needs a quota to be set first. Linux has them
 /// since 5.14.
 fn prepare_cpu(setting: &Setting, directory: &Path, version: Version) -> io::Result<()> {
@@ -248,7 +309,7 @@ fn prepare_cpu(setting: &Setting, directory: &Path, version: Version) -> io::Res
     if let Some(period) = period {
         fs::write(directory.join(period), CPU_PERIOD.as_micros().to_string())?;
     }
-    setting.set(1, cpu_text)?;
+    setting.set(FIRST_CPUS, cpu_text)?;
     // Without it the sandbox has its quota, and no more.
     let _ = fs::write(directory.join(burst), CPU_BURST_US.to_string());
     Ok(())
@@ -256,7 +317,10 @@ fn prepare_cpu(setting: &Setting, directory: &Path, version: Version) -> io::Res
 
 impl Drop for Group {
     fn drop(&mut self) {
-        supervisor::remove(std::mem::take(&mut self.directories));
+        match self.hierarchy.maker() {
+            Maker::Own => supervisor::remove(std::mem::take(&mut self.directories)),
+            Maker::Monitor(link) => link.remove_group(self.number),
+        }
     }
 }
 

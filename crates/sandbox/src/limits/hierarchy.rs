@@ -6,11 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::group::Group;
 use super::supervisor;
+use crate::monitor::MonitorLink;
 
 /// Version of the control group file system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Version {
     /// One unified tree.
     V2,
@@ -28,7 +31,7 @@ impl fmt::Display for Version {
 }
 
 /// What a control group counts or bounds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Controller {
     /// Memory.
     Memory,
@@ -67,7 +70,7 @@ impl Controller {
 }
 
 /// A controller that cannot be used, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
     /// Which.
     pub controller: Controller,
@@ -81,7 +84,7 @@ pub struct Missing {
 /// No group holds them all: it would count as one with those beside it, so that a sandbox
 /// that wakes up would have to wait for what another had too much (200 µs became 320 µs
 /// until the first response byte on a machine with ten times more to do than it could).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Version of the tree.
     pub version: Version,
@@ -106,12 +109,33 @@ impl Place {
 pub struct Hierarchy {
     places: Vec<Place>,
     missing: Vec<Missing>,
+    maker: Maker,
+}
+
+/// Who makes and removes the groups.
+#[derive(Debug)]
+pub(super) enum Maker {
+    /// This process.
+    Own,
+    /// Its monitor.
+    Monitor(Arc<MonitorLink>),
 }
 
 impl Hierarchy {
     pub(super) fn new(places: Vec<Place>, missing: Vec<Missing>) -> Arc<Self> {
         supervisor::note_hierarchy();
-        Arc::new(Self { places, missing })
+        Arc::new(Self { places, missing, maker: Maker::Own })
+    }
+
+    /// The places of a monitor, which makes the groups.
+    pub fn granted(link: Arc<MonitorLink>) -> Arc<Self> {
+        let (places, missing) = (link.grant().places.clone(), link.grant().missing.clone());
+        supervisor::note_hierarchy();
+        Arc::new(Self { places, missing, maker: Maker::Monitor(link) })
+    }
+
+    pub(super) fn maker(&self) -> &Maker {
+        &self.maker
     }
 
     /// Where the groups of the sandboxes are made.
@@ -134,11 +158,16 @@ impl Hierarchy {
         self.places.iter().position(|place| place.controllers.contains(&controller))
     }
 
-    /// Makes the groups of the sandbox with this number, which must be unique.
+    /// Makes the groups of the sandbox with this number, which must be unique. A monitor
+    /// numbers them itself.
     ///
     /// # Errors
     /// The host kernel refuses; nothing is left behind.
     pub fn create(self: &Arc<Self>, number: u64) -> io::Result<Group> {
+        if let Maker::Monitor(link) = &self.maker {
+            let (number, entrances) = link.make_group()?;
+            return Ok(Group::given(self.directories(number), number, entrances, self.clone()));
+        }
         let mut directories = Vec::with_capacity(self.places.len());
         for place in &self.places {
             let directory = place.of_sandbox(number);
@@ -148,13 +177,20 @@ impl Hierarchy {
             }
             directories.push(directory);
         }
-        Group::set_up(directories, self.clone())
+        Group::set_up(directories, number, self.clone())
+    }
+
+    /// The directories of the groups with this number.
+    fn directories(&self, number: u64) -> Vec<PathBuf> {
+        self.places.iter().map(|place| place.of_sandbox(number)).collect()
     }
 }
 
 impl Drop for Hierarchy {
     fn drop(&mut self) {
-        supervisor::remove(self.places.iter().map(|place| place.directory.clone()).collect());
+        if let Maker::Own = self.maker {
+            supervisor::remove(self.places.iter().map(|place| place.directory.clone()).collect());
+        }
         supervisor::forget_hierarchy();
     }
 }

@@ -24,7 +24,7 @@ use super::process::{ExitCell, Process, affinity_of, pid_of};
 use super::protocol::{
     Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
-    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, Report, Request, Step, UserIds,
+    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, REQUEST_SETUP_INSIDE, Report, Request, Step, UserIds,
     receive, send,
 };
 use super::verify::{verify, verify_template};
@@ -32,6 +32,7 @@ use super::{Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
 use crate::host::{RESERVE_IDS, STORE_KERNEL};
 use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
+use crate::monitor::{self, IdShare, MonitorLink};
 
 /// How long the parent may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -161,27 +162,25 @@ impl ZygoteParent {
     /// Starts the process: this same executable, see [`super::zygote_parent_main`].
     pub fn start(config: ZygoteConfig) -> Result<Self, ZygoteError> {
         let during = |step| move |source| ZygoteError::Parent { step, source };
-        // Before there are children: this process may have to move to another group.
-        let groups = limits::discover();
+        let monitor = monitor::of_this_process();
+        let groups = match &monitor {
+            Some(link) => Hierarchy::granted(link.clone()),
+            // Before there are children: this process may have to move to another group.
+            None => limits::discover(),
+        };
         if config.weak_limits == WeakLimits::Refuse {
             refuse_weak_limits(groups.missing())?;
         }
         let kernel = kernel_file::create(&config.kernel, config.directory.as_deref())
             .map_err(during(STORE_KERNEL))?;
         let (control, remote) = message::control_pair().map_err(during("make its socket"))?;
-        let ids =
-            IdRange::reserve(config.uid_base, config.max_sandboxes).map_err(during(RESERVE_IDS))?;
-        let (first, count) = match &ids {
-            Some(ids) => (ids.first, ids.slots),
-            None => (config.uid_base, config.max_sandboxes),
-        };
-        let setup = Request { kind: REQUEST_SETUP, first, count, reserved: 0, id: 0 };
+        let (ids, setup) = Ids::reserve(monitor, &config).map_err(during(RESERVE_IDS))?;
         send(&control, &setup, &[]).map_err(during("configure it"))?;
 
         let listening = control.try_clone().map_err(during("make its socket"))?;
         let book = Arc::new(Mutex::new(Book::default()));
         let (started_to, started_from) = mpsc::sync_channel(1);
-        let keeper = Keeper { control: listening, book: book.clone(), _ids: ids };
+        let keeper = Keeper { control: listening, book: book.clone(), ids };
         std::thread::Builder::new()
             .name("zygote-keeper".into())
             .spawn(move || keeper.run(remote, kernel, started_to))
@@ -355,7 +354,7 @@ impl ZygoteParent {
 }
 
 /// An error if there are limits that cannot be kept.
-fn refuse_weak_limits(missing: &[Missing]) -> Result<(), ZygoteError> {
+pub(crate) fn refuse_weak_limits(missing: &[Missing]) -> Result<(), ZygoteError> {
     if missing.is_empty() {
         return Ok(());
     }
@@ -396,7 +395,46 @@ struct Keeper {
     control: OwnedFd,
     book: Arc<Mutex<Book>>,
     /// Held until the parent has been reaped, and no sandbox has one any more.
-    _ids: Option<IdRange>,
+    ids: Ids,
+}
+
+/// Where the ids of the sandboxes come from, and so who starts the parent.
+enum Ids {
+    /// This process has locked them, if it has any.
+    Own { _range: Option<IdRange> },
+    /// Its monitor has.
+    Granted { link: Arc<MonitorLink>, _share: IdShare },
+}
+
+impl Ids {
+    /// Takes ids, and says how the parent is to be told.
+    fn reserve(
+        monitor: Option<Arc<MonitorLink>>,
+        config: &ZygoteConfig,
+    ) -> io::Result<(Self, Request)> {
+        let request = |kind, first, count| Request { kind, first, count, reserved: 0, id: 0 };
+        if let Some(link) = monitor {
+            let share = link.share_ids(config.max_sandboxes)?;
+            let setup = request(REQUEST_SETUP_INSIDE, share.base(), share.slots());
+            return Ok((Self::Granted { link, _share: share }, setup));
+        }
+        let range = IdRange::reserve(config.uid_base, config.max_sandboxes)?;
+        let (first, count) = match &range {
+            Some(range) => (range.first, range.slots),
+            None => (config.uid_base, config.max_sandboxes),
+        };
+        Ok((Self::Own { _range: range }, request(REQUEST_SETUP, first, count)))
+    }
+
+    /// Starts the launcher of the parent, and waits for its end.
+    fn start_parent(&self, remote: OwnedFd, kernel: OwnedFd) -> Result<(), ZygoteError> {
+        match self {
+            Self::Own { .. } => spawn(remote, kernel),
+            Self::Granted { link, .. } => link
+                .start_parent(remote, kernel)
+                .map_err(|source| ZygoteError::Parent { step: "have it started", source }),
+        }
+    }
 }
 
 impl Keeper {
@@ -406,7 +444,7 @@ impl Keeper {
         kernel: OwnedFd,
         started: SyncSender<Result<Started, ZygoteError>>,
     ) {
-        let result = spawn(remote, kernel).and_then(|()| self.await_start());
+        let result = self.ids.start_parent(remote, kernel).and_then(|()| self.await_start());
         let pidfd = match result {
             Ok(parent) => match parent.pidfd.try_clone() {
                 Ok(pidfd) => {
@@ -519,8 +557,17 @@ impl Keeper {
             // It may only have closed its socket.
             let _ = pidfd_send_signal(&pidfd, Signal::KILL);
             // Process 1 of a pid namespace is dead only when all others in it are.
-            let parent = || waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
-            while matches!(parent(), Err(Errno::INTR)) {}
+            match self.ids {
+                Ids::Own { .. } => {
+                    let parent = || waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+                    while matches!(parent(), Err(Errno::INTR)) {}
+                }
+                // The monitor reaps it.
+                Ids::Granted { .. } => {
+                    let mut events = [PollFd::new(&pidfd, PollFlags::IN)];
+                    while matches!(poll(&mut events, None), Err(Errno::INTR)) {}
+                }
+            }
         }
         let alive = {
             let mut book = lock(&self.book);

@@ -20,7 +20,9 @@ pub use protocol::UserIds;
 pub use template::{Template, TemplateError};
 
 pub(crate) use process::{ExitCell, Process};
-pub(crate) use protocol::Step;
+pub(crate) use handle::refuse_weak_limits;
+pub(crate) use id_range::IdRange;
+pub(crate) use protocol::{PARENT_ARGUMENT, Step, receive, send};
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

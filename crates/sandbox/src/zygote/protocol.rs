@@ -24,6 +24,10 @@ pub const REQUEST_CREATE: u32 = 2;
 pub const REQUEST_CREATE_TEMPLATE: u32 = 3;
 /// Library → parent: as [`REQUEST_CREATE`], with the filter of a single process.
 pub const REQUEST_CREATE_SINGLE: u32 = 4;
+/// Library → parent, in place of [`REQUEST_SETUP`]: the parent is root of its user
+/// namespace already. [`Request::first`] is the id before that of the first sandbox, as
+/// the namespace numbers them.
+pub const REQUEST_SETUP_INSIDE: u32 = 5;
 
 /// A packet from the library to the parent.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -38,6 +38,11 @@ impl IdMap {
         Self { base: u32::from_le_bytes([a, b, c, d]), slots: u32::from_le_bytes([e, f, g, h]) }
     }
 
+    /// Ids of a namespace that somebody else has made: `slots` of them after `base`.
+    pub fn given(base: u32, slots: u32) -> Self {
+        Self { base, slots }
+    }
+
     /// Whether each sandbox has its own id.
     pub fn user_ids(&self) -> UserIds {
         if self.slots == 0 { UserIds::Shared } else { UserIds::OnePerSandbox }

@@ -26,7 +26,7 @@ use super::Processes;
 use super::protocol::{
     During, Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
-    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, Report, Request, Step, receive,
+    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, REQUEST_SETUP_INSIDE, Report, Request, Step, receive,
     send,
 };
 use crate::host;
@@ -87,16 +87,22 @@ fn launch(control: &OwnedFd, kernel: OwnedFd) -> Result<(), Failure> {
     let Some(setup) = receive::<Request>(control, &mut Vec::new()).during(Step::Receive)? else {
         return Ok(());
     };
-    if setup.kind != REQUEST_SETUP {
+    let is_inside = setup.kind == REQUEST_SETUP_INSIDE;
+    if !is_inside && setup.kind != REQUEST_SETUP {
         return Err(io::Error::from(Errno::PROTO)).during(Step::Receive);
     }
     let (go, start) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).during(Step::Fork)?;
-    let (forked, namespace) = namespaces::fork_sibling().during(Step::Fork)?;
+    let (forked, namespace) = namespaces::fork_sibling(is_inside).during(Step::Fork)?;
     match forked {
         sys::Forked::Parent { pid, pidfd } => {
             drop(go);
-            let map = ids::map(pid, namespace, setup.first, setup.count).during(Step::MapIds)?;
+            let map = match is_inside {
+                true => ids::IdMap::given(setup.first, setup.count),
+                false => {
+                    ids::map(pid, namespace, setup.first, setup.count).during(Step::MapIds)?
+                }
+            };
             send(control, &Report::new(REPORT_STARTED, 0, 0), &[pidfd.as_fd()])
                 .during(Step::Receive)?;
             rustix::io::write(&start, &map.to_bytes()).during(Step::MapIds)?;

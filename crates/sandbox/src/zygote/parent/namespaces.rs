@@ -32,8 +32,12 @@ const NAMESPACES: i32 = libc::CLONE_NEWPID
 /// pid namespace. Even root gets a user namespace where the host allows it:
 /// nothing in it has a right outside, and the daemon, who owns it, has every
 /// right inside whatever its own capabilities are.
-pub fn fork_sibling() -> io::Result<(Forked, UserNamespace)> {
+pub fn fork_sibling(is_inside: bool) -> io::Result<(Forked, UserNamespace)> {
     let flags = (NAMESPACES | libc::CLONE_PARENT) as u64;
+    if is_inside {
+        // SAFETY: as below.
+        return Ok((unsafe { fork_with(flags) }?, UserNamespace::Own));
+    }
     // SAFETY: the launcher has one thread; the flags share nothing.
     match unsafe { fork_with(flags | libc::CLONE_NEWUSER as u64) } {
         Ok(forked) => Ok((forked, UserNamespace::Own)),

@@ -1,0 +1,192 @@
+//! How a process becomes the daemon: what it keeps of root's rights and of the host's
+//! files.
+
+use super::Start;
+use crate::daemon::Prepared;
+use crate::home::Home;
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount,
+    mount_change, mount_remount, move_mount, open_tree, unmount,
+};
+use rustix::process::{Gid, Signal, Uid, getppid, set_parent_process_death_signal};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capability_is_in_bounding_set, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+use thaw_sandbox::monitor::{self, DaemonIds};
+
+/// What the daemon was given by its monitor.
+#[derive(Debug)]
+pub struct Inherited {
+    /// The directory that it serves.
+    pub home: Home,
+    /// Its listeners and its lock.
+    pub prepared: Prepared,
+}
+
+/// Makes this process, started by a monitor, the daemon: without root's rights, and in a
+/// root directory that has what it needs. To be called before there are threads.
+///
+/// # Errors
+/// The host refuses something; the process must end.
+pub fn become_daemon() -> io::Result<Inherited> {
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    let null = fs::File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    let parent = getppid();
+    let (text, descriptors) = monitor::receive_start(&socket)?;
+    let start: Start = serde_json::from_slice(&text)?;
+    let prepared = Prepared::inherited(&start.home, descriptors, start.token)?;
+    enter_root(&start.home)?;
+    give_up_rights(start.user)?;
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if getppid() != parent {
+        // The monitor has ended before it could be noticed.
+        return Err(Errno::PIPE.into());
+    }
+    monitor::adopt(socket, start.grant);
+    Ok(Inherited { home: start.home, prepared })
+}
+
+/// What the daemon sees of the host besides `$THAW_HOME`, all of it read-only but for
+/// control groups, of which it may write what is its own: processes, for the sandboxes
+/// among them; the files that looking up names takes (nsswitch.conf(5), resolv.conf(5)
+/// and what they load and connect to).
+const SEEN: [(&str, Access); 9] = [
+    ("/proc", Access::Read),
+    ("/sys/fs/cgroup", Access::Write),
+    ("/dev/null", Access::Write),
+    ("/etc", Access::Read),
+    ("/usr/lib", Access::Read),
+    ("/usr/lib64", Access::Read),
+    ("/lib", Access::Read),
+    ("/lib64", Access::Read),
+    ("/run/systemd/resolve", Access::Read),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+/// A place of the host that is to be seen at the same path.
+struct Place {
+    path: PathBuf,
+    content: Content,
+}
+
+enum Content {
+    Mount { tree: OwnedFd, is_directory: bool, access: Access },
+    Link(PathBuf),
+}
+
+impl Place {
+    /// `None` if the host has no such place.
+    fn take(path: &Path, access: Access) -> io::Result<Option<Self>> {
+        let attributes = match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            result => result?,
+        };
+        let path = path.to_owned();
+        if attributes.is_symlink() {
+            return Ok(Some(Self { content: Content::Link(fs::read_link(&path)?), path }));
+        }
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_RECURSIVE;
+        let tree = open_tree(CWD, &path, flags)?;
+        let is_directory = attributes.is_dir();
+        Ok(Some(Self { path, content: Content::Mount { tree, is_directory, access } }))
+    }
+
+    /// Puts it at its path below the working directory.
+    fn put(&self) -> io::Result<()> {
+        let inside: PathBuf =
+            self.path.components().filter(|part| *part != Component::RootDir).collect();
+        if let Some(above) = inside.parent() {
+            fs::create_dir_all(above)?;
+        }
+        match &self.content {
+            Content::Link(target) => Ok(symlinkat(target, CWD, &inside)?),
+            Content::Mount { tree, is_directory, access } => {
+                if *is_directory {
+                    match mkdirat(CWD, &inside, Mode::from_raw_mode(0o755)) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(errno) => return Err(errno.into()),
+                    }
+                } else {
+                    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+                    openat(CWD, &inside, flags, Mode::from_raw_mode(0o444))?;
+                }
+                move_mount(tree, "", CWD, &inside, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+                let flags = MountFlags::NOSUID
+                    | if *access == Access::Read { MountFlags::RDONLY } else { MountFlags::empty() };
+                mount_remount(&inside, MountFlags::BIND | flags, c"")?;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Enters a root directory with `home` and [`SEEN`].
+fn enter_root(home: &Home) -> io::Result<()> {
+    // SAFETY: there is one thread, and no descriptors are unshared.
+    #[allow(unsafe_code)]
+    unsafe {
+        rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS)
+    }?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    let seen = SEEN.iter().map(|(path, access)| (Path::new(path), *access));
+    let mut places = Vec::new();
+    for (path, access) in seen.chain([(home.root(), Access::Write)]) {
+        places.extend(Place::take(path, access)?);
+    }
+    // Any directory serves as the mount point; this one surely exists.
+    let root = "/proc";
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("none", root, "tmpfs", flags, c"size=64k,nr_inodes=128,mode=0755")?;
+    rustix::process::chdir(root)?;
+    places.iter().try_for_each(Place::put)?;
+    match rustix::process::pivot_root(".", ".") {
+        // The old root now lies over the new one.
+        Ok(()) => unmount(".", UnmountFlags::DETACH)?,
+        // The old root is the initial ramfs, which cannot be pivoted away.
+        Err(Errno::INVAL) => {
+            rustix::mount::mount_move(".", "/")?;
+            rustix::process::chroot(".")?;
+        }
+        Err(errno) => return Err(errno.into()),
+    }
+    rustix::process::chdir("/")?;
+    mount_remount("/", flags | MountFlags::RDONLY, c"")?;
+    Ok(())
+}
+
+/// Becomes `user`, without a capability and without a way to get one.
+fn give_up_rights(user: DaemonIds) -> io::Result<()> {
+    clear_ambient_capability_set()?;
+    for bit in 0..64 {
+        let capability = CapabilitySet::from_bits_retain(1 << bit);
+        match capability_is_in_bounding_set(capability) {
+            Ok(true) => remove_capability_from_bounding_set(capability)?,
+            Ok(false) => {}
+            // The first number that the host kernel does not know ends the list.
+            Err(_) => break,
+        }
+    }
+    set_thread_groups(&[])?;
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    set_thread_res_gid(gid, gid, gid)?;
+    set_thread_res_uid(uid, uid, uid)?;
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    Ok(set_no_new_privs(true)?)
+}

@@ -1,0 +1,143 @@
+//! Whose the daemon and `$THAW_HOME` are.
+
+use crate::home::{Home, HomeError};
+use rustix::fs::{AtFlags, CWD, chownat};
+use rustix::process::{Gid, Uid};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use thaw_sandbox::monitor::DaemonIds;
+
+/// The user that a daemon of root's becomes if there is one of this name.
+const USER: &str = "thaw";
+/// The user and group id that it has otherwise: the one before those of sandboxes.
+const USUAL_ID: u32 = 1_999_999;
+
+/// The user that a daemon becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DaemonUser {
+    /// Its ids.
+    pub ids: DaemonIds,
+}
+
+impl DaemonUser {
+    /// The user of root's daemon that serves `home`: the owner of the directory, if that
+    /// is not root; else the user `thaw`; else one without a name. `None` if the caller is
+    /// not root, or this user namespace has no such id.
+    pub fn for_home(home: &Home) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let owner = fs::metadata(home.root()).ok().map(|m| DaemonIds { uid: m.uid(), gid: m.gid() });
+        let ids = owner.filter(|owner| owner.uid != 0).or_else(Self::usual)?;
+        is_mapped(ids).then_some(Self { ids })
+    }
+
+    fn usual() -> Option<DaemonIds> {
+        let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+        Some(named(&passwd, USER).unwrap_or(DaemonIds { uid: USUAL_ID, gid: USUAL_ID }))
+    }
+}
+
+/// The ids of a user in the text of passwd(5); never root's.
+fn named(passwd: &str, user: &str) -> Option<DaemonIds> {
+    let ids = passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        if fields.next()? != user {
+            return None;
+        }
+        let uid = fields.nth(1)?.parse().ok()?;
+        Some(DaemonIds { uid, gid: fields.next()?.parse().ok()? })
+    });
+    ids.filter(|ids| ids.uid != 0 && ids.gid != 0)
+}
+
+/// Whether this process's user namespace has the ids.
+fn is_mapped(ids: DaemonIds) -> bool {
+    let has = |file: &str, id: u32| {
+        let map = fs::read_to_string(file).unwrap_or_default();
+        map.lines().any(|line| {
+            let mut numbers = line.split_whitespace().map(str::parse::<u64>);
+            match (numbers.next(), numbers.nth(1)) {
+                (Some(Ok(first)), Some(Ok(count))) => (first..first + count).contains(&id.into()),
+                _ => false,
+            }
+        })
+    };
+    has("/proc/self/uid_map", ids.uid) && has("/proc/self/gid_map", ids.gid)
+}
+
+/// Makes the directory the daemon's, and everything in it that is root's: an older Thaw
+/// had all of it so.
+///
+/// # Errors
+/// An owner cannot be changed.
+pub fn give_home(home: &Home, user: DaemonIds) -> Result<(), HomeError> {
+    let owner = fs::metadata(home.root()).map(|attributes| attributes.uid());
+    if owner.is_ok_and(|owner| owner == user.uid) {
+        return Ok(());
+    }
+    // The directory itself last: if this is interrupted, the next start does the rest.
+    let given = give_content(home.root(), user).and_then(|()| give(home.root(), user));
+    given.map_err(|error| HomeError::Unusable { path: home.root().to_owned(), error })
+}
+
+fn give_content(directory: &Path, user: DaemonIds) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            give_content(&entry.path(), user)?;
+        }
+        give(&entry.path(), user)?;
+    }
+    Ok(())
+}
+
+/// Changes the owner of what is at `path`, if it is root's, without following a link.
+fn give(path: &Path, user: DaemonIds) -> io::Result<()> {
+    if fs::symlink_metadata(path)?.uid() != 0 {
+        return Ok(());
+    }
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    Ok(chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_daemons_user_is_never_root() {
+        let passwd = "root:x:0:0::/:/bin/sh\nthaw:x:990:991::/:/bin/false\nwheel:x:5:0::/:/x\n";
+        assert_eq!(named(passwd, "thaw"), Some(DaemonIds { uid: 990, gid: 991 }));
+        for user in ["root", "wheel", "nobody"] {
+            assert_eq!(named(passwd, user), None, "{user}");
+        }
+    }
+
+    #[test]
+    fn everything_of_roots_in_a_home_is_given_away() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let all = tempfile::tempdir().unwrap();
+        let home = Home::at(all.path().join("home")).unwrap();
+        let secret = all.path().join("secret");
+        fs::write(&secret, "").unwrap();
+        fs::create_dir(home.root().join("store")).unwrap();
+        fs::write(home.root().join("store/blob"), "").unwrap();
+        std::os::unix::fs::symlink(&secret, home.root().join("link")).unwrap();
+        let user = DaemonIds { uid: 12_345, gid: 12_346 };
+        give_home(&home, user).unwrap();
+        let owner = |path: &Path| {
+            let attributes = fs::symlink_metadata(path).unwrap();
+            (attributes.uid(), attributes.gid())
+        };
+        for name in ["", "store", "store/blob", "link"] {
+            assert_eq!(owner(&home.root().join(name)), (12_345, 12_346), "{name}");
+        }
+        assert_eq!(owner(&secret), (0, 0));
+        assert_eq!(DaemonUser::for_home(&home), Some(DaemonUser { ids: user }));
+    }
+}

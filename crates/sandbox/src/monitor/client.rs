@@ -1,0 +1,166 @@
+//! The daemon's end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::protocol::{
+    Answer, Grant, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP, Request,
+};
+use crate::egress::Transport;
+use crate::zygote::{receive, send};
+
+/// The connection of this process to its monitor.
+#[derive(Debug)]
+pub struct MonitorLink {
+    /// One request at a time: the next answer is the one to the last request.
+    socket: Mutex<OwnedFd>,
+    grant: Grant,
+    last_group: AtomicU64,
+    /// Ids that zygote parents of this process have taken.
+    taken: Mutex<Vec<Range<u32>>>,
+}
+
+static LINK: OnceLock<Arc<MonitorLink>> = OnceLock::new();
+
+/// Makes all zygote parents and control groups of this process come from the monitor at
+/// the other end of `socket`. To be called once, before there is any.
+pub fn adopt(socket: OwnedFd, grant: Grant) -> Arc<MonitorLink> {
+    let link = MonitorLink {
+        socket: Mutex::new(socket),
+        grant,
+        last_group: AtomicU64::new(0),
+        taken: Mutex::default(),
+    };
+    LINK.get_or_init(|| Arc::new(link)).clone()
+}
+
+/// The link of this process, if it has a monitor.
+pub fn of_this_process() -> Option<Arc<MonitorLink>> {
+    LINK.get().cloned()
+}
+
+/// Ids of one zygote parent, given back when this is dropped.
+#[derive(Debug)]
+pub struct IdShare {
+    link: Arc<MonitorLink>,
+    range: Range<u32>,
+}
+
+impl IdShare {
+    /// The id before that of the first sandbox, as the user namespace numbers them.
+    pub fn base(&self) -> u32 {
+        self.range.start - 1
+    }
+
+    /// How many sandboxes can have one.
+    pub fn slots(&self) -> u32 {
+        self.range.end - self.range.start
+    }
+}
+
+impl Drop for IdShare {
+    fn drop(&mut self) {
+        lock(&self.link.taken).retain(|taken| *taken != self.range);
+    }
+}
+
+impl MonitorLink {
+    /// What this process was granted.
+    pub fn grant(&self) -> &Grant {
+        &self.grant
+    }
+
+    /// Takes ids for `slots` sandboxes, or for as many as there are ids left.
+    ///
+    /// # Errors
+    /// All are taken.
+    pub(crate) fn share_ids(self: &Arc<Self>, slots: u32) -> io::Result<IdShare> {
+        let mut taken = lock(&self.taken);
+        let range = first_gap(&taken, 1..self.grant.ids.saturating_add(1), slots)
+            .ok_or_else(|| io::Error::other("all user ids of this daemon are in use"))?;
+        taken.push(range.clone());
+        Ok(IdShare { link: self.clone(), range })
+    }
+
+    /// Has a zygote parent started with this control socket and this kernel.
+    pub(crate) fn start_parent(&self, control: OwnedFd, kernel: OwnedFd) -> io::Result<()> {
+        self.ask(Request::new(REQUEST_PARENT, 0), &[control.as_fd(), kernel.as_fd()]).map(drop)
+    }
+
+    /// Has control groups made; their number, and the files that move a process into them.
+    pub(crate) fn make_group(&self) -> io::Result<(u64, Vec<OwnedFd>)> {
+        let number = self.last_group.fetch_add(1, Ordering::Relaxed) + 1;
+        let entrances = self.ask(Request::new(REQUEST_GROUP, number), &[])?;
+        if entrances.len() != self.grant.places.len() {
+            return Err(io::Error::from(io::ErrorKind::InvalidData));
+        }
+        Ok((number, entrances))
+    }
+
+    /// Has control groups removed as soon as nobody is in them.
+    pub(crate) fn remove_group(&self, number: u64) {
+        // A monitor that is gone takes this process with it, and the next one cleans up.
+        let _ = send(&*lock(&self.socket), &Request::new(REQUEST_REMOVE_GROUP, number), &[]);
+    }
+
+    /// Binds a socket to a port that this process may not bind itself.
+    ///
+    /// # Errors
+    /// Those of bind(2); `EACCES` if the port is not a privileged one.
+    pub fn bind(&self, address: SocketAddr, transport: Transport) -> io::Result<OwnedFd> {
+        let mut descriptors = self.ask(Request::bind(address, transport), &[])?;
+        descriptors.pop().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    fn ask(&self, request: Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
+        let socket = lock(&self.socket);
+        send(&*socket, &request, descriptors)?;
+        let mut received = Vec::new();
+        match receive::<Answer>(&*socket, &mut received)? {
+            Some(Answer { errno: 0, .. }) => Ok(received),
+            Some(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
+            None => Err(io::Error::other("the monitor has ended")),
+        }
+    }
+}
+
+/// The first `wanted` numbers of `all`, or fewer, that are in none of `taken`.
+fn first_gap(taken: &[Range<u32>], all: Range<u32>, wanted: u32) -> Option<Range<u32>> {
+    let mut taken: Vec<_> = taken.to_vec();
+    taken.sort_by_key(|range| range.start);
+    let mut start = all.start;
+    let mut largest: Option<Range<u32>> = None;
+    for next in taken.iter().map(Some).chain([None]) {
+        let end = next.map_or(all.end, |range| range.start);
+        let gap = start..end.min(start.saturating_add(wanted));
+        if gap.len() == wanted as usize {
+            return Some(gap);
+        }
+        if !gap.is_empty() && largest.as_ref().is_none_or(|largest| largest.len() < gap.len()) {
+            largest = Some(gap);
+        }
+        start = next.map_or(all.end, |range| range.end);
+    }
+    largest
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_have_ids_that_no_other_has() {
+        assert_eq!(first_gap(&[], 1..101, 100), Some(1..101));
+        assert_eq!(first_gap(&[1..51, 60..101], 1..101, 9), Some(51..60));
+        assert_eq!(first_gap(&[60..101, 1..51], 1..101, 20), Some(51..60));
+        assert_eq!(first_gap(&[1..101], 1..101, 1), None);
+    }
+}

@@ -1,0 +1,32 @@
+//! Privileges in a process of their own.
+//!
+//! A daemon of root's is two processes. The *monitor* keeps root's rights; it makes
+//! control groups, starts zygote parents and binds ports below 1024, and reads nothing
+//! but messages of a fixed size from the other. The *daemon* has a user id of its own and
+//! no capabilities. It owns the user namespace of its sandboxes, which gives it every
+//! right over them and over nothing else (user_namespaces(7)).
+//!
+//! ```text
+//!  monitor (root) ──── Request, Answer ────▶ daemon (own user id)
+//!    │ forks                                    │ owns
+//!    ▼                                          ▼
+//!  zygote parent ── in the sandboxes' user namespace, where it is root
+//! ```
+//!
+//! This module has both ends. [`Monitor`] is the privileged one; in a process that has
+//! been [`adopt`]ed, zygote parents and groups are asked for instead of being made.
+
+mod client;
+mod namespace;
+mod protocol;
+mod server;
+
+pub use client::{MonitorLink, adopt};
+pub use namespace::UserNamespace;
+pub use protocol::{Grant, receive_start, send_start, socket_pair};
+pub use server::{DaemonIds, Monitor};
+
+pub use crate::sys::{reset_signals, signal_descriptor};
+pub use client::of_this_process;
+
+pub(crate) use client::IdShare;

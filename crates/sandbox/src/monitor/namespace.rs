@@ -1,0 +1,111 @@
+//! The user namespace of a daemon's sandboxes, made by somebody with more rights.
+#![allow(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::process::{Gid, Uid, WaitId, WaitIdOptions, waitid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, set_keep_capabilities,
+    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
+
+use super::DaemonIds;
+use crate::sys::{self, Forked};
+
+/// A user namespace whose owner is the daemon's user id, which is not in it: the daemon
+/// has every right inside, and nobody inside is the daemon.
+#[derive(Debug)]
+pub struct UserNamespace(OwnedFd);
+
+impl UserNamespace {
+    /// Makes one with `count` ids, which are those of the host from `first` on.
+    ///
+    /// To be called in a process with one thread.
+    ///
+    /// # Errors
+    /// The caller is not root, or the host forbids user namespaces.
+    pub fn make(owner: DaemonIds, first: u32, count: u32) -> io::Result<Self> {
+        let (told, tell) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let (stay, release) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        // SAFETY: the caller promises that there is one thread; nothing is shared.
+        match unsafe { sys::fork_with(0) }? {
+            Forked::Child => {
+                drop((told, release));
+                let errno = enter(owner).err().map_or(0, |error| {
+                    error.raw_os_error().unwrap_or(libc::EIO)
+                });
+                let _ = rustix::io::write(&tell, &errno.to_le_bytes());
+                // Lives until the other side has what it needs.
+                let _ = rustix::io::read(&stay, &mut [0; 1]);
+                // SAFETY: ends the process at once; no handlers of the parent's run.
+                unsafe { libc::_exit(0) }
+            }
+            Forked::Parent { pid, pidfd } => {
+                drop((tell, stay));
+                let made = wait_and_map(&told, pid, first, count);
+                drop(release);
+                waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED)?;
+                made.map(Self)
+            }
+        }
+    }
+
+    /// Makes the calling process root in the namespace, and nobody else's anywhere.
+    /// Calls nothing but the host, so that it can be used between fork and exec.
+    ///
+    /// # Errors
+    /// The caller has not the rights to do so.
+    pub(super) fn enter_as_root(namespace: BorrowedFd<'_>) -> io::Result<()> {
+        use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+        move_into_link_name_space(namespace, Some(LinkNameSpaceType::User))?;
+        set_thread_groups(&[])?;
+        set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
+        set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
+        Ok(())
+    }
+}
+
+impl AsFd for UserNamespace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Becomes the owner and makes the namespace. Some hosts allow that to the privileged
+/// only, so the capability for it is kept until then.
+fn enter(owner: DaemonIds) -> io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+    set_thread_groups(&[])?;
+    set_thread_res_gid(gid, gid, gid)?;
+    set_keep_capabilities(true)?;
+    set_thread_res_uid(uid, uid, uid)?;
+    let kept = CapabilitySet::SYS_ADMIN;
+    let sets =
+        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets)?;
+    // SAFETY: there is one thread, and no descriptors are shared or unshared.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }?;
+    Ok(())
+}
+
+fn wait_and_map(
+    told: &OwnedFd,
+    pid: i32,
+    first: u32,
+    count: u32,
+) -> io::Result<OwnedFd> {
+    let mut errno = [0; 4];
+    if rustix::io::read(told, &mut errno)? != errno.len() {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+    }
+    match i32::from_le_bytes(errno) {
+        0 => {}
+        errno => return Err(io::Error::from_raw_os_error(errno)),
+    }
+    let map = format!("0 {first} {count}");
+    fs::write(format!("/proc/{pid}/gid_map"), &map)?;
+    fs::write(format!("/proc/{pid}/uid_map"), &map)?;
+    Ok(File::open(format!("/proc/{pid}/ns/user"))?.into())
+}

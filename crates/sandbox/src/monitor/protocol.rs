@@ -1,0 +1,147 @@
+//! Messages between a daemon and its monitor. Both ends are this same executable, but the
+//! monitor does not trust the daemon: it reads packets of one fixed size, and takes no
+//! path and no process id from them.
+
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bytemuck::{Pod, Zeroable};
+use serde::{Deserialize, Serialize};
+
+use crate::egress::Transport;
+use crate::limits::{Missing, Place};
+use crate::message;
+
+/// Daemon → monitor: start a zygote parent. Attached: its control socket and the kernel.
+pub const REQUEST_PARENT: u32 = 1;
+/// Daemon → monitor: make the control groups with the number [`Request::number`]. The
+/// answer brings the files that move a process into them, one for each place.
+pub const REQUEST_GROUP: u32 = 2;
+/// Daemon → monitor: remove these groups as soon as they are empty. Not answered.
+pub const REQUEST_REMOVE_GROUP: u32 = 3;
+/// Daemon → monitor: bind a port below 1024. The answer brings the socket.
+pub const REQUEST_BIND: u32 = 4;
+
+/// A packet from the daemon.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Request {
+    /// `REQUEST_*`.
+    pub kind: u32,
+    /// Of [`REQUEST_BIND`]: the port.
+    pub port: u16,
+    /// Of [`REQUEST_BIND`]: 0 for TCP, 1 for UDP.
+    pub transport: u16,
+    /// Number of a group.
+    pub number: u64,
+    /// Of [`REQUEST_BIND`]: an IPv6 address, or an IPv4 one as IPv6 maps it.
+    pub address: [u8; 16],
+}
+
+impl Request {
+    pub fn new(kind: u32, number: u64) -> Self {
+        Self { kind, number, ..Self::zeroed() }
+    }
+
+    pub fn bind(address: SocketAddr, transport: Transport) -> Self {
+        let ip = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        Self {
+            kind: REQUEST_BIND,
+            port: address.port(),
+            transport: u16::from(transport == Transport::Udp),
+            number: 0,
+            address: ip.octets(),
+        }
+    }
+
+    /// What a [`Request::bind`] asks for.
+    pub fn to_be_bound(&self) -> (SocketAddr, Transport) {
+        let ip = Ipv6Addr::from(self.address);
+        let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
+        let transport = if self.transport == 0 { Transport::Tcp } else { Transport::Udp };
+        (SocketAddr::new(ip, self.port), transport)
+    }
+}
+
+/// The monitor's answer.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Answer {
+    /// 0, or why it was not done.
+    pub errno: i32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a daemon starts with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Grant {
+    /// How many sandboxes of the daemon's can have a user id of their own. In the user
+    /// namespace, these ids are 1 and those that follow.
+    pub ids: u32,
+    /// Where the control groups are.
+    pub(crate) places: Vec<Place>,
+    /// Controllers that this host lacks.
+    pub(crate) missing: Vec<Missing>,
+}
+
+/// Most bytes of a [`send_start`].
+const START_MAX: usize = 64 << 10;
+
+/// Monitor → daemon, once and first: what it starts with. Here the reader trusts the
+/// writer.
+///
+/// # Errors
+/// The host's, or the text is too long.
+pub fn send_start(
+    socket: impl AsFd,
+    text: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    if text.len() > START_MAX {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    message::send(socket, &[IoSlice::new(text)], descriptors)
+}
+
+/// Receives what [`send_start`] sends.
+///
+/// # Errors
+/// The host's, or the monitor has ended.
+pub fn receive_start(socket: impl AsFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut text = vec![0; START_MAX];
+    let mut descriptors = Vec::new();
+    let packet = message::receive(socket, &mut text, Some(&mut descriptors))?;
+    if packet.len == 0 {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+    }
+    text.truncate(packet.len);
+    Ok((text, descriptors))
+}
+
+/// A pair of sockets for a monitor and its daemon.
+///
+/// # Errors
+/// The host's.
+pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    message::control_pair()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_arrive_as_they_were_sent() {
+        for text in ["127.0.0.1:80", "[::]:443", "0.0.0.0:1", "[2001:db8::7]:53"] {
+            let address: SocketAddr = text.parse().unwrap();
+            for transport in [Transport::Tcp, Transport::Udp] {
+                assert_eq!(Request::bind(address, transport).to_be_bound(), (address, transport));
+            }
+        }
+    }
+}
