@@ -12,6 +12,7 @@
 //! ```
 
 use crate::admin::AdminAddress;
+use crate::monitor::{DaemonUser, give_home, like_parent};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -86,12 +87,20 @@ impl Home {
     /// [`HomeError::Unusable`] if it cannot be made.
     pub fn at(root: impl Into<PathBuf>) -> Result<Self, HomeError> {
         let home = Self { root: root.into() };
-        make_directory(&home.root)?;
+        let is_new = !home.root.exists();
+        make_private(&home.root).map_err(|error| home.unusable(error))?;
+        if is_new && let Some(user) = DaemonUser::for_home(&home) {
+            give_home(&home, user.ids)?;
+        }
         // Functions refer to files by absolute paths, and daemons change directories.
         match fs::canonicalize(&home.root) {
             Ok(root) => Ok(Self { root }),
-            Err(error) => Err(HomeError::Unusable { path: home.root, error }),
+            Err(error) => Err(home.unusable(error)),
         }
+    }
+
+    fn unusable(&self, error: io::Error) -> HomeError {
+        HomeError::Unusable { path: self.root.clone(), error }
     }
 
     /// `$THAW_HOME`; without it `/var/lib/thaw` for root and the user's data
@@ -190,7 +199,9 @@ impl Home {
         let path = self.root.join("daemon.lock");
         let opened =
             OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(&path);
-        let file = opened.map_err(|error| HomeError::Unusable { path: path.clone(), error })?;
+        let file = opened
+            .and_then(|file| like_parent(&path).map(|()| file))
+            .map_err(|error| HomeError::Unusable { path: path.clone(), error })?;
         // The host drops the lock with the process, so a killed daemon leaves
         // nothing to clean up.
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -244,11 +255,14 @@ impl Drop for DaemonLock {
 
 /// Makes a directory that only its owner can enter: functions' files and
 /// memory are nobody else's business.
+fn make_private(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Makes such a directory in the home, for the home's owner.
 fn make_directory(path: &Path) -> Result<(), HomeError> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
+    make_private(path)
+        .and_then(|()| like_parent(path))
         .map_err(|error| HomeError::Unusable { path: path.to_owned(), error })
 }
 

@@ -10,6 +10,7 @@ use rustix::fs::ioctl_ficlone;
 
 use crate::error::{Context, Result, StoreError};
 use crate::id::{BlobHash, Name};
+use crate::owner::like_parent;
 use crate::session::Session;
 use crate::stage::{Existing, publish, seal, sync_directory};
 
@@ -203,6 +204,7 @@ impl Session {
         for domain in std::mem::take(&mut self.domains) {
             let path = layout.domain(&domain);
             File::create(&path).context("create", &path)?;
+            like_parent(&path)?;
             sync_directory(&layout.domains())?;
         }
         if self.staged.is_empty() {
@@ -217,6 +219,7 @@ impl Session {
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                     result => result.context("create", &shard)?,
                 }
+                like_parent(&shard)?;
             }
             let to = layout.blob(*hash);
             // A file of the wrong size is damaged: replace it.

@@ -14,6 +14,7 @@ use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::{ImageId, IndexId, Name};
 use crate::image::list;
 use crate::lock::lock_exclusive;
+use crate::owner::like_parent;
 use crate::session::Session;
 use crate::stage::{Existing, sync_directory};
 use crate::store::Store;
@@ -184,6 +185,7 @@ impl Session {
         let path = self.layout.function(name);
         loop {
             fs::create_dir_all(&path).context("create", &path)?;
+            like_parent(&path)?;
             match lock_directory(&path)? {
                 Some(lock) => return Ok(lock),
                 None => continue, // The function was removed at this moment.

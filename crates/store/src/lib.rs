@@ -14,6 +14,7 @@ pub mod import;
 pub mod index;
 mod layout;
 mod lock;
+mod owner;
 mod session;
 mod sparse;
 mod stage;

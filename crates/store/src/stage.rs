@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use crate::error::{Context, Result, StoreError};
 use crate::layout::Layout;
 use crate::lock::try_lock_exclusive;
+use crate::owner::like_parent;
 
 /// What to do when the place of a finished file is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,7 @@ impl Stage {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 result => result.context("create", &path)?,
             }
+            like_parent(&path)?;
             if let Some(directory) = lock_directory(&path)? {
                 return Ok(Self { path, _directory: directory, next: 0 });
             }
@@ -68,6 +70,7 @@ impl Stage {
             .mode(0o600)
             .open(&path)
             .context("create", &path)?;
+        like_parent(&path)?;
         Ok((file, path))
     }
 }

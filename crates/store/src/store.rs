@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::BlobHash;
 use crate::layout::{Layout, STORE_VERSION};
+use crate::owner::like_parent;
 use crate::stage::{self, Removal, Stage, publish, seal, sync_directory};
 
 /// A directory with everything that Thaw keeps. Cheap to clone; any number of
@@ -26,14 +27,17 @@ impl Store {
         let mut private = DirBuilder::new();
         private.recursive(true).mode(0o700);
         private.create(root).context("create", root)?;
+        like_parent(root)?;
         let root = fs::canonicalize(root).context("find", root)?;
         let layout = Layout::new(&root);
         check_version(&layout)?;
         for directory in layout.directories() {
             private.create(&directory).context("create", &directory)?;
+            like_parent(&directory)?;
         }
         let lock = layout.lock();
         File::options().create(true).append(true).open(&lock).context("create", &lock)?;
+        like_parent(&lock)?;
         if !layout.version().exists() {
             write_version(&layout)?;
         }

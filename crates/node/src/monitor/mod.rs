@@ -9,7 +9,7 @@ mod jail;
 mod user;
 
 pub use jail::{Inherited, become_daemon};
-pub use user::{DaemonUser, give_home};
+pub use user::{DaemonUser, give_home, like_parent};
 
 use crate::daemon::{Prepared, ServeError, ServeOptions, raise_file_limit};
 use crate::home::Home;
