@@ -85,6 +85,7 @@ pub struct Daemon {
     lifeline: Lifeline,
     home: PathBuf,
     log: PathBuf,
+    main: u32,
     pid: u32,
     gateway: SocketAddr,
     admin: PathBuf,
@@ -116,9 +117,9 @@ impl Daemon {
             if let Some(address) = address(home, lifeline.shell.id())
                 && request_local(&address.admin, "/healthz").is_ok_and(|r| r.status == 200)
             {
-                let Address { pid, gateway, admin, admin_tcp } = address;
+                let Address { main, pid, gateway, admin, admin_tcp } = address;
                 let home = home.to_owned();
-                return Ok(Self { lifeline, home, log, pid, gateway, admin, admin_tcp });
+                return Ok(Self { lifeline, home, log, main, pid, gateway, admin, admin_tcp });
             }
             // The shell itself takes a moment to start the command.
             let ended = lifeline.is_idle() && started.elapsed() > Duration::from_secs(1);
@@ -150,6 +151,12 @@ impl Daemon {
         self.pid
     }
 
+    /// The process that was started: the daemon's monitor if root started it, else the
+    /// daemon. All others are below it.
+    pub fn main_pid(&self) -> u32 {
+        self.main
+    }
+
     /// The home that it serves.
     pub fn home(&self) -> &Path {
         &self.home
@@ -174,21 +181,23 @@ impl Daemon {
         all.as_array().expect("an array").iter().filter(of).cloned().collect()
     }
 
-    /// All processes below the daemon: the zygote parent, zygotes, instances.
+    /// All processes besides the daemon and its monitor: the zygote parent, zygotes,
+    /// instances, helpers.
     pub fn sandboxes(&self) -> Vec<Process> {
-        descendants(self.pid)
+        descendants(self.main).into_iter().filter(|process| process.pid != self.pid).collect()
     }
 
-    /// Sends a signal to the daemon.
+    /// Sends a signal to the process that was started.
     pub fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.pid as i32).expect("a process id");
+        let pid = Pid::from_raw(self.main as i32).expect("a process id");
         kill_process(pid, signal).expect("the daemon runs");
     }
 
-    /// Kills the daemon as `kill -9` does, and waits until it is gone.
+    /// Kills the process that was started as `kill -9` does, and waits until it is gone,
+    /// and the daemon with it.
     pub fn kill(&self) {
-        kill(self.pid);
-        wait_until("the daemon is gone", || !exists(self.pid));
+        kill(self.main);
+        wait_until("the daemon is gone", || !exists(self.main) && !exists(self.pid));
     }
 
     /// Asks the daemon to stop and returns its exit code, if it does in time.
@@ -202,12 +211,13 @@ impl Drop for Daemon {
         if thread::panicking() {
             eprintln!("the daemon's log:\n{}", self.log());
         }
-        kill(self.pid);
+        kill(self.main);
     }
 }
 
 /// What `daemon.json` says.
 struct Address {
+    main: u32,
     pid: u32,
     gateway: SocketAddr,
     admin: PathBuf,
@@ -219,13 +229,11 @@ fn address(home: &Path, shell: u32) -> Option<Address> {
     let text = fs::read(home.join("daemon.json")).ok()?;
     let value: Value = serde_json::from_slice(&text).ok()?;
     let pid = value["pid"].as_u64()? as u32;
-    let parent = crate::processes::process(pid)?.parent;
-    if parent != shell {
-        return None;
-    }
+    let parent = |pid| Some(crate::processes::process(pid)?.parent);
+    let main = [pid, parent(pid)?].into_iter().find(|&pid| parent(pid) == Some(shell))?;
     let socket = |key: &str| value[key].as_str()?.parse().ok();
     let admin = PathBuf::from(value["admin"].as_str()?.strip_prefix("unix:")?);
-    Some(Address { pid, gateway: socket("gateway")?, admin, admin_tcp: socket("admin_tcp") })
+    Some(Address { main, pid, gateway: socket("gateway")?, admin, admin_tcp: socket("admin_tcp") })
 }
 
 /// Waits until something holds.

@@ -343,7 +343,7 @@ fn a_copy_of_a_template_is_isolated_like_any_other() {
     kill(template);
     wait_until("the template is gone", || !exists(template));
     assert!(copies.iter().all(|&pid| exists(pid)));
-    let all: Vec<u32> = descendants(daemon.pid()).iter().map(|p| p.pid).collect();
+    let all: Vec<u32> = descendants(daemon.main_pid()).iter().map(|p| p.pid).collect();
     daemon.kill();
     wait_until("nothing is left", || !all.iter().any(|&pid| exists(pid)));
 }

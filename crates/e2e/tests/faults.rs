@@ -97,7 +97,7 @@ fn zygote_parent(daemon: &Daemon) -> Process {
     let with_children = |process: &Process| !children(process.pid).is_empty();
     let found = Cell::new(None);
     wait_until("the zygote parent has children", || {
-        let process = children(daemon.pid()).into_iter().find(with_children);
+        let process = children(daemon.main_pid()).into_iter().find(with_children);
         let is_found = process.is_some();
         found.set(process);
         is_found
@@ -364,6 +364,9 @@ fn a_full_disk_stops_logs_and_nothing_else() {
         fs::remove_dir_all(&logs).expect("removable");
     }
     std::os::unix::fs::symlink(&disk.0, &logs).expect("a link");
+    let refused = Daemon::try_start(&home, &DaemonOptions::default()).expect_err("it is root's");
+    let advised = refused.split('`').nth(1).expect("a way out").to_owned();
+    assert!(run(Command::new("sh").args(["-c", &advised])).code == Some(0), "{refused}");
     let filler = disk.0.join("filler");
     fs::write(&filler, vec![0; 128 << 10]).expect_err("the disk is smaller");
     let daemon = Daemon::start(&home, &DaemonOptions::default());

@@ -501,7 +501,7 @@ fn no_sandbox_of_a_daemon_holds_more_than_is_listed() {
 fn check_all(daemon: &Daemon) {
     let own = descriptors(daemon.pid());
     let mut consoles = BTreeSet::new();
-    for pid in sandboxes_below(daemon.pid()) {
+    for pid in sandboxes_below(daemon.main_pid()) {
         let held = descriptors(pid);
         // One that ends meanwhile has none, or not all.
         if !exists(pid) || !held.contains_key(&4) {

@@ -51,6 +51,21 @@ pub enum HomeError {
         /// What the system said.
         error: io::Error,
     },
+    /// A part of it is a link to a directory that the daemon may not use.
+    #[error(
+        "{} leads to {}, which the daemon's user does not own; run `chown -R {uid}:{gid} {}`",
+        link.display(), target.display(), target.display()
+    )]
+    LinkedToOthers {
+        /// The link.
+        link: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+        /// User id of the daemon.
+        uid: u32,
+        /// Its group id.
+        gid: u32,
+    },
     /// Another daemon serves the directory.
     #[error("another daemon already serves {}; stop it, or set THAW_HOME to another directory", path.display())]
     Locked {
@@ -143,6 +158,11 @@ impl Home {
     /// The directory itself, absolute.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The directories in it, which may be links to others.
+    pub(crate) fn parts(&self) -> [PathBuf; 2] {
+        [self.store(), self.root.join("logs")]
     }
 
     /// The store's directory.

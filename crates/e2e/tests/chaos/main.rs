@@ -156,7 +156,7 @@ fn sandboxes_are_killed_at_random() {
     let mut random = Random::new();
     let home = copy_home(home(), "chaos-sandboxes");
     let daemon = Daemon::start(&home, &options());
-    let pid = daemon.pid();
+    let (main, pid) = (daemon.main_pid(), daemon.pid());
     check_every_function(&daemon);
     let before = Holdings::of(&daemon);
     let address: Address = Arc::new(Mutex::new(Some(daemon.gateway())));
@@ -173,7 +173,7 @@ fn sandboxes_are_killed_at_random() {
     wait_until("the daemon holds no more than before", || Holdings::of(&daemon).fit(before));
     assert_eq!(daemon.stop(), Some(0));
     check_no_orphans();
-    check_no_groups(&BTreeSet::from([pid]));
+    check_no_groups(&BTreeSet::from([main]));
     check_store(&home);
 }
 
@@ -243,7 +243,7 @@ fn the_daemon_is_killed_at_random() {
     let mut daemons = BTreeSet::new();
     for _ in 0..(kills() / BLOWS_FOR_A_DAEMON).max(3) {
         let daemon = Daemon::start(&home, &options());
-        daemons.insert(daemon.pid());
+        daemons.insert(daemon.main_pid());
         *address.lock().expect("no holder panics") = Some(daemon.gateway());
         let build = Build::start(&home);
         random.pause(1500);
@@ -260,7 +260,7 @@ fn the_daemon_is_killed_at_random() {
     }
     // The last one is not killed: whoever still waits gets an answer.
     let daemon = Daemon::start(&home, &options());
-    daemons.insert(daemon.pid());
+    daemons.insert(daemon.main_pid());
     *address.lock().expect("no holder panics") = Some(daemon.gateway());
     wait_until("every function has answered", || load.has_heard_all());
     let tally = load.finish();

@@ -76,7 +76,7 @@ impl Holdings {
             let path = format!("/proc/{}/{what}", daemon.pid());
             fs::read_dir(path).expect("the daemon lives").count()
         };
-        let processes = descendants(daemon.pid()).len();
+        let processes = daemon.sandboxes().len();
         Self { descriptors: count("fd"), threads: count("task"), processes }
     }
 

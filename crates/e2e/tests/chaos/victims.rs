@@ -33,7 +33,7 @@ pub const VICTIMS: [(Victim, u64); 6] = [
 
 /// Everything below a daemon at one moment.
 pub struct Census {
-    daemon: u32,
+    main: u32,
     all: Vec<Process>,
     instances: BTreeSet<u32>,
     ready: BTreeSet<u32>,
@@ -43,7 +43,7 @@ pub struct Census {
 impl Census {
     /// Takes a look.
     pub fn take(daemon: &Daemon) -> Self {
-        let all = descendants(daemon.pid());
+        let all = daemon.sandboxes();
         let instances = list(daemon, "/instances");
         let instances = instances.iter().filter_map(|instance| pid(&instance["pid"])).collect();
         let (mut ready, mut templates) = (BTreeSet::new(), BTreeSet::new());
@@ -53,7 +53,7 @@ impl Census {
             ready.extend(standby["ready"].as_array().into_iter().flatten().filter_map(pid));
             templates.extend(pid(&standby["template"]));
         }
-        Self { daemon: daemon.pid(), all, instances, ready, templates }
+        Self { main: daemon.main_pid(), all, instances, ready, templates }
     }
 
     /// The processes of a kind. It may be another kind by now.
@@ -71,12 +71,12 @@ impl Census {
 
     /// The daemon's child that has made its sandboxes.
     fn is_zygote_parent(&self, process: &Process) -> bool {
-        process.parent == self.daemon && self.all.iter().any(|other| other.parent == process.pid)
+        process.parent == self.main && self.all.iter().any(|other| other.parent == process.pid)
     }
 
     fn is_zygote(&self, process: &Process) -> bool {
         let known = [&self.instances, &self.ready, &self.templates];
-        process.parent != self.daemon && !known.iter().any(|kind| kind.contains(&process.pid))
+        process.parent != self.main && !known.iter().any(|kind| kind.contains(&process.pid))
     }
 }
 

@@ -42,9 +42,9 @@ pub fn become_daemon() -> io::Result<Inherited> {
     rustix::stdio::dup2_stdin(&null)?;
     let parent = getppid();
     let (text, descriptors) = monitor::receive_start(&socket)?;
-    let start: Start = serde_json::from_slice(&text)?;
-    let prepared = Prepared::inherited(&start.home, descriptors, start.token)?;
-    enter_root(&start.home)?;
+    let mut start: Start = serde_json::from_slice(&text)?;
+    let prepared = Prepared::inherited(&start.home, descriptors, start.token.take())?;
+    enter_root(&start)?;
     give_up_rights(start.user)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != parent {
@@ -136,8 +136,8 @@ impl Place {
     }
 }
 
-/// Enters a root directory with `home` and [`SEEN`].
-fn enter_root(home: &Home) -> io::Result<()> {
+/// Enters a root directory with the home and [`SEEN`].
+fn enter_root(start: &Start) -> io::Result<()> {
     // SAFETY: there is one thread, and no descriptors are unshared.
     #[allow(unsafe_code)]
     unsafe {
@@ -145,8 +145,10 @@ fn enter_root(home: &Home) -> io::Result<()> {
     }?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let seen = SEEN.iter().map(|(path, access)| (Path::new(path), *access));
+    let own = start.linked.iter().map(PathBuf::as_path).chain([start.home.root()]);
+    let own = own.map(|path| (path, Access::Write));
     let mut places = Vec::new();
-    for (path, access) in seen.chain([(home.root(), Access::Write)]) {
+    for (path, access) in seen.chain(own) {
         places.extend(Place::take(path, access)?);
     }
     // Any directory serves as the mount point; this one surely exists.

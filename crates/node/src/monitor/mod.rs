@@ -9,7 +9,7 @@ mod jail;
 mod user;
 
 pub use jail::{Inherited, become_daemon};
-pub use user::{DaemonUser, give_home, like_parent};
+pub use user::{DaemonUser, give_home, like_parent, linked_directories};
 
 use crate::daemon::{Prepared, ServeError, ServeOptions, raise_file_limit};
 use crate::home::Home;
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use thaw_sandbox::monitor::{self, DaemonIds, Grant, Monitor};
@@ -39,6 +40,8 @@ struct Start {
     grant: Grant,
     user: DaemonIds,
     home: Home,
+    /// Directories elsewhere to which parts of the home are links.
+    linked: Vec<PathBuf>,
     token: Option<String>,
 }
 
@@ -56,8 +59,10 @@ pub fn run(
     let Some(monitor) = Monitor::new(user.ids, options.weak_limits)? else { return Ok(None) };
     raise_file_limit();
     give_home(home, user.ids)?;
+    let linked = linked_directories(home, user.ids)?;
     let prepared = Prepared::make(home, options)?;
-    let mut watch = Watch { monitor, signals, home, prepared, user: user.ids, stopping: false };
+    let mut watch =
+        Watch { monitor, signals, home, linked, prepared, user: user.ids, stopping: false };
     let mut pause = PAUSES.0;
     loop {
         let started = Instant::now();
@@ -83,6 +88,7 @@ struct Watch<'a> {
     monitor: Monitor,
     signals: Signals,
     home: &'a Home,
+    linked: Vec<PathBuf>,
     prepared: Prepared,
     user: DaemonIds,
     /// Somebody has asked for the end.
@@ -98,6 +104,7 @@ impl Watch<'_> {
             grant: self.monitor.grant(),
             user: self.user,
             home: self.home.clone(),
+            linked: self.linked.clone(),
             token: self.prepared.token().map(str::to_owned),
         };
         let text = serde_json::to_vec(&start).expect("plain data");

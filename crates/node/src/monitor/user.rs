@@ -6,7 +6,7 @@ use rustix::process::{Gid, Uid};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use thaw_sandbox::monitor::DaemonIds;
 
 /// The user that a daemon of root's becomes if there is one of this name.
@@ -83,13 +83,37 @@ pub fn give_home(home: &Home, user: DaemonIds) -> Result<(), HomeError> {
     given.map_err(|error| HomeError::Unusable { path: home.root().to_owned(), error })
 }
 
+/// Directories elsewhere to which root has linked parts of the home.
+///
+/// # Errors
+/// One is not the daemon's.
+pub fn linked_directories(home: &Home, user: DaemonIds) -> Result<Vec<PathBuf>, HomeError> {
+    let mut found = Vec::new();
+    for link in home.parts() {
+        // A link of the daemon's own leads nowhere: it could name any directory.
+        let is_roots = fs::symlink_metadata(&link)
+            .is_ok_and(|attributes| attributes.is_symlink() && attributes.uid() == 0);
+        let Some(target) = fs::canonicalize(&link).ok().filter(|_| is_roots) else { continue };
+        let owner = fs::metadata(&target).map(|attributes| attributes.uid());
+        if owner.is_ok_and(|owner| owner != user.uid) {
+            let DaemonIds { uid, gid } = user;
+            return Err(HomeError::LinkedToOthers { link, target, uid, gid });
+        }
+        found.push(target);
+    }
+    Ok(found)
+}
+
 fn give_content(directory: &Path, user: DaemonIds) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
             give_content(&entry.path(), user)?;
         }
-        give(&entry.path(), user)?;
+        // Links stay root's: those are trusted.
+        if !entry.file_type()?.is_symlink() {
+            give(&entry.path(), user)?;
+        }
     }
     Ok(())
 }
@@ -134,6 +158,25 @@ mod tests {
     }
 
     #[test]
+    fn only_roots_links_lead_out_of_a_home() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let all = tempfile::tempdir().unwrap();
+        let home = Home::at(all.path().join("home")).unwrap();
+        let elsewhere = all.path().join("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        let (user, link) = (DaemonIds { uid: 12_345, gid: 12_346 }, home.root().join("logs"));
+        std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+        let error = linked_directories(&home, user).unwrap_err().to_string();
+        assert!(error.contains("chown -R 12345:12346"), "{error}");
+        std::os::unix::fs::chown(&elsewhere, Some(12_345), Some(12_346)).unwrap();
+        assert_eq!(linked_directories(&home, user).unwrap(), [elsewhere.canonicalize().unwrap()]);
+        std::os::unix::fs::lchown(&link, Some(12_345), Some(12_346)).unwrap();
+        assert_eq!(linked_directories(&home, user).unwrap(), [PathBuf::new(); 0]);
+    }
+
+    #[test]
     fn everything_of_roots_in_a_home_is_given_away() {
         if !rustix::process::geteuid().is_root() {
             return;
@@ -151,10 +194,10 @@ mod tests {
             let attributes = fs::symlink_metadata(path).unwrap();
             (attributes.uid(), attributes.gid())
         };
-        for name in ["", "store", "store/blob", "link"] {
+        for name in ["", "store", "store/blob"] {
             assert_eq!(owner(&home.root().join(name)), (12_345, 12_346), "{name}");
         }
-        assert_eq!(owner(&secret), (0, 0));
+        assert_eq!((owner(&secret), owner(&home.root().join("link"))), ((0, 0), (0, 0)));
         assert_eq!(DaemonUser::for_home(&home), Some(DaemonUser { ids: user }));
     }
 }
