@@ -182,6 +182,8 @@ mod tests {
             return;
         }
         let all = tempfile::tempdir().unwrap();
+        // One that is there already, as an older Thaw left it.
+        fs::create_dir(all.path().join("home")).unwrap();
         let home = Home::at(all.path().join("home")).unwrap();
         let secret = all.path().join("secret");
         fs::write(&secret, "").unwrap();
