@@ -224,6 +224,19 @@ pub fn duplicate_above(file: BorrowedFd<'_>, lowest: RawFd) -> io::Result<OwnedF
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
+/// The namespace that one of the kinds that have a hierarchy lies in (`NS_GET_PARENT`,
+/// ioctl_nsfs(2)).
+pub fn parent_namespace(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const NS_GET_PARENT: libc::Ioctl = 0xb702;
+    // SAFETY: the ioctl takes no argument.
+    let parent = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
+    if parent < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(parent) })
+}
+
 /// Closes all descriptors from `first` to `last`, both included. The caller
 /// must know that nothing uses them any more.
 pub fn close_descriptors(first: u32, last: u32) -> io::Result<()> {

@@ -80,8 +80,8 @@ impl<'a> Reader<'a> {
 impl Report {
     /// Reads a report from its bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, FreezeError> {
-        let truncated = || FreezeError::Report("it is shorter than its counts say");
-        let wrong = |what| Err(FreezeError::Report(what));
+        let truncated = || FreezeError::Report("it is shorter than its counts say".to_owned());
+        let wrong = |what: &str| Err(FreezeError::Report(what.to_owned()));
         let mut reader = Reader(bytes);
         let [header] = reader.array::<ReportHeader>(1).ok_or_else(truncated)?[..] else {
             return Err(truncated());
@@ -109,7 +109,8 @@ impl Report {
 
         let mut checked: Vec<Region> = Vec::with_capacity(regions.len());
         for region in &regions {
-            let region = check(region, strings).map_err(FreezeError::Report)?;
+            let region =
+                check(region, strings).map_err(|what| FreezeError::Report(what.to_owned()))?;
             if region.space >= header.space_count {
                 return wrong("a region belongs to no address space");
             }

@@ -1,0 +1,343 @@
+//! The caller's side of the state helper.
+//!
+//! The helper may have been taken over by the sandbox that it looks at. So it is given
+//! nothing but what the request is about, its answers are bounded and checked, and it is
+//! killed when it takes longer than its request may.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+
+use super::launch::{Namespaces, spawn};
+use super::protocol::{
+    ANSWER_DONE, ANSWER_FAILED, ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED, Answer,
+    ERROR_PANIC, PACKET_MAX, PIECE_MAX, REQUEST_CHECK,
+};
+use crate::message;
+
+/// How long the helper may take to start.
+const START_MAX: Duration = Duration::from_secs(10);
+/// How long it may take to try to open the files of a process.
+const CHECK_MAX: Duration = Duration::from_secs(10);
+/// How long the host may take to end it.
+const END_MAX: Duration = Duration::from_secs(5);
+/// How often somebody who waits for another request looks whether it is done.
+const TURN_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Why the state helper is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// It could not be started.
+    #[error("cannot start the process that reads the memory of sandboxes ({step}): {source}")]
+    Start {
+        /// What failed.
+        step: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It has ended while it worked.
+    #[error(
+        "the process that reads the memory of sandboxes was killed; try again, and `dmesg` says \
+         if the host ran out of memory or the process made a forbidden host call"
+    )]
+    Ended,
+    /// It has crashed.
+    #[error("the process that reads the memory of sandboxes has crashed: {0}; report this bug")]
+    Crashed(String),
+    /// It took too long, and was killed.
+    #[error(
+        "reading the memory of the sandbox took longer than {} seconds, which is more than it may; \
+         let the program hold less memory",
+        .0.as_secs()
+    )]
+    Late(Duration),
+    /// It was busy with other sandboxes for too long.
+    #[error("other sandboxes are being read; try again")]
+    Busy,
+    /// It has said what it never says: it was killed.
+    #[error("the process that reads the memory of sandboxes answered nonsense and was killed: {0}")]
+    Nonsense(&'static str),
+}
+
+impl StateError {
+    pub(crate) fn kind(&self) -> io::ErrorKind {
+        match self {
+            Self::Late(_) => io::ErrorKind::TimedOut,
+            Self::Busy => io::ErrorKind::WouldBlock,
+            Self::Start { source, .. } => source.kind(),
+            _ => io::ErrorKind::Other,
+        }
+    }
+}
+
+impl From<StateError> for io::Error {
+    fn from(error: StateError) -> Self {
+        Self::new(error.kind(), error)
+    }
+}
+
+/// The state helper of one zygote parent: started when it is first needed, and again when
+/// it has died. It serves one request after the other.
+#[derive(Debug, Default)]
+pub(crate) struct StateHelper {
+    slot: Mutex<Slot>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    running: Option<Running>,
+    /// The zygote parent has ended, and all sandboxes with it.
+    stopped: bool,
+}
+
+/// A running helper.
+#[derive(Debug)]
+struct Running {
+    socket: OwnedFd,
+    child: Child,
+}
+
+/// Its process, by its pidfd. Dropping it kills and reaps it.
+#[derive(Debug)]
+struct Child(OwnedFd);
+
+impl Child {
+    fn has_ended(&self) -> bool {
+        is_readable(&self.0, Instant::now())
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // It may have ended; then there is nobody to be killed.
+        let _ = pidfd_send_signal(&self.0, Signal::KILL);
+        // Reaped here: the end of its pid namespace waits for that. One that the host cannot
+        // end now is left to whoever reaps the children of this process.
+        if is_readable(&self.0, Instant::now() + END_MAX) {
+            let _ = waitid(WaitId::PidFd(self.0.as_fd()), WaitIdOptions::EXITED);
+        }
+    }
+}
+
+/// Whether something is to be read before `deadline`.
+fn is_readable(file: &OwnedFd, deadline: Instant) -> bool {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(file, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            result => return result.is_ok_and(|ready| ready > 0),
+        }
+    }
+}
+
+impl StateHelper {
+    /// Ends the helper for good.
+    pub fn stop(&self) {
+        let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.stopped = true;
+        slot.running = None;
+    }
+
+    /// Waits until no other request is served, until `deadline`.
+    fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, Slot>, StateError> {
+        loop {
+            match self.slot.try_lock() {
+                Ok(slot) => return Ok(slot),
+                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
+                    return Err(StateError::Busy);
+                }
+                Err(TryLockError::WouldBlock) => std::thread::sleep(TURN_INTERVAL),
+            }
+        }
+    }
+}
+
+/// A sandbox that the helper is asked about.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    pub helper: Arc<StateHelper>,
+    /// User id that the helper takes in the sandboxes' namespace.
+    pub helper_id: u32,
+    /// Number of the sandbox' first process in the caller's `/proc`.
+    pub pid: u32,
+    /// Of that process.
+    pub pidfd: OwnedFd,
+}
+
+impl Subject {
+    /// Asks the helper something: `request` and `file` behind the pidfd of the sandbox. It
+    /// may take `time` for all of it, and as long again may those that have asked before.
+    pub fn ask<T>(
+        &self,
+        request: &[u8],
+        file: Option<BorrowedFd<'_>>,
+        time: Duration,
+        converse: impl FnOnce(&mut Conversation<'_>) -> Result<T, StateError>,
+    ) -> Result<T, StateError> {
+        let mut slot = self.helper.turn(Instant::now() + time)?;
+        let running = match slot.running.take() {
+            Some(running) if !running.child.has_ended() => running,
+            // None, or it has died: that is nothing to be told of.
+            _ if slot.stopped => return Err(StateError::Ended),
+            _ => self.start()?,
+        };
+        let mut conversation =
+            Conversation { socket: &running.socket, time, deadline: Instant::now() + time };
+        let descriptors: Vec<_> = std::iter::once(self.pidfd.as_fd()).chain(file).collect();
+        conversation.send(request, &descriptors)?;
+        let result = converse(&mut conversation)?;
+        // After any error it is killed, since nobody knows what it would answer next.
+        slot.running = Some(running);
+        Ok(result)
+    }
+
+    fn start(&self) -> Result<Running, StateError> {
+        fn failed(step: &str) -> impl FnOnce(io::Error) -> StateError {
+            let step = step.to_owned();
+            move |source| StateError::Start { step, source }
+        }
+        let namespaces = Namespaces::of_sandbox(self.pid)
+            .and_then(|namespaces| self.require_running().map(|()| namespaces))
+            .map_err(failed("find the sandboxes' namespaces"))?;
+        let (socket, remote) = message::control_pair().map_err(failed("make its socket"))?;
+        // It may stop reading what it is sent.
+        rustix::io::ioctl_fionbio(&socket, true)
+            .map_err(|errno| failed("make its socket non-blocking")(errno.into()))?;
+        spawn(remote, namespaces, self.helper_id).map_err(failed("execute it"))?;
+        let mut conversation =
+            Conversation { socket: &socket, time: START_MAX, deadline: Instant::now() + START_MAX };
+        let mut child = None;
+        loop {
+            let (answer, text, descriptor) = conversation.receive()?;
+            match answer.kind {
+                ANSWER_STARTED => child = descriptor.map(Child),
+                ANSWER_NOT_SERVING => {
+                    return Err(failed(&text)(answer.host_error("no reason given")));
+                }
+                ANSWER_SERVING => {
+                    let nonsense = StateError::Nonsense("it did not hand over its pidfd");
+                    return Ok(Running { socket, child: child.ok_or(nonsense)? });
+                }
+                _ => return Err(StateError::Nonsense("it answered before it was asked")),
+            }
+        }
+    }
+
+    /// An error if the sandbox has ended.
+    fn require_running(&self) -> io::Result<()> {
+        match is_readable(&self.pidfd, Instant::now()) {
+            true => Err(Errno::SRCH.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether what is written to images can be read of the sandbox.
+    ///
+    /// # Errors
+    /// It cannot, or there is no helper.
+    pub fn check(&self) -> io::Result<()> {
+        let request = REQUEST_CHECK.to_le_bytes();
+        let (answer, text) = self.ask(&request, None, CHECK_MAX, |helper| helper.finish())?;
+        match answer.kind {
+            ANSWER_DONE => Ok(()),
+            _ => Err(answer.host_error(&text)),
+        }
+    }
+}
+
+/// A request that is being served.
+pub(crate) struct Conversation<'a> {
+    socket: &'a OwnedFd,
+    /// How long it may take.
+    time: Duration,
+    deadline: Instant,
+}
+
+impl Conversation<'_> {
+    /// Sends a packet.
+    pub fn send(
+        &mut self,
+        packet: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), StateError> {
+        match message::send(self.socket, &[IoSlice::new(packet)], descriptors) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(StateError::Nonsense("it asks without reading the answers"))
+            }
+            Err(_) => Err(StateError::Ended),
+        }
+    }
+
+    /// Receives a packet into `buffer`; returns its length.
+    fn receive_packet(
+        &mut self,
+        buffer: &mut [u8],
+        descriptors: Option<&mut Vec<OwnedFd>>,
+    ) -> Result<usize, StateError> {
+        if !is_readable(self.socket, self.deadline) {
+            return Err(StateError::Late(self.time));
+        }
+        match message::receive(self.socket, buffer, descriptors) {
+            Ok(packet) if packet.truncated => Err(StateError::Nonsense("a packet is too long")),
+            Ok(packet) if packet.len > 0 => Ok(packet.len),
+            Ok(_) | Err(_) => Err(StateError::Ended),
+        }
+    }
+
+    fn receive(&mut self) -> Result<(Answer, String, Option<OwnedFd>), StateError> {
+        let mut buffer = vec![0; PACKET_MAX];
+        let mut descriptors = Vec::new();
+        let len = self.receive_packet(&mut buffer, Some(&mut descriptors))?;
+        let parsed = Answer::parse(&buffer[..len]);
+        let (answer, text) = parsed.ok_or(StateError::Nonsense("an answer has no sense"))?;
+        Ok((answer, text, descriptors.pop()))
+    }
+
+    /// Receives the next answer, and the text that goes with it.
+    ///
+    /// # Errors
+    /// It has crashed, too: there is no answer then.
+    pub fn next(&mut self) -> Result<(Answer, String), StateError> {
+        match self.receive()? {
+            (answer, text, _) if answer.kind == ANSWER_FAILED && answer.error == ERROR_PANIC => {
+                Err(StateError::Crashed(text))
+            }
+            (answer, text, None) => Ok((answer, text)),
+            (_, _, Some(_)) => Err(StateError::Nonsense("it sent a descriptor")),
+        }
+    }
+
+    /// Receives the answer that ends the conversation.
+    pub fn finish(&mut self) -> Result<(Answer, String), StateError> {
+        match self.next()? {
+            (answer, text) if matches!(answer.kind, ANSWER_DONE | ANSWER_FAILED) => {
+                Ok((answer, text))
+            }
+            _ => Err(StateError::Nonsense("it asked something instead of answering")),
+        }
+    }
+
+    /// Receives `len` bytes, which may be more than a packet holds, but not more than `max`.
+    pub fn bytes(&mut self, len: u64, max: usize) -> Result<Vec<u8>, StateError> {
+        let len = usize::try_from(len).ok().filter(|&len| len <= max);
+        let len = len.ok_or(StateError::Nonsense("an answer is too long"))?;
+        let mut bytes = Vec::with_capacity(len);
+        let mut piece = vec![0; PIECE_MAX];
+        while bytes.len() < len {
+            let received = self.receive_packet(&mut piece, None)?;
+            bytes.extend_from_slice(&piece[..received]);
+        }
+        match bytes.len() == len {
+            true => Ok(bytes),
+            false => Err(StateError::Nonsense("an answer is longer than it said")),
+        }
+    }
+}
