@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::confine::{During, Failure, confine};
@@ -121,6 +122,7 @@ fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Res
     move_into_link_name_space(pid.as_fd(), Some(LinkNameSpaceType::ProcessID))
         .during("join the sandboxes' pid namespace")?;
     drop(pid);
+    let (go, start) = pipe_with(PipeFlags::CLOEXEC).during("make a pipe")?;
     let flags = (OWN_NAMESPACES | libc::CLONE_PARENT) as u64;
     // SAFETY: the launcher has one thread; the flags share nothing.
     match unsafe { sys::fork_with(flags) }.during("create the process with its namespaces")? {
@@ -128,9 +130,16 @@ fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Res
             let started = Answer::new(ANSWER_STARTED).with_text("");
             message::send(socket, &[IoSlice::new(&started)], &[pidfd.as_fd()])
                 .during("hand over its descriptor")?;
+            rustix::io::write(&start, &[1]).during("let it go on")?;
             Ok(0)
         }
         Forked::Child => {
+            drop(start);
+            // The caller must know of this process before it hears of it.
+            if rustix::io::read(&go, &mut [0]).during("wait for its launcher")? == 0 {
+                return Ok(1);
+            }
+            drop(go);
             tell_of_panics(socket);
             let proc = confine(id)?;
             let serving = Answer::new(ANSWER_SERVING).with_text("");
