@@ -375,6 +375,10 @@ impl WorkingSet {
             }
             runs.push(Run { start, end, how });
         }
+        let bytes = runs.iter().try_fold(0_u64, |sum, run| sum.checked_add(run.end - run.start));
+        if bytes.is_none_or(|bytes| bytes > BYTES_MAX) {
+            return Err(damaged);
+        }
         let blobs = body[runs_end..]
             .chunks_exact(BLOB)
             .map(|blob| u32::from_le_bytes([blob[0], blob[1], blob[2], blob[3]]))
@@ -647,6 +651,11 @@ pub(crate) mod tests {
         let blobs = (0..=BLOBS_MAX as u32).collect();
         let many_blobs = WorkingSet { blobs, ..set(&[]) };
         assert_eq!(WorkingSet::from_bytes(&many_blobs.to_bytes()), Err(WorkingSetError::Damaged));
+        let most = BYTES_MAX / P;
+        let as_much = set(&[(10, most - 1, Use::Read), (2 * most, 1, Use::Written)]);
+        assert_eq!(WorkingSet::from_bytes(&as_much.to_bytes()), Ok(as_much));
+        let too_much = set(&[(10, most, Use::Read), (2 * most, 1, Use::Written)]);
+        assert_eq!(WorkingSet::from_bytes(&too_much.to_bytes()), Err(WorkingSetError::Damaged));
     }
 
     #[test]

@@ -317,6 +317,22 @@ fn report_of(answer: &Answer, file_len: u64, duration: Duration) -> Option<Freez
     })
 }
 
+/// Takes an answer of the helper as [`freeze`] does, for the fuzzers.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn take_answer(answer: &Answer, text: &str) {
+    struct None;
+    impl BlobSource for None {
+        fn open_blob(&self, _: u32) -> io::Result<std::os::fd::OwnedFd> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+    }
+    if let Some(report) = report_of(answer, answer.numbers[0], Duration::ZERO) {
+        assert!(report.stored <= report.file_len);
+    }
+    let mut lender = Lender { blobs: &None, lent: 0, failed: Option::None };
+    assert!(!lender.error(answer, text).to_string().is_empty());
+}
+
 /// A freeze, as the state helper is asked for it.
 pub(crate) struct Order<'a> {
     pub request: FreezeRequest,

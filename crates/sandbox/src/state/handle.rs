@@ -188,8 +188,7 @@ impl Subject {
             _ if slot.stopped => return Err(StateError::Ended),
             _ => self.start()?,
         };
-        let mut conversation =
-            Conversation { socket: &running.socket, time, deadline: Instant::now() + time };
+        let mut conversation = Conversation::new(&running.socket, time);
         let descriptors: Vec<_> = std::iter::once(self.pidfd.as_fd()).chain(file).collect();
         conversation.send(request, &descriptors)?;
         let result = converse(&mut conversation)?;
@@ -260,7 +259,12 @@ pub(crate) struct Conversation<'a> {
     deadline: Instant,
 }
 
-impl Conversation<'_> {
+impl<'a> Conversation<'a> {
+    /// One that may take so long from now on.
+    pub fn new(socket: &'a OwnedFd, time: Duration) -> Self {
+        Self { socket, time, deadline: Instant::now() + time }
+    }
+
     /// Sends a packet.
     pub fn send(
         &mut self,
@@ -339,5 +343,97 @@ impl Conversation<'_> {
             true => Ok(bytes),
             false => Err(StateError::Nonsense("an answer is longer than it said")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::protocol::ANSWER_BLOB;
+
+    /// The answer to a conversation with a helper that has sent these packets.
+    fn after<T>(
+        packets: &[&[u8]],
+        converse: impl FnOnce(&mut Conversation<'_>) -> Result<T, StateError>,
+    ) -> Result<T, StateError> {
+        let (own, helper) = message::control_pair().unwrap();
+        rustix::io::ioctl_fionbio(&own, true).unwrap();
+        for packet in packets {
+            message::send(&helper, &[IoSlice::new(packet)], &[]).unwrap();
+        }
+        drop(helper);
+        converse(&mut Conversation::new(&own, Duration::from_secs(20)))
+    }
+
+    #[test]
+    fn a_helper_that_lies_is_found_out() {
+        let done = Answer::new(ANSWER_DONE).with_text("");
+        let blob = Answer::new(ANSWER_BLOB).with_text("");
+        let is_nonsense = |result: Result<(Answer, String), StateError>| {
+            assert!(matches!(result, Err(StateError::Nonsense(_))), "{result:?}");
+        };
+        after(&[&done], |helper| helper.finish()).unwrap();
+        is_nonsense(after(&[&blob], |helper| helper.finish()));
+        is_nonsense(after(&[&[1, 2, 3]], |helper| helper.finish()));
+        is_nonsense(after(&[&[0; PACKET_MAX + 1]], |helper| helper.finish()));
+        let ended = after(&[], |helper| helper.finish());
+        assert!(matches!(ended, Err(StateError::Ended)), "{ended:?}");
+        let panic = Answer { error: ERROR_PANIC, ..Answer::new(ANSWER_FAILED) };
+        let crashed = after(&[&panic.with_text("at\x07 line 7")], |helper| helper.finish());
+        assert_eq!(
+            crashed.unwrap_err().to_string(),
+            "the process that reads the memory of sandboxes has crashed: at\\x07 line 7; report \
+             this bug"
+        );
+    }
+
+    #[test]
+    fn a_descriptor_from_the_helper_is_refused() {
+        let (own, helper) = message::control_pair().unwrap();
+        let done = Answer::new(ANSWER_DONE).with_text("");
+        message::send(&helper, &[IoSlice::new(&done)], &[helper.as_fd()]).unwrap();
+        let result = Conversation::new(&own, Duration::from_secs(20)).finish();
+        assert!(matches!(result, Err(StateError::Nonsense(_))), "{result:?}");
+    }
+
+    #[test]
+    fn long_answers_are_bounded() {
+        let piece = [7; PIECE_MAX];
+        let pieces: [&[u8]; 2] = [&piece, &piece[..10]];
+        let len = PIECE_MAX as u64 + 10;
+        let bytes = after(&pieces, |helper| helper.bytes(len, 2 * PIECE_MAX)).unwrap();
+        assert_eq!(bytes.len() as u64, len);
+        for (len, max) in [(len, PIECE_MAX), (u64::MAX, PIECE_MAX), (PIECE_MAX as u64 + 9, 1 << 20)]
+        {
+            let result = after(&pieces, |helper| helper.bytes(len, max));
+            assert!(matches!(result, Err(StateError::Nonsense(_))), "{result:?}");
+        }
+    }
+
+    #[test]
+    fn a_helper_that_does_not_answer_is_late() {
+        let (own, _helper) = message::control_pair().unwrap();
+        let time = Duration::from_millis(20);
+        let result = Conversation::new(&own, time).finish();
+        assert!(matches!(result, Err(StateError::Late(late)) if late == time), "{result:?}");
+    }
+
+    #[test]
+    fn a_helper_that_does_not_read_is_not_waited_for() {
+        let (own, _helper) = message::control_pair().unwrap();
+        rustix::io::ioctl_fionbio(&own, true).unwrap();
+        let mut conversation = Conversation::new(&own, Duration::from_secs(20));
+        let refused = (0..10_000).find_map(|_| conversation.send(&[0; 4096], &[]).err());
+        assert!(matches!(refused, Some(StateError::Nonsense(_))), "{refused:?}");
+    }
+
+    #[test]
+    fn whoever_waits_for_a_turn_does_so_for_a_time() {
+        let helper = StateHelper::default();
+        let turn = helper.turn(Instant::now()).unwrap();
+        let refused = helper.turn(Instant::now()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        drop(turn);
+        drop(helper.turn(Instant::now()).unwrap());
     }
 }
