@@ -67,27 +67,23 @@ fn status(pid: u32, field: &str) -> String {
     line.unwrap().trim().to_owned()
 }
 
-/// The state helpers of the zygote parent that has made `sandbox`: other tests of this
-/// process have others, and each parent has namespaces of its own.
-fn helpers(sandbox: &Sandbox) -> Vec<u32> {
+/// The state helpers of a zygote parent: they are children of this process in the pid
+/// namespace of that parent. Other tests of this process have others.
+fn helpers(parent: &ZygoteParent) -> Vec<u32> {
     let is_helper = |pid: &u32| {
         let arguments = fs::read(proc(*pid, "cmdline")).unwrap_or_default();
-        let ends = fs::read_to_string(proc(*pid, "status")).unwrap_or_default();
-        let namespaces = fs::metadata(proc(*pid, "ns/user"));
+        let status = fs::read_to_string(proc(*pid, "status")).unwrap_or_default();
+        let own = fs::metadata(proc(*pid, "ns/pid"));
         arguments.windows(19).any(|part| part == b"--thaw-state-helper")
-            && ends.contains(&format!("PPid:\t{}\n", std::process::id()))
-            // The launcher joins them as well, but is in the pid namespace of the caller.
-            && ends.lines().any(|line| {
-                line.strip_prefix("NSpid:").is_some_and(|n| n.split_whitespace().count() > 1)
-            })
-            && namespaces.is_ok_and(|own| own.ino() == namespace(sandbox.pid(), "user"))
+            && status.contains(&format!("PPid:\t{}\n", std::process::id()))
+            && own.is_ok_and(|own| own.ino() == namespace(parent.pid(), "pid"))
     };
     let numbers = fs::read_dir("/proc").unwrap().flatten();
     numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_helper).collect()
 }
 
-fn helper(sandbox: &Sandbox) -> u32 {
-    match helpers(sandbox)[..] {
+fn helper(parent: &ZygoteParent) -> u32 {
+    match helpers(parent)[..] {
         [pid] => pid,
         ref others => panic!("{others:?}"),
     }
@@ -150,9 +146,9 @@ fn thawed(parent: &ZygoteParent, plan: &BootPlan) -> Sandbox {
 fn it_has_no_rights_but_to_look_at_sandboxes() {
     let parent = parent();
     let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
-    assert_eq!(helpers(&sandbox), [], "it is started when it is needed");
+    assert_eq!(helpers(&parent), [], "it is started when it is needed");
     frozen(&sandbox, entry);
-    let helper = helper(&sandbox);
+    let helper = helper(&parent);
 
     // CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE, and none to be had by other means.
     for (field, value) in [
@@ -216,13 +212,13 @@ fn one_helper_serves_all_sandboxes_of_a_zygote_parent() {
     let parent = parent();
     let (first, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
     let (image, _) = frozen(&first, entry);
-    let pid = helper(&first);
+    let pid = helper(&parent);
     let (second, other_entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
     frozen(&second, other_entry);
     let plan = plan(&image);
     let copy = thawed(&parent, &plan);
     WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap();
-    assert_eq!(helpers(&first), [pid]);
+    assert_eq!(helpers(&parent), [pid]);
     // Nothing of what it was given stays open.
     assert_eq!(fs::read_dir(proc(pid, "fd")).unwrap().count(), 6);
 }
@@ -232,11 +228,11 @@ fn it_is_started_again_when_it_has_died() {
     let parent = parent();
     let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
     frozen(&sandbox, entry);
-    let first = helper(&sandbox);
+    let first = helper(&parent);
     signal(first, Signal::KILL);
     wait_until("it is dead", || status(first, "State").starts_with('Z'));
     frozen(&sandbox, entry);
-    assert_ne!(helper(&sandbox), first);
+    assert_ne!(helper(&parent), first);
     assert!(!proc(first, "status").exists(), "it was not reaped");
 }
 
@@ -246,7 +242,7 @@ fn a_helper_that_is_killed_during_a_freeze_leaves_no_image() {
     let (rootfs, source) = interrupting();
     let (sandbox, entry) = at_entry_point(&parent, rootfs);
     frozen(&sandbox, entry);
-    let pid = helper(&sandbox);
+    let pid = helper(&parent);
     *source.1.lock().unwrap() = Some(Box::new(move || signal(pid, Signal::KILL)));
     let file = NamedTempFile::new().unwrap();
     let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
@@ -272,9 +268,9 @@ fn a_sandbox_that_ends_during_a_freeze_makes_no_image() {
     assert!(matches!(error, FreezeError::SandboxEnded), "{error}");
     // The helper had no part in it.
     let (other, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
-    let pid = helper(&other);
+    let pid = helper(&parent);
     frozen(&other, entry);
-    assert_eq!(helper(&other), pid);
+    assert_eq!(helper(&parent), pid);
 }
 
 #[test]
@@ -298,13 +294,13 @@ fn a_helper_that_does_not_answer_is_replaced() {
     let (image, _) = frozen(&sandbox, entry);
     let plan = plan(&image);
     let copy = thawed(&parent, &plan);
-    let pid = helper(&copy);
+    let pid = helper(&parent);
     signal(pid, Signal::STOP);
     let error = WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
     assert!(!proc(pid, "status").exists(), "it was not ended");
     WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap();
-    assert_ne!(helper(&copy), pid);
+    assert_ne!(helper(&parent), pid);
 }
 
 /// It is in the pid namespace of the sandboxes, whose end waits until all are reaped.
@@ -313,7 +309,7 @@ fn it_ends_with_the_zygote_parent_and_does_not_hold_up_its_end() {
     let parent = parent();
     let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
     frozen(&sandbox, entry);
-    let pid = helper(&sandbox);
+    let pid = helper(&parent);
     signal(parent.pid(), Signal::KILL);
     let (ended, end) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
@@ -330,7 +326,7 @@ fn it_ends_when_nobody_wants_it_any_more() {
     let parent = parent();
     let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
     frozen(&sandbox, entry);
-    let (helper, parent_pid) = (helper(&sandbox), parent.pid());
+    let (helper, parent_pid) = (helper(&parent), parent.pid());
     drop((sandbox, parent));
     wait_until("both are gone", || {
         !proc(helper, "status").exists() && !proc(parent_pid, "status").exists()

@@ -36,25 +36,30 @@ pub(super) fn serve(socket: &OwnedFd, proc: &OwnedFd) -> i32 {
         if len == 0 {
             return 0;
         }
-        // What a request has brought is closed when it has been served.
         let mut descriptors = descriptors.into_iter();
         let (first, second) = (descriptors.next(), descriptors.next());
         let served = match (kind_of(&packet[..len]), first, second) {
-            (REQUEST_CHECK, Some(pidfd), None) => check(socket, proc, &pidfd),
+            (REQUEST_CHECK, Some(pidfd), None) => Ok(check(proc, &pidfd)),
             (REQUEST_FREEZE, Some(pidfd), Some(image)) => {
                 freeze(socket, proc, &pidfd, image.into(), &packet[..len])
             }
             (REQUEST_RECORD, Some(pidfd), Some(mappings)) => {
-                working_set(socket, proc, &pidfd, mappings.into(), &packet[..len])
+                working_set(proc, &pidfd, mappings.into(), &packet[..len])
             }
             _ => return 1,
         };
-        // Otherwise the caller is gone, or has sent what no caller sends.
-        if served.is_err() {
+        // What a request has brought or opened is closed by now. If this fails, the caller is
+        // gone, or has sent what no caller sends.
+        let sent =
+            served.and_then(|answers| answers.iter().try_for_each(|answer| send(socket, answer)));
+        if sent.is_err() {
             return 1;
         }
     }
 }
+
+/// The packets of an answer.
+type Answers = Vec<Vec<u8>>;
 
 /// The caller of a helper with a bug learns where it is: the helper has no other voice.
 pub(super) fn tell_of_panics(socket: &OwnedFd) {
@@ -84,15 +89,15 @@ fn send(socket: &OwnedFd, packet: &[u8]) -> io::Result<()> {
 }
 
 /// Says that a host call failed.
-fn send_error(socket: &OwnedFd, error: &io::Error) -> io::Result<()> {
+fn host_error(error: &io::Error) -> Answers {
     let answer = Answer { error: ERROR_HOST, errno: errno_of(error), ..Answer::new(ANSWER_FAILED) };
-    send(socket, &answer.with_text(&error.to_string()))
+    vec![answer.with_text(&error.to_string())]
 }
 
-fn check(socket: &OwnedFd, proc: &OwnedFd, pidfd: &OwnedFd) -> io::Result<()> {
+fn check(proc: &OwnedFd, pidfd: &OwnedFd) -> Answers {
     match Sandbox::open(proc, pidfd).and_then(|sandbox| sandbox.first_space()) {
-        Ok(_) => send(socket, &Answer::new(ANSWER_DONE).with_text("")),
-        Err(error) => send_error(socket, &error),
+        Ok(_) => vec![Answer::new(ANSWER_DONE).with_text("")],
+        Err(error) => host_error(&error),
     }
 }
 
@@ -102,7 +107,7 @@ fn freeze(
     pidfd: &OwnedFd,
     image: File,
     packet: &[u8],
-) -> io::Result<()> {
+) -> io::Result<Answers> {
     let (request, about) = parse::<FreezeRequest>(packet)?;
     if about.len() != request.about_len as usize {
         return Err(io::ErrorKind::InvalidData.into());
@@ -118,13 +123,10 @@ fn freeze(
             Err(error) => Err(FreezeError::Memory(error)),
         }
     });
-    send(
-        socket,
-        &match frozen {
-            Ok(report) => done(&report).with_text(""),
-            Err(error) => failed(&error),
-        },
-    )
+    Ok(vec![match frozen {
+        Ok(report) => done(&report).with_text(""),
+        Err(error) => failed(&error),
+    }])
 }
 
 fn done(report: &FreezeReport) -> Answer {
@@ -162,10 +164,6 @@ fn failed(error: &FreezeError) -> Vec<u8> {
         FreezeError::Blob { blob, source } => {
             Answer { blob: *blob, errno: errno_of(source), ..failed(ERROR_BLOB) }
                 .with_text(&source.to_string())
-        }
-        FreezeError::Memory(source) if source.raw_os_error() == Some(libc::ESRCH) => {
-            // A member that the report names and that is not there, or the sandbox itself.
-            host(ERROR_MEMORY, source)
         }
         FreezeError::Memory(source) => host(ERROR_MEMORY, source),
         FreezeError::Write(source) => host(ERROR_WRITE, source),
@@ -217,12 +215,11 @@ impl Source for Frozen<'_> {
 }
 
 fn working_set(
-    socket: &OwnedFd,
     proc: &OwnedFd,
     pidfd: &OwnedFd,
     mappings: File,
     packet: &[u8],
-) -> io::Result<()> {
+) -> io::Result<Answers> {
     let (request, _) = parse::<RecordRequest>(packet)?;
     let mappings = read_mappings(&mappings, request.mappings)?;
     let recorded = Sandbox::open(proc, pidfd).and_then(|sandbox| {
@@ -232,11 +229,11 @@ fn working_set(
     });
     let set = match recorded {
         Ok(set) => set.to_bytes(),
-        Err(error) => return send_error(socket, &error),
+        Err(error) => return Ok(host_error(&error)),
     };
     let numbers = [set.len() as u64, 0, 0, 0, 0, 0, 0, 0];
-    send(socket, &Answer { numbers, ..Answer::new(ANSWER_DONE) }.with_text(""))?;
-    set.chunks(PIECE_MAX).try_for_each(|piece| send(socket, piece))
+    let head = Answer { numbers, ..Answer::new(ANSWER_DONE) }.with_text("");
+    Ok(std::iter::once(head).chain(set.chunks(PIECE_MAX).map(<[u8]>::to_vec)).collect())
 }
 
 fn read_mappings(file: &File, count: u32) -> io::Result<Vec<Mapping>> {
