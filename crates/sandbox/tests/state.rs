@@ -252,7 +252,6 @@ fn a_helper_that_is_killed_during_a_freeze_leaves_no_image() {
     thawed(&parent, &plan(&image));
 }
 
-/// Its memory is gone then, and reads as if it had never been touched.
 #[test]
 fn a_sandbox_that_ends_during_a_freeze_makes_no_image() {
     let parent = parent();

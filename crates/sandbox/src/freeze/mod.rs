@@ -11,7 +11,7 @@ mod write;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use bytemuck::bytes_of;
@@ -236,7 +236,7 @@ pub fn freeze(
 struct Lender<'a> {
     blobs: &'a dyn BlobSource,
     /// How many it has asked for.
-    lent: u32,
+    lent: usize,
     /// The last one that could not be opened.
     failed: Option<(u32, io::Error)>,
 }
@@ -249,23 +249,35 @@ impl Lender<'_> {
             if answer.kind != ANSWER_BLOB {
                 return Ok((answer, text));
             }
-            if self.lent == BLOBS_ASKED_MAX {
+            let numbers = answer.blobs().ok_or(StateError::Nonsense("it asks for too much"))?;
+            self.lent += numbers.len();
+            if self.lent > BLOBS_ASKED_MAX {
                 return Err(StateError::Nonsense("it asks for too many blobs"));
             }
-            self.lent += 1;
-            let mut reply = BlobReply { kind: REPLY_BLOB, errno: 0 };
-            match self.blobs.open_blob(answer.blob) {
-                Ok(blob) => helper.send(bytes_of(&reply), &[blob.as_fd()])?,
+            let (reply, blobs) = self.open(numbers);
+            let blobs: Vec<_> = blobs.iter().map(AsFd::as_fd).collect();
+            helper.send(bytes_of(&reply), &blobs)?;
+        }
+    }
+
+    /// Opens blobs, up to the first that cannot be opened.
+    fn open(&mut self, numbers: &[u32]) -> (BlobReply, Vec<OwnedFd>) {
+        let mut reply = BlobReply { kind: REPLY_BLOB, errno: 0 };
+        let mut blobs = Vec::with_capacity(numbers.len());
+        for &number in numbers {
+            match self.blobs.open_blob(number) {
+                Ok(blob) => blobs.push(blob),
                 Err(error) => {
                     reply.errno = match errno_of(&error) {
                         0 => libc::EIO,
                         errno => errno,
                     };
-                    self.failed = Some((answer.blob, error));
-                    helper.send(bytes_of(&reply), &[])?;
+                    self.failed = Some((number, error));
+                    break;
                 }
             }
         }
+        (reply, blobs)
     }
 
     /// The error that the helper has reported.
@@ -322,7 +334,7 @@ fn report_of(answer: &Answer, file_len: u64, duration: Duration) -> Option<Freez
 pub(crate) fn take_answer(answer: &Answer, text: &str) {
     struct None;
     impl BlobSource for None {
-        fn open_blob(&self, _: u32) -> io::Result<std::os::fd::OwnedFd> {
+        fn open_blob(&self, _: u32) -> io::Result<OwnedFd> {
             Err(io::ErrorKind::NotFound.into())
         }
     }
@@ -351,9 +363,7 @@ pub(crate) fn write_image(
     let report = read_report(&scanner, request.report_address, request.report_len)?;
     scanner.open_spaces(&report.processes)?;
     let blobs = blobs_in_use(&report);
-    for &blob in &blobs {
-        scanner.check_blob(blob)?;
-    }
+    scanner.open_blobs(&blobs)?;
 
     let mut scanned = Vec::with_capacity(report.regions.len());
     for region in &report.regions {
@@ -413,4 +423,57 @@ fn blobs_in_use(report: &Report) -> Vec<u32> {
         .filter(|&blob| seen.insert(blob))
         .take(BLOBS_MAX)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message;
+    use std::io::IoSlice;
+
+    struct Null;
+
+    impl BlobSource for Null {
+        fn open_blob(&self, _: u32) -> io::Result<OwnedFd> {
+            Ok(File::open("/dev/null")?.into())
+        }
+    }
+
+    /// A helper that a sandbox has taken over could make the caller open files for ever.
+    #[test]
+    fn a_helper_that_asks_for_blobs_without_end_is_cut_off() {
+        let (own, helper) = message::control_pair().unwrap();
+        let asker = std::thread::spawn(move || {
+            let question = Answer::asking_for(&[7; 16]).with_text("");
+            let mut reply = [0; 64];
+            let mut asked = 0;
+            while message::send(&helper, &[IoSlice::new(&question)], &[]).is_ok()
+                && message::receive(&helper, &mut reply, Some(&mut Vec::new()))
+                    .is_ok_and(|packet| packet.len > 0)
+            {
+                asked += 16;
+            }
+            asked
+        });
+        let mut lender = Lender { blobs: &Null, lent: 0, failed: None };
+        let mut helper = Conversation::new(&own, Duration::from_secs(60));
+        let error = lender.serve(&mut helper).unwrap_err();
+        assert!(matches!(error, StateError::Nonsense(_)), "{error}");
+        drop(own);
+        assert_eq!(asker.join().unwrap(), BLOBS_ASKED_MAX);
+    }
+
+    #[test]
+    fn a_report_of_an_impossible_image_is_refused() {
+        let numbers = [9000, 4096, 0, 0, 0, 5, 6 << 32 | 7, 8];
+        let answer = Answer { numbers, ..Answer::new(ANSWER_DONE) };
+        let report = report_of(&answer, 9000, Duration::ZERO).unwrap();
+        assert_eq!((report.regions, report.mappings, report.blobs, report.threads), (5, 6, 7, 8));
+        assert!(report_of(&answer, 9001, Duration::ZERO).is_none());
+        for (at, value) in [(1, 9001), (5, u64::MAX), (7, u64::MAX), (6, u64::MAX)] {
+            let mut wrong = answer;
+            wrong.numbers[at] = value;
+            assert!(report_of(&wrong, 9000, Duration::ZERO).is_none(), "{at}");
+        }
+    }
 }

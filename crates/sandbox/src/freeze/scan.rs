@@ -55,8 +55,11 @@ pub(crate) trait Source {
     /// The memory of the process with this number in the sandbox' pid namespace.
     fn space(&mut self, process: u32) -> io::Result<Space>;
 
-    /// Opens a blob of its rootfs to be read.
-    fn blob(&mut self, number: u32) -> io::Result<File>;
+    /// Opens blobs of its rootfs to be read.
+    ///
+    /// # Errors
+    /// The first that cannot be opened, and why.
+    fn blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)>;
 }
 
 /// The memory of a frozen sandbox and the blobs that it maps.
@@ -99,18 +102,17 @@ impl<'a> Scanner<'a> {
         self.spaces[space as usize].memory.read_exact_at(buffer, address)
     }
 
-    /// Makes sure that a blob of the report exists.
-    pub fn check_blob(&mut self, number: u32) -> Result<(), FreezeError> {
-        self.blob(number).map(|_| ())
+    /// Opens blobs of the report.
+    pub fn open_blobs(&mut self, numbers: &[u32]) -> Result<(), FreezeError> {
+        let opened = self.source.blobs(numbers);
+        let files = opened.map_err(|(blob, source)| FreezeError::Blob { blob, source })?;
+        self.blobs.extend(numbers.iter().copied().zip(files));
+        Ok(())
     }
 
     fn blob(&mut self, number: u32) -> Result<&File, FreezeError> {
         if !self.blobs.contains_key(&number) {
-            let file = self
-                .source
-                .blob(number)
-                .map_err(|source| FreezeError::Blob { blob: number, source })?;
-            self.blobs.insert(number, file);
+            self.open_blobs(&[number])?;
         }
         Ok(&self.blobs[&number])
     }

@@ -80,9 +80,9 @@ fn own_proc() -> io::Result<OwnedFd> {
         fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
     });
     match made {
-        // In a container that covers parts of its own /proc, Linux allows no other. A copy
-        // of that one, as it is, without anything above it.
-        Err(Errno::PERM) => {
+        // In a container that covers parts of its own /proc, Linux allows no other, and some
+        // filters forbid the calls. A copy of that one, as it is, without anything above it.
+        Err(Errno::PERM | Errno::NOSYS) => {
             let flags = OpenTreeFlags::OPEN_TREE_CLONE
                 | OpenTreeFlags::OPEN_TREE_CLOEXEC
                 | OpenTreeFlags::AT_RECURSIVE;

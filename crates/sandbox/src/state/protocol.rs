@@ -5,7 +5,7 @@
 
 use std::io;
 
-use bytemuck::{Pod, Zeroable, bytes_of, pod_read_unaligned};
+use bytemuck::{Pod, Zeroable, bytes_of, cast_mut, cast_ref, pod_read_unaligned};
 
 use crate::text::printable;
 
@@ -21,7 +21,9 @@ const TEXT_MAX: usize = 1024;
 /// Most bytes of a piece of a longer answer.
 pub const PIECE_MAX: usize = 16 * 1024;
 /// Most blobs that one freeze may ask for: each is an open file of the helper.
-pub const BLOBS_MAX: u32 = 4096;
+pub const BLOBS_MAX: usize = 4096;
+/// Most blobs that are asked for at once: as many descriptors as a packet may bring.
+pub const BLOBS_AT_ONCE: usize = 16;
 
 /// Caller → helper: can the memory of a process be read? With its pidfd.
 pub const REQUEST_CHECK: u32 = 1;
@@ -31,7 +33,7 @@ pub const REQUEST_FREEZE: u32 = 2;
 /// Caller → helper: a [`RecordRequest`]. With the pidfd of the process and a file that holds
 /// the mappings of the image.
 pub const REQUEST_RECORD: u32 = 3;
-/// Caller → helper: a [`BlobReply`], with the blob if it could be opened.
+/// Caller → helper: a [`BlobReply`], with the blobs that were opened.
 pub const REPLY_BLOB: u32 = 4;
 
 /// A freeze: `about_len` bytes about the function follow.
@@ -80,7 +82,7 @@ pub struct RecordRequest {
 pub struct BlobReply {
     /// [`REPLY_BLOB`].
     pub kind: u32,
-    /// Why there is no descriptor; 0: there is one.
+    /// Why there are fewer descriptors than were asked for; 0: there are as many.
     pub errno: i32,
 }
 
@@ -91,7 +93,8 @@ pub const ANSWER_SERVING: u32 = 2;
 /// Launcher or helper → caller: it could not be set up, and ends. The text says which step
 /// failed, [`Answer::errno`] why.
 pub const ANSWER_NOT_SERVING: u32 = 3;
-/// Helper → caller: open blob [`Answer::blob`].
+/// Helper → caller: open the blobs [`Answer::blobs`], in this order, up to the first that
+/// cannot be opened.
 pub const ANSWER_BLOB: u32 = 4;
 /// Helper → caller: done. [`Answer::numbers`] and [`Answer::checksum`] depend on the request.
 pub const ANSWER_DONE: u32 = 5;
@@ -127,7 +130,7 @@ pub struct Answer {
     pub error: u32,
     /// Positive error number; 0: the text says it.
     pub errno: i32,
-    /// Number of a blob.
+    /// Number of a blob, or with [`ANSWER_BLOB`] how many.
     pub blob: u32,
     /// See the kinds.
     pub numbers: [u64; 8],
@@ -139,6 +142,20 @@ impl Answer {
     /// An answer with nothing but its kind.
     pub fn new(kind: u32) -> Self {
         Self { kind, ..Self::zeroed() }
+    }
+
+    /// Asks for blobs, [`BLOBS_AT_ONCE`] at most.
+    pub fn asking_for(blobs: &[u32]) -> Self {
+        let mut answer = Self { blob: blobs.len() as u32, ..Self::new(ANSWER_BLOB) };
+        let numbers: &mut [u32; BLOBS_AT_ONCE] = cast_mut(&mut answer.numbers);
+        numbers[..blobs.len()].copy_from_slice(blobs);
+        answer
+    }
+
+    /// The blobs that it asks for; `None`: more than fit.
+    pub fn blobs(&self) -> Option<&[u32]> {
+        let numbers: &[u32; BLOBS_AT_ONCE] = cast_ref(&self.numbers);
+        numbers.get(..self.blob as usize)
     }
 
     /// The packet with some text, of which at most 1 KiB is kept.
@@ -220,6 +237,16 @@ mod tests {
         let long = [bytes_of(&good), &[b'x'; TEXT_MAX + 1]].concat();
         assert!(Answer::parse(&long).is_none());
         assert_eq!(good.with_text(&"x".repeat(5000)).len(), size_of::<Answer>() + TEXT_MAX);
+    }
+
+    #[test]
+    fn blobs_are_asked_for_together() {
+        for count in [0, 1, BLOBS_AT_ONCE as u32] {
+            let blobs: Vec<u32> = (7..7 + count).collect();
+            assert_eq!(Answer::asking_for(&blobs).blobs(), Some(&blobs[..]));
+        }
+        let too_many = Answer { blob: BLOBS_AT_ONCE as u32 + 1, ..Answer::new(ANSWER_BLOB) };
+        assert_eq!(too_many.blobs(), None);
     }
 
     #[test]

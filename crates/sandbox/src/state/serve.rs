@@ -11,8 +11,8 @@ use thaw_abi::image::Mapping;
 
 use super::processes::{Sandbox, Space};
 use super::protocol::{
-    ANSWER_BLOB, ANSWER_DONE, ANSWER_FAILED, Answer, BLOBS_MAX, BlobReply, ERROR_BLOB, ERROR_HOST,
-    ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE,
+    ANSWER_DONE, ANSWER_FAILED, Answer, BLOBS_AT_ONCE, BLOBS_MAX, BlobReply, ERROR_BLOB,
+    ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE,
     ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, PACKET_MAX, PIECE_MAX, REPLY_BLOB,
     REQUEST_CHECK, REQUEST_FREEZE, REQUEST_RECORD, RecordRequest, errno_of,
 };
@@ -115,8 +115,8 @@ fn freeze(
     let frozen = Sandbox::open(proc, pidfd).map_err(FreezeError::Memory).and_then(|sandbox| {
         let mut source = Frozen { socket, sandbox, blobs: 0 };
         let result = write_image(&mut source, &Order { request, about }, &image);
-        // Memory of a process that has ended reads as if it had never been touched: without
-        // this check an image with holes would pass for a good one.
+        // The memory of a process that has ended cannot be read, or reads as if it had never
+        // been touched. So neither an image nor an error of then means what it says.
         match source.sandbox.is_whole() {
             Ok(true) => result,
             Ok(false) => Err(FreezeError::SandboxEnded),
@@ -180,7 +180,7 @@ struct Frozen<'a> {
     socket: &'a OwnedFd,
     sandbox: Sandbox<'a>,
     /// Blobs asked for so far.
-    blobs: u32,
+    blobs: usize,
 }
 
 impl Source for Frozen<'_> {
@@ -192,24 +192,40 @@ impl Source for Frozen<'_> {
         self.sandbox.space(process)
     }
 
-    fn blob(&mut self, number: u32) -> io::Result<File> {
-        if self.blobs == BLOBS_MAX {
-            return Err(io::Error::other(format!("the program maps more than {BLOBS_MAX} files")));
+    fn blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)> {
+        let mut files = Vec::with_capacity(numbers.len());
+        for part in numbers.chunks(BLOBS_AT_ONCE) {
+            files.extend(self.some_blobs(part)?);
         }
-        self.blobs += 1;
-        send(self.socket, &Answer { blob: number, ..Answer::new(ANSWER_BLOB) }.with_text(""))?;
+        Ok(files)
+    }
+}
+
+impl Frozen<'_> {
+    fn some_blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)> {
+        let failed = |error| (numbers[0], error);
+        self.blobs += numbers.len();
+        if self.blobs > BLOBS_MAX {
+            let why = format!("the program maps more than {BLOBS_MAX} files");
+            return Err(failed(io::Error::other(why)));
+        }
+        send(self.socket, &Answer::asking_for(numbers).with_text("")).map_err(failed)?;
         let mut reply = [0; size_of::<BlobReply>()];
-        let mut descriptors = Vec::new();
-        let packet = message::receive(self.socket, &mut reply, Some(&mut descriptors))?;
+        let mut files = Vec::new();
+        let received = message::receive(self.socket, &mut reply, Some(&mut files));
+        let len = received.map_err(failed)?.len;
         let reply: BlobReply = pod_read_unaligned(&reply);
-        match (packet.len == size_of::<BlobReply>() && reply.kind == REPLY_BLOB, reply.errno) {
+        if len != size_of::<BlobReply>() || reply.kind != REPLY_BLOB {
             // The caller is gone, and with it whoever wants the image.
-            (false, _) => std::process::exit(1),
-            (true, 0) => match descriptors.pop() {
-                Some(blob) => Ok(blob.into()),
-                None => Err(io::Error::from_raw_os_error(libc::EMFILE)),
-            },
-            (true, errno) => Err(io::Error::from_raw_os_error(errno)),
+            std::process::exit(1);
+        }
+        match numbers.get(files.len()) {
+            None => Ok(files.into_iter().map(File::from).collect()),
+            // Without an error there were descriptors, but no room for them here.
+            Some(&missing) => {
+                let errno = if reply.errno == 0 { libc::EMFILE } else { reply.errno };
+                Err((missing, io::Error::from_raw_os_error(errno)))
+            }
         }
     }
 }
@@ -243,4 +259,59 @@ fn read_mappings(file: &File, count: u32) -> io::Result<Vec<Mapping>> {
     let mut mappings = vec![<Mapping as bytemuck::Zeroable>::zeroed(); count as usize];
     file.read_exact_at(bytemuck::cast_slice_mut(&mut mappings), 0)?;
     Ok(mappings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+    fn with_frozen<T>(blobs: usize, act: impl FnOnce(&mut Frozen<'_>, &OwnedFd) -> T) -> T {
+        let (caller, helper) = message::control_pair().unwrap();
+        let proc: OwnedFd = File::open("/proc").unwrap().into();
+        let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        let sandbox = Sandbox::open(&proc, &pidfd).unwrap();
+        act(&mut Frozen { socket: &helper, sandbox, blobs }, &caller)
+    }
+
+    #[test]
+    fn blobs_are_asked_for_in_parts() {
+        let file: OwnedFd = tempfile::tempfile().unwrap().into();
+        let numbers: Vec<u32> = (100..100 + BLOBS_AT_ONCE as u32 + 3).collect();
+        for (second, errno) in [(3, 0), (2, 0), (2, libc::ENOENT), (0, libc::EACCES)] {
+            let result = with_frozen(0, |frozen, caller| {
+                for (count, errno) in [(BLOBS_AT_ONCE, 0), (second, errno)] {
+                    let reply = BlobReply { kind: REPLY_BLOB, errno };
+                    let files = vec![std::os::fd::AsFd::as_fd(&file); count];
+                    let parts = [IoSlice::new(bytemuck::bytes_of(&reply))];
+                    message::send(caller, &parts, &files).unwrap();
+                }
+                frozen.blobs(&numbers)
+            });
+            match result {
+                Ok(files) => assert_eq!((files.len(), second), (numbers.len(), 3)),
+                Err((missing, error)) => {
+                    assert_eq!(missing, 100 + (BLOBS_AT_ONCE + second) as u32);
+                    let expected = if errno == 0 { libc::EMFILE } else { errno };
+                    assert_eq!(error.raw_os_error(), Some(expected));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_maps_so_many_files_at_most() {
+        let (blob, error) =
+            with_frozen(BLOBS_MAX - 1, |frozen, _| frozen.blobs(&[7, 8])).unwrap_err();
+        assert_eq!(blob, 7);
+        assert_eq!(error.to_string(), "the program maps more than 4096 files");
+    }
+
+    #[test]
+    fn so_many_mappings_are_looked_at_at_most() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(u64::from(MAPPINGS_MAX + 1) * size_of::<Mapping>() as u64).unwrap();
+        assert_eq!(read_mappings(&file, MAPPINGS_MAX).unwrap().len(), MAPPINGS_MAX as usize);
+        read_mappings(&file, MAPPINGS_MAX + 1).unwrap_err();
+    }
 }
