@@ -281,7 +281,8 @@ fn a_sandbox_that_has_ended_is_not_frozen() {
     sandbox.kill().unwrap();
     sandbox.wait();
     let file = NamedTempFile::new().unwrap();
-    freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
+    let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
+    assert!(matches!(error, FreezeError::SandboxEnded), "{error}");
     assert_eq!(file.as_file().metadata().unwrap().len(), 0);
 }
 
@@ -317,7 +318,8 @@ fn it_ends_with_the_zygote_parent_and_does_not_hold_up_its_end() {
     });
     assert!(!proc(pid, "status").exists());
     let file = NamedTempFile::new().unwrap();
-    freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
+    let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
+    assert!(matches!(error, FreezeError::SandboxEnded), "{error}");
 }
 
 #[test]

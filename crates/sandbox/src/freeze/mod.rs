@@ -140,7 +140,7 @@ pub enum FreezeError {
     SandboxEnded,
     /// The process that reads the sandbox's memory is of no use.
     #[error(transparent)]
-    Helper(#[from] StateError),
+    Helper(StateError),
     /// More memory in use than the image may store.
     #[error(
         "the frozen program holds {needed} bytes of memory, more than the {limit} allowed; raise the memory limit or let the program hold less at its entry point"
@@ -173,6 +173,15 @@ pub enum FreezeError {
     /// The image could not be written.
     #[error("cannot write the image: {0}")]
     Write(#[source] std::io::Error),
+}
+
+impl From<StateError> for FreezeError {
+    fn from(error: StateError) -> Self {
+        match error {
+            StateError::SandboxEnded => Self::SandboxEnded,
+            error => Self::Helper(error),
+        }
+    }
 }
 
 /// How long a freeze may take, whatever the guest has made of its memory.

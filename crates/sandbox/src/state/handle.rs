@@ -16,7 +16,7 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use super::launch::{Namespaces, spawn};
 use super::protocol::{
     ANSWER_DONE, ANSWER_FAILED, ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED, Answer,
-    ERROR_PANIC, PACKET_MAX, PIECE_MAX, REQUEST_CHECK,
+    ERROR_PANIC, PACKET_MAX, PIECE_MAX, REQUEST_CHECK, errno_of,
 };
 use crate::message;
 
@@ -26,6 +26,8 @@ const START_MAX: Duration = Duration::from_secs(10);
 const CHECK_MAX: Duration = Duration::from_secs(10);
 /// How long the host may take to end it.
 const END_MAX: Duration = Duration::from_secs(5);
+/// How long a failed start counts: where it cannot be started, each boot would try.
+const FAILED_FOR: Duration = Duration::from_secs(1);
 /// How often somebody who waits for another request looks whether it is done.
 const TURN_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -56,6 +58,9 @@ pub enum StateError {
         .0.as_secs()
     )]
     Late(Duration),
+    /// There is nothing to be read any more.
+    #[error("the sandbox has ended")]
+    SandboxEnded,
     /// It was busy with other sandboxes for too long.
     #[error("other sandboxes are being read; try again")]
     Busy,
@@ -69,6 +74,7 @@ impl StateError {
         match self {
             Self::Late(_) => io::ErrorKind::TimedOut,
             Self::Busy => io::ErrorKind::WouldBlock,
+            Self::SandboxEnded => io::ErrorKind::NotFound,
             Self::Start { source, .. } => source.kind(),
             _ => io::ErrorKind::Other,
         }
@@ -93,6 +99,30 @@ struct Slot {
     running: Option<Running>,
     /// The zygote parent has ended, and all sandboxes with it.
     stopped: bool,
+    /// When it could not be started, and why.
+    failed: Option<(Instant, Failed)>,
+}
+
+/// A [`StateError::Start`] that can be told again.
+#[derive(Clone, Debug)]
+struct Failed {
+    step: String,
+    errno: i32,
+    text: String,
+}
+
+impl Failed {
+    fn new(step: String, source: &io::Error) -> Self {
+        Self { step, errno: errno_of(source), text: source.to_string() }
+    }
+
+    fn error(self) -> StateError {
+        let source = match self.errno {
+            0 => io::Error::other(self.text),
+            errno => io::Error::from_raw_os_error(errno),
+        };
+        StateError::Start { step: self.step, source }
+    }
 }
 
 /// A running helper.
@@ -182,11 +212,12 @@ impl Subject {
         converse: impl FnOnce(&mut Conversation<'_>) -> Result<T, StateError>,
     ) -> Result<T, StateError> {
         let mut slot = self.helper.turn(Instant::now() + time)?;
+        self.require_running()?;
         let running = match slot.running.take() {
             Some(running) if !running.child.has_ended() => running,
             // None, or it has died: that is nothing to be told of.
-            _ if slot.stopped => return Err(StateError::Ended),
-            _ => self.start()?,
+            _ if slot.stopped => return Err(StateError::SandboxEnded),
+            _ => self.start_in(&mut slot)?,
         };
         let mut conversation = Conversation::new(&running.socket, time);
         let descriptors: Vec<_> = std::iter::once(self.pidfd.as_fd()).chain(file).collect();
@@ -197,14 +228,36 @@ impl Subject {
         Ok(result)
     }
 
+    /// Starts a helper, unless that has failed just now.
+    fn start_in(&self, slot: &mut Slot) -> Result<Running, StateError> {
+        if let Some((when, failed)) = &slot.failed
+            && when.elapsed() < FAILED_FOR
+        {
+            return Err(failed.clone().error());
+        }
+        let result = self.start();
+        slot.failed = None;
+        match result {
+            // One that ends meanwhile has no namespaces.
+            Err(StateError::Start { step, source }) => {
+                self.require_running()?;
+                let failed = Failed::new(step, &source);
+                slot.failed = Some((Instant::now(), failed.clone()));
+                Err(failed.error())
+            }
+            result => result,
+        }
+    }
+
     fn start(&self) -> Result<Running, StateError> {
         fn failed(step: &str) -> impl FnOnce(io::Error) -> StateError {
             let step = step.to_owned();
             move |source| StateError::Start { step, source }
         }
-        let namespaces = Namespaces::of_sandbox(self.pid)
-            .and_then(|namespaces| self.require_running().map(|()| namespaces))
-            .map_err(failed("find the sandboxes' namespaces"))?;
+        let namespaces =
+            Namespaces::of_sandbox(self.pid).map_err(failed("find the sandboxes' namespaces"))?;
+        // If it runs still, these were its own.
+        self.require_running()?;
         let (socket, remote) = message::control_pair().map_err(failed("make its socket"))?;
         // It may stop reading what it is sent.
         rustix::io::ioctl_fionbio(&socket, true)
@@ -230,9 +283,9 @@ impl Subject {
     }
 
     /// An error if the sandbox has ended.
-    fn require_running(&self) -> io::Result<()> {
+    fn require_running(&self) -> Result<(), StateError> {
         match is_readable(&self.pidfd, Instant::now()) {
-            true => Err(Errno::SRCH.into()),
+            true => Err(StateError::SandboxEnded),
             false => Ok(()),
         }
     }
@@ -425,6 +478,25 @@ mod tests {
         let mut conversation = Conversation::new(&own, Duration::from_secs(20));
         let refused = (0..10_000).find_map(|_| conversation.send(&[0; 4096], &[]).err());
         assert!(matches!(refused, Some(StateError::Nonsense(_))), "{refused:?}");
+    }
+
+    #[test]
+    fn a_failed_start_is_not_repeated_at_once() {
+        let own = rustix::process::getpid();
+        let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty());
+        let subject = Subject {
+            helper: Arc::default(),
+            helper_id: 0,
+            // Not a sandbox: the pid namespace around its own is not to be had.
+            pid: std::process::id(),
+            pidfd: pidfd.unwrap(),
+        };
+        let first = subject.check().unwrap_err().to_string();
+        let when = || subject.helper.slot.lock().unwrap().failed.as_ref().unwrap().0;
+        let then = when();
+        assert_eq!(subject.check().unwrap_err().to_string(), first);
+        assert_eq!(when(), then);
+        assert!(first.contains("find the sandboxes' namespaces"), "{first}");
     }
 
     #[test]

@@ -112,7 +112,11 @@ fn freeze(
     if about.len() != request.about_len as usize {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let frozen = Sandbox::open(proc, pidfd).map_err(FreezeError::Memory).and_then(|sandbox| {
+    let opened = Sandbox::open(proc, pidfd).map_err(|error| match error.raw_os_error() {
+        Some(libc::ESRCH) => FreezeError::SandboxEnded,
+        _ => FreezeError::Memory(error),
+    });
+    let frozen = opened.and_then(|sandbox| {
         let mut source = Frozen { socket, sandbox, blobs: 0 };
         let result = write_image(&mut source, &Order { request, about }, &image);
         // The memory of a process that has ended cannot be read, or reads as if it had never
