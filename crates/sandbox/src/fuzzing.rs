@@ -16,6 +16,7 @@ use crate::egress::dns::message as dns;
 use crate::event::{Incoming, parse};
 use crate::freeze::report::Report;
 use crate::image::{self, ImageError};
+use crate::state::protocol::Answer;
 use crate::working_set::WorkingSet;
 
 /// Most bytes of a packet that [`crate::Sandbox`] takes from a sandbox.
@@ -84,6 +85,13 @@ pub fn freeze_report(bytes: &[u8]) {
         let (first, second) = (&pair[0], &pair[1]);
         assert!((first.space, first.end()) <= (second.space, second.start), "regions overlap");
     }
+}
+
+/// An answer of the state helper, which a sandbox may have taken over.
+pub fn state_answer(packet: &[u8]) {
+    let Some((answer, text)) = Answer::parse(packet) else { return };
+    assert!(text.chars().all(|character| character == '\t' || !character.is_control()));
+    crate::freeze::take_answer(&answer, &text);
 }
 
 /// An image file. Its checksum is made right first: it would keep all but the
@@ -217,6 +225,17 @@ mod tests {
             100_000,
             freeze_report,
         );
+    }
+
+    #[test]
+    fn state_answers_are_survived() {
+        let done = Answer { numbers: [9, 8, 7, 6, 5, 4, 3, 2], ..Answer::new(5) };
+        let seeds: Vec<Vec<u8>> = (0..=8)
+            .map(|error| Answer { error, errno: 5, ..Answer::new(6) }.with_text("why \x1b[2J"))
+            .chain([done.with_text("")])
+            .collect();
+        let seeds: Vec<&[u8]> = seeds.iter().map(Vec::as_slice).collect();
+        survive("state_answer", &seeds, 100_000, state_answer);
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub mod fuzzing;
 mod area;
 mod message;
 mod pagemap;
+mod state;
 mod sys;
 mod text;
 
@@ -41,6 +42,7 @@ pub use image::{Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use limits::{LimitReached, ResourceLimits, WeakLimits};
 pub use sandbox::{Connector, Sandbox};
+pub use state::StateError;
 pub use sys::{set_terminal_mode, terminal_mode};
 pub use text::escape;
 pub use working_set::{PopulatePolicy, Recorder, WorkingSet, WorkingSetError};

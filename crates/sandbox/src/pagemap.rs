@@ -64,8 +64,8 @@ impl PageMap {
 
     /// The same, with an end: a process can have more pages than anybody has time
     /// for. From then on looking fails with [`io::ErrorKind::TimedOut`].
-    pub fn until(file: File, deadline: Instant) -> Self {
-        Self { deadline: Some(deadline), ..Self::new(file) }
+    pub fn until(self, deadline: Instant) -> Self {
+        Self { deadline: Some(deadline), ..self }
     }
 
     /// The page map of this process.
@@ -232,7 +232,7 @@ impl PageMap {
 }
 
 /// `PAGEMAP_SCAN`: `_IOWR('f', 16, struct pm_scan_arg)` (linux/fs.h).
-const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
+pub(crate) const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn looking_ends_when_it_must() {
         let file = File::open("/proc/self/pagemap").unwrap();
-        let mut map = PageMap::until(file, Instant::now());
+        let mut map = PageMap::new(file).until(Instant::now());
         for scan in [true, false] {
             map.scan = scan;
             let outcome = map.runs(0, 1 << 30, |_| panic!("there is no time"));

@@ -1,7 +1,6 @@
 //! A booted sandbox.
 
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::process::ExitStatus;
@@ -23,6 +22,7 @@ use crate::egress::Denials;
 use crate::event::{Event, Incoming, Progress, Violation, parse};
 use crate::limits::LimitReached;
 use crate::message::{self, Outbox, OutboxFull};
+use crate::state::Subject;
 use crate::sys;
 use crate::zygote::Process;
 
@@ -340,15 +340,9 @@ impl Sandbox {
         self.process.parent.kernel_build_id()
     }
 
-    /// Opens a file of the process in `/proc`.
-    pub(crate) fn proc_file(&self, name: &str) -> io::Result<File> {
-        self.process.proc_file(name)
-    }
-
-    /// Opens a file in `/proc` of another process of the sandbox, given by its
-    /// number in the sandbox' pid namespace.
-    pub(crate) fn member_file(&self, number: u32, name: &str) -> io::Result<File> {
-        self.process.member_file(number, name)
+    /// The sandbox, for whoever asks the state helper about its memory.
+    pub(crate) fn subject(&self) -> io::Result<Subject> {
+        self.process.subject()
     }
 
     /// Blobs that the sandbox has asked for since its boot.

@@ -224,11 +224,34 @@ pub fn duplicate_above(file: BorrowedFd<'_>, lowest: RawFd) -> io::Result<OwnedF
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
+/// The namespace that one of the kinds that have a hierarchy lies in (`NS_GET_PARENT`,
+/// ioctl_nsfs(2)).
+pub fn parent_namespace(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const NS_GET_PARENT: libc::Ioctl = 0xb702;
+    // SAFETY: the ioctl takes no argument.
+    let parent = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
+    if parent < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(parent) })
+}
+
 /// Closes all descriptors from `first` to `last`, both included. The caller
 /// must know that nothing uses them any more.
 pub fn close_descriptors(first: u32, last: u32) -> io::Result<()> {
     // SAFETY: takes no pointers. Closing is what the caller asks for.
     let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Has all descriptors from `first` on closed at exec: for descriptors that came from
+/// outside, and whose owners were careless.
+pub fn close_on_exec_from(first: u32) -> io::Result<()> {
+    // SAFETY: takes no pointers, and closes nothing now.
+    let result = unsafe {
+        libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)
+    };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

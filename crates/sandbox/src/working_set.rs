@@ -9,9 +9,12 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
-use rustix::fs::{Advice, fadvise};
+use bytemuck::bytes_of;
+use rustix::fs::{Advice, MemfdFlags, fadvise, memfd_create};
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::control::{POPULATE_READ, POPULATE_WRITE, PopulateRange};
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO};
@@ -21,6 +24,8 @@ use crate::boot::BootPlan;
 use crate::image::Image;
 use crate::pagemap::{PageKind, PageMap};
 use crate::sandbox::Sandbox;
+use crate::state::protocol::{ANSWER_DONE, REQUEST_RECORD, RecordRequest};
+use crate::state::{StateError, Subject};
 
 /// `PROT_READ`.
 const READABLE: u32 = 1;
@@ -111,7 +116,11 @@ const BYTES_MAX: u64 = 1 << 30;
 /// Most blobs of a set.
 const BLOBS_MAX: usize = 4096;
 /// How long recording may take: a guest can have more pages than anybody has time for.
-const RECORDING_MAX: Duration = Duration::from_secs(1);
+pub(crate) const RECORDING_MAX: Duration = Duration::from_secs(1);
+/// How long the state helper may take for it.
+const HELPER_MAX: Duration = Duration::from_secs(3);
+/// Most bytes of a set.
+const STORED_MAX: usize = HEAD + RUNS_MAX * RUN + BLOBS_MAX * BLOB + CHECKSUM;
 
 /// Gaps in a file up to this are read rather than skipped when reading ahead.
 const READ_AHEAD_GAP: u64 = 64 * 1024;
@@ -120,37 +129,43 @@ const READ_AHEAD_GAP: u64 = 64 * 1024;
 /// one that serves it.
 #[derive(Debug)]
 pub struct Recorder {
-    pages: File,
+    subject: Subject,
     /// Blobs that it was given on request.
     blobs: BTreeSet<u32>,
 }
 
 impl Recorder {
-    /// Records the working set of the sandbox, which was thawed from `plan`. Takes
-    /// milliseconds, or longer if the guest has made it so, but a second at most
-    /// ([`io::ErrorKind::TimedOut`]).
+    /// Records the working set of the sandbox, which was thawed from `plan`. Another process
+    /// does so, which has to be started the first time. Takes milliseconds, or longer if
+    /// the guest has made it so, but a second at most ([`io::ErrorKind::TimedOut`]) once
+    /// other sandboxes have been read.
     ///
     /// # Errors
     /// The sandbox has ended ([`io::ErrorKind::NotFound`]), or the host's error.
     pub fn record(self, plan: &BootPlan) -> io::Result<WorkingSet> {
-        let mut map = PageMap::until(self.pages, Instant::now() + RECORDING_MAX);
-        let mut runs = Runs::default();
-        for mapping in plan.mappings().iter().filter(|mapping| mapping.space() == 0) {
-            record_mapping(&mut map, mapping, &mut runs)?;
-        }
-        let runs = runs.finish();
-        // The memory of a process that ends goes at once, perhaps in between: what was
-        // written first is there as long as anything is.
-        let witness = runs.iter().find(|run| run.how == Use::Written);
-        let is_there = match witness {
-            Some(run) => map.first(run.start, run.start + PAGE_SIZE)?.is_some(),
-            None => false,
+        let looked_at: Vec<Mapping> =
+            plan.mappings().iter().filter(|mapping| mapping.space() == 0).copied().collect();
+        let request = RecordRequest {
+            kind: REQUEST_RECORD,
+            mappings: looked_at.len() as u32,
+            image_checksum: plan.image_checksum(),
         };
-        if !is_there {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        let image_checksum = plan.image_checksum();
-        let mut set = WorkingSet { image_checksum, runs, blobs: Vec::new() };
+        let file = memory_file(bytemuck::cast_slice(&looked_at))?;
+        let recorded =
+            self.subject.ask(bytes_of(&request), Some(file.as_fd()), HELPER_MAX, |helper| {
+                let (answer, text) = helper.finish()?;
+                if answer.kind != ANSWER_DONE {
+                    return Ok(Err(answer.host_error(&text)));
+                }
+                let bytes = helper.bytes(answer.numbers[0], STORED_MAX)?;
+                let set = WorkingSet::from_bytes(&bytes).ok();
+                let set = set.filter(|set| set.image_checksum == plan.image_checksum());
+                set.map(Ok).ok_or(StateError::Nonsense("its working set is damaged"))
+            });
+        let mut set = recorded?.map_err(|error| match error.raw_os_error() {
+            Some(libc::ESRCH) => io::ErrorKind::NotFound.into(),
+            _ => error,
+        })?;
         let mut blobs = self.blobs;
         let from_blobs = plan.mappings().iter().filter(|mapping| mapping.source == SOURCE_BLOB);
         for mapping in from_blobs {
@@ -160,6 +175,41 @@ impl Recorder {
         }
         set.blobs = blobs.into_iter().take(BLOBS_MAX).collect();
         Ok(set)
+    }
+}
+
+/// A file in memory that holds these bytes.
+fn memory_file(bytes: &[u8]) -> io::Result<File> {
+    let file = File::from(memfd_create("mappings", MemfdFlags::CLOEXEC)?);
+    file.write_all_at(bytes, 0)?;
+    Ok(file)
+}
+
+/// Records which pages of `mappings` a process has touched, without the blobs: what the state
+/// helper does.
+///
+/// # Errors
+/// The process has ended ([`io::ErrorKind::NotFound`]), or the host's error.
+pub(crate) fn record(
+    pages: &mut PageMap,
+    mappings: &[Mapping],
+    image_checksum: [u8; 32],
+) -> io::Result<WorkingSet> {
+    let mut runs = Runs::default();
+    for mapping in mappings {
+        record_mapping(pages, mapping, &mut runs)?;
+    }
+    let runs = runs.finish();
+    // The memory of a process that ends goes at once, perhaps in between: what was
+    // written first is there as long as anything is.
+    let witness = runs.iter().find(|run| run.how == Use::Written);
+    let is_there = match witness {
+        Some(run) => pages.first(run.start, run.start + PAGE_SIZE)?.is_some(),
+        None => false,
+    };
+    match is_there {
+        true => Ok(WorkingSet { image_checksum, runs, blobs: Vec::new() }),
+        false => Err(io::ErrorKind::NotFound.into()),
     }
 }
 
@@ -248,8 +298,7 @@ impl WorkingSet {
     /// Begins to read from outside which pages `sandbox` has touched so far. Call it
     /// after the first request.
     pub fn recorder(sandbox: &Sandbox) -> io::Result<Recorder> {
-        let pages = sandbox.proc_file("pagemap")?;
-        Ok(Recorder { pages, blobs: sandbox.blobs_asked().collect() })
+        Ok(Recorder { subject: sandbox.subject()?, blobs: sandbox.blobs_asked().collect() })
     }
 
     /// The bytes to be stored.
@@ -325,6 +374,10 @@ impl WorkingSet {
                 return Err(damaged);
             }
             runs.push(Run { start, end, how });
+        }
+        let bytes = runs.iter().try_fold(0_u64, |sum, run| sum.checked_add(run.end - run.start));
+        if bytes.is_none_or(|bytes| bytes > BYTES_MAX) {
+            return Err(damaged);
         }
         let blobs = body[runs_end..]
             .chunks_exact(BLOB)
@@ -598,6 +651,11 @@ pub(crate) mod tests {
         let blobs = (0..=BLOBS_MAX as u32).collect();
         let many_blobs = WorkingSet { blobs, ..set(&[]) };
         assert_eq!(WorkingSet::from_bytes(&many_blobs.to_bytes()), Err(WorkingSetError::Damaged));
+        let most = BYTES_MAX / P;
+        let as_much = set(&[(10, most - 1, Use::Read), (2 * most, 1, Use::Written)]);
+        assert_eq!(WorkingSet::from_bytes(&as_much.to_bytes()), Ok(as_much));
+        let too_much = set(&[(10, most, Use::Read), (2 * most, 1, Use::Written)]);
+        assert_eq!(WorkingSet::from_bytes(&too_much.to_bytes()), Err(WorkingSetError::Damaged));
     }
 
     #[test]

@@ -206,7 +206,7 @@ fn spawn(socket: OwnedFd) -> io::Result<Pid> {
     unsafe {
         daemon.pre_exec(|| {
             monitor::reset_signals();
-            Ok(())
+            monitor::close_on_exec_from(3)
         });
     }
     let child = daemon.spawn()?;

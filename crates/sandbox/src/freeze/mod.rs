@@ -1,4 +1,7 @@
 //! Freezing: writing a sandbox at rest to an image file.
+//!
+//! [`freeze`] asks the state helper for it ([`crate::state`]), which reads the sandbox'
+//! memory and writes the image ([`write_image`]). The caller only hands over the files.
 
 mod layout;
 pub(crate) mod report;
@@ -7,18 +10,31 @@ mod write;
 
 use std::collections::HashSet;
 use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use bytemuck::bytes_of;
 use thaw_abi::control::EntryPoint;
 use thaw_abi::image::{SOURCE_BLOB, SOURCE_ZERO};
 
 use crate::boot::Rootfs;
+use crate::broker::BlobSource;
 use crate::image::most_mappings;
 use crate::sandbox::Sandbox;
+use crate::state::protocol::{
+    ABOUT_MAX, ANSWER_BLOB, ANSWER_DONE, Answer, BLOBS_MAX as BLOBS_ASKED_MAX, BlobReply,
+    ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE,
+    ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, REPLY_BLOB, REQUEST_FREEZE, errno_of,
+    padded,
+};
+use crate::state::{Conversation, StateError};
 use layout::{Scanned, lay_out};
 use report::Report;
 use scan::Scanner;
 use write::write;
+
+pub(crate) use scan::Source;
 
 /// What the image is to say about the function, and limits.
 #[derive(Clone, Debug)]
@@ -108,9 +124,23 @@ pub enum FreezeError {
         "a sandbox over a host directory cannot be frozen; import the directory into the store first"
     )]
     HostDirectory,
+    /// What the image is to say about the function is too long.
+    #[error("the description of the function takes {len} bytes, more than the {limit} allowed")]
+    About {
+        /// Bytes of [`FreezeSpec::about`].
+        len: usize,
+        /// Most bytes.
+        limit: usize,
+    },
     /// The kernel's report makes no sense.
     #[error("the sandbox's freeze report is not usable: {0}")]
-    Report(&'static str),
+    Report(String),
+    /// The sandbox has ended.
+    #[error("the sandbox ended while it was frozen")]
+    SandboxEnded,
+    /// The process that reads the sandbox's memory is of no use.
+    #[error(transparent)]
+    Helper(StateError),
     /// More memory in use than the image may store.
     #[error(
         "the frozen program holds {needed} bytes of memory, more than the {limit} allowed; raise the memory limit or let the program hold less at its entry point"
@@ -145,9 +175,32 @@ pub enum FreezeError {
     Write(#[source] std::io::Error),
 }
 
+impl From<StateError> for FreezeError {
+    fn from(error: StateError) -> Self {
+        match error {
+            StateError::SandboxEnded => Self::SandboxEnded,
+            error => Self::Helper(error),
+        }
+    }
+}
+
+/// How long a freeze may take, whatever the guest has made of its memory.
+fn time_allowed(max_stored: u64) -> Duration {
+    /// Bytes in a second that any disk of a host takes.
+    const SLOWEST: u64 = 8 << 20;
+    Duration::from_secs(60 + max_stored / SLOWEST)
+}
+
 /// Writes the memory of `sandbox`, at rest at `entry`, to `image` (open for
 /// reading and writing; what it holds is lost). The caller syncs and renames the
 /// file. Afterwards the sandbox may go on or be killed.
+///
+/// Another process reads the memory, one sandbox at a time. It takes as long as there is
+/// memory to store, but a minute and a second for each 8 MiB of
+/// [`FreezeSpec::max_stored`] at most.
+///
+/// # Errors
+/// The image is of no use then.
 pub fn freeze(
     sandbox: &Sandbox,
     entry: EntryPoint,
@@ -155,25 +208,183 @@ pub fn freeze(
     image: &File,
 ) -> Result<FreezeReport, FreezeError> {
     let started = Instant::now();
-    let Rootfs::Index { blobs: source, .. } = sandbox.rootfs() else {
+    let Rootfs::Index { blobs, .. } = sandbox.rootfs() else {
         return Err(FreezeError::HostDirectory);
     };
-    let mut scanner = Scanner::open(sandbox, &**source, spec.max_stored)?;
-    let report = read_report(&scanner, entry)?;
-    scanner.open_spaces(sandbox, &report.processes)?;
-    let blobs = blobs_in_use(&report);
-    for &blob in &blobs {
-        scanner.check_blob(blob)?;
+    if spec.about.len() > ABOUT_MAX {
+        return Err(FreezeError::About { len: spec.about.len(), limit: ABOUT_MAX });
     }
+    let request = FreezeRequest {
+        kind: REQUEST_FREEZE,
+        about_len: spec.about.len() as u32,
+        index_hash: spec.index_hash,
+        kernel_build: sandbox.kernel_build_id(),
+        program: padded(&spec.program),
+        arguments: padded(&spec.arguments),
+        report_address: entry.report_address,
+        report_len: entry.report_len,
+        max_stored: spec.max_stored,
+        clean_gap_pages: spec.merge.clean_gap_pages,
+        zero_gap_pages: spec.merge.zero_gap_pages,
+    };
+    let packet = [bytes_of(&request), spec.about.as_bytes()].concat();
+    let subject = sandbox.subject().map_err(FreezeError::Memory)?;
+    let time = time_allowed(spec.max_stored);
+    let mut lender = Lender { blobs: &**blobs, lent: 0, failed: None };
+    let (answer, text) =
+        subject.ask(&packet, Some(image.as_fd()), time, |helper| lender.serve(helper))?;
+    if answer.kind != ANSWER_DONE {
+        return Err(lender.error(&answer, &text));
+    }
+    let file_len = image.metadata().map_err(FreezeError::Write)?.len();
+    let report = report_of(&answer, file_len, started.elapsed());
+    report.ok_or(StateError::Nonsense("its report of the image has no sense").into())
+}
+
+/// Opens blobs for the state helper while it freezes.
+struct Lender<'a> {
+    blobs: &'a dyn BlobSource,
+    /// How many it has asked for.
+    lent: usize,
+    /// The last one that could not be opened.
+    failed: Option<(u32, io::Error)>,
+}
+
+impl Lender<'_> {
+    /// Answers the helper until it is done or has failed.
+    fn serve(&mut self, helper: &mut Conversation<'_>) -> Result<(Answer, String), StateError> {
+        loop {
+            let (answer, text) = helper.next()?;
+            if answer.kind != ANSWER_BLOB {
+                return Ok((answer, text));
+            }
+            let numbers = answer.blobs().ok_or(StateError::Nonsense("it asks for too much"))?;
+            self.lent += numbers.len();
+            if self.lent > BLOBS_ASKED_MAX {
+                return Err(StateError::Nonsense("it asks for too many blobs"));
+            }
+            let (reply, blobs) = self.open(numbers);
+            let blobs: Vec<_> = blobs.iter().map(AsFd::as_fd).collect();
+            helper.send(bytes_of(&reply), &blobs)?;
+        }
+    }
+
+    /// Opens blobs, up to the first that cannot be opened.
+    fn open(&mut self, numbers: &[u32]) -> (BlobReply, Vec<OwnedFd>) {
+        let mut reply = BlobReply { kind: REPLY_BLOB, errno: 0 };
+        let mut blobs = Vec::with_capacity(numbers.len());
+        for &number in numbers {
+            match self.blobs.open_blob(number) {
+                Ok(blob) => blobs.push(blob),
+                Err(error) => {
+                    reply.errno = match errno_of(&error) {
+                        0 => libc::EIO,
+                        errno => errno,
+                    };
+                    self.failed = Some((number, error));
+                    break;
+                }
+            }
+        }
+        (reply, blobs)
+    }
+
+    /// The error that the helper has reported.
+    fn error(&mut self, answer: &Answer, text: &str) -> FreezeError {
+        let source = || answer.host_error(text);
+        match answer.error {
+            ERROR_REPORT => FreezeError::Report(text.to_owned()),
+            ERROR_TOO_LARGE => {
+                FreezeError::TooLarge { needed: answer.numbers[0], limit: answer.numbers[1] }
+            }
+            ERROR_TOO_MANY_MAPPINGS => {
+                FreezeError::TooManyMappings { limit: answer.numbers[0] as usize }
+            }
+            ERROR_BLOB => {
+                // Its own error says more than the number that was passed on.
+                let own = self.failed.take().filter(|(number, _)| *number == answer.blob);
+                let source = own.map_or_else(source, |(_, error)| error);
+                FreezeError::Blob { blob: answer.blob, source }
+            }
+            ERROR_SANDBOX_ENDED => FreezeError::SandboxEnded,
+            ERROR_WRITE => FreezeError::Write(source()),
+            ERROR_HOST | ERROR_MEMORY => FreezeError::Memory(source()),
+            _ => StateError::Nonsense("it failed at nothing that it was asked").into(),
+        }
+    }
+}
+
+/// The report behind an answer; `None` if it cannot be true of a file of `file_len` bytes.
+fn report_of(answer: &Answer, file_len: u64, duration: Duration) -> Option<FreezeReport> {
+    let [reported_len, stored, from_blobs, zero, stored_clean, regions, tables, threads] =
+        answer.numbers;
+    let (mappings, blobs) = ((tables >> 32) as usize, (tables & 0xffff_ffff) as usize);
+    let counts = [regions as usize, mappings, blobs, threads as usize];
+    let is_possible = reported_len == file_len
+        && stored <= file_len
+        && counts.iter().all(|&count| count as u64 <= thaw_abi::freeze::REPORT_MAX);
+    is_possible.then_some(FreezeReport {
+        file_len,
+        stored,
+        from_blobs,
+        zero,
+        stored_clean,
+        regions: counts[0],
+        mappings,
+        threads: counts[3],
+        blobs,
+        checksum: answer.checksum,
+        duration,
+    })
+}
+
+/// Takes an answer of the helper as [`freeze`] does, for the fuzzers.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn take_answer(answer: &Answer, text: &str) {
+    struct None;
+    impl BlobSource for None {
+        fn open_blob(&self, _: u32) -> io::Result<OwnedFd> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+    }
+    if let Some(report) = report_of(answer, answer.numbers[0], Duration::ZERO) {
+        assert!(report.stored <= report.file_len);
+    }
+    let mut lender = Lender { blobs: &None, lent: 0, failed: Option::None };
+    assert!(!lender.error(answer, text).to_string().is_empty());
+}
+
+/// A freeze, as the state helper is asked for it.
+pub(crate) struct Order<'a> {
+    pub request: FreezeRequest,
+    /// What the image says about the function.
+    pub about: &'a [u8],
+}
+
+/// Writes the memory of a sandbox at rest to `image`: what the state helper does.
+pub(crate) fn write_image(
+    source: &mut dyn Source,
+    order: &Order<'_>,
+    image: &File,
+) -> Result<FreezeReport, FreezeError> {
+    let request = &order.request;
+    let mut scanner = Scanner::open(source, request.max_stored)?;
+    let report = read_report(&scanner, request.report_address, request.report_len)?;
+    scanner.open_spaces(&report.processes)?;
+    let blobs = blobs_in_use(&report);
+    scanner.open_blobs(&blobs)?;
 
     let mut scanned = Vec::with_capacity(report.regions.len());
     for region in &report.regions {
         let runs = scanner.runs(region)?;
         scanned.push(Scanned { region: region.clone(), runs });
     }
+    let merge = MergePolicy {
+        clean_gap_pages: request.clean_gap_pages,
+        zero_gap_pages: request.zero_gap_pages,
+    };
     let limit = most_mappings(report.regions.iter().any(|region| region.space > 0));
-    let layout =
-        lay_out(&scanned, spec.merge, limit).ok_or(FreezeError::TooManyMappings { limit })?;
+    let layout = lay_out(&scanned, merge, limit).ok_or(FreezeError::TooManyMappings { limit })?;
 
     let mut summary = FreezeReport {
         stored_clean: layout.stored_clean,
@@ -191,12 +402,11 @@ pub fn freeze(
         }
     }
     let in_image = layout.image_len;
-    let written = write(image, &report, &blobs, layout, spec, sandbox.kernel_build_id(), &scanner)?;
+    let written = write(image, &report, &blobs, layout, order, &scanner)?;
     summary.file_len = written.file_len;
     summary.stored = written.stored;
     summary.zero += in_image - written.stored;
     summary.checksum = written.checksum;
-    summary.duration = started.elapsed();
     Ok(summary)
 }
 
@@ -204,12 +414,12 @@ pub fn freeze(
 /// that are mapped come first.
 const BLOBS_MAX: usize = 1024;
 
-fn read_report(scanner: &Scanner<'_>, entry: EntryPoint) -> Result<Report, FreezeError> {
-    if !report::is_plausible_place(entry.report_address, entry.report_len) {
-        return Err(FreezeError::Report("it lies where none can be, or is too long"));
+fn read_report(scanner: &Scanner<'_>, address: u64, len: u64) -> Result<Report, FreezeError> {
+    if !report::is_plausible_place(address, len) {
+        return Err(FreezeError::Report("it lies where none can be, or is too long".to_owned()));
     }
-    let mut bytes = vec![0; entry.report_len as usize];
-    scanner.read(0, entry.report_address, &mut bytes).map_err(FreezeError::Memory)?;
+    let mut bytes = vec![0; len as usize];
+    scanner.read(0, address, &mut bytes).map_err(FreezeError::Memory)?;
     Report::parse(&bytes)
 }
 
@@ -222,4 +432,57 @@ fn blobs_in_use(report: &Report) -> Vec<u32> {
         .filter(|&blob| seen.insert(blob))
         .take(BLOBS_MAX)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message;
+    use std::io::IoSlice;
+
+    struct Null;
+
+    impl BlobSource for Null {
+        fn open_blob(&self, _: u32) -> io::Result<OwnedFd> {
+            Ok(File::open("/dev/null")?.into())
+        }
+    }
+
+    /// A helper that a sandbox has taken over could make the caller open files for ever.
+    #[test]
+    fn a_helper_that_asks_for_blobs_without_end_is_cut_off() {
+        let (own, helper) = message::control_pair().unwrap();
+        let asker = std::thread::spawn(move || {
+            let question = Answer::asking_for(&[7; 16]).with_text("");
+            let mut reply = [0; 64];
+            let mut asked = 0;
+            while message::send(&helper, &[IoSlice::new(&question)], &[]).is_ok()
+                && message::receive(&helper, &mut reply, Some(&mut Vec::new()))
+                    .is_ok_and(|packet| packet.len > 0)
+            {
+                asked += 16;
+            }
+            asked
+        });
+        let mut lender = Lender { blobs: &Null, lent: 0, failed: None };
+        let mut helper = Conversation::new(&own, Duration::from_secs(60));
+        let error = lender.serve(&mut helper).unwrap_err();
+        assert!(matches!(error, StateError::Nonsense(_)), "{error}");
+        drop(own);
+        assert_eq!(asker.join().unwrap(), BLOBS_ASKED_MAX);
+    }
+
+    #[test]
+    fn a_report_of_an_impossible_image_is_refused() {
+        let numbers = [9000, 4096, 0, 0, 0, 5, 6 << 32 | 7, 8];
+        let answer = Answer { numbers, ..Answer::new(ANSWER_DONE) };
+        let report = report_of(&answer, 9000, Duration::ZERO).unwrap();
+        assert_eq!((report.regions, report.mappings, report.blobs, report.threads), (5, 6, 7, 8));
+        assert!(report_of(&answer, 9001, Duration::ZERO).is_none());
+        for (at, value) in [(1, 9001), (5, u64::MAX), (7, u64::MAX), (6, u64::MAX)] {
+            let mut wrong = answer;
+            wrong.numbers[at] = value;
+            assert!(report_of(&wrong, 9000, Duration::ZERO).is_none(), "{at}");
+        }
+    }
 }

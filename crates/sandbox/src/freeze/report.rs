@@ -13,6 +13,10 @@ use crate::area::{Area, area_of};
 
 /// Most threads that an image describes.
 const THREADS_MAX: u32 = 65_536;
+/// Most bytes of the path of a mapped file (`PATH_MAX`).
+const PATH_MAX: u32 = 4096;
+/// Most bytes of all paths: regions may share the bytes of one, but each gets a copy.
+const PATHS_MAX: usize = 16 << 20;
 
 /// A range that the sandbox has mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,8 +84,8 @@ impl<'a> Reader<'a> {
 impl Report {
     /// Reads a report from its bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, FreezeError> {
-        let truncated = || FreezeError::Report("it is shorter than its counts say");
-        let wrong = |what| Err(FreezeError::Report(what));
+        let truncated = || FreezeError::Report("it is shorter than its counts say".to_owned());
+        let wrong = |what: &str| Err(FreezeError::Report(what.to_owned()));
         let mut reader = Reader(bytes);
         let [header] = reader.array::<ReportHeader>(1).ok_or_else(truncated)?[..] else {
             return Err(truncated());
@@ -108,8 +112,10 @@ impl Report {
         let strings = reader.bytes(header.strings_len as usize).ok_or_else(truncated)?;
 
         let mut checked: Vec<Region> = Vec::with_capacity(regions.len());
+        let mut paths = 0;
         for region in &regions {
-            let region = check(region, strings).map_err(FreezeError::Report)?;
+            let region =
+                check(region, strings).map_err(|what| FreezeError::Report(what.to_owned()))?;
             if region.space >= header.space_count {
                 return wrong("a region belongs to no address space");
             }
@@ -118,6 +124,10 @@ impl Report {
             };
             if !checked.last().is_none_or(is_behind) {
                 return wrong("its regions overlap or are not sorted");
+            }
+            paths += region.path.len();
+            if paths > PATHS_MAX {
+                return wrong("the paths of its regions are too long together");
             }
             checked.push(region);
         }
@@ -147,6 +157,9 @@ fn check(region: &FrozenRegion, strings: &[u8]) -> Result<Region, &'static str> 
             Some((blob, region.blob_offset))
         }
     };
+    if region.path_len > PATH_MAX {
+        return Err("the path of a region is too long");
+    }
     let path = (region.path_offset as usize)
         .checked_add(region.path_len as usize)
         .and_then(|end| strings.get(region.path_offset as usize..end))
@@ -243,6 +256,26 @@ pub(crate) mod tests {
         ];
         for change in headers {
             Report::parse(&encode(&[good], change)).expect_err("a lie");
+        }
+    }
+
+    /// Before paths were bounded, such a report of 64 MiB took terabytes.
+    #[test]
+    fn regions_that_share_one_long_path_do_not_multiply_it() {
+        let encode_with = |count: u64, path_len: u32| {
+            let regions: Vec<_> = (0..count)
+                .map(|at| FrozenRegion { path_len, ..region(0x40_0000 + at * 0x2000, 0x1000) })
+                .collect();
+            let mut bytes = encode(&regions, |header| header.strings_len = path_len);
+            bytes.resize(bytes.len() - 4 + path_len as usize, b'/');
+            bytes
+        };
+        let most = PATHS_MAX as u64 / u64::from(PATH_MAX);
+        let report = Report::parse(&encode_with(most, PATH_MAX)).unwrap();
+        assert_eq!(report.regions.len() as u64, most);
+        for (count, len) in [(most + 1, PATH_MAX), (1, PATH_MAX + 1), (60_000, 1 << 20)] {
+            let error = Report::parse(&encode_with(count, len)).unwrap_err().to_string();
+            assert!(error.contains("too long"), "{error}");
         }
     }
 

@@ -10,9 +10,8 @@ use thaw_abi::freeze::{REGION_FROM_IMAGE, REGION_SHARED, REGION_WIPE};
 
 use super::FreezeError;
 use super::report::Region;
-use crate::broker::BlobSource;
-use crate::pagemap::{PageKind, PageMap};
-use crate::sandbox::Sandbox;
+use crate::pagemap::PageKind;
+use crate::state::Space;
 
 /// Where the content of a page can be had from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,11 +47,26 @@ const UNKNOWN_MAX: u64 = 64 << 30;
 
 const ZEROS: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
+/// Where the memory of a frozen sandbox and its blobs come from.
+pub(crate) trait Source {
+    /// The memory of its first process.
+    fn first_space(&mut self) -> io::Result<Space>;
+
+    /// The memory of the process with this number in the sandbox' pid namespace.
+    fn space(&mut self, process: u32) -> io::Result<Space>;
+
+    /// Opens blobs of its rootfs to be read.
+    ///
+    /// # Errors
+    /// The first that cannot be opened, and why.
+    fn blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)>;
+}
+
 /// The memory of a frozen sandbox and the blobs that it maps.
 pub(crate) struct Scanner<'a> {
+    source: &'a mut dyn Source,
     /// Of the processes that have the address spaces; so far, of the first.
     spaces: Vec<Space>,
-    source: &'a dyn BlobSource,
     blobs: HashMap<u32, File>,
     /// Bytes of [`Content::Own`] so far.
     stored: u64,
@@ -62,44 +76,24 @@ pub(crate) struct Scanner<'a> {
     unknown: u64,
 }
 
-/// The memory of one process.
-struct Space {
-    memory: File,
-    pages: PageMap,
-}
-
-impl Space {
-    fn open(open: impl Fn(&str) -> io::Result<File>) -> Result<Self, FreezeError> {
-        let memory = open("mem").map_err(FreezeError::Memory)?;
-        let pages = open("pagemap").map_err(FreezeError::Memory)?;
-        Ok(Self { memory, pages: PageMap::new(pages) })
-    }
-}
-
 impl<'a> Scanner<'a> {
-    pub fn open(
-        sandbox: &Sandbox,
-        source: &'a dyn BlobSource,
-        max_stored: u64,
-    ) -> Result<Self, FreezeError> {
-        let spaces = vec![Space::open(|name| sandbox.proc_file(name))?];
-        Ok(Self { spaces, source, blobs: HashMap::new(), stored: 0, max_stored, unknown: 0 })
+    pub fn open(source: &'a mut dyn Source, max_stored: u64) -> Result<Self, FreezeError> {
+        let spaces = vec![source.first_space().map_err(FreezeError::Memory)?];
+        Ok(Self { source, spaces, blobs: HashMap::new(), stored: 0, max_stored, unknown: 0 })
     }
 
     /// Opens the memory of all address spaces: `processes` as the sandbox' pid
     /// namespace numbers them. What the first process has was open before: it
     /// is the sandbox itself, or one of several that share the report.
-    pub fn open_spaces(&mut self, sandbox: &Sandbox, processes: &[u32]) -> Result<(), FreezeError> {
+    pub fn open_spaces(&mut self, processes: &[u32]) -> Result<(), FreezeError> {
         if processes == [FIRST_PROCESS] {
             return Ok(());
         }
         self.spaces = processes
             .iter()
-            .map(|&process| match process {
-                FIRST_PROCESS => Space::open(|name| sandbox.proc_file(name)),
-                process => Space::open(|name| sandbox.member_file(process, name)),
-            })
-            .collect::<Result<_, _>>()?;
+            .map(|&process| self.source.space(process))
+            .collect::<Result<_, _>>()
+            .map_err(FreezeError::Memory)?;
         Ok(())
     }
 
@@ -108,18 +102,17 @@ impl<'a> Scanner<'a> {
         self.spaces[space as usize].memory.read_exact_at(buffer, address)
     }
 
-    /// Makes sure that a blob of the report exists.
-    pub fn check_blob(&mut self, number: u32) -> Result<(), FreezeError> {
-        self.blob(number).map(|_| ())
+    /// Opens blobs of the report.
+    pub fn open_blobs(&mut self, numbers: &[u32]) -> Result<(), FreezeError> {
+        let opened = self.source.blobs(numbers);
+        let files = opened.map_err(|(blob, source)| FreezeError::Blob { blob, source })?;
+        self.blobs.extend(numbers.iter().copied().zip(files));
+        Ok(())
     }
 
     fn blob(&mut self, number: u32) -> Result<&File, FreezeError> {
         if !self.blobs.contains_key(&number) {
-            let file = self
-                .source
-                .open_blob(number)
-                .map_err(|source| FreezeError::Blob { blob: number, source })?;
-            self.blobs.insert(number, file.into());
+            self.open_blobs(&[number])?;
         }
         Ok(&self.blobs[&number])
     }

@@ -15,7 +15,7 @@ use thaw_abi::{PAGE_SIZE, page_align_up};
 use super::layout::{Layout, Segment};
 use super::report::Report;
 use super::scan::Scanner;
-use super::{FreezeError, FreezeSpec};
+use super::{FreezeError, Order};
 use crate::image::checksum;
 use crate::image::cpu_features;
 use crate::image::elf::{
@@ -43,8 +43,7 @@ pub(crate) fn write(
     report: &Report,
     blobs: &[u32],
     mut layout: Layout,
-    spec: &FreezeSpec,
-    kernel_build: [u8; 32],
+    order: &Order<'_>,
     memory: &Scanner<'_>,
 ) -> Result<Written, FreezeError> {
     let failed = FreezeError::Write;
@@ -52,8 +51,8 @@ pub(crate) fn write(
         version: IMAGE_VERSION,
         flags: 0,
         file_len: 0,
-        kernel_build,
-        index: spec.index_hash,
+        kernel_build: order.request.kernel_build,
+        index: order.request.index_hash,
         cpu_features: cpu_features(),
         checksum: [0; 32],
     };
@@ -62,13 +61,13 @@ pub(crate) fn write(
     // the other way round: once to measure, once with the offsets in place.
     let headers = program_headers(&layout, 0, 0).len() as u64;
     let notes_offset = size_of::<FileHeader>() as u64 + headers * size_of::<ProgramHeader>() as u64;
-    let notes_len = notes(report, blobs, &layout, spec, &header).0.len() as u64;
+    let notes_len = notes(report, blobs, &layout, order, &header).0.len() as u64;
     let first = page_align_up(notes_offset + notes_len)
         .ok_or_else(|| failed(io::Error::from(io::ErrorKind::FileTooLarge)))?;
     layout.place(first);
     let file_len = first + layout.image_len;
     let header = ImageHeader { file_len, ..header };
-    let (notes, header_offset) = notes(report, blobs, &layout, spec, &header);
+    let (notes, header_offset) = notes(report, blobs, &layout, order, &header);
     let headers = program_headers(&layout, notes_offset, notes_len);
 
     let mut start = bytes_of(&file_header(headers.len())).to_vec();
@@ -207,7 +206,7 @@ fn notes(
     report: &Report,
     blobs: &[u32],
     layout: &Layout,
-    spec: &FreezeSpec,
+    order: &Order<'_>,
     header: &ImageHeader,
 ) -> (Vec<u8>, usize) {
     let mut notes = Vec::new();
@@ -227,8 +226,8 @@ fn notes(
         state_name: b'S',
         pid: report.pid,
         group: report.pid,
-        name: padded(&spec.program),
-        arguments: padded(&spec.arguments),
+        name: order.request.program,
+        arguments: order.request.arguments,
         ..ProcessInfo::zeroed()
     };
     push_note(&mut notes, CORE_OWNER, NT_PRPSINFO, bytes_of(&process));
@@ -242,7 +241,7 @@ fn notes(
     let header_offset = notes.len() - size_of::<ImageHeader>();
     push_note(&mut notes, NOTE_OWNER, NOTE_MAPPINGS, cast_slice(&layout.mappings));
     push_note(&mut notes, NOTE_OWNER, NOTE_BLOBS, cast_slice(blobs));
-    push_note(&mut notes, NOTE_OWNER, NOTE_ABOUT, spec.about.as_bytes());
+    push_note(&mut notes, NOTE_OWNER, NOTE_ABOUT, order.about);
     (notes, header_offset)
 }
 
@@ -261,14 +260,6 @@ fn mapped_files(report: &Report) -> Vec<u8> {
     let mut description: Vec<u8> = cast_slice(&numbers).to_vec();
     description.append(&mut names);
     description
-}
-
-/// As much of `text` as fits before a terminator.
-fn padded<const N: usize>(text: &str) -> [u8; N] {
-    let mut bytes = [0; N];
-    let len = text.len().min(N - 1);
-    bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
-    bytes
 }
 
 #[cfg(test)]

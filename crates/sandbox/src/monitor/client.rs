@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::protocol::{
-    Answer, Grant, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP, Request,
+    Answer, Grant, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_STATE_HELPER, Request,
 };
 use crate::egress::Transport;
 use crate::zygote::{receive, send};
@@ -89,6 +89,17 @@ impl MonitorLink {
     /// Has a zygote parent started with this control socket and this kernel.
     pub(crate) fn start_parent(&self, control: OwnedFd, kernel: OwnedFd) -> io::Result<()> {
         self.ask(Request::new(REQUEST_PARENT, 0), &[control.as_fd(), kernel.as_fd()]).map(drop)
+    }
+
+    /// Has a state helper started with this socket, for sandboxes of this pid namespace.
+    pub(crate) fn start_state_helper(
+        &self,
+        socket: OwnedFd,
+        pid_namespace: OwnedFd,
+        id: u32,
+    ) -> io::Result<()> {
+        let request = Request::new(REQUEST_STATE_HELPER, id.into());
+        self.ask(request, &[socket.as_fd(), pid_namespace.as_fd()]).map(drop)
     }
 
     /// Has control groups made; their number, and the files that move a process into them.

@@ -22,6 +22,9 @@ pub const REQUEST_GROUP: u32 = 2;
 pub const REQUEST_REMOVE_GROUP: u32 = 3;
 /// Daemon → monitor: bind a port below 1024. The answer brings the socket.
 pub const REQUEST_BIND: u32 = 4;
+/// Daemon → monitor: start a state helper. Attached: its socket and the pid namespace of
+/// the sandboxes; [`Request::number`] is its user and group id in their user namespace.
+pub const REQUEST_STATE_HELPER: u32 = 5;
 
 /// A packet from the daemon.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -33,7 +36,7 @@ pub struct Request {
     pub port: u16,
     /// Of [`REQUEST_BIND`]: 0 for TCP, 1 for UDP.
     pub transport: u16,
-    /// Number of a group.
+    /// Number of a group, or an id.
     pub number: u64,
     /// Of [`REQUEST_BIND`]: an IPv6 address, or an IPv4 one as IPv6 maps it.
     pub address: [u8; 16],

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -14,11 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use super::namespace::UserNamespace;
 use super::protocol::{
-    Answer, Grant, REQUEST_BIND, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP, Request,
+    Answer, Grant, REQUEST_BIND, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_STATE_HELPER, Request,
 };
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
 use crate::limits::{self, Group, Hierarchy, WeakLimits};
+use crate::state::{Join, launcher};
 use crate::sys;
 use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, receive, refuse_weak_limits, send};
 
@@ -93,6 +94,9 @@ impl Monitor {
         let Ok(Some(request)) = receive::<Request>(socket, &mut descriptors) else { return false };
         let done = match request.kind {
             REQUEST_PARENT => self.start_parent(descriptors).map(|()| Vec::new()),
+            REQUEST_STATE_HELPER => {
+                self.start_state_helper(descriptors, request.number).map(|()| Vec::new())
+            }
             REQUEST_GROUP => self.make_group(request.number),
             REQUEST_BIND => self.bind(&request).map(|socket| vec![socket]),
             REQUEST_REMOVE_GROUP => {
@@ -120,7 +124,6 @@ impl Monitor {
     fn start_parent(&self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let [control, kernel] =
             <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
-        let namespace = self.namespace.as_fd();
         let mut launcher = Command::new("/proc/self/exe");
         launcher
             .arg(PARENT_ARGUMENT)
@@ -128,17 +131,31 @@ impl Monitor {
             .current_dir("/")
             .stdin(Stdio::from(control))
             .stdout(Stdio::from(kernel));
-        let namespace = std::os::fd::AsRawFd::as_raw_fd(&namespace);
+        self.launch(launcher)
+    }
+
+    /// Starts a state helper, which has rights in the daemon's user namespace only.
+    fn start_state_helper(&self, descriptors: Vec<OwnedFd>, id: u64) -> io::Result<()> {
+        let [socket, pid_namespace] =
+            <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
+        let id = u32::try_from(id).map_err(|_| Errno::INVAL)?;
+        self.launch(launcher(socket, pid_namespace, id, Join::Nothing))
+    }
+
+    /// Runs a launcher as root of the daemon's user namespace, and as nobody outside. It
+    /// ends as soon as it has forked what is wanted; what went wrong it says on the
+    /// socket that it was given.
+    fn launch(&self, mut launcher: Command) -> io::Result<()> {
+        let namespace = self.namespace.as_fd().as_raw_fd();
         // SAFETY: between fork and exec nothing is called but the host; the descriptor
         // is open as long as `self` lives.
         unsafe {
             launcher.pre_exec(move || {
                 sys::reset_signals();
-                UserNamespace::enter_as_root(std::os::fd::BorrowedFd::borrow_raw(namespace))
+                sys::close_on_exec_from(3)?;
+                UserNamespace::enter_as_root(BorrowedFd::borrow_raw(namespace))
             });
         }
-        // The launcher ends as soon as the parent exists. What went wrong it has said
-        // on the control socket.
         launcher.spawn()?.wait().map(drop)
     }
 

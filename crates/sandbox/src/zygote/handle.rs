@@ -33,6 +33,7 @@ use crate::host::{RESERVE_IDS, STORE_KERNEL};
 use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
 use crate::monitor::{self, IdShare, MonitorLink};
+use crate::state::StateHelper;
 
 /// How long the parent may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -66,6 +67,7 @@ pub(crate) struct Connected {
     pub(super) groups: Arc<Hierarchy>,
     kernel_build_id: [u8; 32],
     book: Arc<Mutex<Book>>,
+    state: Arc<StateHelper>,
 }
 
 impl fmt::Debug for Connected {
@@ -180,7 +182,9 @@ impl ZygoteParent {
         let listening = control.try_clone().map_err(during("make its socket"))?;
         let book = Arc::new(Mutex::new(Book::default()));
         let (started_to, started_from) = mpsc::sync_channel(1);
-        let keeper = Keeper { control: listening, book: book.clone(), ids };
+        let state = Arc::new(StateHelper::default());
+        let (own_book, own_state) = (book.clone(), state.clone());
+        let keeper = Keeper { control: listening, book: own_book, state: own_state, ids };
         std::thread::Builder::new()
             .name("zygote-keeper".into())
             .spawn(move || keeper.run(remote, kernel, started_to))
@@ -209,6 +213,7 @@ impl ZygoteParent {
             groups,
             kernel_build_id: config.kernel.build_id(),
             book,
+            state,
         };
         Ok(Self { config, connected: Arc::new(connected) })
     }
@@ -379,6 +384,13 @@ impl Connected {
     pub fn kernel_build_id(&self) -> [u8; 32] {
         self.kernel_build_id
     }
+
+    /// The process that reads the memory of these sandboxes, and the user id for it: that
+    /// of the parent in their user namespace, or the one that is reserved for the parent
+    /// where they have none.
+    pub fn state_helper(&self) -> (Arc<StateHelper>, u32) {
+        (self.state.clone(), self.first_id)
+    }
 }
 
 impl Drop for Connected {
@@ -394,6 +406,7 @@ impl Drop for Connected {
 struct Keeper {
     control: OwnedFd,
     book: Arc<Mutex<Book>>,
+    state: Arc<StateHelper>,
     /// Held until the parent has been reaped, and no sandbox has one any more.
     ids: Ids,
 }
@@ -556,6 +569,8 @@ impl Keeper {
         if let Some(pidfd) = pidfd {
             // It may only have closed its socket.
             let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+            // It is in the same pid namespace, but a child of this process.
+            self.state.stop();
             // Process 1 of a pid namespace is dead only when all others in it are.
             match self.ids {
                 Ids::Own { .. } => {

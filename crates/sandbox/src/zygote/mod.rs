@@ -8,7 +8,6 @@ mod parent;
 mod pool;
 mod process;
 mod protocol;
-mod reader;
 mod template;
 mod verify;
 
@@ -19,6 +18,7 @@ pub use pool::{PoolConfig, PoolStats, ZygotePool};
 pub use protocol::UserIds;
 pub use template::{Template, TemplateError};
 
+pub(crate) use parent::{enter_empty_root, set_ids, shrink_bounding_set};
 pub(crate) use process::{ExitCell, Process};
 pub(crate) use handle::refuse_weak_limits;
 pub(crate) use id_range::IdRange;
@@ -200,7 +200,7 @@ impl Zygote {
 
     /// Whether what is written to images can be read of its process.
     pub(crate) fn check_memory_is_readable(&self) -> io::Result<()> {
-        ["mem", "pagemap"].iter().try_for_each(|name| self.process.proc_file(name).map(drop))
+        self.process.subject()?.check()
     }
 
     /// Whether its process runs. Takes a host call, and knows of an end before

@@ -14,8 +14,8 @@ use rustix::process::{Pid, Signal, pidfd_send_signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity, sched_yield};
 
 use super::handle::Connected;
-use super::reader;
 use crate::limits::{Limits, ResourceLimits};
+use crate::state::Subject;
 
 /// How a process ended, once it has. Filled in by the thread that listens to
 /// the zygote parent.
@@ -117,26 +117,14 @@ impl Process {
     /// process and not to one that has got its number since: a process that
     /// still runs after the file was opened has had the number all along.
     pub fn proc_file(&self, name: &str) -> io::Result<File> {
-        let file = reader::open(self.pid, name)?;
+        let file = File::open(format!("/proc/{}/{name}", self.pid))?;
         if self.is_running()? { Ok(file) } else { Err(Errno::SRCH.into()) }
     }
 
-    /// Opens a file in `/proc` of the process that is number `number` in the pid
-    /// namespace of this one: one of its children.
-    pub fn member_file(&self, number: u32, name: &str) -> io::Result<File> {
-        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid))?;
-        for child in children.split_whitespace() {
-            let Ok(status) = std::fs::read_to_string(format!("/proc/{child}/status")) else {
-                continue;
-            };
-            let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-            let inner = numbers.and_then(|numbers| numbers.split_whitespace().next_back());
-            if inner == Some(&number.to_string()) && self.is_running()? {
-                let child = child.parse().map_err(|_| Errno::SRCH)?;
-                return reader::open(child, name);
-            }
-        }
-        Err(Errno::SRCH.into())
+    /// The process, for whoever asks the state helper about its memory.
+    pub fn subject(&self) -> io::Result<Subject> {
+        let (helper, helper_id) = self.parent.state_helper();
+        Ok(Subject { helper, helper_id, pid: self.pid, pidfd: self.pidfd.try_clone()? })
     }
 
     /// Sets the limits of the sandbox.

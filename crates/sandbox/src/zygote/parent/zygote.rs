@@ -243,7 +243,7 @@ fn arrange_descriptors(kernel: &OwnedFd, control: &OwnedFd, console: &OwnedFd) -
 }
 
 /// Removes all capabilities but `kept` from the bounding set.
-fn shrink_bounding_set(kept: CapabilitySet) -> io::Result<()> {
+pub fn shrink_bounding_set(kept: CapabilitySet) -> io::Result<()> {
     for bit in 0..64 {
         // Also capabilities that are newer than this program.
         let capability = CapabilitySet::from_bits_retain(1 << bit);

@@ -1,0 +1,232 @@
+//! The host calls of the state helper.
+//!
+//! The list is made into a filter by `seccompiler`, the crate of Firecracker: the kernel of
+//! the sandboxes has a generator of its own only because it has no allocator at that time
+//! and answers calls with `EPERM` and `TRAP`, neither of which is needed here.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch, apply_filter,
+};
+
+use crate::pagemap::PAGEMAP_SCAN;
+
+/// A check of an argument: `(argument & mask) == value`.
+#[derive(Clone, Copy, Debug)]
+struct Check {
+    argument: u8,
+    mask: u64,
+    value: u64,
+}
+
+const fn is(argument: u8, value: u64) -> Check {
+    Check { argument, mask: 0xffff_ffff, value }
+}
+
+const fn has_no_bits_but(argument: u8, bits: u64) -> Check {
+    Check { argument, mask: !bits & 0xffff_ffff, value: 0 }
+}
+
+/// An allowed call: each of `rules` is a set of checks, one of which must hold whole.
+struct Call {
+    number: libc::c_long,
+    rules: &'static [&'static [Check]],
+    /// What the helper needs it for, and why it is harmless.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for who reads this, and for a test"))]
+    reason: &'static str,
+}
+
+const fn call(
+    number: libc::c_long,
+    rules: &'static [&'static [Check]],
+    reason: &'static str,
+) -> Call {
+    Call { number, rules, reason }
+}
+
+/// Which some libraries set, and which means nothing on this architecture.
+const O_LARGEFILE: u64 = 0o100_000;
+/// To read a file, and to name a directory. Nothing is opened for writing, or made.
+const OPEN_TO_READ: Check = Check {
+    argument: 2,
+    mask: 0xffff_ffff & !O_LARGEFILE,
+    value: (libc::O_RDONLY | libc::O_CLOEXEC) as u64,
+};
+const OPEN_DIRECTORY: Check = Check {
+    argument: 2,
+    mask: 0xffff_ffff & !O_LARGEFILE,
+    value: (libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC) as u64,
+};
+/// Memory that can be read and written; never executed.
+const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+const ANONYMOUS: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
+
+/// Everything that the helper may do; any other call kills it.
+static CALLS: &[Call] = &[
+    call(libc::SYS_pread64, &[], "reads memory of sandboxes, blobs and the image"),
+    call(libc::SYS_pwrite64, &[], "writes the image, the only file that is open for writing"),
+    call(libc::SYS_read, &[], "reads small files of /proc"),
+    call(libc::SYS_ioctl, &[&[is(1, PAGEMAP_SCAN)]], "asks a page map for runs of pages"),
+    call(
+        libc::SYS_openat,
+        &[&[OPEN_TO_READ], &[OPEN_DIRECTORY]],
+        "opens files in /proc of sandboxes; the root is empty, and the capabilities reach nothing \
+         but processes of the sandboxes' user namespace",
+    ),
+    call(libc::SYS_close, &[], "closes what a request has brought or opened"),
+    call(
+        libc::SYS_fcntl,
+        &[&[is(1, libc::F_GETFD as u64)]],
+        "the standard library asks, in debug builds, whether what it closes is open",
+    ),
+    call(libc::SYS_ftruncate, &[], "gives the image its length"),
+    call(libc::SYS_recvmsg, &[], "takes requests, blobs and files from the caller's socket"),
+    call(libc::SYS_sendmsg, &[], "answers; there is no socket but the caller's"),
+    call(libc::SYS_poll, &[], "asks a pidfd whether its process runs"),
+    call(libc::SYS_ppoll, &[], "as poll"),
+    call(
+        libc::SYS_mmap,
+        &[&[has_no_bits_but(2, READ_WRITE), has_no_bits_but(3, ANONYMOUS)]],
+        "memory for the allocator, of no file and not to be executed",
+    ),
+    call(libc::SYS_munmap, &[], "gives memory back"),
+    call(libc::SYS_mremap, &[], "grows memory of the allocator"),
+    call(
+        libc::SYS_mprotect,
+        &[&[has_no_bits_but(2, READ_WRITE)]],
+        "grows a heap of the allocator; never makes memory executable",
+    ),
+    call(libc::SYS_madvise, &[], "gives memory back"),
+    call(libc::SYS_brk, &[], "grows the heap"),
+    call(libc::SYS_clock_gettime, &[], "looks at the clock where the vdso cannot"),
+    call(libc::SYS_getrandom, &[], "seeds hash tables"),
+    call(libc::SYS_exit_group, &[], "ends the helper"),
+];
+
+/// Which calls pass.
+fn program() -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules = BTreeMap::new();
+    for call in CALLS {
+        let made: Result<Vec<SeccompRule>, _> = call
+            .rules
+            .iter()
+            .map(|checks| {
+                let conditions: Result<Vec<_>, _> = checks.iter().map(condition).collect();
+                SeccompRule::new(conditions?)
+            })
+            .collect();
+        rules.insert(call.number, made?);
+    }
+    let (kill, allow) = (SeccompAction::KillProcess, SeccompAction::Allow);
+    SeccompFilter::new(rules, kill, allow, TargetArch::x86_64)?.try_into()
+}
+
+fn condition(check: &Check) -> Result<SeccompCondition, seccompiler::BackendError> {
+    let operation = SeccompCmpOp::MaskedEq(check.mask);
+    SeccompCondition::new(check.argument, Len::Dword, operation, check.value)
+}
+
+/// Forbids new privileges and everything that is not on the list, for good.
+pub fn install() -> io::Result<()> {
+    let program = program().map_err(io::Error::other)?;
+    apply_filter(&program).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    #[test]
+    fn every_entry_is_unique_and_has_a_reason() {
+        for (at, call) in CALLS.iter().enumerate() {
+            assert!(call.reason.len() > 5, "{}", call.number);
+            assert!(CALLS[..at].iter().all(|other| other.number != call.number));
+        }
+    }
+
+    #[test]
+    fn nothing_on_the_list_reaches_other_processes_or_the_network() {
+        for forbidden in [
+            libc::SYS_socket,
+            libc::SYS_connect,
+            libc::SYS_bind,
+            libc::SYS_execve,
+            libc::SYS_execveat,
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_writev,
+            libc::SYS_clone,
+            libc::SYS_clone3,
+            libc::SYS_fork,
+            libc::SYS_kill,
+            libc::SYS_tgkill,
+            libc::SYS_pidfd_getfd,
+            libc::SYS_pidfd_send_signal,
+            libc::SYS_setns,
+            libc::SYS_mount,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_bpf,
+            libc::SYS_io_uring_setup,
+            libc::SYS_write,
+        ] {
+            assert!(CALLS.iter().all(|call| call.number != forbidden), "{forbidden}");
+        }
+    }
+
+    /// How a process ends that installs the filter and makes one call.
+    #[allow(unsafe_code)]
+    fn fate(number: libc::c_long, arguments: [u64; 4]) -> std::process::ExitStatus {
+        let program = program().unwrap();
+        let [a, b, c, d] = arguments;
+        // SAFETY: the child makes nothing but system calls on memory that was there
+        // before; no lock is taken.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = match apply_filter(&program) {
+                Ok(()) => {
+                    // SAFETY: the addresses are invalid, so that the call fails at most.
+                    unsafe { libc::syscall(number, a, b, c, d) };
+                    7
+                }
+                Err(_) => 8,
+            };
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        std::process::ExitStatus::from_raw(status)
+    }
+
+    #[test]
+    fn the_filter_kills_for_any_other_call_or_argument() {
+        let at_cwd = libc::AT_FDCWD as u64;
+        let (read, write) = (libc::O_CLOEXEC as u64, (libc::O_CLOEXEC | libc::O_RDWR) as u64);
+        let (anonymous, executable) = (ANONYMOUS, (libc::PROT_READ | libc::PROT_EXEC) as u64);
+        for (number, arguments) in [
+            (libc::SYS_openat, [at_cwd, 0, read, 0]),
+            (libc::SYS_ioctl, [9999, PAGEMAP_SCAN, 0, 0]),
+            (libc::SYS_mmap, [0, 0, READ_WRITE, anonymous]),
+            (libc::SYS_getrandom, [0, 0, 0, 0]),
+        ] {
+            assert_eq!(fate(number, arguments).code(), Some(7), "{number}");
+        }
+        for (number, arguments) in [
+            (libc::SYS_openat, [at_cwd, 0, write, 0]),
+            (libc::SYS_openat, [at_cwd, 0, read | libc::O_CREAT as u64, 0]),
+            (libc::SYS_ioctl, [9999, libc::TIOCSTI, 0, 0]),
+            (libc::SYS_mmap, [0, 0, executable, anonymous]),
+            (libc::SYS_mmap, [0, 0, READ_WRITE, libc::MAP_SHARED as u64]),
+            (libc::SYS_mprotect, [0, 0, executable, 0]),
+            (libc::SYS_socket, [1, 1, 0, 0]),
+            (libc::SYS_fcntl, [0, libc::F_SETFD as u64, 0, 0]),
+            (libc::SYS_getpid, [0; 4]),
+        ] {
+            assert_eq!(fate(number, arguments).signal(), Some(libc::SIGSYS), "{number}");
+        }
+    }
+}

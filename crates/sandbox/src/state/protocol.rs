@@ -1,0 +1,257 @@
+//! Messages between the library and the state helper.
+//!
+//! Both ends are this same executable, so there is no version. The helper trusts its caller.
+//! The caller does not trust the helper, which a sandbox may have taken over.
+
+use std::io;
+
+use bytemuck::{Pod, Zeroable, bytes_of, cast_mut, cast_ref, pod_read_unaligned};
+
+use crate::text::printable;
+
+/// Hidden first argument that makes an executable the launcher of a state helper.
+pub const HELPER_ARGUMENT: &str = "--thaw-state-helper";
+
+/// Most bytes of a packet, either way.
+pub const PACKET_MAX: usize = 32 * 1024;
+/// Most bytes of what an image says about its function.
+pub const ABOUT_MAX: usize = 16 * 1024;
+/// Most bytes of the text of an answer.
+const TEXT_MAX: usize = 1024;
+/// Most bytes of a piece of a longer answer.
+pub const PIECE_MAX: usize = 16 * 1024;
+/// Most blobs that one freeze may ask for: each is an open file of the helper.
+pub const BLOBS_MAX: usize = 4096;
+/// Most blobs that are asked for at once: as many descriptors as a packet may bring.
+pub const BLOBS_AT_ONCE: usize = 16;
+
+/// Caller → helper: can the memory of a process be read? With its pidfd.
+pub const REQUEST_CHECK: u32 = 1;
+/// Caller → helper: a [`FreezeRequest`] and the text about the function. With the pidfd of
+/// the process and the image file, open for reading and writing.
+pub const REQUEST_FREEZE: u32 = 2;
+/// Caller → helper: a [`RecordRequest`]. With the pidfd of the process and a file that holds
+/// the mappings of the image.
+pub const REQUEST_RECORD: u32 = 3;
+/// Caller → helper: a [`BlobReply`], with the blobs that were opened.
+pub const REPLY_BLOB: u32 = 4;
+
+/// A freeze: `about_len` bytes about the function follow.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct FreezeRequest {
+    /// [`REQUEST_FREEZE`].
+    pub kind: u32,
+    /// Bytes that follow.
+    pub about_len: u32,
+    /// BLAKE3 of the rootfs index file.
+    pub index_hash: [u8; 32],
+    /// Build id of the kernel that the sandbox runs.
+    pub kernel_build: [u8; 32],
+    /// Name of the program, with a terminator.
+    pub program: [u8; 16],
+    /// Its arguments, with a terminator.
+    pub arguments: [u8; 80],
+    /// Address of the kernel's report.
+    pub report_address: u64,
+    /// Bytes of it.
+    pub report_len: u64,
+    /// Most bytes of memory that the image may store.
+    pub max_stored: u64,
+    /// See [`crate::MergePolicy`].
+    pub clean_gap_pages: u64,
+    /// See [`crate::MergePolicy`].
+    pub zero_gap_pages: u64,
+}
+
+/// A recording of a working set.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct RecordRequest {
+    /// [`REQUEST_RECORD`].
+    pub kind: u32,
+    /// Number of mappings in the file.
+    pub mappings: u32,
+    /// Checksum of the image.
+    pub image_checksum: [u8; 32],
+}
+
+/// The reply to [`ANSWER_BLOB`].
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlobReply {
+    /// [`REPLY_BLOB`].
+    pub kind: u32,
+    /// Why there are fewer descriptors than were asked for; 0: there are as many.
+    pub errno: i32,
+}
+
+/// Launcher → caller: the helper's process exists; its pidfd is attached.
+pub const ANSWER_STARTED: u32 = 1;
+/// Helper → caller: requests are served.
+pub const ANSWER_SERVING: u32 = 2;
+/// Launcher or helper → caller: it could not be set up, and ends. The text says which step
+/// failed, [`Answer::errno`] why.
+pub const ANSWER_NOT_SERVING: u32 = 3;
+/// Helper → caller: open the blobs [`Answer::blobs`], in this order, up to the first that
+/// cannot be opened.
+pub const ANSWER_BLOB: u32 = 4;
+/// Helper → caller: done. [`Answer::numbers`] and [`Answer::checksum`] depend on the request.
+pub const ANSWER_DONE: u32 = 5;
+/// Helper → caller: it failed; [`Answer::error`] says at what.
+pub const ANSWER_FAILED: u32 = 6;
+
+/// What failed: a host call, with [`Answer::errno`].
+pub const ERROR_HOST: u32 = 0;
+/// The kernel's report makes no sense; the text says why.
+pub const ERROR_REPORT: u32 = 1;
+/// More memory than allowed: numbers 0 (needed) and 1 (limit).
+pub const ERROR_TOO_LARGE: u32 = 2;
+/// More mappings than number 0.
+pub const ERROR_TOO_MANY_MAPPINGS: u32 = 3;
+/// Blob [`Answer::blob`] could not be read.
+pub const ERROR_BLOB: u32 = 4;
+/// Memory could not be read.
+pub const ERROR_MEMORY: u32 = 5;
+/// The image could not be written.
+pub const ERROR_WRITE: u32 = 6;
+/// The sandbox has ended meanwhile.
+pub const ERROR_SANDBOX_ENDED: u32 = 7;
+/// The helper has a bug; the text says where.
+pub const ERROR_PANIC: u32 = 8;
+
+/// A packet from the helper; text follows.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Answer {
+    /// `ANSWER_*`.
+    pub kind: u32,
+    /// `ERROR_*`.
+    pub error: u32,
+    /// Positive error number; 0: the text says it.
+    pub errno: i32,
+    /// Number of a blob, or with [`ANSWER_BLOB`] how many.
+    pub blob: u32,
+    /// See the kinds.
+    pub numbers: [u64; 8],
+    /// Of the image.
+    pub checksum: [u8; 32],
+}
+
+impl Answer {
+    /// An answer with nothing but its kind.
+    pub fn new(kind: u32) -> Self {
+        Self { kind, ..Self::zeroed() }
+    }
+
+    /// Asks for blobs, [`BLOBS_AT_ONCE`] at most.
+    pub fn asking_for(blobs: &[u32]) -> Self {
+        let mut answer = Self { blob: blobs.len() as u32, ..Self::new(ANSWER_BLOB) };
+        let numbers: &mut [u32; BLOBS_AT_ONCE] = cast_mut(&mut answer.numbers);
+        numbers[..blobs.len()].copy_from_slice(blobs);
+        answer
+    }
+
+    /// The blobs that it asks for; `None`: more than fit.
+    pub fn blobs(&self) -> Option<&[u32]> {
+        let numbers: &[u32; BLOBS_AT_ONCE] = cast_ref(&self.numbers);
+        numbers.get(..self.blob as usize)
+    }
+
+    /// The packet with some text, of which at most 1 KiB is kept.
+    pub fn with_text(&self, text: &str) -> Vec<u8> {
+        let text = &text.as_bytes()[..text.len().min(TEXT_MAX)];
+        [bytes_of(self), text].concat()
+    }
+
+    /// Reads a packet of the helper, which is hostile.
+    pub fn parse(packet: &[u8]) -> Option<(Self, String)> {
+        let (head, text) = packet.split_at_checked(size_of::<Self>())?;
+        let answer: Self = pod_read_unaligned(head);
+        let is_known = (ANSWER_STARTED..=ANSWER_FAILED).contains(&answer.kind)
+            && (ERROR_HOST..=ERROR_PANIC).contains(&answer.error)
+            && (0..=4095).contains(&answer.errno)
+            && text.len() <= TEXT_MAX;
+        is_known.then(|| (answer, printable(text)))
+    }
+
+    /// The host's error that it holds.
+    pub fn host_error(&self, text: &str) -> io::Error {
+        match self.errno {
+            0 => io::Error::other(text.to_owned()),
+            errno => io::Error::from_raw_os_error(errno),
+        }
+    }
+}
+
+/// The error number of an error; 0: it has none, and its text must do.
+pub fn errno_of(error: &io::Error) -> i32 {
+    match (error.raw_os_error(), error.kind()) {
+        (Some(errno), _) => errno,
+        (None, io::ErrorKind::NotFound) => libc::ENOENT,
+        (None, io::ErrorKind::TimedOut) => libc::ETIMEDOUT,
+        (None, io::ErrorKind::OutOfMemory) => libc::ENOMEM,
+        (None, io::ErrorKind::PermissionDenied) => libc::EACCES,
+        (None, io::ErrorKind::InvalidInput) => libc::EINVAL,
+        (None, _) => 0,
+    }
+}
+
+/// As much of `text` as fits before a terminator.
+pub fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    let len = text.len().min(N - 1);
+    bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_read_back_with_its_text() {
+        let answer = Answer { errno: 5, error: ERROR_MEMORY, ..Answer::new(ANSWER_FAILED) };
+        let (read, text) = Answer::parse(&answer.with_text("why \x1b[2J")).unwrap();
+        assert_eq!((read.kind, read.errno, read.error), (ANSWER_FAILED, 5, ERROR_MEMORY));
+        assert_eq!(text, "why \\x1b[2J");
+    }
+
+    #[test]
+    fn answers_that_no_helper_sends_are_refused() {
+        let good = Answer::new(ANSWER_DONE);
+        assert!(Answer::parse(&good.with_text("")).is_some());
+        let packet = good.with_text("");
+        for len in 0..packet.len() {
+            assert!(Answer::parse(&packet[..len]).is_none());
+        }
+        for wrong in [
+            Answer { kind: 0, ..good },
+            Answer { kind: ANSWER_FAILED + 1, ..good },
+            Answer { error: ERROR_PANIC + 1, ..good },
+            Answer { errno: -1, ..good },
+            Answer { errno: i32::MAX, ..good },
+        ] {
+            assert!(Answer::parse(&wrong.with_text("")).is_none(), "{wrong:?}");
+        }
+        let long = [bytes_of(&good), &[b'x'; TEXT_MAX + 1]].concat();
+        assert!(Answer::parse(&long).is_none());
+        assert_eq!(good.with_text(&"x".repeat(5000)).len(), size_of::<Answer>() + TEXT_MAX);
+    }
+
+    #[test]
+    fn blobs_are_asked_for_together() {
+        for count in [0, 1, BLOBS_AT_ONCE as u32] {
+            let blobs: Vec<u32> = (7..7 + count).collect();
+            assert_eq!(Answer::asking_for(&blobs).blobs(), Some(&blobs[..]));
+        }
+        let too_many = Answer { blob: BLOBS_AT_ONCE as u32 + 1, ..Answer::new(ANSWER_BLOB) };
+        assert_eq!(too_many.blobs(), None);
+    }
+
+    #[test]
+    fn texts_are_cut_before_the_terminator() {
+        assert_eq!(padded::<4>("abcdef"), *b"abc\0");
+        assert_eq!(padded::<4>(""), [0; 4]);
+    }
+}

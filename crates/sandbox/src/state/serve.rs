@@ -1,0 +1,321 @@
+//! The life of a state helper: it serves one request after the other.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+use bytemuck::{Pod, pod_read_unaligned};
+use thaw_abi::image::Mapping;
+
+use super::processes::{Sandbox, Space};
+use super::protocol::{
+    ANSWER_DONE, ANSWER_FAILED, Answer, BLOBS_AT_ONCE, BLOBS_MAX, BlobReply, ERROR_BLOB,
+    ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE,
+    ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, PACKET_MAX, PIECE_MAX, REPLY_BLOB,
+    REQUEST_CHECK, REQUEST_FREEZE, REQUEST_RECORD, RecordRequest, errno_of,
+};
+use crate::freeze::{FreezeError, FreezeReport, Order, Source, write_image};
+use crate::message;
+use crate::working_set::{RECORDING_MAX, record};
+
+/// Most mappings that a recording looks at; those of one process are far fewer.
+const MAPPINGS_MAX: u32 = 1 << 16;
+
+/// Serves requests until the caller closes its end. Returns the exit code.
+pub(super) fn serve(socket: &OwnedFd, proc: &OwnedFd) -> i32 {
+    let mut packet = vec![0; PACKET_MAX];
+    loop {
+        let mut descriptors = Vec::new();
+        let len = match message::receive(socket, &mut packet, Some(&mut descriptors)) {
+            Ok(received) if received.truncated => return 1,
+            Ok(received) => received.len,
+            Err(_) => return 1,
+        };
+        if len == 0 {
+            return 0;
+        }
+        let mut descriptors = descriptors.into_iter();
+        let (first, second) = (descriptors.next(), descriptors.next());
+        let served = match (kind_of(&packet[..len]), first, second) {
+            (REQUEST_CHECK, Some(pidfd), None) => Ok(check(proc, &pidfd)),
+            (REQUEST_FREEZE, Some(pidfd), Some(image)) => {
+                freeze(socket, proc, &pidfd, image.into(), &packet[..len])
+            }
+            (REQUEST_RECORD, Some(pidfd), Some(mappings)) => {
+                working_set(proc, &pidfd, mappings.into(), &packet[..len])
+            }
+            _ => return 1,
+        };
+        // What a request has brought or opened is closed by now. If this fails, the caller is
+        // gone, or has sent what no caller sends.
+        let sent =
+            served.and_then(|answers| answers.iter().try_for_each(|answer| send(socket, answer)));
+        if sent.is_err() {
+            return 1;
+        }
+    }
+}
+
+/// The packets of an answer.
+type Answers = Vec<Vec<u8>>;
+
+/// The caller of a helper with a bug learns where it is: the helper has no other voice.
+pub(super) fn tell_of_panics(socket: &OwnedFd) {
+    let Ok(socket) = socket.try_clone() else { return };
+    std::panic::set_hook(Box::new(move |panic| {
+        let answer = Answer { error: ERROR_PANIC, ..Answer::new(ANSWER_FAILED) };
+        let text = panic.to_string();
+        let _ = message::send(&socket, &[IoSlice::new(&answer.with_text(&text))], &[]);
+        std::process::exit(1);
+    }));
+}
+
+fn kind_of(packet: &[u8]) -> u32 {
+    packet.first_chunk().map_or(0, |kind| u32::from_le_bytes(*kind))
+}
+
+/// The fixed part of a request and what follows it.
+fn parse<T: Pod>(packet: &[u8]) -> io::Result<(T, &[u8])> {
+    let (head, tail) = packet
+        .split_at_checked(size_of::<T>())
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok((pod_read_unaligned(head), tail))
+}
+
+fn send(socket: &OwnedFd, packet: &[u8]) -> io::Result<()> {
+    message::send(socket, &[IoSlice::new(packet)], &[])
+}
+
+/// Says that a host call failed.
+fn host_error(error: &io::Error) -> Answers {
+    let answer = Answer { error: ERROR_HOST, errno: errno_of(error), ..Answer::new(ANSWER_FAILED) };
+    vec![answer.with_text(&error.to_string())]
+}
+
+fn check(proc: &OwnedFd, pidfd: &OwnedFd) -> Answers {
+    match Sandbox::open(proc, pidfd).and_then(|sandbox| sandbox.first_space()) {
+        Ok(_) => vec![Answer::new(ANSWER_DONE).with_text("")],
+        Err(error) => host_error(&error),
+    }
+}
+
+fn freeze(
+    socket: &OwnedFd,
+    proc: &OwnedFd,
+    pidfd: &OwnedFd,
+    image: File,
+    packet: &[u8],
+) -> io::Result<Answers> {
+    let (request, about) = parse::<FreezeRequest>(packet)?;
+    if about.len() != request.about_len as usize {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let opened = Sandbox::open(proc, pidfd).map_err(|error| match error.raw_os_error() {
+        Some(libc::ESRCH) => FreezeError::SandboxEnded,
+        _ => FreezeError::Memory(error),
+    });
+    let frozen = opened.and_then(|sandbox| {
+        let mut source = Frozen { socket, sandbox, blobs: 0 };
+        let result = write_image(&mut source, &Order { request, about }, &image);
+        // The memory of a process that has ended cannot be read, or reads as if it had never
+        // been touched. So neither an image nor an error of then means what it says.
+        match source.sandbox.is_whole() {
+            Ok(true) => result,
+            Ok(false) => Err(FreezeError::SandboxEnded),
+            Err(error) => Err(FreezeError::Memory(error)),
+        }
+    });
+    Ok(vec![match frozen {
+        Ok(report) => done(&report).with_text(""),
+        Err(error) => failed(&error),
+    }])
+}
+
+fn done(report: &FreezeReport) -> Answer {
+    Answer {
+        numbers: [
+            report.file_len,
+            report.stored,
+            report.from_blobs,
+            report.zero,
+            report.stored_clean,
+            report.regions as u64,
+            (report.mappings as u64) << 32 | report.blobs as u64,
+            report.threads as u64,
+        ],
+        checksum: report.checksum,
+        ..Answer::new(ANSWER_DONE)
+    }
+}
+
+fn failed(error: &FreezeError) -> Vec<u8> {
+    let failed = |error| Answer { error, ..Answer::new(ANSWER_FAILED) };
+    let host = |error, source: &io::Error| {
+        Answer { errno: errno_of(source), ..failed(error) }.with_text(&source.to_string())
+    };
+    match error {
+        FreezeError::Report(why) => failed(ERROR_REPORT).with_text(why),
+        FreezeError::TooLarge { needed, limit } => {
+            let numbers = [*needed, *limit, 0, 0, 0, 0, 0, 0];
+            Answer { numbers, ..failed(ERROR_TOO_LARGE) }.with_text("")
+        }
+        FreezeError::TooManyMappings { limit } => {
+            let numbers = [*limit as u64, 0, 0, 0, 0, 0, 0, 0];
+            Answer { numbers, ..failed(ERROR_TOO_MANY_MAPPINGS) }.with_text("")
+        }
+        FreezeError::Blob { blob, source } => {
+            Answer { blob: *blob, errno: errno_of(source), ..failed(ERROR_BLOB) }
+                .with_text(&source.to_string())
+        }
+        FreezeError::Memory(source) => host(ERROR_MEMORY, source),
+        FreezeError::Write(source) => host(ERROR_WRITE, source),
+        FreezeError::SandboxEnded => failed(ERROR_SANDBOX_ENDED).with_text(""),
+        // The caller's own.
+        FreezeError::HostDirectory | FreezeError::About { .. } | FreezeError::Helper(_) => {
+            failed(ERROR_PANIC).with_text(&error.to_string())
+        }
+    }
+}
+
+/// What a freeze reads.
+struct Frozen<'a> {
+    socket: &'a OwnedFd,
+    sandbox: Sandbox<'a>,
+    /// Blobs asked for so far.
+    blobs: usize,
+}
+
+impl Source for Frozen<'_> {
+    fn first_space(&mut self) -> io::Result<Space> {
+        self.sandbox.first_space()
+    }
+
+    fn space(&mut self, process: u32) -> io::Result<Space> {
+        self.sandbox.space(process)
+    }
+
+    fn blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)> {
+        let mut files = Vec::with_capacity(numbers.len());
+        for part in numbers.chunks(BLOBS_AT_ONCE) {
+            files.extend(self.some_blobs(part)?);
+        }
+        Ok(files)
+    }
+}
+
+impl Frozen<'_> {
+    fn some_blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)> {
+        let failed = |error| (numbers[0], error);
+        self.blobs += numbers.len();
+        if self.blobs > BLOBS_MAX {
+            let why = format!("the program maps more than {BLOBS_MAX} files");
+            return Err(failed(io::Error::other(why)));
+        }
+        send(self.socket, &Answer::asking_for(numbers).with_text("")).map_err(failed)?;
+        let mut reply = [0; size_of::<BlobReply>()];
+        let mut files = Vec::new();
+        let received = message::receive(self.socket, &mut reply, Some(&mut files));
+        let len = received.map_err(failed)?.len;
+        let reply: BlobReply = pod_read_unaligned(&reply);
+        if len != size_of::<BlobReply>() || reply.kind != REPLY_BLOB {
+            // The caller is gone, and with it whoever wants the image.
+            std::process::exit(1);
+        }
+        match numbers.get(files.len()) {
+            None => Ok(files.into_iter().map(File::from).collect()),
+            // Without an error there were descriptors, but no room for them here.
+            Some(&missing) => {
+                let errno = if reply.errno == 0 { libc::EMFILE } else { reply.errno };
+                Err((missing, io::Error::from_raw_os_error(errno)))
+            }
+        }
+    }
+}
+
+fn working_set(
+    proc: &OwnedFd,
+    pidfd: &OwnedFd,
+    mappings: File,
+    packet: &[u8],
+) -> io::Result<Answers> {
+    let (request, _) = parse::<RecordRequest>(packet)?;
+    let mappings = read_mappings(&mappings, request.mappings)?;
+    let recorded = Sandbox::open(proc, pidfd).and_then(|sandbox| {
+        let pages = sandbox.first_space()?.pages;
+        let mut pages = pages.until(Instant::now() + RECORDING_MAX);
+        record(&mut pages, &mappings, request.image_checksum)
+    });
+    let set = match recorded {
+        Ok(set) => set.to_bytes(),
+        Err(error) => return Ok(host_error(&error)),
+    };
+    let numbers = [set.len() as u64, 0, 0, 0, 0, 0, 0, 0];
+    let head = Answer { numbers, ..Answer::new(ANSWER_DONE) }.with_text("");
+    Ok(std::iter::once(head).chain(set.chunks(PIECE_MAX).map(<[u8]>::to_vec)).collect())
+}
+
+fn read_mappings(file: &File, count: u32) -> io::Result<Vec<Mapping>> {
+    if count > MAPPINGS_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut mappings = vec![<Mapping as bytemuck::Zeroable>::zeroed(); count as usize];
+    file.read_exact_at(bytemuck::cast_slice_mut(&mut mappings), 0)?;
+    Ok(mappings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+    fn with_frozen<T>(blobs: usize, act: impl FnOnce(&mut Frozen<'_>, &OwnedFd) -> T) -> T {
+        let (caller, helper) = message::control_pair().unwrap();
+        let proc: OwnedFd = File::open("/proc").unwrap().into();
+        let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        let sandbox = Sandbox::open(&proc, &pidfd).unwrap();
+        act(&mut Frozen { socket: &helper, sandbox, blobs }, &caller)
+    }
+
+    #[test]
+    fn blobs_are_asked_for_in_parts() {
+        let file: OwnedFd = tempfile::tempfile().unwrap().into();
+        let numbers: Vec<u32> = (100..100 + BLOBS_AT_ONCE as u32 + 3).collect();
+        for (second, errno) in [(3, 0), (2, 0), (2, libc::ENOENT), (0, libc::EACCES)] {
+            let result = with_frozen(0, |frozen, caller| {
+                for (count, errno) in [(BLOBS_AT_ONCE, 0), (second, errno)] {
+                    let reply = BlobReply { kind: REPLY_BLOB, errno };
+                    let files = vec![std::os::fd::AsFd::as_fd(&file); count];
+                    let parts = [IoSlice::new(bytemuck::bytes_of(&reply))];
+                    message::send(caller, &parts, &files).unwrap();
+                }
+                frozen.blobs(&numbers)
+            });
+            match result {
+                Ok(files) => assert_eq!((files.len(), second), (numbers.len(), 3)),
+                Err((missing, error)) => {
+                    assert_eq!(missing, 100 + (BLOBS_AT_ONCE + second) as u32);
+                    let expected = if errno == 0 { libc::EMFILE } else { errno };
+                    assert_eq!(error.raw_os_error(), Some(expected));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_program_maps_so_many_files_at_most() {
+        let (blob, error) =
+            with_frozen(BLOBS_MAX - 1, |frozen, _| frozen.blobs(&[7, 8])).unwrap_err();
+        assert_eq!(blob, 7);
+        assert_eq!(error.to_string(), "the program maps more than 4096 files");
+    }
+
+    #[test]
+    fn so_many_mappings_are_looked_at_at_most() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(u64::from(MAPPINGS_MAX + 1) * size_of::<Mapping>() as u64).unwrap();
+        assert_eq!(read_mappings(&file, MAPPINGS_MAX).unwrap().len(), MAPPINGS_MAX as usize);
+        read_mappings(&file, MAPPINGS_MAX + 1).unwrap_err();
+    }
+}

@@ -1,0 +1,351 @@
+//! The state helper: the process that reads the memory of sandboxes. Looked at from outside,
+//! killed, and stopped, with a stand-in kernel that lays out memory like a frozen program.
+
+mod common;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytemuck::Zeroable;
+use common::{Blobs, index_rootfs, next, parent, said, start_with};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tempfile::NamedTempFile;
+use thaw_abi::control::EntryPoint;
+use thaw_abi::rootfs::{INDEX_MAGIC, IndexHeader};
+use thaw_sandbox::{
+    BlobSource, BootPlan, Event, FreezeError, FreezeReport, FreezeSpec, Image, MergePolicy, Rootfs,
+    Sandbox, StateError, ThawOptions, UserIds, WorkingSet, ZygoteParent, freeze,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn blob() -> Vec<u8> {
+    (0..8).flat_map(|page| vec![page + 1; 4096]).collect()
+}
+
+fn spec() -> FreezeSpec {
+    FreezeSpec {
+        index_hash: [3; 32],
+        program: "example".into(),
+        arguments: String::new(),
+        about: "{}".into(),
+        max_stored: 1 << 30,
+        merge: MergePolicy::default(),
+    }
+}
+
+fn at_entry_point(parent: &ZygoteParent, rootfs: Rootfs) -> (Sandbox, EntryPoint) {
+    let mut sandbox = start_with(parent.create().unwrap(), "freeze", "0", rootfs, |_| {});
+    match next(&mut sandbox) {
+        Event::EntryPoint(entry) => (sandbox, entry),
+        event => panic!("{event:?}"),
+    }
+}
+
+fn frozen(sandbox: &Sandbox, entry: EntryPoint) -> (NamedTempFile, FreezeReport) {
+    let file = NamedTempFile::new().unwrap();
+    let report = freeze(sandbox, entry, &spec(), file.as_file()).unwrap();
+    (file, report)
+}
+
+fn proc(pid: u32, name: &str) -> PathBuf {
+    Path::new("/proc").join(pid.to_string()).join(name)
+}
+
+fn namespace(pid: u32, name: &str) -> u64 {
+    fs::metadata(proc(pid, "ns").join(name)).unwrap().ino()
+}
+
+fn status(pid: u32, field: &str) -> String {
+    let status = fs::read_to_string(proc(pid, "status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":"));
+    line.unwrap().trim().to_owned()
+}
+
+/// The state helpers of a zygote parent: they are children of this process in the pid
+/// namespace of that parent. Other tests of this process have others.
+fn helpers(parent: &ZygoteParent) -> Vec<u32> {
+    let is_helper = |pid: &u32| {
+        let arguments = fs::read(proc(*pid, "cmdline")).unwrap_or_default();
+        let status = fs::read_to_string(proc(*pid, "status")).unwrap_or_default();
+        let own = fs::metadata(proc(*pid, "ns/pid"));
+        arguments.windows(19).any(|part| part == b"--thaw-state-helper")
+            && status.contains(&format!("PPid:\t{}\n", std::process::id()))
+            && own.is_ok_and(|own| own.ino() == namespace(parent.pid(), "pid"))
+    };
+    let numbers = fs::read_dir("/proc").unwrap().flatten();
+    numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_helper).collect()
+}
+
+fn helper(parent: &ZygoteParent) -> u32 {
+    match helpers(parent)[..] {
+        [pid] => pid,
+        ref others => panic!("{others:?}"),
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Blobs whose source does something when the first is opened: in the middle of a freeze.
+struct Interrupting(Blobs, Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl BlobSource for Interrupting {
+    fn open_blob(&self, blob: u32) -> io::Result<OwnedFd> {
+        if let Some(act) = self.1.lock().unwrap().take() {
+            act();
+        }
+        self.0.open_blob(blob)
+    }
+}
+
+fn interrupting() -> (Rootfs, Arc<Interrupting>) {
+    let source = Arc::new(Interrupting(Blobs(vec![blob()]), Mutex::default()));
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    (Rootfs::Index { file, len: 0, blobs: source.clone() }, source)
+}
+
+fn plan(image: &NamedTempFile) -> BootPlan {
+    let image = Image::open(File::open(image.path()).unwrap()).unwrap();
+    let header = IndexHeader { magic: INDEX_MAGIC, blob_count: 1, ..IndexHeader::zeroed() };
+    let index = tempfile::tempfile().unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&index, bytemuck::bytes_of(&header), 0).unwrap();
+    image.plan(Arc::new(index), 0, Arc::new(Blobs(vec![blob()]))).unwrap()
+}
+
+fn thawed(parent: &ZygoteParent, plan: &BootPlan) -> Sandbox {
+    let options = ThawOptions {
+        streams: None,
+        limits: Default::default(),
+        cpu_time_limit: None,
+        flags: 0,
+        hostname: "copy",
+        egress: &Default::default(),
+    };
+    let mut copy = parent.create().unwrap().thaw(plan, None, &options).unwrap();
+    assert!(matches!(next(&mut copy), Event::Booted(_)));
+    assert_eq!(said(&mut copy), "thawed");
+    copy
+}
+
+#[test]
+fn it_has_no_rights_but_to_look_at_sandboxes() {
+    let parent = parent();
+    let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    assert_eq!(helpers(&parent), [], "it is started when it is needed");
+    frozen(&sandbox, entry);
+    let helper = helper(&parent);
+
+    // CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE, and none to be had by other means.
+    for (field, value) in [
+        ("CapPrm", "0000000000080004"),
+        ("CapEff", "0000000000080004"),
+        ("CapInh", "0000000000000000"),
+        ("CapBnd", "0000000000000000"),
+        ("CapAmb", "0000000000000000"),
+        ("NoNewPrivs", "1"),
+        ("Seccomp", "2"),
+        ("Threads", "1"),
+    ] {
+        assert_eq!(status(helper, field), value, "{field}");
+    }
+    if geteuid().is_root() {
+        // The first id of the range that its zygote parent has, which is nobody's on the host.
+        assert!(status(helper, "Uid").split_whitespace().all(|id| id != "0"));
+        assert!(status(helper, "Gid").split_whitespace().all(|id| id != "0"));
+        assert_eq!(status(helper, "Groups"), "");
+        assert_eq!(parent.user_ids(), UserIds::OnePerSandbox);
+    }
+
+    // It sees the sandboxes of its zygote parent, and has nothing else in common.
+    assert_eq!(namespace(helper, "user"), namespace(sandbox.pid(), "user"));
+    assert_eq!(namespace(helper, "pid"), namespace(parent.pid(), "pid"));
+    for name in ["net", "mnt", "ipc", "uts", "cgroup"] {
+        for other in [std::process::id(), parent.pid(), sandbox.pid()] {
+            assert_ne!(namespace(helper, name), namespace(other, name), "{name}");
+        }
+    }
+    let interfaces = fs::read_to_string(proc(helper, "net/dev")).unwrap();
+    assert_eq!(interfaces.lines().count(), 3, "only the loopback interface: {interfaces}");
+
+    assert_eq!(fs::read_dir(proc(helper, "root")).unwrap().count(), 0);
+    let mounts = fs::read_to_string(proc(helper, "mountinfo")).unwrap();
+    assert_eq!(mounts.lines().count(), 1, "{mounts}");
+
+    let mut descriptors: Vec<String> = fs::read_dir(proc(helper, "fd"))
+        .unwrap()
+        .map(|entry| fs::read_link(entry.unwrap().path()).unwrap())
+        .map(|target| target.to_string_lossy().split(':').next().unwrap().to_owned())
+        .collect();
+    descriptors.sort();
+    // The standard streams, the /proc of the sandboxes, and the socket, twice.
+    assert_eq!(descriptors, ["/", "/dev/null", "/dev/null", "/dev/null", "socket", "socket"]);
+
+    let limits = fs::read_to_string(proc(helper, "limits")).unwrap();
+    let limit = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    assert_eq!(limit("Max core file size"), 0);
+    assert!(limit("Max address space") <= 2 << 30);
+    assert!(limit("Max open files") <= 8192);
+    let score = fs::read_to_string(proc(helper, "oom_score_adj")).unwrap();
+    assert_eq!(score.trim(), "900");
+}
+
+#[test]
+fn one_helper_serves_all_sandboxes_of_a_zygote_parent() {
+    let parent = parent();
+    let (first, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    let (image, _) = frozen(&first, entry);
+    let pid = helper(&parent);
+    let (second, other_entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    frozen(&second, other_entry);
+    let plan = plan(&image);
+    let copy = thawed(&parent, &plan);
+    WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap();
+    assert_eq!(helpers(&parent), [pid]);
+    // Nothing of what it was given stays open.
+    assert_eq!(fs::read_dir(proc(pid, "fd")).unwrap().count(), 6);
+}
+
+#[test]
+fn it_is_started_again_when_it_has_died() {
+    let parent = parent();
+    let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    frozen(&sandbox, entry);
+    let first = helper(&parent);
+    signal(first, Signal::KILL);
+    wait_until("it is dead", || status(first, "State").starts_with('Z'));
+    frozen(&sandbox, entry);
+    assert_ne!(helper(&parent), first);
+    assert!(!proc(first, "status").exists(), "it was not reaped");
+}
+
+#[test]
+fn a_helper_that_is_killed_during_a_freeze_leaves_no_image() {
+    let parent = parent();
+    let (rootfs, source) = interrupting();
+    let (sandbox, entry) = at_entry_point(&parent, rootfs);
+    frozen(&sandbox, entry);
+    let pid = helper(&parent);
+    *source.1.lock().unwrap() = Some(Box::new(move || signal(pid, Signal::KILL)));
+    let file = NamedTempFile::new().unwrap();
+    let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
+    assert!(matches!(error, FreezeError::Helper(StateError::Ended)), "{error}");
+    Image::open(File::open(file.path()).unwrap()).unwrap_err();
+    let (image, _) = frozen(&sandbox, entry);
+    thawed(&parent, &plan(&image));
+}
+
+#[test]
+fn a_sandbox_that_ends_during_a_freeze_makes_no_image() {
+    let parent = parent();
+    let (rootfs, source) = interrupting();
+    let (sandbox, entry) = at_entry_point(&parent, rootfs);
+    let pid = sandbox.pid();
+    *source.1.lock().unwrap() = Some(Box::new(move || {
+        signal(pid, Signal::KILL);
+        wait_until("it is dead", || !proc(pid, "maps").exists());
+    }));
+    let file = NamedTempFile::new().unwrap();
+    let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
+    assert!(matches!(error, FreezeError::SandboxEnded), "{error}");
+    // The helper had no part in it.
+    let (other, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    let pid = helper(&parent);
+    frozen(&other, entry);
+    assert_eq!(helper(&parent), pid);
+}
+
+#[test]
+fn a_sandbox_that_has_ended_is_not_frozen() {
+    let parent = parent();
+    let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    let (other, other_entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    frozen(&other, other_entry);
+    sandbox.kill().unwrap();
+    sandbox.wait();
+    let file = NamedTempFile::new().unwrap();
+    let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
+    assert!(matches!(error, FreezeError::SandboxEnded), "{error}");
+    assert_eq!(file.as_file().metadata().unwrap().len(), 0);
+}
+
+/// A sandbox cannot hold it for ever, whatever it does to it.
+#[test]
+fn a_helper_that_does_not_answer_is_replaced() {
+    let parent = parent();
+    let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    let (image, _) = frozen(&sandbox, entry);
+    let plan = plan(&image);
+    let copy = thawed(&parent, &plan);
+    let pid = helper(&parent);
+    signal(pid, Signal::STOP);
+    let error = WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    assert!(!proc(pid, "status").exists(), "it was not ended");
+    WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap();
+    assert_ne!(helper(&parent), pid);
+}
+
+/// It is in the pid namespace of the sandboxes, whose end waits until all are reaped.
+#[test]
+fn it_ends_with_the_zygote_parent_and_does_not_hold_up_its_end() {
+    let parent = parent();
+    let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    frozen(&sandbox, entry);
+    let pid = helper(&parent);
+    signal(parent.pid(), Signal::KILL);
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| ended.send(sandbox.wait()));
+        end.recv_timeout(PATIENCE).expect("the sandboxes end");
+    });
+    assert!(!proc(pid, "status").exists());
+    let file = NamedTempFile::new().unwrap();
+    let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
+    assert!(matches!(error, FreezeError::SandboxEnded), "{error}");
+}
+
+#[test]
+fn it_ends_when_nobody_wants_it_any_more() {
+    let parent = parent();
+    let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    frozen(&sandbox, entry);
+    let (helper, parent_pid) = (helper(&parent), parent.pid());
+    drop((sandbox, parent));
+    wait_until("both are gone", || {
+        !proc(helper, "status").exists() && !proc(parent_pid, "status").exists()
+    });
+}
+
+#[test]
+fn a_description_that_is_too_long_is_refused() {
+    let parent = parent();
+    let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    for (len, is_good) in [(16 * 1024, true), (16 * 1024 + 1, false)] {
+        let spec = FreezeSpec { about: "x".repeat(len), ..spec() };
+        let file = NamedTempFile::new().unwrap();
+        match freeze(&sandbox, entry, &spec, file.as_file()) {
+            Ok(_) => assert!(is_good, "{len}"),
+            Err(error) => {
+                assert!(!is_good && matches!(error, FreezeError::About { .. }), "{error}");
+            }
+        }
+    }
+}
