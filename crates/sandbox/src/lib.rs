@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod allowed;
 pub mod boot;
 pub mod broker;
 pub mod console;

@@ -51,6 +51,7 @@ pub fn become_daemon() -> io::Result<Inherited> {
         // The monitor has ended before it could be noticed.
         return Err(Errno::PIPE.into());
     }
+    super::filter::install()?;
     monitor::adopt(socket, start.grant);
     Ok(Inherited { home: start.home, prepared })
 }

@@ -5,6 +5,7 @@
 //! of another user in a root directory with little in it ([`jail`]), passes signals on to
 //! it, and starts it again if it crashes. Clients that connect meanwhile wait.
 
+mod filter;
 mod jail;
 mod user;
 
@@ -31,6 +32,8 @@ pub const MONITORED: &str = "--monitored";
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// A daemon that has lived so long has not crashed because of how it was started.
 const LONG_LIFE: Duration = Duration::from_secs(60);
+/// After so many crashes in a row, each in a shorter life, the monitor gives up.
+const CRASHES_MAX: u32 = 5;
 /// How long the sandboxes of a daemon that has ended may take to be gone.
 const SANDBOXES_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -63,7 +66,7 @@ pub fn run(
     let prepared = Prepared::make(home, options)?;
     let mut watch =
         Watch { monitor, signals, home, linked, prepared, user: user.ids, stopping: false };
-    let mut pause = PAUSES.0;
+    let (mut pause, mut crashes) = (PAUSES.0, 0);
     loop {
         let started = Instant::now();
         let status = watch.one_life()?;
@@ -74,9 +77,15 @@ pub fn run(
             return Ok(Some(1));
         }
         if started.elapsed() > LONG_LIFE {
-            pause = PAUSES.0;
+            (pause, crashes) = (PAUSES.0, 0);
         }
         let signal = status.terminating_signal().unwrap_or_default();
+        // Somebody has killed it, or the host was out of memory: it is not its fault.
+        crashes += u32::from(signal != libc::SIGKILL);
+        if crashes == CRASHES_MAX {
+            tracing::error!("the daemon has crashed {crashes} times in a row");
+            return Ok(Some(1));
+        }
         tracing::error!("the daemon was ended by signal {signal}; starting it again");
         std::thread::sleep(pause);
         pause = (pause * 2).min(PAUSES.1);

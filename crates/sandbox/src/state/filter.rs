@@ -1,51 +1,9 @@
 //! The host calls of the state helper.
-//!
-//! The list is made into a filter by `seccompiler`, the crate of Firecracker: the kernel of
-//! the sandboxes has a generator of its own only because it has no allocator at that time
-//! and answers calls with `EPERM` and `TRAP`, neither of which is needed here.
 
-use std::collections::BTreeMap;
 use std::io;
 
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp, SeccompCondition,
-    SeccompFilter, SeccompRule, TargetArch, apply_filter,
-};
-
+use crate::allowed::{Call, Check, Otherwise, call, has_no_bits_but, install_list, is};
 use crate::pagemap::PAGEMAP_SCAN;
-
-/// A check of an argument: `(argument & mask) == value`.
-#[derive(Clone, Copy, Debug)]
-struct Check {
-    argument: u8,
-    mask: u64,
-    value: u64,
-}
-
-const fn is(argument: u8, value: u64) -> Check {
-    Check { argument, mask: 0xffff_ffff, value }
-}
-
-const fn has_no_bits_but(argument: u8, bits: u64) -> Check {
-    Check { argument, mask: !bits & 0xffff_ffff, value: 0 }
-}
-
-/// An allowed call: each of `rules` is a set of checks, one of which must hold whole.
-struct Call {
-    number: libc::c_long,
-    rules: &'static [&'static [Check]],
-    /// What the helper needs it for, and why it is harmless.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for who reads this, and for a test"))]
-    reason: &'static str,
-}
-
-const fn call(
-    number: libc::c_long,
-    rules: &'static [&'static [Check]],
-    reason: &'static str,
-) -> Call {
-    Call { number, rules, reason }
-}
 
 /// Which some libraries set, and which means nothing on this architecture.
 const O_LARGEFILE: u64 = 0o100_000;
@@ -106,38 +64,16 @@ static CALLS: &[Call] = &[
     call(libc::SYS_exit_group, &[], "ends the helper"),
 ];
 
-/// Which calls pass.
-fn program() -> Result<BpfProgram, seccompiler::BackendError> {
-    let mut rules = BTreeMap::new();
-    for call in CALLS {
-        let made: Result<Vec<SeccompRule>, _> = call
-            .rules
-            .iter()
-            .map(|checks| {
-                let conditions: Result<Vec<_>, _> = checks.iter().map(condition).collect();
-                SeccompRule::new(conditions?)
-            })
-            .collect();
-        rules.insert(call.number, made?);
-    }
-    let (kill, allow) = (SeccompAction::KillProcess, SeccompAction::Allow);
-    SeccompFilter::new(rules, kill, allow, TargetArch::x86_64)?.try_into()
-}
-
-fn condition(check: &Check) -> Result<SeccompCondition, seccompiler::BackendError> {
-    let operation = SeccompCmpOp::MaskedEq(check.mask);
-    SeccompCondition::new(check.argument, Len::Dword, operation, check.value)
-}
-
 /// Forbids new privileges and everything that is not on the list, for good.
 pub fn install() -> io::Result<()> {
-    let program = program().map_err(io::Error::other)?;
-    apply_filter(&program).map_err(io::Error::other)
+    install_list(CALLS, Otherwise::Kill)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allowed::program;
+    use seccompiler::apply_filter;
     use std::os::unix::process::ExitStatusExt;
 
     #[test]
@@ -179,7 +115,7 @@ mod tests {
     /// How a process ends that installs the filter and makes one call.
     #[allow(unsafe_code)]
     fn fate(number: libc::c_long, arguments: [u64; 4]) -> std::process::ExitStatus {
-        let program = program().unwrap();
+        let program = program(CALLS, Otherwise::Kill).unwrap();
         let [a, b, c, d] = arguments;
         // SAFETY: the child makes nothing but system calls on memory that was there
         // before; no lock is taken.
