@@ -6,7 +6,7 @@ mod common;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -123,7 +123,7 @@ fn plan(image: &NamedTempFile) -> BootPlan {
     let image = Image::open(File::open(image.path()).unwrap()).unwrap();
     let header = IndexHeader { magic: INDEX_MAGIC, blob_count: 1, ..IndexHeader::zeroed() };
     let index = tempfile::tempfile().unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&index, bytemuck::bytes_of(&header), 0).unwrap();
+    index.write_all_at(bytemuck::bytes_of(&header), 0).unwrap();
     image.plan(Arc::new(index), 0, Arc::new(Blobs(vec![blob()]))).unwrap()
 }
 
@@ -348,4 +348,40 @@ fn a_description_that_is_too_long_is_refused() {
             }
         }
     }
+}
+
+/// The reports of a hostile kernel, read where they lie: the helper refuses them or makes an
+/// image, and is there for the next one.
+#[test]
+fn it_survives_mutated_reports() {
+    let parent = parent();
+    let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    let memory = File::options().read(true).write(true).open(proc(sandbox.pid(), "mem"));
+    let memory = match memory {
+        Ok(memory) => memory,
+        Err(error) => return common::skip(&format!("no access to a sandbox's memory: {error}")),
+    };
+    let mut report = vec![0; entry.report_len as usize];
+    memory.read_exact_at(&mut report, entry.report_address).unwrap();
+    frozen(&sandbox, entry);
+    let pid = helper(&parent);
+    let (mut images, mut refused) = (0, 0);
+    thaw_mutate::survive("live_report", &[&report], 400, |bytes| {
+        // There is one page for it, and what is longer reads on.
+        let written = &bytes[..bytes.len().min(4096)];
+        memory.write_all_at(written, entry.report_address).unwrap();
+        let entry = EntryPoint { report_len: bytes.len() as u64, ..entry };
+        let file = NamedTempFile::new().unwrap();
+        match freeze(&sandbox, entry, &spec(), file.as_file()) {
+            Ok(_) => {
+                images += 1;
+                // It may lie about what is where; it is a whole image nevertheless.
+                Image::open(File::open(file.path()).unwrap()).unwrap();
+            }
+            Err(FreezeError::Helper(error)) => panic!("{error}"),
+            Err(_) => refused += 1,
+        }
+    });
+    assert!(images > 0 && refused > 0, "{images} {refused}");
+    assert_eq!(helper(&parent), pid);
 }
