@@ -89,6 +89,27 @@ fn helper(parent: &ZygoteParent) -> u32 {
     }
 }
 
+/// The last parts of what its descriptors refer to.
+fn descriptors(pid: u32) -> Vec<String> {
+    let targets = fs::read_dir(proc(pid, "fd"))
+        .unwrap()
+        .map(|entry| fs::read_link(entry.unwrap().path()).unwrap());
+    let mut names: Vec<String> = targets
+        .map(|target| match target.file_name() {
+            Some(name) => name.to_string_lossy().split(':').next().unwrap().to_owned(),
+            None => "/".to_owned(),
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+/// The worker of a helper, in the middle of a request.
+fn worker(helper: u32) -> u32 {
+    let children = fs::read_to_string(proc(helper, &format!("task/{helper}/children"))).unwrap();
+    children.trim().parse().unwrap()
+}
+
 fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
@@ -186,14 +207,8 @@ fn it_has_no_rights_but_to_look_at_sandboxes() {
     let mounts = fs::read_to_string(proc(helper, "mountinfo")).unwrap();
     assert_eq!(mounts.lines().count(), 1, "{mounts}");
 
-    let mut descriptors: Vec<String> = fs::read_dir(proc(helper, "fd"))
-        .unwrap()
-        .map(|entry| fs::read_link(entry.unwrap().path()).unwrap())
-        .map(|target| target.to_string_lossy().split(':').next().unwrap().to_owned())
-        .collect();
-    descriptors.sort();
-    // The standard streams, the /proc of the sandboxes, and the socket, twice.
-    assert_eq!(descriptors, ["/", "/dev/null", "/dev/null", "/dev/null", "socket", "socket"]);
+    // The standard streams, the /proc of the sandboxes, and the socket.
+    assert_eq!(descriptors(helper), ["/", "null", "null", "null", "socket"]);
 
     let limits = fs::read_to_string(proc(helper, "limits")).unwrap();
     let limit = |name: &str| {
@@ -205,6 +220,59 @@ fn it_has_no_rights_but_to_look_at_sandboxes() {
     assert!(limit("Max open files") <= 8192);
     let score = fs::read_to_string(proc(helper, "oom_score_adj")).unwrap();
     assert_eq!(score.trim(), "900");
+}
+
+/// A guest that takes over the worker wins what it has already: its own memory, its image.
+#[test]
+fn a_worker_has_no_rights_at_all() {
+    let parent = parent();
+    let (rootfs, source) = interrupting();
+    let (sandbox, entry) = at_entry_point(&parent, rootfs);
+    frozen(&sandbox, entry);
+    let helper = helper(&parent);
+    let (seen_to, seen) = std::sync::mpsc::channel();
+    *source.1.lock().unwrap() = Some(Box::new(move || {
+        let worker = worker(helper);
+        let fields =
+            ["CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Seccomp_filters", "Threads"];
+        let ids = status(worker, "Uid") == status(helper, "Uid");
+        let root = fs::read_dir(proc(worker, "root")).unwrap().count();
+        let values = fields.map(|field| status(worker, field));
+        seen_to.send((values, descriptors(worker), ids, root)).unwrap();
+    }));
+    let (image, _) = frozen(&sandbox, entry);
+    let (values, descriptors, has_ids_of_helper, root) = seen.recv().unwrap();
+    let none = "0000000000000000";
+    assert_eq!(values, [none, none, none, "1", "2", "2", "1"]);
+    assert!(has_ids_of_helper);
+    assert_eq!(root, 0);
+    // No /proc: only the memory of this sandbox, and the image. Its socket is its own.
+    let image = image.path().file_name().unwrap().to_string_lossy().into_owned();
+    let mut expected = ["null", "null", "null", "socket", "anon_inode", "mem", "pagemap", &image];
+    expected.sort();
+    // A pidfd is a file of its own kind since Linux 6.9.
+    let kind_of_pidfd = |name: String| if name == "pidfd" { "anon_inode".to_owned() } else { name };
+    let mut descriptors: Vec<String> = descriptors.into_iter().map(kind_of_pidfd).collect();
+    descriptors.sort();
+    // And the directory of its first process, by name only.
+    descriptors.retain(|name| name.parse::<u32>().is_err());
+    assert_eq!(descriptors, expected);
+}
+
+#[test]
+fn a_worker_that_is_killed_leaves_no_image() {
+    let parent = parent();
+    let (rootfs, source) = interrupting();
+    let (sandbox, entry) = at_entry_point(&parent, rootfs);
+    frozen(&sandbox, entry);
+    let first = helper(&parent);
+    *source.1.lock().unwrap() = Some(Box::new(move || signal(worker(first), Signal::KILL)));
+    let file = NamedTempFile::new().unwrap();
+    let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
+    assert!(matches!(error, FreezeError::Helper(StateError::Ended)), "{error}");
+    Image::open(File::open(file.path()).unwrap()).unwrap_err();
+    frozen(&sandbox, entry);
+    assert_ne!(helper(&parent), first);
 }
 
 #[test]
@@ -220,7 +288,7 @@ fn one_helper_serves_all_sandboxes_of_a_zygote_parent() {
     WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap();
     assert_eq!(helpers(&parent), [pid]);
     // Nothing of what it was given stays open.
-    assert_eq!(fs::read_dir(proc(pid, "fd")).unwrap().count(), 6);
+    assert_eq!(descriptors(pid).len(), 5);
 }
 
 #[test]
@@ -237,17 +305,22 @@ fn it_is_started_again_when_it_has_died() {
 }
 
 #[test]
-fn a_helper_that_is_killed_during_a_freeze_leaves_no_image() {
+fn a_helper_that_is_killed_during_a_freeze_takes_its_worker_along() {
     let parent = parent();
     let (rootfs, source) = interrupting();
     let (sandbox, entry) = at_entry_point(&parent, rootfs);
     frozen(&sandbox, entry);
     let pid = helper(&parent);
-    *source.1.lock().unwrap() = Some(Box::new(move || signal(pid, Signal::KILL)));
+    let (killed_to, killed) = std::sync::mpsc::channel();
+    *source.1.lock().unwrap() = Some(Box::new(move || {
+        killed_to.send(worker(pid)).unwrap();
+        signal(pid, Signal::KILL);
+    }));
     let file = NamedTempFile::new().unwrap();
     let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
     assert!(matches!(error, FreezeError::Helper(StateError::Ended)), "{error}");
-    Image::open(File::open(file.path()).unwrap()).unwrap_err();
+    let worker = killed.recv().unwrap();
+    wait_until("the worker is gone", || !proc(worker, "status").exists());
     let (image, _) = frozen(&sandbox, entry);
     thawed(&parent, &plan(&image));
 }
@@ -257,6 +330,7 @@ fn a_sandbox_that_ends_during_a_freeze_makes_no_image() {
     let parent = parent();
     let (rootfs, source) = interrupting();
     let (sandbox, entry) = at_entry_point(&parent, rootfs);
+    frozen(&sandbox, entry);
     let pid = sandbox.pid();
     *source.1.lock().unwrap() = Some(Box::new(move || {
         signal(pid, Signal::KILL);

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -19,7 +20,7 @@ use super::confine::{During, Failure, confine};
 use super::protocol::{
     ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED, Answer, HELPER_ARGUMENT, errno_of,
 };
-use super::serve::{serve, tell_of_panics};
+use super::serve::serve;
 use crate::message;
 use crate::sys::{self, CloseOnExec, Forked};
 
@@ -88,7 +89,8 @@ pub(crate) fn helper_main() -> Option<i32> {
     let Ok((socket, pid, user)) = take_descriptors() else { return Some(1) };
     let user = (join == JOIN_USER).then_some(user);
     Some(match launch(&socket, pid, user, id) {
-        Ok(code) => code,
+        Ok(Role::Helper { proc }) => serve(socket, proc),
+        Ok(Role::Launcher) => 0,
         Err(Failure { step, source }) => {
             let answer = Answer { errno: errno_of(&source), ..Answer::new(ANSWER_NOT_SERVING) };
             // If the caller is gone, there is nobody left to tell.
@@ -96,6 +98,17 @@ pub(crate) fn helper_main() -> Option<i32> {
             1
         }
     })
+}
+
+/// What a process has become.
+enum Role {
+    /// The launcher, which has done its work.
+    Launcher,
+    /// The helper, with everything given up.
+    Helper {
+        /// The `/proc` of the sandboxes.
+        proc: OwnedFd,
+    },
 }
 
 /// Takes the descriptors that came as the standard streams, puts `/dev/null` there, and
@@ -113,8 +126,7 @@ fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
     Ok((socket, pid, user))
 }
 
-/// Returns the exit code of the launcher, and of the helper at its end.
-fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Result<i32, Failure> {
+fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Result<Role, Failure> {
     if let Some(user) = user {
         move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))
             .during("join the sandboxes' user namespace")?;
@@ -131,20 +143,19 @@ fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Res
             message::send(socket, &[IoSlice::new(&started)], &[pidfd.as_fd()])
                 .during("hand over its descriptor")?;
             rustix::io::write(&start, &[1]).during("let it go on")?;
-            Ok(0)
+            Ok(Role::Launcher)
         }
         Forked::Child => {
             drop(start);
             // The caller must know of this process before it hears of it.
             if rustix::io::read(&go, &mut [0]).during("wait for its launcher")? == 0 {
-                return Ok(1);
+                return Err(Errno::PIPE).during("wait for its launcher");
             }
             drop(go);
-            tell_of_panics(socket);
             let proc = confine(id)?;
             let serving = Answer::new(ANSWER_SERVING).with_text("");
             message::send(socket, &[IoSlice::new(&serving)], &[]).during("answer")?;
-            Ok(serve(socket, &proc))
+            Ok(Role::Helper { proc })
         }
     }
 }
