@@ -89,7 +89,7 @@ pub(crate) fn helper_main() -> Option<i32> {
     let Ok((socket, pid, user)) = take_descriptors() else { return Some(1) };
     let user = (join == JOIN_USER).then_some(user);
     Some(match launch(&socket, pid, user, id) {
-        Ok(Role::Helper { proc }) => serve(socket, proc),
+        Ok(Role::Helper { proc }) => sys::exit_at_once(serve(socket, proc)),
         Ok(Role::Launcher) => 0,
         Err(Failure { step, source }) => {
             let answer = Answer { errno: errno_of(&source), ..Answer::new(ANSWER_NOT_SERVING) };

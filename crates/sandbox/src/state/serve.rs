@@ -161,7 +161,7 @@ fn tell_of_panics(socket: &Arc<OwnedFd>) {
         let answer = Answer { error: ERROR_PANIC, ..Answer::new(ANSWER_FAILED) };
         let text = panic.to_string();
         let _ = message::send(&*socket, &[IoSlice::new(&answer.with_text(&text))], &[]);
-        std::process::exit(1);
+        sys::exit_at_once(1);
     }));
 }
 
@@ -285,7 +285,7 @@ impl Frozen<'_> {
         let reply: BlobReply = pod_read_unaligned(&reply);
         if len != size_of::<BlobReply>() || reply.kind != REPLY_BLOB {
             // The caller is gone, and with it whoever wants the image.
-            std::process::exit(1);
+            sys::exit_at_once(1);
         }
         match numbers.get(files.len()) {
             None => Ok(files.into_iter().map(File::from).collect()),
