@@ -63,7 +63,7 @@ fn namespace(pid: u32, name: &str) -> u64 {
 
 fn status(pid: u32, field: &str) -> String {
     let status = fs::read_to_string(proc(pid, "status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     line.unwrap().trim().to_owned()
 }
 
@@ -181,6 +181,7 @@ fn it_has_no_rights_but_to_look_at_sandboxes() {
         ("NoNewPrivs", "1"),
         ("Seccomp", "2"),
         ("Threads", "1"),
+        ("Name", "thaw-state"),
     ] {
         assert_eq!(status(helper, field), value, "{field}");
     }

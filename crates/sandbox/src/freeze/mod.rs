@@ -45,7 +45,7 @@ pub struct FreezeSpec {
     pub program: String,
     /// Its arguments, for debuggers and `readelf`.
     pub arguments: String,
-    /// JSON about the function, for people; not read at boot.
+    /// JSON about the function, for people, 16 KiB at most; not read at boot.
     pub about: String,
     /// Most bytes of memory that the image may store.
     pub max_stored: u64,

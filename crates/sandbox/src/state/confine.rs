@@ -15,7 +15,7 @@ use rustix::process::{
 };
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, clear_ambient_capability_set,
-    set_capabilities, set_capabilities_secure_bits, set_thread_groups,
+    set_capabilities, set_capabilities_secure_bits, set_name, set_thread_groups,
 };
 
 use super::filter::{self, List};
@@ -53,6 +53,7 @@ impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
 /// as user and group `id`. Returns `/proc`.
 pub(super) fn confine(id: u32) -> Result<OwnedFd, Failure> {
     setsid().during("start a session")?;
+    set_name(c"thaw-state").during("take a name")?;
     // Killed after the sandboxes and before the daemon.
     File::options()
         .write(true)
