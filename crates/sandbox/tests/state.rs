@@ -67,16 +67,13 @@ fn status(pid: u32, field: &str) -> String {
     line.unwrap().trim().to_owned()
 }
 
-/// The state helpers of a zygote parent: they are children of this process in the pid
-/// namespace of that parent. Other tests of this process have others.
+/// The state helpers of a zygote parent, which has adopted them.
 fn helpers(parent: &ZygoteParent) -> Vec<u32> {
     let is_helper = |pid: &u32| {
         let arguments = fs::read(proc(*pid, "cmdline")).unwrap_or_default();
         let status = fs::read_to_string(proc(*pid, "status")).unwrap_or_default();
-        let own = fs::metadata(proc(*pid, "ns/pid"));
         arguments.windows(19).any(|part| part == b"--thaw-state-helper")
-            && status.contains(&format!("PPid:\t{}\n", std::process::id()))
-            && own.is_ok_and(|own| own.ino() == namespace(parent.pid(), "pid"))
+            && status.contains(&format!("PPid:\t{}\n", parent.pid()))
     };
     let numbers = fs::read_dir("/proc").unwrap().flatten();
     numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_helper).collect()
@@ -299,10 +296,9 @@ fn it_is_started_again_when_it_has_died() {
     frozen(&sandbox, entry);
     let first = helper(&parent);
     signal(first, Signal::KILL);
-    wait_until("it is dead", || status(first, "State").starts_with('Z'));
+    wait_until("it is reaped", || !proc(first, "status").exists());
     frozen(&sandbox, entry);
     assert_ne!(helper(&parent), first);
-    assert!(!proc(first, "status").exists(), "it was not reaped");
 }
 
 #[test]
@@ -373,7 +369,7 @@ fn a_helper_that_does_not_answer_is_replaced() {
     signal(pid, Signal::STOP);
     let error = WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
-    assert!(!proc(pid, "status").exists(), "it was not ended");
+    wait_until("it is gone", || !proc(pid, "status").exists());
     WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap();
     assert_ne!(helper(&parent), pid);
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+use rustix::process::{Signal, pidfd_send_signal};
 
 use super::launch::{Namespaces, spawn};
 use super::protocol::{
@@ -132,7 +132,7 @@ struct Running {
     child: Child,
 }
 
-/// Its process, by its pidfd. Dropping it kills and reaps it.
+/// Its process, by its pidfd. Dropping it kills it.
 #[derive(Debug)]
 struct Child(OwnedFd);
 
@@ -146,11 +146,8 @@ impl Drop for Child {
     fn drop(&mut self) {
         // It may have ended; then there is nobody to be killed.
         let _ = pidfd_send_signal(&self.0, Signal::KILL);
-        // Reaped here: the end of its pid namespace waits for that. One that the host cannot
-        // end now is left to whoever reaps the children of this process.
-        if is_readable(&self.0, Instant::now() + END_MAX) {
-            let _ = waitid(WaitId::PidFd(self.0.as_fd()), WaitIdOptions::EXITED);
-        }
+        // The caller may rely on its end, if the host can bring that about.
+        is_readable(&self.0, Instant::now() + END_MAX);
     }
 }
 
@@ -263,11 +260,10 @@ impl Subject {
         self.require_running()?;
         let (socket, remote) = control_pair()?;
         spawn(remote, namespaces, self.helper_id).map_err(failed("execute it"))?;
-        let mut conversation =
-            Conversation { socket: &socket, time: START_MAX, deadline: Instant::now() + START_MAX };
+        let mut conversation = Conversation::new(&socket, START_MAX);
         let mut child = None;
         loop {
-            let (answer, text, descriptor) = conversation.receive()?;
+            let (answer, text, descriptor) = conversation.receive().map_err(not_started)?;
             match answer.kind {
                 ANSWER_STARTED => child = descriptor.map(Child),
                 ANSWER_NOT_SERVING => {
@@ -308,6 +304,16 @@ impl Subject {
 fn failed(step: &str) -> impl FnOnce(io::Error) -> StateError {
     let step = step.to_owned();
     move |source| StateError::Start { step, source }
+}
+
+/// The error of a helper that says nothing while it starts.
+fn not_started(error: StateError) -> StateError {
+    let kind = match error {
+        StateError::Late(_) => io::ErrorKind::TimedOut,
+        StateError::Ended => io::ErrorKind::UnexpectedEof,
+        error => return error,
+    };
+    failed("wait for it")(kind.into())
 }
 
 /// A pair of sockets: one to keep, which never blocks who sends, and one to give away.

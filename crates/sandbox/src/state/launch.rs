@@ -1,9 +1,11 @@
 //! Starting a state helper.
 //!
 //! The executable that [`spawn`] starts is a launcher. It joins the user and pid namespace
-//! of the sandboxes and forks its own *sibling* (`CLONE_PARENT`) into the latter, with
-//! network, ipc, host-name, mount and control-group namespaces of its own. The sibling is
-//! the helper.
+//! of the sandboxes and forks a process into the latter, which forks the helper, with
+//! network, ipc, host-name, mount and control-group namespaces of its own, and ends. So the
+//! helper becomes a child of the zygote parent, process 1 of that pid namespace, which reaps
+//! it: the end of a pid namespace waits until all of its processes are reaped, and whoever
+//! adopts the children of a daemon that was killed need not do that.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -14,6 +16,7 @@ use std::process::{Command, Stdio};
 
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{WaitOptions, waitpid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::confine::{During, Failure, confine};
@@ -57,8 +60,7 @@ const JOIN_USER: &str = "join-user-namespace";
 const STAY: &str = "stay";
 
 /// Starts a helper that serves requests on `socket` and has user and group `id` of the
-/// namespaces. It says so there, with its pidfd. It is a child of the calling process, which
-/// must reap it before or when the pid namespace ends: that end waits for it.
+/// namespaces. It says so there, with its pidfd. The zygote parent reaps it.
 pub(crate) fn spawn(socket: OwnedFd, namespaces: Namespaces, id: u32) -> io::Result<()> {
     let (user, join) = match namespaces.user {
         Some(user) => (Stdio::from(user), JOIN_USER),
@@ -102,7 +104,7 @@ pub(crate) fn helper_main() -> Option<i32> {
 
 /// What a process has become.
 enum Role {
-    /// The launcher, which has done its work.
+    /// The launcher, or the process between: it has done its work.
     Launcher,
     /// The helper, with everything given up.
     Helper {
@@ -134,10 +136,23 @@ fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Res
     move_into_link_name_space(pid.as_fd(), Some(LinkNameSpaceType::ProcessID))
         .during("join the sandboxes' pid namespace")?;
     drop(pid);
+    // SAFETY: the launcher has one thread.
+    match unsafe { sys::fork() }.during("create a process in the pid namespace")? {
+        // It has said itself if it failed.
+        Some(between) => waitpid(Some(between), WaitOptions::empty())
+            .map(|_| Role::Launcher)
+            .during("wait for the process between"),
+        None => fork_helper(socket, id),
+    }
+}
+
+/// Runs in the process between launcher and helper, and in the helper.
+fn fork_helper(socket: &OwnedFd, id: u32) -> Result<Role, Failure> {
     let (go, start) = pipe_with(PipeFlags::CLOEXEC).during("make a pipe")?;
-    let flags = (OWN_NAMESPACES | libc::CLONE_PARENT) as u64;
-    // SAFETY: the launcher has one thread; the flags share nothing.
-    match unsafe { sys::fork_with(flags) }.during("create the process with its namespaces")? {
+    // SAFETY: this process has one thread; the flags share nothing.
+    match unsafe { sys::fork_with(OWN_NAMESPACES as u64) }
+        .during("create the process with its namespaces")?
+    {
         Forked::Parent { pidfd, .. } => {
             let started = Answer::new(ANSWER_STARTED).with_text("");
             message::send(socket, &[IoSlice::new(&started)], &[pidfd.as_fd()])
@@ -148,8 +163,8 @@ fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Res
         Forked::Child => {
             drop(start);
             // The caller must know of this process before it hears of it.
-            if rustix::io::read(&go, &mut [0]).during("wait for its launcher")? == 0 {
-                return Err(Errno::PIPE).during("wait for its launcher");
+            if rustix::io::read(&go, &mut [0]).during("wait for its maker")? == 0 {
+                return Err(Errno::PIPE).during("wait for its maker");
             }
             drop(go);
             let proc = confine(id)?;

@@ -76,6 +76,8 @@ pub(super) fn serve(control: OwnedFd, proc: OwnedFd) -> i32 {
         if send(&control, &Answer::new(ANSWER_IDLE).with_text("")).is_err() {
             return 1;
         }
+        // The worker of the next request has a copy of it.
+        packet[..len].fill(0);
     }
 }
 
