@@ -68,7 +68,10 @@ pub enum Otherwise {
 }
 
 /// The filter of a list.
-pub(crate) fn program(calls: &[Call], otherwise: Otherwise) -> Result<BpfProgram, BackendError> {
+pub(crate) fn program(
+    calls: impl Iterator<Item = Call>,
+    otherwise: Otherwise,
+) -> Result<BpfProgram, BackendError> {
     let mut rules = BTreeMap::new();
     for call in calls {
         let made: Result<Vec<SeccompRule>, _> = call
@@ -98,7 +101,10 @@ fn condition(check: &Check) -> Result<SeccompCondition, BackendError> {
 ///
 /// # Errors
 /// The host has no filters (seccomp(2)).
-pub fn install_list(calls: &[Call], otherwise: Otherwise) -> io::Result<()> {
+pub fn install_list(
+    calls: impl Iterator<Item = Call>,
+    otherwise: Otherwise,
+) -> io::Result<()> {
     let program = program(calls, otherwise).map_err(io::Error::other)?;
     apply_filter(&program).map_err(io::Error::other)
 }

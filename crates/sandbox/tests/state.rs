@@ -6,7 +6,7 @@ mod common;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -63,20 +63,17 @@ fn namespace(pid: u32, name: &str) -> u64 {
 
 fn status(pid: u32, field: &str) -> String {
     let status = fs::read_to_string(proc(pid, "status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     line.unwrap().trim().to_owned()
 }
 
-/// The state helpers of a zygote parent: they are children of this process in the pid
-/// namespace of that parent. Other tests of this process have others.
+/// The state helpers of a zygote parent, which has adopted them.
 fn helpers(parent: &ZygoteParent) -> Vec<u32> {
     let is_helper = |pid: &u32| {
         let arguments = fs::read(proc(*pid, "cmdline")).unwrap_or_default();
         let status = fs::read_to_string(proc(*pid, "status")).unwrap_or_default();
-        let own = fs::metadata(proc(*pid, "ns/pid"));
         arguments.windows(19).any(|part| part == b"--thaw-state-helper")
-            && status.contains(&format!("PPid:\t{}\n", std::process::id()))
-            && own.is_ok_and(|own| own.ino() == namespace(parent.pid(), "pid"))
+            && status.contains(&format!("PPid:\t{}\n", parent.pid()))
     };
     let numbers = fs::read_dir("/proc").unwrap().flatten();
     numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_helper).collect()
@@ -87,6 +84,27 @@ fn helper(parent: &ZygoteParent) -> u32 {
         [pid] => pid,
         ref others => panic!("{others:?}"),
     }
+}
+
+/// The last parts of what its descriptors refer to.
+fn descriptors(pid: u32) -> Vec<String> {
+    let targets = fs::read_dir(proc(pid, "fd"))
+        .unwrap()
+        .map(|entry| fs::read_link(entry.unwrap().path()).unwrap());
+    let mut names: Vec<String> = targets
+        .map(|target| match target.file_name() {
+            Some(name) => name.to_string_lossy().split(':').next().unwrap().to_owned(),
+            None => "/".to_owned(),
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+/// The worker of a helper, in the middle of a request.
+fn worker(helper: u32) -> u32 {
+    let children = fs::read_to_string(proc(helper, &format!("task/{helper}/children"))).unwrap();
+    children.trim().parse().unwrap()
 }
 
 fn signal(pid: u32, signal: Signal) {
@@ -123,7 +141,7 @@ fn plan(image: &NamedTempFile) -> BootPlan {
     let image = Image::open(File::open(image.path()).unwrap()).unwrap();
     let header = IndexHeader { magic: INDEX_MAGIC, blob_count: 1, ..IndexHeader::zeroed() };
     let index = tempfile::tempfile().unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&index, bytemuck::bytes_of(&header), 0).unwrap();
+    index.write_all_at(bytemuck::bytes_of(&header), 0).unwrap();
     image.plan(Arc::new(index), 0, Arc::new(Blobs(vec![blob()]))).unwrap()
 }
 
@@ -160,6 +178,7 @@ fn it_has_no_rights_but_to_look_at_sandboxes() {
         ("NoNewPrivs", "1"),
         ("Seccomp", "2"),
         ("Threads", "1"),
+        ("Name", "thaw-state"),
     ] {
         assert_eq!(status(helper, field), value, "{field}");
     }
@@ -186,14 +205,8 @@ fn it_has_no_rights_but_to_look_at_sandboxes() {
     let mounts = fs::read_to_string(proc(helper, "mountinfo")).unwrap();
     assert_eq!(mounts.lines().count(), 1, "{mounts}");
 
-    let mut descriptors: Vec<String> = fs::read_dir(proc(helper, "fd"))
-        .unwrap()
-        .map(|entry| fs::read_link(entry.unwrap().path()).unwrap())
-        .map(|target| target.to_string_lossy().split(':').next().unwrap().to_owned())
-        .collect();
-    descriptors.sort();
-    // The standard streams, the /proc of the sandboxes, and the socket, twice.
-    assert_eq!(descriptors, ["/", "/dev/null", "/dev/null", "/dev/null", "socket", "socket"]);
+    // The standard streams, the /proc of the sandboxes, and the socket.
+    assert_eq!(descriptors(helper), ["/", "null", "null", "null", "socket"]);
 
     let limits = fs::read_to_string(proc(helper, "limits")).unwrap();
     let limit = |name: &str| {
@@ -205,6 +218,59 @@ fn it_has_no_rights_but_to_look_at_sandboxes() {
     assert!(limit("Max open files") <= 8192);
     let score = fs::read_to_string(proc(helper, "oom_score_adj")).unwrap();
     assert_eq!(score.trim(), "900");
+}
+
+/// A guest that takes over the worker wins what it has already: its own memory, its image.
+#[test]
+fn a_worker_has_no_rights_at_all() {
+    let parent = parent();
+    let (rootfs, source) = interrupting();
+    let (sandbox, entry) = at_entry_point(&parent, rootfs);
+    frozen(&sandbox, entry);
+    let helper = helper(&parent);
+    let (seen_to, seen) = std::sync::mpsc::channel();
+    *source.1.lock().unwrap() = Some(Box::new(move || {
+        let worker = worker(helper);
+        let fields =
+            ["CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Seccomp_filters", "Threads"];
+        let ids = status(worker, "Uid") == status(helper, "Uid");
+        let root = fs::read_dir(proc(worker, "root")).unwrap().count();
+        let values = fields.map(|field| status(worker, field));
+        seen_to.send((values, descriptors(worker), ids, root)).unwrap();
+    }));
+    let (image, _) = frozen(&sandbox, entry);
+    let (values, descriptors, has_ids_of_helper, root) = seen.recv().unwrap();
+    let none = "0000000000000000";
+    assert_eq!(values, [none, none, none, "1", "2", "2", "1"]);
+    assert!(has_ids_of_helper);
+    assert_eq!(root, 0);
+    // No /proc: only the memory of this sandbox, and the image. Its socket is its own.
+    let image = image.path().file_name().unwrap().to_string_lossy().into_owned();
+    let mut expected = ["null", "null", "null", "socket", "anon_inode", "mem", "pagemap", &image];
+    expected.sort();
+    // A pidfd is a file of its own kind since Linux 6.9.
+    let kind_of_pidfd = |name: String| if name == "pidfd" { "anon_inode".to_owned() } else { name };
+    let mut descriptors: Vec<String> = descriptors.into_iter().map(kind_of_pidfd).collect();
+    descriptors.sort();
+    // And the directory of its first process, by name only.
+    descriptors.retain(|name| name.parse::<u32>().is_err());
+    assert_eq!(descriptors, expected);
+}
+
+#[test]
+fn a_worker_that_is_killed_leaves_no_image() {
+    let parent = parent();
+    let (rootfs, source) = interrupting();
+    let (sandbox, entry) = at_entry_point(&parent, rootfs);
+    frozen(&sandbox, entry);
+    let first = helper(&parent);
+    *source.1.lock().unwrap() = Some(Box::new(move || signal(worker(first), Signal::KILL)));
+    let file = NamedTempFile::new().unwrap();
+    let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
+    assert!(matches!(error, FreezeError::Helper(StateError::Ended)), "{error}");
+    Image::open(File::open(file.path()).unwrap()).unwrap_err();
+    frozen(&sandbox, entry);
+    assert_ne!(helper(&parent), first);
 }
 
 #[test]
@@ -220,7 +286,7 @@ fn one_helper_serves_all_sandboxes_of_a_zygote_parent() {
     WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap();
     assert_eq!(helpers(&parent), [pid]);
     // Nothing of what it was given stays open.
-    assert_eq!(fs::read_dir(proc(pid, "fd")).unwrap().count(), 6);
+    assert_eq!(descriptors(pid).len(), 5);
 }
 
 #[test]
@@ -230,24 +296,28 @@ fn it_is_started_again_when_it_has_died() {
     frozen(&sandbox, entry);
     let first = helper(&parent);
     signal(first, Signal::KILL);
-    wait_until("it is dead", || status(first, "State").starts_with('Z'));
+    wait_until("it is reaped", || !proc(first, "status").exists());
     frozen(&sandbox, entry);
     assert_ne!(helper(&parent), first);
-    assert!(!proc(first, "status").exists(), "it was not reaped");
 }
 
 #[test]
-fn a_helper_that_is_killed_during_a_freeze_leaves_no_image() {
+fn a_helper_that_is_killed_during_a_freeze_takes_its_worker_along() {
     let parent = parent();
     let (rootfs, source) = interrupting();
     let (sandbox, entry) = at_entry_point(&parent, rootfs);
     frozen(&sandbox, entry);
     let pid = helper(&parent);
-    *source.1.lock().unwrap() = Some(Box::new(move || signal(pid, Signal::KILL)));
+    let (killed_to, killed) = std::sync::mpsc::channel();
+    *source.1.lock().unwrap() = Some(Box::new(move || {
+        killed_to.send(worker(pid)).unwrap();
+        signal(pid, Signal::KILL);
+    }));
     let file = NamedTempFile::new().unwrap();
     let error = freeze(&sandbox, entry, &spec(), file.as_file()).unwrap_err();
     assert!(matches!(error, FreezeError::Helper(StateError::Ended)), "{error}");
-    Image::open(File::open(file.path()).unwrap()).unwrap_err();
+    let worker = killed.recv().unwrap();
+    wait_until("the worker is gone", || !proc(worker, "status").exists());
     let (image, _) = frozen(&sandbox, entry);
     thawed(&parent, &plan(&image));
 }
@@ -257,6 +327,7 @@ fn a_sandbox_that_ends_during_a_freeze_makes_no_image() {
     let parent = parent();
     let (rootfs, source) = interrupting();
     let (sandbox, entry) = at_entry_point(&parent, rootfs);
+    frozen(&sandbox, entry);
     let pid = sandbox.pid();
     *source.1.lock().unwrap() = Some(Box::new(move || {
         signal(pid, Signal::KILL);
@@ -298,7 +369,7 @@ fn a_helper_that_does_not_answer_is_replaced() {
     signal(pid, Signal::STOP);
     let error = WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
-    assert!(!proc(pid, "status").exists(), "it was not ended");
+    wait_until("it is gone", || !proc(pid, "status").exists());
     WorkingSet::recorder(&copy).unwrap().record(&plan).unwrap();
     assert_ne!(helper(&parent), pid);
 }
@@ -348,4 +419,40 @@ fn a_description_that_is_too_long_is_refused() {
             }
         }
     }
+}
+
+/// The reports of a hostile kernel, read where they lie: the helper refuses them or makes an
+/// image, and is there for the next one.
+#[test]
+fn it_survives_mutated_reports() {
+    let parent = parent();
+    let (sandbox, entry) = at_entry_point(&parent, index_rootfs(vec![blob()]));
+    let memory = File::options().read(true).write(true).open(proc(sandbox.pid(), "mem"));
+    let memory = match memory {
+        Ok(memory) => memory,
+        Err(error) => return common::skip(&format!("no access to a sandbox's memory: {error}")),
+    };
+    let mut report = vec![0; entry.report_len as usize];
+    memory.read_exact_at(&mut report, entry.report_address).unwrap();
+    frozen(&sandbox, entry);
+    let pid = helper(&parent);
+    let (mut images, mut refused) = (0, 0);
+    thaw_mutate::survive("live_report", &[&report], 400, |bytes| {
+        // There is one page for it, and what is longer reads on.
+        let written = &bytes[..bytes.len().min(4096)];
+        memory.write_all_at(written, entry.report_address).unwrap();
+        let entry = EntryPoint { report_len: bytes.len() as u64, ..entry };
+        let file = NamedTempFile::new().unwrap();
+        match freeze(&sandbox, entry, &spec(), file.as_file()) {
+            Ok(_) => {
+                images += 1;
+                // It may lie about what is where; it is a whole image nevertheless.
+                Image::open(File::open(file.path()).unwrap()).unwrap();
+            }
+            Err(FreezeError::Helper(error)) => panic!("{error}"),
+            Err(_) => refused += 1,
+        }
+    });
+    assert!(images > 0 && refused > 0, "{images} {refused}");
+    assert_eq!(helper(&parent), pid);
 }

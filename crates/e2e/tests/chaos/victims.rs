@@ -19,16 +19,22 @@ pub enum Victim {
     Any,
     /// The process that makes zygotes; all sandboxes end with it.
     ZygoteParent,
+    /// The process that opens the memory of sandboxes, or one that reads it.
+    StateHelper,
 }
 
+/// The name of a [`Victim::StateHelper`].
+const STATE_HELPER: &str = "thaw-state";
+
 /// Each kind, and how often it is struck, in a hundred blows.
-pub const VICTIMS: [(Victim, u64); 6] = [
-    (Victim::Instance, 40),
+pub const VICTIMS: [(Victim, u64); 7] = [
+    (Victim::Instance, 38),
     (Victim::Zygote, 30),
     (Victim::Ready, 10),
     (Victim::Template, 7),
     (Victim::Any, 10),
     (Victim::ZygoteParent, 3),
+    (Victim::StateHelper, 2),
 ];
 
 /// Everything below a daemon at one moment.
@@ -64,6 +70,7 @@ impl Census {
             Victim::Template => self.templates.contains(&process.pid),
             Victim::ZygoteParent => self.is_zygote_parent(process),
             Victim::Zygote => self.is_zygote(process),
+            Victim::StateHelper => process.name == STATE_HELPER,
             Victim::Any => true,
         };
         self.all.iter().filter(of).cloned().collect()
@@ -71,12 +78,16 @@ impl Census {
 
     /// The daemon's child that has made its sandboxes.
     fn is_zygote_parent(&self, process: &Process) -> bool {
-        process.parent == self.main && self.all.iter().any(|other| other.parent == process.pid)
+        process.parent == self.main
+            && process.name != STATE_HELPER
+            && self.all.iter().any(|other| other.parent == process.pid)
     }
 
     fn is_zygote(&self, process: &Process) -> bool {
         let known = [&self.instances, &self.ready, &self.templates];
-        process.parent != self.main && !known.iter().any(|kind| kind.contains(&process.pid))
+        process.parent != self.main
+            && process.name != STATE_HELPER
+            && !known.iter().any(|kind| kind.contains(&process.pid))
     }
 }
 

@@ -45,7 +45,7 @@ pub struct FreezeSpec {
     pub program: String,
     /// Its arguments, for debuggers and `readelf`.
     pub arguments: String,
-    /// JSON about the function, for people; not read at boot.
+    /// JSON about the function, for people, 16 KiB at most; not read at boot.
     pub about: String,
     /// Most bytes of memory that the image may store.
     pub max_stored: u64,
@@ -308,6 +308,7 @@ impl Lender<'_> {
             }
             ERROR_SANDBOX_ENDED => FreezeError::SandboxEnded,
             ERROR_WRITE => FreezeError::Write(source()),
+            ERROR_HOST if answer.errno == libc::ESRCH => FreezeError::SandboxEnded,
             ERROR_HOST | ERROR_MEMORY => FreezeError::Memory(source()),
             _ => StateError::Nonsense("it failed at nothing that it was asked").into(),
         }
@@ -370,7 +371,7 @@ pub(crate) fn write_image(
     let request = &order.request;
     let mut scanner = Scanner::open(source, request.max_stored)?;
     let report = read_report(&scanner, request.report_address, request.report_len)?;
-    scanner.open_spaces(&report.processes)?;
+    scanner.take_spaces(&report.processes)?;
     let blobs = blobs_in_use(&report);
     scanner.open_blobs(&blobs)?;
 

@@ -5,13 +5,14 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use rustix::io::Errno;
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::freeze::{REGION_FROM_IMAGE, REGION_SHARED, REGION_WIPE};
 
 use super::FreezeError;
 use super::report::Region;
 use crate::pagemap::PageKind;
-use crate::state::Space;
+use crate::state::{FIRST_PROCESS, Space};
 
 /// Where the content of a page can be had from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +39,6 @@ impl Run {
     }
 }
 
-/// Number of the sandbox' own process in its pid namespace.
-const FIRST_PROCESS: u32 = 1;
 /// Bytes read at a time.
 const CHUNK: u64 = 1 << 20;
 /// Most bytes of memory that are read although no page is known to be there.
@@ -49,11 +48,8 @@ const ZEROS: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
 /// Where the memory of a frozen sandbox and its blobs come from.
 pub(crate) trait Source {
-    /// The memory of its first process.
-    fn first_space(&mut self) -> io::Result<Space>;
-
-    /// The memory of the process with this number in the sandbox' pid namespace.
-    fn space(&mut self, process: u32) -> io::Result<Space>;
+    /// The memory of the process with this number in the sandbox' pid namespace, once.
+    fn take_space(&mut self, process: u32) -> io::Result<Space>;
 
     /// Opens blobs of its rootfs to be read.
     ///
@@ -78,22 +74,22 @@ pub(crate) struct Scanner<'a> {
 
 impl<'a> Scanner<'a> {
     pub fn open(source: &'a mut dyn Source, max_stored: u64) -> Result<Self, FreezeError> {
-        let spaces = vec![source.first_space().map_err(FreezeError::Memory)?];
+        let spaces = vec![source.take_space(FIRST_PROCESS).map_err(FreezeError::Memory)?];
         Ok(Self { source, spaces, blobs: HashMap::new(), stored: 0, max_stored, unknown: 0 })
     }
 
-    /// Opens the memory of all address spaces: `processes` as the sandbox' pid
-    /// namespace numbers them. What the first process has was open before: it
+    /// Takes the memory of all address spaces: `processes` as the sandbox' pid
+    /// namespace numbers them. That of the first process was there before: it
     /// is the sandbox itself, or one of several that share the report.
-    pub fn open_spaces(&mut self, processes: &[u32]) -> Result<(), FreezeError> {
-        if processes == [FIRST_PROCESS] {
-            return Ok(());
+    pub fn take_spaces(&mut self, processes: &[u32]) -> Result<(), FreezeError> {
+        let mut first = self.spaces.pop();
+        for &process in processes {
+            let space = match process {
+                FIRST_PROCESS => first.take().ok_or_else(|| Errno::SRCH.into()),
+                process => self.source.take_space(process),
+            };
+            self.spaces.push(space.map_err(FreezeError::Memory)?);
         }
-        self.spaces = processes
-            .iter()
-            .map(|&process| self.source.space(process))
-            .collect::<Result<_, _>>()
-            .map_err(FreezeError::Memory)?;
         Ok(())
     }
 

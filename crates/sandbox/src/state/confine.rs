@@ -10,13 +10,15 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string,
     fsmount, fsopen, open_tree,
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
+use rustix::process::{
+    Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit, setsid,
+};
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, clear_ambient_capability_set,
-    set_capabilities, set_capabilities_secure_bits, set_thread_groups,
+    set_capabilities, set_capabilities_secure_bits, set_name, set_thread_groups,
 };
 
-use super::filter;
+use super::filter::{self, List};
 use crate::zygote::{enter_empty_root, set_ids, shrink_bounding_set};
 
 /// What the helper keeps: to look into a process of another id, and to open its files in
@@ -26,7 +28,7 @@ const KEPT: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_R
 /// Most bytes of its address space. A report of 64 MiB and the page runs of a sandbox of
 /// many GiB take a part of it.
 const ADDRESS_SPACE_MAX: u64 = 2 << 30;
-/// Most open files: two for each address space of a sandbox, and the blobs of its rootfs.
+/// Most open files: three for each address space of a sandbox, and the blobs of its rootfs.
 const FILES_MAX: u64 = 8192;
 
 /// A step of the confinement that failed.
@@ -51,6 +53,7 @@ impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
 /// as user and group `id`. Returns `/proc`.
 pub(super) fn confine(id: u32) -> Result<OwnedFd, Failure> {
     setsid().during("start a session")?;
+    set_name(c"thaw-state").during("take a name")?;
     // Killed after the sandboxes and before the daemon.
     File::options()
         .write(true)
@@ -63,8 +66,16 @@ pub(super) fn confine(id: u32) -> Result<OwnedFd, Failure> {
     take_id(id).during("take user ids")?;
     drop_capabilities().during("drop capabilities")?;
     // Forbids new privileges, too.
-    filter::install().during("install its filter")?;
+    filter::install(List::Helper).during("install its filter")?;
     Ok(proc)
+}
+
+/// Makes a fork of the helper a worker, which has no rights and ends with it.
+pub(super) fn become_worker() -> io::Result<()> {
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    filter::install(List::Worker)
 }
 
 /// A `/proc` without a mount point that shows the processes of this pid namespace and

@@ -1,8 +1,8 @@
 //! The caller's side of the state helper.
 //!
-//! The helper may have been taken over by the sandbox that it looks at. So it is given
+//! A worker may have been taken over by the sandbox that it looks at. So it is given
 //! nothing but what the request is about, its answers are bounded and checked, and it is
-//! killed when it takes longer than its request may.
+//! killed, with its helper, when it takes longer than its request may.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+use rustix::process::{Signal, pidfd_send_signal};
 
 use super::launch::{Namespaces, spawn};
 use super::protocol::{
-    ANSWER_DONE, ANSWER_FAILED, ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED, Answer,
-    ERROR_PANIC, PACKET_MAX, PIECE_MAX, REQUEST_CHECK, errno_of,
+    ANSWER_DONE, ANSWER_FAILED, ANSWER_IDLE, ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED,
+    Answer, ERROR_PANIC, PACKET_MAX, PIECE_MAX, REQUEST_CHECK, errno_of,
 };
 use crate::message;
 
@@ -132,7 +132,7 @@ struct Running {
     child: Child,
 }
 
-/// Its process, by its pidfd. Dropping it kills and reaps it.
+/// Its process, by its pidfd. Dropping it kills it.
 #[derive(Debug)]
 struct Child(OwnedFd);
 
@@ -146,11 +146,8 @@ impl Drop for Child {
     fn drop(&mut self) {
         // It may have ended; then there is nobody to be killed.
         let _ = pidfd_send_signal(&self.0, Signal::KILL);
-        // Reaped here: the end of its pid namespace waits for that. One that the host cannot
-        // end now is left to whoever reaps the children of this process.
-        if is_readable(&self.0, Instant::now() + END_MAX) {
-            let _ = waitid(WaitId::PidFd(self.0.as_fd()), WaitIdOptions::EXITED);
-        }
+        // The caller may rely on its end, if the host can bring that about.
+        is_readable(&self.0, Instant::now() + END_MAX);
     }
 }
 
@@ -219,12 +216,19 @@ impl Subject {
             _ if slot.stopped => return Err(StateError::SandboxEnded),
             _ => self.start_in(&mut slot)?,
         };
-        let mut conversation = Conversation::new(&running.socket, time);
-        let descriptors: Vec<_> = std::iter::once(self.pidfd.as_fd()).chain(file).collect();
-        conversation.send(request, &descriptors)?;
-        let result = converse(&mut conversation)?;
-        // After any error it is killed, since nobody knows what it would answer next.
-        slot.running = Some(running);
+        let mut control = Conversation::new(&running.socket, time);
+        let (socket, remote) = control_pair()?;
+        let own = [remote.as_fd(), self.pidfd.as_fd()];
+        control.send(request, &own.into_iter().chain(file).collect::<Vec<_>>())?;
+        // If the worker dies, this must be the end of its socket.
+        drop(remote);
+        let result = converse(&mut Conversation::new(&socket, time))?;
+        // Only then has nobody the files any more. After any error the helper is killed, and
+        // its worker with it, since nobody knows what they would do next.
+        match control.next()? {
+            (answer, _) if answer.kind == ANSWER_IDLE => slot.running = Some(running),
+            _ => return Err(StateError::Nonsense("it does not say that it is idle")),
+        }
         Ok(result)
     }
 
@@ -250,24 +254,16 @@ impl Subject {
     }
 
     fn start(&self) -> Result<Running, StateError> {
-        fn failed(step: &str) -> impl FnOnce(io::Error) -> StateError {
-            let step = step.to_owned();
-            move |source| StateError::Start { step, source }
-        }
         let namespaces =
             Namespaces::of_sandbox(self.pid).map_err(failed("find the sandboxes' namespaces"))?;
         // If it runs still, these were its own.
         self.require_running()?;
-        let (socket, remote) = message::control_pair().map_err(failed("make its socket"))?;
-        // It may stop reading what it is sent.
-        rustix::io::ioctl_fionbio(&socket, true)
-            .map_err(|errno| failed("make its socket non-blocking")(errno.into()))?;
+        let (socket, remote) = control_pair()?;
         spawn(remote, namespaces, self.helper_id).map_err(failed("execute it"))?;
-        let mut conversation =
-            Conversation { socket: &socket, time: START_MAX, deadline: Instant::now() + START_MAX };
+        let mut conversation = Conversation::new(&socket, START_MAX);
         let mut child = None;
         loop {
-            let (answer, text, descriptor) = conversation.receive()?;
+            let (answer, text, descriptor) = conversation.receive().map_err(not_started)?;
             match answer.kind {
                 ANSWER_STARTED => child = descriptor.map(Child),
                 ANSWER_NOT_SERVING => {
@@ -302,6 +298,31 @@ impl Subject {
             _ => Err(answer.host_error(&text)),
         }
     }
+}
+
+/// The error of a step that has failed.
+fn failed(step: &str) -> impl FnOnce(io::Error) -> StateError {
+    let step = step.to_owned();
+    move |source| StateError::Start { step, source }
+}
+
+/// The error of a helper that says nothing while it starts.
+fn not_started(error: StateError) -> StateError {
+    let kind = match error {
+        StateError::Late(_) => io::ErrorKind::TimedOut,
+        StateError::Ended => io::ErrorKind::UnexpectedEof,
+        error => return error,
+    };
+    failed("wait for it")(kind.into())
+}
+
+/// A pair of sockets: one to keep, which never blocks who sends, and one to give away.
+fn control_pair() -> Result<(OwnedFd, OwnedFd), StateError> {
+    let (own, remote) = message::control_pair().map_err(failed("make its socket"))?;
+    // The other end may stop reading what it is sent.
+    rustix::io::ioctl_fionbio(&own, true)
+        .map_err(|errno| failed("make its socket non-blocking")(errno.into()))?;
+    Ok((own, remote))
 }
 
 /// A request that is being served.

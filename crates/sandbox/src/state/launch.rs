@@ -1,9 +1,11 @@
 //! Starting a state helper.
 //!
 //! The executable that [`spawn`] starts is a launcher. It joins the user and pid namespace
-//! of the sandboxes and forks its own *sibling* (`CLONE_PARENT`) into the latter, with
-//! network, ipc, host-name, mount and control-group namespaces of its own. The sibling is
-//! the helper.
+//! of the sandboxes and forks a process into the latter, which forks the helper, with
+//! network, ipc, host-name, mount and control-group namespaces of its own, and ends. So the
+//! helper becomes a child of the zygote parent, process 1 of that pid namespace, which reaps
+//! it: the end of a pid namespace waits until all of its processes are reaped, and whoever
+//! adopts the children of a daemon that was killed need not do that.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -12,14 +14,16 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{WaitOptions, waitpid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::confine::{During, Failure, confine};
 use super::protocol::{
     ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED, Answer, HELPER_ARGUMENT, errno_of,
 };
-use super::serve::{serve, tell_of_panics};
+use super::serve::serve;
 use crate::message;
 use crate::monitor;
 use crate::sys::{self, CloseOnExec, Forked};
@@ -53,9 +57,7 @@ const OWN_NAMESPACES: i32 = libc::CLONE_NEWNET
     | libc::CLONE_NEWCGROUP;
 
 /// Starts a helper that serves requests on `socket` and has user and group `id` of the
-/// namespaces. It says so there, with its pidfd. It is a child of the calling process, or
-/// of its monitor, which must reap it before or when the pid namespace ends: that end waits
-/// for it.
+/// namespaces. It says so there, with its pidfd. The zygote parent reaps it.
 pub(crate) fn spawn(socket: OwnedFd, namespaces: Namespaces, id: u32) -> io::Result<()> {
     if let Some(link) = monitor::of_this_process() {
         // It knows the user namespace itself.
@@ -112,7 +114,8 @@ pub(crate) fn helper_main() -> Option<i32> {
     let Ok((socket, pid, user)) = take_descriptors() else { return Some(1) };
     let user = (join == Join::User.argument()).then_some(user);
     Some(match launch(&socket, pid, user, id) {
-        Ok(code) => code,
+        Ok(Role::Helper { proc }) => sys::exit_at_once(serve(socket, proc)),
+        Ok(Role::Launcher) => 0,
         Err(Failure { step, source }) => {
             let answer = Answer { errno: errno_of(&source), ..Answer::new(ANSWER_NOT_SERVING) };
             // If the caller is gone, there is nobody left to tell.
@@ -120,6 +123,17 @@ pub(crate) fn helper_main() -> Option<i32> {
             1
         }
     })
+}
+
+/// What a process has become.
+enum Role {
+    /// The launcher, or the process between: it has done its work.
+    Launcher,
+    /// The helper, with everything given up.
+    Helper {
+        /// The `/proc` of the sandboxes.
+        proc: OwnedFd,
+    },
 }
 
 /// Takes the descriptors that came as the standard streams, puts `/dev/null` there, and
@@ -137,8 +151,7 @@ fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
     Ok((socket, pid, user))
 }
 
-/// Returns the exit code of the launcher, and of the helper at its end.
-fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Result<i32, Failure> {
+fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Result<Role, Failure> {
     if let Some(user) = user {
         move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))
             .during("join the sandboxes' user namespace")?;
@@ -146,29 +159,41 @@ fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Res
     move_into_link_name_space(pid.as_fd(), Some(LinkNameSpaceType::ProcessID))
         .during("join the sandboxes' pid namespace")?;
     drop(pid);
+    // SAFETY: the launcher has one thread.
+    match unsafe { sys::fork() }.during("create a process in the pid namespace")? {
+        // It has said itself if it failed.
+        Some(between) => waitpid(Some(between), WaitOptions::empty())
+            .map(|_| Role::Launcher)
+            .during("wait for the process between"),
+        None => fork_helper(socket, id),
+    }
+}
+
+/// Runs in the process between launcher and helper, and in the helper.
+fn fork_helper(socket: &OwnedFd, id: u32) -> Result<Role, Failure> {
     let (go, start) = pipe_with(PipeFlags::CLOEXEC).during("make a pipe")?;
-    let flags = (OWN_NAMESPACES | libc::CLONE_PARENT) as u64;
-    // SAFETY: the launcher has one thread; the flags share nothing.
-    match unsafe { sys::fork_with(flags) }.during("create the process with its namespaces")? {
+    // SAFETY: this process has one thread; the flags share nothing.
+    match unsafe { sys::fork_with(OWN_NAMESPACES as u64) }
+        .during("create the process with its namespaces")?
+    {
         Forked::Parent { pidfd, .. } => {
             let started = Answer::new(ANSWER_STARTED).with_text("");
             message::send(socket, &[IoSlice::new(&started)], &[pidfd.as_fd()])
                 .during("hand over its descriptor")?;
             rustix::io::write(&start, &[1]).during("let it go on")?;
-            Ok(0)
+            Ok(Role::Launcher)
         }
         Forked::Child => {
             drop(start);
             // The caller must know of this process before it hears of it.
-            if rustix::io::read(&go, &mut [0]).during("wait for its launcher")? == 0 {
-                return Ok(1);
+            if rustix::io::read(&go, &mut [0]).during("wait for its maker")? == 0 {
+                return Err(Errno::PIPE).during("wait for its maker");
             }
             drop(go);
-            tell_of_panics(socket);
             let proc = confine(id)?;
             let serving = Answer::new(ANSWER_SERVING).with_text("");
             message::send(socket, &[IoSlice::new(&serving)], &[]).during("answer")?;
-            Ok(serve(socket, &proc))
+            Ok(Role::Helper { proc })
         }
     }
 }

@@ -3,9 +3,14 @@
 //! files and no rights but to look at sandboxes.
 //!
 //! ```text
-//! caller (daemon, thaw build) ──socket──▶ state helper
-//!    asks: check, freeze, record              in the user and pid namespace of the sandboxes
-//!    answers: blobs of the rootfs             reads /proc/PID/{mem,pagemap} of theirs
+//! caller (daemon, thaw build)
+//!    │ asks: check, freeze, record; answers: blobs of the rootfs
+//!  socket
+//!    ▼
+//! state helper   in the user and pid namespace of the sandboxes;
+//!    │ forks     opens /proc/PID/{mem,pagemap} of a sandbox, and parses nothing of it
+//!    ▼
+//! worker         one for each request; has these files, and no rights at all
 //! ```
 //!
 //! It is this same executable. A launcher joins the sandboxes' namespaces and forks the
@@ -13,6 +18,9 @@
 //! the other ([`serve`]). Each zygote parent has one, started when it is first needed and
 //! again after it has died ([`StateHelper`]). It ends with its socket, and with the
 //! sandboxes' pid namespace.
+//!
+//! A sandbox that takes over the worker has won its own memory, and the image that is made
+//! of it. Other sandboxes are out of its reach.
 
 mod confine;
 mod filter;
@@ -25,4 +33,4 @@ mod serve;
 pub use handle::StateError;
 pub(crate) use handle::{Conversation, StateHelper, Subject};
 pub(crate) use launch::{Join, helper_main, launcher};
-pub(crate) use processes::Space;
+pub(crate) use processes::{FIRST_PROCESS, Space};

@@ -4,20 +4,27 @@
 //! cannot: it belongs to one process for good (proc(5)), and its files fail with `ESRCH` when
 //! that has been reaped. So a directory is opened first and then checked.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
+use thaw_abi::image::MAX_SPACES;
 
 use crate::pagemap::PageMap;
 
 /// Most bytes of a small file of `/proc`.
 const SMALL_MAX: u64 = 64 * 1024;
+/// Bytes of `/proc/PID/status` that are looked at: what is wanted comes first.
+const STATUS_MAX: usize = 4096;
+/// Most processes of a sandbox beside its first: as many as an image has address spaces.
+const MEMBERS_MAX: usize = MAX_SPACES as usize - 1;
 /// Number of the sandbox' own process in its pid namespace.
-const FIRST_PROCESS: u32 = 1;
+pub(crate) const FIRST_PROCESS: u32 = 1;
 
 /// The memory of one process.
 pub(crate) struct Space {
@@ -49,11 +56,6 @@ impl Directory {
     fn space(&self) -> io::Result<Space> {
         Ok(Space { memory: self.file("mem")?, pages: PageMap::new(self.file("pagemap")?) })
     }
-
-    fn status(&self) -> io::Result<Status> {
-        let text = read_small(self.file("status")?)?;
-        Status::parse(&text).ok_or_else(|| Errno::SRCH.into())
-    }
 }
 
 /// What `/proc/PID/status` says.
@@ -77,6 +79,13 @@ impl Status {
             has_ended: field("State")?.starts_with(['Z', 'X']),
         })
     }
+
+    /// From an open file, which belongs to one process for good.
+    fn read(file: &File) -> io::Result<Self> {
+        let mut bytes = [0; STATUS_MAX];
+        let len = file.read_at(&mut bytes, 0)?;
+        Self::parse(&String::from_utf8_lossy(&bytes[..len])).ok_or_else(|| Errno::SRCH.into())
+    }
 }
 
 fn open(directory: &OwnedFd, name: &str) -> io::Result<File> {
@@ -90,64 +99,75 @@ fn read_small(file: File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A sandbox, and those of its processes that were asked for.
-pub(crate) struct Sandbox<'a> {
-    proc: &'a OwnedFd,
-    pidfd: &'a OwnedFd,
+/// A sandbox and the memory of its processes.
+pub(crate) struct Sandbox {
+    pidfd: OwnedFd,
     number: u32,
     first: Directory,
-    members: Vec<Directory>,
+    /// By the number in the pid namespace of the sandbox.
+    spaces: HashMap<u32, Space>,
+    /// `/proc/PID/status` of all but the first process.
+    members: Vec<File>,
 }
 
-impl<'a> Sandbox<'a> {
-    /// The sandbox whose first process is behind `pidfd`.
+impl Sandbox {
+    /// The sandbox whose first process is behind `pidfd`, and the memory of that one.
     ///
     /// # Errors
     /// `ESRCH`: it has ended.
-    pub fn open(proc: &'a OwnedFd, pidfd: &'a OwnedFd) -> io::Result<Self> {
-        let number = number_of(proc, pidfd)?;
+    pub fn open(proc: &OwnedFd, pidfd: OwnedFd) -> io::Result<Self> {
+        let number = number_of(proc, &pidfd)?;
         let first = Directory::open(proc, number)?;
-        let sandbox = Self { proc, pidfd, number, first, members: Vec::new() };
+        let spaces = HashMap::from([(FIRST_PROCESS, first.space()?)]);
+        let sandbox = Self { pidfd, number, first, spaces, members: Vec::new() };
         // Its number is its own as long as it runs, so the directory is.
         if sandbox.runs()? { Ok(sandbox) } else { Err(Errno::SRCH.into()) }
     }
 
-    /// The memory of its first process.
-    pub fn first_space(&self) -> io::Result<Space> {
-        self.first.space()
+    /// Opens the memory of its other processes, too.
+    pub fn open_members(&mut self, proc: &OwnedFd) -> io::Result<()> {
+        let children = read_small(self.first.file(&format!("task/{}/children", self.number))?)?;
+        let numbers = children.split_whitespace().filter_map(|child| child.parse().ok());
+        for number in numbers.take(MEMBERS_MAX) {
+            match self.open_member(proc, number) {
+                // It has ended meanwhile.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                result => result?,
+            }
+        }
+        // As long as this one runs, its number is its own, and its children are.
+        if self.runs()? { Ok(()) } else { Err(Errno::SRCH.into()) }
+    }
+
+    fn open_member(&mut self, proc: &OwnedFd, number: u32) -> io::Result<()> {
+        let directory = Directory::open(proc, number)?;
+        let file = directory.file("status")?;
+        let status = Status::read(&file)?;
+        // A child of somebody else may have got the number meanwhile.
+        if status.parent == self.number && !status.has_ended {
+            self.spaces.insert(status.inner, directory.space()?);
+            self.members.push(file);
+        }
+        Ok(())
     }
 
     /// The memory of the process that is `number` in the pid namespace of the sandbox.
     ///
     /// # Errors
-    /// `ESRCH`: there is none.
-    pub fn space(&mut self, number: u32) -> io::Result<Space> {
-        if number == FIRST_PROCESS {
-            return self.first_space();
-        }
-        let children = read_small(self.first.file(&format!("task/{}/children", self.number))?)?;
-        for child in children.split_whitespace().filter_map(|child| child.parse().ok()) {
-            let Ok(directory) = Directory::open(self.proc, child) else { continue };
-            let Ok(status) = directory.status() else { continue };
-            // A child of somebody else may have got the number meanwhile.
-            if status.inner == number && status.parent == self.number && self.runs()? {
-                let space = directory.space()?;
-                self.members.push(directory);
-                return Ok(space);
-            }
-        }
-        Err(Errno::SRCH.into())
+    /// `ESRCH`: there is none, or it was taken before.
+    pub fn take_space(&mut self, number: u32) -> io::Result<Space> {
+        self.spaces.remove(&number).ok_or_else(|| Errno::SRCH.into())
     }
 
-    /// Whether all of its processes that were asked for run still. The memory of one that
-    /// has ended reads as if it had never been touched.
+    /// Whether all of its processes run still. The memory of one that has ended reads as
+    /// if it had never been touched.
     pub fn is_whole(&self) -> io::Result<bool> {
-        let runs = |member: &Directory| member.status().is_ok_and(|status| !status.has_ended);
+        let runs = |member: &File| Status::read(member).is_ok_and(|status| !status.has_ended);
         Ok(self.members.iter().all(runs) && self.runs()?)
     }
 
     fn runs(&self) -> io::Result<bool> {
-        let mut events = [PollFd::new(self.pidfd, PollFlags::IN)];
+        let mut events = [PollFd::new(&self.pidfd, PollFlags::IN)];
         Ok(poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? == 0)
     }
 }
@@ -187,15 +207,51 @@ mod tests {
         let pid = Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         let proc = proc();
-        let mut sandbox = Sandbox::open(&proc, &pidfd).unwrap();
+        let mut sandbox = Sandbox::open(&proc, pidfd.try_clone().unwrap()).unwrap();
         assert_eq!(sandbox.number, child.id());
-        assert!(sandbox.is_whole().unwrap());
-        assert_eq!(sandbox.space(4711).err().unwrap().raw_os_error(), Some(libc::ESRCH));
+        sandbox.open_members(&proc).unwrap();
+        assert!(sandbox.is_whole().unwrap() && sandbox.members.is_empty());
+        sandbox.take_space(FIRST_PROCESS).unwrap();
+        for missing in [FIRST_PROCESS, 4711] {
+            let error = sandbox.take_space(missing).err().unwrap();
+            assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+        }
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!sandbox.is_whole().unwrap());
-        let ended = Sandbox::open(&proc, &pidfd).err().unwrap();
-        assert_eq!(ended.raw_os_error(), Some(libc::ESRCH));
-        assert_eq!(sandbox.first.status().unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        for error in [Sandbox::open(&proc, pidfd).err(), sandbox.open_members(&proc).err()] {
+            let errno = error.unwrap().raw_os_error();
+            assert!(matches!(errno, Some(libc::ESRCH | libc::ENOENT)), "{errno:?}");
+        }
+    }
+
+    #[test]
+    fn a_member_that_ends_is_missed() {
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", "sleep 60 & sleep 60 & echo; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        shell.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&shell), PidfdFlags::empty()).unwrap();
+        let proc = proc();
+        let mut sandbox = Sandbox::open(&proc, pidfd).unwrap();
+        sandbox.open_members(&proc).unwrap();
+        let mut members: Vec<u32> =
+            sandbox.spaces.keys().copied().filter(|&number| number != FIRST_PROCESS).collect();
+        assert_eq!(members.len(), 2);
+        assert!(sandbox.is_whole().unwrap());
+        let kill = |number: u32| {
+            let pid = Pid::from_raw(number as i32).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        };
+        kill(members.pop().unwrap());
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while sandbox.is_whole().unwrap() {
+            assert!(std::time::Instant::now() < deadline, "it is not missed");
+        }
+        members.into_iter().for_each(kill);
+        shell.kill().unwrap();
+        shell.wait().unwrap();
     }
 }

@@ -1,7 +1,9 @@
-//! Messages between the library and the state helper.
+//! Messages between the library, the state helper and its workers.
 //!
-//! Both ends are this same executable, so there is no version. The helper trusts its caller.
-//! The caller does not trust the helper, which a sandbox may have taken over.
+//! The caller sends requests on the *control* socket, each with a socket of its own for the
+//! worker that will serve it. All ends are this same executable, so there is no version. The
+//! helper and its workers trust their caller. The caller does not trust a worker, which a
+//! sandbox may have taken over.
 
 use std::io;
 
@@ -25,15 +27,15 @@ pub const BLOBS_MAX: usize = 4096;
 /// Most blobs that are asked for at once: as many descriptors as a packet may bring.
 pub const BLOBS_AT_ONCE: usize = 16;
 
-/// Caller → helper: can the memory of a process be read? With its pidfd.
+/// Caller → helper: can the memory of a process be read? With a socket and its pidfd, as
+/// all requests.
 pub const REQUEST_CHECK: u32 = 1;
-/// Caller → helper: a [`FreezeRequest`] and the text about the function. With the pidfd of
-/// the process and the image file, open for reading and writing.
+/// Caller → helper: a [`FreezeRequest`] and the text about the function. With the image
+/// file, open for reading and writing.
 pub const REQUEST_FREEZE: u32 = 2;
-/// Caller → helper: a [`RecordRequest`]. With the pidfd of the process and a file that holds
-/// the mappings of the image.
+/// Caller → helper: a [`RecordRequest`]. With a file that holds the mappings of the image.
 pub const REQUEST_RECORD: u32 = 3;
-/// Caller → helper: a [`BlobReply`], with the blobs that were opened.
+/// Caller → worker: a [`BlobReply`], with the blobs that were opened.
 pub const REPLY_BLOB: u32 = 4;
 
 /// A freeze: `about_len` bytes about the function follow.
@@ -93,13 +95,16 @@ pub const ANSWER_SERVING: u32 = 2;
 /// Launcher or helper → caller: it could not be set up, and ends. The text says which step
 /// failed, [`Answer::errno`] why.
 pub const ANSWER_NOT_SERVING: u32 = 3;
-/// Helper → caller: open the blobs [`Answer::blobs`], in this order, up to the first that
+/// Worker → caller: open the blobs [`Answer::blobs`], in this order, up to the first that
 /// cannot be opened.
 pub const ANSWER_BLOB: u32 = 4;
-/// Helper → caller: done. [`Answer::numbers`] and [`Answer::checksum`] depend on the request.
+/// Worker → caller: done. [`Answer::numbers`] and [`Answer::checksum`] depend on the request.
 pub const ANSWER_DONE: u32 = 5;
-/// Helper → caller: it failed; [`Answer::error`] says at what.
+/// Worker or helper → caller: it failed; [`Answer::error`] says at what.
 pub const ANSWER_FAILED: u32 = 6;
+/// Helper → caller, on the control socket: the worker has ended, and with it everything
+/// that it was given.
+pub const ANSWER_IDLE: u32 = 7;
 
 /// What failed: a host call, with [`Answer::errno`].
 pub const ERROR_HOST: u32 = 0;
@@ -117,10 +122,10 @@ pub const ERROR_MEMORY: u32 = 5;
 pub const ERROR_WRITE: u32 = 6;
 /// The sandbox has ended meanwhile.
 pub const ERROR_SANDBOX_ENDED: u32 = 7;
-/// The helper has a bug; the text says where.
+/// The worker has a bug; the text says where.
 pub const ERROR_PANIC: u32 = 8;
 
-/// A packet from the helper; text follows.
+/// A packet from the helper or a worker; text follows.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Answer {
@@ -164,11 +169,11 @@ impl Answer {
         [bytes_of(self), text].concat()
     }
 
-    /// Reads a packet of the helper, which is hostile.
+    /// Reads a packet, which is hostile.
     pub fn parse(packet: &[u8]) -> Option<(Self, String)> {
         let (head, text) = packet.split_at_checked(size_of::<Self>())?;
         let answer: Self = pod_read_unaligned(head);
-        let is_known = (ANSWER_STARTED..=ANSWER_FAILED).contains(&answer.kind)
+        let is_known = (ANSWER_STARTED..=ANSWER_IDLE).contains(&answer.kind)
             && (ERROR_HOST..=ERROR_PANIC).contains(&answer.error)
             && (0..=4095).contains(&answer.errno)
             && text.len() <= TEXT_MAX;
@@ -227,7 +232,7 @@ mod tests {
         }
         for wrong in [
             Answer { kind: 0, ..good },
-            Answer { kind: ANSWER_FAILED + 1, ..good },
+            Answer { kind: ANSWER_IDLE + 1, ..good },
             Answer { error: ERROR_PANIC + 1, ..good },
             Answer { errno: -1, ..good },
             Answer { errno: i32::MAX, ..good },

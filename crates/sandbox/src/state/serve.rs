@@ -1,34 +1,44 @@
-//! The life of a state helper: it serves one request after the other.
+//! The life of a state helper: it serves one request after the other, each with a worker.
+//!
+//! The helper itself parses nothing but requests of its caller, and files of `/proc` that
+//! the host's kernel writes.
+#![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytemuck::{Pod, pod_read_unaligned};
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitOptions, waitpid};
 use thaw_abi::image::Mapping;
 
-use super::processes::{Sandbox, Space};
+use super::confine::become_worker;
+use super::processes::{FIRST_PROCESS, Sandbox, Space};
 use super::protocol::{
-    ANSWER_DONE, ANSWER_FAILED, Answer, BLOBS_AT_ONCE, BLOBS_MAX, BlobReply, ERROR_BLOB,
-    ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE,
-    ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, PACKET_MAX, PIECE_MAX, REPLY_BLOB,
-    REQUEST_CHECK, REQUEST_FREEZE, REQUEST_RECORD, RecordRequest, errno_of,
+    ANSWER_DONE, ANSWER_FAILED, ANSWER_IDLE, Answer, BLOBS_AT_ONCE, BLOBS_MAX, BlobReply,
+    ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT, ERROR_SANDBOX_ENDED,
+    ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, PACKET_MAX, PIECE_MAX,
+    REPLY_BLOB, REQUEST_CHECK, REQUEST_FREEZE, REQUEST_RECORD, RecordRequest, errno_of,
 };
 use crate::freeze::{FreezeError, FreezeReport, Order, Source, write_image};
 use crate::message;
+use crate::sys;
 use crate::working_set::{RECORDING_MAX, record};
 
 /// Most mappings that a recording looks at; those of one process are far fewer.
 const MAPPINGS_MAX: u32 = 1 << 16;
 
-/// Serves requests until the caller closes its end. Returns the exit code.
-pub(super) fn serve(socket: &OwnedFd, proc: &OwnedFd) -> i32 {
+/// Serves requests until the caller closes its end of `control`. Returns the exit code of
+/// the helper, and of a worker.
+pub(super) fn serve(control: OwnedFd, proc: OwnedFd) -> i32 {
     let mut packet = vec![0; PACKET_MAX];
     loop {
         let mut descriptors = Vec::new();
-        let len = match message::receive(socket, &mut packet, Some(&mut descriptors)) {
+        let len = match message::receive(&control, &mut packet, Some(&mut descriptors)) {
             Ok(received) if received.truncated => return 1,
             Ok(received) => received.len,
             Err(_) => return 1,
@@ -37,38 +47,123 @@ pub(super) fn serve(socket: &OwnedFd, proc: &OwnedFd) -> i32 {
             return 0;
         }
         let mut descriptors = descriptors.into_iter();
-        let (first, second) = (descriptors.next(), descriptors.next());
-        let served = match (kind_of(&packet[..len]), first, second) {
-            (REQUEST_CHECK, Some(pidfd), None) => Ok(check(proc, &pidfd)),
-            (REQUEST_FREEZE, Some(pidfd), Some(image)) => {
-                freeze(socket, proc, &pidfd, image.into(), &packet[..len])
+        let (socket, pidfd, file) = (descriptors.next(), descriptors.next(), descriptors.next());
+        let (Some(socket), Some(pidfd)) = (socket, pidfd) else { return 1 };
+        let Some(work) = Work::of(&packet[..len], file) else { return 1 };
+        let opened = open(&work, &proc, pidfd).and_then(|sandbox| {
+            // SAFETY: the helper has one thread.
+            unsafe { sys::fork() }.map(|forked| (sandbox, forked))
+        });
+        match opened {
+            Ok((sandbox, None)) => {
+                // A worker that was taken over must not speak for the helper.
+                drop((control, proc));
+                return i32::from(run_worker(socket, work, sandbox).is_err());
             }
-            (REQUEST_RECORD, Some(pidfd), Some(mappings)) => {
-                working_set(proc, &pidfd, mappings.into(), &packet[..len])
+            Ok((sandbox, Some(worker))) => {
+                drop((sandbox, socket, work));
+                // The caller sees the end of the worker's socket, and starts another helper.
+                if !has_done(worker) {
+                    return 1;
+                }
             }
-            _ => return 1,
-        };
-        // What a request has brought or opened is closed by now. If this fails, the caller is
-        // gone, or has sent what no caller sends.
-        let sent =
-            served.and_then(|answers| answers.iter().try_for_each(|answer| send(socket, answer)));
-        if sent.is_err() {
+            Err(error) => {
+                if send_all(&socket, &host_error(&error)).is_err() {
+                    return 1;
+                }
+            }
+        }
+        if send(&control, &Answer::new(ANSWER_IDLE).with_text("")).is_err() {
             return 1;
         }
+        // The worker of the next request has a copy of it.
+        packet[..len].fill(0);
     }
+}
+
+/// The life of a worker.
+///
+/// # Errors
+/// The caller is gone, or has sent what no caller sends.
+fn run_worker(socket: OwnedFd, work: Work, sandbox: Sandbox) -> io::Result<()> {
+    let socket = Arc::new(socket);
+    tell_of_panics(&socket);
+    become_worker()?;
+    let answers = work.answer(&socket, sandbox)?;
+    send_all(&socket, &answers)
+}
+
+/// Waits for the end of a worker; false if it has crashed or was killed.
+fn has_done(worker: Pid) -> bool {
+    loop {
+        match waitpid(Some(worker), WaitOptions::empty()) {
+            Err(Errno::INTR) => {}
+            ended => return matches!(ended, Ok(Some((_, end))) if end.exit_status() == Some(0)),
+        }
+    }
+}
+
+/// A request.
+enum Work {
+    Check,
+    Freeze { request: FreezeRequest, about: Vec<u8>, image: File },
+    Record { request: RecordRequest, mappings: File },
+}
+
+impl Work {
+    /// Reads a request; `None`: no caller sends such a one.
+    fn of(packet: &[u8], file: Option<OwnedFd>) -> Option<Self> {
+        match (kind_of(packet), file.map(File::from)) {
+            (REQUEST_CHECK, None) => Some(Self::Check),
+            (REQUEST_FREEZE, Some(image)) => {
+                let (request, about) = parse::<FreezeRequest>(packet)?;
+                let is_whole = about.len() == request.about_len as usize;
+                is_whole.then(|| Self::Freeze { request, about: about.to_vec(), image })
+            }
+            (REQUEST_RECORD, Some(mappings)) => {
+                let (request, _) = parse::<RecordRequest>(packet)?;
+                Some(Self::Record { request, mappings })
+            }
+            _ => None,
+        }
+    }
+
+    /// Does it: what a worker is for.
+    fn answer(self, socket: &OwnedFd, sandbox: Sandbox) -> io::Result<Answers> {
+        match self {
+            Self::Check => Ok(vec![Answer::new(ANSWER_DONE).with_text("")]),
+            Self::Freeze { request, about, image } => {
+                Ok(freeze(socket, sandbox, &Order { request, about: &about }, &image))
+            }
+            Self::Record { request, mappings } => working_set(sandbox, &request, &mappings),
+        }
+    }
+}
+
+/// Opens what a worker will read.
+fn open(work: &Work, proc: &OwnedFd, pidfd: OwnedFd) -> io::Result<Sandbox> {
+    let mut sandbox = Sandbox::open(proc, pidfd)?;
+    if matches!(work, Work::Freeze { .. }) {
+        sandbox.open_members(proc)?;
+    }
+    Ok(sandbox)
+}
+
+fn send_all(socket: &OwnedFd, answers: &Answers) -> io::Result<()> {
+    answers.iter().try_for_each(|answer| send(socket, answer))
 }
 
 /// The packets of an answer.
 type Answers = Vec<Vec<u8>>;
 
-/// The caller of a helper with a bug learns where it is: the helper has no other voice.
-pub(super) fn tell_of_panics(socket: &OwnedFd) {
-    let Ok(socket) = socket.try_clone() else { return };
+/// The caller of a worker with a bug learns where it is: the worker has no other voice.
+fn tell_of_panics(socket: &Arc<OwnedFd>) {
+    let socket = socket.clone();
     std::panic::set_hook(Box::new(move |panic| {
         let answer = Answer { error: ERROR_PANIC, ..Answer::new(ANSWER_FAILED) };
         let text = panic.to_string();
-        let _ = message::send(&socket, &[IoSlice::new(&answer.with_text(&text))], &[]);
-        std::process::exit(1);
+        let _ = message::send(&*socket, &[IoSlice::new(&answer.with_text(&text))], &[]);
+        sys::exit_at_once(1);
     }));
 }
 
@@ -77,11 +172,9 @@ fn kind_of(packet: &[u8]) -> u32 {
 }
 
 /// The fixed part of a request and what follows it.
-fn parse<T: Pod>(packet: &[u8]) -> io::Result<(T, &[u8])> {
-    let (head, tail) = packet
-        .split_at_checked(size_of::<T>())
-        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-    Ok((pod_read_unaligned(head), tail))
+fn parse<T: Pod>(packet: &[u8]) -> Option<(T, &[u8])> {
+    let (head, tail) = packet.split_at_checked(size_of::<T>())?;
+    Some((pod_read_unaligned(head), tail))
 }
 
 fn send(socket: &OwnedFd, packet: &[u8]) -> io::Result<()> {
@@ -94,43 +187,20 @@ fn host_error(error: &io::Error) -> Answers {
     vec![answer.with_text(&error.to_string())]
 }
 
-fn check(proc: &OwnedFd, pidfd: &OwnedFd) -> Answers {
-    match Sandbox::open(proc, pidfd).and_then(|sandbox| sandbox.first_space()) {
-        Ok(_) => vec![Answer::new(ANSWER_DONE).with_text("")],
-        Err(error) => host_error(&error),
-    }
-}
-
-fn freeze(
-    socket: &OwnedFd,
-    proc: &OwnedFd,
-    pidfd: &OwnedFd,
-    image: File,
-    packet: &[u8],
-) -> io::Result<Answers> {
-    let (request, about) = parse::<FreezeRequest>(packet)?;
-    if about.len() != request.about_len as usize {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    let opened = Sandbox::open(proc, pidfd).map_err(|error| match error.raw_os_error() {
-        Some(libc::ESRCH) => FreezeError::SandboxEnded,
-        _ => FreezeError::Memory(error),
-    });
-    let frozen = opened.and_then(|sandbox| {
-        let mut source = Frozen { socket, sandbox, blobs: 0 };
-        let result = write_image(&mut source, &Order { request, about }, &image);
-        // The memory of a process that has ended cannot be read, or reads as if it had never
-        // been touched. So neither an image nor an error of then means what it says.
-        match source.sandbox.is_whole() {
-            Ok(true) => result,
-            Ok(false) => Err(FreezeError::SandboxEnded),
-            Err(error) => Err(FreezeError::Memory(error)),
-        }
-    });
-    Ok(vec![match frozen {
+fn freeze(socket: &OwnedFd, sandbox: Sandbox, order: &Order<'_>, image: &File) -> Answers {
+    let mut source = Frozen { socket, sandbox, blobs: 0 };
+    let result = write_image(&mut source, order, image);
+    // The memory of a process that has ended cannot be read, or reads as if it had never
+    // been touched. So neither an image nor an error of then means what it says.
+    let frozen = match source.sandbox.is_whole() {
+        Ok(true) => result,
+        Ok(false) => Err(FreezeError::SandboxEnded),
+        Err(error) => Err(FreezeError::Memory(error)),
+    };
+    vec![match frozen {
         Ok(report) => done(&report).with_text(""),
         Err(error) => failed(&error),
-    }])
+    }]
 }
 
 fn done(report: &FreezeReport) -> Answer {
@@ -182,18 +252,14 @@ fn failed(error: &FreezeError) -> Vec<u8> {
 /// What a freeze reads.
 struct Frozen<'a> {
     socket: &'a OwnedFd,
-    sandbox: Sandbox<'a>,
+    sandbox: Sandbox,
     /// Blobs asked for so far.
     blobs: usize,
 }
 
 impl Source for Frozen<'_> {
-    fn first_space(&mut self) -> io::Result<Space> {
-        self.sandbox.first_space()
-    }
-
-    fn space(&mut self, process: u32) -> io::Result<Space> {
-        self.sandbox.space(process)
+    fn take_space(&mut self, process: u32) -> io::Result<Space> {
+        self.sandbox.take_space(process)
     }
 
     fn blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)> {
@@ -221,7 +287,7 @@ impl Frozen<'_> {
         let reply: BlobReply = pod_read_unaligned(&reply);
         if len != size_of::<BlobReply>() || reply.kind != REPLY_BLOB {
             // The caller is gone, and with it whoever wants the image.
-            std::process::exit(1);
+            sys::exit_at_once(1);
         }
         match numbers.get(files.len()) {
             None => Ok(files.into_iter().map(File::from).collect()),
@@ -235,16 +301,13 @@ impl Frozen<'_> {
 }
 
 fn working_set(
-    proc: &OwnedFd,
-    pidfd: &OwnedFd,
-    mappings: File,
-    packet: &[u8],
+    mut sandbox: Sandbox,
+    request: &RecordRequest,
+    mappings: &File,
 ) -> io::Result<Answers> {
-    let (request, _) = parse::<RecordRequest>(packet)?;
-    let mappings = read_mappings(&mappings, request.mappings)?;
-    let recorded = Sandbox::open(proc, pidfd).and_then(|sandbox| {
-        let pages = sandbox.first_space()?.pages;
-        let mut pages = pages.until(Instant::now() + RECORDING_MAX);
+    let mappings = read_mappings(mappings, request.mappings)?;
+    let recorded = sandbox.take_space(FIRST_PROCESS).and_then(|space| {
+        let mut pages = space.pages.until(Instant::now() + RECORDING_MAX);
         record(&mut pages, &mappings, request.image_checksum)
     });
     let set = match recorded {
@@ -274,7 +337,7 @@ mod tests {
         let (caller, helper) = message::control_pair().unwrap();
         let proc: OwnedFd = File::open("/proc").unwrap().into();
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
-        let sandbox = Sandbox::open(&proc, &pidfd).unwrap();
+        let sandbox = Sandbox::open(&proc, pidfd).unwrap();
         act(&mut Frozen { socket: &helper, sandbox, blobs }, &caller)
     }
 

@@ -569,7 +569,7 @@ impl Keeper {
         if let Some(pidfd) = pidfd {
             // It may only have closed its socket.
             let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-            // It is in the same pid namespace, but a child of this process.
+            // It is in the same pid namespace; no other may be started there.
             self.state.stop();
             // Process 1 of a pid namespace is dead only when all others in it are.
             match self.ids {
