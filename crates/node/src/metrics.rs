@@ -1,13 +1,17 @@
 //! What the node counts, in the form that Prometheus reads.
 
+mod tenants;
+
 use crate::boots::BootRecord;
 use crate::config::FunctionName;
+use crate::tenants::TenantReport;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use tenants::TenantMetrics;
 
 /// Counters of a node.
 #[derive(Debug)]
@@ -21,6 +25,7 @@ pub struct Metrics {
     backoffs: Family<FunctionLabels, Counter>,
     instances: Family<InstanceLabels, Gauge>,
     zygotes: Gauge,
+    tenants: TenantMetrics,
 }
 
 /// Counters of a function's connections, looked up once: there are many.
@@ -113,6 +118,7 @@ impl Default for Metrics {
         );
         registry.register("instances", "Live instances", instances.clone());
         registry.register("zygotes", "Zygotes ready", zygotes.clone());
+        let tenants = TenantMetrics::register(&mut registry);
         Self {
             registry,
             connections,
@@ -123,6 +129,7 @@ impl Default for Metrics {
             backoffs,
             instances,
             zygotes,
+            tenants,
         }
     }
 }
@@ -189,14 +196,20 @@ impl Metrics {
     }
 
     /// The text that Prometheus reads. `instances` are function, state and
-    /// number; `zygotes` are those that are ready.
-    pub fn text(&self, instances: &[(String, String, i64)], zygotes: i64) -> String {
+    /// number; `zygotes` are those that are ready; `tenants` are in the order of their names.
+    pub fn text(
+        &self,
+        instances: &[(String, String, i64)],
+        zygotes: i64,
+        tenants: &[TenantReport],
+    ) -> String {
         self.instances.clear();
         for (function, state, count) in instances {
             let labels = InstanceLabels { function: function.clone(), state: state.clone() };
             self.instances.get_or_create(&labels).set(*count);
         }
         self.zygotes.set(zygotes);
+        self.tenants.show(tenants);
         let mut text = String::new();
         text::encode(&mut text, &self.registry).expect("writing to a string does not fail");
         text
@@ -214,7 +227,7 @@ mod tests {
         metrics.connected(&name).booted.inc();
         metrics.refused(None, 404, "unknown_function");
         metrics.ended(&name, true);
-        let text = metrics.text(&[("hello".into(), "idle".into(), 2)], 3);
+        let text = metrics.text(&[("hello".into(), "idle".into(), 2)], 3, &[]);
         for line in [
             "thaw_connections_total{function=\"hello\",instance=\"boot\"} 1",
             "thaw_refusals_total{function=\"\",status=\"404\",error=\"unknown_function\"} 1",

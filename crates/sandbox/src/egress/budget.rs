@@ -1,5 +1,5 @@
-//! What the sandboxes of one function may use together: a function that has many
-//! instances has no more of the host than one that has few.
+//! What the sandboxes of one function, and those of one tenant, may use together: who has
+//! many instances has no more of the host than who has few.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -25,6 +25,8 @@ pub const OPEN_MAX: usize = 8192;
 const OPEN_DOUBTFUL: usize = 4096;
 /// How often the host is asked at most.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
+/// The same for a tenant, whose bound may be so low that all of it is used up sooner.
+const ASKED_FOR_TENANT_EVERY: Duration = Duration::from_millis(100);
 /// Most connections of the sandboxes of a function to the resolver at a time.
 pub const CHANNELS_MAX: usize = 256;
 
@@ -34,13 +36,30 @@ pub struct Budget {
     /// Tells it from the others of this process.
     pub id: u64,
     rate: Mutex<Rate>,
-    open: Mutex<Open>,
+    open: OpenSockets,
     /// Connections to the resolver.
     pub channels: Arc<AtomicUsize>,
+    /// What the function shares with others.
+    tenant: Option<Arc<EgressQuota>>,
 }
 
-/// Sockets that are not known to be closed.
+/// What the sandboxes of several functions may use together: of all functions of one
+/// tenant. Bounds can be set at any time; `None`: none but that of each function.
+#[derive(Debug, Default)]
+pub struct EgressQuota {
+    rate: Mutex<Option<Rate>>,
+    open: OpenSockets,
+}
+
+/// Sockets that are not known to be closed, and how many there may be.
 #[derive(Debug)]
+struct OpenSockets {
+    most: AtomicUsize,
+    asked_every: Duration,
+    known: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
 struct Open {
     /// The sandbox that has each, by the socket's inode number.
     owners: HashMap<u64, u64>,
@@ -54,8 +73,105 @@ impl Default for Budget {
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             rate: Mutex::new(Rate::new(OF_FUNCTION)),
-            open: Mutex::new(Open { owners: HashMap::new(), asked: None, is_asking: false }),
+            open: OpenSockets::of(OPEN_MAX, ASKED_EVERY),
             channels: Arc::default(),
+            tenant: None,
+        }
+    }
+}
+
+impl EgressQuota {
+    /// Sets how many connections the sandboxes may have at a time, and how many they may
+    /// ask for in a second. Connections that there are stay.
+    pub fn set(&self, connections: Option<u32>, per_second: Option<u32>) {
+        let most = connections.map_or(usize::MAX, |count| count as usize);
+        self.open.most.store(most, Ordering::Relaxed);
+        let mut rate = lock(&self.rate);
+        let bucket = |count| (count, (Duration::from_secs(1) / count).max(Duration::from_nanos(1)));
+        match (&mut *rate, per_second) {
+            // No token is ever added to a bucket without room.
+            (rate, Some(0)) => *rate = Some(Rate::new((0, Duration::MAX))),
+            (Some(rate), Some(count)) => rate.change(bucket(count)),
+            (rate @ None, Some(count)) => *rate = Some(Rate::new(bucket(count))),
+            (rate, None) => *rate = None,
+        }
+    }
+
+    /// Connections that are not known to be closed. Asks the host which are, and so takes
+    /// as long as the host needs to write down all sockets that there are.
+    pub fn connections(&self) -> usize {
+        let before = self.open.inodes();
+        if !before.is_empty() {
+            self.open.forget_closed(&before, sockets_present().as_ref());
+        }
+        self.open.count()
+    }
+
+    fn take(&self, now: Instant) -> bool {
+        lock(&self.rate).as_mut().is_none_or(|rate| rate.take(now))
+    }
+}
+
+impl Default for OpenSockets {
+    fn default() -> Self {
+        Self::of(usize::MAX, ASKED_FOR_TENANT_EVERY)
+    }
+}
+
+impl OpenSockets {
+    fn of(most: usize, asked_every: Duration) -> Self {
+        Self { most: AtomicUsize::new(most), asked_every, known: Mutex::default() }
+    }
+
+    fn count(&self) -> usize {
+        lock(&self.known).owners.len()
+    }
+
+    fn inodes(&self) -> Vec<u64> {
+        lock(&self.known).owners.keys().copied().collect()
+    }
+
+    /// Notes a socket of a sandbox; whether there may be one more.
+    fn note(&self, inode: u64, sandbox: u64) -> bool {
+        let mut open = lock(&self.known);
+        if open.owners.len() >= self.most.load(Ordering::Relaxed) {
+            return false;
+        }
+        open.owners.insert(inode, sandbox);
+        true
+    }
+
+    fn forget(&self, inode: u64) {
+        lock(&self.known).owners.remove(&inode);
+    }
+
+    fn forget_sandbox(&self, sandbox: u64) {
+        lock(&self.known).owners.retain(|_, owner| *owner != sandbox);
+    }
+
+    /// Whether somebody should ask the host: at most one at a time is told so. A few are
+    /// not worth it before they are as many as there may be.
+    fn is_in_doubt(&self, now: Instant) -> bool {
+        let doubtful = OPEN_DOUBTFUL.min(self.most.load(Ordering::Relaxed).div_ceil(2));
+        let mut open = lock(&self.known);
+        let is_due = open.asked.is_none_or(|asked| now.duration_since(asked) >= self.asked_every);
+        if open.owners.len() < doubtful || open.is_asking || !is_due {
+            return false;
+        }
+        (open.is_asking, open.asked) = (true, Some(now));
+        true
+    }
+
+    /// Forgets those of `before`, the sockets before the host was asked, that the host has
+    /// no more. Without an answer they stay: a limit that is too strict harms one function,
+    /// none at all the host.
+    fn forget_closed(&self, before: &[u64], present: Option<&HashSet<u64>>) {
+        let mut open = lock(&self.known);
+        open.is_asking = false;
+        if let Some(present) = present {
+            for inode in before.iter().filter(|inode| !present.contains(inode)) {
+                open.owners.remove(inode);
+            }
         }
     }
 }
@@ -79,35 +195,36 @@ impl Share {
         Self { budget, sandbox, rate: Mutex::new(Rate::new(OF_SANDBOX)) }
     }
 
-    /// Takes leave to ask for a socket; `EAGAIN` if the sandbox or its function has
-    /// asked for too many.
+    /// Takes leave to ask for a socket; `EAGAIN` if the sandbox, its function or its
+    /// tenant has asked for too many.
     pub fn ask(&self, now: Instant) -> Result<(), Errno> {
-        let is_in_time = lock(&self.rate).take(now) && lock(&self.budget.rate).take(now);
+        let is_in_time = lock(&self.rate).take(now)
+            && lock(&self.budget.rate).take(now)
+            && self.budget.tenant.as_ref().is_none_or(|tenant| tenant.take(now));
         if is_in_time { Ok(()) } else { Err(Errno::AGAIN) }
     }
 
-    /// Notes a socket that the sandbox is about to get; `EAGAIN` if its function has
-    /// too many open.
+    /// Notes a socket that the sandbox is about to get; `EAGAIN` if its function or its
+    /// tenant has too many open.
     pub fn note_open(&self, socket: impl AsFd) -> Result<(), Errno> {
         let inode = fstat(socket)?.st_ino;
-        let mut open = lock(&self.budget.open);
-        if open.owners.len() >= OPEN_MAX {
+        if !self.budget.open.note(inode, self.sandbox) {
             return Err(Errno::AGAIN);
         }
-        open.owners.insert(inode, self.sandbox);
+        let of_tenant = self.budget.tenant.as_ref();
+        if of_tenant.is_some_and(|tenant| !tenant.open.note(inode, self.sandbox)) {
+            self.budget.open.forget(inode);
+            return Err(Errno::AGAIN);
+        }
         Ok(())
     }
 
     /// Whether somebody should call [`Budget::forget_closed`], on a thread that may
     /// wait: at most one at a time is told so.
     pub fn is_in_doubt(&self, now: Instant) -> bool {
-        let mut open = lock(&self.budget.open);
-        let is_due = open.asked.is_none_or(|asked| now.duration_since(asked) >= ASKED_EVERY);
-        if open.owners.len() < OPEN_DOUBTFUL || open.is_asking || !is_due {
-            return false;
-        }
-        (open.is_asking, open.asked) = (true, Some(now));
-        true
+        let of_tenant = self.budget.tenant.as_ref();
+        self.budget.open.is_in_doubt(now)
+            || of_tenant.is_some_and(|tenant| tenant.open.is_in_doubt(now))
     }
 
     /// The budget that it is a part of.
@@ -118,35 +235,42 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        lock(&self.budget.open).owners.retain(|_, owner| *owner != self.sandbox);
+        self.budget.open.forget_sandbox(self.sandbox);
+        if let Some(tenant) = &self.budget.tenant {
+            tenant.open.forget_sandbox(self.sandbox);
+        }
     }
 }
 
 impl Budget {
+    /// The budget of a function that shares another one with others.
+    pub fn within(tenant: Arc<EgressQuota>) -> Self {
+        Self { tenant: Some(tenant), ..Self::default() }
+    }
+
     /// Asks the host which sockets have been closed since. Takes as long as the host
     /// needs to write down all sockets that there are.
     pub fn forget_closed(&self) {
-        let before: Vec<u64> = lock(&self.open).owners.keys().copied().collect();
+        let of_tenant = self.tenant.as_ref().map(|tenant| (&tenant.open, tenant.open.inodes()));
+        let of_function = self.open.inodes();
         let present = sockets_present();
-        let mut open = lock(&self.open);
-        open.is_asking = false;
-        // Without an answer they stay: a limit that is too strict harms one function,
-        // none at all the host.
-        if let Some(present) = present {
-            for inode in before.into_iter().filter(|inode| !present.contains(inode)) {
-                open.owners.remove(&inode);
-            }
+        self.open.forget_closed(&of_function, present.as_ref());
+        if let Some((open, before)) = of_tenant {
+            open.forget_closed(&before, present.as_ref());
         }
     }
 
     /// The sockets are looked at another time.
     pub fn cannot_ask(&self) {
-        lock(&self.open).is_asking = false;
+        self.open.forget_closed(&[], None);
+        if let Some(tenant) = &self.tenant {
+            tenant.open.forget_closed(&[], None);
+        }
     }
 
     #[cfg(test)]
     pub fn open_count(&self) -> usize {
-        lock(&self.open).owners.len()
+        self.open.count()
     }
 }
 
@@ -215,7 +339,7 @@ mod tests {
         let now = Instant::now();
         // Inode numbers that no socket has: all of them have been closed.
         let closed = (1..=OPEN_MAX as u64).map(|number| (u64::MAX - number, full.sandbox));
-        lock(&budget.open).owners.extend(closed);
+        lock(&budget.open.known).owners.extend(closed);
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         assert_eq!(other.note_open(&socket), Err(Errno::AGAIN));
         // One is told to look, and not too often.
@@ -224,5 +348,60 @@ mod tests {
         assert!(other.note_open(&socket).is_ok());
         assert_eq!(budget.open_count(), 1);
         assert!(!other.is_in_doubt(now + ASKED_EVERY));
+    }
+
+    #[test]
+    fn the_functions_of_a_tenant_ask_no_faster_than_its_quota_allows() {
+        let quota: Arc<EgressQuota> = Arc::default();
+        let share = || Share::new(Arc::new(Budget::within(quota.clone())));
+        let functions = [share(), share()];
+        let now = Instant::now();
+        let granted = |tries: usize, now| {
+            let asks = (0..tries).map(|number| functions[number % 2].ask(now));
+            asks.filter(Result::is_ok).count()
+        };
+        assert_eq!(granted(100, now), 100, "there is no quota yet");
+        quota.set(None, Some(10));
+        assert_eq!(granted(100, now), 10);
+        let second = Duration::from_secs(1);
+        // The bucket was made a moment after `now`.
+        assert!((9..=10).contains(&granted(100, now + second)));
+        quota.set(None, Some(0));
+        assert_eq!(granted(100, now + 10 * second), 0);
+        quota.set(None, Some(u32::MAX));
+        assert!(granted(100, now + 20 * second) > 0);
+        quota.set(None, None);
+        assert_eq!(granted(100, now + 30 * second), 100);
+        // Another tenant has its own.
+        assert!(Share::new(Arc::new(Budget::within(Arc::default()))).ask(now).is_ok());
+    }
+
+    #[test]
+    fn the_functions_of_a_tenant_have_as_many_connections_as_its_quota_allows() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let quota: Arc<EgressQuota> = Arc::default();
+        quota.set(Some(2), None);
+        let share = || Share::new(Arc::new(Budget::within(quota.clone())));
+        let (one, other) = (share(), share());
+        let streams = [connect(), connect(), connect()];
+        one.note_open(&streams[0]).unwrap();
+        other.note_open(&streams[1]).unwrap();
+        assert_eq!(other.note_open(&streams[2]), Err(Errno::AGAIN));
+        assert_eq!(other.budget.open_count(), 1, "it does not count for the function either");
+        // Who is refused has the host asked, before long again.
+        let now = Instant::now();
+        assert!(one.is_in_doubt(now));
+        one.budget.forget_closed();
+        assert_eq!(other.note_open(&streams[2]), Err(Errno::AGAIN));
+        let [first, ..] = streams;
+        drop(first);
+        assert!(other.is_in_doubt(now + ASKED_FOR_TENANT_EVERY));
+        other.budget.forget_closed();
+        assert!(other.note_open(connect()).is_ok());
+        drop(one);
+        assert_eq!(quota.connections(), 1);
+        drop(other);
+        assert_eq!(quota.connections(), 0);
     }
 }

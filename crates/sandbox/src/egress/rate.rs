@@ -18,6 +18,12 @@ impl Rate {
         Self { burst, every, left: burst, since: Instant::now() }
     }
 
+    /// Goes on with another bucket, which is as full as this one was.
+    pub fn change(&mut self, (burst, every): (u32, Duration)) {
+        let used = self.burst - self.left;
+        (self.burst, self.every, self.left) = (burst, every, burst.saturating_sub(used));
+    }
+
     /// Takes a token; `false` if there is none at `now`.
     pub fn take(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.since).as_nanos() / self.every.as_nanos();

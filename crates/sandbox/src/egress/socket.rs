@@ -88,9 +88,7 @@ impl Sockets {
             return self.open_resolver(to.transport).map(Opening::Opened);
         }
         let names = match self.names.judge(to.address, to.transport) {
-            Verdict::Allowed(permit) => {
-                return self.open_permitted(&permit, to).map(Opening::Opened);
-            }
+            Verdict::Allowed(permit) => return self.open_permitted(permit, to, sequence),
             Verdict::Denied => return Err(self.names.deny(to.address, to.transport)),
             Verdict::IfNamed(names) => names,
         };
@@ -105,7 +103,12 @@ impl Sockets {
             }
             drop(slot);
             let outcome = match known.judge(to.address, to.transport) {
-                Verdict::Allowed(permit) => open_permitted(&known, &share, &permit, to),
+                Verdict::Allowed(permit) => {
+                    if share.is_in_doubt(Instant::now()) {
+                        share.budget().forget_closed();
+                    }
+                    open_permitted(&known, &share, &permit, to)
+                }
                 _ => Err(known.deny(to.address, to.transport)),
             };
             answer_late(&control, sequence, outcome);
@@ -114,16 +117,39 @@ impl Sockets {
         Ok(Opening::Later)
     }
 
-    fn open_permitted(&self, permit: &Permit, to: Destination) -> Result<Opened, Errno> {
-        let opened = open_permitted(&self.names, &self.share, permit, to)?;
-        if self.share.is_in_doubt(Instant::now()) {
-            let (asking, failed) = (self.share.budget(), self.share.budget());
-            let job = move || asking.forget_closed();
-            if lookup::submit(self.names.function(), job).is_err() {
-                failed.cannot_ask();
-            }
+    /// Makes a socket, and has the host asked which others are closed when that matters:
+    /// where there may be no more it is asked first.
+    fn open_permitted(
+        &self,
+        permit: Permit,
+        to: Destination,
+        sequence: u64,
+    ) -> Result<Opening, Errno> {
+        let opened = open_permitted(&self.names, &self.share, &permit, to);
+        if !self.share.is_in_doubt(Instant::now()) {
+            return opened.map(Opening::Opened);
         }
-        Ok(opened)
+        let (asking, failed) = (self.share.budget(), self.share.budget());
+        let is_full = matches!(opened, Err(Errno::AGAIN));
+        let submitted = match is_full {
+            false => lookup::submit(self.names.function(), move || asking.forget_closed()),
+            true => {
+                let control = rustix::io::dup(&self.control);
+                let control = control.inspect_err(|_| failed.cannot_ask())?;
+                let (names, share) = (self.names.clone(), self.share.clone());
+                lookup::submit(self.names.function(), move || {
+                    asking.forget_closed();
+                    answer_late(&control, sequence, open_permitted(&names, &share, &permit, to));
+                })
+            }
+        };
+        if submitted.is_err() {
+            failed.cannot_ask();
+        }
+        if is_full && submitted.is_ok() {
+            return Ok(Opening::Later);
+        }
+        opened.map(Opening::Opened)
     }
 
     fn open_resolver(&self, transport: Transport) -> Result<Opened, Errno> {

@@ -154,7 +154,8 @@ impl Hierarchy {
 
 impl Drop for Hierarchy {
     fn drop(&mut self) {
-        supervisor::remove(self.places.iter().map(|place| place.directory.clone()).collect());
+        let directories = self.places.iter().map(|place| place.directory.clone()).collect();
+        supervisor::remove(directories, None);
         supervisor::forget_hierarchy();
     }
 }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, pidfd_send_signal};
 
+use super::group::Account;
 use super::{Controller, Limits};
 use crate::zygote::{ExitCell, Process};
 
@@ -58,6 +59,9 @@ struct State {
 /// Groups that are to be removed.
 struct Removal {
     directories: Vec<PathBuf>,
+    /// What is still to be told of the group, and what it was at the last look.
+    account: Option<Account>,
+    used: Duration,
     since: Instant,
     pause: Duration,
     due: Instant,
@@ -146,18 +150,17 @@ pub(crate) fn watch(process: &Process, limit: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes groups as soon as they are empty.
-pub(super) fn remove(directories: Vec<PathBuf>) {
+/// Removes groups as soon as they are empty, and gives the last account of them.
+pub(super) fn remove(directories: Vec<PathBuf>, account: Option<Account>) {
     if directories.is_empty() {
         return;
     }
-    let now = Instant::now();
-    let mut removal = Removal { directories, since: now, pause: REMOVAL_PAUSES.0, due: now };
+    let mut removal = Removal::new(directories, account, Instant::now());
     let mut state = SHARED.lock();
     if state.ensure_running().is_err() {
         drop(state);
         // As well as it can be done at once; the next start does the rest.
-        removal.attempt(now);
+        removal.attempt(Instant::now());
         return;
     }
     state.unsettled += 1;
@@ -301,8 +304,17 @@ fn parse_stat(stat: &str) -> Option<(u64, Duration)> {
 }
 
 impl Removal {
+    fn new(directories: Vec<PathBuf>, account: Option<Account>, now: Instant) -> Self {
+        let used = Duration::ZERO;
+        Self { directories, account, used, since: now, pause: REMOVAL_PAUSES.0, due: now }
+    }
+
     /// Removes what is empty; whether something is left to be tried again.
     fn attempt(&mut self, now: Instant) -> bool {
+        // Processes that are about to end may still use some.
+        if let Some(account) = &self.account {
+            self.used = account.counter.read().unwrap_or(self.used);
+        }
         self.directories.retain(|directory| match fs::remove_dir(directory) {
             Ok(()) => false,
             Err(error) => error.kind() != io::ErrorKind::NotFound,
@@ -310,6 +322,14 @@ impl Removal {
         self.due = now + self.pause;
         self.pause = (self.pause * 2).min(REMOVAL_PAUSES.1);
         !self.directories.is_empty() && now.duration_since(self.since) < REMOVAL_PATIENCE
+    }
+}
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        if let Some(account) = self.account.take() {
+            account.meter.ended(self.used);
+        }
     }
 }
 
@@ -351,7 +371,7 @@ mod tests {
         fs::create_dir(&empty).unwrap();
         let now = Instant::now();
         let directories = vec![full.clone(), empty.clone(), tree.path().join("absent")];
-        let mut removal = Removal { directories, since: now, pause: LOOK_MIN, due: now };
+        let mut removal = Removal::new(directories, None, now);
         assert!(removal.attempt(now));
         assert!(full.exists() && !empty.exists());
         fs::remove_dir(full.join("inside")).unwrap();
