@@ -25,8 +25,12 @@ pub const OPEN_MAX: usize = 8192;
 const OPEN_DOUBTFUL: usize = 4096;
 /// How often the host is asked at most.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
-/// The same for a tenant, whose bound may be so low that all of it is used up sooner.
-const ASKED_FOR_TENANT_EVERY: Duration = Duration::from_millis(100);
+/// The same where there may be no more, so that somebody waits for the answer: not more
+/// often than this, and for no more than a twentieth of a processor's time.
+const ASKED_IN_HASTE_EVERY: Duration = Duration::from_millis(5);
+const HASTE: u32 = 20;
+/// How long somebody waits at most until others are known to be closed.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Most connections of the sandboxes of a function to the resolver at a time.
 pub const CHANNELS_MAX: usize = 256;
 
@@ -55,7 +59,6 @@ pub struct EgressQuota {
 #[derive(Debug)]
 struct OpenSockets {
     most: AtomicUsize,
-    asked_every: Duration,
     known: Mutex<Open>,
 }
 
@@ -64,6 +67,8 @@ struct Open {
     /// The sandbox that has each, by the socket's inode number.
     owners: HashMap<u64, u64>,
     asked: Option<Instant>,
+    /// How long the host took to answer.
+    took: Duration,
     is_asking: bool,
 }
 
@@ -73,7 +78,7 @@ impl Default for Budget {
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             rate: Mutex::new(Rate::new(OF_FUNCTION)),
-            open: OpenSockets::of(OPEN_MAX, ASKED_EVERY),
+            open: OpenSockets::of(OPEN_MAX),
             channels: Arc::default(),
             tenant: None,
         }
@@ -114,13 +119,21 @@ impl EgressQuota {
 
 impl Default for OpenSockets {
     fn default() -> Self {
-        Self::of(usize::MAX, ASKED_FOR_TENANT_EVERY)
+        Self::of(usize::MAX)
     }
 }
 
 impl OpenSockets {
-    fn of(most: usize, asked_every: Duration) -> Self {
-        Self { most: AtomicUsize::new(most), asked_every, known: Mutex::default() }
+    fn of(most: usize) -> Self {
+        Self { most: AtomicUsize::new(most), known: Mutex::default() }
+    }
+
+    fn most(&self) -> usize {
+        self.most.load(Ordering::Relaxed)
+    }
+
+    fn has_room(&self) -> bool {
+        self.count() < self.most()
     }
 
     fn count(&self) -> usize {
@@ -134,7 +147,7 @@ impl OpenSockets {
     /// Notes a socket of a sandbox; whether there may be one more.
     fn note(&self, inode: u64, sandbox: u64) -> bool {
         let mut open = lock(&self.known);
-        if open.owners.len() >= self.most.load(Ordering::Relaxed) {
+        if open.owners.len() >= self.most() {
             return false;
         }
         open.owners.insert(inode, sandbox);
@@ -149,13 +162,16 @@ impl OpenSockets {
         lock(&self.known).owners.retain(|_, owner| *owner != sandbox);
     }
 
-    /// Whether somebody should ask the host: at most one at a time is told so. A few are
-    /// not worth it before they are as many as there may be.
+    /// Whether somebody should ask the host: at most one at a time is told so.
     fn is_in_doubt(&self, now: Instant) -> bool {
-        let doubtful = OPEN_DOUBTFUL.min(self.most.load(Ordering::Relaxed).div_ceil(2));
         let mut open = lock(&self.known);
-        let is_due = open.asked.is_none_or(|asked| now.duration_since(asked) >= self.asked_every);
-        if open.owners.len() < doubtful || open.is_asking || !is_due {
+        let (count, most) = (open.owners.len(), self.most());
+        let every = match count < most {
+            true => ASKED_EVERY,
+            false => ASKED_IN_HASTE_EVERY.max(open.took * HASTE),
+        };
+        let is_due = open.asked.is_none_or(|asked| now.duration_since(asked) >= every);
+        if count < OPEN_DOUBTFUL.min(most) || open.is_asking || !is_due {
             return false;
         }
         (open.is_asking, open.asked) = (true, Some(now));
@@ -168,6 +184,7 @@ impl OpenSockets {
     fn forget_closed(&self, before: &[u64], present: Option<&HashSet<u64>>) {
         let mut open = lock(&self.known);
         open.is_asking = false;
+        open.took = open.asked.map_or(Duration::ZERO, |asked| asked.elapsed());
         if let Some(present) = present {
             for inode in before.iter().filter(|inode| !present.contains(inode)) {
                 open.owners.remove(inode);
@@ -202,6 +219,26 @@ impl Share {
             && lock(&self.budget.rate).take(now)
             && self.budget.tenant.as_ref().is_none_or(|tenant| tenant.take(now));
         if is_in_time { Ok(()) } else { Err(Errno::AGAIN) }
+    }
+
+    /// Whether there may be one more socket; `EAGAIN` if not.
+    pub fn has_room(&self) -> Result<(), Errno> {
+        let of_tenant = self.budget.tenant.as_ref();
+        let has_room =
+            self.budget.open.has_room() && of_tenant.is_none_or(|tenant| tenant.open.has_room());
+        if has_room { Ok(()) } else { Err(Errno::AGAIN) }
+    }
+
+    /// Waits until there may be one more, or the host has said that none was closed: half
+    /// a second at most.
+    pub fn wait_for_room(&self) {
+        let begun = Instant::now();
+        while self.has_room().is_err() && begun.elapsed() < PATIENCE {
+            if self.is_in_doubt(Instant::now()) {
+                return self.budget.forget_closed();
+            }
+            std::thread::sleep(ASKED_IN_HASTE_EVERY);
+        }
     }
 
     /// Notes a socket that the sandbox is about to get; `EAGAIN` if its function or its
@@ -389,15 +426,16 @@ mod tests {
         other.note_open(&streams[1]).unwrap();
         assert_eq!(other.note_open(&streams[2]), Err(Errno::AGAIN));
         assert_eq!(other.budget.open_count(), 1, "it does not count for the function either");
-        // Who is refused has the host asked, before long again.
-        let now = Instant::now();
-        assert!(one.is_in_doubt(now));
-        one.budget.forget_closed();
+        // The host is asked, and says that none was closed.
+        one.wait_for_room();
+        assert_eq!(one.has_room(), Err(Errno::AGAIN));
         assert_eq!(other.note_open(&streams[2]), Err(Errno::AGAIN));
         let [first, ..] = streams;
         drop(first);
-        assert!(other.is_in_doubt(now + ASKED_FOR_TENANT_EVERY));
-        other.budget.forget_closed();
+        let until = Instant::now() + Duration::from_secs(20);
+        while other.has_room().is_err() && Instant::now() < until {
+            other.wait_for_room();
+        }
         assert!(other.note_open(connect()).is_ok());
         drop(one);
         assert_eq!(quota.connections(), 1);

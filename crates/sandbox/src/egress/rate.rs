@@ -29,7 +29,7 @@ impl Rate {
         let earned = now.saturating_duration_since(self.since).as_nanos() / self.every.as_nanos();
         let earned = u32::try_from(earned).unwrap_or(self.burst).min(self.burst);
         self.since = if earned == self.burst { now } else { self.since + self.every * earned };
-        self.left = (self.left + earned).min(self.burst);
+        self.left = self.left.saturating_add(earned).min(self.burst);
         if self.left == 0 {
             return false;
         }

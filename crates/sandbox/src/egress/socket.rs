@@ -104,9 +104,7 @@ impl Sockets {
             drop(slot);
             let outcome = match known.judge(to.address, to.transport) {
                 Verdict::Allowed(permit) => {
-                    if share.is_in_doubt(Instant::now()) {
-                        share.budget().forget_closed();
-                    }
+                    share.wait_for_room();
                     open_permitted(&known, &share, &permit, to)
                 }
                 _ => Err(known.deny(to.address, to.transport)),
@@ -117,39 +115,33 @@ impl Sockets {
         Ok(Opening::Later)
     }
 
-    /// Makes a socket, and has the host asked which others are closed when that matters:
-    /// where there may be no more it is asked first.
+    /// Makes a socket. Where there may be no more the host is asked first which others are
+    /// closed, and where there are many it is asked meanwhile.
     fn open_permitted(
         &self,
         permit: Permit,
         to: Destination,
         sequence: u64,
     ) -> Result<Opening, Errno> {
-        let opened = open_permitted(&self.names, &self.share, &permit, to);
-        if !self.share.is_in_doubt(Instant::now()) {
-            return opened.map(Opening::Opened);
-        }
-        let (asking, failed) = (self.share.budget(), self.share.budget());
-        let is_full = matches!(opened, Err(Errno::AGAIN));
-        let submitted = match is_full {
-            false => lookup::submit(self.names.function(), move || asking.forget_closed()),
-            true => {
-                let control = rustix::io::dup(&self.control);
-                let control = control.inspect_err(|_| failed.cannot_ask())?;
-                let (names, share) = (self.names.clone(), self.share.clone());
-                lookup::submit(self.names.function(), move || {
-                    asking.forget_closed();
-                    answer_late(&control, sequence, open_permitted(&names, &share, &permit, to));
-                })
-            }
-        };
-        if submitted.is_err() {
-            failed.cannot_ask();
-        }
-        if is_full && submitted.is_ok() {
+        if self.share.has_room().is_err() {
+            let control = rustix::io::dup(&self.control)?;
+            let (names, share) = (self.names.clone(), self.share.clone());
+            let job = move || {
+                share.wait_for_room();
+                answer_late(&control, sequence, open_permitted(&names, &share, &permit, to));
+            };
+            lookup::submit(self.names.function(), job).map_err(|_| Errno::AGAIN)?;
             return Ok(Opening::Later);
         }
-        opened.map(Opening::Opened)
+        let opened = open_permitted(&self.names, &self.share, &permit, to)?;
+        if self.share.is_in_doubt(Instant::now()) {
+            let (asking, failed) = (self.share.budget(), self.share.budget());
+            let job = move || asking.forget_closed();
+            if lookup::submit(self.names.function(), job).is_err() {
+                failed.cannot_ask();
+            }
+        }
+        Ok(Opening::Opened(opened))
     }
 
     fn open_resolver(&self, transport: Transport) -> Result<Opened, Errno> {
@@ -175,6 +167,7 @@ fn open_permitted(
     if !local::is_permitted(permit, to.transport) {
         return Err(names.deny(to.address, to.transport));
     }
+    share.has_room()?;
     let socket = connect(permit.address, to.transport)?;
     share.note_open(&socket)?;
     Ok(Opened { socket, after_thaw: permit.after_thaw })
