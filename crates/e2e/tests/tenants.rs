@@ -158,7 +158,9 @@ fn a_tenant_that_has_spent_its_cpu_time_is_refused_and_what_goes_on_ends() {
     assert_eq!(tenant(&daemon, "a")["cpu_period"]["is_spent"], false);
     // It goes on for longer than it may.
     let endless = get(daemon.gateway(), "a", "/spin/50");
-    assert!([502, 503].contains(&endless.status), "{}", endless.text());
+    assert_eq!(endless.status, 502, "{}", endless.text());
+    let reason = endless.json()["reason"].clone();
+    assert!(reason.as_str().expect("a reason").contains("spent its CPU time"), "{reason}");
     refused(&get(daemon.gateway(), "a", "/"), "the CPU time of domain `a` is spent, 2s per 1h");
     wait_until("nothing runs", || daemon.instances("a").is_empty());
     let period = tenant(&daemon, "a")["cpu_period"].clone();

@@ -195,21 +195,20 @@ impl Metrics {
         self.backoffs.get_or_create(&labels).inc();
     }
 
+    /// Sets what tenants use, in the order of their names.
+    pub fn show_tenants(&self, tenants: &[TenantReport]) {
+        self.tenants.show(tenants);
+    }
+
     /// The text that Prometheus reads. `instances` are function, state and
-    /// number; `zygotes` are those that are ready; `tenants` are in the order of their names.
-    pub fn text(
-        &self,
-        instances: &[(String, String, i64)],
-        zygotes: i64,
-        tenants: &[TenantReport],
-    ) -> String {
+    /// number; `zygotes` are those that are ready.
+    pub fn text(&self, instances: &[(String, String, i64)], zygotes: i64) -> String {
         self.instances.clear();
         for (function, state, count) in instances {
             let labels = InstanceLabels { function: function.clone(), state: state.clone() };
             self.instances.get_or_create(&labels).set(*count);
         }
         self.zygotes.set(zygotes);
-        self.tenants.show(tenants);
         let mut text = String::new();
         text::encode(&mut text, &self.registry).expect("writing to a string does not fail");
         text
@@ -227,7 +226,7 @@ mod tests {
         metrics.connected(&name).booted.inc();
         metrics.refused(None, 404, "unknown_function");
         metrics.ended(&name, true);
-        let text = metrics.text(&[("hello".into(), "idle".into(), 2)], 3, &[]);
+        let text = metrics.text(&[("hello".into(), "idle".into(), 2)], 3);
         for line in [
             "thaw_connections_total{function=\"hello\",instance=\"boot\"} 1",
             "thaw_refusals_total{function=\"\",status=\"404\",error=\"unknown_function\"} 1",

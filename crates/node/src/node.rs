@@ -6,7 +6,7 @@ use crate::crashes::{Crashes, Refreshes};
 use crate::gateway::Admission;
 use crate::metrics::Metrics;
 use crate::service::{InstanceInfo, Service};
-use crate::tenants::{Tenant, Tenants};
+use crate::tenants::{Taken, Tenant, Tenants};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -240,14 +240,19 @@ impl Shared {
 
     /// Ends what nobody uses of tenants that have more than they may, as after their quotas
     /// were lowered. What is busy ends when it is no more.
-    pub(crate) fn shrink_to_quotas(&self) {
+    pub fn shrink_to_quotas(&self) {
         for tenant in self.tenants.all() {
-            let most = tenant.room().taken().instances;
-            for _ in 0..most {
-                if !tenant.room().is_overdrawn() {
-                    break;
+            let room = tenant.room();
+            let mut ending = Taken::default();
+            while room.is_overdrawn(ending) {
+                let services = self.services_of(&tenant);
+                // What is kept ready gives its room back at once.
+                if services.iter().any(|service| service.launcher().give_up_one()) {
+                    continue;
                 }
-                self.make_room_of(&tenant);
+                let Some(memory) = evict_idlest_of(services) else { break };
+                ending.instances += 1;
+                ending.memory += memory;
             }
         }
     }
@@ -280,15 +285,15 @@ impl Shared {
     }
 }
 
-/// Ends the instance that has been idle longest, if any is idle.
-fn evict_idlest_of(services: Vec<Arc<Service>>) {
+/// Ends the instance that has been idle longest, if any is idle; the bytes of memory that
+/// it may use.
+fn evict_idlest_of(services: Vec<Arc<Service>>) -> Option<u64> {
     let idlest = |service: Arc<Service>| {
         let (since, id) = service.idlest()?;
         Some((since, id, service))
     };
-    let oldest = services.into_iter().filter_map(idlest).min_by_key(|found| found.0);
-    if let Some((_, id, service)) = oldest {
-        tracing::debug!(function = %service.name(), instance = id, "ending an idle instance to make room");
-        service.evict(id);
-    }
+    let (_, id, service) = services.into_iter().filter_map(idlest).min_by_key(|found| found.0)?;
+    tracing::debug!(function = %service.name(), instance = id, "ending an idle instance to make room");
+    service.evict(id);
+    Some(service.config().limits.memory.bytes())
 }

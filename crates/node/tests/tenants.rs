@@ -244,6 +244,47 @@ fn quotas_change_while_requests_wait() {
 }
 
 #[test]
+fn a_quota_that_is_lowered_ends_as_many_idle_instances_as_it_takes() {
+    let node = Node::new(100);
+    let open = Arc::new(AtomicBool::new(false));
+    let limits = "queue = \"60s\"\nkeep_alive = \"60s\"\nmemory = \"10MiB\"";
+    let (service, _) = node.serve("f", &of("a", KEPT, limits), gated(&open));
+    let asked: Vec<Wire> = (0..5).map(|_| ask(&node, "f")).collect();
+    eventually(|| taken(&node, "a") == 5);
+    open.store(true, Ordering::SeqCst);
+    for mut wire in asked {
+        assert_eq!(wire.response().unwrap().status, 200);
+    }
+    eventually(|| node.shared.instances().iter().all(|instance| instance.connections == 0));
+    set(&node, "[domain.a]\nmemory = \"35MiB\"");
+    node.shared.shrink_to_quotas();
+    eventually(|| taken(&node, "a") == 3);
+    assert_eq!(service.instance_count(), 3);
+    // What is left serves, and what there is no room for is not made.
+    assert_eq!(node.connect().get("f", "/").status, 200);
+    assert_eq!(service.instance_count(), 3);
+}
+
+#[test]
+fn clients_that_go_away_leave_the_line() {
+    let node = Node::new(100);
+    set(&node, "[domain.a]\ninstances = 1");
+    let open = Arc::new(AtomicBool::new(false));
+    node.serve("f", &of("a", "", "queue = \"100ms\""), gated(&open));
+    let mut busy = ask(&node, "f");
+    eventually(|| taken(&node, "a") == 1);
+    let waiting: Vec<Wire> = (0..50).map(|_| ask(&node, "f")).collect();
+    for mut wire in waiting {
+        assert_eq!(wire.response().unwrap().status, 503);
+    }
+    let all = node.shared.tenants().all();
+    assert!(all.iter().all(|tenant| tenant.room().waiting() == 0));
+    open.store(true, Ordering::SeqCst);
+    assert_eq!(busy.response().unwrap().status, 200);
+    assert_eq!(node.connect().get("f", "/").status, 200);
+}
+
+#[test]
 fn a_tenant_without_cpu_time_is_refused_until_its_period_turns() {
     let node = Node::new(100);
     let keys = of("a", KEPT, "queue = \"60s\"\nkeep_alive = \"60s\"");

@@ -7,7 +7,7 @@ use clap::Args;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use thaw_node::config::{ByteSize, Quotas, TimeSpan};
+use thaw_node::config::{ByteSize, Quotas};
 use thaw_node::tenants::TenantReport;
 
 /// Show what tenants use and what they may use.
@@ -118,11 +118,7 @@ fn of(used: &str, quota: Option<impl ToString>) -> String {
 fn cpu_time(tenant: &TenantReport) -> String {
     let seconds = |ms: u64| format!("{:.1}s", Duration::from_millis(ms).as_secs_f64());
     match (tenant.cpu_period, tenant.quota.cpu_time) {
-        (Some(period), Some(quota)) => {
-            let TimeSpan(time) = quota.time;
-            let time = format!("{:.1}s per {}", time.as_secs_f64(), quota.period);
-            of(&seconds(period.used_ms), Some(time))
-        }
+        (Some(period), Some(quota)) => of(&seconds(period.used_ms), Some(quota)),
         _ => seconds(tenant.cpu_ms),
     }
 }

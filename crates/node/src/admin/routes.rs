@@ -102,7 +102,8 @@ async fn metrics(State(admin): State<Admin>) -> Response {
         tracing::warn!("cannot count what tenants have in the store: {error}");
         Vec::new()
     });
-    let text = admin.shared.metrics().text(&counts, zygotes, &tenants);
+    admin.shared.metrics().show_tenants(&tenants);
+    let text = admin.shared.metrics().text(&counts, zygotes);
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response()
 }

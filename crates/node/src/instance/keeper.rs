@@ -344,8 +344,14 @@ impl Keeper {
             End::Killed(signal @ (None | Some(libc::SIGKILL))) if is_booting => {
                 End::KilledInBoot(signal)
             }
+            End::Killed(None | Some(libc::SIGKILL)) if self.is_spent() => End::TenantSpent,
             end => end,
         }
+    }
+
+    /// Whether the tenant's instances are being ended for the CPU time that they use.
+    fn is_spent(&self) -> bool {
+        self.service.tenant().cpu().spent_for().is_some()
     }
 
     fn gone(self, end: End) {

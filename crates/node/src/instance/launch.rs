@@ -212,6 +212,9 @@ pub enum End {
     /// It has used up what its limits allow.
     #[error("the sandbox was ended because {0}")]
     LimitReached(LimitReached),
+    /// It has gone on after its tenant's CPU time was spent.
+    #[error("the sandbox was ended because its tenant has spent its CPU time")]
+    TenantSpent,
     /// The host ended the process, and the signal if it is known.
     #[error("the sandbox was killed{}", .0.map(explain_signal).unwrap_or_default())]
     Killed(Option<i32>),

@@ -142,8 +142,11 @@ impl Standby {
             match state.ready.pop_front() {
                 Some(ready) => (Some(ready), None),
                 None => {
-                    state.template_after = Some(Instant::now() + RETRY);
-                    (None, state.template.take())
+                    let template = state.template.take();
+                    if template.is_some() {
+                        state.template_after = Some(Instant::now() + RETRY);
+                    }
+                    (None, template)
                 }
             }
         };

@@ -104,6 +104,7 @@ impl Room {
         let (grant, granted) = oneshot::channel();
         let mut state = self.state();
         state.waiting.push_back(Waiting { ticket, memory, grant });
+        self.waiting.store(state.waiting.len(), Ordering::SeqCst);
         self.grant(state);
         Turn { room: self.clone(), ticket, granted }
     }
@@ -119,11 +120,14 @@ impl Room {
         state.unmet(state.taken(), memory)
     }
 
-    /// Whether more is taken than there may be, as after the quota was lowered.
-    pub(crate) fn is_overdrawn(&self) -> bool {
+    /// Whether more is taken than there may be, as after the quota was lowered, when what
+    /// is about to end is given back.
+    pub(crate) fn is_overdrawn(&self, ending: Taken) -> bool {
         let state = self.state();
-        state.instances_max.is_some_and(|most| state.instances > most)
-            || state.memory_max.is_some_and(|most| state.memory > most)
+        let instances = state.instances.saturating_sub(ending.instances);
+        let memory = state.memory.saturating_sub(ending.memory);
+        state.instances_max.is_some_and(|most| instances > most)
+            || state.memory_max.is_some_and(|most| memory > most)
     }
 
     /// How much is taken.
@@ -161,20 +165,25 @@ impl Room {
         state.instances -= 1;
         state.memory -= memory;
         self.grant(state);
+        // The next one may need more than that.
+        self.stir();
     }
 
     fn leave(self: &Arc<Self>, ticket: u64) {
         let mut state = self.state();
+        let before = state.waiting.len();
         state.waiting.retain(|waiting| waiting.ticket != ticket);
+        if state.waiting.len() == before {
+            // It had its turn.
+            return;
+        }
+        self.waiting.store(state.waiting.len(), Ordering::SeqCst);
         // It may have been the one that the others waited for.
         self.grant(state);
     }
 
     /// Gives room to those who wait, as far as it lasts.
     fn grant(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        if state.waiting.is_empty() && self.waiting.load(Ordering::SeqCst) == 0 {
-            return;
-        }
         let mut granted = Vec::new();
         while let Some(next) = state.waiting.front() {
             let memory = next.memory;
@@ -185,16 +194,14 @@ impl Room {
             let next = state.waiting.pop_front().expect("it is in front");
             granted.push((next.grant, Lease { room: self.clone(), memory }));
         }
-        let left = state.waiting.len();
-        self.waiting.store(left, Ordering::SeqCst);
+        if granted.is_empty() {
+            return;
+        }
+        self.waiting.store(state.waiting.len(), Ordering::SeqCst);
         drop(state);
         for (grant, lease) in granted {
             // Who has just lost patience gives it back, outside of the lock.
             drop(grant.send(lease));
-        }
-        if left > 0 {
-            // The next one needs more than that.
-            self.stirred.notify_one();
         }
     }
 
@@ -299,9 +306,10 @@ mod tests {
         room.set(&Quota { instances: Some(1), ..Quota::default() });
         let lease = turn.try_lease().unwrap();
         room.set(&Quota { instances: Some(0), ..Quota::default() });
-        assert!(room.is_overdrawn());
+        assert!(room.is_overdrawn(Taken::default()));
+        assert!(!room.is_overdrawn(Taken { instances: 1, memory: MIB }));
         drop(lease);
-        assert!(!room.is_overdrawn());
+        assert!(!room.is_overdrawn(Taken::default()));
     }
 
     #[test]
