@@ -1,6 +1,7 @@
 //! How much some versions of functions occupy in the store together.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -26,8 +27,8 @@ impl Footprint {
     /// # Errors
     /// The store cannot be read.
     pub fn add(&mut self, store: &Store, index: IndexId, image: Option<ImageId>) -> Result<()> {
-        if !self.indexes.contains_key(&index) {
-            self.indexes.insert(index, allocated(&store.layout.index(index))?);
+        if let Entry::Vacant(vacant) = self.indexes.entry(index) {
+            vacant.insert(allocated(&store.layout.index(index))?);
             match store.open_index(index) {
                 Ok(open) => {
                     let blobs = open.index().blobs().iter();
@@ -38,12 +39,10 @@ impl Footprint {
                 Err(error) => return Err(error),
             }
         }
-        if let Some(image) = image
-            && !self.images.contains_key(&image)
-        {
-            let layout = &store.layout;
-            let bytes = allocated(&layout.image(image))? + allocated(&layout.working_set(image))?;
-            self.images.insert(image, bytes);
+        let Some(image) = image else { return Ok(()) };
+        if let Entry::Vacant(vacant) = self.images.entry(image) {
+            let working_set = allocated(&store.layout.working_set(image))?;
+            vacant.insert(allocated(&store.layout.image(image))? + working_set);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Table};
 use clap::Args;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use thaw_node::config::{ByteSize, Quotas};
@@ -63,7 +63,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn check(file: &PathBuf) -> Outcome {
+fn check(file: &Path) -> Outcome {
     // A file that is missing is no error to the daemon.
     if !file.exists() {
         return Err(Failure::failed(format!("{} is not there", file.display())));
