@@ -149,8 +149,10 @@ impl Catalog {
     /// # Errors
     /// The store cannot be read at all.
     pub fn reload(self: &Arc<Self>) -> Result<Reload, StoreError> {
+        // What is loaded now is loaded under the new ones.
+        let quotas = self.reload_quotas();
         let list = self.store.list_functions()?;
-        let mut report = Reload::default();
+        let mut report = Reload { quotas, ..Reload::default() };
         for (name, error) in list.damaged {
             report.broken.insert(name.to_string(), error.to_string());
         }
@@ -175,15 +177,14 @@ impl Catalog {
             report.removed.push(name.to_string());
         }
         drop(known);
-        report.quotas = self.reload_quotas();
+        self.shared.shrink_to_quotas();
         Ok(report)
     }
 
     /// Reads the quotas of tenants again; why not, if that failed.
     fn reload_quotas(&self) -> Option<String> {
-        let reloaded = self.shared.tenants().reload().map_err(|error| error.to_string());
-        self.shared.shrink_to_quotas();
-        let problem = reloaded.err()?;
+        let problem = self.shared.tenants().reload().err()?;
+        let problem = problem.to_string();
         tracing::error!("the quotas of tenants stay what they were: {problem}");
         Some(problem)
     }

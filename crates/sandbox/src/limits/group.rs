@@ -280,7 +280,7 @@ pub(super) struct CpuCounter {
 }
 
 impl CpuCounter {
-    fn of(directory: &Path, version: Version) -> Self {
+    pub fn of(directory: &Path, version: Version) -> Self {
         let file = match version {
             Version::V2 => "cpu.stat",
             Version::V1 => "cpuacct.usage",

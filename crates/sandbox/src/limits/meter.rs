@@ -79,3 +79,57 @@ impl Meter {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::group::Group;
+    use super::super::hierarchy::{Controller, Hierarchy, Place, Version};
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    /// Limits whose groups are ordinary directories.
+    fn limits(directory: &Path, controllers: Vec<Controller>) -> Arc<Limits> {
+        let place = Place { directory: directory.to_owned(), version: Version::V1, controllers };
+        let hierarchy = Hierarchy::new(vec![place], Vec::new());
+        let group = directory.join("group");
+        fs::create_dir_all(&group).unwrap();
+        Arc::new(Limits::new(Group::set_up(vec![group], hierarchy).unwrap()))
+    }
+
+    #[test]
+    fn what_live_and_ended_sandboxes_use_is_added_up_and_never_falls() {
+        let tree = tempfile::tempdir().unwrap();
+        let meter: Arc<Meter> = Arc::default();
+        let limits = limits(tree.path(), vec![Controller::CpuAccounting]);
+        let usage = tree.path().join("group/cpuacct.usage");
+        fs::write(&usage, "7000").unwrap();
+        limits.count_by(&meter);
+        // Twice is once, and the first meter stays.
+        limits.count_by(&meter);
+        let other: Arc<Meter> = Arc::default();
+        limits.count_by(&other);
+        assert_eq!(meter.cpu_time(), Duration::from_micros(7));
+        assert_eq!(other.cpu_time(), Duration::ZERO);
+        meter.ended(Duration::from_micros(3));
+        assert_eq!(meter.cpu_time(), Duration::from_micros(10));
+        // As while its group is being removed.
+        fs::write(&usage, "0").unwrap();
+        assert_eq!(meter.cpu_time(), Duration::from_micros(10));
+        assert_eq!(meter.memory(), 0, "nothing counts it here");
+    }
+
+    #[test]
+    fn sandboxes_that_are_gone_are_forgotten() {
+        let tree = tempfile::tempdir().unwrap();
+        let meter: Arc<Meter> = Arc::default();
+        let kept = limits(&tree.path().join("kept"), Vec::new());
+        meter.add(&kept);
+        // Each removes its directory.
+        for number in 0..1000 {
+            meter.add(&limits(&tree.path().join(number.to_string()), Vec::new()));
+        }
+        assert!(meter.live().sandboxes.len() <= 2 * TIDY_FROM);
+        assert_eq!(meter.sandboxes().len(), 1);
+    }
+}

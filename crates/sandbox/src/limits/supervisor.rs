@@ -335,6 +335,9 @@ impl Drop for Removal {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Meter;
+    use super::super::group::CpuCounter;
+    use super::super::hierarchy::Version;
     use super::*;
 
     #[test]
@@ -361,6 +364,25 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(seen.keys().any(|&(pid, _)| pid == child.id()), "{seen:?}");
+    }
+
+    /// A group whose counter is an ordinary file, so that its directory is never empty.
+    #[test]
+    fn the_last_account_is_what_was_used_at_the_last_look() {
+        let tree = tempfile::tempdir().unwrap();
+        let meter: Arc<Meter> = Arc::default();
+        let counter = CpuCounter::of(tree.path(), Version::V1);
+        let account = Some(Account { counter, meter: meter.clone() });
+        let mut removal = Removal::new(vec![tree.path().to_owned()], account, Instant::now());
+        for used_ns in ["1000", "5000", "no number"] {
+            fs::write(tree.path().join("cpuacct.usage"), used_ns).unwrap();
+            assert!(removal.attempt(Instant::now()));
+            assert_eq!(meter.cpu_time(), Duration::ZERO, "it is told once");
+        }
+        fs::remove_file(tree.path().join("cpuacct.usage")).unwrap();
+        assert!(!removal.attempt(Instant::now()));
+        drop(removal);
+        assert_eq!(meter.cpu_time(), Duration::from_micros(5));
     }
 
     #[test]
