@@ -10,6 +10,7 @@ use crate::instance::{
 use crate::logs::{FunctionLog, Logs};
 use crate::node::Shared;
 use crate::service::Service;
+use crate::tenants::TenantName;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZero;
@@ -52,6 +53,9 @@ pub struct Reload {
     pub removed: Vec<String>,
     /// Functions that cannot be served, with the reason.
     pub broken: BTreeMap<String, String>,
+    /// Why the quotas of tenants are still the old ones, if they should have changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quotas: Option<String>,
 }
 
 /// Why a function cannot be served.
@@ -145,8 +149,10 @@ impl Catalog {
     /// # Errors
     /// The store cannot be read at all.
     pub fn reload(self: &Arc<Self>) -> Result<Reload, StoreError> {
+        // What is loaded now is loaded under the new ones.
+        let quotas = self.reload_quotas();
         let list = self.store.list_functions()?;
-        let mut report = Reload::default();
+        let mut report = Reload { quotas, ..Reload::default() };
         for (name, error) in list.damaged {
             report.broken.insert(name.to_string(), error.to_string());
         }
@@ -170,7 +176,17 @@ impl Catalog {
             self.shared.remove(name.as_str());
             report.removed.push(name.to_string());
         }
+        drop(known);
+        self.shared.shrink_to_quotas();
         Ok(report)
+    }
+
+    /// Reads the quotas of tenants again; why not, if that failed.
+    fn reload_quotas(&self) -> Option<String> {
+        let problem = self.shared.tenants().reload().err()?;
+        let problem = problem.to_string();
+        tracing::error!("the quotas of tenants stay what they were: {problem}");
+        Some(problem)
     }
 
     fn refresh(self: &Arc<Self>, function: &BuiltFunction, report: &mut Reload) {
@@ -222,6 +238,7 @@ impl Catalog {
             image,
             self.logs.clone(),
             self.log(&config.name),
+            self.shared.tenants().of(TenantName::of(config.sharing.domain.as_ref())),
             config,
             LaunchOptions {
                 working_set: self.working_set,

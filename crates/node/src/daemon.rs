@@ -2,12 +2,13 @@
 
 use crate::admin::{Admin, AdminAddress, AdminToken, LocalListener, RemoteAccess, TokenError};
 use crate::catalog::Catalog;
-use crate::config::{EntryKind, FunctionName};
+use crate::config::{EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
 use crate::instance::WorkingSetUse;
 use crate::logs::Logs;
 use crate::node::Shared;
+use crate::tenants::watch_cpu_time;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -98,6 +99,9 @@ pub enum ServeError {
     /// There is no token for the admin API.
     #[error(transparent)]
     Token(#[from] TokenError),
+    /// The quotas of tenants are not usable.
+    #[error(transparent)]
+    Quotas(#[from] QuotasError),
     /// The host refused something.
     #[error("cannot serve ({0}); `thaw doctor` says what this host lacks")]
     Io(#[from] io::Error),
@@ -184,6 +188,8 @@ pub async fn serve(
     let store = Store::open(&home.store())?;
     let pool = start_pool(home, options.zygotes, options.weak_limits)?;
     let shared = Shared::new(options.max_instances);
+    shared.tenants().read_from(home.root().join(QUOTAS_FILE))?;
+    warn_of_uncounted_cpu_time(&shared, &pool);
     let logs = Arc::new(Logs::start(&home.logs()?)?);
     let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
     let first = catalog.clone();
@@ -192,6 +198,7 @@ pub async fn serve(
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
+    let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone()));
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
     own.update();
     let updated = own.clone();
@@ -222,6 +229,7 @@ pub async fn serve(
     own.stop();
     shared.drain(options.drain).await;
     freshness.abort();
+    cpu_watch.abort();
     for task in tasks {
         task.abort();
         // Only then has it let go of what it used. One that has ended by itself
@@ -266,6 +274,22 @@ pub fn start_pool(
         tracing::warn!("this host does not enforce limits of {limits}: {reason}");
     }
     Ok(Arc::new(pool))
+}
+
+/// Says so where quotas of CPU time are not kept.
+fn warn_of_uncounted_cpu_time(shared: &Shared, pool: &ZygotePool) {
+    let is_missing =
+        |missing: &limits::Missing| missing.controller == limits::Controller::CpuAccounting;
+    let parent = pool.parent();
+    if shared.tenants().bound_cpu_time()
+        && let Some(missing) =
+            parent.missing_controllers().iter().find(|missing| is_missing(missing))
+    {
+        tracing::warn!(
+            "this host does not count CPU time, so `cpu_time` in {QUOTAS_FILE} bounds nothing: {}",
+            missing.reason
+        );
+    }
 }
 
 /// Writes to the log what comes from a console.

@@ -5,6 +5,7 @@
 //!   store/…          blobs, rootfs indexes, images: owned by thaw-store
 //!   logs/NAME.log    what a function printed
 //!   work/NAME/       host-side build results, such as installed packages
+//!   tenants.toml     what tenants may use, written by the operator
 //!   daemon.lock      locked by the one daemon that serves this directory
 //!   daemon.json      how to reach that daemon
 //!   admin.sock       its admin API

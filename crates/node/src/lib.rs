@@ -25,6 +25,7 @@ pub mod reactor;
 pub mod rootfs;
 pub mod service;
 pub mod socket;
+pub mod tenants;
 
 /// `PATH` of programs in sandboxes, unless their author sets another.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -1,13 +1,17 @@
 //! What the node counts, in the form that Prometheus reads.
 
+mod tenants;
+
 use crate::boots::BootRecord;
 use crate::config::FunctionName;
+use crate::tenants::TenantReport;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use tenants::TenantMetrics;
 
 /// Counters of a node.
 #[derive(Debug)]
@@ -21,6 +25,7 @@ pub struct Metrics {
     backoffs: Family<FunctionLabels, Counter>,
     instances: Family<InstanceLabels, Gauge>,
     zygotes: Gauge,
+    tenants: TenantMetrics,
 }
 
 /// Counters of a function's connections, looked up once: there are many.
@@ -113,6 +118,7 @@ impl Default for Metrics {
         );
         registry.register("instances", "Live instances", instances.clone());
         registry.register("zygotes", "Zygotes ready", zygotes.clone());
+        let tenants = TenantMetrics::register(&mut registry);
         Self {
             registry,
             connections,
@@ -123,6 +129,7 @@ impl Default for Metrics {
             backoffs,
             instances,
             zygotes,
+            tenants,
         }
     }
 }
@@ -186,6 +193,11 @@ impl Metrics {
     pub fn backed_off(&self, function: &FunctionName) {
         let labels = FunctionLabels { function: function.to_string() };
         self.backoffs.get_or_create(&labels).inc();
+    }
+
+    /// Sets what tenants use, in the order of their names.
+    pub fn show_tenants(&self, tenants: &[TenantReport]) {
+        self.tenants.show(tenants);
     }
 
     /// The text that Prometheus reads. `instances` are function, state and

@@ -6,6 +6,7 @@ use crate::crashes::{Crashes, Refreshes};
 use crate::gateway::Admission;
 use crate::metrics::Metrics;
 use crate::service::{InstanceInfo, Service};
+use crate::tenants::{Taken, Tenant, Tenants};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -29,6 +30,7 @@ pub struct Shared {
     /// Crashes outlast the service: a new image does not make them undone.
     crashes: Mutex<HashMap<FunctionName, Arc<Crashes>>>,
     refreshes: Refreshes,
+    tenants: Tenants,
     services: RwLock<HashMap<FunctionName, Arc<Service>>>,
     /// Replaced or removed services whose last instances still work.
     retired: Mutex<Vec<Arc<Service>>>,
@@ -57,6 +59,7 @@ impl Shared {
             draining: AtomicBool::new(false),
             crashes: Mutex::default(),
             refreshes: Refreshes::default(),
+            tenants: Tenants::default(),
             services: RwLock::default(),
             retired: Mutex::default(),
         })
@@ -89,6 +92,11 @@ impl Shared {
     /// Functions that are to be frozen anew.
     pub fn refreshes(&self) -> &Refreshes {
         &self.refreshes
+    }
+
+    /// Those who share functions' quotas.
+    pub fn tenants(&self) -> &Tenants {
+        &self.tenants
     }
 
     /// Finds the function that a client asks for.
@@ -172,7 +180,9 @@ impl Shared {
             }
             if Instant::now() >= deadline {
                 tracing::warn!(instances, "ending instances that are still busy");
-                services.iter().for_each(|service| service.kill_all());
+                for service in &services {
+                    service.kill_all();
+                }
                 sleep(Duration::from_millis(50)).await;
                 return;
             }
@@ -216,15 +226,48 @@ impl Shared {
 
     /// Ends the instance of the node that has been idle longest, if any is idle.
     pub(crate) fn evict_idlest(&self) {
-        let idlest = |service: Arc<Service>| {
-            let (since, id) = service.idlest()?;
-            Some((since, id, service))
-        };
-        let oldest = self.services().into_iter().filter_map(idlest).min_by_key(|found| found.0);
-        if let Some((_, id, service)) = oldest {
-            tracing::debug!(function = %service.name(), instance = id, "ending an idle instance to make room");
-            service.evict(id);
+        evict_idlest_of(self.services());
+    }
+
+    /// Makes room for one more instance of a tenant: ends one of its own that nobody uses,
+    /// if there is one. First come those that are only kept ready.
+    pub(crate) fn make_room_of(&self, tenant: &Arc<Tenant>) {
+        let services = self.services_of(tenant);
+        if !services.iter().any(|service| service.launcher().give_up_one()) {
+            evict_idlest_of(services);
         }
+    }
+
+    /// Ends what nobody uses of tenants that have more than they may, as after their quotas
+    /// were lowered. What is busy ends when it is no more.
+    pub fn shrink_to_quotas(&self) {
+        for tenant in self.tenants.all() {
+            let room = tenant.room();
+            let mut ending = Taken::default();
+            while room.is_overdrawn(ending) {
+                let services = self.services_of(&tenant);
+                // What is kept ready gives its room back at once.
+                if services.iter().any(|service| service.launcher().give_up_one()) {
+                    continue;
+                }
+                let Some(memory) = evict_idlest_of(services) else { break };
+                ending.instances += 1;
+                ending.memory += memory;
+            }
+        }
+    }
+
+    /// Ends all instances of a tenant, whatever they do; how many there were.
+    pub(crate) fn end_instances_of(&self, tenant: &Arc<Tenant>) -> usize {
+        let of_tenant = |service: &Arc<Service>| Arc::ptr_eq(service.tenant(), tenant);
+        let services = self.everything().into_iter().filter(of_tenant);
+        services.map(|service| service.kill_all()).sum()
+    }
+
+    fn services_of(&self, tenant: &Arc<Tenant>) -> Vec<Arc<Service>> {
+        let services = self.services.read().expect("no holder panics");
+        let of_tenant = |service: &&Arc<Service>| Arc::ptr_eq(service.tenant(), tenant);
+        services.values().filter(of_tenant).cloned().collect()
     }
 
     pub(crate) fn booted(&self, boot: BootRecord) {
@@ -240,4 +283,17 @@ impl Shared {
     pub(crate) fn ended(&self, function: &FunctionName, expected: bool) {
         self.metrics.ended(function, expected);
     }
+}
+
+/// Ends the instance that has been idle longest, if any is idle; the bytes of memory that
+/// it may use.
+fn evict_idlest_of(services: Vec<Arc<Service>>) -> Option<u64> {
+    let idlest = |service: Arc<Service>| {
+        let (since, id) = service.idlest()?;
+        Some((since, id, service))
+    };
+    let (_, id, service) = services.into_iter().filter_map(idlest).min_by_key(|found| found.0)?;
+    tracing::debug!(function = %service.name(), instance = id, "ending an idle instance to make room");
+    service.evict(id);
+    Some(service.config().limits.memory.bytes())
 }

@@ -35,13 +35,14 @@ pub use broker::{
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
 pub use egress::{
-    Denials, Denied, EgressPolicy, EgressRule, EgressRuleError, GuardedPort, PortGuard, Transport,
+    Denials, Denied, EgressPolicy, EgressQuota, EgressRule, EgressRuleError, GuardedPort,
+    PortGuard, Transport,
 };
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
 pub use freeze::{FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
 pub use image::{Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
-pub use limits::{LimitReached, ResourceLimits, WeakLimits};
+pub use limits::{LimitReached, Meter, ResourceLimits, WeakLimits};
 pub use sandbox::{Connector, Sandbox};
 pub use state::StateError;
 pub use sys::{set_terminal_mode, terminal_mode};

@@ -20,7 +20,7 @@ use crate::broker::{Broker, QueueFull};
 use crate::console::HostEnd;
 use crate::egress::Denials;
 use crate::event::{Event, Incoming, Progress, Violation, parse};
-use crate::limits::LimitReached;
+use crate::limits::{LimitReached, Meter};
 use crate::message::{self, Outbox, OutboxFull};
 use crate::state::Subject;
 use crate::sys;
@@ -333,6 +333,12 @@ impl Sandbox {
     /// The control group cannot be read.
     pub fn cpu_time(&self) -> io::Result<Option<Duration>> {
         self.process.limits.group().cpu_time()
+    }
+
+    /// Has `meter` count what the sandbox uses, from its beginning. The first meter
+    /// stays. Takes no host call.
+    pub fn count_by(&self, meter: &Arc<Meter>) {
+        self.process.limits.count_by(meter);
     }
 
     /// Build id of the kernel that the sandbox runs.

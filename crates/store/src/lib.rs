@@ -4,6 +4,7 @@
 mod blob;
 pub mod collect;
 mod error;
+mod footprint;
 mod function;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -23,6 +24,7 @@ mod verify;
 
 pub use blob::{Blob, Domain};
 pub use error::{Kind, Result, StoreError};
+pub use footprint::Footprint;
 pub use function::{
     FunctionList, FunctionRecord, FunctionVersion, NewFunction, PreviousVersion, RootfsRecord,
 };

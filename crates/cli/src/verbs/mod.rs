@@ -14,6 +14,7 @@ pub mod ps;
 pub mod remove;
 pub mod run;
 pub mod serve;
+pub mod tenants;
 
 mod limits;
 mod mounts;

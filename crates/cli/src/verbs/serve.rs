@@ -20,7 +20,8 @@ use thaw_sandbox::PopulatePolicy;
 /// Serve the built functions over HTTP.
 ///
 /// Runs in the foreground. SIGTERM and SIGINT end it after the requests that
-/// are being served; SIGHUP looks for new builds.
+/// are being served; SIGHUP looks for new builds and for
+/// new quotas of tenants (thaw tenants --help).
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw serve --listen 127.0.0.1:8080\n  \
     curl http://127.0.0.1:8080/ -H 'Host: hello-python'")]

@@ -17,6 +17,7 @@
 //! | `POST /functions/NAME/invoke?method=M&path=P&timings=true` | the function's own response |
 //! | `POST /functions/NAME/freeze?instance=ID` | [`Frozen`]: an idle instance is the new image |
 //! | `GET /instances` | [`InstanceInfo`](crate::service::InstanceInfo) of each |
+//! | `GET /tenants` | [`TenantReport`](crate::tenants::TenantReport) of each |
 //! | `GET /images` | [`ImageSummary`] of each |
 //! | `POST /reload` | [`Reload`](crate::catalog::Reload): serves what is new in the store |
 

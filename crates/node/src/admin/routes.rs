@@ -6,6 +6,7 @@ use super::invoke::invoke;
 use super::types::{Frozen, FunctionDetail, FunctionInfo, Problem, summarize_images};
 use crate::logs::{Follower, Line};
 use crate::service::InstanceInfo;
+use crate::tenants::TenantReport;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -32,6 +33,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/functions/{name}/invoke", post(invoke))
         .route("/functions/{name}/freeze", post(freeze))
         .route("/instances", get(instances))
+        .route("/tenants", get(tenants))
         .route("/images", get(images))
         .route("/reload", post(reload))
         .fallback(|| async {
@@ -95,6 +97,12 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     }
     let counts: Vec<_> = counts.into_iter().map(|((f, state), count)| (f, state, count)).collect();
     let zygotes = admin.catalog.pool().stats().ready as i64;
+    // What is known of the rest is worth more than nothing.
+    let tenants = report_tenants(&admin).await.unwrap_or_else(|error| {
+        tracing::warn!("cannot count what tenants have in the store: {error}");
+        Vec::new()
+    });
+    admin.shared.metrics().show_tenants(&tenants);
     let text = admin.shared.metrics().text(&counts, zygotes);
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response()
@@ -114,6 +122,24 @@ async fn function(State(admin): State<Admin>, Path(name): Path<String>) -> Respo
 
 async fn instances(State(admin): State<Admin>) -> Json<Vec<InstanceInfo>> {
     Json(admin.shared.instances())
+}
+
+async fn tenants(State(admin): State<Admin>) -> Response {
+    match report_tenants(&admin).await {
+        Ok(tenants) => Json(tenants).into_response(),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),
+    }
+}
+
+/// What tenants use: reads files, so it is done where that holds nobody up.
+async fn report_tenants(admin: &Admin) -> Result<Vec<TenantReport>, String> {
+    let (shared, store) = (admin.shared.clone(), admin.catalog.store().clone());
+    let report = tokio::task::spawn_blocking(move || TenantReport::all(&shared, &store));
+    match report.await {
+        Ok(Ok(tenants)) => Ok(tenants),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 async fn images(State(admin): State<Admin>) -> Response {

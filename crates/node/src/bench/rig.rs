@@ -14,6 +14,7 @@ use crate::instance::{BootPolicy, LaunchOptions, SandboxLauncher, Techniques, Wo
 use crate::logs::Logs;
 use crate::node::Shared;
 use crate::service::Service;
+use crate::tenants::{TenantName, Tenants};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -181,6 +182,7 @@ fn launcher(
         image,
         logs,
         log,
+        Tenants::default().of(TenantName::default()),
         config,
         options.launch,
     );

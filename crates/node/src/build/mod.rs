@@ -22,14 +22,19 @@ pub(crate) use import::PACKAGES;
 pub use program::Awaited;
 pub use train::Training;
 
-use crate::config::{CONFIG_FILE, ConfigError, DomainName, FunctionConfig};
+use crate::config::{
+    CONFIG_FILE, ConfigError, DomainName, FunctionConfig, QUOTAS_FILE, Quotas, QuotasError,
+};
 use crate::function::{BuiltFunction, FunctionError, StoredFunction};
 use crate::home::{Home, HomeError};
+use crate::tenants::{Planned, StoreQuotaError, check_store};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thaw_sandbox::{MergePolicy, WeakLimits};
-use thaw_store::{FunctionVersion, IndexId, Name, NewFunction, Session, Store, StoreError};
+use thaw_store::{
+    FunctionVersion, ImageId, IndexId, Name, NewFunction, Session, Store, StoreError,
+};
 
 /// What happens during a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +148,12 @@ pub enum BuildError {
     /// The program could not be frozen.
     #[error(transparent)]
     Freeze(#[from] FreezeFailure),
+    /// The quotas of tenants are not usable.
+    #[error(transparent)]
+    Quotas(#[from] QuotasError),
+    /// The function's tenant may not have so much in the store.
+    #[error(transparent)]
+    StoreQuota(#[from] StoreQuotaError),
 }
 
 /// Builds the function in `directory` and stores it.
@@ -163,6 +174,7 @@ pub fn build(
     if let Some(domain) = &options.domain {
         config.sharing.domain = Some(domain.clone());
     }
+    let quotas = Quotas::load(&home.root().join(QUOTAS_FILE))?;
     let store = Store::open(&home.store())?;
     let mut session = store.session()?;
     let imported = {
@@ -170,7 +182,15 @@ pub fn build(
         import::Import::new(home, &directory, &config, options)?.run(&mut session, on_event)?
     };
     let function = StoredFunction { config, environment: imported.environment, source: directory };
-    freeze_and_store(&mut session, function, imported.index, None, options, on_event)
+    // Nothing runs for a build that cannot be stored.
+    check_store(&store, &quotas, &planned(&function.config, imported.index, None))?;
+    let place = Place::New(&quotas);
+    freeze_and_store(&mut session, function, imported.index, place, options, on_event)
+}
+
+fn planned(config: &FunctionConfig, index: IndexId, image: Option<ImageId>) -> Planned<'_> {
+    let (name, domain) = (config.name.as_str(), config.sharing.domain.as_ref());
+    Planned { name, domain, index, image }
 }
 
 /// Waits until no other build runs commands in `directory`: what one writes there
@@ -213,7 +233,8 @@ pub fn refreeze(
     let version = record.version();
     let old = BuiltFunction::from_record(record)?;
     let mut session = store.session()?;
-    freeze_and_store(&mut session, old.function, old.index, Some(&version), options, on_event)
+    let place = Place::Of(&version);
+    freeze_and_store(&mut session, old.function, old.index, place, options, on_event)
 }
 
 /// Freezes a stored function another way, for measuring: its own image stays,
@@ -232,13 +253,22 @@ pub(crate) fn freeze_aside(
     Ok(BuiltFunction { image, ..function.clone() })
 }
 
-/// Freezes a function and stores it; in the place of no other version than `old`, if
-/// there is one.
+/// Where a version of a function goes.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// In the place of whatever is there, if the tenant may have so much.
+    New(&'a Quotas),
+    /// In the place of this version and no other. Its owner has not asked for it, so no
+    /// quota refuses it.
+    Of(&'a FunctionVersion),
+}
+
+/// Freezes a function and stores it.
 fn freeze_and_store(
     session: &mut Session,
     function: StoredFunction,
     index: IndexId,
-    old: Option<&FunctionVersion>,
+    place: Place<'_>,
     options: &BuildOptions,
     on_event: &mut OnEvent<'_>,
 ) -> Result<Built, BuildError> {
@@ -246,9 +276,13 @@ fn freeze_and_store(
     let name = Name::new(function.config.name.as_str()).map_err(StoreError::from)?;
     let config = serde_json::to_value(&function).expect("a function is plain data");
     let new = NewFunction { name, config, index, image: Some(image) };
-    let record = match old {
-        Some(old) => session.replace_function(old, new)?,
-        None => session.put_function(new)?,
+    let record = match place {
+        Place::Of(old) => session.replace_function(old, new)?,
+        Place::New(quotas) => {
+            let _turn = session.counting_turn()?;
+            check_store(session, quotas, &planned(&function.config, index, Some(image)))?;
+            session.put_function(new)?
+        }
     };
     Ok(Built { function: BuiltFunction::from_record(record)?, frozen })
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use thaw_sandbox::EgressPolicy;
+use thaw_sandbox::{EgressPolicy, EgressQuota};
 
 pub use thaw_sandbox::EgressRuleError;
 
@@ -61,7 +61,16 @@ impl Egress {
 
     /// The policy that says so.
     pub fn policy(&self) -> Arc<EgressPolicy> {
+        Arc::new(self.rules())
+    }
+
+    /// The same for one function of several that share bounds.
+    pub fn policy_within(&self, quota: &Arc<EgressQuota>) -> Arc<EgressPolicy> {
+        Arc::new(self.rules().within(quota.clone()))
+    }
+
+    fn rules(&self) -> EgressPolicy {
         let rules = |rules: &[EgressRule]| rules.iter().map(|rule| rule.0.clone()).collect();
-        Arc::new(EgressPolicy::new(rules(&self.allow)).reconnecting(rules(&self.reconnect)))
+        EgressPolicy::new(rules(&self.allow)).reconnecting(rules(&self.reconnect))
     }
 }

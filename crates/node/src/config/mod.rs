@@ -10,6 +10,7 @@ mod error;
 mod files;
 mod name;
 mod quantity;
+mod quotas;
 mod rules;
 mod train;
 
@@ -20,6 +21,7 @@ pub use error::ConfigError;
 pub use files::FileEntry;
 pub use name::{FunctionName, NameError};
 pub use quantity::{ByteSize, QuantityError, TimeSpan};
+pub use quotas::{CpuQuota, QUOTAS_FILE, Quota, Quotas, QuotasError};
 pub use train::{Train, TrainingRequest};
 
 use crate::beneath;

@@ -47,6 +47,15 @@ pub enum Refusal {
         /// When to try again.
         retry_after: Duration,
     },
+    /// 503: the function's tenant has used up a quota.
+    QuotaReached {
+        /// The function.
+        function: String,
+        /// Which quota is reached.
+        reason: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
     /// 503: instances of the function have crashed too often.
     BackingOff {
         /// The function.
@@ -75,7 +84,10 @@ impl Refusal {
             Self::HeadTooSlow(_) | Self::BodyTooSlow(_) => 408,
             Self::NotHttp { .. } => 421,
             Self::InstanceDied { .. } | Self::BadResponse { .. } => 502,
-            Self::NoCapacity { .. } | Self::BackingOff { .. } | Self::Draining => 503,
+            Self::NoCapacity { .. }
+            | Self::QuotaReached { .. }
+            | Self::BackingOff { .. }
+            | Self::Draining => 503,
             Self::Timeout { .. } => 504,
         }
     }
@@ -92,6 +104,7 @@ impl Refusal {
             Self::InstanceDied { .. } => "instance_died",
             Self::BadResponse { .. } => "bad_response",
             Self::NoCapacity { .. } => "no_capacity",
+            Self::QuotaReached { .. } => "quota_reached",
             Self::BackingOff { .. } => "backing_off",
             Self::Draining => "shutting_down",
             Self::Timeout { .. } => "timeout",
@@ -120,7 +133,8 @@ impl Refusal {
             }
             Self::InstanceDied { reason, .. }
             | Self::BadResponse { reason, .. }
-            | Self::NoCapacity { reason, .. } => reason.clone(),
+            | Self::NoCapacity { reason, .. }
+            | Self::QuotaReached { reason, .. } => reason.clone(),
             Self::BackingOff { .. } => {
                 "instances of the function crash again and again; it is being frozen anew, try \
                  again later"
@@ -153,6 +167,7 @@ impl Refusal {
             Self::InstanceDied { function, .. }
             | Self::BadResponse { function, .. }
             | Self::NoCapacity { function, .. }
+            | Self::QuotaReached { function, .. }
             | Self::BackingOff { function, .. }
             | Self::NotHttp { function, .. }
             | Self::Timeout { function, .. }
@@ -165,9 +180,9 @@ impl Refusal {
     /// After how many seconds to try again, if that may help.
     pub fn retry_after(&self) -> Option<u64> {
         match self {
-            Self::NoCapacity { retry_after, .. } | Self::BackingOff { retry_after, .. } => {
-                Some(retry_after.as_secs().max(1))
-            }
+            Self::NoCapacity { retry_after, .. }
+            | Self::QuotaReached { retry_after, .. }
+            | Self::BackingOff { retry_after, .. } => Some(retry_after.as_secs().max(1)),
             Self::Draining => Some(1),
             _ => None,
         }

@@ -8,6 +8,7 @@ use super::patience::{Patience, Verdict};
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::service::Service;
 use crate::socket::traffic;
+use crate::tenants::Lease;
 use rustix::net::{Shutdown, shutdown};
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -78,8 +79,16 @@ pub(crate) struct Keeper {
     idle_look: Option<Instant>,
     /// When to look whether the instance has read what it was sent.
     knock_at: Option<Instant>,
-    /// The instance's share of the node's capacity.
-    _capacity: OwnedSemaphorePermit,
+    _place: Place,
+}
+
+/// The place of one instance.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Its share of the node's capacity.
+    pub _capacity: OwnedSemaphorePermit,
+    /// Its share of what its tenant may have.
+    pub _lease: Lease,
 }
 
 enum Step {
@@ -97,7 +106,7 @@ impl Keeper {
         commands: mpsc::UnboundedReceiver<Command>,
         connections: Arc<Connections>,
         first: &Client,
-        capacity: OwnedSemaphorePermit,
+        place: Place,
     ) -> Self {
         let Launched { mut instance, kind, zygote_ns } = launched;
         instance.identify(id);
@@ -120,7 +129,7 @@ impl Keeper {
             served: 0,
             idle_look,
             knock_at: None,
-            _capacity: capacity,
+            _place: place,
         }
     }
 
@@ -335,8 +344,14 @@ impl Keeper {
             End::Killed(signal @ (None | Some(libc::SIGKILL))) if is_booting => {
                 End::KilledInBoot(signal)
             }
+            End::Killed(None | Some(libc::SIGKILL)) if self.is_spent() => End::TenantSpent,
             end => end,
         }
+    }
+
+    /// Whether the tenant's instances are being ended for the CPU time that they use.
+    fn is_spent(&self) -> bool {
+        self.service.tenant().cpu().spent_for().is_some()
     }
 
     fn gone(self, end: End) {

@@ -3,6 +3,7 @@
 
 use crate::boots::BootKind;
 use crate::gateway::Admitted;
+use crate::tenants::Lease;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
@@ -63,6 +64,18 @@ pub trait Launcher: Send + Sync {
     /// What is kept for the next boots.
     fn standby(&self) -> StandbyInfo {
         StandbyInfo::default()
+    }
+
+    /// Room that an instance takes which was booted ahead, for the boot that is about to
+    /// use it.
+    fn spare_room(&self) -> Option<Lease> {
+        None
+    }
+
+    /// Ends one process that is kept for the next boots, so that others have its room;
+    /// whether there was one.
+    fn give_up_one(&self) -> bool {
+        false
     }
 
     /// An instance that was booted ahead has died: what has struck it may have struck
@@ -199,6 +212,9 @@ pub enum End {
     /// It has used up what its limits allow.
     #[error("the sandbox was ended because {0}")]
     LimitReached(LimitReached),
+    /// It has gone on after its tenant's CPU time was spent.
+    #[error("the sandbox was ended because its tenant has spent its CPU time")]
+    TenantSpent,
     /// The host ended the process, and the signal if it is known.
     #[error("the sandbox was killed{}", .0.map(explain_signal).unwrap_or_default())]
     Killed(Option<i32>),

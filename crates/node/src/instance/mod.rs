@@ -11,7 +11,7 @@ mod state;
 
 pub(crate) use connections::{Connections, Delivery, Done, LetGo};
 pub use connections::{Outcome, Placed};
-pub(crate) use keeper::{Command, Keeper};
+pub(crate) use keeper::{Command, Keeper, Place};
 pub use launch::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
     StandbyInfo, Way,

@@ -5,7 +5,7 @@ use super::launch::{
     StandbyInfo,
 };
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
-use super::standby::Standby;
+use super::standby::{Standby, Unready};
 use crate::boots::BootKind;
 use crate::build::freeze_instance;
 use crate::clock::monotonic_ns;
@@ -13,6 +13,7 @@ use crate::config::{FunctionConfig, FunctionName};
 use crate::logs::{FunctionLog, InstanceLog, InstancePipes, Logs};
 use crate::reactor::watch_sandbox;
 use crate::rootfs::StoredRootfs;
+use crate::tenants::{Lease, Tenant};
 use std::future::Future;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -70,6 +71,7 @@ pub(super) struct Shared {
     port: u16,
     flags: u32,
     egress: Arc<EgressPolicy>,
+    tenant: Arc<Tenant>,
     last_boot_ns: AtomicU64,
     /// Boots from the image so far.
     image_boots: AtomicU64,
@@ -101,6 +103,7 @@ impl SandboxLauncher {
         image: Image,
         logs: Arc<Logs>,
         log: Arc<FunctionLog>,
+        tenant: Arc<Tenant>,
         config: &FunctionConfig,
         options: LaunchOptions,
     ) -> Result<Self, PlanError> {
@@ -139,7 +142,8 @@ impl SandboxLauncher {
             processes: config.processes(),
             port: config.port_number(),
             flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
-            egress: config.egress.policy(),
+            egress: config.egress.policy_within(tenant.egress()),
+            tenant,
             last_boot_ns: AtomicU64::new(0),
             image_boots: AtomicU64::new(0),
             recordings_timed_out: AtomicU32::new(0),
@@ -159,7 +163,10 @@ impl SandboxLauncher {
         match kind {
             BootKind::Cold | BootKind::Warm => Ok(()),
             BootKind::Fork => shared.standby.fill_template(shared),
-            BootKind::Ready => shared.standby.fill_ready(shared),
+            BootKind::Ready => shared.standby.fill_ready(shared).map_err(|unready| match unready {
+                Unready::Failed(error) => error,
+                Unready::NoRoom => LaunchError("the tenant's quota is used up".to_owned()),
+            }),
         }
     }
 
@@ -195,6 +202,7 @@ impl Launcher for SandboxLauncher {
             ))
         })?;
         sandbox.get_ref().label(&shared.label);
+        sandbox.get_ref().count_by(shared.tenant.cpu().meter());
         let pid = sandbox.get_ref().pid();
         let shared = shared.clone();
         let instance = SandboxInstance {
@@ -221,6 +229,14 @@ impl Launcher for SandboxLauncher {
 
     fn standby(&self) -> StandbyInfo {
         self.shared.standby.info()
+    }
+
+    fn spare_room(&self) -> Option<Lease> {
+        self.shared.standby.spare_room()
+    }
+
+    fn give_up_one(&self) -> bool {
+        self.shared.standby.give_up_one()
     }
 
     fn give_up_ready(&self) {
@@ -282,6 +298,11 @@ impl Shared {
         let is_cold = self.read_ahead_if_cold(taken_ns, &plan);
         let kind = if is_cold { BootKind::Cold } else { BootKind::Warm };
         Ok(Boot { sandbox, plan, kind, taken_ns, output: pipes.into() })
+    }
+
+    /// Room of the tenant for something that is kept ready.
+    pub fn lease(&self) -> Option<Lease> {
+        self.tenant.room().try_enter(self.limits.memory)
     }
 
     /// Pipes for the output of one copy.

@@ -6,6 +6,7 @@ use super::sandboxed::{Boot, Handed, Output, Shared};
 use crate::boots::BootKind;
 use crate::clock::monotonic_ns;
 use crate::logs::InstanceLog;
+use crate::tenants::Lease;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -58,6 +59,29 @@ pub(super) struct Standby {
 struct Ready {
     held: Held,
     log: InstanceLog,
+    /// Its share of what the tenant may have, unless a boot that is about to use it has
+    /// taken it.
+    lease: Option<Lease>,
+}
+
+/// A template and its share of what the tenant may have.
+struct Leased {
+    template: Arc<Template>,
+    lease: Lease,
+}
+
+/// Why no instance is booted ahead.
+pub(super) enum Unready {
+    /// The tenant may have no more.
+    NoRoom,
+    /// It cannot be booted.
+    Failed(LaunchError),
+}
+
+impl From<LaunchError> for Unready {
+    fn from(error: LaunchError) -> Self {
+        Self::Failed(error)
+    }
 }
 
 struct State {
@@ -66,7 +90,7 @@ struct State {
     target: usize,
     /// When a boot last found nothing, or the target last fell.
     changed: Instant,
-    template: Option<Arc<Template>>,
+    template: Option<Leased>,
     /// Not before then is another template tried.
     template_after: Option<Instant>,
     /// There are no boots any more.
@@ -95,7 +119,7 @@ impl Standby {
         let state = self.state();
         StandbyInfo {
             ready: state.ready.iter().map(|ready| ready.held.pid()).collect(),
-            template: state.template.as_ref().map(|template| template.pid()),
+            template: state.template.as_ref().map(|leased| leased.template.pid()),
         }
     }
 
@@ -104,6 +128,30 @@ impl Standby {
         let ready = std::mem::take(&mut self.state().ready);
         // Ended outside the lock.
         drop(ready);
+    }
+
+    /// The room of an instance that is ready, for the boot that is about to use it.
+    pub fn spare_room(&self) -> Option<Lease> {
+        self.state().ready.iter_mut().find_map(|ready| ready.lease.take())
+    }
+
+    /// Ends one instance that is ready, or else the template; whether there was one.
+    pub fn give_up_one(&self) -> bool {
+        let (ready, template) = {
+            let mut state = self.state();
+            match state.ready.pop_front() {
+                Some(ready) => (Some(ready), None),
+                None => {
+                    let template = state.template.take();
+                    if template.is_some() {
+                        state.template_after = Some(Instant::now() + RETRY);
+                    }
+                    (None, template)
+                }
+            }
+        };
+        // Ended outside the lock.
+        ready.is_some() || template.is_some()
     }
 
     /// Ends what there is, for good.
@@ -133,7 +181,8 @@ impl Standby {
             return None;
         }
         loop {
-            let Ready { held, log } = self.state().take(self.policy.ready)?;
+            // Who boots has a lease.
+            let Ready { held, log, lease: _ } = self.state().take(self.policy.ready)?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
             log.begins();
@@ -149,7 +198,7 @@ impl Standby {
     }
 
     fn boot_fork(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
-        let template = self.state().template.clone()?;
+        let template = self.state().template.as_ref()?.template.clone();
         let pipes = match shared.pipes() {
             Ok(pipes) => pipes,
             Err(error) => {
@@ -189,7 +238,7 @@ impl Standby {
                 std::thread::sleep(COURTESY);
             }
             let filled = self.fill_ready(shared);
-            if let Err(error) = &filled {
+            if let Err(Unready::Failed(error)) = &filled {
                 tracing::warn!("cannot boot an instance ahead: {error}");
             }
             if self.policy.template
@@ -209,15 +258,16 @@ impl Standby {
 
     /// Boots instances ahead until there are as many as wanted of the newest plan. Older
     /// ones are kept until there are: the next boot must find something.
-    pub fn fill_ready(&self, shared: &Shared) -> Result<(), LaunchError> {
+    pub fn fill_ready(&self, shared: &Shared) -> Result<(), Unready> {
         if self.policy.ready == 0 {
             return Ok(());
         }
         let plan = shared.ready_plan();
-        let surplus = self.state().prune(self.policy.ready);
+        let surplus = self.state().prune(self.policy.ready, || shared.lease());
         // Ended outside the lock.
         drop(surplus);
         while self.state().wants_more(&plan) {
+            let lease = shared.lease().ok_or(Unready::NoRoom)?;
             let zygote = shared
                 .pool
                 .take_with(shared.processes)
@@ -229,7 +279,7 @@ impl Standby {
             held.label(&shared.label);
             let log = pipes.log();
             pipes.handed_over();
-            let replaced = self.state().add(Ready { held, log });
+            let replaced = self.state().add(Ready { held, log, lease: Some(lease) });
             drop(replaced);
         }
         Ok(())
@@ -242,7 +292,8 @@ impl Standby {
         let plan = shared.plan();
         let (known, after) = {
             let state = self.state();
-            (state.template.clone(), state.template_after)
+            let template = state.template.as_ref().map(|leased| leased.template.clone());
+            (template, state.template_after)
         };
         let usable =
             known.filter(|template| Arc::ptr_eq(template.plan(), &plan) && !template.has_ended());
@@ -252,16 +303,19 @@ impl Standby {
         if self.state().closed || after.is_some_and(|after| Instant::now() < after) {
             return Ok(());
         }
+        // One that is to be replaced has the room already.
+        let has_room = self.state().template.is_some();
+        let lease = if has_room { None } else { shared.lease() };
+        if lease.is_none() && !has_room {
+            return Ok(());
+        }
         let parent = shared.pool.parent();
         let template =
             parent.template(&plan, &shared.options(None)).map_err(|error| failed(&error))?;
         template.label(&shared.label);
-        let template = Some(Arc::new(template));
-        let old = {
-            let mut state = self.state();
-            if state.closed { template } else { std::mem::replace(&mut state.template, template) }
-        };
-        drop(old);
+        let replaced = self.state().put_template(template, lease);
+        // Ended outside the lock.
+        drop(replaced);
         Ok(())
     }
 }
@@ -283,7 +337,7 @@ impl State {
     }
 
     /// Adjusts the target, and returns what is not wanted any more.
-    fn prune(&mut self, least: usize) -> Vec<Ready> {
+    fn prune(&mut self, least: usize, lease: impl Fn() -> Option<Lease>) -> Vec<Ready> {
         if self.changed.elapsed() > DECAY {
             self.target = self.target.saturating_sub(1);
             self.changed = Instant::now();
@@ -291,8 +345,11 @@ impl State {
         self.target = self.target.clamp(least, most(least));
         let (mut keep, mut surplus) = (VecDeque::new(), Vec::new());
         // The newest are at the end.
-        for ready in self.ready.drain(..).rev() {
-            if !ready.held.has_ended() && keep.len() < self.target {
+        for mut ready in self.ready.drain(..).rev() {
+            // A boot that has taken its room may have failed.
+            ready.lease = ready.lease.or_else(&lease);
+            let may_stay = !ready.held.has_ended() && ready.lease.is_some();
+            if may_stay && keep.len() < self.target {
                 keep.push_front(ready);
             } else {
                 surplus.push(ready);
@@ -306,6 +363,21 @@ impl State {
     fn wants_more(&self, plan: &Arc<thaw_sandbox::BootPlan>) -> bool {
         let fresh = self.ready.iter().filter(|ready| Arc::ptr_eq(ready.held.plan(), plan)).count();
         !self.closed && fresh < self.target
+    }
+
+    /// Puts a template in the place of another one, whose room it has without a lease of its
+    /// own. Returns what is to be ended: itself if nobody wants it, or there is no room.
+    fn put_template(&mut self, template: Template, lease: Option<Lease>) -> Option<Arc<Template>> {
+        let template = Arc::new(template);
+        let old = self.template.take();
+        let (old, freed) = old.map(|old| (old.template, old.lease)).unzip();
+        match lease.or(freed) {
+            Some(lease) if !self.closed => {
+                self.template = Some(Leased { template, lease });
+                old
+            }
+            _ => Some(template),
+        }
     }
 
     /// Adds an instance; returns the one that it replaces, or itself if nobody wants it.

@@ -10,6 +10,10 @@
 //! connection on which it went to its instance may be kept for the next one, and is then
 //! no share of anything.
 //!
+//! An instance also holds a lease of its tenant's room. Whoever wants to boot one takes that
+//! first, and the permit of the node with it in hand: a tenant that waits for itself holds
+//! nothing that others wait for.
+//!
 //! Lock order: `Service::slots` is the only lock here, and no other is taken
 //! while it is held.
 
@@ -27,6 +31,7 @@ use crate::gateway::{OUTPUT_SHARE, Upstream};
 use crate::instance::{Change, Command, Connections, End, FrozenInstance, InstanceState, Launcher};
 use crate::metrics::ConnectionCounters;
 use crate::node::Shared;
+use crate::tenants::{Tenant, TenantName};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
@@ -48,6 +53,7 @@ pub struct Service {
     permits: Arc<Semaphore>,
     connected: ConnectionCounters,
     crashes: Arc<Crashes>,
+    tenant: Arc<Tenant>,
     /// The function's share of the output that the node keeps for clients.
     output: Arc<Semaphore>,
     slots: Mutex<Slots>,
@@ -148,6 +154,7 @@ impl Service {
         let places = (places as usize).min(Semaphore::MAX_PERMITS);
         let connected = shared.metrics().connected(&config.name);
         let crashes = shared.crashes_of(&config.name, limits.crashes);
+        let tenant = shared.tenants().of(TenantName::of(config.sharing.domain.as_ref()));
         Arc::new(Self {
             config,
             image,
@@ -155,6 +162,7 @@ impl Service {
             shared,
             connected,
             crashes,
+            tenant,
             output: Arc::new(Semaphore::new(OUTPUT_SHARE)),
             permits: Arc::new(Semaphore::new(places)),
             slots: Mutex::default(),
@@ -185,6 +193,11 @@ impl Service {
     /// What boots its instances.
     pub fn launcher(&self) -> Arc<dyn Launcher> {
         self.launcher.clone()
+    }
+
+    /// All functions of its domain.
+    pub fn tenant(&self) -> &Arc<Tenant> {
+        &self.tenant
     }
 
     /// The function's share of the output that the node keeps for clients, in the
@@ -262,12 +275,14 @@ impl Service {
         }
     }
 
-    /// Ends all instances, whatever they do.
-    pub fn kill_all(&self) {
-        for slot in self.slots().values_mut() {
+    /// Ends all instances, whatever they do; how many there are.
+    pub fn kill_all(&self) -> usize {
+        let mut slots = self.slots();
+        for slot in slots.values_mut() {
             slot.end();
             slot.held.tell(Command::End);
         }
+        slots.len()
     }
 
     /// Freezes an idle instance, the given one or else the one that has served
@@ -353,6 +368,7 @@ impl Service {
     fn freed(&self, is_idle: bool) {
         self.changed.notify_one();
         if is_idle {
+            self.tenant.room().stir();
             self.shared.instance_is_idle();
         }
     }

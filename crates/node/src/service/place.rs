@@ -6,8 +6,9 @@ use crate::gateway::Upstream;
 use crate::gateway::refusal::Refusal;
 use crate::instance::{
     Change, Client, Connections, Delivery, Done, InstanceState, Keeper, LaunchError, Launched,
-    Placed,
+    Place, Placed,
 };
+use crate::tenants::{Lease, Refused, Unmet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -31,6 +32,14 @@ pub(crate) enum Found {
     Placed(Placed),
     /// It is not needed: there is one to an instance already. Nobody is told of its end.
     Idle(Upstream),
+}
+
+/// How waiting has ended.
+enum Waited<T> {
+    /// An instance serves the connection.
+    Found(Found),
+    /// There is room for one more.
+    Room(Delivery, T),
 }
 
 /// Whether another connection will do.
@@ -58,7 +67,10 @@ impl Service {
         reuse: Reuse,
         done: Done,
     ) -> Placement {
-        if self.shared.is_draining() || self.backs_off().is_some() {
+        if self.shared.is_draining()
+            || self.backs_off().is_some()
+            || self.tenant.cpu().spent_for().is_some()
+        {
             return Placement::Later;
         }
         let Ok(permit) = self.permits.clone().try_acquire_owned() else { return Placement::Later };
@@ -74,8 +86,10 @@ impl Service {
         if !self.launcher.is_ready() {
             return Placement::Later;
         }
+        let Some(lease) = self.lease_now() else { return Placement::Later };
+        let place = Place { _capacity: capacity, _lease: lease };
         match self.launcher.launch(Some(client)) {
-            Ok(launched) => Placement::Placed(self.adopt(launched, delivery, capacity)),
+            Ok(launched) => Placement::Placed(self.adopt(launched, delivery, place)),
             Err(error) => Placement::Failed(error),
         }
     }
@@ -99,6 +113,7 @@ impl Service {
             let function = self.name().to_string();
             return Err(Refusal::BackingOff { function, retry_after });
         }
+        self.solvent()?;
         let permit = self.permits.clone().acquire_owned();
         let Ok(permit) = timeout_at(deadline, permit).await else {
             return Err(self.no_capacity(format!(
@@ -107,34 +122,18 @@ impl Service {
             )));
         };
         let permit = permit.expect("the semaphore is never closed");
-        let mut delivery = Delivery { client: client.clone(), permit, done };
-        let _waiting = self.shared.wait_for_room();
-        // It keeps its turn however often something changes meanwhile.
-        let room = self.shared.capacity().acquire_owned();
-        tokio::pin!(room);
-        let capacity = loop {
-            let changed = self.changed.notified();
-            let idle = self.shared.idle_instance();
-            delivery = match self.reuse(delivery, reuse) {
-                Ok(found) => return Ok(found),
-                Err(delivery) => delivery,
-            };
-            if let Ok(capacity) = self.shared.capacity().try_acquire_owned() {
-                break capacity;
-            }
-            // Somebody else's idle instance may hold what is wanted here.
-            self.shared.evict_idlest();
-            tokio::select! {
-                capacity = &mut room => break capacity.expect("the semaphore is never closed"),
-                () = changed => {}
-                () = idle => {}
-                () = tokio::time::sleep_until(deadline) => {
-                    return Err(self.no_capacity(
-                        "this node runs as many instances as it may".to_owned(),
-                    ));
-                }
-            }
+        let delivery = Delivery { client: client.clone(), permit, done };
+        let (delivery, lease) = match self.wait_for_tenant(delivery, reuse, deadline).await? {
+            Waited::Found(found) => return Ok(found),
+            Waited::Room(delivery, lease) => (delivery, lease),
         };
+        let (delivery, capacity) = match self.wait_for_node(delivery, reuse, deadline).await? {
+            Waited::Found(found) => return Ok(found),
+            Waited::Room(delivery, capacity) => (delivery, capacity),
+        };
+        // It may have been spent meanwhile.
+        self.solvent()?;
+        let place = Place { _capacity: capacity, _lease: lease };
         let launched = match self.launcher.is_ready() {
             true => self.launcher.launch(Some(client)),
             // Making a zygote blocks.
@@ -145,11 +144,132 @@ impl Service {
             }
         };
         match launched {
-            Ok(launched) => Ok(Found::Placed(self.adopt(launched, delivery, capacity))),
+            Ok(launched) => Ok(Found::Placed(self.adopt(launched, delivery, place))),
             Err(error) => Err(Refusal::InstanceDied {
                 function: self.name().to_string(),
                 reason: error.to_string(),
             }),
+        }
+    }
+
+    /// Bytes of memory that an instance may use.
+    fn memory(&self) -> u64 {
+        self.config.limits.memory.bytes()
+    }
+
+    /// Room of the tenant for one more instance, if that takes no waiting.
+    fn lease_now(&self) -> Option<Lease> {
+        let room = self.tenant.room();
+        room.try_enter(self.memory()).or_else(|| self.launcher.spare_room())
+    }
+
+    /// Refuses requests of a tenant that has spent its CPU time.
+    fn solvent(&self) -> Result<(), Refusal> {
+        let Some(retry_after) = self.tenant.cpu().spent_for() else { return Ok(()) };
+        let tenant = self.tenant.name();
+        let quota = self.tenant.quota().cpu_time;
+        let quota = quota.map_or(String::new(), |quota| format!(", {quota}"));
+        let reason = format!("the CPU time of {tenant} is spent{quota}");
+        Err(self.quota_reached(Refused::CpuTime, reason, retry_after))
+    }
+
+    /// Waits until the tenant may have one more instance, or one that it has gets a free
+    /// place. Ends what the tenant has and nobody uses; holds nothing that others wait for.
+    async fn wait_for_tenant(
+        self: &Arc<Self>,
+        mut delivery: Delivery,
+        reuse: Reuse,
+        deadline: Instant,
+    ) -> Result<Waited<Lease>, Refusal> {
+        let (room, memory) = (self.tenant.room(), self.memory());
+        if let Some(lease) = room.try_enter(memory) {
+            return Ok(Waited::Room(delivery, lease));
+        }
+        delivery = match self.reuse(delivery, reuse) {
+            Ok(found) => return Ok(Waited::Found(found)),
+            Err(delivery) => delivery,
+        };
+        if let Some(unmet) = room.never_fits(memory) {
+            let reason = self.tenant.explain(unmet, memory);
+            return Err(self.quota_reached(unmet.into(), reason, self.config.limits.queue.0));
+        }
+        let mut turn = room.queue(memory);
+        let mut may_make_room = true;
+        loop {
+            let changed = self.changed.notified();
+            let stirred = room.stirred();
+            delivery = match self.reuse(delivery, reuse) {
+                Ok(found) => return Ok(Waited::Found(found)),
+                Err(delivery) => delivery,
+            };
+            if let Some(lease) = turn.try_lease().or_else(|| self.launcher.spare_room()) {
+                return Ok(Waited::Room(delivery, lease));
+            }
+            if may_make_room {
+                self.shared.make_room_of(&self.tenant);
+            }
+            tokio::select! {
+                lease = turn.lease() => return Ok(Waited::Room(delivery, lease)),
+                () = changed => may_make_room = false,
+                () = stirred => may_make_room = true,
+                () = tokio::time::sleep_until(deadline) => {
+                    return Err(self.quota_used_up(room.unmet(memory)));
+                }
+            }
+        }
+    }
+
+    /// All that the tenant may have is busy. If no bound says so, somebody else of it waits
+    /// for more memory, and comes first.
+    fn quota_used_up(&self, unmet: Option<Unmet>) -> Refusal {
+        let memory = self.memory();
+        let reason = match unmet {
+            Some(unmet) => {
+                format!("{}, and all of it is in use", self.tenant.explain(unmet, memory))
+            }
+            None => format!("others of {} wait for memory before", self.tenant.name()),
+        };
+        let why = unmet.map_or(Refused::Memory, Refused::from);
+        self.quota_reached(why, reason, self.config.limits.queue.0)
+    }
+
+    /// Waits until the node may run one more instance, or one of the function gets a free
+    /// place.
+    async fn wait_for_node(
+        self: &Arc<Self>,
+        mut delivery: Delivery,
+        reuse: Reuse,
+        deadline: Instant,
+    ) -> Result<Waited<OwnedSemaphorePermit>, Refusal> {
+        let _waiting = self.shared.wait_for_room();
+        // It keeps its turn however often something changes meanwhile.
+        let room = self.shared.capacity().acquire_owned();
+        tokio::pin!(room);
+        loop {
+            let changed = self.changed.notified();
+            let idle = self.shared.idle_instance();
+            delivery = match self.reuse(delivery, reuse) {
+                Ok(found) => return Ok(Waited::Found(found)),
+                Err(delivery) => delivery,
+            };
+            if let Ok(capacity) = self.shared.capacity().try_acquire_owned() {
+                return Ok(Waited::Room(delivery, capacity));
+            }
+            // Somebody else's idle instance may hold what is wanted here.
+            self.shared.evict_idlest();
+            tokio::select! {
+                capacity = &mut room => {
+                    let capacity = capacity.expect("the semaphore is never closed");
+                    return Ok(Waited::Room(delivery, capacity));
+                }
+                () = changed => {}
+                () = idle => {}
+                () = tokio::time::sleep_until(deadline) => {
+                    return Err(self.no_capacity(
+                        "this node runs as many instances as it may".to_owned(),
+                    ));
+                }
+            }
         }
     }
 
@@ -255,12 +375,7 @@ impl Service {
 
     /// Makes a launched instance, booted with a client's connection in it, one of the
     /// service's.
-    fn adopt(
-        self: &Arc<Self>,
-        launched: Launched,
-        first: Delivery,
-        capacity: OwnedSemaphorePermit,
-    ) -> Placed {
+    fn adopt(self: &Arc<Self>, launched: Launched, first: Delivery, place: Place) -> Placed {
         let id = self.shared.next_id();
         let placed = Placed { instance: id, waited: launched.kind == BootKind::Ready };
         let (commands, receiver) = mpsc::unbounded_channel();
@@ -278,7 +393,7 @@ impl Service {
         };
         let client = first.client.clone();
         held.adopt(first, placed);
-        let keeper = Keeper::new(id, self.clone(), launched, receiver, held, &client, capacity);
+        let keeper = Keeper::new(id, self.clone(), launched, receiver, held, &client, place);
         let mut slots = self.slots();
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
@@ -286,6 +401,11 @@ impl Service {
         self.connected.booted.inc();
         tokio::spawn(keeper.run());
         placed
+    }
+
+    fn quota_reached(&self, why: Refused, reason: String, retry_after: Duration) -> Refusal {
+        self.tenant.note_refused(why);
+        Refusal::QuotaReached { function: self.name().to_string(), reason, retry_after }
     }
 
     fn no_capacity(&self, reason: String) -> Refusal {

@@ -17,7 +17,10 @@ const LINGERING_MAX: usize = 64;
 impl Service {
     /// A connection to an instance on which a request can be sent at once.
     pub(crate) fn idle_upstream(self: &Arc<Self>) -> Option<Upstream> {
-        if self.is_single_use() || self.shared.is_draining() {
+        if self.is_single_use()
+            || self.shared.is_draining()
+            || self.tenant.cpu().spent_for().is_some()
+        {
             return None;
         }
         let permit = self.permits.clone().try_acquire_owned().ok()?;

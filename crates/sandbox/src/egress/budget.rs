@@ -1,5 +1,5 @@
-//! What the sandboxes of one function may use together: a function that has many
-//! instances has no more of the host than one that has few.
+//! What the sandboxes of one function, and those of one tenant, may use together: who has
+//! many instances has no more of the host than who has few.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -25,6 +25,12 @@ pub const OPEN_MAX: usize = 8192;
 const OPEN_DOUBTFUL: usize = 4096;
 /// How often the host is asked at most.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
+/// The same where there may be no more, so that somebody waits for the answer: not more
+/// often than this, and for no more than a twentieth of a processor's time.
+const ASKED_IN_HASTE_EVERY: Duration = Duration::from_millis(5);
+const HASTE: u32 = 20;
+/// How long somebody waits at most until others are known to be closed.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Most connections of the sandboxes of a function to the resolver at a time.
 pub const CHANNELS_MAX: usize = 256;
 
@@ -34,17 +40,35 @@ pub struct Budget {
     /// Tells it from the others of this process.
     pub id: u64,
     rate: Mutex<Rate>,
-    open: Mutex<Open>,
+    open: OpenSockets,
     /// Connections to the resolver.
     pub channels: Arc<AtomicUsize>,
+    /// What the function shares with others.
+    tenant: Option<Arc<EgressQuota>>,
 }
 
-/// Sockets that are not known to be closed.
+/// What the sandboxes of several functions may use together: of all functions of one
+/// tenant. Bounds can be set at any time; `None`: none but that of each function.
+#[derive(Debug, Default)]
+pub struct EgressQuota {
+    rate: Mutex<Option<Rate>>,
+    open: OpenSockets,
+}
+
+/// Sockets that are not known to be closed, and how many there may be.
 #[derive(Debug)]
+struct OpenSockets {
+    most: AtomicUsize,
+    known: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
 struct Open {
     /// The sandbox that has each, by the socket's inode number.
     owners: HashMap<u64, u64>,
     asked: Option<Instant>,
+    /// How long the host took to answer.
+    took: Duration,
     is_asking: bool,
 }
 
@@ -54,8 +78,117 @@ impl Default for Budget {
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             rate: Mutex::new(Rate::new(OF_FUNCTION)),
-            open: Mutex::new(Open { owners: HashMap::new(), asked: None, is_asking: false }),
+            open: OpenSockets::of(OPEN_MAX),
             channels: Arc::default(),
+            tenant: None,
+        }
+    }
+}
+
+impl EgressQuota {
+    /// Sets how many connections the sandboxes may have at a time, and how many they may
+    /// ask for in a second. Connections that there are stay.
+    pub fn set(&self, connections: Option<u32>, per_second: Option<u32>) {
+        let most = connections.map_or(usize::MAX, |count| count as usize);
+        self.open.most.store(most, Ordering::Relaxed);
+        let mut rate = lock(&self.rate);
+        let bucket = |count| (count, (Duration::from_secs(1) / count).max(Duration::from_nanos(1)));
+        match (&mut *rate, per_second) {
+            // No token is ever added to a bucket without room.
+            (rate, Some(0)) => *rate = Some(Rate::new((0, Duration::MAX))),
+            (Some(rate), Some(count)) => rate.change(bucket(count)),
+            (rate @ None, Some(count)) => *rate = Some(Rate::new(bucket(count))),
+            (rate, None) => *rate = None,
+        }
+    }
+
+    /// Connections that are not known to be closed. Asks the host which are, and so takes
+    /// as long as the host needs to write down all sockets that there are.
+    pub fn connections(&self) -> usize {
+        let before = self.open.inodes();
+        if !before.is_empty() {
+            self.open.forget_closed(&before, sockets_present().as_ref());
+        }
+        self.open.count()
+    }
+
+    fn take(&self, now: Instant) -> bool {
+        lock(&self.rate).as_mut().is_none_or(|rate| rate.take(now))
+    }
+}
+
+impl Default for OpenSockets {
+    fn default() -> Self {
+        Self::of(usize::MAX)
+    }
+}
+
+impl OpenSockets {
+    fn of(most: usize) -> Self {
+        Self { most: AtomicUsize::new(most), known: Mutex::default() }
+    }
+
+    fn most(&self) -> usize {
+        self.most.load(Ordering::Relaxed)
+    }
+
+    fn has_room(&self) -> bool {
+        self.count() < self.most()
+    }
+
+    fn count(&self) -> usize {
+        lock(&self.known).owners.len()
+    }
+
+    fn inodes(&self) -> Vec<u64> {
+        lock(&self.known).owners.keys().copied().collect()
+    }
+
+    /// Notes a socket of a sandbox; whether there may be one more.
+    fn note(&self, inode: u64, sandbox: u64) -> bool {
+        let mut open = lock(&self.known);
+        if open.owners.len() >= self.most() {
+            return false;
+        }
+        open.owners.insert(inode, sandbox);
+        true
+    }
+
+    fn forget(&self, inode: u64) {
+        lock(&self.known).owners.remove(&inode);
+    }
+
+    fn forget_sandbox(&self, sandbox: u64) {
+        lock(&self.known).owners.retain(|_, owner| *owner != sandbox);
+    }
+
+    /// Whether somebody should ask the host: at most one at a time is told so.
+    fn is_in_doubt(&self, now: Instant) -> bool {
+        let mut open = lock(&self.known);
+        let (count, most) = (open.owners.len(), self.most());
+        let every = match count < most {
+            true => ASKED_EVERY,
+            false => ASKED_IN_HASTE_EVERY.max(open.took * HASTE),
+        };
+        let is_due = open.asked.is_none_or(|asked| now.duration_since(asked) >= every);
+        if count < OPEN_DOUBTFUL.min(most) || open.is_asking || !is_due {
+            return false;
+        }
+        (open.is_asking, open.asked) = (true, Some(now));
+        true
+    }
+
+    /// Forgets those of `before`, the sockets before the host was asked, that the host has
+    /// no more. Without an answer they stay: a limit that is too strict harms one function,
+    /// none at all the host.
+    fn forget_closed(&self, before: &[u64], present: Option<&HashSet<u64>>) {
+        let mut open = lock(&self.known);
+        open.is_asking = false;
+        open.took = open.asked.map_or(Duration::ZERO, |asked| asked.elapsed());
+        if let Some(present) = present {
+            for inode in before.iter().filter(|inode| !present.contains(inode)) {
+                open.owners.remove(inode);
+            }
         }
     }
 }
@@ -79,35 +212,56 @@ impl Share {
         Self { budget, sandbox, rate: Mutex::new(Rate::new(OF_SANDBOX)) }
     }
 
-    /// Takes leave to ask for a socket; `EAGAIN` if the sandbox or its function has
-    /// asked for too many.
+    /// Takes leave to ask for a socket; `EAGAIN` if the sandbox, its function or its
+    /// tenant has asked for too many.
     pub fn ask(&self, now: Instant) -> Result<(), Errno> {
-        let is_in_time = lock(&self.rate).take(now) && lock(&self.budget.rate).take(now);
+        let is_in_time = lock(&self.rate).take(now)
+            && lock(&self.budget.rate).take(now)
+            && self.budget.tenant.as_ref().is_none_or(|tenant| tenant.take(now));
         if is_in_time { Ok(()) } else { Err(Errno::AGAIN) }
     }
 
-    /// Notes a socket that the sandbox is about to get; `EAGAIN` if its function has
-    /// too many open.
+    /// Whether there may be one more socket; `EAGAIN` if not.
+    pub fn has_room(&self) -> Result<(), Errno> {
+        let of_tenant = self.budget.tenant.as_ref();
+        let has_room =
+            self.budget.open.has_room() && of_tenant.is_none_or(|tenant| tenant.open.has_room());
+        if has_room { Ok(()) } else { Err(Errno::AGAIN) }
+    }
+
+    /// Waits until there may be one more, or the host has said that none was closed: half
+    /// a second at most.
+    pub fn wait_for_room(&self) {
+        let begun = Instant::now();
+        while self.has_room().is_err() && begun.elapsed() < PATIENCE {
+            if self.is_in_doubt(Instant::now()) {
+                return self.budget.forget_closed();
+            }
+            std::thread::sleep(ASKED_IN_HASTE_EVERY);
+        }
+    }
+
+    /// Notes a socket that the sandbox is about to get; `EAGAIN` if its function or its
+    /// tenant has too many open.
     pub fn note_open(&self, socket: impl AsFd) -> Result<(), Errno> {
         let inode = fstat(socket)?.st_ino;
-        let mut open = lock(&self.budget.open);
-        if open.owners.len() >= OPEN_MAX {
+        if !self.budget.open.note(inode, self.sandbox) {
             return Err(Errno::AGAIN);
         }
-        open.owners.insert(inode, self.sandbox);
+        let of_tenant = self.budget.tenant.as_ref();
+        if of_tenant.is_some_and(|tenant| !tenant.open.note(inode, self.sandbox)) {
+            self.budget.open.forget(inode);
+            return Err(Errno::AGAIN);
+        }
         Ok(())
     }
 
     /// Whether somebody should call [`Budget::forget_closed`], on a thread that may
     /// wait: at most one at a time is told so.
     pub fn is_in_doubt(&self, now: Instant) -> bool {
-        let mut open = lock(&self.budget.open);
-        let is_due = open.asked.is_none_or(|asked| now.duration_since(asked) >= ASKED_EVERY);
-        if open.owners.len() < OPEN_DOUBTFUL || open.is_asking || !is_due {
-            return false;
-        }
-        (open.is_asking, open.asked) = (true, Some(now));
-        true
+        let of_tenant = self.budget.tenant.as_ref();
+        self.budget.open.is_in_doubt(now)
+            || of_tenant.is_some_and(|tenant| tenant.open.is_in_doubt(now))
     }
 
     /// The budget that it is a part of.
@@ -118,35 +272,42 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        lock(&self.budget.open).owners.retain(|_, owner| *owner != self.sandbox);
+        self.budget.open.forget_sandbox(self.sandbox);
+        if let Some(tenant) = &self.budget.tenant {
+            tenant.open.forget_sandbox(self.sandbox);
+        }
     }
 }
 
 impl Budget {
+    /// The budget of a function that shares another one with others.
+    pub fn within(tenant: Arc<EgressQuota>) -> Self {
+        Self { tenant: Some(tenant), ..Self::default() }
+    }
+
     /// Asks the host which sockets have been closed since. Takes as long as the host
     /// needs to write down all sockets that there are.
     pub fn forget_closed(&self) {
-        let before: Vec<u64> = lock(&self.open).owners.keys().copied().collect();
+        let of_tenant = self.tenant.as_ref().map(|tenant| (&tenant.open, tenant.open.inodes()));
+        let of_function = self.open.inodes();
         let present = sockets_present();
-        let mut open = lock(&self.open);
-        open.is_asking = false;
-        // Without an answer they stay: a limit that is too strict harms one function,
-        // none at all the host.
-        if let Some(present) = present {
-            for inode in before.into_iter().filter(|inode| !present.contains(inode)) {
-                open.owners.remove(&inode);
-            }
+        self.open.forget_closed(&of_function, present.as_ref());
+        if let Some((open, before)) = of_tenant {
+            open.forget_closed(&before, present.as_ref());
         }
     }
 
     /// The sockets are looked at another time.
     pub fn cannot_ask(&self) {
-        lock(&self.open).is_asking = false;
+        self.open.forget_closed(&[], None);
+        if let Some(tenant) = &self.tenant {
+            tenant.open.forget_closed(&[], None);
+        }
     }
 
     #[cfg(test)]
     pub fn open_count(&self) -> usize {
-        lock(&self.open).owners.len()
+        self.open.count()
     }
 }
 
@@ -215,7 +376,7 @@ mod tests {
         let now = Instant::now();
         // Inode numbers that no socket has: all of them have been closed.
         let closed = (1..=OPEN_MAX as u64).map(|number| (u64::MAX - number, full.sandbox));
-        lock(&budget.open).owners.extend(closed);
+        lock(&budget.open.known).owners.extend(closed);
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         assert_eq!(other.note_open(&socket), Err(Errno::AGAIN));
         // One is told to look, and not too often.
@@ -224,5 +385,61 @@ mod tests {
         assert!(other.note_open(&socket).is_ok());
         assert_eq!(budget.open_count(), 1);
         assert!(!other.is_in_doubt(now + ASKED_EVERY));
+    }
+
+    #[test]
+    fn the_functions_of_a_tenant_ask_no_faster_than_its_quota_allows() {
+        let quota: Arc<EgressQuota> = Arc::default();
+        let share = || Share::new(Arc::new(Budget::within(quota.clone())));
+        let functions = [share(), share()];
+        let now = Instant::now();
+        let granted = |tries: usize, now| {
+            let asks = (0..tries).map(|number| functions[number % 2].ask(now));
+            asks.filter(Result::is_ok).count()
+        };
+        assert_eq!(granted(100, now), 100, "there is no quota yet");
+        quota.set(None, Some(10));
+        assert_eq!(granted(100, now), 10);
+        let second = Duration::from_secs(1);
+        // The bucket was made a moment after `now`.
+        assert!((9..=10).contains(&granted(100, now + second)));
+        quota.set(None, Some(0));
+        assert_eq!(granted(100, now + 10 * second), 0);
+        quota.set(None, Some(u32::MAX));
+        assert!(granted(100, now + 20 * second) > 0);
+        quota.set(None, None);
+        assert_eq!(granted(100, now + 30 * second), 100);
+        // Another tenant has its own.
+        assert!(Share::new(Arc::new(Budget::within(Arc::default()))).ask(now).is_ok());
+    }
+
+    #[test]
+    fn the_functions_of_a_tenant_have_as_many_connections_as_its_quota_allows() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let quota: Arc<EgressQuota> = Arc::default();
+        quota.set(Some(2), None);
+        let share = || Share::new(Arc::new(Budget::within(quota.clone())));
+        let (one, other) = (share(), share());
+        let streams = [connect(), connect(), connect()];
+        one.note_open(&streams[0]).unwrap();
+        other.note_open(&streams[1]).unwrap();
+        assert_eq!(other.note_open(&streams[2]), Err(Errno::AGAIN));
+        assert_eq!(other.budget.open_count(), 1, "it does not count for the function either");
+        // The host is asked, and says that none was closed.
+        one.wait_for_room();
+        assert_eq!(one.has_room(), Err(Errno::AGAIN));
+        assert_eq!(other.note_open(&streams[2]), Err(Errno::AGAIN));
+        let [first, ..] = streams;
+        drop(first);
+        let until = Instant::now() + Duration::from_secs(20);
+        while other.has_room().is_err() && Instant::now() < until {
+            other.wait_for_room();
+        }
+        assert!(other.note_open(connect()).is_ok());
+        drop(one);
+        assert_eq!(quota.connections(), 1);
+        drop(other);
+        assert_eq!(quota.connections(), 0);
     }
 }

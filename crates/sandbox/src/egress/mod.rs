@@ -10,7 +10,7 @@
 //! | `rule`, `reach` | what a rule means, and who answers at an address |
 //! | `policy` | whether the rules lead to an address |
 //! | `local` | whether it is the host's own, or a port of this process |
-//! | `budget`, `rate` | how much the sandboxes of a function use together |
+//! | `budget`, `rate` | how much the sandboxes of a function, and of a tenant, use together |
 //! | `names`, `dns` | what is looked up, and in whose turn |
 //! | `socket` | all of that in order, and the connection |
 
@@ -25,6 +25,7 @@ mod reach;
 mod rule;
 mod socket;
 
+pub use budget::EgressQuota;
 pub use denials::{Denials, Denied};
 pub use local::{GuardedPort, PortGuard};
 pub use policy::EgressPolicy;

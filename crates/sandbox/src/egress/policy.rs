@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::budget::Budget;
+use super::budget::{Budget, EgressQuota};
 use super::reach::{HOST_LOOPBACK, Reach, reach};
 use super::rule::{EgressRule, Target, Transport, host_address};
 
@@ -89,6 +89,11 @@ impl EgressPolicy {
         self.reconnecting += rules.len();
         self.rules.extend(rules);
         self
+    }
+
+    /// Has the sandboxes share the bounds of others, besides their own.
+    pub fn within(self, quota: Arc<EgressQuota>) -> Self {
+        Self { budget: Arc::new(Budget::within(quota)), ..self }
     }
 
     /// Whether nothing is allowed.

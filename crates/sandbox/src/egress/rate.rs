@@ -18,12 +18,18 @@ impl Rate {
         Self { burst, every, left: burst, since: Instant::now() }
     }
 
+    /// Goes on with another bucket, which is as full as this one was.
+    pub fn change(&mut self, (burst, every): (u32, Duration)) {
+        let used = self.burst - self.left;
+        (self.burst, self.every, self.left) = (burst, every, burst.saturating_sub(used));
+    }
+
     /// Takes a token; `false` if there is none at `now`.
     pub fn take(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.since).as_nanos() / self.every.as_nanos();
         let earned = u32::try_from(earned).unwrap_or(self.burst).min(self.burst);
         self.since = if earned == self.burst { now } else { self.since + self.every * earned };
-        self.left = (self.left + earned).min(self.burst);
+        self.left = self.left.saturating_add(earned).min(self.burst);
         if self.left == 0 {
             return false;
         }

@@ -88,9 +88,7 @@ impl Sockets {
             return self.open_resolver(to.transport).map(Opening::Opened);
         }
         let names = match self.names.judge(to.address, to.transport) {
-            Verdict::Allowed(permit) => {
-                return self.open_permitted(&permit, to).map(Opening::Opened);
-            }
+            Verdict::Allowed(permit) => return self.open_permitted(permit, to, sequence),
             Verdict::Denied => return Err(self.names.deny(to.address, to.transport)),
             Verdict::IfNamed(names) => names,
         };
@@ -105,7 +103,10 @@ impl Sockets {
             }
             drop(slot);
             let outcome = match known.judge(to.address, to.transport) {
-                Verdict::Allowed(permit) => open_permitted(&known, &share, &permit, to),
+                Verdict::Allowed(permit) => {
+                    share.wait_for_room();
+                    open_permitted(&known, &share, &permit, to)
+                }
                 _ => Err(known.deny(to.address, to.transport)),
             };
             answer_late(&control, sequence, outcome);
@@ -114,8 +115,25 @@ impl Sockets {
         Ok(Opening::Later)
     }
 
-    fn open_permitted(&self, permit: &Permit, to: Destination) -> Result<Opened, Errno> {
-        let opened = open_permitted(&self.names, &self.share, permit, to)?;
+    /// Makes a socket. Where there may be no more the host is asked first which others are
+    /// closed, and where there are many it is asked meanwhile.
+    fn open_permitted(
+        &self,
+        permit: Permit,
+        to: Destination,
+        sequence: u64,
+    ) -> Result<Opening, Errno> {
+        if self.share.has_room().is_err() {
+            let control = rustix::io::dup(&self.control)?;
+            let (names, share) = (self.names.clone(), self.share.clone());
+            let job = move || {
+                share.wait_for_room();
+                answer_late(&control, sequence, open_permitted(&names, &share, &permit, to));
+            };
+            lookup::submit(self.names.function(), job).map_err(|_| Errno::AGAIN)?;
+            return Ok(Opening::Later);
+        }
+        let opened = open_permitted(&self.names, &self.share, &permit, to)?;
         if self.share.is_in_doubt(Instant::now()) {
             let (asking, failed) = (self.share.budget(), self.share.budget());
             let job = move || asking.forget_closed();
@@ -123,7 +141,7 @@ impl Sockets {
                 failed.cannot_ask();
             }
         }
-        Ok(opened)
+        Ok(Opening::Opened(opened))
     }
 
     fn open_resolver(&self, transport: Transport) -> Result<Opened, Errno> {
@@ -149,6 +167,7 @@ fn open_permitted(
     if !local::is_permitted(permit, to.transport) {
         return Err(names.deny(to.address, to.transport));
     }
+    share.has_room()?;
     let socket = connect(permit.address, to.transport)?;
     share.note_open(&socket)?;
     Ok(Opened { socket, after_thaw: permit.after_thaw })

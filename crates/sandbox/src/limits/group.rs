@@ -5,12 +5,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::hierarchy::{Controller, Hierarchy, Maker, Version};
-use super::{ResourceLimits, supervisor};
+use super::{Meter, ResourceLimits, supervisor};
 
 /// Time in which a sandbox has its processors' worth of CPU time. The host kernel's
 /// default, long enough that a burst of short work is not cut into pieces.
@@ -32,6 +32,8 @@ pub struct Group {
     number: u64,
     /// The files that move a process into them, if somebody else has made the groups.
     given_entrances: Mutex<Vec<OwnedFd>>,
+    /// Who counts what it has used.
+    meter: OnceLock<Arc<Meter>>,
     /// Must not be removed before its groups are.
     hierarchy: Arc<Hierarchy>,
 }
@@ -152,6 +154,7 @@ impl Group {
             processes: None,
             number,
             given_entrances: Mutex::new(entrances),
+            meter: OnceLock::new(),
             hierarchy,
         };
         let setting = |controller, v2, v1| {
@@ -239,21 +242,36 @@ impl Group {
     /// # Errors
     /// It cannot be read.
     pub fn cpu_time(&self) -> io::Result<Option<Duration>> {
-        let Some(number) = self.hierarchy.place_of(Controller::CpuAccounting) else {
-            return Ok(None);
+        self.counter().map(|counter| counter.read()).transpose()
+    }
+
+    /// Where the CPU time is counted.
+    fn counter(&self) -> Option<CpuCounter> {
+        let number = self.hierarchy.place_of(Controller::CpuAccounting)?;
+        let (directory, version) =
+            (self.directories.get(number)?, self.hierarchy.places()[number].version);
+        Some(CpuCounter::of(directory, version))
+    }
+
+    /// Bytes of memory that the group's processes have now, shared memory and page cache
+    /// included. `None`: nothing counts it.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn memory(&self) -> io::Result<Option<u64>> {
+        let Some(number) = self.hierarchy.place_of(Controller::Memory) else { return Ok(None) };
+        let file = match self.hierarchy.places()[number].version {
+            Version::V2 => "memory.current",
+            Version::V1 => "memory.usage_in_bytes",
         };
-        let directory = &self.directories[number];
-        let used = match self.hierarchy.places()[number].version {
-            Version::V2 => {
-                let text = fs::read_to_string(directory.join("cpu.stat"))?;
-                field(&text, "usage_usec").map(Duration::from_micros)
-            }
-            Version::V1 => {
-                let text = fs::read_to_string(directory.join("cpuacct.usage"))?;
-                text.trim().parse().ok().map(Duration::from_nanos)
-            }
-        };
-        used.map(Some).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+        let text = fs::read_to_string(self.directories[number].join(file))?;
+        text.trim().parse().map(Some).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Has `meter` told what the group has used when it is removed; whether it is the
+    /// first meter, which stays.
+    pub(super) fn count_by(&self, meter: &Arc<Meter>) -> bool {
+        self.meter.set(meter.clone()).is_ok()
     }
 
     /// Whether the host kernel has killed a process of the group for want of memory.
@@ -315,11 +333,53 @@ fn prepare_cpu(setting: &Setting, directory: &Path, version: Version) -> io::Res
     Ok(())
 }
 
+/// The file in which the host counts the CPU time of a group.
+#[derive(Debug)]
+pub(super) struct CpuCounter {
+    path: PathBuf,
+    version: Version,
+}
+
+impl CpuCounter {
+    pub fn of(directory: &Path, version: Version) -> Self {
+        let file = match version {
+            Version::V2 => "cpu.stat",
+            Version::V1 => "cpuacct.usage",
+        };
+        Self { path: directory.join(file), version }
+    }
+
+    /// CPU time that the group's processes have used.
+    pub fn read(&self) -> io::Result<Duration> {
+        let text = fs::read_to_string(&self.path)?;
+        let used = match self.version {
+            Version::V2 => field(&text, "usage_usec").map(Duration::from_micros),
+            Version::V1 => text.trim().parse().ok().map(Duration::from_nanos),
+        };
+        used.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+}
+
+/// The last account of a group: what it has used, and who wants to know.
+#[derive(Debug)]
+pub(super) struct Account {
+    pub counter: CpuCounter,
+    pub meter: Arc<Meter>,
+}
+
 impl Drop for Group {
     fn drop(&mut self) {
+        let meter = self.meter.take();
+        let account = meter.and_then(|meter| Some(Account { counter: self.counter()?, meter }));
         match self.hierarchy.maker() {
-            Maker::Own => supervisor::remove(std::mem::take(&mut self.directories)),
-            Maker::Monitor(link) => link.remove_group(self.number),
+            Maker::Own => supervisor::remove(std::mem::take(&mut self.directories), account),
+            Maker::Monitor(link) => {
+                // Nobody has been in it since before the handle was dropped.
+                if let Some(account) = account {
+                    account.meter.ended(account.counter.read().unwrap_or_default());
+                }
+                link.remove_group(self.number);
+            }
         }
     }
 }

@@ -189,7 +189,8 @@ impl Hierarchy {
 impl Drop for Hierarchy {
     fn drop(&mut self) {
         if let Maker::Own = self.maker {
-            supervisor::remove(self.places.iter().map(|place| place.directory.clone()).collect());
+            let directories = self.places.iter().map(|place| place.directory.clone()).collect();
+            supervisor::remove(directories, None);
         }
         supervisor::forget_hierarchy();
     }

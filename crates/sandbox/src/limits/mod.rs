@@ -14,18 +14,21 @@
 mod discover;
 mod group;
 mod hierarchy;
+mod meter;
 mod rlimits;
 mod supervisor;
 
 pub use discover::discover;
 pub use group::{CPU_PERIOD, Group};
 pub use hierarchy::{Controller, Hierarchy, Missing, Place, Version};
+pub use meter::Meter;
 pub use supervisor::finish_removal;
 
 use supervisor::watch;
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -150,6 +153,14 @@ impl Limits {
             return Some(LimitReached::CpuTime);
         }
         self.group.has_run_out_of_memory().then_some(LimitReached::Memory)
+    }
+
+    /// Has `meter` count what the sandbox uses, from its beginning. The first meter
+    /// stays. Takes no host call.
+    pub(crate) fn count_by(self: &Arc<Self>, meter: &Arc<Meter>) {
+        if self.group.count_by(meter) {
+            meter.add(self);
+        }
     }
 
     pub(crate) fn note_cpu_time_spent(&self) {

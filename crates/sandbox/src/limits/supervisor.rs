@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, pidfd_send_signal};
 
+use super::group::Account;
 use super::{Controller, Limits};
 use crate::zygote::{ExitCell, Process};
 
@@ -58,6 +59,9 @@ struct State {
 /// Groups that are to be removed.
 struct Removal {
     directories: Vec<PathBuf>,
+    /// What is still to be told of the group, and what it was at the last look.
+    account: Option<Account>,
+    used: Duration,
     since: Instant,
     pause: Duration,
     due: Instant,
@@ -146,18 +150,17 @@ pub(crate) fn watch(process: &Process, limit: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes groups as soon as they are empty.
-pub(super) fn remove(directories: Vec<PathBuf>) {
+/// Removes groups as soon as they are empty, and gives the last account of them.
+pub(super) fn remove(directories: Vec<PathBuf>, account: Option<Account>) {
     if directories.is_empty() {
         return;
     }
-    let now = Instant::now();
-    let mut removal = Removal { directories, since: now, pause: REMOVAL_PAUSES.0, due: now };
+    let mut removal = Removal::new(directories, account, Instant::now());
     let mut state = SHARED.lock();
     if state.ensure_running().is_err() {
         drop(state);
         // As well as it can be done at once; the next start does the rest.
-        removal.attempt(now);
+        removal.attempt(Instant::now());
         return;
     }
     state.unsettled += 1;
@@ -301,8 +304,17 @@ fn parse_stat(stat: &str) -> Option<(u64, Duration)> {
 }
 
 impl Removal {
+    fn new(directories: Vec<PathBuf>, account: Option<Account>, now: Instant) -> Self {
+        let used = Duration::ZERO;
+        Self { directories, account, used, since: now, pause: REMOVAL_PAUSES.0, due: now }
+    }
+
     /// Removes what is empty; whether something is left to be tried again.
     fn attempt(&mut self, now: Instant) -> bool {
+        // Processes that are about to end may still use some.
+        if let Some(account) = &self.account {
+            self.used = account.counter.read().unwrap_or(self.used);
+        }
         self.directories.retain(|directory| match fs::remove_dir(directory) {
             Ok(()) => false,
             Err(error) => error.kind() != io::ErrorKind::NotFound,
@@ -313,8 +325,19 @@ impl Removal {
     }
 }
 
+impl Drop for Removal {
+    fn drop(&mut self) {
+        if let Some(account) = self.account.take() {
+            account.meter.ended(self.used);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::Meter;
+    use super::super::group::CpuCounter;
+    use super::super::hierarchy::Version;
     use super::*;
 
     #[test]
@@ -343,6 +366,25 @@ mod tests {
         assert!(seen.keys().any(|&(pid, _)| pid == child.id()), "{seen:?}");
     }
 
+    /// A group whose counter is an ordinary file, so that its directory is never empty.
+    #[test]
+    fn the_last_account_is_what_was_used_at_the_last_look() {
+        let tree = tempfile::tempdir().unwrap();
+        let meter: Arc<Meter> = Arc::default();
+        let counter = CpuCounter::of(tree.path(), Version::V1);
+        let account = Some(Account { counter, meter: meter.clone() });
+        let mut removal = Removal::new(vec![tree.path().to_owned()], account, Instant::now());
+        for used_ns in ["1000", "5000", "no number"] {
+            fs::write(tree.path().join("cpuacct.usage"), used_ns).unwrap();
+            assert!(removal.attempt(Instant::now()));
+            assert_eq!(meter.cpu_time(), Duration::ZERO, "it is told once");
+        }
+        fs::remove_file(tree.path().join("cpuacct.usage")).unwrap();
+        assert!(!removal.attempt(Instant::now()));
+        drop(removal);
+        assert_eq!(meter.cpu_time(), Duration::from_micros(5));
+    }
+
     #[test]
     fn a_directory_that_is_not_empty_is_tried_again() {
         let tree = tempfile::tempdir().unwrap();
@@ -351,7 +393,7 @@ mod tests {
         fs::create_dir(&empty).unwrap();
         let now = Instant::now();
         let directories = vec![full.clone(), empty.clone(), tree.path().join("absent")];
-        let mut removal = Removal { directories, since: now, pause: LOOK_MIN, due: now };
+        let mut removal = Removal::new(directories, None, now);
         assert!(removal.attempt(now));
         assert!(full.exists() && !empty.exists());
         fs::remove_dir(full.join("inside")).unwrap();

@@ -1,0 +1,320 @@
+//! Tenants: all functions of a sharing domain together, what they use, and what they may
+//! use.
+//!
+//! The operator sets quotas in `$THAW_HOME/tenants.toml` ([`Quotas`]). A tenant at its
+//! bound waits for itself and for nobody else: its requests stand in a line of their own
+//! ([`Room`]), hold no place of the node while they do, and make room by ending what is
+//! idle of the same tenant.
+//!
+//! | file | what it bounds |
+//! | --- | --- |
+//! | `room` | instances, and the sum of their memory limits |
+//! | `cpu`, `watch` | CPU time in a period |
+//! | `store` | bytes in the store, counted when a function is built |
+//! | `report` | all of it, to be shown |
+//!
+//! Outgoing connections are bounded by [`EgressQuota`], where they are made.
+
+mod cpu;
+mod report;
+mod room;
+mod store;
+mod watch;
+
+pub use cpu::{CpuAccount, PeriodUse};
+pub use report::{CpuPeriod, TenantReport};
+pub use room::{Lease, Room, Taken};
+pub use store::{StoreQuotaError, StoreUse, TenantStore};
+pub use watch::watch_cpu_time;
+
+pub(crate) use cpu::Standing;
+pub(crate) use store::{Planned, check as check_store};
+
+use crate::config::{ByteSize, DomainName, Quota, Quotas, QuotasError};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use thaw_sandbox::EgressQuota;
+
+/// Which tenant is meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantName(Option<DomainName>);
+
+impl TenantName {
+    /// The tenant of a domain's functions; none: of all functions without a domain.
+    pub fn of(domain: Option<&DomainName>) -> Self {
+        Self(domain.cloned())
+    }
+
+    /// The domain, if it is one.
+    pub fn domain(&self) -> Option<&DomainName> {
+        self.0.as_ref()
+    }
+
+    /// The domain's name, or an empty text, which no domain has.
+    pub fn label(&self) -> &str {
+        self.domain().map_or("", |domain| domain.name().as_str())
+    }
+}
+
+impl fmt::Display for TenantName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(domain) => write!(f, "domain `{}`", domain.name()),
+            None => f.write_str("functions without a domain"),
+        }
+    }
+}
+
+/// A bound that keeps one more instance out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unmet {
+    Instances { most: u32 },
+    Memory { most: ByteSize },
+}
+
+/// The reasons for which requests of a tenant are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Instances,
+    Memory,
+    CpuTime,
+}
+
+impl From<Unmet> for Refused {
+    fn from(unmet: Unmet) -> Self {
+        match unmet {
+            Unmet::Instances { .. } => Self::Instances,
+            Unmet::Memory { .. } => Self::Memory,
+        }
+    }
+}
+
+/// Names of the reasons in metrics, in the order of [`Refused`].
+pub(crate) const REFUSED_NAMES: [&str; 3] = ["instances", "memory", "cpu_time"];
+
+/// All functions of one domain.
+#[derive(Debug)]
+pub struct Tenant {
+    name: TenantName,
+    quota: Mutex<Quota>,
+    room: Arc<Room>,
+    cpu: CpuAccount,
+    egress: Arc<EgressQuota>,
+    refused: [AtomicU64; REFUSED_NAMES.len()],
+}
+
+impl Tenant {
+    fn new(name: TenantName, quota: Quota) -> Arc<Self> {
+        let tenant = Self {
+            name,
+            quota: Mutex::default(),
+            room: Arc::default(),
+            cpu: CpuAccount::default(),
+            egress: Arc::default(),
+            refused: Default::default(),
+        };
+        tenant.set(quota);
+        Arc::new(tenant)
+    }
+
+    /// Which tenant it is.
+    pub fn name(&self) -> &TenantName {
+        &self.name
+    }
+
+    /// What it may use.
+    pub fn quota(&self) -> Quota {
+        *self.quota.lock().expect("no holder panics")
+    }
+
+    /// Room for its instances.
+    pub fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
+    /// Its CPU time.
+    pub fn cpu(&self) -> &CpuAccount {
+        &self.cpu
+    }
+
+    /// The bounds of its outgoing connections.
+    pub fn egress(&self) -> &Arc<EgressQuota> {
+        &self.egress
+    }
+
+    pub(crate) fn note_refused(&self, why: Refused) {
+        self.refused[why as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn set(&self, quota: Quota) {
+        // Two reloads at once must not mix.
+        let mut current = self.quota.lock().expect("no holder panics");
+        *current = quota;
+        self.room.set(&quota);
+        self.egress.set(quota.egress_connections, quota.egress_per_second);
+        self.cpu.set(quota.cpu_time);
+    }
+
+    /// Why an instance of `memory` bytes cannot be had.
+    pub(crate) fn explain(&self, unmet: Unmet, memory: u64) -> String {
+        match unmet {
+            Unmet::Instances { most } => {
+                let plural = if most == 1 { "" } else { "s" };
+                format!("the quota of {} is {most} instance{plural}", self.name)
+            }
+            Unmet::Memory { most } => format!(
+                "the quota of {} is {most} of memory, and an instance of this function may use {}",
+                self.name,
+                ByteSize(memory)
+            ),
+        }
+    }
+}
+
+/// All tenants of a node, and where their quotas are written.
+#[derive(Debug, Default)]
+pub struct Tenants {
+    state: Mutex<State>,
+    store: StoreUse,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    quotas: Quotas,
+    file: Option<PathBuf>,
+    known: BTreeMap<TenantName, Arc<Tenant>>,
+}
+
+impl Tenants {
+    /// The tenant of this name.
+    pub fn of(&self, name: TenantName) -> Arc<Tenant> {
+        let mut state = self.state();
+        let quota = state.quotas.of(name.domain());
+        state.known.entry(name.clone()).or_insert_with(|| Tenant::new(name, quota)).clone()
+    }
+
+    /// Sets the quotas.
+    pub fn set(&self, quotas: Quotas) {
+        let mut state = self.state();
+        for tenant in state.known.values() {
+            tenant.set(quotas.of(tenant.name.domain()));
+        }
+        state.quotas = quotas;
+    }
+
+    /// Reads the quotas from a file, and again with every [`Tenants::reload`].
+    ///
+    /// # Errors
+    /// The file is there and not usable.
+    pub fn read_from(&self, file: PathBuf) -> Result<(), QuotasError> {
+        self.state().file = Some(file);
+        self.reload()
+    }
+
+    /// Reads the quotas again, and forgets tenants of which nothing is left. On an error
+    /// the old quotas stay.
+    ///
+    /// # Errors
+    /// The file is there and not usable.
+    pub fn reload(&self) -> Result<(), QuotasError> {
+        let file = self.state().file.clone();
+        if let Some(file) = file {
+            self.set(Quotas::load(&file)?);
+        }
+        // Who has a reference to a tenant has got it from here.
+        self.state().known.retain(|_, tenant| Arc::strong_count(tenant) > 1);
+        Ok(())
+    }
+
+    /// All tenants that have functions or a table of their own, in the order of their names.
+    pub fn all(&self) -> Vec<Arc<Tenant>> {
+        let named: Vec<_> = self.state().quotas.domains().cloned().collect();
+        for domain in named {
+            self.of(TenantName(Some(domain)));
+        }
+        self.state().known.values().cloned().collect()
+    }
+
+    /// Those whose CPU time is bounded.
+    pub(crate) fn with_cpu_quota(&self) -> Vec<Arc<Tenant>> {
+        let known = self.state().known.values().cloned().collect::<Vec<_>>();
+        known.into_iter().filter(|tenant| tenant.quota().cpu_time.is_some()).collect()
+    }
+
+    /// What they have in the store.
+    pub fn store(&self) -> &StoreUse {
+        &self.store
+    }
+
+    /// Whether the CPU time of anybody is bounded.
+    pub fn bound_cpu_time(&self) -> bool {
+        self.state().quotas.bound_cpu_time()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn domain(name: &str) -> TenantName {
+        TenantName(Some(name.parse().unwrap()))
+    }
+
+    fn write(file: &std::path::Path, text: &str) {
+        std::fs::write(file, text).unwrap();
+    }
+
+    #[test]
+    fn quotas_change_with_the_file_and_a_wrong_file_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tenants.toml");
+        let tenants = Tenants::default();
+        let tenant = tenants.of(domain("a"));
+        tenants.read_from(file.clone()).unwrap();
+        assert_eq!(tenant.quota(), Quota::default());
+        write(&file, "[default]\ninstances = 3\n[domain.a]\ninstances = 2");
+        tenants.reload().unwrap();
+        assert_eq!(tenant.quota().instances, Some(2));
+        assert_eq!(tenants.of(domain("b")).quota().instances, Some(3));
+        write(&file, "[default]\ninstances = \"none\"");
+        assert!(tenants.reload().is_err());
+        assert_eq!(tenant.quota().instances, Some(2));
+        std::fs::remove_file(&file).unwrap();
+        tenants.reload().unwrap();
+        assert_eq!(tenant.quota(), Quota::default());
+    }
+
+    #[test]
+    fn tenants_without_functions_are_forgotten_unless_they_are_named() {
+        let tenants = Tenants::default();
+        let quotas = Quotas::parse("t".as_ref(), "[domain.named]").unwrap();
+        tenants.set(quotas);
+        let present = tenants.of(TenantName::default());
+        for number in 0..100 {
+            tenants.of(domain(&format!("gone-{number}")));
+        }
+        tenants.reload().unwrap();
+        let names: Vec<_> = tenants.all().iter().map(|tenant| tenant.name().clone()).collect();
+        assert_eq!(names, [present.name().clone(), domain("named")]);
+    }
+
+    #[test]
+    fn a_refusal_names_tenant_and_bound() {
+        let tenants = Tenants::default();
+        tenants.set(Quotas::parse("t".as_ref(), "[default]\nmemory = \"64MiB\"").unwrap());
+        let tenant = tenants.of(domain("a"));
+        let memory = 65 << 20;
+        let unmet = tenant.room().never_fits(memory).unwrap();
+        let text = tenant.explain(unmet, memory);
+        assert!(text.contains("domain `a`") && text.contains("64MiB") && text.contains("65MiB"));
+        let instances = tenants.of(TenantName::default()).explain(Unmet::Instances { most: 2 }, 0);
+        assert_eq!(instances, "the quota of functions without a domain is 2 instances");
+    }
+}

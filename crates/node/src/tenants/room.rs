@@ -1,0 +1,330 @@
+//! How many instances the functions of a tenant have together, and who waits until there
+//! may be one more.
+
+use super::Unmet;
+use crate::config::{ByteSize, Quota};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, oneshot};
+
+/// Room for a tenant's instances. Each takes a [`Lease`] of it, and so does everything that
+/// is kept for the next boots.
+///
+/// Those who wait are served as they came, whatever memory they need: a large instance
+/// does not starve behind small ones. Nobody overtakes them on the fast path.
+#[derive(Debug, Default)]
+pub struct Room {
+    state: Mutex<State>,
+    /// The same as the length of `State::waiting`.
+    waiting: AtomicUsize,
+    /// Something has changed by which somebody who waits can make room.
+    stirred: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    instances_max: Option<u32>,
+    memory_max: Option<u64>,
+    instances: u32,
+    memory: u64,
+    waiting: VecDeque<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    ticket: u64,
+    memory: u64,
+    grant: oneshot::Sender<Lease>,
+}
+
+/// The room that one instance takes, given back when it is dropped.
+#[derive(Debug)]
+pub struct Lease {
+    room: Arc<Room>,
+    memory: u64,
+}
+
+/// A turn in the line for room. Dropping it leaves the line.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    room: Arc<Room>,
+    ticket: u64,
+    granted: oneshot::Receiver<Lease>,
+}
+
+/// How much is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Instances, with those that are kept ready, and templates.
+    pub instances: u32,
+    /// Sum of their memory limits, in bytes.
+    pub memory: u64,
+}
+
+impl State {
+    /// Which bound keeps one more instance of `memory` bytes out beside `taken`.
+    fn unmet(&self, taken: Taken, memory: u64) -> Option<Unmet> {
+        let instances = self.instances_max.filter(|most| taken.instances >= *most);
+        let too_much = |most: &u64| taken.memory.saturating_add(memory) > *most;
+        match (instances, self.memory_max.filter(too_much)) {
+            (Some(most), _) => Some(Unmet::Instances { most }),
+            (None, Some(most)) => Some(Unmet::Memory { most: ByteSize(most) }),
+            (None, None) => None,
+        }
+    }
+
+    fn taken(&self) -> Taken {
+        Taken { instances: self.instances, memory: self.memory }
+    }
+
+    fn take(&mut self, memory: u64) {
+        self.instances += 1;
+        self.memory += memory;
+    }
+}
+
+impl Room {
+    /// Room for one more instance whose memory limit is `memory` bytes, if there is room
+    /// and nobody waits for it.
+    pub fn try_enter(self: &Arc<Self>, memory: u64) -> Option<Lease> {
+        let mut state = self.state();
+        if !state.waiting.is_empty() || state.unmet(state.taken(), memory).is_some() {
+            return None;
+        }
+        state.take(memory);
+        Some(Lease { room: self.clone(), memory })
+    }
+
+    /// Joins the line for room.
+    pub(crate) fn queue(self: &Arc<Self>, memory: u64) -> Turn {
+        static TICKETS: AtomicU64 = AtomicU64::new(0);
+        let ticket = TICKETS.fetch_add(1, Ordering::Relaxed);
+        let (grant, granted) = oneshot::channel();
+        let mut state = self.state();
+        state.waiting.push_back(Waiting { ticket, memory, grant });
+        self.waiting.store(state.waiting.len(), Ordering::SeqCst);
+        self.grant(state);
+        Turn { room: self.clone(), ticket, granted }
+    }
+
+    /// Which bound keeps an instance of `memory` bytes out even if there is no other.
+    pub(crate) fn never_fits(&self, memory: u64) -> Option<Unmet> {
+        self.state().unmet(Taken::default(), memory)
+    }
+
+    /// Which bound keeps one more instance out now.
+    pub(crate) fn unmet(&self, memory: u64) -> Option<Unmet> {
+        let state = self.state();
+        state.unmet(state.taken(), memory)
+    }
+
+    /// Whether more is taken than there may be, as after the quota was lowered, when what
+    /// is about to end is given back.
+    pub(crate) fn is_overdrawn(&self, ending: Taken) -> bool {
+        let state = self.state();
+        let instances = state.instances.saturating_sub(ending.instances);
+        let memory = state.memory.saturating_sub(ending.memory);
+        state.instances_max.is_some_and(|most| instances > most)
+            || state.memory_max.is_some_and(|most| memory > most)
+    }
+
+    /// How much is taken.
+    pub fn taken(&self) -> Taken {
+        self.state().taken()
+    }
+
+    /// Sets the bounds. What is taken stays so.
+    pub(crate) fn set(self: &Arc<Self>, quota: &Quota) {
+        let mut state = self.state();
+        state.instances_max = quota.instances;
+        state.memory_max = quota.memory.map(ByteSize::bytes);
+        self.grant(state);
+    }
+
+    /// An instance has become idle, or is kept ready again: somebody who waits can end it.
+    pub(crate) fn stir(&self) {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.stirred.notify_one();
+        }
+    }
+
+    /// Resolves when something has changed by which room can be made.
+    pub(crate) fn stirred(&self) -> Notified<'_> {
+        self.stirred.notified()
+    }
+
+    /// Number of those who wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    fn release(self: &Arc<Self>, memory: u64) {
+        let mut state = self.state();
+        state.instances -= 1;
+        state.memory -= memory;
+        self.grant(state);
+        // The next one may need more than that.
+        self.stir();
+    }
+
+    fn leave(self: &Arc<Self>, ticket: u64) {
+        let mut state = self.state();
+        let before = state.waiting.len();
+        state.waiting.retain(|waiting| waiting.ticket != ticket);
+        if state.waiting.len() == before {
+            // It had its turn.
+            return;
+        }
+        self.waiting.store(state.waiting.len(), Ordering::SeqCst);
+        // It may have been the one that the others waited for.
+        self.grant(state);
+    }
+
+    /// Gives room to those who wait, as far as it lasts.
+    fn grant(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        let mut granted = Vec::new();
+        while let Some(next) = state.waiting.front() {
+            let memory = next.memory;
+            if state.unmet(state.taken(), memory).is_some() {
+                break;
+            }
+            state.take(memory);
+            let next = state.waiting.pop_front().expect("it is in front");
+            granted.push((next.grant, Lease { room: self.clone(), memory }));
+        }
+        if granted.is_empty() {
+            return;
+        }
+        self.waiting.store(state.waiting.len(), Ordering::SeqCst);
+        drop(state);
+        for (grant, lease) in granted {
+            // Who has just lost patience gives it back, outside of the lock.
+            drop(grant.send(lease));
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.room.release(self.memory);
+    }
+}
+
+impl Turn {
+    /// Resolves when it is its turn and there is room. Cancel safe.
+    pub async fn lease(&mut self) -> Lease {
+        (&mut self.granted).await.expect("the line keeps the sender until it grants")
+    }
+
+    /// The same without waiting.
+    pub fn try_lease(&mut self) -> Option<Lease> {
+        self.granted.try_recv().ok()
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.room.leave(self.ticket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn room(instances: Option<u32>, memory: Option<u64>) -> Arc<Room> {
+        let room: Arc<Room> = Arc::default();
+        room.set(&Quota { instances, memory: memory.map(ByteSize), ..Quota::default() });
+        room
+    }
+
+    #[test]
+    fn instances_and_memory_are_counted_until_they_are_given_back() {
+        let room = room(Some(2), Some(3 * MIB));
+        let first = room.try_enter(2 * MIB).unwrap();
+        assert_eq!(room.unmet(2 * MIB), Some(Unmet::Memory { most: ByteSize(3 * MIB) }));
+        assert!(room.try_enter(2 * MIB).is_none());
+        let second = room.try_enter(MIB).unwrap();
+        assert_eq!(room.taken(), Taken { instances: 2, memory: 3 * MIB });
+        assert_eq!(room.unmet(0), Some(Unmet::Instances { most: 2 }));
+        drop((first, second));
+        assert_eq!(room.taken(), Taken::default());
+        assert_eq!(room.never_fits(4 * MIB), Some(Unmet::Memory { most: ByteSize(3 * MIB) }));
+        assert_eq!(room.never_fits(3 * MIB), None);
+        assert_eq!(room.never_fits(u64::MAX), Some(Unmet::Memory { most: ByteSize(3 * MIB) }));
+    }
+
+    #[test]
+    fn those_who_wait_are_served_as_they_came_and_nobody_overtakes_them() {
+        let room = room(None, Some(4 * MIB));
+        let small = [room.try_enter(2 * MIB).unwrap(), room.try_enter(2 * MIB).unwrap()];
+        let mut large = room.queue(4 * MIB);
+        let mut next = room.queue(MIB);
+        let [one, other] = small;
+        drop(one);
+        assert!(large.try_lease().is_none() && next.try_lease().is_none());
+        assert!(room.try_enter(MIB).is_none(), "it would starve the large one");
+        drop(other);
+        let lease = large.try_lease().unwrap();
+        assert!(next.try_lease().is_none());
+        drop(lease);
+        assert!(next.try_lease().is_some());
+        assert_eq!(room.waiting(), 0);
+    }
+
+    #[test]
+    fn who_leaves_the_line_does_not_hold_up_the_others() {
+        let room = room(Some(1), Some(2 * MIB));
+        let lease = room.try_enter(MIB).unwrap();
+        let turns: Vec<Turn> = (0..10_000).map(|_| room.queue(2 * MIB)).collect();
+        let mut last = room.queue(MIB);
+        assert_eq!(room.waiting(), 10_001);
+        drop(turns);
+        assert_eq!(room.waiting(), 1);
+        // Granted to one that leaves before it hears of it.
+        let unheard = room.queue(MIB);
+        drop(lease);
+        drop(last.try_lease().unwrap());
+        drop(unheard);
+        assert_eq!(room.taken(), Taken::default());
+        assert!(room.try_enter(2 * MIB).is_some());
+    }
+
+    #[test]
+    fn a_quota_that_is_raised_serves_those_who_wait() {
+        let room = room(Some(0), None);
+        let mut turn = room.queue(MIB);
+        assert!(turn.try_lease().is_none());
+        room.set(&Quota { instances: Some(1), ..Quota::default() });
+        let lease = turn.try_lease().unwrap();
+        room.set(&Quota { instances: Some(0), ..Quota::default() });
+        assert!(room.is_overdrawn(Taken::default()));
+        assert!(!room.is_overdrawn(Taken { instances: 1, memory: MIB }));
+        drop(lease);
+        assert!(!room.is_overdrawn(Taken::default()));
+    }
+
+    #[test]
+    fn whoever_waits_hears_that_room_can_be_made() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let room = room(Some(1), None);
+            // Nobody waits: nothing is kept for those who come later.
+            room.stir();
+            let _lease = room.try_enter(MIB).unwrap();
+            let _turn = room.queue(MIB);
+            let stirred = room.stirred();
+            tokio::pin!(stirred);
+            room.stir();
+            stirred.await;
+        });
+    }
+}

@@ -1,0 +1,259 @@
+//! What tenants have in the store.
+
+use super::TenantName;
+use crate::config::{ByteSize, DomainName, QUOTAS_FILE, Quotas};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use thaw_store::{
+    Footprint, FunctionRecord, ImageId, IndexId, Name, PreviousVersion, Store, StoreError,
+};
+
+/// What one tenant has in the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantStore {
+    /// Functions.
+    pub functions: usize,
+    /// Bytes of their files, indexes and images.
+    pub bytes: u64,
+}
+
+/// What all tenants have in the store, as long as nothing is built.
+#[derive(Debug, Default)]
+pub struct StoreUse {
+    measured: Mutex<Option<Measured>>,
+}
+
+#[derive(Debug)]
+struct Measured {
+    /// Every version of a function has a time of its own.
+    versions: Vec<(Name, u64)>,
+    by_tenant: BTreeMap<TenantName, TenantStore>,
+}
+
+/// Why a build is not stored.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreQuotaError {
+    /// The tenant would have too much.
+    #[error(
+        "the quota of {tenant} is {} in the store, and with this build it would have {} there; \
+         remove functions with `thaw remove`, make this one smaller, or have the operator raise \
+         `store` in {QUOTAS_FILE}",
+        in_mebibytes(*.quota),
+        in_mebibytes(*.needed)
+    )]
+    Exceeded {
+        /// The tenant.
+        tenant: TenantName,
+        /// Bytes that it may have.
+        quota: u64,
+        /// Bytes that it would have.
+        needed: u64,
+    },
+    /// It cannot be counted.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+fn in_mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+/// A function that is about to be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its sharing domain.
+    pub domain: Option<&'a DomainName>,
+    /// Its root file system.
+    pub index: IndexId,
+    /// Its image, if it is known already.
+    pub image: Option<ImageId>,
+}
+
+impl StoreUse {
+    /// What every tenant has. Reads the indexes of all functions if something was built
+    /// since the last time.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn measure(&self, store: &Store) -> Result<BTreeMap<TenantName, TenantStore>, StoreError> {
+        let records = store.list_functions()?.records;
+        let version = |record: &FunctionRecord| (record.name.clone(), record.created_ms);
+        let versions: Vec<_> = records.iter().map(version).collect();
+        let mut measured = self.measured.lock().expect("no holder panics");
+        if let Some(known) = measured.as_ref().filter(|known| known.versions == versions) {
+            return Ok(known.by_tenant.clone());
+        }
+        let by_tenant = measure(store, &records)?;
+        *measured = Some(Measured { versions, by_tenant: by_tenant.clone() });
+        Ok(by_tenant)
+    }
+}
+
+fn measure(
+    store: &Store,
+    records: &[FunctionRecord],
+) -> Result<BTreeMap<TenantName, TenantStore>, StoreError> {
+    let mut footprints: BTreeMap<TenantName, (usize, Footprint)> = BTreeMap::new();
+    for record in records {
+        let (functions, footprint) = footprints.entry(tenant_of(&record.config)).or_default();
+        *functions += 1;
+        footprint.add(store, record.index, record.image)?;
+        if let Some(previous) = &record.previous {
+            let (_, footprint) = footprints.entry(tenant_of(&previous.config)).or_default();
+            footprint.add(store, previous.index, previous.image)?;
+        }
+    }
+    let total = |(functions, footprint): (usize, Footprint)| TenantStore {
+        functions,
+        bytes: footprint.bytes(),
+    };
+    Ok(footprints.into_iter().map(|(tenant, found)| (tenant, total(found))).collect())
+}
+
+/// The tenant that a stored configuration names. A record of another version of Thaw may
+/// have no domain that this one can read: it is one without.
+fn tenant_of(stored: &Value) -> TenantName {
+    let domain = stored.pointer("/config/sharing/domain").and_then(Value::as_str);
+    TenantName(domain.and_then(|domain| domain.parse().ok()))
+}
+
+/// Whether a tenant may have a function that is about to be stored. What the store keeps of
+/// the function's present version counts, too.
+///
+/// # Errors
+/// It would have too much, or that cannot be counted.
+pub fn check(store: &Store, quotas: &Quotas, planned: &Planned<'_>) -> Result<(), StoreQuotaError> {
+    let Some(quota) = quotas.of(planned.domain).store.map(ByteSize::bytes) else { return Ok(()) };
+    let tenant = TenantName::of(planned.domain);
+    let mut footprint = Footprint::default();
+    footprint.add(store, planned.index, planned.image)?;
+    for record in store.list_functions()?.records {
+        for kept in kept_of(&record, planned) {
+            if tenant_of(kept.config) == tenant {
+                footprint.add(store, kept.index, kept.image)?;
+            }
+        }
+    }
+    let needed = footprint.bytes();
+    if needed > quota {
+        return Err(StoreQuotaError::Exceeded { tenant, quota, needed });
+    }
+    Ok(())
+}
+
+struct Kept<'a> {
+    config: &'a Value,
+    index: IndexId,
+    image: Option<ImageId>,
+}
+
+/// The versions in a record that stay when `planned` is stored.
+fn kept_of<'a>(record: &'a FunctionRecord, planned: &Planned<'_>) -> Vec<Kept<'a>> {
+    let current = Kept { config: &record.config, index: record.index, image: record.image };
+    let is_replaced = record.name.as_str() == planned.name
+        && (record.index, record.image) != (planned.index, planned.image);
+    let of = |previous: &'a PreviousVersion| Kept {
+        config: &previous.config,
+        index: previous.index,
+        image: previous.image,
+    };
+    let previous = record.previous.as_ref().filter(|_| !is_replaced).map(of);
+    [current].into_iter().chain(previous).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+    use thaw_store::index::{Attributes, Content, Node};
+    use thaw_store::{Domain, NewFunction, Tree};
+
+    const KIB: u64 = 1 << 10;
+
+    fn index_of(store: &Store, contents: &[Vec<u8>]) -> IndexId {
+        let mut session = store.session().unwrap();
+        let mut tree = Tree::new();
+        for (number, content) in contents.iter().enumerate() {
+            let blob = session.put_blob(content, &Domain::shared()).unwrap();
+            let attributes = Attributes::root(0o644);
+            let node = Node { content: Content::Regular(blob), attributes };
+            tree.add_at(Path::new(&format!("/{number}")), node).unwrap();
+        }
+        session.put_index(&tree).unwrap()
+    }
+
+    fn put(store: &Store, name: &str, domain: Option<&str>, contents: &[Vec<u8>]) -> IndexId {
+        let index = index_of(store, contents);
+        let sharing = domain.map_or(json!({}), |domain| json!({ "domain": domain }));
+        let config = json!({ "config": { "sharing": sharing } });
+        let new = NewFunction { name: Name::new(name).unwrap(), config, index, image: None };
+        store.session().unwrap().put_function(new).unwrap();
+        index
+    }
+
+    fn file(letter: u8, kibibytes: u64) -> Vec<u8> {
+        vec![letter; (kibibytes * KIB) as usize]
+    }
+
+    #[test]
+    fn a_file_counts_once_for_each_tenant_that_has_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let (large, small) = (file(b'a', 1024), file(b'b', 256));
+        put(&store, "one", Some("x"), std::slice::from_ref(&large));
+        put(&store, "two", Some("x"), &[large.clone(), small.clone()]);
+        put(&store, "three", None, &[large]);
+        let measured = StoreUse::default();
+        let found = measured.measure(&store).unwrap();
+        let tenant = |name: &str| TenantName(Some(name.parse().unwrap()));
+        // Beside the files there are indexes of a few kilobytes.
+        let near = |found: TenantStore, functions, kib: u64| {
+            assert_eq!(found.functions, functions);
+            assert!((kib * KIB..(kib + 64) * KIB).contains(&found.bytes), "{found:?}");
+        };
+        near(found[&tenant("x")], 2, 1280);
+        near(found[&TenantName::default()], 1, 1024);
+        put(&store, "four", Some("x"), &[file(b'c', 512)]);
+        near(measured.measure(&store).unwrap()[&tenant("x")], 3, 1792);
+    }
+
+    #[test]
+    fn a_tenant_may_have_so_much_and_no_more() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        put(&store, "one", Some("x"), &[file(b'a', 1024)]);
+        put(&store, "other", Some("y"), &[file(b'z', 4096)]);
+        let quotas = Quotas::parse("t".as_ref(), "[domain.x]\nstore = \"2MiB\"").unwrap();
+        let domains = ["x", "y"].map(|name| name.parse::<DomainName>().unwrap());
+        let check = |name, domain: Option<&DomainName>, index| {
+            check(&store, &quotas, &Planned { name, domain, index, image: None })
+        };
+        let (fits, large) = (file(b'b', 512), file(b'c', 1024));
+        let fitting = index_of(&store, &[file(b'a', 1024), fits]);
+        check("two", Some(&domains[0]), fitting).unwrap();
+        let large = index_of(&store, &[large]);
+        let error = check("two", Some(&domains[0]), large).unwrap_err();
+        assert!(matches!(&error, StoreQuotaError::Exceeded { quota, .. } if *quota == 2048 * KIB));
+        let text = error.to_string();
+        assert!(text.contains("domain `x` is 2.0 MiB") && text.contains("have 2.0 MiB"), "{text}");
+        // In place of the present version it is no smaller: that one is kept as well.
+        assert!(check("one", Some(&domains[0]), large).is_err());
+        check("two", Some(&domains[1]), large).unwrap();
+        check("two", None, large).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_index_does_not_keep_others_from_being_built() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let damaged = put(&store, "one", None, &[file(b'a', 64)]);
+        let path = directory.path().join("indexes").join(damaged.to_string());
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, b"damaged").unwrap();
+        assert_eq!(StoreUse::default().measure(&store).unwrap().len(), 1);
+    }
+}

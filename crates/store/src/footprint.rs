@@ -1,0 +1,79 @@
+//! How much some versions of functions occupy in the store together.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::error::{Context, Result, StoreError};
+use crate::id::{BlobHash, ImageId, IndexId};
+use crate::lock::lock_exclusive;
+use crate::store::Store;
+
+/// What versions of functions need, each file once: equal files are one blob, and versions
+/// may have an index or an image in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    indexes: BTreeMap<IndexId, u64>,
+    images: BTreeMap<ImageId, u64>,
+    blobs: BTreeMap<BlobHash, u64>,
+}
+
+impl Footprint {
+    /// Adds a version of a function. What is not in the store occupies nothing.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn add(&mut self, store: &Store, index: IndexId, image: Option<ImageId>) -> Result<()> {
+        if let Entry::Vacant(vacant) = self.indexes.entry(index) {
+            vacant.insert(allocated(&store.layout.index(index))?);
+            match store.open_index(index) {
+                Ok(open) => {
+                    let blobs = open.index().blobs().iter();
+                    self.blobs.extend(blobs.map(|blob| (BlobHash(blob.hash), blob.size)));
+                }
+                // Nobody can say what it needs, and building anew is what mends it.
+                Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let Some(image) = image else { return Ok(()) };
+        if let Entry::Vacant(vacant) = self.images.entry(image) {
+            let working_set = allocated(&store.layout.working_set(image))?;
+            vacant.insert(allocated(&store.layout.image(image))? + working_set);
+        }
+        Ok(())
+    }
+
+    /// Bytes in all: of images and indexes what they occupy on disk, of other files their
+    /// length.
+    pub fn bytes(&self) -> u64 {
+        let all = self.indexes.values().chain(self.images.values()).chain(self.blobs.values());
+        all.fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+}
+
+/// Bytes that a file occupies on disk; none if it is not there.
+fn allocated(path: &Path) -> Result<u64> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) => Ok(metadata.blocks() * 512),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(StoreError::io("inspect", path, error)),
+    }
+}
+
+impl Store {
+    /// Waits for its turn among all that count what functions occupy before they store one:
+    /// two must not both find room that is there once. The turn ends with the file.
+    ///
+    /// # Errors
+    /// The lock cannot be taken.
+    pub fn counting_turn(&self) -> Result<fs::File> {
+        let path = self.layout.functions();
+        let directory = fs::File::open(&path).context("open", &path)?;
+        lock_exclusive(&directory, &path)?;
+        Ok(directory)
+    }
+}
