@@ -1,7 +1,7 @@
 //! Freezing: writing a sandbox at rest to an image file.
 //!
-//! [`freeze`] asks the state helper for it ([`crate::state`]), which reads the sandbox'
-//! memory and writes the image ([`write_image`]). The caller only hands over the files.
+//! [`freeze`](fn@freeze) asks the state helper for it, a process without rights, which reads
+//! the sandbox' memory and writes the image. The caller only hands over the files.
 
 mod layout;
 pub(crate) mod report;
