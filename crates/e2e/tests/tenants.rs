@@ -150,11 +150,11 @@ fn a_tenant_that_has_spent_its_cpu_time_is_refused_and_what_goes_on_ends() {
     let home = home("tenants-cpu", &[("a", of_a), ("b", "")]);
     write_quotas(&home, "[domain.a]\ncpu_time = \"2s per 1h\"\n");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
-    // Of instances that have ended, and in requests that are answered.
+    // Of instances that have ended, however little a busy host gives them.
     for _ in 0..4 {
         assert_eq!(get(daemon.gateway(), "a", "/spin/0.3").status, 200);
     }
-    wait_until("it is counted", || tenant(&daemon, "a")["cpu_ms"].as_u64() > Some(1000));
+    wait_until("it is counted", || tenant(&daemon, "a")["cpu_ms"].as_u64() > Some(100));
     assert_eq!(tenant(&daemon, "a")["cpu_period"]["is_spent"], false);
     // It goes on for longer than it may.
     let endless = get(daemon.gateway(), "a", "/spin/50");

@@ -74,7 +74,7 @@ impl Attendant {
         // nobody can tell that it was there. A program that ends by itself before it reads
         // would do so again.
         let received = carried.map(|carried| carried.received);
-        let may_be_unseen = placed.waited || matches!(end, End::KilledInBoot(_));
+        let may_be_unseen = placed.waited || matches!(end, End::KilledInBoot(_) | End::TenantSpent);
         let is_untouched = may_be_unseen && received == unread(&self.client.socket).ok();
         if is_untouched && self.placements < PLACEMENTS_MAX {
             self.placements += 1;

@@ -326,9 +326,10 @@ async fn explain(mut lease: Lease, error: &hyper::Error, state: &UploadState) ->
     match end {
         Some(UpstreamEnd { is_untouched: true, .. }) if waited => Failure::Untouched,
         // A zygote may be killed before it has become an instance.
-        Some(UpstreamEnd { is_untouched: true, outcome: Outcome::Gone(End::KilledInBoot(_)) }) => {
-            Failure::Untouched
-        }
+        Some(UpstreamEnd {
+            is_untouched: true,
+            outcome: Outcome::Gone(End::KilledInBoot(_) | End::TenantSpent),
+        }) => Failure::Untouched,
         Some(UpstreamEnd { outcome: Outcome::Gone(end), .. }) => {
             Failure::Refused(died(&service, end.to_string()))
         }

@@ -341,10 +341,10 @@ impl Keeper {
     fn how_it_ended(&self, end: End) -> End {
         let is_booting = self.boot.as_ref().is_some_and(|boot| !boot.is_reported);
         match end {
+            End::Killed(None | Some(libc::SIGKILL)) if self.is_spent() => End::TenantSpent,
             End::Killed(signal @ (None | Some(libc::SIGKILL))) if is_booting => {
                 End::KilledInBoot(signal)
             }
-            End::Killed(None | Some(libc::SIGKILL)) if self.is_spent() => End::TenantSpent,
             end => end,
         }
     }

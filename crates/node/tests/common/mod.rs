@@ -1,6 +1,8 @@
 //! Functions whose instances are threads of the test, each connection served by a
 //! closure.
 
+#![allow(dead_code)] // Every test program uses a part of it.
+
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
