@@ -445,11 +445,7 @@ fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeE
 }
 
 /// Has the monitor bind what this process may not, if there is one.
-fn bind_for_us(
-    address: SocketAddr,
-    transport: Transport,
-    error: io::Error,
-) -> io::Result<OwnedFd> {
+fn bind_for_us(address: SocketAddr, transport: Transport, error: io::Error) -> io::Result<OwnedFd> {
     match monitor::of_this_process() {
         Some(link) if error.kind() == io::ErrorKind::PermissionDenied => {
             link.bind(address, transport)

@@ -101,10 +101,7 @@ fn condition(check: &Check) -> Result<SeccompCondition, BackendError> {
 ///
 /// # Errors
 /// The host has no filters (seccomp(2)).
-pub fn install_list(
-    calls: impl Iterator<Item = Call>,
-    otherwise: Otherwise,
-) -> io::Result<()> {
+pub fn install_list(calls: impl Iterator<Item = Call>, otherwise: Otherwise) -> io::Result<()> {
     let program = program(calls, otherwise).map_err(io::Error::other)?;
     apply_filter(&program).map_err(io::Error::other)
 }

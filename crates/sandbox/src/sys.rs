@@ -274,9 +274,8 @@ pub fn close_descriptors(first: u32, last: u32) -> io::Result<()> {
 /// outside, and whose owners were careless.
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     // SAFETY: takes no pointers, and closes nothing now.
-    let result = unsafe {
-        libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)
-    };
+    let result =
+        unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

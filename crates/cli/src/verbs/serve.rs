@@ -138,9 +138,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         if let Some(code) = monitor::run(&home, &options, user)? {
             return Ok(ExitCode::from(code));
         }
-        tracing::warn!(
-            "this host has no user namespaces: the daemon keeps all of root's rights"
-        );
+        tracing::warn!("this host has no user namespaces: the daemon keeps all of root's rights");
     }
     let prepared = Prepared::make(&home, &options)?;
     serve_functions(&home, &options, prepared)

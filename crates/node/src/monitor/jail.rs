@@ -129,7 +129,11 @@ impl Place {
                 }
                 move_mount(tree, "", CWD, &inside, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
                 let flags = MountFlags::NOSUID
-                    | if *access == Access::Read { MountFlags::RDONLY } else { MountFlags::empty() };
+                    | if *access == Access::Read {
+                        MountFlags::RDONLY
+                    } else {
+                        MountFlags::empty()
+                    };
                 mount_remount(&inside, MountFlags::BIND | flags, c"")?;
                 Ok(())
             }
@@ -141,9 +145,7 @@ impl Place {
 fn enter_root(start: &Start) -> io::Result<()> {
     // SAFETY: there is one thread, and no descriptors are unshared.
     #[allow(unsafe_code)]
-    unsafe {
-        rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS)
-    }?;
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let seen = SEEN.iter().map(|(path, access)| (Path::new(path), *access));
     let own = start.linked.iter().map(PathBuf::as_path).chain([start.home.root()]);

@@ -144,7 +144,10 @@ impl Watch<'_> {
                     return Ok(status);
                 }
             }
-            if asked && let Some(open) = &socket && !self.monitor.serve(open) {
+            if asked
+                && let Some(open) = &socket
+                && !self.monitor.serve(open)
+            {
                 // It is about to end, or has sent nonsense: it is not served any more.
                 socket = None;
             }
@@ -181,7 +184,8 @@ impl Watch<'_> {
                 tracing::warn!("some sandboxes of the daemon that has ended are still there");
                 return;
             }
-            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let left =
+                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
             let mut events = [PollFd::new(&self.signals.0, PollFlags::IN)];
             let _ = poll(&mut events, Some(&left));
             let ends = [Signal::TERM, Signal::INT];

@@ -29,7 +29,8 @@ impl DaemonUser {
         if !rustix::process::geteuid().is_root() {
             return None;
         }
-        let owner = fs::metadata(home.root()).ok().map(|m| DaemonIds { uid: m.uid(), gid: m.gid() });
+        let owner =
+            fs::metadata(home.root()).ok().map(|m| DaemonIds { uid: m.uid(), gid: m.gid() });
         let ids = owner.filter(|owner| owner.uid != 0).or_else(Self::usual)?;
         is_mapped(ids).then_some(Self { ids })
     }

@@ -173,13 +173,15 @@ impl Group {
         Some((self.directories[number].clone(), self.hierarchy.places()[number].version))
     }
 
-    /// Lets a user change the limits, and nothing else of the groups.
+    /// Lets a user change the limits, and nothing else of the groups. Whoever makes groups
+    /// for another keeps no file of them open.
     ///
     /// # Errors
     /// The host kernel refuses.
-    pub(crate) fn give_settings_to(&self, uid: u32, gid: u32) -> io::Result<()> {
-        let settings = [&self.memory, &self.cpu, &self.processes].into_iter().flatten();
-        settings.into_iter().try_for_each(|setting| {
+    pub(crate) fn give_settings_to(&mut self, uid: u32, gid: u32) -> io::Result<()> {
+        let settings = [&mut self.memory, &mut self.cpu, &mut self.processes];
+        settings.into_iter().flatten().try_for_each(|setting| {
+            setting.file = None;
             std::os::unix::fs::chown(&setting.path, Some(uid), Some(gid))
         })
     }
@@ -219,8 +221,7 @@ impl Group {
     /// One of them cannot be opened.
     pub fn entrances(&self) -> io::Result<Vec<OwnedFd>> {
         if let Maker::Monitor(_) = self.hierarchy.maker() {
-            let mut given =
-                self.given_entrances.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut given = self.given_entrances.lock().unwrap_or_else(PoisonError::into_inner);
             return Ok(std::mem::take(&mut given));
         }
         let open = |(directory, version): (&PathBuf, Version)| {

@@ -94,7 +94,7 @@ mod tests {
         let hierarchy = Hierarchy::new(vec![place], Vec::new());
         let group = directory.join("group");
         fs::create_dir_all(&group).unwrap();
-        Arc::new(Limits::new(Group::set_up(vec![group], hierarchy).unwrap()))
+        Arc::new(Limits::new(Group::set_up(vec![group], 0, hierarchy).unwrap()))
     }
 
     #[test]

@@ -33,9 +33,8 @@ impl UserNamespace {
         match unsafe { sys::fork_with(0) }? {
             Forked::Child => {
                 drop((told, release));
-                let errno = enter(owner).err().map_or(0, |error| {
-                    error.raw_os_error().unwrap_or(libc::EIO)
-                });
+                let errno =
+                    enter(owner).err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
                 let _ = rustix::io::write(&tell, &errno.to_le_bytes());
                 // Lives until the other side has what it needs.
                 let _ = rustix::io::read(&stay, &mut [0; 1]);
@@ -90,12 +89,7 @@ fn enter(owner: DaemonIds) -> io::Result<()> {
     Ok(())
 }
 
-fn wait_and_map(
-    told: &OwnedFd,
-    pid: i32,
-    first: u32,
-    count: u32,
-) -> io::Result<OwnedFd> {
+fn wait_and_map(told: &OwnedFd, pid: i32, first: u32, count: u32) -> io::Result<OwnedFd> {
     let mut errno = [0; 4];
     if rustix::io::read(told, &mut errno)? != errno.len() {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof));

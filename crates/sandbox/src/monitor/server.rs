@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use super::namespace::UserNamespace;
 use super::protocol::{
-    Answer, Grant, REQUEST_BIND, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_STATE_HELPER, Request,
+    Answer, Grant, REQUEST_BIND, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP,
+    REQUEST_STATE_HELPER, Request,
 };
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
@@ -53,6 +54,8 @@ pub struct Monitor {
     groups: Arc<Hierarchy>,
     made: HashMap<u64, Group>,
     bound: u32,
+    /// [`GROUPS_MAX`].
+    groups_max: usize,
 }
 
 impl Monitor {
@@ -75,7 +78,15 @@ impl Monitor {
         if weak_limits == WeakLimits::Refuse {
             refuse_weak_limits(groups.missing())?;
         }
-        Ok(Some(Self { ids, range, namespace, groups, made: HashMap::new(), bound: 0 }))
+        Ok(Some(Self {
+            ids,
+            range,
+            namespace,
+            groups,
+            made: HashMap::new(),
+            bound: 0,
+            groups_max: GROUPS_MAX,
+        }))
     }
 
     /// What the daemon is told at its start.
@@ -122,8 +133,7 @@ impl Monitor {
     /// Starts a zygote parent in the daemon's user namespace; it is a child of the
     /// calling thread.
     fn start_parent(&self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
-        let [control, kernel] =
-            <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
+        let [control, kernel] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
         let mut launcher = Command::new("/proc/self/exe");
         launcher
             .arg(PARENT_ARGUMENT)
@@ -160,13 +170,13 @@ impl Monitor {
     }
 
     fn make_group(&mut self, number: u64) -> io::Result<Vec<OwnedFd>> {
-        if self.made.len() >= GROUPS_MAX {
+        if self.made.len() >= self.groups_max {
             return Err(Errno::NOSPC.into());
         }
         if self.made.contains_key(&number) {
             return Err(Errno::EXIST.into());
         }
-        let group = self.groups.create(number)?;
+        let mut group = self.groups.create(number)?;
         group.give_settings_to(self.ids.uid, self.ids.gid)?;
         let entrances = group.entrances()?;
         self.made.insert(number, group);
@@ -191,4 +201,129 @@ fn bind(address: SocketAddr, transport: Transport) -> io::Result<OwnedFd> {
         Transport::Tcp => TcpListener::bind(address)?.into(),
         Transport::Udp => UdpSocket::bind(address)?.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message;
+    use std::io::IoSlice;
+    use std::os::unix::fs::MetadataExt;
+
+    const USER: DaemonIds = DaemonIds { uid: 12_345, gid: 12_346 };
+
+    /// A monitor and a pair of sockets: its own, and the daemon's. `None` where the tests
+    /// have no rights that could be separated.
+    fn monitor() -> Option<(Monitor, OwnedFd, OwnedFd)> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let monitor = Monitor::new(USER, WeakLimits::Accept).unwrap()?;
+        let (own, daemon) = message::control_pair().unwrap();
+        Some((monitor, own, daemon))
+    }
+
+    /// What the monitor answers: an error number, and how many descriptors come with it.
+    fn ask(
+        (monitor, own, daemon): &mut (Monitor, OwnedFd, OwnedFd),
+        request: Request,
+        attached: &[BorrowedFd<'_>],
+    ) -> (i32, usize) {
+        send(&*daemon, &request, attached).unwrap();
+        assert!(monitor.serve(own));
+        let mut descriptors = Vec::new();
+        let answer = receive::<Answer>(&*daemon, &mut descriptors).unwrap().unwrap();
+        (answer.errno, descriptors.len())
+    }
+
+    #[test]
+    fn nonsense_is_not_served() {
+        let Some((mut monitor, own, daemon)) = monitor() else { return };
+        let length = size_of::<Request>();
+        for len in [1, length - 1, length + 1, 4096] {
+            message::send(&daemon, &[IoSlice::new(&vec![0; len])], &[]).unwrap();
+            assert!(!monitor.serve(&own), "{len} bytes");
+        }
+        for kind in [0, 6, u32::MAX] {
+            send(&daemon, &Request::new(kind, 1), &[]).unwrap();
+            assert!(!monitor.serve(&own), "kind {kind}");
+        }
+        drop(daemon);
+        assert!(!monitor.serve(&own));
+    }
+
+    #[test]
+    fn processes_are_made_with_all_their_descriptors_or_not_at_all() {
+        let Some(mut all) = monitor() else { return };
+        let null = std::fs::File::open("/dev/null").unwrap();
+        for kind in [REQUEST_PARENT, REQUEST_STATE_HELPER] {
+            for count in [0, 1, 3] {
+                let attached = vec![null.as_fd(); count];
+                let answer = ask(&mut all, Request::new(kind, 1), &attached);
+                assert_eq!(answer, (libc::EINVAL, 0), "kind {kind} with {count}");
+            }
+        }
+        let beyond = Request::new(REQUEST_STATE_HELPER, u64::MAX);
+        assert_eq!(ask(&mut all, beyond, &[null.as_fd(); 2]), (libc::EINVAL, 0));
+    }
+
+    #[test]
+    fn privileged_ports_are_bound_and_no_others() {
+        let Some(mut all) = monitor() else { return };
+        let bind = |port: u16, transport| {
+            Request::bind((std::net::Ipv4Addr::LOCALHOST, port).into(), transport)
+        };
+        for port in [0, 1024, 8080, u16::MAX] {
+            let answer = ask(&mut all, bind(port, Transport::Tcp), &[]);
+            assert_eq!(answer, (libc::EACCES, 0), "{port}");
+        }
+        assert_eq!(ask(&mut all, bind(824, Transport::Tcp), &[]), (0, 1));
+        assert_eq!(ask(&mut all, bind(824, Transport::Udp), &[]), (0, 1));
+        all.0.bound = BOUND_MAX;
+        assert_eq!(ask(&mut all, bind(825, Transport::Tcp), &[]), (libc::EMFILE, 0));
+    }
+
+    #[test]
+    fn groups_are_the_daemons_to_be_limited_and_no_more() {
+        let Some(mut all) = monitor() else { return };
+        let places = all.0.grant().places;
+        let request = |number| Request::new(REQUEST_GROUP, number);
+        assert_eq!(ask(&mut all, request(7), &[]), (0, places.len()));
+        assert_eq!(ask(&mut all, request(7), &[]), (libc::EEXIST, 0));
+        let directories = all.0.made[&7].directories().to_vec();
+        for directory in &directories {
+            assert_eq!(std::fs::metadata(directory).unwrap().uid(), 0);
+            for file in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+                let name = file.file_name().into_string().unwrap();
+                let is_limit = [
+                    "memory.max",
+                    "memory.limit_in_bytes",
+                    "cpu.max",
+                    "cpu.cfs_quota_us",
+                    "pids.max",
+                ];
+                let owner = file.metadata().unwrap().uid();
+                assert!(owner == 0 || is_limit.contains(&&name[..]), "{name} is {owner}'s");
+            }
+        }
+        send(&all.2, &Request::new(REQUEST_REMOVE_GROUP, 7), &[]).unwrap();
+        assert!(all.0.serve(&all.1));
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while directories.iter().any(|directory| directory.exists()) {
+            assert!(std::time::Instant::now() < deadline, "the groups are still there");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_daemon_has_so_many_groups_and_loses_them_at_its_end() {
+        let Some(mut all) = monitor() else { return };
+        all.0.groups_max = 2;
+        for (number, expected) in [(1, 0), (2, 0), (3, libc::ENOSPC)] {
+            assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, number), &[]).0, expected);
+        }
+        all.0.forget_daemon();
+        assert!(all.0.made.is_empty());
+        assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, 1), &[]).0, 0);
+    }
 }

@@ -24,8 +24,8 @@ use super::process::{ExitCell, Process, affinity_of, pid_of};
 use super::protocol::{
     Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
-    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, REQUEST_SETUP_INSIDE, Report, Request, Step, UserIds,
-    receive, send,
+    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, REQUEST_SETUP_INSIDE, Report,
+    Request, Step, UserIds, receive, send,
 };
 use super::verify::{verify, verify_template};
 use super::{Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};

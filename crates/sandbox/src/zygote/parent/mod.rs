@@ -29,8 +29,8 @@ use super::Processes;
 use super::protocol::{
     During, Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
-    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, REQUEST_SETUP_INSIDE, Report, Request, Step, receive,
-    send,
+    REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, REQUEST_SETUP_INSIDE, Report,
+    Request, Step, receive, send,
 };
 use crate::host;
 use crate::state;
@@ -102,9 +102,7 @@ fn launch(control: &OwnedFd, kernel: OwnedFd) -> Result<(), Failure> {
             drop(go);
             let map = match is_inside {
                 true => ids::IdMap::given(setup.first, setup.count),
-                false => {
-                    ids::map(pid, namespace, setup.first, setup.count).during(Step::MapIds)?
-                }
+                false => ids::map(pid, namespace, setup.first, setup.count).during(Step::MapIds)?,
             };
             send(control, &Report::new(REPORT_STARTED, 0, 0), &[pidfd.as_fd()])
                 .during(Step::Receive)?;

@@ -1,0 +1,268 @@
+//! What each process of `thaw serve` may do, looked at from outside, and how the monitor
+//! and the daemon live without each other.
+
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Process, built_home, children, copy_home, descendants, exists,
+    get, kill, run, skip, wait_until,
+};
+
+const C: Function = Function::Example("hello-c");
+
+/// A daemon of root's with a function, or `None` where this user has no privileges to be
+/// separated.
+fn daemon(label: &str) -> Option<Daemon> {
+    static HOME: OnceLock<PathBuf> = OnceLock::new();
+    daemon_of(label, || HOME.get_or_init(|| built_home("privileges", &[C])).clone())
+}
+
+fn daemon_of(label: &str, home: impl FnOnce() -> PathBuf) -> Option<Daemon> {
+    if !rustix::process::geteuid().is_root() {
+        skip("only a daemon of root's has a monitor");
+        return None;
+    }
+    let home = copy_home(&home(), &format!("privileges-{label}"));
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_ne!(daemon.pid(), daemon.main_pid(), "there is no monitor:\n{}", daemon.log());
+    Some(daemon)
+}
+
+/// A field of `/proc/PID/status`.
+#[track_caller]
+fn status(pid: u32, field: &str) -> Vec<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
+    line.expect(field).split_whitespace().map(str::to_owned).collect()
+}
+
+#[track_caller]
+fn check_has_no_rights(pid: u32) {
+    for field in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(status(pid, field), ["0000000000000000"], "{field}");
+    }
+    assert_eq!(status(pid, "NoNewPrivs"), ["1"]);
+    assert_eq!(status(pid, "Seccomp"), ["2"]);
+    assert_eq!(status(pid, "Groups"), [""; 0]);
+}
+
+/// The child of the monitor that makes the sandboxes.
+fn zygote_parent(daemon: &Daemon) -> Process {
+    let is_parent = |process: &Process| process.pid != daemon.pid();
+    children(daemon.main_pid()).into_iter().find(is_parent).expect("a zygote parent")
+}
+
+#[test]
+fn the_daemon_has_a_user_of_its_own_and_no_rights() {
+    let Some(daemon) = daemon("daemon") else { return };
+    assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    let pid = daemon.pid();
+    let owner = fs::metadata(daemon.home()).expect("the home");
+    assert_ne!(owner.uid(), 0);
+    let (uid, gid) = (owner.uid().to_string(), owner.gid().to_string());
+    assert_eq!(status(pid, "Uid"), [&uid[..]; 4]);
+    assert_eq!(status(pid, "Gid"), [&gid[..]; 4]);
+    check_has_no_rights(pid);
+    // One for the list, and one for a call that is refused in another way.
+    assert_eq!(status(pid, "Seccomp_filters"), ["2"]);
+    // Its own zygote parent and sandboxes have others' ids.
+    for process in descendants(daemon.main_pid()).iter().filter(|process| process.pid != pid) {
+        let ids = status(process.pid, "Uid");
+        assert!(!ids.contains(&uid) && !ids.contains(&"0".to_owned()), "{process:?}: {ids:?}");
+    }
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+/// What can be seen in the daemon's root directory, and whether it may be written to.
+#[test]
+fn the_daemon_sees_its_home_and_little_else() {
+    let Some(daemon) = daemon("files") else { return };
+    let pid = daemon.pid();
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    let inside = |path: &Path| root.join(path.strip_prefix("/").expect("an absolute path"));
+    let names: BTreeSet<String> = fs::read_dir(&root)
+        .expect("its root")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    let home = daemon.home().canonicalize().expect("the home");
+    let top = home.components().nth(1).expect("not the root").as_os_str().to_string_lossy();
+    let allowed = ["dev", "etc", "lib", "lib64", "proc", "run", "sys", "usr", &top];
+    assert!(names.iter().all(|name| allowed.contains(&&name[..])), "{names:?}");
+    assert!(inside(&home).join("store").is_dir());
+    // Nothing beside the home, though it is in the same directory.
+    let beside = home.parent().expect("not the root");
+    assert_eq!(fs::read_dir(inside(beside)).expect("its parent").count(), 1);
+    for absent in ["/root", "/boot", "/dev/kmsg", "/usr/bin", "/var/lib/dpkg"] {
+        assert!(!inside(Path::new(absent)).exists(), "{absent}");
+    }
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("its mounts");
+    for line in mounts.lines() {
+        let mut fields = line.split(' ').skip(4);
+        let (point, options) = (fields.next().expect("a path"), fields.next().expect("options"));
+        let is_writable = options.split(',').any(|option| option == "rw");
+        let may_be =
+            Path::new(point) == home || point == "/dev/null" || point.starts_with("/sys/fs/cgroup");
+        assert!(!is_writable || may_be, "{line}");
+    }
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+/// As the daemon, with its user and its root directory, but without its filter.
+#[test]
+fn whoever_takes_over_the_daemon_reads_no_secret_of_the_hosts() {
+    let Some(daemon) = daemon("takeover") else { return };
+    let (uid, pid) = (status(daemon.pid(), "Uid")[0].clone(), daemon.pid().to_string());
+    let as_daemon = |script: &str| {
+        let mut probe = Command::new("python3");
+        probe.args(["-c", PROBE, &pid, &uid, script]);
+        let outcome = run(&mut probe);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        outcome.stdout.trim().to_owned()
+    };
+    assert_eq!(as_daemon("open('/etc/hosts').read() and print('read')"), "read");
+    for script in [
+        "open('/etc/shadow')",
+        "open('/root/.profile')",
+        "open('/etc/thaw-was-here', 'w')",
+        "open('/proc/1/environ')",
+        "open('/proc/sysrq-trigger', 'w')",
+        "os.kill(1, 0)",
+        "os.kill(MONITOR, 0)",
+        "os.setuid(0)",
+        "os.chroot('/etc')",
+        "os.mknod('/dev/mem', 0o20600, os.makedev(1, 1))",
+        "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
+    ] {
+        let script = script.replace("MONITOR", &daemon.main_pid().to_string());
+        assert!(as_daemon(&script).starts_with("refused"), "{script}: {}", as_daemon(&script));
+    }
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+/// Becomes a user in the root directory of a process, and tries something.
+const PROBE: &str = r#"
+import os, socket, sys
+pid, uid = int(sys.argv[1]), int(sys.argv[2])
+# What is imported lazily must be there before the root directory changes.
+import encodings.idna
+os.chroot(f"/proc/{pid}/root")
+os.chdir("/")
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+try:
+    exec(sys.argv[3])
+except OSError as error:
+    print("refused", error.errno)
+"#;
+
+#[test]
+fn the_zygote_parent_is_nobody_outside_its_namespace() {
+    let Some(daemon) = daemon("parent") else { return };
+    let parent = zygote_parent(&daemon);
+    assert_eq!(status(parent.pid, "NoNewPrivs"), ["0"], "templates keep rights over exec");
+    let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/user")).expect("a link");
+    assert_ne!(namespace(parent.pid), namespace(daemon.pid()));
+    // Of its capabilities, all in that namespace: SETGID, SETUID, SETPCAP, SYS_ADMIN.
+    assert_eq!(status(parent.pid, "CapEff"), ["00000000002001c0"]);
+    assert_eq!(status(parent.pid, "CapBnd"), ["00000000002001c0"]);
+    assert_eq!(fs::read_dir(format!("/proc/{}/root", parent.pid)).expect("its root").count(), 0);
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn the_monitor_holds_listeners_and_nothing_of_clients() {
+    let Some(daemon) = daemon("monitor") else { return };
+    let count = || {
+        let all = fs::read_dir(format!("/proc/{}/fd", daemon.main_pid())).expect("it runs");
+        all.count()
+    };
+    let before = count();
+    let clients: Vec<_> = (0..50)
+        .map(|_| {
+            let gateway = daemon.gateway();
+            thread::spawn(move || get(gateway, "hello-c", "/").status)
+        })
+        .collect();
+    let mut most = before;
+    for client in clients {
+        assert_eq!(client.join().expect("a client"), 200);
+        most = most.max(count());
+    }
+    // A file for each limit of a sandbox's that it has made a group for, and no socket.
+    let all = fs::read_dir(format!("/proc/{}/fd", daemon.main_pid())).expect("it runs");
+    let links = all.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let sockets = links.filter(|link| link.to_string_lossy().starts_with("socket:")).count();
+    // The listener and the daemon.
+    assert_eq!(sockets, 2, "{before} descriptors before, {most} at most");
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn a_daemon_that_is_killed_is_started_again_and_no_client_is_refused() {
+    let Some(daemon) = daemon("again") else { return };
+    assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    let sandboxes = daemon.sandboxes();
+    kill(daemon.pid());
+    // Not one is refused: the monitor has the listener, and the next daemon accepts.
+    assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    wait_until("what the first one had is gone", || sandboxes.iter().all(|s| !exists(s.pid)));
+    let log = daemon.log();
+    assert!(log.contains("ended by signal 9; starting it again"), "{log}");
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn a_daemon_that_crashes_again_and_again_is_given_up() {
+    let Some(daemon) = daemon("crashes") else { return };
+    let main = daemon.main_pid();
+    let mut last = 0;
+    while exists(main) {
+        let now = children(main).into_iter().find(|child| {
+            let line = fs::read(format!("/proc/{}/cmdline", child.pid)).unwrap_or_default();
+            child.pid != last && line.ends_with(b"--monitored\0")
+        });
+        if let Some(daemon) = now {
+            last = daemon.pid;
+            let pid = rustix::process::Pid::from_raw(last as i32).expect("a process id");
+            let _ = rustix::process::kill_process(pid, Signal::ABORT);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let log = daemon.log();
+    assert!(log.contains("the daemon has crashed 5 times in a row"), "{log}");
+}
+
+#[test]
+fn nothing_outlives_a_monitor_that_is_killed() {
+    let Some(daemon) = daemon("orphans") else { return };
+    assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    let all = descendants(daemon.main_pid());
+    assert!(all.len() > 3, "{all:?}");
+    daemon.kill();
+    wait_until("nothing is left", || all.iter().all(|process| !exists(process.pid)));
+}
+
+/// A port below 1024, which the daemon itself may not bind.
+#[test]
+fn a_function_may_have_a_privileged_port() {
+    const PORT: u16 = 823;
+    let function = Function::PythonVariant {
+        program: "tenant",
+        name: "low",
+        keys: "listen = \"127.0.0.1:823\"",
+    };
+    let Some(daemon) = daemon_of("low", || built_home("privileges-ports", &[function])) else {
+        return;
+    };
+    let address = (std::net::Ipv4Addr::LOCALHOST, PORT).into();
+    assert_eq!(get(address, "low", "/hold/0").status, 200, "{}", daemon.log());
+    assert_eq!(daemon.stop(), Some(0));
+}
