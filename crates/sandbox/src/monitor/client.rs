@@ -32,9 +32,9 @@ static LINK: OnceLock<Arc<MonitorLink>> = OnceLock::new();
 pub fn adopt(socket: OwnedFd, grant: Grant) -> Arc<MonitorLink> {
     let link = MonitorLink {
         socket: Mutex::new(socket),
-        grant,
-        last_group: AtomicU64::new(0),
+        last_group: AtomicU64::new(u64::from(grant.life) << 32),
         taken: Mutex::default(),
+        grant,
     };
     LINK.get_or_init(|| Arc::new(link)).clone()
 }

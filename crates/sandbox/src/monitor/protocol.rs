@@ -86,6 +86,9 @@ pub struct Grant {
     /// How many sandboxes of the daemon's can have a user id of their own. In the user
     /// namespace, these ids are 1 and those that follow.
     pub ids: u32,
+    /// Upper half of the numbers of its groups: how many daemons of this monitor were
+    /// before it. Those may have left groups that are not removed yet.
+    pub(crate) life: u32,
     /// Where the control groups are.
     pub(crate) places: Vec<Place>,
     /// Controllers that this host lacks.
