@@ -117,7 +117,11 @@ impl Watch<'_> {
             token: self.prepared.token().map(str::to_owned),
         };
         let text = serde_json::to_vec(&start).expect("plain data");
-        monitor::send_start(&socket, &text, &self.prepared.descriptors())?;
+        match monitor::send_start(&socket, &text, &self.prepared.descriptors()) {
+            // It has ended already; its status says how.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            result => result?,
+        }
         let status = self.serve(socket, daemon)?;
         self.await_sandboxes();
         self.monitor.forget_daemon();

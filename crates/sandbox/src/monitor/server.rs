@@ -54,6 +54,8 @@ pub struct Monitor {
     groups: Arc<Hierarchy>,
     made: HashMap<u64, Group>,
     bound: u32,
+    /// See [`Grant`].
+    life: u32,
     /// [`GROUPS_MAX`].
     groups_max: usize,
 }
@@ -85,6 +87,7 @@ impl Monitor {
             groups,
             made: HashMap::new(),
             bound: 0,
+            life: 0,
             groups_max: GROUPS_MAX,
         }))
     }
@@ -93,6 +96,7 @@ impl Monitor {
     pub fn grant(&self) -> Grant {
         Grant {
             ids: self.range.slots,
+            life: self.life,
             places: self.groups.places().to_vec(),
             missing: self.groups.missing().to_vec(),
         }
@@ -128,6 +132,7 @@ impl Monitor {
     pub fn forget_daemon(&mut self) {
         self.made.clear();
         self.bound = 0;
+        self.life += 1;
     }
 
     /// Starts a zygote parent in the daemon's user namespace; it is a child of the
@@ -172,6 +177,9 @@ impl Monitor {
     fn make_group(&mut self, number: u64) -> io::Result<Vec<OwnedFd>> {
         if self.made.len() >= self.groups_max {
             return Err(Errno::NOSPC.into());
+        }
+        if number >> 32 != self.life.into() {
+            return Err(Errno::INVAL.into());
         }
         if self.made.contains_key(&number) {
             return Err(Errno::EXIST.into());
@@ -324,6 +332,9 @@ mod tests {
         }
         all.0.forget_daemon();
         assert!(all.0.made.is_empty());
-        assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, 1), &[]).0, 0);
+        // Its groups may still be there when the next one has some.
+        assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, 1), &[]).0, libc::EINVAL);
+        let number = (u64::from(all.0.grant().life) << 32) + 1;
+        assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, number), &[]).0, 0);
     }
 }
