@@ -5,7 +5,10 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::process::{Gid, Uid, WaitId, WaitIdOptions, waitid};
+use rustix::process::{
+    Gid, Signal, Uid, WaitId, WaitIdOptions, pidfd_send_signal, set_parent_process_death_signal,
+    waitid,
+};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, set_keep_capabilities,
     set_thread_groups, set_thread_res_gid, set_thread_res_uid,
@@ -28,23 +31,23 @@ impl UserNamespace {
     /// The caller is not root, or the host forbids user namespaces.
     pub fn make(owner: DaemonIds, first: u32, count: u32) -> io::Result<Self> {
         let (told, tell) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let (stay, release) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         // SAFETY: the caller promises that there is one thread; nothing is shared.
         match unsafe { sys::fork_with(0) }? {
             Forked::Child => {
-                drop((told, release));
+                drop(told);
                 let errno =
                     enter(owner).err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
                 let _ = rustix::io::write(&tell, &errno.to_le_bytes());
-                // Lives until the other side has what it needs.
-                let _ = rustix::io::read(&stay, &mut [0; 1]);
-                // SAFETY: ends the process at once; no handlers of the parent's run.
-                unsafe { libc::_exit(0) }
+                // Lives until the other side has what it needs, and kills it.
+                loop {
+                    // SAFETY: takes no arguments.
+                    unsafe { libc::pause() };
+                }
             }
             Forked::Parent { pid, pidfd } => {
-                drop((tell, stay));
+                drop(tell);
                 let made = wait_and_map(&told, pid, first, count);
-                drop(release);
+                pidfd_send_signal(&pidfd, Signal::KILL)?;
                 waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED)?;
                 made.map(Self)
             }
@@ -84,6 +87,8 @@ fn enter(owner: DaemonIds) -> io::Result<()> {
     let sets =
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets)?;
+    // After the change of users, which clears it.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
     // SAFETY: there is one thread, and no descriptors are shared or unshared.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }?;
     Ok(())
