@@ -51,7 +51,9 @@ mod tests {
         let mut session = store.session().unwrap();
         let mut tree = crate::Tree::new();
         let import = crate::import::ImportOptions::default();
-        session.import_directory(&mut tree, source.path(), &import).unwrap();
+        session
+            .import_directory(&mut tree, Path::new("/"), source.path(), &import, &mut |_| {})
+            .unwrap();
         let index = session.put_index(&tree).unwrap();
         let name = Name::new("function").unwrap();
         let config = serde_json::Value::Null;

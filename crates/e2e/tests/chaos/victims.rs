@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::collections::BTreeSet;
-use thaw_e2e::{Daemon, Process, descendants, kill, process};
+use thaw_e2e::{Daemon, Process, kill, process};
 
 /// A kind of process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

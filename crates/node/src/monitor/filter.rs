@@ -116,12 +116,12 @@ static CALLS: &[Call] = &[
     call(
         libc::SYS_ioctl,
         &[
-            &[is(1, libc::FIONBIO as u64)],
-            &[is(1, libc::FIONREAD as u64)],
-            &[is(1, libc::TIOCOUTQ as u64)],
-            &[is(1, libc::FIOCLEX as u64)],
-            &[is(1, libc::TCGETS as u64)],
-            &[is(1, libc::TIOCGWINSZ as u64)],
+            &[is(1, libc::FIONBIO)],
+            &[is(1, libc::FIONREAD)],
+            &[is(1, libc::TIOCOUTQ)],
+            &[is(1, libc::FIOCLEX)],
+            &[is(1, libc::TCGETS)],
+            &[is(1, libc::TIOCGWINSZ)],
             &[is(1, NS_GET_PARENT)],
         ],
         "what waits on a socket, whether something is a terminal (nothing that types there), \

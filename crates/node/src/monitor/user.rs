@@ -174,7 +174,7 @@ mod tests {
         std::os::unix::fs::chown(&elsewhere, Some(12_345), Some(12_346)).unwrap();
         assert_eq!(linked_directories(&home, user).unwrap(), [elsewhere.canonicalize().unwrap()]);
         std::os::unix::fs::lchown(&link, Some(12_345), Some(12_346)).unwrap();
-        assert_eq!(linked_directories(&home, user).unwrap(), [PathBuf::new(); 0]);
+        assert!(linked_directories(&home, user).unwrap().is_empty());
     }
 
     #[test]

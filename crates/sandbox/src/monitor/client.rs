@@ -173,6 +173,6 @@ mod tests {
         assert_eq!(first_gap(&[], 1..101, 100), Some(1..101));
         assert_eq!(first_gap(&[1..51, 60..101], 1..101, 9), Some(51..60));
         assert_eq!(first_gap(&[60..101, 1..51], 1..101, 20), Some(51..60));
-        assert_eq!(first_gap(&[1..101], 1..101, 1), None);
+        assert_eq!(first_gap(&[1..51, 51..101], 1..101, 1), None);
     }
 }

@@ -62,7 +62,7 @@ impl Request {
     }
 
     /// What a [`Request::bind`] asks for.
-    pub fn to_be_bound(&self) -> (SocketAddr, Transport) {
+    pub fn address_to_bind(&self) -> (SocketAddr, Transport) {
         let ip = Ipv6Addr::from(self.address);
         let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
         let transport = if self.transport == 0 { Transport::Tcp } else { Transport::Udp };
@@ -146,7 +146,10 @@ mod tests {
         for text in ["127.0.0.1:80", "[::]:443", "0.0.0.0:1", "[2001:db8::7]:53"] {
             let address: SocketAddr = text.parse().unwrap();
             for transport in [Transport::Tcp, Transport::Udp] {
-                assert_eq!(Request::bind(address, transport).to_be_bound(), (address, transport));
+                assert_eq!(
+                    Request::bind(address, transport).address_to_bind(),
+                    (address, transport)
+                );
             }
         }
     }

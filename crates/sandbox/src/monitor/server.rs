@@ -192,7 +192,7 @@ impl Monitor {
     }
 
     fn bind(&mut self, request: &Request) -> io::Result<OwnedFd> {
-        let (address, transport) = request.to_be_bound();
+        let (address, transport) = request.address_to_bind();
         if address.port() == 0 || address.port() >= UNPRIVILEGED_PORT {
             return Err(Errno::ACCESS.into());
         }
