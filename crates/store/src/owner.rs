@@ -52,7 +52,7 @@ mod tests {
         let mut tree = crate::Tree::new();
         let import = crate::import::ImportOptions::default();
         session
-            .import_directory(&mut tree, Path::new("/"), source.path(), &import, &mut |_| {})
+            .import_directory(&mut tree, source.path(), Path::new("/"), &import, &mut |_| {})
             .unwrap();
         let index = session.put_index(&tree).unwrap();
         let name = Name::new("function").unwrap();
