@@ -52,6 +52,17 @@ pub enum HomeError {
         /// What the system said.
         error: io::Error,
     },
+    /// It holds what no Thaw has put there, and would be given to the daemon's user.
+    #[error(
+        "{} holds `{}`, which is not Thaw's; set THAW_HOME to a directory of its own, or move that away",
+        path.display(), thaw_sandbox::escape(name.as_encoded_bytes())
+    )]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// What is in it.
+        name: std::ffi::OsString,
+    },
     /// A part of it is a link to a directory that the daemon may not use.
     #[error(
         "{} leads to {}, which the daemon's user does not own; run `chown -R {uid}:{gid} {}`",

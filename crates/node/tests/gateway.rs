@@ -395,7 +395,8 @@ fn an_instance_serves_one_connection_after_the_other() {
     let fixture = fixture(Behaviour::Answer, USUAL, "instance");
     for _ in 0..5 {
         assert_eq!(fixture.get("/").body, "instance 1 /");
-        fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+        fixture
+            .eventually(|| fixture.service.instances().first().is_some_and(|i| i.connections == 0));
     }
     assert_eq!(fixture.launcher.launched.load(Ordering::SeqCst), 1);
 }
@@ -545,13 +546,13 @@ fn an_image_that_does_not_boot_is_502() {
 fn check_second_instance_answers(behaviour: Behaviour) {
     let fixture = fixture(behaviour, USUAL, "instance");
     assert_eq!(fixture.get("/").body, "instance 1 /");
-    fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+    fixture.eventually(|| fixture.service.instances().first().is_some_and(|i| i.connections == 0));
     assert_eq!(fixture.get("/").body, "instance 2 /");
     fixture.eventually(|| fixture.service.instance_count() == 1);
     // Both ways find this out.
     let fixture = fixture_of(behaviour, USUAL, "instance", 100, Duration::from_secs(5));
     assert_eq!(fixture.get_routed("/").body, "instance 1 /");
-    fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+    fixture.eventually(|| fixture.service.instances().first().is_some_and(|i| i.connections == 0));
     assert_eq!(fixture.get_routed("/").body, "instance 2 /");
     fixture.eventually(|| fixture.service.instance_count() == 1);
 }
@@ -635,7 +636,7 @@ fn a_full_node_ends_an_idle_instance_to_make_room() {
     let other = Service::new(config, "image".into(), launcher, fixture.shared.clone());
     fixture.shared.install(other);
     assert_eq!(fixture.get("/").status, 200);
-    fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+    fixture.eventually(|| fixture.service.instances().first().is_some_and(|i| i.connections == 0));
     let response = fixture.exchange(b"GET / HTTP/1.1\r\nHost: g\r\n\r\n");
     assert_eq!(response.status, 200);
 }
@@ -676,7 +677,7 @@ fn a_draining_node_answers_503_and_finishes_its_work() {
 fn a_replaced_function_serves_its_new_version() {
     let fixture = fixture(Behaviour::Answer, USUAL, "instance");
     assert_eq!(fixture.get("/").body, "instance 1 /");
-    fixture.eventually(|| fixture.service.instances()[0].connections == 0);
+    fixture.eventually(|| fixture.service.instances().first().is_some_and(|i| i.connections == 0));
     let text = "name = \"f\"\ncommand = [\"x\"]\nport = 80\nrootfs = \"./r\"\n";
     let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
     let launcher = FakeLauncher::new(Behaviour::Answer);

@@ -252,6 +252,11 @@ fn the_daemon_is_killed_at_random() {
             0 => build.kill(),
             _ => build.finish(),
         }
+        if daemon.pid() != daemon.main_pid() && random.below(2) == 0 {
+            // Its monitor starts another, and may be killed while it does so.
+            kill(daemon.pid());
+            random.pause(300);
+        }
         daemon.kill();
         *address.lock().expect("no holder panics") = None;
         drop(daemon);

@@ -108,6 +108,8 @@ impl Watch<'_> {
     /// Starts a daemon, serves it until it ends, and removes what was made for it.
     fn one_life(&mut self) -> Result<WaitStatus, ServeError> {
         let (socket, remote) = monitor::socket_pair()?;
+        // A daemon that does not read its answers is not waited for.
+        rustix::io::ioctl_fionbio(&socket, true).map_err(io::Error::from)?;
         let daemon = spawn(remote)?;
         let start = Start {
             grant: self.monitor.grant(),
@@ -152,7 +154,9 @@ impl Watch<'_> {
                 && let Some(open) = &socket
                 && !self.monitor.serve(open)
             {
-                // It is about to end, or has sent nonsense: it is not served any more.
+                // It has ended, in which case this changes nothing. Or it sends nonsense, or
+                // does not read: nobody knows whose it is now.
+                let _ = kill_process(daemon, Signal::KILL);
                 socket = None;
             }
         }

@@ -79,9 +79,27 @@ pub fn give_home(home: &Home, user: DaemonIds) -> Result<(), HomeError> {
     if owner.is_ok_and(|owner| owner == user.uid) {
         return Ok(());
     }
+    refuse_foreign(home)?;
     // The directory itself last: if this is interrupted, the next start does the rest.
     let given = give_content(home.root(), user).and_then(|()| give(home.root(), user));
     given.map_err(|error| HomeError::Unusable { path: home.root().to_owned(), error })
+}
+
+/// An error if the home holds what no Thaw has put there: it may be a directory of the
+/// system's, of which nothing must be given away.
+fn refuse_foreign(home: &Home) -> Result<(), HomeError> {
+    const OURS: [&str; 5] = ["store", "logs", "work", "tenants.toml", "lost+found"];
+    let unusable = |error| HomeError::Unusable { path: home.root().to_owned(), error };
+    for entry in fs::read_dir(home.root()).map_err(unusable)? {
+        let name = entry.map_err(unusable)?.file_name();
+        let text = name.to_string_lossy();
+        let is_ours = OURS.contains(&&*text)
+            || ["daemon.", "admin."].iter().any(|prefix| text.starts_with(prefix));
+        if !is_ours {
+            return Err(HomeError::Foreign { path: home.root().to_owned(), name });
+        }
+    }
+    Ok(())
 }
 
 /// Directories elsewhere to which root has linked parts of the home.
@@ -178,6 +196,21 @@ mod tests {
     }
 
     #[test]
+    fn directories_that_hold_other_things_are_not_given_away() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let all = tempfile::tempdir().unwrap();
+        fs::write(all.path().join("passwd"), "").unwrap();
+        let home = Home::at(all.path()).unwrap();
+        let error = give_home(&home, DaemonIds { uid: 12_345, gid: 12_346 }).unwrap_err();
+        assert!(error.to_string().contains("`passwd`"), "{error}");
+        for path in [all.path(), &all.path().join("passwd")] {
+            assert_eq!(fs::metadata(path).unwrap().uid(), 0);
+        }
+    }
+
+    #[test]
     fn everything_of_roots_in_a_home_is_given_away() {
         if !rustix::process::geteuid().is_root() {
             return;
@@ -190,7 +223,7 @@ mod tests {
         fs::write(&secret, "").unwrap();
         fs::create_dir(home.root().join("store")).unwrap();
         fs::write(home.root().join("store/blob"), "").unwrap();
-        std::os::unix::fs::symlink(&secret, home.root().join("link")).unwrap();
+        std::os::unix::fs::symlink(&secret, home.root().join("logs")).unwrap();
         let user = DaemonIds { uid: 12_345, gid: 12_346 };
         give_home(&home, user).unwrap();
         let owner = |path: &Path| {
@@ -200,7 +233,7 @@ mod tests {
         for name in ["", "store", "store/blob"] {
             assert_eq!(owner(&home.root().join(name)), (12_345, 12_346), "{name}");
         }
-        assert_eq!((owner(&secret), owner(&home.root().join("link"))), ((0, 0), (0, 0)));
+        assert_eq!((owner(&secret), owner(&home.root().join("logs"))), ((0, 0), (0, 0)));
         assert_eq!(DaemonUser::for_home(&home), Some(DaemonUser { ids: user }));
     }
 }

@@ -40,6 +40,9 @@ const SANDBOXES_MAX: u32 = 16_384 + 1024;
 /// Groups of one daemon at a time: also of sandboxes that are being made, and of those that
 /// have ended and whose groups are not removed yet.
 const GROUPS_MAX: usize = 2 * SANDBOXES_MAX as usize;
+/// Children of a monitor: the daemon, zygote parents, and launchers of those and of state
+/// helpers.
+const CHILDREN_MAX: usize = 64;
 /// Ports from this one on a daemon binds itself (ip(7)).
 const UNPRIVILEGED_PORT: u16 = 1024;
 /// Sockets that are bound for a daemon, at most, in its life.
@@ -102,7 +105,8 @@ impl Monitor {
         }
     }
 
-    /// Serves one request, which must be there. False: the daemon has closed its end, or
+    /// Serves one request, which must be there. Leaves children behind that the caller
+    /// reaps. Never waits for the daemon if `socket` does not block. False: the daemon has closed its end, or
     /// has sent something that is no request.
     pub fn serve(&mut self, socket: &OwnedFd) -> bool {
         let mut descriptors = Vec::new();
@@ -157,10 +161,14 @@ impl Monitor {
         self.launch(launcher(socket, pid_namespace, id, Join::Nothing))
     }
 
-    /// Runs a launcher as root of the daemon's user namespace, and as nobody outside. It
+    /// Starts a launcher as root of the daemon's user namespace, and as nobody outside. It
     /// ends as soon as it has forked what is wanted; what went wrong it says on the
-    /// socket that it was given.
+    /// socket that it was given. Nobody waits for it here: it waits for the daemon.
     fn launch(&self, mut launcher: Command) -> io::Result<()> {
+        let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+        if children.split_whitespace().count() >= CHILDREN_MAX {
+            return Err(Errno::AGAIN.into());
+        }
         let namespace = self.namespace.as_fd().as_raw_fd();
         // SAFETY: between fork and exec nothing is called but the host; the descriptor
         // is open as long as `self` lives.
@@ -171,7 +179,8 @@ impl Monitor {
                 UserNamespace::enter_as_root(BorrowedFd::borrow_raw(namespace))
             });
         }
-        launcher.spawn()?.wait().map(drop)
+        // The caller of this library reaps all children.
+        launcher.spawn().map(drop)
     }
 
     fn make_group(&mut self, number: u64) -> io::Result<Vec<OwnedFd>> {
@@ -273,6 +282,30 @@ mod tests {
         }
         let beyond = Request::new(REQUEST_STATE_HELPER, u64::MAX);
         assert_eq!(ask(&mut all, beyond, &[null.as_fd(); 2]), (libc::EINVAL, 0));
+    }
+
+    /// A launcher that is never told what to do waits for as long as its socket is open.
+    #[test]
+    fn so_many_children_are_made_and_nobody_waits_for_them() {
+        let Some(mut all) = monitor() else { return };
+        let kernel = std::fs::File::open("/dev/null").unwrap();
+        let sockets: Vec<_> = (0..CHILDREN_MAX + 1)
+            .map(|_| {
+                let (own, control) = message::control_pair().unwrap();
+                let request = Request::new(REQUEST_PARENT, 0);
+                (own, ask(&mut all, request, &[control.as_fd(), kernel.as_fd()]).0)
+            })
+            .collect();
+        let errors: Vec<i32> = sockets.iter().map(|(_, errno)| *errno).collect();
+        assert_eq!(errors[..CHILDREN_MAX], [0; CHILDREN_MAX]);
+        assert_eq!(errors[CHILDREN_MAX], libc::EAGAIN);
+        drop(sockets);
+        // Other tests of this process have children, too.
+        let children = std::fs::read_to_string("/proc/thread-self/children").unwrap();
+        for child in children.split_whitespace() {
+            let pid = rustix::process::Pid::from_raw(child.parse().unwrap());
+            rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
+        }
     }
 
     #[test]
