@@ -126,7 +126,7 @@ impl Home {
         }
     }
 
-    fn unusable(&self, error: io::Error) -> HomeError {
+    pub(crate) fn unusable(&self, error: io::Error) -> HomeError {
         HomeError::Unusable { path: self.root.clone(), error }
     }
 

@@ -79,27 +79,38 @@ pub fn give_home(home: &Home, user: DaemonIds) -> Result<(), HomeError> {
     if owner.is_ok_and(|owner| owner == user.uid) {
         return Ok(());
     }
-    refuse_foreign(home)?;
+    let given = parts_to_give(home)?.into_iter().try_for_each(|part| {
+        match fs::symlink_metadata(&part)?.file_type() {
+            // Links stay root's: those are trusted.
+            kind if kind.is_symlink() => Ok(()),
+            kind if kind.is_dir() => give_content(&part, user).and_then(|()| give(&part, user)),
+            _ => give(&part, user),
+        }
+    });
     // The directory itself last: if this is interrupted, the next start does the rest.
-    let given = give_content(home.root(), user).and_then(|()| give(home.root(), user));
-    given.map_err(|error| HomeError::Unusable { path: home.root().to_owned(), error })
+    given.and_then(|()| give(home.root(), user)).map_err(|error| home.unusable(error))
 }
 
-/// An error if the home holds what no Thaw has put there: it may be a directory of the
-/// system's, of which nothing must be given away.
-fn refuse_foreign(home: &Home) -> Result<(), HomeError> {
-    const OURS: [&str; 5] = ["store", "logs", "work", "tenants.toml", "lost+found"];
-    let unusable = |error| HomeError::Unusable { path: home.root().to_owned(), error };
-    for entry in fs::read_dir(home.root()).map_err(unusable)? {
-        let name = entry.map_err(unusable)?.file_name();
-        let text = name.to_string_lossy();
-        let is_ours = OURS.contains(&&*text)
-            || ["daemon.", "admin."].iter().any(|prefix| text.starts_with(prefix));
-        if !is_ours {
-            return Err(HomeError::Foreign { path: home.root().to_owned(), name });
+/// What Thaw has put into the home. An error if the home has no store and holds other
+/// things: it may be a directory of the system's, of which nothing must be given away.
+fn parts_to_give(home: &Home) -> Result<Vec<PathBuf>, HomeError> {
+    let is_ours = |name: &str| {
+        ["store", "logs", "work"].contains(&name)
+            || ["daemon.", "admin."].iter().any(|prefix| name.starts_with(prefix))
+    };
+    // Those that people put there.
+    let is_usual = |name: &str| ["tenants.toml", "lost+found"].contains(&name);
+    let mut ours = Vec::new();
+    for entry in fs::read_dir(home.root()).map_err(|error| home.unusable(error))? {
+        let entry = entry.map_err(|error| home.unusable(error))?;
+        let name = entry.file_name();
+        match &*name.to_string_lossy() {
+            text if is_ours(text) => ours.push(entry.path()),
+            text if is_usual(text) || home.store().is_dir() => {}
+            _ => return Err(HomeError::Foreign { path: home.root().to_owned(), name }),
         }
     }
-    Ok(())
+    Ok(ours)
 }
 
 /// Directories elsewhere to which root has linked parts of the home.
@@ -129,7 +140,6 @@ fn give_content(directory: &Path, user: DaemonIds) -> io::Result<()> {
         if entry.file_type()?.is_dir() {
             give_content(&entry.path(), user)?;
         }
-        // Links stay root's: those are trusted.
         if !entry.file_type()?.is_symlink() {
             give(&entry.path(), user)?;
         }
