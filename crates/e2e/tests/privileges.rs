@@ -266,3 +266,57 @@ fn a_function_may_have_a_privileged_port() {
     assert_eq!(get(address, "low", "/hold/0").status, 200, "{}", daemon.log());
     assert_eq!(daemon.stop(), Some(0));
 }
+
+/// Where nobody can own the sandboxes' user namespace, the daemon stays root, says so, and
+/// still hears when it is to end.
+#[test]
+fn without_user_namespaces_the_daemon_keeps_its_rights_and_says_so() {
+    if !rustix::process::geteuid().is_root() {
+        skip("only a daemon of root's has a monitor");
+        return;
+    }
+    let home = tempfile::tempdir().expect("a directory");
+    let mut serving = Command::new("python3");
+    serving.args(["-c", WITHOUT_NAMESPACES]).arg(thaw_e2e::thaw_binary()).arg(home.path());
+    let outcome = run(&mut serving);
+    let last = outcome.stdout.lines().last();
+    assert_eq!((outcome.code, last), (Some(0), Some("0")), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("keeps all of root's rights"), "{}", outcome.stderr);
+}
+
+/// Serves in a user namespace with all ids that may have no other below it, tells the daemon
+/// to end when it serves, and prints how it ended.
+const WITHOUT_NAMESPACES: &str = r#"
+import ctypes, os, pathlib, signal, sys, time
+thaw, home = sys.argv[1:]
+made, make = os.pipe()
+mapped, map = os.pipe()
+pid = os.fork()
+if pid == 0:
+    CLONE_NEWUSER = 0x10000000
+    assert ctypes.CDLL(None).unshare(CLONE_NEWUSER) == 0
+    os.write(make, b"x")
+    os.read(mapped, 1)
+    os.setgid(0)
+    os.setuid(0)
+    pathlib.Path("/proc/sys/user/max_user_namespaces").write_text("0")
+    os.environ["THAW_HOME"] = home
+    os.execv(thaw, [thaw, "serve", "--weak-limits", "--listen", "127.0.0.1:0"])
+os.read(made, 1)
+for ids in ["uid_map", "gid_map"]:
+    first, _, count = pathlib.Path(f"/proc/self/{ids}").read_text().split()[:3]
+    pathlib.Path(f"/proc/{pid}/{ids}").write_text(f"{first} {first} {count}")
+os.write(map, b"x")
+until = time.monotonic() + 30
+while not os.path.exists(f"{home}/daemon.json") and time.monotonic() < until:
+    time.sleep(0.01)
+os.kill(pid, signal.SIGTERM)
+while time.monotonic() < until:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if ended:
+        print(os.waitstatus_to_exitcode(status))
+        sys.exit()
+    time.sleep(0.01)
+os.kill(pid, signal.SIGKILL)
+print("it did not end")
+"#;

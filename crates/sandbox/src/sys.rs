@@ -307,20 +307,28 @@ pub fn signal_descriptor(signals: &[c_int]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
+/// Unblocks all signals for the calling thread.
+pub fn unblock_signals() {
+    // SAFETY: all zero is a valid `sigset_t`, which is then emptied; the call cannot fail
+    // with these arguments.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigprocmask(libc::SIG_SETMASK, &set, ptr::null_mut());
+    }
+}
+
 /// Gives every signal its default action and unblocks all: both would be
 /// inherited over exec (the Rust runtime ignores `SIGPIPE`).
 pub fn reset_signals() {
-    // SAFETY: all zero is a valid `sigset_t`; resetting an action to the default
-    // leaves no handler that could run. Failures (SIGKILL, SIGSTOP, numbers that
+    // SAFETY: resetting an action to the default leaves no handler that could run. Failures (SIGKILL, SIGSTOP, numbers that
     // libc keeps for itself) leave the default, which is what is wanted.
     unsafe {
         for signal in 1..=64 {
             libc::signal(signal, libc::SIG_DFL);
         }
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        libc::sigprocmask(libc::SIG_SETMASK, &set, ptr::null_mut());
     }
+    unblock_signals();
 }
 
 /// Bytes sent on a socket that its peer has not read yet (`SIOCOUTQ`, unix(7)).

@@ -134,11 +134,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let home = Home::from_environment()?;
     let options = arguments.options(&home);
-    if let Some(user) = DaemonUser::for_home(&home) {
-        if let Some(code) = monitor::run(&home, &options, user)? {
-            return Ok(ExitCode::from(code));
-        }
-        tracing::warn!("this host has no user namespaces: the daemon keeps all of root's rights");
+    if let Some(user) = DaemonUser::for_home(&home)
+        && let Some(code) = monitor::run(&home, &options, user)?
+    {
+        return Ok(ExitCode::from(code));
+    }
+    if rustix::process::geteuid().is_root() {
+        tracing::warn!(
+            "this host has no user namespaces, or too few user ids: the daemon keeps all of root's rights"
+        );
     }
     let prepared = Prepared::make(&home, &options)?;
     serve_functions(&home, &options, prepared)

@@ -59,7 +59,11 @@ pub fn run(
     user: DaemonUser,
 ) -> Result<Option<u8>, ServeError> {
     let signals = Signals::block()?;
-    let Some(monitor) = Monitor::new(user.ids, options.weak_limits)? else { return Ok(None) };
+    let Some(monitor) = Monitor::new(user.ids, options.weak_limits)? else {
+        // This process serves itself, and must hear when it is to end.
+        monitor::unblock_signals();
+        return Ok(None);
+    };
     raise_file_limit();
     give_home(home, user.ids)?;
     let linked = linked_directories(home, user.ids)?;

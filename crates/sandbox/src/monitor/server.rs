@@ -78,8 +78,10 @@ impl Monitor {
             .map_err(during(RESERVE_IDS))?
             .ok_or_else(|| during(RESERVE_IDS)(Errno::PERM.into()))?;
         // With root's of the namespace, which is the zygote parents' id.
-        let Ok(namespace) = UserNamespace::make(ids, range.first, range.slots + 1) else {
-            return Ok(None);
+        let namespace = match UserNamespace::make(ids, range.first, range.slots + 1) {
+            Ok(namespace) => namespace,
+            Err(error) if forbids_namespaces(&error) => return Ok(None),
+            Err(source) => return Err(during("make a user namespace")(source)),
         };
         let groups = limits::discover();
         if weak_limits == WeakLimits::Refuse {
@@ -214,6 +216,16 @@ impl Monitor {
         self.bound += 1;
         bind(address, transport)
     }
+}
+
+/// Whether the host has no user namespaces for anybody (user_namespaces(7)), which is more
+/// than that one could not be made just now.
+fn forbids_namespaces(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    errno.is_some_and(|errno| {
+        [Errno::NOSPC, Errno::USERS, Errno::PERM, Errno::ACCESS, Errno::INVAL, Errno::NOSYS]
+            .contains(&errno)
+    })
 }
 
 fn bind(address: SocketAddr, transport: Transport) -> io::Result<OwnedFd> {
