@@ -196,12 +196,13 @@ fn the_monitor_holds_listeners_and_nothing_of_clients() {
         assert_eq!(client.join().expect("a client"), 200);
         most = most.max(count());
     }
-    // A file for each limit of a sandbox's that it has made a group for, and no socket.
+    // Those with which it is just making a sandbox's groups come and go.
+    assert!(most <= before + 16, "{before} descriptors before, {most} at most");
     let all = fs::read_dir(format!("/proc/{}/fd", daemon.main_pid())).expect("it runs");
     let links = all.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
     let sockets = links.filter(|link| link.to_string_lossy().starts_with("socket:")).count();
     // The listener and the daemon.
-    assert_eq!(sockets, 2, "{before} descriptors before, {most} at most");
+    assert_eq!(sockets, 2);
     assert_eq!(daemon.stop(), Some(0));
 }
 
