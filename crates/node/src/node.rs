@@ -288,12 +288,17 @@ impl Shared {
 /// Ends the instance that has been idle longest, if any is idle; the bytes of memory that
 /// it may use.
 fn evict_idlest_of(services: Vec<Arc<Service>>) -> Option<u64> {
-    let idlest = |service: Arc<Service>| {
+    fn idlest(service: &Arc<Service>) -> Option<(std::time::Instant, u64, &Arc<Service>)> {
         let (since, id) = service.idlest()?;
         Some((since, id, service))
-    };
-    let (_, id, service) = services.into_iter().filter_map(idlest).min_by_key(|found| found.0)?;
-    tracing::debug!(function = %service.name(), instance = id, "ending an idle instance to make room");
-    service.evict(id);
-    Some(service.config().limits.memory.bytes())
+    }
+    loop {
+        let found = services.iter().filter_map(idlest).min_by_key(|found| found.0);
+        let (_, id, service) = found?;
+        // Unless it has just got a connection.
+        if service.evict(id) {
+            tracing::debug!(function = %service.name(), instance = id, "ended an idle instance to make room");
+            return Some(service.config().limits.memory.bytes());
+        }
+    }
 }

@@ -9,6 +9,7 @@ mod victims;
 
 use clients::{Address, Habit, Load, Tally};
 use remains::{Holdings, adopt_orphans, check_no_groups, check_no_orphans, check_store};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -170,7 +171,14 @@ fn sandboxes_are_killed_at_random() {
     check_tally(&tally);
     assert_eq!(tally.unanswered, 0, "clients saw the end without a word: {tally:#?}");
     check_every_function(&daemon);
-    wait_until("the daemon holds no more than before", || Holdings::of(&daemon).fit(before));
+    let shown = Cell::new(before);
+    wait_until("the daemon holds no more than before", || {
+        let now = Holdings::of(&daemon);
+        if !now.fit(before) && shown.replace(now) != now {
+            eprintln!("{now:?}, before {before:?}");
+        }
+        now.fit(before)
+    });
     assert_eq!(daemon.stop(), Some(0));
     check_no_orphans();
     check_no_groups(&BTreeSet::from([main]));

@@ -87,10 +87,14 @@ impl Holdings {
         const FOR_EACH_PROCESS: usize = 6;
         /// Pairs of pipes for the output of the next sandboxes, both ends of each.
         const STOCK_OF_PIPES: usize = 4 * 32;
+        /// Groups that templates keep for their next copies: templates, groups of each, and
+        /// files of a group (control groups version 1 has a hierarchy for each controller).
+        const SEATS: usize = 2 * 8 * 5;
         /// Threads of the runtime end after some idle seconds, and begin when needed.
         const SLACK: usize = 8;
         let more = self.processes.saturating_sub(before.processes);
-        self.descriptors <= before.descriptors + more * FOR_EACH_PROCESS + STOCK_OF_PIPES + SLACK
+        let kept = STOCK_OF_PIPES + SEATS + SLACK;
+        self.descriptors <= before.descriptors + more * FOR_EACH_PROCESS + kept
             && self.threads <= before.threads + SLACK
     }
 }

@@ -372,7 +372,7 @@ impl State {
         let old = self.template.take();
         let (old, freed) = old.map(|old| (old.template, old.lease)).unzip();
         match lease.or(freed) {
-            Some(lease) if !self.closed => {
+            Some(lease) if !self.closed && !lease.is_beyond_quota() => {
                 self.template = Some(Leased { template, lease });
                 old
             }
@@ -380,9 +380,10 @@ impl State {
         }
     }
 
-    /// Adds an instance; returns the one that it replaces, or itself if nobody wants it.
+    /// Adds an instance; returns the one that it replaces, or itself if nobody wants it, or
+    /// the quota was lowered while it was booted.
     fn add(&mut self, ready: Ready) -> Option<Ready> {
-        if self.closed {
+        if self.closed || ready.lease.as_ref().is_some_and(Lease::is_beyond_quota) {
             return Some(ready);
         }
         self.ready.push_back(ready);

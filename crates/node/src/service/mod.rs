@@ -31,7 +31,7 @@ use crate::gateway::{OUTPUT_SHARE, Upstream};
 use crate::instance::{Change, Command, Connections, End, FrozenInstance, InstanceState, Launcher};
 use crate::metrics::ConnectionCounters;
 use crate::node::Shared;
-use crate::tenants::{Tenant, TenantName};
+use crate::tenants::{Taken, Tenant, TenantName};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
@@ -361,13 +361,19 @@ impl Service {
         let is_idle = slot.disconnected();
         slots.perhaps_free.insert(id);
         drop(slots);
-        self.freed(is_idle);
+        self.freed(id, is_idle);
     }
 
     /// A place of an instance is free; perhaps it has no other work.
-    fn freed(&self, is_idle: bool) {
+    fn freed(&self, id: u64, is_idle: bool) {
         self.changed.notify_one();
-        if is_idle {
+        if !is_idle {
+            return;
+        }
+        if self.tenant.room().is_overdrawn(Taken::default()) {
+            // The quota was lowered while it was busy.
+            self.evict(id);
+        } else {
             self.tenant.room().stir();
             self.shared.instance_is_idle();
         }

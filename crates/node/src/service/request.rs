@@ -36,10 +36,11 @@ impl Service {
         let Some(permit) = held.vacate(upstream.connection) else { return };
         let mut slots = self.slots();
         let Slots { all, perhaps_free } = &mut *slots;
-        let Some(slot) = all.get_mut(&upstream.instance) else { return };
+        let id = upstream.instance;
+        let Some(slot) = all.get_mut(&id) else { return };
         let is_idle = slot.disconnected();
         let refused = if slot.state.takes_connections() {
-            perhaps_free.insert(upstream.instance);
+            perhaps_free.insert(id);
             slot.upstreams.push(upstream);
             None
         } else {
@@ -47,7 +48,7 @@ impl Service {
         };
         drop(slots);
         drop(refused);
-        self.freed(is_idle);
+        self.freed(id, is_idle);
         drop(permit);
     }
 

@@ -210,6 +210,13 @@ impl Room {
     }
 }
 
+impl Lease {
+    /// Whether the tenant has more than it may, as after its quota was lowered.
+    pub(crate) fn is_beyond_quota(&self) -> bool {
+        self.room.is_overdrawn(Taken::default())
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         self.room.release(self.memory);
