@@ -90,13 +90,22 @@ impl Outside {
     }
 
     /// The host has answered a request.
-    pub fn answered(&self, sequence: u64, outcome: Result<Opened>) {
-        let socket = self.waiting.lock().remove(&sequence);
-        match (socket.and_then(|socket| socket.upgrade()), outcome) {
-            (Some(socket), outcome) => socket.opened_outside(sequence, outcome),
-            // It was closed meanwhile.
-            (None, Ok(opened)) => host::close(opened.fd),
-            (None, Err(_)) => {}
+    pub fn answered(&self, reply: &Kept) {
+        let socket = self.waiting.lock().remove(&reply.sequence);
+        match socket.and_then(|socket| socket.upgrade()) {
+            Some(socket) => socket.opened_outside(reply.sequence, opened(reply)),
+            // It was closed meanwhile, or the answer comes a second time.
+            None => reply.fds.iter().for_each(|&fd| host::close(HostFd(fd))),
+        }
+    }
+
+    /// Nobody is going to answer those who wait.
+    pub fn give_up_waiting(&self) {
+        let waiting = core::mem::take(&mut *self.waiting.lock());
+        for (sequence, socket) in waiting {
+            if let Some(socket) = socket.upgrade() {
+                socket.opened_outside(sequence, Err(Errno::ECONNRESET));
+            }
         }
     }
 
@@ -119,17 +128,12 @@ impl Outside {
         self.reconnecting
             .lock()
             .retain(|socket| socket.upgrade().is_some_and(|socket| socket.fall_asleep()));
-        let waiting = core::mem::take(&mut *self.waiting.lock());
-        for (sequence, socket) in waiting {
-            if let Some(socket) = socket.upgrade() {
-                socket.opened_outside(sequence, Err(Errno::ECONNRESET));
-            }
-        }
+        self.give_up_waiting();
     }
 }
 
 /// What an answer to a request for a stream says.
-pub fn opened(reply: &Kept) -> Result<Opened> {
+fn opened(reply: &Kept) -> Result<Opened> {
     let (answer, tail) = control::split::<Reply>(&reply.body)?;
     if answer.errno != 0 {
         return Err(Errno(answer.errno));

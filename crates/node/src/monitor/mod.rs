@@ -129,6 +129,10 @@ impl Watch<'_> {
             result => result?,
         }
         let status = self.serve(socket, daemon)?;
+        if self.stopping || status.exit_status().is_some() {
+            // There is no next daemon.
+            self.monitor.forget_kept();
+        }
         self.await_sandboxes();
         self.monitor.forget_daemon();
         Ok(status)
@@ -181,14 +185,15 @@ impl Watch<'_> {
         }
     }
 
-    /// Waits for the zygote parents, which end with the daemon's sockets, and all
-    /// sandboxes with them.
+    /// Waits for the zygote parents that end with the daemon's sockets, and all sandboxes
+    /// with them. Those that are kept for the next daemon stay.
     fn await_sandboxes(&mut self) {
         let deadline = Instant::now() + SANDBOXES_PATIENCE;
         loop {
             match wait(WaitOptions::NOHANG) {
                 Err(Errno::CHILD) => return,
                 Ok(Some(_)) => continue,
+                Ok(None) if monitor::children() <= self.monitor.kept_parents() => return,
                 Ok(None) | Err(_) => {}
             }
             let left = deadline.saturating_duration_since(Instant::now());

@@ -1,6 +1,6 @@
 //! The daemon's end.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::protocol::{
-    Answer, Grant, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_STATE_HELPER,
-    Request,
+    Answer, Grant, Kept, KeptKind, NOTE_MAX, REQUEST_FORGET, REQUEST_GROUP, REQUEST_NEXT_KEPT,
+    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_STATE_HELPER, Request, receive_kept,
 };
 use crate::egress::Transport;
+use crate::message;
 use crate::zygote::{receive, send};
 
 /// The connection of this process to its monitor.
@@ -21,6 +22,7 @@ pub struct MonitorLink {
     socket: Mutex<OwnedFd>,
     grant: Grant,
     last_group: AtomicU64,
+    last_key: AtomicU64,
     /// Ids that zygote parents of this process have taken.
     taken: Mutex<Vec<Range<u32>>>,
 }
@@ -33,6 +35,7 @@ pub fn adopt(socket: OwnedFd, grant: Grant) -> Arc<MonitorLink> {
     let link = MonitorLink {
         socket: Mutex::new(socket),
         last_group: AtomicU64::new(u64::from(grant.life) << 32),
+        last_key: AtomicU64::new(u64::from(grant.life) << 32),
         taken: Mutex::default(),
         grant,
     };
@@ -69,6 +72,27 @@ impl Drop for IdShare {
     }
 }
 
+/// Descriptors that the monitor keeps for the next daemon, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Keep {
+    link: Arc<MonitorLink>,
+    key: u64,
+}
+
+impl Keep {
+    /// The key, by which what is kept can refer to each other.
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        // A monitor that is gone keeps nothing.
+        let _ = send(&*lock(&self.link.socket), &Request::new(REQUEST_FORGET, self.key), &[]);
+    }
+}
+
 impl MonitorLink {
     /// What this process was granted.
     pub fn grant(&self) -> &Grant {
@@ -85,6 +109,61 @@ impl MonitorLink {
             .ok_or_else(|| io::Error::other("all user ids of this daemon are in use"))?;
         taken.push(range.clone());
         Ok(IdShare { link: self.clone(), range })
+    }
+
+    /// Takes the ids that a zygote parent of an earlier daemon has.
+    ///
+    /// # Errors
+    /// They are not among those that were granted, or another parent has some of them.
+    pub(crate) fn reserve_ids(self: &Arc<Self>, range: Range<u32>) -> io::Result<IdShare> {
+        let mut taken = lock(&self.taken);
+        let is_granted = 0 < range.start && range.end <= self.grant.ids.saturating_add(1);
+        let overlaps = |other: &Range<u32>| range.start < other.end && other.start < range.end;
+        if !is_granted || range.is_empty() || taken.iter().any(overlaps) {
+            return Err(io::Error::from(io::ErrorKind::InvalidData));
+        }
+        taken.push(range.clone());
+        Ok(IdShare { link: self.clone(), range })
+    }
+
+    /// Has descriptors kept for the next daemon, with a note for it, and with them the
+    /// control groups with this number, if any.
+    ///
+    /// # Errors
+    /// The note is too long, or the monitor keeps as much as it may.
+    pub(crate) fn keep(
+        self: &Arc<Self>,
+        kind: KeptKind,
+        group: Option<u64>,
+        note: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<Keep> {
+        if note.len() > NOTE_MAX {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let key = self.last_key.fetch_add(1, Ordering::Relaxed) + 1;
+        let request = Request::keep(key, kind, group.unwrap_or_default());
+        let socket = lock(&self.socket);
+        let parts = [IoSlice::new(bytemuck::bytes_of(&request)), IoSlice::new(note)];
+        message::send(&*socket, &parts, descriptors)?;
+        receive_answer(&socket)?;
+        Ok(Keep { link: self.clone(), key })
+    }
+
+    /// All that earlier daemons have had kept.
+    ///
+    /// # Errors
+    /// The monitor has ended.
+    pub(crate) fn kept(self: &Arc<Self>) -> io::Result<Vec<(Keep, Kept)>> {
+        let mut all: Vec<(Keep, Kept)> = Vec::new();
+        loop {
+            let last = all.last().map_or(0, |(keep, _)| keep.key);
+            let socket = lock(&self.socket);
+            send(&*socket, &Request::new(REQUEST_NEXT_KEPT, last), &[])?;
+            let Some((key, kept)) = receive_kept(&*socket)? else { return Ok(all) };
+            drop(socket);
+            all.push((Keep { link: self.clone(), key }, kept));
+        }
     }
 
     /// Has a zygote parent started with this control socket and this kernel.
@@ -131,12 +210,16 @@ impl MonitorLink {
     fn ask(&self, request: Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
         let socket = lock(&self.socket);
         send(&*socket, &request, descriptors)?;
-        let mut received = Vec::new();
-        match receive::<Answer>(&*socket, &mut received)? {
-            Some(Answer { errno: 0, .. }) => Ok(received),
-            Some(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
-            None => Err(io::Error::other("the monitor has ended")),
-        }
+        receive_answer(&socket)
+    }
+}
+
+fn receive_answer(socket: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
+    let mut received = Vec::new();
+    match receive::<Answer>(socket, &mut received)? {
+        Some(Answer { errno: 0, .. }) => Ok(received),
+        Some(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
+        None => Err(io::Error::other("the monitor has ended")),
     }
 }
 

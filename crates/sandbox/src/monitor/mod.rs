@@ -20,13 +20,15 @@ mod client;
 mod namespace;
 mod protocol;
 mod server;
+mod store;
 
 pub use client::{MonitorLink, adopt};
 pub use namespace::UserNamespace;
 pub use protocol::{Grant, receive_start, send_start, socket_pair};
-pub use server::{DaemonIds, Monitor};
+pub use server::{DaemonIds, Monitor, children};
 
 pub use crate::sys::{close_on_exec_from, reset_signals, signal_descriptor, unblock_signals};
 pub use client::of_this_process;
 
-pub(crate) use client::IdShare;
+pub(crate) use client::{IdShare, Keep};
+pub(crate) use protocol::{Kept, KeptKind};

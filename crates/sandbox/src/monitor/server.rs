@@ -14,15 +14,17 @@ use serde::{Deserialize, Serialize};
 
 use super::namespace::UserNamespace;
 use super::protocol::{
-    Answer, Grant, REQUEST_BIND, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP,
-    REQUEST_STATE_HELPER, Request,
+    Answer, Grant, REQUEST_BIND, REQUEST_FORGET, REQUEST_GROUP, REQUEST_KEEP, REQUEST_NEXT_KEPT,
+    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_STATE_HELPER, Request, receive_request,
+    send_kept,
 };
+use super::store::DescriptorStore;
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
 use crate::limits::{self, Group, Hierarchy, WeakLimits};
 use crate::state::{Join, launcher};
 use crate::sys;
-use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, receive, refuse_weak_limits, send};
+use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, refuse_weak_limits, send};
 
 /// The user and group of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +45,10 @@ const GROUPS_MAX: usize = 2 * SANDBOXES_MAX as usize;
 /// Children of a monitor: the daemon, zygote parents, and launchers of those and of state
 /// helpers.
 const CHILDREN_MAX: usize = 64;
+/// What is kept for the next daemon: sandboxes, zygote parents, and connections.
+const KEPT_MAX: usize = 2 * SANDBOXES_MAX as usize;
+/// Of the descriptors that the monitor may have, this share is for what it keeps.
+const KEPT_SHARE: u64 = 2;
 /// Ports from this one on a daemon binds itself (ip(7)).
 const UNPRIVILEGED_PORT: u16 = 1024;
 /// Sockets that are bound for a daemon, at most, in its life.
@@ -56,6 +62,7 @@ pub struct Monitor {
     namespace: UserNamespace,
     groups: Arc<Hierarchy>,
     made: HashMap<u64, Group>,
+    store: DescriptorStore,
     bound: u32,
     /// See [`Grant`].
     life: u32,
@@ -93,6 +100,7 @@ impl Monitor {
             namespace,
             groups,
             made: HashMap::new(),
+            store: DescriptorStore::new(KEPT_MAX, kept_descriptors_max()),
             bound: 0,
             life: 0,
             groups_max: GROUPS_MAX,
@@ -115,7 +123,9 @@ impl Monitor {
     /// has sent something that is no request.
     pub fn serve(&mut self, socket: &OwnedFd) -> bool {
         let mut descriptors = Vec::new();
-        let Ok(Some(request)) = receive::<Request>(socket, &mut descriptors) else { return false };
+        let Ok(Some((request, note))) = receive_request(socket, &mut descriptors) else {
+            return false;
+        };
         let done = match request.kind {
             REQUEST_PARENT => self.start_parent(descriptors).map(|()| Vec::new()),
             REQUEST_STATE_HELPER => {
@@ -123,6 +133,16 @@ impl Monitor {
             }
             REQUEST_GROUP => self.make_group(request.number),
             REQUEST_BIND => self.bind(&request).map(|socket| vec![socket]),
+            REQUEST_KEEP => {
+                self.store.keep(&request, self.life, note, descriptors).map(|()| Vec::new())
+            }
+            REQUEST_NEXT_KEPT => {
+                return send_kept(socket, self.store.next_after(request.number)).is_ok();
+            }
+            REQUEST_FORGET => {
+                self.store.forget(request.number);
+                return true;
+            }
             REQUEST_REMOVE_GROUP => {
                 self.made.remove(&request.number);
                 return true;
@@ -137,9 +157,21 @@ impl Monitor {
         send(socket, &Answer { errno, reserved: 0 }, &attached).is_ok()
     }
 
-    /// Removes what was made for a daemon that has ended.
+    /// Lets go of what was kept for the next daemon: there will be none, or this one has
+    /// ended as it wanted.
+    pub fn forget_kept(&mut self) {
+        self.store.forget_all();
+    }
+
+    /// Zygote parents that stay for the next daemon.
+    pub fn kept_parents(&self) -> usize {
+        self.store.parents()
+    }
+
+    /// Removes what was made for a daemon that has ended, but for what is kept for the next.
     pub fn forget_daemon(&mut self) {
-        self.made.clear();
+        let kept = self.store.groups();
+        self.made.retain(|number, _| kept.contains(number));
         self.bound = 0;
         self.life += 1;
     }
@@ -170,8 +202,7 @@ impl Monitor {
     /// ends as soon as it has forked what is wanted; what went wrong it says on the
     /// socket that it was given. Nobody waits for it here: it waits for the daemon.
     fn launch(&self, mut launcher: Command) -> io::Result<()> {
-        let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
-        if children.split_whitespace().count() >= self.children_max {
+        if children() >= self.children_max {
             return Err(Errno::AGAIN.into());
         }
         let namespace = self.namespace.as_fd().as_raw_fd();
@@ -192,7 +223,7 @@ impl Monitor {
         if self.made.len() >= self.groups_max {
             return Err(Errno::NOSPC.into());
         }
-        if number >> 32 != self.life.into() {
+        if number >> 32 != u64::from(self.life) {
             return Err(Errno::INVAL.into());
         }
         if self.made.contains_key(&number) {
@@ -216,6 +247,18 @@ impl Monitor {
         self.bound += 1;
         bind(address, transport)
     }
+}
+
+/// Children of the calling thread that have not been reaped.
+pub fn children() -> usize {
+    let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+    children.split_whitespace().count()
+}
+
+/// Descriptors that may be kept for the next daemon.
+fn kept_descriptors_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    (limit.maximum.unwrap_or(u64::MAX) / KEPT_SHARE).try_into().unwrap_or(usize::MAX)
 }
 
 /// Whether the host has no user namespaces for anybody (user_namespaces(7)), which is more
@@ -276,7 +319,7 @@ mod tests {
             message::send(&daemon, &[IoSlice::new(&vec![0; len])], &[]).unwrap();
             assert!(!monitor.serve(&own), "{len} bytes");
         }
-        for kind in [0, 6, u32::MAX] {
+        for kind in [0, 6, 10, u32::MAX] {
             send(&daemon, &Request::new(kind, 1), &[]).unwrap();
             assert!(!monitor.serve(&own), "kind {kind}");
         }

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
@@ -20,7 +21,7 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thaw_abi::control::{MSG_FAILED, MSG_READY, MessageHeader};
 
 use super::id_range::IdRange;
-use super::process::{ExitCell, Process, affinity_of, pid_of};
+use super::process::{ExitCell, KnownAs, Process, affinity_of, pid_of};
 use super::protocol::{
     Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
@@ -32,7 +33,7 @@ use super::{Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
 use crate::host::{RESERVE_IDS, STORE_KERNEL};
 use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
-use crate::monitor::{self, IdShare, MonitorLink};
+use crate::monitor::{self, IdShare, Keep, MonitorLink};
 use crate::state::StateHelper;
 
 /// How long the parent may take to start.
@@ -56,18 +57,24 @@ impl fmt::Debug for ZygoteParent {
 
 /// The connection to a running zygote parent. Dropping it ends the parent.
 pub(crate) struct Connected {
-    control: OwnedFd,
-    pid: u32,
-    pidfd: OwnedFd,
-    user_ids: UserIds,
+    pub(super) control: OwnedFd,
+    pub(super) pid: u32,
+    pub(super) pidfd: OwnedFd,
+    pub(super) user_ids: UserIds,
     /// See [`UserIds::of_slot`].
-    first_id: u32,
+    pub(super) first_id: u32,
     /// [`ZygoteConfig::max_sandboxes`].
     pub(super) limit: u32,
     pub(super) groups: Arc<Hierarchy>,
-    kernel_build_id: [u8; 32],
-    book: Arc<Mutex<Book>>,
-    state: Arc<StateHelper>,
+    pub(super) kernel_build_id: [u8; 32],
+    pub(super) book: Arc<Mutex<Book>>,
+    pub(super) state: Arc<StateHelper>,
+    /// The ids that a monitor has granted to its sandboxes.
+    pub(super) ids: Option<Range<u32>>,
+    /// Whether the monitor keeps it for the next daemon.
+    pub(super) kept: Mutex<Option<Keep>>,
+    /// Of a parent that was adopted: what is to listen to it.
+    pub(super) adopted: Mutex<Option<Keeper>>,
 }
 
 impl fmt::Debug for Connected {
@@ -84,7 +91,7 @@ pub(super) struct Book {
     /// Requests that wait for an answer.
     requested: HashMap<u64, SyncSender<Result<OwnedFd, Failure>>>,
     /// Processes whose end has not been reported.
-    alive: HashMap<u64, Alive>,
+    pub(super) alive: HashMap<u64, Alive>,
     /// Those that templates have forked, by their number in the parent's pid
     /// namespace.
     pub(super) copies: HashMap<u32, Alive>,
@@ -177,6 +184,7 @@ impl ZygoteParent {
             .map_err(during(STORE_KERNEL))?;
         let (control, remote) = message::control_pair().map_err(during("make its socket"))?;
         let (ids, setup) = Ids::reserve(monitor, &config).map_err(during(RESERVE_IDS))?;
+        let granted = ids.granted();
         send(&control, &setup, &[]).map_err(during("configure it"))?;
 
         let listening = control.try_clone().map_err(during("make its socket"))?;
@@ -214,6 +222,9 @@ impl ZygoteParent {
             kernel_build_id: config.kernel.build_id(),
             book,
             state,
+            ids: granted,
+            kept: Mutex::default(),
+            adopted: Mutex::default(),
         };
         Ok(Self { config, connected: Arc::new(connected) })
     }
@@ -315,7 +326,8 @@ impl ZygoteParent {
                 // in /proc, so nothing else can be mistaken for it.
                 let pid = pid_of(pidfd.as_fd()).unwrap_or(0);
                 let (parent, affinity) = (connected.clone(), affinity_of(pid));
-                Ok(Process { pid, pidfd, exit, limits, parent, affinity })
+                let known_as = KnownAs::Created(id);
+                Ok(Process { pid, pidfd, exit, limits, parent, affinity, known_as, slot })
             }
             Err(error) => {
                 let mut book = lock(&connected.book);
@@ -403,20 +415,20 @@ impl Drop for Connected {
 }
 
 /// The thread that spawns the parent and listens to it.
-struct Keeper {
-    control: OwnedFd,
-    book: Arc<Mutex<Book>>,
-    state: Arc<StateHelper>,
+pub(super) struct Keeper {
+    pub control: OwnedFd,
+    pub book: Arc<Mutex<Book>>,
+    pub state: Arc<StateHelper>,
     /// Held until the parent has been reaped, and no sandbox has one any more.
-    ids: Ids,
+    pub ids: Ids,
 }
 
 /// Where the ids of the sandboxes come from, and so who starts the parent.
-enum Ids {
+pub(super) enum Ids {
     /// This process has locked them, if it has any.
     Own { _range: Option<IdRange> },
     /// Its monitor has.
-    Granted { link: Arc<MonitorLink>, _share: IdShare },
+    Granted { link: Arc<MonitorLink>, share: IdShare },
 }
 
 impl Ids {
@@ -429,7 +441,7 @@ impl Ids {
         if let Some(link) = monitor {
             let share = link.share_ids(config.max_sandboxes)?;
             let setup = request(REQUEST_SETUP_INSIDE, share.base(), share.slots());
-            return Ok((Self::Granted { link, _share: share }, setup));
+            return Ok((Self::Granted { link, share }, setup));
         }
         let range = IdRange::reserve(config.uid_base, config.max_sandboxes)?;
         let (first, count) = match &range {
@@ -437,6 +449,18 @@ impl Ids {
             None => (config.uid_base, config.max_sandboxes),
         };
         Ok((Self::Own { _range: range }, request(REQUEST_SETUP, first, count)))
+    }
+
+    /// Those of the sandboxes, as their user namespace numbers them, if a monitor has granted
+    /// them.
+    fn granted(&self) -> Option<Range<u32>> {
+        match self {
+            Self::Own { .. } => None,
+            Self::Granted { share, .. } => {
+                let first = share.base() + 1;
+                Some(first..first + share.slots())
+            }
+        }
     }
 
     /// Starts the launcher of the parent, and waits for its end.
@@ -480,6 +504,12 @@ impl Keeper {
             self.listen();
         }
         self.parent_ended(pidfd);
+    }
+
+    /// The same for a parent that runs already.
+    pub fn go_on(self, pidfd: OwnedFd) {
+        self.listen();
+        self.parent_ended(Some(pidfd));
     }
 
     fn await_start(&self) -> Result<Started, ZygoteError> {

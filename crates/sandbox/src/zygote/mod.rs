@@ -1,5 +1,6 @@
 //! Zygotes: processes with all done that does not depend on the function.
 
+mod adopt;
 mod handle;
 mod held;
 mod id_range;
@@ -11,6 +12,9 @@ mod protocol;
 mod template;
 mod verify;
 
+pub use adopt::{
+    Adopted, KeptForSuccessor, Legacy, Orphan, OrphanConnection, keep_connection, take_over,
+};
 pub use handle::ZygoteParent;
 pub use held::Held;
 pub use parent::zygote_parent_main;

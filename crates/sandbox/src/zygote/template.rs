@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thaw_abi::control::{Connection, Fork, MSG_FORK, MSG_READY, MessageHeader, THAW_AS_TEMPLATE};
 
 use super::handle::{Alive, Connected};
-use super::process::Process;
+use super::process::{KnownAs, Process};
 use super::verify::verify;
 use super::{ZygoteError, ZygoteParent, boot_error, broker};
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
@@ -167,8 +167,19 @@ impl Template {
 
         console.set_pid(pid);
         let (exit, parent) = (Arc::default(), slot.parent.clone());
-        let process = Process { pid, pidfd, exit, limits, parent, affinity: None };
+        let (known_as, slot_number) = (KnownAs::Copy(0), slot.number);
+        let mut process = Process {
+            pid,
+            pidfd,
+            exit,
+            limits,
+            parent,
+            affinity: None,
+            known_as,
+            slot: slot_number,
+        };
         let number = verify(&process).map_err(|error| BootError::Fork(error.to_string()))?;
+        process.known_as = KnownAs::Copy(number);
         slot.give_to(number, &process);
         process.set_limits(self.limits, options.cpu_time_limit).map_err(BootError::Limits)?;
         let broker = broker(&host, self.plan.rootfs(), options.egress)?;
