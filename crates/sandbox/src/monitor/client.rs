@@ -55,14 +55,15 @@ pub struct IdShare {
 }
 
 impl IdShare {
-    /// The id before that of the first sandbox, as the user namespace numbers them.
+    /// The id before that of the first sandbox, as the user namespace numbers them. It is
+    /// the state helper's.
     pub fn base(&self) -> u32 {
-        self.range.start - 1
+        self.range.start
     }
 
     /// How many sandboxes can have one.
     pub fn slots(&self) -> u32 {
-        self.range.end - self.range.start
+        self.range.end - self.range.start - 1
     }
 }
 
@@ -105,21 +106,21 @@ impl MonitorLink {
     /// All are taken.
     pub(crate) fn share_ids(self: &Arc<Self>, slots: u32) -> io::Result<IdShare> {
         let mut taken = lock(&self.taken);
-        let range = first_gap(&taken, 1..self.grant.ids.saturating_add(1), slots)
+        let range = first_gap(&taken, 1..self.grant.ids.saturating_add(1), slots.saturating_add(1))
+            .filter(|range| range.len() > 1)
             .ok_or_else(|| io::Error::other("all user ids of this daemon are in use"))?;
         taken.push(range.clone());
         Ok(IdShare { link: self.clone(), range })
     }
 
-    /// Takes the ids that a zygote parent of an earlier daemon has.
+    /// Takes an id that a sandbox of an earlier daemon has.
     ///
     /// # Errors
-    /// They are not among those that were granted, or another parent has some of them.
-    pub(crate) fn reserve_ids(self: &Arc<Self>, range: Range<u32>) -> io::Result<IdShare> {
+    /// It is not among those that were granted, or another sandbox has it.
+    pub(crate) fn take_id(self: &Arc<Self>, id: u32) -> io::Result<IdShare> {
+        let range = id..id.saturating_add(1);
         let mut taken = lock(&self.taken);
-        let is_granted = 0 < range.start && range.end <= self.grant.ids.saturating_add(1);
-        let overlaps = |other: &Range<u32>| range.start < other.end && other.start < range.end;
-        if !is_granted || range.is_empty() || taken.iter().any(overlaps) {
+        if !(1..=self.grant.ids).contains(&id) || taken.iter().any(|other| other.contains(&id)) {
             return Err(io::Error::from(io::ErrorKind::InvalidData));
         }
         taken.push(range.clone());

@@ -39,6 +39,9 @@ pub struct DaemonIds {
 const FIRST_ID: u32 = 2_000_000;
 /// Sandboxes of one daemon at a time: those of its pool, and of the builds that it makes.
 const SANDBOXES_MAX: u32 = 16_384 + 1024;
+/// Ids of the sandboxes of one monitor. Those that outlive their daemon keep theirs, and the
+/// next daemon has as many as ever.
+const IDS: u32 = 8 * SANDBOXES_MAX;
 /// Groups of one daemon at a time: also of sandboxes that are being made, and of those that
 /// have ended and whose groups are not removed yet.
 const GROUPS_MAX: usize = 2 * SANDBOXES_MAX as usize;
@@ -81,7 +84,7 @@ impl Monitor {
     /// The host does not keep limits, or has no ids to spare.
     pub fn new(ids: DaemonIds, weak_limits: WeakLimits) -> Result<Option<Self>, ZygoteError> {
         let during = |step| move |source| ZygoteError::Parent { step, source };
-        let range = IdRange::reserve(FIRST_ID, SANDBOXES_MAX)
+        let range = IdRange::reserve(FIRST_ID, IDS)
             .map_err(during(RESERVE_IDS))?
             .ok_or_else(|| during(RESERVE_IDS)(Errno::PERM.into()))?;
         // With root's of the namespace, which is the zygote parents' id.

@@ -13,7 +13,6 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,16 +21,15 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::broker;
-use super::handle::{Alive, Book, Connected, Ids, Keeper};
+use super::handle::{Alive, Connected, Ids, Keeper};
 use super::process::{KnownAs, Process, pid_of};
 use super::protocol::UserIds;
 use crate::boot::{BootError, Rootfs};
 use crate::console::{Console, HostEnd};
 use crate::egress::EgressPolicy;
 use crate::limits::{Hierarchy, Limits, ResourceLimits};
-use crate::monitor::{self, Keep, Kept, KeptKind, MonitorLink};
+use crate::monitor::{self, IdShare, Keep, Kept, KeptKind, MonitorLink};
 use crate::sandbox::Sandbox;
-use crate::state::StateHelper;
 
 /// Descriptors of a sandbox: its control socket, its pidfd, its console.
 const OWN_DESCRIPTORS: usize = 3;
@@ -40,8 +38,8 @@ const OWN_DESCRIPTORS: usize = 3;
 /// and the pidfd.
 #[derive(Debug, Serialize, Deserialize)]
 struct ParentNote {
-    /// The user ids of its sandboxes, as their user namespace numbers them.
-    ids: Range<u32>,
+    /// See [`UserIds::of_slot`].
+    first_id: u32,
     kernel_build_id: [u8; 32],
 }
 
@@ -107,8 +105,10 @@ impl Connected {
         if let Some(keep) = &*kept {
             return Ok(keep.key());
         }
-        let ids = self.ids.clone().ok_or(io::ErrorKind::Unsupported)?;
-        let note = ParentNote { ids, kernel_build_id: self.kernel_build_id() };
+        if !self.has_monitor {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let note = ParentNote { first_id: self.first_id, kernel_build_id: self.kernel_build_id() };
         let text = serde_json::to_vec(&note).expect("plain data");
         let descriptors = [self.control.as_fd(), self.pidfd.as_fd()];
         let keep = link.keep(KeptKind::Parent, None, &text, &descriptors)?;
@@ -120,38 +120,32 @@ impl Connected {
     fn adopt(link: &Arc<MonitorLink>, keep: Keep, kept: Kept) -> io::Result<Arc<Self>> {
         let note: ParentNote = serde_json::from_slice(&kept.note)?;
         let [control, pidfd] = exactly(kept.descriptors)?;
-        let share = link.reserve_ids(note.ids.clone())?;
         let pid = pid_of(pidfd.as_fd())?;
-        let book = Arc::new(Mutex::new(Book::default()));
-        let state = Arc::new(StateHelper::default());
-        let keeper = Keeper {
-            control: control.try_clone()?,
-            book: book.clone(),
-            state: state.clone(),
-            ids: Ids::Granted { link: link.clone(), share },
-        };
-        let connected = Arc::new(Self {
+        Ok(Arc::new(Self {
             control,
             pid,
             pidfd,
             user_ids: UserIds::OnePerSandbox,
-            first_id: note.ids.start - 1,
+            first_id: note.first_id,
             limit: 0,
             groups: Hierarchy::granted(link.clone()),
             kernel_build_id: note.kernel_build_id,
-            book,
-            state,
-            ids: Some(note.ids),
+            book: Arc::default(),
+            state: Arc::default(),
+            has_monitor: true,
             kept: Mutex::new(Some(keep)),
-            adopted: Mutex::new(Some(keeper)),
-        });
-        Ok(connected)
+        }))
     }
 
-    /// Begins to listen to an adopted parent, whose sandboxes are in the book by now.
-    fn listen(&self) -> io::Result<()> {
-        let keeper = self.adopted.lock().expect("no holder panics").take();
-        let Some(keeper) = keeper else { return Ok(()) };
+    /// Begins to listen to an adopted parent, whose sandboxes are in the book by now and have
+    /// these ids.
+    fn listen(&self, ids: Vec<IdShare>) -> io::Result<()> {
+        let keeper = Keeper {
+            control: self.control.try_clone()?,
+            book: self.book.clone(),
+            state: self.state.clone(),
+            ids: Ids::Adopted { _each: ids },
+        };
         let pidfd = self.pidfd.try_clone()?;
         let thread = std::thread::Builder::new().name("zygote-keeper".into());
         thread.spawn(move || keeper.go_on(pidfd)).map(drop)
@@ -224,6 +218,11 @@ pub struct Legacy {
 }
 
 impl Orphan {
+    /// Its user id, as its user namespace numbers them.
+    fn id(&self) -> Option<u32> {
+        Some(self.process.parent.id_of_slot(self.process.slot?))
+    }
+
     /// What was noted about it.
     pub fn note(&self) -> &str {
         &self.note
@@ -284,7 +283,10 @@ pub fn take_over(console: &Console) -> io::Result<Legacy> {
     let pids = legacy.sandboxes.iter().map(|orphan| orphan.process.pid).collect();
     for parent in parents.values() {
         parent.end_others(&pids);
-        parent.listen()?;
+        let own =
+            legacy.sandboxes.iter().filter(|orphan| Arc::ptr_eq(&orphan.process.parent, parent));
+        let ids = own.filter_map(|orphan| orphan.id());
+        parent.listen(ids.map(|id| link.take_id(id)).collect::<io::Result<_>>()?)?;
     }
     Ok(legacy)
 }

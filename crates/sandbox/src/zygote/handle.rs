@@ -7,7 +7,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
@@ -69,12 +68,10 @@ pub(crate) struct Connected {
     pub(super) kernel_build_id: [u8; 32],
     pub(super) book: Arc<Mutex<Book>>,
     pub(super) state: Arc<StateHelper>,
-    /// The ids that a monitor has granted to its sandboxes.
-    pub(super) ids: Option<Range<u32>>,
+    /// Whether a monitor has started it, and so keeps it for the next daemon if asked to.
+    pub(super) has_monitor: bool,
     /// Whether the monitor keeps it for the next daemon.
     pub(super) kept: Mutex<Option<Keep>>,
-    /// Of a parent that was adopted: what is to listen to it.
-    pub(super) adopted: Mutex<Option<Keeper>>,
 }
 
 impl fmt::Debug for Connected {
@@ -184,7 +181,7 @@ impl ZygoteParent {
             .map_err(during(STORE_KERNEL))?;
         let (control, remote) = message::control_pair().map_err(during("make its socket"))?;
         let (ids, setup) = Ids::reserve(monitor, &config).map_err(during(RESERVE_IDS))?;
-        let granted = ids.granted();
+        let has_monitor = matches!(ids, Ids::Granted { .. });
         send(&control, &setup, &[]).map_err(during("configure it"))?;
 
         let listening = control.try_clone().map_err(during("make its socket"))?;
@@ -222,9 +219,8 @@ impl ZygoteParent {
             kernel_build_id: config.kernel.build_id(),
             book,
             state,
-            ids: granted,
+            has_monitor,
             kept: Mutex::default(),
-            adopted: Mutex::default(),
         };
         Ok(Self { config, connected: Arc::new(connected) })
     }
@@ -428,7 +424,9 @@ pub(super) enum Ids {
     /// This process has locked them, if it has any.
     Own { _range: Option<IdRange> },
     /// Its monitor has.
-    Granted { link: Arc<MonitorLink>, share: IdShare },
+    Granted { link: Arc<MonitorLink>, _share: IdShare },
+    /// Its monitor has, for sandboxes that were adopted.
+    Adopted { _each: Vec<IdShare> },
 }
 
 impl Ids {
@@ -441,7 +439,7 @@ impl Ids {
         if let Some(link) = monitor {
             let share = link.share_ids(config.max_sandboxes)?;
             let setup = request(REQUEST_SETUP_INSIDE, share.base(), share.slots());
-            return Ok((Self::Granted { link, share }, setup));
+            return Ok((Self::Granted { link, _share: share }, setup));
         }
         let range = IdRange::reserve(config.uid_base, config.max_sandboxes)?;
         let (first, count) = match &range {
@@ -451,22 +449,11 @@ impl Ids {
         Ok((Self::Own { _range: range }, request(REQUEST_SETUP, first, count)))
     }
 
-    /// Those of the sandboxes, as their user namespace numbers them, if a monitor has granted
-    /// them.
-    fn granted(&self) -> Option<Range<u32>> {
-        match self {
-            Self::Own { .. } => None,
-            Self::Granted { share, .. } => {
-                let first = share.base() + 1;
-                Some(first..first + share.slots())
-            }
-        }
-    }
-
     /// Starts the launcher of the parent, and waits for its end.
     fn start_parent(&self, remote: OwnedFd, kernel: OwnedFd) -> Result<(), ZygoteError> {
         match self {
             Self::Own { .. } => spawn(remote, kernel),
+            Self::Adopted { .. } => Ok(()),
             Self::Granted { link, .. } => link
                 .start_parent(remote, kernel)
                 .map_err(|source| ZygoteError::Parent { step: "have it started", source }),
@@ -608,7 +595,7 @@ impl Keeper {
                     while matches!(parent(), Err(Errno::INTR)) {}
                 }
                 // The monitor reaps it.
-                Ids::Granted { .. } => {
+                Ids::Granted { .. } | Ids::Adopted { .. } => {
                     let mut events = [PollFd::new(&pidfd, PollFlags::IN)];
                     while matches!(poll(&mut events, None), Err(Errno::INTR)) {}
                 }
