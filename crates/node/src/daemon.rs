@@ -6,6 +6,7 @@ use crate::config::{EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
 use crate::instance::WorkingSetUse;
+use crate::legacy;
 use crate::logs::Logs;
 use crate::node::Shared;
 use crate::tenants::watch_cpu_time;
@@ -186,7 +187,10 @@ pub async fn serve(
         admin_tcp.map(|address| guarded(address, Transport::Tcp, PortGuard::Never));
 
     let store = Store::open(&home.store())?;
-    let pool = start_pool(home, options.zygotes, options.weak_limits)?;
+    let console = console()?;
+    // Before there are others.
+    let legacy = thaw_sandbox::take_over(&console)?;
+    let pool = start_pool_with(home, console, options.zygotes, options.weak_limits)?;
     let shared = Shared::new(options.max_instances);
     shared.tenants().read_from(home.root().join(QUOTAS_FILE))?;
     warn_of_uncounted_cpu_time(&shared, &pool);
@@ -194,6 +198,7 @@ pub async fn serve(
     let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
     let first = catalog.clone();
     tokio::task::spawn_blocking(move || first.reload()).await.map_err(io::Error::other)??;
+    legacy::take_over(&shared, legacy);
 
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
@@ -261,7 +266,20 @@ pub fn start_pool(
     size: usize,
     weak_limits: WeakLimits,
 ) -> Result<Arc<ZygotePool>, ServeError> {
-    let console = Console::lines(crate::debug::console_rate(), log_console)?;
+    start_pool_with(home, console()?, size, weak_limits)
+}
+
+/// What takes the last words of sandboxes' kernels, and traces.
+fn console() -> io::Result<Console> {
+    Console::lines(crate::debug::console_rate(), log_console)
+}
+
+fn start_pool_with(
+    home: &Home,
+    console: Console,
+    size: usize,
+    weak_limits: WeakLimits,
+) -> Result<Arc<ZygotePool>, ServeError> {
     let zygotes = ZygoteConfig {
         directory: Some(home.root().to_owned()),
         weak_limits,

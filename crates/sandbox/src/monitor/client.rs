@@ -47,6 +47,11 @@ pub fn of_this_process() -> Option<Arc<MonitorLink>> {
     LINK.get().cloned()
 }
 
+/// Whether this process has a monitor.
+pub fn has_monitor() -> bool {
+    LINK.get().is_some()
+}
+
 /// Ids of one zygote parent, given back when this is dropped.
 #[derive(Debug)]
 pub struct IdShare {

@@ -22,7 +22,7 @@ mod protocol;
 mod server;
 mod store;
 
-pub use client::{MonitorLink, adopt};
+pub use client::{MonitorLink, adopt, has_monitor};
 pub use namespace::UserNamespace;
 pub use protocol::{Grant, receive_start, send_start, socket_pair};
 pub use server::{DaemonIds, Monitor, children};

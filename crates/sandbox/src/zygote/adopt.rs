@@ -24,7 +24,7 @@ use super::broker;
 use super::handle::{Alive, Connected, Ids, Keeper};
 use super::process::{KnownAs, Process, pid_of};
 use super::protocol::UserIds;
-use crate::boot::{BootError, Rootfs};
+use crate::boot::{BootError, BootPlan};
 use crate::console::{Console, HostEnd};
 use crate::egress::EgressPolicy;
 use crate::limits::{Hierarchy, Limits, ResourceLimits};
@@ -228,20 +228,21 @@ impl Orphan {
         &self.note
     }
 
-    /// Takes the sandbox over. It hears of it, and asks again what nobody has answered.
+    /// Takes the sandbox over, which was booted from `plan` or one like it. It hears of it, and
+    /// asks again what nobody has answered.
     ///
     /// # Errors
     /// It has ended, or its limits cannot be kept.
     pub fn adopt(
         self,
-        rootfs: Rootfs,
+        plan: &BootPlan,
         limits: ResourceLimits,
         cpu_time_limit: Option<Duration>,
         egress: &Arc<EgressPolicy>,
     ) -> Result<Adopted, BootError> {
         let Self { process, control, console, descriptors, note: _, keep } = self;
         process.set_limits(limits, cpu_time_limit).map_err(BootError::Limits)?;
-        let broker = broker(&control, rootfs, egress)?;
+        let broker = broker(&control, plan.rootfs(), egress)?;
         console.set_pid(process.pid);
         let mut sandbox = Sandbox::new(process, control, console, broker);
         sandbox.renew().map_err(BootError::Send)?;
