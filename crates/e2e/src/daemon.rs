@@ -151,6 +151,22 @@ impl Daemon {
         self.pid
     }
 
+    /// Kills the daemon as `kill -9` does, without its monitor, and waits until there is
+    /// another that answers.
+    pub fn kill_and_await_next(&mut self) {
+        let before = self.pid;
+        kill(before);
+        wait_until("there is another daemon", || {
+            let now = address(&self.home, self.lifeline.shell.id());
+            now.is_some_and(|now| {
+                now.pid != before
+                    && request_local(&now.admin, "/healthz").is_ok_and(|r| r.status == 200)
+            })
+        });
+        let now = address(&self.home, self.lifeline.shell.id()).expect("it has one");
+        self.pid = now.pid;
+    }
+
     /// The process that was started: the daemon's monitor if root started it, else the
     /// daemon. All others are below it.
     pub fn main_pid(&self) -> u32 {

@@ -68,7 +68,7 @@ fn take_over_one(
         return None;
     }
     let connections = connections.remove(&note.id).unwrap_or_default();
-    match service.take_over(note.id, orphan, connections) {
+    match service.take_over(&note, orphan, connections) {
         Ok(()) => Some(()),
         Err(error) => {
             tracing::info!(%function, instance, "an instance was not taken over: {error}");

@@ -234,9 +234,9 @@ pub fn answered(message: &crate::boot::control::Kept) {
     crate::state::kernel().net.outside.answered(message);
 }
 
-/// Whoever was asked for connections has ended: those who wait for one hear of it.
+/// Whoever was asked for connections has ended, and somebody else serves the sandbox.
 pub fn host_renewed() {
-    crate::state::kernel().net.outside.give_up_waiting();
+    crate::state::kernel().net.outside.ask_again();
 }
 
 /// Before a freeze: settles what copies make of connections to the outside.

@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thaw_abi::control::{
-    Address, FLAG_EGRESS, FLAG_EGRESS_V6, OpenSocket, OpenedSocket, Reply, SOCKET_RECONNECTS,
-    TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
+    Address, FLAG_EGRESS, FLAG_EGRESS_V6, MSG_OPEN_SOCKET, OpenSocket, OpenedSocket, Reply,
+    SOCKET_RECONNECTS, TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
 };
 use thaw_abi::network;
 
@@ -65,8 +65,15 @@ pub fn is_own(ip: IpAddr) -> bool {
 /// another boot hears of it after a thaw.
 #[derive(Default)]
 pub struct Outside {
-    waiting: Lock<BTreeMap<u64, Weak<TcpSocket>>>,
+    waiting: Lock<BTreeMap<u64, Waiting>>,
     reconnecting: Lock<Vec<Weak<TcpSocket>>>,
+}
+
+/// A socket that waits for the host's answer.
+struct Waiting {
+    socket: Weak<TcpSocket>,
+    /// What was asked.
+    request: OpenSocket,
 }
 
 /// A socket that the host has made for a stream.
@@ -85,27 +92,29 @@ impl Outside {
     }
 
     /// Notes that `socket` waits for the answer to request `sequence`.
-    pub fn wait(&self, sequence: u64, socket: Weak<TcpSocket>) {
-        self.waiting.lock().insert(sequence, socket);
+    pub fn wait(&self, sequence: u64, socket: Weak<TcpSocket>, request: OpenSocket) {
+        self.waiting.lock().insert(sequence, Waiting { socket, request });
+    }
+
+    /// Whoever was asked has ended: asks again for all that wait. Should there be two answers
+    /// to a request, the first counts.
+    pub fn ask_again(&self) {
+        let waiting = self.waiting.lock();
+        let requests: Vec<_> =
+            waiting.iter().map(|(sequence, waiting)| (*sequence, waiting.request)).collect();
+        drop(waiting);
+        for (sequence, request) in requests {
+            control::send(MSG_OPEN_SOCKET, sequence, bytemuck::bytes_of(&request), &[]);
+        }
     }
 
     /// The host has answered a request.
     pub fn answered(&self, reply: &Kept) {
-        let socket = self.waiting.lock().remove(&reply.sequence);
-        match socket.and_then(|socket| socket.upgrade()) {
+        let waiting = self.waiting.lock().remove(&reply.sequence);
+        match waiting.and_then(|waiting| waiting.socket.upgrade()) {
             Some(socket) => socket.opened_outside(reply.sequence, opened(reply)),
             // It was closed meanwhile, or the answer comes a second time.
             None => reply.fds.iter().for_each(|&fd| host::close(HostFd(fd))),
-        }
-    }
-
-    /// Nobody is going to answer those who wait.
-    pub fn give_up_waiting(&self) {
-        let waiting = core::mem::take(&mut *self.waiting.lock());
-        for (sequence, socket) in waiting {
-            if let Some(socket) = socket.upgrade() {
-                socket.opened_outside(sequence, Err(Errno::ECONNRESET));
-            }
         }
     }
 
@@ -128,7 +137,12 @@ impl Outside {
         self.reconnecting
             .lock()
             .retain(|socket| socket.upgrade().is_some_and(|socket| socket.fall_asleep()));
-        self.give_up_waiting();
+        let waiting = core::mem::take(&mut *self.waiting.lock());
+        for (sequence, waiting) in waiting {
+            if let Some(socket) = waiting.socket.upgrade() {
+                socket.opened_outside(sequence, Err(Errno::ECONNRESET));
+            }
+        }
     }
 }
 

@@ -43,6 +43,8 @@ pub(crate) struct InstanceNote {
     pub function: FunctionName,
     /// Identifies the image that it was booted from.
     pub image: String,
+    /// When it was booted, in milliseconds since 1970.
+    pub booted_ms: u64,
 }
 
 /// What a keeper can be told.
@@ -240,6 +242,7 @@ impl Keeper {
             id: self.id,
             function: self.service.name().clone(),
             image: self.service.image().to_owned(),
+            booted_ms: self.service.booted_ms(self.id),
         };
         let note = serde_json::to_string(&note).expect("plain data");
         let kept = self.instance.keep(&note).and_then(|()| self.connections.keep_old_ones());

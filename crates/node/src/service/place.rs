@@ -5,12 +5,12 @@ use crate::boots::BootKind;
 use crate::gateway::Upstream;
 use crate::gateway::refusal::Refusal;
 use crate::instance::{
-    Change, Client, Connections, Delivery, Done, InstanceState, Keeper, LaunchError, Launched,
-    Place, Placed,
+    Change, Client, Connections, Delivery, Done, InstanceNote, InstanceState, Keeper, LaunchError,
+    Launched, Place, Placed,
 };
 use crate::tenants::{Lease, Refused, Unmet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 use thaw_sandbox::{KeptForSuccessor, Orphan};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, timeout_at};
@@ -411,7 +411,7 @@ impl Service {
     /// There is no room for it, or it has ended; it is ended then.
     pub(crate) fn take_over(
         self: &Arc<Self>,
-        id: u64,
+        note: &InstanceNote,
         orphan: Orphan,
         connections: Vec<(Arc<Client>, KeptForSuccessor)>,
     ) -> Result<(), LaunchError> {
@@ -428,9 +428,13 @@ impl Service {
         let permits = permits.ok_or_else(|| no("its function serves as many as it may"))?;
         let instance = self.launcher.take_over(orphan)?;
 
+        let id = note.id;
         let placed = Placed { instance: id, waited: false };
         let (commands, receiver) = mpsc::unbounded_channel();
         let held = Arc::new(Connections::new(instance.connector(), commands, &self.config));
+        let booted = UNIX_EPOCH.checked_add(Duration::from_millis(note.booted_ms));
+        let age = booted.and_then(|booted| booted.elapsed().ok()).unwrap_or_default();
+        let now = std::time::Instant::now();
         let count = u32::try_from(connections.len()).unwrap_or(u32::MAX);
         let loaded = InstanceState::Booting.after(Change::Booted { connections: count });
         let slot = Slot {
@@ -438,9 +442,9 @@ impl Service {
             connections: count,
             held: held.clone(),
             pid: instance.pid(),
-            started: std::time::Instant::now(),
+            started: now.checked_sub(age).unwrap_or(now),
             served: 0,
-            idle_since: (count == 0).then(std::time::Instant::now),
+            idle_since: (count == 0).then_some(now),
             upstreams: Vec::new(),
         };
         for ((client, kept), permit) in connections.into_iter().zip(permits) {
