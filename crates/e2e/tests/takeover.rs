@@ -189,6 +189,19 @@ fn questions_that_nobody_has_answered_are_asked_again() {
     heard.recv_timeout(Duration::from_secs(20)).expect("the connection was made");
 }
 
+/// An instance may be why the daemon crashes, so that the third daemon takes over none.
+#[test]
+fn after_two_crashes_instances_begin_anew() {
+    let Some(mut daemon) = daemon("crashes") else { return };
+    for expected in [1, 2, 1] {
+        assert_eq!(count(&daemon, "warm"), expected, "{}", daemon.log());
+        thread::sleep(KEPT);
+        daemon.end_and_await_next(Signal::ABORT);
+    }
+    assert!(daemon.log().contains("its instances end, too"), "{}", daemon.log());
+    assert_eq!(daemon.stop(), Some(0));
+}
+
 #[test]
 fn what_is_not_kept_ends_and_so_does_what_nobody_serves_any_more() {
     let Some(mut daemon) = daemon("ends") else { return };

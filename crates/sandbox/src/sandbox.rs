@@ -352,6 +352,14 @@ impl Sandbox {
         self.process.limits.count_by(meter);
     }
 
+    /// The same, from now on: for one that was taken over.
+    ///
+    /// # Errors
+    /// What it has used so far cannot be read.
+    pub fn count_from_now_by(&self, meter: &Arc<Meter>) -> io::Result<()> {
+        self.process.limits.count_from_now_by(meter)
+    }
+
     /// Build id of the kernel that the sandbox runs.
     pub fn kernel_build_id(&self) -> [u8; 32] {
         self.process.parent.kernel_build_id()

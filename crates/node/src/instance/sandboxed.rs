@@ -237,7 +237,8 @@ impl Launcher for SandboxLauncher {
         let log = shared.logs.adopt(&shared.log, readers).map_err(|error| failed(&error))?;
         let sandbox = watch_sandbox(adopted.sandbox).map_err(|error| failed(&error))?;
         sandbox.get_ref().label(&shared.label);
-        sandbox.get_ref().count_by(shared.tenant.cpu().meter());
+        let counted = sandbox.get_ref().count_from_now_by(shared.tenant.cpu().meter());
+        counted.map_err(|error| failed(&error))?;
         let pid = sandbox.get_ref().pid();
         Ok(Box::new(SandboxInstance {
             sandbox,
@@ -677,7 +678,8 @@ impl Instance for SandboxInstance {
     }
 
     fn keep(&mut self, note: &str) -> io::Result<()> {
-        if self.kept.is_none() {
+        // One that is about to be frozen would wait for this daemon for ever.
+        if self.kept.is_none() && !self.asked_to_rest {
             let readers = self.log.for_successor()?;
             let readers = [readers[0].as_fd(), readers[1].as_fd()];
             self.kept = self.sandbox.get_ref().keep(note, &readers)?;
@@ -772,6 +774,7 @@ impl Instance for SandboxInstance {
 
     fn request_rest(&mut self) -> io::Result<()> {
         self.asked_to_rest = true;
+        self.kept = None;
         self.sandbox.get_mut().request_freeze()
     }
 

@@ -34,6 +34,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 const LONG_LIFE: Duration = Duration::from_secs(60);
 /// After so many crashes in a row, each in a shorter life, the monitor gives up.
 const CRASHES_MAX: u32 = 5;
+/// After so many, its instances are not taken over.
+const CRASHES_WITH_INSTANCES: u32 = 2;
 /// How long the sandboxes of a daemon that has ended may take to be gone.
 const SANDBOXES_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -91,6 +93,11 @@ pub fn run(
             return Ok(Some(1));
         }
         tracing::error!("the daemon was ended by signal {signal}; starting it again");
+        if crashes == CRASHES_WITH_INSTANCES {
+            tracing::warn!("its instances end, too: it may have crashed because of one of them");
+            watch.monitor.forget_kept();
+            watch.await_sandboxes();
+        }
         std::thread::sleep(pause);
         pause = (pause * 2).min(PAUSES.1);
     }

@@ -160,10 +160,10 @@ impl Monitor {
         send(socket, &Answer { errno, reserved: 0 }, &attached).is_ok()
     }
 
-    /// Lets go of what was kept for the next daemon: there will be none, or this one has
-    /// ended as it wanted.
+    /// Lets go of what a daemon that has ended had kept for the next.
     pub fn forget_kept(&mut self) {
         self.store.forget_all();
+        self.made.clear();
     }
 
     /// Zygote parents that stay for the next daemon.

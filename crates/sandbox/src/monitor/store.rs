@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_linger;
 
 use super::protocol::{KEPT_DESCRIPTORS_MAX, Kept, KeptKind, Request};
 
@@ -57,12 +58,13 @@ impl DescriptorStore {
     pub fn forget(&mut self, key: u64) {
         if let Some(kept) = self.kept.remove(&key) {
             self.descriptors -= kept.descriptors.len();
+            close(kept);
         }
     }
 
     /// Lets go of everything.
     pub fn forget_all(&mut self) {
-        self.kept.clear();
+        std::mem::take(&mut self.kept).into_values().for_each(close);
         self.descriptors = 0;
     }
 
@@ -80,6 +82,15 @@ impl DescriptorStore {
     /// Zygote parents that do not end with their daemon.
     pub fn parents(&self) -> usize {
         self.kept.values().filter(|kept| kept.kind == KeptKind::Parent).count()
+    }
+}
+
+/// Closes descriptors without waiting for what was sent on connections, whatever the daemon has
+/// set (socket(7), `SO_LINGER`).
+fn close(kept: Kept) {
+    for descriptor in kept.descriptors {
+        // What is no socket has nothing to wait for.
+        let _ = set_socket_linger(&descriptor, None);
     }
 }
 
