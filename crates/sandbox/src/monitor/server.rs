@@ -285,6 +285,9 @@ fn bind(address: SocketAddr, transport: Transport) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
     use crate::message;
+    use crate::monitor::KeptKind;
+    use crate::monitor::protocol::receive_kept;
+    use crate::zygote::receive;
     use std::io::IoSlice;
     use std::os::unix::fs::MetadataExt;
 
@@ -318,7 +321,7 @@ mod tests {
     fn nonsense_is_not_served() {
         let Some((mut monitor, own, daemon)) = monitor() else { return };
         let length = size_of::<Request>();
-        for len in [1, length - 1, length + 1, 4096] {
+        for len in [1, length - 1, length + 1, length + 1024, 4096] {
             message::send(&daemon, &[IoSlice::new(&vec![0; len])], &[]).unwrap();
             assert!(!monitor.serve(&own), "{len} bytes");
         }
@@ -414,6 +417,38 @@ mod tests {
             assert!(std::time::Instant::now() < deadline, "the groups are still there");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn what_a_daemon_has_kept_is_there_for_the_next_and_its_groups_are() {
+        let Some(mut all) = monitor() else { return };
+        for number in [1, 2] {
+            assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, number), &[]).0, 0);
+        }
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let request = Request::keep(1, KeptKind::Sandbox, 2);
+        let parts = [IoSlice::new(bytemuck::bytes_of(&request)), IoSlice::new(b"a note")];
+        message::send(&all.2, &parts, &[null.as_fd(); 3]).unwrap();
+        assert!(all.0.serve(&all.1));
+        let answer = receive::<Answer>(&all.2, &mut Vec::new()).unwrap().unwrap();
+        assert_eq!(answer.errno, 0);
+        all.0.forget_daemon();
+        assert!(all.0.made.contains_key(&2) && !all.0.made.contains_key(&1));
+        // Of the next daemon's own groups none has that number.
+        let mut next = |key| {
+            send(&all.2, &Request::new(REQUEST_NEXT_KEPT, key), &[]).unwrap();
+            assert!(all.0.serve(&all.1));
+            receive_kept(&all.2).unwrap()
+        };
+        let (key, kept) = next(0).unwrap();
+        assert_eq!((key, kept.kind, kept.group), (1, KeptKind::Sandbox, 2));
+        assert_eq!((&kept.note[..], kept.descriptors.len()), (&b"a note"[..], 3));
+        assert!(next(key).is_none());
+        send(&all.2, &Request::new(REQUEST_FORGET, key), &[]).unwrap();
+        assert!(all.0.serve(&all.1));
+        send(&all.2, &Request::new(REQUEST_NEXT_KEPT, 0), &[]).unwrap();
+        assert!(all.0.serve(&all.1));
+        assert!(receive_kept(&all.2).unwrap().is_none());
     }
 
     #[test]
