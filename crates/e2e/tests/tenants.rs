@@ -169,6 +169,10 @@ fn a_tenant_that_has_spent_its_cpu_time_is_refused_and_what_goes_on_ends() {
     assert!((2000..20_000).contains(&used), "{period}");
     assert!(daemon.log().contains("ending the instances of domain `a`"), "{}", daemon.log());
     assert_eq!(get(daemon.gateway(), "b", "/").status, 200);
+    // A daemon that starts anew does not forget it.
+    assert_eq!(daemon.stop(), Some(0));
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    refused(&get(daemon.gateway(), "a", "/"), "the CPU time of domain `a` is spent, 2s per 1h");
     // The quota is raised.
     write_quotas(&home, "[domain.a]\ncpu_time = \"10m per 1h\"\n");
     daemon.signal(Signal::HUP);

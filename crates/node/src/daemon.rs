@@ -9,7 +9,7 @@ use crate::instance::WorkingSetUse;
 use crate::legacy;
 use crate::logs::Logs;
 use crate::node::Shared;
-use crate::tenants::watch_cpu_time;
+use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -198,12 +198,16 @@ pub async fn serve(
     let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
     let first = catalog.clone();
     tokio::task::spawn_blocking(move || first.reload()).await.map_err(io::Error::other)??;
+    let periods = home.root().join(CARRIED_FILE);
+    if let Err(error) = read_periods(shared.tenants(), &periods) {
+        tracing::warn!("{}: {error}; periods of CPU time begin anew", periods.display());
+    }
     legacy::take_over(&shared, legacy);
 
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
-    let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone()));
+    let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone(), periods.clone()));
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
     own.update();
     let updated = own.clone();
@@ -242,6 +246,9 @@ pub async fn serve(
         if !task.is_finished() {
             let _ = task.await;
         }
+    }
+    if shared.tenants().bound_cpu_time() {
+        write_down(&shared, &periods);
     }
     // Services and the node refer to each other; the zygotes end, and what was
     // made for them is cleaned up, when the last service is gone.

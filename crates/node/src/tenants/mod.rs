@@ -9,23 +9,25 @@
 //! | file | what it bounds |
 //! | --- | --- |
 //! | `room` | instances, and the sum of their memory limits |
-//! | `cpu`, `watch` | CPU time in a period |
+//! | `cpu`, `watch`, `carried` | CPU time in a period, which outlasts the daemon |
 //! | `store` | bytes in the store, counted when a function is built |
 //! | `report` | all of it, to be shown |
 //!
 //! Outgoing connections are bounded by [`EgressQuota`], where they are made.
 
+mod carried;
 mod cpu;
 mod report;
 mod room;
 mod store;
 mod watch;
 
+pub use carried::{CARRIED_FILE, read_periods, write_periods};
 pub use cpu::{CpuAccount, PeriodUse};
 pub use report::{CpuPeriod, TenantReport};
 pub use room::{Lease, Room, Taken};
 pub use store::{StoreQuotaError, StoreUse, TenantStore};
-pub use watch::watch_cpu_time;
+pub use watch::{watch_cpu_time, write_down};
 
 pub(crate) use cpu::Standing;
 pub(crate) use store::{Planned, check as check_store};
@@ -194,6 +196,11 @@ impl Tenants {
         let mut state = self.state();
         let quota = state.quotas.of(name.domain());
         state.known.entry(name.clone()).or_insert_with(|| Tenant::new(name, quota)).clone()
+    }
+
+    /// The tenant of this name, if it is known.
+    fn known(&self, name: &TenantName) -> Option<Arc<Tenant>> {
+        self.state().known.get(name).cloned()
     }
 
     /// Sets the quotas.
