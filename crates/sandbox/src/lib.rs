@@ -20,8 +20,10 @@ pub mod zygote;
 pub mod fuzzing;
 
 mod area;
+mod confine;
 mod message;
 mod pagemap;
+mod resolver;
 mod state;
 mod sys;
 mod text;

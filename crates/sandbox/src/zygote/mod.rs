@@ -20,7 +20,7 @@ pub use template::{Template, TemplateError};
 
 pub(crate) use handle::refuse_weak_limits;
 pub(crate) use id_range::IdRange;
-pub(crate) use parent::{enter_empty_root, set_ids, shrink_bounding_set};
+pub(crate) use parent::{enter_empty_root, make_root_read_only, set_ids, shrink_bounding_set};
 pub(crate) use process::{ExitCell, Process};
 pub(crate) use protocol::{PARENT_ARGUMENT, Step, receive, send};
 

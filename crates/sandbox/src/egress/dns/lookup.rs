@@ -1,15 +1,16 @@
-//! Look-ups by the host's resolver, on threads of their own: getaddrinfo(3) may
-//! take as long as it likes.
+//! Look-ups by the host's resolver, on threads of their own: the process that asks it
+//! ([`resolver`]) may take a while.
 //!
 //! The functions take turns, and one has few threads at a time, so that names whose
 //! servers are slow hold up nobody but the function that asks for them.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::message::Outcome;
+use crate::resolver::{self, Found};
 
 /// Most look-ups at a time, of all functions.
 const THREADS_MAX: usize = 128;
@@ -219,11 +220,12 @@ pub fn addresses_of(function: u64, name: &str) -> Outcome {
     outcome
 }
 
+/// Asks the resolver process. Here it is judged what its answer may mean.
 fn ask(name: &str) -> Outcome {
-    match (name, 0).to_socket_addrs() {
-        Ok(found) => {
+    match resolver::look_up(name) {
+        Ok(Found::Addresses(found)) => {
             let mut addresses: Vec<IpAddr> = Vec::new();
-            for ip in found.map(|address| address.ip().to_canonical()) {
+            for ip in found {
                 // What means the host to the host would mean the sandbox to the sandbox.
                 if !ip.is_loopback() && !ip.is_unspecified() && !addresses.contains(&ip) {
                     addresses.push(ip);
@@ -231,9 +233,8 @@ fn ask(name: &str) -> Outcome {
             }
             Outcome::Addresses(addresses)
         }
-        // The standard library passes on no more than the text of gai_strerror(3).
-        Err(error) if error.to_string().contains("Temporary failure") => Outcome::Failed,
-        Err(_) => Outcome::NoSuchName,
+        Ok(Found::NoSuchName) => Outcome::NoSuchName,
+        Ok(Found::Failed) | Err(_) => Outcome::Failed,
     }
 }
 

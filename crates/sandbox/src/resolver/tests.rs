@@ -1,0 +1,3 @@
+//! The process itself, which this test binary becomes.
+
+use super::*;
