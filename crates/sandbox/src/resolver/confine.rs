@@ -14,7 +14,7 @@ use rustix::thread::{
 };
 
 use super::files::{Files, local_service};
-use super::filter::{self, List, LocalService};
+use super::filter::{Filter, List};
 use super::launch::Namespaces;
 use crate::confine::{During, Failure, drop_capabilities, set_limits, set_oom_score, take_id};
 
@@ -34,7 +34,8 @@ enum Root {
 }
 
 /// Gives up everything but the network, as user and group `id` of the user namespace.
-pub fn confine(id: u32, namespaces: Namespaces) -> Result<LocalService, Failure> {
+/// Returns the filter of its workers.
+pub fn confine(id: u32, namespaces: Namespaces) -> Result<Filter, Failure> {
     setsid().during("start a session")?;
     set_name(c"thaw-resolver").during("take a name")?;
     set_oom_score().during("set the out-of-memory score")?;
@@ -68,19 +69,22 @@ pub fn confine(id: u32, namespaces: Namespaces) -> Result<LocalService, Failure>
     }
     // Workers have the same user: none can look at another.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).during("forbid to be looked at")?;
+    let of_workers = Filter::new(List::Worker, service).during("make the filter of workers")?;
     // Forbids new privileges, too.
-    filter::install(List::Resolver, service).during("install its filter")?;
-    Ok(service)
+    Filter::new(List::Resolver, service)
+        .and_then(|filter| filter.install())
+        .during("install its filter")?;
+    Ok(of_workers)
 }
 
 /// Makes a fork of the resolver process a worker, which ends with it.
-pub fn become_worker(resolver: Pid, service: LocalService) -> io::Result<()> {
+pub fn become_worker(resolver: Pid, filter: &Filter) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != Some(resolver) {
         return Err(Errno::PIPE.into());
     }
     set_limits(&[(Resource::Cpu, WORKER_CPU_MAX)])?;
-    filter::install(List::Worker, service)
+    filter.install()
 }
 
 /// All namespaces but that of the network are the process's own.

@@ -6,7 +6,9 @@
 
 use std::io;
 
-use crate::allowed::{Call, Check, Otherwise, call, has_no_bits_but, install_list, is};
+use seccompiler::{BpfProgram, apply_filter};
+
+use crate::allowed::{Call, Check, Otherwise, call, has_no_bits_but, is, program};
 
 /// Which some libraries set, and which means nothing on this architecture.
 const O_LARGEFILE: u64 = 0o100_000;
@@ -158,9 +160,21 @@ static RESOLVER_CALLS: &[Call] = &[
     ),
 ];
 
-/// Forbids new privileges and everything that is not on the list, for good.
-pub fn install(list: List, service: LocalService) -> io::Result<()> {
-    install_list(list.calls(service), Otherwise::Fail(libc::EPERM as u32))
+/// A list as a filter. Making it takes longer than installing it, so that each worker is
+/// given one that was made before.
+pub struct Filter(BpfProgram);
+
+impl Filter {
+    pub fn new(list: List, service: LocalService) -> io::Result<Self> {
+        program(list.calls(service), Otherwise::Fail(libc::EPERM as u32))
+            .map(Self)
+            .map_err(io::Error::other)
+    }
+
+    /// Forbids new privileges and everything that is not on the list, for good.
+    pub fn install(&self) -> io::Result<()> {
+        apply_filter(&self.0).map_err(io::Error::other)
+    }
 }
 
 #[cfg(test)]

@@ -197,7 +197,21 @@ fn start(spawn: fn(OwnedFd) -> io::Result<Option<Child>>) -> Result<Running, Fai
     }
 }
 
+#[cfg(test)]
+impl Resolver {
+    /// When it could not be started last.
+    pub(super) fn failed_since(&self) -> Option<Instant> {
+        self.slot().failed.as_ref().map(|(when, _)| *when)
+    }
+}
+
 impl Running {
+    /// Number of the process, if it is a child of this one.
+    #[cfg(test)]
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// Whether it has closed its end. It never sends anything after its start.
     fn has_ended(&self) -> bool {
         self.control.as_ref().is_none_or(|control| is_readable(control, Instant::now()))

@@ -78,8 +78,8 @@ pub fn main() -> Option<i32> {
     };
     let Ok(socket) = take_descriptors() else { return Some(1) };
     match confine(id, namespaces) {
-        Ok(service) if send(&socket, &Report::serving(), &[]).is_ok() => {
-            sys::exit_at_once(serve(socket, service))
+        Ok(filter) if send(&socket, &Report::serving(), &[]).is_ok() => {
+            sys::exit_at_once(serve(socket, &filter))
         }
         // Nobody is left to be served.
         Ok(_) => Some(1),

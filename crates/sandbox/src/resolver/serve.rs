@@ -12,7 +12,7 @@ use rustix::process::{
 };
 
 use super::confine::become_worker;
-use super::filter::LocalService;
+use super::filter::Filter;
 use super::protocol::{
     ADDRESSES_MAX, Answer, Found, LOOK_UP_MAX, Question, REQUEST_WORKER, Received, receive, send,
 };
@@ -40,7 +40,7 @@ impl Worker {
 
 /// Forks workers until the caller closes its end of `control`. Returns the code to exit
 /// with. Workers die with this process.
-pub fn serve(control: OwnedFd, service: LocalService) -> i32 {
+pub fn serve(control: OwnedFd, filter: &Filter) -> i32 {
     let mut workers: Vec<Worker> = Vec::new();
     let resolver = getpid();
     loop {
@@ -73,7 +73,7 @@ pub fn serve(control: OwnedFd, service: LocalService) -> i32 {
             Ok(None) => {
                 // It must neither hear the caller nor know other workers.
                 drop((control, workers));
-                return run_worker(&socket, resolver, service);
+                return run_worker(&socket, resolver, filter);
             }
             // The process cannot be another's yet: it has not been reaped.
             Ok(Some(pid)) => match pidfd_open(pid, PidfdFlags::empty()) {
@@ -106,8 +106,8 @@ fn wait(control: &OwnedFd, workers: &[Worker]) -> Result<bool, Errno> {
 }
 
 /// The life of a worker. Returns the code to exit with.
-fn run_worker(socket: &OwnedFd, resolver: Pid, service: LocalService) -> i32 {
-    if become_worker(resolver, service).is_err() {
+fn run_worker(socket: &OwnedFd, resolver: Pid, filter: &Filter) -> i32 {
+    if become_worker(resolver, filter).is_err() {
         return 1;
     }
     let Ok(Received::Packet(question)) = receive::<Question>(socket) else { return 1 };
