@@ -59,11 +59,8 @@ pub fn become_daemon() -> io::Result<Inherited> {
 /// What the daemon sees of the host besides `$THAW_HOME`: processes, read-only, for the
 /// sandboxes among them; control groups, of which it may write what is its own. It loads no
 /// libraries, and names are looked up by processes of their own.
-const SEEN: [(&str, Access); 3] = [
-    ("/proc", Access::Read),
-    ("/sys/fs/cgroup", Access::Write),
-    ("/dev/null", Access::Write),
-];
+const SEEN: [(&str, Access); 3] =
+    [("/proc", Access::Read), ("/sys/fs/cgroup", Access::Write), ("/dev/null", Access::Write)];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {

@@ -90,10 +90,8 @@ pub fn become_worker(resolver: Pid, filter: &Filter) -> io::Result<()> {
 /// All namespaces but that of the network are the process's own.
 fn make_namespaces(namespaces: Namespaces) -> io::Result<Root> {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-    let own = UnshareFlags::NEWNS
-        | UnshareFlags::NEWIPC
-        | UnshareFlags::NEWUTS
-        | UnshareFlags::NEWCGROUP;
+    let own =
+        UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
     // SAFETY: there is one thread, and no descriptors are unshared.
     let unshare = |flags| unsafe { unshare_unsafe(flags) };
     match namespaces {

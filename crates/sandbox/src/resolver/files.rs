@@ -189,7 +189,9 @@ mod tests {
         assert_eq!(all(""), "");
         assert_eq!(all("passwd: files\nhosts: files dns\n"), "files dns");
         assert_eq!(
-            all("hosts:\tmymachines resolve [!UNAVAIL=return] files[NOTFOUND=continue]myhostname # x"),
+            all(
+                "hosts:\tmymachines resolve [!UNAVAIL=return] files[NOTFOUND=continue]myhostname # x"
+            ),
             "mymachines resolve files myhostname"
         );
         assert_eq!(all("#hosts: files\nhosts: ../../evil dns; a/b wins"), "wins");

@@ -55,8 +55,7 @@ impl List {
     /// The calls on it.
     fn calls(self, service: LocalService) -> impl Iterator<Item = Call> {
         static WITHOUT: &[&[Check]] = &[&INTERNET[0], &INTERNET[1], &INTERNET[2], &INTERNET[3]];
-        static WITH: &[&[Check]] =
-            &[&INTERNET[0], &INTERNET[1], &INTERNET[2], &INTERNET[3], &UNIX];
+        static WITH: &[&[Check]] = &[&INTERNET[0], &INTERNET[1], &INTERNET[2], &INTERNET[3], &UNIX];
         let kinds = if service == LocalService::Reachable { WITH } else { WITHOUT };
         let more: &[Call] = if self == Self::Resolver { RESOLVER_CALLS } else { &[] };
         let socket = call(libc::SYS_socket, kinds, SOCKETS);

@@ -217,9 +217,12 @@ mod tests {
     #[test]
     fn answers_arrive_as_they_were_given() {
         let ips = ["192.0.2.1", "2001:db8::1"].map(|ip| ip.parse().unwrap());
-        for found in
-            [Found::Addresses(ips.to_vec()), Found::Addresses(vec![]), Found::NoSuchName, Found::Failed]
-        {
+        for found in [
+            Found::Addresses(ips.to_vec()),
+            Found::Addresses(vec![]),
+            Found::NoSuchName,
+            Found::Failed,
+        ] {
             assert_eq!(Answer::new(&found).found(), Some(found));
         }
         let many = vec![ips[0]; 2 * ADDRESSES_MAX];

@@ -228,10 +228,7 @@ fn nonsense_ends_it() {
     for (request, attached) in [(7_u32, 1), (REQUEST_WORKER, 0), (REQUEST_WORKER, 2)] {
         let (own, remote) = control_pair().unwrap();
         let mut child = spawn(remote).unwrap().unwrap();
-        assert!(matches!(
-            receive::<Report>(&own).unwrap(),
-            super::protocol::Received::Packet(_)
-        ));
+        assert!(matches!(receive::<Report>(&own).unwrap(), super::protocol::Received::Packet(_)));
         let null = fs::File::open("/dev/null").unwrap();
         send(&own, &request, &vec![null.as_fd(); attached]).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(1), "{request} with {attached}");

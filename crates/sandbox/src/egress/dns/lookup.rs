@@ -338,7 +338,8 @@ mod tests {
     /// Nor does a worker get it past this that was taken over.
     #[test]
     fn the_hosts_loopback_is_no_answer() {
-        let found = |all: &[&str]| Found::Addresses(all.iter().map(|ip| ip.parse().unwrap()).collect());
+        let found =
+            |all: &[&str]| Found::Addresses(all.iter().map(|ip| ip.parse().unwrap()).collect());
         let none = found(&["127.0.0.1", "127.8.9.1", "::1", "0.0.0.0", "::"]);
         assert_eq!(judge(none), Outcome::Addresses(vec![]));
         let address = "192.0.2.1".parse().unwrap();
