@@ -9,11 +9,9 @@ use rustix::process::{
     DumpableBehavior, Pid, Resource, Signal, getegid, geteuid, getppid, set_dumpable_behavior,
     set_parent_process_death_signal, setsid,
 };
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, set_name, unshare_unsafe,
-};
+use rustix::thread::{CapabilitySet, UnshareFlags, set_name, unshare_unsafe};
 
-use super::files::{Files, local_service};
+use super::files::Files;
 use super::filter::{Filter, List};
 use super::launch::Namespaces;
 use crate::confine::{During, Failure, drop_capabilities, set_limits, set_oom_score, take_id};
@@ -25,14 +23,6 @@ const FILES_MAX: u64 = 512;
 /// Processor time of a worker, in seconds. One look-up takes some microseconds of it.
 const WORKER_CPU_MAX: u64 = 10;
 
-/// What the process has of namespaces.
-enum Root {
-    /// A mount namespace in which it may make a root directory of its own.
-    Own,
-    /// Those of its caller, who may make none.
-    Callers,
-}
-
 /// Gives up everything but the network, as user and group `id` of the user namespace.
 /// Returns the filter of its workers.
 pub fn confine(id: u32, namespaces: Namespaces) -> Result<Filter, Failure> {
@@ -41,11 +31,8 @@ pub fn confine(id: u32, namespaces: Namespaces) -> Result<Filter, Failure> {
     set_oom_score().during("set the out-of-memory score")?;
     let files = Files::read()?;
     files.load_modules();
-    let root = make_namespaces(namespaces).during("make its namespaces")?;
-    let service = match root {
-        Root::Own => files.enter_root()?,
-        Root::Callers => local_service(),
-    };
+    make_namespaces(namespaces).during("make its namespaces")?;
+    let service = files.enter_root()?;
     drop(files);
     let limits = [
         (Resource::As, ADDRESS_SPACE_MAX),
@@ -55,18 +42,13 @@ pub fn confine(id: u32, namespaces: Namespaces) -> Result<Filter, Failure> {
         (Resource::Memlock, 0),
     ];
     set_limits(&limits).during("set resource limits")?;
-    match root {
-        Root::Own => {
-            match take_id(id) {
-                // A container may have so few ids that this is none of them. The root
-                // directory and the filter keep it apart then.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-                result => result.during("take user ids")?,
-            }
-            drop_capabilities(CapabilitySet::empty()).during("drop capabilities")?;
-        }
-        Root::Callers => drop_all().during("drop capabilities")?,
+    match take_id(id) {
+        // A container may have so few ids that this is none of them. The root directory and
+        // the filter keep it apart then.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+        result => result.during("take user ids")?,
     }
+    drop_capabilities(CapabilitySet::empty()).during("drop capabilities")?;
     // Workers have the same user: none can look at another.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).during("forbid to be looked at")?;
     let of_workers = Filter::new(List::Worker, service).during("make the filter of workers")?;
@@ -88,32 +70,17 @@ pub fn become_worker(resolver: Pid, filter: &Filter) -> io::Result<()> {
 }
 
 /// All namespaces but that of the network are the process's own.
-fn make_namespaces(namespaces: Namespaces) -> io::Result<Root> {
+fn make_namespaces(namespaces: Namespaces) -> io::Result<()> {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-    let own =
+    let mut own =
         UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
+    own.set(UnshareFlags::NEWUSER, namespaces == Namespaces::New);
     // SAFETY: there is one thread, and no descriptors are unshared.
-    let unshare = |flags| unsafe { unshare_unsafe(flags) };
-    match namespaces {
-        Namespaces::Inside => {
-            unshare(own)?;
-            Ok(Root::Own)
-        }
-        Namespaces::New => match unshare(own | UnshareFlags::NEWUSER) {
-            Ok(()) => {
-                fs::write("/proc/self/setgroups", "deny")?;
-                fs::write("/proc/self/gid_map", format!("0 {gid} 1"))?;
-                fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
-                Ok(Root::Own)
-            }
-            // The host forbids them. The filter is left.
-            Err(_) => Ok(Root::Callers),
-        },
+    unsafe { unshare_unsafe(own) }?;
+    if namespaces == Namespaces::New {
+        fs::write("/proc/self/setgroups", "deny")?;
+        fs::write("/proc/self/gid_map", format!("0 {gid} 1"))?;
+        fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
     }
-}
-
-fn drop_all() -> io::Result<()> {
-    let none = CapabilitySet::empty();
-    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
-    Ok(set_capabilities(None, sets)?)
+    Ok(())
 }

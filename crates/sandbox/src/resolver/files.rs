@@ -92,14 +92,6 @@ impl Files {
     }
 }
 
-/// Whether a local service can be asked, where the root directory is the host's.
-pub fn local_service() -> LocalService {
-    match Path::new(LOCAL_SERVICE).is_dir() {
-        true => LocalService::Reachable,
-        false => LocalService::None,
-    }
-}
-
 /// The path below the working directory.
 fn inside(path: &str) -> PathBuf {
     Path::new(path).strip_prefix("/").unwrap_or(Path::new(path)).to_owned()

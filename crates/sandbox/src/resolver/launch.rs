@@ -23,7 +23,8 @@ const USUAL_ID: u32 = 1_999_998;
 pub enum Namespaces {
     /// In that of who starts it, where it is root: it may change users and mount.
     Inside,
-    /// In a new one with one id, its caller's, if the host allows that.
+    /// In a new one with one id, its caller's. Without such namespaces nobody but root has
+    /// sandboxes.
     New,
 }
 
