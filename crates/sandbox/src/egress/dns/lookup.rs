@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::super::budget::Budget;
 use super::message::Outcome;
 use crate::resolver::{self, Found, LookUpError};
 
@@ -199,12 +200,13 @@ pub fn submit(function: u64, job: impl FnOnce() + Send + 'static) -> Result<(), 
 }
 
 /// Asks the host's resolver for the addresses of a name, or one's own memory if
-/// that was just done for the same function. May block.
+/// that was just done for the same function. May block. A function that asks too fast is told
+/// that it has failed.
 ///
 /// # Errors
 /// The resolver process cannot be asked. That is not kept in memory.
-pub fn addresses_of(function: u64, name: &str) -> Result<Outcome, LookUpError> {
-    let pool = pool();
+pub fn addresses_of(budget: &Budget, name: &str) -> Result<Outcome, LookUpError> {
+    let (pool, function) = (pool(), budget.id);
     {
         let mut state = pool.lock();
         state.kept.retain(|kept| kept.when.elapsed() < FRESH);
@@ -212,6 +214,9 @@ pub fn addresses_of(function: u64, name: &str) -> Result<Outcome, LookUpError> {
         if let Some(kept) = kept.find(|kept| kept.function == function && kept.name == name) {
             return Ok(kept.outcome.clone());
         }
+    }
+    if !budget.take_look_up(Instant::now()) {
+        return Ok(Outcome::Failed);
     }
     let outcome = judge(resolver::look_up(name)?);
     let mut state = pool.lock();
