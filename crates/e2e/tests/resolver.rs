@@ -24,6 +24,13 @@ directory=$1
 shift
 mount --bind "$directory/resolv.conf" /etc/resolv.conf
 mount --bind "$directory/hosts" /etc/hosts
+# As where systemd-resolved runs: its directory, with a mount of its own.
+if [ -d /run/systemd ]; then
+    mount -t tmpfs none /run/systemd
+    mkdir /run/systemd/resolve
+    mount -t tmpfs -o nosuid,nodev,noexec,mode=0755 none /run/systemd/resolve
+    touch /run/systemd/resolve/io.systemd.Resolve
+fi
 exec "$@"
 "#;
 
@@ -194,7 +201,18 @@ fn the_host_is_asked_by_a_process_without_rights() {
     assert!(names("etc").iter().all(|name| copied.contains(&&name[..])), "{:?}", names("etc"));
     let hosts = fs::read_to_string(format!("/proc/{resolver}/root/etc/hosts")).expect("a copy");
     assert!(hosts.contains("known.example.com"), "{hosts}");
-    // The monitor and the daemon's socket: it has no other.
+    let has_service = Path::new("/run/systemd").is_dir();
+    if has_service {
+        assert_eq!(names("run/systemd/resolve"), ["io.systemd.Resolve"]);
+    }
+    let mounts = fs::read_to_string(format!("/proc/{resolver}/mountinfo")).expect("it runs");
+    for line in mounts.lines() {
+        let options = line.split(' ').nth(5).expect("options of the mount");
+        let has = |wanted: &str| options.split(',').any(|option| option == wanted);
+        assert!(["ro", "nosuid", "nodev", "noexec"].into_iter().all(has), "{line}");
+    }
+    assert_eq!(mounts.lines().count(), 1 + usize::from(has_service), "{mounts}");
+    // Standard streams, and the socket of the daemon.
     let sockets = fs::read_dir(format!("/proc/{resolver}/fd")).expect("it runs");
     assert_eq!(sockets.count(), 4);
     assert_eq!(served.daemon.stop(), Some(0));

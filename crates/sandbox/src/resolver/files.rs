@@ -12,7 +12,7 @@ use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change,
-    move_mount, open_tree,
+    mount_remount, move_mount, open_tree,
 };
 
 use super::filter::LocalService;
@@ -131,7 +131,14 @@ fn take_local_service() -> io::Result<Option<OwnedFd>> {
 fn put_local_service(tree: &OwnedFd) -> io::Result<()> {
     let inside = inside(LOCAL_SERVICE);
     fs::create_dir_all(&inside)?;
-    Ok(move_mount(tree, "", CWD, &inside, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+    move_mount(tree, "", CWD, &inside, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    // In a user namespace, flags that it had may not be taken from it.
+    let flags = MountFlags::BIND
+        | MountFlags::RDONLY
+        | MountFlags::NOSUID
+        | MountFlags::NODEV
+        | MountFlags::NOEXEC;
+    Ok(mount_remount(&inside, flags, c"")?)
 }
 
 /// The modules that a host asks for names (nsswitch.conf(5)): the words of the line
