@@ -7,17 +7,18 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use thaw_abi::bind::BindRequest;
 
-use super::bound::{Bound, BoundDirectory};
-use super::host_directory::{HostDirectory, Listing};
+use super::bound::{Bound, BoundAccess, BoundDirectory};
+use super::host_directory::{Description, HostDirectory, Listing};
 use super::rights::FileRights;
 use super::{Answer, Question, check_read_only};
 use crate::message;
@@ -86,6 +87,36 @@ impl Directories {
         self.bound.insert(mount, Bound::new(directory));
     }
 
+    /// What another process must know to serve them, and their descriptors in the order in
+    /// which they are told of.
+    pub(super) fn setup(&self) -> (Setup, Vec<BorrowedFd<'_>>) {
+        let mut descriptors: Vec<_> = self.root.iter().map(|root| root.as_fd()).collect();
+        descriptors.extend(self.bound.values().map(|bound| bound.directory().as_fd()));
+        let described = |(number, bound): (&u32, &Bound)| {
+            (*number, bound.access(), bound.directory().description())
+        };
+        let setup = Setup {
+            rights: self.rights(),
+            root: self.root.as_ref().map(|root| root.description()),
+            bound: self.bound.iter().map(described).collect(),
+        };
+        (setup, descriptors)
+    }
+
+    /// Those that another process has told of. Whoever serves them has taken the rights for
+    /// it before.
+    pub(super) fn told(setup: Setup, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or(io::ErrorKind::InvalidData);
+        let root = setup.root.map(|root| HostDirectory::described(next()?, root)).transpose()?;
+        let mut all = Self { root: root.map(Arc::new), ..Self::default() };
+        for (number, access, directory) in setup.bound {
+            let directory = HostDirectory::described(next()?, directory)?;
+            all.bound.insert(number, Bound::new(&BoundDirectory::new(directory, access)));
+        }
+        Ok(all)
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.root.is_none() && self.bound.is_empty()
@@ -134,6 +165,28 @@ impl Directories {
 
     fn last_listing(&self) -> MutexGuard<'_, Option<Listing>> {
         self.listing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// [`Directories`] in the words that another process is told.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Setup {
+    /// Under whose rights they are served.
+    pub rights: FileRights,
+    root: Option<Description>,
+    bound: Vec<(u32, BoundAccess, Description)>,
+}
+
+impl Setup {
+    /// How many descriptors belong to it.
+    pub fn descriptors(&self) -> usize {
+        usize::from(self.root.is_some()) + self.bound.len()
+    }
+
+    /// Whether any of the directories may be written to.
+    pub fn access(&self) -> BoundAccess {
+        let writable = self.bound.iter().any(|(_, access, _)| *access == BoundAccess::Write);
+        if writable { BoundAccess::Write } else { BoundAccess::Read }
     }
 }
 

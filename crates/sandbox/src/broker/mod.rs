@@ -16,6 +16,7 @@ mod host_directory;
 mod memory;
 mod part;
 mod path;
+mod process;
 mod request;
 mod rights;
 
@@ -24,6 +25,7 @@ pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
 
 pub(crate) use files::{Directories, QueueFull};
+pub(crate) use process::main as files_main;
 pub(crate) use request::{Question, Request};
 
 use std::collections::BTreeSet;
@@ -37,7 +39,7 @@ use rustix::termios::isatty;
 use crate::boot::Rootfs;
 use crate::egress::{Denials, Opening, Sockets};
 use crate::{message, sys};
-use files::FileServer;
+use process::FileProcess;
 
 /// Opens the blobs of one rootfs index.
 pub trait BlobSource: Send + Sync {
@@ -82,7 +84,7 @@ pub(crate) struct Broker {
     /// The terminal behind the standard streams.
     terminal: Option<OwnedFd>,
     /// Serves directories of the host, if it uses any.
-    files: Option<FileServer>,
+    files: Option<FileProcess>,
 }
 
 /// A reply: the message and the descriptor that goes with it.
@@ -106,7 +108,7 @@ impl Broker {
     /// Lets the sandbox use directories of the host; answers about them go to
     /// `control`.
     pub fn serve_files(&mut self, directories: Directories, control: OwnedFd) -> io::Result<()> {
-        self.files = Some(FileServer::start(directories, control)?);
+        self.files = Some(FileProcess::start(&directories, control)?);
         Ok(())
     }
 
@@ -138,8 +140,9 @@ impl Broker {
     /// More requests wait than a sandbox has reason to make.
     pub fn serve(&mut self, request: &Request<'_>) -> Result<Option<Served>, QueueFull> {
         if let Some(files) = &self.files
-            && files.submit(request.sequence, &request.question)?
+            && let Some((kind, body)) = request.question.about_files()
         {
+            files.pass_on(kind, request.sequence, &body)?;
             return Ok(None);
         }
         let answer = match &request.question {

@@ -210,7 +210,7 @@ impl Monitor {
         if self.made.len() >= self.groups_max {
             return Err(Errno::NOSPC.into());
         }
-        if number >> 32 != self.life.into() {
+        if number >> 32 != u64::from(self.life) {
             return Err(Errno::INVAL.into());
         }
         if self.made.contains_key(&number) {

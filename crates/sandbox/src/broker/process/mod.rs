@@ -1,0 +1,227 @@
+//! The process that serves directories of the host to one sandbox.
+//!
+//! Its requests are hostile, and it has files: so it has no more rights than [`FileRights`]
+//! say, no memory of anybody else, and no host call but for files and the two sockets that it
+//! was given. It is this same executable. Its caller describes the directories and passes on
+//! requests; it answers straight to the sandbox. It ends with its caller's socket, and the
+//! sandbox with it.
+//!
+//! A daemon that has a monitor can execute nothing, and serves no directories of the host.
+
+mod filter;
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use bytemuck::{bytes_of, pod_read_unaligned};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
+use rustix::process::{Resource, setsid};
+use rustix::thread::set_name;
+use thaw_abi::control::{MESSAGE_MAX, MessageHeader};
+
+use super::files::{Directories, FileServer, QueueFull, Setup};
+use super::request::Question;
+use crate::confine::{During, Failure, set_limits, set_oom_score};
+use crate::message::{self, is_readable};
+use crate::sys::{self, CloseOnExec};
+
+/// Hidden first argument that makes an executable serve files.
+const FILES_ARGUMENT: &str = "--thaw-files";
+/// How long the process may take to start.
+const START_MAX: Duration = Duration::from_secs(10);
+/// Most bytes of what it is told of directories.
+const SETUP_MAX: usize = 128 * 1024;
+/// Most descriptors in a packet.
+const AT_ONCE: usize = 16;
+
+/// The process, from its caller's side. Dropping it ends it.
+pub struct FileProcess {
+    socket: OwnedFd,
+    is_wanted: Arc<AtomicBool>,
+}
+
+impl FileProcess {
+    /// Starts serving; replies go to `control`, the caller's end of the sandbox' socket. If
+    /// the process ends by itself, the sandbox is ended.
+    ///
+    /// # Errors
+    /// It cannot be started, or has not the rights.
+    pub fn start(directories: &Directories, control: OwnedFd) -> io::Result<Self> {
+        let (socket, remote) = message::control_pair()?;
+        let mut child = spawn(remote)?;
+        if let Err(error) = set_up(&socket, directories, &control) {
+            drop(socket);
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+        // It may stop reading what it is sent.
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let wanted = is_wanted.clone();
+        let watch = move || {
+            // A file system that does not answer may keep it even from dying.
+            let _ = child.wait();
+            if wanted.load(Ordering::Acquire) {
+                // Nobody answers what the sandbox has asked for.
+                let _ = shutdown(&control, Shutdown::Both);
+            }
+        };
+        std::thread::Builder::new().name("files-watch".into()).spawn(watch)?;
+        Ok(Self { socket, is_wanted })
+    }
+
+    /// Passes a request on, which is answered straight to the sandbox.
+    ///
+    /// # Errors
+    /// More requests wait than a sandbox has reason to make.
+    pub fn pass_on(&self, kind: u32, sequence: u64, body: &[u8]) -> Result<(), QueueFull> {
+        let header = message::header(kind, body.len(), sequence);
+        let parts = [IoSlice::new(bytes_of(&header)), IoSlice::new(body)];
+        match message::send(&self.socket, &parts, &[]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(QueueFull),
+            // If it has ended, the sandbox is about to end, too.
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for FileProcess {
+    fn drop(&mut self) {
+        self.is_wanted.store(false, Ordering::Release);
+        // Whoever else has the socket: it hears of the end.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+/// Starts the process: this executable, with the socket as its standard input.
+fn spawn(socket: OwnedFd) -> io::Result<Child> {
+    Command::new("/proc/self/exe")
+        .arg(FILES_ARGUMENT)
+        .env_clear()
+        .stdin(Stdio::from(socket))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+}
+
+/// Tells the process what it serves, and waits until it does.
+fn set_up(socket: &OwnedFd, directories: &Directories, control: &OwnedFd) -> io::Result<()> {
+    let (setup, descriptors) = directories.setup();
+    let text = serde_json::to_vec(&setup)?;
+    if text.len() > SETUP_MAX {
+        return Err(io::Error::other("the paths of its directories are too long"));
+    }
+    message::send(socket, &[IoSlice::new(&text)], &[control.as_fd()])?;
+    for some in descriptors.chunks(AT_ONCE) {
+        message::send(socket, &[IoSlice::new(&[0])], some)?;
+    }
+    if !is_readable(socket, Instant::now() + START_MAX) {
+        return Err(Errno::TIMEDOUT.into());
+    }
+    let mut answer = [0; 256];
+    match message::receive(socket, &mut answer, None)?.len {
+        1 if answer[0] == 0 => Ok(()),
+        0 => Err(io::Error::other("the process that serves files has ended")),
+        len => Err(io::Error::other(crate::text::printable(&answer[1..len]))),
+    }
+}
+
+/// The life of the process, if this one was spawned to be it.
+pub fn main() -> Option<i32> {
+    if std::env::args_os().nth(1)? != FILES_ARGUMENT {
+        return None;
+    }
+    let Ok(socket) = take_descriptors() else { return Some(1) };
+    let server = match confine(&socket) {
+        Ok(server) => server,
+        Err(Failure { step, source }) => {
+            let why = format!("cannot {step}: {source}");
+            // If the caller is gone, there is nobody left to tell.
+            let _ =
+                message::send(&socket, &[IoSlice::new(&[1]), IoSlice::new(why.as_bytes())], &[]);
+            return Some(1);
+        }
+    };
+    if message::send(&socket, &[IoSlice::new(&[0])], &[]).is_err() {
+        return Some(1);
+    }
+    sys::exit_at_once(serve(&socket, &server))
+}
+
+/// Takes the socket that came as standard input, puts `/dev/null` there, and closes whatever
+/// else came along.
+fn take_descriptors() -> io::Result<OwnedFd> {
+    // Nothing can own this number yet: this runs first in the process.
+    let socket = sys::duplicate_to(io::stdin().as_fd(), 3)?;
+    sys::close_descriptors(4, u32::MAX)?;
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    for standard in [0, 1, 2] {
+        sys::place_descriptor(null.as_raw_fd(), standard, CloseOnExec::No)?;
+    }
+    Ok(socket)
+}
+
+/// Hears what to serve, and gives up everything else.
+fn confine(socket: &OwnedFd) -> Result<FileServer, Failure> {
+    setsid().during("start a session")?;
+    set_name(c"thaw-files").during("take a name")?;
+    set_oom_score().during("set the out-of-memory score")?;
+    let (setup, control, descriptors) = receive_setup(socket).during("hear what to serve")?;
+    let (rights, access) = (setup.rights, setup.access());
+    let directories = Directories::told(setup, descriptors).during("look at its directories")?;
+    // A core dump would hold what is in files.
+    set_limits(&[(Resource::Core, 0), (Resource::Memlock, 0)]).during("set resource limits")?;
+    rights.take_for_process().during("take the rights under which files are served")?;
+    // Forbids new privileges, too.
+    filter::install(access).during("install its filter")?;
+    FileServer::start(directories, control).during("start its threads")
+}
+
+fn receive_setup(socket: &OwnedFd) -> io::Result<(Setup, OwnedFd, Vec<OwnedFd>)> {
+    let mut text = vec![0; SETUP_MAX];
+    let mut received = Vec::new();
+    let len = message::receive(socket, &mut text, Some(&mut received))?.len;
+    let setup: Setup = serde_json::from_slice(&text[..len])?;
+    let control = received.pop().ok_or(Errno::INVAL)?;
+    let mut descriptors = Vec::new();
+    while descriptors.len() < setup.descriptors() {
+        let before = descriptors.len();
+        message::receive(socket, &mut [0], Some(&mut descriptors))?;
+        if descriptors.len() == before {
+            return Err(Errno::INVAL.into());
+        }
+    }
+    Ok((setup, control, descriptors))
+}
+
+/// Serves requests until the caller closes its end. Returns the code to exit with.
+fn serve(socket: &OwnedFd, server: &FileServer) -> i32 {
+    let mut packet = vec![0; MESSAGE_MAX];
+    loop {
+        let len = match message::receive(socket, &mut packet, None) {
+            Ok(received) if received.truncated => return 1,
+            Ok(received) => received.len,
+            Err(_) => return 1,
+        };
+        if len == 0 {
+            return 0;
+        }
+        let Some((head, body)) = packet[..len].split_at_checked(size_of::<MessageHeader>()) else {
+            return 1;
+        };
+        let header: MessageHeader = pod_read_unaligned(head);
+        let Some(question) = Question::parse(header.kind, body) else { return 1 };
+        match server.submit(header.sequence, &question) {
+            Ok(true) => {}
+            // The caller passes on no others. With too many, it ends the sandbox.
+            Ok(false) | Err(QueueFull) => return 1,
+        }
+    }
+}
