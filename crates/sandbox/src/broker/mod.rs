@@ -38,6 +38,7 @@ use rustix::termios::isatty;
 
 use crate::boot::Rootfs;
 use crate::egress::{Denials, Opening, Sockets};
+use crate::event::Violation;
 use crate::{message, sys};
 use process::FileProcess;
 
@@ -110,6 +111,11 @@ impl Broker {
     pub fn serve_files(&mut self, directories: Directories, control: OwnedFd) -> io::Result<()> {
         self.files = Some(FileProcess::start(&directories, control)?);
         Ok(())
+    }
+
+    /// Why files are not served any more, if they were.
+    pub fn files_ended(&self) -> Option<Violation> {
+        self.files.as_ref().and_then(FileProcess::ended)
     }
 
     /// Lets the sandbox ask for the modes of its terminal: the first of these

@@ -15,7 +15,8 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};
 
 use bytemuck::{bytes_of, pod_read_unaligned};
@@ -28,6 +29,7 @@ use thaw_abi::control::{MESSAGE_MAX, MessageHeader};
 use super::files::{Directories, FileServer, QueueFull, Setup};
 use super::request::Question;
 use crate::confine::{During, Failure, set_limits, set_oom_score};
+use crate::event::Violation;
 use crate::message::{self, is_readable};
 use crate::sys::{self, CloseOnExec};
 
@@ -40,11 +42,23 @@ const SETUP_MAX: usize = 128 * 1024;
 /// Most descriptors in a packet.
 const AT_ONCE: usize = 16;
 
+/// The code that it exits with when a sandbox asks for too much at once.
+const FLOODED: i32 = 3;
+
 /// The process, from its caller's side. Dropping it ends it.
 pub struct FileProcess {
     socket: OwnedFd,
-    is_wanted: Arc<AtomicBool>,
+    fate: Arc<AtomicU32>,
 }
+
+/// What has become of the process: it serves.
+const SERVES: u32 = 0;
+/// It is dropped, and may end.
+const DROPPED: u32 = 1;
+/// It has ended because of a sandbox that asked for too much at once.
+const ENDED_FLOODED: u32 = 2;
+/// It has ended otherwise.
+const ENDED: u32 = 3;
 
 impl FileProcess {
     /// Starts serving; replies go to `control`, the caller's end of the sandbox' socket. If
@@ -63,18 +77,29 @@ impl FileProcess {
         }
         // It may stop reading what it is sent.
         rustix::io::ioctl_fionbio(&socket, true)?;
-        let is_wanted = Arc::new(AtomicBool::new(true));
-        let wanted = is_wanted.clone();
+        let server = Self { socket, fate: Arc::new(AtomicU32::new(SERVES)) };
+        let fate = server.fate.clone();
         let watch = move || {
             // A file system that does not answer may keep it even from dying.
-            let _ = child.wait();
-            if wanted.load(Ordering::Acquire) {
+            let status = child.wait();
+            let is_flooded = status.is_ok_and(|status| status.code() == Some(FLOODED));
+            let ended = if is_flooded { ENDED_FLOODED } else { ENDED };
+            if fate.compare_exchange(SERVES, ended, AcqRel, Acquire).is_ok() {
                 // Nobody answers what the sandbox has asked for.
                 let _ = shutdown(&control, Shutdown::Both);
             }
         };
         std::thread::Builder::new().name("files-watch".into()).spawn(watch)?;
-        Ok(Self { socket, is_wanted })
+        Ok(server)
+    }
+
+    /// Why it has ended, if it has.
+    pub fn ended(&self) -> Option<Violation> {
+        match self.fate.load(Acquire) {
+            ENDED_FLOODED => Some(Violation::RepliesUnread),
+            ENDED => Some(Violation::FilesUnserved),
+            _ => None,
+        }
     }
 
     /// Passes a request on, which is answered straight to the sandbox.
@@ -94,7 +119,7 @@ impl FileProcess {
 
 impl Drop for FileProcess {
     fn drop(&mut self) {
-        self.is_wanted.store(false, Ordering::Release);
+        self.fate.store(DROPPED, Release);
         // Whoever else has the socket: it hears of the end.
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
@@ -220,8 +245,8 @@ fn serve(socket: &OwnedFd, server: &FileServer) -> i32 {
         let Some(question) = Question::parse(header.kind, body) else { return 1 };
         match server.submit(header.sequence, &question) {
             Ok(true) => {}
-            // The caller passes on no others. With too many, it ends the sandbox.
-            Ok(false) | Err(QueueFull) => return 1,
+            Ok(false) => return 1,
+            Err(QueueFull) => return FLOODED,
         }
     }
 }
