@@ -3,9 +3,7 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use thaw_e2e::{
-    Process, descendants, descriptors, exists, kill, run, skip, thaw, wait_until,
-};
+use thaw_e2e::{Process, descendants, descriptors, exists, kill, run, skip, thaw, wait_until};
 
 /// A sandbox that waits for the end of its input, with these arguments of `thaw run`.
 struct Waiting {

@@ -20,6 +20,8 @@ pub mod zygote;
 pub mod fuzzing;
 
 mod area;
+#[cfg(test)]
+mod becomes;
 mod confine;
 mod message;
 mod pagemap;

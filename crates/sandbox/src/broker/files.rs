@@ -1,7 +1,7 @@
 //! The threads that serve directories of the host to one sandbox.
 //!
-//! They are threads of their own for two reasons: they give up the rights of the
-//! process, and a file system may let them wait (a server that does not answer). A
+//! They belong to a process that does nothing else ([`super::process`]). They are threads
+//! because a file system may let them wait (a server that does not answer). A
 //! request that takes [`PATIENCE`] is answered with `ETIMEDOUT`; meanwhile others are
 //! served by another thread, of which there are [`WORKERS_MAX`] at most.
 

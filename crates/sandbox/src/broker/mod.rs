@@ -7,6 +7,9 @@
 //! never opens anything but a regular file or a directory, and changes nothing but
 //! the modes of the terminal that the sandbox was given, if it was given one, and
 //! what lies in directories that were given to be written to ([`BoundDirectory`]).
+//!
+//! Files of host directories are served by a process of their own ([`process`]), which has
+//! the rights for that and no others.
 
 mod bound;
 mod file_systems;
@@ -106,11 +109,16 @@ impl Broker {
         }
     }
 
-    /// Lets the sandbox use directories of the host; answers about them go to
-    /// `control`.
+    /// Lets the sandbox use directories of the host, as soon as [`Broker::wait_for_files`] has
+    /// returned; answers about them go to `control`.
     pub fn serve_files(&mut self, directories: Directories, control: OwnedFd) -> io::Result<()> {
         self.files = Some(FileProcess::start(&directories, control)?);
         Ok(())
+    }
+
+    /// Waits until directories of the host can be used.
+    pub fn wait_for_files(&self) -> io::Result<()> {
+        self.files.as_ref().map_or(Ok(()), FileProcess::wait_until_serving)
     }
 
     /// Why files are not served any more, if they were.

@@ -1,11 +1,9 @@
 //! The process itself: this test binary becomes it. No test asks a server: what getaddrinfo(3)
 //! takes for an address needs none.
-#![allow(unsafe_code)]
-
 use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,20 +17,6 @@ use crate::message::control_pair;
 use crate::zygote::receive as receive_with_descriptors;
 
 const LONG: Duration = Duration::from_secs(20);
-
-/// A test binary has no `main` of its own in which to become a resolver process, so it does
-/// so before the test harness starts.
-extern "C" fn before_main() {
-    if let Some(code) = super::main() {
-        std::process::exit(code);
-    }
-}
-
-#[used]
-// SAFETY: the section holds pointers to functions that the C library calls before `main`,
-// with the signature of `before_main`.
-#[unsafe(link_section = ".init_array")]
-static BEFORE_MAIN: extern "C" fn() = before_main;
 
 fn found(ip: &str) -> Found {
     Found::Addresses(vec![ip.parse::<IpAddr>().unwrap()])
@@ -185,8 +169,6 @@ fn lies(socket: OwnedFd) -> io::Result<Option<Child>> {
     });
     Ok(None)
 }
-
-use std::os::fd::AsFd;
 
 #[test]
 fn lies_of_a_worker_are_found_out() {

@@ -239,6 +239,8 @@ impl Zygote {
         let stdio = message::header(MSG_STDIO, 0, 0);
         message::send(&self.control, &[IoSlice::new(bytes_of(&stdio))], &spec.stdio)
             .map_err(boot_error)?;
+        // It has come up while the sandbox did.
+        broker.wait_for_files().map_err(BootError::Files)?;
         Ok(self.into_sandbox(broker))
     }
 

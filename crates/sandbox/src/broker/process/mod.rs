@@ -9,6 +9,8 @@
 //! A daemon that has a monitor can execute nothing, and serves no directories of the host.
 
 mod filter;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -20,6 +22,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::{Duration, Instant};
 
 use bytemuck::{bytes_of, pod_read_unaligned};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, setsid};
@@ -32,11 +35,14 @@ use crate::confine::{During, Failure, set_limits, set_oom_score};
 use crate::event::Violation;
 use crate::message::{self, is_readable};
 use crate::sys::{self, CloseOnExec};
+use crate::text::printable;
 
 /// Hidden first argument that makes an executable serve files.
 const FILES_ARGUMENT: &str = "--thaw-files";
 /// How long the process may take to start.
 const START_MAX: Duration = Duration::from_secs(10);
+/// How long it may leave requests unread.
+const UNREAD_MAX: Duration = Duration::from_secs(10);
 /// Most bytes of what it is told of directories.
 const SETUP_MAX: usize = 128 * 1024;
 /// Most descriptors in a packet.
@@ -61,24 +67,16 @@ const ENDED_FLOODED: u32 = 2;
 const ENDED: u32 = 3;
 
 impl FileProcess {
-    /// Starts serving; replies go to `control`, the caller's end of the sandbox' socket. If
-    /// the process ends by itself, the sandbox is ended.
+    /// Starts the process; replies go to `control`, the caller's end of the sandbox' socket.
+    /// If it ends by itself, the sandbox is ended.
     ///
     /// # Errors
-    /// It cannot be started, or has not the rights.
+    /// It cannot be started.
     pub fn start(directories: &Directories, control: OwnedFd) -> io::Result<Self> {
         let (socket, remote) = message::control_pair()?;
         let mut child = spawn(remote)?;
-        if let Err(error) = set_up(&socket, directories, &control) {
-            drop(socket);
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(error);
-        }
-        // It may stop reading what it is sent.
-        rustix::io::ioctl_fionbio(&socket, true)?;
         let server = Self { socket, fate: Arc::new(AtomicU32::new(SERVES)) };
-        let fate = server.fate.clone();
+        let (fate, shared) = (server.fate.clone(), control.try_clone()?);
         let watch = move || {
             // A file system that does not answer may keep it even from dying.
             let status = child.wait();
@@ -86,11 +84,30 @@ impl FileProcess {
             let ended = if is_flooded { ENDED_FLOODED } else { ENDED };
             if fate.compare_exchange(SERVES, ended, AcqRel, Acquire).is_ok() {
                 // Nobody answers what the sandbox has asked for.
-                let _ = shutdown(&control, Shutdown::Both);
+                let _ = shutdown(&shared, Shutdown::Both);
             }
         };
         std::thread::Builder::new().name("files-watch".into()).spawn(watch)?;
+        tell(&server.socket, directories, &control)?;
         Ok(server)
+    }
+
+    /// Waits until it serves. To be called before requests are passed on; the caller can do
+    /// something else before.
+    ///
+    /// # Errors
+    /// It has not the rights, or does not come up.
+    pub fn wait_until_serving(&self) -> io::Result<()> {
+        if !is_readable(&self.socket, Instant::now() + START_MAX) {
+            return Err(Errno::TIMEDOUT.into());
+        }
+        let mut answer = [0; 256];
+        match message::receive(&self.socket, &mut answer, None)?.len {
+            // From now on, it may stop reading what it is sent.
+            1 if answer[0] == 0 => Ok(rustix::io::ioctl_fionbio(&self.socket, true)?),
+            0 => Err(io::Error::other("the process that serves files has ended")),
+            len => Err(io::Error::other(printable(&answer[1..len]))),
+        }
     }
 
     /// Why it has ended, if it has.
@@ -109,10 +126,21 @@ impl FileProcess {
     pub fn pass_on(&self, kind: u32, sequence: u64, body: &[u8]) -> Result<(), QueueFull> {
         let header = message::header(kind, body.len(), sequence);
         let parts = [IoSlice::new(bytes_of(&header)), IoSlice::new(body)];
-        match message::send(&self.socket, &parts, &[]) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(QueueFull),
-            // If it has ended, the sandbox is about to end, too.
-            _ => Ok(()),
+        let deadline = Instant::now() + UNREAD_MAX;
+        loop {
+            match message::send(&self.socket, &parts, &[]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // If it has ended, the sandbox is about to end, too.
+                _ => return Ok(()),
+            }
+            // Its first thread does nothing but read, so that this takes a moment at most.
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left =
+                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let mut events = [PollFd::new(&self.socket, PollFlags::OUT)];
+            if matches!(poll(&mut events, Some(&left)), Ok(0)) {
+                return Err(QueueFull);
+            }
         }
     }
 }
@@ -136,26 +164,16 @@ fn spawn(socket: OwnedFd) -> io::Result<Child> {
         .spawn()
 }
 
-/// Tells the process what it serves, and waits until it does.
-fn set_up(socket: &OwnedFd, directories: &Directories, control: &OwnedFd) -> io::Result<()> {
+/// Tells the process what it serves.
+fn tell(socket: &OwnedFd, directories: &Directories, control: &OwnedFd) -> io::Result<()> {
     let (setup, descriptors) = directories.setup();
     let text = serde_json::to_vec(&setup)?;
     if text.len() > SETUP_MAX {
         return Err(io::Error::other("the paths of its directories are too long"));
     }
     message::send(socket, &[IoSlice::new(&text)], &[control.as_fd()])?;
-    for some in descriptors.chunks(AT_ONCE) {
-        message::send(socket, &[IoSlice::new(&[0])], some)?;
-    }
-    if !is_readable(socket, Instant::now() + START_MAX) {
-        return Err(Errno::TIMEDOUT.into());
-    }
-    let mut answer = [0; 256];
-    match message::receive(socket, &mut answer, None)?.len {
-        1 if answer[0] == 0 => Ok(()),
-        0 => Err(io::Error::other("the process that serves files has ended")),
-        len => Err(io::Error::other(crate::text::printable(&answer[1..len]))),
-    }
+    let mut parts = descriptors.chunks(AT_ONCE);
+    parts.try_for_each(|some| message::send(socket, &[IoSlice::new(&[0])], some))
 }
 
 /// The life of the process, if this one was spawned to be it.
