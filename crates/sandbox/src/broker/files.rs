@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -230,10 +229,10 @@ struct Running {
 }
 
 impl FileServer {
-    /// Starts serving; replies go to `control`.
+    /// Starts serving, under the rights of the caller; replies go to `control`.
     ///
     /// # Errors
-    /// There are no threads left, or the rights cannot be taken.
+    /// There are no threads left.
     pub fn start(directories: Directories, control: OwnedFd) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             directories,
@@ -244,9 +243,7 @@ impl FileServer {
         });
         // From here on the threads are told to end, whatever fails.
         let server = Self { shared };
-        let (ready_to, ready_from) = sync_channel(1);
-        server.shared.spawn_worker(Some(ready_to))?;
-        ready_from.recv().map_err(io::Error::other)??;
+        server.shared.spawn_worker()?;
         let watched = server.shared.clone();
         std::thread::Builder::new().name("files-watch".into()).spawn(move || watched.watch())?;
         Ok(server)
@@ -282,18 +279,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spawn_worker(self: &Arc<Self>, ready: Option<SyncSender<io::Result<()>>>) -> io::Result<()> {
+    fn spawn_worker(self: &Arc<Self>) -> io::Result<()> {
         let shared = self.clone();
         let work = move || {
-            let taken = shared.directories.rights().take();
-            let may_work = taken.is_ok();
-            if let Some(ready) = ready {
-                // The one that asks waits for it.
-                let _ = ready.send(taken);
-            }
-            if may_work {
-                shared.work();
-            }
+            shared.work();
             shared.state().workers -= 1;
         };
         self.state().workers += 1;
@@ -369,7 +358,7 @@ impl Shared {
             drop(state);
             if wants_worker {
                 // Without another thread the others wait for their time to pass.
-                let _ = self.spawn_worker(None);
+                let _ = self.spawn_worker();
             }
             for sequence in late {
                 let bytes = message::reply(sequence, Errno::TIMEDOUT.raw_os_error(), &[]);

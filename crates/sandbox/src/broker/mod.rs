@@ -8,7 +8,7 @@
 //! the modes of the terminal that the sandbox was given, if it was given one, and
 //! what lies in directories that were given to be written to ([`BoundDirectory`]).
 //!
-//! Files of host directories are served by a process of their own ([`process`]), which has
+//! Files of host directories are served by a process of their own (`process`), which has
 //! the rights for that and no others.
 
 mod bound;
