@@ -20,8 +20,12 @@ pub mod zygote;
 pub mod fuzzing;
 
 mod area;
+#[cfg(test)]
+mod becomes;
+mod confine;
 mod message;
 mod pagemap;
+mod resolver;
 mod state;
 mod sys;
 mod text;

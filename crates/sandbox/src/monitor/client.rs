@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::protocol::{
     Answer, Grant, Kept, KeptKind, NOTE_MAX, REQUEST_FORGET, REQUEST_GROUP, REQUEST_NEXT_KEPT,
-    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_STATE_HELPER, Request, receive_kept,
+    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request,
+    receive_kept,
 };
 use crate::egress::Transport;
 use crate::message;
@@ -186,6 +187,11 @@ impl MonitorLink {
     ) -> io::Result<()> {
         let request = Request::new(REQUEST_STATE_HELPER, id.into());
         self.ask(request, &[socket.as_fd(), pid_namespace.as_fd()]).map(drop)
+    }
+
+    /// Has a resolver process started with this socket.
+    pub(crate) fn start_resolver(&self, socket: OwnedFd) -> io::Result<()> {
+        self.ask(Request::new(REQUEST_RESOLVER, 0), &[socket.as_fd()]).map(drop)
     }
 
     /// Has control groups made; their number, and the files that move a process into them.

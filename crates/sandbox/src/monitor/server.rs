@@ -15,13 +15,14 @@ use serde::{Deserialize, Serialize};
 use super::namespace::UserNamespace;
 use super::protocol::{
     Answer, Grant, REQUEST_BIND, REQUEST_FORGET, REQUEST_GROUP, REQUEST_KEEP, REQUEST_NEXT_KEPT,
-    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_STATE_HELPER, Request, receive_request,
-    send_kept,
+    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request,
+    receive_request, send_kept,
 };
 use super::store::DescriptorStore;
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
 use crate::limits::{self, Group, Hierarchy, WeakLimits};
+use crate::resolver::{self, Namespaces};
 use crate::state::{Join, launcher};
 use crate::sys;
 use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, refuse_weak_limits, send};
@@ -39,14 +40,15 @@ pub struct DaemonIds {
 const FIRST_ID: u32 = 2_000_000;
 /// Sandboxes of one daemon at a time: those of its pool, and of the builds that it makes.
 const SANDBOXES_MAX: u32 = 16_384 + 1024;
-/// Ids of the sandboxes of one monitor. Those that outlive their daemon keep theirs, and the
-/// next daemon has as many as ever.
-const IDS: u32 = 8 * SANDBOXES_MAX;
+/// Ids of one monitor, besides that of root: those of sandboxes, and one of its resolver
+/// processes. Sandboxes that outlive their daemon keep theirs, and the next daemon has as many
+/// as ever.
+const IDS_MAX: u32 = 8 * SANDBOXES_MAX + 1;
 /// Groups of one daemon at a time: also of sandboxes that are being made, and of those that
 /// have ended and whose groups are not removed yet.
 const GROUPS_MAX: usize = 2 * SANDBOXES_MAX as usize;
-/// Children of a monitor: the daemon, zygote parents, and launchers of those and of state
-/// helpers.
+/// Children of a monitor: the daemon, zygote parents, resolver processes, and launchers of
+/// zygote parents and state helpers.
 const CHILDREN_MAX: usize = 64;
 /// What is kept for the next daemon: sandboxes, zygote parents, and connections.
 const KEPT_MAX: usize = 2 * SANDBOXES_MAX as usize;
@@ -84,7 +86,7 @@ impl Monitor {
     /// The host does not keep limits, or has no ids to spare.
     pub fn new(ids: DaemonIds, weak_limits: WeakLimits) -> Result<Option<Self>, ZygoteError> {
         let during = |step| move |source| ZygoteError::Parent { step, source };
-        let range = IdRange::reserve(FIRST_ID, IDS)
+        let range = IdRange::reserve(FIRST_ID, IDS_MAX)
             .map_err(during(RESERVE_IDS))?
             .ok_or_else(|| during(RESERVE_IDS)(Errno::PERM.into()))?;
         // With root's of the namespace, which is the zygote parents' id.
@@ -114,7 +116,7 @@ impl Monitor {
     /// What the daemon is told at its start.
     pub fn grant(&self) -> Grant {
         Grant {
-            ids: self.range.slots,
+            ids: (self.resolver_id() - 1).max(1),
             life: self.life,
             places: self.groups.places().to_vec(),
             missing: self.groups.missing().to_vec(),
@@ -134,6 +136,7 @@ impl Monitor {
             REQUEST_STATE_HELPER => {
                 self.start_state_helper(descriptors, request.number).map(|()| Vec::new())
             }
+            REQUEST_RESOLVER => self.start_resolver(descriptors).map(|()| Vec::new()),
             REQUEST_GROUP => self.make_group(request.number),
             REQUEST_BIND => self.bind(&request).map(|socket| vec![socket]),
             REQUEST_KEEP => {
@@ -201,9 +204,22 @@ impl Monitor {
         self.launch(launcher(socket, pid_namespace, id, Join::Nothing))
     }
 
+    /// Starts a resolver process, with the id that no sandbox has.
+    fn start_resolver(&self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
+        self.launch(resolver::launcher(socket, self.resolver_id(), Namespaces::Inside))
+    }
+
+    /// The id of resolver processes in the daemon's user namespace: its last one. No sandbox
+    /// has it, unless it is the only one.
+    fn resolver_id(&self) -> u32 {
+        self.range.slots
+    }
+
     /// Starts a launcher as root of the daemon's user namespace, and as nobody outside. It
-    /// ends as soon as it has forked what is wanted; what went wrong it says on the
-    /// socket that it was given. Nobody waits for it here: it waits for the daemon.
+    /// ends as soon as it has forked what is wanted, or becomes that itself; what went wrong
+    /// it says on the socket that it was given. Nobody waits for it here: it waits for the
+    /// daemon.
     fn launch(&self, mut launcher: Command) -> io::Result<()> {
         if children() >= self.children_max {
             return Err(Errno::AGAIN.into());
@@ -325,7 +341,7 @@ mod tests {
             message::send(&daemon, &[IoSlice::new(&vec![0; len])], &[]).unwrap();
             assert!(!monitor.serve(&own), "{len} bytes");
         }
-        for kind in [0, 6, 10, u32::MAX] {
+        for kind in [0, 10, u32::MAX] {
             send(&daemon, &Request::new(kind, 1), &[]).unwrap();
             assert!(!monitor.serve(&own), "kind {kind}");
         }
@@ -343,6 +359,11 @@ mod tests {
                 let answer = ask(&mut all, Request::new(kind, 1), &attached);
                 assert_eq!(answer, (libc::EINVAL, 0), "kind {kind} with {count}");
             }
+        }
+        for count in [0, 2, 16] {
+            let attached = vec![null.as_fd(); count];
+            let answer = ask(&mut all, Request::new(REQUEST_RESOLVER, 0), &attached);
+            assert_eq!(answer, (libc::EINVAL, 0), "a resolver with {count}");
         }
         let beyond = Request::new(REQUEST_STATE_HELPER, u64::MAX);
         assert_eq!(ask(&mut all, beyond, &[null.as_fd(); 2]), (libc::EINVAL, 0));

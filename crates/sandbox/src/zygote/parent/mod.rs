@@ -22,7 +22,7 @@ use rustix::process::{Signal, WaitOptions, wait};
 
 pub(crate) use ids::set_ids;
 pub(super) use ids::{subordinate_window, window_of_namespace};
-pub(crate) use namespaces::enter_empty_root;
+pub(crate) use namespaces::{enter_empty_root, make_root_read_only};
 pub(crate) use zygote::shrink_bounding_set;
 
 use super::Processes;
@@ -32,17 +32,23 @@ use super::protocol::{
     REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, REQUEST_SETUP_INSIDE, Report,
     Request, Step, receive, send,
 };
+use crate::broker;
 use crate::host;
+use crate::resolver;
 use crate::state;
 use crate::sys::{self, CloseOnExec};
 use zygote::Purpose;
 
 /// Entry of the zygote parent: to be called first thing in `main`, before any
 /// thread is started. Returns at once unless this process was spawned as a
-/// zygote parent, as the state helper of its sandboxes, or to try a host call; then it
-/// never returns.
+/// zygote parent, as the state helper of its sandboxes, as a resolver process, as one
+/// that serves files, or to try a host call; then it never returns.
 pub fn zygote_parent_main() {
-    if let Some(code) = state::helper_main().or_else(host::call_main) {
+    if let Some(code) = state::helper_main()
+        .or_else(resolver::main)
+        .or_else(broker::files_main)
+        .or_else(host::call_main)
+    {
         std::process::exit(code);
     }
     if std::env::args_os().nth(1).is_none_or(|argument| argument != PARENT_ARGUMENT) {

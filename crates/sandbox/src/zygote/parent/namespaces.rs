@@ -58,6 +58,12 @@ pub fn enter_empty_root() -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("none", empty, "tmpfs", flags, c"size=4k,nr_inodes=2,mode=0555")?;
     rustix::process::chdir(empty)?;
+    make_root_read_only(flags)
+}
+
+/// Makes the working directory, a mount point, the root directory, detaches all other
+/// mounts, and forbids writing there.
+pub fn make_root_read_only(flags: MountFlags) -> io::Result<()> {
     match rustix::process::pivot_root(".", ".") {
         // The old root now lies over the new one.
         Ok(()) => unmount(".", UnmountFlags::DETACH)?,
