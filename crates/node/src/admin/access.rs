@@ -2,6 +2,7 @@
 
 use axum::http::{HeaderMap, Request, StatusCode, Uri, header, uri::Authority};
 use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::File;
 use std::hint::black_box;
@@ -18,7 +19,7 @@ const TOKEN_MIN: usize = 16;
 const TOKEN_MAX: usize = 1024;
 
 /// The secret that a client of the admin API over TCP has to know.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminToken(String);
 
 impl fmt::Debug for AdminToken {
@@ -110,16 +111,6 @@ impl AdminToken {
         }
     }
 
-    /// A token that another process has read.
-    pub(crate) fn inherited(token: String) -> Self {
-        Self(token)
-    }
-
-    /// The secret itself.
-    pub(crate) fn secret(&self) -> &str {
-        &self.0
-    }
-
     /// Value of the `Authorization` header (RFC 6750, 2.1).
     pub fn header(&self) -> String {
         format!("Bearer {}", self.0)
@@ -133,8 +124,8 @@ impl AdminToken {
     }
 }
 
-/// What a request over TCP has to show.
-#[derive(Debug)]
+/// What a request over TCP has to show. A monitor gives it to its daemon as text.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RemoteAccess {
     /// The secret.
     pub token: AdminToken,
