@@ -18,8 +18,10 @@ use thaw_node::monitor::{self, DaemonUser, RendezvousError};
 /// is of the user that owns $THAW_HOME, or `thaw` if root does; one at a time is served.
 /// Clients wait while there is none.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw monitor --socket /run/thaw/monitor.sock --listen 0.0.0.0:80\n  \
-    setpriv --reuid thaw --regid thaw --clear-groups thaw serve --monitor /run/thaw/monitor.sock")]
+#[command(
+    after_help = "Example:\n  thaw monitor --socket /run/thaw/monitor.sock --listen 0.0.0.0:80\n  \
+    setpriv --reuid thaw --regid thaw --clear-groups thaw serve --monitor /run/thaw/monitor.sock"
+)]
 pub struct Arguments {
     /// The Unix socket on which to wait for the daemon; only its user can connect. The
     /// directory must be root's.

@@ -13,15 +13,15 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, chownat, fchmod};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect,
-    listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect, listen,
+    socket_with,
 };
 use rustix::process::{
     DumpableBehavior, Gid, Pid, PidfdFlags, Signal, Uid, geteuid, pidfd_open, pidfd_send_signal,
     set_dumpable_behavior,
 };
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities,
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, set_capabilities,
     set_no_new_privs,
 };
 use std::fs;
@@ -312,11 +312,13 @@ pub fn connect_daemon(path: &Path) -> Result<Inherited, ServeError> {
     }
     let (text, descriptors) = monitor::receive_start(&socket).map_err(refused)?;
     let mut start: Start = serde_json::from_slice(&text).map_err(io::Error::from)?;
-    let prepared = Prepared::inherited(&start.home, descriptors, start.access.take())?;
     let watched = socket.try_clone()?;
+    // Stays open from here on until this process has ended, so that the monitor does not
+    // take an error for the silence of somebody else.
+    monitor::adopt(socket, start.grant);
+    let prepared = Prepared::inherited(&start.home, descriptors, start.access.take())?;
     give_up_rights().map_err(RendezvousError::Rights)?;
     super::filter::install().map_err(RendezvousError::Rights)?;
-    monitor::adopt(socket, start.grant);
     thread::Builder::new().name("monitor-watch".to_owned()).spawn(move || end_with(&watched))?;
     Ok(Inherited { home: start.home, prepared })
 }
@@ -379,10 +381,14 @@ fn is_readable_within(socket: &OwnedFd, patience: Duration) -> io::Result<bool> 
 /// no capabilities are to be feared but those that somebody gave it on purpose; without
 /// them none can be got back, as it gets none by executing a file either.
 fn give_up_rights() -> io::Result<()> {
-    clear_ambient_capability_set()?;
-    let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
     set_no_new_privs(true)?;
+    let none = CapabilitySet::empty();
+    let no_sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    // Where there are none, a unit's own filter may forbid to change them.
+    if capabilities(None)? != no_sets {
+        clear_ambient_capability_set()?;
+        set_capabilities(None, no_sets)?;
+    }
     // As for a process that has changed its user: others of the user's cannot read its
     // memory, and no core file gets it.
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
