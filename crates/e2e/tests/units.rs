@@ -101,10 +101,6 @@ impl Process {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    fn has_ended(&mut self) -> bool {
-        self.child.try_wait().expect("our child").is_some()
-    }
-
     /// Ends it as a service manager does; its exit code.
     fn stop(&mut self) -> Option<i32> {
         let pid = rustix::process::Pid::from_child(&self.child);
@@ -271,7 +267,7 @@ fn a_daemon_ends_with_its_monitor() {
     assert!(all.len() > 2, "{all:?}");
     kill(monitor.pid());
     wait_until("the daemon has ended", || !exists(daemon.pid()) || is_zombie(daemon.pid()));
-    assert!(daemon.has_ended());
+    assert_eq!(daemon.child.wait().expect("our child").code(), Some(1));
     assert!(daemon.log().contains("the monitor has ended"), "{}", daemon.log());
     wait_until("nothing is left", || all.iter().all(|process| !exists(process.pid)));
 }

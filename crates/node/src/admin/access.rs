@@ -1,15 +1,18 @@
 //! Who may use the admin API over TCP.
 
 use axum::http::{HeaderMap, Request, StatusCode, Uri, header, uri::Authority};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use thaw_store::Owner;
 
 /// Random bytes of a token that Thaw makes.
 const TOKEN_BYTES: usize = 32;
@@ -66,14 +69,19 @@ impl AdminToken {
     /// The file cannot be used, or others can read it.
     pub fn read_or_create(path: &Path, option: &'static str) -> Result<Self, TokenError> {
         let failed = |error| TokenError::File { path: path.to_owned(), option, error };
-        match Self::create(path) {
+        let (directory, name) = place(path).map_err(failed)?;
+        // In the daemon's home it may be a link of the daemon's, which is told the token.
+        let _acting = Owner::of(&directory.path).and_then(Owner::act_nearby).map_err(failed)?;
+        match Self::create(&directory.opened, name) {
             Ok(token) => Ok(token),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Self::read(path, option),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                Self::read_at(&directory.opened, name, path, option)
+            }
             Err(error) => Err(failed(error)),
         }
     }
 
-    fn create(path: &Path) -> io::Result<Self> {
+    fn create(directory: &OwnedFd, name: &OsStr) -> io::Result<Self> {
         let mut bytes = [0; TOKEN_BYTES];
         let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
         if count < bytes.len() {
@@ -81,11 +89,12 @@ impl AdminToken {
         }
         let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut file = File::from(rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?);
+        let mode = Mode::from_raw_mode(0o600);
+        let mut file = File::from(openat(directory, name, flags, mode)?);
         let written = file.write_all(format!("{token}\n").as_bytes());
         if written.is_err() {
             // Half a token is of no use.
-            let _ = std::fs::remove_file(path);
+            let _ = unlinkat(directory, name, AtFlags::empty());
         }
         written.map(|()| Self(token))
     }
@@ -96,7 +105,19 @@ impl AdminToken {
     /// The file cannot be read, or others can read it.
     pub fn read(path: &Path, option: &'static str) -> Result<Self, TokenError> {
         let failed = |error| TokenError::File { path: path.to_owned(), option, error };
-        let file = File::open(path).map_err(failed)?;
+        let (directory, name) = place(path).map_err(failed)?;
+        Self::read_at(&directory.opened, name, path, option)
+    }
+
+    fn read_at(
+        directory: &OwnedFd,
+        name: &OsStr,
+        path: &Path,
+        option: &'static str,
+    ) -> Result<Self, TokenError> {
+        let failed = |error: io::Error| TokenError::File { path: path.to_owned(), option, error };
+        let opened = openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let file = File::from(opened.map_err(|errno| failed(errno.into()))?);
         let is_open = file.metadata().map_err(failed)?.mode() & 0o077 != 0;
         if is_open {
             return Err(TokenError::Open { path: path.to_owned() });
@@ -122,6 +143,22 @@ impl AdminToken {
         let differing = token.iter().zip(given).fold(0, |sum, (a, b)| black_box(sum | (a ^ b)));
         token.len() == given.len() && black_box(differing) == 0
     }
+}
+
+/// A directory in which a file is looked for.
+struct Directory {
+    path: PathBuf,
+    opened: OwnedFd,
+}
+
+/// The directory of a file, and its name there.
+fn place(path: &Path) -> io::Result<(Directory, &OsStr)> {
+    let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new(".")).to_owned();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(&directory, flags, Mode::empty())?;
+    Ok((Directory { path: directory, opened }, name))
 }
 
 /// What a request over TCP has to show. A monitor gives it to its daemon as text.

@@ -12,7 +12,7 @@ mod user;
 
 pub use jail::{Inherited, become_daemon};
 pub use rendezvous::{RendezvousError, connect_daemon, run_at};
-pub use user::{DaemonUser, give_home, like_parent, linked_directories};
+pub use user::{DaemonUser, give_home, linked_directories};
 
 use crate::admin::RemoteAccess;
 use crate::daemon::{ListenOptions, Prepared, ServeError, raise_file_limit};
