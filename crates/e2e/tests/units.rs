@@ -234,7 +234,7 @@ fn a_daemon_that_never_had_rights_serves() {
     assert_eq!(status(daemon.pid(), "Seccomp"), "2");
     // Sandboxes are the monitor's.
     assert_eq!(children(daemon.pid()).len(), 0);
-    assert!(descendants(monitor.pid()).len() > 2);
+    assert!(!children(monitor.pid()).is_empty());
     assert_eq!(daemon.stop(), Some(0));
     assert_eq!(monitor.stop(), Some(0));
     assert!(!Path::new(&node.socket()).exists());
@@ -263,8 +263,8 @@ fn a_daemon_ends_with_its_monitor() {
     let Some(node) = Node::new() else { return };
     let monitor = node.start_monitor();
     let mut daemon = node.start_daemon("daemon.log");
+    wait_until("there are zygotes", || descendants(monitor.pid()).len() > 2);
     let all = descendants(monitor.pid());
-    assert!(all.len() > 2, "{all:?}");
     kill(monitor.pid());
     wait_until("the daemon has ended", || !exists(daemon.pid()) || is_zombie(daemon.pid()));
     assert_eq!(daemon.child.wait().expect("our child").code(), Some(1));
