@@ -35,10 +35,6 @@ const LOGS_PATIENCE: Duration = Duration::from_secs(3);
 /// How a node serves.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// Address of the shared gateway.
-    pub listen: SocketAddr,
-    /// Where the admin API listens beside its Unix socket.
-    pub admin: Option<AdminOptions>,
     /// Zygotes kept ready.
     pub zygotes: usize,
     /// Most instances of all functions together.
@@ -51,6 +47,15 @@ pub struct ServeOptions {
     pub working_set: WorkingSetUse,
     /// Whether to serve on a host that does not enforce the functions' limits.
     pub weak_limits: WeakLimits,
+}
+
+/// Where a node is reached.
+#[derive(Clone, Debug)]
+pub struct ListenOptions {
+    /// Address of the shared gateway.
+    pub gateway: SocketAddr,
+    /// Where the admin API listens beside its Unix socket.
+    pub admin: Option<AdminOptions>,
 }
 
 /// The admin API over TCP.
@@ -79,6 +84,9 @@ pub enum ServeError {
     /// No zygotes can be made.
     #[error(transparent)]
     Zygote(#[from] ZygoteError),
+    /// A monitor and its daemon do not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] crate::monitor::RendezvousError),
     /// An address is not available.
     #[error("cannot listen on {address} ({error}); choose another address with {option}")]
     Listen {
@@ -113,7 +121,7 @@ pub enum ServeError {
 pub struct Prepared {
     lock: DaemonLock,
     gateway: TcpListener,
-    admin: Option<(TcpListener, AdminToken)>,
+    admin: Option<(TcpListener, RemoteAccess)>,
 }
 
 impl Prepared {
@@ -121,16 +129,16 @@ impl Prepared {
     ///
     /// # Errors
     /// Another daemon has them, or the token cannot be used.
-    pub fn make(home: &Home, options: &ServeOptions) -> Result<Self, ServeError> {
+    pub fn make(home: &Home, options: &ListenOptions) -> Result<Self, ServeError> {
         let lock = home.lock()?;
-        let gateway = bind(options.listen, "--listen")?;
+        let gateway = bind(options.gateway, "--listen")?;
         let admin = options.admin.as_ref().map(bind_admin).transpose()?;
         Ok(Self { lock, gateway, admin })
     }
 
-    /// The secret of the admin API over TCP.
-    pub(crate) fn token(&self) -> Option<&str> {
-        self.admin.as_ref().map(|(_, token)| token.secret())
+    /// What clients of the admin API over TCP must show.
+    pub(crate) fn access(&self) -> Option<&RemoteAccess> {
+        self.admin.as_ref().map(|(_, access)| access)
     }
 
     /// What [`Prepared::inherited`] takes.
@@ -139,22 +147,22 @@ impl Prepared {
         [self.lock.as_fd(), self.gateway.as_fd()].into_iter().chain(admin).collect()
     }
 
-    /// The same in another process, from its descriptors and its secret.
+    /// The same in another process, from its descriptors and what clients must show.
     ///
     /// # Errors
     /// Some are missing.
     pub(crate) fn inherited(
         home: &Home,
         descriptors: Vec<OwnedFd>,
-        token: Option<String>,
+        access: Option<RemoteAccess>,
     ) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
         let mut next =
             || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
         let lock = DaemonLock::inherited(home, next()?);
         let gateway = next()?.into();
-        let admin = match token {
-            Some(token) => Some((next()?.into(), AdminToken::inherited(token))),
+        let admin = match access {
+            Some(access) => Some((next()?.into(), access)),
             None => None,
         };
         Ok(Self { lock, gateway, admin })
@@ -178,9 +186,8 @@ pub async fn serve(
     let socket = home.admin_socket();
     let local_admin = LocalListener::bind(&socket)
         .map_err(|error| ServeError::Socket { path: socket.clone(), error })?;
-    let names = options.admin.as_ref().map(|admin| admin.names.clone()).unwrap_or_default();
     let remote_admin =
-        remote_admin.map(|(listener, token)| serving(listener, token, names)).transpose()?;
+        remote_admin.map(|(listener, access)| serving(listener, access)).transpose()?;
     let admin_tcp = remote_admin.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
     let _guarded = guarded(gateway_address, Transport::Tcp, PortGuard::IfWrittenOut);
     let _guarded_admin =
@@ -449,18 +456,18 @@ impl OwnListeners {
     }
 }
 
-fn bind_admin(options: &AdminOptions) -> Result<(TcpListener, AdminToken), ServeError> {
+fn bind_admin(options: &AdminOptions) -> Result<(TcpListener, RemoteAccess), ServeError> {
     let token = AdminToken::read_or_create(&options.token_file, "--admin-token-file")?;
-    Ok((bind(options.address, "--admin")?, token))
+    let access = RemoteAccess { token, names: options.names.clone() };
+    Ok((bind(options.address, "--admin")?, access))
 }
 
 fn serving(
     listener: TcpListener,
-    token: AdminToken,
-    names: Vec<String>,
+    access: RemoteAccess,
 ) -> io::Result<(tokio::net::TcpListener, RemoteAccess)> {
     listener.set_nonblocking(true)?;
-    Ok((tokio::net::TcpListener::from_std(listener)?, RemoteAccess { token, names }))
+    Ok((tokio::net::TcpListener::from_std(listener)?, access))
 }
 
 fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeError> {

@@ -7,23 +7,27 @@
 
 mod filter;
 mod jail;
+mod rendezvous;
 mod user;
 
 pub use jail::{Inherited, become_daemon};
-pub use user::{DaemonUser, give_home, like_parent, linked_directories};
+pub use rendezvous::{RendezvousError, connect_daemon, run_at};
+pub use user::{DaemonUser, give_home, linked_directories};
 
-use crate::daemon::{Prepared, ServeError, ServeOptions, raise_file_limit};
+use crate::admin::RemoteAccess;
+use crate::daemon::{ListenOptions, Prepared, ServeError, raise_file_limit};
 use crate::home::Home;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use thaw_sandbox::WeakLimits;
 use thaw_sandbox::monitor::{self, DaemonIds, Grant, Monitor};
 
 /// The argument with which a monitor starts a daemon.
@@ -47,7 +51,8 @@ struct Start {
     home: Home,
     /// Directories elsewhere to which parts of the home are links.
     linked: Vec<PathBuf>,
-    token: Option<String>,
+    /// What clients of the admin API over TCP must show, if there is one.
+    access: Option<RemoteAccess>,
 }
 
 /// Serves `home` with a daemon of another user. Returns the code to exit with, or `None`
@@ -57,21 +62,13 @@ struct Start {
 /// The daemon cannot be started.
 pub fn run(
     home: &Home,
-    options: &ServeOptions,
+    listening: &ListenOptions,
+    weak_limits: WeakLimits,
     user: DaemonUser,
 ) -> Result<Option<u8>, ServeError> {
-    let signals = Signals::block()?;
-    let Some(monitor) = Monitor::new(user.ids, options.weak_limits)? else {
-        // This process serves itself, and must hear when it is to end.
-        monitor::unblock_signals();
+    let Some(mut watch) = Watch::make(home, listening, weak_limits, user)? else {
         return Ok(None);
     };
-    raise_file_limit();
-    give_home(home, user.ids)?;
-    let linked = linked_directories(home, user.ids)?;
-    let prepared = Prepared::make(home, options)?;
-    let mut watch =
-        Watch { monitor, signals, home, linked, prepared, user: user.ids, stopping: false };
     let (mut pause, mut crashes) = (PAUSES.0, 0);
     loop {
         let started = Instant::now();
@@ -94,9 +91,7 @@ pub fn run(
         }
         tracing::error!("the daemon was ended by signal {signal}; starting it again");
         if crashes == CRASHES_WITH_INSTANCES {
-            tracing::warn!("its instances end, too: it may have crashed because of one of them");
-            watch.monitor.forget_kept();
-            watch.await_sandboxes();
+            watch.end_instances();
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(PAUSES.1);
@@ -115,54 +110,135 @@ struct Watch<'a> {
     stopping: bool,
 }
 
+/// The process of a daemon, as its monitor knows it.
+trait DaemonProcess {
+    /// How it has ended.
+    type End;
+
+    /// Sends it a signal.
+    fn signal(&self, signal: Signal);
+
+    /// Whether it has ended, and how. Reaps all children of this process that have ended.
+    fn ended(&self) -> Option<Self::End>;
+
+    /// Whether it has ended by itself, and not by a signal, as far as is known.
+    fn has_exited(_end: &Self::End) -> bool {
+        false
+    }
+
+    /// A descriptor that becomes readable when it ends, if no `SIGCHLD` says so.
+    fn watched(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// A daemon that the monitor has started.
+struct Child(Pid);
+
+impl DaemonProcess for Child {
+    type End = WaitStatus;
+
+    fn signal(&self, signal: Signal) {
+        // It has not been reaped.
+        let _ = kill_process(self.0, signal);
+    }
+
+    fn ended(&self) -> Option<WaitStatus> {
+        reap().into_iter().find_map(|(pid, status)| (pid == self.0).then_some(status))
+    }
+
+    fn has_exited(end: &WaitStatus) -> bool {
+        end.exit_status().is_some()
+    }
+
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl<'a> Watch<'a> {
+    /// Makes what all daemons of `user` need; `None` if this host does not allow privileges
+    /// to be separated: nothing has been done then.
+    fn make(
+        home: &'a Home,
+        listening: &ListenOptions,
+        weak_limits: WeakLimits,
+        user: DaemonUser,
+    ) -> Result<Option<Self>, ServeError> {
+        let signals = Signals::block()?;
+        let Some(monitor) = Monitor::new(user.ids, weak_limits)? else {
+            // This process serves itself, and must hear when it is to end.
+            monitor::unblock_signals();
+            return Ok(None);
+        };
+        raise_file_limit();
+        give_home(home, user.ids)?;
+        let linked = linked_directories(home, user.ids)?;
+        let prepared = Prepared::make(home, listening)?;
+        Ok(Some(Self { monitor, signals, home, linked, prepared, user: user.ids, stopping: false }))
+    }
+}
+
 impl Watch<'_> {
-    /// Starts a daemon, serves it until it ends, and removes what was made for it.
+    /// Starts a daemon and serves it until it ends.
     fn one_life(&mut self) -> Result<WaitStatus, ServeError> {
         let (socket, remote) = monitor::socket_pair()?;
+        let daemon = Child(spawn(remote)?);
+        self.serve_life(socket, &daemon)
+    }
+
+    /// Serves a daemon until it ends, and removes what was made for it.
+    fn serve_life<D: DaemonProcess>(
+        &mut self,
+        socket: OwnedFd,
+        daemon: &D,
+    ) -> Result<D::End, ServeError> {
         // A daemon that does not read its answers is not waited for.
         rustix::io::ioctl_fionbio(&socket, true).map_err(io::Error::from)?;
-        let daemon = spawn(remote)?;
         let start = Start {
             grant: self.monitor.grant(),
             user: self.user,
             home: self.home.clone(),
             linked: self.linked.clone(),
-            token: self.prepared.token().map(str::to_owned),
+            access: self.prepared.access().cloned(),
         };
         let text = serde_json::to_vec(&start).expect("plain data");
         match monitor::send_start(&socket, &text, &self.prepared.descriptors()) {
             // It has ended already; its status says how.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            Err(error)
+                if [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset]
+                    .contains(&error.kind()) => {}
             result => result?,
         }
-        let status = self.serve(socket, daemon)?;
-        if self.stopping || status.exit_status().is_some() {
-            // There is no next daemon.
+        let end = self.serve(socket, daemon)?;
+        if self.stopping || D::has_exited(&end) {
+            // There is no next daemon, or this one has ended its instances itself.
             self.monitor.forget_kept();
         }
         self.await_sandboxes();
         self.monitor.forget_daemon();
-        Ok(status)
+        Ok(end)
     }
 
     /// Serves the daemon's requests and passes signals on, until it ends.
-    fn serve(&mut self, socket: OwnedFd, daemon: Pid) -> io::Result<WaitStatus> {
+    fn serve<D: DaemonProcess>(&mut self, socket: OwnedFd, daemon: &D) -> io::Result<D::End> {
         let mut socket = Some(socket);
         loop {
-            let (asked, signalled) = {
+            let (asked, happened) = {
                 let mut events = vec![PollFd::new(&self.signals.0, PollFlags::IN)];
+                let ends = daemon.watched();
+                events.extend(ends.iter().map(|ends| PollFd::new(ends, PollFlags::IN)));
+                let others = events.len();
                 events.extend(socket.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
                 match poll(&mut events, None) {
                     Ok(_) | Err(Errno::INTR) => {}
                     Err(errno) => return Err(errno.into()),
                 }
                 let ready = |event: &PollFd<'_>| !event.revents().is_empty();
-                (events.get(1).is_some_and(ready), ready(&events[0]))
+                (events.get(others).is_some_and(ready), events[..others].iter().any(ready))
             };
-            if signalled {
+            if happened {
                 self.pass_on_signals(daemon);
-                if let Some(status) = reap(daemon) {
-                    return Ok(status);
+                if let Some(end) = daemon.ended() {
+                    return Ok(end);
                 }
             }
             if asked
@@ -171,13 +247,20 @@ impl Watch<'_> {
             {
                 // It has ended, in which case this changes nothing. Or it sends nonsense, or
                 // does not read: nobody knows whose it is now.
-                let _ = kill_process(daemon, Signal::KILL);
+                daemon.signal(Signal::KILL);
                 socket = None;
             }
         }
     }
 
-    fn pass_on_signals(&mut self, daemon: Pid) {
+    /// Ends what the daemon that has ended had kept for the next.
+    fn end_instances(&mut self) {
+        tracing::warn!("its instances end, too: it may have crashed because of one of them");
+        self.monitor.forget_kept();
+        self.await_sandboxes();
+    }
+
+    fn pass_on_signals<D: DaemonProcess>(&mut self, daemon: &D) {
         for signal in self.signals.take() {
             let passed_on = match signal {
                 Signal::TERM | Signal::INT => {
@@ -187,8 +270,7 @@ impl Watch<'_> {
                 Signal::HUP => Signal::HUP,
                 _ => continue,
             };
-            // It is our child and has not been reaped.
-            let _ = kill_process(daemon, passed_on);
+            daemon.signal(passed_on);
         }
     }
 
@@ -218,15 +300,9 @@ impl Watch<'_> {
     }
 }
 
-/// Reaps all children that have ended; the status of the daemon, if it is among them.
-fn reap(daemon: Pid) -> Option<WaitStatus> {
-    let mut status = None;
-    while let Ok(Some((pid, ended))) = wait(WaitOptions::NOHANG) {
-        if pid == daemon {
-            status = Some(ended);
-        }
-    }
-    status
+/// Reaps all children that have ended.
+fn reap() -> Vec<(Pid, WaitStatus)> {
+    std::iter::from_fn(|| wait(WaitOptions::NOHANG).ok().flatten()).collect()
 }
 
 /// Starts the daemon: this executable with the same arguments and one more, and the

@@ -27,7 +27,9 @@ pub use namespace::UserNamespace;
 pub use protocol::{Grant, receive_start, send_start, socket_pair};
 pub use server::{DaemonIds, Monitor, children};
 
-pub use crate::sys::{close_on_exec_from, reset_signals, signal_descriptor, unblock_signals};
+pub use crate::sys::{
+    close_on_exec_from, exit_at_once, reset_signals, signal_descriptor, unblock_signals,
+};
 pub use client::of_this_process;
 
 pub(crate) use client::{IdShare, Keep};

@@ -169,6 +169,11 @@ impl Monitor {
         self.made.clear();
     }
 
+    /// Whether anything is kept for the next daemon.
+    pub fn has_kept(&self) -> bool {
+        self.store.next_after(0).is_some()
+    }
+
     /// Zygote parents that stay for the next daemon.
     pub fn kept_parents(&self) -> usize {
         self.store.parents()
