@@ -116,7 +116,7 @@ impl Monitor {
     /// What the daemon is told at its start.
     pub fn grant(&self) -> Grant {
         Grant {
-            ids: (self.resolver_id() - 1).max(1),
+            ids: ids_of_sandboxes(self.range.slots),
             life: self.life,
             places: self.groups.places().to_vec(),
             missing: self.groups.missing().to_vec(),
@@ -209,10 +209,22 @@ impl Monitor {
         self.launch(launcher(socket, pid_namespace, id, Join::Nothing))
     }
 
-    /// Starts a resolver process, with the id that no sandbox has.
+    /// Starts a resolver process, with the id that no sandbox has. It gives up root's rights
+    /// as soon as it has a root directory of its own, and does not wait for the daemon before.
     fn start_resolver(&self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
-        self.launch(resolver::launcher(socket, self.resolver_id(), Namespaces::Inside))
+        let mut resolver = resolver::launcher(socket, self.resolver_id(), Namespaces::Joined);
+        resolver.stderr(self.namespace.as_fd().try_clone_to_owned()?);
+        self.check_children()?;
+        // SAFETY: between fork and exec nothing is called but the host.
+        unsafe {
+            resolver.pre_exec(|| {
+                sys::reset_signals();
+                sys::close_on_exec_from(3)
+            });
+        }
+        // The caller of this library reaps all children.
+        resolver.spawn().map(drop)
     }
 
     /// The id of resolver processes in the daemon's user namespace: its last one. No sandbox
@@ -222,13 +234,10 @@ impl Monitor {
     }
 
     /// Starts a launcher as root of the daemon's user namespace, and as nobody outside. It
-    /// ends as soon as it has forked what is wanted, or becomes that itself; what went wrong
-    /// it says on the socket that it was given. Nobody waits for it here: it waits for the
-    /// daemon.
+    /// ends as soon as it has forked what is wanted; what went wrong it says on the
+    /// socket that it was given. Nobody waits for it here: it waits for the daemon.
     fn launch(&self, mut launcher: Command) -> io::Result<()> {
-        if children() >= self.children_max {
-            return Err(Errno::AGAIN.into());
-        }
+        self.check_children()?;
         let namespace = self.namespace.as_fd().as_raw_fd();
         // SAFETY: between fork and exec nothing is called but the host; the descriptor
         // is open as long as `self` lives.
@@ -241,6 +250,14 @@ impl Monitor {
         }
         // The caller of this library reaps all children.
         launcher.spawn().map(drop)
+    }
+
+    /// `EAGAIN` if this process has all the children that it may have.
+    fn check_children(&self) -> io::Result<()> {
+        match children() >= self.children_max {
+            true => Err(Errno::AGAIN.into()),
+            false => Ok(()),
+        }
     }
 
     fn make_group(&mut self, number: u64) -> io::Result<Vec<OwnedFd>> {
@@ -283,6 +300,11 @@ pub fn children() -> usize {
 fn kept_descriptors_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     (limit.maximum.unwrap_or(u64::MAX) / KEPT_SHARE).try_into().unwrap_or(usize::MAX)
+}
+
+/// How many of the ids of a daemon are for sandboxes: all but that of resolver processes.
+fn ids_of_sandboxes(ids: u32) -> u32 {
+    if ids > 1 { ids - 1 } else { ids }
 }
 
 /// Whether the host has no user namespaces for anybody (user_namespaces(7)), which is more
@@ -336,6 +358,11 @@ mod tests {
         let mut descriptors = Vec::new();
         let answer = receive::<Answer>(&*daemon, &mut descriptors).unwrap().unwrap();
         (answer.errno, descriptors.len())
+    }
+
+    #[test]
+    fn one_id_is_not_for_sandboxes_where_there_are_several() {
+        assert_eq!([0, 1, 2, IDS_MAX].map(ids_of_sandboxes), [0, 1, 1, 8 * SANDBOXES_MAX]);
     }
 
     #[test]

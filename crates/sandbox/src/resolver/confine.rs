@@ -3,18 +3,23 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::process::{
     DumpableBehavior, Pid, Resource, Signal, getegid, geteuid, getppid, set_dumpable_behavior,
     set_parent_process_death_signal, setsid,
 };
-use rustix::thread::{CapabilitySet, UnshareFlags, set_name, unshare_unsafe};
+use rustix::thread::{
+    CapabilitySet, LinkNameSpaceType, UnshareFlags, move_into_link_name_space, set_name,
+    set_thread_groups, unshare_unsafe,
+};
 
 use super::files::Files;
 use super::filter::{Filter, List};
 use super::launch::Namespaces;
 use crate::confine::{During, Failure, drop_capabilities, set_limits, set_oom_score, take_id};
+use crate::zygote::set_ids;
 
 /// Most bytes of its address space: libraries, and a few megabytes.
 const ADDRESS_SPACE_MAX: u64 = 1 << 30;
@@ -25,7 +30,7 @@ const WORKER_CPU_MAX: u64 = 10;
 
 /// Gives up everything but the network, as user and group `id` of the user namespace.
 /// Returns the filter of its workers.
-pub fn confine(id: u32, namespaces: Namespaces) -> Result<Filter, Failure> {
+pub fn confine(id: u32, namespaces: Namespaces, joined: OwnedFd) -> Result<Filter, Failure> {
     setsid().during("start a session")?;
     set_name(c"thaw-resolver").during("take a name")?;
     set_oom_score().during("set the out-of-memory score")?;
@@ -34,6 +39,10 @@ pub fn confine(id: u32, namespaces: Namespaces) -> Result<Filter, Failure> {
     make_namespaces(namespaces).during("make its namespaces")?;
     let service = files.enter_root()?;
     drop(files);
+    if namespaces == Namespaces::Joined {
+        join_as_root(&joined).during("join the sandboxes' user namespace")?;
+    }
+    drop(joined);
     let limits = [
         (Resource::As, ADDRESS_SPACE_MAX),
         (Resource::Nofile, FILES_MAX),
@@ -67,6 +76,17 @@ pub fn become_worker(resolver: Pid, filter: &Filter) -> io::Result<()> {
     }
     set_limits(&[(Resource::Cpu, WORKER_CPU_MAX)])?;
     filter.install()
+}
+
+/// Becomes root of a user namespace, and nobody outside.
+fn join_as_root(namespace: &OwnedFd) -> io::Result<()> {
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::User))?;
+    match set_thread_groups(&[]) {
+        // A user without a range in /etc/subuid cannot drop groups (user_namespaces(7)).
+        Ok(()) | Err(Errno::PERM) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    set_ids(0)
 }
 
 /// All namespaces but that of the network are the process's own.

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
@@ -97,7 +97,7 @@ fn inside(path: &str) -> PathBuf {
     Path::new(path).strip_prefix("/").unwrap_or(Path::new(path)).to_owned()
 }
 
-/// `None` if there is no such file. Links are followed: that of `/etc/resolv.conf` often
+/// `None` if there is no such file, or one that not everybody may read. Links are followed: that of `/etc/resolv.conf` often
 /// leads elsewhere.
 fn read_bounded(path: &Path, max: u64) -> io::Result<Option<Vec<u8>>> {
     // Nobody may let the caller wait who puts a pipe there.
@@ -106,7 +106,8 @@ fn read_bounded(path: &Path, max: u64) -> io::Result<Option<Vec<u8>>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
-    if !file.metadata()?.is_file() {
+    let attributes = file.metadata()?;
+    if !attributes.is_file() || attributes.mode() & 0o004 == 0 {
         return Ok(None);
     }
     let mut content = Vec::new();
@@ -207,5 +208,9 @@ mod tests {
         fs::write(&path, "12345").unwrap();
         assert_eq!(read_bounded(&path, 4).unwrap_err().raw_os_error(), Some(libc::EFBIG));
         assert_eq!(read_bounded(directory.path(), 4).unwrap(), None);
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o640);
+        fs::write(&path, "1234").unwrap();
+        fs::set_permissions(&path, mode).unwrap();
+        assert_eq!(read_bounded(&path, 4).unwrap(), None);
     }
 }

@@ -22,7 +22,11 @@ const USUAL_ID: u32 = 1_999_998;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Namespaces {
     /// In that of who starts it, where it is root: it may change users and mount.
-    Inside,
+    Callers,
+    /// In one that the caller, who is root, hands over as its standard error. The process
+    /// joins it when it has its root directory: the owner of the namespace, a daemon, may look
+    /// into whoever is in it (ptrace(2)).
+    Joined,
     /// In a new one with one id, its caller's. Without such namespaces nobody but root has
     /// sandboxes.
     New,
@@ -32,9 +36,15 @@ impl Namespaces {
     /// As an argument.
     fn argument(self) -> &'static str {
         match self {
-            Self::Inside => "inside",
+            Self::Callers => "stay",
+            Self::Joined => "join-user-namespace",
             Self::New => "new-user-namespace",
         }
+    }
+
+    fn from_argument(argument: &str) -> Option<Self> {
+        let all = [Self::Callers, Self::Joined, Self::New];
+        all.into_iter().find(|namespaces| namespaces.argument() == argument)
     }
 }
 
@@ -45,13 +55,14 @@ pub fn spawn(socket: OwnedFd) -> io::Result<Option<Child>> {
         return link.start_resolver(socket).map(|()| None);
     }
     let (id, namespaces) = match geteuid().is_root() {
-        true => (USUAL_ID, Namespaces::Inside),
+        true => (USUAL_ID, Namespaces::Callers),
         false => (0, Namespaces::New),
     };
     launcher(socket, id, namespaces).spawn().map(Some)
 }
 
-/// The command that starts a resolver process with this user and group id.
+/// The command that starts a resolver process with this user and group id. For
+/// [`Namespaces::Joined`], the namespace is to be made its standard error.
 pub fn launcher(socket: OwnedFd, id: u32, namespaces: Namespaces) -> Command {
     let mut launcher = Command::new("/proc/self/exe");
     launcher
@@ -73,12 +84,9 @@ pub fn main() -> Option<i32> {
     }
     let mut next = || arguments.next()?.into_string().ok();
     let (id, namespaces) = (next()?.parse().ok()?, next()?);
-    let namespaces = match namespaces == Namespaces::New.argument() {
-        true => Namespaces::New,
-        false => Namespaces::Inside,
-    };
-    let Ok(socket) = take_descriptors() else { return Some(1) };
-    match confine(id, namespaces) {
+    let namespaces = Namespaces::from_argument(&namespaces)?;
+    let Ok((socket, namespace)) = take_descriptors() else { return Some(1) };
+    match confine(id, namespaces, namespace) {
         Ok(filter) if send(&socket, &Report::serving(), &[]).is_ok() => {
             sys::exit_at_once(serve(socket, &filter))
         }
@@ -92,15 +100,16 @@ pub fn main() -> Option<i32> {
     }
 }
 
-/// Takes the socket that came as standard input, puts `/dev/null` there, and closes whatever
-/// else came along.
-fn take_descriptors() -> io::Result<OwnedFd> {
-    // Nothing can own this number yet: this runs first in the process.
+/// Takes the socket that came as standard input, and the namespace that came as standard error
+/// if one did, puts `/dev/null` there, and closes whatever else came along.
+fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd)> {
+    // Nothing can own these numbers yet: this runs first in the process.
     let socket = sys::duplicate_to(io::stdin().as_fd(), 3)?;
-    sys::close_descriptors(4, u32::MAX)?;
+    let namespace = sys::duplicate_to(io::stderr().as_fd(), 4)?;
+    sys::close_descriptors(5, u32::MAX)?;
     let null = File::options().read(true).write(true).open("/dev/null")?;
     for standard in [0, 1, 2] {
         sys::place_descriptor(null.as_raw_fd(), standard, CloseOnExec::No)?;
     }
-    Ok(socket)
+    Ok((socket, namespace))
 }
