@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 use thaw_sandbox::{
-    Console, ConsoleOutput, GuardedPort, KernelError, PoolConfig, PortGuard, Transport, WeakLimits,
-    ZygoteConfig, ZygoteError, ZygotePool, limits, monitor,
+    Console, ConsoleOutput, CoreError, CoreScheduling, GuardedPort, KernelError, PoolConfig,
+    PortGuard, Transport, WeakLimits, ZygoteConfig, ZygoteError, ZygotePool, limits, monitor,
 };
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
@@ -47,6 +47,18 @@ pub struct ServeOptions {
     pub working_set: WorkingSetUse,
     /// Whether to serve on a host that does not enforce the functions' limits.
     pub weak_limits: WeakLimits,
+    /// Whether sandboxes of different tenants may share a core at a time.
+    pub cores: CoreSharing,
+}
+
+/// Who may share a core at a time, where cores have several hardware threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CoreSharing {
+    /// Everybody.
+    #[default]
+    All,
+    /// Sandboxes of one tenant.
+    Tenant,
 }
 
 /// Where a node is reached.
@@ -84,6 +96,9 @@ pub enum ServeError {
     /// No zygotes can be made.
     #[error(transparent)]
     Zygote(#[from] ZygoteError),
+    /// Tenants cannot be kept apart on cores.
+    #[error(transparent)]
+    Cores(#[from] CoreError),
     /// A monitor and its daemon do not find each other.
     #[error(transparent)]
     Rendezvous(#[from] crate::monitor::RendezvousError),
@@ -199,6 +214,9 @@ pub async fn serve(
     let legacy = thaw_sandbox::take_over(&console)?;
     let pool = start_pool_with(home, console, options.zygotes, options.weak_limits)?;
     let shared = Shared::new(options.max_instances);
+    if options.cores == CoreSharing::Tenant {
+        shared.tenants().keep_apart(CoreScheduling::start()?);
+    }
     shared.tenants().read_from(home.root().join(QUOTAS_FILE))?;
     warn_of_uncounted_cpu_time(&shared, &pool);
     let logs = Arc::new(Logs::start(&home.logs()?)?);

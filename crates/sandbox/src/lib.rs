@@ -4,6 +4,7 @@ pub mod allowed;
 pub mod boot;
 pub mod broker;
 pub mod console;
+mod cores;
 pub mod egress;
 pub mod event;
 pub mod freeze;
@@ -38,6 +39,7 @@ pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, FileRights, FuseAccess, HostDirectory, HostPolicy,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
+pub use cores::{CoreError, CoreGroup, CoreScheduling};
 pub use egress::{
     Denials, Denied, EgressPolicy, EgressQuota, EgressRule, EgressRuleError, GuardedPort,
     PortGuard, Transport,

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use thaw_node::catalog::Catalog;
 use thaw_node::config::TimeSpan;
-use thaw_node::daemon::{Prepared, ServeOptions, serve};
+use thaw_node::daemon::{CoreSharing, Prepared, ServeOptions, serve};
 use thaw_node::gateway::GatewayConfig;
 use thaw_node::home::{DaemonAddress, Home};
 use thaw_node::instance::WorkingSetUse;
@@ -52,6 +52,10 @@ pub struct Arguments {
     working_set: WorkingSetArguments,
     #[command(flatten)]
     weak_limits: WeakLimitsArgument,
+    /// Let sandboxes of two tenants (sharing domains) never run on one core at a time,
+    /// where cores have several hardware threads (docs/hardening.md).
+    #[arg(long)]
+    core_scheduling: bool,
     /// This process was started by a monitor.
     #[arg(long = "monitored", hide = true)]
     is_monitored: bool,
@@ -105,6 +109,7 @@ impl Arguments {
             drain: self.drain.0,
             working_set: self.working_set.chosen(),
             weak_limits: self.weak_limits.chosen(),
+            cores: if self.core_scheduling { CoreSharing::Tenant } else { CoreSharing::All },
         }
     }
 }

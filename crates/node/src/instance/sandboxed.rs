@@ -359,6 +359,7 @@ impl Shared {
             flags: self.flags,
             hostname: "",
             egress: &self.egress,
+            cores: self.tenant.cores(),
         }
     }
 

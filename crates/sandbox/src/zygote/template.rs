@@ -117,6 +117,8 @@ impl ZygoteParent {
         options: &ThawOptions<'_>,
     ) -> Result<Template, TemplateError> {
         let zygote = self.create_for_template()?;
+        // Its copies inherit it.
+        zygote.join(options.cores)?;
         plan.send(&zygote.control, THAW_AS_TEMPLATE, None, options).map_err(boot_error)?;
         let broker = zygote.broker(plan.rootfs(), options.egress)?;
         let mut sandbox = zygote.into_sandbox(broker);
