@@ -6,6 +6,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::thread;
@@ -132,7 +133,7 @@ fn connections_that_were_handed_over_outlive_the_daemon() {
     wait_until("they are gone", || daemon.instances("single").is_empty());
     wait_until("one is left", || connections(&daemon, "warm") == 1);
     // The time that a request may take is kept, too.
-    assert!(answer(late).is_none_or(|answer| answer.status == 504));
+    assert_eq!(answer(late).expect("an answer").status, 504);
     assert!(daemon.log().contains("no answer within 20 s"), "{}", daemon.log());
 }
 
@@ -189,15 +190,55 @@ fn questions_that_nobody_has_answered_are_asked_again() {
     heard.recv_timeout(Duration::from_secs(20)).expect("the connection was made");
 }
 
+/// What lives comes before what is kept ready, also where the quota has room for no more.
+#[test]
+fn instances_keep_their_share_of_a_quota() {
+    let Some(mut daemon) = daemon("quota") else { return };
+    let owner = std::fs::metadata(daemon.home()).expect("the home").uid();
+    let quotas = daemon.home().join("tenants.toml");
+    std::fs::write(&quotas, "[default]\ninstances = 2\n").expect("tenants.toml");
+    std::os::unix::fs::chown(&quotas, Some(owner), None).expect("its owner");
+    daemon.signal(Signal::HUP);
+    let both = [1, 2].map(|_| begin(&daemon, "single", "/hold/4"));
+    wait_until("both have an instance", || daemon.instances("single").len() == 2);
+    thread::sleep(KEPT);
+    daemon.kill_and_await_next();
+    assert_eq!(daemon.instances("single").len(), 2, "{}", daemon.log());
+    for connection in both {
+        assert_eq!(answer(connection).expect("an answer").status, 200, "{}", daemon.log());
+    }
+}
+
+/// The numbers of connections that a daemon gives are none that a guest knows from before.
+#[test]
+fn connections_that_were_not_kept_end_no_others() {
+    let Some(mut daemon) = daemon("numbers") else { return };
+    assert_eq!(count(&daemon, "warm"), 1);
+    thread::sleep(KEPT);
+    // Too young to be kept.
+    let young = begin(&daemon, "warm", "/hold/1");
+    thread::sleep(Duration::from_millis(30));
+    daemon.kill_and_await_next();
+    let held: Vec<_> = (0..4).map(|_| begin(&daemon, "warm", "/hold/3")).collect();
+    thread::sleep(Duration::from_millis(1500));
+    drop(young);
+    assert_eq!(connections(&daemon, "warm"), 4, "{}", daemon.log());
+    for connection in held {
+        assert_eq!(answer(connection).expect("an answer").status, 200);
+    }
+}
+
 /// An instance may be why the daemon crashes, so that the third daemon takes over none.
 #[test]
 fn after_two_crashes_instances_begin_anew() {
     let Some(mut daemon) = daemon("crashes") else { return };
-    for expected in [1, 2, 1] {
+    let ends = [Signal::ABORT, Signal::ABORT, Signal::KILL, Signal::ABORT];
+    for (expected, signal) in [1, 2, 1, 2].into_iter().zip(ends) {
         assert_eq!(count(&daemon, "warm"), expected, "{}", daemon.log());
         thread::sleep(KEPT);
-        daemon.end_and_await_next(Signal::ABORT);
+        daemon.end_and_await_next(signal);
     }
+    assert_eq!(count(&daemon, "warm"), 1, "{}", daemon.log());
     assert!(daemon.log().contains("its instances end, too"), "{}", daemon.log());
     assert_eq!(daemon.stop(), Some(0));
 }

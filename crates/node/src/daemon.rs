@@ -218,6 +218,10 @@ pub async fn serve(
         shared.tenants().keep_apart(CoreScheduling::start()?);
     }
     shared.tenants().read_from(home.root().join(QUOTAS_FILE))?;
+    if let Some(link) = monitor::of_this_process() {
+        shared.number_life(link.grant().life());
+    }
+    let waiting = legacy::reserve(&shared, legacy);
     warn_of_uncounted_cpu_time(&shared, &pool);
     let logs = Arc::new(Logs::start(&home.logs()?)?);
     let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
@@ -227,7 +231,7 @@ pub async fn serve(
     if let Err(error) = read_periods(shared.tenants(), &periods) {
         tracing::warn!("{}: {error}; periods of CPU time begin anew", periods.display());
     }
-    legacy::take_over(&shared, legacy);
+    legacy::take_over(&shared, waiting);
 
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];

@@ -1,9 +1,9 @@
 //! What an earlier daemon has left: instances that live, and the connections that they have.
 //! It was killed, or it has crashed; the monitor has kept them ([`thaw_sandbox::take_over`]).
 
-use crate::clock::monotonic_ns;
 use crate::instance::{Client, ConnectionNote, InstanceNote, Way};
 use crate::node::Shared;
+use crate::tenants::{Lease, Tenant, TenantName};
 use std::collections::HashMap;
 use std::sync::Arc;
 use thaw_sandbox::{KeptForSuccessor, Legacy, Orphan, OrphanConnection};
@@ -11,39 +11,57 @@ use thaw_sandbox::{KeptForSuccessor, Legacy, Orphan, OrphanConnection};
 /// Connections, by the number of their instance.
 type Connections = HashMap<u64, Vec<(Arc<Client>, KeptForSuccessor)>>;
 
-/// Makes instances of an earlier daemon those of the functions that are served now. An
-/// instance whose function has another image by now, or is not served any more, ends. To be
-/// called when the functions are known, and before clients are served.
-pub fn take_over(shared: &Arc<Shared>, legacy: Legacy) {
-    let Legacy { sandboxes, connections, problems } = legacy;
-    for problem in problems {
-        tracing::debug!(
-            "something of the daemon before this one could not be taken over: {problem}"
-        );
-    }
-    if sandboxes.is_empty() {
-        return;
-    }
-    let mut connections = by_instance(shared, connections);
-    let all = sandboxes.len();
-    let taken = sandboxes
-        .into_iter()
-        .filter_map(|orphan| take_over_one(shared, &mut connections, orphan))
-        .count();
-    tracing::info!("took over {taken} of {all} instances of the daemon before this one");
+/// Instances of an earlier daemon that have their tenants' room, but no function yet.
+pub struct Waiting {
+    instances: Vec<WaitingInstance>,
+    connections: Connections,
 }
 
-fn by_instance(shared: &Shared, connections: Vec<OrphanConnection>) -> Connections {
+struct WaitingInstance {
+    orphan: Orphan,
+    note: InstanceNote,
+    lease: Lease,
+    /// Held since tenants that nobody refers to are forgotten.
+    tenant: Arc<Tenant>,
+}
+
+/// Gives each instance its share of what its tenant may have, before others ask for it: what
+/// is kept ready comes after what lives. An instance for which there is none ends. To be called
+/// when the quotas are known, and before functions are loaded.
+pub fn reserve(shared: &Shared, legacy: Legacy) -> Waiting {
+    let Legacy { sandboxes, connections, problems } = legacy;
+    for problem in problems {
+        tracing::info!("something of the daemon before this one ends: {problem}");
+    }
+    let reserve = |orphan| reserve_one(shared, orphan);
+    Waiting {
+        instances: sandboxes.into_iter().filter_map(reserve).collect(),
+        connections: by_instance(connections),
+    }
+}
+
+fn reserve_one(shared: &Shared, orphan: Orphan) -> Option<WaitingInstance> {
+    let note: InstanceNote = serde_json::from_str(orphan.note()).ok()?;
+    shared.note_instance(note.id);
+    let tenant = shared.tenants().of(TenantName::of(note.domain.as_ref()));
+    let Some(lease) = tenant.room().try_enter(note.memory) else {
+        let (function, instance) = (&note.function, note.id);
+        tracing::info!(%function, instance, "ended an instance: the quota of {} is used up", tenant.name());
+        return None;
+    };
+    Some(WaitingInstance { orphan, note, lease, tenant: tenant })
+}
+
+fn by_instance(connections: Vec<OrphanConnection>) -> Connections {
     let mut all = Connections::new();
     for OrphanConnection { socket, note, kept } in connections {
         let Ok(note) = serde_json::from_str::<ConnectionNote>(&note) else { continue };
-        shared.number_from(note.id + 1);
         let client = Client {
             id: note.id,
             socket,
             peer: note.peer,
             local: note.local,
-            accepted_ns: monotonic_ns(),
+            accepted_ns: note.accepted_ns,
             wants_head_only: note.wants_head_only,
             way: Way::HandedOver,
             admitted: None,
@@ -53,22 +71,41 @@ fn by_instance(shared: &Shared, connections: Vec<OrphanConnection>) -> Connectio
     all
 }
 
+/// Makes instances of an earlier daemon those of the functions that are served now. An
+/// instance whose function has another image by now, or is not served any more, ends. To be
+/// called when the functions are known, and before clients are served.
+pub fn take_over(shared: &Arc<Shared>, waiting: Waiting) {
+    let Waiting { instances, mut connections } = waiting;
+    if instances.is_empty() {
+        return;
+    }
+    let all = instances.len();
+    let taken = instances
+        .into_iter()
+        .filter_map(|instance| take_over_one(shared, &mut connections, instance))
+        .count();
+    tracing::info!("took over {taken} of {all} instances of the daemon before this one");
+}
+
 /// `None`: it has ended.
 fn take_over_one(
     shared: &Arc<Shared>,
     connections: &mut Connections,
-    orphan: Orphan,
+    instance: WaitingInstance,
 ) -> Option<()> {
-    let note: InstanceNote = serde_json::from_str(orphan.note()).ok()?;
-    shared.number_from(note.id + 1);
+    let WaitingInstance { orphan, note, lease, tenant } = instance;
     let (function, instance) = (&note.function, note.id);
     let service = shared.route(function.as_str())?;
     if service.image() != note.image {
         tracing::info!(%function, instance, "ended an instance of an older image");
         return None;
     }
+    if !Arc::ptr_eq(service.tenant(), &tenant) {
+        tracing::info!(%function, instance, "ended an instance of another tenant");
+        return None;
+    }
     let connections = connections.remove(&note.id).unwrap_or_default();
-    match service.take_over(&note, orphan, connections) {
+    match service.take_over(&note, lease, orphan, connections) {
         Ok(()) => Some(()),
         Err(error) => {
             tracing::info!(%function, instance, "an instance was not taken over: {error}");

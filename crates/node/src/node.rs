@@ -23,7 +23,8 @@ pub struct Shared {
     /// An instance has become idle while somebody waits.
     idle: Notify,
     admission: Arc<Admission>,
-    next_id: AtomicU64,
+    next_connection: AtomicU64,
+    next_instance: AtomicU64,
     boots: RecentBoots,
     metrics: Metrics,
     draining: AtomicBool,
@@ -35,6 +36,11 @@ pub struct Shared {
     /// Replaced or removed services whose last instances still work.
     retired: Mutex<Vec<Arc<Service>>>,
 }
+
+/// Each daemon has so many bits of numbers for connections.
+const CONNECTIONS_OF_A_LIFE: u32 = 40;
+/// Each daemon has so many numbers for instances.
+const INSTANCES_OF_A_LIFE: u64 = 1_000_000;
 
 impl Shared {
     /// A node without functions that runs at most `instances` instances.
@@ -53,7 +59,8 @@ impl Shared {
             waiting: AtomicUsize::new(0),
             idle: Notify::new(),
             admission,
-            next_id: AtomicU64::new(1),
+            next_connection: AtomicU64::new(1),
+            next_instance: AtomicU64::new(1),
             boots: RecentBoots::default(),
             metrics: Metrics::default(),
             draining: AtomicBool::new(false),
@@ -65,14 +72,29 @@ impl Shared {
         })
     }
 
-    /// A number that nothing else on this node has.
-    pub fn next_id(&self) -> u64 {
-        self.next_id.fetch_add(1, Ordering::Relaxed)
+    /// A number that no other connection of this node has.
+    pub fn next_connection(&self) -> u64 {
+        self.next_connection.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Has the numbers of instances and connections go on behind those of an earlier daemon.
-    pub(crate) fn number_from(&self, next: u64) {
-        self.next_id.fetch_max(next, Ordering::Relaxed);
+    /// A number that no other live instance of this node has.
+    pub fn next_instance(&self) -> u64 {
+        self.next_instance.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Begins to count where no daemon before this one can have come, as the `life`-th of its
+    /// monitor: sandboxes that are taken over may still name connections of that time.
+    pub(crate) fn number_life(&self, life: u32) {
+        let life = u64::from(life);
+        self.next_connection.fetch_max((life << CONNECTIONS_OF_A_LIFE) + 1, Ordering::Relaxed);
+        // People read and type these. A daemon that had more of them shares numbers with the
+        // next one in its logs.
+        self.next_instance.fetch_max(life * INSTANCES_OF_A_LIFE + 1, Ordering::Relaxed);
+    }
+
+    /// An instance with this number is taken over.
+    pub(crate) fn note_instance(&self, id: u64) {
+        self.next_instance.fetch_max(id.saturating_add(1), Ordering::Relaxed);
     }
 
     /// Counters for the outside.

@@ -64,7 +64,7 @@ pub(super) struct Arrival {
 impl Arrival {
     fn into_client(self, shared: &Shared, wants_head_only: bool) -> Arc<Client> {
         let Self { socket, peer, local, accepted_ns, admitted } = self;
-        let (id, way) = (shared.next_id(), Way::HandedOver);
+        let (id, way) = (shared.next_connection(), Way::HandedOver);
         Arc::new(Client { id, socket, peer, local, accepted_ns, wants_head_only, way, admitted })
     }
 }

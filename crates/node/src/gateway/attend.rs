@@ -30,6 +30,12 @@ pub(super) fn attend(service: &Arc<Service>, client: Arc<Client>) {
     }
 }
 
+/// What becomes of a connection that an instance has had since an earlier daemon: its client
+/// gets an answer, and no other instance gets it.
+pub(crate) fn attend_inherited(service: &Arc<Service>, client: Arc<Client>) -> Done {
+    Attendant { service: service.clone(), client, placements: PLACEMENTS_MAX }.done()
+}
+
 /// Who follows a connection.
 #[derive(Clone)]
 struct Attendant {

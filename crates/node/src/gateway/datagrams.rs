@@ -193,7 +193,7 @@ impl Flow {
         let (inside, socket) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         send(&inside, first, SendFlags::NOSIGNAL)?;
         let client = Arc::new(Client {
-            id: shared.next_id(),
+            id: shared.next_connection(),
             socket,
             peer,
             local,

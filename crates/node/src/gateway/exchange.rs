@@ -198,7 +198,7 @@ fn routed_client(
     accepted_ns: u64,
 ) -> Arc<Client> {
     Arc::new(Client {
-        id: shared.next_id(),
+        id: shared.next_connection(),
         socket,
         peer,
         local,

@@ -29,5 +29,6 @@ mod upstream;
 pub use accept::{Gateway, GatewayConfig};
 pub(crate) use admission::OUTPUT_SHARE;
 pub use admission::{Admission, Admitted};
+pub(crate) use attend::attend_inherited;
 pub use stdin::{EXIT_CODE_HEADER, SIGNAL_HEADER};
 pub use upstream::Upstream;

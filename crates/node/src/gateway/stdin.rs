@@ -66,7 +66,7 @@ async fn run(asked: &Asked, body: Incoming) -> Result<(GuestExit, OutputBody), R
     let broken = |error: io::Error| died(service, format!("the host refused a socket ({error})"));
     let (ours, theirs) = UnixStream::pair().map_err(broken)?;
     let client = Arc::new(Client {
-        id: asked.client.gateway.shared().next_id(),
+        id: asked.client.gateway.shared().next_connection(),
         socket: theirs.into_std().map_err(broken)?.into(),
         peer: asked.client.peer,
         local: asked.client.local,

@@ -4,6 +4,7 @@
 use super::keeper::Command;
 use super::launch::{Client, Connector, End, Way};
 use super::patience::Patience;
+use crate::clock::monotonic_ns;
 use crate::config::FunctionConfig;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -48,6 +49,8 @@ pub(crate) struct ConnectionNote {
     pub id: u64,
     pub peer: SocketAddr,
     pub local: SocketAddr,
+    /// When it was accepted, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub accepted_ns: u64,
     pub wants_head_only: bool,
 }
 
@@ -87,8 +90,6 @@ pub(super) struct Held {
     permit: Option<OwnedSemaphorePermit>,
     placed: Placed,
     done: Done,
-    /// The keeper has come by since it was placed.
-    was_seen: bool,
     /// It outlives this daemon.
     kept: Option<KeptForSuccessor>,
 }
@@ -202,18 +203,8 @@ impl Connections {
         let Delivery { client, permit, done } = delivery;
         let id = client.id;
         let watch = if look_at.is_some() { Watch::Client(client) } else { Watch::Gateway };
-        open.held.insert(
-            id,
-            Held {
-                watch,
-                look_at,
-                permit: Some(permit),
-                placed,
-                done,
-                was_seen: false,
-                kept: None,
-            },
-        );
+        open.held
+            .insert(id, Held { watch, look_at, permit: Some(permit), placed, done, kept: None });
         Ok(())
     }
 
@@ -227,22 +218,26 @@ impl Connections {
         }
     }
 
-    /// Has those connections outlive this daemon that the instance has had since the last
-    /// call, and that were handed over whole. Whether there are newer ones.
+    /// Has those connections outlive this daemon that were handed over whole and are at least
+    /// as old as `age`. How long until the next one is, if there is one.
     ///
     /// # Errors
-    /// As many are kept as may be.
-    pub(super) fn keep_old_ones(&self) -> io::Result<bool> {
-        let mut has_newer = false;
+    /// This process has no descriptors left.
+    pub(super) fn keep_old_ones(&self, age: Duration) -> io::Result<Option<Duration>> {
+        let now_ns = monotonic_ns();
+        let mut next = None;
         let mut old = Vec::new();
-        for (id, held) in &mut self.open().held {
+        for (id, held) in &self.open().held {
             let Watch::Client(client) = &held.watch else { continue };
             if held.kept.is_some() {
                 continue;
             }
-            match mem::replace(&mut held.was_seen, true) {
-                true => old.push((*id, held.placed.instance, client.clone())),
-                false => has_newer = true,
+            let is_old = Duration::from_nanos(now_ns.saturating_sub(client.accepted_ns));
+            match age.checked_sub(is_old) {
+                None | Some(Duration::ZERO) => {
+                    old.push((*id, held.placed.instance, client.clone()));
+                }
+                Some(left) => next = Some(next.map_or(left, |next: Duration| next.min(left))),
             }
         }
         for (id, instance, client) in old {
@@ -251,16 +246,16 @@ impl Connections {
                 id,
                 peer: client.peer,
                 local: client.local,
+                accepted_ns: client.accepted_ns,
                 wants_head_only: client.wants_head_only,
             };
             let text = serde_json::to_string(&note).expect("plain data");
-            // Whoever accepts connections does not wait for that.
             let kept = keep_connection(client.socket.as_fd(), &text)?;
             if let Some(held) = self.open().held.get_mut(&id) {
                 held.kept = kept;
             }
         }
-        Ok(has_newer)
+        Ok(next)
     }
 
     // For connections that the gateway keeps for several requests.

@@ -6,7 +6,7 @@ use super::connections::{Connections, Due, LetGo, Outcome};
 use super::launch::{Client, End, FrozenInstance, Instance, Launched, Report};
 use super::patience::{Patience, Verdict};
 use crate::boots::{BootKind, BootRecord, Phases};
-use crate::config::FunctionName;
+use crate::config::{DomainName, FunctionName};
 use crate::service::Service;
 use crate::socket::traffic;
 use crate::tenants::Lease;
@@ -32,7 +32,7 @@ const IDLE_CHECK_MIN: Duration = Duration::from_millis(10);
 /// How long a killed instance may take to be gone before its clients are answered.
 const KILL_PATIENCE: Duration = Duration::from_millis(500);
 
-/// How long an instance, or a connection, lives before it is kept for the daemon that comes
+/// How long an instance lives, or a connection that was handed over, before it is kept for the daemon that comes
 /// after this one: most end before that, and cost nothing.
 const KEEP_AFTER: Duration = Duration::from_millis(150);
 
@@ -45,6 +45,10 @@ pub(crate) struct InstanceNote {
     pub image: String,
     /// When it was booted, in milliseconds since 1970.
     pub booted_ms: u64,
+    /// The function's tenant.
+    pub domain: Option<DomainName>,
+    /// Bytes of memory that it may use.
+    pub memory: u64,
 }
 
 /// What a keeper can be told.
@@ -243,18 +247,18 @@ impl Keeper {
             function: self.service.name().clone(),
             image: self.service.image().to_owned(),
             booted_ms: self.service.booted_ms(self.id),
+            domain: self.service.tenant().name().domain().cloned(),
+            memory: self.service.config().limits.memory.bytes(),
         };
         let note = serde_json::to_string(&note).expect("plain data");
-        let kept = self.instance.keep(&note).and_then(|()| self.connections.keep_old_ones());
-        self.keep_at = match kept {
-            Ok(true) => keep_time(),
-            Ok(false) => None,
-            Err(error) => {
-                let function = self.service.name();
-                tracing::debug!(%function, instance = self.id, "cannot be kept for the next daemon: {error}");
-                None
-            }
-        };
+        let kept = self.instance.keep(&note);
+        let next = kept.and_then(|()| self.connections.keep_old_ones(KEEP_AFTER));
+        self.keep_at = next.unwrap_or_else(|error| {
+            let function = self.service.name();
+            tracing::debug!(%function, instance = self.id, "cannot be kept for the next daemon: {error}");
+            None
+        })
+        .map(|left| Instant::now() + left);
     }
 
     /// Ends the instance if it has been idle for long enough. Instances become idle and

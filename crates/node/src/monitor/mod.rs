@@ -38,8 +38,10 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 const LONG_LIFE: Duration = Duration::from_secs(60);
 /// After so many crashes in a row, each in a shorter life, the monitor gives up.
 const CRASHES_MAX: u32 = 5;
-/// After so many, its instances are not taken over.
+/// From so many on, its instances are not taken over: it may be because of one of them.
 const CRASHES_WITH_INSTANCES: u32 = 2;
+/// The same for deaths of any kind: the host may be out of memory because of one of them.
+const DEATHS_WITH_INSTANCES: u32 = 10;
 /// How long the sandboxes of a daemon that has ended may take to be gone.
 const SANDBOXES_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -69,28 +71,38 @@ pub fn run(
     let Some(mut watch) = Watch::make(home, listening, weak_limits, user)? else {
         return Ok(None);
     };
-    let (mut pause, mut crashes) = (PAUSES.0, 0);
+    let (mut pause, mut crashes, mut deaths) = (PAUSES.0, 0, 0);
     loop {
         let started = Instant::now();
+        let has_inherited = watch.monitor.has_kept();
         let status = watch.one_life()?;
         if let Some(code) = status.exit_status() {
+            if code != 0 && has_inherited && !watch.stopping {
+                // It may be what it was to take over, which has ended now.
+                tracing::error!(
+                    "the daemon could not go on with what was left to it; starting one with nothing"
+                );
+                continue;
+            }
             return Ok(Some(u8::try_from(code).unwrap_or(1)));
         }
         if watch.stopping {
             return Ok(Some(1));
         }
         if started.elapsed() > LONG_LIFE {
-            (pause, crashes) = (PAUSES.0, 0);
+            (pause, crashes, deaths) = (PAUSES.0, 0, 0);
         }
         let signal = status.terminating_signal().unwrap_or_default();
         // Somebody has killed it, or the host was out of memory: it is not its fault.
-        crashes += u32::from(signal != libc::SIGKILL);
+        let has_crashed = signal != libc::SIGKILL;
+        crashes += u32::from(has_crashed);
+        deaths += 1;
         if crashes == CRASHES_MAX {
             tracing::error!("the daemon has crashed {crashes} times in a row");
             return Ok(Some(1));
         }
         tracing::error!("the daemon was ended by signal {signal}; starting it again");
-        if crashes == CRASHES_WITH_INSTANCES {
+        if has_crashed && crashes >= CRASHES_WITH_INSTANCES || deaths >= DEATHS_WITH_INSTANCES {
             watch.end_instances();
         }
         std::thread::sleep(pause);
@@ -255,7 +267,10 @@ impl Watch<'_> {
 
     /// Ends what the daemon that has ended had kept for the next.
     fn end_instances(&mut self) {
-        tracing::warn!("its instances end, too: it may have crashed because of one of them");
+        if !self.monitor.has_kept() {
+            return;
+        }
+        tracing::warn!("its instances end, too: it may have ended because of one of them");
         self.monitor.forget_kept();
         self.await_sandboxes();
     }

@@ -150,7 +150,7 @@ pub fn run_at(
         tracing::warn!("the daemon has ended; waiting for the next");
         // Nobody tells how it has ended.
         short_lives = if began.elapsed() > LONG_LIFE { 0 } else { short_lives + 1 };
-        if short_lives == CRASHES_WITH_INSTANCES && watch.monitor.has_kept() {
+        if short_lives >= CRASHES_WITH_INSTANCES {
             watch.end_instances();
         }
         thread::sleep(PAUSE);

@@ -2,8 +2,8 @@
 
 use super::{Service, Slot};
 use crate::boots::BootKind;
-use crate::gateway::Upstream;
 use crate::gateway::refusal::Refusal;
+use crate::gateway::{Upstream, attend_inherited};
 use crate::instance::{
     Change, Client, Connections, Delivery, Done, InstanceNote, InstanceState, Keeper, LaunchError,
     Launched, Place, Placed,
@@ -377,7 +377,7 @@ impl Service {
     /// Makes a launched instance, booted with a client's connection in it, one of the
     /// service's.
     fn adopt(self: &Arc<Self>, launched: Launched, first: Delivery, place: Place) -> Placed {
-        let id = self.shared.next_id();
+        let id = self.shared.next_instance();
         let placed = Placed { instance: id, waited: launched.kind == BootKind::Ready };
         let (commands, receiver) = mpsc::unbounded_channel();
         let instance = &launched.instance;
@@ -412,6 +412,7 @@ impl Service {
     pub(crate) fn take_over(
         self: &Arc<Self>,
         note: &InstanceNote,
+        lease: Lease,
         orphan: Orphan,
         connections: Vec<(Arc<Client>, KeptForSuccessor)>,
     ) -> Result<(), LaunchError> {
@@ -421,8 +422,6 @@ impl Service {
         }
         let capacity = self.shared.capacity().try_acquire_owned();
         let capacity = capacity.map_err(|_| no("this node runs as many instances as it may"))?;
-        let lease = self.tenant.room().try_enter(self.memory());
-        let lease = lease.ok_or_else(|| no("the quota of its tenant is used up"))?;
         let permit = |_: &_| self.permits.clone().try_acquire_owned().ok();
         let permits: Option<Vec<_>> = connections.iter().map(permit).collect();
         let permits = permits.ok_or_else(|| no("its function serves as many as it may"))?;
@@ -448,8 +447,8 @@ impl Service {
             upstreams: Vec::new(),
         };
         for ((client, kept), permit) in connections.into_iter().zip(permits) {
-            // Nobody else waits to hear how it goes.
-            let delivery = Delivery { client, permit, done: Box::new(|_, _| {}) };
+            let done = attend_inherited(self, client.clone());
+            let delivery = Delivery { client, permit, done };
             held.inherit(delivery, placed, kept);
         }
         let place = Place { _capacity: capacity, _lease: lease };

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::protocol::{
@@ -26,6 +27,23 @@ pub struct MonitorLink {
     last_key: AtomicU64,
     /// Ids that zygote parents of this process have taken.
     taken: Mutex<Vec<Range<u32>>>,
+    /// What nobody waits for, for a thread that does.
+    errands: OnceLock<Sender<Errand>>,
+    /// Times that the monitor has kept something no more.
+    refusals: AtomicU64,
+}
+
+/// Something that the monitor is to do and nobody waits for: a monitor that is busy, or
+/// stopped, holds up no client.
+#[derive(Debug)]
+enum Errand {
+    Keep {
+        request: Request,
+        note: Vec<u8>,
+        descriptors: Vec<OwnedFd>,
+    },
+    /// It is not answered.
+    Tell(Request),
 }
 
 static LINK: OnceLock<Arc<MonitorLink>> = OnceLock::new();
@@ -38,6 +56,8 @@ pub fn adopt(socket: OwnedFd, grant: Grant) -> Arc<MonitorLink> {
         last_group: AtomicU64::new(u64::from(grant.life) << 32),
         last_key: AtomicU64::new(u64::from(grant.life) << 32),
         taken: Mutex::default(),
+        errands: OnceLock::new(),
+        refusals: AtomicU64::new(0),
         grant,
     };
     LINK.get_or_init(|| Arc::new(link)).clone()
@@ -95,8 +115,7 @@ impl Keep {
 
 impl Drop for Keep {
     fn drop(&mut self) {
-        // A monitor that is gone keeps nothing.
-        let _ = send(&*lock(&self.link.socket), &Request::new(REQUEST_FORGET, self.key), &[]);
+        self.link.send(Errand::Tell(Request::new(REQUEST_FORGET, self.key)));
     }
 }
 
@@ -134,10 +153,11 @@ impl MonitorLink {
     }
 
     /// Has descriptors kept for the next daemon, with a note for it, and with them the
-    /// control groups with this number, if any.
+    /// control groups with this number, if any. Does not wait for it; a monitor that keeps as
+    /// much as it may counts as a refusal ([`MonitorLink::refusals`]).
     ///
     /// # Errors
-    /// The note is too long, or the monitor keeps as much as it may.
+    /// The note is too long, or this process has no descriptors left.
     pub(crate) fn keep(
         self: &Arc<Self>,
         kind: KeptKind,
@@ -150,11 +170,47 @@ impl MonitorLink {
         }
         let key = self.last_key.fetch_add(1, Ordering::Relaxed) + 1;
         let request = Request::keep(key, kind, group.unwrap_or_default());
-        let socket = lock(&self.socket);
-        let parts = [IoSlice::new(bytemuck::bytes_of(&request)), IoSlice::new(note)];
-        message::send(&*socket, &parts, descriptors)?;
-        receive_answer(&socket)?;
+        let own = descriptors.iter().map(|descriptor| descriptor.try_clone_to_owned());
+        let descriptors = own.collect::<io::Result<_>>()?;
+        self.send(Errand::Keep { request, note: note.to_vec(), descriptors });
         Ok(Keep { link: self.clone(), key })
+    }
+
+    /// How often the monitor has refused to keep something.
+    pub fn refusals(&self) -> u64 {
+        self.refusals.load(Ordering::Relaxed)
+    }
+
+    /// Leaves an errand to the thread that does them in turn.
+    fn send(self: &Arc<Self>, errand: Errand) {
+        let errands = self.errands.get_or_init(|| {
+            let (sender, receiver) = mpsc::channel();
+            let link = self.clone();
+            let thread = std::thread::Builder::new().name("monitor-errands".into());
+            // Without the thread nothing is kept, and nothing else is lost.
+            let _ = thread.spawn(move || link.do_errands(&receiver));
+            sender
+        });
+        let _ = errands.send(errand);
+    }
+
+    fn do_errands(&self, errands: &Receiver<Errand>) {
+        for errand in errands {
+            let socket = lock(&self.socket);
+            match errand {
+                // A monitor that is gone takes this process with it.
+                Errand::Tell(request) => drop(send(&*socket, &request, &[])),
+                Errand::Keep { request, note, descriptors } => {
+                    let parts = [IoSlice::new(bytemuck::bytes_of(&request)), IoSlice::new(&note)];
+                    let lent: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+                    let kept = message::send(&*socket, &parts, &lent)
+                        .and_then(|()| receive_answer(&socket));
+                    if kept.is_err() {
+                        self.refusals.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+        }
     }
 
     /// All that earlier daemons have had kept.
@@ -205,9 +261,8 @@ impl MonitorLink {
     }
 
     /// Has control groups removed as soon as nobody is in them.
-    pub(crate) fn remove_group(&self, number: u64) {
-        // A monitor that is gone takes this process with it, and the next one cleans up.
-        let _ = send(&*lock(&self.socket), &Request::new(REQUEST_REMOVE_GROUP, number), &[]);
+    pub(crate) fn remove_group(self: &Arc<Self>, number: u64) {
+        self.send(Errand::Tell(Request::new(REQUEST_REMOVE_GROUP, number)));
     }
 
     /// Binds a socket to a port that this process may not bind itself.

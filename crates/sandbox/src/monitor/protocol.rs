@@ -224,6 +224,13 @@ pub struct Grant {
     pub(crate) missing: Vec<Missing>,
 }
 
+impl Grant {
+    /// How many daemons of this monitor were before this one.
+    pub fn life(&self) -> u32 {
+        self.life
+    }
+}
+
 /// Most bytes of a [`send_start`].
 const START_MAX: usize = 64 << 10;
 

@@ -18,7 +18,7 @@ use super::protocol::{
     REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request,
     receive_request, send_kept,
 };
-use super::store::DescriptorStore;
+use super::store::{DescriptorStore, do_not_linger};
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
 use crate::limits::{self, Group, Hierarchy, WeakLimits};
@@ -131,6 +131,7 @@ impl Monitor {
         let Ok(Some((request, note))) = receive_request(socket, &mut descriptors) else {
             return false;
         };
+        descriptors.iter().for_each(do_not_linger);
         let done = match request.kind {
             REQUEST_PARENT => self.start_parent(descriptors).map(|()| Vec::new()),
             REQUEST_STATE_HELPER => {
@@ -254,7 +255,7 @@ impl Monitor {
 
     /// `EAGAIN` if this process has all the children that it may have.
     fn check_children(&self) -> io::Result<()> {
-        match children() >= self.children_max {
+        match children() >= self.children_max + self.store.parents() {
             true => Err(Errno::AGAIN.into()),
             false => Ok(()),
         }

@@ -10,6 +10,9 @@ use rustix::net::sockopt::set_socket_linger;
 
 use super::protocol::{KEPT_DESCRIPTORS_MAX, Kept, KeptKind, Request};
 
+/// Most zygote parents.
+const PARENTS_MAX: usize = 32;
+
 /// Descriptors by key. The notes beside them are the daemon's business.
 #[derive(Debug)]
 pub struct DescriptorStore {
@@ -44,6 +47,9 @@ impl DescriptorStore {
         }
         if self.kept.contains_key(&request.number) {
             return Err(Errno::EXIST.into());
+        }
+        if kind == KeptKind::Parent && self.parents() >= PARENTS_MAX {
+            return Err(Errno::NOSPC.into());
         }
         if self.kept.len() >= self.keys_max || self.descriptors + count > self.descriptors_max {
             return Err(Errno::NOSPC.into());
@@ -88,10 +94,13 @@ impl DescriptorStore {
 /// Closes descriptors without waiting for what was sent on connections, whatever the daemon has
 /// set (socket(7), `SO_LINGER`).
 fn close(kept: Kept) {
-    for descriptor in kept.descriptors {
-        // What is no socket has nothing to wait for.
-        let _ = set_socket_linger(&descriptor, None);
-    }
+    kept.descriptors.iter().for_each(do_not_linger);
+}
+
+/// See [`close`]; for what has just come, too.
+pub fn do_not_linger(descriptor: &OwnedFd) {
+    // What is no socket has nothing to wait for.
+    let _ = set_socket_linger(descriptor, None);
 }
 
 #[cfg(test)]

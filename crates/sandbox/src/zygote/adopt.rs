@@ -31,6 +31,12 @@ use crate::limits::{Hierarchy, Limits, ResourceLimits};
 use crate::monitor::{self, IdShare, Keep, Kept, KeptKind, MonitorLink};
 use crate::sandbox::Sandbox;
 
+/// Zygote parents of earlier daemons that are taken over: each daemon that is killed leaves one,
+/// as long as one of its sandboxes lives.
+const PARENTS_MAX: usize = 16;
+/// Looks at the children of a parent, at most, and the pause between two.
+const LOOKS: u32 = 50;
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// Descriptors of a sandbox: its control socket, its pidfd, its console.
 const OWN_DESCRIPTORS: usize = 3;
 
@@ -151,8 +157,20 @@ impl Connected {
         thread.spawn(move || keeper.go_on(pidfd)).map(drop)
     }
 
-    /// Ends all children that are not among `kept`: the daemon that knew them has ended.
+    /// Ends all children that are not among `kept`: the daemon that knew them has ended. Looks
+    /// until there are none: one look may miss some while others end (proc_pid_task_children(5)).
     fn end_others(&self, kept: &HashSet<u32>) {
+        for _ in 0..LOOKS {
+            if self.end_some_others(kept) == 0 {
+                return;
+            }
+            std::thread::sleep(LOOK_PAUSE);
+        }
+    }
+
+    /// Ends those that a look shows; how many there were.
+    fn end_some_others(&self, kept: &HashSet<u32>) -> usize {
+        let mut ended = 0;
         let path = format!("/proc/{0}/task/{0}/children", self.pid);
         let children = std::fs::read_to_string(path).unwrap_or_default();
         for child in children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()) {
@@ -163,8 +181,10 @@ impl Connected {
                 && parent_of(child) == Some(self.pid)
             {
                 let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+                ended += 1;
             }
         }
+        ended
     }
 }
 
@@ -251,45 +271,64 @@ impl Orphan {
 }
 
 /// Takes over what earlier daemons of this process's monitor have had kept. To be called once,
-/// before there are zygote parents. What cannot be understood ends.
+/// before there are zygote parents. What cannot be understood ends, and so do the sandboxes of
+/// the oldest zygote parents if there are more than [`PARENTS_MAX`].
 ///
 /// # Errors
 /// The monitor has ended.
 pub fn take_over(console: &Console) -> io::Result<Legacy> {
     let Some(link) = monitor::of_this_process() else { return Ok(Legacy::default()) };
-    let (mut parents, mut others) = (HashMap::new(), Vec::new());
     let mut legacy = Legacy::default();
-    for (keep, kept) in link.kept()? {
-        if kept.kind != KeptKind::Parent {
-            others.push((keep, kept));
-            continue;
-        }
+    let all = link.kept()?.into_iter();
+    let (mut parents, others): (Vec<_>, Vec<_>) =
+        all.partition(|(_, kept)| kept.kind == KeptKind::Parent);
+    if parents.len() > PARENTS_MAX {
+        let old = parents.len() - PARENTS_MAX;
+        legacy.problems.push(format!("{old} zygote parents are too many daemons old"));
+        parents.drain(..old);
+    }
+    let mut adopted = HashMap::new();
+    for (keep, kept) in parents {
         let key = keep.key();
         match Connected::adopt(&link, keep, kept) {
-            Ok(parent) => drop(parents.insert(key, parent)),
+            Ok(parent) => drop(adopted.insert(key, parent)),
             Err(error) => legacy.problems.push(format!("a zygote parent: {error}")),
         }
     }
     for (keep, kept) in others {
+        let group = kept.group;
         let result = match kept.kind {
-            KeptKind::Sandbox => {
-                orphan(&parents, console, keep, kept).map(|orphan| legacy.sandboxes.push(orphan))
-            }
+            KeptKind::Sandbox => orphan(&adopted, console, keep, kept)
+                .map(|orphan| legacy.sandboxes.push(orphan))
+                .inspect_err(|_| link.remove_group(group)),
             _ => connection(keep, kept).map(|connection| legacy.connections.push(connection)),
         };
         if let Err(error) = result {
             legacy.problems.push(error.to_string());
         }
     }
-    let pids = legacy.sandboxes.iter().map(|orphan| orphan.process.pid).collect();
-    for parent in parents.values() {
-        parent.end_others(&pids);
-        let own =
-            legacy.sandboxes.iter().filter(|orphan| Arc::ptr_eq(&orphan.process.parent, parent));
-        let ids = own.filter_map(|orphan| orphan.id());
-        parent.listen(ids.map(|id| link.take_id(id)).collect::<io::Result<_>>()?)?;
+    for parent in adopted.values() {
+        if let Err(error) = settle(&link, parent, &legacy.sandboxes) {
+            let is_others = |orphan: &Orphan| !Arc::ptr_eq(&orphan.process.parent, parent);
+            legacy.sandboxes.retain(is_others);
+            legacy.problems.push(format!("the sandboxes of a zygote parent: {error}"));
+        }
     }
     Ok(legacy)
+}
+
+/// Ends what a parent has besides these sandboxes, takes their ids, and listens to it.
+fn settle(
+    link: &Arc<MonitorLink>,
+    parent: &Arc<Connected>,
+    sandboxes: &[Orphan],
+) -> io::Result<()> {
+    let own = || sandboxes.iter().filter(|orphan| Arc::ptr_eq(&orphan.process.parent, parent));
+    parent.end_others(&own().map(|orphan| orphan.process.pid).collect());
+    let of_sandboxes = own().filter_map(Orphan::id);
+    let ids: io::Result<Vec<_>> =
+        of_sandboxes.chain([parent.first_id]).map(|id| link.take_id(id)).collect();
+    parent.listen(ids?)
 }
 
 fn orphan(
@@ -301,6 +340,11 @@ fn orphan(
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let note: SandboxNote = serde_json::from_slice(&kept.note)?;
     let parent = parents.get(&note.parent).ok_or_else(invalid)?.clone();
+    // Its id is reckoned from the slot.
+    let is_sound = |slot: u32| parent.first_id.checked_add(slot).is_some_and(|id| id < u32::MAX);
+    if !note.slot.is_none_or(is_sound) {
+        return Err(invalid());
+    }
     let mut own = kept.descriptors;
     if own.len() < OWN_DESCRIPTORS {
         return Err(invalid());
