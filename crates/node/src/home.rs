@@ -79,6 +79,14 @@ pub enum HomeError {
         /// Its group id.
         gid: u32,
     },
+    /// Some of a build's directory is a link.
+    #[error("{} leads to {}; remove the link", path.display(), real.display())]
+    Elsewhere {
+        /// The directory.
+        path: PathBuf,
+        /// Where it is.
+        real: PathBuf,
+    },
     /// Another daemon serves the directory.
     #[error("another daemon already serves {}; stop it, or set THAW_HOME to another directory", path.display())]
     Locked {
@@ -201,6 +209,21 @@ impl Home {
         let path = self.root.join("work").join(function);
         self.make_directory(&path)?;
         Ok(path)
+    }
+
+    /// One that is bound into the sandboxes of builds, made if missing.
+    ///
+    /// # Errors
+    /// It cannot be made, or lies elsewhere: a build writes there with the rights of whoever
+    /// builds.
+    pub fn kept(&self, function: &str, name: &str) -> Result<PathBuf, HomeError> {
+        let path = self.work(function)?.join(name);
+        self.make_directory(&path)?;
+        match fs::canonicalize(&path) {
+            Ok(real) if real == path => Ok(path),
+            Ok(real) => Err(HomeError::Elsewhere { path, real }),
+            Err(error) => Err(HomeError::Unusable { path, error }),
+        }
     }
 
     /// Makes a directory in it, for its owner.
@@ -342,6 +365,13 @@ mod tests {
         assert!(matches!(home.lock(), Err(HomeError::Unusable { .. })));
         assert!(home.work("function").is_err());
         assert!(home.logs().is_err());
+        fs::remove_file(home.root().join("work")).unwrap();
+        let work = home.work("function").unwrap();
+        assert_eq!(home.kept("function", "home").unwrap(), work.join("home"));
+        // One to which the owner could write is not bound either.
+        std::os::unix::fs::symlink(work.join("home"), work.join("packages")).unwrap();
+        let error = home.kept("function", "packages").unwrap_err();
+        assert!(matches!(error, HomeError::Elsewhere { .. }), "{error}");
         let token = AdminToken::read_or_create(&home.admin_token(), "--admin-token-file");
         assert!(token.is_err(), "the daemon would be told");
         assert_eq!(fs::read_dir(&roots).unwrap().count(), 1);

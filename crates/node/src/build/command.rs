@@ -251,10 +251,8 @@ impl Commands<'_> {
 
     /// A directory of the function that is kept from build to build.
     pub fn kept(&self, name: &str) -> io::Result<PathBuf> {
-        let work = self.home.work(self.config.name.as_str());
-        let path = work.map_err(|error| io::Error::other(error.to_string()))?.join(name);
-        std::fs::create_dir_all(&path)?;
-        Ok(path)
+        let kept = self.home.kept(self.config.name.as_str(), name);
+        kept.map_err(|error| io::Error::other(error.to_string()))
     }
 
     fn environment(&self) -> Vec<OsString> {
