@@ -20,6 +20,7 @@ pub mod zygote;
 pub mod fuzzing;
 
 mod area;
+mod join;
 mod message;
 mod pagemap;
 mod state;

@@ -1,10 +1,10 @@
 //! How a process becomes the daemon: what it keeps of root's rights and of the host's
 //! files.
 
-use super::Start;
+use super::{Start, UserKind};
 use crate::daemon::Prepared;
 use crate::home::Home;
-use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
+use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags, mkdirat, openat, statvfs, symlinkat};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount,
@@ -45,13 +45,13 @@ pub fn become_daemon() -> io::Result<Inherited> {
     let mut start: Start = serde_json::from_slice(&text)?;
     let prepared = Prepared::inherited(&start.home, descriptors, start.token.take())?;
     enter_root(&start)?;
-    give_up_rights(start.user)?;
+    give_up_rights(start.user.ids, start.user.kind)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != parent {
         // The monitor has ended before it could be noticed.
         return Err(Errno::PIPE.into());
     }
-    super::filter::install()?;
+    super::filter::install(start.user.kind)?;
     monitor::adopt(socket, start.grant);
     Ok(Inherited { home: start.home, prepared })
 }
@@ -62,7 +62,7 @@ pub fn become_daemon() -> io::Result<Inherited> {
 /// and what they load and connect to).
 const SEEN: [(&str, Access); 9] = [
     ("/proc", Access::Read),
-    ("/sys/fs/cgroup", Access::Write),
+    (CONTROL_GROUPS, Access::Write),
     ("/dev/null", Access::Write),
     ("/etc", Access::Read),
     ("/usr/lib", Access::Read),
@@ -71,6 +71,8 @@ const SEEN: [(&str, Access); 9] = [
     ("/lib64", Access::Read),
     ("/run/systemd/resolve", Access::Read),
 ];
+
+const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
@@ -128,17 +130,27 @@ impl Place {
                     openat(CWD, &inside, flags, Mode::from_raw_mode(0o444))?;
                 }
                 move_mount(tree, "", CWD, &inside, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-                let flags = MountFlags::NOSUID
-                    | if *access == Access::Read {
-                        MountFlags::RDONLY
-                    } else {
-                        MountFlags::empty()
-                    };
-                mount_remount(&inside, MountFlags::BIND | flags, c"")?;
-                Ok(())
+                let mut flags = MountFlags::BIND | MountFlags::NOSUID | flags_of(&inside)?;
+                if *access == Access::Read {
+                    flags |= MountFlags::RDONLY;
+                }
+                Ok(mount_remount(&inside, flags, c"")?)
             }
         }
     }
+}
+
+/// What is forbidden on a mount already, and must stay so: a mount that came from another
+/// user namespace is changed as a whole, and may not be allowed more (mount_namespaces(7)).
+fn flags_of(path: &Path) -> io::Result<MountFlags> {
+    let present = statvfs(path)?.f_flag;
+    let all = [
+        (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
+    ];
+    let present = all.into_iter().filter(|(flag, _)| present.contains(*flag));
+    Ok(present.map(|(_, flag)| flag).collect())
 }
 
 /// Enters a root directory with the home and [`SEEN`].
@@ -147,8 +159,12 @@ fn enter_root(start: &Start) -> io::Result<()> {
     #[allow(unsafe_code)]
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    let seen = SEEN.iter().map(|(path, access)| (Path::new(path), *access));
-    let own = start.linked.iter().map(PathBuf::as_path).chain([start.home.root()]);
+    let seen = SEEN.iter().map(|(path, access)| {
+        // All of the caller's control groups are this process's, too; it gets its own below.
+        let is_callers = start.user.kind == UserKind::Caller && *path == CONTROL_GROUPS;
+        (Path::new(path), if is_callers { Access::Read } else { *access })
+    });
+    let own = start.writable.iter().map(PathBuf::as_path).chain([start.home.root()]);
     let own = own.map(|path| (path, Access::Write));
     let mut places = Vec::new();
     for (path, access) in seen.chain(own) {
@@ -176,7 +192,7 @@ fn enter_root(start: &Start) -> io::Result<()> {
 }
 
 /// Becomes `user`, without a capability and without a way to get one.
-fn give_up_rights(user: DaemonIds) -> io::Result<()> {
+fn give_up_rights(user: DaemonIds, kind: UserKind) -> io::Result<()> {
     clear_ambient_capability_set()?;
     for bit in 0..64 {
         let capability = CapabilitySet::from_bits_retain(1 << bit);
@@ -187,7 +203,11 @@ fn give_up_rights(user: DaemonIds) -> io::Result<()> {
             Err(_) => break,
         }
     }
-    set_thread_groups(&[])?;
+    match set_thread_groups(&[]) {
+        // A user without a range in /etc/subuid cannot drop groups (user_namespaces(7)).
+        Err(Errno::PERM) if kind == UserKind::Caller => {}
+        result => result?,
+    }
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
     set_thread_res_gid(gid, gid, gid)?;
     set_thread_res_uid(uid, uid, uid)?;

@@ -4,14 +4,16 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
+use super::caller::CallerNamespaces;
 use super::namespace::UserNamespace;
 use super::protocol::{
     Answer, Grant, REQUEST_BIND, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP,
@@ -19,8 +21,9 @@ use super::protocol::{
 };
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
+use crate::join::Join;
 use crate::limits::{self, Group, Hierarchy, WeakLimits};
-use crate::state::{Join, launcher};
+use crate::state::launcher;
 use crate::sys;
 use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, receive, refuse_weak_limits, send};
 
@@ -52,8 +55,11 @@ const BOUND_MAX: u32 = 4096;
 #[derive(Debug)]
 pub struct Monitor {
     ids: DaemonIds,
-    range: IdRange,
-    namespace: UserNamespace,
+    /// Held for as long as there are sandboxes with these ids.
+    _range: Option<IdRange>,
+    /// See [`Grant`].
+    slots: u32,
+    namespaces: Namespaces,
     groups: Arc<Hierarchy>,
     made: HashMap<u64, Group>,
     bound: u32,
@@ -63,6 +69,30 @@ pub struct Monitor {
     groups_max: usize,
     /// [`CHILDREN_MAX`].
     children_max: usize,
+}
+
+/// Why a daemon cannot be kept from the other processes of its user.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct NoNamespaces(io::Error);
+
+/// The namespaces of a daemon's sandboxes.
+#[derive(Debug)]
+enum Namespaces {
+    /// The monitor is root, and the daemon another user.
+    OfRoot(UserNamespace),
+    /// Both are the same user.
+    OfCaller(Box<CallerNamespaces>),
+}
+
+impl Namespaces {
+    /// The user namespace of the sandboxes.
+    fn of_sandboxes(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::OfRoot(namespace) => namespace.as_fd(),
+            Self::OfCaller(namespaces) => namespaces.of_sandboxes(),
+        }
+    }
 }
 
 impl Monitor {
@@ -83,27 +113,89 @@ impl Monitor {
             Err(error) if forbids_namespaces(&error) => return Ok(None),
             Err(source) => return Err(during("make a user namespace")(source)),
         };
+        let slots = range.slots;
+        Self::with(ids, Some(range), slots, Namespaces::OfRoot(namespace), weak_limits).map(Some)
+    }
+
+    /// Makes what a daemon with the caller's own ids needs; or why the host has not the user
+    /// and pid namespaces that keep it from the caller's other processes. To be called by
+    /// another user than root, before there are threads or children.
+    ///
+    /// # Errors
+    /// The host does not keep limits.
+    pub fn of_caller(
+        ids: DaemonIds,
+        weak_limits: WeakLimits,
+    ) -> Result<Result<Self, NoNamespaces>, ZygoteError> {
+        let during = |step| move |source| ZygoteError::Parent { step, source };
+        // One more for root of their user namespace.
+        let range = IdRange::reserve(FIRST_ID, SANDBOXES_MAX + 1).map_err(during(RESERVE_IDS))?;
+        let namespaces = match CallerNamespaces::make(ids, range.as_ref()) {
+            Ok(namespaces) => Box::new(namespaces),
+            Err(error) if forbids_namespaces(&error) => return Ok(Err(NoNamespaces(error))),
+            Err(source) => return Err(during("make its namespaces")(source)),
+        };
+        let slots = namespaces.slots();
+        Self::with(ids, range, slots, Namespaces::OfCaller(namespaces), weak_limits).map(Ok)
+    }
+
+    fn with(
+        ids: DaemonIds,
+        range: Option<IdRange>,
+        slots: u32,
+        namespaces: Namespaces,
+        weak_limits: WeakLimits,
+    ) -> Result<Self, ZygoteError> {
         let groups = limits::discover();
         if weak_limits == WeakLimits::Refuse {
             refuse_weak_limits(groups.missing())?;
         }
-        Ok(Some(Self {
+        Ok(Self {
             ids,
-            range,
-            namespace,
+            _range: range,
+            slots,
+            namespaces,
             groups,
             made: HashMap::new(),
             bound: 0,
             life: 0,
             groups_max: GROUPS_MAX,
             children_max: CHILDREN_MAX,
-        }))
+        })
+    }
+
+    /// Starts the daemon: `command`, which goes on as a child of the calling thread, in the
+    /// namespaces of the daemon if it has the caller's ids. To be called in a process with
+    /// one thread.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn spawn_daemon(&mut self, mut command: Command) -> io::Result<Pid> {
+        match &mut self.namespaces {
+            Namespaces::OfRoot(_) => spawn(command_with_nothing(&mut command)),
+            Namespaces::OfCaller(namespaces) => {
+                namespaces.renew()?;
+                namespaces.spawn(command)
+            }
+        }
+    }
+
+    /// Whether the calling thread has children that were made for a daemon, which has ended:
+    /// its zygote parents.
+    pub fn has_children(&self) -> bool {
+        let stays = |child: &str| match &self.namespaces {
+            Namespaces::OfRoot(_) => false,
+            Namespaces::OfCaller(namespaces) => {
+                child.parse().is_ok_and(|pid| namespaces.is_init(pid))
+            }
+        };
+        children().split_whitespace().any(|child| !stays(child))
     }
 
     /// What the daemon is told at its start.
     pub fn grant(&self) -> Grant {
         Grant {
-            ids: self.range.slots,
+            ids: self.slots,
             life: self.life,
             places: self.groups.places().to_vec(),
             missing: self.groups.missing().to_vec(),
@@ -150,7 +242,7 @@ impl Monitor {
         let [control, kernel] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
         let mut launcher = Command::new("/proc/self/exe");
         launcher
-            .arg(PARENT_ARGUMENT)
+            .args([PARENT_ARGUMENT, Join::AsRoot.argument()])
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::from(control))
@@ -163,29 +255,23 @@ impl Monitor {
         let [socket, pid_namespace] =
             <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
         let id = u32::try_from(id).map_err(|_| Errno::INVAL)?;
-        self.launch(launcher(socket, pid_namespace, id, Join::Nothing))
+        self.launch(launcher(socket, pid_namespace, id, Join::AsRoot))
     }
 
-    /// Starts a launcher as root of the daemon's user namespace, and as nobody outside. It
-    /// ends as soon as it has forked what is wanted; what went wrong it says on the
-    /// socket that it was given. Nobody waits for it here: it waits for the daemon.
+    /// Starts a launcher, which becomes root of the daemon's user namespace, and nobody
+    /// outside ([`Join::AsRoot`]). It ends as soon as it has forked what is wanted; what went
+    /// wrong it says on the socket that it was given. Nobody waits for it here: it waits for
+    /// the daemon.
     fn launch(&self, mut launcher: Command) -> io::Result<()> {
-        let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
-        if children.split_whitespace().count() >= self.children_max {
+        if children().split_whitespace().count() >= self.children_max {
             return Err(Errno::AGAIN.into());
         }
-        let namespace = self.namespace.as_fd().as_raw_fd();
-        // SAFETY: between fork and exec nothing is called but the host; the descriptor
-        // is open as long as `self` lives.
-        unsafe {
-            launcher.pre_exec(move || {
-                sys::reset_signals();
-                sys::close_on_exec_from(3)?;
-                UserNamespace::enter_as_root(BorrowedFd::borrow_raw(namespace))
-            });
-        }
+        launcher.stderr(self.namespaces.of_sandboxes().try_clone_to_owned()?);
         // The caller of this library reaps all children.
-        launcher.spawn().map(drop)
+        match &self.namespaces {
+            Namespaces::OfRoot(_) => spawn(command_with_nothing(&mut launcher)).map(drop),
+            Namespaces::OfCaller(namespaces) => namespaces.spawn(launcher).map(drop),
+        }
     }
 
     fn make_group(&mut self, number: u64) -> io::Result<Vec<OwnedFd>> {
@@ -216,6 +302,26 @@ impl Monitor {
         self.bound += 1;
         bind(address, transport)
     }
+}
+
+/// The process ids of the calling thread's children.
+fn children() -> String {
+    std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default()
+}
+
+/// Lets a command inherit its standard streams and no more.
+fn command_with_nothing(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec nothing is called but the host.
+    unsafe {
+        command.pre_exec(|| {
+            sys::reset_signals();
+            sys::close_on_exec_from(3)
+        })
+    }
+}
+
+fn spawn(command: &mut Command) -> io::Result<Pid> {
+    Ok(Pid::from_child(&command.spawn()?))
 }
 
 /// Whether the host has no user namespaces for anybody (user_namespaces(7)), which is more
