@@ -276,6 +276,29 @@ mod tests {
         assert!(families.into_iter().all(|family| family != libc::AF_UNIX as u64));
     }
 
+    /// A filter holds for the thread that installs it, which is not the test's.
+    #[test]
+    fn the_callers_daemon_reaches_no_socket_with_a_path() {
+        use rustix::io::Errno;
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socket, socketpair};
+        let tried = std::thread::spawn(|| {
+            install(UserKind::Caller).unwrap();
+            let unix = |kind| socket(AddressFamily::UNIX, kind, None).map(drop);
+            let pair =
+                |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).map(drop);
+            [
+                unix(SocketType::STREAM),
+                unix(SocketType::DGRAM),
+                pair(SocketType::DGRAM),
+                pair(SocketType::STREAM),
+                pair(SocketType::SEQPACKET),
+                socket(AddressFamily::INET, SocketType::STREAM, None).map(drop),
+            ]
+        });
+        let refused = Err(Errno::PERM);
+        assert_eq!(tried.join().unwrap(), [refused, refused, refused, Ok(()), Ok(()), Ok(())]);
+    }
+
     #[test]
     fn nothing_on_the_list_makes_or_changes_other_processes() {
         for forbidden in [

@@ -145,7 +145,8 @@ impl Watch<'_> {
         let (socket, remote) = monitor::socket_pair()?;
         // A daemon that does not read its answers is not waited for.
         rustix::io::ioctl_fionbio(&socket, true).map_err(io::Error::from)?;
-        let daemon = self.monitor.spawn_daemon(command(remote))?;
+        let daemon = self.monitor.spawn_daemon(|| Ok(command(remote.try_clone()?)))?;
+        drop(remote);
         let start = Start {
             grant: self.monitor.grant(),
             user: self.user,

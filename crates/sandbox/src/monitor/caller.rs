@@ -20,13 +20,14 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
-    DumpableBehavior, Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, set_dumpable_behavior,
-    set_parent_process_death_signal, setsid, waitid,
+    DumpableBehavior, Pid, Signal, WaitId, WaitIdOptions, WaitOptions, pidfd_send_signal,
+    set_dumpable_behavior, set_parent_process_death_signal, setsid, wait, waitid,
 };
 use rustix::thread::{
     CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags,
@@ -50,6 +51,9 @@ const KEPT_OVER_EXEC: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::SYS_CHROOT)
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SETPCAP);
+
+/// How long the processes of a pid namespace that is ended may take to be gone.
+const END_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The namespaces of a daemon and its sandboxes.
 #[derive(Debug)]
@@ -95,16 +99,16 @@ impl CallerNamespaces {
         self.slots
     }
 
-    /// Makes the pid namespace anew if its process 1 has ended, and all others with it.
+    /// Ends everything in the pid namespace and makes it anew: once its process 1 begins to
+    /// end, no other process can be made there.
     ///
     /// To be called in a process with one thread.
     ///
     /// # Errors
     /// The host's.
     pub fn renew(&mut self) -> io::Result<()> {
-        if self.pids.has_ended()? {
-            self.pids = PidNamespace::make(self.user.as_fd())?;
-        }
+        self.pids.end()?;
+        self.pids = PidNamespace::make(self.user.as_fd())?;
         Ok(())
     }
 
@@ -122,7 +126,7 @@ impl CallerNamespaces {
     ///
     /// # Errors
     /// The host's.
-    pub fn spawn(&self, mut command: Command) -> io::Result<Pid> {
+    pub fn spawn(&self, command: &mut Command) -> io::Result<Pid> {
         let (told, tell) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let (user, pids) = (self.user.as_raw_fd(), self.pids.namespace.as_raw_fd());
         let tell_pid = tell.as_raw_fd();
@@ -317,10 +321,21 @@ impl PidNamespace {
         }
     }
 
-    /// Whether process 1 has ended: then no other can be made.
-    fn has_ended(&self) -> io::Result<bool> {
-        let mut events = [PollFd::new(&self.init, PollFlags::IN)];
-        Ok(poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
+    /// Ends process 1, and all others with it. Reaps what is a child of the calling thread.
+    fn end(&self) -> io::Result<()> {
+        let deadline = Instant::now() + END_PATIENCE;
+        let _ = pidfd_send_signal(&self.init, Signal::KILL);
+        loop {
+            // It waits until all others are reaped (pid_namespaces(7)).
+            while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+            let mut events = [PollFd::new(&self.init, PollFlags::IN)];
+            if poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }))? > 0 {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(Errno::TIMEDOUT.into());
+            }
+        }
     }
 }
 

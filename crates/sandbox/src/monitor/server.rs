@@ -164,18 +164,26 @@ impl Monitor {
         })
     }
 
-    /// Starts the daemon: `command`, which goes on as a child of the calling thread, in the
-    /// namespaces of the daemon if it has the caller's ids. To be called in a process with
-    /// one thread.
+    /// Starts the daemon: the command that `command` makes, which goes on as a child of the
+    /// calling thread, in the namespaces of the daemon if it has the caller's ids. To be
+    /// called in a process with one thread.
     ///
     /// # Errors
     /// The host's.
-    pub fn spawn_daemon(&mut self, mut command: Command) -> io::Result<Pid> {
+    pub fn spawn_daemon(&mut self, command: impl Fn() -> io::Result<Command>) -> io::Result<Pid> {
         match &mut self.namespaces {
-            Namespaces::OfRoot(_) => spawn(command_with_nothing(&mut command)),
+            Namespaces::OfRoot(_) => spawn(command_with_nothing(&mut command()?)),
             Namespaces::OfCaller(namespaces) => {
-                namespaces.renew()?;
-                namespaces.spawn(command)
+                let mut first = command()?;
+                match namespaces.spawn(&mut first) {
+                    // Process 1 of their pid namespace ends, or has ended (pid_namespaces(7)).
+                    Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                        drop(first);
+                        namespaces.renew()?;
+                        namespaces.spawn(&mut command()?)
+                    }
+                    spawned => spawned,
+                }
             }
         }
     }
@@ -270,7 +278,7 @@ impl Monitor {
         // The caller of this library reaps all children.
         match &self.namespaces {
             Namespaces::OfRoot(_) => spawn(command_with_nothing(&mut launcher)).map(drop),
-            Namespaces::OfCaller(namespaces) => namespaces.spawn(launcher).map(drop),
+            Namespaces::OfCaller(namespaces) => namespaces.spawn(&mut launcher).map(drop),
         }
     }
 
