@@ -16,6 +16,8 @@ use thaw_e2e::{
 
 const WARM: &str = "template = false";
 const FORK: &str = "template = true";
+/// Bytes of memory that functions have if they do not say.
+const DEFAULT_LIMIT: u64 = 256 << 20;
 
 /// A daemon of another user's. The daemon is dropped first.
 struct Served {
@@ -127,11 +129,10 @@ fn copies_are_booted_as_ever() {
             files.any(|file| file.path().extension().is_some_and(|e| e == "workingset"))
         });
         // People see the numbers of their own pid namespace.
-        for instance in daemon.instances("fork") {
-            let pid = instance["pid"].as_u64().expect("a process id") as u32;
-            let below = descendants(daemon.main_pid());
-            assert!(below.iter().any(|process| process.pid == pid), "{instance}");
-        }
+        let detail = daemon.admin("/functions/fork").json();
+        let template = detail["standby"]["template"].as_u64().expect("a template") as u32;
+        let below = descendants(daemon.main_pid());
+        assert!(below.iter().any(|process| process.pid == template), "{template}: {below:?}");
         let address = fs::read_to_string(daemon.home().join("daemon.json")).expect("an address");
         assert!(address.contains(&format!("\"pid\": {}", daemon.pid())), "{address}");
         let listed = run(user.thaw().arg("ps"));
@@ -164,10 +165,8 @@ fn the_daemon_sees_its_home_and_little_else() {
             let (point, options) =
                 (fields.next().expect("a path"), fields.next().expect("options"));
             let is_writable = options.split(',').any(|option| option == "rw");
-            // A control group that is written to is the sandboxes', or it is another mount below.
-            let may_be = Path::new(point) == home
-                || point == "/dev/null"
-                || point.starts_with("/sys/fs/cgroup/");
+            // There are no control groups of its own here.
+            let may_be = Path::new(point) == home || point == "/dev/null";
             assert!(!is_writable || may_be, "{line}");
         }
         // And of the launchers' processes, which the daemon may look into, nothing.
@@ -332,18 +331,24 @@ fn the_zygote_parent_is_nobody_outside_its_namespace() {
         assert_eq!(fs::read_dir(format!("/proc/{parent}/root")).expect("its root").count(), 0);
         // Where sandboxes have ids of their own, the caller's is not among theirs.
         let map = fs::read_to_string(format!("/proc/{parent}/uid_map")).expect("it runs");
-        let fields: Vec<u32> = map.split_whitespace().filter_map(|n| n.parse().ok()).collect();
-        let &[inside, outside, count] = &fields[..] else { panic!("{map}") };
-        assert_eq!(inside, 0);
-        if count > 1 {
-            assert!(!(outside..outside + count).contains(&user.uid()), "{map}");
+        let ranges: Vec<_> = map
+            .lines()
+            .map(|line| {
+                let numbers: Vec<u32> =
+                    line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+                let &[_inside, outside, count] = &numbers[..] else { panic!("{map}") };
+                outside..outside + count
+            })
+            .collect();
+        if ranges.len() > 1 {
+            assert!(!ranges.iter().any(|range| range.contains(&user.uid())), "{map}");
             for process in descendants(daemon.main_pid()) {
                 let is_sandbox = process.name.starts_with("thaw-kernel");
                 let uid = status(process.pid, "Uid")[0].clone();
                 assert!(!is_sandbox || uid != user.uid().to_string(), "{process:?}");
             }
         } else {
-            assert_eq!(outside, user.uid());
+            assert_eq!(ranges, [user.uid()..user.uid() + 1]);
         }
         assert_eq!(daemon.stop(), Some(0));
     }
@@ -464,6 +469,94 @@ while time.monotonic() < until:
 os.kill(pid, signal.SIGKILL)
 print("it did not end")
 "#;
+
+/// Control groups of version 1 that are a user's, in which the calling thread is for a while.
+struct OwnGroups {
+    name: String,
+    before: Vec<(&'static str, String)>,
+}
+
+impl OwnGroups {
+    const TREES: [&'static str; 4] = ["memory", "cpu", "cpuacct", "pids"];
+
+    /// `None` where they cannot be made.
+    fn enter(user: &User) -> Option<Self> {
+        let directory = |tree: &str| Path::new("/sys/fs/cgroup").join(tree);
+        if !Self::TREES.iter().all(|tree| directory(tree).join("tasks").exists()) {
+            return None;
+        }
+        let groups = fs::read_to_string("/proc/thread-self/cgroup").expect("its groups");
+        let own = |tree: &&'static str| {
+            let line = groups.lines().find(|line| line.split(':').nth(1) == Some(tree));
+            Some((*tree, line?.splitn(3, ':').nth(2)?.to_owned()))
+        };
+        let before = Self::TREES.iter().map(own).collect::<Option<Vec<_>>>()?;
+        let name = format!("thaw-e2e-{}-{}", std::process::id(), user.uid());
+        for tree in Self::TREES {
+            let group = directory(tree).join(&name);
+            fs::create_dir(&group).ok()?;
+            user.own(&group);
+            fs::write(group.join("tasks"), "0").ok()?;
+        }
+        Some(Self { name, before })
+    }
+
+    fn leave(&self) {
+        for (tree, path) in &self.before {
+            fs::write(format!("/sys/fs/cgroup/{tree}{path}/tasks"), "0").expect("its own group");
+        }
+    }
+
+    fn directory(&self, tree: &str) -> PathBuf {
+        Path::new("/sys/fs/cgroup").join(tree).join(&self.name)
+    }
+}
+
+impl Drop for OwnGroups {
+    fn drop(&mut self) {
+        for tree in Self::TREES {
+            let directory = self.directory(tree);
+            for group in fs::read_dir(&directory).into_iter().flatten().flatten() {
+                let _ = fs::remove_dir(group.path());
+            }
+            let _ = fs::remove_dir(directory);
+        }
+    }
+}
+
+/// The monitor makes the groups of sandboxes, the daemon sets their limits, and no others.
+#[test]
+fn the_daemon_writes_control_groups_of_its_sandboxes_only() {
+    for user in users() {
+        let Some(groups) = OwnGroups::enter(&user) else {
+            return skip("there are no control groups of version 1 to be given to a user");
+        };
+        let Served { daemon, user: _user } = serve(user);
+        groups.leave();
+        assert_eq!(get(daemon.gateway(), "warm", "/").status, 200, "{}", daemon.log());
+        assert!(!daemon.log().contains("does not enforce"), "{}", daemon.log());
+        let limits = || -> Vec<u64> {
+            let all = fs::read_dir(groups.directory("memory")).expect("groups").flatten();
+            let texts = all.filter_map(|group| {
+                fs::read_to_string(group.path().join("memory.limit_in_bytes")).ok()
+            });
+            texts.filter_map(|text| text.trim().parse().ok()).collect()
+        };
+        let has_limit = || limits().contains(&DEFAULT_LIMIT);
+        wait_until("a sandbox has the limit of its function", || {
+            let _ = get(daemon.gateway(), "fork", "/");
+            has_limit()
+        });
+        let mounts = fs::read_to_string(format!("/proc/{}/mountinfo", daemon.pid())).expect("it");
+        for line in mounts.lines().filter(|line| line.contains(" /sys/fs/cgroup")) {
+            let mut fields = line.split(' ').skip(4);
+            let (point, options) = (fields.next().expect("a path"), fields.next().expect("it"));
+            let is_writable = options.split(',').any(|option| option == "rw");
+            assert_eq!(is_writable, point.ends_with(&groups.name), "{line}");
+        }
+        assert_eq!(daemon.stop(), Some(0));
+    }
+}
 
 /// Whether a process of the daemon's has ended and nobody has asked how.
 #[test]

@@ -4,7 +4,7 @@
 use super::{Start, UserKind};
 use crate::daemon::Prepared;
 use crate::home::Home;
-use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags, mkdirat, openat, statvfs, symlinkat};
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount,
@@ -18,7 +18,7 @@ use rustix::thread::{
 };
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use thaw_sandbox::monitor::{self, DaemonIds};
 
@@ -87,7 +87,7 @@ struct Place {
 }
 
 enum Content {
-    Mount { tree: OwnedFd, is_directory: bool, access: Access },
+    Mount { tree: OwnedFd, is_directory: bool },
     Link(PathBuf),
 }
 
@@ -106,8 +106,9 @@ impl Place {
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_RECURSIVE;
         let tree = open_tree(CWD, &path, flags)?;
+        restrict(&tree, access)?;
         let is_directory = attributes.is_dir();
-        Ok(Some(Self { path, content: Content::Mount { tree, is_directory, access } }))
+        Ok(Some(Self { path, content: Content::Mount { tree, is_directory } }))
     }
 
     /// Puts it at its path below the working directory.
@@ -119,7 +120,7 @@ impl Place {
         }
         match &self.content {
             Content::Link(target) => Ok(symlinkat(target, CWD, &inside)?),
-            Content::Mount { tree, is_directory, access } => {
+            Content::Mount { tree, is_directory } => {
                 if *is_directory {
                     match mkdirat(CWD, &inside, Mode::from_raw_mode(0o755)) {
                         Ok(()) | Err(Errno::EXIST) => {}
@@ -130,27 +131,36 @@ impl Place {
                     openat(CWD, &inside, flags, Mode::from_raw_mode(0o444))?;
                 }
                 move_mount(tree, "", CWD, &inside, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-                let mut flags = MountFlags::BIND | MountFlags::NOSUID | flags_of(&inside)?;
-                if *access == Access::Read {
-                    flags |= MountFlags::RDONLY;
-                }
-                Ok(mount_remount(&inside, flags, c"")?)
+                Ok(())
             }
         }
     }
 }
 
-/// What is forbidden on a mount already, and must stay so: a mount that came from another
-/// user namespace is changed as a whole, and may not be allowed more (mount_namespaces(7)).
-fn flags_of(path: &Path) -> io::Result<MountFlags> {
-    let present = statvfs(path)?.f_flag;
-    let all = [
-        (StatVfsMountFlags::RDONLY, MountFlags::RDONLY),
-        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
-        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
-    ];
-    let present = all.into_iter().filter(|(flag, _)| present.contains(*flag));
-    Ok(present.map(|(_, flag)| flag).collect())
+/// Forbids what is not needed on all mounts of a tree (mount_setattr(2)). What is forbidden
+/// there already stays so.
+#[allow(unsafe_code)]
+fn restrict(tree: &OwnedFd, access: Access) -> io::Result<()> {
+    let read_only = if access == Access::Read { libc::MOUNT_ATTR_RDONLY } else { 0 };
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_NOSUID | read_only,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: 0,
+    };
+    // SAFETY: the call reads an empty path and the attributes, whose size it is told; both
+    // outlive it.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH | libc::AT_RECURSIVE,
+            &raw const attributes,
+            size_of_val(&attributes),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Enters a root directory with the home and [`SEEN`].

@@ -17,22 +17,23 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, Zeroable};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
-    DumpableBehavior, Pid, Signal, WaitId, WaitIdOptions, WaitOptions, pidfd_send_signal,
-    set_dumpable_behavior, set_parent_process_death_signal, setsid, wait, waitid,
+    DumpableBehavior, Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, pidfd_open,
+    pidfd_send_signal, set_dumpable_behavior, set_parent_process_death_signal, setsid, wait,
+    waitid,
 };
 use rustix::thread::{
     CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags,
     configure_capability_in_ambient_set, move_into_link_name_space, set_capabilities, set_name,
-    set_no_new_privs, unshare_unsafe,
+    unshare_unsafe,
 };
 
 use super::DaemonIds;
@@ -41,7 +42,8 @@ use crate::allowed::{Call, Otherwise, call, install_list};
 use crate::message;
 use crate::sys::{self, Forked};
 use crate::zygote::{
-    IdRange, enter_empty_root, map_to_themselves, pid_of, receive, send, shrink_bounding_set,
+    IdRange, Subordinate, enter_empty_root, map_to_themselves, pid_of, receive, send,
+    shrink_bounding_set,
 };
 
 /// What a process has in the daemon's user namespace before it has entered its root
@@ -68,27 +70,6 @@ pub(super) struct CallerNamespaces {
 }
 
 impl CallerNamespaces {
-    /// Makes them for the caller, whose ids these are, with ids for sandboxes if it has any
-    /// to spare.
-    ///
-    /// To be called in a process with one thread.
-    ///
-    /// # Errors
-    /// The host forbids user namespaces.
-    pub fn make(caller: DaemonIds, range: Option<&IdRange>) -> io::Result<Self> {
-        let range = range.map(|range| (range.first, range.slots));
-        // One for root of the sandboxes' namespace, and one for a sandbox at least.
-        let with_range = range.filter(|&(_, count)| count > 1);
-        let made = match make_user_namespaces(caller, with_range) {
-            // The helpers may be missing, or not be allowed to help.
-            Err(_) if with_range.is_some() => make_user_namespaces(caller, None),
-            made => made,
-        };
-        let UserNamespaces { daemon, sandboxes, slots } = made?;
-        let pids = PidNamespace::make(daemon.as_fd())?;
-        Ok(Self { user: daemon, sandboxes, slots, pids })
-    }
-
     /// The user namespace of the sandboxes.
     pub fn of_sandboxes(&self) -> BorrowedFd<'_> {
         self.sandboxes.as_fd()
@@ -101,8 +82,6 @@ impl CallerNamespaces {
 
     /// Ends everything in the pid namespace and makes it anew: once its process 1 begins to
     /// end, no other process can be made there.
-    ///
-    /// To be called in a process with one thread.
     ///
     /// # Errors
     /// The host's.
@@ -120,41 +99,64 @@ impl CallerNamespaces {
     /// Executes `command` in the namespaces of the daemon, as the caller's user id, with the
     /// capabilities of [`KEPT_OVER_EXEC`]. Returns its number in the caller's pid namespace.
     ///
-    /// The process that the library forks cannot enter a pid namespace itself (setns(2)), so
-    /// it forks a sibling, which executes, and ends. Both are children of the calling thread,
-    /// which reaps them.
-    ///
     /// # Errors
-    /// The host's.
+    /// The host's; `ENOMEM` if process 1 ends, or has ended.
     pub fn spawn(&self, command: &mut Command) -> io::Result<Pid> {
-        let (told, tell) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        let (user, pids) = (self.user.as_raw_fd(), self.pids.namespace.as_raw_fd());
-        let tell_pid = tell.as_raw_fd();
-        // SAFETY: between fork and exec nothing is called but the host; the descriptors are
-        // open as long as `self` and `tell` live, which is until the process has executed.
-        unsafe {
-            command.pre_exec(move || {
-                sys::reset_signals();
-                sys::close_on_exec_from(3)?;
-                enter(BorrowedFd::borrow_raw(user), BorrowedFd::borrow_raw(pids))?;
-                fork_sibling_and_end(tell_pid)
-            });
-        }
-        command.spawn()?;
-        drop(tell);
-        let mut number = [0; 4];
-        if rustix::io::read(&told, &mut number)? != number.len() {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
-        }
-        Pid::from_raw(i32::from_le_bytes(number)).ok_or_else(|| Errno::SRCH.into())
+        spawn(command, self.user.as_fd(), Pids::In(self.pids.namespace.as_fd()))
     }
 }
 
-/// Enters the daemon's user namespace, with [`KEPT_OVER_EXEC`], and has children made in its
-/// pid namespace.
-fn enter(user: BorrowedFd<'_>, pids: BorrowedFd<'_>) -> io::Result<()> {
+/// Which pid namespace a process is made in.
+#[derive(Clone, Copy)]
+enum Pids<'a> {
+    /// A new one.
+    New,
+    /// This.
+    In(BorrowedFd<'a>),
+}
+
+/// Executes `command` in a user namespace and a pid namespace. Returns its number in the
+/// caller's pid namespace.
+///
+/// The process that the library forks cannot enter a pid namespace itself (setns(2)), so it
+/// forks a sibling, which executes, and ends. Both are children of the calling thread, which
+/// reaps them.
+fn spawn(command: &mut Command, user: BorrowedFd<'_>, pids: Pids<'_>) -> io::Result<Pid> {
+    let (told, tell) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let (user, tell_pid) = (user.as_raw_fd(), tell.as_raw_fd());
+    let (pids, flags) = match pids {
+        Pids::New => (None, libc::CLONE_PARENT | libc::CLONE_NEWPID),
+        Pids::In(namespace) => (Some(namespace.as_raw_fd()), libc::CLONE_PARENT),
+    };
+    // SAFETY: between fork and exec nothing is called but the host; the descriptors are open
+    // until the process has executed.
+    unsafe {
+        command.pre_exec(move || {
+            sys::reset_signals();
+            sys::close_on_exec_from(3)?;
+            enter(
+                BorrowedFd::borrow_raw(user),
+                pids.map(|namespace| BorrowedFd::borrow_raw(namespace)),
+            )?;
+            fork_sibling_and_end(flags as u64, BorrowedFd::borrow_raw(tell_pid))
+        });
+    }
+    command.spawn()?;
+    drop(tell);
+    let mut number = [0; 4];
+    if rustix::io::read(&told, &mut number)? != number.len() {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+    }
+    Pid::from_raw(i32::from_le_bytes(number)).ok_or_else(|| Errno::SRCH.into())
+}
+
+/// Enters the daemon's user namespace, with [`KEPT_OVER_EXEC`], and has children made in a pid
+/// namespace.
+fn enter(user: BorrowedFd<'_>, pids: Option<BorrowedFd<'_>>) -> io::Result<()> {
     move_into_link_name_space(user, Some(LinkNameSpaceType::User))?;
-    move_into_link_name_space(pids, Some(LinkNameSpaceType::ProcessID))?;
+    if let Some(pids) = pids {
+        move_into_link_name_space(pids, Some(LinkNameSpaceType::ProcessID))?;
+    }
     let kept = KEPT_OVER_EXEC;
     set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: kept })?;
     for capability in kept.iter() {
@@ -164,13 +166,11 @@ fn enter(user: BorrowedFd<'_>, pids: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Goes on in a sibling of this process, whose number is written to `tell`; this one ends.
-fn fork_sibling_and_end(tell: RawFd) -> io::Result<()> {
-    // SAFETY: a process that was just forked has one thread; the flag shares nothing.
-    match unsafe { sys::fork_with(libc::CLONE_PARENT as u64) }? {
+fn fork_sibling_and_end(flags: u64, tell: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: a process that was just forked has one thread; the flags share nothing.
+    match unsafe { sys::fork_with(flags) }? {
         Forked::Child => Ok(()),
         Forked::Parent { pid, .. } => {
-            // SAFETY: the caller keeps the descriptor open.
-            let tell = unsafe { BorrowedFd::borrow_raw(tell) };
             // Its reader notices if this fails.
             let _ = rustix::io::write(tell, &pid.to_le_bytes());
             sys::exit_at_once(0)
@@ -178,67 +178,128 @@ fn fork_sibling_and_end(tell: RawFd) -> io::Result<()> {
     }
 }
 
-/// What [`make_user_namespaces`] makes.
-struct UserNamespaces {
-    daemon: OwnedFd,
-    sandboxes: OwnedFd,
-    slots: u32,
+/// Which of the caller's ids is root in the user namespace of the sandboxes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InnerRoot {
+    /// One of its range in `/etc/subuid`, if it has one: nobody inside is the daemon.
+    Subordinate,
+    /// Its own. In a tree of version 1 nobody but root may move processes of another user
+    /// into control groups (cgroups(7)).
+    Own,
 }
 
-/// How the ids of the sandboxes' user namespace are to be mapped: from 0 on.
+/// How the ids of the sandboxes' user namespace are to be mapped: that of root, and from 1 on
+/// `count` others.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct InnerMap {
+    root_uid: u32,
+    root_gid: u32,
     uid: u32,
     gid: u32,
     count: u32,
 }
 
-/// Makes both user namespaces; a process in the outer one makes the inner one, since nobody
-/// else has the right to map its ids.
-fn make_user_namespaces(
-    caller: DaemonIds,
-    range: Option<(u32, u32)>,
-) -> io::Result<UserNamespaces> {
-    let (own, remote) = message::control_pair()?;
-    // SAFETY: the caller promises that there is one thread; nothing is shared.
-    match unsafe { sys::fork_with(libc::CLONE_NEWUSER as u64) }? {
-        Forked::Child => {
-            drop(own);
-            let made = receive::<InnerMap>(&remote, &mut Vec::new())
-                .and_then(|map| make_inner(map.ok_or(Errno::PIPE)?));
-            // If the other side is gone, there is nobody left to tell.
-            let _ = answer(&remote, made.map(|namespace| vec![namespace]));
-            sys::exit_at_once(0)
+impl InnerMap {
+    fn new(caller: DaemonIds, range: Option<Subordinate>, root: InnerRoot) -> Self {
+        let DaemonIds { uid: root_uid, gid: root_gid } = caller;
+        match (range, root) {
+            (None, _) => Self { root_uid, root_gid, uid: 0, gid: 0, count: 0 },
+            (Some(Subordinate { uid, gid, count }), InnerRoot::Own) => {
+                Self { root_uid, root_gid, uid, gid, count }
+            }
+            (Some(Subordinate { uid, gid, count }), InnerRoot::Subordinate) => {
+                Self { root_uid: uid, root_gid: gid, uid: uid + 1, gid: gid + 1, count: count - 1 }
+            }
         }
-        Forked::Parent { pid, pidfd } => {
-            drop(remote);
-            let made = direct_maker(&own, pid, caller, range);
-            pidfd_send_signal(&pidfd, Signal::KILL)?;
-            waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED)?;
-            made
+    }
+
+    /// As in `/proc/PID/uid_map`, or the other.
+    fn text(root: u32, first: u32, count: u32) -> String {
+        match count {
+            0 => format!("0 {root} 1"),
+            _ => format!("0 {root} 1\n1 {first} {count}"),
         }
     }
 }
 
-/// Maps the ids of the process that makes the inner namespace, and has it do so.
-fn direct_maker(
-    maker: &OwnedFd,
-    pid: i32,
+/// The namespaces of a daemon, of which that of the sandboxes is to be made.
+#[derive(Debug)]
+pub(super) struct Begun {
     caller: DaemonIds,
-    range: Option<(u32, u32)>,
-) -> io::Result<UserNamespaces> {
-    let map = match map_to_themselves(pid, range)? {
-        Some(ids) => InnerMap { uid: ids.uid, gid: ids.gid, count: ids.count },
-        None => InnerMap { uid: caller.uid, gid: caller.gid, count: 1 },
-    };
-    let daemon = File::open(format!("/proc/{pid}/ns/user"))?.into();
-    send(maker, &map, &[])?;
-    let [sandboxes] = answered(maker)?;
-    Ok(UserNamespaces { daemon, sandboxes, slots: map.count - 1 })
+    user: OwnedFd,
+    range: Option<Subordinate>,
+    /// A process in the daemon's user namespace: nobody else has the right to map ids below.
+    maker: Maker,
 }
 
-/// Makes a user namespace below that of the calling process.
+#[derive(Debug)]
+struct Maker {
+    socket: OwnedFd,
+    pidfd: OwnedFd,
+}
+
+impl Begun {
+    /// Makes the daemon's user namespace for the caller, whose ids these are, with ids for
+    /// sandboxes if it has any to spare.
+    ///
+    /// To be called in a process with one thread.
+    ///
+    /// # Errors
+    /// The host forbids user namespaces.
+    pub fn new(caller: DaemonIds, range: Option<&IdRange>) -> io::Result<Self> {
+        let range = range.map(|range| (range.first, range.slots));
+        // One for root of the sandboxes' namespace, and one for a sandbox at least.
+        let with_range = range.filter(|&(_, count)| count > 1);
+        match Self::with_range(caller, with_range) {
+            // The helpers may be missing, or not be allowed to help.
+            Err(_) if with_range.is_some() => Self::with_range(caller, None),
+            begun => begun,
+        }
+    }
+
+    fn with_range(caller: DaemonIds, range: Option<(u32, u32)>) -> io::Result<Self> {
+        let (socket, remote) = message::control_pair()?;
+        // SAFETY: the caller promises that there is one thread; nothing is shared.
+        match unsafe { sys::fork_with(libc::CLONE_NEWUSER as u64) }? {
+            Forked::Child => {
+                drop(socket);
+                let made = receive::<InnerMap>(&remote, &mut Vec::new())
+                    .and_then(|map| make_inner(map.ok_or(Errno::PIPE)?));
+                // If the other side is gone, there is nobody left to tell.
+                let _ = answer(&remote, made.map(|namespace| vec![namespace]));
+                sys::exit_at_once(0)
+            }
+            Forked::Parent { pid, pidfd } => {
+                let maker = Maker { socket, pidfd };
+                let range = map_to_themselves(pid, range)?;
+                let user = File::open(format!("/proc/{pid}/ns/user"))?.into();
+                Ok(Self { caller, user, range, maker })
+            }
+        }
+    }
+
+    /// Makes the rest.
+    ///
+    /// # Errors
+    /// The host forbids more namespaces.
+    pub fn finish(self, root: InnerRoot) -> io::Result<CallerNamespaces> {
+        let map = InnerMap::new(self.caller, self.range, root);
+        send(&self.maker.socket, &map, &[])?;
+        let sandboxes = answered(&self.maker.socket)?;
+        let pids = PidNamespace::make(self.user.as_fd())?;
+        Ok(CallerNamespaces { user: self.user, sandboxes, slots: map.count, pids })
+    }
+}
+
+impl Drop for Maker {
+    fn drop(&mut self) {
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+    }
+}
+
+/// Makes a user namespace below that of the calling process, which has one thread.
 fn make_inner(map: InnerMap) -> io::Result<OwnedFd> {
     let (wait, go_on) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // SAFETY: this process has one thread; nothing is shared.
@@ -250,16 +311,17 @@ fn make_inner(map: InnerMap) -> io::Result<OwnedFd> {
             sys::exit_at_once(0)
         }
         Forked::Parent { pid, .. } => {
-            let InnerMap { uid, gid, count } = map;
-            fs::write(format!("/proc/{pid}/gid_map"), format!("0 {gid} {count}"))?;
-            fs::write(format!("/proc/{pid}/uid_map"), format!("0 {uid} {count}"))?;
+            let InnerMap { root_uid, root_gid, uid, gid, count } = map;
+            fs::write(format!("/proc/{pid}/gid_map"), InnerMap::text(root_gid, gid, count))?;
+            fs::write(format!("/proc/{pid}/uid_map"), InnerMap::text(root_uid, uid, count))?;
             let namespace = File::open(format!("/proc/{pid}/ns/user"))?.into();
+            drop(go_on);
             Ok(namespace)
         }
     }
 }
 
-/// Tells the monitor what a process between has made.
+/// Tells the monitor what has become of what it wants.
 fn answer(socket: &OwnedFd, made: io::Result<Vec<OwnedFd>>) -> io::Result<()> {
     let (errno, made) = match made {
         Ok(made) => (0, made),
@@ -269,17 +331,20 @@ fn answer(socket: &OwnedFd, made: io::Result<Vec<OwnedFd>>) -> io::Result<()> {
     send(socket, &Answer { errno, reserved: 0 }, &made)
 }
 
-/// What [`answer`] has sent.
-fn answered<const COUNT: usize>(socket: &OwnedFd) -> io::Result<[OwnedFd; COUNT]> {
+/// The namespace that [`answer`] has sent.
+fn answered(socket: &OwnedFd) -> io::Result<OwnedFd> {
     let mut made = Vec::new();
     match receive::<Answer>(socket, &mut made)? {
         Some(Answer { errno: 0, .. }) => {
-            made.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+            made.pop().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
         }
         Some(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
         None => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
     }
 }
+
+/// Hidden first argument that makes an executable process 1 of a pid namespace.
+const INIT_ARGUMENT: &str = "--thaw-init";
 
 /// A pid namespace, and its process 1, which ends with the monitor, and ends all others.
 #[derive(Debug)]
@@ -294,29 +359,29 @@ impl PidNamespace {
     /// thread.
     fn make(user: BorrowedFd<'_>) -> io::Result<Self> {
         let (own, remote) = message::control_pair()?;
-        // SAFETY: the caller promises that there is one thread; nothing is shared.
-        match unsafe { sys::fork_with(0) }? {
-            Forked::Child => {
-                drop(own);
-                let made = move_into_link_name_space(user, Some(LinkNameSpaceType::User))
-                    .map_err(io::Error::from)
-                    .and_then(|()| fork_init(&remote));
-                let _ = answer(&remote, made);
-                sys::exit_at_once(0)
-            }
-            Forked::Parent { pidfd, .. } => {
-                drop(remote);
-                let made = answered(&own);
-                waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED)?;
-                let [namespace, init] = made?;
-                match await_confined(own).and_then(|()| pid_of(init.as_fd())) {
-                    Ok(pid) => Ok(Self { namespace, init, pid }),
-                    Err(error) => {
-                        pidfd_send_signal(&init, Signal::KILL)?;
-                        waitid(WaitId::PidFd(init.as_fd()), WaitIdOptions::EXITED)?;
-                        Err(error)
-                    }
-                }
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .arg(INIT_ARGUMENT)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(remote))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let number = spawn(&mut command, user, Pids::New)?;
+        // The other end of the socket is process 1's alone.
+        drop(command);
+        let init = pidfd_open(number, PidfdFlags::empty())?;
+        let made = pid_of(init.as_fd()).and_then(|pid| {
+            let namespace = File::open(format!("/proc/{pid}/ns/pid"))?.into();
+            await_confined(&own)?;
+            Ok((namespace, pid))
+        });
+        match made {
+            Ok((namespace, pid)) => Ok(Self { namespace, init, pid }),
+            Err(error) => {
+                pidfd_send_signal(&init, Signal::KILL)?;
+                waitid(WaitId::PidFd(init.as_fd()), WaitIdOptions::EXITED)?;
+                Err(error)
             }
         }
     }
@@ -341,34 +406,32 @@ impl PidNamespace {
 
 /// Lets process 1 know that this process is there, with which it ends from then on, and waits
 /// until it has given up everything, and its end of the socket.
-fn await_confined(init: OwnedFd) -> io::Result<()> {
-    send(&init, &Answer { errno: 0, reserved: 0 }, &[])?;
-    match receive::<Answer>(&init, &mut Vec::new())? {
+fn await_confined(init: &OwnedFd) -> io::Result<()> {
+    send(init, &Answer { errno: 0, reserved: 0 }, &[])?;
+    match receive::<Answer>(init, &mut Vec::new())? {
         Some(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
         None => Ok(()),
     }
 }
 
-/// Forks process 1 of a new pid namespace; that namespace, and a descriptor of the process.
-fn fork_init(monitor: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
-    // SAFETY: this process has one thread; nothing is shared.
-    match unsafe { sys::fork_with((libc::CLONE_NEWPID | libc::CLONE_PARENT) as u64) }? {
-        Forked::Parent { pid, pidfd } => {
-            let namespace = File::open(format!("/proc/{pid}/ns/pid"))?.into();
-            Ok(vec![namespace, pidfd])
-        }
-        Forked::Child => {
-            let confined = confine_init(monitor);
-            if confined.is_err() {
-                let _ = answer(monitor, confined.map(|()| Vec::new()));
-                sys::exit_at_once(1)
-            }
-            let _ = sys::close_descriptors(0, u32::MAX);
-            loop {
-                // SAFETY: takes no arguments.
-                unsafe { libc::pause() };
-            }
-        }
+/// The life of process 1 of a daemon's pid namespace, if this process was spawned as one.
+pub(crate) fn init_main() -> Option<i32> {
+    if std::env::args_os().nth(1).is_none_or(|argument| argument != INIT_ARGUMENT) {
+        return None;
+    }
+    // Nothing can own this number yet: this runs first in the process.
+    let Ok(monitor) = sys::duplicate_to(io::stdin().as_fd(), 3) else { return Some(1) };
+    if let Err(error) = confine_init(&monitor) {
+        let _ = answer(&monitor, Err(error));
+        return Some(1);
+    }
+    // The monitor waits for this.
+    if sys::close_descriptors(0, u32::MAX).is_err() {
+        sys::exit_at_once(1)
+    }
+    loop {
+        // SAFETY: takes no arguments.
+        unsafe { libc::pause() };
     }
 }
 
@@ -380,18 +443,16 @@ static INIT_CALLS: &[Call] = &[
     call(libc::SYS_rt_sigreturn, &[], "signals"),
 ];
 
-/// Gives up everything: the daemon has the same ids in the same user namespace, so what this
-/// process could reach would be the daemon's.
+/// Gives up everything: the daemon has the same ids in the same user namespace, so that it
+/// could reach what this process can.
 fn confine_init(monitor: &OwnedFd) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // A monitor that has ended before that says nothing.
     if receive::<Answer>(monitor, &mut Vec::new())?.is_none() {
         return Err(Errno::PIPE.into());
     }
-    // Its maker has opened what it needs of this process, and there is no daemon yet. That
-    // will have no rights over the user namespace of this memory, which is the caller's.
+    // There is no daemon yet. It will have no rights in this user namespace.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    sys::reset_signals();
     // Orphans are reaped by the host kernel then (wait(2), NOTES).
     // SAFETY: to ignore a signal leaves no handler that could run.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
@@ -403,6 +464,27 @@ fn confine_init(monitor: &OwnedFd) -> io::Result<()> {
     shrink_bounding_set(CapabilitySet::empty())?;
     let none = CapabilitySet::empty();
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
-    set_no_new_privs(true)?;
     install_list(INIT_CALLS.iter().copied(), Otherwise::Kill)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CALLER: DaemonIds = DaemonIds { uid: 1000, gid: 100 };
+    const RANGE: Option<Subordinate> = Some(Subordinate { uid: 100_000, gid: 200_000, count: 9 });
+
+    #[test]
+    fn the_caller_is_among_the_sandboxes_ids_only_where_it_must_be() {
+        let maps = |range, root| {
+            let map = InnerMap::new(CALLER, range, root);
+            let InnerMap { root_uid, root_gid, uid, gid, count } = map;
+            [InnerMap::text(root_uid, uid, count), InnerMap::text(root_gid, gid, count)]
+        };
+        assert_eq!(maps(None, InnerRoot::Subordinate), ["0 1000 1", "0 100 1"]);
+        let subordinate = ["0 100000 1\n1 100001 8", "0 200000 1\n1 200001 8"];
+        assert_eq!(maps(RANGE, InnerRoot::Subordinate), subordinate);
+        let own = ["0 1000 1\n1 100000 9", "0 100 1\n1 200000 9"];
+        assert_eq!(maps(RANGE, InnerRoot::Own), own);
+    }
 }

@@ -35,4 +35,5 @@ pub use crate::sys::{signal_descriptor, unblock_signals};
 pub use crate::zygote::own_pid;
 pub use client::of_this_process;
 
+pub(crate) use caller::init_main;
 pub(crate) use client::IdShare;

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::caller::CallerNamespaces;
+use super::caller::{Begun, CallerNamespaces, InnerRoot};
 use super::namespace::UserNamespace;
 use super::protocol::{
     Answer, Grant, REQUEST_BIND, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP,
@@ -22,7 +22,7 @@ use super::protocol::{
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
 use crate::join::Join;
-use crate::limits::{self, Group, Hierarchy, WeakLimits};
+use crate::limits::{self, Group, Hierarchy, Version, WeakLimits};
 use crate::state::launcher;
 use crate::sys;
 use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, receive, refuse_weak_limits, send};
@@ -114,7 +114,8 @@ impl Monitor {
             Err(source) => return Err(during("make a user namespace")(source)),
         };
         let slots = range.slots;
-        Self::with(ids, Some(range), slots, Namespaces::OfRoot(namespace), weak_limits).map(Some)
+        let (namespaces, groups) = (Namespaces::OfRoot(namespace), limits::discover());
+        Self::with(ids, Some(range), slots, namespaces, groups, weak_limits).map(Some)
     }
 
     /// Makes what a daemon with the caller's own ids needs; or why the host has not the user
@@ -130,13 +131,22 @@ impl Monitor {
         let during = |step| move |source| ZygoteError::Parent { step, source };
         // One more for root of their user namespace.
         let range = IdRange::reserve(FIRST_ID, SANDBOXES_MAX + 1).map_err(during(RESERVE_IDS))?;
-        let namespaces = match CallerNamespaces::make(ids, range.as_ref()) {
-            Ok(namespaces) => Box::new(namespaces),
+        let made = Begun::new(ids, range.as_ref()).and_then(|begun| {
+            let groups = limits::discover();
+            let root = match groups.places().iter().any(|place| place.version == Version::V1) {
+                true => InnerRoot::Own,
+                false => InnerRoot::Subordinate,
+            };
+            Ok((begun.finish(root)?, groups))
+        });
+        let (namespaces, groups) = match made {
+            Ok((namespaces, groups)) => (Box::new(namespaces), groups),
             Err(error) if forbids_namespaces(&error) => return Ok(Err(NoNamespaces(error))),
             Err(source) => return Err(during("make its namespaces")(source)),
         };
         let slots = namespaces.slots();
-        Self::with(ids, range, slots, Namespaces::OfCaller(namespaces), weak_limits).map(Ok)
+        let namespaces = Namespaces::OfCaller(namespaces);
+        Self::with(ids, range, slots, namespaces, groups, weak_limits).map(Ok)
     }
 
     fn with(
@@ -144,9 +154,9 @@ impl Monitor {
         range: Option<IdRange>,
         slots: u32,
         namespaces: Namespaces,
+        groups: Arc<Hierarchy>,
         weak_limits: WeakLimits,
     ) -> Result<Self, ZygoteError> {
-        let groups = limits::discover();
         if weak_limits == WeakLimits::Refuse {
             refuse_weak_limits(groups.missing())?;
         }
@@ -165,8 +175,7 @@ impl Monitor {
     }
 
     /// Starts the daemon: the command that `command` makes, which goes on as a child of the
-    /// calling thread, in the namespaces of the daemon if it has the caller's ids. To be
-    /// called in a process with one thread.
+    /// calling thread, in the namespaces of the daemon if it has the caller's ids.
     ///
     /// # Errors
     /// The host's.

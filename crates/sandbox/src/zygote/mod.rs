@@ -21,7 +21,8 @@ pub use template::{Template, TemplateError};
 pub(crate) use handle::refuse_weak_limits;
 pub(crate) use id_range::IdRange;
 pub(crate) use parent::{
-    enter_empty_root, enter_launcher_root, map_to_themselves, set_ids, shrink_bounding_set,
+    Subordinate, enter_empty_root, enter_launcher_root, map_to_themselves, set_ids,
+    shrink_bounding_set,
 };
 pub use process::own_pid;
 pub(crate) use process::{ExitCell, Process, pid_of};

@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions, wait};
 
-pub(crate) use ids::{map_to_themselves, set_ids};
+pub(crate) use ids::{Subordinate, map_to_themselves, set_ids};
 pub(super) use ids::{subordinate_window, window_of_namespace};
 pub(crate) use namespaces::{enter_empty_root, enter_launcher_root};
 pub(crate) use zygote::shrink_bounding_set;
@@ -34,16 +34,18 @@ use super::protocol::{
 };
 use crate::host;
 use crate::join::Join;
+use crate::monitor;
 use crate::state;
 use crate::sys::{self, CloseOnExec};
 use zygote::Purpose;
 
 /// Entry of the zygote parent: to be called first thing in `main`, before any
 /// thread is started. Returns at once unless this process was spawned as a
-/// zygote parent, as the state helper of its sandboxes, or to try a host call; then it
-/// never returns.
+/// zygote parent, as another process of the library's, or to try a host call; then it never
+/// returns.
 pub fn zygote_parent_main() {
-    if let Some(code) = state::helper_main().or_else(host::call_main) {
+    let other = state::helper_main().or_else(monitor::init_main).or_else(host::call_main);
+    if let Some(code) = other {
         std::process::exit(code);
     }
     let mut arguments = std::env::args_os().skip(1);
