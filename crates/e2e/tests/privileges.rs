@@ -26,7 +26,7 @@ fn daemon(label: &str) -> Option<Daemon> {
 
 fn daemon_of(label: &str, home: impl FnOnce() -> PathBuf) -> Option<Daemon> {
     if !rustix::process::geteuid().is_root() {
-        skip("only a daemon of root's has a monitor");
+        skip("only root's daemon is another user than its monitor");
         return None;
     }
     let home = copy_home(&home(), &format!("privileges-{label}"));
@@ -283,7 +283,7 @@ fn a_function_may_have_a_privileged_port() {
 #[test]
 fn without_user_namespaces_the_daemon_keeps_its_rights_and_says_so() {
     if !rustix::process::geteuid().is_root() {
-        skip("only a daemon of root's has a monitor");
+        skip("only root's daemon is another user than its monitor");
         return;
     }
     let home = tempfile::tempdir().expect("a directory");

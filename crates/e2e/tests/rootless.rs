@@ -348,7 +348,8 @@ fn the_zygote_parent_is_nobody_outside_its_namespace() {
                 assert!(!is_sandbox || uid != user.uid().to_string(), "{process:?}");
             }
         } else {
-            assert_eq!(ranges, [user.uid()..user.uid() + 1]);
+            let own = user.uid()..user.uid() + 1;
+            assert_eq!(ranges, std::slice::from_ref(&own));
         }
         assert_eq!(daemon.stop(), Some(0));
     }

@@ -70,7 +70,7 @@ pub fn run(
         UserKind::Other => Monitor::new(user.ids, options.weak_limits)?,
         UserKind::Caller => {
             let made = Monitor::of_caller(user.ids, options.weak_limits)?;
-            made.inspect_err(|error| warn_of_one_process(error)).ok()
+            made.inspect_err(warn_of_one_process).ok()
         }
     };
     let Some(monitor) = monitor else {
