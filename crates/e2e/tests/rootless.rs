@@ -555,6 +555,11 @@ fn the_daemon_writes_control_groups_of_its_sandboxes_only() {
             let is_writable = options.split(',').any(|option| option == "rw");
             assert_eq!(is_writable, point.ends_with(&groups.name), "{line}");
         }
+        // The files of the group above would bound, freeze or end whatever else is in it.
+        for file in ["memory.limit_in_bytes", "tasks"] {
+            let path = groups.directory("memory").join(file);
+            assert!(mounts.contains(&format!(" {} ro,", path.display())), "{file}: {mounts}");
+        }
         assert_eq!(daemon.stop(), Some(0));
     }
 }

@@ -105,7 +105,11 @@ impl Place {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_RECURSIVE;
-        let tree = open_tree(CWD, &path, flags)?;
+        let tree = match open_tree(CWD, &path, flags) {
+            // It was a control group, and has gone.
+            Err(Errno::NOENT) => return Ok(None),
+            result => result?,
+        };
         restrict(&tree, access)?;
         let is_directory = attributes.is_dir();
         Ok(Some(Self { path, content: Content::Mount { tree, is_directory } }))
@@ -127,8 +131,11 @@ impl Place {
                         Err(errno) => return Err(errno.into()),
                     }
                 } else {
-                    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-                    openat(CWD, &inside, flags, Mode::from_raw_mode(0o444))?;
+                    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+                    match openat(CWD, &inside, flags, Mode::from_raw_mode(0o444)) {
+                        Ok(_) | Err(Errno::EXIST) => {}
+                        Err(errno) => return Err(errno.into()),
+                    }
                 }
                 move_mount(tree, "", CWD, &inside, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
                 Ok(())
@@ -163,6 +170,21 @@ fn restrict(tree: &OwnedFd, access: Access) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Of the caller's control groups, those of sandboxes can be written to: not those beside
+/// them, nor the files of the group that all of these are in.
+fn add_control_groups(places: &mut Vec<Place>, start: &Start) -> io::Result<()> {
+    for directory in start.grant.group_directories() {
+        places.extend(Place::take(directory, Access::Write)?);
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            if !start.grant.is_of_sandbox(&path) {
+                places.extend(Place::take(&path, Access::Read)?);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Enters a root directory with the home and [`SEEN`].
 fn enter_root(start: &Start) -> io::Result<()> {
     // SAFETY: there is one thread, and no descriptors are unshared.
@@ -174,11 +196,14 @@ fn enter_root(start: &Start) -> io::Result<()> {
         let is_callers = start.user.kind == UserKind::Caller && *path == CONTROL_GROUPS;
         (Path::new(path), if is_callers { Access::Read } else { *access })
     });
-    let own = start.writable.iter().map(PathBuf::as_path).chain([start.home.root()]);
+    let own = start.linked.iter().map(PathBuf::as_path).chain([start.home.root()]);
     let own = own.map(|path| (path, Access::Write));
     let mut places = Vec::new();
     for (path, access) in seen.chain(own) {
         places.extend(Place::take(path, access)?);
+    }
+    if start.user.kind == UserKind::Caller {
+        add_control_groups(&mut places, start)?;
     }
     // Any directory serves as the mount point; this one surely exists.
     let root = "/proc";

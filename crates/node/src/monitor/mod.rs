@@ -25,7 +25,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use thaw_sandbox::monitor::{self, Grant, Monitor, NoNamespaces};
@@ -50,8 +50,8 @@ struct Start {
     grant: Grant,
     user: DaemonUser,
     home: Home,
-    /// Other directories that it may write to: those to which parts of the home are links.
-    writable: Vec<PathBuf>,
+    /// Directories elsewhere to which parts of the home are links.
+    linked: Vec<PathBuf>,
     token: Option<String>,
 }
 
@@ -79,7 +79,7 @@ pub fn run(
         return Ok(None);
     };
     raise_file_limit();
-    let mut writable = linked_directories(home, user)?;
+    let linked = linked_directories(home, user)?;
     let mut prepared;
     match user.kind {
         UserKind::Other => {
@@ -87,13 +87,11 @@ pub fn run(
             prepared = Prepared::make(home, options)?;
         }
         UserKind::Caller => {
-            // Of the control groups of the caller, those of its sandboxes and no others.
-            writable.extend(monitor.grant().group_directories().map(Path::to_owned));
             prepared = Prepared::make(home, options)?;
             prepared.listen_locally(home)?;
         }
     }
-    let mut watch = Watch { monitor, signals, home, writable, prepared, user, stopping: false };
+    let mut watch = Watch { monitor, signals, home, linked, prepared, user, stopping: false };
     let (mut pause, mut crashes) = (PAUSES.0, 0);
     loop {
         let started = Instant::now();
@@ -132,7 +130,7 @@ struct Watch<'a> {
     monitor: Monitor,
     signals: Signals,
     home: &'a Home,
-    writable: Vec<PathBuf>,
+    linked: Vec<PathBuf>,
     prepared: Prepared,
     user: DaemonUser,
     /// Somebody has asked for the end.
@@ -151,7 +149,7 @@ impl Watch<'_> {
             grant: self.monitor.grant(),
             user: self.user,
             home: self.home.clone(),
-            writable: self.writable.clone(),
+            linked: self.linked.clone(),
             token: self.prepared.token().map(str::to_owned),
         };
         let text = serde_json::to_vec(&start).expect("plain data");

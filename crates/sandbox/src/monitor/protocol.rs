@@ -102,6 +102,15 @@ impl Grant {
     pub fn group_directories(&self) -> impl Iterator<Item = &Path> {
         self.places.iter().filter_map(|place| place.directory.parent())
     }
+
+    /// Whether this is the directory of a sandbox's group.
+    pub fn is_of_sandbox(&self, directory: &Path) -> bool {
+        self.places.iter().any(|place| {
+            let name = place.directory.as_os_str().as_encoded_bytes();
+            let rest = directory.as_os_str().as_encoded_bytes().strip_prefix(name);
+            rest.is_some_and(|rest| rest.starts_with(b"."))
+        })
+    }
 }
 
 /// Most bytes of a [`send_start`].
@@ -149,6 +158,23 @@ pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_of_sandboxes_are_known_by_their_names() {
+        let place = Place {
+            version: crate::limits::Version::V2,
+            directory: "/sys/fs/cgroup/unit/thaw-7-1-0".into(),
+            controllers: Vec::new(),
+        };
+        let grant = Grant { ids: 0, life: 0, places: vec![place], missing: Vec::new() };
+        assert!(grant.group_directories().eq([Path::new("/sys/fs/cgroup/unit")]));
+        for (name, expected) in
+            [("thaw-7-1-0.12", true), ("thaw-7-1-0", false), ("thaw-host", false)]
+        {
+            let directory = Path::new("/sys/fs/cgroup/unit").join(name);
+            assert_eq!(grant.is_of_sandbox(&directory), expected, "{name}");
+        }
+    }
 
     #[test]
     fn addresses_arrive_as_they_were_sent() {
