@@ -134,7 +134,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let home = Home::from_environment()?;
     let options = arguments.options(&home);
-    if let Some(user) = DaemonUser::for_home(&home)
+    if let Some(user) = DaemonUser::for_home(&home).or_else(DaemonUser::caller)
         && let Some(code) = monitor::run(&home, &options, user)?
     {
         return Ok(ExitCode::from(code));

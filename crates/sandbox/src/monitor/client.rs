@@ -75,11 +75,15 @@ impl MonitorLink {
         &self.grant
     }
 
-    /// Takes ids for `slots` sandboxes, or for as many as there are ids left.
+    /// Takes ids for `slots` sandboxes, or for as many as there are ids left. None, if all
+    /// sandboxes of this process share one.
     ///
     /// # Errors
     /// All are taken.
     pub(crate) fn share_ids(self: &Arc<Self>, slots: u32) -> io::Result<IdShare> {
+        if self.grant.ids == 0 {
+            return Ok(IdShare { link: self.clone(), range: 1..1 });
+        }
         let mut taken = lock(&self.taken);
         let range = first_gap(&taken, 1..self.grant.ids.saturating_add(1), slots)
             .ok_or_else(|| io::Error::other("all user ids of this daemon are in use"))?;

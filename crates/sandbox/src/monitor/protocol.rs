@@ -5,6 +5,7 @@
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
@@ -86,7 +87,8 @@ pub struct Answer {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Grant {
     /// How many sandboxes of the daemon's can have a user id of their own. In the user
-    /// namespace, these ids are 1 and those that follow.
+    /// namespace, these ids are 1 and those that follow. 0: all have the id 0 there, which
+    /// is the daemon's outside.
     pub ids: u32,
     /// Upper half of the numbers of its groups: how many daemons of this monitor were
     /// before it. Those may have left groups that are not removed yet.
@@ -95,6 +97,13 @@ pub struct Grant {
     pub(crate) places: Vec<Place>,
     /// Controllers that this host lacks.
     pub(crate) missing: Vec<Missing>,
+}
+
+impl Grant {
+    /// The directories in which the groups of sandboxes are made, one of each tree.
+    pub fn group_directories(&self) -> impl Iterator<Item = &Path> {
+        self.places.iter().filter_map(|place| place.directory.parent())
+    }
 }
 
 /// Most bytes of a [`send_start`].
