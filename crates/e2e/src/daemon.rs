@@ -111,7 +111,16 @@ impl Daemon {
     /// # Errors
     /// It ended, or did not listen in time: what it said.
     pub fn try_start(home: &Path, options: &DaemonOptions) -> Result<Self, String> {
-        Self::try_start_as(None, home, options)
+        Self::try_start_by(&[], None, home, options)
+    }
+
+    /// As [`Daemon::start`], by a program that changes something of its own process and then
+    /// executes what its further arguments say.
+    pub fn start_by(program: &[String], home: &Path, options: &DaemonOptions) -> Self {
+        match Self::try_start_by(program, None, home, options) {
+            Ok(daemon) => daemon,
+            Err(log) => panic!("thaw serve did not come up; it said:\n{log}"),
+        }
     }
 
     /// The same as another user, which takes root.
@@ -123,10 +132,20 @@ impl Daemon {
         home: &Path,
         options: &DaemonOptions,
     ) -> Result<Self, String> {
+        Self::try_start_by(&[], user, home, options)
+    }
+
+    fn try_start_by(
+        program: &[String],
+        user: Option<&User>,
+        home: &Path,
+        options: &DaemonOptions,
+    ) -> Result<Self, String> {
         let log = home.with_extension("daemon.log");
         let thaw = user.map_or_else(|| thaw_binary().to_owned(), User::binary);
         let thaw = thaw.to_string_lossy().into_owned();
-        let mut command = vec![thaw, "serve".to_owned(), "--weak-limits".to_owned()];
+        let mut command = program.to_vec();
+        command.extend([thaw, "serve".to_owned(), "--weak-limits".to_owned()]);
         command.extend(["--listen", "127.0.0.1:0"].map(str::to_owned));
         command.extend_from_slice(&options.arguments);
         let lifeline = Lifeline::start(home, &command, &log, user);

@@ -153,7 +153,7 @@ fn the_daemon_sees_its_home_and_little_else() {
             .collect();
         let home = daemon.home().canonicalize().expect("the home");
         let top = home.components().nth(1).expect("not the root").as_os_str().to_string_lossy();
-        let allowed = ["dev", "etc", "lib", "lib64", "proc", "run", "sys", "usr", &top];
+        let allowed = ["dev", "proc", "sys", &top];
         assert!(names.iter().all(|name| allowed.contains(&&name[..])), "{names:?}");
         assert!(inside(&home).join("store").is_dir());
         // Nothing beside the home, though it is in the same directory.
@@ -216,7 +216,6 @@ fn whoever_takes_over_the_daemon_reaches_nothing_else_of_the_callers() {
             outcome.stdout.trim().to_owned()
         };
         for script in [
-            "open('/etc/hosts').read() and print('done')",
             "open('HOME/mine', 'w').write('x') and print('done')",
             "open('/proc/VICTIM/status').read() and print('done')",
         ] {
@@ -224,6 +223,7 @@ fn whoever_takes_over_the_daemon_reaches_nothing_else_of_the_callers() {
         }
         for script in [
             "open('SECRET')",
+            "open('/etc/hosts')",
             "open('/etc/shadow')",
             "open('/etc/thaw-was-here', 'w')",
             "open('/proc/VICTIM/environ').read()",

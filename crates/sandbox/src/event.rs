@@ -94,6 +94,13 @@ pub enum Violation {
     /// It asks, but does not read the answers.
     #[error("the sandbox does not read the replies to its requests")]
     RepliesUnread,
+    /// The process that serves files of the host to it has ended, which a sandbox that has
+    /// taken it over can bring about.
+    #[error(
+        "the process that serves files of this host to it has ended; `dmesg` says if the host \
+         ran out of memory"
+    )]
+    FilesUnserved,
     /// A field has a value that its documentation excludes.
     #[error("the sandbox sent a message of kind {kind} with an impossible value")]
     Value {

@@ -20,9 +20,13 @@ pub mod zygote;
 pub mod fuzzing;
 
 mod area;
+#[cfg(test)]
+mod becomes;
+mod confine;
 mod join;
 mod message;
 mod pagemap;
+mod resolver;
 mod state;
 mod sys;
 mod text;

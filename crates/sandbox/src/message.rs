@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use bytemuck::{Pod, bytes_of};
 use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, RecvMsg, ReturnFlags,
@@ -147,6 +149,18 @@ pub(crate) fn receive(
         truncated: received.flags.contains(ReturnFlags::TRUNC),
         descriptors_dropped: received.flags.contains(ReturnFlags::CTRUNC),
     })
+}
+
+/// Whether something is to be read before `deadline`.
+pub(crate) fn is_readable(file: impl AsFd, deadline: Instant) -> bool {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            result => return result.is_ok_and(|ready| ready > 0),
+        }
+    }
 }
 
 /// Messages that wait for room in the socket. Bounded: a sandbox that does not

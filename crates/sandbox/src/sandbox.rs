@@ -132,10 +132,10 @@ impl Sandbox {
                 Ok(packet) => packet,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Idle,
                 // The process has ended with messages of ours unread.
-                Err(_) => return self.hang_up(),
+                Err(_) => return self.closed(),
             };
             if packet.len == 0 && !packet.truncated {
-                return self.hang_up();
+                return self.closed();
             }
             let parsed = match (packet.truncated, packet.descriptors_dropped) {
                 (true, _) => Err(Violation::TooLong { limit: INCOMING_MAX }),
@@ -186,6 +186,14 @@ impl Sandbox {
         // The only error left is a missing right, and then the drop fails, too.
         let _ = self.kill();
         Progress::Event(Event::Violation(violation))
+    }
+
+    /// The control socket is closed: by the sandbox, or by whoever served files to it.
+    fn closed(&mut self) -> Progress {
+        match self.broker.files_ended() {
+            Some(violation) => self.violated(violation),
+            None => self.hang_up(),
+        }
     }
 
     fn hang_up(&mut self) -> Progress {

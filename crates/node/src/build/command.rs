@@ -374,4 +374,7 @@ fn note_denials(sandbox: &Sandbox, on_event: &mut OnEvent<'_>) {
              [build] of thaw.toml"
         )));
     }
+    for failure in &denials.failures {
+        on_event(BuildEvent::Note(&format!("could not look up {failure}")));
+    }
 }

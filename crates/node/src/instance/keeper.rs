@@ -264,13 +264,18 @@ impl Keeper {
     }
 
     /// Every denial is counted; a program that tries again and again does not fill
-    /// the log.
+    /// the log, nor does one whose names cannot be looked up.
     fn denied(&mut self, denials: &Denials) {
         let function = self.service.name();
         self.service.egress_denied(denials.total);
         let left = DENIALS_LOGGED.saturating_sub(self.denials_logged);
         for denied in denials.recent.iter().take(left) {
             tracing::warn!(%function, instance = self.id, "denied an outgoing connection to {denied}; see [egress] in its thaw.toml");
+            self.denials_logged += 1;
+        }
+        let left = DENIALS_LOGGED.saturating_sub(self.denials_logged);
+        for failure in denials.failures.iter().take(left) {
+            tracing::warn!(%function, instance = self.id, "could not look up {failure}");
             self.denials_logged += 1;
         }
     }

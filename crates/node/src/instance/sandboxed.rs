@@ -571,7 +571,7 @@ impl SandboxInstance {
     /// What its policy has denied since the last call.
     fn denials(&self) -> Option<Report> {
         let denials = self.sandbox.get_ref().take_denials();
-        (denials.total > 0).then_some(Report::Denied(denials))
+        (!denials.is_empty()).then_some(Report::Denied(denials))
     }
 
     /// How it ended; waits a moment for an end that nobody here has wanted.

@@ -17,10 +17,8 @@ const NS_GET_PARENT: u64 = 0xb702;
 /// `PR_GET_AUXV` (linux/prctl.h).
 const PR_GET_AUXV: u64 = 0x4155_5856;
 const EXECUTABLE: u64 = libc::PROT_EXEC as u64;
-const WRITABLE: u64 = libc::PROT_WRITE as u64;
-/// Memory that is not executed, and text of libraries, which is not written.
+/// Memory that is not executed.
 const NOT_EXECUTABLE: Check = Check { argument: 2, mask: EXECUTABLE, value: 0 };
-const NOT_WRITABLE: Check = Check { argument: 2, mask: WRITABLE, value: 0 };
 
 /// What a daemon may do. Other calls fail: among them all that execute, make processes or
 /// namespaces, mount, trace, or change users.
@@ -34,14 +32,14 @@ static CALLS: &[Call] = &[
             &[is(0, libc::AF_INET6 as u64)],
             &[is(0, libc::AF_NETLINK as u64)],
         ],
-        "egress, upstream connections, looking up names and addresses of the host",
+        "egress, upstream connections, addresses of the host",
     ),
     call(libc::SYS_socketpair, &[], "control sockets of sandboxes"),
     call(libc::SYS_bind, &[], "listeners of functions, the admin API"),
     call(libc::SYS_listen, &[], "listeners of functions, the admin API"),
     call(libc::SYS_accept4, &[], "clients"),
     call(libc::SYS_accept, &[], "clients"),
-    call(libc::SYS_connect, &[], "egress, sandboxes, servers of names"),
+    call(libc::SYS_connect, &[], "egress, sandboxes"),
     call(libc::SYS_shutdown, &[], "connections that end"),
     call(libc::SYS_getsockname, &[], "which address a listener has"),
     call(libc::SYS_getpeername, &[], "who a client is"),
@@ -49,8 +47,6 @@ static CALLS: &[Call] = &[
     call(libc::SYS_getsockopt, &[], "options and counters of sockets"),
     call(libc::SYS_sendmsg, &[], "messages with descriptors"),
     call(libc::SYS_recvmsg, &[], "messages with descriptors"),
-    call(libc::SYS_sendmmsg, &[], "getaddrinfo(3)"),
-    call(libc::SYS_recvmmsg, &[], "getaddrinfo(3)"),
     call(libc::SYS_sendto, &[], "clients"),
     call(libc::SYS_recvfrom, &[], "clients"),
     // Files: those of the root directory that it was given.
@@ -177,7 +173,7 @@ static CALLS: &[Call] = &[
         ],
         "names of threads and memory, exact timers, where the vdso is",
     ),
-    call(libc::SYS_mmap, &[&[NOT_EXECUTABLE], &[NOT_WRITABLE]], "memory, libraries"),
+    call(libc::SYS_mmap, &[&[NOT_EXECUTABLE]], "memory; it loads no libraries"),
     call(libc::SYS_mprotect, &[&[NOT_EXECUTABLE]], "memory"),
     call(libc::SYS_munmap, &[], "memory"),
     call(libc::SYS_mremap, &[], "memory"),

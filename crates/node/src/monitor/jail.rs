@@ -56,21 +56,11 @@ pub fn become_daemon() -> io::Result<Inherited> {
     Ok(Inherited { home: start.home, prepared })
 }
 
-/// What the daemon sees of the host besides `$THAW_HOME`, all of it read-only but for
-/// control groups, of which it may write what is its own: processes, for the sandboxes
-/// among them; the files that looking up names takes (nsswitch.conf(5), resolv.conf(5)
-/// and what they load and connect to).
-const SEEN: [(&str, Access); 9] = [
-    ("/proc", Access::Read),
-    (CONTROL_GROUPS, Access::Write),
-    ("/dev/null", Access::Write),
-    ("/etc", Access::Read),
-    ("/usr/lib", Access::Read),
-    ("/usr/lib64", Access::Read),
-    ("/lib", Access::Read),
-    ("/lib64", Access::Read),
-    ("/run/systemd/resolve", Access::Read),
-];
+/// What the daemon sees of the host besides `$THAW_HOME`: processes, read-only, for the
+/// sandboxes among them; control groups, of which it may write what is its own. It loads no
+/// libraries, and names are looked up by processes of their own.
+const SEEN: [(&str, Access); 3] =
+    [("/proc", Access::Read), (CONTROL_GROUPS, Access::Write), ("/dev/null", Access::Write)];
 
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 

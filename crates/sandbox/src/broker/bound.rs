@@ -23,6 +23,7 @@ use rustix::fs::{
     utimensat,
 };
 use rustix::io::{Errno, pread, pwrite};
+use serde::{Deserialize, Serialize};
 use thaw_abi::bind::*;
 
 use super::host_directory::{HostDirectory, HostPolicy, Listing, Place, encode};
@@ -39,7 +40,7 @@ pub struct BoundDirectory {
 }
 
 /// What a sandbox may do with a bound directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BoundAccess {
     /// Look and read.
     Read,
@@ -48,6 +49,10 @@ pub enum BoundAccess {
 }
 
 impl BoundDirectory {
+    pub(super) fn new(directory: HostDirectory, access: BoundAccess) -> Self {
+        Self { directory: Arc::new(directory), access }
+    }
+
     /// Opens the directory, with the policy that gives the least.
     ///
     /// # Errors
@@ -114,6 +119,16 @@ impl Bound {
     // Held for an instant: no file is touched meanwhile.
     fn open_files(&self) -> MutexGuard<'_, OpenFiles> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &HostDirectory {
+        &self.directory
+    }
+
+    /// What the sandbox may do with it.
+    pub fn access(&self) -> BoundAccess {
+        self.access
     }
 
     /// Serves a request; the tail of the reply.

@@ -1,23 +1,23 @@
 //! The threads that serve directories of the host to one sandbox.
 //!
-//! They are threads of their own for two reasons: they give up the rights of the
-//! process, and a file system may let them wait (a server that does not answer). A
+//! They belong to a process that does nothing else ([`super::process`]). They are threads
+//! because a file system may let them wait (a server that does not answer). A
 //! request that takes [`PATIENCE`] is answered with `ETIMEDOUT`; meanwhile others are
 //! served by another thread, of which there are [`WORKERS_MAX`] at most.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use thaw_abi::bind::BindRequest;
 
-use super::bound::{Bound, BoundDirectory};
-use super::host_directory::{HostDirectory, Listing};
+use super::bound::{Bound, BoundAccess, BoundDirectory};
+use super::host_directory::{Description, HostDirectory, Listing};
 use super::rights::FileRights;
 use super::{Answer, Question, check_read_only};
 use crate::message;
@@ -86,6 +86,36 @@ impl Directories {
         self.bound.insert(mount, Bound::new(directory));
     }
 
+    /// What another process must know to serve them, and their descriptors in the order in
+    /// which they are told of.
+    pub(super) fn setup(&self) -> (Setup, Vec<BorrowedFd<'_>>) {
+        let mut descriptors: Vec<_> = self.root.iter().map(|root| root.as_fd()).collect();
+        descriptors.extend(self.bound.values().map(|bound| bound.directory().as_fd()));
+        let described = |(number, bound): (&u32, &Bound)| {
+            (*number, bound.access(), bound.directory().description())
+        };
+        let setup = Setup {
+            rights: self.rights(),
+            root: self.root.as_ref().map(|root| root.description()),
+            bound: self.bound.iter().map(described).collect(),
+        };
+        (setup, descriptors)
+    }
+
+    /// Those that another process has told of. Whoever serves them has taken the rights for
+    /// it before.
+    pub(super) fn told(setup: Setup, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or(io::ErrorKind::InvalidData);
+        let root = setup.root.map(|root| HostDirectory::described(next()?, root)).transpose()?;
+        let mut all = Self { root: root.map(Arc::new), ..Self::default() };
+        for (number, access, directory) in setup.bound {
+            let directory = HostDirectory::described(next()?, directory)?;
+            all.bound.insert(number, Bound::new(&BoundDirectory::new(directory, access)));
+        }
+        Ok(all)
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.root.is_none() && self.bound.is_empty()
@@ -137,6 +167,28 @@ impl Directories {
     }
 }
 
+/// [`Directories`] in the words that another process is told.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Setup {
+    /// Under whose rights they are served.
+    pub rights: FileRights,
+    root: Option<Description>,
+    bound: Vec<(u32, BoundAccess, Description)>,
+}
+
+impl Setup {
+    /// How many descriptors belong to it.
+    pub fn descriptors(&self) -> usize {
+        usize::from(self.root.is_some()) + self.bound.len()
+    }
+
+    /// Whether any of the directories may be written to.
+    pub fn access(&self) -> BoundAccess {
+        let writable = self.bound.iter().any(|(_, access, _)| *access == BoundAccess::Write);
+        if writable { BoundAccess::Write } else { BoundAccess::Read }
+    }
+}
+
 /// Serves directories on threads of its own, which end with it.
 pub struct FileServer {
     shared: Arc<Shared>,
@@ -177,10 +229,10 @@ struct Running {
 }
 
 impl FileServer {
-    /// Starts serving; replies go to `control`.
+    /// Starts serving, under the rights of the caller; replies go to `control`.
     ///
     /// # Errors
-    /// There are no threads left, or the rights cannot be taken.
+    /// There are no threads left.
     pub fn start(directories: Directories, control: OwnedFd) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             directories,
@@ -191,9 +243,7 @@ impl FileServer {
         });
         // From here on the threads are told to end, whatever fails.
         let server = Self { shared };
-        let (ready_to, ready_from) = sync_channel(1);
-        server.shared.spawn_worker(Some(ready_to))?;
-        ready_from.recv().map_err(io::Error::other)??;
+        server.shared.spawn_worker()?;
         let watched = server.shared.clone();
         std::thread::Builder::new().name("files-watch".into()).spawn(move || watched.watch())?;
         Ok(server)
@@ -229,18 +279,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn spawn_worker(self: &Arc<Self>, ready: Option<SyncSender<io::Result<()>>>) -> io::Result<()> {
+    fn spawn_worker(self: &Arc<Self>) -> io::Result<()> {
         let shared = self.clone();
         let work = move || {
-            let taken = shared.directories.rights().take();
-            let may_work = taken.is_ok();
-            if let Some(ready) = ready {
-                // The one that asks waits for it.
-                let _ = ready.send(taken);
-            }
-            if may_work {
-                shared.work();
-            }
+            shared.work();
             shared.state().workers -= 1;
         };
         self.state().workers += 1;
@@ -316,7 +358,7 @@ impl Shared {
             drop(state);
             if wants_worker {
                 // Without another thread the others wait for their time to pass.
-                let _ = self.spawn_worker(None);
+                let _ = self.spawn_worker();
             }
             for sequence in late {
                 let bytes = message::reply(sequence, Errno::TIMEDOUT.raw_os_error(), &[]);
@@ -360,7 +402,7 @@ mod tests {
             state.queue.push_back(Job { sequence, question, since });
         }
         assert_eq!(give_up(&mut state, now + PATIENCE), [11, 13]);
-        assert_eq!(give_up(&mut state, now + PATIENCE), []);
+        assert!(give_up(&mut state, now + PATIENCE).is_empty());
         assert_eq!(state.queue.len(), 1);
     }
 

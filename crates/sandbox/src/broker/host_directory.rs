@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,7 @@ use rustix::fs::{
     readlinkat,
 };
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use thaw_abi::control::{DirectoryEntry, FileAttributes};
 
 use super::file_systems::{Kind, Mounts, look};
@@ -51,7 +52,7 @@ pub struct HostPolicy {
 }
 
 /// Whether a sandbox sees file systems that a process answers for (FUSE).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FuseAccess {
     /// They look empty: any user may have mounted one, and its process may let every
     /// access wait for ever, so that not even `SIGKILL` ends who waits.
@@ -59,6 +60,16 @@ pub enum FuseAccess {
     Hidden,
     /// They are seen.
     Seen,
+}
+
+/// A directory in the words that another process is told.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Description {
+    rights: FileRights,
+    fuse: FuseAccess,
+    /// Paths, which need not be text.
+    hidden: Vec<Vec<u8>>,
+    part: Part,
 }
 
 /// Most bytes of a page of entries.
@@ -137,6 +148,35 @@ impl HostDirectory {
     /// See [`HostDirectory::open_with`].
     pub fn open_part(path: &Path, shown: &[PathBuf], policy: &HostPolicy) -> io::Result<Self> {
         Ok(Self { part: Part::below(shown), ..Self::open_with(path, policy)? })
+    }
+
+    /// What another process must know to serve it, besides its descriptor.
+    pub(super) fn description(&self) -> Description {
+        let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
+        Description {
+            rights: self.policy.rights,
+            fuse: self.policy.fuse,
+            hidden: self.policy.hidden.iter().map(bytes).collect(),
+            part: self.part.clone(),
+        }
+    }
+
+    /// The directory that another process has described. Looks at the hidden ones under the
+    /// rights of the caller.
+    pub(super) fn described(root: OwnedFd, description: Description) -> io::Result<Self> {
+        let Description { rights, fuse, hidden, part } = description;
+        let path = |bytes: &Vec<u8>| PathBuf::from(OsStr::from_bytes(bytes));
+        let hidden: Vec<PathBuf> = hidden.iter().map(path).collect();
+        let mount = look(root.as_fd(), c"")?.stx_mnt_id;
+        let mounts = Mutex::new(Mounts::of_this_process()?);
+        let (policy, hidden) =
+            (HostPolicy { rights, fuse, hidden: hidden.clone() }, Hidden::new(&hidden));
+        Ok(Self { root, mount, policy, mounts, hidden, part })
+    }
+
+    /// A descriptor of it.
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
     }
 
     /// Under whose rights it is served.

@@ -7,6 +7,9 @@
 //! never opens anything but a regular file or a directory, and changes nothing but
 //! the modes of the terminal that the sandbox was given, if it was given one, and
 //! what lies in directories that were given to be written to ([`BoundDirectory`]).
+//!
+//! Files of host directories are served by a process of their own (`process`), which has
+//! the rights for that and no others.
 
 mod bound;
 mod file_systems;
@@ -16,6 +19,7 @@ mod host_directory;
 mod memory;
 mod part;
 mod path;
+mod process;
 mod request;
 mod rights;
 
@@ -24,6 +28,7 @@ pub use host_directory::{FuseAccess, HostDirectory, HostPolicy};
 pub use rights::FileRights;
 
 pub(crate) use files::{Directories, QueueFull};
+pub(crate) use process::main as files_main;
 pub(crate) use request::{Question, Request};
 
 use std::collections::BTreeSet;
@@ -36,8 +41,9 @@ use rustix::termios::isatty;
 
 use crate::boot::Rootfs;
 use crate::egress::{Denials, Opening, Sockets};
+use crate::event::Violation;
 use crate::{message, sys};
-use files::FileServer;
+use process::FileProcess;
 
 /// Opens the blobs of one rootfs index.
 pub trait BlobSource: Send + Sync {
@@ -82,7 +88,7 @@ pub(crate) struct Broker {
     /// The terminal behind the standard streams.
     terminal: Option<OwnedFd>,
     /// Serves directories of the host, if it uses any.
-    files: Option<FileServer>,
+    files: Option<FileProcess>,
 }
 
 /// A reply: the message and the descriptor that goes with it.
@@ -103,11 +109,21 @@ impl Broker {
         }
     }
 
-    /// Lets the sandbox use directories of the host; answers about them go to
-    /// `control`.
+    /// Lets the sandbox use directories of the host, as soon as [`Broker::wait_for_files`] has
+    /// returned; answers about them go to `control`.
     pub fn serve_files(&mut self, directories: Directories, control: OwnedFd) -> io::Result<()> {
-        self.files = Some(FileServer::start(directories, control)?);
+        self.files = Some(FileProcess::start(&directories, control)?);
         Ok(())
+    }
+
+    /// Waits until directories of the host can be used.
+    pub fn wait_for_files(&self) -> io::Result<()> {
+        self.files.as_ref().map_or(Ok(()), FileProcess::wait_until_serving)
+    }
+
+    /// Why files are not served any more, if they were.
+    pub fn files_ended(&self) -> Option<Violation> {
+        self.files.as_ref().and_then(FileProcess::ended)
     }
 
     /// Lets the sandbox ask for the modes of its terminal: the first of these
@@ -138,8 +154,9 @@ impl Broker {
     /// More requests wait than a sandbox has reason to make.
     pub fn serve(&mut self, request: &Request<'_>) -> Result<Option<Served>, QueueFull> {
         if let Some(files) = &self.files
-            && files.submit(request.sequence, &request.question)?
+            && let Some((kind, body)) = request.question.about_files()
         {
+            files.pass_on(kind, request.sequence, &body)?;
             return Ok(None);
         }
         let answer = match &request.question {

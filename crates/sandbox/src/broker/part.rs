@@ -3,9 +3,11 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 /// What of a directory a sandbox can see. Paths are relative to it, without `.` and `..`
 /// ([`super::path::is_harmless`]).
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) enum Part {
     /// Everything.
     #[default]

@@ -94,6 +94,24 @@ impl<'a> Question<'a> {
     }
 }
 
+impl Question<'_> {
+    /// The kind and the body of a question about files, as [`Question::parse`] reads them;
+    /// `None`: it is about something else.
+    pub fn about_files(&self) -> Option<(u32, Vec<u8>)> {
+        Some(match *self {
+            Self::Stat(path) => (MSG_FS_STAT, path.to_vec()),
+            Self::ReadLink(path) => (MSG_FS_READLINK, path.to_vec()),
+            Self::Open(path) => (MSG_FS_OPEN, path.to_vec()),
+            Self::List { path, skip } => {
+                let head = ListDirectory { skip };
+                (MSG_FS_LIST, [bytemuck::bytes_of(&head), path].concat())
+            }
+            Self::Bind(request, tail) => (MSG_BIND, [bytemuck::bytes_of(&request), tail].concat()),
+            _ => return None,
+        })
+    }
+}
+
 /// An address as the standard library has it; `None` for an unknown family.
 fn socket_address(address: &Address) -> Option<SocketAddr> {
     let [a, b, c, d, ..] = address.bytes;
@@ -135,6 +153,22 @@ mod tests {
             Some(Question::OpenSocket(destination))
         );
         assert_eq!(Question::parse(MSG_OPEN_SOCKET, bytemuck::bytes_of(&open(3))), None);
+    }
+
+    #[test]
+    fn questions_about_files_can_be_passed_on() {
+        let bind = BindRequest { mount: 1, operation: 2, a: 3, b: 4, c: 5 };
+        for question in [
+            Question::Stat(b"etc"),
+            Question::List { path: b"usr/lib", skip: 9 },
+            Question::ReadLink(b"bin"),
+            Question::Open(b"etc/passwd"),
+            Question::Bind(bind, b"tail"),
+        ] {
+            let (kind, body) = question.about_files().unwrap();
+            assert_eq!(Question::parse(kind, &body), Some(question));
+        }
+        assert_eq!(Question::MemoryFile.about_files(), None);
     }
 
     #[test]

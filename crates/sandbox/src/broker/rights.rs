@@ -3,15 +3,24 @@
 use std::io;
 
 use rustix::process::geteuid;
-use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_thread_groups};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups,
+};
+use serde::{Deserialize, Serialize};
 
 use crate::sys;
 
 /// User and group id of nobody (the overflow id of user_namespaces(7)).
 const NOBODY: u32 = 65_534;
 
+/// Capabilities that opening and changing files can take (capabilities(7)).
+const ABOUT_FILES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
+    .union(CapabilitySet::DAC_READ_SEARCH)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID);
+
 /// Under whose rights files of the host are opened for a sandbox.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileRights {
     /// Those of the calling user without any capability; for root those of
     /// `nobody`, who is in no group.
@@ -22,6 +31,25 @@ pub enum FileRights {
 }
 
 impl FileRights {
+    /// Gives the calling process, which has one thread, these rights, for good. Of
+    /// capabilities it keeps those that are about files at most.
+    pub(super) fn take_for_process(self) -> io::Result<()> {
+        self.take()?;
+        if self == Self::Unprivileged {
+            return Ok(());
+        }
+        let kept = capabilities(None)?.permitted.intersection(ABOUT_FILES);
+        set_capabilities(
+            None,
+            CapabilitySets {
+                effective: kept,
+                permitted: kept,
+                inheritable: CapabilitySet::empty(),
+            },
+        )?;
+        Ok(())
+    }
+
     /// Gives the calling thread these rights, for good.
     ///
     /// Credentials belong to threads (credentials(7)); the rest of the process keeps

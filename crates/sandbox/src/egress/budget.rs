@@ -18,6 +18,10 @@ use super::rate::Rate;
 const OF_SANDBOX: (u32, Duration) = (1024, Duration::from_millis(2));
 /// The same for all sandboxes of a function: 2000 a second.
 const OF_FUNCTION: (u32, Duration) = (2048, Duration::from_micros(500));
+/// Names that the sandboxes of a function may have looked up at once, and after that one in
+/// this time: 250 a second. Each is a process of the host, which costs half a millisecond of
+/// a processor.
+const LOOK_UPS: (u32, Duration) = (1000, Duration::from_millis(4));
 /// Most sockets that the sandboxes of a function may have open.
 pub const OPEN_MAX: usize = 8192;
 /// From so many that are not known to be closed on, the host is asked. A function
@@ -40,6 +44,7 @@ pub struct Budget {
     /// Tells it from the others of this process.
     pub id: u64,
     rate: Mutex<Rate>,
+    look_ups: Mutex<Rate>,
     open: OpenSockets,
     /// Connections to the resolver.
     pub channels: Arc<AtomicUsize>,
@@ -78,6 +83,7 @@ impl Default for Budget {
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             rate: Mutex::new(Rate::new(OF_FUNCTION)),
+            look_ups: Mutex::new(Rate::new(LOOK_UPS)),
             open: OpenSockets::of(OPEN_MAX),
             channels: Arc::default(),
             tenant: None,
@@ -280,6 +286,11 @@ impl Drop for Share {
 }
 
 impl Budget {
+    /// Takes leave to have a name looked up; false if there were too many.
+    pub fn take_look_up(&self, now: Instant) -> bool {
+        lock(&self.look_ups).take(now)
+    }
+
     /// The budget of a function that shares another one with others.
     pub fn within(tenant: Arc<EgressQuota>) -> Self {
         Self { tenant: Some(tenant), ..Self::default() }
@@ -348,6 +359,17 @@ mod tests {
         assert!(granted.iter().sum::<usize>() <= 2048 + 10, "{granted:?}");
         // Another function has its own.
         assert!(Share::new(Arc::default()).ask(now).is_ok());
+    }
+
+    #[test]
+    fn names_are_looked_up_no_faster_than_a_function_may() {
+        let budget = Budget::default();
+        let now = Instant::now();
+        let granted = |now| (0..5000).filter(|_| budget.take_look_up(now)).count();
+        assert_eq!(granted(now), 1000);
+        // The bucket was made a moment before `now`.
+        assert!((249..=251).contains(&granted(now + Duration::from_secs(1))));
+        assert!(Budget::default().take_look_up(now));
     }
 
     #[test]

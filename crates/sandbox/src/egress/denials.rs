@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::rule::Transport;
+use crate::resolver::LookUpError;
 
 /// Most denials that are told apart between two looks at them.
 const RECENT_MAX: usize = 16;
@@ -36,6 +37,16 @@ pub struct Denials {
     pub total: u64,
     /// The first of them, each once, 16 at most.
     pub recent: Vec<Denied>,
+    /// Names that were allowed and could not be looked up because of this host, with the
+    /// reason: the first of them, 16 at most.
+    pub failures: Vec<String>,
+}
+
+impl Denials {
+    /// Whether there is nothing to be told.
+    pub fn is_empty(&self) -> bool {
+        self.total == 0 && self.failures.is_empty()
+    }
 }
 
 /// Denials that nobody has looked at yet.
@@ -52,6 +63,14 @@ impl Unseen {
         denials.total += 1;
         if denials.recent.len() < RECENT_MAX && !denials.recent.contains(&denied) {
             denials.recent.push(denied);
+        }
+    }
+
+    /// Notes that a name that is allowed could not be looked up.
+    pub fn note_failure(&self, name: &str, error: &LookUpError) {
+        let mut denials = self.lock();
+        if denials.failures.len() < RECENT_MAX {
+            denials.failures.push(format!("{}: {error}", name.escape_default()));
         }
     }
 
@@ -75,6 +94,20 @@ mod tests {
         assert_eq!((denials.total, denials.recent.len()), (101, RECENT_MAX));
         assert_eq!(denials.recent[1].to_string(), "1.example.com");
         assert_eq!(unseen.take(), Denials::default());
+    }
+
+    #[test]
+    fn failures_are_told_with_their_reason_up_to_a_bound() {
+        let unseen = Unseen::default();
+        assert!(unseen.take().is_empty());
+        for number in 0..100 {
+            unseen.note_failure(&format!("{number}.example.com"), &LookUpError::Late);
+        }
+        let denials = unseen.take();
+        assert!(!denials.is_empty());
+        assert_eq!((denials.total, denials.failures.len()), (0, RECENT_MAX));
+        let expected = "0.example.com: looking up the name took longer than 60 seconds";
+        assert_eq!(denials.failures[0], expected);
     }
 
     #[test]

@@ -105,7 +105,10 @@ impl Names {
 
     /// Asks the host's resolver, and notes what it says. May block.
     pub fn look_up(&self, name: &str) -> Outcome {
-        let outcome = lookup::addresses_of(self.function(), name);
+        let outcome = lookup::addresses_of(&self.policy.budget, name).unwrap_or_else(|error| {
+            self.denials.note_failure(name, &error);
+            Outcome::Failed
+        });
         let addresses: &[IpAddr] = match &outcome {
             Outcome::Addresses(addresses) => addresses,
             _ => &[],

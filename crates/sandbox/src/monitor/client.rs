@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::protocol::{
-    Answer, Grant, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_STATE_HELPER,
-    Request,
+    Answer, Grant, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
+    REQUEST_STATE_HELPER, Request,
 };
 use crate::egress::Transport;
 use crate::zygote::{receive, send};
@@ -105,6 +105,11 @@ impl MonitorLink {
     ) -> io::Result<()> {
         let request = Request::new(REQUEST_STATE_HELPER, id.into());
         self.ask(request, &[socket.as_fd(), pid_namespace.as_fd()]).map(drop)
+    }
+
+    /// Has a resolver process started with this socket.
+    pub(crate) fn start_resolver(&self, socket: OwnedFd) -> io::Result<()> {
+        self.ask(Request::new(REQUEST_RESOLVER, 0), &[socket.as_fd()]).map(drop)
     }
 
     /// Has control groups made; their number, and the files that move a process into them.

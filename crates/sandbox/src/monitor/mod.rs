@@ -1,8 +1,8 @@
 //! Privileges in a process of their own.
 //!
 //! A daemon of root's is two processes. The *monitor* keeps root's rights; it makes
-//! control groups, starts zygote parents and binds ports below 1024, and reads nothing
-//! but messages of a fixed size from the other. The *daemon* has a user id of its own and
+//! control groups, starts zygote parents and other helpers, binds ports below 1024, and reads
+//! nothing but messages of a fixed size from the other. The *daemon* has a user id of its own and
 //! no capabilities. It owns the user namespace of its sandboxes, which gives it every
 //! right over them and over nothing else (user_namespaces(7)).
 //!

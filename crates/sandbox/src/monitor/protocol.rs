@@ -26,6 +26,8 @@ pub const REQUEST_BIND: u32 = 4;
 /// Daemon → monitor: start a state helper. Attached: its socket and the pid namespace of
 /// the sandboxes; [`Request::number`] is its user and group id in their user namespace.
 pub const REQUEST_STATE_HELPER: u32 = 5;
+/// Daemon → monitor: start a resolver process. Attached: its socket.
+pub const REQUEST_RESOLVER: u32 = 6;
 
 /// A packet from the daemon.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -17,12 +17,13 @@ use super::caller::{Begun, CallerNamespaces, InnerRoot};
 use super::namespace::UserNamespace;
 use super::protocol::{
     Answer, Grant, REQUEST_BIND, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP,
-    REQUEST_STATE_HELPER, Request,
+    REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request,
 };
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
 use crate::join::Join;
 use crate::limits::{self, Group, Hierarchy, Version, WeakLimits};
+use crate::resolver;
 use crate::state::launcher;
 use crate::sys;
 use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, receive, refuse_weak_limits, send};
@@ -40,11 +41,14 @@ pub struct DaemonIds {
 const FIRST_ID: u32 = 2_000_000;
 /// Sandboxes of one daemon at a time: those of its pool, and of the builds that it makes.
 const SANDBOXES_MAX: u32 = 16_384 + 1024;
+/// Ids of one daemon, besides that of root: those of its sandboxes, and one of its resolver
+/// processes.
+const IDS_MAX: u32 = SANDBOXES_MAX + 1;
 /// Groups of one daemon at a time: also of sandboxes that are being made, and of those that
 /// have ended and whose groups are not removed yet.
 const GROUPS_MAX: usize = 2 * SANDBOXES_MAX as usize;
-/// Children of a monitor: the daemon, zygote parents, and launchers of those and of state
-/// helpers.
+/// Children of a monitor: the daemon, zygote parents, resolver processes, and launchers of
+/// zygote parents and state helpers.
 const CHILDREN_MAX: usize = 64;
 /// Ports from this one on a daemon binds itself (ip(7)).
 const UNPRIVILEGED_PORT: u16 = 1024;
@@ -104,7 +108,7 @@ impl Monitor {
     /// The host does not keep limits, or has no ids to spare.
     pub fn new(ids: DaemonIds, weak_limits: WeakLimits) -> Result<Option<Self>, ZygoteError> {
         let during = |step| move |source| ZygoteError::Parent { step, source };
-        let range = IdRange::reserve(FIRST_ID, SANDBOXES_MAX)
+        let range = IdRange::reserve(FIRST_ID, IDS_MAX)
             .map_err(during(RESERVE_IDS))?
             .ok_or_else(|| during(RESERVE_IDS)(Errno::PERM.into()))?;
         // With root's of the namespace, which is the zygote parents' id.
@@ -212,7 +216,7 @@ impl Monitor {
     /// What the daemon is told at its start.
     pub fn grant(&self) -> Grant {
         Grant {
-            ids: self.slots,
+            ids: ids_of_sandboxes(self.slots),
             life: self.life,
             places: self.groups.places().to_vec(),
             missing: self.groups.missing().to_vec(),
@@ -230,6 +234,7 @@ impl Monitor {
             REQUEST_STATE_HELPER => {
                 self.start_state_helper(descriptors, request.number).map(|()| Vec::new())
             }
+            REQUEST_RESOLVER => self.start_resolver(descriptors).map(|()| Vec::new()),
             REQUEST_GROUP => self.make_group(request.number),
             REQUEST_BIND => self.bind(&request).map(|socket| vec![socket]),
             REQUEST_REMOVE_GROUP => {
@@ -275,6 +280,20 @@ impl Monitor {
         self.launch(launcher(socket, pid_namespace, id, Join::AsRoot))
     }
 
+    /// Starts a resolver process, with the id that no sandbox has. It gives up its rights as
+    /// soon as it has a root directory of its own, and does not wait for the daemon before.
+    fn start_resolver(&self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
+        let namespaces = resolver::Namespaces::Joined;
+        self.launch(resolver::launcher(socket, self.resolver_id(), namespaces))
+    }
+
+    /// The id of resolver processes in the daemon's user namespace: its last one. No sandbox
+    /// has it, unless it is the only one.
+    fn resolver_id(&self) -> u32 {
+        self.slots
+    }
+
     /// Starts a launcher, which becomes root of the daemon's user namespace, and nobody
     /// outside ([`Join::AsRoot`]). It ends as soon as it has forked what is wanted; what went
     /// wrong it says on the socket that it was given. Nobody waits for it here: it waits for
@@ -295,7 +314,7 @@ impl Monitor {
         if self.made.len() >= self.groups_max {
             return Err(Errno::NOSPC.into());
         }
-        if number >> 32 != self.life.into() {
+        if number >> 32 != u64::from(self.life) {
             return Err(Errno::INVAL.into());
         }
         if self.made.contains_key(&number) {
@@ -319,6 +338,11 @@ impl Monitor {
         self.bound += 1;
         bind(address, transport)
     }
+}
+
+/// How many of the ids of a daemon are for sandboxes: all but that of resolver processes.
+fn ids_of_sandboxes(ids: u32) -> u32 {
+    if ids > 1 { ids - 1 } else { ids }
 }
 
 /// The process ids of the calling thread's children.
@@ -392,6 +416,11 @@ mod tests {
     }
 
     #[test]
+    fn one_id_is_not_for_sandboxes_where_there_are_several() {
+        assert_eq!([0, 1, 2, IDS_MAX].map(ids_of_sandboxes), [0, 1, 1, SANDBOXES_MAX]);
+    }
+
+    #[test]
     fn nonsense_is_not_served() {
         let Some((mut monitor, own, daemon)) = monitor() else { return };
         let length = size_of::<Request>();
@@ -399,7 +428,7 @@ mod tests {
             message::send(&daemon, &[IoSlice::new(&vec![0; len])], &[]).unwrap();
             assert!(!monitor.serve(&own), "{len} bytes");
         }
-        for kind in [0, 6, u32::MAX] {
+        for kind in [0, 9, u32::MAX] {
             send(&daemon, &Request::new(kind, 1), &[]).unwrap();
             assert!(!monitor.serve(&own), "kind {kind}");
         }
@@ -417,6 +446,11 @@ mod tests {
                 let answer = ask(&mut all, Request::new(kind, 1), &attached);
                 assert_eq!(answer, (libc::EINVAL, 0), "kind {kind} with {count}");
             }
+        }
+        for count in [0, 2, 16] {
+            let attached = vec![null.as_fd(); count];
+            let answer = ask(&mut all, Request::new(REQUEST_RESOLVER, 0), &attached);
+            assert_eq!(answer, (libc::EINVAL, 0), "a resolver with {count}");
         }
         let beyond = Request::new(REQUEST_STATE_HELPER, u64::MAX);
         assert_eq!(ask(&mut all, beyond, &[null.as_fd(); 2]), (libc::EINVAL, 0));

@@ -9,8 +9,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::launch::{Namespaces, spawn};
@@ -18,7 +16,7 @@ use super::protocol::{
     ANSWER_DONE, ANSWER_FAILED, ANSWER_IDLE, ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED,
     Answer, ERROR_PANIC, PACKET_MAX, PIECE_MAX, REQUEST_CHECK, errno_of,
 };
-use crate::message;
+use crate::message::{self, is_readable};
 
 /// How long the helper may take to start.
 const START_MAX: Duration = Duration::from_secs(10);
@@ -148,18 +146,6 @@ impl Drop for Child {
         let _ = pidfd_send_signal(&self.0, Signal::KILL);
         // The caller may rely on its end, if the host can bring that about.
         is_readable(&self.0, Instant::now() + END_MAX);
-    }
-}
-
-/// Whether something is to be read before `deadline`.
-fn is_readable(file: &OwnedFd, deadline: Instant) -> bool {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(file, PollFlags::IN)], Some(&left)) {
-            Err(Errno::INTR) => {}
-            result => return result.is_ok_and(|ready| ready > 0),
-        }
     }
 }
 

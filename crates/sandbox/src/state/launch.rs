@@ -19,11 +19,12 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{WaitOptions, waitpid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::confine::{During, Failure, confine};
+use super::confine::confine;
 use super::protocol::{
     ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED, Answer, HELPER_ARGUMENT, errno_of,
 };
 use super::serve::serve;
+use crate::confine::{During, Failure};
 use crate::join::Join;
 use crate::message;
 use crate::monitor;

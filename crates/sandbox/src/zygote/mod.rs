@@ -21,8 +21,8 @@ pub use template::{Template, TemplateError};
 pub(crate) use handle::refuse_weak_limits;
 pub(crate) use id_range::IdRange;
 pub(crate) use parent::{
-    Subordinate, enter_empty_root, enter_launcher_root, map_to_themselves, set_ids,
-    shrink_bounding_set,
+    Subordinate, enter_empty_root, enter_launcher_root, make_root_read_only, map_to_themselves,
+    set_ids, shrink_bounding_set,
 };
 pub use process::own_pid;
 pub(crate) use process::{ExitCell, Process, pid_of};
@@ -243,6 +243,8 @@ impl Zygote {
         let stdio = message::header(MSG_STDIO, 0, 0);
         message::send(&self.control, &[IoSlice::new(bytes_of(&stdio))], &spec.stdio)
             .map_err(boot_error)?;
+        // It has come up while the sandbox did.
+        broker.wait_for_files().map_err(BootError::Files)?;
         Ok(self.into_sandbox(broker))
     }
 

@@ -195,7 +195,7 @@ pub fn receive<T: Pod>(socket: impl AsFd, descriptors: &mut Vec<OwnedFd>) -> io:
     let packet = message::receive(socket, bytes, Some(descriptors))?;
     match packet.len {
         0 => Ok(None),
-        len if len == expected => Ok(Some(value)),
+        len if len == expected && !packet.truncated => Ok(Some(value)),
         _ => Err(io::Error::from(io::ErrorKind::InvalidData)),
     }
 }

@@ -1,15 +1,17 @@
-//! Look-ups by the host's resolver, on threads of their own: getaddrinfo(3) may
-//! take as long as it likes.
+//! Look-ups by the host's resolver, on threads of their own: the process that asks it
+//! ([`resolver`]) may take a while.
 //!
 //! The functions take turns, and one has few threads at a time, so that names whose
 //! servers are slow hold up nobody but the function that asks for them.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::super::budget::Budget;
 use super::message::Outcome;
+use crate::resolver::{self, Found, LookUpError};
 
 /// Most look-ups at a time, of all functions.
 const THREADS_MAX: usize = 128;
@@ -198,32 +200,40 @@ pub fn submit(function: u64, job: impl FnOnce() + Send + 'static) -> Result<(), 
 }
 
 /// Asks the host's resolver for the addresses of a name, or one's own memory if
-/// that was just done for the same function. May block.
-pub fn addresses_of(function: u64, name: &str) -> Outcome {
-    let pool = pool();
+/// that was just done for the same function. May block. A function that asks too fast is told
+/// that it has failed.
+///
+/// # Errors
+/// The resolver process cannot be asked. That is not kept in memory.
+pub fn addresses_of(budget: &Budget, name: &str) -> Result<Outcome, LookUpError> {
+    let (pool, function) = (pool(), budget.id);
     {
         let mut state = pool.lock();
         state.kept.retain(|kept| kept.when.elapsed() < FRESH);
         let mut kept = state.kept.iter();
         if let Some(kept) = kept.find(|kept| kept.function == function && kept.name == name) {
-            return kept.outcome.clone();
+            return Ok(kept.outcome.clone());
         }
     }
-    let outcome = ask(name);
+    if !budget.take_look_up(Instant::now()) {
+        return Ok(Outcome::Failed);
+    }
+    let outcome = judge(resolver::look_up(name)?);
     let mut state = pool.lock();
     if state.kept.len() == KEPT_MAX {
         state.kept.pop_front();
     }
     let (when, name) = (Instant::now(), name.to_owned());
     state.kept.push_back(Kept { when, function, name, outcome: outcome.clone() });
-    outcome
+    Ok(outcome)
 }
 
-fn ask(name: &str) -> Outcome {
-    match (name, 0).to_socket_addrs() {
-        Ok(found) => {
+/// What the resolver process's answer means to a sandbox.
+fn judge(found: Found) -> Outcome {
+    match found {
+        Found::Addresses(found) => {
             let mut addresses: Vec<IpAddr> = Vec::new();
-            for ip in found.map(|address| address.ip().to_canonical()) {
+            for ip in found {
                 // What means the host to the host would mean the sandbox to the sandbox.
                 if !ip.is_loopback() && !ip.is_unspecified() && !addresses.contains(&ip) {
                     addresses.push(ip);
@@ -231,9 +241,8 @@ fn ask(name: &str) -> Outcome {
             }
             Outcome::Addresses(addresses)
         }
-        // The standard library passes on no more than the text of gai_strerror(3).
-        Err(error) if error.to_string().contains("Temporary failure") => Outcome::Failed,
-        Err(_) => Outcome::NoSuchName,
+        Found::NoSuchName => Outcome::NoSuchName,
+        Found::Failed => Outcome::Failed,
     }
 }
 
@@ -331,11 +340,15 @@ mod tests {
         assert_eq!((state.lanes[&0].running, state.lanes[&100].running), (OF_FUNCTION_MAX, 1));
     }
 
+    /// Nor does a worker get it past this that was taken over.
     #[test]
     fn the_hosts_loopback_is_no_answer() {
-        // An address is a name to getaddrinfo(3): no server is asked.
-        assert_eq!(ask("127.0.0.1"), Outcome::Addresses(vec![]));
+        let found =
+            |all: &[&str]| Found::Addresses(all.iter().map(|ip| ip.parse().unwrap()).collect());
+        let none = found(&["127.0.0.1", "127.8.9.1", "::1", "0.0.0.0", "::"]);
+        assert_eq!(judge(none), Outcome::Addresses(vec![]));
         let address = "192.0.2.1".parse().unwrap();
-        assert_eq!(ask("192.0.2.1"), Outcome::Addresses(vec![address]));
+        let twice = found(&["192.0.2.1", "127.0.0.1", "192.0.2.1"]);
+        assert_eq!(judge(twice), Outcome::Addresses(vec![address]));
     }
 }

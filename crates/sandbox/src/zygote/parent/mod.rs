@@ -22,7 +22,7 @@ use rustix::process::{Signal, WaitOptions, wait};
 
 pub(crate) use ids::{Subordinate, map_to_themselves, set_ids};
 pub(super) use ids::{subordinate_window, window_of_namespace};
-pub(crate) use namespaces::{enter_empty_root, enter_launcher_root};
+pub(crate) use namespaces::{enter_empty_root, enter_launcher_root, make_root_read_only};
 pub(crate) use zygote::shrink_bounding_set;
 
 use super::Processes;
@@ -32,9 +32,11 @@ use super::protocol::{
     REQUEST_CREATE_SINGLE, REQUEST_CREATE_TEMPLATE, REQUEST_SETUP, REQUEST_SETUP_INSIDE, Report,
     Request, Step, receive, send,
 };
+use crate::broker;
 use crate::host;
 use crate::join::Join;
 use crate::monitor;
+use crate::resolver;
 use crate::state;
 use crate::sys::{self, CloseOnExec};
 use zygote::Purpose;
@@ -44,7 +46,11 @@ use zygote::Purpose;
 /// zygote parent, as another process of the library's, or to try a host call; then it never
 /// returns.
 pub fn zygote_parent_main() {
-    let other = state::helper_main().or_else(monitor::init_main).or_else(host::call_main);
+    let other = state::helper_main()
+        .or_else(resolver::main)
+        .or_else(broker::files_main)
+        .or_else(monitor::init_main)
+        .or_else(host::call_main);
     if let Some(code) = other {
         std::process::exit(code);
     }

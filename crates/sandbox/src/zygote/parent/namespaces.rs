@@ -95,6 +95,12 @@ fn enter_root(options: &CStr, fill: impl FnOnce() -> Result<(), Errno>) -> Resul
     mount("none", empty, "tmpfs", flags, options)?;
     rustix::process::chdir(empty)?;
     fill()?;
+    make_root_read_only(flags)
+}
+
+/// Makes the working directory, a mount point, the root directory, detaches all other
+/// mounts, and forbids writing there.
+pub fn make_root_read_only(flags: MountFlags) -> Result<(), Errno> {
     match rustix::process::pivot_root(".", ".") {
         // The old root now lies over the new one.
         Ok(()) => unmount(".", UnmountFlags::DETACH)?,

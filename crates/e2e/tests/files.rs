@@ -1,0 +1,144 @@
+//! Directories of the host are served by a process for each sandbox, which has no more rights
+//! than the files take.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use thaw_e2e::{Process, descendants, descriptors, exists, kill, run, skip, thaw, wait_until};
+
+/// A sandbox that waits for the end of its input, with these arguments of `thaw run`.
+struct Waiting {
+    run: Child,
+    server: u32,
+}
+
+fn start(arguments: &[&str]) -> Waiting {
+    let mut command = thaw();
+    command.args(["run", "--weak-limits"]).args(arguments).args([
+        "--",
+        "cat",
+        "/etc/hostname",
+        "-",
+    ]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let run = command.spawn().expect("thaw runs");
+    let find = || descendants(run.id()).into_iter().find(is_server);
+    wait_until("files are served", || find().is_some_and(|server| has_filter(server.pid)));
+    let server = find().expect("it is there").pid;
+    Waiting { run, server }
+}
+
+fn is_server(process: &Process) -> bool {
+    process.name == "thaw-files"
+}
+
+fn has_filter(pid: u32) -> bool {
+    status(pid, "Seccomp") == ["2"]
+}
+
+/// A field of `/proc/PID/status`.
+fn status(pid: u32, field: &str) -> Vec<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
+    line.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.run.kill();
+        let _ = self.run.wait();
+    }
+}
+
+#[test]
+fn it_has_the_rights_under_which_files_are_served() {
+    let is_root = rustix::process::geteuid().is_root();
+    let waiting = start(&["--rootfs", "/"]);
+    let pid = waiting.server;
+    for field in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert_eq!(status(pid, field), ["0000000000000000"], "{field}");
+    }
+    assert_eq!(status(pid, "NoNewPrivs"), ["1"]);
+    if is_root {
+        // The last is what files are opened with.
+        assert_eq!(status(pid, "Uid"), ["0", "0", "0", "65534"]);
+        assert_eq!(status(pid, "Gid"), ["0", "0", "0", "65534"]);
+        assert_eq!(status(pid, "Groups"), [""; 0]);
+    }
+    // Standard streams, its caller, the sandbox, the directory and the list of mounts.
+    let all = descriptors(pid);
+    let sockets = all.values().filter(|file| file.target.starts_with("socket:")).count();
+    assert_eq!((all.len(), sockets), (7, 2), "{all:?}");
+    drop(waiting);
+    wait_until("it ends with its caller", || !exists(pid));
+}
+
+#[test]
+fn as_root_it_has_what_files_take() {
+    if !rustix::process::geteuid().is_root() {
+        skip("--as-root is about root");
+        return;
+    }
+    let waiting = start(&["--as-root", "--rootfs", "/"]);
+    // CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID.
+    for field in ["CapPrm", "CapEff"] {
+        assert_eq!(status(waiting.server, field), ["000000000000001e"], "{field}");
+    }
+    assert_eq!(status(waiting.server, "CapInh"), ["0000000000000000"]);
+}
+
+#[test]
+fn each_sandbox_has_its_own_which_ends_with_it() {
+    let (one, other) = (start(&["--rootfs", "/"]), start(&["--rootfs", "/"]));
+    assert_ne!(one.server, other.server);
+    let of_one = one.server;
+    drop(one);
+    wait_until("that of one has ended", || !exists(of_one));
+    assert!(has_filter(other.server));
+}
+
+/// A sandbox does not wait for answers that nobody gives.
+#[test]
+fn a_sandbox_whose_files_nobody_serves_is_ended() {
+    let mut waiting = start(&["--rootfs", "/"]);
+    kill(waiting.server);
+    let status = waiting.run.wait().expect("it ends");
+    assert_eq!(status.code(), Some(1));
+    let mut said = String::new();
+    let mut stderr = waiting.run.stderr.take().expect("a pipe");
+    std::io::Read::read_to_string(&mut stderr, &mut said).expect("text");
+    assert!(said.contains("the process that serves files of this host to it has ended"), "{said}");
+}
+
+/// Who types ^C means the program.
+#[test]
+fn signals_of_a_terminal_do_not_reach_it() {
+    let waiting = start(&["--rootfs", "/"]);
+    let session = |pid: u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+        let rest = text.rsplit_once(')').expect("a name").1.to_owned();
+        rest.split_whitespace().nth(3).expect("a session").to_owned()
+    };
+    assert_eq!(session(waiting.server), waiting.server.to_string());
+    assert_ne!(session(waiting.run.id()), session(waiting.server));
+}
+
+/// So many mounts that their descriptors take several packets.
+#[test]
+fn many_directories_are_served_at_once() {
+    let home = tempfile::tempdir().expect("a directory");
+    let mut command: Command = thaw();
+    command.args(["run", "--weak-limits", "--as-root", "--rootfs", "/"]);
+    for number in 0..40 {
+        let directory = home.path().join(format!("d{number}"));
+        fs::create_dir(&directory).expect("a directory");
+        fs::write(directory.join("number"), format!("{number}\n")).expect("a file");
+        command.args(["--bind", &format!("{}:/mnt/m{number}:rw", directory.display())]);
+    }
+    let script = "for n in $(seq 0 39); do read x < /mnt/m$n/number; echo $x > /mnt/m$n/copy; done";
+    command.args(["--", "sh", "-c", script]);
+    run(&mut command).success();
+    for number in 0..40 {
+        let copy = home.path().join(format!("d{number}/copy"));
+        assert_eq!(fs::read_to_string(copy).expect("a copy"), format!("{number}\n"));
+    }
+}
