@@ -58,6 +58,9 @@ pub const MSG_FORK: u32 = 10;
 /// descriptors, which take the numbers 0 to 2: a sandbox can use read(2) on these
 /// numbers only, and until now it had `/dev/null` there.
 pub const MSG_STDIO: u32 = 11;
+/// Whoever has served the sandbox has ended, and somebody else serves it; no body. Requests
+/// without an answer may be lost: ask again.
+pub const MSG_RENEWED: u32 = 12;
 
 // Sandbox → host.
 

@@ -188,6 +188,37 @@ impl Daemon {
         self.pid
     }
 
+    /// The daemon that runs just now, of those that the monitor has started.
+    pub fn live_pid(&self) -> Option<u32> {
+        let is_daemon = |child: &Process| {
+            let line = fs::read(format!("/proc/{}/cmdline", child.pid)).unwrap_or_default();
+            line.ends_with(b"--monitored\0")
+        };
+        Some(children(self.main).into_iter().find(is_daemon)?.pid)
+    }
+
+    /// Kills the daemon as `kill -9` does, without its monitor, and waits until there is
+    /// another that answers.
+    pub fn kill_and_await_next(&mut self) {
+        self.end_and_await_next(Signal::KILL);
+    }
+
+    /// The same with a signal that ends it.
+    pub fn end_and_await_next(&mut self, signal: Signal) {
+        let before = self.pid;
+        let pid = Pid::from_raw(before as i32).expect("a process id");
+        kill_process(pid, signal).expect("the daemon runs");
+        wait_until("there is another daemon", || {
+            let now = address(&self.home, self.lifeline.shell.id());
+            now.is_some_and(|now| {
+                now.pid != before
+                    && request_local(&now.admin, "/healthz").is_ok_and(|r| r.status == 200)
+            })
+        });
+        let now = address(&self.home, self.lifeline.shell.id()).expect("it has one");
+        self.pid = now.pid;
+    }
+
     /// The process that was started: the daemon's monitor, or where there is none, the
     /// daemon. All others are below it.
     pub fn main_pid(&self) -> u32 {

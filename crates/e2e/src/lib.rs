@@ -21,5 +21,5 @@ pub use processes::{
     Descriptor, Process, children, descendants, descriptors, exists, kill, process, resident_bytes,
 };
 pub use runtime::{RuntimeProgram, compare_runtime};
-pub use skip::skip;
+pub use skip::{has_controller, skip};
 pub use user::User;

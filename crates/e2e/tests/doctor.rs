@@ -2,7 +2,10 @@
 
 use serde_json::Value;
 use std::process::Command;
-use thaw_e2e::{Linking, Outcome, User, compile, python, run, skip, thaw_binary};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Linking, Outcome, User, built_home, compile, get, python, run,
+    skip, thaw_binary,
+};
 
 /// Runs `thaw` under a restriction; none if this host does not know it.
 fn restricted(restriction: &[&str], arguments: &[&str]) -> Option<Outcome> {
@@ -140,4 +143,25 @@ fn a_state_directory_without_programs_is_named() {
     let (status, found, way_out) = finding(&outcome, "state directory");
     assert_eq!(status, "missing", "{found}");
     assert!(found.contains("noexec") && way_out.contains("THAW_HOME"), "{found}; {way_out}");
+}
+
+/// Whatever this host can do, the daemon and the doctor say the same of it.
+#[test]
+fn tenants_are_kept_apart_on_cores_or_the_daemon_says_why_not() {
+    let doctor = run(Command::new(thaw_binary()).args(["doctor", "--json"]));
+    let (_, found, _) = finding(&doctor, "core scheduling");
+    let home = built_home("cores", &[Function::Example("hello-c")]);
+    let options = DaemonOptions { arguments: vec!["--core-scheduling".to_owned()] };
+    match Daemon::try_start(&home, &options) {
+        Ok(daemon) => {
+            assert!(found.contains("keeps tenants apart"), "{found}");
+            assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200, "{}", daemon.log());
+        }
+        Err(log) => {
+            assert!(!found.contains("keeps tenants apart"), "{found}: {log}");
+            let reasons = ["share a core of this host", "CONFIG_SCHED_CORE"];
+            assert!(reasons.iter().any(|reason| log.contains(reason)), "{log}");
+            assert!(log.contains("leave it out") || log.contains("leave --core-scheduling out"));
+        }
+    }
 }

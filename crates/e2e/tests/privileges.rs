@@ -244,12 +244,8 @@ fn a_daemon_that_crashes_again_and_again_is_given_up() {
     let main = daemon.main_pid();
     let mut last = 0;
     while exists(main) {
-        let now = children(main).into_iter().find(|child| {
-            let line = fs::read(format!("/proc/{}/cmdline", child.pid)).unwrap_or_default();
-            child.pid != last && line.ends_with(b"--monitored\0")
-        });
-        if let Some(daemon) = now {
-            last = daemon.pid;
+        if let Some(pid) = daemon.live_pid().filter(|pid| *pid != last) {
+            last = pid;
             let pid = rustix::process::Pid::from_raw(last as i32).expect("a process id");
             let _ = rustix::process::kill_process(pid, Signal::ABORT);
         }

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Outcome, Response, built_home, get, run, skip, thaw,
-    wait_until,
+    Daemon, DaemonOptions, Function, Outcome, Response, built_home, get, has_controller, run, skip,
+    thaw, wait_until,
 };
 
 /// A home with functions of `tests/guest/functions/tenant.py`: names and further keys.
@@ -169,6 +169,10 @@ fn a_tenant_that_has_spent_its_cpu_time_is_refused_and_what_goes_on_ends() {
     assert!((2000..20_000).contains(&used), "{period}");
     assert!(daemon.log().contains("ending the instances of domain `a`"), "{}", daemon.log());
     assert_eq!(get(daemon.gateway(), "b", "/").status, 200);
+    // A daemon that starts anew does not forget it.
+    assert_eq!(daemon.stop(), Some(0));
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    refused(&get(daemon.gateway(), "a", "/"), "the CPU time of domain `a` is spent, 2s per 1h");
     // The quota is raised.
     write_quotas(&home, "[domain.a]\ncpu_time = \"10m per 1h\"\n");
     daemon.signal(Signal::HUP);
@@ -300,11 +304,4 @@ fn the_functions_of_a_tenant_share_their_outgoing_connections() {
     assert!(fast.contains("EADDRNOTAVAIL"), "{fast}");
     let other = get(daemon.gateway(), "b", &format!("/connect/{port}/40/0")).text();
     assert!(!other.contains("EADDRNOTAVAIL"), "{other}");
-}
-
-/// Whether this host has a control group for this, of either version.
-fn has_controller(name: &str) -> bool {
-    let v2 = if name == "cpuacct" { "cpu" } else { name };
-    let listed = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
-    Path::new("/sys/fs/cgroup").join(name).is_dir() || listed.split_whitespace().any(|c| c == v2)
 }

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZero;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use thaw_sandbox::{ImageError, PlanError, ZygotePool};
+use thaw_sandbox::{CoreError, ImageError, PlanError, ZygotePool};
 use thaw_store::{ImageId, Store, StoreError};
 use tokio::task::JoinSet;
 
@@ -73,6 +73,9 @@ pub enum LoadError {
     /// Its image cannot be booted.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// Its instances cannot be kept apart from other tenants'.
+    #[error(transparent)]
+    Cores(#[from] CoreError),
 }
 
 impl LoadError {
@@ -238,7 +241,7 @@ impl Catalog {
             image,
             self.logs.clone(),
             self.log(&config.name),
-            self.shared.tenants().of(TenantName::of(config.sharing.domain.as_ref())),
+            self.shared.tenants().serving(TenantName::of(config.sharing.domain.as_ref()))?,
             config,
             LaunchOptions {
                 working_set: self.working_set,
@@ -305,7 +308,9 @@ impl Catalog {
         let (catalog, function) = (self.clone(), name.clone());
         let refrozen = tokio::task::spawn_blocking(move || {
             let weak_limits = catalog.pool.weak_limits();
-            let options = BuildOptions { weak_limits, ..BuildOptions::default() };
+            let service = catalog.shared.route(function.as_str());
+            let cores = service.and_then(|service| service.tenant().cores().cloned());
+            let options = BuildOptions { weak_limits, cores, ..BuildOptions::default() };
             build::refreeze(&catalog.store, function.as_str(), &options, &mut |_| {})
                 .map_err(|error| error.to_string())?;
             catalog.reload().map_err(|error| error.to_string())

@@ -8,9 +8,10 @@ use crate::config::{EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
 use crate::gateway::{Gateway, GatewayConfig};
 use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
 use crate::instance::WorkingSetUse;
+use crate::legacy;
 use crate::logs::Logs;
 use crate::node::Shared;
-use crate::tenants::watch_cpu_time;
+use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -23,8 +24,8 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 use thaw_sandbox::{
-    Console, ConsoleOutput, GuardedPort, KernelError, PoolConfig, PortGuard, Transport, WeakLimits,
-    ZygoteConfig, ZygoteError, ZygotePool, limits, monitor,
+    Console, ConsoleOutput, CoreError, CoreScheduling, GuardedPort, KernelError, PoolConfig,
+    PortGuard, Transport, WeakLimits, ZygoteConfig, ZygoteError, ZygotePool, limits, monitor,
 };
 use thaw_store::{Store, StoreError};
 use tokio::signal::unix::{SignalKind, signal};
@@ -36,10 +37,6 @@ const LOGS_PATIENCE: Duration = Duration::from_secs(3);
 /// How a node serves.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// Address of the shared gateway.
-    pub listen: SocketAddr,
-    /// Where the admin API listens beside its Unix socket.
-    pub admin: Option<AdminOptions>,
     /// Zygotes kept ready.
     pub zygotes: usize,
     /// Most instances of all functions together.
@@ -52,6 +49,27 @@ pub struct ServeOptions {
     pub working_set: WorkingSetUse,
     /// Whether to serve on a host that does not enforce the functions' limits.
     pub weak_limits: WeakLimits,
+    /// Whether sandboxes of different tenants may share a core at a time.
+    pub cores: CoreSharing,
+}
+
+/// Who may share a core at a time, where cores have several hardware threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CoreSharing {
+    /// Everybody.
+    #[default]
+    All,
+    /// Sandboxes of one tenant.
+    Tenant,
+}
+
+/// Where a node is reached.
+#[derive(Clone, Debug)]
+pub struct ListenOptions {
+    /// Address of the shared gateway.
+    pub gateway: SocketAddr,
+    /// Where the admin API listens beside its Unix socket.
+    pub admin: Option<AdminOptions>,
 }
 
 /// The admin API over TCP.
@@ -80,6 +98,12 @@ pub enum ServeError {
     /// No zygotes can be made.
     #[error(transparent)]
     Zygote(#[from] ZygoteError),
+    /// Tenants cannot be kept apart on cores.
+    #[error(transparent)]
+    Cores(#[from] CoreError),
+    /// A monitor and its daemon do not find each other.
+    #[error(transparent)]
+    Rendezvous(#[from] crate::monitor::RendezvousError),
     /// An address is not available.
     #[error("cannot listen on {address} ({error}); choose another address with {option}")]
     Listen {
@@ -114,7 +138,7 @@ pub enum ServeError {
 pub struct Prepared {
     lock: DaemonLock,
     gateway: TcpListener,
-    admin: Option<(TcpListener, AdminToken)>,
+    admin: Option<(TcpListener, RemoteAccess)>,
     /// The socket of the admin API, where the daemon may make none.
     local_admin: Option<OwnedFd>,
 }
@@ -124,9 +148,9 @@ impl Prepared {
     ///
     /// # Errors
     /// Another daemon has them, or the token cannot be used.
-    pub fn make(home: &Home, options: &ServeOptions) -> Result<Self, ServeError> {
+    pub fn make(home: &Home, options: &ListenOptions) -> Result<Self, ServeError> {
         let lock = home.lock()?;
-        let gateway = bind(options.listen, "--listen")?;
+        let gateway = bind(options.gateway, "--listen")?;
         let admin = options.admin.as_ref().map(bind_admin).transpose()?;
         Ok(Self { lock, gateway, admin, local_admin: None })
     }
@@ -143,9 +167,9 @@ impl Prepared {
         Ok(())
     }
 
-    /// The secret of the admin API over TCP.
-    pub(crate) fn token(&self) -> Option<&str> {
-        self.admin.as_ref().map(|(_, token)| token.secret())
+    /// What clients of the admin API over TCP must show.
+    pub(crate) fn access(&self) -> Option<&RemoteAccess> {
+        self.admin.as_ref().map(|(_, access)| access)
     }
 
     /// What [`Prepared::inherited`] takes.
@@ -156,22 +180,22 @@ impl Prepared {
         first.into_iter().chain(admin).chain(local_admin).collect()
     }
 
-    /// The same in another process, from its descriptors and its secret.
+    /// The same in another process, from its descriptors and what clients must show.
     ///
     /// # Errors
     /// Some are missing.
     pub(crate) fn inherited(
         home: &Home,
         descriptors: Vec<OwnedFd>,
-        token: Option<String>,
+        access: Option<RemoteAccess>,
     ) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
         let mut next =
             || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
         let lock = DaemonLock::inherited(home, next()?);
         let gateway = next()?.into();
-        let admin = match token {
-            Some(token) => Some((next()?.into(), AdminToken::inherited(token))),
+        let admin = match access {
+            Some(access) => Some((next()?.into(), access)),
             None => None,
         };
         Ok(Self { lock, gateway, admin, local_admin: descriptors.next() })
@@ -197,28 +221,38 @@ pub async fn serve(
         .map_or_else(|| listen_at(&socket), Ok)
         .and_then(|listening| LocalListener::new(listening, &socket))
         .map_err(|error| ServeError::Socket { path: socket.clone(), error })?;
-    let names = options.admin.as_ref().map(|admin| admin.names.clone()).unwrap_or_default();
     let remote_admin =
-        remote_admin.map(|(listener, token)| serving(listener, token, names)).transpose()?;
+        remote_admin.map(|(listener, access)| serving(listener, access)).transpose()?;
     let admin_tcp = remote_admin.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
     let _guarded = guarded(gateway_address, Transport::Tcp, PortGuard::IfWrittenOut);
     let _guarded_admin =
         admin_tcp.map(|address| guarded(address, Transport::Tcp, PortGuard::Never));
 
     let store = Store::open(&home.store())?;
-    let pool = start_pool(home, options.zygotes, options.weak_limits)?;
+    let console = console()?;
+    // Before there are others.
+    let legacy = thaw_sandbox::take_over(&console)?;
+    let pool = start_pool_with(home, console, options.zygotes, options.weak_limits)?;
     let shared = Shared::new(options.max_instances);
+    if options.cores == CoreSharing::Tenant {
+        shared.tenants().keep_apart(CoreScheduling::start()?);
+    }
     shared.tenants().read_from(home.root().join(QUOTAS_FILE))?;
     warn_of_uncounted_cpu_time(&shared, &pool);
     let logs = Arc::new(Logs::start(&home.logs()?)?);
     let catalog = Catalog::new(store, logs.clone(), pool, shared.clone(), options.working_set);
     let first = catalog.clone();
     tokio::task::spawn_blocking(move || first.reload()).await.map_err(io::Error::other)??;
+    let periods = home.root().join(CARRIED_FILE);
+    if let Err(error) = read_periods(shared.tenants(), &periods) {
+        tracing::warn!("{}: {error}; periods of CPU time begin anew", periods.display());
+    }
+    legacy::take_over(&shared, legacy);
 
     let gateway = Gateway::new(shared.clone(), options.gateway);
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
-    let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone()));
+    let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone(), periods.clone()));
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
     own.update();
     let updated = own.clone();
@@ -258,6 +292,9 @@ pub async fn serve(
             let _ = task.await;
         }
     }
+    if shared.tenants().bound_cpu_time() {
+        write_down(&shared, &periods);
+    }
     // Services and the node refer to each other; the zygotes end, and what was
     // made for them is cleaned up, when the last service is gone.
     shared.forget_all();
@@ -281,7 +318,20 @@ pub fn start_pool(
     size: usize,
     weak_limits: WeakLimits,
 ) -> Result<Arc<ZygotePool>, ServeError> {
-    let console = Console::lines(crate::debug::console_rate(), log_console)?;
+    start_pool_with(home, console()?, size, weak_limits)
+}
+
+/// What takes the last words of sandboxes' kernels, and traces.
+fn console() -> io::Result<Console> {
+    Console::lines(crate::debug::console_rate(), log_console)
+}
+
+fn start_pool_with(
+    home: &Home,
+    console: Console,
+    size: usize,
+    weak_limits: WeakLimits,
+) -> Result<Arc<ZygotePool>, ServeError> {
     let zygotes = ZygoteConfig {
         directory: Some(home.root().to_owned()),
         weak_limits,
@@ -444,18 +494,18 @@ impl OwnListeners {
     }
 }
 
-fn bind_admin(options: &AdminOptions) -> Result<(TcpListener, AdminToken), ServeError> {
+fn bind_admin(options: &AdminOptions) -> Result<(TcpListener, RemoteAccess), ServeError> {
     let token = AdminToken::read_or_create(&options.token_file, "--admin-token-file")?;
-    Ok((bind(options.address, "--admin")?, token))
+    let access = RemoteAccess { token, names: options.names.clone() };
+    Ok((bind(options.address, "--admin")?, access))
 }
 
 fn serving(
     listener: TcpListener,
-    token: AdminToken,
-    names: Vec<String>,
+    access: RemoteAccess,
 ) -> io::Result<(tokio::net::TcpListener, RemoteAccess)> {
     listener.set_nonblocking(true)?;
-    Ok((tokio::net::TcpListener::from_std(listener)?, RemoteAccess { token, names }))
+    Ok((tokio::net::TcpListener::from_std(listener)?, access))
 }
 
 fn bind(address: SocketAddr, option: &'static str) -> Result<TcpListener, ServeError> {

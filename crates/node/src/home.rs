@@ -13,7 +13,7 @@
 //! ```
 
 use crate::admin::AdminAddress;
-use crate::monitor::{DaemonUser, give_home, like_parent};
+use crate::monitor::{DaemonUser, give_home};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
+use thaw_store::{Acting, Owner};
 
 /// Environment variable that names the directory.
 pub const HOME_VARIABLE: &str = "THAW_HOME";
@@ -198,7 +199,7 @@ impl Home {
     /// It cannot be made.
     pub fn logs(&self) -> Result<PathBuf, HomeError> {
         let path = self.root.join("logs");
-        make_directory(&path)?;
+        self.make_directory(&path)?;
         Ok(path)
     }
 
@@ -208,8 +209,21 @@ impl Home {
     /// It cannot be made.
     pub fn work(&self, function: &str) -> Result<PathBuf, HomeError> {
         let path = self.root.join("work").join(function);
-        make_directory(&path)?;
+        self.make_directory(&path)?;
         Ok(path)
+    }
+
+    /// Makes a directory in it, for its owner.
+    fn make_directory(&self, path: &Path) -> Result<(), HomeError> {
+        let _acting = self.act()?;
+        make_private(path).map_err(|error| HomeError::Unusable { path: path.to_owned(), error })
+    }
+
+    /// Acts with the rights of the owner of the directory, if this process is root and they
+    /// are not, until the result is dropped: the owner may have put links in it.
+    fn act(&self) -> Result<Acting, HomeError> {
+        let acting = Owner::of(&self.root).and_then(Owner::act);
+        acting.map_err(|error| self.unusable(error))
     }
 
     /// The Unix socket of the daemon's admin API.
@@ -239,11 +253,10 @@ impl Home {
 
     fn try_lock(&self) -> Result<DaemonLock, HomeError> {
         let path = self.root.join("daemon.lock");
+        let _acting = self.act()?;
         let opened =
             OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(&path);
-        let file = opened
-            .and_then(|file| like_parent(&path).map(|()| file))
-            .map_err(|error| HomeError::Unusable { path: path.clone(), error })?;
+        let file = opened.map_err(|error| HomeError::Unusable { path: path.clone(), error })?;
         // The host drops the lock with the process, so a killed daemon leaves
         // nothing to clean up.
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -255,6 +268,7 @@ impl Home {
 
     /// Where the running daemon is reached; `None` if none is running.
     pub fn daemon(&self) -> Option<DaemonAddress> {
+        let _acting = self.act().ok()?;
         let text = fs::read(self.root.join("daemon.json")).ok()?;
         let address: DaemonAddress = serde_json::from_slice(&text).ok()?;
         // A killed daemon leaves the file but not the lock.
@@ -301,13 +315,6 @@ fn make_private(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Makes such a directory in the home, for the home's owner.
-fn make_directory(path: &Path) -> Result<(), HomeError> {
-    make_private(path)
-        .and_then(|()| like_parent(path))
-        .map_err(|error| HomeError::Unusable { path: path.to_owned(), error })
-}
-
 /// The value of an environment variable, if it has one.
 fn variable(name: &str) -> Option<std::ffi::OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
@@ -316,6 +323,56 @@ fn variable(name: &str) -> Option<std::ffi::OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::AdminToken;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    /// As somebody who has taken over the daemon may do.
+    #[test]
+    fn root_makes_nothing_through_links_of_the_owners() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        // The owner cannot go into this one, only into the home below it.
+        let all = tempfile::tempdir().unwrap();
+        let home = Home::at(all.path().join("home")).unwrap();
+        let roots = all.path().join("roots");
+        fs::create_dir(&roots).unwrap();
+        let owner = fs::metadata(home.root()).unwrap();
+        assert_ne!(owner.uid(), 0);
+        for (name, target) in
+            [("daemon.lock", "file"), ("work", ""), ("logs", "logs"), ("admin.token", "secret")]
+        {
+            let link = home.root().join(name);
+            std::os::unix::fs::symlink(roots.join(target), &link).unwrap();
+            std::os::unix::fs::lchown(&link, Some(owner.uid()), Some(owner.gid())).unwrap();
+        }
+        let secret = roots.join("secret");
+        fs::write(&secret, "a secret of root's\n").unwrap();
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(matches!(home.lock(), Err(HomeError::Unusable { .. })));
+        assert!(home.work("function").is_err());
+        assert!(home.logs().is_err());
+        let token = AdminToken::read_or_create(&home.admin_token(), "--admin-token-file");
+        assert!(token.is_err(), "the daemon would be told");
+        assert_eq!(fs::read_dir(&roots).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn all_that_root_makes_is_the_owners() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let all = tempfile::tempdir().unwrap();
+        let home = Home::at(all.path().join("home")).unwrap();
+        let owner = fs::metadata(home.root()).unwrap().uid();
+        let _lock = home.lock().unwrap();
+        AdminToken::read_or_create(&home.admin_token(), "--admin-token-file").unwrap();
+        let work = home.work("function").unwrap();
+        let made = [&home.root().join("daemon.lock"), &home.admin_token(), &work];
+        for path in made.into_iter().chain([&home.root().join("work"), &home.logs().unwrap()]) {
+            assert_eq!(fs::metadata(path).unwrap().uid(), owner, "{}", path.display());
+        }
+    }
 
     #[test]
     fn one_daemon_at_a_time() {

@@ -17,6 +17,7 @@ pub mod fuzzing;
 pub mod gateway;
 pub mod home;
 pub mod instance;
+mod legacy;
 pub mod logs;
 pub mod metrics;
 pub mod monitor;

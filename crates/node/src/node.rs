@@ -70,6 +70,11 @@ impl Shared {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Has the numbers of instances and connections go on behind those of an earlier daemon.
+    pub(crate) fn number_from(&self, next: u64) {
+        self.next_id.fetch_max(next, Ordering::Relaxed);
+    }
+
     /// Counters for the outside.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics

@@ -4,6 +4,7 @@ pub mod allowed;
 pub mod boot;
 pub mod broker;
 pub mod console;
+mod cores;
 pub mod egress;
 pub mod event;
 pub mod freeze;
@@ -39,6 +40,7 @@ pub use broker::{
     BlobSource, BoundAccess, BoundDirectory, FileRights, FuseAccess, HostDirectory, HostPolicy,
 };
 pub use console::{Console, ConsoleOutput, ConsoleRate};
+pub use cores::{CoreError, CoreGroup, CoreScheduling};
 pub use egress::{
     Denials, Denied, EgressPolicy, EgressQuota, EgressRule, EgressRuleError, GuardedPort,
     PortGuard, Transport,
@@ -54,6 +56,7 @@ pub use sys::{set_terminal_mode, terminal_mode};
 pub use text::escape;
 pub use working_set::{PopulatePolicy, Recorder, WorkingSet, WorkingSetError};
 pub use zygote::{
-    Held, PoolConfig, PoolStats, Processes, Template, TemplateError, UserIds, Zygote, ZygoteConfig,
-    ZygoteError, ZygoteParent, ZygotePool, zygote_parent_main,
+    Adopted, Held, KeptForSuccessor, Legacy, Orphan, OrphanConnection, PoolConfig, PoolStats,
+    Processes, Template, TemplateError, UserIds, Zygote, ZygoteConfig, ZygoteError, ZygoteParent,
+    ZygotePool, keep_connection, take_over, zygote_parent_main,
 };

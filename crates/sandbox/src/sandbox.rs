@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use thaw_abi::control::{
-    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_READY, MSG_RESUME, MSG_SIGNAL, MSG_WINDOW_SIZE,
-    Signal, WindowSize,
+    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL,
+    MSG_WINDOW_SIZE, Signal, WindowSize,
 };
 
 use crate::boot::{BootError, Rootfs};
@@ -108,6 +108,17 @@ impl Sandbox {
     /// The control socket, for what precedes the guest's first instruction.
     pub(crate) fn control(&self) -> &OwnedFd {
         &self.line.control
+    }
+
+    /// The read end of its console, for the daemon that comes after this one.
+    pub(crate) fn console_for_successor(&self) -> io::Result<OwnedFd> {
+        self.console.for_successor()
+    }
+
+    /// Tells a sandbox that was taken over that whoever has served it is gone.
+    pub(crate) fn renew(&mut self) -> io::Result<()> {
+        self.send(message::message(MSG_RENEWED, &()), Vec::new())?;
+        self.process.knock()
     }
 
     pub(crate) fn process(&self) -> &Process {
@@ -347,6 +358,14 @@ impl Sandbox {
     /// stays. Takes no host call.
     pub fn count_by(&self, meter: &Arc<Meter>) {
         self.process.limits.count_by(meter);
+    }
+
+    /// The same, from now on: for one that was taken over.
+    ///
+    /// # Errors
+    /// What it has used so far cannot be read.
+    pub fn count_from_now_by(&self, meter: &Arc<Meter>) -> io::Result<()> {
+        self.process.limits.count_from_now_by(meter)
     }
 
     /// Build id of the kernel that the sandbox runs.

@@ -76,6 +76,7 @@ fn thaw(plan: &thaw_sandbox::BootPlan) -> Sandbox {
         flags: 0,
         hostname: "copy",
         egress: &Default::default(),
+        cores: None,
     };
     zygote().thaw(plan, None, &options).unwrap()
 }

@@ -153,6 +153,7 @@ fn thawed(parent: &ZygoteParent, plan: &BootPlan) -> Sandbox {
         flags: 0,
         hostname: "copy",
         egress: &Default::default(),
+        cores: None,
     };
     let mut copy = parent.create().unwrap().thaw(plan, None, &options).unwrap();
     assert!(matches!(next(&mut copy), Event::Booted(_)));

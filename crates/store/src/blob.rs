@@ -10,7 +10,6 @@ use rustix::fs::ioctl_ficlone;
 
 use crate::error::{Context, Result, StoreError};
 use crate::id::{BlobHash, Name};
-use crate::owner::like_parent;
 use crate::session::Session;
 use crate::stage::{Existing, publish, seal, sync_directory};
 
@@ -89,6 +88,7 @@ pub struct Blob {
 impl Session {
     /// Stores `bytes`; `None` if there are none, since an empty file has no blob.
     pub fn put_blob(&mut self, bytes: &[u8], domain: &Domain) -> Result<Option<Blob>> {
+        let _acting = self.layout.act()?;
         if bytes.is_empty() {
             return Ok(None);
         }
@@ -107,6 +107,7 @@ impl Session {
     /// Stores the content of an open regular file of the host; `path` names it
     /// in errors. Reads again if the file changes meanwhile.
     pub fn put_file(&mut self, file: &File, path: &Path, domain: &Domain) -> Result<Option<Blob>> {
+        let _acting = self.layout.act()?;
         for _ in 0..ATTEMPTS {
             let before = Version::of(file, path)?;
             let blob = if before.size <= SMALL {
@@ -200,11 +201,11 @@ impl Session {
     /// Moves all staged blobs to their places, contents on disk before names, so
     /// that a name never stands for half a file.
     pub(crate) fn publish_blobs(&mut self) -> Result<()> {
+        let _acting = self.layout.act()?;
         let layout = self.store.layout.clone();
         for domain in std::mem::take(&mut self.domains) {
             let path = layout.domain(&domain);
             File::create(&path).context("create", &path)?;
-            like_parent(&path)?;
             sync_directory(&layout.domains())?;
         }
         if self.staged.is_empty() {
@@ -219,7 +220,6 @@ impl Session {
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                     result => result.context("create", &shard)?,
                 }
-                like_parent(&shard)?;
             }
             let to = layout.blob(*hash);
             // A file of the wrong size is damaged: replace it.

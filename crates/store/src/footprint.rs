@@ -27,6 +27,7 @@ impl Footprint {
     /// # Errors
     /// The store cannot be read.
     pub fn add(&mut self, store: &Store, index: IndexId, image: Option<ImageId>) -> Result<()> {
+        let _acting = store.layout.act()?;
         if let Entry::Vacant(vacant) = self.indexes.entry(index) {
             vacant.insert(allocated(&store.layout.index(index))?);
             match store.open_index(index) {
@@ -71,6 +72,7 @@ impl Store {
     /// # Errors
     /// The lock cannot be taken.
     pub fn counting_turn(&self) -> Result<fs::File> {
+        let _acting = self.layout.act()?;
         let path = self.layout.functions();
         let directory = fs::File::open(&path).context("open", &path)?;
         lock_exclusive(&directory, &path)?;

@@ -14,7 +14,6 @@ use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::{ImageId, IndexId, Name};
 use crate::image::list;
 use crate::lock::lock_exclusive;
-use crate::owner::like_parent;
 use crate::session::Session;
 use crate::stage::{Existing, sync_directory};
 use crate::store::Store;
@@ -132,6 +131,7 @@ impl Session {
         new: NewFunction,
         expected: Option<&FunctionVersion>,
     ) -> Result<FunctionRecord> {
+        let _acting = self.layout.act()?;
         drop(self.open_index(new.index)?);
         if let Some(image) = new.image {
             drop(self.open_image(image)?);
@@ -185,7 +185,6 @@ impl Session {
         let path = self.layout.function(name);
         loop {
             fs::create_dir_all(&path).context("create", &path)?;
-            like_parent(&path)?;
             match lock_directory(&path)? {
                 Some(lock) => return Ok(lock),
                 None => continue, // The function was removed at this moment.
@@ -195,6 +194,7 @@ impl Session {
 
     /// Gives an index a name, which it takes away from another index.
     pub fn put_rootfs(&mut self, name: &Name, index: IndexId) -> Result<RootfsRecord> {
+        let _acting = self.layout.act()?;
         drop(self.open_index(index)?);
         let record = RootfsRecord {
             version: RECORD_VERSION,
@@ -211,6 +211,7 @@ impl Session {
 impl Store {
     /// The record of a function.
     pub fn get_function(&self, name: &Name) -> Result<FunctionRecord> {
+        let _acting = self.layout.act()?;
         let path = self.layout.function_record(name);
         let record: FunctionRecord = read_record(&path, Kind::Function, name)?;
         check_record(record.version, &record.name, Kind::Function, name)?;
@@ -219,6 +220,7 @@ impl Store {
 
     /// All functions. One damaged record does not hide the others.
     pub fn list_functions(&self) -> Result<FunctionList> {
+        let _acting = self.layout.act()?;
         let mut found = FunctionList::default();
         for name in names(&self.layout.functions())? {
             match self.get_function(&name) {
@@ -233,6 +235,7 @@ impl Store {
     /// Removes a function; its files go at the next garbage collection. Instances
     /// that run go on.
     pub fn remove_function(&self, name: &Name) -> Result<()> {
+        let _acting = self.layout.act()?;
         let mut session = self.session()?;
         let directory = session.layout.function(name);
         let path = session.layout.function_record(name);
@@ -252,6 +255,7 @@ impl Store {
 
     /// The index that a named root file system stands for.
     pub fn get_rootfs(&self, name: &Name) -> Result<RootfsRecord> {
+        let _acting = self.layout.act()?;
         let path = self.layout.rootfs(name);
         let record: RootfsRecord = read_record(&path, Kind::Rootfs, name)?;
         check_record(record.version, &record.name, Kind::Rootfs, name)?;
@@ -260,6 +264,7 @@ impl Store {
 
     /// All named root file systems, sorted by name; fails at the first damaged one.
     pub fn list_rootfs(&self) -> Result<Vec<RootfsRecord>> {
+        let _acting = self.layout.act()?;
         let mut records = Vec::new();
         for name in names(&self.layout.rootfs_names())? {
             match self.get_rootfs(&name) {
@@ -273,6 +278,7 @@ impl Store {
     /// Takes the name from a root file system; its files go at the next garbage
     /// collection unless something else uses them.
     pub fn remove_rootfs(&self, name: &Name) -> Result<()> {
+        let _acting = self.layout.act()?;
         let mut session = self.session()?;
         let path = session.layout.rootfs(name);
         match session.remove_record(&path)? {

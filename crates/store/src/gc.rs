@@ -67,6 +67,7 @@ impl Store {
 
     /// The same, waiting for sessions no longer than `patience`.
     pub fn gc_within(&self, removal: Removal, patience: Duration) -> Result<GcReport> {
+        let _acting = self.layout.act()?;
         let _lock = self.lock_all(patience)?;
         let mut live = self.live()?;
         let mut report = GcReport::default();
@@ -102,6 +103,7 @@ impl Store {
 
     /// Keeps all sessions of all processes out.
     pub(crate) fn lock_all(&self, patience: Duration) -> Result<File> {
+        let _acting = self.layout.act()?;
         let path = self.layout.lock();
         let lock = File::open(&path).context("open", &path)?;
         if lock_exclusive_within(&lock, &path, patience)? {

@@ -64,6 +64,7 @@ struct WorkingSetHeader {
 impl Session {
     /// Begins an image.
     pub fn new_image_file(&mut self) -> Result<NewImage> {
+        let _acting = self.layout.act()?;
         let (file, path) = self.stage.create_file()?;
         Ok(NewImage { file, path })
     }
@@ -72,6 +73,7 @@ impl Session {
     /// Function records must name it before the session ends, or the garbage
     /// collector may take it.
     pub fn commit_image(&mut self, image: NewImage) -> Result<ImageId> {
+        let _acting = self.layout.act()?;
         let NewImage { file, path } = image;
         let id = image_id(&file).context("read", &path)?;
         seal(&file, &path)?;
@@ -93,6 +95,7 @@ impl Store {
     /// Opens an image read-only and close-on-exec. While the descriptor or a copy
     /// of it lives, the garbage collector keeps the image.
     pub fn open_image(&self, id: ImageId) -> Result<File> {
+        let _acting = self.layout.act()?;
         let path = self.layout.image(id);
         let file = open_existing(&path, Kind::Image, id)?;
         lock_shared(&file, &path)?;
@@ -105,6 +108,7 @@ impl Store {
     /// Records the working set of an image, replacing an older one. The bytes
     /// mean nothing to the store.
     pub fn put_working_set(&self, id: ImageId, bytes: &[u8]) -> Result<()> {
+        let _acting = self.layout.act()?;
         let mut session = self.session()?;
         if !session.layout.image(id).exists() {
             return Err(StoreError::not_found(Kind::Image, id));
@@ -123,6 +127,7 @@ impl Store {
     /// The recorded working set of an image; `None` if none was recorded. A
     /// damaged one is an error, after which a caller can go on without.
     pub fn working_set(&self, id: ImageId) -> Result<Option<Vec<u8>>> {
+        let _acting = self.layout.act()?;
         let path = self.layout.working_set(id);
         let mut bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -150,6 +155,7 @@ impl Store {
     /// Forgets the working set of an image, so that the next boot records one;
     /// says whether there was one.
     pub fn remove_working_set(&self, id: ImageId) -> Result<bool> {
+        let _acting = self.layout.act()?;
         let mut session = self.session()?;
         let path = session.layout.working_set(id);
         session.remove_record(&path)
@@ -157,6 +163,7 @@ impl Store {
 
     /// All images, sorted by name.
     pub fn list_images(&self) -> Result<Vec<ImageInfo>> {
+        let _acting = self.layout.act()?;
         let mut images = Vec::new();
         for (path, name) in self.image_files()? {
             let NamedFile::Image(id) = name else { continue };

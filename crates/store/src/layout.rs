@@ -15,7 +15,9 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::error::{Context, Result};
 use crate::id::{BlobHash, ImageId, IndexId, Name};
+use crate::owner::{Acting, Owner};
 
 /// Content of the version file.
 pub(crate) const STORE_VERSION: &str = "thaw store 1";
@@ -27,11 +29,22 @@ const WORKING_SET_SUFFIX: &str = ".workingset";
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     root: PathBuf,
+    owner: Owner,
 }
 
 impl Layout {
-    pub(crate) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+    pub(crate) fn new(root: &Path, owner: Owner) -> Self {
+        Self { root: root.to_owned(), owner }
+    }
+
+    /// With whose rights everything below the root is done.
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// Acts so until the result is dropped.
+    pub(crate) fn act(&self) -> Result<Acting> {
+        self.owner.act().context("act as the owner of", &self.root)
     }
 
     pub(crate) fn root(&self) -> &Path {

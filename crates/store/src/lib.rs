@@ -32,6 +32,7 @@ pub use gc::GcReport;
 pub use id::{BlobHash, ImageId, IndexId, InvalidHash, InvalidName, Name};
 pub use image::{ImageInfo, NewImage};
 pub use index::{OpenIndex, Tree};
+pub use owner::{Acting, Owner};
 pub use session::Session;
 pub use sparse::image_id;
 pub use stage::{LeftOver, Removal};

@@ -36,6 +36,7 @@ pub struct Session {
 impl Store {
     /// Begins to add to the store; waits while the garbage collector runs.
     pub fn session(&self) -> Result<Session> {
+        let _acting = self.layout.act()?;
         let path = self.layout.lock();
         let lock = File::open(&path).context("open", &path)?;
         lock_shared(&lock, &path)?;

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use crate::error::{Context, Result, StoreError};
 use crate::layout::Layout;
 use crate::lock::try_lock_exclusive;
-use crate::owner::like_parent;
+use crate::owner::Owner;
 
 /// What to do when the place of a finished file is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,7 @@ pub(crate) struct Stage {
     path: PathBuf,
     /// Holds the lock that tells others that this directory is in use.
     _directory: OwnedFd,
+    owner: Owner,
     next: u64,
 }
 
@@ -51,9 +52,8 @@ impl Stage {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 result => result.context("create", &path)?,
             }
-            like_parent(&path)?;
             if let Some(directory) = lock_directory(&path)? {
-                return Ok(Self { path, _directory: directory, next: 0 });
+                return Ok(Self { path, _directory: directory, owner: layout.owner(), next: 0 });
             }
             // A collector took the directory between its creation and the lock.
         }
@@ -70,13 +70,13 @@ impl Stage {
             .mode(0o600)
             .open(&path)
             .context("create", &path)?;
-        like_parent(&path)?;
         Ok((file, path))
     }
 }
 
 impl Drop for Stage {
     fn drop(&mut self) {
+        let Ok(_acting) = self.owner.act() else { return };
         // What cannot be removed now is removed when the store is next opened.
         let _ = fs::remove_dir_all(&self.path);
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::error::{Context, Kind, Result, StoreError};
 use crate::id::BlobHash;
 use crate::layout::{Layout, STORE_VERSION};
-use crate::owner::like_parent;
+use crate::owner::Owner;
 use crate::stage::{self, Removal, Stage, publish, seal, sync_directory};
 
 /// A directory with everything that Thaw keeps. Cheap to clone; any number of
@@ -22,22 +22,24 @@ pub struct Store {
 impl Store {
     /// Opens the store at `root`, makes it if it is not there, and removes what
     /// processes that died in the middle of their work left behind.
+    ///
+    /// Whoever is root acts as the owner of the directory above the store, or of the store
+    /// if that one is root's.
     pub fn open(root: &Path) -> Result<Self> {
+        let owner = owner(root)?;
+        let _acting = owner.act().context("act as the owner of", root)?;
         // Functions' files may hold secrets: nobody else can look inside.
         let mut private = DirBuilder::new();
         private.recursive(true).mode(0o700);
         private.create(root).context("create", root)?;
-        like_parent(root)?;
         let root = fs::canonicalize(root).context("find", root)?;
-        let layout = Layout::new(&root);
+        let layout = Layout::new(&root, owner);
         check_version(&layout)?;
         for directory in layout.directories() {
             private.create(&directory).context("create", &directory)?;
-            like_parent(&directory)?;
         }
         let lock = layout.lock();
         File::options().create(true).append(true).open(&lock).context("create", &lock)?;
-        like_parent(&lock)?;
         if !layout.version().exists() {
             write_version(&layout)?;
         }
@@ -57,8 +59,27 @@ impl Store {
 
     /// Opens a blob read-only and close-on-exec, for the broker.
     pub fn open_blob(&self, hash: BlobHash) -> Result<File> {
+        let _acting = self.layout.act()?;
         let path = self.layout.blob(hash);
         open_existing(&path, Kind::Blob, hash)
+    }
+}
+
+/// The owner of the directory that a store lies in: nobody but root can change what lies
+/// there, unless it is somebody else's. If it is root's, the owner of the store.
+fn owner(root: &Path) -> Result<Owner> {
+    let of = |path: &Path| match Owner::of(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Owner::Caller),
+        result => result.context("find the owner of", path),
+    };
+    // A path of one name lies in the working directory.
+    let above = root.parent().map(|parent| match parent.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => parent,
+    });
+    match above.map(of).transpose()? {
+        Some(Owner::Caller) | None => of(root),
+        Some(owner) => Ok(owner),
     }
 }
 

@@ -78,6 +78,7 @@ impl Store {
         repair: Repair,
         progress: &mut dyn FnMut(&VerifyReport),
     ) -> Result<VerifyReport> {
+        let _acting = self.layout.act()?;
         // Keeps the collector out, and for a repair everybody else too.
         let (_session, _lock) = match repair {
             Repair::Report => (Some(self.session()?), None),

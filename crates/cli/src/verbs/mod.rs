@@ -10,6 +10,7 @@ pub mod import;
 pub mod inspect;
 pub mod invoke;
 pub mod logs;
+pub mod monitor;
 pub mod ps;
 pub mod remove;
 pub mod run;
@@ -17,5 +18,6 @@ pub mod serve;
 pub mod tenants;
 
 mod limits;
+mod listen;
 mod mounts;
 mod terminal;

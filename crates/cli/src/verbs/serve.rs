@@ -1,21 +1,21 @@
 //! `thaw serve`: the daemon.
 
 use super::limits::WeakLimitsArgument;
+use super::listen::ListenArguments;
 use crate::failure::Outcome;
 use crate::output;
 use clap::{Args, ValueEnum};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use thaw_node::catalog::Catalog;
 use thaw_node::config::TimeSpan;
-use thaw_node::daemon::{AdminOptions, Prepared, ServeOptions, serve};
+use thaw_node::daemon::{CoreSharing, Prepared, ServeOptions, serve};
 use thaw_node::gateway::GatewayConfig;
 use thaw_node::home::{DaemonAddress, Home};
 use thaw_node::instance::WorkingSetUse;
 use thaw_node::monitor::{self, DaemonUser, Inherited};
-use thaw_sandbox::PopulatePolicy;
+use thaw_sandbox::{PopulatePolicy, WeakLimits};
 
 /// Serve the built functions over HTTP.
 ///
@@ -24,24 +24,18 @@ use thaw_sandbox::PopulatePolicy;
 /// new quotas of tenants (thaw tenants --help).
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw serve --listen 127.0.0.1:8080\n  \
-    curl http://127.0.0.1:8080/ -H 'Host: hello-python'")]
+    curl http://127.0.0.1:8080/ -H 'Host: hello-python'\n  \
+    thaw serve --monitor /run/thaw/monitor.sock")]
 pub struct Arguments {
-    /// Address of the gateway, which finds the function by the Host header.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
-    listen: SocketAddr,
-    /// Serve the admin API over TCP, too, to clients that show the token in
-    /// --admin-token-file as `Authorization: Bearer TOKEN`. Without this it is served
-    /// on $THAW_HOME/admin.sock only, to this user and root.
-    #[arg(long, value_name = "ADDR")]
-    admin: Option<SocketAddr>,
-    /// File with the token of the admin API over TCP, made if missing; default:
-    /// $THAW_HOME/admin.token.
-    #[arg(long, value_name = "FILE", requires = "admin")]
-    admin_token_file: Option<PathBuf>,
-    /// A host name under which clients know the admin API over TCP, beside addresses and
-    /// localhost; may be given several times.
-    #[arg(long, value_name = "NAME", requires = "admin")]
-    admin_name: Vec<String>,
+    #[command(flatten)]
+    listening: ListenArguments,
+    /// Serve without any of root's rights, which stay with `thaw monitor` on this socket
+    /// (thaw monitor --help). The monitor says which home to serve, and listens.
+    #[arg(
+        long = "monitor", value_name = "SOCKET",
+        conflicts_with_all = ["listen", "admin", "admin_token_file", "admin_name", "weak_limits"]
+    )]
+    monitor_socket: Option<PathBuf>,
     /// Zygotes kept ready.
     #[arg(long, value_name = "N", default_value = "16")]
     zygotes: usize,
@@ -58,6 +52,10 @@ pub struct Arguments {
     working_set: WorkingSetArguments,
     #[command(flatten)]
     weak_limits: WeakLimitsArgument,
+    /// Let sandboxes of two tenants (sharing domains) never run on one core at a time,
+    /// where cores have several hardware threads (docs/hardening.md).
+    #[arg(long)]
+    core_scheduling: bool,
     /// This process was started by a monitor.
     #[arg(long = "monitored", hide = true)]
     is_monitored: bool,
@@ -103,39 +101,35 @@ impl WorkingSetArguments {
 }
 
 impl Arguments {
-    fn admin_options(&self, address: SocketAddr, home: &Home) -> AdminOptions {
-        AdminOptions {
-            address,
-            token_file: self.admin_token_file.clone().unwrap_or_else(|| home.admin_token()),
-            names: self.admin_name.clone(),
-        }
-    }
-}
-
-impl Arguments {
-    fn options(&self, home: &Home) -> ServeOptions {
+    fn options(&self) -> ServeOptions {
         ServeOptions {
-            listen: self.listen,
-            admin: self.admin.map(|address| self.admin_options(address, home)),
             zygotes: self.zygotes,
             max_instances: self.max_instances,
             gateway: GatewayConfig { head_timeout: self.head_timeout.0 },
             drain: self.drain.0,
             working_set: self.working_set.chosen(),
             weak_limits: self.weak_limits.chosen(),
+            cores: if self.core_scheduling { CoreSharing::Tenant } else { CoreSharing::All },
         }
     }
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
+    let options = arguments.options();
     if arguments.is_monitored {
         let Inherited { home, prepared } = monitor::become_daemon()?;
-        return serve_functions(&home, &arguments.options(&home), prepared);
+        return serve_functions(&home, &options, prepared);
+    }
+    if let Some(socket) = &arguments.monitor_socket {
+        let Inherited { home, prepared } = monitor::connect_daemon(socket)?;
+        // The monitor has already refused a host that lacks what it was told to keep.
+        let options = ServeOptions { weak_limits: WeakLimits::Accept, ..options };
+        return serve_functions(&home, &options, prepared);
     }
     let home = Home::from_environment()?;
-    let options = arguments.options(&home);
+    let listening = arguments.listening.chosen(&home);
     if let Some(user) = DaemonUser::for_home(&home).or_else(DaemonUser::caller)
-        && let Some(code) = monitor::run(&home, &options, user)?
+        && let Some(code) = monitor::run(&home, &listening, options.weak_limits, user)?
     {
         return Ok(ExitCode::from(code));
     }
@@ -144,7 +138,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
             "this host has no user namespaces, or too few user ids: the daemon keeps all of root's rights"
         );
     }
-    let prepared = Prepared::make(&home, &options)?;
+    let prepared = Prepared::make(&home, &listening)?;
     serve_functions(&home, &options, prepared)
 }
 

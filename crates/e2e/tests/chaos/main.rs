@@ -260,10 +260,15 @@ fn the_daemon_is_killed_at_random() {
             0 => build.kill(),
             _ => build.finish(),
         }
-        if daemon.pid() != daemon.main_pid() && random.below(2) == 0 {
-            // Its monitor starts another, and may be killed while it does so.
-            kill(daemon.pid());
-            random.pause(300);
+        if daemon.pid() != daemon.main_pid() {
+            // Its monitor starts another, which takes over what lives, and may be killed while
+            // it does so.
+            for _ in 0..random.below(5) {
+                if let Some(pid) = daemon.live_pid() {
+                    kill(pid);
+                }
+                random.pause(600);
+            }
         }
         daemon.kill();
         *address.lock().expect("no holder panics") = None;

@@ -25,8 +25,12 @@ pub fn ask(kind: u32, body: &[u8]) -> u64 {
 /// answers with come back as such.
 pub fn request(kind: u32, body: &[u8], tail: &[u8], reply: &mut Vec<u8>) -> Result<Option<HostFd>> {
     let sequence = LAST_SEQUENCE.fetch_add(1, Ordering::Relaxed) + 1;
-    control::send(kind, sequence, body, tail);
-    let message = control::receive_reply(sequence);
+    let message = loop {
+        control::send(kind, sequence, body, tail);
+        if let Some(message) = control::receive_reply(sequence) {
+            break message;
+        }
+    };
     let (answer, rest) = message.split::<Reply>()?;
     let fd = message.fds.first().map(|&fd| HostFd(fd));
     if answer.errno != 0 {

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    ConnectionClosed, MESSAGE_MAX, MSG_CONNECTION_CLOSED, MSG_REPLY, MessageHeader,
+    ConnectionClosed, MESSAGE_MAX, MSG_CONNECTION_CLOSED, MSG_RENEWED, MSG_REPLY, MessageHeader,
 };
 use thaw_abi::layout::CONTROL_FD;
 
@@ -229,15 +229,20 @@ fn keep(message: &Message) -> Kept {
     Kept { kind: message.kind, sequence: message.sequence, body, fds }
 }
 
-/// Waits for the answer to request `sequence`.
-pub fn receive_reply(sequence: u64) -> Message {
+/// Waits for the answer to request `sequence`. `None`: whoever was asked has ended, and
+/// somebody else is to be asked.
+pub fn receive_reply(sequence: u64) -> Option<Message> {
     loop {
         let Some(message) = receive(false) else { continue };
         if message.kind == MSG_REPLY && message.sequence == sequence {
-            return message;
+            return Some(message);
         }
         let kept = keep(&message);
+        // Others may have asked, too, who do not wait here.
         KEPT.lock().get_or_insert_default().push_back(kept);
+        if message.kind == MSG_RENEWED {
+            return None;
+        }
     }
 }
 

@@ -161,7 +161,7 @@ pub fn ask_for_stream(to: Endpoint, socket: Weak<TcpSocket>) -> u64 {
         use thaw_abi::control::MSG_OPEN_SOCKET;
         let body = crate::net::outside::stream_to(to);
         let sequence = crate::boot::broker::ask(MSG_OPEN_SOCKET, bytemuck::bytes_of(&body));
-        crate::state::kernel().net.outside.wait(sequence, socket);
+        crate::state::kernel().net.outside.wait(sequence, socket, body);
         sequence
     }
 }

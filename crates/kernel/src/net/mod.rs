@@ -231,7 +231,12 @@ pub fn ready_for_clients() {
 /// The host has answered a request for a socket that nobody has waited for in
 /// the kernel.
 pub fn answered(message: &crate::boot::control::Kept) {
-    crate::state::kernel().net.outside.answered(message.sequence, outside::opened(message));
+    crate::state::kernel().net.outside.answered(message);
+}
+
+/// Whoever was asked for connections has ended, and somebody else serves the sandbox.
+pub fn host_renewed() {
+    crate::state::kernel().net.outside.ask_again();
 }
 
 /// Before a freeze: settles what copies make of connections to the outside.

@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thaw_abi::control::{
-    Address, FLAG_EGRESS, FLAG_EGRESS_V6, OpenSocket, OpenedSocket, Reply, SOCKET_RECONNECTS,
-    TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
+    Address, FLAG_EGRESS, FLAG_EGRESS_V6, MSG_OPEN_SOCKET, OpenSocket, OpenedSocket, Reply,
+    SOCKET_RECONNECTS, TRANSPORT_DATAGRAM, TRANSPORT_STREAM,
 };
 use thaw_abi::network;
 
@@ -65,8 +65,15 @@ pub fn is_own(ip: IpAddr) -> bool {
 /// another boot hears of it after a thaw.
 #[derive(Default)]
 pub struct Outside {
-    waiting: Lock<BTreeMap<u64, Weak<TcpSocket>>>,
+    waiting: Lock<BTreeMap<u64, Waiting>>,
     reconnecting: Lock<Vec<Weak<TcpSocket>>>,
+}
+
+/// A socket that waits for the host's answer.
+struct Waiting {
+    socket: Weak<TcpSocket>,
+    /// What was asked.
+    request: OpenSocket,
 }
 
 /// A socket that the host has made for a stream.
@@ -85,18 +92,29 @@ impl Outside {
     }
 
     /// Notes that `socket` waits for the answer to request `sequence`.
-    pub fn wait(&self, sequence: u64, socket: Weak<TcpSocket>) {
-        self.waiting.lock().insert(sequence, socket);
+    pub fn wait(&self, sequence: u64, socket: Weak<TcpSocket>, request: OpenSocket) {
+        self.waiting.lock().insert(sequence, Waiting { socket, request });
+    }
+
+    /// Whoever was asked has ended: asks again for all that wait. Should there be two answers
+    /// to a request, the first counts.
+    pub fn ask_again(&self) {
+        let waiting = self.waiting.lock();
+        let requests: Vec<_> =
+            waiting.iter().map(|(sequence, waiting)| (*sequence, waiting.request)).collect();
+        drop(waiting);
+        for (sequence, request) in requests {
+            control::send(MSG_OPEN_SOCKET, sequence, bytemuck::bytes_of(&request), &[]);
+        }
     }
 
     /// The host has answered a request.
-    pub fn answered(&self, sequence: u64, outcome: Result<Opened>) {
-        let socket = self.waiting.lock().remove(&sequence);
-        match (socket.and_then(|socket| socket.upgrade()), outcome) {
-            (Some(socket), outcome) => socket.opened_outside(sequence, outcome),
-            // It was closed meanwhile.
-            (None, Ok(opened)) => host::close(opened.fd),
-            (None, Err(_)) => {}
+    pub fn answered(&self, reply: &Kept) {
+        let waiting = self.waiting.lock().remove(&reply.sequence);
+        match waiting.and_then(|waiting| waiting.socket.upgrade()) {
+            Some(socket) => socket.opened_outside(reply.sequence, opened(reply)),
+            // It was closed meanwhile, or the answer comes a second time.
+            None => reply.fds.iter().for_each(|&fd| host::close(HostFd(fd))),
         }
     }
 
@@ -120,8 +138,8 @@ impl Outside {
             .lock()
             .retain(|socket| socket.upgrade().is_some_and(|socket| socket.fall_asleep()));
         let waiting = core::mem::take(&mut *self.waiting.lock());
-        for (sequence, socket) in waiting {
-            if let Some(socket) = socket.upgrade() {
+        for (sequence, waiting) in waiting {
+            if let Some(socket) = waiting.socket.upgrade() {
                 socket.opened_outside(sequence, Err(Errno::ECONNRESET));
             }
         }
@@ -129,7 +147,7 @@ impl Outside {
 }
 
 /// What an answer to a request for a stream says.
-pub fn opened(reply: &Kept) -> Result<Opened> {
+fn opened(reply: &Kept) -> Result<Opened> {
     let (answer, tail) = control::split::<Reply>(&reply.body)?;
     if answer.errno != 0 {
         return Err(Errno(answer.errno));

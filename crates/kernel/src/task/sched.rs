@@ -9,7 +9,8 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{
-    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal, WindowSize,
+    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_RENEWED, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal,
+    WindowSize,
 };
 
 use super::thread::{current, current_arc};
@@ -338,6 +339,7 @@ pub fn handle_messages() {
                 super::signal::send_from_host(crate::task::signal::SIGWINCH);
             }
             MSG_FREEZE => crate::freeze::request(),
+            MSG_RENEWED => crate::net::host_renewed(),
             kind => crate::console!("thaw kernel: the host sent a message of unknown kind {kind}"),
         }
     }

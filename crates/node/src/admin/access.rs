@@ -1,14 +1,18 @@
 //! Who may use the admin API over TCP.
 
 use axum::http::{HeaderMap, Request, StatusCode, Uri, header, uri::Authority};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use thaw_store::Owner;
 
 /// Random bytes of a token that Thaw makes.
 const TOKEN_BYTES: usize = 32;
@@ -18,7 +22,7 @@ const TOKEN_MIN: usize = 16;
 const TOKEN_MAX: usize = 1024;
 
 /// The secret that a client of the admin API over TCP has to know.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminToken(String);
 
 impl fmt::Debug for AdminToken {
@@ -65,14 +69,19 @@ impl AdminToken {
     /// The file cannot be used, or others can read it.
     pub fn read_or_create(path: &Path, option: &'static str) -> Result<Self, TokenError> {
         let failed = |error| TokenError::File { path: path.to_owned(), option, error };
-        match Self::create(path) {
+        let (directory, name) = place(path).map_err(failed)?;
+        // In the daemon's home it may be a link of the daemon's, which is told the token.
+        let _acting = Owner::of(&directory.path).and_then(Owner::act_nearby).map_err(failed)?;
+        match Self::create(&directory.opened, name) {
             Ok(token) => Ok(token),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Self::read(path, option),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                Self::read_at(&directory.opened, name, path, option)
+            }
             Err(error) => Err(failed(error)),
         }
     }
 
-    fn create(path: &Path) -> io::Result<Self> {
+    fn create(directory: &OwnedFd, name: &OsStr) -> io::Result<Self> {
         let mut bytes = [0; TOKEN_BYTES];
         let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
         if count < bytes.len() {
@@ -80,11 +89,12 @@ impl AdminToken {
         }
         let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut file = File::from(rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?);
+        let mode = Mode::from_raw_mode(0o600);
+        let mut file = File::from(openat(directory, name, flags, mode)?);
         let written = file.write_all(format!("{token}\n").as_bytes());
         if written.is_err() {
             // Half a token is of no use.
-            let _ = std::fs::remove_file(path);
+            let _ = unlinkat(directory, name, AtFlags::empty());
         }
         written.map(|()| Self(token))
     }
@@ -95,7 +105,19 @@ impl AdminToken {
     /// The file cannot be read, or others can read it.
     pub fn read(path: &Path, option: &'static str) -> Result<Self, TokenError> {
         let failed = |error| TokenError::File { path: path.to_owned(), option, error };
-        let file = File::open(path).map_err(failed)?;
+        let (directory, name) = place(path).map_err(failed)?;
+        Self::read_at(&directory.opened, name, path, option)
+    }
+
+    fn read_at(
+        directory: &OwnedFd,
+        name: &OsStr,
+        path: &Path,
+        option: &'static str,
+    ) -> Result<Self, TokenError> {
+        let failed = |error: io::Error| TokenError::File { path: path.to_owned(), option, error };
+        let opened = openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let file = File::from(opened.map_err(|errno| failed(errno.into()))?);
         let is_open = file.metadata().map_err(failed)?.mode() & 0o077 != 0;
         if is_open {
             return Err(TokenError::Open { path: path.to_owned() });
@@ -108,16 +130,6 @@ impl AdminToken {
             true => Ok(Self(token.to_owned())),
             false => Err(TokenError::Malformed { path: path.to_owned() }),
         }
-    }
-
-    /// A token that another process has read.
-    pub(crate) fn inherited(token: String) -> Self {
-        Self(token)
-    }
-
-    /// The secret itself.
-    pub(crate) fn secret(&self) -> &str {
-        &self.0
     }
 
     /// Value of the `Authorization` header (RFC 6750, 2.1).
@@ -133,8 +145,24 @@ impl AdminToken {
     }
 }
 
-/// What a request over TCP has to show.
-#[derive(Debug)]
+/// A directory in which a file is looked for.
+struct Directory {
+    path: PathBuf,
+    opened: OwnedFd,
+}
+
+/// The directory of a file, and its name there.
+fn place(path: &Path) -> io::Result<(Directory, &OsStr)> {
+    let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new(".")).to_owned();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(&directory, flags, Mode::empty())?;
+    Ok((Directory { path: directory, opened }, name))
+}
+
+/// What a request over TCP has to show. A monitor gives it to its daemon as text.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RemoteAccess {
     /// The secret.
     pub token: AdminToken,

@@ -141,7 +141,7 @@ pub(super) fn freeze(
     let course = course.transpose()?;
     on_event(BuildEvent::Stage("running the program to its entry point"));
     let started = Instant::now();
-    let mut program = Program::start(function, &rootfs, options.weak_limits)?;
+    let mut program = Program::start(function, &rootfs, options)?;
     if let FreezeAt::Signal(signal) = config.entry.freeze {
         let (name, pid) = (signal.name(), std::process::id());
         on_event(BuildEvent::Note(&format!(

@@ -31,7 +31,7 @@ use crate::tenants::{Planned, StoreQuotaError, check_store};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use thaw_sandbox::{MergePolicy, WeakLimits};
+use thaw_sandbox::{CoreGroup, MergePolicy, WeakLimits};
 use thaw_store::{
     FunctionVersion, ImageId, IndexId, Name, NewFunction, Session, Store, StoreError,
 };
@@ -99,6 +99,8 @@ pub struct BuildOptions {
     pub merge: MergePolicy,
     /// Whether to build on a host that does not enforce the function's limits.
     pub weak_limits: WeakLimits,
+    /// With whom the program may share a core; `None`: with everybody.
+    pub cores: Option<CoreGroup>,
 }
 
 impl Default for BuildOptions {
@@ -111,6 +113,7 @@ impl Default for BuildOptions {
             domain: None,
             merge: MergePolicy::default(),
             weak_limits: WeakLimits::default(),
+            cores: None,
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The program that is being built: running in a sandbox, watched until it is at
 //! its entry point.
 
-use super::OnEvent;
 use super::freeze::FreezeFailure;
 use super::output::{Flow, Output};
+use super::{BuildOptions, OnEvent};
 use crate::config::{EntryKind, FreezeAt, FunctionConfig};
 use crate::function::StoredFunction;
 use crate::rootfs::StoredRootfs;
@@ -93,7 +93,7 @@ impl Program {
     pub(super) fn start(
         function: &StoredFunction,
         rootfs: &StoredRootfs,
-        weak_limits: WeakLimits,
+        options: &BuildOptions,
     ) -> Result<Self, FreezeFailure> {
         let mut output = Output::new("program");
         let (stdout, stderr, console) = (output.pipe()?, output.pipe()?, output.pipe()?);
@@ -104,7 +104,7 @@ impl Program {
             _ => None,
         };
 
-        let parent = start_parent(console, weak_limits)?;
+        let parent = start_parent(console, options.weak_limits)?;
         let spec = StartSpec {
             program: None,
             argv: config.command.iter().map(Into::into).collect(),
@@ -131,7 +131,9 @@ impl Program {
             window: None,
         };
         // Afterwards the program alone holds the write ends.
-        let sandbox = parent.create_with(config.processes())?.start(&spec)?;
+        let zygote = parent.create_with(config.processes())?;
+        zygote.join(options.cores.as_ref())?;
+        let sandbox = zygote.start(&spec)?;
         let (flow, awaited) = (Flow::Calm, Awaited::new(config));
         Ok(Self { sandbox, parent, output, flow, awaited, signals })
     }

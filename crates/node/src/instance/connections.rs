@@ -5,12 +5,17 @@ use super::keeper::Command;
 use super::launch::{Client, Connector, End, Way};
 use super::patience::Patience;
 use crate::config::FunctionConfig;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::mem;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use thaw_sandbox::{KeptForSuccessor, keep_connection};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::Instant;
 
@@ -32,6 +37,18 @@ pub enum Outcome {
     Late,
     /// The instance ended while it had the connection.
     Gone(End),
+}
+
+/// What the next daemon has to know of a connection that an instance has.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ConnectionNote {
+    /// Number of the instance.
+    pub instance: u64,
+    /// Number of the connection.
+    pub id: u64,
+    pub peer: SocketAddr,
+    pub local: SocketAddr,
+    pub wants_head_only: bool,
 }
 
 /// Who is told what became of a connection.
@@ -70,6 +87,10 @@ pub(super) struct Held {
     permit: Option<OwnedSemaphorePermit>,
     placed: Placed,
     done: Done,
+    /// The keeper has come by since it was placed.
+    was_seen: bool,
+    /// It outlives this daemon.
+    kept: Option<KeptForSuccessor>,
 }
 
 /// Who knows how a connection goes.
@@ -181,8 +202,65 @@ impl Connections {
         let Delivery { client, permit, done } = delivery;
         let id = client.id;
         let watch = if look_at.is_some() { Watch::Client(client) } else { Watch::Gateway };
-        open.held.insert(id, Held { watch, look_at, permit: Some(permit), placed, done });
+        open.held.insert(
+            id,
+            Held {
+                watch,
+                look_at,
+                permit: Some(permit),
+                placed,
+                done,
+                was_seen: false,
+                kept: None,
+            },
+        );
         Ok(())
+    }
+
+    /// Takes in a connection that the instance has had since an earlier daemon.
+    pub(crate) fn inherit(&self, delivery: Delivery, placed: Placed, kept: KeptForSuccessor) {
+        let id = delivery.client.id;
+        // Nobody could have closed it before the instance has a keeper.
+        let _ = self.insert(delivery, placed);
+        if let Some(held) = self.open().held.get_mut(&id) {
+            held.kept = Some(kept);
+        }
+    }
+
+    /// Has those connections outlive this daemon that the instance has had since the last
+    /// call, and that were handed over whole. Whether there are newer ones.
+    ///
+    /// # Errors
+    /// As many are kept as may be.
+    pub(super) fn keep_old_ones(&self) -> io::Result<bool> {
+        let mut has_newer = false;
+        let mut old = Vec::new();
+        for (id, held) in &mut self.open().held {
+            let Watch::Client(client) = &held.watch else { continue };
+            if held.kept.is_some() {
+                continue;
+            }
+            match mem::replace(&mut held.was_seen, true) {
+                true => old.push((*id, held.placed.instance, client.clone())),
+                false => has_newer = true,
+            }
+        }
+        for (id, instance, client) in old {
+            let note = ConnectionNote {
+                instance,
+                id,
+                peer: client.peer,
+                local: client.local,
+                wants_head_only: client.wants_head_only,
+            };
+            let text = serde_json::to_string(&note).expect("plain data");
+            // Whoever accepts connections does not wait for that.
+            let kept = keep_connection(client.socket.as_fd(), &text)?;
+            if let Some(held) = self.open().held.get_mut(&id) {
+                held.kept = kept;
+            }
+        }
+        Ok(has_newer)
     }
 
     // For connections that the gateway keeps for several requests.

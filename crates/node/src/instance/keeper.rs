@@ -6,16 +6,19 @@ use super::connections::{Connections, Due, LetGo, Outcome};
 use super::launch::{Client, End, FrozenInstance, Instance, Launched, Report};
 use super::patience::{Patience, Verdict};
 use crate::boots::{BootKind, BootRecord, Phases};
+use crate::config::FunctionName;
 use crate::service::Service;
 use crate::socket::traffic;
 use crate::tenants::Lease;
 use rustix::net::{Shutdown, shutdown};
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
+use thaw_sandbox::monitor::has_monitor;
 use thaw_sandbox::{BootTimes, Denials};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
@@ -28,6 +31,21 @@ const KNOCK_AFTER: Duration = Duration::from_millis(1);
 const IDLE_CHECK_MIN: Duration = Duration::from_millis(10);
 /// How long a killed instance may take to be gone before its clients are answered.
 const KILL_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long an instance, or a connection, lives before it is kept for the daemon that comes
+/// after this one: most end before that, and cost nothing.
+const KEEP_AFTER: Duration = Duration::from_millis(150);
+
+/// What the next daemon has to know of an instance.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct InstanceNote {
+    pub id: u64,
+    pub function: FunctionName,
+    /// Identifies the image that it was booted from.
+    pub image: String,
+    /// When it was booted, in milliseconds since 1970.
+    pub booted_ms: u64,
+}
 
 /// What a keeper can be told.
 #[derive(Debug)]
@@ -79,6 +97,8 @@ pub(crate) struct Keeper {
     idle_look: Option<Instant>,
     /// When to look whether the instance has read what it was sent.
     knock_at: Option<Instant>,
+    /// When to have it and its connections kept for the next daemon.
+    keep_at: Option<Instant>,
     _place: Place,
 }
 
@@ -108,9 +128,25 @@ impl Keeper {
         first: &Client,
         place: Place,
     ) -> Self {
-        let Launched { mut instance, kind, zygote_ns } = launched;
-        instance.identify(id);
+        let Launched { instance, kind, zygote_ns } = launched;
         let (peer, accepted_ns) = (first.peer, first.accepted_ns);
+        let boot = Boot { kind, peer, accepted_ns, zygote_ns, is_reported: false };
+        Self {
+            boot: Some(boot),
+            ..Self::adopted(id, service, instance, commands, connections, place)
+        }
+    }
+
+    /// The keeper of an instance that an earlier daemon has booted.
+    pub(crate) fn adopted(
+        id: u64,
+        service: Arc<Service>,
+        mut instance: Box<dyn Instance>,
+        commands: mpsc::UnboundedReceiver<Command>,
+        connections: Arc<Connections>,
+        place: Place,
+    ) -> Self {
+        instance.identify(id);
         let patience = Patience::of(service.config());
         // With a single connection, its end is the instance's.
         let idle_look = (!service.is_single_use()).then(|| Instant::now() + idle_check(&service));
@@ -123,12 +159,13 @@ impl Keeper {
             patience,
             late: HashSet::new(),
             retained: Vec::new(),
-            boot: Some(Boot { kind, peer, accepted_ns, zygote_ns, is_reported: false }),
+            boot: None,
             freeze: None,
             denials_logged: 0,
             served: 0,
             idle_look,
             knock_at: None,
+            keep_at: keep_time(),
             _place: place,
         }
     }
@@ -157,6 +194,7 @@ impl Keeper {
                 Step::Report(Report::AtRest(rest)) => self.freeze(rest),
                 Step::Command(Some(Command::Watch)) => {
                     self.knock_at = Some(Instant::now() + KNOCK_AFTER);
+                    self.keep_at = self.keep_at.or_else(keep_time);
                 }
                 // The alarm is set anew in any case.
                 Step::Command(Some(Command::Look)) => {}
@@ -176,7 +214,7 @@ impl Keeper {
 
     /// When there is something to do even if nothing happens.
     fn next_alarm(&self) -> Option<Instant> {
-        let looks = [self.knock_at, self.idle_look, self.connections.next_look()];
+        let looks = [self.knock_at, self.keep_at, self.idle_look, self.connections.next_look()];
         looks.into_iter().flatten().min()
     }
 
@@ -187,12 +225,36 @@ impl Keeper {
             self.connections.stop_watching();
             self.instance.knock_if_unread();
         }
+        if is_due(self.keep_at) {
+            self.keep();
+        }
         if is_due(self.connections.next_look()) {
             self.look_at_connections(now);
         }
         if is_due(self.idle_look) {
             self.end_if_idle(now);
         }
+    }
+
+    /// Has the instance and its connections outlive this daemon.
+    fn keep(&mut self) {
+        let note = InstanceNote {
+            id: self.id,
+            function: self.service.name().clone(),
+            image: self.service.image().to_owned(),
+            booted_ms: self.service.booted_ms(self.id),
+        };
+        let note = serde_json::to_string(&note).expect("plain data");
+        let kept = self.instance.keep(&note).and_then(|()| self.connections.keep_old_ones());
+        self.keep_at = match kept {
+            Ok(true) => keep_time(),
+            Ok(false) => None,
+            Err(error) => {
+                let function = self.service.name();
+                tracing::debug!(%function, instance = self.id, "cannot be kept for the next daemon: {error}");
+                None
+            }
+        };
     }
 
     /// Ends the instance if it has been idle for long enough. Instances become idle and
@@ -370,6 +432,11 @@ impl Keeper {
             drop(held.end(outcome));
         }
     }
+}
+
+/// When to have something kept that is new now.
+fn keep_time() -> Option<Instant> {
+    has_monitor().then(|| Instant::now() + KEEP_AFTER)
 }
 
 /// How long an instance that is busy now is not asked whether it is idle.

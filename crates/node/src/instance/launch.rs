@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::{BootTimes, Denials, GuestExit, LimitReached};
+use thaw_sandbox::{BootTimes, Denials, GuestExit, LimitReached, Orphan};
 
 /// A client's connection on its way into an instance. The gateway keeps its own
 /// descriptor of the socket, to answer in the instance's place if need be.
@@ -57,6 +57,14 @@ pub trait Launcher: Send + Sync {
     /// # Errors
     /// No instance could be booted; the client's socket is untouched.
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError>;
+
+    /// Takes over a sandbox of an earlier daemon that was booted from the same image.
+    ///
+    /// # Errors
+    /// It has ended, or the host is out of resources.
+    fn take_over(&self, _orphan: Orphan) -> Result<Box<dyn Instance>, LaunchError> {
+        Err(LaunchError("this launcher takes nothing over".to_owned()))
+    }
 
     /// Whether there is something to boot from now.
     fn is_ready(&self) -> bool;
@@ -137,6 +145,15 @@ pub trait Instance: Send {
 
     /// The next report; after [`Report::Gone`] there is none.
     fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report>;
+
+    /// Has it outlive this daemon if that is killed, with a note for the next one. Does
+    /// nothing where nobody would keep it.
+    ///
+    /// # Errors
+    /// It has ended, or as many are kept as may be.
+    fn keep(&mut self, _note: &str) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Called when the instance has served its first connection and still
     /// lives. It may be looked at for a moment afterwards: [`Instance::kill`] waits

@@ -9,9 +9,9 @@ mod sandboxed;
 mod standby;
 mod state;
 
-pub(crate) use connections::{Connections, Delivery, Done, LetGo};
+pub(crate) use connections::{ConnectionNote, Connections, Delivery, Done, LetGo};
 pub use connections::{Outcome, Placed};
-pub(crate) use keeper::{Command, Keeper, Place};
+pub(crate) use keeper::{Command, InstanceNote, Keeper, Place};
 pub use launch::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
     StandbyInfo, Way,

@@ -16,7 +16,7 @@ use crate::rootfs::StoredRootfs;
 use crate::tenants::{Lease, Tenant};
 use std::future::Future;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -25,8 +25,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint};
 use thaw_sandbox::{
-    BootError, BootPlan, EgressPolicy, Event, Image, PlanError, PopulatePolicy, Processes,
-    Progress, Recorder, ResourceLimits, Sandbox, ThawOptions, WorkingSet, ZygotePool, connection,
+    BootError, BootPlan, EgressPolicy, Event, Image, KeptForSuccessor, Orphan, PlanError,
+    PopulatePolicy, Processes, Progress, Recorder, ResourceLimits, Sandbox, ThawOptions,
+    WorkingSet, ZygotePool, connection,
 };
 use thaw_store::{ImageId, Store};
 use tokio::io::unix::AsyncFd;
@@ -188,7 +189,7 @@ impl Launcher for SandboxLauncher {
         let handed = client.map(|client| {
             // The guest listens on its own port, whatever the gateway's is.
             let local = (client.local.ip(), shared.port).into();
-            (connection(client.id, client.peer, local), std::os::fd::AsFd::as_fd(&client.socket))
+            (connection(client.id, client.peer, local), client.socket.as_fd())
         });
         let boot = match shared.standby.boot(shared, handed) {
             Some(boot) => boot,
@@ -219,8 +220,42 @@ impl Launcher for SandboxLauncher {
             recording: None,
             last_moment: None,
             parting: None,
+            kept: None,
         };
         Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns })
+    }
+
+    fn take_over(&self, orphan: Orphan) -> Result<Box<dyn Instance>, LaunchError> {
+        let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
+        let shared = self.shared.clone();
+        let plan = shared.plan();
+        let adopted = orphan
+            .adopt(&plan, shared.limits, shared.cpu_time_limit, &shared.egress)
+            .map_err(|error| failed(&error))?;
+        let readers = <[OwnedFd; 2]>::try_from(adopted.descriptors)
+            .map_err(|_| failed(&"the pipes of its output are missing"))?;
+        let log = shared.logs.adopt(&shared.log, readers).map_err(|error| failed(&error))?;
+        let sandbox = watch_sandbox(adopted.sandbox).map_err(|error| failed(&error))?;
+        sandbox.get_ref().label(&shared.label);
+        let counted = sandbox.get_ref().count_from_now_by(shared.tenant.cpu().meter());
+        counted.map_err(|error| failed(&error))?;
+        let pid = sandbox.get_ref().pid();
+        Ok(Box::new(SandboxInstance {
+            sandbox,
+            pid,
+            plan,
+            shared,
+            pipes: None,
+            log,
+            end: None,
+            asked_to_rest: false,
+            killed: false,
+            gone: false,
+            recording: None,
+            last_moment: None,
+            parting: None,
+            kept: Some(adopted.kept),
+        }))
     }
 
     fn is_ready(&self) -> bool {
@@ -324,6 +359,7 @@ impl Shared {
             flags: self.flags,
             hostname: "",
             egress: &self.egress,
+            cores: self.tenant.cores(),
         }
     }
 
@@ -530,6 +566,8 @@ struct SandboxInstance {
     last_moment: Option<Pin<Box<Sleep>>>,
     /// It has hung up, and how it ended is not known yet.
     parting: Option<Parting>,
+    /// It outlives this daemon.
+    kept: Option<KeptForSuccessor>,
 }
 
 /// The zygote parent tells a moment later how a process has ended.
@@ -551,7 +589,7 @@ impl Connector for SandboxConnector {
     fn connect(&self, client: &Client) -> io::Result<()> {
         let local = (client.local.ip(), self.port).into();
         let connection = connection(client.id, client.peer, local);
-        self.connector.send_connection(&connection, std::os::fd::AsFd::as_fd(&client.socket))
+        self.connector.send_connection(&connection, client.socket.as_fd())
     }
 }
 
@@ -638,6 +676,16 @@ impl Instance for SandboxInstance {
     fn connector(&self) -> Arc<dyn Connector> {
         let connector = self.sandbox.get_ref().connector();
         Arc::new(SandboxConnector { connector, port: self.shared.port })
+    }
+
+    fn keep(&mut self, note: &str) -> io::Result<()> {
+        // One that is about to be frozen would wait for this daemon for ever.
+        if self.kept.is_none() && !self.asked_to_rest {
+            let readers = self.log.for_successor()?;
+            let readers = [readers[0].as_fd(), readers[1].as_fd()];
+            self.kept = self.sandbox.get_ref().keep(note, &readers)?;
+        }
+        Ok(())
     }
 
     fn knock_if_unread(&mut self) {
@@ -727,6 +775,7 @@ impl Instance for SandboxInstance {
 
     fn request_rest(&mut self) -> io::Result<()> {
         self.asked_to_rest = true;
+        self.kept = None;
         self.sandbox.get_mut().request_freeze()
     }
 

@@ -139,20 +139,31 @@ impl Collector {
 
     fn make_pair(&self) -> io::Result<PipePair> {
         let binding = Arc::default();
-        let stdout = self.make_pipe(Stream::Out, &binding)?;
-        let stderr = self.make_pipe(Stream::Err, &binding)?;
-        Ok(PipePair { writers: [stdout, stderr], binding })
+        let (stdout, first) = self.make_pipe(Stream::Out, &binding)?;
+        let (stderr, second) = self.make_pipe(Stream::Err, &binding)?;
+        Ok(PipePair { writers: [stdout, stderr], numbers: [first, second], binding })
     }
 
-    /// Makes a pipe, watches its read end, and gives its write end.
+    /// Makes a pipe, watches its read end, and gives its write end and its number.
     fn make_pipe(
         &self,
         stream: Stream,
         binding: &Arc<OnceLock<Arc<Binding>>>,
-    ) -> io::Result<OwnedFd> {
+    ) -> io::Result<(OwnedFd, u64)> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         // Only the read end: guests expect pipes that block.
         rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)?;
+        let number = self.watch(reader, stream, binding)?;
+        Ok((writer, number))
+    }
+
+    /// Watches the read end of a pipe; its number.
+    pub fn watch(
+        &self,
+        reader: OwnedFd,
+        stream: Stream,
+        binding: &Arc<OnceLock<Arc<Binding>>>,
+    ) -> io::Result<u64> {
         let source = Arc::new(Source { reader, stream, binding: binding.clone() });
         let mut sources = self.sources();
         sources.last += 1;
@@ -166,7 +177,17 @@ impl Collector {
             self.sources().all.remove(&number);
             return Err(errno.into());
         }
-        Ok(writer)
+        Ok(number)
+    }
+
+    /// The read ends of these pipes, for the daemon that comes after this one.
+    pub fn readers(&self, numbers: [u64; 2]) -> io::Result<[OwnedFd; 2]> {
+        let sources = self.sources();
+        let reader = |number| {
+            let source = sources.all.get(&number).ok_or(io::ErrorKind::BrokenPipe)?;
+            source.reader.try_clone()
+        };
+        Ok([reader(numbers[0])?, reader(numbers[1])?])
     }
 
     /// Reads until [`Collector::stop`].

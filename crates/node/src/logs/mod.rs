@@ -34,6 +34,7 @@ use collector::Collector;
 use file::WriteQueue;
 use function::RING_BYTES;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
@@ -160,6 +161,14 @@ impl Logs {
         // The file is there from the beginning.
         log.publish();
         log
+    }
+
+    /// The log's side of an instance of an earlier daemon, from the read ends of its pipes.
+    ///
+    /// # Errors
+    /// The host is out of resources.
+    pub fn adopt(&self, log: &Arc<FunctionLog>, readers: [OwnedFd; 2]) -> io::Result<InstanceLog> {
+        InstanceLog::adopt(&self.collector, log, readers)
     }
 
     /// Pipes for one instance, whose lines end up in `log`. Takes no system call as

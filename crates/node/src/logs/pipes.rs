@@ -2,7 +2,7 @@
 
 use super::collector::Collector;
 use super::function::FunctionLog;
-use super::line::Origin;
+use super::line::{Origin, Stream};
 use crate::clock::monotonic_ns;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,6 +57,8 @@ impl Binding {
 #[derive(Debug)]
 pub(super) struct PipePair {
     pub writers: [OwnedFd; 2],
+    /// What the collector knows them by.
+    pub numbers: [u64; 2],
     pub binding: Arc<OnceLock<Arc<Binding>>>,
 }
 
@@ -65,6 +67,7 @@ pub(super) struct PipePair {
 #[derive(Debug)]
 pub struct InstancePipes {
     writers: [OwnedFd; 2],
+    numbers: [u64; 2],
     binding: Arc<Binding>,
     collector: Arc<Collector>,
 }
@@ -73,7 +76,8 @@ impl InstancePipes {
     pub(super) fn take(collector: &Arc<Collector>, log: &Arc<FunctionLog>) -> io::Result<Self> {
         let pair = collector.take_pair()?;
         let binding = pair.binding.get_or_init(|| Arc::new(Binding::new(log.clone()))).clone();
-        Ok(Self { writers: pair.writers, binding, collector: collector.clone() })
+        let PipePair { writers, numbers, .. } = pair;
+        Ok(Self { writers, numbers, binding, collector: collector.clone() })
     }
 
     /// Standard output.
@@ -89,13 +93,14 @@ impl InstancePipes {
     /// The log's side of the instance that has these pipes; it lives as long as the
     /// instance does.
     pub fn log(&self) -> InstanceLog {
-        InstanceLog { binding: self.binding.clone() }
+        let (binding, collector) = (self.binding.clone(), self.collector.clone());
+        InstanceLog { binding, collector, numbers: self.numbers }
     }
 
     /// Closes this process's ends, which the instance has got, and makes others for the
     /// next instances. A few system calls: call it where nobody waits.
     pub fn handed_over(self) {
-        let Self { writers, binding: _, collector } = self;
+        let Self { writers, collector, .. } = self;
         drop(writers);
         collector.replenish();
     }
@@ -105,9 +110,32 @@ impl InstancePipes {
 #[derive(Debug)]
 pub struct InstanceLog {
     binding: Arc<Binding>,
+    collector: Arc<Collector>,
+    numbers: [u64; 2],
 }
 
 impl InstanceLog {
+    /// The log's side of an instance of an earlier daemon, from the read ends of its pipes.
+    pub(super) fn adopt(
+        collector: &Arc<Collector>,
+        log: &Arc<FunctionLog>,
+        [stdout, stderr]: [OwnedFd; 2],
+    ) -> io::Result<Self> {
+        let binding = Arc::new(Binding::new(log.clone()));
+        let known = Arc::new(OnceLock::from(binding.clone()));
+        let first = collector.watch(stdout, Stream::Out, &known)?;
+        let second = collector.watch(stderr, Stream::Err, &known)?;
+        Ok(Self { binding, collector: collector.clone(), numbers: [first, second] })
+    }
+
+    /// The read ends of the instance's pipes, for the daemon that comes after this one.
+    ///
+    /// # Errors
+    /// Nobody can write to one of them any more, or the host is out of descriptors.
+    pub fn for_successor(&self) -> io::Result<[OwnedFd; 2]> {
+        self.collector.readers(self.numbers)
+    }
+
     /// Tells that the instance, which was booted ahead, is about to run.
     pub fn begins(&self) {
         self.binding.began_ns.store(monotonic_ns(), Ordering::Release);

@@ -16,6 +16,8 @@ const NEW_THREAD: Check = has_bits(
 const NS_GET_PARENT: u64 = 0xb702;
 /// `PR_GET_AUXV` (linux/prctl.h).
 const PR_GET_AUXV: u64 = 0x4155_5856;
+/// `PR_SCHED_CORE` (linux/prctl.h).
+const PR_SCHED_CORE: u64 = 62;
 const EXECUTABLE: u64 = libc::PROT_EXEC as u64;
 /// Memory that is not executed.
 const NOT_EXECUTABLE: Check = Check { argument: 2, mask: EXECUTABLE, value: 0 };
@@ -170,8 +172,9 @@ static CALLS: &[Call] = &[
             &[is(0, libc::PR_SET_TIMERSLACK as u64)],
             &[is(0, libc::PR_SET_VMA as u64)],
             &[is(0, PR_GET_AUXV)],
+            &[is(0, PR_SCHED_CORE)],
         ],
-        "names of threads and memory, exact timers, where the vdso is",
+        "names of threads and memory, exact timers, where the vdso is, who shares a core",
     ),
     call(libc::SYS_mmap, &[&[NOT_EXECUTABLE]], "memory; it loads no libraries"),
     call(libc::SYS_mprotect, &[&[NOT_EXECUTABLE]], "memory"),

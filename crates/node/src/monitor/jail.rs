@@ -43,7 +43,7 @@ pub fn become_daemon() -> io::Result<Inherited> {
     let parent = getppid();
     let (text, descriptors) = monitor::receive_start(&socket)?;
     let mut start: Start = serde_json::from_slice(&text)?;
-    let prepared = Prepared::inherited(&start.home, descriptors, start.token.take())?;
+    let prepared = Prepared::inherited(&start.home, descriptors, start.access.take())?;
     enter_root(&start)?;
     give_up_rights(start.user.ids, start.user.kind)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;

@@ -10,12 +10,15 @@
 
 mod filter;
 mod jail;
+mod rendezvous;
 mod user;
 
 pub use jail::{Inherited, become_daemon};
-pub use user::{DaemonUser, UserKind, give_home, like_parent, linked_directories};
+pub use rendezvous::{RendezvousError, connect_daemon, run_at};
+pub use user::{DaemonUser, UserKind, give_home, linked_directories};
 
-use crate::daemon::{Prepared, ServeError, ServeOptions, raise_file_limit};
+use crate::admin::RemoteAccess;
+use crate::daemon::{ListenOptions, Prepared, ServeError, raise_file_limit};
 use crate::home::Home;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -23,11 +26,12 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use thaw_sandbox::WeakLimits;
 use thaw_sandbox::monitor::{self, Grant, Monitor, NoNamespaces};
 
 /// The argument with which a monitor starts a daemon.
@@ -41,6 +45,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 const LONG_LIFE: Duration = Duration::from_secs(60);
 /// After so many crashes in a row, each in a shorter life, the monitor gives up.
 const CRASHES_MAX: u32 = 5;
+/// After so many, its instances are not taken over.
+const CRASHES_WITH_INSTANCES: u32 = 2;
 /// How long the sandboxes of a daemon that has ended may take to be gone.
 const SANDBOXES_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -52,7 +58,8 @@ struct Start {
     home: Home,
     /// Directories elsewhere to which parts of the home are links.
     linked: Vec<PathBuf>,
-    token: Option<String>,
+    /// What clients of the admin API over TCP must show, if there is one.
+    access: Option<RemoteAccess>,
 }
 
 /// Serves `home` with a daemon of this user. Returns the code to exit with, or `None` if this
@@ -62,36 +69,13 @@ struct Start {
 /// The daemon cannot be started.
 pub fn run(
     home: &Home,
-    options: &ServeOptions,
+    listening: &ListenOptions,
+    weak_limits: WeakLimits,
     user: DaemonUser,
 ) -> Result<Option<u8>, ServeError> {
-    let signals = Signals::block()?;
-    let monitor = match user.kind {
-        UserKind::Other => Monitor::new(user.ids, options.weak_limits)?,
-        UserKind::Caller => {
-            let made = Monitor::of_caller(user.ids, options.weak_limits)?;
-            made.inspect_err(warn_of_one_process).ok()
-        }
-    };
-    let Some(monitor) = monitor else {
-        // This process serves itself, and must hear when it is to end.
-        monitor::unblock_signals();
+    let Some(mut watch) = Watch::make(home, listening, weak_limits, user)? else {
         return Ok(None);
     };
-    raise_file_limit();
-    let linked = linked_directories(home, user)?;
-    let mut prepared;
-    match user.kind {
-        UserKind::Other => {
-            give_home(home, user.ids)?;
-            prepared = Prepared::make(home, options)?;
-        }
-        UserKind::Caller => {
-            prepared = Prepared::make(home, options)?;
-            prepared.listen_locally(home)?;
-        }
-    }
-    let mut watch = Watch { monitor, signals, home, linked, prepared, user, stopping: false };
     let (mut pause, mut crashes) = (PAUSES.0, 0);
     loop {
         let started = Instant::now();
@@ -113,6 +97,9 @@ pub fn run(
             return Ok(Some(1));
         }
         tracing::error!("the daemon was ended by signal {signal}; starting it again");
+        if crashes == CRASHES_WITH_INSTANCES {
+            watch.end_instances();
+        }
         std::thread::sleep(pause);
         pause = (pause * 2).min(PAUSES.1);
     }
@@ -137,51 +124,147 @@ struct Watch<'a> {
     stopping: bool,
 }
 
+/// The process of a daemon, as its monitor knows it.
+trait DaemonProcess {
+    /// How it has ended.
+    type End;
+
+    /// Sends it a signal.
+    fn signal(&self, signal: Signal);
+
+    /// Whether it has ended, and how. Reaps all children of this process that have ended.
+    fn ended(&self) -> Option<Self::End>;
+
+    /// Whether it has ended by itself, and not by a signal, as far as is known.
+    fn has_exited(_end: &Self::End) -> bool {
+        false
+    }
+
+    /// A descriptor that becomes readable when it ends, if no `SIGCHLD` says so.
+    fn watched(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// A daemon that the monitor has started.
+struct Child(Pid);
+
+impl DaemonProcess for Child {
+    type End = WaitStatus;
+
+    fn signal(&self, signal: Signal) {
+        // It has not been reaped.
+        let _ = kill_process(self.0, signal);
+    }
+
+    fn ended(&self) -> Option<WaitStatus> {
+        reap().into_iter().find_map(|(pid, status)| (pid == self.0).then_some(status))
+    }
+
+    fn has_exited(end: &WaitStatus) -> bool {
+        end.exit_status().is_some()
+    }
+
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl<'a> Watch<'a> {
+    /// Makes what all daemons of `user` need; `None` if this host does not allow privileges
+    /// to be separated: nothing has been done then.
+    fn make(
+        home: &'a Home,
+        listening: &ListenOptions,
+        weak_limits: WeakLimits,
+        user: DaemonUser,
+    ) -> Result<Option<Self>, ServeError> {
+        let signals = Signals::block()?;
+        let monitor = match user.kind {
+            UserKind::Other => Monitor::new(user.ids, weak_limits)?,
+            UserKind::Caller => {
+                Monitor::of_caller(user.ids, weak_limits)?.inspect_err(warn_of_one_process).ok()
+            }
+        };
+        let Some(monitor) = monitor else {
+            // This process serves itself, and must hear when it is to end.
+            monitor::unblock_signals();
+            return Ok(None);
+        };
+        raise_file_limit();
+        if user.kind == UserKind::Other {
+            give_home(home, user.ids)?;
+        }
+        let linked = linked_directories(home, user)?;
+        let mut prepared = Prepared::make(home, listening)?;
+        if user.kind == UserKind::Caller {
+            prepared.listen_locally(home)?;
+        }
+        Ok(Some(Self { monitor, signals, home, linked, prepared, user, stopping: false }))
+    }
+}
+
 impl Watch<'_> {
-    /// Starts a daemon, serves it until it ends, and removes what was made for it.
+    /// Starts a daemon and serves it until it ends.
     fn one_life(&mut self) -> Result<WaitStatus, ServeError> {
         let (socket, remote) = monitor::socket_pair()?;
+        let daemon = Child(self.monitor.spawn_daemon(|| Ok(command(remote.try_clone()?)))?);
+        drop(remote);
+        self.serve_life(socket, &daemon)
+    }
+
+    /// Serves a daemon until it ends, and removes what was made for it.
+    fn serve_life<D: DaemonProcess>(
+        &mut self,
+        socket: OwnedFd,
+        daemon: &D,
+    ) -> Result<D::End, ServeError> {
         // A daemon that does not read its answers is not waited for.
         rustix::io::ioctl_fionbio(&socket, true).map_err(io::Error::from)?;
-        let daemon = self.monitor.spawn_daemon(|| Ok(command(remote.try_clone()?)))?;
-        drop(remote);
         let start = Start {
             grant: self.monitor.grant(),
             user: self.user,
             home: self.home.clone(),
             linked: self.linked.clone(),
-            token: self.prepared.token().map(str::to_owned),
+            access: self.prepared.access().cloned(),
         };
         let text = serde_json::to_vec(&start).expect("plain data");
         match monitor::send_start(&socket, &text, &self.prepared.descriptors()) {
             // It has ended already; its status says how.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            Err(error)
+                if [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset]
+                    .contains(&error.kind()) => {}
             result => result?,
         }
-        let status = self.serve(socket, daemon)?;
+        let end = self.serve(socket, daemon)?;
+        if self.stopping || D::has_exited(&end) {
+            // There is no next daemon, or this one has ended its instances itself.
+            self.monitor.forget_kept();
+        }
         self.await_sandboxes();
         self.monitor.forget_daemon();
-        Ok(status)
+        Ok(end)
     }
 
     /// Serves the daemon's requests and passes signals on, until it ends.
-    fn serve(&mut self, socket: OwnedFd, daemon: Pid) -> io::Result<WaitStatus> {
+    fn serve<D: DaemonProcess>(&mut self, socket: OwnedFd, daemon: &D) -> io::Result<D::End> {
         let mut socket = Some(socket);
         loop {
-            let (asked, signalled) = {
+            let (asked, happened) = {
                 let mut events = vec![PollFd::new(&self.signals.0, PollFlags::IN)];
+                let ends = daemon.watched();
+                events.extend(ends.iter().map(|ends| PollFd::new(ends, PollFlags::IN)));
+                let others = events.len();
                 events.extend(socket.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
                 match poll(&mut events, None) {
                     Ok(_) | Err(Errno::INTR) => {}
                     Err(errno) => return Err(errno.into()),
                 }
                 let ready = |event: &PollFd<'_>| !event.revents().is_empty();
-                (events.get(1).is_some_and(ready), ready(&events[0]))
+                (events.get(others).is_some_and(ready), events[..others].iter().any(ready))
             };
-            if signalled {
+            if happened {
                 self.pass_on_signals(daemon);
-                if let Some(status) = reap(daemon) {
-                    return Ok(status);
+                if let Some(end) = daemon.ended() {
+                    return Ok(end);
                 }
             }
             if asked
@@ -190,13 +273,20 @@ impl Watch<'_> {
             {
                 // It has ended, in which case this changes nothing. Or it sends nonsense, or
                 // does not read: nobody knows whose it is now.
-                let _ = kill_process(daemon, Signal::KILL);
+                daemon.signal(Signal::KILL);
                 socket = None;
             }
         }
     }
 
-    fn pass_on_signals(&mut self, daemon: Pid) {
+    /// Ends what the daemon that has ended had kept for the next.
+    fn end_instances(&mut self) {
+        tracing::warn!("its instances end, too: it may have crashed because of one of them");
+        self.monitor.forget_kept();
+        self.await_sandboxes();
+    }
+
+    fn pass_on_signals<D: DaemonProcess>(&mut self, daemon: &D) {
         for signal in self.signals.take() {
             let passed_on = match signal {
                 Signal::TERM | Signal::INT => {
@@ -206,20 +296,19 @@ impl Watch<'_> {
                 Signal::HUP => Signal::HUP,
                 _ => continue,
             };
-            // It is our child and has not been reaped.
-            let _ = kill_process(daemon, passed_on);
+            daemon.signal(passed_on);
         }
     }
 
-    /// Waits for the zygote parents, which end with the daemon's sockets, and all
-    /// sandboxes with them.
+    /// Waits for the zygote parents that end with the daemon's sockets, and all sandboxes
+    /// with them. Those that are kept for the next daemon stay.
     fn await_sandboxes(&mut self) {
         let deadline = Instant::now() + SANDBOXES_PATIENCE;
         loop {
             match wait(WaitOptions::NOHANG) {
                 Err(Errno::CHILD) => return,
                 Ok(Some(_)) => continue,
-                Ok(None) if !self.monitor.has_children() => return,
+                Ok(None) if !self.monitor.has_ending_children() => return,
                 Ok(None) | Err(_) => {}
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -237,15 +326,9 @@ impl Watch<'_> {
     }
 }
 
-/// Reaps all children that have ended; the status of the daemon, if it is among them.
-fn reap(daemon: Pid) -> Option<WaitStatus> {
-    let mut status = None;
-    while let Ok(Some((pid, ended))) = wait(WaitOptions::NOHANG) {
-        if pid == daemon {
-            status = Some(ended);
-        }
-    }
-    status
+/// Reaps all children that have ended.
+fn reap() -> Vec<(Pid, WaitStatus)> {
+    std::iter::from_fn(|| wait(WaitOptions::NOHANG).ok().flatten()).collect()
 }
 
 /// The daemon's command: this executable with the same arguments and one more, and the

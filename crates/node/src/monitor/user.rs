@@ -172,23 +172,6 @@ fn give_content(directory: &Path, user: DaemonIds) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives what root has just made at `path` to the owner of the directory that it lies in.
-///
-/// # Errors
-/// The owner cannot be changed.
-pub fn like_parent(path: &Path) -> io::Result<()> {
-    let Some(parent) = path.parent().filter(|_| rustix::process::geteuid().is_root()) else {
-        return Ok(());
-    };
-    // A path of one name lies in the working directory.
-    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    let owner = fs::metadata(parent)?;
-    match owner.uid() {
-        0 => Ok(()),
-        uid => give(path, DaemonIds { uid, gid: owner.gid() }),
-    }
-}
-
 /// Changes the owner of what is at `path`, if it is root's, without following a link.
 fn give(path: &Path, user: DaemonIds) -> io::Result<()> {
     if fs::symlink_metadata(path)?.uid() != 0 {

@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
 
@@ -229,6 +229,14 @@ impl Service {
             age_s: slot.started.elapsed().as_secs(),
         };
         slots.iter().map(info).collect()
+    }
+
+    /// When an instance was booted, in milliseconds since 1970.
+    pub(crate) fn booted_ms(&self, id: u64) -> u64 {
+        let age = self.slots().get(&id).map_or(Duration::ZERO, |slot| slot.started.elapsed());
+        let booted = SystemTime::now() - age;
+        let since_epoch = booted.duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Whether an instance lives and has no connections.

@@ -5,12 +5,13 @@ use crate::boots::BootKind;
 use crate::gateway::Upstream;
 use crate::gateway::refusal::Refusal;
 use crate::instance::{
-    Change, Client, Connections, Delivery, Done, InstanceState, Keeper, LaunchError, Launched,
-    Place, Placed,
+    Change, Client, Connections, Delivery, Done, InstanceNote, InstanceState, Keeper, LaunchError,
+    Launched, Place, Placed,
 };
 use crate::tenants::{Lease, Refused, Unmet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
+use thaw_sandbox::{KeptForSuccessor, Orphan};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, timeout_at};
 
@@ -401,6 +402,64 @@ impl Service {
         self.connected.booted.inc();
         tokio::spawn(keeper.run());
         placed
+    }
+
+    /// Takes over an instance that an earlier daemon has booted from the same image, with the
+    /// connections that it has.
+    ///
+    /// # Errors
+    /// There is no room for it, or it has ended; it is ended then.
+    pub(crate) fn take_over(
+        self: &Arc<Self>,
+        note: &InstanceNote,
+        orphan: Orphan,
+        connections: Vec<(Arc<Client>, KeptForSuccessor)>,
+    ) -> Result<(), LaunchError> {
+        let no = |what: &str| LaunchError(what.to_owned());
+        if self.is_single_use() && connections.is_empty() {
+            return Err(no("its only connection ended with its daemon"));
+        }
+        let capacity = self.shared.capacity().try_acquire_owned();
+        let capacity = capacity.map_err(|_| no("this node runs as many instances as it may"))?;
+        let lease = self.tenant.room().try_enter(self.memory());
+        let lease = lease.ok_or_else(|| no("the quota of its tenant is used up"))?;
+        let permit = |_: &_| self.permits.clone().try_acquire_owned().ok();
+        let permits: Option<Vec<_>> = connections.iter().map(permit).collect();
+        let permits = permits.ok_or_else(|| no("its function serves as many as it may"))?;
+        let instance = self.launcher.take_over(orphan)?;
+
+        let id = note.id;
+        let placed = Placed { instance: id, waited: false };
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let held = Arc::new(Connections::new(instance.connector(), commands, &self.config));
+        let booted = UNIX_EPOCH.checked_add(Duration::from_millis(note.booted_ms));
+        let age = booted.and_then(|booted| booted.elapsed().ok()).unwrap_or_default();
+        let now = std::time::Instant::now();
+        let count = u32::try_from(connections.len()).unwrap_or(u32::MAX);
+        let loaded = InstanceState::Booting.after(Change::Booted { connections: count });
+        let slot = Slot {
+            state: loaded,
+            connections: count,
+            held: held.clone(),
+            pid: instance.pid(),
+            started: now.checked_sub(age).unwrap_or(now),
+            served: 0,
+            idle_since: (count == 0).then_some(now),
+            upstreams: Vec::new(),
+        };
+        for ((client, kept), permit) in connections.into_iter().zip(permits) {
+            // Nobody else waits to hear how it goes.
+            let delivery = Delivery { client, permit, done: Box::new(|_, _| {}) };
+            held.inherit(delivery, placed, kept);
+        }
+        let place = Place { _capacity: capacity, _lease: lease };
+        let keeper = Keeper::adopted(id, self.clone(), instance, receiver, held, place);
+        let mut slots = self.slots();
+        slots.insert(id, slot);
+        slots.perhaps_free.insert(id);
+        drop(slots);
+        tokio::spawn(keeper.run());
+        Ok(())
     }
 
     fn quota_reached(&self, why: Refused, reason: String, retry_after: Duration) -> Refusal {

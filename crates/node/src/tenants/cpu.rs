@@ -1,10 +1,11 @@
 //! The CPU time of a tenant, and what becomes of it when its quota is spent.
 
+use super::carried::Carried;
 use crate::clock::monotonic_ns;
 use crate::config::CpuQuota;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use thaw_sandbox::Meter;
 
 /// A tenant that goes on to use CPU time after its quota is spent has so much of it more,
@@ -28,6 +29,8 @@ struct Period {
     began_ns: u64,
     /// What the meter showed then.
     before: Duration,
+    /// What was used in it under an earlier daemon.
+    carried: Duration,
 }
 
 /// What a look at the account has shown.
@@ -59,7 +62,12 @@ impl Period {
         let turns = now_ns.saturating_sub(self.began_ns) / length;
         match turns {
             0 => self,
-            _ => Self { began_ns: self.began_ns + turns * length, before: total, ..self },
+            _ => Self {
+                began_ns: self.began_ns + turns * length,
+                before: total,
+                carried: Duration::ZERO,
+                ..self
+            },
         }
     }
 
@@ -68,7 +76,7 @@ impl Period {
     }
 
     fn used(&self, total: Duration) -> Duration {
-        total.saturating_sub(self.before)
+        total.saturating_sub(self.before) + self.carried
     }
 }
 
@@ -88,7 +96,7 @@ impl CpuAccount {
             }
             (Some(quota), _) => {
                 let (began_ns, before) = (monotonic_ns(), self.meter.cpu_time());
-                Some(Period { quota, began_ns, before })
+                Some(Period { quota, began_ns, before, carried: Duration::ZERO })
             }
         };
         drop(period);
@@ -142,6 +150,36 @@ impl CpuAccount {
         let used = period.used(total);
         let left = Duration::from_nanos(period.ends_ns().saturating_sub(now_ns));
         Some(PeriodUse { used, left, is_spent: used >= period.quota.time.0 })
+    }
+
+    /// The present period, to be gone on with by the next daemon.
+    pub(super) fn carried(&self) -> Option<Carried> {
+        let PeriodUse { used, left, .. } = self.period_use()?;
+        let period = self.period().map(|period| period.quota.period.0)?;
+        let began = SystemTime::now().checked_sub(period.saturating_sub(left))?;
+        Some(Carried { period, began, used })
+    }
+
+    /// Goes on with a period of an earlier daemon, unless it is over or the quota's have
+    /// another length.
+    pub(super) fn go_on_with(&self, carried: Carried) {
+        let Ok(age) = carried.began.elapsed() else { return };
+        let (now_ns, total) = (monotonic_ns(), self.meter.cpu_time());
+        let mut period = self.period();
+        let Some(current) = &mut *period else { return };
+        if current.quota.period.0 != carried.period || age >= carried.period {
+            return;
+        }
+        // A host that was started since has a clock that is younger than the period.
+        current.began_ns = now_ns.saturating_sub(as_ns(age));
+        (current.before, current.carried) = (total, carried.used);
+        drop(period);
+        self.look(now_ns);
+    }
+
+    #[cfg(test)]
+    pub(super) fn count_for_tests(&self, used: Duration) {
+        self.period().as_mut().expect("a quota").carried += used;
     }
 
     fn period(&self) -> MutexGuard<'_, Option<Period>> {

@@ -9,23 +9,25 @@
 //! | file | what it bounds |
 //! | --- | --- |
 //! | `room` | instances, and the sum of their memory limits |
-//! | `cpu`, `watch` | CPU time in a period |
+//! | `cpu`, `watch`, `carried` | CPU time in a period, which outlasts the daemon |
 //! | `store` | bytes in the store, counted when a function is built |
 //! | `report` | all of it, to be shown |
 //!
 //! Outgoing connections are bounded by [`EgressQuota`], where they are made.
 
+mod carried;
 mod cpu;
 mod report;
 mod room;
 mod store;
 mod watch;
 
+pub use carried::{CARRIED_FILE, read_periods, write_periods};
 pub use cpu::{CpuAccount, PeriodUse};
 pub use report::{CpuPeriod, TenantReport};
 pub use room::{Lease, Room, Taken};
 pub use store::{StoreQuotaError, StoreUse, TenantStore};
-pub use watch::watch_cpu_time;
+pub use watch::{watch_cpu_time, write_down};
 
 pub(crate) use cpu::Standing;
 pub(crate) use store::{Planned, check as check_store};
@@ -35,8 +37,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use thaw_sandbox::EgressQuota;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use thaw_sandbox::{CoreError, CoreGroup, CoreScheduling, EgressQuota};
 
 /// Which tenant is meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,6 +106,8 @@ pub struct Tenant {
     cpu: CpuAccount,
     egress: Arc<EgressQuota>,
     refused: [AtomicU64; REFUSED_NAMES.len()],
+    /// Made with its first function, if tenants are kept apart on cores.
+    cores: OnceLock<CoreGroup>,
 }
 
 impl Tenant {
@@ -115,6 +119,7 @@ impl Tenant {
             cpu: CpuAccount::default(),
             egress: Arc::default(),
             refused: Default::default(),
+            cores: OnceLock::new(),
         };
         tenant.set(quota);
         Arc::new(tenant)
@@ -143,6 +148,11 @@ impl Tenant {
     /// The bounds of its outgoing connections.
     pub fn egress(&self) -> &Arc<EgressQuota> {
         &self.egress
+    }
+
+    /// With whom its sandboxes may share a core; `None`: with everybody.
+    pub fn cores(&self) -> Option<&CoreGroup> {
+        self.cores.get()
     }
 
     pub(crate) fn note_refused(&self, why: Refused) {
@@ -186,14 +196,41 @@ struct State {
     quotas: Quotas,
     file: Option<PathBuf>,
     known: BTreeMap<TenantName, Arc<Tenant>>,
+    cores: Option<CoreScheduling>,
 }
 
 impl Tenants {
+    /// From now on, sandboxes of different tenants never share a core at a time.
+    pub fn keep_apart(&self, cores: CoreScheduling) {
+        self.state().cores = Some(cores);
+    }
+
+    /// The tenant of this name, whose functions are about to be served.
+    ///
+    /// # Errors
+    /// It cannot be kept apart from others.
+    pub fn serving(&self, name: TenantName) -> Result<Arc<Tenant>, CoreError> {
+        let tenant = self.of(name);
+        let cores = self.state().cores.clone();
+        if let Some(cores) = cores
+            && tenant.cores().is_none()
+        {
+            // If somebody else was first, all use that one's.
+            let _ = tenant.cores.set(cores.group()?);
+        }
+        Ok(tenant)
+    }
+
     /// The tenant of this name.
     pub fn of(&self, name: TenantName) -> Arc<Tenant> {
         let mut state = self.state();
         let quota = state.quotas.of(name.domain());
         state.known.entry(name.clone()).or_insert_with(|| Tenant::new(name, quota)).clone()
+    }
+
+    /// The tenant of this name, if it is known.
+    fn known(&self, name: &TenantName) -> Option<Arc<Tenant>> {
+        self.state().known.get(name).cloned()
     }
 
     /// Sets the quotas.

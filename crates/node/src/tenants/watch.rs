@@ -1,8 +1,9 @@
 //! Looking at the CPU time of tenants that have a quota of it.
 
-use super::{Standing, Tenant};
+use super::{Standing, Tenant, write_periods};
 use crate::clock::monotonic_ns;
 use crate::node::Shared;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
@@ -11,9 +12,13 @@ use tokio::time::{MissedTickBehavior, interval};
 /// are ended is a tenth of the quota, and what they use in this time.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// Looks between two times that the periods are written down.
+const LOOKS_FOR_A_WRITE: u32 = 20;
+
 /// Refuses requests of tenants that have spent their CPU time, and ends the instances of
-/// those that go on, until the task is dropped.
-pub async fn watch_cpu_time(shared: Arc<Shared>) {
+/// those that go on, until the task is dropped. Writes the periods down in `file`.
+pub async fn watch_cpu_time(shared: Arc<Shared>, file: PathBuf) {
+    let mut looks_until_write = LOOKS_FOR_A_WRITE;
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -22,13 +27,30 @@ pub async fn watch_cpu_time(shared: Arc<Shared>) {
         if bounded.is_empty() {
             continue;
         }
+        looks_until_write -= 1;
+        let written = (looks_until_write == 0).then(|| (shared.clone(), file.clone()));
+        if written.is_some() {
+            looks_until_write = LOOKS_FOR_A_WRITE;
+        }
         let look = |tenant: Arc<Tenant>| (tenant.cpu().look(monotonic_ns()), tenant);
         // Reads a file of the host for each instance.
-        let looks = move || bounded.into_iter().map(look).collect::<Vec<_>>();
+        let looks = move || {
+            if let Some((shared, file)) = written {
+                write_down(&shared, &file);
+            }
+            bounded.into_iter().map(look).collect::<Vec<_>>()
+        };
         let Ok(standings) = tokio::task::spawn_blocking(looks).await else { continue };
         for (standing, tenant) in standings {
             act(&shared, standing, &tenant);
         }
+    }
+}
+
+/// Writes the periods down. A disk that is full costs no more than that.
+pub fn write_down(shared: &Shared, file: &Path) {
+    if let Err(error) = write_periods(shared.tenants(), file) {
+        tracing::debug!("cannot write down what tenants have used ({error})");
     }
 }
 

@@ -45,6 +45,9 @@ pub enum BootError {
     /// A limit could not be set.
     #[error("cannot set the sandbox's limits: {0}")]
     Limits(#[source] std::io::Error),
+    /// It could not be taken into its group of core scheduling.
+    #[error("cannot keep the sandbox apart from others on its core: {0}")]
+    Cores(#[source] std::io::Error),
     /// Directories of the host cannot be served.
     #[error(
         "cannot serve files of this host ({0}); run as a user who is not root, or add --as-root"

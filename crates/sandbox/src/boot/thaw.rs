@@ -11,6 +11,7 @@ use thaw_abi::control::{Connection, Identity, MESSAGE_MAX, MSG_GO, MSG_THAW, Mes
 
 use super::plan::FIXED_DESCRIPTORS;
 use super::{BootFlags, BootPlan, Rootfs, fresh_seed};
+use crate::cores::CoreGroup;
 use crate::egress::EgressPolicy;
 use crate::limits::ResourceLimits;
 use crate::message;
@@ -34,6 +35,8 @@ pub struct ThawOptions<'a> {
     pub hostname: &'a str,
     /// What the program may connect to.
     pub egress: &'a Arc<EgressPolicy>,
+    /// With whom the sandbox may share a core; `None`: with everybody who is in no group.
+    pub cores: Option<&'a CoreGroup>,
 }
 
 impl BootPlan {

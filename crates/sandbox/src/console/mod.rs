@@ -109,15 +109,21 @@ impl Console {
         // let it read what the sandbox writes.
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&read, true)?;
-        match self {
-            Self::Pipe => Ok((HostEnd::Pipe(read), write)),
-            Self::Lines(reader) => {
-                if reader.rate() == ConsoleRate::Limited {
-                    fcntl_setpipe_size(&read, PIPE_BYTES)?;
-                }
-                Ok((HostEnd::Read(reader.register(read)?), write))
-            }
+        if let Self::Lines(reader) = self
+            && reader.rate() == ConsoleRate::Limited
+        {
+            fcntl_setpipe_size(&read, PIPE_BYTES)?;
         }
+        Ok((self.adopt(read)?, write))
+    }
+
+    /// The host's side of the console of a sandbox that another daemon has made, from the
+    /// read end of its pipe.
+    pub(crate) fn adopt(&self, read: OwnedFd) -> io::Result<HostEnd> {
+        Ok(match self {
+            Self::Pipe => HostEnd::Pipe(read),
+            Self::Lines(reader) => HostEnd::Read(reader.register(read)?),
+        })
     }
 }
 
@@ -136,6 +142,14 @@ impl HostEnd {
         match self {
             Self::Pipe(read) => Some(read.as_fd()),
             Self::Read(_) => None,
+        }
+    }
+
+    /// The read end, whoever reads it, for the daemon that comes after this one.
+    pub fn for_successor(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Pipe(read) => read.try_clone(),
+            Self::Read(tag) => tag.pipe().ok_or(io::ErrorKind::BrokenPipe)?.try_clone(),
         }
     }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -66,7 +66,7 @@ struct Book {
     /// Number of the last console.
     last: u64,
     /// Consoles that the thread has not seen yet.
-    arrived: Vec<(u64, OwnedFd, Tag)>,
+    arrived: Vec<(u64, Arc<OwnedFd>, Tag)>,
     /// Consoles whose sandbox may still write.
     open: usize,
     closing: bool,
@@ -80,11 +80,18 @@ pub struct Tag(Arc<TagFields>);
 struct TagFields {
     pid: AtomicU32,
     label: OnceLock<Arc<str>>,
+    /// As long as it is read.
+    pipe: Weak<OwnedFd>,
 }
 
 impl Tag {
     pub(super) fn set_pid(&self, pid: u32) {
         self.0.pid.store(pid, Ordering::Relaxed);
+    }
+
+    /// The read end, if it is still read.
+    pub(super) fn pipe(&self) -> Option<Arc<OwnedFd>> {
+        self.0.pipe.upgrade()
     }
 
     /// The first label stays.
@@ -122,7 +129,8 @@ impl ConsoleReader {
         let number = book.last;
         // The thread takes in what has arrived before it looks at an event.
         epoll::add(&self.shared.epoll, &pipe, EventData::new_u64(number), EventFlags::IN)?;
-        let tag = Tag::default();
+        let pipe = Arc::new(pipe);
+        let tag = Tag(Arc::new(TagFields { pipe: Arc::downgrade(&pipe), ..TagFields::default() }));
         book.arrived.push((number, pipe, tag.clone()));
         book.open += 1;
         Ok(tag)
@@ -146,7 +154,7 @@ impl Drop for ConsoleReader {
 
 /// A console that the thread reads.
 struct Open {
-    pipe: OwnedFd,
+    pipe: Arc<OwnedFd>,
     tag: Tag,
     /// What was read and not passed on.
     buffer: Vec<u8>,

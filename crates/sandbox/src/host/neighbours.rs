@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::{Probe, Status};
+use crate::cores::{CoreError, CoreScheduling};
 
 /// Where Linux says whether two hardware threads share a core.
 const SMT: &str = "/sys/devices/system/cpu/smt/active";
@@ -14,9 +15,15 @@ const VULNERABILITIES: &str = "/sys/devices/system/cpu/vulnerabilities";
 const MERGING: &str = "/sys/kernel/mm/ksm/run";
 
 /// Examines the settings.
-pub(super) fn probe() -> [Probe; 3] {
+pub(super) fn probe() -> [Probe; 4] {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
-    [smt(&read(SMT)), mitigations(&vulnerable(Path::new(VULNERABILITIES))), merging(&read(MERGING))]
+    let cores = core_scheduling(&read(SMT), &CoreScheduling::start().map(drop));
+    [
+        smt(&read(SMT)),
+        cores,
+        mitigations(&vulnerable(Path::new(VULNERABILITIES))),
+        merging(&read(MERGING)),
+    ]
 }
 
 fn smt(active: &str) -> Probe {
@@ -30,6 +37,25 @@ fn smt(active: &str) -> Probe {
         "two share a core, so that two tenants may share its caches and buffers at a time",
         "if tenants do not trust each other: `echo off > /sys/devices/system/cpu/smt/control`",
     )
+}
+
+fn core_scheduling(smt_active: &str, tried: &Result<(), CoreError>) -> Probe {
+    const NAME: &str = "core scheduling";
+    let not_needed = || Probe::good(NAME, "not needed: no two hardware threads share a core");
+    match tried {
+        Ok(()) => Probe::good(NAME, "`thaw serve --core-scheduling` keeps tenants apart on cores"),
+        Err(_) if smt_active.trim() != "1" => not_needed(),
+        Err(CoreError::NoThreads) => not_needed(),
+        Err(CoreError::NoKernel) => {
+            let way_out = "use one with CONFIG_SCHED_CORE, or `echo off > \
+                           /sys/devices/system/cpu/smt/control`, if tenants do not trust each other";
+            Probe::with(NAME, Status::Limited, "the host kernel has none", way_out)
+        }
+        Err(CoreError::Host(error)) => {
+            let found = format!("prctl(2) refuses it ({error})");
+            Probe::with(NAME, Status::Limited, found, "let a container's filter allow prctl(2)")
+        }
+    }
 }
 
 /// Faults of the processor that nothing is done against.
@@ -79,6 +105,10 @@ mod tests {
         assert_eq!(smt("0\n").status, Status::Good);
         assert_eq!(smt("").status, Status::Good);
         assert_eq!(smt("1\n").status, Status::Limited);
+        assert_eq!(core_scheduling("1\n", &Ok(())).status, Status::Good);
+        assert_eq!(core_scheduling("1\n", &Err(CoreError::NoThreads)).status, Status::Good);
+        assert_eq!(core_scheduling("1\n", &Err(CoreError::NoKernel)).status, Status::Limited);
+        assert_eq!(core_scheduling("0\n", &Err(CoreError::NoKernel)).status, Status::Good);
         assert_eq!(merging("0\n").status, Status::Good);
         assert_eq!(merging("1\n").status, Status::Limited);
     }

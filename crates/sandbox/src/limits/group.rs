@@ -191,6 +191,11 @@ impl Group {
         self.hierarchy.has(controller)
     }
 
+    /// What the hierarchy's maker knows them by.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// The groups' directories.
     pub fn directories(&self) -> &[PathBuf] {
         &self.directories

@@ -180,6 +180,11 @@ impl Hierarchy {
         Group::set_up(directories, number, self.clone())
     }
 
+    /// The groups with this number, which a monitor has made for an earlier daemon.
+    pub(crate) fn adopt(self: &Arc<Self>, number: u64) -> Group {
+        Group::given(self.directories(number), number, Vec::new(), self.clone())
+    }
+
     /// The directories of the groups with this number.
     fn directories(&self, number: u64) -> Vec<PathBuf> {
         self.places.iter().map(|place| place.of_sandbox(number)).collect()

@@ -17,6 +17,8 @@ const TIDY_FROM: usize = 64;
 pub struct Meter {
     /// CPU time of the sandboxes whose control groups are gone, in nanoseconds.
     ended_ns: AtomicU64,
+    /// CPU time that sandboxes had used before they were taken over, in nanoseconds.
+    inherited_ns: AtomicU64,
     /// The most that was ever reported: while a control group is being removed, its time
     /// is in neither of the others.
     reported_ns: AtomicU64,
@@ -46,6 +48,13 @@ impl Meter {
         }
     }
 
+    /// Leaves out what a sandbox has used that is to be added, and that was counted by
+    /// somebody else so far.
+    pub(super) fn leave_out(&self, cpu_time: Duration) {
+        let ns = u64::try_from(cpu_time.as_nanos()).unwrap_or(u64::MAX);
+        self.inherited_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
     /// Adds what a sandbox has used whose control groups are being removed.
     pub(super) fn ended(&self, cpu_time: Duration) {
         let ns = u64::try_from(cpu_time.as_nanos()).unwrap_or(u64::MAX);
@@ -61,7 +70,9 @@ impl Meter {
             .filter_map(|limits| limits.group().cpu_time().ok().flatten())
             .sum();
         let ended = Duration::from_nanos(self.ended_ns.load(Ordering::Relaxed));
-        let ns = u64::try_from((ended + live).as_nanos()).unwrap_or(u64::MAX);
+        let inherited = Duration::from_nanos(self.inherited_ns.load(Ordering::Relaxed));
+        let used = (ended + live).saturating_sub(inherited);
+        let ns = u64::try_from(used.as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(self.reported_ns.fetch_max(ns, Ordering::Relaxed).max(ns))
     }
 
@@ -117,6 +128,19 @@ mod tests {
         fs::write(&usage, "0").unwrap();
         assert_eq!(meter.cpu_time(), Duration::from_micros(10));
         assert_eq!(meter.memory(), 0, "nothing counts it here");
+    }
+
+    #[test]
+    fn what_a_sandbox_had_used_before_it_was_taken_over_does_not_count() {
+        let tree = tempfile::tempdir().unwrap();
+        let meter: Arc<Meter> = Arc::default();
+        let limits = limits(tree.path(), vec![Controller::CpuAccounting]);
+        let usage = tree.path().join("group/cpuacct.usage");
+        fs::write(&usage, "7000").unwrap();
+        limits.count_from_now_by(&meter).unwrap();
+        assert_eq!(meter.cpu_time(), Duration::ZERO);
+        fs::write(&usage, "9000").unwrap();
+        assert_eq!(meter.cpu_time(), Duration::from_micros(2));
     }
 
     #[test]

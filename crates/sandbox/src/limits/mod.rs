@@ -163,6 +163,16 @@ impl Limits {
         }
     }
 
+    /// The same, from now on.
+    ///
+    /// # Errors
+    /// What it has used so far cannot be read.
+    pub(crate) fn count_from_now_by(self: &Arc<Self>, meter: &Arc<Meter>) -> io::Result<()> {
+        meter.leave_out(self.group.cpu_time()?.unwrap_or_default());
+        self.count_by(meter);
+        Ok(())
+    }
+
     pub(crate) fn note_cpu_time_spent(&self) {
         self.cpu_time_spent.store(true, Ordering::Release);
     }

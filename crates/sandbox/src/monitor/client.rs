@@ -1,6 +1,6 @@
 //! The daemon's end.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::protocol::{
-    Answer, Grant, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
-    REQUEST_STATE_HELPER, Request,
+    Answer, Grant, Kept, KeptKind, NOTE_MAX, REQUEST_FORGET, REQUEST_GROUP, REQUEST_NEXT_KEPT,
+    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request,
+    receive_kept,
 };
 use crate::egress::Transport;
+use crate::message;
 use crate::zygote::{receive, send};
 
 /// The connection of this process to its monitor.
@@ -21,6 +23,7 @@ pub struct MonitorLink {
     socket: Mutex<OwnedFd>,
     grant: Grant,
     last_group: AtomicU64,
+    last_key: AtomicU64,
     /// Ids that zygote parents of this process have taken.
     taken: Mutex<Vec<Range<u32>>>,
 }
@@ -33,6 +36,7 @@ pub fn adopt(socket: OwnedFd, grant: Grant) -> Arc<MonitorLink> {
     let link = MonitorLink {
         socket: Mutex::new(socket),
         last_group: AtomicU64::new(u64::from(grant.life) << 32),
+        last_key: AtomicU64::new(u64::from(grant.life) << 32),
         taken: Mutex::default(),
         grant,
     };
@@ -44,6 +48,11 @@ pub fn of_this_process() -> Option<Arc<MonitorLink>> {
     LINK.get().cloned()
 }
 
+/// Whether this process has a monitor.
+pub fn has_monitor() -> bool {
+    LINK.get().is_some()
+}
+
 /// Ids of one zygote parent, given back when this is dropped.
 #[derive(Debug)]
 pub struct IdShare {
@@ -52,20 +61,42 @@ pub struct IdShare {
 }
 
 impl IdShare {
-    /// The id before that of the first sandbox, as the user namespace numbers them.
+    /// The id before that of the first sandbox, as the user namespace numbers them. It is
+    /// the state helper's.
     pub fn base(&self) -> u32 {
-        self.range.start - 1
+        self.range.start
     }
 
     /// How many sandboxes can have one.
     pub fn slots(&self) -> u32 {
-        self.range.end - self.range.start
+        self.range.end - self.range.start - 1
     }
 }
 
 impl Drop for IdShare {
     fn drop(&mut self) {
         lock(&self.link.taken).retain(|taken| *taken != self.range);
+    }
+}
+
+/// Descriptors that the monitor keeps for the next daemon, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Keep {
+    link: Arc<MonitorLink>,
+    key: u64,
+}
+
+impl Keep {
+    /// The key, by which what is kept can refer to each other.
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        // A monitor that is gone keeps nothing.
+        let _ = send(&*lock(&self.link.socket), &Request::new(REQUEST_FORGET, self.key), &[]);
     }
 }
 
@@ -85,10 +116,65 @@ impl MonitorLink {
             return Ok(IdShare { link: self.clone(), range: 1..1 });
         }
         let mut taken = lock(&self.taken);
-        let range = first_gap(&taken, 1..self.grant.ids.saturating_add(1), slots)
+        let range = first_gap(&taken, 1..self.grant.ids.saturating_add(1), slots.saturating_add(1))
+            .filter(|range| range.len() > 1)
             .ok_or_else(|| io::Error::other("all user ids of this daemon are in use"))?;
         taken.push(range.clone());
         Ok(IdShare { link: self.clone(), range })
+    }
+
+    /// Takes an id that a sandbox of an earlier daemon has.
+    ///
+    /// # Errors
+    /// It is not among those that were granted, or another sandbox has it.
+    pub(crate) fn take_id(self: &Arc<Self>, id: u32) -> io::Result<IdShare> {
+        let range = id..id.saturating_add(1);
+        let mut taken = lock(&self.taken);
+        if !(1..=self.grant.ids).contains(&id) || taken.iter().any(|other| other.contains(&id)) {
+            return Err(io::Error::from(io::ErrorKind::InvalidData));
+        }
+        taken.push(range.clone());
+        Ok(IdShare { link: self.clone(), range })
+    }
+
+    /// Has descriptors kept for the next daemon, with a note for it, and with them the
+    /// control groups with this number, if any.
+    ///
+    /// # Errors
+    /// The note is too long, or the monitor keeps as much as it may.
+    pub(crate) fn keep(
+        self: &Arc<Self>,
+        kind: KeptKind,
+        group: Option<u64>,
+        note: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<Keep> {
+        if note.len() > NOTE_MAX {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let key = self.last_key.fetch_add(1, Ordering::Relaxed) + 1;
+        let request = Request::keep(key, kind, group.unwrap_or_default());
+        let socket = lock(&self.socket);
+        let parts = [IoSlice::new(bytemuck::bytes_of(&request)), IoSlice::new(note)];
+        message::send(&*socket, &parts, descriptors)?;
+        receive_answer(&socket)?;
+        Ok(Keep { link: self.clone(), key })
+    }
+
+    /// All that earlier daemons have had kept.
+    ///
+    /// # Errors
+    /// The monitor has ended.
+    pub(crate) fn kept(self: &Arc<Self>) -> io::Result<Vec<(Keep, Kept)>> {
+        let mut all: Vec<(Keep, Kept)> = Vec::new();
+        loop {
+            let last = all.last().map_or(0, |(keep, _)| keep.key);
+            let socket = lock(&self.socket);
+            send(&*socket, &Request::new(REQUEST_NEXT_KEPT, last), &[])?;
+            let Some((key, kept)) = receive_kept(&*socket)? else { return Ok(all) };
+            drop(socket);
+            all.push((Keep { link: self.clone(), key }, kept));
+        }
     }
 
     /// Has a zygote parent started with this control socket and this kernel.
@@ -140,12 +226,16 @@ impl MonitorLink {
     fn ask(&self, request: Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
         let socket = lock(&self.socket);
         send(&*socket, &request, descriptors)?;
-        let mut received = Vec::new();
-        match receive::<Answer>(&*socket, &mut received)? {
-            Some(Answer { errno: 0, .. }) => Ok(received),
-            Some(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
-            None => Err(io::Error::other("the monitor has ended")),
-        }
+        receive_answer(&socket)
+    }
+}
+
+fn receive_answer(socket: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
+    let mut received = Vec::new();
+    match receive::<Answer>(socket, &mut received)? {
+        Some(Answer { errno: 0, .. }) => Ok(received),
+        Some(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
+        None => Err(io::Error::other("the monitor has ended")),
     }
 }
 

@@ -25,15 +25,17 @@ mod client;
 mod namespace;
 mod protocol;
 mod server;
+mod store;
 
-pub use client::{MonitorLink, adopt};
+pub use client::{MonitorLink, adopt, has_monitor};
 pub use namespace::UserNamespace;
 pub use protocol::{Grant, receive_start, send_start, socket_pair};
 pub use server::{DaemonIds, Monitor, NoNamespaces};
 
-pub use crate::sys::{signal_descriptor, unblock_signals};
+pub use crate::sys::{exit_at_once, signal_descriptor, unblock_signals};
 pub use crate::zygote::own_pid;
 pub use client::of_this_process;
 
 pub(crate) use caller::init_main;
-pub(crate) use client::IdShare;
+pub(crate) use client::{IdShare, Keep};
+pub(crate) use protocol::{Kept, KeptKind};

@@ -28,6 +28,50 @@ pub const REQUEST_BIND: u32 = 4;
 pub const REQUEST_STATE_HELPER: u32 = 5;
 /// Daemon → monitor: start a resolver process. Attached: its socket.
 pub const REQUEST_RESOLVER: u32 = 6;
+/// Daemon → monitor: keep these descriptors for the daemon that comes after this one, until
+/// [`REQUEST_FORGET`]. [`Request::number`] is their key, [`Request::port`] a [`KeptKind`],
+/// [`Request::address`] begins with the number of the control groups that are to stay with
+/// them, or 0. A note of at most [`NOTE_MAX`] bytes follows, which the monitor does not read.
+pub const REQUEST_KEEP: u32 = 7;
+/// Daemon → monitor: forget what has this key. Not answered.
+pub const REQUEST_FORGET: u32 = 8;
+/// Daemon → monitor: show me what is kept under the first key behind [`Request::number`]. The
+/// answer is a [`KeptAnswer`], its note, and the descriptors; `ENOENT` if there is no more.
+pub const REQUEST_NEXT_KEPT: u32 = 9;
+
+/// Most bytes of a note.
+pub const NOTE_MAX: usize = 1024;
+/// Most descriptors that are kept under one key.
+pub const KEPT_DESCRIPTORS_MAX: usize = 5;
+
+/// What is kept for the next daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum KeptKind {
+    /// A sandbox.
+    Sandbox = 0,
+    /// A zygote parent: a child of the monitor, which does not end with its daemon.
+    Parent = 1,
+    /// A connection that a sandbox has.
+    Connection = 2,
+}
+
+impl KeptKind {
+    pub fn from_number(number: u32) -> Option<Self> {
+        [Self::Sandbox, Self::Parent, Self::Connection].get(number as usize).copied()
+    }
+}
+
+/// Descriptors that the monitor keeps for the next daemon.
+#[derive(Debug)]
+pub struct Kept {
+    pub kind: KeptKind,
+    /// Number of the control groups that are kept, too, or 0.
+    pub group: u64,
+    /// For the next daemon.
+    pub note: Vec<u8>,
+    pub descriptors: Vec<OwnedFd>,
+}
 
 /// A packet from the daemon.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -64,6 +108,17 @@ impl Request {
         }
     }
 
+    pub fn keep(key: u64, kind: KeptKind, group: u64) -> Self {
+        let mut request = Self { port: kind as u16, ..Self::new(REQUEST_KEEP, key) };
+        request.address[..size_of::<u64>()].copy_from_slice(&group.to_ne_bytes());
+        request
+    }
+
+    /// The group of a [`Request::keep`].
+    pub fn group_to_keep(&self) -> u64 {
+        u64::from_ne_bytes(*self.address.first_chunk().expect("16 bytes"))
+    }
+
     /// What a [`Request::bind`] asks for.
     pub fn address_to_bind(&self) -> (SocketAddr, Transport) {
         let ip = Ipv6Addr::from(self.address);
@@ -81,6 +136,78 @@ pub struct Answer {
     pub errno: i32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// The monitor's answer to [`REQUEST_NEXT_KEPT`].
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct KeptAnswer {
+    /// 0, or `ENOENT`.
+    pub errno: i32,
+    /// A [`KeptKind`].
+    pub kind: u32,
+    /// Its key.
+    pub key: u64,
+    /// See [`Kept::group`].
+    pub group: u64,
+}
+
+/// Receives a request, with its note if it has one; `None` when the other end is closed.
+///
+/// # Errors
+/// The host's, or it is no request.
+pub fn receive_request(
+    socket: impl AsFd,
+    descriptors: &mut Vec<OwnedFd>,
+) -> io::Result<Option<(Request, Vec<u8>)>> {
+    const HEAD: usize = size_of::<Request>();
+    let mut buffer = [0; HEAD + NOTE_MAX];
+    let packet = message::receive(socket, &mut buffer, Some(descriptors))?;
+    if packet.len == 0 {
+        return Ok(None);
+    }
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let (head, note) = buffer[..packet.len].split_at_checked(HEAD).ok_or_else(invalid)?;
+    let request: Request = bytemuck::pod_read_unaligned(head);
+    if packet.truncated || !note.is_empty() && request.kind != REQUEST_KEEP {
+        return Err(invalid());
+    }
+    Ok(Some((request, note.to_vec())))
+}
+
+/// Sends what is kept under `key`, or that there is no more.
+///
+/// # Errors
+/// The host's.
+pub fn send_kept(socket: impl AsFd, kept: Option<(u64, &Kept)>) -> io::Result<()> {
+    let Some((key, kept)) = kept else {
+        let answer = KeptAnswer { errno: libc::ENOENT, ..KeptAnswer::zeroed() };
+        return message::send(socket, &[IoSlice::new(bytemuck::bytes_of(&answer))], &[]);
+    };
+    let answer = KeptAnswer { errno: 0, kind: kept.kind as u32, key, group: kept.group };
+    let parts = [IoSlice::new(bytemuck::bytes_of(&answer)), IoSlice::new(&kept.note)];
+    let descriptors: Vec<_> = kept.descriptors.iter().map(AsFd::as_fd).collect();
+    message::send(socket, &parts, &descriptors)
+}
+
+/// Receives what [`send_kept`] sends.
+///
+/// # Errors
+/// The host's, or the monitor has ended.
+pub fn receive_kept(socket: impl AsFd) -> io::Result<Option<(u64, Kept)>> {
+    const HEAD: usize = size_of::<KeptAnswer>();
+    let mut buffer = [0; HEAD + NOTE_MAX];
+    let mut descriptors = Vec::new();
+    let packet = message::receive(socket, &mut buffer, Some(&mut descriptors))?;
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let (head, note) = buffer[..packet.len].split_at_checked(HEAD).ok_or_else(invalid)?;
+    let answer: KeptAnswer = bytemuck::pod_read_unaligned(head);
+    if answer.errno != 0 {
+        return Ok(None);
+    }
+    let kind = KeptKind::from_number(answer.kind).ok_or_else(invalid)?;
+    let kept = Kept { kind, group: answer.group, note: note.to_vec(), descriptors };
+    Ok(Some((answer.key, kept)))
 }
 
 /// What a daemon starts with.

@@ -16,9 +16,11 @@ use serde::{Deserialize, Serialize};
 use super::caller::{Begun, CallerNamespaces, InnerRoot};
 use super::namespace::UserNamespace;
 use super::protocol::{
-    Answer, Grant, REQUEST_BIND, REQUEST_GROUP, REQUEST_PARENT, REQUEST_REMOVE_GROUP,
-    REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request,
+    Answer, Grant, REQUEST_BIND, REQUEST_FORGET, REQUEST_GROUP, REQUEST_KEEP, REQUEST_NEXT_KEPT,
+    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request,
+    receive_request, send_kept,
 };
+use super::store::DescriptorStore;
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
 use crate::join::Join;
@@ -26,7 +28,7 @@ use crate::limits::{self, Group, Hierarchy, Version, WeakLimits};
 use crate::resolver;
 use crate::state::launcher;
 use crate::sys;
-use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, receive, refuse_weak_limits, send};
+use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, refuse_weak_limits, send};
 
 /// The user and group of a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,15 +43,20 @@ pub struct DaemonIds {
 const FIRST_ID: u32 = 2_000_000;
 /// Sandboxes of one daemon at a time: those of its pool, and of the builds that it makes.
 const SANDBOXES_MAX: u32 = 16_384 + 1024;
-/// Ids of one daemon, besides that of root: those of its sandboxes, and one of its resolver
-/// processes.
-const IDS_MAX: u32 = SANDBOXES_MAX + 1;
+/// Ids of one monitor, besides that of root: those of sandboxes, and one of its resolver
+/// processes. Sandboxes that outlive their daemon keep theirs, and the next daemon has as many
+/// as ever.
+const IDS_MAX: u32 = 8 * SANDBOXES_MAX + 1;
 /// Groups of one daemon at a time: also of sandboxes that are being made, and of those that
 /// have ended and whose groups are not removed yet.
 const GROUPS_MAX: usize = 2 * SANDBOXES_MAX as usize;
 /// Children of a monitor: the daemon, zygote parents, resolver processes, and launchers of
 /// zygote parents and state helpers.
 const CHILDREN_MAX: usize = 64;
+/// What is kept for the next daemon: sandboxes, zygote parents, and connections.
+const KEPT_MAX: usize = 2 * SANDBOXES_MAX as usize;
+/// Of the descriptors that the monitor may have, this share is for what it keeps.
+const KEPT_SHARE: u64 = 2;
 /// Ports from this one on a daemon binds itself (ip(7)).
 const UNPRIVILEGED_PORT: u16 = 1024;
 /// Sockets that are bound for a daemon, at most, in its life.
@@ -66,6 +73,7 @@ pub struct Monitor {
     namespaces: Namespaces,
     groups: Arc<Hierarchy>,
     made: HashMap<u64, Group>,
+    store: DescriptorStore,
     bound: u32,
     /// See [`Grant`].
     life: u32,
@@ -171,6 +179,7 @@ impl Monitor {
             namespaces,
             groups,
             made: HashMap::new(),
+            store: DescriptorStore::new(KEPT_MAX, kept_descriptors_max()),
             bound: 0,
             life: 0,
             groups_max: GROUPS_MAX,
@@ -201,16 +210,17 @@ impl Monitor {
         }
     }
 
-    /// Whether the calling thread has children that were made for a daemon, which has ended:
-    /// its zygote parents.
-    pub fn has_children(&self) -> bool {
+    /// Whether the calling thread has children that end with a daemon that has ended: zygote
+    /// parents that are not kept for the next, and launchers.
+    pub fn has_ending_children(&self) -> bool {
         let stays = |child: &str| match &self.namespaces {
             Namespaces::OfRoot(_) => false,
             Namespaces::OfCaller(namespaces) => {
                 child.parse().is_ok_and(|pid| namespaces.is_init(pid))
             }
         };
-        children().split_whitespace().any(|child| !stays(child))
+        let ending = children().split_whitespace().filter(|child| !stays(child)).count();
+        ending > self.kept_parents()
     }
 
     /// What the daemon is told at its start.
@@ -228,7 +238,9 @@ impl Monitor {
     /// has sent something that is no request.
     pub fn serve(&mut self, socket: &OwnedFd) -> bool {
         let mut descriptors = Vec::new();
-        let Ok(Some(request)) = receive::<Request>(socket, &mut descriptors) else { return false };
+        let Ok(Some((request, note))) = receive_request(socket, &mut descriptors) else {
+            return false;
+        };
         let done = match request.kind {
             REQUEST_PARENT => self.start_parent(descriptors).map(|()| Vec::new()),
             REQUEST_STATE_HELPER => {
@@ -237,6 +249,16 @@ impl Monitor {
             REQUEST_RESOLVER => self.start_resolver(descriptors).map(|()| Vec::new()),
             REQUEST_GROUP => self.make_group(request.number),
             REQUEST_BIND => self.bind(&request).map(|socket| vec![socket]),
+            REQUEST_KEEP => {
+                self.store.keep(&request, self.life, note, descriptors).map(|()| Vec::new())
+            }
+            REQUEST_NEXT_KEPT => {
+                return send_kept(socket, self.store.next_after(request.number)).is_ok();
+            }
+            REQUEST_FORGET => {
+                self.store.forget(request.number);
+                return true;
+            }
             REQUEST_REMOVE_GROUP => {
                 self.made.remove(&request.number);
                 return true;
@@ -251,9 +273,26 @@ impl Monitor {
         send(socket, &Answer { errno, reserved: 0 }, &attached).is_ok()
     }
 
-    /// Removes what was made for a daemon that has ended.
-    pub fn forget_daemon(&mut self) {
+    /// Lets go of what a daemon that has ended had kept for the next.
+    pub fn forget_kept(&mut self) {
+        self.store.forget_all();
         self.made.clear();
+    }
+
+    /// Whether anything is kept for the next daemon.
+    pub fn has_kept(&self) -> bool {
+        self.store.next_after(0).is_some()
+    }
+
+    /// Zygote parents that stay for the next daemon.
+    pub fn kept_parents(&self) -> usize {
+        self.store.parents()
+    }
+
+    /// Removes what was made for a daemon that has ended, but for what is kept for the next.
+    pub fn forget_daemon(&mut self) {
+        let kept = self.store.groups();
+        self.made.retain(|number, _| kept.contains(number));
         self.bound = 0;
         self.life += 1;
     }
@@ -299,14 +338,20 @@ impl Monitor {
     /// wrong it says on the socket that it was given. Nobody waits for it here: it waits for
     /// the daemon.
     fn launch(&self, mut launcher: Command) -> io::Result<()> {
-        if children().split_whitespace().count() >= self.children_max {
-            return Err(Errno::AGAIN.into());
-        }
+        self.check_children()?;
         launcher.stderr(self.namespaces.of_sandboxes().try_clone_to_owned()?);
         // The caller of this library reaps all children.
         match &self.namespaces {
             Namespaces::OfRoot(_) => spawn(command_with_nothing(&mut launcher)).map(drop),
             Namespaces::OfCaller(namespaces) => namespaces.spawn(&mut launcher).map(drop),
+        }
+    }
+
+    /// `EAGAIN` if this process has all the children that it may have.
+    fn check_children(&self) -> io::Result<()> {
+        match children().split_whitespace().count() >= self.children_max {
+            true => Err(Errno::AGAIN.into()),
+            false => Ok(()),
         }
     }
 
@@ -338,6 +383,12 @@ impl Monitor {
         self.bound += 1;
         bind(address, transport)
     }
+}
+
+/// Descriptors that may be kept for the next daemon.
+fn kept_descriptors_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    (limit.maximum.unwrap_or(u64::MAX) / KEPT_SHARE).try_into().unwrap_or(usize::MAX)
 }
 
 /// How many of the ids of a daemon are for sandboxes: all but that of resolver processes.
@@ -386,6 +437,9 @@ fn bind(address: SocketAddr, transport: Transport) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
     use crate::message;
+    use crate::monitor::KeptKind;
+    use crate::monitor::protocol::receive_kept;
+    use crate::zygote::receive;
     use std::io::IoSlice;
     use std::os::unix::fs::MetadataExt;
 
@@ -417,18 +471,18 @@ mod tests {
 
     #[test]
     fn one_id_is_not_for_sandboxes_where_there_are_several() {
-        assert_eq!([0, 1, 2, IDS_MAX].map(ids_of_sandboxes), [0, 1, 1, SANDBOXES_MAX]);
+        assert_eq!([0, 1, 2, IDS_MAX].map(ids_of_sandboxes), [0, 1, 1, 8 * SANDBOXES_MAX]);
     }
 
     #[test]
     fn nonsense_is_not_served() {
         let Some((mut monitor, own, daemon)) = monitor() else { return };
         let length = size_of::<Request>();
-        for len in [1, length - 1, length + 1, 4096] {
+        for len in [1, length - 1, length + 1, length + 1024, 4096] {
             message::send(&daemon, &[IoSlice::new(&vec![0; len])], &[]).unwrap();
             assert!(!monitor.serve(&own), "{len} bytes");
         }
-        for kind in [0, 9, u32::MAX] {
+        for kind in [0, 10, u32::MAX] {
             send(&daemon, &Request::new(kind, 1), &[]).unwrap();
             assert!(!monitor.serve(&own), "kind {kind}");
         }
@@ -525,6 +579,38 @@ mod tests {
             assert!(std::time::Instant::now() < deadline, "the groups are still there");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn what_a_daemon_has_kept_is_there_for_the_next_and_its_groups_are() {
+        let Some(mut all) = monitor() else { return };
+        for number in [1, 2] {
+            assert_eq!(ask(&mut all, Request::new(REQUEST_GROUP, number), &[]).0, 0);
+        }
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let request = Request::keep(1, KeptKind::Sandbox, 2);
+        let parts = [IoSlice::new(bytemuck::bytes_of(&request)), IoSlice::new(b"a note")];
+        message::send(&all.2, &parts, &[null.as_fd(); 3]).unwrap();
+        assert!(all.0.serve(&all.1));
+        let answer = receive::<Answer>(&all.2, &mut Vec::new()).unwrap().unwrap();
+        assert_eq!(answer.errno, 0);
+        all.0.forget_daemon();
+        assert!(all.0.made.contains_key(&2) && !all.0.made.contains_key(&1));
+        // Of the next daemon's own groups none has that number.
+        let mut next = |key| {
+            send(&all.2, &Request::new(REQUEST_NEXT_KEPT, key), &[]).unwrap();
+            assert!(all.0.serve(&all.1));
+            receive_kept(&all.2).unwrap()
+        };
+        let (key, kept) = next(0).unwrap();
+        assert_eq!((key, kept.kind, kept.group), (1, KeptKind::Sandbox, 2));
+        assert_eq!((&kept.note[..], kept.descriptors.len()), (&b"a note"[..], 3));
+        assert!(next(key).is_none());
+        send(&all.2, &Request::new(REQUEST_FORGET, key), &[]).unwrap();
+        assert!(all.0.serve(&all.1));
+        send(&all.2, &Request::new(REQUEST_NEXT_KEPT, 0), &[]).unwrap();
+        assert!(all.0.serve(&all.1));
+        assert!(receive_kept(&all.2).unwrap().is_none());
     }
 
     #[test]

@@ -20,7 +20,7 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thaw_abi::control::{MSG_FAILED, MSG_READY, MessageHeader};
 
 use super::id_range::IdRange;
-use super::process::{ExitCell, Numbers, Process, affinity_of, pid_of};
+use super::process::{ExitCell, KnownAs, Numbers, Process, affinity_of, pid_of};
 use super::protocol::{
     Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
@@ -32,7 +32,7 @@ use super::{Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
 use crate::host::{RESERVE_IDS, STORE_KERNEL};
 use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
-use crate::monitor::{self, IdShare, MonitorLink};
+use crate::monitor::{self, IdShare, Keep, MonitorLink};
 use crate::state::StateHelper;
 
 /// How long the parent may take to start.
@@ -56,18 +56,22 @@ impl fmt::Debug for ZygoteParent {
 
 /// The connection to a running zygote parent. Dropping it ends the parent.
 pub(crate) struct Connected {
-    control: OwnedFd,
-    pid: u32,
-    pidfd: OwnedFd,
-    user_ids: UserIds,
+    pub(super) control: OwnedFd,
+    pub(super) pid: u32,
+    pub(super) pidfd: OwnedFd,
+    pub(super) user_ids: UserIds,
     /// See [`UserIds::of_slot`].
-    first_id: u32,
+    pub(super) first_id: u32,
     /// [`ZygoteConfig::max_sandboxes`].
     pub(super) limit: u32,
     pub(super) groups: Arc<Hierarchy>,
-    kernel_build_id: [u8; 32],
-    book: Arc<Mutex<Book>>,
-    state: Arc<StateHelper>,
+    pub(super) kernel_build_id: [u8; 32],
+    pub(super) book: Arc<Mutex<Book>>,
+    pub(super) state: Arc<StateHelper>,
+    /// Whether a monitor has started it, and so keeps it for the next daemon if asked to.
+    pub(super) has_monitor: bool,
+    /// Whether the monitor keeps it for the next daemon.
+    pub(super) kept: Mutex<Option<Keep>>,
 }
 
 impl fmt::Debug for Connected {
@@ -84,7 +88,7 @@ pub(super) struct Book {
     /// Requests that wait for an answer.
     requested: HashMap<u64, SyncSender<Result<OwnedFd, Failure>>>,
     /// Processes whose end has not been reported.
-    alive: HashMap<u64, Alive>,
+    pub(super) alive: HashMap<u64, Alive>,
     /// Those that templates have forked, by their number in the parent's pid
     /// namespace.
     pub(super) copies: HashMap<u32, Alive>,
@@ -177,6 +181,7 @@ impl ZygoteParent {
             .map_err(during(STORE_KERNEL))?;
         let (control, remote) = message::control_pair().map_err(during("make its socket"))?;
         let (ids, setup) = Ids::reserve(monitor, &config).map_err(during(RESERVE_IDS))?;
+        let has_monitor = matches!(ids, Ids::Granted { .. });
         send(&control, &setup, &[]).map_err(during("configure it"))?;
 
         let listening = control.try_clone().map_err(during("make its socket"))?;
@@ -214,6 +219,8 @@ impl ZygoteParent {
             kernel_build_id: config.kernel.build_id(),
             book,
             state,
+            has_monitor,
+            kept: Mutex::default(),
         };
         Ok(Self { config, connected: Arc::new(connected) })
     }
@@ -316,7 +323,18 @@ impl ZygoteParent {
                 let Numbers { pid, own: own_number } =
                     Numbers::of(pidfd.as_fd()).unwrap_or(Numbers { pid: 0, own: None });
                 let (parent, affinity) = (connected.clone(), affinity_of(own_number));
-                Ok(Process { pid, own_number, pidfd, exit, limits, parent, affinity })
+                let known_as = KnownAs::Created(id);
+                Ok(Process {
+                    pid,
+                    own_number,
+                    pidfd,
+                    exit,
+                    limits,
+                    parent,
+                    affinity,
+                    known_as,
+                    slot,
+                })
             }
             Err(error) => {
                 let mut book = lock(&connected.book);
@@ -404,20 +422,22 @@ impl Drop for Connected {
 }
 
 /// The thread that spawns the parent and listens to it.
-struct Keeper {
-    control: OwnedFd,
-    book: Arc<Mutex<Book>>,
-    state: Arc<StateHelper>,
+pub(super) struct Keeper {
+    pub control: OwnedFd,
+    pub book: Arc<Mutex<Book>>,
+    pub state: Arc<StateHelper>,
     /// Held until the parent has been reaped, and no sandbox has one any more.
-    ids: Ids,
+    pub ids: Ids,
 }
 
 /// Where the ids of the sandboxes come from, and so who starts the parent.
-enum Ids {
+pub(super) enum Ids {
     /// This process has locked them, if it has any.
     Own { _range: Option<IdRange> },
     /// Its monitor has.
     Granted { link: Arc<MonitorLink>, _share: IdShare },
+    /// Its monitor has, for sandboxes that were adopted.
+    Adopted { _each: Vec<IdShare> },
 }
 
 impl Ids {
@@ -444,6 +464,7 @@ impl Ids {
     fn start_parent(&self, remote: OwnedFd, kernel: OwnedFd) -> Result<(), ZygoteError> {
         match self {
             Self::Own { .. } => spawn(remote, kernel),
+            Self::Adopted { .. } => Ok(()),
             Self::Granted { link, .. } => link
                 .start_parent(remote, kernel)
                 .map_err(|source| ZygoteError::Parent { step: "have it started", source }),
@@ -481,6 +502,12 @@ impl Keeper {
             self.listen();
         }
         self.parent_ended(pidfd);
+    }
+
+    /// The same for a parent that runs already.
+    pub fn go_on(self, pidfd: OwnedFd) {
+        self.listen();
+        self.parent_ended(Some(pidfd));
     }
 
     fn await_start(&self) -> Result<Started, ZygoteError> {
@@ -579,7 +606,7 @@ impl Keeper {
                     while matches!(parent(), Err(Errno::INTR)) {}
                 }
                 // The monitor reaps it.
-                Ids::Granted { .. } => {
+                Ids::Granted { .. } | Ids::Adopted { .. } => {
                     let mut events = [PollFd::new(&pidfd, PollFlags::IN)];
                     while matches!(poll(&mut events, None), Err(Errno::INTR)) {}
                 }

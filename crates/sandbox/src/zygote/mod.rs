@@ -1,5 +1,6 @@
 //! Zygotes: processes with all done that does not depend on the function.
 
+mod adopt;
 mod handle;
 mod held;
 mod id_range;
@@ -11,6 +12,9 @@ mod protocol;
 mod template;
 mod verify;
 
+pub use adopt::{
+    Adopted, KeptForSuccessor, Legacy, Orphan, OrphanConnection, keep_connection, take_over,
+};
 pub use handle::ZygoteParent;
 pub use held::Held;
 pub use parent::zygote_parent_main;
@@ -41,6 +45,7 @@ use crate::boot::{BootError, BootPlan, MountKind, Rootfs, StartSpec, ThawOptions
 use crate::broker::{Broker, Directories};
 pub use crate::console::Console;
 use crate::console::HostEnd;
+use crate::cores::CoreGroup;
 use crate::egress::{EgressPolicy, Sockets};
 use crate::host;
 use crate::kernel::Kernel;
@@ -258,6 +263,7 @@ impl Zygote {
         options: &ThawOptions<'_>,
     ) -> Result<Sandbox, BootError> {
         self.set_limits(options.limits, options.cpu_time_limit)?;
+        self.join(options.cores)?;
         let send = || plan.send(&self.control, THAW_AND_RUN, connection, options);
         self.process.woken_here(send).map_err(boot_error)?;
         let broker = self.broker(plan.rootfs(), options.egress)?;
@@ -268,9 +274,23 @@ impl Zygote {
     /// done before it is wanted. Takes milliseconds.
     pub fn hold(self, plan: &Arc<BootPlan>, options: &ThawOptions<'_>) -> Result<Held, BootError> {
         self.set_limits(options.limits, options.cpu_time_limit)?;
+        self.join(options.cores)?;
         plan.send(&self.control, THAW_AND_HOLD, None, options).map_err(boot_error)?;
         let broker = self.broker(plan.rootfs(), options.egress)?;
         Held::prepare(self.into_sandbox(broker), plan.clone())
+    }
+
+    /// Lets it share cores with the members of a group only. What it becomes, and all that
+    /// this starts, is in the group, too.
+    ///
+    /// # Errors
+    /// It has ended, or the host refuses to.
+    pub fn join(&self, group: Option<&CoreGroup>) -> Result<(), BootError> {
+        let Some(group) = group else { return Ok(()) };
+        group.take_in(&self.process).map_err(|error| match error.raw_os_error() {
+            Some(libc::ESRCH) => BootError::ZygoteDied,
+            _ => BootError::Cores(error),
+        })
     }
 
     /// Sets limits that are likely to be wanted at the boot.

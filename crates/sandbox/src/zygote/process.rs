@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity, sched_yield};
+use serde::{Deserialize, Serialize};
 
 use super::handle::Connected;
 use crate::limits::{Limits, ResourceLimits};
@@ -48,6 +49,15 @@ impl ExitCell {
     }
 }
 
+/// How a zygote parent calls one of its children.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum KnownAs {
+    /// By the number with which it was asked for.
+    Created(u64),
+    /// By its number in the parent's pid namespace: a template has forked it.
+    Copy(u32),
+}
+
 /// A process forked by the zygote parent. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -62,6 +72,9 @@ pub(crate) struct Process {
     pub parent: Arc<Connected>,
     /// The processors that it may run on, if it is to be woken on one of them.
     pub affinity: Option<CpuSet>,
+    pub known_as: KnownAs,
+    /// Its slot at the parent; templates have none.
+    pub slot: Option<u32>,
 }
 
 impl Process {

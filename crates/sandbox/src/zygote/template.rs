@@ -13,7 +13,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use thaw_abi::control::{Connection, Fork, MSG_FORK, MSG_READY, MessageHeader, THAW_AS_TEMPLATE};
 
 use super::handle::{Alive, Connected};
-use super::process::{Numbers, Process};
+use super::process::{KnownAs, Numbers, Process};
 use super::verify::verify;
 use super::{ZygoteError, ZygoteParent, boot_error, broker};
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
@@ -117,6 +117,8 @@ impl ZygoteParent {
         options: &ThawOptions<'_>,
     ) -> Result<Template, TemplateError> {
         let zygote = self.create_for_template()?;
+        // Its copies inherit it.
+        zygote.join(options.cores)?;
         plan.send(&zygote.control, THAW_AS_TEMPLATE, None, options).map_err(boot_error)?;
         let broker = zygote.broker(plan.rootfs(), options.egress)?;
         let mut sandbox = zygote.into_sandbox(broker);
@@ -167,8 +169,20 @@ impl Template {
 
         console.set_pid(pid);
         let (exit, parent) = (Arc::default(), slot.parent.clone());
-        let process = Process { pid, own_number, pidfd, exit, limits, parent, affinity: None };
+        let (known_as, slot_number) = (KnownAs::Copy(0), slot.number);
+        let mut process = Process {
+            pid,
+            own_number,
+            pidfd,
+            exit,
+            limits,
+            parent,
+            affinity: None,
+            known_as,
+            slot: slot_number,
+        };
         let number = verify(&process).map_err(|error| BootError::Fork(error.to_string()))?;
+        process.known_as = KnownAs::Copy(number);
         slot.give_to(number, &process);
         process.set_limits(self.limits, options.cpu_time_limit).map_err(BootError::Limits)?;
         let broker = broker(&host, self.plan.rootfs(), options.egress)?;

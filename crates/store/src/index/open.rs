@@ -70,6 +70,7 @@ impl AsFd for OpenIndex {
 impl Session {
     /// Publishes all blobs of this session, then the tree as an index of them.
     pub fn put_index(&mut self, tree: &Tree) -> Result<IndexId> {
+        let _acting = self.layout.act()?;
         self.publish_blobs()?;
         let bytes = tree.to_index()?;
         let id = IndexId::from(blake3::hash(&bytes));
@@ -86,6 +87,7 @@ impl Session {
 impl Store {
     /// Opens an index, verifies its checksum and keeps it from being collected.
     pub fn open_index(&self, id: IndexId) -> Result<OpenIndex> {
+        let _acting = self.layout.act()?;
         let path = self.layout.index(id);
         let file = open_existing(&path, Kind::Index, id)?;
         lock_shared(&file, &path)?;

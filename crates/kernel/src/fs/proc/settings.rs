@@ -166,7 +166,7 @@ const NET_IPV4: &[Item] = &[
 const NET_IPV6: &[Item] = &[directory("conf", NET_IPV6_CONF)];
 const NET_IPV6_CONF: &[Item] = &[directory("all", NET_IPV6_ALL)];
 const NET_IPV6_ALL: &[Item] = &[text("disable_ipv6", "0\n")];
-const NET_UNIX: &[Item] = &[text("max_dgram_qlen", "512\n")];
+const NET_UNIX: &[Item] = &[text("max_dgram_qlen", "10\n")];
 
 /// A random (version 4) UUID (RFC 9562, section 5.4), and a newline.
 pub(super) fn uuid(mut random: [u8; 16]) -> Vec<u8> {

@@ -1,0 +1,48 @@
+//! `thaw monitor`: root's side of a daemon that somebody else starts.
+
+use super::limits::WeakLimitsArgument;
+use super::listen::ListenArguments;
+use crate::failure::Outcome;
+use clap::Args;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use thaw_node::daemon::ServeError;
+use thaw_node::home::Home;
+use thaw_node::monitor::{self, DaemonUser, RendezvousError};
+
+/// Keep root's rights for a daemon that is started without them.
+///
+/// `thaw serve` as root starts both. Where each is to be started apart, as by two
+/// units of systemd, this is root's side: it listens, makes the processes and control groups of
+/// sandboxes, and reads nothing that clients or sandboxes have sent. The daemon
+/// is of the user that owns $THAW_HOME, or `thaw` if root does; one at a time is served.
+/// Clients wait while there is none.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  thaw monitor --socket /run/thaw/monitor.sock --listen 0.0.0.0:80\n  \
+    setpriv --reuid thaw --regid thaw --clear-groups thaw serve --monitor /run/thaw/monitor.sock"
+)]
+pub struct Arguments {
+    /// The Unix socket on which to wait for the daemon; only its user can connect. The
+    /// directory must be root's.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    #[command(flatten)]
+    listening: ListenArguments,
+    #[command(flatten)]
+    weak_limits: WeakLimitsArgument,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    if !rustix::process::geteuid().is_root() {
+        return Err(ServeError::from(RendezvousError::NotRoot).into());
+    }
+    let home = Home::from_environment()?;
+    let Some(user) = DaemonUser::for_home(&home) else {
+        return Err(ServeError::from(RendezvousError::NoNamespaces).into());
+    };
+    let listening = arguments.listening.chosen(&home);
+    let weak_limits = arguments.weak_limits.chosen();
+    monitor::run_at(&arguments.socket, &home, &listening, weak_limits, user)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,236 @@
+//! Live instances outlive a daemon that is killed: the next one takes them over from the
+//! monitor, with their memory, their connections and their logs.
+
+use rustix::process::Signal;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Raw, Response, built_home, copy_home, descendants, exists,
+    get, has_controller, kill, run, skip, thaw, wait_until,
+};
+
+/// How long after its boot an instance surely is kept.
+const KEPT: Duration = Duration::from_millis(600);
+
+const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\nmemory = \"96MiB\"\n\
+                    timeout = \"20s\"\n[egress]\nallow = [\"host.thaw.internal:*\"]";
+
+fn survivor(name: &'static str, keys: &'static str) -> Function {
+    Function::PythonVariant { program: "survivor", name, keys }
+}
+
+/// A daemon with functions that remember how often they were asked, or `None` where it would
+/// have no monitor.
+fn daemon(label: &str) -> Option<Daemon> {
+    static HOME: OnceLock<PathBuf> = OnceLock::new();
+    if !rustix::process::geteuid().is_root() {
+        skip("only a daemon of root's has a monitor");
+        return None;
+    }
+    let home = HOME.get_or_init(|| {
+        let functions = [
+            survivor("warm", KEYS),
+            survivor("ready", "isolation = \"instance\"\nready = 2"),
+            survivor("fork", "isolation = \"instance\"\ntemplate = true"),
+            survivor("single", "isolation = \"request\""),
+        ];
+        built_home("takeover", &functions)
+    });
+    let home = copy_home(home, &format!("takeover-{label}"));
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert_ne!(daemon.pid(), daemon.main_pid(), "there is no monitor:\n{}", daemon.log());
+    Some(daemon)
+}
+
+fn count(daemon: &Daemon, function: &str) -> u32 {
+    let response = get(daemon.gateway(), function, "/count");
+    assert_eq!(response.status, 200, "{function}: {}\n{}", response.text(), daemon.log());
+    response.text().trim().parse().expect("a number")
+}
+
+/// Connections that the instances of a function have.
+fn connections(daemon: &Daemon, function: &str) -> u64 {
+    let of = |instance: &Value| instance["connections"].as_u64().expect("a number");
+    daemon.instances(function).iter().map(of).sum()
+}
+
+/// A request on a connection that is handed over whole.
+fn begin(daemon: &Daemon, function: &str, path: &str) -> Raw {
+    let mut connection = Raw::connect(daemon.gateway());
+    let head = format!("GET {path} HTTP/1.1\r\nHost: {function}\r\nConnection: close\r\n\r\n");
+    connection.send(head);
+    connection
+}
+
+fn answer(mut connection: Raw) -> Option<Response> {
+    connection.response()
+}
+
+#[test]
+fn instances_go_on_under_the_next_daemon() {
+    let Some(mut daemon) = daemon("goes-on") else { return };
+    let functions = ["warm", "ready", "fork"];
+    for function in functions {
+        assert_eq!(count(&daemon, function), 1, "{function}");
+    }
+    let pid = |daemon: &Daemon, function: &str| daemon.instances(function)[0]["pid"].clone();
+    let before = functions.map(|function| pid(&daemon, function));
+    let lines = |daemon: &Daemon| {
+        let outcome = run(thaw().env("THAW_HOME", daemon.home()).args(["logs", "fork"]));
+        let is_request = |line: &&str| line.contains("request");
+        outcome.stdout.lines().filter(is_request).map(str::to_owned).collect::<Vec<_>>()
+    };
+    thread::sleep(KEPT);
+    // More than once: each daemon leaves to the next what it has got itself.
+    for number in 2..5 {
+        daemon.kill_and_await_next();
+        for function in functions {
+            assert_eq!(count(&daemon, function), number, "{function}:\n{}", daemon.log());
+        }
+        assert_eq!(functions.map(|function| pid(&daemon, function)), before);
+        // Lines that a daemon has read and not written yet end with it.
+        wait_until("the lines are written", || lines(&daemon).len() == number as usize);
+    }
+    // Each line once, whichever daemon has read it.
+    let numbers: Vec<_> =
+        lines(&daemon).iter().map(|line| line.rsplit(' ').next().unwrap().to_owned()).collect();
+    assert_eq!(numbers, ["1", "2", "3", "4"]);
+    // They are as real as others: they can be ended, and others come.
+    let first = before[0].as_u64().expect("a process id") as u32;
+    kill(first);
+    wait_until("it is gone", || daemon.instances("warm").is_empty());
+    assert_eq!(count(&daemon, "warm"), 1);
+    // At the end nothing is left of any of them.
+    let all = descendants(daemon.main_pid());
+    assert_eq!(daemon.stop(), Some(0));
+    wait_until("nothing is left", || all.iter().all(|process| !exists(process.pid)));
+}
+
+#[test]
+fn connections_that_were_handed_over_outlive_the_daemon() {
+    let Some(mut daemon) = daemon("connections") else { return };
+    let held: Vec<_> = ["warm", "single", "single"]
+        .map(|function| begin(&daemon, function, "/hold/3"))
+        .into_iter()
+        .collect();
+    let late = begin(&daemon, "warm", "/hold/60");
+    thread::sleep(KEPT);
+    daemon.kill_and_await_next();
+    // Their instances are busy, and known to be.
+    assert_eq!(daemon.instances("single").len(), 2, "{}", daemon.log());
+    assert_eq!(connections(&daemon, "warm"), 2);
+    for connection in held {
+        assert_eq!(answer(connection).expect("an answer").status, 200, "{}", daemon.log());
+    }
+    // One that served a single request ends with it, and others have a place free.
+    wait_until("they are gone", || daemon.instances("single").is_empty());
+    wait_until("one is left", || connections(&daemon, "warm") == 1);
+    // The time that a request may take is kept, too.
+    assert!(answer(late).is_none_or(|answer| answer.status == 504));
+    assert!(daemon.log().contains("no answer within 20 s"), "{}", daemon.log());
+}
+
+#[test]
+fn limits_hold_under_the_next_daemon() {
+    let Some(mut daemon) = daemon("limits") else { return };
+    assert_eq!(count(&daemon, "warm"), 1);
+    thread::sleep(KEPT);
+    daemon.kill_and_await_next();
+    assert_eq!(count(&daemon, "warm"), 2);
+    let beyond = get(daemon.gateway(), "warm", "/grow/200");
+    assert_ne!(beyond.status, 200, "{}", beyond.text());
+    // Its control groups are known.
+    if !has_controller("memory") {
+        return skip("counting memory needs a control group");
+    }
+    let tenants = daemon.admin("/tenants").json();
+    let used = tenants[0]["memory_used"].as_u64();
+    assert!(used > Some(1 << 20), "{tenants}");
+}
+
+/// A server that counts connections which bring something; its port.
+fn server() -> (u16, std::sync::mpsc::Receiver<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let (told, tell) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut bytes = Vec::new();
+            if stream.read_to_end(&mut bytes).is_ok() && bytes == b"hello" {
+                let _ = told.send(());
+            }
+        }
+    });
+    (port, tell)
+}
+
+/// What a guest has asked the daemon for, and not got, it asks the next one for.
+#[test]
+fn questions_that_nobody_has_answered_are_asked_again() {
+    let Some(mut daemon) = daemon("questions") else { return };
+    let (port, heard) = server();
+    assert_eq!(count(&daemon, "warm"), 1);
+    thread::sleep(KEPT);
+    let connection = begin(&daemon, "warm", &format!("/later/1/{port}"));
+    thread::sleep(Duration::from_millis(500));
+    // It asks while nobody listens.
+    let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).expect("a process id");
+    rustix::process::kill_process(pid, Signal::STOP).expect("the daemon runs");
+    thread::sleep(Duration::from_millis(1500));
+    assert!(heard.try_recv().is_err(), "somebody has connected it");
+    daemon.kill_and_await_next();
+    assert_eq!(answer(connection).expect("an answer").status, 200, "{}", daemon.log());
+    heard.recv_timeout(Duration::from_secs(20)).expect("the connection was made");
+}
+
+/// An instance may be why the daemon crashes, so that the third daemon takes over none.
+#[test]
+fn after_two_crashes_instances_begin_anew() {
+    let Some(mut daemon) = daemon("crashes") else { return };
+    for expected in [1, 2, 1] {
+        assert_eq!(count(&daemon, "warm"), expected, "{}", daemon.log());
+        thread::sleep(KEPT);
+        daemon.end_and_await_next(Signal::ABORT);
+    }
+    assert!(daemon.log().contains("its instances end, too"), "{}", daemon.log());
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn what_is_not_kept_ends_and_so_does_what_nobody_serves_any_more() {
+    let Some(mut daemon) = daemon("ends") else { return };
+    for function in ["warm", "ready", "fork"] {
+        count(&daemon, function);
+    }
+    thread::sleep(KEPT);
+    let kept: BTreeSet<u32> = ["warm", "ready", "fork"]
+        .iter()
+        .flat_map(|function| daemon.instances(function))
+        .map(|instance| instance["pid"].as_u64().expect("a process id") as u32)
+        .collect();
+    assert_eq!(kept.len(), 3);
+    let old = daemon.sandboxes();
+    // Meanwhile a function is built anew, and another is removed.
+    let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).expect("a process id");
+    rustix::process::kill_process(pid, Signal::STOP).expect("the daemon runs");
+    let functions = daemon.home().join("store/functions");
+    std::fs::remove_dir_all(functions.join("fork")).expect("the function's record");
+    daemon.kill_and_await_next();
+    assert_eq!(count(&daemon, "warm"), 2);
+    let parents: BTreeSet<u32> =
+        thaw_e2e::children(daemon.main_pid()).into_iter().map(|process| process.pid).collect();
+    wait_until("all others of the daemon before are gone", || {
+        old.iter()
+            .filter(|process| exists(process.pid))
+            .all(|process| parents.contains(&process.pid) || kept.contains(&process.pid))
+    });
+    assert_eq!(get(daemon.gateway(), "fork", "/count").status, 404);
+    let live = kept.iter().filter(|pid| exists(**pid)).count();
+    assert_eq!(live, 2, "{}", daemon.log());
+}

@@ -1,0 +1,416 @@
+//! A monitor and a daemon that are started apart from each other, as by two units of
+//! systemd's: the daemon comes to the monitor's Unix socket.
+//!
+//! The daemon is given the same as one that its monitor has started. But it has never had
+//! root's rights, so it cannot make itself a root directory ([`super::jail`]): whoever
+//! starts it does (`contrib/systemd/thaw.service`).
+
+use super::{CRASHES_WITH_INSTANCES, DaemonProcess, Inherited, LONG_LIFE, Start, Watch, reap};
+use crate::daemon::{ListenOptions, Prepared, ServeError};
+use crate::home::Home;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, chownat, fchmod};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect, listen,
+    socket_with,
+};
+use rustix::process::{
+    DumpableBehavior, Gid, Pid, PidfdFlags, Signal, Uid, geteuid, pidfd_open, pidfd_send_signal,
+    set_dumpable_behavior,
+};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, set_capabilities,
+    set_no_new_privs,
+};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+use thaw_sandbox::WeakLimits;
+use thaw_sandbox::monitor::{self, DaemonIds};
+
+/// Daemons that wait until the one before them is gone.
+const BACKLOG: i32 = 4;
+/// How long a daemon waits for a monitor that is just being started, and for its answer:
+/// it may still have to remove what it made for the daemon before.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How long the monitor pauses between two daemons, so that one which ends at once keeps
+/// no processor busy.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Why a monitor and its daemon do not find each other.
+#[derive(Debug, thiserror::Error)]
+pub enum RendezvousError {
+    /// Only root has rights to separate.
+    #[error("`thaw monitor` keeps root's rights for a daemon that has none: start it as root")]
+    NotRoot,
+    /// Nobody but root would have rights over the sandboxes.
+    #[error(
+        "this host has no user namespaces, or too few user ids, so a daemon without root's \
+         rights cannot have sandboxes; `thaw doctor` says what is missing"
+    )]
+    NoNamespaces,
+    /// The socket's directory is writable for others than root.
+    #[error(
+        "others than root may write to {}, where the monitor's socket is to be; name one in \
+         a directory of root's with --socket, such as /run/thaw/monitor.sock",
+        directory.display()
+    )]
+    Directory {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// The socket cannot be made.
+    #[error("cannot make the monitor's socket {} ({error}); name another with --socket", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// The host's error.
+        error: io::Error,
+    },
+    /// There is no monitor.
+    #[error(
+        "no monitor listens on {} ({error}); start `thaw monitor --socket {}` as root first",
+        path.display(), path.display()
+    )]
+    NoMonitor {
+        /// The socket.
+        path: PathBuf,
+        /// The host's error.
+        error: io::Error,
+    },
+    /// The daemon has the wrong user.
+    #[error(
+        "the monitor on {} serves a daemon of user id {wanted}, and this process has {own}; \
+         start it as that user (`User=` in its unit)",
+        path.display()
+    )]
+    OtherUser {
+        /// The socket.
+        path: PathBuf,
+        /// The socket's owner.
+        wanted: u32,
+        /// The caller's id.
+        own: u32,
+    },
+    /// Another user's process listens there.
+    #[error("the process that listens on {} is not root's, so it is no monitor", path.display())]
+    NotRoots {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The monitor does not answer.
+    #[error("the monitor on {} serves another daemon; stop that one first", path.display())]
+    Busy {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The monitor has closed the connection.
+    #[error("the monitor on {} has not taken this daemon ({error}); its log says why", path.display())]
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// The host's error.
+        error: io::Error,
+    },
+    /// This process cannot become what the daemon has to be.
+    #[error("cannot give up what rights are left ({0}); `thaw doctor` says what this host lacks")]
+    Rights(io::Error),
+}
+
+/// Waits on the socket `path` for a daemon of `user`, serves it until it ends, and waits
+/// for the next, until `SIGTERM` or `SIGINT`. Listeners stay open all the time.
+///
+/// # Errors
+/// The host does not allow privileges to be separated, or something cannot be made.
+pub fn run_at(
+    path: &Path,
+    home: &Home,
+    listening: &ListenOptions,
+    weak_limits: WeakLimits,
+    user: super::DaemonUser,
+) -> Result<(), ServeError> {
+    let Some(mut watch) = Watch::make(home, listening, weak_limits, user)? else {
+        return Err(RendezvousError::NoNamespaces.into());
+    };
+    let socket = MonitorSocket::make(path, user.ids)?;
+    tracing::info!("waiting for a daemon of user id {} on {}", user.ids.uid, path.display());
+    let mut short_lives = 0;
+    while let Some((connection, daemon)) = watch.next_daemon(&socket)? {
+        let began = Instant::now();
+        watch.serve_life(connection, &daemon)?;
+        if watch.stopping {
+            break;
+        }
+        tracing::warn!("the daemon has ended; waiting for the next");
+        // Nobody tells how it has ended.
+        short_lives = if began.elapsed() > LONG_LIFE { 0 } else { short_lives + 1 };
+        if short_lives == CRASHES_WITH_INSTANCES && watch.monitor.has_kept() {
+            watch.end_instances();
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+impl Watch<'_> {
+    /// The next daemon that may have this monitor; `None` if somebody has asked for the end.
+    fn next_daemon(&mut self, socket: &MonitorSocket) -> io::Result<Option<(OwnedFd, Connected)>> {
+        loop {
+            self.pass_on_signals(&Nobody);
+            if self.stopping {
+                return Ok(None);
+            }
+            if let Some(found) = socket.accept()? {
+                return Ok(Some(found));
+            }
+            let mut events = [
+                PollFd::new(&self.signals.0, PollFlags::IN),
+                PollFd::new(&socket.listener, PollFlags::IN),
+            ];
+            match poll(&mut events, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+/// The monitor's socket, which is gone when this is dropped.
+#[derive(Debug)]
+struct MonitorSocket {
+    listener: OwnedFd,
+    path: PathBuf,
+    user: DaemonIds,
+}
+
+impl MonitorSocket {
+    /// Listens at `path` for processes of `user`. A socket that a killed monitor has left
+    /// is replaced; the home's lock is what keeps a second monitor away.
+    fn make(path: &Path, user: DaemonIds) -> Result<Self, RendezvousError> {
+        let failed = |error: io::Error| RendezvousError::Socket { path: path.to_owned(), error };
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new("."));
+        let attributes = fs::metadata(directory).map_err(failed)?;
+        if attributes.uid() != 0 || attributes.mode() & 0o022 != 0 {
+            return Err(RendezvousError::Directory { directory: directory.to_owned() });
+        }
+        let listener = Self::listen(path, user).map_err(failed)?;
+        Ok(Self { listener, path: path.to_owned(), user })
+    }
+
+    fn listen(path: &Path, user: DaemonIds) -> io::Result<OwnedFd> {
+        match rustix::fs::lstat(path) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {
+                fs::remove_file(path)?;
+            }
+            // Of anything else, binding says that it is there.
+            Ok(_) | Err(_) => {}
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        // The file gets the mode of the socket, so that there is no moment at which
+        // others could connect.
+        fchmod(&socket, Mode::from_raw_mode(0o600))?;
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+        chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+        listen(&socket, BACKLOG)?;
+        Ok(socket)
+    }
+
+    /// A daemon that waits; `None` if there is none, or it has been sent away.
+    fn accept(&self) -> io::Result<Option<(OwnedFd, Connected)>> {
+        let connection = match acceptfrom_with(&self.listener, SocketFlags::CLOEXEC) {
+            Ok((connection, _)) => connection,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        let peer = socket_peercred(&connection)?;
+        if peer.uid.as_raw() != self.user.uid {
+            // Root may connect whatever the socket's mode.
+            tracing::warn!("sent away a process of user id {}", peer.uid.as_raw());
+            return Ok(None);
+        }
+        Ok(Connected::find(peer.pid, self.user.uid).map(|daemon| (connection, daemon)))
+    }
+}
+
+impl Drop for MonitorSocket {
+    fn drop(&mut self) {
+        // The next monitor replaces it, too.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// A daemon that has connected.
+#[derive(Debug)]
+struct Connected(OwnedFd);
+
+impl Connected {
+    /// The process that had this id when it connected; `None` if it has ended. If the id
+    /// is another process's by now, that is one of the daemon's user, too: no other is
+    /// ever signalled.
+    fn find(pid: Pid, uid: u32) -> Option<Self> {
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        // Read after it was opened: the answer is about that process, or it has ended.
+        let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
+        let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+        let is_users = ids.split_whitespace().all(|id| id.parse() == Ok(uid));
+        let found = Self(pidfd);
+        (is_users && found.ended().is_none()).then_some(found)
+    }
+}
+
+impl DaemonProcess for Connected {
+    type End = ();
+
+    fn signal(&self, signal: Signal) {
+        // If it has ended, nobody gets the signal.
+        let _ = pidfd_send_signal(&self.0, signal);
+    }
+
+    fn ended(&self) -> Option<()> {
+        // Zygote parents and helpers: the monitor's children all the same.
+        reap();
+        let mut events = [PollFd::new(&self.0, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut events, Some(&at_once)), Ok(1..)).then_some(())
+    }
+
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+}
+
+/// While no daemon has connected, signals are for the monitor only.
+struct Nobody;
+
+impl DaemonProcess for Nobody {
+    type End = ();
+
+    fn signal(&self, _: Signal) {}
+
+    fn ended(&self) -> Option<()> {
+        None
+    }
+
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Makes this process, which has no rights but those of its user, the daemon of the
+/// monitor that listens on `path`. It ends when the monitor does. To be called before there
+/// are threads.
+///
+/// # Errors
+/// There is no such monitor, or it has another daemon; or the host refuses something.
+pub fn connect_daemon(path: &Path) -> Result<Inherited, ServeError> {
+    let socket = connect_to(path)?;
+    let refused = |error| RendezvousError::Refused { path: path.to_owned(), error };
+    if !is_readable_within(&socket, PATIENCE).map_err(refused)? {
+        return Err(RendezvousError::Busy { path: path.to_owned() }.into());
+    }
+    let (text, descriptors) = monitor::receive_start(&socket).map_err(refused)?;
+    let mut start: Start = serde_json::from_slice(&text).map_err(io::Error::from)?;
+    let watched = socket.try_clone()?;
+    // Stays open from here on until this process has ended, so that the monitor does not
+    // take an error for the silence of somebody else.
+    monitor::adopt(socket, start.grant);
+    let prepared = Prepared::inherited(&start.home, descriptors, start.access.take())?;
+    give_up_rights().map_err(RendezvousError::Rights)?;
+    super::filter::install(super::UserKind::Other).map_err(RendezvousError::Rights)?;
+    thread::Builder::new().name("monitor-watch".to_owned()).spawn(move || end_with(&watched))?;
+    Ok(Inherited { home: start.home, prepared })
+}
+
+/// A connection to the monitor at `path`, which may be just being started.
+fn connect_to(path: &Path) -> Result<OwnedFd, RendezvousError> {
+    let no_monitor = |error: io::Error| RendezvousError::NoMonitor { path: path.to_owned(), error };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let own = geteuid().as_raw();
+        match fs::symlink_metadata(path).map(|attributes| attributes.uid()) {
+            // A monitor makes it, and gives it away a moment later.
+            Ok(0) if own != 0 && Instant::now() < deadline => {
+                thread::sleep(PAUSE);
+                continue;
+            }
+            // The host would let root in, and the monitor send it away.
+            Ok(wanted) if wanted != own => {
+                return Err(RendezvousError::OtherUser { path: path.to_owned(), wanted, own });
+            }
+            Ok(_) | Err(_) => {}
+        }
+        match try_connect(path) {
+            Ok(socket) => return check_is_roots(socket, path),
+            Err(Errno::NOENT | Errno::CONNREFUSED) if Instant::now() < deadline => {
+                thread::sleep(PAUSE);
+            }
+            Err(errno) => return Err(no_monitor(errno.into())),
+        }
+    }
+}
+
+fn try_connect(path: &Path) -> Result<OwnedFd, Errno> {
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// The ids of whoever listens are those that it had when it began to (unix(7)).
+fn check_is_roots(socket: OwnedFd, path: &Path) -> Result<OwnedFd, RendezvousError> {
+    match socket_peercred(&socket) {
+        Ok(peer) if peer.uid.is_root() => Ok(socket),
+        _ => Err(RendezvousError::NotRoots { path: path.to_owned() }),
+    }
+}
+
+fn is_readable_within(socket: &OwnedFd, patience: Duration) -> io::Result<bool> {
+    let left = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
+    loop {
+        let mut events = [PollFd::new(socket, PollFlags::IN)];
+        match poll(&mut events, Some(&left)) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result? > 0),
+        }
+    }
+}
+
+/// Gives up what a unit may have left to this process. Its user has never been root, so
+/// no capabilities are to be feared but those that somebody gave it on purpose; without
+/// them none can be got back, as it gets none by executing a file either.
+fn give_up_rights() -> io::Result<()> {
+    set_no_new_privs(true)?;
+    let none = CapabilitySet::empty();
+    let no_sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    // Where there are none, a unit's own filter may forbid to change them.
+    if capabilities(None)? != no_sets {
+        clear_ambient_capability_set()?;
+        set_capabilities(None, no_sets)?;
+    }
+    // As for a process that has changed its user: others of the user's cannot read its
+    // memory, and no core file gets it.
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// Ends this process when its monitor has ended: it can make no sandboxes any more, and
+/// those that it has are ended with the monitor.
+fn end_with(monitor: &OwnedFd) {
+    loop {
+        // The end of a connection is always reported (poll(2)); requests and answers are
+        // others' business.
+        let mut events = [PollFd::new(monitor, PollFlags::empty())];
+        if matches!(poll(&mut events, None), Ok(1..)) {
+            tracing::error!("the monitor has ended, and the daemon ends with it");
+            monitor::exit_at_once(1);
+        }
+    }
+}

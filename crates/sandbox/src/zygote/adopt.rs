@@ -1,0 +1,341 @@
+//! Sandboxes that outlive their daemon. A daemon has its monitor keep the descriptors of a
+//! sandbox and of the zygote parent that has made it; the next daemon takes them over.
+//!
+//! ```text
+//!  daemon ── keep: sockets, pidfd, pipes, a note ──▶ monitor
+//!    ✝                                                 │
+//!  next daemon ◀── the same ───────────────────────────┘
+//! ```
+//!
+//! What was not kept ends with its daemon: zygotes, templates and what was booted ahead hang
+//! on sockets that close, and [`take_over`] ends whatever else a kept parent still has.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use super::broker;
+use super::handle::{Alive, Connected, Ids, Keeper};
+use super::process::{KnownAs, Numbers, Process, pid_of};
+use super::protocol::UserIds;
+use crate::boot::{BootError, BootPlan};
+use crate::console::{Console, HostEnd};
+use crate::egress::EgressPolicy;
+use crate::limits::{Hierarchy, Limits, ResourceLimits};
+use crate::monitor::{self, IdShare, Keep, Kept, KeptKind, MonitorLink};
+use crate::sandbox::Sandbox;
+
+/// Descriptors of a sandbox: its control socket, its pidfd, its console.
+const OWN_DESCRIPTORS: usize = 3;
+
+/// What the next daemon has to know of a zygote parent. Its descriptors: the control socket
+/// and the pidfd.
+#[derive(Debug, Serialize, Deserialize)]
+struct ParentNote {
+    /// See [`UserIds::of_slot`].
+    first_id: u32,
+    kernel_build_id: [u8; 32],
+}
+
+/// What the next daemon has to know of a sandbox.
+#[derive(Debug, Serialize, Deserialize)]
+struct SandboxNote {
+    /// Key of its zygote parent.
+    parent: u64,
+    known_as: KnownAs,
+    slot: Option<u32>,
+    /// For whoever had it kept.
+    note: String,
+}
+
+/// Something that the monitor keeps for the next daemon, until this is dropped.
+#[derive(Debug)]
+pub struct KeptForSuccessor(#[expect(dead_code, reason = "held for its drop")] Keep);
+
+/// Has the monitor keep a connection of a sandbox for the next daemon. `None`: this process
+/// has no monitor.
+///
+/// # Errors
+/// The note is too long, or the monitor keeps as much as it may.
+pub fn keep_connection(socket: BorrowedFd<'_>, note: &str) -> io::Result<Option<KeptForSuccessor>> {
+    let Some(link) = monitor::of_this_process() else { return Ok(None) };
+    let keep = link.keep(KeptKind::Connection, None, note.as_bytes(), &[socket])?;
+    Ok(Some(KeptForSuccessor(keep)))
+}
+
+impl Sandbox {
+    /// Has the monitor keep the sandbox for the daemon that comes after this one, with two
+    /// descriptors of the caller's at most. `None`: this process has no monitor.
+    ///
+    /// # Errors
+    /// The note is too long, or the monitor keeps as much as it may.
+    pub fn keep(
+        &self,
+        note: &str,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<Option<KeptForSuccessor>> {
+        let Some(link) = monitor::of_this_process() else { return Ok(None) };
+        let process = self.process();
+        let own = SandboxNote {
+            parent: process.parent.keep(&link)?,
+            known_as: process.known_as,
+            slot: process.slot,
+            note: note.to_owned(),
+        };
+        let text = serde_json::to_vec(&own).expect("plain data");
+        let console = self.console_for_successor()?;
+        let mut all = vec![self.control().as_fd(), process.pidfd(), console.as_fd()];
+        all.extend(descriptors);
+        let group = process.limits.group().number();
+        let keep = link.keep(KeptKind::Sandbox, Some(group), &text, &all)?;
+        Ok(Some(KeptForSuccessor(keep)))
+    }
+}
+
+impl Connected {
+    /// Has the parent kept, unless it is. Its key.
+    fn keep(&self, link: &Arc<MonitorLink>) -> io::Result<u64> {
+        let mut kept = self.kept.lock().expect("no holder panics");
+        if let Some(keep) = &*kept {
+            return Ok(keep.key());
+        }
+        if !self.has_monitor {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let note = ParentNote { first_id: self.first_id, kernel_build_id: self.kernel_build_id() };
+        let text = serde_json::to_vec(&note).expect("plain data");
+        let descriptors = [self.control.as_fd(), self.pidfd.as_fd()];
+        let keep = link.keep(KeptKind::Parent, None, &text, &descriptors)?;
+        Ok(kept.insert(keep).key())
+    }
+
+    /// The connection to a parent that an earlier daemon has started, for its sandboxes that
+    /// live. It makes no others.
+    fn adopt(link: &Arc<MonitorLink>, keep: Keep, kept: Kept) -> io::Result<Arc<Self>> {
+        let note: ParentNote = serde_json::from_slice(&kept.note)?;
+        let [control, pidfd] = exactly(kept.descriptors)?;
+        let pid = pid_of(pidfd.as_fd())?;
+        Ok(Arc::new(Self {
+            control,
+            pid,
+            pidfd,
+            user_ids: UserIds::OnePerSandbox,
+            first_id: note.first_id,
+            limit: 0,
+            groups: Hierarchy::granted(link.clone()),
+            kernel_build_id: note.kernel_build_id,
+            book: Arc::default(),
+            state: Arc::default(),
+            has_monitor: true,
+            kept: Mutex::new(Some(keep)),
+        }))
+    }
+
+    /// Begins to listen to an adopted parent, whose sandboxes are in the book by now and have
+    /// these ids.
+    fn listen(&self, ids: Vec<IdShare>) -> io::Result<()> {
+        let keeper = Keeper {
+            control: self.control.try_clone()?,
+            book: self.book.clone(),
+            state: self.state.clone(),
+            ids: Ids::Adopted { _each: ids },
+        };
+        let pidfd = self.pidfd.try_clone()?;
+        let thread = std::thread::Builder::new().name("zygote-keeper".into());
+        thread.spawn(move || keeper.go_on(pidfd)).map(drop)
+    }
+
+    /// Ends all children that are not among `kept`: the daemon that knew them has ended.
+    fn end_others(&self, kept: &HashSet<u32>) {
+        let path = format!("/proc/{0}/task/{0}/children", self.pid);
+        let children = std::fs::read_to_string(path).unwrap_or_default();
+        for child in children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()) {
+            let pid = i32::try_from(child).ok().and_then(Pid::from_raw);
+            if let Some(pid) = pid.filter(|_| !kept.contains(&child))
+                && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
+                // The number may be another's since; that one is no child of the parent.
+                && parent_of(child) == Some(self.pid)
+            {
+                let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// A live sandbox whose daemon has ended. Dropping it ends it.
+pub struct Orphan {
+    process: Process,
+    control: OwnedFd,
+    console: HostEnd,
+    descriptors: Vec<OwnedFd>,
+    note: String,
+    keep: Keep,
+}
+
+impl fmt::Debug for Orphan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Orphan").field("pid", &self.process.pid).finish_non_exhaustive()
+    }
+}
+
+/// A sandbox that was taken over.
+#[derive(Debug)]
+pub struct Adopted {
+    /// The sandbox.
+    pub sandbox: Sandbox,
+    /// The descriptors that were kept with it.
+    pub descriptors: Vec<OwnedFd>,
+    /// Keeps it for the daemon after this one, too.
+    pub kept: KeptForSuccessor,
+}
+
+/// A connection that a sandbox of a daemon that has ended still has.
+#[derive(Debug)]
+pub struct OrphanConnection {
+    /// The client's socket.
+    pub socket: OwnedFd,
+    /// What was noted about it.
+    pub note: String,
+    /// Keeps it for the daemon after this one, too.
+    pub kept: KeptForSuccessor,
+}
+
+/// What the daemons before this one have left.
+#[derive(Debug, Default)]
+pub struct Legacy {
+    /// Sandboxes that live.
+    pub sandboxes: Vec<Orphan>,
+    /// Connections that they had when they were last looked at.
+    pub connections: Vec<OrphanConnection>,
+    /// Why something could not be taken over; most often it has ended meanwhile.
+    pub problems: Vec<String>,
+}
+
+impl Orphan {
+    /// Its user id, as its user namespace numbers them.
+    fn id(&self) -> Option<u32> {
+        Some(self.process.parent.id_of_slot(self.process.slot?))
+    }
+
+    /// What was noted about it.
+    pub fn note(&self) -> &str {
+        &self.note
+    }
+
+    /// Takes the sandbox over, which was booted from `plan` or one like it. It hears of it, and
+    /// asks again what nobody has answered.
+    ///
+    /// # Errors
+    /// It has ended, or its limits cannot be kept.
+    pub fn adopt(
+        self,
+        plan: &BootPlan,
+        limits: ResourceLimits,
+        cpu_time_limit: Option<Duration>,
+        egress: &Arc<EgressPolicy>,
+    ) -> Result<Adopted, BootError> {
+        let Self { process, control, console, descriptors, note: _, keep } = self;
+        process.set_limits(limits, cpu_time_limit).map_err(BootError::Limits)?;
+        let broker = broker(&control, plan.rootfs(), egress)?;
+        console.set_pid(process.pid);
+        let mut sandbox = Sandbox::new(process, control, console, broker);
+        sandbox.renew().map_err(BootError::Send)?;
+        Ok(Adopted { sandbox, descriptors, kept: KeptForSuccessor(keep) })
+    }
+}
+
+/// Takes over what earlier daemons of this process's monitor have had kept. To be called once,
+/// before there are zygote parents. What cannot be understood ends.
+///
+/// # Errors
+/// The monitor has ended.
+pub fn take_over(console: &Console) -> io::Result<Legacy> {
+    let Some(link) = monitor::of_this_process() else { return Ok(Legacy::default()) };
+    let (mut parents, mut others) = (HashMap::new(), Vec::new());
+    let mut legacy = Legacy::default();
+    for (keep, kept) in link.kept()? {
+        if kept.kind != KeptKind::Parent {
+            others.push((keep, kept));
+            continue;
+        }
+        let key = keep.key();
+        match Connected::adopt(&link, keep, kept) {
+            Ok(parent) => drop(parents.insert(key, parent)),
+            Err(error) => legacy.problems.push(format!("a zygote parent: {error}")),
+        }
+    }
+    for (keep, kept) in others {
+        let result = match kept.kind {
+            KeptKind::Sandbox => {
+                orphan(&parents, console, keep, kept).map(|orphan| legacy.sandboxes.push(orphan))
+            }
+            _ => connection(keep, kept).map(|connection| legacy.connections.push(connection)),
+        };
+        if let Err(error) = result {
+            legacy.problems.push(error.to_string());
+        }
+    }
+    let pids = legacy.sandboxes.iter().map(|orphan| orphan.process.pid).collect();
+    for parent in parents.values() {
+        parent.end_others(&pids);
+        let own =
+            legacy.sandboxes.iter().filter(|orphan| Arc::ptr_eq(&orphan.process.parent, parent));
+        let ids = own.filter_map(|orphan| orphan.id());
+        parent.listen(ids.map(|id| link.take_id(id)).collect::<io::Result<_>>()?)?;
+    }
+    Ok(legacy)
+}
+
+fn orphan(
+    parents: &HashMap<u64, Arc<Connected>>,
+    console: &Console,
+    keep: Keep,
+    kept: Kept,
+) -> io::Result<Orphan> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let note: SandboxNote = serde_json::from_slice(&kept.note)?;
+    let parent = parents.get(&note.parent).ok_or_else(invalid)?.clone();
+    let mut own = kept.descriptors;
+    if own.len() < OWN_DESCRIPTORS {
+        return Err(invalid());
+    }
+    let descriptors = own.split_off(OWN_DESCRIPTORS);
+    let [control, pidfd, read] = exactly(own)?;
+    let Numbers { pid, own: own_number } = Numbers::of(pidfd.as_fd())?;
+    let limits = Arc::new(Limits::new(parent.groups.adopt(kept.group)));
+    let SandboxNote { known_as, slot, note, .. } = note;
+    let exit = Arc::default();
+    let alive = Alive { slot, exit: Arc::clone(&exit), _limits: limits.clone() };
+    match known_as {
+        KnownAs::Created(id) => drop(parent.book().alive.insert(id, alive)),
+        KnownAs::Copy(number) => drop(parent.book().copies.insert(number, alive)),
+    }
+    let affinity = None;
+    let process =
+        Process { pid, own_number, pidfd, exit, limits, parent, affinity, known_as, slot };
+    let console = console.adopt(read)?;
+    Ok(Orphan { process, control, console, descriptors, note, keep })
+}
+
+fn connection(keep: Keep, kept: Kept) -> io::Result<OrphanConnection> {
+    let [socket] = exactly(kept.descriptors)?;
+    let note = String::from_utf8(kept.note).map_err(io::Error::other)?;
+    Ok(OrphanConnection { socket, note, kept: KeptForSuccessor(keep) })
+}
+
+fn exactly<const N: usize>(descriptors: Vec<OwnedFd>) -> io::Result<[OwnedFd; N]> {
+    descriptors.try_into().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// The parent of a process (proc_pid_stat(5)).
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}

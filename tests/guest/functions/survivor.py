@@ -1,0 +1,61 @@
+"""Remembers how often it was asked: /count answers at once, /hold/SECONDS takes its time,
+/later/SECONDS/PORT then says hello to a server of the host, /grow/MEBIBYTES takes memory."""
+
+import http.server
+import os
+import socket
+import threading
+import time
+
+asked = 0
+lock = threading.Lock()
+kept = []
+
+
+def hold(seconds):
+    time.sleep(float(seconds))
+
+
+def connect(port):
+    with socket.create_connection(("host.thaw.internal", int(port))) as connection:
+        connection.sendall(b"hello")
+
+
+def later(seconds, port):
+    hold(seconds)
+    connect(port)
+
+
+def grow(mebibytes):
+    memory = bytearray(int(mebibytes) << 20)
+    memory[::4096] = b"x" * len(memory[::4096])
+    kept.append(memory)
+
+
+DEEDS = {"count": lambda: None, "hold": hold, "later": later, "grow": grow}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        global asked
+        _, deed, *arguments = self.path.split("/")
+        with lock:
+            asked += 1
+            number = asked
+        print(f"request {number}", flush=True)
+        DEEDS[deed or "count"](*arguments)
+        body = f"{number}\n".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+if __name__ == "__main__":
+    port = int(os.environ.get("PORT", "8080"))
+    http.server.ThreadingHTTPServer(("0.0.0.0", port), Handler).serve_forever()
