@@ -17,12 +17,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::broker;
 use super::handle::{Alive, Connected, Ids, Keeper};
-use super::process::{KnownAs, Numbers, Process, pid_of};
+use super::process::{KnownAs, Numbers, Process, own_number_of, pid_of};
 use super::protocol::UserIds;
 use crate::boot::{BootError, BootPlan};
 use crate::console::{Console, HostEnd};
@@ -125,7 +125,10 @@ impl Connected {
             control,
             pid,
             pidfd,
-            user_ids: UserIds::OnePerSandbox,
+            user_ids: match link.grant().ids {
+                0 => UserIds::Shared,
+                _ => UserIds::OnePerSandbox,
+            },
             first_id: note.first_id,
             limit: 0,
             groups: Hierarchy::granted(link.clone()),
@@ -156,8 +159,7 @@ impl Connected {
         let path = format!("/proc/{0}/task/{0}/children", self.pid);
         let children = std::fs::read_to_string(path).unwrap_or_default();
         for child in children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()) {
-            let pid = i32::try_from(child).ok().and_then(Pid::from_raw);
-            if let Some(pid) = pid.filter(|_| !kept.contains(&child))
+            if let Some(pid) = own_number_of(child).filter(|_| !kept.contains(&child))
                 && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
                 // The number may be another's since; that one is no child of the parent.
                 && parent_of(child) == Some(self.pid)

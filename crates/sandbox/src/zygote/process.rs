@@ -207,6 +207,15 @@ impl Numbers {
     }
 }
 
+/// How host calls number the process that `/proc` knows by this number now.
+pub(crate) fn own_number_of(pid: u32) -> Option<Pid> {
+    if levels_below_proc() == 0 {
+        return number(pid);
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    number_at_level(&status, levels_below_proc())
+}
+
 fn number(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw)
 }
