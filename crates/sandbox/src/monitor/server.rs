@@ -199,7 +199,11 @@ impl Monitor {
                 let mut first = command()?;
                 match namespaces.spawn(&mut first) {
                     // Process 1 of their pid namespace ends, or has ended (pid_namespaces(7)).
-                    Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                    // Or the process between was killed, and nobody knows what it has made.
+                    Err(error)
+                        if error.raw_os_error() == Some(libc::ENOMEM)
+                            || error.kind() == io::ErrorKind::UnexpectedEof =>
+                    {
                         drop(first);
                         namespaces.renew()?;
                         namespaces.spawn(&mut command()?)
