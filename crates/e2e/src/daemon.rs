@@ -3,10 +3,12 @@
 use crate::binary::thaw_binary;
 use crate::http::{Response, request_local};
 use crate::processes::{Process, children, descendants, exists, kill};
+use crate::user::User;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::thread;
@@ -42,12 +44,15 @@ struct Lifeline {
 
 impl Lifeline {
     /// Starts `command` in the shell.
-    fn start(home: &Path, command: &[String], log: &Path) -> Self {
+    fn start(home: &Path, command: &[String], log: &Path, user: Option<&User>) -> Self {
         let stderr = File::create(log).expect("a log file");
         let stdout = stderr.try_clone().expect("a descriptor");
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", LIFELINE, "thaw-lifeline"]).args(command).env("THAW_HOME", home);
         shell.env_remove("THAW_TRACE").stdin(Stdio::piped()).stdout(stdout).stderr(stderr);
+        if let Some(user) = user {
+            shell.uid(user.uid()).gid(user.gid()).current_dir(user.home());
+        }
         let mut shell = shell.spawn().expect("a shell");
         let stdin = shell.stdin.take();
         Self { shell, stdin }
@@ -106,30 +111,44 @@ impl Daemon {
     /// # Errors
     /// It ended, or did not listen in time: what it said.
     pub fn try_start(home: &Path, options: &DaemonOptions) -> Result<Self, String> {
-        Self::try_start_by(&[], home, options)
+        Self::try_start_by(&[], None, home, options)
     }
 
     /// As [`Daemon::start`], by a program that changes something of its own process and then
     /// executes what its further arguments say.
     pub fn start_by(program: &[String], home: &Path, options: &DaemonOptions) -> Self {
-        match Self::try_start_by(program, home, options) {
+        match Self::try_start_by(program, None, home, options) {
             Ok(daemon) => daemon,
             Err(log) => panic!("thaw serve did not come up; it said:\n{log}"),
         }
     }
 
+    /// The same as another user, which takes root.
+    ///
+    /// # Errors
+    /// It ended, or did not listen in time: what it said.
+    pub fn try_start_as(
+        user: Option<&User>,
+        home: &Path,
+        options: &DaemonOptions,
+    ) -> Result<Self, String> {
+        Self::try_start_by(&[], user, home, options)
+    }
+
     fn try_start_by(
         program: &[String],
+        user: Option<&User>,
         home: &Path,
         options: &DaemonOptions,
     ) -> Result<Self, String> {
         let log = home.with_extension("daemon.log");
-        let thaw = thaw_binary().to_string_lossy().into_owned();
+        let thaw = user.map_or_else(|| thaw_binary().to_owned(), User::binary);
+        let thaw = thaw.to_string_lossy().into_owned();
         let mut command = program.to_vec();
         command.extend([thaw, "serve".to_owned(), "--weak-limits".to_owned()]);
         command.extend(["--listen", "127.0.0.1:0"].map(str::to_owned));
         command.extend_from_slice(&options.arguments);
-        let lifeline = Lifeline::start(home, &command, &log);
+        let lifeline = Lifeline::start(home, &command, &log, user);
         let started = Instant::now();
         loop {
             if let Some(address) = address(home, lifeline.shell.id())
@@ -200,7 +219,7 @@ impl Daemon {
         self.pid = now.pid;
     }
 
-    /// The process that was started: the daemon's monitor if root started it, else the
+    /// The process that was started: the daemon's monitor, or where there is none, the
     /// daemon. All others are below it.
     pub fn main_pid(&self) -> u32 {
         self.main

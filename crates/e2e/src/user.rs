@@ -63,6 +63,21 @@ impl User {
         self.directory.path().join("home")
     }
 
+    /// The user's id.
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// The id of the user's group.
+    pub fn gid(&self) -> u32 {
+        self.gid
+    }
+
+    /// The user's copy of `thaw`.
+    pub fn binary(&self) -> PathBuf {
+        self.directory.path().join("thaw")
+    }
+
     /// Makes everything below the user's home theirs.
     pub fn own(&self, path: &Path) {
         chown(path, Some(self.uid), Some(self.gid)).expect("root may give it away");

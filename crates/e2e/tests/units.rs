@@ -295,12 +295,12 @@ fn nobody_but_the_daemons_user_has_the_monitor() {
     let socket = node.socket();
     let monitor = node.start_monitor();
     // The host lets root in, and the monitor sends it away.
-    let root = run(Command::new("python3").args(["-c", STRANGER, &socket]));
+    let root = run(Command::new("/usr/bin/python3").args(["-c", STRANGER, &socket]));
     assert!(root.stdout.starts_with("0\n"), "{root:?}");
     assert!(monitor.log().contains("sent away a process of user id 0"), "{}", monitor.log());
     // Others not even the host.
     let mut other = node.as_user(65_534, 65_534);
-    let other = run(other.args(["python3", "-c", STRANGER, &socket]));
+    let other = run(other.args(["/usr/bin/python3", "-c", STRANGER, &socket]));
     assert!(other.stderr.contains("PermissionError"), "{other:?}");
     for (uid, gid) in [(0, 0), (65_534, 65_534)] {
         let mut daemon = node.as_user(uid, gid);
@@ -311,7 +311,7 @@ fn nobody_but_the_daemons_user_has_the_monitor() {
     }
     // One of the daemon's user that sends nonsense is ended, and the next is served.
     let mut nonsense = node.as_user(node.uid, node.gid);
-    let nonsense = run(nonsense.args(["python3", "-c", STRANGER, &socket]));
+    let nonsense = run(nonsense.args(["/usr/bin/python3", "-c", STRANGER, &socket]));
     assert_ne!(nonsense.stdout, "0\n", "{nonsense:?}");
     assert_eq!(nonsense.code, Some(128 + 9), "{nonsense:?}");
     let daemon = node.start_daemon("daemon.log");

@@ -1,6 +1,8 @@
 //! `thaw serve`: everything together.
 
-use crate::admin::{Admin, AdminAddress, AdminToken, LocalListener, RemoteAccess, TokenError};
+use crate::admin::{
+    Admin, AdminAddress, AdminToken, LocalListener, RemoteAccess, TokenError, listen_at,
+};
 use crate::catalog::Catalog;
 use crate::config::{EntryKind, FunctionName, QUOTAS_FILE, QuotasError};
 use crate::gateway::{Gateway, GatewayConfig};
@@ -137,6 +139,8 @@ pub struct Prepared {
     lock: DaemonLock,
     gateway: TcpListener,
     admin: Option<(TcpListener, RemoteAccess)>,
+    /// The socket of the admin API, where the daemon may make none.
+    local_admin: Option<OwnedFd>,
 }
 
 impl Prepared {
@@ -148,7 +152,19 @@ impl Prepared {
         let lock = home.lock()?;
         let gateway = bind(options.gateway, "--listen")?;
         let admin = options.admin.as_ref().map(bind_admin).transpose()?;
-        Ok(Self { lock, gateway, admin })
+        Ok(Self { lock, gateway, admin, local_admin: None })
+    }
+
+    /// Listens for clients of the admin API, too.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub(crate) fn listen_locally(&mut self, home: &Home) -> Result<(), ServeError> {
+        let path = home.admin_socket();
+        let socket =
+            listen_at(&path).map_err(|error| ServeError::Socket { path: path.clone(), error })?;
+        self.local_admin = Some(socket);
+        Ok(())
     }
 
     /// What clients of the admin API over TCP must show.
@@ -159,7 +175,9 @@ impl Prepared {
     /// What [`Prepared::inherited`] takes.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let admin = self.admin.iter().map(|(listener, _)| listener.as_fd());
-        [self.lock.as_fd(), self.gateway.as_fd()].into_iter().chain(admin).collect()
+        let local_admin = self.local_admin.iter().map(AsFd::as_fd);
+        let first = [self.lock.as_fd(), self.gateway.as_fd()];
+        first.into_iter().chain(admin).chain(local_admin).collect()
     }
 
     /// The same in another process, from its descriptors and what clients must show.
@@ -180,7 +198,7 @@ impl Prepared {
             Some(access) => Some((next()?.into(), access)),
             None => None,
         };
-        Ok(Self { lock, gateway, admin })
+        Ok(Self { lock, gateway, admin, local_admin: descriptors.next() })
     }
 }
 
@@ -196,10 +214,12 @@ pub async fn serve(
     on_ready: impl FnOnce(&DaemonAddress, &Catalog),
 ) -> Result<(), ServeError> {
     raise_file_limit();
-    let Prepared { lock, gateway: gateway_listener, admin: remote_admin } = prepared;
+    let Prepared { lock, gateway: gateway_listener, admin: remote_admin, local_admin } = prepared;
     let gateway_address = gateway_listener.local_addr()?;
     let socket = home.admin_socket();
-    let local_admin = LocalListener::bind(&socket)
+    let local_admin = local_admin
+        .map_or_else(|| listen_at(&socket), Ok)
+        .and_then(|listening| LocalListener::new(listening, &socket))
         .map_err(|error| ServeError::Socket { path: socket.clone(), error })?;
     let remote_admin =
         remote_admin.map(|(listener, access)| serving(listener, access)).transpose()?;
@@ -252,7 +272,7 @@ pub async fn serve(
     tasks.push(tokio::spawn(admin.serve_local(local_admin)));
 
     let address = DaemonAddress {
-        pid: std::process::id(),
+        pid: monitor::own_pid(),
         admin: AdminAddress::Unix(socket),
         admin_tcp,
         gateway: gateway_address,

@@ -87,6 +87,16 @@ pub enum HomeError {
         /// Where it is.
         real: PathBuf,
     },
+    /// A part of it is a link that a daemon, too, could have made.
+    #[error(
+        "{} is a link, which is followed only if root has made it; set THAW_HOME to a directory \
+         that holds the files themselves",
+        link.display()
+    )]
+    LinkedByDaemon {
+        /// The link.
+        link: PathBuf,
+    },
     /// Another daemon serves the directory.
     #[error("another daemon already serves {}; stop it, or set THAW_HOME to another directory", path.display())]
     Locked {

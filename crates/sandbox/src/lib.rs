@@ -24,6 +24,7 @@ mod area;
 #[cfg(test)]
 mod becomes;
 mod confine;
+mod join;
 mod message;
 mod pagemap;
 mod resolver;

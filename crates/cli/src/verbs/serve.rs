@@ -128,7 +128,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
     let home = Home::from_environment()?;
     let listening = arguments.listening.chosen(&home);
-    if let Some(user) = DaemonUser::for_home(&home)
+    if let Some(user) = DaemonUser::for_home(&home).or_else(DaemonUser::caller)
         && let Some(code) = monitor::run(&home, &listening, options.weak_limits, user)?
     {
         return Ok(ExitCode::from(code));

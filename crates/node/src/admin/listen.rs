@@ -15,6 +15,7 @@ use rustix::net::{
 use rustix::process::geteuid;
 use std::future::Future;
 use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +32,10 @@ const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 const HEAD_MAX: usize = 16 * 1024;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+/// Of the Unix socket.
+const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
+/// How the host numbers a user who has no number in a user namespace (user_namespaces(7)).
+const NOT_MAPPED: u32 = 65534;
 /// After descriptors ran out, so long others can give some back.
 const RESPITE: Duration = Duration::from_millis(100);
 /// After so long without a sign of life the host asks whether the client is there.
@@ -43,27 +48,35 @@ pub struct LocalListener {
     path: PathBuf,
 }
 
+/// Listens at `path`, for this user and root. A socket that a killed daemon has left is
+/// replaced, so only the owner of the state directory's lock may call this.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
+    match rustix::fs::lstat(path) {
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {
+            std::fs::remove_file(path)?;
+        }
+        // Of anything else, binding says that it is there.
+        Ok(_) | Err(_) => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file gets the mode of the socket, so that there is no moment at which others
+    // could connect.
+    fchmod(&socket, PRIVATE)?;
+    with_short_path(path, |path| Ok(bind(&socket, &SocketAddrUnix::new(path)?)?))?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
 impl LocalListener {
-    /// Listens at `path`, for this user and root. A socket that a killed daemon has left
-    /// is replaced, so only the owner of the state directory's lock may call this.
+    /// The listener of a socket that [`listen_at`] has made at `path`.
     ///
     /// # Errors
-    /// The socket cannot be made.
-    pub fn bind(path: &Path) -> io::Result<Self> {
-        match rustix::fs::lstat(path) {
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {
-                std::fs::remove_file(path)?;
-            }
-            // Of anything else, binding says that it is there.
-            Ok(_) | Err(_) => {}
-        }
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // The file gets the mode of the socket, so that there is no moment at which
-        // others could connect.
-        fchmod(&socket, Mode::from_raw_mode(0o600))?;
-        with_short_path(path, |path| Ok(bind(&socket, &SocketAddrUnix::new(path)?)?))?;
-        listen(&socket, BACKLOG)?;
+    /// The runtime cannot watch it.
+    pub fn new(socket: OwnedFd, path: &Path) -> io::Result<Self> {
         let listener = UnixListener::from_std(socket.into())?;
         Ok(Self { listener, path: path.to_owned() })
     }
@@ -107,11 +120,21 @@ async fn accept_local(listener: &LocalListener) -> io::Result<UnixStream> {
     loop {
         let (stream, _) = listener.listener.accept().await?;
         let user = stream.peer_cred()?.uid();
-        if user == 0 || user == geteuid().as_raw() {
+        // In a user namespace of its own the daemon cannot tell root from others.
+        let is_roots = user == 0 || user == NOT_MAPPED && is_private(&listener.path);
+        if is_roots || user == geteuid().as_raw() {
             return Ok(stream);
         }
         tracing::warn!(user, "refused a client of the admin API: it is of another user");
     }
+}
+
+/// Whether nobody but this user and root can connect to a socket.
+fn is_private(path: &Path) -> bool {
+    rustix::fs::lstat(path).is_ok_and(|attributes| {
+        attributes.st_uid == geteuid().as_raw()
+            && Mode::from_raw_mode(attributes.st_mode) == PRIVATE
+    })
 }
 
 async fn accept_remote(listener: &TcpListener) -> io::Result<TcpStream> {

@@ -31,7 +31,7 @@ mod types;
 pub use access::{AdminToken, RemoteAccess, TokenError};
 pub use address::{AdminAddress, connect_unix};
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
-pub use listen::LocalListener;
+pub use listen::{LocalListener, listen_at};
 pub use types::{Frozen, FunctionDetail, FunctionInfo, ImageSummary, Problem, summarize_images};
 
 use crate::catalog::Catalog;

@@ -1,5 +1,6 @@
 //! The host calls of a daemon that has a monitor.
 
+use super::UserKind;
 use std::io;
 use thaw_sandbox::allowed::{
     Call, Check, Otherwise, call, has_bits, install_list, is, refuse_call,
@@ -200,17 +201,53 @@ static CALLS: &[Call] = &[
     call(libc::SYS_capget, &[], "itself"),
 ];
 
+/// In place of the same calls on the list, for a daemon with the user id of whoever started
+/// it: the servers of that user, and of its desktop, trust whoever reaches their sockets with
+/// that id, and those in the abstract namespace are reached from everywhere (unix(7)). Pairs of
+/// datagram sockets can be connected to others.
+static CALLERS_SOCKETS: &[Call] = &[
+    call(
+        libc::SYS_socket,
+        &[
+            &[is(0, libc::AF_INET as u64)],
+            &[is(0, libc::AF_INET6 as u64)],
+            &[is(0, libc::AF_NETLINK as u64)],
+        ],
+        "egress, upstream connections, looking up names and addresses of the host",
+    ),
+    call(
+        libc::SYS_socketpair,
+        &[&[is_of_type(libc::SOCK_SEQPACKET)], &[is_of_type(libc::SOCK_STREAM)]],
+        "control sockets of sandboxes",
+    ),
+];
+
+/// The type of a socket without the flags that come with it (`SOCK_TYPE_MASK`, linux/net.h).
+const fn is_of_type(kind: libc::c_int) -> Check {
+    Check { argument: 1, mask: 0xf, value: kind as u64 }
+}
+
+/// The calls of a daemon.
+fn calls_of(kind: UserKind) -> impl Iterator<Item = Call> {
+    let own = match kind {
+        UserKind::Other => &[],
+        UserKind::Caller => CALLERS_SOCKETS,
+    };
+    let replaced = |call: &&Call| own.iter().any(|own| own.number == call.number);
+    CALLS.iter().filter(move |call| !replaced(call)).chain(own).copied()
+}
+
 /// Let through by the filter of the list, and refused by another: see [`install`].
 const CLONE3: Call = call(libc::SYS_clone3, &[], "is refused in such a way that clone(2) is used");
 /// Forbids everything else, for good. To be called before there are threads.
 ///
 /// # Errors
 /// The host has no filters.
-pub(super) fn install() -> io::Result<()> {
+pub(super) fn install(kind: UserKind) -> io::Result<()> {
     // Its arguments lie in memory, where no filter sees them. Libraries then make threads
     // with clone(2).
     refuse_call(libc::SYS_clone3, libc::ENOSYS as u32)?;
-    install_list(CALLS.iter().copied().chain([CLONE3]), Otherwise::Fail(libc::EPERM as u32))
+    install_list(calls_of(kind).chain([CLONE3]), Otherwise::Fail(libc::EPERM as u32))
 }
 
 #[cfg(test)]
@@ -223,6 +260,42 @@ mod tests {
             assert!(call.reason.len() >= 5, "{}", call.number);
             assert!(CALLS[..at].iter().all(|other| other.number != call.number));
         }
+    }
+
+    #[test]
+    fn the_callers_daemon_has_the_same_calls_with_fewer_sockets() {
+        let numbers = |kind| {
+            let mut numbers: Vec<_> = calls_of(kind).map(|call| call.number).collect();
+            numbers.sort_unstable();
+            numbers
+        };
+        assert_eq!(numbers(UserKind::Other), numbers(UserKind::Caller));
+        let socket = calls_of(UserKind::Caller).find(|call| call.number == libc::SYS_socket);
+        let families = socket.expect("on the list").rules.iter().map(|rule| rule[0].value);
+        assert!(families.into_iter().all(|family| family != libc::AF_UNIX as u64));
+    }
+
+    /// A filter holds for the thread that installs it, which is not the test's.
+    #[test]
+    fn the_callers_daemon_reaches_no_socket_with_a_path() {
+        use rustix::io::Errno;
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socket, socketpair};
+        let tried = std::thread::spawn(|| {
+            install(UserKind::Caller).unwrap();
+            let unix = |kind| socket(AddressFamily::UNIX, kind, None).map(drop);
+            let pair =
+                |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).map(drop);
+            [
+                unix(SocketType::STREAM),
+                unix(SocketType::DGRAM),
+                pair(SocketType::DGRAM),
+                pair(SocketType::STREAM),
+                pair(SocketType::SEQPACKET),
+                socket(AddressFamily::INET, SocketType::STREAM, None).map(drop),
+            ]
+        });
+        let refused = Err(Errno::PERM);
+        assert_eq!(tried.join().unwrap(), [refused, refused, refused, Ok(()), Ok(()), Ok(())]);
     }
 
     #[test]

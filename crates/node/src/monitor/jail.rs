@@ -1,7 +1,7 @@
 //! How a process becomes the daemon: what it keeps of root's rights and of the host's
 //! files.
 
-use super::Start;
+use super::{Start, UserKind};
 use crate::daemon::Prepared;
 use crate::home::Home;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
@@ -18,7 +18,7 @@ use rustix::thread::{
 };
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use thaw_sandbox::monitor::{self, DaemonIds};
 
@@ -45,13 +45,13 @@ pub fn become_daemon() -> io::Result<Inherited> {
     let mut start: Start = serde_json::from_slice(&text)?;
     let prepared = Prepared::inherited(&start.home, descriptors, start.access.take())?;
     enter_root(&start)?;
-    give_up_rights(start.user)?;
+    give_up_rights(start.user.ids, start.user.kind)?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != parent {
         // The monitor has ended before it could be noticed.
         return Err(Errno::PIPE.into());
     }
-    super::filter::install()?;
+    super::filter::install(start.user.kind)?;
     monitor::adopt(socket, start.grant);
     Ok(Inherited { home: start.home, prepared })
 }
@@ -60,7 +60,9 @@ pub fn become_daemon() -> io::Result<Inherited> {
 /// sandboxes among them; control groups, of which it may write what is its own. It loads no
 /// libraries, and names are looked up by processes of their own.
 const SEEN: [(&str, Access); 3] =
-    [("/proc", Access::Read), ("/sys/fs/cgroup", Access::Write), ("/dev/null", Access::Write)];
+    [("/proc", Access::Read), (CONTROL_GROUPS, Access::Write), ("/dev/null", Access::Write)];
+
+const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
@@ -75,7 +77,7 @@ struct Place {
 }
 
 enum Content {
-    Mount { tree: OwnedFd, is_directory: bool, access: Access },
+    Mount { tree: OwnedFd, is_directory: bool },
     Link(PathBuf),
 }
 
@@ -93,9 +95,14 @@ impl Place {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_RECURSIVE;
-        let tree = open_tree(CWD, &path, flags)?;
+        let tree = match open_tree(CWD, &path, flags) {
+            // It was a control group, and has gone.
+            Err(Errno::NOENT) => return Ok(None),
+            result => result?,
+        };
+        restrict(&tree, access)?;
         let is_directory = attributes.is_dir();
-        Ok(Some(Self { path, content: Content::Mount { tree, is_directory, access } }))
+        Ok(Some(Self { path, content: Content::Mount { tree, is_directory } }))
     }
 
     /// Puts it at its path below the working directory.
@@ -107,28 +114,65 @@ impl Place {
         }
         match &self.content {
             Content::Link(target) => Ok(symlinkat(target, CWD, &inside)?),
-            Content::Mount { tree, is_directory, access } => {
+            Content::Mount { tree, is_directory } => {
                 if *is_directory {
                     match mkdirat(CWD, &inside, Mode::from_raw_mode(0o755)) {
                         Ok(()) | Err(Errno::EXIST) => {}
                         Err(errno) => return Err(errno.into()),
                     }
                 } else {
-                    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
-                    openat(CWD, &inside, flags, Mode::from_raw_mode(0o444))?;
+                    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+                    match openat(CWD, &inside, flags, Mode::from_raw_mode(0o444)) {
+                        Ok(_) | Err(Errno::EXIST) => {}
+                        Err(errno) => return Err(errno.into()),
+                    }
                 }
                 move_mount(tree, "", CWD, &inside, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-                let flags = MountFlags::NOSUID
-                    | if *access == Access::Read {
-                        MountFlags::RDONLY
-                    } else {
-                        MountFlags::empty()
-                    };
-                mount_remount(&inside, MountFlags::BIND | flags, c"")?;
                 Ok(())
             }
         }
     }
+}
+
+/// Forbids what is not needed on all mounts of a tree (mount_setattr(2)). What is forbidden
+/// there already stays so.
+#[allow(unsafe_code)]
+fn restrict(tree: &OwnedFd, access: Access) -> io::Result<()> {
+    let read_only = if access == Access::Read { libc::MOUNT_ATTR_RDONLY } else { 0 };
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_NOSUID | read_only,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: 0,
+    };
+    // SAFETY: the call reads an empty path and the attributes, whose size it is told; both
+    // outlive it.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH | libc::AT_RECURSIVE,
+            &raw const attributes,
+            size_of_val(&attributes),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Of the caller's control groups, those of sandboxes can be written to: not those beside
+/// them, nor the files of the group that all of these are in.
+fn add_control_groups(places: &mut Vec<Place>, start: &Start) -> io::Result<()> {
+    for directory in start.grant.group_directories() {
+        places.extend(Place::take(directory, Access::Write)?);
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            if !start.grant.is_of_sandbox(&path) {
+                places.extend(Place::take(&path, Access::Read)?);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Enters a root directory with the home and [`SEEN`].
@@ -137,12 +181,19 @@ fn enter_root(start: &Start) -> io::Result<()> {
     #[allow(unsafe_code)]
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    let seen = SEEN.iter().map(|(path, access)| (Path::new(path), *access));
+    let seen = SEEN.iter().map(|(path, access)| {
+        // All of the caller's control groups are this process's, too; it gets its own below.
+        let is_callers = start.user.kind == UserKind::Caller && *path == CONTROL_GROUPS;
+        (Path::new(path), if is_callers { Access::Read } else { *access })
+    });
     let own = start.linked.iter().map(PathBuf::as_path).chain([start.home.root()]);
     let own = own.map(|path| (path, Access::Write));
     let mut places = Vec::new();
     for (path, access) in seen.chain(own) {
         places.extend(Place::take(path, access)?);
+    }
+    if start.user.kind == UserKind::Caller {
+        add_control_groups(&mut places, start)?;
     }
     // Any directory serves as the mount point; this one surely exists.
     let root = "/proc";
@@ -166,7 +217,7 @@ fn enter_root(start: &Start) -> io::Result<()> {
 }
 
 /// Becomes `user`, without a capability and without a way to get one.
-fn give_up_rights(user: DaemonIds) -> io::Result<()> {
+fn give_up_rights(user: DaemonIds, kind: UserKind) -> io::Result<()> {
     clear_ambient_capability_set()?;
     for bit in 0..64 {
         let capability = CapabilitySet::from_bits_retain(1 << bit);
@@ -177,7 +228,11 @@ fn give_up_rights(user: DaemonIds) -> io::Result<()> {
             Err(_) => break,
         }
     }
-    set_thread_groups(&[])?;
+    match set_thread_groups(&[]) {
+        // A user without a range in /etc/subuid cannot drop groups (user_namespaces(7)).
+        Err(Errno::PERM) if kind == UserKind::Caller => {}
+        result => result?,
+    }
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
     set_thread_res_gid(gid, gid, gid)?;
     set_thread_res_uid(uid, uid, uid)?;

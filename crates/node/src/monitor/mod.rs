@@ -1,9 +1,12 @@
-//! The monitor: root's side of `thaw serve`.
+//! The monitor: the privileged side of `thaw serve`.
 //!
 //! When root starts a daemon, this process stays root and does no more than
 //! [`thaw_sandbox::monitor`] says. It keeps the listeners, starts the daemon as a process
 //! of another user in a root directory with little in it ([`jail`]), passes signals on to
 //! it, and starts it again if it crashes. Clients that connect meanwhile wait.
+//!
+//! When another user starts a daemon, it is the same, but that both have the caller's user
+//! id: the daemon has user and pid namespaces of its own.
 
 mod filter;
 mod jail;
@@ -12,7 +15,7 @@ mod user;
 
 pub use jail::{Inherited, become_daemon};
 pub use rendezvous::{RendezvousError, connect_daemon, run_at};
-pub use user::{DaemonUser, give_home, linked_directories};
+pub use user::{DaemonUser, UserKind, give_home, linked_directories};
 
 use crate::admin::RemoteAccess;
 use crate::daemon::{ListenOptions, Prepared, ServeError, raise_file_limit};
@@ -21,6 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, wait};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -28,10 +32,13 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use thaw_sandbox::WeakLimits;
-use thaw_sandbox::monitor::{self, DaemonIds, Grant, Monitor};
+use thaw_sandbox::monitor::{self, Grant, Monitor, NoNamespaces};
 
 /// The argument with which a monitor starts a daemon.
 pub const MONITORED: &str = "--monitored";
+/// How the names of the variables begin that the daemon inherits: its own, and those of
+/// what it is made with.
+const ENVIRONMENT: [&str; 4] = ["THAW_", "RUST_", "TOKIO_", "TZ"];
 /// Pauses before a daemon that has crashed is started again: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// A daemon that has lived so long has not crashed because of how it was started.
@@ -49,7 +56,7 @@ const SANDBOXES_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, Serialize, Deserialize)]
 struct Start {
     grant: Grant,
-    user: DaemonIds,
+    user: DaemonUser,
     home: Home,
     /// Directories elsewhere to which parts of the home are links.
     linked: Vec<PathBuf>,
@@ -57,8 +64,8 @@ struct Start {
     access: Option<RemoteAccess>,
 }
 
-/// Serves `home` with a daemon of another user. Returns the code to exit with, or `None`
-/// if this host does not allow privileges to be separated: nothing has been done then.
+/// Serves `home` with a daemon of this user. Returns the code to exit with, or `None` if this
+/// host does not allow privileges to be separated: nothing has been done then.
 ///
 /// # Errors
 /// The daemon cannot be started.
@@ -110,6 +117,13 @@ pub fn run(
     }
 }
 
+fn warn_of_one_process(reason: &NoNamespaces) {
+    tracing::warn!(
+        "this host does not let this user make namespaces for the daemon ({reason}), which keeps \
+         all of the user's rights; `thaw doctor` says what the host lacks"
+    );
+}
+
 /// A monitor at work.
 struct Watch<'a> {
     monitor: Monitor,
@@ -117,7 +131,7 @@ struct Watch<'a> {
     home: &'a Home,
     linked: Vec<PathBuf>,
     prepared: Prepared,
-    user: DaemonIds,
+    user: DaemonUser,
     /// Somebody has asked for the end.
     stopping: bool,
 }
@@ -176,16 +190,27 @@ impl<'a> Watch<'a> {
         user: DaemonUser,
     ) -> Result<Option<Self>, ServeError> {
         let signals = Signals::block()?;
-        let Some(monitor) = Monitor::new(user.ids, weak_limits)? else {
+        let monitor = match user.kind {
+            UserKind::Other => Monitor::new(user.ids, weak_limits)?,
+            UserKind::Caller => {
+                Monitor::of_caller(user.ids, weak_limits)?.inspect_err(warn_of_one_process).ok()
+            }
+        };
+        let Some(monitor) = monitor else {
             // This process serves itself, and must hear when it is to end.
             monitor::unblock_signals();
             return Ok(None);
         };
         raise_file_limit();
-        give_home(home, user.ids)?;
-        let linked = linked_directories(home, user.ids)?;
-        let prepared = Prepared::make(home, listening)?;
-        Ok(Some(Self { monitor, signals, home, linked, prepared, user: user.ids, stopping: false }))
+        if user.kind == UserKind::Other {
+            give_home(home, user.ids)?;
+        }
+        let linked = linked_directories(home, user)?;
+        let mut prepared = Prepared::make(home, listening)?;
+        if user.kind == UserKind::Caller {
+            prepared.listen_locally(home)?;
+        }
+        Ok(Some(Self { monitor, signals, home, linked, prepared, user, stopping: false }))
     }
 }
 
@@ -193,7 +218,8 @@ impl Watch<'_> {
     /// Starts a daemon and serves it until it ends.
     fn one_life(&mut self) -> Result<WaitStatus, ServeError> {
         let (socket, remote) = monitor::socket_pair()?;
-        let daemon = Child(spawn(remote)?);
+        let daemon = Child(self.monitor.spawn_daemon(|| Ok(command(remote.try_clone()?)))?);
+        drop(remote);
         self.serve_life(socket, &daemon)
     }
 
@@ -297,7 +323,7 @@ impl Watch<'_> {
             match wait(WaitOptions::NOHANG) {
                 Err(Errno::CHILD) => return,
                 Ok(Some(_)) => continue,
-                Ok(None) if monitor::children() <= self.monitor.kept_parents() => return,
+                Ok(None) if !self.monitor.has_ending_children() => return,
                 Ok(None) | Err(_) => {}
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -320,25 +346,26 @@ fn reap() -> Vec<(Pid, WaitStatus)> {
     std::iter::from_fn(|| wait(WaitOptions::NOHANG).ok().flatten()).collect()
 }
 
-/// Starts the daemon: this executable with the same arguments and one more, and the
-/// socket as its standard input.
-#[allow(unsafe_code)]
-fn spawn(socket: OwnedFd) -> io::Result<Pid> {
+/// The daemon's command: this executable with the same arguments and one more, and the
+/// socket as its standard input. Of the environment it gets what is meant for it; the rest
+/// may be secrets.
+fn command(socket: OwnedFd) -> Command {
     let mut daemon = Command::new("/proc/self/exe");
     let mut arguments = std::env::args_os();
     if let Some(name) = arguments.next() {
         daemon.arg0(name);
     }
-    daemon.args(arguments).arg(MONITORED).stdin(Stdio::from(socket));
-    // SAFETY: between fork and exec only the host is called.
-    unsafe {
-        daemon.pre_exec(|| {
-            monitor::reset_signals();
-            monitor::close_on_exec_from(3)
-        });
-    }
-    let child = daemon.spawn()?;
-    Ok(Pid::from_child(&child))
+    let is_for_daemon = |name: &OsString| {
+        let name = name.as_encoded_bytes();
+        ENVIRONMENT.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
+    };
+    daemon
+        .args(arguments)
+        .arg(MONITORED)
+        .stdin(Stdio::from(socket))
+        .env_clear()
+        .envs(std::env::vars_os().filter(|(name, _)| is_for_daemon(name)));
+    daemon
 }
 
 /// The signals that a monitor reads instead of being interrupted by them.

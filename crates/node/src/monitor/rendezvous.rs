@@ -325,7 +325,7 @@ pub fn connect_daemon(path: &Path) -> Result<Inherited, ServeError> {
     monitor::adopt(socket, start.grant);
     let prepared = Prepared::inherited(&start.home, descriptors, start.access.take())?;
     give_up_rights().map_err(RendezvousError::Rights)?;
-    super::filter::install().map_err(RendezvousError::Rights)?;
+    super::filter::install(super::UserKind::Other).map_err(RendezvousError::Rights)?;
     thread::Builder::new().name("monitor-watch".to_owned()).spawn(move || end_with(&watched))?;
     Ok(Inherited { home: start.home, prepared })
 }

@@ -2,7 +2,8 @@
 
 use crate::home::{Home, HomeError};
 use rustix::fs::{AtFlags, CWD, chownat};
-use rustix::process::{Gid, Uid};
+use rustix::process::{Gid, Uid, getegid, geteuid, getgid, getuid};
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -15,10 +16,21 @@ const USER: &str = "thaw";
 const USUAL_ID: u32 = 1_999_999;
 
 /// The user that a daemon becomes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonUser {
     /// Its ids.
     pub ids: DaemonIds,
+    /// How it is kept from the monitor.
+    pub kind: UserKind,
+}
+
+/// How a daemon is kept from the monitor and the other processes of who started it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum UserKind {
+    /// It is another user than its monitor, which is root.
+    Other,
+    /// It is the same user, in namespaces of its own.
+    Caller,
 }
 
 impl DaemonUser {
@@ -32,7 +44,15 @@ impl DaemonUser {
         let owner =
             fs::metadata(home.root()).ok().map(|m| DaemonIds { uid: m.uid(), gid: m.gid() });
         let ids = owner.filter(|owner| owner.uid != 0).or_else(Self::usual)?;
-        is_mapped(ids).then_some(Self { ids })
+        is_mapped(ids).then_some(Self { ids, kind: UserKind::Other })
+    }
+
+    /// The user of a daemon that another user than root starts. `None` if the caller is root.
+    pub fn caller() -> Option<Self> {
+        let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+        let is_plain = uid == geteuid().as_raw() && gid == getegid().as_raw();
+        (uid != 0 && is_plain)
+            .then_some(Self { ids: DaemonIds { uid, gid }, kind: UserKind::Caller })
     }
 
     fn usual() -> Option<DaemonIds> {
@@ -116,13 +136,18 @@ fn parts_to_give(home: &Home) -> Result<Vec<PathBuf>, HomeError> {
 /// Directories elsewhere to which root has linked parts of the home.
 ///
 /// # Errors
-/// One is not the daemon's.
-pub fn linked_directories(home: &Home, user: DaemonIds) -> Result<Vec<PathBuf>, HomeError> {
+/// One is not the daemon's, or such a link is not root's, but the user's who starts the
+/// daemon and would want it to be followed.
+pub fn linked_directories(home: &Home, user: DaemonUser) -> Result<Vec<PathBuf>, HomeError> {
+    let DaemonUser { ids: user, kind } = user;
     let mut found = Vec::new();
     for link in home.parts() {
         // A link of the daemon's own leads nowhere: it could name any directory.
         let is_roots = fs::symlink_metadata(&link)
             .is_ok_and(|attributes| attributes.is_symlink() && attributes.uid() == 0);
+        if kind == UserKind::Caller && !is_roots && link.is_symlink() {
+            return Err(HomeError::LinkedByDaemon { link });
+        }
         let Some(target) = fs::canonicalize(&link).ok().filter(|_| is_roots) else { continue };
         let owner = fs::metadata(&target).map(|attributes| attributes.uid());
         if owner.is_ok_and(|owner| owner != user.uid) {
@@ -178,7 +203,8 @@ mod tests {
         let home = Home::at(all.path().join("home")).unwrap();
         let elsewhere = all.path().join("elsewhere");
         fs::create_dir(&elsewhere).unwrap();
-        let (user, link) = (DaemonIds { uid: 12_345, gid: 12_346 }, home.root().join("logs"));
+        let ids = DaemonIds { uid: 12_345, gid: 12_346 };
+        let (user, link) = (DaemonUser { ids, kind: UserKind::Other }, home.root().join("logs"));
         std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
         let error = linked_directories(&home, user).unwrap_err().to_string();
         assert!(error.contains("chown -R 12345:12346"), "{error}");
@@ -186,6 +212,10 @@ mod tests {
         assert_eq!(linked_directories(&home, user).unwrap(), [elsewhere.canonicalize().unwrap()]);
         std::os::unix::fs::lchown(&link, Some(12_345), Some(12_346)).unwrap();
         assert!(linked_directories(&home, user).unwrap().is_empty());
+        // Somebody else's daemon could have made it, too, and is told so.
+        let caller = DaemonUser { kind: UserKind::Caller, ..user };
+        let error = linked_directories(&home, caller).unwrap_err().to_string();
+        assert!(error.contains("set THAW_HOME"), "{error}");
     }
 
     #[test]
@@ -227,6 +257,7 @@ mod tests {
             assert_eq!(owner(&home.root().join(name)), (12_345, 12_346), "{name}");
         }
         assert_eq!((owner(&secret), owner(&home.root().join("logs"))), ((0, 0), (0, 0)));
-        assert_eq!(DaemonUser::for_home(&home), Some(DaemonUser { ids: user }));
+        let expected = DaemonUser { ids: user, kind: UserKind::Other };
+        assert_eq!(DaemonUser::for_home(&home), Some(expected));
     }
 }

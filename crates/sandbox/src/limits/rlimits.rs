@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::zygote::Process;
 
@@ -29,8 +29,8 @@ fn set(process: &Process, resource: Resource, value: u64) -> io::Result<()> {
     // There is no prlimit(2) by descriptor. The number cannot be given away
     // before the zygote parent has reaped the process, and hardly all others
     // are used up between this check and the call.
-    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
-    let pid = pid.filter(|_| process.is_running().unwrap_or(false)).ok_or(Errno::SRCH)?;
+    let pid =
+        process.own_number.filter(|_| process.is_running().unwrap_or(false)).ok_or(Errno::SRCH)?;
     prlimit(Some(pid), resource, Rlimit { current: Some(value), maximum: Some(value) })?;
     Ok(())
 }

@@ -125,11 +125,15 @@ impl MonitorLink {
         &self.grant
     }
 
-    /// Takes ids for `slots` sandboxes, or for as many as there are ids left.
+    /// Takes ids for `slots` sandboxes, or for as many as there are ids left. None, if all
+    /// sandboxes of this process share one.
     ///
     /// # Errors
     /// All are taken.
     pub(crate) fn share_ids(self: &Arc<Self>, slots: u32) -> io::Result<IdShare> {
+        if self.grant.ids == 0 {
+            return Ok(self.shared_id());
+        }
         let mut taken = lock(&self.taken);
         let range = first_gap(&taken, 1..self.grant.ids.saturating_add(1), slots.saturating_add(1))
             .filter(|range| range.len() > 1)
@@ -138,11 +142,19 @@ impl MonitorLink {
         Ok(IdShare { link: self.clone(), range })
     }
 
+    /// The id of all sandboxes and state helpers where they share one.
+    fn shared_id(self: &Arc<Self>) -> IdShare {
+        IdShare { link: self.clone(), range: 0..1 }
+    }
+
     /// Takes an id that a sandbox of an earlier daemon has.
     ///
     /// # Errors
     /// It is not among those that were granted, or another sandbox has it.
     pub(crate) fn take_id(self: &Arc<Self>, id: u32) -> io::Result<IdShare> {
+        if self.grant.ids == 0 {
+            return Ok(self.shared_id());
+        }
         let range = id..id.saturating_add(1);
         let mut taken = lock(&self.taken);
         if !(1..=self.grant.ids).contains(&id) || taken.iter().any(|other| other.contains(&id)) {

@@ -13,9 +13,14 @@
 //!  zygote parent ── in the sandboxes' user namespace, where it is root
 //! ```
 //!
+//! The daemon of another user is also two processes. They have the same user id, so the
+//! daemon's has user and pid namespaces of its own, and the user namespace of its sandboxes
+//! is below the former ([`caller`]).
+//!
 //! This module has both ends. [`Monitor`] is the privileged one; in a process that has
 //! been [`adopt`]ed, zygote parents and groups are asked for instead of being made.
 
+mod caller;
 mod client;
 mod namespace;
 mod protocol;
@@ -25,12 +30,12 @@ mod store;
 pub use client::{MonitorLink, adopt, has_monitor};
 pub use namespace::UserNamespace;
 pub use protocol::{Grant, receive_start, send_start, socket_pair};
-pub use server::{DaemonIds, Monitor, children};
+pub use server::{DaemonIds, Monitor, NoNamespaces};
 
-pub use crate::sys::{
-    close_on_exec_from, exit_at_once, reset_signals, signal_descriptor, unblock_signals,
-};
+pub use crate::sys::{exit_at_once, signal_descriptor, unblock_signals};
+pub use crate::zygote::own_pid;
 pub use client::of_this_process;
 
+pub(crate) use caller::init_main;
 pub(crate) use client::{IdShare, Keep};
 pub(crate) use protocol::{Kept, KeptKind};

@@ -53,20 +53,6 @@ impl UserNamespace {
             }
         }
     }
-
-    /// Makes the calling process root in the namespace, and nobody else's anywhere.
-    /// Calls nothing but the host, so that it can be used between fork and exec.
-    ///
-    /// # Errors
-    /// The caller has not the rights to do so.
-    pub(super) fn enter_as_root(namespace: BorrowedFd<'_>) -> io::Result<()> {
-        use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-        move_into_link_name_space(namespace, Some(LinkNameSpaceType::User))?;
-        set_thread_groups(&[])?;
-        set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
-        set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
-        Ok(())
-    }
 }
 
 impl AsFd for UserNamespace {

@@ -5,6 +5,7 @@
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
@@ -213,7 +214,8 @@ pub fn receive_kept(socket: impl AsFd) -> io::Result<Option<(u64, Kept)>> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Grant {
     /// How many sandboxes of the daemon's can have a user id of their own. In the user
-    /// namespace, these ids are 1 and those that follow.
+    /// namespace, these ids are 1 and those that follow. 0: all have the id 0 there, which
+    /// is the daemon's outside.
     pub ids: u32,
     /// Upper half of the numbers of its groups: how many daemons of this monitor were
     /// before it. Those may have left groups that are not removed yet.
@@ -228,6 +230,20 @@ impl Grant {
     /// How many daemons of this monitor were before this one.
     pub fn life(&self) -> u32 {
         self.life
+    }
+
+    /// The directories in which the groups of sandboxes are made, one of each tree.
+    pub fn group_directories(&self) -> impl Iterator<Item = &Path> {
+        self.places.iter().filter_map(|place| place.directory.parent())
+    }
+
+    /// Whether this is the directory of a sandbox's group.
+    pub fn is_of_sandbox(&self, directory: &Path) -> bool {
+        self.places.iter().any(|place| {
+            let name = place.directory.as_os_str().as_encoded_bytes();
+            let rest = directory.as_os_str().as_encoded_bytes().strip_prefix(name);
+            rest.is_some_and(|rest| rest.starts_with(b"."))
+        })
     }
 }
 
@@ -276,6 +292,23 @@ pub fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_of_sandboxes_are_known_by_their_names() {
+        let place = Place {
+            version: crate::limits::Version::V2,
+            directory: "/sys/fs/cgroup/unit/thaw-7-1-0".into(),
+            controllers: Vec::new(),
+        };
+        let grant = Grant { ids: 0, life: 0, places: vec![place], missing: Vec::new() };
+        assert!(grant.group_directories().eq([Path::new("/sys/fs/cgroup/unit")]));
+        for (name, expected) in
+            [("thaw-7-1-0.12", true), ("thaw-7-1-0", false), ("thaw-host", false)]
+        {
+            let directory = Path::new("/sys/fs/cgroup/unit").join(name);
+            assert_eq!(grant.is_of_sandbox(&directory), expected, "{name}");
+        }
+    }
 
     #[test]
     fn addresses_arrive_as_they_were_sent() {

@@ -4,14 +4,16 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
+use super::caller::{Begun, CallerNamespaces, InnerRoot};
 use super::namespace::UserNamespace;
 use super::protocol::{
     Answer, Grant, REQUEST_BIND, REQUEST_FORGET, REQUEST_GROUP, REQUEST_KEEP, REQUEST_NEXT_KEPT,
@@ -21,9 +23,10 @@ use super::protocol::{
 use super::store::{DescriptorStore, do_not_linger};
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
-use crate::limits::{self, Group, Hierarchy, WeakLimits};
-use crate::resolver::{self, Namespaces};
-use crate::state::{Join, launcher};
+use crate::join::Join;
+use crate::limits::{self, Group, Hierarchy, Version, WeakLimits};
+use crate::resolver;
+use crate::state::launcher;
 use crate::sys;
 use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, refuse_weak_limits, send};
 
@@ -63,8 +66,11 @@ const BOUND_MAX: u32 = 4096;
 #[derive(Debug)]
 pub struct Monitor {
     ids: DaemonIds,
-    range: IdRange,
-    namespace: UserNamespace,
+    /// Held for as long as there are sandboxes with these ids.
+    _range: Option<IdRange>,
+    /// See [`Grant`].
+    slots: u32,
+    namespaces: Namespaces,
     groups: Arc<Hierarchy>,
     made: HashMap<u64, Group>,
     store: DescriptorStore,
@@ -75,6 +81,30 @@ pub struct Monitor {
     groups_max: usize,
     /// [`CHILDREN_MAX`].
     children_max: usize,
+}
+
+/// Why a daemon cannot be kept from the other processes of its user.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct NoNamespaces(io::Error);
+
+/// The namespaces of a daemon's sandboxes.
+#[derive(Debug)]
+enum Namespaces {
+    /// The monitor is root, and the daemon another user.
+    OfRoot(UserNamespace),
+    /// Both are the same user.
+    OfCaller(Box<CallerNamespaces>),
+}
+
+impl Namespaces {
+    /// The user namespace of the sandboxes.
+    fn of_sandboxes(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::OfRoot(namespace) => namespace.as_fd(),
+            Self::OfCaller(namespaces) => namespaces.of_sandboxes(),
+        }
+    }
 }
 
 impl Monitor {
@@ -95,14 +125,58 @@ impl Monitor {
             Err(error) if forbids_namespaces(&error) => return Ok(None),
             Err(source) => return Err(during("make a user namespace")(source)),
         };
-        let groups = limits::discover();
+        let slots = range.slots;
+        let (namespaces, groups) = (Namespaces::OfRoot(namespace), limits::discover());
+        Self::with(ids, Some(range), slots, namespaces, groups, weak_limits).map(Some)
+    }
+
+    /// Makes what a daemon with the caller's own ids needs; or why the host has not the user
+    /// and pid namespaces that keep it from the caller's other processes. To be called by
+    /// another user than root, before there are threads or children.
+    ///
+    /// # Errors
+    /// The host does not keep limits.
+    pub fn of_caller(
+        ids: DaemonIds,
+        weak_limits: WeakLimits,
+    ) -> Result<Result<Self, NoNamespaces>, ZygoteError> {
+        let during = |step| move |source| ZygoteError::Parent { step, source };
+        // One more for root of their user namespace.
+        let range = IdRange::reserve(FIRST_ID, SANDBOXES_MAX + 1).map_err(during(RESERVE_IDS))?;
+        let made = Begun::new(ids, range.as_ref()).and_then(|begun| {
+            let groups = limits::discover();
+            let root = match groups.places().iter().any(|place| place.version == Version::V1) {
+                true => InnerRoot::Own,
+                false => InnerRoot::Subordinate,
+            };
+            Ok((begun.finish(root)?, groups))
+        });
+        let (namespaces, groups) = match made {
+            Ok((namespaces, groups)) => (Box::new(namespaces), groups),
+            Err(error) if forbids_namespaces(&error) => return Ok(Err(NoNamespaces(error))),
+            Err(source) => return Err(during("make its namespaces")(source)),
+        };
+        let slots = namespaces.slots();
+        let namespaces = Namespaces::OfCaller(namespaces);
+        Self::with(ids, range, slots, namespaces, groups, weak_limits).map(Ok)
+    }
+
+    fn with(
+        ids: DaemonIds,
+        range: Option<IdRange>,
+        slots: u32,
+        namespaces: Namespaces,
+        groups: Arc<Hierarchy>,
+        weak_limits: WeakLimits,
+    ) -> Result<Self, ZygoteError> {
         if weak_limits == WeakLimits::Refuse {
             refuse_weak_limits(groups.missing())?;
         }
-        Ok(Some(Self {
+        Ok(Self {
             ids,
-            range,
-            namespace,
+            _range: range,
+            slots,
+            namespaces,
             groups,
             made: HashMap::new(),
             store: DescriptorStore::new(KEPT_MAX, kept_descriptors_max()),
@@ -110,13 +184,53 @@ impl Monitor {
             life: 0,
             groups_max: GROUPS_MAX,
             children_max: CHILDREN_MAX,
-        }))
+        })
+    }
+
+    /// Starts the daemon: the command that `command` makes, which goes on as a child of the
+    /// calling thread, in the namespaces of the daemon if it has the caller's ids.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn spawn_daemon(&mut self, command: impl Fn() -> io::Result<Command>) -> io::Result<Pid> {
+        match &mut self.namespaces {
+            Namespaces::OfRoot(_) => spawn(command_with_nothing(&mut command()?)),
+            Namespaces::OfCaller(namespaces) => {
+                let mut first = command()?;
+                match namespaces.spawn(&mut first) {
+                    // Process 1 of their pid namespace ends, or has ended (pid_namespaces(7)).
+                    // Or the process between was killed, and nobody knows what it has made.
+                    Err(error)
+                        if error.raw_os_error() == Some(libc::ENOMEM)
+                            || error.kind() == io::ErrorKind::UnexpectedEof =>
+                    {
+                        drop(first);
+                        namespaces.renew()?;
+                        namespaces.spawn(&mut command()?)
+                    }
+                    spawned => spawned,
+                }
+            }
+        }
+    }
+
+    /// Whether the calling thread has children that end with a daemon that has ended: zygote
+    /// parents that are not kept for the next, and launchers.
+    pub fn has_ending_children(&self) -> bool {
+        let stays = |child: &str| match &self.namespaces {
+            Namespaces::OfRoot(_) => false,
+            Namespaces::OfCaller(namespaces) => {
+                child.parse().is_ok_and(|pid| namespaces.is_init(pid))
+            }
+        };
+        let ending = children().split_whitespace().filter(|child| !stays(child)).count();
+        ending > self.kept_parents()
     }
 
     /// What the daemon is told at its start.
     pub fn grant(&self) -> Grant {
         Grant {
-            ids: ids_of_sandboxes(self.range.slots),
+            ids: ids_of_sandboxes(self.slots),
             life: self.life,
             places: self.groups.places().to_vec(),
             missing: self.groups.missing().to_vec(),
@@ -194,7 +308,7 @@ impl Monitor {
         let [control, kernel] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
         let mut launcher = Command::new("/proc/self/exe");
         launcher
-            .arg(PARENT_ARGUMENT)
+            .args([PARENT_ARGUMENT, Join::AsRoot.argument()])
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::from(control))
@@ -207,55 +321,40 @@ impl Monitor {
         let [socket, pid_namespace] =
             <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
         let id = u32::try_from(id).map_err(|_| Errno::INVAL)?;
-        self.launch(launcher(socket, pid_namespace, id, Join::Nothing))
+        self.launch(launcher(socket, pid_namespace, id, Join::AsRoot))
     }
 
-    /// Starts a resolver process, with the id that no sandbox has. It gives up root's rights
-    /// as soon as it has a root directory of its own, and does not wait for the daemon before.
+    /// Starts a resolver process, with the id that no sandbox has. It gives up its rights as
+    /// soon as it has a root directory of its own, and does not wait for the daemon before.
     fn start_resolver(&self, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let [socket] = <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
-        let mut resolver = resolver::launcher(socket, self.resolver_id(), Namespaces::Joined);
-        resolver.stderr(self.namespace.as_fd().try_clone_to_owned()?);
-        self.check_children()?;
-        // SAFETY: between fork and exec nothing is called but the host.
-        unsafe {
-            resolver.pre_exec(|| {
-                sys::reset_signals();
-                sys::close_on_exec_from(3)
-            });
-        }
-        // The caller of this library reaps all children.
-        resolver.spawn().map(drop)
+        let namespaces = resolver::Namespaces::Joined;
+        self.launch(resolver::launcher(socket, self.resolver_id(), namespaces))
     }
 
     /// The id of resolver processes in the daemon's user namespace: its last one. No sandbox
     /// has it, unless it is the only one.
     fn resolver_id(&self) -> u32 {
-        self.range.slots
+        self.slots
     }
 
-    /// Starts a launcher as root of the daemon's user namespace, and as nobody outside. It
-    /// ends as soon as it has forked what is wanted; what went wrong it says on the
-    /// socket that it was given. Nobody waits for it here: it waits for the daemon.
+    /// Starts a launcher, which becomes root of the daemon's user namespace, and nobody
+    /// outside ([`Join::AsRoot`]). It ends as soon as it has forked what is wanted; what went
+    /// wrong it says on the socket that it was given. Nobody waits for it here: it waits for
+    /// the daemon.
     fn launch(&self, mut launcher: Command) -> io::Result<()> {
         self.check_children()?;
-        let namespace = self.namespace.as_fd().as_raw_fd();
-        // SAFETY: between fork and exec nothing is called but the host; the descriptor
-        // is open as long as `self` lives.
-        unsafe {
-            launcher.pre_exec(move || {
-                sys::reset_signals();
-                sys::close_on_exec_from(3)?;
-                UserNamespace::enter_as_root(BorrowedFd::borrow_raw(namespace))
-            });
-        }
+        launcher.stderr(self.namespaces.of_sandboxes().try_clone_to_owned()?);
         // The caller of this library reaps all children.
-        launcher.spawn().map(drop)
+        match &self.namespaces {
+            Namespaces::OfRoot(_) => spawn(command_with_nothing(&mut launcher)).map(drop),
+            Namespaces::OfCaller(namespaces) => namespaces.spawn(&mut launcher).map(drop),
+        }
     }
 
     /// `EAGAIN` if this process has all the children that it may have.
     fn check_children(&self) -> io::Result<()> {
-        match children() >= self.children_max + self.store.parents() {
+        match children().split_whitespace().count() >= self.children_max + self.store.parents() {
             true => Err(Errno::AGAIN.into()),
             false => Ok(()),
         }
@@ -291,12 +390,6 @@ impl Monitor {
     }
 }
 
-/// Children of the calling thread that have not been reaped.
-pub fn children() -> usize {
-    let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
-    children.split_whitespace().count()
-}
-
 /// Descriptors that may be kept for the next daemon.
 fn kept_descriptors_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
@@ -306,6 +399,26 @@ fn kept_descriptors_max() -> usize {
 /// How many of the ids of a daemon are for sandboxes: all but that of resolver processes.
 fn ids_of_sandboxes(ids: u32) -> u32 {
     if ids > 1 { ids - 1 } else { ids }
+}
+
+/// The process ids of the calling thread's children.
+fn children() -> String {
+    std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default()
+}
+
+/// Lets a command inherit its standard streams and no more.
+fn command_with_nothing(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec nothing is called but the host.
+    unsafe {
+        command.pre_exec(|| {
+            sys::reset_signals();
+            sys::close_on_exec_from(3)
+        })
+    }
+}
+
+fn spawn(command: &mut Command) -> io::Result<Pid> {
+    Ok(Pid::from_child(&command.spawn()?))
 }
 
 /// Whether the host has no user namespaces for anybody (user_namespaces(7)), which is more

@@ -25,6 +25,7 @@ use super::protocol::{
 };
 use super::serve::serve;
 use crate::confine::{During, Failure};
+use crate::join::Join;
 use crate::message;
 use crate::monitor;
 use crate::sys::{self, CloseOnExec, Forked};
@@ -73,23 +74,6 @@ pub(crate) fn spawn(socket: OwnedFd, namespaces: Namespaces, id: u32) -> io::Res
     launcher.stderr(user).spawn()?.wait().map(drop)
 }
 
-/// Whether the launcher joins a user namespace, which is then its standard error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Join {
-    User,
-    Nothing,
-}
-
-impl Join {
-    /// As an argument of the launcher.
-    fn argument(self) -> &'static str {
-        match self {
-            Self::User => "join-user-namespace",
-            Self::Nothing => "stay",
-        }
-    }
-}
-
 /// The command that starts a helper; see [`spawn`].
 pub(crate) fn launcher(socket: OwnedFd, pid_namespace: OwnedFd, id: u32, join: Join) -> Command {
     let mut launcher = Command::new("/proc/self/exe");
@@ -111,10 +95,11 @@ pub(crate) fn helper_main() -> Option<i32> {
         return None;
     }
     let mut next = || arguments.next()?.into_string().ok();
-    let (id, join) = (next()?.parse().ok()?, next()?);
+    let (id, join) = (next()?.parse().ok()?, Join::from_argument(next()?.as_ref())?);
     let Ok((socket, pid, user)) = take_descriptors() else { return Some(1) };
-    let user = (join == Join::User.argument()).then_some(user);
-    Some(match launch(&socket, pid, user, id) {
+    let joined = join.enter(&user).map_err(|(step, errno)| Failure { step, source: errno.into() });
+    drop(user);
+    Some(match joined.and_then(|()| launch(&socket, pid, id)) {
         Ok(Role::Helper { proc }) => sys::exit_at_once(serve(socket, proc)),
         Ok(Role::Launcher) => 0,
         Err(Failure { step, source }) => {
@@ -152,11 +137,7 @@ fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
     Ok((socket, pid, user))
 }
 
-fn launch(socket: &OwnedFd, pid: OwnedFd, user: Option<OwnedFd>, id: u32) -> Result<Role, Failure> {
-    if let Some(user) = user {
-        move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))
-            .during("join the sandboxes' user namespace")?;
-    }
+fn launch(socket: &OwnedFd, pid: OwnedFd, id: u32) -> Result<Role, Failure> {
     move_into_link_name_space(pid.as_fd(), Some(LinkNameSpaceType::ProcessID))
         .during("join the sandboxes' pid namespace")?;
     drop(pid);

@@ -32,5 +32,5 @@ mod serve;
 
 pub use handle::StateError;
 pub(crate) use handle::{Conversation, StateHelper, Subject};
-pub(crate) use launch::{Join, helper_main, launcher};
+pub(crate) use launch::{helper_main, launcher};
 pub(crate) use processes::{FIRST_PROCESS, Space};

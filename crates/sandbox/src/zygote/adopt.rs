@@ -17,12 +17,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::broker;
 use super::handle::{Alive, Connected, Ids, Keeper};
-use super::process::{KnownAs, Process, pid_of};
+use super::process::{KnownAs, Numbers, Process, own_number_of, pid_of};
 use super::protocol::UserIds;
 use crate::boot::{BootError, BootPlan};
 use crate::console::{Console, HostEnd};
@@ -131,7 +131,10 @@ impl Connected {
             control,
             pid,
             pidfd,
-            user_ids: UserIds::OnePerSandbox,
+            user_ids: match link.grant().ids {
+                0 => UserIds::Shared,
+                _ => UserIds::OnePerSandbox,
+            },
             first_id: note.first_id,
             limit: 0,
             groups: Hierarchy::granted(link.clone()),
@@ -174,8 +177,7 @@ impl Connected {
         let path = format!("/proc/{0}/task/{0}/children", self.pid);
         let children = std::fs::read_to_string(path).unwrap_or_default();
         for child in children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()) {
-            let pid = i32::try_from(child).ok().and_then(Pid::from_raw);
-            if let Some(pid) = pid.filter(|_| !kept.contains(&child))
+            if let Some(pid) = own_number_of(child).filter(|_| !kept.contains(&child))
                 && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
                 // The number may be another's since; that one is no child of the parent.
                 && parent_of(child) == Some(self.pid)
@@ -351,7 +353,7 @@ fn orphan(
     }
     let descriptors = own.split_off(OWN_DESCRIPTORS);
     let [control, pidfd, read] = exactly(own)?;
-    let pid = pid_of(pidfd.as_fd())?;
+    let Numbers { pid, own: own_number } = Numbers::of(pidfd.as_fd())?;
     let limits = Arc::new(Limits::new(parent.groups.adopt(kept.group)));
     let SandboxNote { known_as, slot, note, .. } = note;
     let exit = Arc::default();
@@ -361,7 +363,8 @@ fn orphan(
         KnownAs::Copy(number) => drop(parent.book().copies.insert(number, alive)),
     }
     let affinity = None;
-    let process = Process { pid, pidfd, exit, limits, parent, affinity, known_as, slot };
+    let process =
+        Process { pid, own_number, pidfd, exit, limits, parent, affinity, known_as, slot };
     let console = console.adopt(read)?;
     Ok(Orphan { process, control, console, descriptors, note, keep })
 }

@@ -20,7 +20,7 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thaw_abi::control::{MSG_FAILED, MSG_READY, MessageHeader};
 
 use super::id_range::IdRange;
-use super::process::{ExitCell, KnownAs, Process, affinity_of, pid_of};
+use super::process::{ExitCell, KnownAs, Numbers, Process, affinity_of, pid_of};
 use super::protocol::{
     Failure, PARENT_ARGUMENT, REPORT_COPY_EXITED, REPORT_CREATE_FAILED, REPORT_CREATED,
     REPORT_EXITED, REPORT_FAILED, REPORT_SERVING, REPORT_STARTED, REQUEST_CREATE,
@@ -320,10 +320,21 @@ impl ZygoteParent {
                 // A process that could not execute the kernel may be gone by now;
                 // what it said before is still to be read. Number 0 has no files
                 // in /proc, so nothing else can be mistaken for it.
-                let pid = pid_of(pidfd.as_fd()).unwrap_or(0);
-                let (parent, affinity) = (connected.clone(), affinity_of(pid));
+                let Numbers { pid, own: own_number } =
+                    Numbers::of(pidfd.as_fd()).unwrap_or(Numbers { pid: 0, own: None });
+                let (parent, affinity) = (connected.clone(), affinity_of(own_number));
                 let known_as = KnownAs::Created(id);
-                Ok(Process { pid, pidfd, exit, limits, parent, affinity, known_as, slot })
+                Ok(Process {
+                    pid,
+                    own_number,
+                    pidfd,
+                    exit,
+                    limits,
+                    parent,
+                    affinity,
+                    known_as,
+                    slot,
+                })
             }
             Err(error) => {
                 let mut book = lock(&connected.book);

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -61,7 +61,10 @@ pub(crate) enum KnownAs {
 /// A process forked by the zygote parent. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Process {
+    /// As `/proc` and people number it.
     pub pid: u32,
+    /// As the calls of this process number it; see [`Numbers`].
+    pub own_number: Option<Pid>,
     pub pidfd: OwnedFd,
     pub exit: Arc<ExitCell>,
     pub limits: Arc<Limits>,
@@ -103,7 +106,7 @@ impl Process {
     /// In a burst the caller has more to do, and nothing special is done.
     pub fn woken_here<T>(&self, send: impl FnOnce() -> T) -> T {
         let Some(everywhere) = self.affinity.filter(|_| !is_burst()) else { return send() };
-        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let pid = self.own_number;
         let mut here = CpuSet::new();
         here.set(sched_getcpu());
         // Without the right to do so it wakes wherever it likes.
@@ -168,19 +171,122 @@ impl Drop for Process {
 }
 
 /// The processors that a process may run on.
-pub(crate) fn affinity_of(pid: u32) -> Option<CpuSet> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
-    sched_getaffinity(Some(pid)).ok()
+pub(crate) fn affinity_of(own_number: Option<Pid>) -> Option<CpuSet> {
+    sched_getaffinity(Some(own_number?)).ok()
+}
+
+/// The numbers of another process. They are the same unless the caller is in a pid
+/// namespace of its own and sees the `/proc` of another, as a monitored daemon does that
+/// has the user id of whoever started it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Numbers {
+    /// In the pid namespace of the caller's `/proc`: for files there, and for people.
+    pub pid: u32,
+    /// In the caller's own: for host calls. `None`: it is not to be seen there.
+    pub own: Option<Pid>,
+}
+
+impl Numbers {
+    /// Those of the process behind a pidfd.
+    pub fn of(pidfd: BorrowedFd<'_>) -> io::Result<Self> {
+        let information = information_of(pidfd)?;
+        let pid = pid_in(&information)?;
+        if levels_below_proc() == 0 {
+            return Ok(Self { pid, own: number(pid) });
+        }
+        Ok(Self { pid, own: number_at_level(&information, levels_below_proc()) })
+    }
+
+    /// Those of the process behind a pidfd whose number in calls is known.
+    pub fn of_own(own: Pid, pidfd: BorrowedFd<'_>) -> io::Result<Self> {
+        let pid = match levels_below_proc() {
+            0 => Pid::as_raw(Some(own)) as u32,
+            _ => pid_of(pidfd)?,
+        };
+        Ok(Self { pid, own: Some(own) })
+    }
+}
+
+/// How host calls number the process that `/proc` knows by this number now.
+pub(crate) fn own_number_of(pid: u32) -> Option<Pid> {
+    if levels_below_proc() == 0 {
+        return number(pid);
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    number_at_level(&status, levels_below_proc())
+}
+
+fn number(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
+}
+
+/// How many levels the pid namespace of this process is below that of its `/proc`.
+fn levels_below_proc() -> usize {
+    static LEVELS: OnceLock<usize> = OnceLock::new();
+    *LEVELS.get_or_init(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        numbers_in(&status).count().saturating_sub(1)
+    })
+}
+
+/// The number of a process at a level, from the field `NSpid` (proc_pid_status(5)).
+fn number_at_level(text: &str, level: usize) -> Option<Pid> {
+    numbers_in(text).nth(level).and_then(number)
+}
+
+fn numbers_in(text: &str) -> impl Iterator<Item = u32> {
+    let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    line.unwrap_or_default().split_whitespace().filter_map(|number| number.parse().ok())
+}
+
+/// The process id of this process as its `/proc` has it.
+pub fn own_pid() -> u32 {
+    let link = std::fs::read_link("/proc/self").ok();
+    let pid = link.and_then(|link| link.to_str()?.parse().ok());
+    pid.unwrap_or_else(std::process::id)
 }
 
 /// The process id behind a pidfd, in the pid namespace of the caller's `/proc`.
 pub(crate) fn pid_of(pidfd: BorrowedFd<'_>) -> io::Result<u32> {
+    pid_in(&information_of(pidfd)?)
+}
+
+/// Of the file that a pidfd is (proc_pid_fdinfo(5)).
+fn information_of(pidfd: BorrowedFd<'_>) -> io::Result<String> {
     use std::os::fd::AsRawFd;
-    let information = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))
+}
+
+fn pid_in(information: &str) -> io::Result<u32> {
     information
         .lines()
         .find_map(|line| line.strip_prefix("Pid:"))
         .and_then(|pid| pid.trim().parse().ok())
         .filter(|&pid| pid > 0)
         .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+    #[test]
+    fn numbers_are_those_of_the_namespaces_from_that_of_proc_on() {
+        let information = "pos:\t0\nflags:\t02000002\nPid:\t4711\nNSpid:\t4711\t12\t7\t1\n";
+        assert_eq!(pid_in(information).unwrap(), 4711);
+        assert_eq!(number_at_level(information, 0), number(4711));
+        assert_eq!(number_at_level(information, 1), number(12));
+        assert_eq!(number_at_level(information, 4), None);
+        // The process has ended.
+        assert!(pid_in("Pid:\t-1\nNSpid:\t-1\n").is_err());
+    }
+
+    #[test]
+    fn without_a_namespace_of_its_own_a_process_has_one_number() {
+        let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        let numbers = Numbers::of(pidfd.as_fd()).unwrap();
+        assert_eq!(numbers, Numbers { pid: own_pid(), own: Some(getpid()) });
+        assert_eq!(numbers, Numbers::of_own(getpid(), pidfd.as_fd()).unwrap());
+    }
 }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use bytemuck::bytes_of;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, pidfd_open};
 use thaw_abi::control::{Connection, Fork, MSG_FORK, MSG_READY, MessageHeader, THAW_AS_TEMPLATE};
 
 use super::handle::{Alive, Connected};
-use super::process::{KnownAs, Process};
+use super::process::{KnownAs, Numbers, Process};
 use super::verify::verify;
 use super::{ZygoteError, ZygoteParent, boot_error, broker};
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
@@ -165,13 +165,14 @@ impl Template {
         // From here on the copy alone has them, so that its end shows.
         drop((sandbox, console_write));
         let failed = |error: io::Error| BootError::Fork(error.to_string());
-        let (pid, pidfd) = wait_for_copy(&host).map_err(failed)?;
+        let (Numbers { pid, own: own_number }, pidfd) = wait_for_copy(&host).map_err(failed)?;
 
         console.set_pid(pid);
         let (exit, parent) = (Arc::default(), slot.parent.clone());
         let (known_as, slot_number) = (KnownAs::Copy(0), slot.number);
         let mut process = Process {
             pid,
+            own_number,
             pidfd,
             exit,
             limits,
@@ -260,7 +261,7 @@ impl Template {
 }
 
 /// Waits for the first message of a copy, which shows its process.
-fn wait_for_copy(control: &OwnedFd) -> io::Result<(u32, OwnedFd)> {
+fn wait_for_copy(control: &OwnedFd) -> io::Result<(Numbers, OwnedFd)> {
     let died = || io::Error::from(io::ErrorKind::UnexpectedEof);
     let mut bytes = [0; size_of::<MessageHeader>()];
     let (len, sender) = loop {
@@ -282,7 +283,7 @@ fn wait_for_copy(control: &OwnedFd) -> io::Result<(u32, OwnedFd)> {
         return Err(died());
     }
     rustix::net::sockopt::set_socket_passcred(control, false)?;
-    Ok((Pid::as_raw(Some(pid)) as u32, pidfd))
+    Ok((Numbers::of_own(pid, pidfd.as_fd())?, pidfd))
 }
 
 /// Looks often at first: whoever sends to a process that sleeps has to wake it,

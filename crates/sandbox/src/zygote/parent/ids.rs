@@ -99,13 +99,56 @@ pub fn map(pid: i32, namespace: UserNamespace, first: u32, count: u32) -> io::Re
         fs::write(format!("/proc/{pid}/uid_map"), &line)?;
         return Ok(IdMap { base: 0, slots: count - 1 });
     }
-    if let Some(slots) = map_with_helpers(pid, first, count) {
-        return Ok(IdMap { base: 0, slots });
+    if let Some(mapped) = map_with_helpers(pid, first, count, Numbers::FromZero) {
+        return Ok(IdMap { base: 0, slots: mapped.count });
     }
-    fs::write(format!("/proc/{pid}/setgroups"), "deny")?;
-    fs::write(format!("/proc/{pid}/gid_map"), format!("0 {} 1", getegid().as_raw()))?;
-    fs::write(format!("/proc/{pid}/uid_map"), format!("0 {} 1", geteuid().as_raw()))?;
+    map_own(pid, Numbers::FromZero)?;
     Ok(IdMap { base: 0, slots: 0 })
+}
+
+/// How a user namespace numbers the ids of its maker, and those that follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Numbers {
+    /// From 0 on.
+    FromZero,
+    /// As they are numbered outside.
+    AsOutside,
+}
+
+/// Subordinate ids that are mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Subordinate {
+    /// The first user id.
+    pub uid: u32,
+    /// The first group id.
+    pub gid: u32,
+    /// How many of each.
+    pub count: u32,
+}
+
+/// Maps ids of the caller, who is not root, in the user namespace of process `pid`, where
+/// they have the same numbers: its own, and those of `range` (the first user id, and how
+/// many), if it has any. Returns what came of the range.
+pub(crate) fn map_to_themselves(
+    pid: i32,
+    range: Option<(u32, u32)>,
+) -> io::Result<Option<Subordinate>> {
+    let Some((first, count)) = range else {
+        return map_own(pid, Numbers::AsOutside).map(|()| None);
+    };
+    let mapped = map_with_helpers(pid, first, count, Numbers::AsOutside);
+    mapped.map(Some).ok_or_else(|| io::Error::from(io::ErrorKind::PermissionDenied))
+}
+
+/// Maps the ids of the caller, who is not root, and no others.
+fn map_own(pid: i32, numbers: Numbers) -> io::Result<()> {
+    let map = |own: u32| match numbers {
+        Numbers::FromZero => format!("0 {own} 1"),
+        Numbers::AsOutside => format!("{own} {own} 1"),
+    };
+    fs::write(format!("/proc/{pid}/setgroups"), "deny")?;
+    fs::write(format!("/proc/{pid}/gid_map"), map(getegid().as_raw()))?;
+    fs::write(format!("/proc/{pid}/uid_map"), map(geteuid().as_raw()))
 }
 
 /// Where a parent of root's may have its ids: from `first` on, if this user namespace
@@ -151,8 +194,8 @@ pub(in crate::zygote) fn subordinate_window() -> Option<Range<u64>> {
 
 /// Maps `count` ids of the caller's range of `/etc/subuid`, from `first` on, with the
 /// set-user-id helpers newuidmap(1) and newgidmap(1), and as many of its groups, with
-/// the same distance from the first; returns how many it has.
-fn map_with_helpers(pid: i32, first: u32, count: u32) -> Option<u32> {
+/// the same distance from the first.
+fn map_with_helpers(pid: i32, first: u32, count: u32, numbers: Numbers) -> Option<Subordinate> {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     let (range_uid, uids) = subordinate_range("/etc/subuid", uid)?;
     let (range_gid, gids) = subordinate_range("/etc/subgid", uid)?;
@@ -163,15 +206,20 @@ fn map_with_helpers(pid: i32, first: u32, count: u32) -> Option<u32> {
         return None;
     }
     let run = |helper: &str, own: u32, first: u32| {
+        let inside = match numbers {
+            Numbers::FromZero => (0, 1),
+            Numbers::AsOutside => (own, first),
+        };
         Command::new(helper)
-            .args([pid.to_string(), "0".into(), own.to_string(), "1".into()])
-            .args(["1".into(), first.to_string(), slots.to_string()])
+            .arg(pid.to_string())
+            .args([inside.0, own, 1, inside.1, first, slots].map(|number| number.to_string()))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .status()
             .is_ok_and(|status| status.success())
     };
-    (run("newgidmap", gid, first_gid) && run("newuidmap", uid, first_uid)).then_some(slots)
+    let is_mapped = run("newgidmap", gid, first_gid) && run("newuidmap", uid, first_uid);
+    is_mapped.then_some(Subordinate { uid: first_uid, gid: first_gid, count: slots })
 }
 
 /// The first range that `path` (subuid(5)) gives to the user.

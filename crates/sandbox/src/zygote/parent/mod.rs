@@ -20,9 +20,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Signal, WaitOptions, wait};
 
-pub(crate) use ids::set_ids;
+pub(crate) use ids::{Subordinate, map_to_themselves, set_ids};
 pub(super) use ids::{subordinate_window, window_of_namespace};
-pub(crate) use namespaces::{enter_empty_root, make_root_read_only};
+pub(crate) use namespaces::{enter_empty_root, enter_launcher_root, make_root_read_only};
 pub(crate) use zygote::shrink_bounding_set;
 
 use super::Processes;
@@ -34,6 +34,8 @@ use super::protocol::{
 };
 use crate::broker;
 use crate::host;
+use crate::join::Join;
+use crate::monitor;
 use crate::resolver;
 use crate::state;
 use crate::sys::{self, CloseOnExec};
@@ -41,22 +43,26 @@ use zygote::Purpose;
 
 /// Entry of the zygote parent: to be called first thing in `main`, before any
 /// thread is started. Returns at once unless this process was spawned as a
-/// zygote parent, as the state helper of its sandboxes, as a resolver process, as one
-/// that serves files, or to try a host call; then it never returns.
+/// zygote parent, as another process of the library's, or to try a host call; then it never
+/// returns.
 pub fn zygote_parent_main() {
-    if let Some(code) = state::helper_main()
+    let other = state::helper_main()
         .or_else(resolver::main)
         .or_else(broker::files_main)
-        .or_else(host::call_main)
-    {
+        .or_else(monitor::init_main)
+        .or_else(host::call_main);
+    if let Some(code) = other {
         std::process::exit(code);
     }
-    if std::env::args_os().nth(1).is_none_or(|argument| argument != PARENT_ARGUMENT) {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_none_or(|argument| argument != PARENT_ARGUMENT) {
         return;
     }
-    let inherited = take_descriptors();
+    let join = arguments.next().and_then(|argument| Join::from_argument(&argument));
+    let join = join.unwrap_or(Join::Nothing);
+    let inherited = take_descriptors(join);
     let code = match inherited {
-        Ok((control, kernel)) => run(control, kernel),
+        Ok(inherited) => run(inherited, join),
         Err(error) => {
             eprintln!("thaw: the zygote parent was started without its descriptors: {error}");
             1
@@ -65,23 +71,36 @@ pub fn zygote_parent_main() {
     std::process::exit(code);
 }
 
-/// Takes the control socket, passed as standard input, and the kernel ELF,
-/// passed as standard output, and closes whatever else the library's process
-/// let slip through.
-fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd)> {
+/// What a launcher is started with.
+struct Inherited {
+    control: OwnedFd,
+    kernel: OwnedFd,
+    /// The user namespace that it joins, if it joins one.
+    namespace: OwnedFd,
+}
+
+/// Takes the control socket, passed as standard input, the kernel ELF, passed as
+/// standard output, and a namespace, passed as standard error, and closes whatever else
+/// the library's process let slip through.
+fn take_descriptors(join: Join) -> io::Result<Inherited> {
     // Nothing can own these numbers yet: this runs first in the process.
     let control = sys::duplicate_to(io::stdin().as_fd(), 3)?;
     let kernel = sys::duplicate_to(io::stdout().as_fd(), 4)?;
-    sys::close_descriptors(5, u32::MAX)?;
+    let namespace = sys::duplicate_to(io::stderr().as_fd(), 5)?;
+    sys::close_descriptors(6, u32::MAX)?;
     let null = File::options().read(true).write(true).open("/dev/null")?;
-    for standard in [0, 1] {
-        sys::place_descriptor(null.as_raw_fd(), standard, CloseOnExec::No)?;
+    let standard = if join == Join::Nothing { 0..2 } else { 0..3 };
+    for number in standard {
+        sys::place_descriptor(null.as_raw_fd(), number, CloseOnExec::No)?;
     }
-    Ok((control, kernel))
+    Ok(Inherited { control, kernel, namespace })
 }
 
-fn run(control: OwnedFd, kernel: OwnedFd) -> i32 {
-    match launch(&control, kernel) {
+fn run(inherited: Inherited, join: Join) -> i32 {
+    let Inherited { control, kernel, namespace } = inherited;
+    let joined = join.enter(&namespace).map_err(|(_, errno)| errno).during(Step::TakeIds);
+    drop(namespace);
+    match joined.and_then(|()| launch(&control, kernel)) {
         Ok(()) => 0,
         Err(failure) => {
             // If the library is gone, there is nobody left to tell.
