@@ -49,7 +49,7 @@ fn reserve_one(shared: &Shared, orphan: Orphan) -> Option<WaitingInstance> {
         tracing::info!(%function, instance, "ended an instance: the quota of {} is used up", tenant.name());
         return None;
     };
-    Some(WaitingInstance { orphan, note, lease, tenant: tenant })
+    Some(WaitingInstance { orphan, note, lease, tenant })
 }
 
 fn by_instance(connections: Vec<OrphanConnection>) -> Connections {
