@@ -47,7 +47,13 @@ fn serve(user: User) -> Served {
     static HOME: OnceLock<PathBuf> = OnceLock::new();
     let built = HOME.get_or_init(|| {
         let copies = |name, keys| Function::PythonVariant { program: "copies", name, keys };
-        let all = [Function::Example("hello-c"), copies("warm", WARM), copies("fork", FORK)];
+        let survivor = Function::PythonVariant {
+            program: "survivor",
+            name: "survivor",
+            keys: "isolation = \"instance\"",
+        };
+        let all =
+            [Function::Example("hello-c"), copies("warm", WARM), copies("fork", FORK), survivor];
         built_home("rootless", &all)
     });
     let home = user.home().join("state");
@@ -370,6 +376,25 @@ fn a_daemon_that_is_killed_is_started_again_and_no_client_is_refused() {
         wait_until("the daemon is gone", || !exists(first_init));
         assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
         assert_ne!(init(&daemon).pid, first_init);
+        assert_eq!(daemon.stop(), Some(0));
+    }
+}
+
+/// As with root's daemon (`takeover.rs`), unless process 1 ends.
+#[test]
+fn instances_go_on_under_the_next_daemon() {
+    for Served { mut daemon, user: _user } in served() {
+        let count = |daemon: &Daemon| get(daemon.gateway(), "survivor", "/count").text();
+        assert_eq!(count(&daemon), "1\n");
+        for expected in ["2\n", "3\n"] {
+            // Time to be kept.
+            std::thread::sleep(std::time::Duration::from_millis(600));
+            daemon.kill_and_await_next();
+            assert_eq!(count(&daemon), expected, "{}", daemon.log());
+        }
+        kill(init(&daemon).pid);
+        wait_until("its daemon is gone", || !exists(daemon.pid()));
+        assert_eq!(count(&daemon), "1\n", "{}", daemon.log());
         assert_eq!(daemon.stop(), Some(0));
     }
 }
