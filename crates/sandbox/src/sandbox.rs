@@ -329,6 +329,11 @@ impl Sandbox {
         self.console.set_label(label);
     }
 
+    /// See [`Sandbox::label`].
+    pub(crate) fn known_label(&self) -> Option<&Arc<str>> {
+        self.console.label()
+    }
+
     /// How the host process ended, if it has.
     pub fn try_wait(&self) -> Option<ExitStatus> {
         self.process.exit.get()

@@ -321,6 +321,7 @@ impl Shared {
             };
             let taken_ns = monotonic_ns();
             tried += 1;
+            zygote.label(&self.label);
             match zygote.thaw(&plan, handed, &self.options(Some(&pipes))) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),
                 Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => self.pool.discard_dead(),

@@ -160,6 +160,14 @@ impl HostEnd {
         }
     }
 
+    /// What the process is called, if somebody has said so.
+    pub fn label(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Pipe(_) => None,
+            Self::Read(tag) => tag.label(),
+        }
+    }
+
     /// Says what the process is called.
     pub fn set_label(&self, label: &Arc<str>) {
         if let Self::Read(tag) = self {

@@ -94,6 +94,10 @@ impl Tag {
         self.0.pipe.upgrade()
     }
 
+    pub(super) fn label(&self) -> Option<&Arc<str>> {
+        self.0.label.get()
+    }
+
     /// The first label stays.
     pub(super) fn set_label(&self, label: Arc<str>) {
         let _ = self.0.label.set(label);

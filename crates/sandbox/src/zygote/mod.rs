@@ -309,6 +309,11 @@ impl Zygote {
         })
     }
 
+    /// See [`Sandbox::label`]. What it says from its boot on has the label.
+    pub fn label(&self, label: &Arc<str>) {
+        self.console.set_label(label);
+    }
+
     fn broker(&self, rootfs: Rootfs, egress: &Arc<EgressPolicy>) -> Result<Broker, BootError> {
         broker(&self.control, rootfs, egress)
     }

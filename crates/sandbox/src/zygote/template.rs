@@ -168,6 +168,10 @@ impl Template {
         let (Numbers { pid, own: own_number }, pidfd) = wait_for_copy(&host).map_err(failed)?;
 
         console.set_pid(pid);
+        // Before it can write anything.
+        if let Some(label) = self.sandbox.known_label() {
+            console.set_label(label);
+        }
         let (exit, parent) = (Arc::default(), slot.parent.clone());
         let (known_as, slot_number) = (KnownAs::Copy(0), slot.number);
         let mut process = Process {
@@ -244,7 +248,7 @@ impl Template {
         &self.plan
     }
 
-    /// See [`Sandbox::label`].
+    /// See [`Sandbox::label`]; its copies have the same label.
     pub fn label(&self, label: &Arc<str>) {
         self.sandbox.label(label);
     }
