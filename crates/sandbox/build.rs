@@ -8,6 +8,7 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=THAW_KERNEL_ELF");
     println!("cargo:rerun-if-changed=../kernel");
+    println!("cargo:rerun-if-changed=../platform");
     println!("cargo:rerun-if-changed=../abi");
 
     let elf = match std::env::var_os("THAW_KERNEL_ELF") {

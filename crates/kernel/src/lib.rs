@@ -4,16 +4,16 @@
 extern crate alloc;
 
 pub mod boot;
-pub mod errno;
 pub mod freeze;
 pub mod fs;
-pub mod io;
 pub mod ipc;
 pub mod mm;
 pub mod net;
-pub mod platform;
 pub mod state;
-pub mod sync;
 pub mod syscall;
 pub mod task;
 pub mod time;
+mod upcalls;
+
+pub(crate) use thaw_platform as platform;
+pub(crate) use thaw_platform::{console, errno, io, sync};

@@ -23,7 +23,7 @@ static HEAP: thaw_kernel::mm::heap::KernelHeap = thaw_kernel::mm::heap::KernelHe
 
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
-    thaw_kernel::platform::panic::die(info)
+    thaw_platform::panic::die(info)
 }
 
 // The precompiled `core` refers to these; with `panic = "abort"` nothing calls them.
@@ -31,7 +31,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
 extern "C" fn rust_eh_personality() {}
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_Resume() -> ! {
-    thaw_kernel::platform::panic::die_with("unwinding")
+    thaw_platform::panic::die_with("unwinding")
 }
 
 core::arch::global_asm!(

@@ -10,7 +10,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::sync::Lock;
+use crate::sync::{Late, Lock};
 
 /// Everything that is saved.
 pub struct Kernel {
@@ -46,36 +46,6 @@ pub struct Kernel {
     pub window: Lock<thaw_abi::control::WindowSize>,
     /// How the sandbox was started.
     pub config: Lock<Config>,
-}
-
-/// A part of the state that is filled in while the others are in use already.
-pub struct Late<T> {
-    value: core::cell::OnceCell<T>,
-}
-
-// SAFETY: filled in once, under the kernel lock, before any guest runs.
-unsafe impl<T: Sync + Send> Sync for Late<T> {}
-
-impl<T> Late<T> {
-    /// Not filled in yet.
-    pub const fn empty() -> Self {
-        Self { value: core::cell::OnceCell::new() }
-    }
-
-    /// Fills it in; later calls change nothing.
-    pub fn set(&self, value: T) {
-        let _ = self.value.set(value);
-    }
-}
-
-impl<T> core::ops::Deref for Late<T> {
-    type Target = T;
-    fn deref(&self) -> &T {
-        match self.value.get() {
-            Some(value) => value,
-            None => panic!("kernel state used before it was filled in"),
-        }
-    }
 }
 
 /// What the start command fixed.

@@ -22,13 +22,10 @@ use thaw_abi::control::{
     MSG_FAILED, MSG_READY, MSG_START, MSG_THAW, SINGLE_PROCESS_NAME, TEMPLATE_NAME,
 };
 use thaw_abi::filter::List;
-use thaw_abi::layout::BOOT_BASE;
 
 use crate::errno::Result;
 use crate::mm::heap;
-use crate::platform::filter;
-use crate::platform::host;
-use crate::platform::{clock, fault, panic, vcpu};
+use crate::platform::{self, clock, fault, filter, host, panic, vcpu};
 
 /// Bytes of the per-boot area that are mapped from the beginning.
 const BOOT_AREA_SIZE: u64 = 8 << 20;
@@ -47,18 +44,7 @@ pub unsafe extern "C" fn start(stack: *const u64) -> ! {
         crate::console!("thaw zygote cannot set itself up: {error:?}");
         panic::exit(panic::PANIC_EXIT_CODE)
     }
-    // SAFETY: the idle stack is mapped and unused; nothing on this one is needed again.
-    unsafe {
-        core::arch::asm!(
-            "mov rsp, {stack}",
-            "xor ebp, ebp",
-            "call {main}",
-            "ud2",
-            stack = in(reg) vcpu::idle_stack(0) + vcpu::IDLE_STACK_SIZE,
-            main = sym zygote_main,
-            options(noreturn)
-        )
-    }
+    vcpu::leave_first_stack(zygote_main)
 }
 
 const AT_PHDR: u64 = 3;
@@ -135,17 +121,14 @@ fn touch(own: &Segments, list: List) {
             let _ = host::advise(first, (start + len - first).next_multiple_of(4096), advice);
         }
     }
-    const STACK_USED: u64 = 32 << 10;
-    for (start, len) in [
-        (vcpu::area(0), 4096),
-        (vcpu::signal_stack(0) + vcpu::SIGNAL_STACK_SIZE - STACK_USED, STACK_USED),
-        (vcpu::idle_stack(0) + vcpu::IDLE_STACK_SIZE - STACK_USED, STACK_USED),
+    let own = [
         (vcpu::MESSAGE_BUFFER, 32 << 10),
         (control::FDS_BUFFER, 4096),
         (lazy::TABLE, 8192),
         (populate::TABLE, 8192),
         (blobs::TABLE, 8192),
-    ] {
+    ];
+    for (start, len) in vcpu::used_from_the_beginning().into_iter().chain(own) {
         let _ = host::advise(start, len, host::MADV_POPULATE_WRITE);
     }
     if list != List::Templates {
@@ -156,14 +139,9 @@ fn touch(own: &Segments, list: List) {
 }
 
 fn become_zygote(vdso: u64, own: &Segments, list: List) -> Result<()> {
-    host::map_anonymous(BOOT_BASE, BOOT_AREA_SIZE, host::PROT_READ | host::PROT_WRITE)?;
+    platform::upcalls::register(&crate::upcalls::Kernel);
+    vcpu::begin_first(BOOT_AREA_SIZE)?;
     heap::map_front()?;
-    for guard in [vcpu::signal_stack(0) - 4096, vcpu::idle_stack(0) - 4096] {
-        host::protect(guard, 4096, 0)?;
-    }
-    // SAFETY: mapped above.
-    unsafe { vcpu::initialize(0) };
-    vcpu::block().door = vcpu::DOOR_OPEN.into();
     clock::find_host_vdso(vdso);
     fault::install_handlers()?;
     touch(own, list);

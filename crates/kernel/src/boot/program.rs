@@ -60,7 +60,7 @@ pub fn start(message: &Message) -> Result<()> {
     // must be reachable before the tree is put together.
     let root = install(Kernel {
         tasks: Tasks::default(),
-        fs: crate::state::Late::empty(),
+        fs: crate::sync::Late::empty(),
         net: Default::default(),
         hostname: Lock::new(strings.hostname.clone()),
         clocks: Clocks::new(),

@@ -23,7 +23,6 @@ use crate::errno::{Errno, Result};
 use crate::mm::{AddressSpace, heap, pages, shm};
 use crate::platform::host::{self, HostFd, Sharing};
 use crate::platform::user::UserAddress;
-use crate::platform::vcpu;
 use crate::state::{kernel, restore};
 use crate::task::carrier;
 use crate::task::process::FIRST_PID;
@@ -79,7 +78,7 @@ pub fn thaw(message: &Message) -> Result<()> {
         }
         _ => return Err(Errno::EINVAL),
     }
-    debug_assert!(vcpu::block().thread.is_null());
+    debug_assert!(crate::task::thread::running().is_none());
     Ok(())
 }
 

@@ -113,7 +113,7 @@ pub fn freeze(cause: u32) {
     if !arena::is_shared() {
         spaces.iter().for_each(|space| space.recall_shared(0, u64::MAX));
     }
-    threads.iter().for_each(|thread| thread.save_fpu());
+    threads.iter().for_each(|thread| thread.context.save_fpu());
     for space in &spaces {
         // In every copy this memory is mapped from the image.
         let all = thaw_abi::layout::GUEST_MAX;

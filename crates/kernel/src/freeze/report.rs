@@ -2,7 +2,6 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::freeze::{
     FrozenRegion, FrozenThread, REGION_FROM_IMAGE, REGION_KERNEL, REGION_SHARED, REGION_STACK,
@@ -168,7 +167,7 @@ fn guest_region(vma: &Vma, strings: &mut Vec<u8>) -> FrozenRegion {
 
 fn frozen_thread(thread: &Thread) -> FrozenThread {
     let frame = thread.frame();
-    let fs_base = thread.fs_base.load(Relaxed);
+    let fs_base = thread.context.fs_base();
     let registers = [
         frame.r15,
         frame.r14,
@@ -192,7 +191,7 @@ fn frozen_thread(thread: &Thread) -> FrozenThread {
         frame.rsp,
         frame.ss,
         fs_base,
-        thread.gs_base.load(Relaxed),
+        thread.context.gs_base(),
         0,
         0,
         0,

@@ -22,6 +22,7 @@ use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT, HEAP_MAX};
 
 use crate::errno::Result;
 use crate::platform::host;
+use crate::platform::thread::{KERNEL_STACK_SIZE, KernelStack};
 
 /// First bytes of the header of a running or frozen sandbox.
 pub const HEAP_MAGIC: u64 = u64::from_le_bytes(*b"THAWHEAP");
@@ -169,19 +170,33 @@ pub fn saved_range(first_stack: Option<u64>) -> (u64, u64) {
     (start, header().used_end - start)
 }
 
-/// Takes the stack that lies in the front: its lowest byte.
-pub fn take_first_stack() -> Option<*mut u8> {
-    let used = core::mem::replace(&mut header().first_stack_used, true);
-    (!used).then_some(NURSERY_END as *mut u8)
+/// Memory for the kernel stack of a thread: that which lies in the front for the first.
+pub fn kernel_stack() -> KernelStack {
+    let is_first = !core::mem::replace(&mut header().first_stack_used, true);
+    let bottom = match is_first {
+        true => NURSERY_END as *mut u8,
+        // SAFETY: the size is not zero.
+        false => unsafe { alloc::alloc::alloc(STACK_LAYOUT) },
+    };
+    assert!(!bottom.is_null(), "out of kernel memory");
+    // SAFETY: just taken, and `release_stack` gives it back.
+    unsafe { KernelStack::in_memory(bottom, release_stack) }
 }
 
-/// Gives it back; `false` if `stack` is another one.
-pub fn put_first_stack(stack: *mut u8) -> bool {
-    let is_first = is_first_stack(stack);
-    if is_first {
+const STACK_LAYOUT: Layout = match Layout::from_size_align(KERNEL_STACK_SIZE, 4096) {
+    Ok(layout) => layout,
+    Err(_) => panic!("not the layout of a stack"),
+};
+
+/// # Safety
+/// `bottom` must come from [`kernel_stack`], and nobody may use the stack any more.
+unsafe fn release_stack(bottom: *mut u8) {
+    if is_first_stack(bottom) {
         header().first_stack_used = false;
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { alloc::alloc::dealloc(bottom, STACK_LAYOUT) };
     }
-    is_first
 }
 
 /// Whether a stack is the one that lies in the front.

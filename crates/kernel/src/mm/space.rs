@@ -14,7 +14,7 @@ use crate::boot::lazy;
 use crate::errno::{Errno, Result};
 use crate::fs::file::MmapSource;
 use crate::io::Sink;
-use crate::platform::gate::Gate;
+use crate::platform::gate::{Code, Gate};
 use crate::platform::host::{self, Sharing};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
@@ -654,9 +654,12 @@ impl AddressSpace {
     pub fn total(&self) -> u64 {
         self.state.lock().vmas.total()
     }
+}
 
-    /// See [`super::code_protection`].
-    pub fn protection_of_code(&self, start: u64, end: u64) -> Option<u32> {
+impl Code for AddressSpace {
+    /// File-backed, executable, private memory is the only kind in which system call sites
+    /// are patched.
+    fn protection(&self, start: u64, end: u64) -> Option<u32> {
         let state = self.state.lock();
         let vma = state.vmas.find(start)?;
         let patchable = end <= vma.end
@@ -664,6 +667,11 @@ impl AddressSpace {
             && !vma.flags.contains(VmaFlags::SHARED)
             && (vma.file.is_some() || vma.flags.contains(VmaFlags::VDSO));
         patchable.then_some(vma.prot)
+    }
+
+    fn text_around(&self, address: u64) -> Option<(u64, u64)> {
+        let vma = self.find(address)?;
+        Some((vma.start, vma.end))
     }
 }
 

@@ -99,9 +99,7 @@ fn hang_up_is_final_and_does_not_spin() {
 fn small_pieces_are_sent_together() {
     let (_polls, file, _ours, mut theirs, _count) = pair();
     let (header, body, tail) = (b"header ".to_vec(), vec![b'b'; 9000], b" tail".to_vec());
-    let pieces = [&header, &body, &tail]
-        .map(|piece| crate::io::IoVec { base: piece.as_ptr() as u64, len: piece.len() as u64 });
-    let mut source = Source::kernel_vectors(&pieces);
+    let mut source = Source::kernel_pieces(&[&header, &body, &tail]);
     assert_eq!(file.write(&mut source), Ok(9012));
     let mut bytes = vec![0; 9012];
     theirs.read_exact(&mut bytes).unwrap();

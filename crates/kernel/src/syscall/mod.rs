@@ -5,7 +5,6 @@ pub mod trace;
 
 use crate::errno::{Errno, Result};
 use crate::platform::entry::TrapFrame;
-use crate::platform::kernel_lock;
 use crate::platform::user::UserAddress;
 use crate::task::carrier;
 
@@ -88,14 +87,6 @@ pub struct Entry {
     pub support: Support,
 }
 
-/// The fast door: performs the system call of a frame under the kernel lock.
-/// What is due before the thread returns to the guest follows on the way out.
-pub extern "C" fn dispatch(frame: &mut TrapFrame) {
-    kernel_lock::acquire();
-    perform(frame);
-    kernel_lock::release();
-}
-
 /// Performs the system call of a frame.
 pub fn perform(frame: &mut TrapFrame) {
     carrier::count_call();
@@ -107,7 +98,7 @@ pub fn perform(frame: &mut TrapFrame) {
         trace::enter(entry, frame);
     }
     let result = match entry {
-        Some(entry) => (entry.handler)(&frame.args()),
+        Some(entry) => (entry.handler)(&Args(frame.arguments())),
         None => {
             trace::count_unknown(frame.orig_rax);
             Err(Errno::ENOSYS)

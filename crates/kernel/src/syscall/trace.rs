@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::{Arg, Entry, Support};
+use super::{Arg, Args, Entry, Support};
 use crate::errno::Errno;
 use crate::platform::entry::TrapFrame;
 use crate::platform::panic::Console;
@@ -82,7 +82,7 @@ pub fn leave(entry: Option<&Entry>, frame: &TrapFrame) {
 }
 
 fn write_call(line: &mut Console, entry: Option<&Entry>, frame: &TrapFrame) {
-    let args = frame.args();
+    let args = Args(frame.arguments());
     let _ = write!(line, "[{}] ", current().tid());
     let Some(entry) = entry else {
         let _ = write!(

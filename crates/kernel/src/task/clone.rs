@@ -297,9 +297,9 @@ fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread>
     thread.scheduling.set(maker.scheduling.get().inherited());
     let fs_base =
         if has(CloneFlags::SETTLS) { request.tls } else { crate::platform::segment::fs_base() };
-    thread.fs_base.store(fs_base, Relaxed);
-    thread.gs_base.store(maker.gs_base.load(Relaxed), Relaxed);
-    thread.copy_fpu(maker);
+    thread.context.set_fs_base(fs_base);
+    thread.context.set_gs_base(maker.context.gs_base());
+    thread.context.copy_fpu(&maker.context);
     let (mask, alternate_stack) = {
         let signals = maker.signals.lock();
         (signals.saved_mask.unwrap_or(signals.mask), signals.alternate_stack)

@@ -75,7 +75,7 @@ fn leave(status: ExitStatus) {
     let removed = kernel().tasks.threads.lock().remove(&thread.tid());
     // The idle loop keeps the thread until it is off its stack.
     drop(removed);
-    thread.forget_fpu();
+    thread.context.forget_fpu();
     signal::pass_on(&process);
     process.thread_ended.wake_all(Events::IN);
     if process.threads.lock().is_empty() {

@@ -260,7 +260,7 @@ pub fn yield_if_due() -> bool {
 /// Makes sure that the running thread is interrupted when a timer is due or
 /// others have waited for long enough. Does nothing while idle.
 pub fn watch_clock() {
-    if vcpu::block().thread.is_null() {
+    if super::thread::running().is_none() {
         return;
     }
     // An alarm that went off while the vCPU was idle is not set any more.
@@ -284,7 +284,7 @@ fn set_alarm(wait: Option<u64>) {
     let now = Instant::now();
     let slice = wait.map(|wait| Instant(now.0 + wait));
     let wanted = [timer, slice].into_iter().flatten().min().unwrap_or(now);
-    let alarm_at = &carrier::own_space().carrier.alarm_at;
+    let alarm_at = vcpu::alarm_at();
     let set = alarm_at.load(Relaxed);
     if set == 0 || wanted.0 < set {
         alarm_at.store(wanted.0.max(1), Relaxed);

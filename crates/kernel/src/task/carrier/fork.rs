@@ -5,7 +5,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{halt, is_first, own_space, run, serve};
+use super::{halt, is_first, own, own_space, run, serve};
 use crate::boot::arena;
 use crate::errno::{Errno, Result};
 use crate::mm::AddressSpace;
@@ -50,14 +50,14 @@ pub fn fork(space: Arc<AddressSpace>, thread: &Arc<Thread>) -> Result<()> {
 pub fn move_to_new_space() -> Result<()> {
     arena::prepare()?;
     let thread = current_arc();
-    thread.save_fpu();
+    thread.context.save_fpu();
     let space = Arc::new(AddressSpace::new());
     perform(Errand { thread, space, moves: true, outcome: Lock::new(None) })
 }
 
 fn perform(errand: Errand) -> Result<()> {
     let thread = current();
-    vcpu::block().errand = &raw const errand;
+    own().errand.set(&raw const errand);
     thread.sched.lock().state = RunState::Uninterruptible;
     thread.switch_to_idle();
     errand.outcome.get().unwrap_or(Err(Errno::EAGAIN))
@@ -66,7 +66,7 @@ fn perform(errand: Errand) -> Result<()> {
 /// Does what the thread that has just left the vCPU has asked for; which side
 /// of the fork this is, if there was one.
 pub(super) fn run_errand() -> Option<Forked> {
-    let errand = core::mem::replace(&mut vcpu::block().errand, core::ptr::null());
+    let errand = own().errand.replace(core::ptr::null());
     if errand.is_null() {
         return None;
     }
@@ -116,6 +116,7 @@ pub fn begin_others(fill: impl Fn(u32, &AddressSpace) -> Result<()>) -> Result<(
                 core::mem::forget(for_child);
             }
             Forked::Child => {
+                vcpu::begin_forked();
                 kernel_lock::acquire();
                 let pid = for_child.carrier.host_pid();
                 serve(for_child, pid);
@@ -131,11 +132,7 @@ pub fn begin_others(fill: impl Fn(u32, &AddressSpace) -> Result<()>) -> Result<(
 
 /// The new host process: becomes the carrier of its address space.
 fn begin_child(own: (Arc<AddressSpace>, Arc<Thread>), moves: bool, errand: &Errand) {
-    let block = vcpu::block();
-    block.thread = core::ptr::null();
-    block.fpu_owner = core::ptr::null();
-    block.alarmed.store(false, Relaxed);
-    block.knocked.store(false, Relaxed);
+    vcpu::begin_forked();
     kernel_lock::acquire();
     let (space, thread) = own;
     // The parent has noted the process id before it gave up the lock.

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use super::{Activity, Vcpu, interrupt_others, own_space, own_vcpu, ring, sleep_until_rung};
-use crate::platform::{host, kernel_lock, vcpu};
+use crate::platform::{host, kernel_lock};
 
 /// The vCPU for which the others rest, or null. One carrier halts at a time, since
 /// only the first one does, before there are others.
@@ -15,7 +15,7 @@ static HALTED_BY: AtomicPtr<Vcpu> = AtomicPtr::new(core::ptr::null_mut());
 /// Whether this vCPU is to rest instead of running threads.
 pub fn is_asked() -> bool {
     let by = HALTED_BY.load(Relaxed);
-    !by.is_null() && !core::ptr::eq(by, vcpu::block().own)
+    !by.is_null() && !core::ptr::eq(by, own_vcpu())
 }
 
 /// Does `work` while no other vCPU of the only carrier uses the arena: they sleep,

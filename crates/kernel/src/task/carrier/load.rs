@@ -4,14 +4,13 @@
 //! The calls of the latter go through one kernel lock, and they wake each other.
 //! What runs next on the vCPU that woke it needs no wake-up across processors, which
 //! costs more than most calls do.
-#![allow(unsafe_code)]
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{Activity, Carrier, Vcpu, own_space, own_vcpu};
-use crate::platform::{clock, vcpu};
+use super::{Activity, Carrier, Vcpu, is_own, own_space, own_vcpu};
+use crate::platform::clock;
 use crate::task::sched::TICK_NS;
 
 /// A vCPU on which system calls follow each other faster than this, in nanoseconds on
@@ -28,10 +27,8 @@ fn is_talkative(calls: u64, within_ns: u64) -> bool {
 /// A thread makes a system call.
 #[inline]
 pub fn count_call() {
-    // SAFETY: a vCPU that runs a thread has its record.
-    if let Some(own) = unsafe { vcpu::block().own.as_ref() } {
-        own.calls.store(own.calls.load(Relaxed) + 1, Relaxed);
-    }
+    let calls = &own_vcpu().calls;
+    calls.store(calls.load(Relaxed) + 1, Relaxed);
 }
 
 impl Carrier {
@@ -66,7 +63,7 @@ impl Carrier {
 
     /// As [`Carrier::wants_help`], for a vCPU that is idle itself.
     pub(super) fn wants_own_help(&self) -> bool {
-        !self.talkative().any(|vcpu| !core::ptr::eq(Arc::as_ptr(&vcpu), vcpu::block().own))
+        !self.talkative().any(|vcpu| !is_own(&vcpu))
     }
 
     /// Lets only one vCPU go on with threads that are talkative.

@@ -19,10 +19,12 @@ mod vcpus;
 
 pub use fork::{Errand, begin_others, fork, move_to_new_space};
 pub use load::count_call;
-pub use vcpus::{Vcpu, add_if_wanted, may_grow, start_of_vcpu};
+pub use vcpus::{Vcpu, add_if_wanted, may_grow};
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::sched;
@@ -31,7 +33,8 @@ use crate::boot::{arena, control, phases, populate};
 use crate::mm::AddressSpace;
 use crate::net::host_poll;
 use crate::platform::host::{self, Forked};
-use crate::platform::{clock, fault, kernel_lock, vcpu};
+use crate::platform::vcpu::{self, VcpuData};
+use crate::platform::{self, clock, fault, kernel_lock};
 use crate::state::kernel;
 use crate::sync::Lock;
 use crate::time::timer;
@@ -43,9 +46,6 @@ pub struct Carrier {
     host_pid: AtomicU32,
     /// Its virtual CPUs.
     vcpus: Lock<Vec<Arc<Vcpu>>>,
-    /// When the alarm of the host process goes off, on the guest's monotonic
-    /// clock in nanoseconds; 0 if it is not set.
-    pub alarm_at: AtomicU64,
     /// When its vCPUs were last judged ([`Carrier::judge`]), on the host's monotonic
     /// clock in nanoseconds.
     judged_at: AtomicU64,
@@ -65,11 +65,6 @@ impl Carrier {
         self.vcpus.lock().len()
     }
 
-    /// Numbers of the virtual CPUs in the host process.
-    pub fn vcpu_indexes(&self) -> Vec<u32> {
-        self.vcpus.lock().iter().map(|vcpu| vcpu.index()).collect()
-    }
-
     /// A vCPU that does something, if there is one.
     fn with_activity(&self, activity: Activity) -> Option<Arc<Vcpu>> {
         self.vcpus.lock().iter().find(|vcpu| vcpu.activity.get() == activity).cloned()
@@ -87,10 +82,7 @@ impl Carrier {
 
     /// Whether no other vCPU than the calling one runs or is about to.
     pub fn is_alone(&self) -> bool {
-        let own = vcpu::block().own;
-        self.vcpus.lock().iter().all(|vcpu| {
-            core::ptr::eq(Arc::as_ptr(vcpu), own) || vcpu.activity.get() != Activity::Active
-        })
+        self.vcpus.lock().iter().all(|vcpu| is_own(vcpu) || vcpu.activity.get() != Activity::Active)
     }
 }
 
@@ -114,20 +106,51 @@ static FIRST: AtomicPtr<AddressSpace> = AtomicPtr::new(core::ptr::null_mut());
 /// The exit code of the sandbox plus 1, once it is to end.
 static ENDING: AtomicU64 = AtomicU64::new(0);
 
+/// What a vCPU has for itself.
+struct OwnVcpu {
+    /// The address space that it serves.
+    space: Arc<AddressSpace>,
+    /// As the others see it.
+    vcpu: Arc<Vcpu>,
+    /// What the thread that has just left it asks of the idle loop, or null.
+    errand: Cell<*const Errand>,
+}
+
+// SAFETY: nothing else in the kernel is given to a vCPU of the platform.
+unsafe impl VcpuData for OwnVcpu {}
+
+impl OwnVcpu {
+    fn new(space: Arc<AddressSpace>, vcpu: Arc<Vcpu>) -> Box<Self> {
+        Box::new(Self { space, vcpu, errand: Cell::new(core::ptr::null()) })
+    }
+}
+
+#[inline]
+fn own() -> &'static OwnVcpu {
+    match vcpu::data() {
+        Some(own) => own,
+        None => panic!("this vCPU serves no address space"),
+    }
+}
+
 /// The address space that this vCPU serves.
+#[inline]
 pub fn own_space() -> &'static AddressSpace {
-    let space = vcpu::block().space;
-    assert!(!space.is_null(), "this vCPU serves no address space");
-    // SAFETY: set by `serve`, which holds a reference until the vCPU retires.
-    unsafe { &*space }
+    &own().space
 }
 
 /// This vCPU.
 fn own_vcpu() -> &'static Vcpu {
-    let vcpu = vcpu::block().own;
-    assert!(!vcpu.is_null(), "this vCPU serves no address space");
-    // SAFETY: as above.
-    unsafe { &*vcpu }
+    &own().vcpu
+}
+
+fn is_own(vcpu: &Vcpu) -> bool {
+    vcpu::data::<OwnVcpu>().is_some_and(|own| core::ptr::eq(Arc::as_ptr(&own.vcpu), vcpu))
+}
+
+/// Whether an address space is the one that this vCPU serves.
+fn is_own_space(space: &AddressSpace) -> bool {
+    vcpu::data::<OwnVcpu>().is_some_and(|own| core::ptr::eq(Arc::as_ptr(&own.space), space))
 }
 
 /// Makes the first host process of a sandbox serve an address space.
@@ -141,27 +164,26 @@ pub fn begin(space: Arc<AddressSpace>) {
 
 /// Makes the calling host thread the only vCPU of an address space.
 fn serve(space: Arc<AddressSpace>, host_tid: u32) {
-    let vcpu = Arc::new(Vcpu::new(vcpu::block().index, host_tid));
+    let vcpu = Arc::new(Vcpu::new(vcpu::index(), host_tid));
     {
         let mut vcpus = space.carrier.vcpus.lock();
         vcpus.clear();
         vcpus.push(vcpu.clone());
     }
-    space.carrier.alarm_at.store(0, Relaxed);
+    vcpu::alarm_at().store(0, Relaxed);
     space.carrier.looked_at.store(0, Relaxed);
     space.carrier.judged_at.store(0, Relaxed);
-    let block = vcpu::block();
-    block.own = Arc::into_raw(vcpu);
-    block.space = Arc::into_raw(space);
+    vcpu::install(OwnVcpu::new(space, vcpu));
 }
 
 fn is_first() -> bool {
-    core::ptr::eq(vcpu::block().space, FIRST.load(Relaxed))
+    let first = FIRST.load(Relaxed);
+    vcpu::data::<OwnVcpu>().is_some_and(|own| core::ptr::eq(Arc::as_ptr(&own.space), first))
 }
 
 /// Tells the vCPUs of an address space that there is something in its queue.
 pub fn notify(space: &AddressSpace) {
-    if core::ptr::eq(space, vcpu::block().space) {
+    if is_own_space(space) {
         // This vCPU looks at the queue before it rests. If that takes long,
         // the alarm finds help.
         return;
@@ -193,10 +215,8 @@ fn interrupt_all(space: &AddressSpace) {
 /// Makes the other vCPUs of this carrier look whether their time slices are over.
 pub fn interrupt_others() {
     let space = own_space();
-    let own = vcpu::block().own;
     for vcpu in space.carrier.vcpus.lock().iter() {
-        let is_own = core::ptr::eq(Arc::as_ptr(vcpu), own);
-        if !is_own && vcpu.activity.get() == Activity::Active {
+        if !is_own(vcpu) && vcpu.activity.get() == Activity::Active {
             vcpu.interrupt(space.carrier.host_pid());
         }
     }
@@ -213,7 +233,7 @@ pub fn interrupt(thread: &Thread) {
         .find(|vcpu| core::ptr::eq(vcpu.running(), thread))
         .cloned();
     if let Some(vcpu) = runs_on
-        && !core::ptr::eq(Arc::as_ptr(&vcpu), vcpu::block().own)
+        && !is_own(&vcpu)
     {
         vcpu.interrupt(space.carrier.host_pid());
     }
@@ -222,9 +242,10 @@ pub fn interrupt(thread: &Thread) {
 /// A signal has come for an idle vCPU, in its handler: lets its wait end, if it
 /// waits or is about to. One that has not said so yet looks for signals once it
 /// has ([`fault::has_signal`]).
-pub fn end_wait(block: &vcpu::VcpuBlock) {
-    // SAFETY: a vCPU's own record lives as long as the vCPU; null is before that.
-    let Some(vcpu) = (unsafe { block.own.as_ref() }) else { return };
+pub fn end_wait(data: *const ()) {
+    // SAFETY: the platform gives what it was given for the vCPU.
+    let Some(own) = (unsafe { vcpu::data_of::<OwnVcpu>(data) }) else { return };
+    let vcpu = &*own.vcpu;
     if kernel_lock::is_enabled() {
         vcpu.bell().fetch_add(1, Relaxed);
         if core::ptr::eq(WATCHER.load(Relaxed), vcpu) {
@@ -326,19 +347,16 @@ fn others_rest() -> bool {
     if !kernel_lock::is_enabled() {
         return true;
     }
-    let own = vcpu::block().own;
     kernel().tasks.spaces().iter().all(|space| {
         let vcpus = space.carrier.vcpus.lock();
-        let rests = |vcpu: &Arc<Vcpu>| {
-            core::ptr::eq(Arc::as_ptr(vcpu), own) || vcpu.activity.get() != Activity::Active
-        };
+        let rests = |vcpu: &Arc<Vcpu>| is_own(vcpu) || vcpu.activity.get() != Activity::Active;
         vcpus.iter().all(rests) && space.run_queue.is_empty()
     })
 }
 
 /// Waits in the host for descriptors, messages, the nearest timer and the bell.
 fn watch() {
-    WATCHER.store(vcpu::block().own.cast_mut(), Relaxed);
+    WATCHER.store(core::ptr::from_ref(own_vcpu()).cast_mut(), Relaxed);
     WATCHES_UNTIL.store(timer::next_deadline().map_or(u64::MAX, |next| next.0), Relaxed);
     own_vcpu().activity.set(Activity::Watching);
     own_vcpu().park(true);
@@ -359,10 +377,8 @@ fn watch() {
 /// Another vCPU may freeze the sandbox while this one waits: all of its threads
 /// must be in memory.
 fn put_registers_away() {
-    let owner = vcpu::block().fpu_owner;
-    if kernel_lock::is_enabled() && !owner.is_null() {
-        // SAFETY: the owner is alive: threads clear the field when they end.
-        unsafe { (*owner).save_fpu() };
+    if kernel_lock::is_enabled() {
+        platform::thread::put_registers_away();
     }
 }
 
@@ -453,17 +469,8 @@ fn retire() -> ! {
         }
     }
     drop(others);
-    let block = vcpu::block();
-    let (space, own) = (block.space, block.own);
-    own_space().carrier.vcpus.lock().retain(|vcpu| !core::ptr::eq(Arc::as_ptr(vcpu), own));
-    (block.space, block.own) = (core::ptr::null(), core::ptr::null());
-    // SAFETY: the references that `serve` has kept.
-    unsafe {
-        drop(Arc::from_raw(own));
-        drop(Arc::from_raw(space));
-    }
-    kernel_lock::release();
-    host::exit_thread()
+    own_space().carrier.vcpus.lock().retain(|vcpu| !is_own(vcpu));
+    vcpu::end::<OwnVcpu>()
 }
 
 /// Ends the sandbox: the first host process does, since all others end with it.

@@ -1,16 +1,14 @@
 //! Virtual CPUs: adding host threads to a carrier.
-#![allow(unsafe_code)]
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::FLAG_FREEZE_AT_ENTRY;
 
-use super::{Activity, halt, own_space, ring, ring_watcher, run};
+use super::{Activity, OwnVcpu, halt, own_space, ring, ring_watcher};
 use crate::boot::{arena, lazy};
 use crate::errno::Result;
-use crate::platform::host::{self, PROT_READ, PROT_WRITE};
-use crate::platform::{fault, filter, kernel_lock, vcpu};
+use crate::platform::{filter, host, kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
 use crate::task::thread::Thread;
@@ -68,11 +66,6 @@ impl Vcpu {
     /// Rung to end its sleep. It sleeps only once the kernel lock is real.
     pub(super) fn bell(&self) -> &'static AtomicU32 {
         kernel_lock::bell(self.bell)
-    }
-
-    /// Number in its host process.
-    pub(super) fn index(&self) -> u32 {
-        self.index
     }
 
     /// Whether it leaves threads to others.
@@ -159,44 +152,10 @@ fn add() -> Result<()> {
         let vcpus = carrier.vcpus.lock();
         (1..).find(|&index| vcpus.iter().all(|vcpu| vcpu.index != index)).unwrap_or(1)
     };
-    // An area that a vCPU of this host process, or of the one that it was
-    // forked from, has left is mapped anew.
-    let area = vcpu::area(index);
-    let guards = [vcpu::signal_stack(index) - 4096, vcpu::idle_stack(index) - 4096];
-    host::map_anonymous(area, vcpu::AREA_SIZE, PROT_READ | PROT_WRITE)?;
-    for guard in guards {
-        host::protect(guard, 4096, 0)?;
-    }
     let vcpu = Arc::new(Vcpu::new(index, 0));
-    let top = vcpu::idle_stack(index) + vcpu::IDLE_STACK_SIZE;
-    let block = area as *mut vcpu::VcpuBlock;
-    // SAFETY: just mapped, zero, and used by nobody yet; the host process keeps
-    // a reference to its address space through this vCPU, too.
-    unsafe {
-        (*block).own = Arc::into_raw(vcpu.clone());
-        (*block).door.store(vcpu::block().door.load(Relaxed), Relaxed);
-        Arc::increment_strong_count(vcpu::block().space);
-        (*block).space = vcpu::block().space;
-    }
-    let tid = host::start_thread(top, index).inspect_err(|_| {
-        // SAFETY: the references from above, which no thread has taken over.
-        unsafe {
-            drop(Arc::from_raw((*block).own));
-            Arc::decrement_strong_count((*block).space);
-        }
-    })?;
-    vcpu.host_tid.store(tid, Relaxed);
+    // The host process keeps a reference to its address space through this vCPU, too.
+    let own = OwnVcpu::new(super::own().space.clone(), vcpu.clone());
+    vcpu.host_tid.store(vcpu::start(index, own)?, Relaxed);
     carrier.vcpus.lock().push(vcpu);
     Ok(())
-}
-
-/// Where a new host thread begins, on its idle stack.
-pub extern "C" fn start_of_vcpu(index: u32) -> ! {
-    // SAFETY: the area was mapped for this thread.
-    unsafe { vcpu::initialize(index) };
-    if fault::use_signal_stack(index).is_err() {
-        crate::platform::panic::die_with("a virtual CPU has no signal stack")
-    }
-    kernel_lock::acquire();
-    run()
 }

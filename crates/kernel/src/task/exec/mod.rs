@@ -20,7 +20,6 @@ use crate::fs::path::Path;
 use crate::fs::walk::Follow;
 use crate::io::Sink;
 use crate::platform::entry::TrapFrame;
-use crate::platform::gate;
 use crate::state::kernel;
 
 /// Most bytes of arguments and environment together: a quarter of the default
@@ -86,7 +85,7 @@ impl Program {
         }
 
         process.mm().clear()?;
-        gate::create(&process.mm().gate)?;
+        process.mm().gate.create(vdso::slots())?;
         let layout = stack::Layout::random();
         process.mm().set_mmap_top(layout.mmap_top);
         let loaded = main.map(process, &self.file, elf::Role::Program)?;
@@ -131,11 +130,11 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     let closed = process.files.lock().close_on_exec();
     drop(closed);
     reset_thread(thread, path);
-    thread.fs_base.store(0, Relaxed);
+    thread.context.set_fs_base(0);
     crate::platform::segment::set_fs_base(0);
-    thread.gs_base.store(0, Relaxed);
+    thread.context.set_gs_base(0);
     crate::platform::segment::open_doors();
-    thread.reset_fpu();
+    thread.context.reset_fpu();
     *thread.frame() = frame;
     Ok(frame.rax)
 }

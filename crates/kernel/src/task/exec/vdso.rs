@@ -7,6 +7,7 @@ use crate::errno::Result;
 use crate::mm::space::{MapRequest, Placement};
 use crate::mm::vma::VmaFlags;
 use crate::platform::clock as host_clock;
+use crate::platform::gate::VdsoSlots;
 use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
@@ -48,6 +49,14 @@ pub extern "C" fn clock(clock: u32) -> Time {
         1 | 4 | 6 => read(host_clock::MONOTONIC, kernel().clocks.offset()),
         7 => read(host_clock::BOOTTIME, kernel().clocks.boottime_offset()),
         _ => Time { seconds: -1, nanoseconds: 0 },
+    }
+}
+
+/// Where the object finds [`clock`] and the offsets.
+pub fn slots() -> VdsoSlots {
+    VdsoSlots {
+        clock: clock as *const () as u64,
+        offsets: kernel().clocks.offset_parts() as *const _ as u64,
     }
 }
 

@@ -1,8 +1,6 @@
 //! Delivery: what happens to pending signals when a thread is about to return
 //! to the guest.
 
-use core::sync::atomic::Ordering::Relaxed;
-
 use super::frame::push_frame;
 use super::{
     Action, DefaultAction, SI_KERNEL, SIGSEGV, SIGTRAP, SignalInfo, UNBLOCKABLE, bit,
@@ -11,7 +9,6 @@ use super::{
 use crate::errno::{Errno, Result};
 use crate::mm::shared::SEGV_MAPERR;
 use crate::platform::entry::{RETURN_FULL, TrapFrame};
-use crate::platform::{gate, kernel_lock};
 use crate::task::process::Life;
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
@@ -20,17 +17,10 @@ use crate::task::{carrier, exit, sched};
 /// `restart_syscall` (restart_syscall(2)).
 const SYS_RESTART: u64 = 219;
 
-/// The way out calls this for as long as the thread needs attention.
-pub extern "C" fn attend(frame: &mut TrapFrame) {
-    kernel_lock::acquire();
-    before_return(frame);
-    kernel_lock::release();
-}
-
 /// Does what is to be done before the running thread returns to the guest.
-fn before_return(frame: &mut TrapFrame) {
+pub fn before_return(frame: &mut TrapFrame) {
     let thread = current();
-    thread.attention.store(false, Relaxed);
+    thread.context.attended();
     carrier::attend_interruption();
     sched::rest_if_asked();
     if crate::platform::fault::take_knock() {
@@ -164,7 +154,7 @@ fn restart_without_handler(frame: &mut TrapFrame) {
 /// Sends the thread back to its `syscall` instruction, or to what replaced it.
 fn restart(frame: &mut TrapFrame, number: u64) {
     frame.rax = number;
-    frame.rip = gate::restart_address(frame.rip);
+    frame.rip = carrier::own_space().gate.restart_address(frame.rip);
     frame.how = RETURN_FULL;
     // Only once, even if several signals are handled.
     frame.orig_rax = u64::MAX;

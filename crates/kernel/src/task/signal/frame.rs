@@ -9,8 +9,8 @@ use super::{
 use crate::errno::{Errno, Result};
 use crate::platform::entry::{RETURN_FULL, TrapFrame, USER_CS, USER_SS};
 use crate::platform::fpu::{self, FpuState};
-use crate::platform::gate;
 use crate::platform::user::UserAddress;
+use crate::task::carrier::own_space;
 use crate::task::thread::{Thread, current};
 
 /// `ucontext_t` with the kernel's 8-byte signal set.
@@ -145,7 +145,7 @@ pub fn push_frame(
         rax: frame.rax,
         rcx: frame.rcx,
         rsp: frame.rsp,
-        rip: gate::as_seen(frame.rip),
+        rip: own_space().gate.as_seen(frame.rip),
         eflags: frame.rflags,
         segments: USER_CS | USER_SS << 48,
         error: frame.error,
@@ -180,7 +180,7 @@ pub fn push_frame(
 /// Writes the guest's vector state to guest memory and leaves the registers in
 /// the initial state, as a handler finds them.
 fn save_vector_state(thread: &Thread, frame: &mut TrapFrame, to: UserAddress) -> Result<()> {
-    let mut state = thread.fpu.lock();
+    let mut state = thread.context.fpu().lock();
     state.save();
     let size = fpu::size();
     let bytes = state.bytes_mut();
@@ -203,7 +203,7 @@ fn save_vector_state(thread: &Thread, frame: &mut TrapFrame, to: UserAddress) ->
 
 /// Takes the vector state from guest memory into the registers.
 fn restore_vector_state(thread: &Thread, frame: &mut TrapFrame, from: UserAddress) -> Result<()> {
-    let mut state = thread.fpu.lock();
+    let mut state = thread.context.fpu().lock();
     *state = FpuState::initial();
     if !from.is_null() {
         let size = fpu::size();
@@ -268,7 +268,7 @@ pub fn sigreturn() {
         rax: context.rax,
         rcx: context.rcx,
         rsp: context.rsp,
-        rip: gate::relocated(context.rip),
+        rip: own_space().gate.relocated(context.rip),
         rflags: (context.eflags & USER_RFLAGS) | 0x202,
         how: RETURN_FULL,
         ..keep

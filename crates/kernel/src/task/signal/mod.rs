@@ -6,9 +6,8 @@ mod job_control;
 pub mod syscalls;
 
 use alloc::collections::VecDeque;
-use core::sync::atomic::Ordering::Relaxed;
 
-pub use deliver::{attend, guest_fault};
+pub use deliver::{before_return, guest_fault};
 pub use frame::sigreturn;
 pub use job_control::*;
 
@@ -391,7 +390,7 @@ pub fn send_sigpipe() {
 
 /// Whether a signal is pending that the thread does not block.
 pub fn is_pending(thread: &Thread) -> bool {
-    if !thread.attention.load(Relaxed) {
+    if !thread.context.is_attention_needed() {
         return false;
     }
     let mask = thread.signals.lock().mask;

@@ -171,13 +171,13 @@ pub fn arch_prctl(args: &Args) -> Result<u64> {
             Ok(0)
         }
         ARCH_GET_GS => {
-            args.address(1).write(&current().gs_base.load(Relaxed))?;
+            args.address(1).write(&current().context.gs_base())?;
             Ok(0)
         }
         ARCH_SET_GS if args.u64(1) >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
         ARCH_SET_GS => {
-            current().gs_base.store(args.u64(1), Relaxed);
-            crate::platform::segment::close_doors_if_wanted(current());
+            current().context.set_gs_base(args.u64(1));
+            crate::platform::segment::close_doors_if_wanted(&current().context);
             Ok(0)
         }
         ARCH_GET_CPUID => Ok(1),

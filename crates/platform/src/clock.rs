@@ -36,7 +36,7 @@ pub fn host_function() -> &'static AtomicU64 {
 pub fn read(clock: u32) -> (i64, i64) {
     let function = CLOCK_GETTIME.load(Ordering::Relaxed);
     if function == 0 {
-        super::panic::die_with("the host has no vdso clock; see `thaw doctor`");
+        crate::panic::die_with("the host has no vdso clock; see `thaw doctor`");
     }
     let mut time = [0i64; 2];
     // SAFETY: the function that the host's vdso documents (vdso(7)).

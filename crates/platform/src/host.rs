@@ -1,7 +1,7 @@
 //! Host calls: the few system calls that the kernel makes itself.
 //!
 //! Every one of them goes through the single `syscall` instruction of
-//! `thaw_hostcall`. The filter ([`super::filter`]) lets system calls through
+//! `thaw_hostcall`. The filter ([`crate::filter`]) lets system calls through
 //! only from there, and checks the arguments of each.
 #![allow(unsafe_code)]
 
@@ -354,9 +354,9 @@ pub enum Forked {
 }
 
 /// clone(2): a host thread for a virtual CPU, which begins in
-/// [`crate::task::carrier::start_of_vcpu`] with its stack pointer at `stack_top`.
+/// [`crate::vcpu::start_of_vcpu`] with its stack pointer at `stack_top`.
 /// Returns its thread id.
-pub fn start_thread(stack_top: u64, vcpu: u32) -> Result<u32> {
+pub(crate) fn start_thread(stack_top: u64, vcpu: u32) -> Result<u32> {
     let entry = (stack_top - 16) as *mut u64;
     let tid: u64;
     // SAFETY: the stack is mapped and unused. The new thread shares all memory;
@@ -386,7 +386,7 @@ core::arch::global_asm!(
     "and rsp, -16",
     "call {start}",
     "ud2",
-    start = sym crate::task::carrier::start_of_vcpu,
+    start = sym crate::vcpu::start_of_vcpu,
 );
 
 unsafe extern "C" {
@@ -405,7 +405,7 @@ pub fn exit_thread() -> ! {
 pub fn interrupt(pid: u32, tid: u32) {
     // SAFETY: touches no memory. If it has ended, there is nothing to interrupt.
     let _ = unsafe {
-        hostcall(nr::TGKILL, [pid as u64, tid as u64, super::fault::SIGUSR1 as u64, 0, 0, 0])
+        hostcall(nr::TGKILL, [pid as u64, tid as u64, crate::fault::SIGUSR1 as u64, 0, 0, 0])
     };
 }
 

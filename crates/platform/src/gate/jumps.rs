@@ -4,8 +4,8 @@
 //! whether one stands there or not. So no direct jump is overlooked; a mistaken
 //! find costs a patch and nothing else.
 
-use super::user::UserAddress;
 use crate::errno::Result;
+use crate::user::UserAddress;
 
 /// How far jumps are looked for: further than functions are long.
 const REACH: u64 = 256 << 10;

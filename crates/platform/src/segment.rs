@@ -9,8 +9,8 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::vcpu::{self, DOOR_OPEN};
-use crate::task::Thread;
+use crate::thread::ThreadContext;
+use crate::vcpu::{self, DOOR_OPEN};
 
 /// Base of `%fs` of the running thread.
 pub fn fs_base() -> u64 {
@@ -58,13 +58,13 @@ pub(super) enum Interrupted {
 pub(super) fn take_gs(rsp: u64, interrupted: Interrupted) {
     let block = vcpu::block_of_signal_stack(rsp);
     let found = gs_base();
-    if block.this == 0 {
+    if block.this.get() == 0 {
         // A vCPU that is just starting has that of its maker.
         return;
     }
-    let is_own = found == block.this;
+    let is_own = found == block.this.get();
     if !is_own {
-        set_gs_base(block.this);
+        set_gs_base(block.this.get());
         if interrupted == Interrupted::Handler {
             block.took_gs.store(true, Relaxed);
         }
@@ -75,29 +75,21 @@ pub(super) fn take_gs(rsp: u64, interrupted: Interrupted) {
         return;
     }
     // SAFETY: the running thread lives as long as it runs.
-    if let Some(thread) = unsafe { block.thread.as_ref() } {
-        thread.gs_base.store(if is_own { 0 } else { found }, Relaxed);
+    if let Some(thread) = unsafe { block.thread.get().as_ref() } {
+        thread.set_gs_base(if is_own { 0 } else { found });
     }
 }
 
 /// Closes the doors if the running thread has a `%gs` of its own. To be called with
 /// the kernel lock, before the thread goes on.
-pub fn close_doors_if_wanted(thread: &Thread) {
-    if thread.gs_base.load(Relaxed) != 0 && vcpu::block().door.load(Relaxed) == DOOR_OPEN {
-        set_doors(0);
+pub fn close_doors_if_wanted(thread: &ThreadContext) {
+    if thread.gs_base() != 0 && vcpu::block().door.load(Relaxed) == DOOR_OPEN {
+        vcpu::set_doors(0);
     }
 }
 
 /// Lets the system calls of this process come through the fast door again, when no
 /// thread of it has a `%gs` of its own.
 pub fn open_doors() {
-    set_doors(DOOR_OPEN);
-}
-
-fn set_doors(word: u64) {
-    for index in crate::task::carrier::own_space().carrier.vcpu_indexes() {
-        // SAFETY: the areas of the vCPUs of this host process are mapped.
-        let block = unsafe { &*(vcpu::area(index) as *const vcpu::VcpuBlock) };
-        block.door.store(word, Relaxed);
-    }
+    vcpu::set_doors(DOOR_OPEN);
 }

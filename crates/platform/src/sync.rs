@@ -7,7 +7,7 @@
 //! thread blocks; a violation is a kernel bug and panics.
 #![allow(unsafe_code)]
 
-use core::cell::{Cell, UnsafeCell};
+use core::cell::{Cell, OnceCell, UnsafeCell};
 use core::ops::{Deref, DerefMut};
 
 /// A value that kernel code may change, one borrower at a time.
@@ -78,6 +78,42 @@ impl<T: ?Sized> DerefMut for Guard<'_, T> {
 impl<T: ?Sized> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         self.lock.borrowed.set(false);
+    }
+}
+
+/// A value that is filled in while others are in use already.
+pub struct Late<T> {
+    value: OnceCell<T>,
+}
+
+// SAFETY: filled in once, under the kernel lock, before any guest runs.
+unsafe impl<T: Sync + Send> Sync for Late<T> {}
+
+impl<T> Late<T> {
+    /// Not filled in yet.
+    pub const fn empty() -> Self {
+        Self { value: OnceCell::new() }
+    }
+
+    /// Fills it in; later calls change nothing.
+    pub fn set(&self, value: T) {
+        let _ = self.value.set(value);
+    }
+
+    /// The value, if it has been filled in.
+    pub fn get(&self) -> Option<&T> {
+        self.value.get()
+    }
+}
+
+impl<T> Deref for Late<T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        match self.value.get() {
+            Some(value) => value,
+            None => panic!("kernel state used before it was filled in"),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! The guest shares the kernel's address space, but its addresses are never
 //! dereferenced directly: a guest may pass anything. Copies go through one
 //! routine whose faults are caught by address range (see
-//! [`super::fault`]) and come back as `EFAULT`.
+//! [`crate::fault`]) and come back as `EFAULT`.
 #![allow(unsafe_code)]
 
 use alloc::vec;

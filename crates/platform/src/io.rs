@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use crate::errno::{Errno, Result};
-use crate::platform::user::{UserAddress, copy_catching_faults, copy_what_is_present};
+use crate::user::{UserAddress, copy_catching_faults, copy_what_is_present};
 
 /// Most segments in one call (`IOV_MAX`, readv(2)).
 pub const IOV_MAX: usize = 1024;
@@ -221,11 +221,12 @@ impl<'a> Source<'a> {
     }
 
     /// Several pieces of kernel memory.
-    #[cfg(test)]
-    pub fn kernel_vectors(vectors: &'a [IoVec]) -> Source<'a> {
-        let left = vectors.iter().map(|vector| vector.len as usize).sum();
+    pub fn kernel_pieces(pieces: &[&'a [u8]]) -> Source<'a> {
+        let vector = |piece: &&[u8]| IoVec { base: piece.as_ptr() as u64, len: piece.len() as u64 };
+        let rest: Vec<IoVec> = pieces.iter().map(vector).collect();
+        let left = rest.iter().map(|vector| vector.len as usize).sum();
         let first = IoVec { base: 0, len: 0 };
-        let segments = Segments { first, rest: vectors.to_vec(), index: 0, offset: 0, left };
+        let segments = Segments { first, rest, index: 0, offset: 0, left };
         Source { segments, lifetime: PhantomData }
     }
 

@@ -14,8 +14,8 @@ use core::sync::atomic::{
 
 use thaw_abi::layout::BOOT_BASE;
 
-use super::host::{self, PROT_READ, PROT_WRITE, Sharing};
 use crate::errno::Result;
+use crate::host::{self, PROT_READ, PROT_WRITE, Sharing};
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
@@ -105,7 +105,7 @@ pub fn abandon() {
 
 fn die() -> ! {
     abandon();
-    super::panic::exit(super::panic::PANIC_EXIT_CODE)
+    crate::panic::exit(crate::panic::PANIC_EXIT_CODE)
 }
 
 /// Makes a host call that takes long without the lock, which the caller has.

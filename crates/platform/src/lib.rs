@@ -1,17 +1,23 @@
-//! All that touches the machine or the host.
+#![doc = include_str!("../README.md")]
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
 
 pub mod clock;
-pub mod context;
 pub mod entry;
+pub mod errno;
 pub mod fault;
 pub mod filter;
 pub mod fpu;
 pub mod gate;
 pub mod host;
-mod jumps;
+pub mod io;
 pub mod kernel_lock;
 pub mod panic;
 pub mod segment;
-mod site;
+mod switch;
+pub mod sync;
+pub mod thread;
+pub mod upcalls;
 pub mod user;
 pub mod vcpu;

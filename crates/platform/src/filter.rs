@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::filter::{Check, List};
 
-use super::host::{hostcall, nr};
 use crate::errno::Result;
+use crate::host::{hostcall, nr};
 
 /// `struct sock_filter` (linux/filter.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +139,7 @@ pub fn may_clone() -> bool {
 /// Installs the filter for good. From here on only `thaw_hostcall` reaches the host.
 pub fn install(list: List) -> Result<()> {
     MAY_CLONE.store(list != List::SingleProcess, Relaxed);
-    let filter = Filter::compile(&raw const super::host::thaw_hostcall_return as u64, list);
+    let filter = Filter::compile(&raw const crate::host::thaw_hostcall_return as u64, list);
     let program = Program { len: filter.len as u16, filter: filter.instructions.as_ptr() };
     const SECCOMP_SET_MODE_FILTER: u64 = 1;
     // SAFETY: the program is valid for the call.

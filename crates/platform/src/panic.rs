@@ -4,7 +4,8 @@
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::host::{self, hostcall, nr};
+use crate::host::{self, hostcall, nr};
+use crate::upcalls;
 
 /// Exit code of a sandbox whose kernel has panicked.
 pub const PANIC_EXIT_CODE: u64 = 134;
@@ -52,7 +53,7 @@ impl Write for Console {
 macro_rules! console {
     ($($arg:tt)*) => {{
         use core::fmt::Write;
-        let mut console = $crate::platform::panic::Console::new();
+        let mut console = $crate::panic::Console::new();
         let _ = writeln!(console, $($arg)*);
         console.flush();
     }};
@@ -65,7 +66,7 @@ pub fn die(info: &core::panic::PanicInfo<'_>) -> ! {
     if !PANICKING.swap(true, Ordering::Relaxed) {
         console!("thaw kernel {info}");
         print_stack(frame_pointer());
-        crate::task::carrier::tell_of_panic();
+        tell_others();
     }
     end_all()
 }
@@ -74,14 +75,21 @@ pub fn die(info: &core::panic::PanicInfo<'_>) -> ! {
 pub fn die_with(reason: &str) -> ! {
     if !PANICKING.swap(true, Ordering::Relaxed) {
         console!("thaw kernel panicked: {reason}");
-        crate::task::carrier::tell_of_panic();
+        tell_others();
     }
     end_all()
 }
 
+/// Lets the kernel tell the other host processes, if it is there yet.
+pub(crate) fn tell_others() {
+    if let Some(kernel) = upcalls::registered() {
+        kernel.panicked();
+    }
+}
+
 /// Ends this host process, and each of the others when it comes to the kernel.
 pub fn end_all() -> ! {
-    super::kernel_lock::abandon();
+    crate::kernel_lock::abandon();
     exit(PANIC_EXIT_CODE)
 }
 
@@ -96,7 +104,7 @@ fn frame_pointer() -> u64 {
 /// -e KERNEL.elf` turns them into functions (docs/debugging.md).
 pub fn print_stack(rsp: u64) {
     use thaw_abi::layout::KERNEL_BASE;
-    let top = super::vcpu::stack_top_of(rsp);
+    let top = crate::vcpu::stack_top_of(rsp);
     let mut console = Console::new();
     let _ = write!(console, "stack:");
     let mut at = rsp & !7;

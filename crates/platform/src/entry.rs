@@ -1,21 +1,21 @@
 //! The two doors into the kernel and the way out.
 //!
 //! - The **fast door** is reached by a patched site through the gate
-//!   ([`super::gate`]): it switches to the thread's kernel stack, saves the
-//!   registers in a [`TrapFrame`] and calls [`crate::syscall::dispatch`].
+//!   ([`crate::gate`]): it switches to the thread's kernel stack, saves the
+//!   registers in a [`TrapFrame`] and calls [`crate::thread::dispatch`].
 //! - The **slow door** is a signal of the host: `SIGSYS` for a system call that
 //!   is not patched, `SIGSEGV` and its relatives for faults. The handler runs
 //!   on the vCPU's signal stack only until the state of the interrupted code is
 //!   in a [`TrapFrame`] on the kernel stack; from there on it goes as through
 //!   the fast door. The host's `rt_sigreturn` is never used.
 //!
-//! `%gs` points to the vCPU's block ([`super::vcpu`]) unless the guest has changed it,
+//! `%gs` points to the vCPU's block ([`crate::vcpu`]) unless the guest has changed it,
 //! as some runtimes do. The fast door sees that by a word of the block, traps, and
-//! leads through the slow door, which knows its vCPU by the stack ([`super::segment`]).
+//! leads through the slow door, which knows its vCPU by the stack ([`crate::segment`]).
 //!
 //! The kernel's own code uses the low halves of the vector registers, so those
 //! are in the frame. The upper halves and the x87 state stay in the registers
-//! until another thread runs ([`super::fpu`]).
+//! until another thread runs ([`crate::fpu`]).
 #![allow(unsafe_code)]
 
 use core::mem::offset_of;
@@ -120,8 +120,8 @@ impl TrapFrame {
     }
 
     /// Arguments of the system call.
-    pub fn args(&self) -> crate::syscall::Args {
-        crate::syscall::Args([self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9])
+    pub fn arguments(&self) -> [u64; 6] {
+        [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
     }
 }
 
@@ -367,15 +367,15 @@ core::arch::global_asm!(
     initial_rflags = const INITIAL_RFLAGS,
     user_cs = const USER_CS,
     user_ss = const USER_SS,
-    attention = const offset_of!(crate::task::Thread, attention),
-    gs_base = const offset_of!(crate::task::Thread, gs_base),
-    door = const offset_of!(super::vcpu::VcpuBlock, door),
-    open = const super::vcpu::DOOR_OPEN,
-    dispatch = sym crate::syscall::dispatch,
-    attend = sym crate::task::signal::attend,
-    begin = sym crate::task::thread::begin,
-    prologue = sym super::fault::prologue,
-    trap = sym super::fault::handle,
+    attention = const crate::thread::ATTENTION,
+    gs_base = const crate::thread::GS_BASE,
+    door = const offset_of!(crate::vcpu::VcpuBlock, door),
+    open = const crate::vcpu::DOOR_OPEN,
+    dispatch = sym crate::thread::dispatch,
+    attend = sym crate::thread::attend,
+    begin = sym crate::thread::begin,
+    prologue = sym crate::fault::prologue,
+    trap = sym crate::fault::handle,
 );
 
 unsafe extern "C" {

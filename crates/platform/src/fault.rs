@@ -7,17 +7,19 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::layout::{KERNEL_BASE, LAYOUT_END};
 
-use super::entry::{RETURN_FULL, TRAP_FLAG, TrapFrame, USER_CS, USER_SS};
-use super::host::{hostcall, nr};
-use super::segment::Interrupted;
-use super::vcpu;
+use crate::entry::{RETURN_FULL, TRAP_FLAG, TrapFrame, USER_CS, USER_SS};
 use crate::errno::Result;
+use crate::host::{hostcall, nr};
+use crate::segment::Interrupted;
+use crate::thread::KERNEL_STACK_SIZE;
+use crate::{kernel_lock, upcalls, vcpu};
 
 const SIGILL: u32 = 4;
 const SIGTRAP: u32 = 5;
 const SIGBUS: u32 = 7;
 const SIGFPE: u32 = 8;
-const SIGSEGV: u32 = 11;
+/// Memory is not there, or must not be used so.
+pub const SIGSEGV: u32 = 11;
 const SIGPIPE: u32 = 13;
 const SIGCHLD: u32 = 17;
 const SIGSYS: u32 = 31;
@@ -104,14 +106,14 @@ pub fn take_alarm() -> bool {
     let block = vcpu::block();
     let alarmed = block.alarmed.load(Relaxed) && block.alarmed.swap(false, Relaxed);
     if alarmed {
-        crate::task::carrier::own_space().carrier.alarm_at.store(0, Relaxed);
+        vcpu::alarm_at().store(0, Relaxed);
     }
     alarmed
 }
 
 /// First half of the slow door, on the signal stack: decides what to do and
 /// puts the interrupted registers where that needs them.
-pub extern "C" fn prologue(
+pub(crate) extern "C" fn prologue(
     signal: u32,
     info: &HostSignalInfo,
     context: &HostContext,
@@ -125,45 +127,44 @@ pub extern "C" fn prologue(
         true if vcpu::is_on_signal_stack(local as u64, context.rsp) => Interrupted::Handler,
         true => Interrupted::Kernel,
     };
-    super::segment::take_gs(local as u64, interrupted);
+    crate::segment::take_gs(local as u64, interrupted);
     if matches!(signal, SIGUSR1 | SIGALRM | SIGCHLD) {
         return notice(signal, info, context, local, in_kernel);
     }
     if signal == SIGSYS && context.rip >= LAYOUT_END {
         // Only the host's vdso lies there: it has fallen back to a system call.
-        super::panic::die_with("the host's clock source has no vdso clock; see `thaw doctor`")
+        crate::panic::die_with("the host's clock source has no vdso clock; see `thaw doctor`")
     }
     let memory_fault = is_memory_fault(signal);
     if !in_kernel {
-        if vcpu::block().thread.is_null() {
+        if vcpu::block().thread.get().is_null() {
             die_in_kernel(signal, info, context)
         }
-        if super::entry::is_at_closed_door(context.rip) {
+        if crate::entry::is_at_closed_door(context.rip) {
             let call = frame_from(CLOSED_DOOR, info, context, context.rcx);
             return continue_in_kernel(TrapFrame { orig_rax: context.rax, ..call });
         }
         // A step can end in the fast door's first instructions.
-        let rip = super::entry::resumable(context.rip);
+        let rip = crate::entry::resumable(context.rip);
         return continue_in_kernel(frame_from(signal, info, context, rip));
     }
     if signal == SIGTRAP && context.trap == DEBUG_EXCEPTION {
         // The guest steps through its instructions and has come in by the fast door:
         // it goes on with that when the call returns, with the flags in its frame.
         let mut frame = frame_from(signal, info, context, context.rip);
-        if !super::entry::is_before_flags_are_saved(context.rip) {
+        if !crate::entry::is_before_flags_are_saved(context.rip) {
             frame.rflags &= !TRAP_FLAG;
         }
         return resume(local, frame);
     }
     // From here on this vCPU has the kernel lock.
-    let mapped = memory_fault && crate::boot::lazy::map_page(info.address);
-    let fault_exit = memory_fault.then(|| super::user::fault_exit(context.rip)).flatten();
+    let fault_exit = memory_fault.then(|| crate::user::fault_exit(context.rip)).flatten();
     let may_page_in = fault_exit.as_ref().is_some_and(|exit| exit.may_page_in);
-    let resume_at = if mapped || may_page_in && crate::mm::shared::page_in(info.address, info.code)
-    {
-        Some(context.rip)
-    } else {
-        fault_exit.map(|exit| exit.resume_at)
+    let is_there =
+        memory_fault && upcalls::kernel().map_missing(info.address, info.code, may_page_in);
+    let resume_at = match is_there {
+        true => Some(context.rip),
+        false => fault_exit.map(|exit| exit.resume_at),
     };
     match resume_at {
         Some(_) if is_on_its_way_out(context) => begin_return_again(),
@@ -186,11 +187,12 @@ fn child_ended(info: &HostSignalInfo) {
             info.status
         );
     }
-    crate::task::carrier::tell_of_panic();
-    super::panic::end_all()
+    crate::panic::tell_others();
+    crate::panic::end_all()
 }
 
-fn is_memory_fault(signal: u32) -> bool {
+/// Whether a signal says that memory is not there or must not be used so.
+pub fn is_memory_fault(signal: u32) -> bool {
     signal == SIGSEGV || signal == SIGBUS
 }
 
@@ -211,7 +213,7 @@ fn resume(local: *mut TrapFrame, frame: TrapFrame) -> Continuation {
 }
 
 fn top_frame() -> *mut TrapFrame {
-    (vcpu::block().kernel_stack_top as *mut TrapFrame).wrapping_sub(1)
+    (vcpu::block().kernel_stack_top.get() as *mut TrapFrame).wrapping_sub(1)
 }
 
 /// The host has knocked, the alarm has gone off, or a host process has ended.
@@ -228,9 +230,9 @@ fn notice(
         SIGALRM => block.alarmed.store(true, Relaxed),
         _ => child_ended(info),
     }
-    if signal != SIGCHLD && block.thread.is_null() {
+    if signal != SIGCHLD && block.thread.get().is_null() {
         // The host goes on with an interrupted wait by itself: end it.
-        crate::task::carrier::end_wait(block);
+        upcalls::kernel().interrupt_idle(block.data.get());
     }
     if !core::ptr::eq(block, vcpu::block()) {
         // A vCPU that is just starting: its idle loop will look.
@@ -250,13 +252,13 @@ fn interrupt(
     local: *mut TrapFrame,
     in_kernel: bool,
 ) -> Continuation {
-    let thread = vcpu::block().thread;
-    if thread.is_null() {
+    // SAFETY: the running thread lives as long as it runs.
+    let Some(thread) = (unsafe { vcpu::block().thread.get().as_ref() }) else {
         return resume(local, frame_from(SIGUSR1, info, context, context.rip));
-    }
-    crate::task::current().needs_attention();
+    };
+    thread.needs_attention();
     if !in_kernel {
-        let rip = super::entry::resumable(context.rip);
+        let rip = crate::entry::resumable(context.rip);
         return continue_in_kernel(frame_from(SIGUSR1, info, context, rip));
     }
     if is_on_its_way_out(context) {
@@ -268,9 +270,8 @@ fn interrupt(
 /// Whether the running thread was about to return to the guest, and would not look at
 /// what is due any more.
 fn is_on_its_way_out(context: &HostContext) -> bool {
-    let below_top = vcpu::block().kernel_stack_top.wrapping_sub(context.rsp);
-    super::entry::is_returning(context.rip)
-        && below_top < crate::task::thread::KERNEL_STACK_SIZE as u64
+    let below_top = vcpu::block().kernel_stack_top.get().wrapping_sub(context.rsp);
+    crate::entry::is_returning(context.rip) && below_top < KERNEL_STACK_SIZE as u64
 }
 
 /// Begins the running thread's return again: the frame being restored is still
@@ -331,42 +332,29 @@ fn frame_from(signal: u32, info: &HostSignalInfo, context: &HostContext, rip: u6
 
 /// Second half, on the thread's kernel stack with the guest's vector state in
 /// the registers.
-pub extern "C" fn handle(frame: &mut TrapFrame) {
-    super::kernel_lock::acquire();
-    super::segment::close_doors_if_wanted(crate::task::current());
+pub(crate) extern "C" fn handle(frame: &mut TrapFrame) {
+    kernel_lock::acquire();
+    // SAFETY: the running thread lives as long as it runs.
+    if let Some(thread) = unsafe { vcpu::block().thread.get().as_ref() } {
+        crate::segment::close_doors_if_wanted(thread);
+    }
     match frame.signal {
         SIGSYS => {
             // As the real instruction would leave them.
             frame.rcx = frame.rip;
             frame.r11 = frame.rflags;
-            super::gate::try_patch(frame);
             frame.signal = 0;
-            crate::syscall::perform(frame);
+            upcalls::kernel().trapped_system_call(frame);
         }
         CLOSED_DOOR => {
             frame.r11 = frame.rflags;
             frame.signal = 0;
-            crate::syscall::perform(frame);
+            upcalls::kernel().system_call(frame);
         }
         SIGUSR1 => {}
-        signal => fault(frame, signal),
+        _ => upcalls::kernel().fault(frame),
     }
-    super::kernel_lock::release();
-}
-
-fn fault(frame: &mut TrapFrame, signal: u32) {
-    if is_memory_fault(signal) && crate::boot::lazy::map_page(frame.address) {
-        return;
-    }
-    if signal == SIGSEGV && super::gate::restart_displaced(frame) {
-        // The thread was at a `syscall` that has been patched away under it.
-        return;
-    }
-    if signal == SIGSEGV && super::gate::is_being_written(frame) {
-        frame.rip = super::gate::relocated(frame.rip);
-        return;
-    }
-    crate::task::signal::guest_fault(frame);
+    kernel_lock::release();
 }
 
 fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &HostContext) -> ! {
@@ -394,9 +382,9 @@ fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &HostContext) -> !
         context.r14,
         context.r15
     );
-    super::panic::print_stack(context.rsp);
-    crate::task::carrier::tell_of_panic();
-    super::panic::end_all()
+    crate::panic::print_stack(context.rsp);
+    crate::panic::tell_others();
+    crate::panic::end_all()
 }
 
 /// Makes the host deliver signals of this host thread on its vCPU's signal stack.
@@ -439,7 +427,7 @@ pub fn install_handlers() -> Result<()> {
         // SAFETY: the handler never returns to the host's restorer.
         unsafe { hostcall(nr::RT_SIGACTION, args) }.map(drop)
     };
-    let entry = &raw const super::entry::thaw_trap_entry as u64;
+    let entry = &raw const crate::entry::thaw_trap_entry as u64;
     let of_children = SA_NOCLDWAIT | SA_NOCLDSTOP;
     let action = Action {
         handler: entry,

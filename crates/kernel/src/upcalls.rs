@@ -1,0 +1,93 @@
+//! The kernel as the platform sees it: where system calls, faults and signals of the host
+//! come in.
+
+use alloc::sync::Arc;
+
+use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_NO_PATCHING};
+
+use crate::boot::lazy;
+use crate::mm::shared;
+use crate::platform::entry::TrapFrame;
+use crate::platform::fault::{SIGSEGV, is_memory_fault};
+use crate::platform::gate::{Patched, Patience};
+use crate::platform::upcalls::Upcalls;
+use crate::state::kernel;
+use crate::task::carrier::{self, own_space};
+use crate::task::{signal, thread};
+
+/// The kernel.
+pub struct Kernel;
+
+impl Upcalls for Kernel {
+    fn system_call(&self, frame: &mut TrapFrame) {
+        crate::syscall::perform(frame);
+    }
+
+    fn trapped_system_call(&self, frame: &mut TrapFrame) {
+        patch(frame);
+        crate::syscall::perform(frame);
+    }
+
+    fn fault(&self, frame: &mut TrapFrame) {
+        if is_memory_fault(frame.signal) && lazy::map_page(frame.address) {
+            return;
+        }
+        let space = own_space();
+        if frame.signal == SIGSEGV && space.gate.restart_displaced(frame) {
+            // The thread was at a `syscall` that has been patched away under it.
+            return;
+        }
+        if frame.signal == SIGSEGV && space.gate.is_being_written(frame, space) {
+            frame.rip = space.gate.relocated(frame.rip);
+            return;
+        }
+        signal::guest_fault(frame);
+    }
+
+    fn map_missing(&self, address: u64, code: i32, may_page_in: bool) -> bool {
+        lazy::map_page(address) || may_page_in && shared::page_in(address, code)
+    }
+
+    fn before_return(&self, frame: &mut TrapFrame) {
+        signal::before_return(frame);
+    }
+
+    fn begin_thread(&self) {
+        thread::begin();
+    }
+
+    fn run_vcpu(&self) -> ! {
+        carrier::run()
+    }
+
+    fn interrupt_idle(&self, data: *const ()) {
+        carrier::end_wait(data);
+    }
+
+    fn panicked(&self) {
+        carrier::tell_of_panic();
+    }
+}
+
+/// Patches the site of a trapped system call, if that pays.
+fn patch(frame: &mut TrapFrame) {
+    let (kernel, space) = (kernel(), own_space());
+    let flags = kernel.config.get().flags;
+    if flags & FLAG_NO_PATCHING != 0 {
+        return;
+    }
+    let traps = match kernel.generation.get() {
+        0 if flags & FLAG_FREEZE_AT_ENTRY != 0 => Patience::NONE,
+        0 => Patience::OF_PROGRAM,
+        _ => Patience::OF_COPY,
+    };
+    let patience = Patience { traps, may_move_behind: space.carrier.is_alone() };
+    if space.gate.patch(frame, space, patience) == Patched::Behind {
+        for thread in kernel.tasks.all_threads() {
+            if core::ptr::eq(Arc::as_ptr(&thread.process.mm()), space) {
+                let frame = thread.frame();
+                frame.rip = space.gate.relocated(frame.rip);
+            }
+        }
+    }
+}

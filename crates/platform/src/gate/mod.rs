@@ -1,0 +1,463 @@
+//! Patching of system call sites.
+//!
+//! The first trap at a site rewrites it into an indirect jump through a slot of
+//! the gate's table to a trampoline, which performs the instructions that had to
+//! move, puts the return address into `rcx` (as `syscall` does) and enters the
+//! kernel. Two kinds of sites are known:
+//!
+//! - One instruction *before* the `syscall` moves: `mov $nr,%eax` and its
+//!   relatives. The two bytes left where `syscall` was are the upper half of the
+//!   slot's address, `01 00`, which decode as `add %eax,(%rax)` and fault for any
+//!   system call number: a thread that jumps there, or was about to execute it,
+//!   is restarted in the trampoline.
+//! - Instructions *behind* the `syscall` move ([`site`]). The jump begins
+//!   where the `syscall` was. Nothing in the text may jump to an instruction that
+//!   moves, and threads that are about to execute one go on in the trampoline: at
+//!   once, or when a signal handler returns to it
+//!   ([`Gate::relocated`]).
+//!
+//! The gate is saved with the image, and so are the patched pages, so a thawed
+//! program never traps at a site it has used before.
+#![allow(unsafe_code)]
+
+mod jumps;
+mod site;
+
+use alloc::collections::BTreeMap;
+
+use thaw_abi::layout::{GATE_BASE, GATE_CODE_BASE, GATE_CODE_SIZE, GATE_END, GATE_TABLE_SIZE};
+
+use crate::entry::TrapFrame;
+use crate::errno::{Errno, Result};
+use crate::sync::Lock;
+use crate::user::UserAddress;
+use crate::{clock, entry, host};
+
+const SLOTS: u64 = GATE_TABLE_SIZE / 8;
+const TRAMPOLINE_SIZE: u64 = 48;
+/// End of the gate of a fresh sandbox: the table and one page of trampolines.
+const FIRST_MAPPED_END: u64 = GATE_CODE_BASE + 4096;
+const _: () = assert!(GATE_CODE_BASE + GATE_CODE_SIZE == GATE_END);
+
+/// Slots before this one lead to the kernel for everybody.
+const FIRST_SITE: u64 = 8;
+
+/// The gate's book-keeping, for one address space.
+#[derive(Default)]
+pub struct Gate {
+    state: Lock<State>,
+}
+
+impl Gate {
+    /// That of a forked address space, which has a copy of the gate's memory.
+    pub fn copy(&self) -> Self {
+        Self { state: Lock::new(self.state.lock().clone()) }
+    }
+}
+
+#[derive(Clone, Default)]
+struct State {
+    used: u64,
+    /// End of the part of the gate that is mapped: the table and the
+    /// trampolines so far.
+    mapped_end: u64,
+    /// Address of a displaced `syscall` → where a thread there goes on.
+    sites: BTreeMap<u64, u64>,
+    /// Address of an instruction that has moved from behind a `syscall`.
+    moved: BTreeMap<u64, Moved>,
+    traps: Traps,
+}
+
+/// How often the sites that were met last have trapped.
+#[derive(Clone)]
+struct Traps([(u64, u32); 64]);
+
+impl Default for Traps {
+    fn default() -> Self {
+        Self([(0, 0); 64])
+    }
+}
+
+impl Traps {
+    /// Counts one more at `syscall`, and returns how many there were in a row.
+    fn count(&mut self, syscall: u64) -> u32 {
+        let slot = &mut self.0[(syscall >> 2) as usize % 64];
+        let before = if slot.0 == syscall { slot.1 } else { 0 };
+        *slot = (syscall, before.saturating_add(1));
+        slot.1
+    }
+}
+
+/// Where an instruction has gone.
+#[derive(Clone, Copy)]
+struct Moved {
+    to: u64,
+    /// Where the jump lies that has taken its place, and its slot.
+    jump: u64,
+    slot: u64,
+}
+
+/// What the kernel knows of the guest's mappings.
+pub trait Code {
+    /// The protection (`PROT_*`) of a range, if it is executable code that may be
+    /// patched.
+    fn protection(&self, start: u64, end: u64) -> Option<u32>;
+
+    /// Start and end of the executable mappings around an address.
+    fn text_around(&self, address: u64) -> Option<(u64, u64)>;
+}
+
+/// When a site is patched.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// After so many traps in a row; a patch costs as much as a few of them.
+    pub traps: u32,
+    /// Instructions behind the `syscall` may move: no thread may be about to execute them
+    /// without the kernel's knowing.
+    pub may_move_behind: bool,
+}
+
+impl Patience {
+    /// At once: the patches travel in an image.
+    pub const NONE: u32 = 0;
+    /// In a copy, which may live for one request.
+    pub const OF_COPY: u32 = 2;
+    /// In a program that may end at once, as those that shells start do.
+    pub const OF_PROGRAM: u32 = 4;
+}
+
+/// The text has to be searched for jumps before instructions behind a `syscall` move, which
+/// costs more than a patch. With [`Patience::NONE`] that does not matter.
+const TRAPS_BEFORE_SEARCH: u32 = 64;
+
+/// Where the guest's vdso finds what it needs, in the first slots of the gate.
+#[derive(Clone, Copy, Debug)]
+pub struct VdsoSlots {
+    /// Address of the kernel's code for it.
+    pub clock: u64,
+    /// Address of the offsets of the guest's clocks.
+    pub offsets: u64,
+}
+
+/// What has been patched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patched {
+    /// Nothing.
+    Nothing,
+    /// The site, with what comes before the `syscall`.
+    Before,
+    /// The site, with what comes behind it: the frames of all threads of the address space
+    /// have to go through [`Gate::relocated`].
+    Behind,
+}
+
+/// Bytes of the patch: an indirect jump through an absolute address.
+const JUMP_SIZE: usize = 7;
+
+impl Gate {
+    /// Maps the gate of an address space that gets a new program, and fills in the way to
+    /// the kernel.
+    ///
+    /// # Errors
+    /// The host cannot map it.
+    pub fn create(&self, vdso: VdsoSlots) -> Result<()> {
+        let len = FIRST_MAPPED_END - GATE_BASE;
+        let mapped = {
+            let mut state = self.state.lock();
+            let before = core::mem::take(&mut *state);
+            state.mapped_end = FIRST_MAPPED_END;
+            before.mapped_end
+        };
+        if mapped > FIRST_MAPPED_END {
+            host::unmap(FIRST_MAPPED_END, mapped - FIRST_MAPPED_END)?;
+        }
+        host::map_anonymous(GATE_BASE, len, host::PROT_READ | host::PROT_WRITE)?;
+        let first = [
+            &raw const entry::thaw_syscall_entry as u64,
+            vdso.clock,
+            clock::host_function() as *const _ as u64,
+            vdso.offsets,
+        ];
+        // SAFETY: mapped above, and used by nobody yet.
+        unsafe { (GATE_BASE as *mut [u64; 4]).write(first) };
+        host::protect(GATE_BASE, len, host::PROT_READ | host::PROT_EXEC)
+    }
+
+    /// The part of the gate that is mapped: start and bytes.
+    pub fn mapped_range(&self) -> (u64, u64) {
+        (GATE_BASE, self.state.lock().mapped_end - GATE_BASE)
+    }
+
+    /// Rewrites the site of the trapped system call in `frame` if its form is known and it
+    /// has trapped often enough. Failure leaves the site as it is: the trap is always
+    /// correct.
+    pub fn patch(&self, frame: &mut TrapFrame, code: &dyn Code, patience: Patience) -> Patched {
+        let syscall = frame.rip.wrapping_sub(2);
+        let is_eager = patience.traps == Patience::NONE;
+        // Counted as far as the traps of other sites do not come in between.
+        let traps = if is_eager { u32::MAX } else { self.state.lock().traps.count(syscall) };
+        if traps < patience.traps {
+            return Patched::Nothing;
+        }
+        let mut before = [0u8; site::BEFORE];
+        let at = UserAddress(frame.rip.wrapping_sub(site::BEFORE as u64));
+        if at.read_bytes(&mut before).is_err() || before[site::BEFORE - 2..] != site::SYSCALL {
+            return Patched::Nothing;
+        }
+        if let Some(prefix) = site::prefix(&before, frame.orig_rax) {
+            let bytes = &before[site::BEFORE - 2 - prefix..site::BEFORE - 2];
+            return match self.patch_before(syscall, bytes, code) {
+                Ok(()) => Patched::Before,
+                Err(_) => Patched::Nothing,
+            };
+        }
+        let may_move = traps >= TRAPS_BEFORE_SEARCH && patience.may_move_behind;
+        match may_move.then(|| self.patch_behind(frame, code)) {
+            Some(Ok(())) => Patched::Behind,
+            Some(Err(_)) | None => Patched::Nothing,
+        }
+    }
+
+    /// Moves the instruction before a `syscall`.
+    fn patch_before(&self, syscall: u64, prefix: &[u8], code: &dyn Code) -> Result<()> {
+        let start = syscall - prefix.len() as u64;
+        let protection = code.protection(start, syscall + 2).ok_or(Errno::EFAULT)?;
+        let trampoline = self.reserve()?;
+        let mut text = Text::new();
+        text.push(prefix);
+        let entry = trampoline.code + text.at as u64;
+        text.push_entry(syscall + 2);
+        self.write(&trampoline, &text)?;
+        self.state.lock().sites.insert(syscall, entry);
+
+        // Nops first: the jump ends with the `syscall`, so that its last two bytes,
+        // which fault, lie where that was.
+        let len = prefix.len() + 2;
+        let mut patch = [NOP; site::BEFORE];
+        patch[len - JUMP_SIZE..len].copy_from_slice(&jump_through(trampoline.slot));
+        write_code(start, &patch[..len], protection)
+    }
+
+    /// Moves the instructions behind the `syscall` that `frame` returns from.
+    fn patch_behind(&self, frame: &mut TrapFrame, code: &dyn Code) -> Result<()> {
+        let (syscall, behind) = (frame.rip - 2, frame.rip);
+        let mut bytes = [0u8; site::BEHIND];
+        UserAddress(behind).read_bytes(&mut bytes)?;
+        let suffix = site::suffix(&bytes, JUMP_SIZE - 2).ok_or(Errno::ENOEXEC)?;
+        let end = behind + suffix.len() as u64;
+        let protection = code.protection(syscall, end).ok_or(Errno::EFAULT)?;
+        let text_around = code.text_around(syscall).ok_or(Errno::EFAULT)?;
+        let boundaries = suffix.boundaries().map(|offset| behind + offset as u64);
+        if jumps::lead_to(boundaries, text_around)? {
+            return Err(Errno::ENOEXEC);
+        }
+
+        let trampoline = self.reserve()?;
+        let mut text = Text::new();
+        let entry = trampoline.code;
+        let after = entry + ENTRY_SIZE;
+        text.push_entry(after);
+        text.push(&bytes[..suffix.len()]);
+        text.push_jump(end);
+        self.write(&trampoline, &text)?;
+        let slot = trampoline.slot;
+        {
+            let mut state = self.state.lock();
+            // Of a thread that waits in the system call.
+            state.sites.insert(after - 2, entry);
+            state.moved.insert(syscall, Moved { to: entry, jump: syscall, slot });
+            for offset in suffix.boundaries() {
+                let moved = Moved { to: after + offset as u64, jump: syscall, slot };
+                state.moved.insert(behind + offset as u64, moved);
+            }
+        }
+        let mut patch = [NOP; site::BEHIND + 2];
+        patch[..JUMP_SIZE].copy_from_slice(&jump_through(slot));
+        write_code(syscall, &patch[..2 + suffix.len()], protection)?;
+        frame.rip = after;
+        Ok(())
+    }
+
+    /// Takes room for a trampoline.
+    fn reserve(&self) -> Result<Trampoline> {
+        let mut state = self.state.lock();
+        let index = FIRST_SITE + state.used;
+        if index >= SLOTS || (index + 1) * TRAMPOLINE_SIZE > GATE_CODE_SIZE {
+            return Err(Errno::ENOMEM);
+        }
+        let trampoline = Trampoline {
+            slot: GATE_BASE + index * 8,
+            code: GATE_CODE_BASE + index * TRAMPOLINE_SIZE,
+        };
+        let code_end = (trampoline.code + TRAMPOLINE_SIZE).next_multiple_of(4096);
+        if code_end > state.mapped_end {
+            let more = code_end - state.mapped_end;
+            host::map_anonymous(state.mapped_end, more, host::PROT_READ | host::PROT_EXEC)?;
+            state.mapped_end = code_end;
+        }
+        state.used += 1;
+        Ok(trampoline)
+    }
+
+    /// Writes a trampoline that no jump leads to yet.
+    fn write(&self, trampoline: &Trampoline, text: &Text) -> Result<()> {
+        let mapped = self.state.lock().mapped_end - GATE_BASE;
+        host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_WRITE)?;
+        // SAFETY: slot and code lie inside the gate, which is writable now, and
+        // no jump leads to them yet.
+        unsafe {
+            (trampoline.slot as *mut u64).write(trampoline.code);
+            core::ptr::copy_nonoverlapping(
+                text.bytes.as_ptr(),
+                trampoline.code as *mut u8,
+                text.bytes.len(),
+            );
+        }
+        host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_EXEC)
+    }
+
+    /// Where a thread goes that is to execute again the system call that it
+    /// returned from at `rip`: the instruction, or the trampoline that replaced it.
+    pub fn restart_address(&self, rip: u64) -> u64 {
+        let syscall = rip.wrapping_sub(2);
+        match UserAddress(syscall).read::<[u8; 2]>() {
+            Ok([0x0f, 0x05]) => syscall,
+            _ => self.state.lock().sites.get(&syscall).copied().unwrap_or(syscall),
+        }
+    }
+
+    /// If the frame faulted at a displaced `syscall`: sends it to the trampoline.
+    pub fn restart_displaced(&self, frame: &mut TrapFrame) -> bool {
+        let target = self.state.lock().sites.get(&frame.rip).copied();
+        let Some(target) = target else { return false };
+        // Only if the patch is still there; the memory may hold something else now.
+        match UserAddress(frame.rip).read::<[u8; 2]>() {
+            Ok([0x01, 0x00]) => {
+                frame.rip = target;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Where the instruction at `rip` is now. For addresses that a program has kept:
+    /// those in the frames of its signal handlers.
+    pub fn relocated(&self, rip: u64) -> u64 {
+        let Some(moved) = self.state.lock().moved.get(&rip).copied() else { return rip };
+        // Only if the jump is still there; the memory may hold something else now.
+        match UserAddress(moved.jump).read::<[u8; JUMP_SIZE]>() {
+            Ok(bytes) if bytes == jump_through(moved.slot) => moved.to,
+            _ => rip,
+        }
+    }
+
+    /// The address that a program is to see in place of `rip`, if that is in a
+    /// trampoline: unwinding tables know nothing of those.
+    pub fn as_seen(&self, rip: u64) -> u64 {
+        if !(GATE_CODE_BASE..GATE_END).contains(&rip) {
+            return rip;
+        }
+        let state = self.state.lock();
+        let moved = state.moved.iter().map(|(original, moved)| (*original, moved.to));
+        let displaced = state.sites.iter().map(|(syscall, entry)| (*syscall, *entry));
+        let mut all = moved
+            .chain(displaced)
+            .filter(|(original, _)| *original < GATE_CODE_BASE || *original >= GATE_END);
+        all.find(|(_, to)| *to == rip).map_or(rip, |(original, _)| original)
+    }
+
+    /// Whether a fault is of a vCPU that found code not executable, since another one
+    /// was writing to it. The page at fault is that in which the instruction begins, or the
+    /// next one, if the instruction ends there.
+    pub fn is_being_written(&self, frame: &TrapFrame, code: &dyn Code) -> bool {
+        const INSTRUCTION_FETCH: u64 = 0x10;
+        /// Intel SDM vol. 2, 2.3.11.
+        const LONGEST_INSTRUCTION: u64 = 15;
+        let at = frame.address;
+        frame.error & INSTRUCTION_FETCH != 0
+            && at.wrapping_sub(frame.rip) < LONGEST_INSTRUCTION
+            && ((GATE_BASE..self.state.lock().mapped_end).contains(&at)
+                || code.protection(at, at + 1).is_some())
+    }
+}
+
+/// Rewrites code. A vCPU that executes in these pages meanwhile faults and comes
+/// back ([`Gate::is_being_written`]).
+fn write_code(start: u64, patch: &[u8], protection: u32) -> Result<()> {
+    let first_page = start & !4095;
+    let pages = (start + patch.len() as u64 - first_page).next_multiple_of(4096);
+    host::protect(first_page, pages, host::PROT_READ | host::PROT_WRITE)?;
+    let written = UserAddress(start).write_bytes(patch);
+    // The range was executable a moment ago; if this fails the program faults,
+    // which is all that is left to do.
+    host::protect(first_page, pages, protection)?;
+    written
+}
+
+const NOP: u8 = 0x90;
+
+/// `jmp *slot`, the slot being in the low 2 GiB.
+fn jump_through(slot: u64) -> [u8; JUMP_SIZE] {
+    let mut jump = [0xff, 0x24, 0x25, 0, 0, 0, 0];
+    jump[3..].copy_from_slice(&(slot as u32).to_le_bytes());
+    jump
+}
+
+/// Room for a trampoline, and the slot that leads to it.
+struct Trampoline {
+    slot: u64,
+    code: u64,
+}
+
+/// Machine code being written.
+struct Text {
+    bytes: [u8; TRAMPOLINE_SIZE as usize],
+    at: usize,
+}
+
+/// Bytes of [`Text::push_entry`].
+const ENTRY_SIZE: u64 = 10 + JUMP_SIZE as u64;
+
+impl Text {
+    fn new() -> Self {
+        Self { bytes: [NOP; TRAMPOLINE_SIZE as usize], at: 0 }
+    }
+
+    /// The system call, which returns to `after`: `movabs $after,%rcx; jmp *GATE_BASE`.
+    fn push_entry(&mut self, after: u64) {
+        self.push(&[0x48, 0xb9]);
+        self.push(&after.to_le_bytes());
+        self.push(&jump_through(GATE_BASE));
+    }
+
+    /// `jmp *0(%rip)`, followed by the address.
+    fn push_jump(&mut self, to: u64) {
+        self.push(&[0xff, 0x25, 0, 0, 0, 0]);
+        self.push(&to.to_le_bytes());
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_leave_a_faulting_instruction() {
+        for index in [0, 1, SLOTS - 1] {
+            let slot = (GATE_BASE + index * 8) as u32;
+            assert_eq!(slot.to_le_bytes()[2..], [0x01, 0x00]);
+        }
+    }
+
+    #[test]
+    fn trampolines_have_room_for_all_that_moves() {
+        let most = ENTRY_SIZE + site::BEHIND as u64 + 14;
+        assert!(most <= TRAMPOLINE_SIZE);
+        assert!(site::BEFORE as u64 + ENTRY_SIZE <= TRAMPOLINE_SIZE);
+    }
+}

@@ -1,0 +1,371 @@
+//! Virtual CPUs: host threads that run guest threads, one at a time each.
+//!
+//! The first one is the zygote's; the others of the same host process lie behind it in
+//! the per-boot area, which every host process of the sandbox has for itself. `%gs`
+//! points to the block of the vCPU while the kernel runs. Nothing here is saved.
+#![allow(unsafe_code)]
+
+use alloc::boxed::Box;
+use core::arch::asm;
+use core::cell::Cell;
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use thaw_abi::layout::BOOT_BASE;
+
+use crate::errno::Result;
+use crate::host::{self, PROT_READ, PROT_WRITE};
+use crate::thread::{GuestThread, KERNEL_STACK_SIZE, ThreadContext};
+use crate::{fault, kernel_lock, segment, upcalls};
+
+/// What the entry code finds through `%gs`. Used by its vCPU and by the handlers of
+/// signals that interrupt it, in short accesses.
+#[repr(C)]
+pub(crate) struct VcpuBlock {
+    /// Address of this block; 0 as long as the vCPU has not begun.
+    pub this: Cell<u64>,
+    /// Scratch: the guest's stack pointer during entry.
+    user_rsp: Cell<u64>,
+    /// Top of the running thread's kernel stack.
+    pub kernel_stack_top: Cell<u64>,
+    /// The running thread, or null while idle.
+    pub thread: Cell<*const ThreadContext>,
+    /// The same as the kernel knows it.
+    pub thread_object: Cell<*const ()>,
+    /// Saved stack pointer of the idle loop.
+    pub idle_rsp: Cell<u64>,
+    /// The thread whose vector state is in the registers, or null.
+    pub fpu_owner: Cell<*const ThreadContext>,
+    /// What the kernel has for this vCPU ([`install`]), or null.
+    pub data: Cell<*const ()>,
+    /// Number of this vCPU in its host process.
+    pub index: Cell<u32>,
+    /// The host has knocked, and nobody has looked yet.
+    pub knocked: AtomicBool,
+    /// The alarm has gone off, and nobody has looked yet.
+    pub alarmed: AtomicBool,
+    /// A signal's handler has taken `%gs` back before the one that it interrupted could.
+    pub took_gs: AtomicBool,
+    /// [`DOOR_OPEN`] if system calls may come through the fast door.
+    pub door: AtomicU64,
+}
+
+/// In [`VcpuBlock::door`]: nobody else has this at that place behind `%gs`.
+pub(crate) const DOOR_OPEN: u64 = 0x5468_6177;
+
+// The entry code uses these offsets.
+const _: () = assert!(offset_of!(VcpuBlock, user_rsp) == 8);
+const _: () = assert!(offset_of!(VcpuBlock, kernel_stack_top) == 16);
+const _: () = assert!(offset_of!(VcpuBlock, thread) == 24);
+
+impl VcpuBlock {
+    pub fn set_thread<T: GuestThread>(&self, thread: Option<&T>) {
+        let object = thread.map_or(core::ptr::null(), core::ptr::from_ref);
+        self.thread_object.set(object.cast());
+        let context = thread.map(GuestThread::context);
+        self.thread.set(context.map_or(core::ptr::null(), core::ptr::from_ref));
+    }
+}
+
+/// What all vCPUs of a host process have in common, behind the block of its first.
+pub(crate) struct ProcessBlock {
+    /// Bit n: vCPU n is there.
+    vcpus: AtomicU64,
+    /// When the alarm goes off that the kernel has set ([`alarm_at`]).
+    alarm_at: AtomicU64,
+}
+
+const PROCESS_BLOCK: u64 = BOOT_BASE + 0x800;
+const _: () = assert!(size_of::<VcpuBlock>() <= 0x800);
+
+fn process() -> &'static ProcessBlock {
+    // SAFETY: in the first page of the per-boot area, which is mapped from the beginning,
+    // zero, and holds nothing else there.
+    unsafe { &*(PROCESS_BLOCK as *const ProcessBlock) }
+}
+
+/// Bytes of the signal stack: room for the host's largest signal frame
+/// (AVX-512 and AMX state, about 11 KiB) several times over.
+pub const SIGNAL_STACK_SIZE: u64 = 128 * 1024;
+/// Bytes of the stack of the idle loop and of boot.
+pub const IDLE_STACK_SIZE: u64 = 256 * 1024;
+
+/// Most virtual CPUs of a host process.
+pub const MAX_VCPUS: u32 = 64;
+/// Offset of the signal stack in a vCPU's area; a guard page lies below.
+const SIGNAL_STACK_OFFSET: u64 = 0x10_000;
+/// Offset of the idle stack; a guard page lies below.
+const IDLE_STACK_OFFSET: u64 = 0x50_000;
+/// Bytes of a vCPU's area: block, signal stack, idle stack.
+const AREA_SIZE: u64 = 0x10_0000;
+/// Where the areas of the vCPUs other than the first begin.
+const OTHERS: u64 = BOOT_BASE + 0x1000_0000;
+
+/// Buffers for control messages.
+pub const MESSAGE_BUFFER: u64 = BOOT_BASE + 0x100_000;
+/// Buffers for the messages to a template, whose first message is still wanted.
+pub const SECOND_MESSAGE_BUFFER: u64 = BOOT_BASE + 0x200_000;
+
+/// The area of vCPU `index`.
+pub(crate) fn area(index: u32) -> u64 {
+    if index == 0 { BOOT_BASE } else { OTHERS + (index as u64 - 1) * AREA_SIZE }
+}
+
+/// Bottom of a vCPU's signal stack.
+pub(crate) fn signal_stack(index: u32) -> u64 {
+    area(index) + SIGNAL_STACK_OFFSET
+}
+
+/// Bottom of a vCPU's idle stack.
+fn idle_stack(index: u32) -> u64 {
+    area(index) + IDLE_STACK_OFFSET
+}
+
+/// The memory of the first vCPU that every boot uses, as start and bytes.
+pub fn used_from_the_beginning() -> [(u64, u64); 3] {
+    const STACK_USED: u64 = 32 << 10;
+    [
+        (area(0), 4096),
+        (signal_stack(0) + SIGNAL_STACK_SIZE - STACK_USED, STACK_USED),
+        (idle_stack(0) + IDLE_STACK_SIZE - STACK_USED, STACK_USED),
+    ]
+}
+
+/// Makes the calling host thread the first vCPU of its host process: the first `size`
+/// bytes of the per-boot area are mapped for it.
+///
+/// # Errors
+/// The host cannot map them.
+pub fn begin_first(size: u64) -> Result<()> {
+    host::map_anonymous(BOOT_BASE, size, PROT_READ | PROT_WRITE)?;
+    guard_stacks(0)?;
+    // SAFETY: just mapped.
+    unsafe { initialize(0) };
+    block().door.store(DOOR_OPEN, Relaxed);
+    process().vcpus.store(1, Relaxed);
+    Ok(())
+}
+
+/// Takes away the pages below the stacks.
+fn guard_stacks(index: u32) -> Result<()> {
+    let guards = [signal_stack(index) - 4096, idle_stack(index) - 4096];
+    guards.into_iter().try_for_each(|guard| host::protect(guard, 4096, 0))
+}
+
+/// Points `%gs` to a vCPU's block.
+///
+/// # Safety
+/// The vCPU's area must be mapped, and no other host thread may use it.
+unsafe fn initialize(index: u32) {
+    let at = area(index);
+    // SAFETY: mapped by the caller's promise.
+    let block = unsafe { &*(at as *const VcpuBlock) };
+    block.this.set(at);
+    block.index.set(index);
+    segment::set_gs_base(at);
+}
+
+/// Goes on with `main` on the idle stack of the first vCPU. Nothing on the stack in use
+/// is needed again.
+pub fn leave_first_stack(main: extern "C" fn() -> !) -> ! {
+    // SAFETY: the idle stack is mapped and unused.
+    unsafe {
+        asm!(
+            "mov rsp, {stack}",
+            "xor ebp, ebp",
+            "call {main}",
+            "ud2",
+            stack = in(reg) idle_stack(0) + IDLE_STACK_SIZE,
+            main = in(reg) main,
+            options(noreturn)
+        )
+    }
+}
+
+/// The block of the vCPU that this code runs on.
+#[inline]
+pub(crate) fn block() -> &'static VcpuBlock {
+    let this: *const VcpuBlock;
+    // SAFETY: `%gs` points to the block from `initialize` on, and stays mapped as long as
+    // the vCPU runs.
+    unsafe {
+        asm!("mov {}, gs:[0]", out(reg) this, options(nostack, preserves_flags, readonly));
+        &*this
+    }
+}
+
+/// The block of the vCPU that executes with this stack pointer. A new host
+/// thread has `%gs` of the one that made it until it sets its own.
+pub(crate) fn block_of_stack(rsp: u64) -> &'static VcpuBlock {
+    match area_of(rsp) {
+        // SAFETY: a stack that is in use lies in an area that is mapped, and the area
+        // begins with the block.
+        Some(area) => unsafe { &*(area as *const VcpuBlock) },
+        None => block(),
+    }
+}
+
+/// The block of the vCPU whose signal stack `rsp` lies on, whatever `%gs` is.
+pub(crate) fn block_of_signal_stack(rsp: u64) -> &'static VcpuBlock {
+    let area = area_of(rsp).unwrap_or(area(0));
+    // SAFETY: as above.
+    unsafe { &*(area as *const VcpuBlock) }
+}
+
+/// The area, other than the first, in which `address` lies.
+fn area_of(address: u64) -> Option<u64> {
+    let is_inside = (OTHERS..area(MAX_VCPUS)).contains(&address);
+    is_inside.then(|| address - (address - OTHERS) % AREA_SIZE)
+}
+
+/// Whether `rsp` lies on the signal stack that `other` lies on.
+pub(crate) fn is_on_signal_stack(other: u64, rsp: u64) -> bool {
+    let bottom = signal_stack(block_of_signal_stack(other).index.get());
+    (bottom..bottom + SIGNAL_STACK_SIZE).contains(&rsp)
+}
+
+/// Where the stack that `rsp` lies on ends: the idle stack, the signal stack
+/// or the running thread's kernel stack.
+pub(crate) fn stack_top_of(rsp: u64) -> u64 {
+    let index = block().index.get();
+    for (bottom, size) in
+        [(signal_stack(index), SIGNAL_STACK_SIZE), (idle_stack(index), IDLE_STACK_SIZE)]
+    {
+        if (bottom..bottom + size).contains(&rsp) {
+            return bottom + size;
+        }
+    }
+    let top = block().kernel_stack_top.get();
+    if rsp < top && top - rsp <= KERNEL_STACK_SIZE as u64 { top } else { rsp }
+}
+
+/// What the kernel has for each vCPU, of this boot.
+///
+/// # Safety
+/// One type of a program implements this.
+pub unsafe trait VcpuData: Sized + 'static {}
+
+/// Gives the calling vCPU what the kernel has for it. That of before, if there was one,
+/// belongs to the vCPU of another host process, which this one was forked from.
+pub fn install<D: VcpuData>(data: Box<D>) {
+    block().data.set(Box::into_raw(data).cast());
+}
+
+/// What [`install`] or [`start`] was given for the calling vCPU. The reference must not be
+/// kept beyond [`end`].
+#[inline]
+pub fn data<D: VcpuData>() -> Option<&'static D> {
+    // SAFETY: `VcpuData` has one type, which `install` and `start` were given.
+    unsafe { data_of(block().data.get()) }
+}
+
+/// What lies at a pointer that [`upcalls::Upcalls::interrupt_idle`] is given.
+///
+/// # Safety
+/// `data` must be such a pointer.
+#[inline]
+pub unsafe fn data_of<D: VcpuData>(data: *const ()) -> Option<&'static D> {
+    // SAFETY: the caller's promise.
+    unsafe { data.cast::<D>().as_ref() }
+}
+
+/// Number of the calling vCPU in its host process.
+pub fn index() -> u32 {
+    block().index.get()
+}
+
+/// Starts vCPU `index` of this host process, with `data`: a host thread that begins in
+/// [`upcalls::Upcalls::run_vcpu`]. Returns its id. The caller has the kernel lock.
+///
+/// # Errors
+/// The host has no memory or no thread for it.
+pub fn start<D: VcpuData>(index: u32, data: Box<D>) -> Result<u32> {
+    assert!(0 < index && index < MAX_VCPUS, "no vCPU has this number");
+    // An area that a vCPU of this host process, or of the one that it was forked from, has
+    // left is mapped anew.
+    host::map_anonymous(area(index), AREA_SIZE, PROT_READ | PROT_WRITE)?;
+    guard_stacks(index)?;
+    // SAFETY: just mapped, zero, and used by nobody yet.
+    let new = unsafe { &*(area(index) as *const VcpuBlock) };
+    let data = Box::into_raw(data);
+    new.data.set(data.cast());
+    new.door.store(block().door.load(Relaxed), Relaxed);
+    let started = host::start_thread(idle_stack(index) + IDLE_STACK_SIZE, index);
+    match started {
+        Ok(_) => drop(process().vcpus.fetch_or(1 << index, Relaxed)),
+        // SAFETY: no thread has taken it over.
+        Err(_) => drop(unsafe { Box::from_raw(data) }),
+    }
+    started
+}
+
+/// Where a new host thread begins, on its idle stack.
+pub(crate) extern "C" fn start_of_vcpu(index: u32) -> ! {
+    // SAFETY: the area was mapped for this thread.
+    unsafe { initialize(index) };
+    if fault::use_signal_stack(index).is_err() {
+        crate::panic::die_with("a virtual CPU has no signal stack")
+    }
+    kernel_lock::acquire();
+    upcalls::kernel().run_vcpu()
+}
+
+/// Ends the calling vCPU, and with the last one the host process. The caller has the kernel
+/// lock.
+pub fn end<D: VcpuData>() -> ! {
+    let block = block();
+    process().vcpus.fetch_and(!(1 << block.index.get()), Relaxed);
+    let data = block.data.replace(core::ptr::null());
+    if !data.is_null() {
+        // SAFETY: from `install` or `start`; nobody has it any more, since the vCPU does
+        // nothing else from here on.
+        drop(unsafe { Box::from_raw(data.cast_mut().cast::<D>()) });
+    }
+    kernel_lock::release();
+    host::exit_thread()
+}
+
+/// A new host process begins: a copy of the one that has forked, with the calling vCPU
+/// only, which is idle.
+pub fn begin_forked() {
+    let block = block();
+    block.thread.set(core::ptr::null());
+    block.thread_object.set(core::ptr::null());
+    block.fpu_owner.set(core::ptr::null());
+    block.alarmed.store(false, Relaxed);
+    block.knocked.store(false, Relaxed);
+    process().vcpus.store(1 << block.index.get(), Relaxed);
+    process().alarm_at.store(0, Relaxed);
+}
+
+/// Opens or closes the fast door of every vCPU of this host process.
+pub(crate) fn set_doors(word: u64) {
+    let vcpus = process().vcpus.load(Relaxed);
+    for index in (0..MAX_VCPUS).filter(|index| vcpus & (1 << index) != 0) {
+        // SAFETY: the areas of the vCPUs of this host process are mapped.
+        let block = unsafe { &*(area(index) as *const VcpuBlock) };
+        block.door.store(word, Relaxed);
+    }
+}
+
+/// When the alarm of this host process goes off, as the kernel has noted it; 0 if it is
+/// not set, or has gone off and was taken.
+pub fn alarm_at() -> &'static AtomicU64 {
+    &process().alarm_at
+}
+
+/// A page of no use but for [`barrier`].
+const BARRIER_PAGE: u64 = BOOT_BASE + 0x9_0000;
+
+/// Makes every processor that runs a vCPU of this host process execute a full
+/// memory barrier: taking the right to write from a page that is in use makes
+/// the host interrupt them all, as membarrier(2) was done before it existed.
+///
+/// # Errors
+/// The host cannot change the page.
+pub fn barrier() -> Result<()> {
+    // SAFETY: the page lies in the per-boot area, above the idle stack.
+    unsafe { (BARRIER_PAGE as *mut u64).write_volatile(1) };
+    host::protect(BARRIER_PAGE, 4096, PROT_READ)?;
+    host::protect(BARRIER_PAGE, 4096, PROT_READ | PROT_WRITE)
+}
