@@ -11,6 +11,7 @@ use crate::platform::entry::TrapFrame;
 use crate::platform::fault::{SIGSEGV, is_memory_fault};
 use crate::platform::gate::{Patched, Patience};
 use crate::platform::upcalls::Upcalls;
+use crate::platform::vcpu::IdleVcpu;
 use crate::state::kernel;
 use crate::task::carrier::{self, own_space};
 use crate::task::{signal, thread};
@@ -60,8 +61,8 @@ impl Upcalls for Kernel {
         carrier::run()
     }
 
-    fn interrupt_idle(&self, data: *const ()) {
-        carrier::end_wait(data);
+    fn interrupt_idle(&self, vcpu: IdleVcpu) {
+        carrier::end_wait(&vcpu);
     }
 
     fn panicked(&self) {

@@ -232,7 +232,7 @@ fn notice(
     }
     if signal != SIGCHLD && block.thread.get().is_null() {
         // The host goes on with an interrupted wait by itself: end it.
-        upcalls::kernel().interrupt_idle(block.data.get());
+        upcalls::kernel().interrupt_idle(vcpu::IdleVcpu(block));
     }
     if !core::ptr::eq(block, vcpu::block()) {
         // A vCPU that is just starting: its idle loop will look.

@@ -7,6 +7,7 @@
 
 use crate::entry::TrapFrame;
 use crate::sync::Late;
+use crate::vcpu::IdleVcpu;
 
 /// The kernel, as the platform sees it.
 ///
@@ -44,9 +45,8 @@ pub trait Upcalls: Sync {
     fn run_vcpu(&self) -> !;
 
     /// A signal of the host has come for an idle virtual CPU, in the middle of anything:
-    /// ends its wait, if it waits or is about to. Without the kernel lock. `data` is what
-    /// [`crate::vcpu::install`] was given, null before that.
-    fn interrupt_idle(&self, data: *const ());
+    /// ends its wait, if it waits or is about to. Without the kernel lock.
+    fn interrupt_idle(&self, vcpu: IdleVcpu);
 
     /// The kernel has panicked in this host process: tells the others.
     fn panicked(&self);

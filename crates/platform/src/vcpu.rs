@@ -59,6 +59,12 @@ const _: () = assert!(offset_of!(VcpuBlock, kernel_stack_top) == 16);
 const _: () = assert!(offset_of!(VcpuBlock, thread) == 24);
 
 impl VcpuBlock {
+    #[inline]
+    fn data<D: VcpuData>(&self) -> Option<&'static D> {
+        // SAFETY: `VcpuData` has one type, which `install` and `start` were given.
+        unsafe { self.data.get().cast::<D>().as_ref() }
+    }
+
     pub fn set_thread<T: GuestThread>(&self, thread: Option<&T>) {
         let object = thread.map_or(core::ptr::null(), core::ptr::from_ref);
         self.thread_object.set(object.cast());
@@ -255,18 +261,17 @@ pub fn install<D: VcpuData>(data: Box<D>) {
 /// kept beyond [`end`].
 #[inline]
 pub fn data<D: VcpuData>() -> Option<&'static D> {
-    // SAFETY: `VcpuData` has one type, which `install` and `start` were given.
-    unsafe { data_of(block().data.get()) }
+    block().data()
 }
 
-/// What lies at a pointer that [`upcalls::Upcalls::interrupt_idle`] is given.
-///
-/// # Safety
-/// `data` must be such a pointer.
-#[inline]
-pub unsafe fn data_of<D: VcpuData>(data: *const ()) -> Option<&'static D> {
-    // SAFETY: the caller's promise.
-    unsafe { data.cast::<D>().as_ref() }
+/// A vCPU that waits, or is about to, or has just begun.
+pub struct IdleVcpu(pub(crate) &'static VcpuBlock);
+
+impl IdleVcpu {
+    /// As [`data`], of this vCPU.
+    pub fn data<D: VcpuData>(&self) -> Option<&'static D> {
+        self.0.data()
+    }
 }
 
 /// Number of the calling vCPU in its host process.

@@ -33,7 +33,7 @@ use crate::boot::{arena, control, phases, populate};
 use crate::mm::AddressSpace;
 use crate::net::host_poll;
 use crate::platform::host::{self, Forked};
-use crate::platform::vcpu::{self, VcpuData};
+use crate::platform::vcpu::{self, IdleVcpu, VcpuData};
 use crate::platform::{self, clock, fault, kernel_lock};
 use crate::state::kernel;
 use crate::sync::Lock;
@@ -242,9 +242,8 @@ pub fn interrupt(thread: &Thread) {
 /// A signal has come for an idle vCPU, in its handler: lets its wait end, if it
 /// waits or is about to. One that has not said so yet looks for signals once it
 /// has ([`fault::has_signal`]).
-pub fn end_wait(data: *const ()) {
-    // SAFETY: the platform gives what it was given for the vCPU.
-    let Some(own) = (unsafe { vcpu::data_of::<OwnVcpu>(data) }) else { return };
+pub fn end_wait(idle: &IdleVcpu) {
+    let Some(own) = idle.data::<OwnVcpu>() else { return };
     let vcpu = &*own.vcpu;
     if kernel_lock::is_enabled() {
         vcpu.bell().fetch_add(1, Relaxed);
