@@ -91,9 +91,17 @@ impl CallerNamespaces {
         Ok(())
     }
 
-    /// Whether a child of the monitor is process 1 of the pid namespace, which stays.
-    pub fn is_init(&self, pid: u32) -> bool {
-        self.pids.pid == pid
+    /// Ends everything in the pid namespace.
+    ///
+    /// # Errors
+    /// It takes too long.
+    pub fn end(&self) -> io::Result<()> {
+        self.pids.end()
+    }
+
+    /// Which child of the monitor is process 1 of the pid namespace. It stays.
+    pub fn init_pid(&self) -> u32 {
+        self.pids.pid
     }
 
     /// Executes `command` in the namespaces of the daemon, as the caller's user id, with the
