@@ -415,6 +415,34 @@ fn without_nested_user_namespaces_there_is_one_process_and_a_warning() {
     assert_eq!((outcome.code, last), (Some(0), Some("0")), "{outcome:?}");
     let warnings = outcome.stderr.matches("keeps all of the user's rights").count();
     assert_eq!(warnings, 1, "{}", outcome.stderr);
+    // The doctor has said so before.
+    let doctor = fs::read_to_string(user.home().join("doctor.json")).expect("its findings");
+    let (status, found, way_out) = daemon_finding(&doctor);
+    assert_eq!(status, "limited", "{doctor}");
+    assert!(found.contains("keeps all of your rights"), "{found}");
+    assert!(way_out.contains("user.max_user_namespaces"), "{way_out}");
+}
+
+/// What `thaw doctor --json` has found about the daemon: status, finding and way out.
+fn daemon_finding(json: &str) -> (String, String, String) {
+    let all: serde_json::Value = serde_json::from_str(json).expect("JSON");
+    let mut probes = all.as_array().expect("a list").iter();
+    let daemon = probes.find(|probe| probe["name"] == "daemon").expect("a line for the daemon");
+    let text = |key: &str| daemon[key].as_str().unwrap_or_default().to_owned();
+    (text("status"), text("found"), text("way_out"))
+}
+
+/// The doctor says before what the daemon then does ([`serve`]).
+#[test]
+fn the_doctor_says_that_a_users_daemon_will_be_split() {
+    for user in users() {
+        let doctor = run(user.thaw().args(["doctor", "--json"]));
+        let (status, found, _) = daemon_finding(&doctor.stdout);
+        assert_eq!(status, "good", "{found}");
+        assert!(found.contains("namespaces of its own"), "{found}");
+        let Served { daemon, user: _user } = serve(user);
+        assert_eq!(daemon.stop(), Some(0));
+    }
 }
 
 /// Serves in a user namespace below which there is room for one level of others and no more
@@ -442,6 +470,8 @@ if pid == 0:
     for _ in range(levels - 1):
         assert deeper()
     os.environ["THAW_HOME"] = home
+    with open(pathlib.Path(home).with_name("doctor.json"), "w") as findings:
+        subprocess.run([thaw, "doctor", "--json"], stdout=findings)
     os.execv(thaw, [thaw, "serve", "--weak-limits", "--listen", "127.0.0.1:0"])
 until = time.monotonic() + 60
 while not os.path.exists(f"{home}/daemon.json") and time.monotonic() < until:

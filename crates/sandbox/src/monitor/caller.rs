@@ -403,6 +403,8 @@ impl PidNamespace {
             while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
             let mut events = [PollFd::new(&self.init, PollFlags::IN)];
             if poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }))? > 0 {
+                // Nobody else reaps it, unless somebody has in the loop above.
+                let _ = waitid(WaitId::PidFd(self.init.as_fd()), WaitIdOptions::EXITED);
                 return Ok(());
             }
             if Instant::now() > deadline {

@@ -39,3 +39,4 @@ pub use client::of_this_process;
 pub(crate) use caller::init_main;
 pub(crate) use client::{IdShare, Keep};
 pub(crate) use protocol::{Kept, KeptKind};
+pub(crate) use server::try_separation;

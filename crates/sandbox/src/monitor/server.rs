@@ -389,6 +389,21 @@ impl Monitor {
     }
 }
 
+/// Makes the namespaces by which a daemon of the caller's is split from its monitor, and ends
+/// what is in them. To be called before there are threads or children.
+///
+/// # Errors
+/// The host's: a daemon would not be split.
+pub fn try_separation() -> io::Result<()> {
+    let ids = |uid, gid| DaemonIds { uid, gid };
+    if rustix::process::geteuid().is_root() {
+        let daemon = ids(FIRST_ID - 1, FIRST_ID - 1);
+        return UserNamespace::make(daemon, FIRST_ID, 1).map(drop);
+    }
+    let caller = ids(rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    Begun::new(caller, None)?.finish(InnerRoot::Own)?.end()
+}
+
 /// Descriptors that may be kept for the next daemon.
 fn kept_descriptors_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
