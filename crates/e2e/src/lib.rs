@@ -7,6 +7,7 @@ mod guest;
 mod http;
 mod outcome;
 mod processes;
+mod rights;
 mod runtime;
 mod skip;
 mod user;
@@ -20,6 +21,7 @@ pub use outcome::{Outcome, run, run_with_input, run_within};
 pub use processes::{
     Descriptor, Process, children, descendants, descriptors, exists, kill, process, resident_bytes,
 };
+pub use rights::{check_has_no_rights, check_sees_its_home_only, names_in_root, namespace, status};
 pub use runtime::{RuntimeProgram, compare_runtime};
 pub use skip::{has_controller, skip};
 pub use user::User;

@@ -2,17 +2,17 @@
 //! and the daemon live without each other.
 
 use rustix::process::Signal;
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Process, built_home, children, copy_home, descendants, exists,
-    get, kill, run, skip, wait_until,
+    Daemon, DaemonOptions, Function, Process, built_home, check_has_no_rights,
+    check_sees_its_home_only, children, copy_home, descendants, exists, get, kill, names_in_root,
+    namespace, run, skip, status, wait_until,
 };
 
 const C: Function = Function::Example("hello-c");
@@ -35,29 +35,11 @@ fn daemon_of(label: &str, home: impl FnOnce() -> PathBuf) -> Option<Daemon> {
     Some(daemon)
 }
 
-/// A field of `/proc/PID/status`.
-#[track_caller]
-fn status(pid: u32, field: &str) -> Vec<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
-    line.expect(field).split_whitespace().map(str::to_owned).collect()
-}
-
 /// The user ids of a process, none if it has ended.
 fn ids_of(pid: u32) -> Vec<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     line.split_whitespace().map(str::to_owned).collect()
-}
-
-#[track_caller]
-fn check_has_no_rights(pid: u32) {
-    for field in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
-        assert_eq!(status(pid, field), ["0000000000000000"], "{field}");
-    }
-    assert_eq!(status(pid, "NoNewPrivs"), ["1"]);
-    assert_eq!(status(pid, "Seccomp"), ["2"]);
-    assert_eq!(status(pid, "Groups"), [""; 0]);
 }
 
 /// The child of the monitor that makes the sandboxes.
@@ -77,6 +59,7 @@ fn the_daemon_has_a_user_of_its_own_and_no_rights() {
     assert_eq!(status(pid, "Uid"), [&uid[..]; 4]);
     assert_eq!(status(pid, "Gid"), [&gid[..]; 4]);
     check_has_no_rights(pid);
+    assert_eq!(status(pid, "Groups"), [""; 0]);
     // One for the list, and one for a call that is refused in another way.
     assert_eq!(status(pid, "Seccomp_filters"), ["2"]);
     // Its own zygote parent and sandboxes have others' ids.
@@ -95,36 +78,18 @@ fn the_daemon_has_a_user_of_its_own_and_no_rights() {
 fn the_daemon_sees_its_home_and_little_else() {
     let Some(daemon) = daemon("files") else { return };
     let pid = daemon.pid();
-    let root = PathBuf::from(format!("/proc/{pid}/root"));
-    let inside = |path: &Path| root.join(path.strip_prefix("/").expect("an absolute path"));
-    let names: BTreeSet<String> = fs::read_dir(&root)
-        .expect("its root")
-        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
-        .collect();
+    check_sees_its_home_only(&daemon, |point| {
+        point == "/dev/null" || point.starts_with("/sys/fs/cgroup")
+    });
     let home = daemon.home().canonicalize().expect("the home");
-    let top = home.components().nth(1).expect("not the root").as_os_str().to_string_lossy();
-    let allowed = ["dev", "proc", "sys", &top];
-    assert!(names.iter().all(|name| allowed.contains(&&name[..])), "{names:?}");
-    assert!(inside(&home).join("store").is_dir());
-    // Nothing beside the home, though it is in the same directory.
-    let beside = home.parent().expect("not the root");
-    assert_eq!(fs::read_dir(inside(beside)).expect("its parent").count(), 1);
+    let inside = |path: &str| PathBuf::from(format!("/proc/{pid}/root{path}"));
     // Looking up names took /etc and libraries once.
     for absent in ["/root", "/boot", "/dev/kmsg", "/usr", "/lib", "/lib64", "/etc", "/run"] {
         // The home may be below one of them.
         if home.starts_with(absent) {
             continue;
         }
-        assert!(!inside(Path::new(absent)).exists(), "{absent}");
-    }
-    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("its mounts");
-    for line in mounts.lines() {
-        let mut fields = line.split(' ').skip(4);
-        let (point, options) = (fields.next().expect("a path"), fields.next().expect("options"));
-        let is_writable = options.split(',').any(|option| option == "rw");
-        let may_be =
-            Path::new(point) == home || point == "/dev/null" || point.starts_with("/sys/fs/cgroup");
-        assert!(!is_writable || may_be, "{line}");
+        assert!(!inside(absent).exists(), "{absent}");
     }
     assert_eq!(daemon.stop(), Some(0));
 }
@@ -186,12 +151,11 @@ fn the_zygote_parent_is_nobody_outside_its_namespace() {
     let Some(daemon) = daemon("parent") else { return };
     let parent = zygote_parent(&daemon);
     assert_eq!(status(parent.pid, "NoNewPrivs"), ["0"], "templates keep rights over exec");
-    let namespace = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/user")).expect("a link");
-    assert_ne!(namespace(parent.pid), namespace(daemon.pid()));
+    assert_ne!(namespace(parent.pid, "user"), namespace(daemon.pid(), "user"));
     // Of its capabilities, all in that namespace: SETGID, SETUID, SETPCAP, SYS_ADMIN.
     assert_eq!(status(parent.pid, "CapEff"), ["00000000002001c0"]);
     assert_eq!(status(parent.pid, "CapBnd"), ["00000000002001c0"]);
-    assert_eq!(fs::read_dir(format!("/proc/{}/root", parent.pid)).expect("its root").count(), 0);
+    assert!(names_in_root(parent.pid).is_empty());
     assert_eq!(daemon.stop(), Some(0));
 }
 

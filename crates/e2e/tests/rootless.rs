@@ -2,7 +2,6 @@
 //! monitor and the daemon have the same user id. With and without a range in /etc/subuid.
 
 use rustix::process::Signal;
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -10,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::OnceLock;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Process, User, built_home, children, descendants, exists, get,
-    kill, process, run, skip, wait_until,
+    Daemon, DaemonOptions, Function, Process, User, built_home, check_has_no_rights,
+    check_sees_its_home_only, children, descendants, exists, get, kill, names_in_root, namespace,
+    process, run, skip, status, wait_until,
 };
 
 const WARM: &str = "template = false";
@@ -68,18 +68,6 @@ fn serve(user: User) -> Served {
     Served { daemon, user }
 }
 
-/// A field of `/proc/PID/status`.
-#[track_caller]
-fn status(pid: u32, field: &str) -> Vec<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
-    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
-    line.expect(field).split_whitespace().map(str::to_owned).collect()
-}
-
-fn namespace(pid: u32, name: &str) -> PathBuf {
-    fs::read_link(format!("/proc/{pid}/ns/{name}")).expect("the process runs")
-}
-
 /// Process 1 of the daemon's pid namespace.
 fn init(daemon: &Daemon) -> Process {
     let is_init = |process: &Process| process.name == "thaw-init";
@@ -97,11 +85,7 @@ fn the_daemon_has_the_callers_user_id_and_no_rights() {
             assert_eq!(status(pid, "Groups"), [""; 0]);
         }
         for pid in [pid, init(&daemon).pid] {
-            for field in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
-                assert_eq!(status(pid, field), ["0000000000000000"], "{field}");
-            }
-            assert_eq!(status(pid, "NoNewPrivs"), ["1"]);
-            assert_eq!(status(pid, "Seccomp"), ["2"]);
+            check_has_no_rights(pid);
         }
         for name in ["user", "pid", "mnt"] {
             assert_ne!(namespace(pid, name), namespace(daemon.main_pid(), name), "{name}");
@@ -151,33 +135,10 @@ fn copies_are_booted_as_ever() {
 #[test]
 fn the_daemon_sees_its_home_and_little_else() {
     for Served { daemon, user: _user } in served() {
-        let root = PathBuf::from(format!("/proc/{}/root", daemon.pid()));
-        let inside = |path: &Path| root.join(path.strip_prefix("/").expect("an absolute path"));
-        let names: BTreeSet<String> = fs::read_dir(&root)
-            .expect("its root")
-            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
-            .collect();
-        let home = daemon.home().canonicalize().expect("the home");
-        let top = home.components().nth(1).expect("not the root").as_os_str().to_string_lossy();
-        let allowed = ["dev", "proc", "sys", &top];
-        assert!(names.iter().all(|name| allowed.contains(&&name[..])), "{names:?}");
-        assert!(inside(&home).join("store").is_dir());
-        // Nothing beside the home, though it is in the same directory.
-        let beside = home.parent().expect("not the root");
-        assert_eq!(fs::read_dir(inside(beside)).expect("its parent").count(), 1);
-        let mounts = fs::read_to_string(format!("/proc/{}/mountinfo", daemon.pid())).expect("it");
-        for line in mounts.lines() {
-            let mut fields = line.split(' ').skip(4);
-            let (point, options) =
-                (fields.next().expect("a path"), fields.next().expect("options"));
-            let is_writable = options.split(',').any(|option| option == "rw");
-            // There are no control groups of its own here.
-            let may_be = Path::new(point) == home || point == "/dev/null";
-            assert!(!is_writable || may_be, "{line}");
-        }
+        // There are no control groups of its own here.
+        check_sees_its_home_only(&daemon, |point| point == "/dev/null");
         // And of the launchers' processes, which the daemon may look into, nothing.
-        let init = PathBuf::from(format!("/proc/{}/root", init(&daemon).pid));
-        assert_eq!(fs::read_dir(init).expect("its root").count(), 0);
+        assert!(names_in_root(init(&daemon).pid).is_empty());
         assert_eq!(daemon.stop(), Some(0));
     }
 }
@@ -334,7 +295,7 @@ fn the_zygote_parent_is_nobody_outside_its_namespace() {
         let parent = children(daemon.main_pid()).into_iter().find(is_parent).expect("a parent").pid;
         assert_ne!(namespace(parent, "user"), namespace(daemon.pid(), "user"));
         assert_eq!(status(parent, "CapEff"), ["00000000002001c0"]);
-        assert_eq!(fs::read_dir(format!("/proc/{parent}/root")).expect("its root").count(), 0);
+        assert!(names_in_root(parent).is_empty());
         // Where sandboxes have ids of their own, the caller's is not among theirs.
         let map = fs::read_to_string(format!("/proc/{parent}/uid_map")).expect("it runs");
         let ranges: Vec<_> = map
@@ -454,12 +415,40 @@ fn without_nested_user_namespaces_there_is_one_process_and_a_warning() {
     assert_eq!((outcome.code, last), (Some(0), Some("0")), "{outcome:?}");
     let warnings = outcome.stderr.matches("keeps all of the user's rights").count();
     assert_eq!(warnings, 1, "{}", outcome.stderr);
+    // The doctor has said so before.
+    let doctor = fs::read_to_string(user.home().join("doctor.json")).expect("its findings");
+    let (status, found, way_out) = daemon_finding(&doctor);
+    assert_eq!(status, "limited", "{doctor}");
+    assert!(found.contains("keeps all of your rights"), "{found}");
+    assert!(way_out.contains("user.max_user_namespaces"), "{way_out}");
+}
+
+/// What `thaw doctor --json` has found about the daemon: status, finding and way out.
+fn daemon_finding(json: &str) -> (String, String, String) {
+    let all: serde_json::Value = serde_json::from_str(json).expect("JSON");
+    let mut probes = all.as_array().expect("a list").iter();
+    let daemon = probes.find(|probe| probe["name"] == "daemon").expect("a line for the daemon");
+    let text = |key: &str| daemon[key].as_str().unwrap_or_default().to_owned();
+    (text("status"), text("found"), text("way_out"))
+}
+
+/// The doctor says before what the daemon then does ([`serve`]).
+#[test]
+fn the_doctor_says_that_a_users_daemon_will_be_split() {
+    for user in users() {
+        let doctor = run(user.thaw().args(["doctor", "--json"]));
+        let (status, found, _) = daemon_finding(&doctor.stdout);
+        assert_eq!(status, "good", "{found}");
+        assert!(found.contains("namespaces of its own"), "{found}");
+        let Served { daemon, user: _user } = serve(user);
+        assert_eq!(daemon.stop(), Some(0));
+    }
 }
 
 /// Serves in a user namespace below which there is room for one level of others and no more
 /// (user_namespaces(7)), tells the daemon to end when it serves, and prints how it ended.
 const WITH_ONE_LEVEL: &str = r#"
-import ctypes, os, pathlib, signal, sys, time
+import ctypes, os, pathlib, signal, subprocess, sys, time
 thaw, home = sys.argv[1:]
 libc, uid, gid = ctypes.CDLL(None), os.getuid(), os.getgid()
 def deeper():
@@ -481,8 +470,10 @@ if pid == 0:
     for _ in range(levels - 1):
         assert deeper()
     os.environ["THAW_HOME"] = home
+    with open(pathlib.Path(home).with_name("doctor.json"), "w") as findings:
+        subprocess.run([thaw, "doctor", "--json"], stdout=findings)
     os.execv(thaw, [thaw, "serve", "--weak-limits", "--listen", "127.0.0.1:0"])
-until = time.monotonic() + 30
+until = time.monotonic() + 60
 while not os.path.exists(f"{home}/daemon.json") and time.monotonic() < until:
     time.sleep(0.01)
 os.kill(pid, signal.SIGTERM)

@@ -190,15 +190,19 @@ fn questions_that_nobody_has_answered_are_asked_again() {
     heard.recv_timeout(Duration::from_secs(20)).expect("the connection was made");
 }
 
+fn set_quotas(daemon: &Daemon, text: &str) {
+    let owner = std::fs::metadata(daemon.home()).expect("the home").uid();
+    let quotas = daemon.home().join("tenants.toml");
+    std::fs::write(&quotas, text).expect("tenants.toml");
+    std::os::unix::fs::chown(&quotas, Some(owner), None).expect("its owner");
+    daemon.signal(Signal::HUP);
+}
+
 /// What lives comes before what is kept ready, also where the quota has room for no more.
 #[test]
 fn instances_keep_their_share_of_a_quota() {
     let Some(mut daemon) = daemon("quota") else { return };
-    let owner = std::fs::metadata(daemon.home()).expect("the home").uid();
-    let quotas = daemon.home().join("tenants.toml");
-    std::fs::write(&quotas, "[default]\ninstances = 2\n").expect("tenants.toml");
-    std::os::unix::fs::chown(&quotas, Some(owner), None).expect("its owner");
-    daemon.signal(Signal::HUP);
+    set_quotas(&daemon, "[default]\ninstances = 2\n");
     let both = [1, 2].map(|_| begin(&daemon, "single", "/hold/4"));
     wait_until("both have an instance", || daemon.instances("single").len() == 2);
     thread::sleep(KEPT);
@@ -207,6 +211,89 @@ fn instances_keep_their_share_of_a_quota() {
     for connection in both {
         assert_eq!(answer(connection).expect("an answer").status, 200, "{}", daemon.log());
     }
+}
+
+/// A server that takes connections in and does nothing with them; its port.
+fn silent_server() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        let mut streams = Vec::new();
+        streams.extend(listener.incoming().flatten());
+    });
+    port
+}
+
+/// Outgoing connections that an instance has count for its tenant, whichever daemon has made
+/// them.
+#[test]
+fn outgoing_connections_count_under_the_next_daemon() {
+    let Some(mut daemon) = daemon("outgoing") else { return };
+    set_quotas(&daemon, "[default]\negress.connections = 4\n");
+    let quota = |daemon: &Daemon| daemon.admin("/tenants").json()[0]["quota"].clone();
+    wait_until("the quota is in force", || quota(&daemon)["egress_connections"] == 4);
+    let port = silent_server();
+    let open = |daemon: &Daemon, number: u32| {
+        let path = format!("/open/{port}/{number}");
+        get(daemon.gateway(), "warm", &path).text().trim().to_owned()
+    };
+    let used = |daemon: &Daemon| daemon.admin("/tenants").json()[0]["egress_connections"].clone();
+    // Before the instance is kept, and afterwards.
+    assert_eq!(open(&daemon, 2), "made made", "{}", daemon.log());
+    thread::sleep(KEPT);
+    assert_eq!(open(&daemon, 1), "made");
+    daemon.kill_and_await_next();
+    assert_eq!(used(&daemon), 3, "{}", daemon.log());
+    assert_eq!(open(&daemon, 2), "made EADDRNOTAVAIL");
+    // What an instance opens that was taken over is known to the daemon after that.
+    daemon.kill_and_await_next();
+    assert_eq!(used(&daemon), 4, "{}", daemon.log());
+    assert_eq!(open(&daemon, 1), "EADDRNOTAVAIL");
+    wait_until("those that are closed count no more", || {
+        get(daemon.gateway(), "warm", "/close").status == 200
+            && open(&daemon, 4) == "made made made made"
+    });
+    assert_eq!(daemon.instances("warm").len(), 1);
+}
+
+/// Daemons have the monitor keep and forget things, and wait for none of it.
+#[test]
+fn a_monitor_that_is_stopped_holds_up_no_client() {
+    let Some(mut daemon) = daemon("stopped") else { return };
+    assert_eq!(count(&daemon, "warm"), 1);
+    thread::sleep(KEPT);
+    daemon.signal(Signal::STOP);
+    // These are to be kept, and forgotten, while the monitor does neither.
+    let held: Vec<_> = (0..6).map(|_| begin(&daemon, "warm", "/hold/1")).collect();
+    thread::sleep(KEPT);
+    let asked: Vec<_> = (0..12)
+        .map(|_| {
+            let gateway = daemon.gateway();
+            thread::spawn(move || get(gateway, "warm", "/count").status)
+        })
+        .collect();
+    for connection in held {
+        assert_eq!(answer(connection).expect("an answer").status, 200, "{}", daemon.log());
+    }
+    for request in asked {
+        assert_eq!(request.join().expect("an answer"), 200, "{}", daemon.log());
+    }
+    // Copies of another function are booted meanwhile, and end.
+    for _ in 0..2 {
+        assert_eq!(get(daemon.gateway(), "single", "/count").status, 200, "{}", daemon.log());
+    }
+    daemon.signal(Signal::CONT);
+    // What was asked of it is done then.
+    let late = begin(&daemon, "warm", "/hold/2");
+    thread::sleep(KEPT);
+    let pids = |daemon: &Daemon| {
+        let of = |instance: &Value| instance["pid"].as_u64().expect("a process id");
+        daemon.instances("warm").iter().map(of).collect::<BTreeSet<_>>()
+    };
+    let before = pids(&daemon);
+    daemon.kill_and_await_next();
+    assert_eq!(answer(late).expect("an answer").status, 200, "{}", daemon.log());
+    assert_eq!(pids(&daemon), before, "{}", daemon.log());
 }
 
 /// The numbers of connections that a daemon gives are none that a guest knows from before.

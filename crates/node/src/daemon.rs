@@ -11,6 +11,7 @@ use crate::instance::WorkingSetUse;
 use crate::legacy;
 use crate::logs::Logs;
 use crate::node::Shared;
+use crate::successor::watch_refusals;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
@@ -257,6 +258,7 @@ pub async fn serve(
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
     let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone(), periods.clone()));
+    let refusals_watch = monitor::of_this_process().map(|link| tokio::spawn(watch_refusals(link)));
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
     own.update();
     let updated = own.clone();
@@ -288,6 +290,9 @@ pub async fn serve(
     shared.drain(options.drain).await;
     freshness.abort();
     cpu_watch.abort();
+    if let Some(watch) = refusals_watch {
+        watch.abort();
+    }
     for task in tasks {
         task.abort();
         // Only then has it let go of what it used. One that has ended by itself

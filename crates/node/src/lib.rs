@@ -26,6 +26,7 @@ pub mod reactor;
 pub mod rootfs;
 pub mod service;
 pub mod socket;
+mod successor;
 pub mod tenants;
 
 /// `PATH` of programs in sandboxes, unless their author sets another.

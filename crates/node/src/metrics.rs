@@ -11,6 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+use std::sync::atomic::Ordering;
 use tenants::TenantMetrics;
 
 /// Counters of a node.
@@ -25,6 +26,7 @@ pub struct Metrics {
     backoffs: Family<FunctionLabels, Counter>,
     instances: Family<InstanceLabels, Gauge>,
     zygotes: Gauge,
+    monitor_refusals: Counter,
     tenants: TenantMetrics,
 }
 
@@ -89,6 +91,7 @@ impl Default for Metrics {
         let backoffs = Family::default();
         let instances = Family::default();
         let zygotes = Gauge::default();
+        let monitor_refusals = Counter::default();
         registry.register(
             "connections",
             "Connections given to instances, booted for them or used again",
@@ -118,6 +121,11 @@ impl Default for Metrics {
         );
         registry.register("instances", "Live instances", instances.clone());
         registry.register("zygotes", "Zygotes ready", zygotes.clone());
+        registry.register(
+            "monitor_refusals",
+            "Instances and connections that the monitor did not keep for the next daemon",
+            monitor_refusals.clone(),
+        );
         let tenants = TenantMetrics::register(&mut registry);
         Self {
             registry,
@@ -129,6 +137,7 @@ impl Default for Metrics {
             backoffs,
             instances,
             zygotes,
+            monitor_refusals,
             tenants,
         }
     }
@@ -195,6 +204,11 @@ impl Metrics {
         self.backoffs.get_or_create(&labels).inc();
     }
 
+    /// Sets how often the monitor of this process has refused to keep something so far.
+    pub fn show_monitor_refusals(&self, so_far: u64) {
+        self.monitor_refusals.inner().store(so_far, Ordering::Relaxed);
+    }
+
     /// Sets what tenants use, in the order of their names.
     pub fn show_tenants(&self, tenants: &[TenantReport]) {
         self.tenants.show(tenants);
@@ -226,12 +240,16 @@ mod tests {
         metrics.connected(&name).booted.inc();
         metrics.refused(None, 404, "unknown_function");
         metrics.ended(&name, true);
+        // A number that was counted elsewhere is not added to.
+        metrics.show_monitor_refusals(4);
+        metrics.show_monitor_refusals(5);
         let text = metrics.text(&[("hello".into(), "idle".into(), 2)], 3);
         for line in [
             "thaw_connections_total{function=\"hello\",instance=\"boot\"} 1",
             "thaw_refusals_total{function=\"\",status=\"404\",error=\"unknown_function\"} 1",
             "thaw_instances{function=\"hello\",state=\"idle\"} 2",
             "thaw_zygotes 3",
+            "thaw_monitor_refusals_total 5",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }

@@ -115,6 +115,11 @@ impl Sandbox {
         self.console.for_successor()
     }
 
+    /// A file with its outgoing connections, for the same; `None`: it may have none.
+    pub(crate) fn connections_for_successor(&self) -> io::Result<Option<OwnedFd>> {
+        self.broker.connections_for_successor()
+    }
+
     /// Tells a sandbox that was taken over that whoever has served it is gone.
     pub(crate) fn renew(&mut self) -> io::Result<()> {
         self.send(message::message(MSG_RENEWED, &()), Vec::new())?;

@@ -1,6 +1,9 @@
 """Remembers how often it was asked: /count answers at once, /hold/SECONDS takes its time,
-/later/SECONDS/PORT then says hello to a server of the host, /grow/MEBIBYTES takes memory."""
+/later/SECONDS/PORT then says hello to a server of the host, /grow/MEBIBYTES takes memory,
+/open/PORT/N opens connections to a server of the host and says how that went, /close closes
+them."""
 
+import errno
 import http.server
 import os
 import socket
@@ -10,6 +13,7 @@ import time
 asked = 0
 lock = threading.Lock()
 kept = []
+opened = []
 
 
 def hold(seconds):
@@ -26,13 +30,36 @@ def later(seconds, port):
     connect(port)
 
 
+def open_some(port, number):
+    outcomes = []
+    for _ in range(int(number)):
+        try:
+            opened.append(socket.create_connection(("host.thaw.internal", int(port))))
+            outcomes.append("made")
+        except OSError as error:
+            outcomes.append(errno.errorcode.get(error.errno, str(error)))
+    return " ".join(outcomes)
+
+
+def close_all():
+    while opened:
+        opened.pop().close()
+
+
 def grow(mebibytes):
     memory = bytearray(int(mebibytes) << 20)
     memory[::4096] = b"x" * len(memory[::4096])
     kept.append(memory)
 
 
-DEEDS = {"count": lambda: None, "hold": hold, "later": later, "grow": grow}
+DEEDS = {
+    "count": lambda: None,
+    "hold": hold,
+    "later": later,
+    "grow": grow,
+    "open": open_some,
+    "close": close_all,
+}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -45,8 +72,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             asked += 1
             number = asked
         print(f"request {number}", flush=True)
-        DEEDS[deed or "count"](*arguments)
-        body = f"{number}\n".encode()
+        said = DEEDS[deed or "count"](*arguments)
+        body = f"{said or number}\n".encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

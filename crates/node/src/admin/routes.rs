@@ -103,6 +103,9 @@ async fn metrics(State(admin): State<Admin>) -> Response {
         Vec::new()
     });
     admin.shared.metrics().show_tenants(&tenants);
+    if let Some(link) = thaw_sandbox::monitor::of_this_process() {
+        admin.shared.metrics().show_monitor_refusals(link.refusals());
+    }
     let text = admin.shared.metrics().text(&counts, zygotes);
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response()

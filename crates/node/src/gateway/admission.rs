@@ -17,9 +17,9 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 /// Descriptors that the daemon needs besides those of instances and clients: its files,
 /// listeners, the store, zygotes that wait.
 const OWN_DESCRIPTORS: u64 = 512;
-/// Descriptors of one instance, those of a connection that the gateway has with it
-/// included.
-const INSTANCE_DESCRIPTORS: u64 = 8;
+/// Descriptors of one instance, those of a connection that the gateway has with it and the
+/// list of its outgoing connections included.
+const INSTANCE_DESCRIPTORS: u64 = 9;
 /// Descriptors of a client whose request is under way: its socket, and a pair of sockets
 /// to an instance.
 const CLIENT_DESCRIPTORS: u64 = 3;
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn instances_are_promised_their_descriptors() {
-        assert_eq!(clients(1 << 20, 1024), ((1 << 20) - 512 - 8192) / 3);
+        assert_eq!(clients(1 << 20, 1024), ((1 << 20) - 512 - 9 * 1024) / 3);
         assert_eq!(clients(4096, 1024), 4096 / 4 / 3);
         assert_eq!(clients(0, 1024), CLIENTS_MIN);
         assert_eq!(clients(u64::MAX, usize::MAX), CLIENTS_MIN.max((u64::MAX / 12) as usize));

@@ -197,31 +197,14 @@ impl Launcher for SandboxLauncher {
         };
         shared.replenish();
         let Boot { sandbox, plan, kind, taken_ns, output } = boot;
-        let sandbox = watch_sandbox(sandbox).map_err(|error| {
-            LaunchError(format!(
-                "cannot watch the new instance ({error}); raise the limit of open files"
-            ))
-        })?;
-        sandbox.get_ref().label(&shared.label);
-        sandbox.get_ref().count_by(shared.tenant.cpu().meter());
-        let pid = sandbox.get_ref().pid();
-        let shared = shared.clone();
-        let instance = SandboxInstance {
-            sandbox,
-            pid,
-            plan,
-            shared,
-            pipes: output.pipes,
-            log: output.log,
-            end: None,
-            asked_to_rest: false,
-            killed: false,
-            gone: false,
-            recording: None,
-            last_moment: None,
-            parting: None,
-            kept: None,
-        };
+        let instance =
+            SandboxInstance::new(sandbox, plan, shared.clone(), output.log).map_err(|error| {
+                LaunchError(format!(
+                    "cannot watch the new instance ({error}); raise the limit of open files"
+                ))
+            })?;
+        let instance = SandboxInstance { pipes: output.pipes, ..instance };
+        instance.sandbox.get_ref().count_by(shared.tenant.cpu().meter());
         Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns })
     }
 
@@ -235,27 +218,12 @@ impl Launcher for SandboxLauncher {
         let readers = <[OwnedFd; 2]>::try_from(adopted.descriptors)
             .map_err(|_| failed(&"the pipes of its output are missing"))?;
         let log = shared.logs.adopt(&shared.log, readers).map_err(|error| failed(&error))?;
-        let sandbox = watch_sandbox(adopted.sandbox).map_err(|error| failed(&error))?;
-        sandbox.get_ref().label(&shared.label);
-        let counted = sandbox.get_ref().count_from_now_by(shared.tenant.cpu().meter());
+        let instance = SandboxInstance::new(adopted.sandbox, plan, shared.clone(), log)
+            .map_err(|error| failed(&error))?;
+        let instance = SandboxInstance { kept: Some(adopted.kept), ..instance };
+        let counted = instance.sandbox.get_ref().count_from_now_by(shared.tenant.cpu().meter());
         counted.map_err(|error| failed(&error))?;
-        let pid = sandbox.get_ref().pid();
-        Ok(Box::new(SandboxInstance {
-            sandbox,
-            pid,
-            plan,
-            shared,
-            pipes: None,
-            log,
-            end: None,
-            asked_to_rest: false,
-            killed: false,
-            gone: false,
-            recording: None,
-            last_moment: None,
-            parting: None,
-            kept: Some(adopted.kept),
-        }))
+        Ok(Box::new(instance))
     }
 
     fn is_ready(&self) -> bool {
@@ -595,6 +563,36 @@ impl Connector for SandboxConnector {
 }
 
 impl SandboxInstance {
+    /// One that runs, of the function whose things `shared` are.
+    ///
+    /// # Errors
+    /// The host has no descriptors left to watch it.
+    fn new(
+        sandbox: Sandbox,
+        plan: Arc<BootPlan>,
+        shared: Arc<Shared>,
+        log: InstanceLog,
+    ) -> io::Result<Self> {
+        let sandbox = watch_sandbox(sandbox)?;
+        sandbox.get_ref().label(&shared.label);
+        Ok(Self {
+            pid: sandbox.get_ref().pid(),
+            sandbox,
+            plan,
+            shared,
+            pipes: None,
+            log,
+            end: None,
+            asked_to_rest: false,
+            killed: false,
+            gone: false,
+            recording: None,
+            last_moment: None,
+            parting: None,
+            kept: None,
+        })
+    }
+
     /// Sends what waits for room, and has the task woken when there is some.
     fn flush(&mut self, context: &mut Context<'_>) {
         while let Poll::Ready(Ok(mut ready)) = self.sandbox.poll_write_ready_mut(context) {

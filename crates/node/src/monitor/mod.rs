@@ -81,7 +81,7 @@ pub fn run(
     let (mut pause, mut crashes, mut deaths) = (PAUSES.0, 0, 0);
     loop {
         let started = Instant::now();
-        let has_inherited = watch.monitor.has_kept();
+        let has_inherited = watch.monitor.kept() > 0;
         let status = watch.one_life()?;
         if let Some(code) = status.exit_status() {
             if code != 0 && has_inherited && !watch.stopping {
@@ -293,7 +293,7 @@ impl Watch<'_> {
 
     /// Ends what the daemon that has ended had kept for the next.
     fn end_instances(&mut self) {
-        if !self.monitor.has_kept() {
+        if self.monitor.kept() == 0 {
             return;
         }
         tracing::warn!("its instances end, too: it may have ended because of one of them");

@@ -40,7 +40,7 @@ use rustix::io::Errno;
 use rustix::termios::isatty;
 
 use crate::boot::Rootfs;
-use crate::egress::{Denials, Opening, Sockets};
+use crate::egress::{Denials, LeftSockets, Opening, Sockets};
 use crate::event::Violation;
 use crate::{message, sys};
 use process::FileProcess;
@@ -142,6 +142,19 @@ impl Broker {
     /// Outgoing connections that were denied since the last call.
     pub fn take_denials(&self) -> Denials {
         self.sockets.as_ref().map(Sockets::take_denials).unwrap_or_default()
+    }
+
+    /// A file with the sandbox's outgoing connections, for the daemon that comes after this
+    /// one. `None`: it may have none.
+    pub fn connections_for_successor(&self) -> io::Result<Option<OwnedFd>> {
+        self.sockets.as_ref().map(Sockets::for_successor).transpose()
+    }
+
+    /// Counts the outgoing connections that the sandbox has from an earlier daemon.
+    pub fn take_over_connections(&self, left: LeftSockets) {
+        if let Some(sockets) = &self.sockets {
+            sockets.take_over(left);
+        }
     }
 
     pub fn rootfs(&self) -> &Rootfs {

@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::os::fd::AsFd;
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
+use super::ledger::Ledger;
 use super::rate::Rate;
 
 /// Sockets that one sandbox may ask for at once, and after that one in this time.
@@ -150,6 +151,18 @@ impl OpenSockets {
         lock(&self.known).owners.keys().copied().collect()
     }
 
+    /// The sockets of one sandbox.
+    fn inodes_of(&self, sandbox: u64) -> Vec<u64> {
+        let open = lock(&self.known);
+        let of_sandbox = open.owners.iter().filter(|(_, owner)| **owner == sandbox);
+        of_sandbox.map(|(inode, _)| *inode).collect()
+    }
+
+    /// Notes sockets that a sandbox has already, however many there may be.
+    fn take_over(&self, inodes: &[u64], sandbox: u64) {
+        lock(&self.known).owners.extend(inodes.iter().map(|inode| (*inode, sandbox)));
+    }
+
     /// Notes a socket of a sandbox; whether there may be one more.
     fn note(&self, inode: u64, sandbox: u64) -> bool {
         let mut open = lock(&self.known);
@@ -209,13 +222,16 @@ pub struct Share {
     budget: Arc<Budget>,
     sandbox: u64,
     rate: Mutex<Rate>,
+    /// Its sockets, for the next daemon, once that is to know them.
+    ledger: Mutex<Option<Ledger>>,
 }
 
 impl Share {
     pub fn new(budget: Arc<Budget>) -> Self {
         static SANDBOXES: AtomicU64 = AtomicU64::new(0);
         let sandbox = SANDBOXES.fetch_add(1, Ordering::Relaxed);
-        Self { budget, sandbox, rate: Mutex::new(Rate::new(OF_SANDBOX)) }
+        let (rate, ledger) = (Mutex::new(Rate::new(OF_SANDBOX)), Mutex::default());
+        Self { budget, sandbox, rate, ledger }
     }
 
     /// Takes leave to ask for a socket; `EAGAIN` if the sandbox, its function or its
@@ -259,7 +275,42 @@ impl Share {
             self.budget.open.forget(inode);
             return Err(Errno::AGAIN);
         }
-        Ok(())
+        self.write_down(inode).inspect_err(|_| self.forget(inode))
+    }
+
+    fn write_down(&self, inode: u64) -> Result<(), Errno> {
+        let all = || self.budget.open.inodes_of(self.sandbox);
+        let noted = lock(&self.ledger).as_mut().map_or(Ok(()), |ledger| ledger.note(inode, all));
+        noted.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))
+    }
+
+    fn forget(&self, inode: u64) {
+        self.budget.open.forget(inode);
+        if let Some(tenant) = &self.budget.tenant {
+            tenant.open.forget(inode);
+        }
+    }
+
+    /// Has the sandbox's sockets written down for the next daemon from now on; a descriptor of
+    /// the file.
+    pub fn for_successor(&self) -> io::Result<OwnedFd> {
+        let mut ledger = lock(&self.ledger);
+        match &mut *ledger {
+            Some(ledger) => ledger,
+            // A socket that comes meanwhile is noted first, and waits to be written down.
+            none => none.insert(Ledger::create(&self.budget.open.inodes_of(self.sandbox))?),
+        }
+        .for_successor()
+    }
+
+    /// Goes on with what an earlier daemon has written down. `inodes` are those sockets of it
+    /// that there still are; they count, even if there are more than there may be.
+    pub fn take_over(&self, ledger: Ledger, inodes: &[u64]) {
+        self.budget.open.take_over(inodes, self.sandbox);
+        if let Some(tenant) = &self.budget.tenant {
+            tenant.open.take_over(inodes, self.sandbox);
+        }
+        *lock(&self.ledger) = Some(ledger);
     }
 
     /// Whether somebody should call [`Budget::forget_closed`], on a thread that may
@@ -324,7 +375,7 @@ impl Budget {
 
 /// The inode numbers of all Internet sockets of this network namespace that
 /// somebody has open (proc_net(5)); `None` if the host does not say.
-fn sockets_present() -> Option<HashSet<u64>> {
+pub fn sockets_present() -> Option<HashSet<u64>> {
     let mut present = HashSet::new();
     for table in ["tcp", "udp"] {
         read_table(&format!("/proc/self/net/{table}"), &mut present)?;
@@ -388,6 +439,35 @@ mod tests {
         budget.forget_closed();
         assert_eq!(budget.open_count(), 1);
         drop(share);
+        assert_eq!(budget.open_count(), 0);
+    }
+
+    #[test]
+    fn sockets_count_for_function_and_tenant_after_a_takeover() {
+        let tenant: Arc<EgressQuota> = Arc::default();
+        let before = Share::new(Arc::new(Budget::within(tenant)));
+        let sockets: Vec<_> = (0..4).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        before.note_open(&sockets[0]).unwrap();
+        let file = before.for_successor().unwrap();
+        // The same file, whoever asks again; what comes later stands in it, too.
+        drop(before.for_successor().unwrap());
+        before.note_open(&sockets[1]).unwrap();
+
+        let quota: Arc<EgressQuota> = Arc::default();
+        quota.set(Some(3), None);
+        let budget = Arc::new(Budget::within(quota.clone()));
+        let after = Share::new(budget.clone());
+        let (ledger, inodes) = Ledger::open(file).unwrap();
+        assert_eq!(inodes.len(), 2);
+        after.take_over(ledger, &inodes);
+        assert_eq!((quota.connections(), budget.open_count()), (2, 2));
+        after.note_open(&sockets[2]).unwrap();
+        assert_eq!(after.note_open(&sockets[3]), Err(Errno::AGAIN));
+        assert_eq!(Ledger::open(after.for_successor().unwrap()).unwrap().1.len(), 3);
+        // They count until they are closed, or their sandbox ends.
+        drop(sockets);
+        assert_eq!(quota.connections(), 0);
+        drop(after);
         assert_eq!(budget.open_count(), 0);
     }
 

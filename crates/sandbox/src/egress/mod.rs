@@ -11,12 +11,14 @@
 //! | `policy` | whether the rules lead to an address |
 //! | `local` | whether it is the host's own, or a port of this process |
 //! | `budget`, `rate` | how much the sandboxes of a function, and of a tenant, use together |
+//! | `ledger` | what the next daemon is to know of them |
 //! | `names`, `dns` | what is looked up, and in whose turn |
 //! | `socket` | all of that in order, and the connection |
 
 mod budget;
 mod denials;
 pub(crate) mod dns;
+mod ledger;
 mod local;
 mod names;
 mod policy;
@@ -30,7 +32,7 @@ pub use denials::{Denials, Denied};
 pub use local::{GuardedPort, PortGuard};
 pub use policy::EgressPolicy;
 pub use rule::{EgressRule, EgressRuleError, Transport};
-pub(crate) use socket::{Destination, Opening, Sockets};
+pub(crate) use socket::{Destination, LeftSockets, Opening, Sockets};
 
 use std::net::{Ipv6Addr, SocketAddr};
 

@@ -1,7 +1,7 @@
 //! Making sockets for a sandbox.
 
 use bytemuck::bytes_of;
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -13,9 +13,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thaw_abi::control::{OpenedSocket, SOCKET_RECONNECTS};
 use thaw_abi::network::{RESOLVER_ADDRESS, RESOLVER_PORT};
 
-use super::budget::Share;
+use super::budget::{Share, sockets_present};
 use super::denials::Denials;
 use super::dns::{self, lookup};
+use super::ledger::Ledger;
 use super::local;
 use super::names::Names;
 use super::policy::{AfterThaw, EgressPolicy, Permit, Verdict};
@@ -32,6 +33,33 @@ pub(crate) struct Sockets {
     share: Arc<Share>,
     /// The control socket, for answers that come late.
     control: OwnedFd,
+}
+
+/// Sockets that a sandbox has from an earlier daemon.
+#[derive(Debug)]
+pub(crate) struct LeftSockets {
+    ledger: Ledger,
+    inodes: Vec<u64>,
+}
+
+impl LeftSockets {
+    /// Reads the file of [`Sockets::for_successor`].
+    pub fn read(file: OwnedFd) -> io::Result<Self> {
+        let (ledger, inodes) = Ledger::open(file)?;
+        Ok(Self { ledger, inodes })
+    }
+
+    /// Forgets those of all that have been closed. Takes as long as the host needs to write
+    /// down all sockets that there are.
+    pub fn forget_closed<'a>(all: impl IntoIterator<Item = &'a mut Self>) {
+        let mut all = all.into_iter().filter(|left| !left.inodes.is_empty()).peekable();
+        if all.peek().is_none() {
+            return;
+        }
+        // Without an answer they stay, as those of a live daemon do.
+        let Some(present) = sockets_present() else { return };
+        all.for_each(|left| left.inodes.retain(|inode| present.contains(inode)));
+    }
 }
 
 /// A socket whose connection is made or in progress.
@@ -78,6 +106,16 @@ impl Sockets {
     /// What was denied since the last call.
     pub fn take_denials(&self) -> Denials {
         self.names.take_denials()
+    }
+
+    /// Has the sockets written down for the next daemon; a descriptor of the file.
+    pub fn for_successor(&self) -> io::Result<OwnedFd> {
+        self.share.for_successor()
+    }
+
+    /// Counts the sockets that an earlier daemon has made for the sandbox.
+    pub fn take_over(&self, left: LeftSockets) {
+        self.share.take_over(left.ledger, &left.inodes);
     }
 
     /// Makes the socket that request `sequence` asks for. Never blocks.

@@ -3,6 +3,7 @@
 mod advice;
 mod calls;
 mod neighbours;
+mod separation;
 
 use std::fs;
 use std::path::Path;
@@ -77,6 +78,7 @@ pub fn probe() -> Vec<Probe> {
         lowest_address(&fs::read_to_string("/proc/sys/vm/mmap_min_addr").unwrap_or_default()),
         clock_source(&fs::read_to_string(CLOCK_SOURCE).unwrap_or_default()),
         user_namespaces(),
+        separation::probe(),
         capabilities(&settings),
         memory_files(&settings),
         executable_memory(executable_memory_is_refused()),

@@ -31,20 +31,17 @@ use rustix::process::{
     waitid,
 };
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags,
-    configure_capability_in_ambient_set, move_into_link_name_space, set_capabilities, set_name,
-    unshare_unsafe,
+    CapabilitySet, CapabilitySets, LinkNameSpaceType, configure_capability_in_ambient_set,
+    move_into_link_name_space, set_capabilities, set_name,
 };
 
 use super::DaemonIds;
 use super::protocol::Answer;
 use crate::allowed::{Call, Otherwise, call, install_list};
+use crate::confine::{drop_capabilities, enter_empty_root, unshare_mounts};
 use crate::message;
 use crate::sys::{self, Forked};
-use crate::zygote::{
-    IdRange, Subordinate, enter_empty_root, map_to_themselves, pid_of, receive, send,
-    shrink_bounding_set,
-};
+use crate::zygote::{IdRange, Subordinate, map_to_themselves, pid_of, receive, send};
 
 /// What a process has in the daemon's user namespace before it has entered its root
 /// directory: to do so, and to give these up. Until then they also keep a daemon, which has
@@ -91,9 +88,17 @@ impl CallerNamespaces {
         Ok(())
     }
 
-    /// Whether a child of the monitor is process 1 of the pid namespace, which stays.
-    pub fn is_init(&self, pid: u32) -> bool {
-        self.pids.pid == pid
+    /// Ends everything in the pid namespace.
+    ///
+    /// # Errors
+    /// It takes too long.
+    pub fn end(&self) -> io::Result<()> {
+        self.pids.end()
+    }
+
+    /// Which child of the monitor is process 1 of the pid namespace. It stays.
+    pub fn init_pid(&self) -> u32 {
+        self.pids.pid
     }
 
     /// Executes `command` in the namespaces of the daemon, as the caller's user id, with the
@@ -395,6 +400,8 @@ impl PidNamespace {
             while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
             let mut events = [PollFd::new(&self.init, PollFlags::IN)];
             if poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }))? > 0 {
+                // Nobody else reaps it, unless somebody has in the loop above.
+                let _ = waitid(WaitId::PidFd(self.init.as_fd()), WaitIdOptions::EXITED);
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -458,12 +465,9 @@ fn confine_init(monitor: &OwnedFd) -> io::Result<()> {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     set_name(c"thaw-init")?;
     setsid()?;
-    // SAFETY: this process has one thread, and no descriptors are unshared.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    unshare_mounts()?;
     enter_empty_root()?;
-    shrink_bounding_set(CapabilitySet::empty())?;
-    let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    drop_capabilities(CapabilitySet::empty())?;
     install_list(INIT_CALLS.iter().copied(), Otherwise::Kill)
 }
 

@@ -329,6 +329,81 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::monitor::protocol::{REQUEST_KEEP, receive_request};
+    use crate::monitor::store::DescriptorStore;
+    use std::fs::File;
+    use std::time::{Duration, Instant};
+
+    /// A link to whoever has the other end.
+    fn link() -> (Arc<MonitorLink>, OwnedFd) {
+        let (socket, monitor) = message::control_pair().unwrap();
+        let grant = Grant { ids: 0, life: 0, places: Vec::new(), missing: Vec::new() };
+        let link = MonitorLink {
+            socket: Mutex::new(socket),
+            grant,
+            last_group: AtomicU64::new(0),
+            last_key: AtomicU64::new(0),
+            taken: Mutex::default(),
+            errands: OnceLock::new(),
+            refusals: AtomicU64::new(0),
+        };
+        (Arc::new(link), monitor)
+    }
+
+    /// Serves all that is to be kept, until the other end is closed.
+    fn keep_all(mut store: DescriptorStore, monitor: &OwnedFd) {
+        let mut descriptors = Vec::new();
+        while let Ok(Some((request, note))) = receive_request(monitor, &mut descriptors) {
+            let given = std::mem::take(&mut descriptors);
+            if request.kind == REQUEST_KEEP {
+                let kept = store.keep(&request, 0, note, given);
+                let errno = kept.map_or_else(|error| error.raw_os_error().unwrap(), |()| 0);
+                let _ = send(monitor, &Answer { errno, reserved: 0 }, &[]);
+            } else {
+                store.forget(request.number);
+            }
+        }
+    }
+
+    fn wait_for_refusals(link: &MonitorLink, count: u64) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while link.refusals() != count {
+            assert!(Instant::now() < deadline, "{} refusals", link.refusals());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn refusals_of_a_full_store_are_counted() {
+        let (link, monitor) = link();
+        std::thread::spawn(move || keep_all(DescriptorStore::new(2, 10), &monitor));
+        let null = File::open("/dev/null").unwrap();
+        let keep =
+            || link.keep(KeptKind::Connection, None, b"", &[null.as_fd()]).expect("it is sent");
+        let kept = [(); 4].map(|()| keep());
+        wait_for_refusals(&link, 2);
+        // What was refused is forgotten without harm, and others have the room of what was kept.
+        drop(kept);
+        let more = [(); 3].map(|()| keep());
+        wait_for_refusals(&link, 3);
+        drop(more);
+    }
+
+    /// Nobody reads the monitor's end.
+    #[test]
+    fn nobody_waits_for_a_monitor_that_keeps_and_forgets_nothing() {
+        let (link, monitor) = link();
+        let null = File::open("/dev/null").unwrap();
+        // More than a socket holds.
+        for _ in 0..500 {
+            let note = [0; NOTE_MAX];
+            drop(link.keep(KeptKind::Connection, None, &note, &[null.as_fd()]).unwrap());
+        }
+        assert_eq!(link.refusals(), 0);
+        // The errands that are left fail.
+        drop(monitor);
+        wait_for_refusals(&link, 500);
+    }
 
     #[test]
     fn parents_have_ids_that_no_other_has() {

@@ -42,7 +42,11 @@ pub const REQUEST_NEXT_KEPT: u32 = 9;
 /// Most bytes of a note.
 pub const NOTE_MAX: usize = 1024;
 /// Most descriptors that are kept under one key.
-pub const KEPT_DESCRIPTORS_MAX: usize = 5;
+pub const KEPT_DESCRIPTORS_MAX: usize = 6;
+/// Descriptors of a [`KeptKind::Parent`]: its control socket, and its pidfd.
+pub const PARENT_DESCRIPTORS: usize = 2;
+/// Which of them is the pidfd. By it the monitor knows which of its children stays.
+pub const PARENT_PIDFD: usize = 1;
 
 /// What is kept for the next daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

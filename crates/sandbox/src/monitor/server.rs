@@ -1,7 +1,7 @@
 //! The monitor's end.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -217,14 +217,18 @@ impl Monitor {
     /// Whether the calling thread has children that end with a daemon that has ended: zygote
     /// parents that are not kept for the next, and launchers.
     pub fn has_ending_children(&self) -> bool {
-        let stays = |child: &str| match &self.namespaces {
-            Namespaces::OfRoot(_) => false,
-            Namespaces::OfCaller(namespaces) => {
-                child.parse().is_ok_and(|pid| namespaces.is_init(pid))
-            }
-        };
-        let ending = children().split_whitespace().filter(|child| !stays(child)).count();
-        ending > self.kept_parents()
+        let staying = self.staying_children();
+        children().into_iter().any(|child| !staying.contains(&child))
+    }
+
+    /// Children that do not end with their daemon: the zygote parents that are kept for the
+    /// next one, and process 1 of its pid namespace.
+    fn staying_children(&self) -> HashSet<u32> {
+        let mut staying = self.store.parent_pids();
+        if let Namespaces::OfCaller(namespaces) = &self.namespaces {
+            staying.insert(namespaces.init_pid());
+        }
+        staying
     }
 
     /// What the daemon is told at its start.
@@ -284,14 +288,9 @@ impl Monitor {
         self.made.clear();
     }
 
-    /// Whether anything is kept for the next daemon.
-    pub fn has_kept(&self) -> bool {
-        self.store.next_after(0).is_some()
-    }
-
-    /// Zygote parents that stay for the next daemon.
-    pub fn kept_parents(&self) -> usize {
-        self.store.parents()
+    /// How many things are kept for the next daemon: sandboxes, zygote parents, connections.
+    pub fn kept(&self) -> usize {
+        self.store.len()
     }
 
     /// Removes what was made for a daemon that has ended, but for what is kept for the next.
@@ -354,10 +353,10 @@ impl Monitor {
 
     /// `EAGAIN` if this process has all the children that it may have.
     fn check_children(&self) -> io::Result<()> {
-        match children().split_whitespace().count() >= self.children_max + self.store.parents() {
-            true => Err(Errno::AGAIN.into()),
-            false => Ok(()),
-        }
+        // Of those that are kept there is a number of their own ([`DescriptorStore::keep`]).
+        let kept = self.store.parent_pids();
+        let others = children().into_iter().filter(|child| !kept.contains(child)).count();
+        if others >= self.children_max { Err(Errno::AGAIN.into()) } else { Ok(()) }
     }
 
     fn make_group(&mut self, number: u64) -> io::Result<Vec<OwnedFd>> {
@@ -390,6 +389,21 @@ impl Monitor {
     }
 }
 
+/// Makes the namespaces by which a daemon of the caller's is split from its monitor, and ends
+/// what is in them. To be called before there are threads or children.
+///
+/// # Errors
+/// The host's: a daemon would not be split.
+pub fn try_separation() -> io::Result<()> {
+    let ids = |uid, gid| DaemonIds { uid, gid };
+    if rustix::process::geteuid().is_root() {
+        let daemon = ids(FIRST_ID - 1, FIRST_ID - 1);
+        return UserNamespace::make(daemon, FIRST_ID, 1).map(drop);
+    }
+    let caller = ids(rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    Begun::new(caller, None)?.finish(InnerRoot::Own)?.end()
+}
+
 /// Descriptors that may be kept for the next daemon.
 fn kept_descriptors_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
@@ -401,9 +415,11 @@ fn ids_of_sandboxes(ids: u32) -> u32 {
     if ids > 1 { ids - 1 } else { ids }
 }
 
-/// The process ids of the calling thread's children.
-fn children() -> String {
-    std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default()
+/// The process ids of the calling thread's children. None is missing, since none goes while
+/// this thread, which reaps them, reads (proc_pid_task_children(5)).
+fn children() -> Vec<u32> {
+    let text = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
+    text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
 /// Lets a command inherit its standard streams and no more.
@@ -531,10 +547,73 @@ mod tests {
         let errors: Vec<i32> = sockets.iter().map(|(_, errno)| *errno).collect();
         assert_eq!(errors, [0, 0, 0, libc::EAGAIN]);
         drop(sockets);
-        let children = std::fs::read_to_string("/proc/thread-self/children").unwrap();
-        for child in children.split_whitespace() {
-            let pid = rustix::process::Pid::from_raw(child.parse().unwrap());
-            rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
+        children().into_iter().for_each(reap);
+    }
+
+    fn reap(child: u32) {
+        let pid = Pid::from_raw(child as i32);
+        rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
+    }
+
+    /// Starts a child that lives as long as the socket.
+    fn start_child(all: &mut (Monitor, OwnedFd, OwnedFd)) -> (OwnedFd, u32) {
+        let before: HashSet<u32> = children().into_iter().collect();
+        let kernel = std::fs::File::open("/dev/null").unwrap();
+        let (own, control) = message::control_pair().unwrap();
+        let request = Request::new(REQUEST_PARENT, 0);
+        assert_eq!(ask(all, request, &[control.as_fd(), kernel.as_fd()]).0, 0);
+        let child = children().into_iter().find(|child| !before.contains(child));
+        (own, child.expect("a child more"))
+    }
+
+    fn keep_child(all: &mut (Monitor, OwnedFd, OwnedFd), key: u64, child: u32) {
+        let pid = Pid::from_raw(child as i32).unwrap();
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let request = Request::keep(key, KeptKind::Parent, 0);
+        assert_eq!(ask(all, request, &[null.as_fd(), pidfd.as_fd()]), (0, 0));
+    }
+
+    /// Which children stay is not a matter of how many.
+    #[test]
+    fn children_that_end_are_told_from_those_that_stay() {
+        let Some(mut all) = monitor() else { return };
+        assert!(!all.0.has_ending_children());
+        let (staying, kept) = start_child(&mut all);
+        assert!(all.0.has_ending_children());
+        keep_child(&mut all, 1, kept);
+        assert!(!all.0.has_ending_children());
+        let (ending, other) = start_child(&mut all);
+        assert!(all.0.has_ending_children());
+        // The one that is kept has ended first, and nobody has had it forgotten yet.
+        drop(staying);
+        reap(kept);
+        assert!(all.0.has_ending_children());
+        drop(ending);
+        reap(other);
+        assert!(!all.0.has_ending_children());
+    }
+
+    #[test]
+    fn children_that_are_kept_take_no_place_of_others() {
+        let Some(mut all) = monitor() else { return };
+        all.0.children_max = 1;
+        let kept: Vec<_> = (1..=3)
+            .map(|key| {
+                let (socket, child) = start_child(&mut all);
+                keep_child(&mut all, key, child);
+                (socket, child)
+            })
+            .collect();
+        let (other, last) = start_child(&mut all);
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let request = Request::new(REQUEST_PARENT, 0);
+        assert_eq!(ask(&mut all, request, &[null.as_fd(); 2]).0, libc::EAGAIN);
+        drop(other);
+        reap(last);
+        for (socket, child) in kept {
+            drop(socket);
+            reap(child);
         }
     }
 

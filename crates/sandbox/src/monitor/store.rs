@@ -3,12 +3,15 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 
-use super::protocol::{KEPT_DESCRIPTORS_MAX, Kept, KeptKind, Request};
+use super::protocol::{
+    KEPT_DESCRIPTORS_MAX, Kept, KeptKind, PARENT_DESCRIPTORS, PARENT_PIDFD, Request,
+};
+use crate::zygote::pid_of;
 
 /// Most zygote parents.
 const PARENTS_MAX: usize = 32;
@@ -48,8 +51,13 @@ impl DescriptorStore {
         if self.kept.contains_key(&request.number) {
             return Err(Errno::EXIST.into());
         }
-        if kind == KeptKind::Parent && self.parents() >= PARENTS_MAX {
-            return Err(Errno::NOSPC.into());
+        if kind == KeptKind::Parent {
+            if count != PARENT_DESCRIPTORS {
+                return Err(Errno::INVAL.into());
+            }
+            if self.parents().count() >= PARENTS_MAX {
+                return Err(Errno::NOSPC.into());
+            }
         }
         if self.kept.len() >= self.keys_max || self.descriptors + count > self.descriptors_max {
             return Err(Errno::NOSPC.into());
@@ -80,14 +88,26 @@ impl DescriptorStore {
         Some((*next.0, next.1))
     }
 
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.kept.len()
+    }
+
     /// Numbers of the control groups that are to stay.
     pub fn groups(&self) -> HashSet<u64> {
         self.kept.values().map(|kept| kept.group).collect()
     }
 
-    /// Zygote parents that do not end with their daemon.
-    pub fn parents(&self) -> usize {
-        self.kept.values().filter(|kept| kept.kind == KeptKind::Parent).count()
+    /// The process ids of the zygote parents that do not end with their daemon, as `/proc`
+    /// numbers them. Those that have ended have none.
+    pub fn parent_pids(&self) -> HashSet<u32> {
+        let pidfd = |kept: &Kept| pid_of(kept.descriptors[PARENT_PIDFD].as_fd());
+        // A descriptor of another kind names nobody.
+        self.parents().filter_map(|kept| pidfd(kept).ok()).collect()
+    }
+
+    fn parents(&self) -> impl Iterator<Item = &Kept> {
+        self.kept.values().filter(|kept| kept.kind == KeptKind::Parent)
     }
 }
 
@@ -106,7 +126,9 @@ pub fn do_not_linger(descriptor: &OwnedFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
     use std::fs::File;
+    use std::process::{Child, Command};
 
     fn descriptors(count: usize) -> Vec<OwnedFd> {
         (0..count).map(|_| File::open("/dev/null").unwrap().into()).collect()
@@ -136,18 +158,49 @@ mod tests {
         store.forget(life + 77);
         assert_eq!(store.descriptors, 2);
         let request = Request::keep(life + 4, KeptKind::Parent, 0);
-        assert_eq!(errno(store.keep(&request, 1, Vec::new(), descriptors(5))), 0);
+        for count in [1, 3] {
+            let kept = store.keep(&request, 1, Vec::new(), descriptors(count));
+            assert_eq!(errno(kept), libc::EINVAL, "a parent with {count}");
+        }
+        assert_eq!(errno(store.keep(&request, 1, Vec::new(), descriptors(2))), 0);
         let mut keys = Vec::new();
         while let Some((key, _)) = store.next_after(keys.last().copied().unwrap_or_default()) {
             keys.push(key);
         }
         assert_eq!(keys, [life + 2, life + 3, life + 4]);
-        assert_eq!((store.parents(), store.groups()), (1, HashSet::from([9, 0])));
+        assert_eq!((store.parents().count(), store.groups()), (1, HashSet::from([9, 0])));
+        // Its second descriptor is no process.
+        assert_eq!(store.parent_pids(), HashSet::new());
         store.forget_all();
-        assert_eq!((store.descriptors, store.parents()), (0, 0));
+        assert_eq!((store.descriptors, store.parents().count()), (0, 0));
         let mut strange = Request::keep(life + 5, KeptKind::Sandbox, 0);
         strange.port = 3;
         assert_eq!(errno(store.keep(&strange, 1, Vec::new(), descriptors(1))), libc::EINVAL);
         assert!(store.next_after(u64::MAX).is_none());
+    }
+
+    #[test]
+    fn zygote_parents_are_known_by_their_pidfds_and_there_are_so_many() {
+        let mut store = DescriptorStore::new(100, 1000);
+        let keep = |store: &mut DescriptorStore, key, child: &Child| {
+            let pid = Pid::from_child(child);
+            let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+            let mut given = descriptors(1);
+            given.push(pidfd);
+            errno(store.keep(&Request::keep(key, KeptKind::Parent, 0), 0, Vec::new(), given))
+        };
+        let mut children = [(); 2].map(|()| Command::new("sleep").arg("600").spawn().unwrap());
+        let pids = children.each_ref().map(Child::id);
+        assert_eq!([keep(&mut store, 1, &children[0]), keep(&mut store, 2, &children[1])], [0, 0]);
+        assert_eq!(store.parent_pids(), HashSet::from(pids));
+        children[0].kill().unwrap();
+        children[0].wait().unwrap();
+        assert_eq!(store.parent_pids(), HashSet::from([pids[1]]));
+        for key in 3..=PARENTS_MAX as u64 {
+            assert_eq!(keep(&mut store, key, &children[1]), 0);
+        }
+        assert_eq!(keep(&mut store, 1000, &children[1]), libc::ENOSPC);
+        children[1].kill().unwrap();
+        children[1].wait().unwrap();
     }
 }

@@ -26,7 +26,7 @@ use super::process::{KnownAs, Numbers, Process, own_number_of, pid_of};
 use super::protocol::UserIds;
 use crate::boot::{BootError, BootPlan};
 use crate::console::{Console, HostEnd};
-use crate::egress::EgressPolicy;
+use crate::egress::{EgressPolicy, LeftSockets};
 use crate::limits::{Hierarchy, Limits, ResourceLimits};
 use crate::monitor::{self, IdShare, Keep, Kept, KeptKind, MonitorLink};
 use crate::sandbox::Sandbox;
@@ -37,7 +37,7 @@ const PARENTS_MAX: usize = 16;
 /// Looks at the children of a parent, at most, and the pause between two.
 const LOOKS: u32 = 50;
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
-/// Descriptors of a sandbox: its control socket, its pidfd, its console.
+/// Descriptors of every sandbox: its control socket, its pidfd, its console.
 const OWN_DESCRIPTORS: usize = 3;
 
 /// What the next daemon has to know of a zygote parent. Its descriptors: the control socket
@@ -56,6 +56,8 @@ struct SandboxNote {
     parent: u64,
     known_as: KnownAs,
     slot: Option<u32>,
+    /// One more descriptor follows its own: the file with its outgoing connections.
+    has_connections: bool,
     /// For whoever had it kept.
     note: String,
 }
@@ -88,15 +90,18 @@ impl Sandbox {
     ) -> io::Result<Option<KeptForSuccessor>> {
         let Some(link) = monitor::of_this_process() else { return Ok(None) };
         let process = self.process();
+        let connections = self.connections_for_successor()?;
         let own = SandboxNote {
             parent: process.parent.keep(&link)?,
             known_as: process.known_as,
             slot: process.slot,
+            has_connections: connections.is_some(),
             note: note.to_owned(),
         };
         let text = serde_json::to_vec(&own).expect("plain data");
         let console = self.console_for_successor()?;
         let mut all = vec![self.control().as_fd(), process.pidfd(), console.as_fd()];
+        all.extend(connections.iter().map(AsFd::as_fd));
         all.extend(descriptors);
         let group = process.limits.group().number();
         let keep = link.keep(KeptKind::Sandbox, Some(group), &text, &all)?;
@@ -195,6 +200,7 @@ pub struct Orphan {
     process: Process,
     control: OwnedFd,
     console: HostEnd,
+    connections: Option<LeftSockets>,
     descriptors: Vec<OwnedFd>,
     note: String,
     keep: Keep,
@@ -262,9 +268,12 @@ impl Orphan {
         cpu_time_limit: Option<Duration>,
         egress: &Arc<EgressPolicy>,
     ) -> Result<Adopted, BootError> {
-        let Self { process, control, console, descriptors, note: _, keep } = self;
+        let Self { process, control, console, connections, descriptors, note: _, keep } = self;
         process.set_limits(limits, cpu_time_limit).map_err(BootError::Limits)?;
         let broker = broker(&control, plan.rootfs(), egress)?;
+        if let Some(left) = connections {
+            broker.take_over_connections(left);
+        }
         console.set_pid(process.pid);
         let mut sandbox = Sandbox::new(process, control, console, broker);
         sandbox.renew().map_err(BootError::Send)?;
@@ -309,6 +318,9 @@ pub fn take_over(console: &Console) -> io::Result<Legacy> {
             legacy.problems.push(error.to_string());
         }
     }
+    LeftSockets::forget_closed(
+        legacy.sandboxes.iter_mut().filter_map(|orphan| orphan.connections.as_mut()),
+    );
     for parent in adopted.values() {
         if let Err(error) = settle(&link, parent, &legacy.sandboxes) {
             let is_others = |orphan: &Orphan| !Arc::ptr_eq(&orphan.process.parent, parent);
@@ -348,10 +360,12 @@ fn orphan(
         return Err(invalid());
     }
     let mut own = kept.descriptors;
-    if own.len() < OWN_DESCRIPTORS {
+    if own.len() < OWN_DESCRIPTORS + usize::from(note.has_connections) {
         return Err(invalid());
     }
-    let descriptors = own.split_off(OWN_DESCRIPTORS);
+    let mut descriptors = own.split_off(OWN_DESCRIPTORS);
+    let connections =
+        note.has_connections.then(|| LeftSockets::read(descriptors.remove(0))).transpose()?;
     let [control, pidfd, read] = exactly(own)?;
     let Numbers { pid, own: own_number } = Numbers::of(pidfd.as_fd())?;
     let limits = Arc::new(Limits::new(parent.groups.adopt(kept.group)));
@@ -366,7 +380,7 @@ fn orphan(
     let process =
         Process { pid, own_number, pidfd, exit, limits, parent, affinity, known_as, slot };
     let console = console.adopt(read)?;
-    Ok(Orphan { process, control, console, descriptors, note, keep })
+    Ok(Orphan { process, control, console, connections, descriptors, note, keep })
 }
 
 fn connection(keep: Keep, kept: Kept) -> io::Result<OrphanConnection> {

@@ -28,7 +28,8 @@ extern "C" fn before_main() {
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = before_main;
 
-fn compile(flags: &[&str]) -> Kernel {
+/// The ELF file of a stand-in kernel that is compiled with these flags.
+pub fn standin_elf(flags: &[&str]) -> Vec<u8> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/common/standin.c");
     let output = tempfile::tempdir().unwrap();
     let elf = output.path().join("standin");
@@ -50,7 +51,11 @@ fn compile(flags: &[&str]) -> Kernel {
         .status()
         .expect("a C compiler is installed");
     assert!(status.success());
-    Kernel::from_elf(std::fs::read(elf).unwrap()).unwrap()
+    std::fs::read(elf).unwrap()
+}
+
+fn compile(flags: &[&str]) -> Kernel {
+    Kernel::from_elf(standin_elf(flags)).unwrap()
 }
 
 /// The stand-in kernel.
