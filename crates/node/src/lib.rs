@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 
 pub mod admin;
-pub mod bench;
 mod beneath;
 pub mod boots;
 pub mod build;

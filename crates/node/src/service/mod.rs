@@ -239,11 +239,6 @@ impl Service {
         u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether an instance lives and has no connections.
-    pub(crate) fn is_unconnected(&self, id: u64) -> bool {
-        self.slots().get(&id).is_some_and(|slot| slot.connections == 0)
-    }
-
     /// Number of live instances.
     pub fn instance_count(&self) -> usize {
         self.slots().len()
@@ -392,8 +387,8 @@ impl Service {
         self.slots().get(&id)?.idle_since
     }
 
-    /// An instance gets no more connections.
-    pub(crate) fn retire(&self, id: u64) {
+    /// Gives an instance no more connections. It stays until it ends by itself.
+    pub fn retire(&self, id: u64) {
         if let Some(slot) = self.slots().get_mut(&id) {
             slot.end();
         }
