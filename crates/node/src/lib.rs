@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod admin;
+pub mod admission;
 mod beneath;
 pub mod boots;
 pub mod build;
@@ -26,6 +27,7 @@ pub mod rootfs;
 pub mod service;
 pub mod socket;
 pub mod tenants;
+pub mod upstream;
 
 /// `PATH` of programs in sandboxes, unless their author sets another.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -21,17 +21,18 @@ mod place;
 mod request;
 
 pub use place::Placement;
-pub(crate) use place::{Found, Reuse};
+pub(crate) use place::{Found, PlaceError, Reuse};
 
+use crate::admission::OUTPUT_SHARE;
 use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::crashes::{Crashes, is_crash};
-use crate::gateway::{OUTPUT_SHARE, Upstream};
 use crate::instance::{Change, Command, Connections, End, FrozenInstance, InstanceState, Launcher};
 use crate::metrics::ConnectionCounters;
 use crate::node::Shared;
 use crate::tenants::{Taken, Tenant, TenantName};
+use crate::upstream::Upstream;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
