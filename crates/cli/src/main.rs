@@ -20,13 +20,6 @@ fn main() -> ExitCode {
     // This same executable also serves as the zygote parent, which must be
     // single-threaded and know nothing of what follows.
     thaw_sandbox::zygote_parent_main();
-    // And it is what `thaw bench` starts on the host and in sandboxes.
-    if let Some(code) = thaw_node::bench::native::helper_main() {
-        return code;
-    }
-    if let Some(code) = thaw_node::bench::syscalls::worker_main() {
-        return code;
-    }
     let command = grammar::Command::parse();
     start_logging(command.verbose);
     let outcome = command.verb.run();

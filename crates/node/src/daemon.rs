@@ -557,8 +557,10 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Every instance and every client takes descriptors.
-pub(crate) fn raise_file_limit() {
+/// Raises the limit of open files of this process as far as it may (`RLIMIT_NOFILE`,
+/// getrlimit(2)), because every instance and every client takes descriptors. Logs why if it
+/// cannot.
+pub fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {

@@ -1,6 +1,7 @@
 //! What an earlier daemon has left: instances that live, and the connections that they have.
 //! It was killed, or it has crashed; the monitor has kept them ([`thaw_sandbox::take_over`]).
 
+use crate::gateway::attend_inherited;
 use crate::instance::{Client, ConnectionNote, InstanceNote, Way};
 use crate::node::Shared;
 use crate::tenants::{Lease, Tenant, TenantName};
@@ -105,7 +106,8 @@ fn take_over_one(
         return None;
     }
     let connections = connections.remove(&note.id).unwrap_or_default();
-    match service.take_over(&note, lease, orphan, connections) {
+    let attend = |client| attend_inherited(&service, client);
+    match service.take_over(&note, lease, orphan, connections, attend) {
         Ok(()) => Some(()),
         Err(error) => {
             tracing::info!(%function, instance, "an instance was not taken over: {error}");

@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod admin;
-pub mod bench;
+pub mod admission;
 mod beneath;
 pub mod boots;
 pub mod build;
@@ -28,6 +28,7 @@ pub mod service;
 pub mod socket;
 mod successor;
 pub mod tenants;
+pub mod upstream;
 
 /// `PATH` of programs in sandboxes, unless their author sets another.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

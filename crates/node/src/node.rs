@@ -1,9 +1,9 @@
 //! The node: all functions that are served here, and what they share.
 
+use crate::admission::Admission;
 use crate::boots::{BootRecord, RecentBoots};
 use crate::config::FunctionName;
 use crate::crashes::{Crashes, Refreshes};
-use crate::gateway::Admission;
 use crate::metrics::Metrics;
 use crate::service::{InstanceInfo, Service};
 use crate::tenants::{Taken, Tenant, Tenants};

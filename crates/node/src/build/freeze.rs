@@ -244,7 +244,7 @@ pub(crate) fn freeze_instance(
 ///
 /// # Errors
 /// It is missing, damaged, or does not fit the kernel, the machine or the files.
-pub(crate) fn open_image(
+pub fn open_image(
     store: &thaw_store::Store,
     id: ImageId,
     rootfs: &StoredRootfs,

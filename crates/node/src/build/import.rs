@@ -22,7 +22,7 @@ use thaw_store::index::{Attributes, Content, Node, Timestamp, TreeError};
 use thaw_store::{Domain, IndexId, Name, Session, StoreError, Tree};
 
 /// Where Python packages lie in the sandbox.
-pub(crate) const PACKAGES: &str = "/opt/packages";
+pub const PACKAGES: &str = "/opt/packages";
 
 /// Why the files of a function could not be imported.
 #[derive(Debug, thiserror::Error)]

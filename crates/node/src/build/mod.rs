@@ -15,10 +15,11 @@ mod program;
 mod train;
 
 pub use command::CommandFailure;
+pub(crate) use freeze::freeze_instance;
+pub use freeze::open_image;
 pub use freeze::{FreezeFailure, Frozen};
-pub(crate) use freeze::{freeze_instance, open_image};
 pub use import::ImportFailure;
-pub(crate) use import::PACKAGES;
+pub use import::PACKAGES;
 pub use program::Awaited;
 pub use train::Training;
 
@@ -245,7 +246,7 @@ pub fn refreeze(
 ///
 /// # Errors
 /// It cannot be frozen.
-pub(crate) fn freeze_aside(
+pub fn freeze_aside(
     store: &Store,
     function: &BuiltFunction,
     options: &BuildOptions,

@@ -1,12 +1,12 @@
 //! Accepting connections and finding their functions.
 
-use super::admission::{Admission, Admitted, Entrance};
 use super::answer::refuse;
 use super::attend::attend;
 use super::client;
 use super::exchange::Prepared;
 use super::head::{self, Announcement, HEAD_MAX, Head, HeadError, Progress};
 use super::refusal::Refusal;
+use crate::admission::{Admission, Admitted, Entrance};
 use crate::clock::monotonic_ns;
 use crate::config::{Connections, EntryKind};
 use crate::instance::{Client, Way};

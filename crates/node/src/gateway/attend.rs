@@ -5,7 +5,7 @@ use super::answer::refuse;
 use super::refusal::Refusal;
 use crate::config::EntryKind;
 use crate::instance::{Client, Done, End, Outcome, Placed};
-use crate::service::{Placement, Reuse, Service};
+use crate::service::{PlaceError, Placement, Reuse, Service};
 use crate::socket::{Traffic, traffic, unread};
 use rustix::net::{Shutdown, shutdown};
 use std::sync::Arc;
@@ -57,8 +57,8 @@ impl Attendant {
     /// Waits until an instance can have the connection.
     async fn place(self) {
         let done = self.clone().done();
-        if let Err(refusal) = self.service.place(&self.client, Reuse::None, done).await {
-            self.refuse(&refusal).await;
+        if let Err(error) = self.service.place(&self.client, Reuse::None, done).await {
+            self.refuse(&Refusal::of(&self.service, error)).await;
         }
     }
 
@@ -108,5 +108,5 @@ impl Attendant {
 }
 
 pub(super) fn died(service: &Service, reason: String) -> Refusal {
-    Refusal::InstanceDied { function: service.name().to_string(), reason }
+    Refusal::of(service, PlaceError::InstanceDied(reason))
 }

@@ -2,10 +2,10 @@
 //! to the last.
 
 use super::accept::{Arrival, Gateway};
-use super::admission::{Admission, Admitted, Busy, Entrance};
 use super::exchange::Prepared;
 use super::head::HEAD_MAX;
 use super::routed;
+use crate::admission::{Admission, Admitted, Busy, Entrance};
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;

@@ -13,12 +13,11 @@ use super::refusal::Refusal;
 use super::routed::{AnswerBody, Asked};
 use super::ticket::{Seat, Ticket};
 use super::upgrade;
-use super::upload::{Upload, UploadState};
-use super::upstream::{Line, Reply, Upstream, UpstreamEnd};
 use crate::config::EntryKind;
 use crate::instance::{Client, End, LetGo, Outcome, Way};
 use crate::node::Shared;
 use crate::service::{Reuse, Service};
+use crate::upstream::{Line, Reply, Upload, UploadState, Upstream, UpstreamEnd};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode};
@@ -239,7 +238,7 @@ async fn send(
             }
         };
         let reply = line.send(request);
-        return Ok((lease(Upstream::new(line, client, ticket)), reply));
+        return Ok((lease(ticket.upstream(line, client)), reply));
     }
     let (ours, socket) = pair().map_err(broken)?;
     let mut line = Line::new(ours).await.map_err(broken)?;
@@ -249,7 +248,7 @@ async fn send(
     let client = routed_client(asked.client.gateway.shared(), socket, ends, asked.since_ns);
     let reuse = if state.is_replayable() { reuse } else { Reuse::None };
     match Seat::find(service, &client, reuse).await? {
-        Seat::Taken(ticket) => Ok((lease(Upstream::new(line, client, ticket)), reply)),
+        Seat::Taken(ticket) => Ok((lease(ticket.upstream(line, client)), reply)),
         Seat::Other(mut upstream) => {
             let reply = upstream.send(Request::from_parts(head.clone(), state.again()));
             Ok((lease(upstream), reply))

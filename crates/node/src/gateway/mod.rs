@@ -10,7 +10,6 @@
 //! (`stdin`), pass through it, too.
 
 mod accept;
-mod admission;
 mod answer;
 mod attend;
 mod client;
@@ -23,12 +22,7 @@ mod routed;
 mod stdin;
 mod ticket;
 mod upgrade;
-mod upload;
-mod upstream;
 
 pub use accept::{Gateway, GatewayConfig};
-pub(crate) use admission::OUTPUT_SHARE;
-pub use admission::{Admission, Admitted};
 pub(crate) use attend::attend_inherited;
 pub use stdin::{EXIT_CODE_HEADER, SIGNAL_HEADER};
-pub use upstream::Upstream;

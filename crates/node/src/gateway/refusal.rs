@@ -1,6 +1,7 @@
 //! What a client gets when no function answers it.
 
 use super::head::HeadError;
+use crate::service::{PlaceError, Service};
 use serde_json::json;
 use std::time::Duration;
 
@@ -75,6 +76,22 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// What a client of a function is told when no instance could have its connection.
+    pub(super) fn of(service: &Service, error: PlaceError) -> Self {
+        let function = service.name().to_string();
+        match error {
+            PlaceError::InstanceDied(reason) => Self::InstanceDied { function, reason },
+            PlaceError::NoCapacity { reason, retry_after } => {
+                Self::NoCapacity { function, reason, retry_after }
+            }
+            PlaceError::QuotaReached { reason, retry_after } => {
+                Self::QuotaReached { function, reason, retry_after }
+            }
+            PlaceError::BackingOff { retry_after } => Self::BackingOff { function, retry_after },
+            PlaceError::Draining => Self::Draining,
+        }
+    }
+
     /// The status code.
     pub fn status(&self) -> u16 {
         match self {

@@ -8,14 +8,14 @@
 //! is kept, until its client has read it, counts against a budget of the node; a function
 //! can use half of it.
 
-use super::admission::OUTPUT_UNIT;
 use super::attend::died;
 use super::refusal::Refusal;
 use super::routed::{AnswerBody, Asked};
 use super::ticket::Ticket;
-use super::upload::Upload;
+use crate::admission::OUTPUT_UNIT;
 use crate::instance::{Client, End, Outcome, Way};
 use crate::service::Service;
+use crate::upstream::Upload;
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};

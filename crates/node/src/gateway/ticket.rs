@@ -2,9 +2,9 @@
 
 use super::attend::died;
 use super::refusal::Refusal;
-use super::upstream::Upstream;
 use crate::instance::{Client, Done, Outcome, Placed};
 use crate::service::{Found, Placement, Reuse, Service};
+use crate::upstream::{Line, Upstream};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -42,9 +42,10 @@ impl Seat {
             Placement::Later => {}
         }
         let (tell, done) = teller();
-        match service.place(client, reuse, tell).await? {
-            Found::Placed(placed) => Ok(Self::Taken(Ticket { placed, done })),
-            Found::Idle(upstream) => Ok(Self::Other(upstream)),
+        match service.place(client, reuse, tell).await {
+            Ok(Found::Placed(placed)) => Ok(Self::Taken(Ticket { placed, done })),
+            Ok(Found::Idle(upstream)) => Ok(Self::Other(upstream)),
+            Err(error) => Err(Refusal::of(service, error)),
         }
     }
 }
@@ -68,6 +69,12 @@ impl Ticket {
             Seat::Taken(ticket) => Ok(ticket),
             Seat::Other(_) => unreachable!("no other connection was asked for"),
         }
+    }
+
+    /// The connection as one on which the gateway speaks HTTP, where the instance has got
+    /// `far_end` and the gateway has `line`.
+    pub fn upstream(self, line: Line, far_end: Arc<Client>) -> Upstream {
+        Upstream::new(line, far_end, self.placed, self.done)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The seam between the node and what it runs: everything above it is tested
 //! without a sandbox.
 
+use crate::admission::Admitted;
 use crate::boots::BootKind;
-use crate::gateway::Admitted;
 use crate::tenants::Lease;
 use serde::{Deserialize, Serialize};
 use std::fmt;

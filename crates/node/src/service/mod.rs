@@ -21,17 +21,18 @@ mod place;
 mod request;
 
 pub use place::Placement;
-pub(crate) use place::{Found, Reuse};
+pub(crate) use place::{Found, PlaceError, Reuse};
 
+use crate::admission::OUTPUT_SHARE;
 use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::crashes::{Crashes, is_crash};
-use crate::gateway::{OUTPUT_SHARE, Upstream};
 use crate::instance::{Change, Command, Connections, End, FrozenInstance, InstanceState, Launcher};
 use crate::metrics::ConnectionCounters;
 use crate::node::Shared;
 use crate::tenants::{Taken, Tenant, TenantName};
+use crate::upstream::Upstream;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
@@ -239,11 +240,6 @@ impl Service {
         u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether an instance lives and has no connections.
-    pub(crate) fn is_unconnected(&self, id: u64) -> bool {
-        self.slots().get(&id).is_some_and(|slot| slot.connections == 0)
-    }
-
     /// Number of live instances.
     pub fn instance_count(&self) -> usize {
         self.slots().len()
@@ -392,8 +388,8 @@ impl Service {
         self.slots().get(&id)?.idle_since
     }
 
-    /// An instance gets no more connections.
-    pub(crate) fn retire(&self, id: u64) {
+    /// Gives an instance no more connections. It stays until it ends by itself.
+    pub fn retire(&self, id: u64) {
         if let Some(slot) = self.slots().get_mut(&id) {
             slot.end();
         }

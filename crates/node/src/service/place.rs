@@ -2,13 +2,12 @@
 
 use super::{Service, Slot};
 use crate::boots::BootKind;
-use crate::gateway::refusal::Refusal;
-use crate::gateway::{Upstream, attend_inherited};
 use crate::instance::{
     Change, Client, Connections, Delivery, Done, InstanceNote, InstanceState, Keeper, LaunchError,
     Launched, Place, Placed,
 };
 use crate::tenants::{Lease, Refused, Unmet};
+use crate::upstream::Upstream;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use thaw_sandbox::{KeptForSuccessor, Orphan};
@@ -33,6 +32,34 @@ pub(crate) enum Found {
     Placed(Placed),
     /// It is not needed: there is one to an instance already. Nobody is told of its end.
     Idle(Upstream),
+}
+
+/// Why no instance serves a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PlaceError {
+    /// The instance has ended, or could not be booted; with the reason.
+    InstanceDied(String),
+    /// Every instance is busy and no more may be started.
+    NoCapacity {
+        /// Which limit is reached.
+        reason: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The function's tenant has used up a quota.
+    QuotaReached {
+        /// Which quota is reached.
+        reason: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// Instances of the function have crashed too often.
+    BackingOff {
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The node is going down.
+    Draining,
 }
 
 /// How waiting has ended.
@@ -99,20 +126,19 @@ impl Service {
     /// what became of the connection.
     ///
     /// # Errors
-    /// What the client is to be told.
+    /// Why no instance has it.
     pub(crate) async fn place(
         self: &Arc<Self>,
         client: &Arc<Client>,
         reuse: Reuse,
         done: Done,
-    ) -> Result<Found, Refusal> {
+    ) -> Result<Found, PlaceError> {
         let deadline = Instant::now() + self.config.limits.queue.0;
         if self.shared.is_draining() {
-            return Err(Refusal::Draining);
+            return Err(PlaceError::Draining);
         }
         if let Some(retry_after) = self.backs_off() {
-            let function = self.name().to_string();
-            return Err(Refusal::BackingOff { function, retry_after });
+            return Err(PlaceError::BackingOff { retry_after });
         }
         self.solvent()?;
         let permit = self.permits.clone().acquire_owned();
@@ -146,10 +172,7 @@ impl Service {
         };
         match launched {
             Ok(launched) => Ok(Found::Placed(self.adopt(launched, delivery, place))),
-            Err(error) => Err(Refusal::InstanceDied {
-                function: self.name().to_string(),
-                reason: error.to_string(),
-            }),
+            Err(error) => Err(PlaceError::InstanceDied(error.to_string())),
         }
     }
 
@@ -165,7 +188,7 @@ impl Service {
     }
 
     /// Refuses requests of a tenant that has spent its CPU time.
-    fn solvent(&self) -> Result<(), Refusal> {
+    fn solvent(&self) -> Result<(), PlaceError> {
         let Some(retry_after) = self.tenant.cpu().spent_for() else { return Ok(()) };
         let tenant = self.tenant.name();
         let quota = self.tenant.quota().cpu_time;
@@ -181,7 +204,7 @@ impl Service {
         mut delivery: Delivery,
         reuse: Reuse,
         deadline: Instant,
-    ) -> Result<Waited<Lease>, Refusal> {
+    ) -> Result<Waited<Lease>, PlaceError> {
         let (room, memory) = (self.tenant.room(), self.memory());
         if let Some(lease) = room.try_enter(memory) {
             return Ok(Waited::Room(delivery, lease));
@@ -222,7 +245,7 @@ impl Service {
 
     /// All that the tenant may have is busy. If no bound says so, somebody else of it waits
     /// for more memory, and comes first.
-    fn quota_used_up(&self, unmet: Option<Unmet>) -> Refusal {
+    fn quota_used_up(&self, unmet: Option<Unmet>) -> PlaceError {
         let memory = self.memory();
         let reason = match unmet {
             Some(unmet) => {
@@ -241,7 +264,7 @@ impl Service {
         mut delivery: Delivery,
         reuse: Reuse,
         deadline: Instant,
-    ) -> Result<Waited<OwnedSemaphorePermit>, Refusal> {
+    ) -> Result<Waited<OwnedSemaphorePermit>, PlaceError> {
         let _waiting = self.shared.wait_for_room();
         // It keeps its turn however often something changes meanwhile.
         let room = self.shared.capacity().acquire_owned();
@@ -405,7 +428,7 @@ impl Service {
     }
 
     /// Takes over an instance that an earlier daemon has booted from the same image, with the
-    /// connections that it has.
+    /// connections that it has. `attend` says who is told what becomes of a connection.
     ///
     /// # Errors
     /// There is no room for it, or it has ended; it is ended then.
@@ -415,6 +438,7 @@ impl Service {
         lease: Lease,
         orphan: Orphan,
         connections: Vec<(Arc<Client>, KeptForSuccessor)>,
+        attend: impl Fn(Arc<Client>) -> Done,
     ) -> Result<(), LaunchError> {
         let no = |what: &str| LaunchError(what.to_owned());
         if self.is_single_use() && connections.is_empty() {
@@ -447,7 +471,7 @@ impl Service {
             upstreams: Vec::new(),
         };
         for ((client, kept), permit) in connections.into_iter().zip(permits) {
-            let done = attend_inherited(self, client.clone());
+            let done = attend(client.clone());
             let delivery = Delivery { client, permit, done };
             held.inherit(delivery, placed, kept);
         }
@@ -461,14 +485,13 @@ impl Service {
         Ok(())
     }
 
-    fn quota_reached(&self, why: Refused, reason: String, retry_after: Duration) -> Refusal {
+    fn quota_reached(&self, why: Refused, reason: String, retry_after: Duration) -> PlaceError {
         self.tenant.note_refused(why);
-        Refusal::QuotaReached { function: self.name().to_string(), reason, retry_after }
+        PlaceError::QuotaReached { reason, retry_after }
     }
 
-    fn no_capacity(&self, reason: String) -> Refusal {
-        Refusal::NoCapacity {
-            function: self.name().to_string(),
+    fn no_capacity(&self, reason: String) -> PlaceError {
+        PlaceError::NoCapacity {
             reason,
             retry_after: self.config.limits.queue.0.max(Duration::from_secs(1)),
         }

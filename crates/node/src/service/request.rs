@@ -1,8 +1,8 @@
 //! Connections to instances that the gateway keeps for several requests.
 
 use super::{Service, Slots};
-use crate::gateway::Upstream;
 use crate::instance::LetGo;
+use crate::upstream::Upstream;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;

@@ -6,7 +6,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::Table;
 use clap::Args;
 use std::num::NonZeroUsize;
-use thaw_node::bench::{self, AblationOptions, AblationReport, Percentiles, Technique};
+use thaw_bench::{self as bench, AblationOptions, AblationReport, Percentiles, Technique};
 use thaw_node::home::Home;
 
 /// Measure what each technique is worth: boots without it, turn by turn with all.

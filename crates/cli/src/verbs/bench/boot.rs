@@ -6,7 +6,7 @@ use crate::output::Table;
 use crate::verbs::serve::WorkingSetArguments;
 use clap::{Args, ValueEnum};
 use std::num::NonZeroUsize;
-use thaw_node::bench::{self, BenchOptions, BenchReport, BootsReport, Percentiles};
+use thaw_bench::{self as bench, BenchOptions, BenchReport, BootsReport, Percentiles};
 use thaw_node::boots::BootKind;
 use thaw_node::home::Home;
 

@@ -5,7 +5,7 @@ use crate::failure::Outcome;
 use crate::output::Table;
 use clap::Args;
 use std::num::NonZeroUsize;
-use thaw_node::bench::{self, HandoffOptions, HandoffReport};
+use thaw_bench::{self as bench, HandoffOptions, HandoffReport};
 use thaw_node::config::ByteSize;
 use thaw_node::home::Home;
 

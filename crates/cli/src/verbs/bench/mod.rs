@@ -7,6 +7,7 @@ mod report;
 mod scale;
 mod syscalls;
 mod throughput;
+mod worker;
 
 use crate::failure::Outcome;
 use clap::{Args, Subcommand};
@@ -28,6 +29,7 @@ enum Subject {
     Handoff(handoff::Arguments),
     Ablation(ablation::Arguments),
     Syscalls(syscalls::Arguments),
+    Worker(worker::Arguments),
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -38,5 +40,6 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Subject::Handoff(arguments) => handoff::run(arguments),
         Subject::Ablation(arguments) => ablation::run(arguments),
         Subject::Syscalls(arguments) => syscalls::run(arguments),
+        Subject::Worker(arguments) => Ok(worker::run(arguments)),
     }
 }

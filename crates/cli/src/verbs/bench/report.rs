@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{IsTerminal, Write, stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use thaw_node::bench::FigureError;
+use thaw_bench::FigureError;
 
 /// Where the results go.
 #[derive(Debug, Args)]

@@ -6,7 +6,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::Table;
 use clap::Args;
 use std::num::NonZeroUsize;
-use thaw_node::bench::{self, Growth, ScaleOptions, ScaleReport};
+use thaw_bench::{self as bench, Growth, ScaleOptions, ScaleReport};
 use thaw_node::home::Home;
 
 /// Measure boots while more and more instances live, and the memory they take.

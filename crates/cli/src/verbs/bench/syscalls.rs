@@ -6,7 +6,7 @@ use clap::Args;
 use std::io::{IsTerminal, stderr};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
-use thaw_node::bench::syscalls::{self, Pair, SyscallOptions, SyscallReport, WORKER_VARIABLE};
+use thaw_bench::syscalls::{self, Pair, SyscallOptions, SyscallReport};
 use thaw_node::home::Home;
 
 /// Measure what programs do once they run: on this host and in a sandbox, turn by turn.
@@ -59,10 +59,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
 /// `thaw run` with this host's files, before the command.
 fn sandbox() -> Result<Vec<String>, Failure> {
     let executable = std::env::current_exe()?.to_string_lossy().into_owned();
-    let worker = format!("{WORKER_VARIABLE}=calls");
     // The program is this one, which may lie where only its user can read it.
     let files = ["run", "--as-root", "--rootfs", "/"];
-    let limits = ["--cpus", "2", "--memory", "2GiB", "--env", &worker, "--"];
+    let limits = ["--cpus", "2", "--memory", "2GiB", "--"];
     let arguments = files.into_iter().chain(limits);
     Ok([executable].into_iter().chain(arguments.map(str::to_owned)).collect())
 }

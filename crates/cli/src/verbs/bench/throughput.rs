@@ -6,7 +6,7 @@ use crate::output::Table;
 use clap::Args;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
-use thaw_node::bench::{self, ThroughputOptions, ThroughputReport};
+use thaw_bench::{self as bench, ThroughputOptions, ThroughputReport};
 use thaw_node::home::Home;
 
 /// Measure boots and requests per second on all processors.

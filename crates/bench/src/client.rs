@@ -6,15 +6,15 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// How long one response may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A request after whose response the server closes the connection.
-pub(super) fn get(name: &str, path: &str) -> Vec<u8> {
+pub(crate) fn get(name: &str, path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n").into_bytes()
 }
 
 /// The same with an argument.
-pub(super) fn post(name: &str, path: &str, argument: &[u8]) -> Vec<u8> {
+pub(crate) fn post(name: &str, path: &str, argument: &[u8]) -> Vec<u8> {
     let mut request = format!(
         "POST {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\
          Content-Type: application/octet-stream\r\nContent-Length: {}\r\n\r\n",
@@ -27,7 +27,7 @@ pub(super) fn post(name: &str, path: &str, argument: &[u8]) -> Vec<u8> {
 
 /// One request, until the server closes the connection; returns the client's
 /// address and the bytes of the response.
-pub(super) fn exchange(
+pub(crate) fn exchange(
     address: SocketAddr,
     request: &[u8],
 ) -> Result<(SocketAddr, usize), BenchError> {
@@ -48,7 +48,7 @@ pub(super) fn exchange(
 }
 
 /// Asks again and again until there is an answer.
-pub(super) fn eventually<T>(question: impl Fn() -> Option<T>) -> Option<T> {
+pub(crate) fn eventually<T>(question: impl Fn() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         if let Some(answer) = question() {

@@ -6,12 +6,12 @@ use super::cold::PageCache;
 use super::figure::{Bars, FigureError, Series};
 use super::rig::{Rig, RigOptions};
 use super::{BenchError, OnProgress, Percentiles};
-use crate::boots::{BootKind, Phases};
-use crate::build::{BuildOptions, freeze_aside};
-use crate::function::BuiltFunction;
-use crate::home::Home;
-use crate::instance::WorkingSetUse;
 use serde::Serialize;
+use thaw_node::boots::{BootKind, Phases};
+use thaw_node::build::{BuildOptions, freeze_aside};
+use thaw_node::function::BuiltFunction;
+use thaw_node::home::Home;
+use thaw_node::instance::WorkingSetUse;
 use thaw_sandbox::MergePolicy;
 use thaw_store::Store;
 

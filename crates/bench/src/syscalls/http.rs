@@ -1,23 +1,23 @@
 //! Requests per second of a function's server under `wrk`: on the host in a
 //! network of its own, and as an instance behind the gateway.
 
-use super::worker::WORKER_VARIABLE;
 use super::{Pair, SideError, median, ratio};
-use crate::bench::BenchError;
-use crate::bench::isolate::enter_own_network;
-use crate::bench::native::{Specification, specify};
-use crate::bench::rig::{Rig, RigOptions};
-use crate::boots::BootKind;
-use crate::config::{Connections, Isolation};
-use crate::function::BuiltFunction;
-use crate::home::Home;
-use crate::instance::WorkingSetUse;
+use crate::BenchError;
+use crate::isolate::enter_own_network;
+use crate::native::{Specification, specify};
+use crate::rig::{Rig, RigOptions};
+use crate::worker::Worker;
 use serde::Serialize;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use thaw_node::boots::BootKind;
+use thaw_node::config::{Connections, Isolation};
+use thaw_node::function::BuiltFunction;
+use thaw_node::home::Home;
+use thaw_node::instance::WorkingSetUse;
 use thaw_store::Store;
 
 /// Connections that `wrk` keeps open.
@@ -107,8 +107,8 @@ fn behind_gateway(home: &Home, store: &Store, function: &BuiltFunction) -> Resul
     Rig::start(home, store, function, options)
 }
 
-/// The server on the host: a process of this executable that has started it in
-/// a network of its own, and runs `wrk` there.
+/// The server on the host: a worker starts it in a network of its own and runs `wrk`
+/// there.
 struct Native {
     worker: Child,
     /// Taken at the end.
@@ -118,11 +118,8 @@ struct Native {
 
 impl Native {
     fn start(server: &Specification) -> Result<Self, SideError> {
-        let mut worker = Command::new(std::env::current_exe()?)
-            .env(WORKER_VARIABLE, "http")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut worker =
+            Worker::Server.command()?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let missing = || io::Error::from(io::ErrorKind::BrokenPipe);
         let mut orders = worker.stdin.take().ok_or_else(missing)?;
         let results = BufReader::new(worker.stdout.take().ok_or_else(missing)?);
@@ -150,8 +147,8 @@ impl Drop for Native {
     }
 }
 
-/// The `main` of that process.
-pub(super) fn native_main() -> io::Result<()> {
+/// Starts the server and asks it once for each order, until standard input ends.
+pub(crate) fn serve_server() -> io::Result<()> {
     let mut orders = io::stdin().lock().lines();
     let Some(first) = orders.next() else { return Ok(()) };
     let server: Specification = serde_json::from_str(&first?)?;

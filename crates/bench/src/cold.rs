@@ -2,18 +2,18 @@
 
 use super::BenchError;
 use super::native::native_root;
-use crate::function::BuiltFunction;
-use crate::home::Home;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use thaw_abi::rootfs::{Index, ROOT_INODE};
+use thaw_node::function::BuiltFunction;
+use thaw_node::home::Home;
 use thaw_sandbox::working_set::drop_from_page_cache;
 use thaw_store::{BlobHash, Store};
 
 /// The files that one function's boots and native starts need.
-pub(super) struct PageCache {
+pub(crate) struct PageCache {
     image: File,
     index: File,
     blobs: Vec<PathBuf>,
@@ -21,7 +21,7 @@ pub(super) struct PageCache {
 }
 
 impl PageCache {
-    pub(super) fn of(
+    pub(crate) fn of(
         home: &Home,
         store: &Store,
         function: &BuiltFunction,
@@ -37,7 +37,7 @@ impl PageCache {
     }
 
     /// What a thaw needs.
-    pub(super) fn drop_image_and_blobs(&self) -> io::Result<()> {
+    pub(crate) fn drop_image_and_blobs(&self) -> io::Result<()> {
         drop_from_page_cache(&self.image)?;
         drop_from_page_cache(&self.index)?;
         for path in &self.blobs {
@@ -47,7 +47,7 @@ impl PageCache {
     }
 
     /// What a native start needs; files that have vanished are none of it.
-    pub(super) fn drop_host_files(&self) {
+    pub(crate) fn drop_host_files(&self) {
         for path in &self.host_files {
             if let Ok(file) = File::open(path) {
                 let _ = drop_from_page_cache(&file);

@@ -8,13 +8,13 @@ use super::memory::ProcessMemory;
 use super::native::NativeProgram;
 use super::rig::{Rig, RigOptions};
 use super::{BenchError, OnProgress, Percentiles};
-use crate::boots::{BootKind, Phases};
-use crate::config::Isolation;
-use crate::function::BuiltFunction;
-use crate::home::Home;
-use crate::instance::WorkingSetUse;
 use serde::Serialize;
 use std::time::{Duration, Instant};
+use thaw_node::boots::{BootKind, Phases};
+use thaw_node::config::Isolation;
+use thaw_node::function::BuiltFunction;
+use thaw_node::home::Home;
+use thaw_node::instance::WorkingSetUse;
 use thaw_store::Store;
 
 /// Boots that are not counted: they fill caches and record the working set.
@@ -377,7 +377,7 @@ fn percentiles(
     Ok(Percentiles::of_ns(&mut samples))
 }
 
-pub(super) fn summarize(phases: &[Phases]) -> Result<PhasePercentiles, BenchError> {
+pub(crate) fn summarize(phases: &[Phases]) -> Result<PhasePercentiles, BenchError> {
     let of = |name, phase: fn(&Phases) -> Option<u64>| percentiles(phases, name, phase);
     Ok(PhasePercentiles {
         zygote: of("when its zygote was taken", |p| Some(p.zygote))?,

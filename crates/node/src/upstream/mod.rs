@@ -1,11 +1,14 @@
-//! A connection of the gateway to an instance, on which it speaks HTTP.
+//! A connection to an instance on which the gateway speaks HTTP. The service keeps those
+//! that no request uses.
 //!
 //! Nothing here has a task of its own: whoever uses the connection drives it, so that a
 //! request needs no switch between tasks.
 
-use super::ticket::Ticket;
-use super::upload::Upload;
-use crate::instance::{Client, Outcome};
+mod upload;
+
+pub(crate) use upload::{Upload, UploadState};
+
+use crate::instance::{Client, Outcome, Placed};
 use crate::socket::unread;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, SendRequest};
@@ -33,10 +36,10 @@ const HEADS_MAX: i64 = 256 << 10;
 const BUFFER: usize = 128 << 10;
 
 /// The answer to a request, as soon as its head is there.
-pub(super) type Reply = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>;
+pub(crate) type Reply = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>;
 
 /// The gateway's end of a connection, whoever has the other one.
-pub(super) struct Line {
+pub(crate) struct Line {
     sender: SendRequest<Upload>,
     /// Ends with the connection, or when its protocol changes.
     driver: Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>,
@@ -50,7 +53,7 @@ pub struct Upstream {
     /// Number of the instance.
     pub(crate) instance: u64,
     /// The instance had been waiting, and may have ended meanwhile.
-    pub(super) waited: bool,
+    pub(crate) waited: bool,
     line: Line,
     /// The instance's end. As long as the gateway has a descriptor of it, it can be asked
     /// how much of what was sent is unread; only without is the instance's end of the
@@ -62,7 +65,7 @@ pub struct Upstream {
 
 /// How an instance's side of a connection has ended.
 #[derive(Clone, Debug)]
-pub(super) struct UpstreamEnd {
+pub(crate) struct UpstreamEnd {
     /// What became of it.
     pub outcome: Outcome,
     /// The instance has read nothing of what was sent since the last request began.
@@ -137,37 +140,43 @@ impl Line {
 }
 
 impl Upstream {
-    /// The connection whose other end an instance has got.
-    pub(super) fn new(line: Line, far_end: Arc<Client>, ticket: Ticket) -> Self {
+    /// The connection whose other end an instance has got; `done` resolves when the
+    /// instance is done with it.
+    pub(crate) fn new(
+        line: Line,
+        far_end: Arc<Client>,
+        placed: Placed,
+        done: oneshot::Receiver<Outcome>,
+    ) -> Self {
         Self {
             connection: far_end.id,
-            instance: ticket.placed.instance,
-            waited: ticket.placed.waited,
+            instance: placed.instance,
+            waited: placed.waited,
             line,
             far_end: Some(far_end),
-            done: ticket.done,
+            done,
             end: None,
         }
     }
 
     /// Begins to send a request. The answer comes while the connection is driven.
-    pub(super) fn send(&mut self, request: Request<Upload>) -> Reply {
+    pub(crate) fn send(&mut self, request: Request<Upload>) -> Reply {
         self.line.send(request)
     }
 
     /// The head of the answer is there.
-    pub(super) fn head_is_complete(&self) {
+    pub(crate) fn head_is_complete(&self) {
         self.line.meter.head_left.store(i64::MAX, Relaxed);
     }
 
     /// Nothing more will be asked here: the end of the connection is seen at once from
     /// now on.
-    pub(super) fn is_last(&mut self) {
+    pub(crate) fn is_last(&mut self) {
         self.far_end = None;
     }
 
     /// Moves bytes in both directions as far as they go now.
-    pub(super) fn drive(&mut self, context: &mut Context<'_>) {
+    pub(crate) fn drive(&mut self, context: &mut Context<'_>) {
         self.line.drive(context);
         if self.end.is_none()
             && let Poll::Ready(outcome) = Pin::new(&mut self.done).poll(context)
@@ -190,7 +199,7 @@ impl Upstream {
     }
 
     /// How the instance's side has ended, if it has.
-    pub(super) fn end(&self) -> Option<&UpstreamEnd> {
+    pub(crate) fn end(&self) -> Option<&UpstreamEnd> {
         self.end.as_ref()
     }
 

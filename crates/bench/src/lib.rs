@@ -1,9 +1,4 @@
-//! Measuring, through the same gateway and life cycle as in service. One file
-//! for each subject; what they share is in `rig`, `client`, `stats`, `memory`
-//! and `figure`.
-//!
-//! Whatever is compared is measured turn by turn in one run, since machines are
-//! never quiet for long.
+#![doc = include_str!("../README.md")]
 
 mod ablation;
 mod boot;
@@ -13,12 +8,13 @@ mod figure;
 mod handoff;
 mod isolate;
 mod memory;
-pub mod native;
+mod native;
 mod rig;
 mod scale;
 mod stats;
 pub mod syscalls;
 mod throughput;
+pub mod worker;
 
 pub use ablation::{AblationOptions, AblationReport, Technique, Variant, ablation};
 pub use boot::{
@@ -28,17 +24,17 @@ pub use boot::{
 pub use figure::FigureError;
 pub use handoff::{Comparison, HandoffOptions, HandoffReport, Way, handoff};
 pub use memory::{HostMemory, ProcessMemory};
+pub use native::NativeError;
 pub use scale::{Group, Growth, ScaleMemory, ScaleOptions, ScaleReport, scale};
 pub use stats::Percentiles;
 pub use throughput::{BootCounts, Rate, Served, ThroughputOptions, ThroughputReport, throughput};
 
-use crate::boots::BootKind;
-use crate::config::EntryKind;
-use crate::daemon::ServeError;
-use crate::function::{BuiltFunction, FunctionError};
-use crate::instance::LaunchError;
-use native::NativeError;
 use std::io;
+use thaw_node::boots::BootKind;
+use thaw_node::config::EntryKind;
+use thaw_node::daemon::ServeError;
+use thaw_node::function::{BuiltFunction, FunctionError};
+use thaw_node::instance::LaunchError;
 use thaw_store::{Store, StoreError};
 
 /// Receives what is being measured, for people who wait.
@@ -64,7 +60,7 @@ pub enum BenchError {
     Store(#[from] StoreError),
     /// The function cannot be served.
     #[error(transparent)]
-    Load(#[from] crate::catalog::LoadError),
+    Load(#[from] thaw_node::catalog::LoadError),
     /// This host cannot run sandboxes.
     #[error(transparent)]
     Serve(#[from] ServeError),
@@ -73,10 +69,10 @@ pub enum BenchError {
     Native(#[from] NativeError),
     /// The state directory is not usable.
     #[error(transparent)]
-    Home(#[from] crate::home::HomeError),
+    Home(#[from] thaw_node::home::HomeError),
     /// The function could not be frozen another way.
     #[error(transparent)]
-    Build(#[from] crate::build::BuildError),
+    Build(#[from] thaw_node::build::BuildError),
     /// A side of a comparison does not run.
     #[error(transparent)]
     Side(#[from] syscalls::SideError),

@@ -32,7 +32,7 @@ const COLOURS: [RGBColor; 6] = [
 
 /// The bars of one colour.
 #[derive(Clone, Debug)]
-pub(super) struct Series {
+pub(crate) struct Series {
     pub name: String,
     /// One for each category, where there is one.
     pub values: Vec<Option<f64>>,
@@ -42,7 +42,7 @@ pub(super) struct Series {
 
 /// Groups of horizontal bars.
 #[derive(Clone, Debug)]
-pub(super) struct Bars<'a> {
+pub(crate) struct Bars<'a> {
     pub title: &'a str,
     pub axis: &'a str,
     pub categories: Vec<String>,
@@ -52,7 +52,7 @@ pub(super) struct Bars<'a> {
 
 /// Lines over a common axis.
 #[derive(Clone, Debug)]
-pub(super) struct Lines<'a> {
+pub(crate) struct Lines<'a> {
     pub title: &'a str,
     pub x: &'a str,
     pub y: &'a str,
@@ -84,7 +84,7 @@ fn draw(
 }
 
 impl Bars<'_> {
-    pub(super) fn svg(&self) -> Result<String, FigureError> {
+    pub(crate) fn svg(&self) -> Result<String, FigureError> {
         let bars = (self.categories.len() * (self.series.len() + 1)) as u32;
         let values = || self.series.iter().flat_map(|series| &series.values).flatten();
         let largest = values().copied().fold(1.0, f64::max);
@@ -174,7 +174,7 @@ impl Bars<'_> {
 }
 
 impl Lines<'_> {
-    pub(super) fn svg(&self) -> Result<String, FigureError> {
+    pub(crate) fn svg(&self) -> Result<String, FigureError> {
         let points = || self.series.iter().flat_map(|(_, points)| points);
         let right = points().map(|point| point.0).fold(1.0, f64::max);
         let top = points().map(|point| point.1).fold(1.0, f64::max) * 1.1;

@@ -5,13 +5,13 @@ use super::client::{exchange, get};
 use super::figure::{FigureError, Lines};
 use super::rig::{Rig, RigOptions};
 use super::{BenchError, OnProgress, Percentiles};
-use crate::boots::BootKind;
-use crate::config::Isolation;
-use crate::home::Home;
-use crate::instance::BootPolicy;
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use thaw_node::boots::BootKind;
+use thaw_node::config::Isolation;
+use thaw_node::home::Home;
+use thaw_node::instance::BootPolicy;
 use thaw_store::Store;
 
 /// Zygotes and instances kept ready, as `thaw serve` does by default.
@@ -162,7 +162,7 @@ pub fn throughput(
     options: &ThroughputOptions,
     progress: &mut OnProgress<'_>,
 ) -> Result<ThroughputReport, BenchError> {
-    crate::daemon::raise_file_limit();
+    thaw_node::daemon::raise_file_limit();
     let store = Store::open(&home.store())?;
     let function = super::http_server(&store, name)?;
     let request = get(name, &options.path);

@@ -29,13 +29,13 @@ const CLIENTS_MIN: usize = 16;
 /// Bytes of output that are kept for clients of functions that read standard input.
 const OUTPUT_MAX: usize = 256 << 20;
 /// How finely these are counted, in bytes.
-pub(super) const OUTPUT_UNIT: usize = 64 << 10;
+pub(crate) const OUTPUT_UNIT: usize = 64 << 10;
 /// How many units of them one function may take: others need some, too.
 pub(crate) const OUTPUT_SHARE: usize = OUTPUT_MAX / OUTPUT_UNIT / 2;
 
 /// The listener on which a client came: the name of the function whose own it is, or
 /// nothing.
-pub(super) type Entrance = Arc<str>;
+pub(crate) type Entrance = Arc<str>;
 
 /// Counts clients, and knows those that are waited for.
 pub struct Admission {
@@ -75,7 +75,7 @@ impl Drop for Admitted {
 }
 
 /// A request that is under way.
-pub(super) struct Busy(Arc<Admission>);
+pub(crate) struct Busy(Arc<Admission>);
 
 impl Drop for Busy {
     fn drop(&mut self) {
@@ -111,7 +111,7 @@ impl Admission {
     }
 
     /// Takes in a client, if there is room for it.
-    pub(super) fn admit(self: &Arc<Self>) -> Option<Admitted> {
+    pub(crate) fn admit(self: &Arc<Self>) -> Option<Admitted> {
         let admitted = self.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |taken| {
             (taken < self.most).then_some(taken + 1)
         });
@@ -120,7 +120,7 @@ impl Admission {
 
     /// Waits until there is room for a client. The connection that has waited longest for
     /// its client ends for that.
-    pub(super) async fn make_room(self: &Arc<Self>) -> Admitted {
+    pub(crate) async fn make_room(self: &Arc<Self>) -> Admitted {
         loop {
             let freed = self.freed.notified();
             if let Some(admitted) = self.admit() {
@@ -133,7 +133,7 @@ impl Admission {
 
     /// A connection waits for its client; `displaced` hears when it has to end. Returns
     /// its number in the line.
-    pub(super) fn wait(&self, entrance: &Entrance, displaced: &Arc<Notify>) -> u64 {
+    pub(crate) fn wait(&self, entrance: &Entrance, displaced: &Arc<Notify>) -> u64 {
         let mut waiting = self.waiting();
         let in_line = waiting.lines.get(entrance).map_or(0, BTreeMap::len);
         if in_line >= (self.most / 2).max(1) {
@@ -149,7 +149,7 @@ impl Admission {
     }
 
     /// It waits no more.
-    pub(super) fn stop_waiting(&self, entrance: &Entrance, number: u64) {
+    pub(crate) fn stop_waiting(&self, entrance: &Entrance, number: u64) {
         self.waiting().remove(entrance, number);
     }
 
@@ -164,7 +164,7 @@ impl Admission {
     }
 
     /// A routed request begins.
-    pub(super) fn begin(self: &Arc<Self>) -> Busy {
+    pub(crate) fn begin(self: &Arc<Self>) -> Busy {
         self.busy.fetch_add(1, Ordering::SeqCst);
         Busy(self.clone())
     }
@@ -175,12 +175,12 @@ impl Admission {
     }
 
     /// A share of the flows of datagrams that the node serves.
-    pub(super) fn flow(&self) -> Option<OwnedSemaphorePermit> {
+    pub(crate) fn flow(&self) -> Option<OwnedSemaphorePermit> {
         self.flows.clone().try_acquire_owned().ok()
     }
 
     /// Room for [`OUTPUT_UNIT`] bytes of output.
-    pub(super) fn output(&self) -> Option<OwnedSemaphorePermit> {
+    pub(crate) fn output(&self) -> Option<OwnedSemaphorePermit> {
         self.output.clone().try_acquire_owned().ok()
     }
 

@@ -1,28 +1,25 @@
 //! The same program, started natively: `fork` and `exec` until its first
 //! response byte.
 //!
-//! A helper process does it, in a network namespace of its own: this
-//! executable, told so by [`HELPER_VARIABLE`]. It reads one specification and
+//! A worker does it, in a network namespace of its own. It reads one specification and
 //! then one line for each start, and writes one line for each result.
 
 use super::isolate::enter_own_network;
-use crate::build::PACKAGES;
-use crate::clock::monotonic_ns;
-use crate::config::RuntimeKind;
-use crate::function::{BuiltFunction, StoredFunction};
-use crate::home::{Home, HomeError};
+use super::worker::Worker;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-
-/// Environment variable that makes this executable the helper.
-pub const HELPER_VARIABLE: &str = "THAW_NATIVE_HELPER";
+use thaw_node::build::PACKAGES;
+use thaw_node::clock::monotonic_ns;
+use thaw_node::config::RuntimeKind;
+use thaw_node::function::{BuiltFunction, StoredFunction};
+use thaw_node::home::{Home, HomeError};
 
 /// How long a native start may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,25 +50,25 @@ pub enum NativeError {
         "the program, started natively, did not answer ({0}); use --no-native to go on without"
     )]
     NoAnswer(String),
-    /// The helper process failed.
+    /// The worker failed.
     #[error("cannot start programs natively ({0}); use --no-native to go on without")]
     Io(#[from] io::Error),
 }
 
-/// What the helper starts.
+/// The program that the worker starts.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Specification {
+pub(crate) struct Specification {
     command: Vec<String>,
     environment: BTreeMap<String, String>,
     directory: PathBuf,
     /// Where it listens.
-    pub(super) port: u16,
+    pub(crate) port: u16,
     request: Vec<u8>,
 }
 
 impl Specification {
     /// The program, ready to be started.
-    pub(super) fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.command[0]);
         command
             .args(&self.command[1..])
@@ -87,7 +84,7 @@ impl Specification {
 
 /// A program that can be started natively again and again.
 pub struct NativeProgram {
-    helper: Child,
+    worker: Child,
     orders: ChildStdin,
     results: BufReader<ChildStdout>,
 }
@@ -103,18 +100,15 @@ impl NativeProgram {
         request: &[u8],
     ) -> Result<Self, NativeError> {
         let specification = specify(home, &function.function, request)?;
-        let mut helper = Command::new(std::env::current_exe()?)
-            .env(HELPER_VARIABLE, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut worker =
+            Worker::Starts.command()?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let missing = || io::Error::from(ErrorKind::BrokenPipe);
-        let mut orders = helper.stdin.take().ok_or_else(missing)?;
-        let results = BufReader::new(helper.stdout.take().ok_or_else(missing)?);
+        let mut orders = worker.stdin.take().ok_or_else(missing)?;
+        let results = BufReader::new(worker.stdout.take().ok_or_else(missing)?);
         let mut line = serde_json::to_vec(&specification).map_err(io::Error::from)?;
         line.push(b'\n');
         orders.write_all(&line)?;
-        Ok(Self { helper, orders, results })
+        Ok(Self { worker, orders, results })
     }
 
     /// Starts the program once; nanoseconds until its first response byte.
@@ -131,19 +125,19 @@ impl NativeProgram {
 
 impl Drop for NativeProgram {
     fn drop(&mut self) {
-        let _ = self.helper.kill();
-        let _ = self.helper.wait();
+        let _ = self.worker.kill();
+        let _ = self.worker.wait();
     }
 }
 
 /// Where a function's own files lie for native starts.
-pub(super) fn native_root(home: &Home, name: &str) -> Result<PathBuf, HomeError> {
+pub(crate) fn native_root(home: &Home, name: &str) -> Result<PathBuf, HomeError> {
     Ok(home.work(name)?.join("native"))
 }
 
 /// Lays the function's own files out as in the sandbox, below a directory of
 /// the host, and translates what names them.
-pub(super) fn specify(
+pub(crate) fn specify(
     home: &Home,
     function: &StoredFunction,
     request: &[u8],
@@ -222,20 +216,8 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The helper's `main`, if this process is one.
-pub fn helper_main() -> Option<ExitCode> {
-    std::env::var_os(HELPER_VARIABLE)?;
-    match help() {
-        Ok(()) => Some(ExitCode::SUCCESS),
-        Err(error) => {
-            // Read by the parent in place of a number.
-            println!("{error}");
-            Some(ExitCode::FAILURE)
-        }
-    }
-}
-
-fn help() -> io::Result<()> {
+/// Starts a program once for each order, until standard input ends.
+pub(crate) fn serve_starts() -> io::Result<()> {
     let mut orders = io::stdin().lock().lines();
     let Some(first) = orders.next() else { return Ok(()) };
     let specification: Specification = serde_json::from_str(&first?)?;

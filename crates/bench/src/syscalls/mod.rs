@@ -1,21 +1,23 @@
 //! Measuring what programs do once they run: system calls, requests per second,
 //! and plain computing, on the host and in a sandbox, turn by turn.
 
+mod caller;
 mod calls;
 mod compute;
 mod http;
-mod worker;
 
+pub(crate) use caller::serve_calls;
 pub use compute::ComputeResult;
 pub use http::HttpResult;
-pub use worker::{WORKER_VARIABLE, worker_main};
+pub(crate) use http::serve_server;
 
 use super::BenchError;
-use crate::home::Home;
+use super::worker::Worker;
 use compute::Programs;
 use serde::Serialize;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use thaw_node::home::Home;
 
 /// Samples of every measure that a side takes in its turn.
 const SAMPLES: usize = 20;
@@ -29,8 +31,8 @@ pub struct SyscallOptions {
     pub http: Vec<String>,
     /// Whether to measure computing programs.
     pub compute: bool,
-    /// The command that runs another one in a sandbox with this host's files,
-    /// with [`WORKER_VARIABLE`] in its environment.
+    /// The command that runs another one in a sandbox with this host's files; the
+    /// other one's name and arguments follow it.
     pub sandbox: Vec<String>,
 }
 
@@ -101,7 +103,7 @@ pub enum SideError {
 /// # Errors
 /// A side does not run, or a function does not answer.
 pub fn syscalls(
-    home: impl FnOnce() -> Result<Home, crate::home::HomeError>,
+    home: impl FnOnce() -> Result<Home, thaw_node::home::HomeError>,
     options: &SyscallOptions,
     progress: &mut dyn FnMut(&str),
 ) -> Result<SyscallReport, BenchError> {
@@ -143,11 +145,11 @@ fn measure(
     options: &SyscallOptions,
 ) -> Result<Vec<CallResult>, SideError> {
     let executable = std::env::current_exe()?.to_string_lossy().into_owned();
-    let role = format!("{WORKER_VARIABLE}=calls");
-    let here = ["/usr/bin/env".to_owned(), role, executable.clone()];
-    let mut native = Worker::start("the worker on the host", &here)?;
-    let there: Vec<String> = options.sandbox.iter().cloned().chain([executable]).collect();
-    let mut thaw = Worker::start("the worker in the sandbox", &there)?;
+    let arguments = Worker::Calls.arguments().map(str::to_owned);
+    let here: Vec<String> = [executable].into_iter().chain(arguments).collect();
+    let mut native = Caller::start("the worker on the host", &here)?;
+    let there: Vec<String> = options.sandbox.iter().chain(&here).cloned().collect();
+    let mut thaw = Caller::start("the worker in the sandbox", &there)?;
     let mut samples: Vec<(Vec<f64>, Vec<f64>)> = vec![Default::default(); measures.len()];
     // The first round warms both up.
     for round in 0..=options.rounds {
@@ -180,15 +182,15 @@ fn compare(measure: &calls::Measure, mut native: Vec<f64>, mut thaw: Vec<f64>) -
     }
 }
 
-/// A process that takes samples.
-struct Worker {
+/// A worker that takes samples.
+struct Caller {
     name: &'static str,
     process: Child,
     orders: ChildStdin,
     results: BufReader<ChildStdout>,
 }
 
-impl Worker {
+impl Caller {
     fn start(name: &'static str, command: &[String]) -> Result<Self, SideError> {
         let mut process = Command::new(&command[0])
             .args(&command[1..])
@@ -222,7 +224,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for Caller {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -6,12 +6,12 @@ use super::figure::{FigureError, Lines};
 use super::memory::{HostMemory, ProcessMemory};
 use super::rig::{Rig, RigOptions};
 use super::{BenchError, OnProgress, Percentiles};
-use crate::boots::{BootKind, Phases};
-use crate::config::Isolation;
-use crate::function::BuiltFunction;
-use crate::home::Home;
 use serde::Serialize;
 use std::time::Duration;
+use thaw_node::boots::{BootKind, Phases};
+use thaw_node::config::Isolation;
+use thaw_node::function::BuiltFunction;
+use thaw_node::home::Home;
 use thaw_store::Store;
 
 /// Boots before those that count: they record the working set and end.
@@ -101,7 +101,7 @@ pub fn scale(
     options: &ScaleOptions,
     progress: &mut OnProgress<'_>,
 ) -> Result<ScaleReport, BenchError> {
-    crate::daemon::raise_file_limit();
+    thaw_node::daemon::raise_file_limit();
     let store = Store::open(&home.store())?;
     let function = super::http_server(&store, name)?;
     let mut boots = Vec::new();
@@ -169,7 +169,10 @@ fn grow(
 /// Boots an instance and sees to it that it gets no other connection.
 fn boot_to_stay(rig: &Rig, kind: BootKind, request: &[u8]) -> Result<Phases, BenchError> {
     let boot = rig.boot(kind, request)?;
-    let is_idle = || rig.service.is_unconnected(boot.instance).then_some(());
+    let is_idle = || {
+        let instances = rig.service.instances();
+        instances.iter().any(|i| i.id == boot.instance && i.connections == 0).then_some(())
+    };
     eventually(is_idle).ok_or(BenchError::NoPhase("that it is idle"))?;
     rig.service.retire(boot.instance);
     Ok(boot.phases)

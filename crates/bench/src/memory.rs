@@ -13,7 +13,7 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    pub(super) fn of(pid: u32) -> io::Result<Self> {
+    pub(crate) fn of(pid: u32) -> io::Result<Self> {
         let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let unsupported =
@@ -45,7 +45,7 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    pub(super) fn now() -> io::Result<Self> {
+    pub(crate) fn now() -> io::Result<Self> {
         Ok(Self::parse(&std::fs::read_to_string("/proc/meminfo")?))
     }
 
@@ -62,7 +62,7 @@ impl HostMemory {
     }
 
     /// What has been added since `before`.
-    pub(super) fn since(self, before: Self) -> Self {
+    pub(crate) fn since(self, before: Self) -> Self {
         Self {
             used_kib: self.used_kib - before.used_kib,
             anonymous_kib: self.anonymous_kib - before.anonymous_kib,

@@ -11,14 +11,14 @@ const REPLAY_MAX: usize = 64 << 10;
 
 /// One way of a body to an instance. Another begins where the body begins, as long as
 /// all of it that was sent is kept.
-pub(super) struct Upload {
+pub(crate) struct Upload {
     source: Arc<Mutex<Source>>,
     /// Pieces of those that are kept which went this way.
     sent: usize,
 }
 
 /// Where a body comes from, and how far it is.
-pub(super) struct Source {
+struct Source {
     body: Incoming,
     kept: Vec<Bytes>,
     kept_len: usize,
@@ -31,7 +31,7 @@ pub(super) struct Source {
 
 /// What a body looks like from outside.
 #[derive(Clone)]
-pub(super) struct UploadState(Arc<Mutex<Source>>);
+pub(crate) struct UploadState(Arc<Mutex<Source>>);
 
 impl Upload {
     /// The first way of a body.

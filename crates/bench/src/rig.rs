@@ -3,22 +3,22 @@
 
 use super::BenchError;
 use super::client::{PATIENCE, eventually, exchange};
-use crate::boots::{BootKind, BootRecord};
-use crate::clock::monotonic_ns;
-use crate::config::{Connections, FunctionConfig, Isolation, TimeSpan};
-use crate::daemon::{ServeError, start_pool};
-use crate::function::BuiltFunction;
-use crate::gateway::{Gateway, GatewayConfig};
-use crate::home::Home;
-use crate::instance::{BootPolicy, LaunchOptions, SandboxLauncher, Techniques, WorkingSetUse};
-use crate::logs::Logs;
-use crate::node::Shared;
-use crate::service::Service;
-use crate::tenants::{TenantName, Tenants};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
+use thaw_node::boots::{BootKind, BootRecord};
+use thaw_node::clock::monotonic_ns;
+use thaw_node::config::{Connections, FunctionConfig, Isolation, TimeSpan};
+use thaw_node::daemon::{ServeError, start_pool};
+use thaw_node::function::BuiltFunction;
+use thaw_node::gateway::{Gateway, GatewayConfig};
+use thaw_node::home::Home;
+use thaw_node::instance::{BootPolicy, LaunchOptions, SandboxLauncher, Techniques, WorkingSetUse};
+use thaw_node::logs::Logs;
+use thaw_node::node::Shared;
+use thaw_node::service::Service;
+use thaw_node::tenants::{TenantName, Tenants};
 use thaw_sandbox::{PopulatePolicy, WeakLimits, ZygotePool};
 use thaw_store::Store;
 use tokio::runtime::Runtime;
@@ -30,7 +30,7 @@ const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How a rig boots and keeps instances.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RigOptions {
+pub(crate) struct RigOptions {
     pub launch: LaunchOptions,
     pub isolation: Isolation,
     /// Zygotes kept ready.
@@ -45,7 +45,7 @@ pub(super) struct RigOptions {
 
 impl RigOptions {
     /// One boot at a time, each prepared by hand, each for one request.
-    pub(super) fn single(kind: BootKind) -> Self {
+    pub(crate) fn single(kind: BootKind) -> Self {
         Self {
             launch: LaunchOptions {
                 policy: BootPolicy::only(kind),
@@ -62,7 +62,7 @@ impl RigOptions {
 }
 
 /// A node of one function.
-pub(super) struct Rig {
+pub(crate) struct Rig {
     runtime: Runtime,
     pub shared: Arc<Shared>,
     pub pool: Arc<ZygotePool>,
@@ -73,7 +73,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    pub(super) fn start(
+    pub(crate) fn start(
         home: &Home,
         store: &Store,
         function: &BuiltFunction,
@@ -101,7 +101,7 @@ impl Rig {
 
     /// Serves the function under other rules from now on; instances of before
     /// end.
-    pub(super) fn serve_as(&mut self, isolation: Isolation) {
+    pub(crate) fn serve_as(&mut self, isolation: Isolation) {
         let mut config = self.service.config().clone();
         config.isolation = isolation;
         let image = self.service.image().to_owned();
@@ -111,7 +111,7 @@ impl Rig {
     }
 
     /// One boot of this kind, begun when the system is at rest.
-    pub(super) fn boot(&self, kind: BootKind, request: &[u8]) -> Result<BootRecord, BenchError> {
+    pub(crate) fn boot(&self, kind: BootKind, request: &[u8]) -> Result<BootRecord, BenchError> {
         self.launcher.prepare(kind).map_err(BenchError::Launch)?;
         self.pool.wait_full().map_err(ServeError::from)?;
         let asked_ns = monotonic_ns();
@@ -129,7 +129,7 @@ impl Rig {
     }
 
     /// Waits until no instance lives.
-    pub(super) fn wait_empty(&self) -> Result<(), BenchError> {
+    pub(crate) fn wait_empty(&self) -> Result<(), BenchError> {
         eventually(|| (self.service.instance_count() == 0).then_some(()))
             .ok_or(BenchError::NoPhase("its end"))
     }
@@ -166,10 +166,10 @@ fn launcher(
     pool: &Arc<ZygotePool>,
     options: RigOptions,
 ) -> Result<Arc<SandboxLauncher>, BenchError> {
-    let load = |error: crate::catalog::LoadError| BenchError::Load(error);
+    let load = |error: thaw_node::catalog::LoadError| BenchError::Load(error);
     let config = &function.function.config;
     let rootfs = function.rootfs(store)?;
-    let image = crate::build::open_image(store, function.image, &rootfs)
+    let image = thaw_node::build::open_image(store, function.image, &rootfs)
         .map_err(|error| load(error.into()))?;
     let logs = home.logs().map_err(ServeError::from)?;
     let logs = Arc::new(Logs::start(&logs)?);

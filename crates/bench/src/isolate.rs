@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd};
 /// Moves this process, which must have one thread, into a network namespace
 /// where only the loopback interface exists. Without privileges it also enters
 /// a user namespace.
-pub(super) fn enter_own_network() -> io::Result<()> {
+pub(crate) fn enter_own_network() -> io::Result<()> {
     let (uid, gid) = (geteuid(), getegid());
     let mut flags = UnshareFlags::NEWNET;
     if !uid.is_root() {
