@@ -28,7 +28,7 @@ use super::protocol::{
     Request, Step, UserIds, receive, send,
 };
 use super::verify::{verify, verify_template};
-use super::{Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
+use super::{FIND_PARENT, Processes, Zygote, ZygoteConfig, ZygoteError, kernel_file};
 use crate::host::{RESERVE_IDS, STORE_KERNEL};
 use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
@@ -199,7 +199,7 @@ impl ZygoteParent {
             ZygoteError::Parent { step: "wait for it", source }
         })??;
 
-        let pid = pid_of(started.pidfd.as_fd()).map_err(during("find its process id"))?;
+        let pid = pid_of(started.pidfd.as_fd()).map_err(during(FIND_PARENT))?;
         let slots = match started.user_ids {
             UserIds::OnePerSandbox => {
                 u32::try_from(started.slots).unwrap_or(u32::MAX).min(config.max_sandboxes)

@@ -116,6 +116,9 @@ impl ZygoteConfig {
     }
 }
 
+/// The step that fails if a zygote parent has ended as soon as it served.
+const FIND_PARENT: &str = "find its process id";
+
 /// Why there is no zygote.
 #[derive(Debug, thiserror::Error)]
 pub enum ZygoteError {
@@ -179,6 +182,21 @@ pub enum ZygoteError {
         /// The value it must have.
         required: &'static str,
     },
+}
+
+impl ZygoteError {
+    /// Whether a zygote parent ended while it started and has not said why, as one that
+    /// was killed.
+    fn is_end_of_parent(&self) -> bool {
+        let Self::Parent { step, source } = self else { return false };
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe => true,
+            io::ErrorKind::NotFound => *step == FIND_PARENT,
+            _ => false,
+        }
+    }
 }
 
 /// A process that waits to become a sandbox. Dropping it kills it.

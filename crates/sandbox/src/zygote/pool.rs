@@ -344,7 +344,8 @@ impl Shared {
     }
 
     /// Makes a zygote, with a new parent if the present one has ended. Somebody may kill
-    /// either of them meanwhile: that alone is no reason why there can be no zygote.
+    /// either of them meanwhile, the new parent while it starts, too: that alone is no
+    /// reason why there can be no zygote.
     fn make(&self, processes: Processes) -> Result<Zygote, ZygoteError> {
         for _ in 1..ATTEMPTS {
             let parent = self.parent();
@@ -354,10 +355,14 @@ impl Shared {
                 Err(_) if parent.has_ended() => {}
                 result => return result,
             }
-            if parent.has_ended() {
-                self.replace(&parent)?;
+            match self.replace_ended(&parent) {
+                Err(error) if !error.is_end_of_parent() => return Err(error),
+                _ => {}
             }
         }
+        let parent = self.parent();
+        // Says why there is none, if no parent has lived long enough.
+        self.replace_ended(&parent)?;
         self.parent().create_with(processes)
     }
 
@@ -365,11 +370,14 @@ impl Shared {
         self.parent.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Starts another parent in place of this one, which has ended.
-    fn replace(&self, ended: &Arc<ZygoteParent>) -> Result<(), ZygoteError> {
+    /// Starts another parent in place of this one if it has ended.
+    fn replace_ended(&self, parent: &Arc<ZygoteParent>) -> Result<(), ZygoteError> {
+        if !parent.has_ended() {
+            return Ok(());
+        }
         let mut current = self.parent.lock().unwrap_or_else(PoisonError::into_inner);
         // Somebody else may have replaced it in the meantime.
-        if Arc::ptr_eq(&current, ended) {
+        if Arc::ptr_eq(&current, parent) {
             *current = Arc::new(ZygoteParent::start(self.config.clone())?);
             self.lock().stats.parent_restarts += 1;
         }
