@@ -3,10 +3,13 @@
 
 extern crate alloc;
 
+mod args;
 pub mod boot;
 pub mod freeze;
 pub mod fs;
+pub mod host;
 pub mod ipc;
+mod messages;
 pub mod mm;
 pub mod net;
 pub mod state;

@@ -109,3 +109,9 @@ pub fn install(kernel: Kernel) -> u64 {
 pub unsafe fn restore(address: u64) {
     ROOT.store(address as *mut Kernel, Ordering::Relaxed);
 }
+
+/// Number of this boot of the saved state: 0 for a fresh sandbox, one more at
+/// every thaw. What belongs to an earlier boot's host is void.
+pub fn generation() -> u64 {
+    kernel().generation.get()
+}

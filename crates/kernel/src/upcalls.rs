@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 
 use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_NO_PATCHING};
 
-use crate::boot::lazy;
+use crate::mm::lazy;
 use crate::mm::shared;
 use crate::platform::entry::TrapFrame;
 use crate::platform::fault::{SIGSEGV, is_memory_fault};

@@ -96,6 +96,8 @@ pub const SIGNAL_STACK_SIZE: u64 = 128 * 1024;
 /// Bytes of the stack of the idle loop and of boot.
 pub const IDLE_STACK_SIZE: u64 = 256 * 1024;
 
+/// Bytes of the per-boot area that are mapped from the beginning.
+pub const FIRST_SIZE: u64 = 8 << 20;
 /// Most virtual CPUs of a host process.
 pub const MAX_VCPUS: u32 = 64;
 /// Offset of the signal stack in a vCPU's area; a guard page lies below.
@@ -137,13 +139,13 @@ pub fn used_from_the_beginning() -> [(u64, u64); 3] {
     ]
 }
 
-/// Makes the calling host thread the first vCPU of its host process: the first `size`
-/// bytes of the per-boot area are mapped for it.
+/// Makes the calling host thread the first vCPU of its host process, and maps the first
+/// [`FIRST_SIZE`] bytes of the per-boot area for it.
 ///
 /// # Errors
 /// The host cannot map them.
-pub fn begin_first(size: u64) -> Result<()> {
-    host::map_anonymous(BOOT_BASE, size, PROT_READ | PROT_WRITE)?;
+pub fn begin_first() -> Result<()> {
+    host::map_anonymous(BOOT_BASE, FIRST_SIZE, PROT_READ | PROT_WRITE)?;
     guard_stacks(0)?;
     // SAFETY: just mapped.
     unsafe { initialize(0) };

@@ -6,15 +6,7 @@
 //! folder hold what every boot rebuilds.
 #![allow(unsafe_code)]
 
-pub mod arena;
-pub mod blobs;
-pub mod broker;
-pub mod control;
-pub mod lazy;
-pub mod phases;
-pub mod populate;
 pub mod program;
-pub mod stdio;
 mod template;
 pub mod thaw;
 
@@ -24,11 +16,9 @@ use thaw_abi::control::{
 use thaw_abi::filter::List;
 
 use crate::errno::Result;
-use crate::mm::heap;
+use crate::host::{blobs, control, phases};
+use crate::mm::{arena, heap, lazy, populate};
 use crate::platform::{self, clock, fault, filter, host, panic, vcpu};
-
-/// Bytes of the per-boot area that are mapped from the beginning.
-const BOOT_AREA_SIZE: u64 = 8 << 20;
 
 /// Entry point of the freestanding program.
 ///
@@ -140,7 +130,8 @@ fn touch(own: &Segments, list: List) {
 
 fn become_zygote(vdso: u64, own: &Segments, list: List) -> Result<()> {
     platform::upcalls::register(&crate::upcalls::Kernel);
-    vcpu::begin_first(BOOT_AREA_SIZE)?;
+    control::register_handler(crate::messages::handle);
+    vcpu::begin_first()?;
     heap::map_front()?;
     clock::find_host_vdso(vdso);
     fault::install_handlers()?;
@@ -173,10 +164,4 @@ pub fn fail(reason: &[u8]) -> ! {
     const LONGEST: usize = 4096;
     control::send(MSG_FAILED, 0, &reason[..reason.len().min(LONGEST)], &[]);
     panic::exit(panic::PANIC_EXIT_CODE)
-}
-
-/// Number of this boot of the saved state: 0 for a fresh sandbox, one more at
-/// every thaw. What belongs to an earlier boot's host is void.
-pub fn generation() -> u64 {
-    crate::state::kernel().generation.get()
 }

@@ -7,14 +7,14 @@ use alloc::vec::Vec;
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start};
 use thaw_abi::layout::{INDEX_BASE, PAGES_BASE};
 
-use super::control::{self, Message};
-use super::{blobs, lazy, phases, stdio};
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table::OnExec;
 use crate::fs::walk::Follow;
 use crate::fs::{Context, FileSystems, LowerLayer};
-use crate::mm::heap;
+use crate::host::control::{self, Message};
+use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
+use crate::mm::{arena, heap, lazy};
 use crate::platform::host::{self, HostFd};
 use crate::state::{Config, Kernel, install, kernel};
 use crate::sync::Lock;
@@ -116,7 +116,7 @@ fn take_standard_streams(flags: u32) -> Result<()> {
 
 /// Maps a block of the page allocator.
 fn map_block(address: u64, len: u64) -> Result<()> {
-    if super::arena::is_shared() {
+    if arena::is_shared() {
         // All of it is mapped already.
         return Ok(());
     }
@@ -181,7 +181,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
         context.cwd = cwd;
     }
     let hostname = kernel().hostname.lock().clone();
-    if crate::ipc::seam::reach().v4 {
+    if crate::net::seam::reach().v4 {
         if let Err(error) = crate::net::resolver_files::provide(&context, &hostname) {
             say(b"/etc/resolv.conf", b" cannot be made: ", error.name().as_bytes());
         }

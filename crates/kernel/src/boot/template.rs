@@ -9,9 +9,9 @@
 use thaw_abi::control::{Fork, MSG_FORK, MSG_READY};
 use thaw_abi::layout::CONSOLE_FD;
 
-use super::control::{self, CONTROL};
-use super::phases;
 use crate::errno::{Errno, Result};
+use crate::host::control::{self, CONTROL};
+use crate::host::phases;
 use crate::platform::host::{self, Forked, HostFd};
 use crate::platform::panic;
 

@@ -8,20 +8,18 @@
 use alloc::sync::Arc;
 
 use thaw_abi::control::{
-    Connection, FLAG_NO_LAZY, FLAG_TRACE_SYSCALLS, Identity, MSG_GO, MSG_READY, PopulateRange,
-    THAW_AND_HOLD, THAW_AND_RUN, THAW_AS_TEMPLATE, Thaw,
+    Connection, FLAG_TRACE_SYSCALLS, Identity, MSG_GO, MSG_READY, PopulateRange, THAW_AND_HOLD,
+    THAW_AND_RUN, THAW_AS_TEMPLATE, Thaw,
 };
-use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
-use thaw_abi::layout::{
-    HEAP_BASE, HEAP_FRONT, MAPPINGS_BASE, MAPPINGS_MAX, PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX,
-};
-use thaw_abi::page_align_up;
+use thaw_abi::image::{MAPPING_KERNEL, Mapping};
 
-use super::control::{self, Message};
-use super::{arena, blobs, lazy, phases, populate, stdio, template};
+use super::template;
 use crate::errno::{Errno, Result};
-use crate::mm::{AddressSpace, heap, pages, shm};
-use crate::platform::host::{self, HostFd, Sharing};
+use crate::host::control::{self, Message};
+use crate::host::{blobs, phases, stdio};
+use crate::mm::image::{Mappings, Memory};
+use crate::mm::{AddressSpace, arena, heap, lazy, populate, shm};
+use crate::platform::host::HostFd;
 use crate::platform::user::UserAddress;
 use crate::state::{kernel, restore};
 use crate::task::carrier;
@@ -32,9 +30,9 @@ use crate::task::process::FIRST_PID;
 pub fn thaw(message: &Message) -> Result<()> {
     let (command, tail) = message.split::<Thaw>()?;
     let (carried, tail) = Mappings::carried(tail, command)?;
-    let (ranges, tail) = array::<PopulateRange>(tail, command.populate_count)?;
+    let (ranges, tail) = control::array::<PopulateRange>(tail, command.populate_count)?;
     let (connections, hostname, tail) = tail_of(&command.identity, tail)?;
-    let (blob_numbers, _) = array::<u32>(tail, command.blob_count)?;
+    let (blob_numbers, _) = control::array::<u32>(tail, command.blob_count)?;
     let [image, index, rest @ ..] = message.fds else { return Err(Errno::EINVAL) };
     let (blob_fds, rest) = rest.split_at_checked(blob_numbers.len()).ok_or(Errno::EINVAL)?;
     let connection_fds = take_streams(&command.identity, rest)?;
@@ -54,13 +52,13 @@ pub fn thaw(message: &Message) -> Result<()> {
         THAW_AND_RUN => {
             memory.map()?;
             memory.read_front()?;
-            memory.adopt()?;
+            adopt(&memory)?;
             go_on(&command.identity, hostname, connections.iter().zip(connection_fds));
         }
         THAW_AND_HOLD => {
             memory.map()?;
             memory.read_front()?;
-            memory.adopt()?;
+            adopt(&memory)?;
             populate::finish();
             control::prepare_for_second_command();
             control::send(MSG_READY, 0, &[], &[]);
@@ -72,7 +70,7 @@ pub fn thaw(message: &Message) -> Result<()> {
             memory.map()?;
             memory.map_front()?;
             template::serve()?;
-            memory.adopt()?;
+            adopt(&memory)?;
             control::prepare_for_second_command();
             go_on_as_told(&control::expect_second_command(populate::some))?;
         }
@@ -86,7 +84,7 @@ type Tail<'a> = (&'a [Connection], &'a [u8], &'a [u8]);
 
 /// The connections and the host name of an identity, and what follows them.
 fn tail_of<'a>(identity: &Identity, tail: &'a [u8]) -> Result<Tail<'a>> {
-    let (connections, tail) = array::<Connection>(tail, identity.connection_count)?;
+    let (connections, tail) = control::array::<Connection>(tail, identity.connection_count)?;
     let len = identity.hostname_len as usize;
     let hostname = tail.get(..len).ok_or(Errno::EINVAL)?;
     let tail = tail.get(len.next_multiple_of(8)..).ok_or(Errno::EINVAL)?;
@@ -131,149 +129,27 @@ fn go_on<'a>(
     phases::mapped();
     crate::syscall::trace::enable(identity.flags & FLAG_TRACE_SYSCALLS != 0);
     renew(identity, hostname);
-    crate::freeze::happened().wake_all(crate::fs::file::Events::OUT);
+    crate::freeze::happened().wake_all(crate::task::wait::Events::OUT);
     crate::net::reset_connections();
     for (connection, &fd) in connections {
         crate::net::deliver_connection(connection, HostFd(fd));
     }
 }
 
-/// The mappings of an image, as bytes: in a file they need not be aligned.
-pub struct Mappings<'a> {
-    bytes: &'a [u8],
-    /// Pages at [`MAPPINGS_BASE`] that hold them; 0 if they are in the boot command.
-    len: u64,
-}
-
-impl<'a> Mappings<'a> {
-    /// Those that came along with the command, if they did, and what follows them.
-    fn carried(tail: &'a [u8], command: &Thaw) -> Result<(Option<Self>, &'a [u8])> {
-        if command.mappings_at != 0 {
-            return Ok((None, tail));
-        }
-        let (mappings, tail) = array::<Mapping>(tail, command.mapping_count)?;
-        Ok((Some(Self { bytes: bytemuck::cast_slice(mappings), len: 0 }), tail))
+/// Finds the kernel's state in the memory of an image and takes it over.
+fn adopt(memory: &Memory<'_>) -> Result<()> {
+    if memory.is_of_several() {
+        return adopt_several(&memory.mappings);
     }
-
-    /// Those that are too many to come along.
-    fn in_image(image: HostFd, command: &Thaw) -> Result<Self> {
-        let bytes = command.mapping_count as usize * size_of::<Mapping>();
-        let inside = command.mappings_at & 4095;
-        let len = page_align_up(inside + bytes as u64).filter(|&len| len <= MAPPINGS_MAX);
-        let len = len.ok_or(Errno::EINVAL)?;
-        let offset = command.mappings_at - inside;
-        host::map_file(image, MAPPINGS_BASE, len, host::PROT_READ, Sharing::Private, offset)?;
-        // SAFETY: just mapped, in an area of its own, and there until `forget`.
-        let bytes =
-            unsafe { core::slice::from_raw_parts((MAPPINGS_BASE + inside) as *const u8, bytes) };
-        Ok(Self { bytes, len })
+    memory.mappings.forget()?;
+    populate::begin(memory.ranges);
+    let space = find_state()?;
+    if core::mem::take(&mut *kernel().has_shared_arena.lock()) {
+        // It has had more processes, or may have: what they shared is its own now.
+        space.forget_shown();
     }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = Mapping> {
-        self.bytes.chunks_exact(size_of::<Mapping>()).map(bytemuck::pod_read_unaligned)
-    }
-
-    /// Unmaps them in this host process, which does not need them any more.
-    fn forget(&self) -> Result<()> {
-        if self.len > 0 { host::unmap(MAPPINGS_BASE, self.len) } else { Ok(()) }
-    }
-}
-
-/// The memory of an image.
-struct Memory<'a> {
-    mappings: Mappings<'a>,
-    /// The rootfs index.
-    index: Mapping,
-    ranges: &'a [PopulateRange],
-    /// `FLAG_*`.
-    flags: u32,
-}
-
-impl Memory<'_> {
-    /// Whether it is that of several address spaces, or lies in a shared arena.
-    fn is_of_several(&self) -> bool {
-        self.mappings.iter().any(|mapping| mapping.space() > 0 || is_shm(&mapping))
-    }
-
-    /// Maps what can be mapped without reading any of it, but for the heap's front.
-    fn map(&self) -> Result<()> {
-        if self.is_of_several() {
-            // Shared anonymous memory is read when there is a file for it.
-            let of_all = |mapping: &Mapping| {
-                mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0 && !is_shm(mapping)
-            };
-            self.mappings.iter().filter(of_all).try_for_each(|mapping| lazy::map(&mapping))?;
-            return lazy::map(&self.index);
-        }
-        let (front, rest) = self.heap()?;
-        let eager = |mapping: &Mapping| {
-            mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || self.flags & FLAG_NO_LAZY != 0
-        };
-        map_page_blocks(&self.mappings)?;
-        for mapping in self.mappings.iter().filter(|mapping| eager(mapping)) {
-            if mapping.start != front.start {
-                lazy::map(&mapping)?;
-            }
-        }
-        rest.iter().try_for_each(lazy::map)?;
-        // The index lies above all that an image holds.
-        let pending = self.mappings.iter().filter(|mapping| !eager(mapping));
-        lazy::initialize(pending.chain([self.index]))
-    }
-
-    /// The kernel's heap: its front, which is read, and the rest, if there is any,
-    /// which is mapped.
-    fn heap(&self) -> Result<(Mapping, Option<Mapping>)> {
-        const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
-        let is_front = |mapping: &Mapping| (HEAP_BASE..FRONT_END).contains(&mapping.start);
-        let whole = self.mappings.iter().find(is_front).ok_or(Errno::EINVAL)?;
-        let len = whole.len.min(FRONT_END - whole.start);
-        let front = Mapping { len, ..whole };
-        let (start, offset) = (whole.start + len, whole.offset + len);
-        let rest = Mapping { start, offset, len: whole.len - len, ..whole };
-        Ok((front, (rest.len > 0).then_some(rest)))
-    }
-
-    /// Reads the front of the kernel's heap into the memory that is there.
-    fn read_front(&self) -> Result<()> {
-        if self.is_of_several() { Ok(()) } else { lazy::read(&self.heap()?.0) }
-    }
-
-    /// Maps the front, for a template, whose copies would have to touch it first.
-    fn map_front(&self) -> Result<()> {
-        if self.is_of_several() { Ok(()) } else { lazy::map(&self.heap()?.0) }
-    }
-
-    /// Finds the kernel's state in it and takes it over.
-    fn adopt(&self) -> Result<()> {
-        if self.is_of_several() {
-            return adopt_several(&self.mappings);
-        }
-        self.mappings.forget()?;
-        populate::begin(self.ranges);
-        let space = find_state()?;
-        if core::mem::take(&mut *kernel().has_shared_arena.lock()) {
-            // It has had more processes, or may have: what they shared is its own now.
-            space.forget_shown();
-        }
-        carrier::begin(space);
-        Ok(())
-    }
-}
-
-/// Whether a mapping is of the shared anonymous memory of guest processes.
-pub(super) fn is_shm(mapping: &Mapping) -> bool {
-    (SHM_BASE..SHM_BASE + SHM_MAX).contains(&mapping.start)
-}
-
-/// Maps the page allocator's blocks, under the pages in use, which are all that
-/// an image holds of them. Every block has one of those, its control page.
-fn map_page_blocks(mappings: &Mappings<'_>) -> Result<()> {
-    let area = PAGES_BASE..PAGES_BASE + PAGES_MAX;
-    let used = mappings.iter().filter(|mapping| area.contains(&mapping.start));
-    let Some(end) = used.map(|mapping| mapping.start + mapping.len).max() else { return Ok(()) };
-    let len = (end - PAGES_BASE).next_multiple_of(pages::BLOCK);
-    host::map_anonymous(PAGES_BASE, len, host::PROT_READ | host::PROT_WRITE)
+    carrier::begin(space);
+    Ok(())
 }
 
 /// Takes over several address spaces, and makes a host process for each.
@@ -344,13 +220,4 @@ fn renew_at_random(bytes: [u8; 16]) {
         // The program may have unmapped its first stack; then nobody reads them.
         let _ = UserAddress(address).write_bytes(&bytes);
     }
-}
-
-fn array<T: bytemuck::Pod>(bytes: &[u8], count: u32) -> Result<(&[T], &[u8])> {
-    let len = (count as usize)
-        .checked_mul(size_of::<T>())
-        .filter(|&len| len <= bytes.len())
-        .ok_or(Errno::EINVAL)?;
-    let (head, tail) = bytes.split_at(len);
-    Ok((bytemuck::try_cast_slice(head).map_err(|_| Errno::EINVAL)?, tail))
 }

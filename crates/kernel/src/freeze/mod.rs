@@ -14,11 +14,12 @@ use thaw_abi::control::{
     FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP, FLAG_FREEZE_AT_ENTRY, MSG_ENTRY_POINT, MSG_RESUME,
 };
 
-use crate::boot::{arena, control, lazy};
 use crate::errno::{Errno, Result};
-use crate::fs::file::Events;
+use crate::host::control;
 use crate::mm::vma::VmaFlags;
+use crate::mm::{arena, lazy};
 use crate::state::{Config, kernel};
+use crate::task::wait::Events;
 use crate::task::wait::{WaitQueue, wait_uninterruptibly};
 
 /// Why a freeze was asked for (`CAUSE_*`); 0 if none was.

@@ -10,8 +10,8 @@ use thaw_abi::freeze::{
 use thaw_abi::layout::SHM_BASE;
 use thaw_abi::rootfs::NO_BLOB;
 
-use crate::boot::arena;
 use crate::fs::file::MmapSource;
+use crate::mm::arena;
 use crate::mm::vma::{Vma, VmaFlags};
 use crate::mm::{AddressSpace, heap, shm};
 use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
@@ -32,7 +32,7 @@ pub fn build(spaces: &[Arc<AddressSpace>], threads: &[Arc<Thread>]) -> Vec<u8> {
     let shared_memory = if arena::is_shared() { shm::ranges() } else { Vec::new() };
     let processes: Vec<u32> = spaces.iter().map(|space| space.carrier.host_pid()).collect();
     let frozen: Vec<FrozenThread> = threads.iter().map(|thread| frozen_thread(thread)).collect();
-    let blobs = crate::boot::blobs::open_blobs();
+    let blobs = crate::host::blobs::open_blobs();
     let auxv = process.auxiliary_vector.lock().clone();
 
     // The pages in use and the heap's end are read last, with room for

@@ -14,37 +14,9 @@ use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
+pub use crate::task::wait::Events;
 use crate::task::wait::{WaitQueue, wait_until};
 use crate::time::Instant;
-
-bitflags! {
-    /// Readiness, with the values of poll(2) and epoll_ctl(2).
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-    pub struct Events: u32 {
-        /// There is data to read.
-        const IN = 0x001;
-        /// There is urgent data.
-        const PRI = 0x002;
-        /// Writing is possible.
-        const OUT = 0x004;
-        /// Error condition; always reported.
-        const ERR = 0x008;
-        /// Hang up; always reported.
-        const HUP = 0x010;
-        /// Invalid descriptor; poll(2) only.
-        const NVAL = 0x020;
-        /// As `IN`.
-        const RDNORM = 0x040;
-        /// Priority band data can be read.
-        const RDBAND = 0x080;
-        /// As `OUT`.
-        const WRNORM = 0x100;
-        /// Priority data may be written.
-        const WRBAND = 0x200;
-        /// The peer has shut down its writing half.
-        const RDHUP = 0x2000;
-    }
-}
 
 bitflags! {
     /// Flags of an open file description, with the values of open(2).

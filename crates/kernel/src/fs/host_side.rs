@@ -29,7 +29,7 @@ mod imp {
         tail: &[u8],
         reply: &mut Vec<u8>,
     ) -> Result<Option<HostFd>> {
-        crate::boot::broker::request(kind, body, tail, reply)
+        crate::host::broker::request(kind, body, tail, reply)
     }
 
     /// Pages that the sandbox may use for files: in all, and left. Files get
@@ -54,12 +54,12 @@ mod imp {
     /// Number of the current boot: what was learnt from the host in an earlier
     /// one is void.
     pub fn boot_generation() -> u64 {
-        crate::boot::generation()
+        crate::state::generation()
     }
 
     /// Reads a blob at `offset`, at most `len` bytes.
     pub fn read_blob(blob: u32, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
-        read_file(|| crate::boot::blobs::descriptor(blob), sink, offset, len)
+        read_file(|| crate::host::blobs::descriptor(blob), sink, offset, len)
     }
 
     /// Closes a host file.

@@ -35,7 +35,7 @@ impl Stream {
     }
 
     fn descriptor(self) -> Option<HostFd> {
-        crate::boot::stdio::descriptor(self.0)
+        crate::host::stdio::descriptor(self.0)
     }
 
     /// Whether it has no descriptor yet, but will.
@@ -52,13 +52,13 @@ pub(crate) fn is_way_of_requests() -> bool {
 /// A request has come: standard input and output lead to its client.
 pub fn deliver_request(fd: HostFd) {
     let polls = &crate::state::kernel().net.host_poll;
-    if crate::boot::stdio::descriptor(0).is_some() {
+    if crate::host::stdio::descriptor(0).is_some() {
         // One copy serves one request; the host knows that.
         crate::console!("thaw kernel: a second request for standard input is dropped");
         return crate::platform::host::close(fd);
     }
     for stream in [0, 1] {
-        crate::boot::stdio::set(stream.into(), fd.0);
+        crate::host::stdio::set(stream.into(), fd.0);
         polls.renewed(stream);
     }
 }

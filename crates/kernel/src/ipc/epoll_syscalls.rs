@@ -5,10 +5,10 @@ use alloc::sync::Arc;
 use super::epoll::{Epoll, EpollEvent};
 use super::seam;
 use super::timeout::Timeout;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 use crate::task::wait::wait_until;
 
 const EPOLL_CTL_ADD: i32 = 1;

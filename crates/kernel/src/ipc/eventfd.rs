@@ -6,11 +6,11 @@ use core::any::Any;
 
 use super::anonymous::anonymous_stat;
 use super::seam;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};
 use crate::sync::Lock;
-use crate::syscall::Args;
 use crate::task::wait::WaitQueue;
 
 /// `EFD_SEMAPHORE`; the other flags are `O_CLOEXEC` and `O_NONBLOCK`.

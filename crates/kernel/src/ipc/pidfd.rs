@@ -6,12 +6,12 @@ use core::any::Any;
 
 use super::anonymous::anonymous_stat;
 use super::seam;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::fs::proc::of_directory;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::syscall::Args;
 use crate::task::process::Process;
 use crate::task::signal::{self, SI_TKILL, SI_USER, SIGNAL_COUNT, SignalInfo};
 use crate::task::wait::WaitQueue;

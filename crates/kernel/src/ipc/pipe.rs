@@ -10,13 +10,13 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::anonymous::{InodeNumbers, pipe_stat};
 use super::seam::{self, PageBox, alloc_page};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::fs::inode::Inode;
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
-use crate::syscall::Args;
 use crate::task::wait::WaitQueue;
 
 const PAGE: usize = 4096;

@@ -6,10 +6,10 @@ use alloc::vec::Vec;
 use super::epoll_syscalls::use_mask;
 use super::seam;
 use super::timeout::{Timeout, Timespec};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, OpenFile};
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 use crate::task::process::RLIMIT_NOFILE;
 use crate::task::wait::{WaitQueue, wait_until};
 

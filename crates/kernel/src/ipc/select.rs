@@ -7,10 +7,10 @@ use super::epoll_syscalls::use_mask;
 use super::poll::wait_for_any;
 use super::seam;
 use super::timeout::{Timeout, Timespec, Timeval};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, OpenFile};
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 
 /// What each of the three sets stands for (`fs/select.c`).
 const READ: Events =

@@ -6,11 +6,11 @@ use core::any::Any;
 
 use super::anonymous::anonymous_stat;
 use super::seam;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};
 use crate::sync::Lock;
-use crate::syscall::Args;
 use crate::task::current;
 use crate::task::signal::{SignalInfo, SignalSet, pending_set, take_pending};
 use crate::task::wait::WaitQueue;

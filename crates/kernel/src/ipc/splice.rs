@@ -6,11 +6,11 @@ use alloc::vec::Vec;
 
 use super::pipe::PipeEnd;
 use super::seam;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::io::{IOV_MAX, MAX_RW_COUNT, Sink, Source};
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 use crate::task::sched;
 use crate::task::wait::Wake;
 

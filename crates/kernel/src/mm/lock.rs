@@ -6,8 +6,8 @@ use thaw_abi::page_align_up;
 
 use super::AddressSpace;
 use super::vma::VmaFlags;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
-use crate::syscall::Args;
 use crate::task::process::RLIMIT_MEMLOCK;
 use crate::task::{Capabilities, current_process};
 

@@ -1,9 +1,13 @@
 //! Memory: the kernel's heap, the page allocator, address spaces.
 
+pub mod arena;
 pub mod elf_symbols;
 pub mod heap;
+pub mod image;
+pub mod lazy;
 pub mod lock;
 pub mod pages;
+pub mod populate;
 pub mod shared;
 pub mod shm;
 pub mod space;

@@ -47,9 +47,9 @@ pub enum Placed {
 
 /// Maps a page of the page store in guest memory.
 pub fn place_page(address: u64, bytes: &[u8; 4096], prot: u32) -> Result<Placed> {
-    if crate::boot::arena::is_shared() {
+    if crate::mm::arena::is_shared() {
         let page = bytes.as_ptr() as u64;
-        crate::boot::arena::map_page(page, address, prot)?;
+        crate::mm::arena::map_page(page, address, prot)?;
         current_process().mm().note_shown(address, page);
         return Ok(Placed::Shared);
     }

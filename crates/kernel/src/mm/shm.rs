@@ -11,8 +11,8 @@ use alloc::vec::Vec;
 
 use thaw_abi::layout::{ARENA_SHM, SHM_BASE, SHM_MAX};
 
-use crate::boot::arena;
 use crate::errno::{Errno, Result};
+use crate::mm::arena;
 use crate::mm::vma::{Vma, VmaFlags};
 use crate::platform::host::{self, Sharing};
 use crate::state::kernel;

@@ -10,10 +10,10 @@ use thaw_abi::page_align_up;
 
 use super::vma::{FileBacking, Vma, VmaFlags, VmaMap};
 use super::{lock, shm};
-use crate::boot::lazy;
 use crate::errno::{Errno, Result};
 use crate::fs::file::MmapSource;
 use crate::io::Sink;
+use crate::mm::lazy;
 use crate::platform::gate::{Code, Gate};
 use crate::platform::host::{self, Sharing};
 use crate::platform::user::UserAddress;
@@ -735,7 +735,7 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
             host::map_anonymous_as(vma.start, vma.len(), vma.prot, sharing)
         }
         MmapSource::Blob(blob) => {
-            let fd = crate::boot::blobs::descriptor(*blob)?;
+            let fd = crate::host::blobs::descriptor(*blob)?;
             host::map_file(fd, vma.start, vma.len(), vma.prot, sharing, vma.offset)
         }
         MmapSource::HostFile(path) => {

@@ -7,10 +7,10 @@ use thaw_abi::page_align_up;
 use super::lock;
 use super::space::{MapRequest, Placement, Remap};
 use super::vma::{FileBacking, VmaFlags};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{MmapSource, OpenFlags};
 use crate::platform::host;
-use crate::syscall::Args;
 use crate::task::current_process;
 
 const MAP_SHARED: u32 = 0x01;
@@ -224,7 +224,7 @@ pub fn madvise(args: &Args) -> Result<u64> {
         Act::Nothing => {}
         Act::Discard => mm.discard(start, end)?,
         Act::Populate(advice) => {
-            crate::boot::lazy::map_range(start, end);
+            crate::mm::lazy::map_range(start, end);
             host::advise(start, end - start, advice)?;
         }
         Act::Flags(set, clear) => {

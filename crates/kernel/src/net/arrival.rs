@@ -11,7 +11,7 @@ use super::option_table::Name;
 use super::options::Options;
 use super::socket::Common;
 use crate::errno::Result;
-use crate::ipc::seam;
+use crate::net::seam;
 
 const SOL_IP: i32 = 0;
 const SOL_SOCKET: i32 = 1;

@@ -16,7 +16,7 @@ use super::tcp::IPPROTO_TCP;
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::seam;
+use crate::net::seam;
 use crate::platform::host::HostFd;
 
 /// A client of the function.

@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::seam;
+use crate::net::seam;
 use crate::platform::host::{self, HostFd, Peek, PollFd};
 use crate::platform::kernel_lock;
 use crate::platform::user::UserAddress;
@@ -105,7 +105,7 @@ impl HostFile {
             Handle::OfBoot { fd, generation } if generation == seam::boot_generation() => Ok(fd),
             Handle::OfBoot { .. } => Err(Errno::ECONNRESET),
             Handle::Standard(index) => {
-                crate::boot::stdio::descriptor(index.into()).ok_or(Errno::EIO)
+                crate::host::stdio::descriptor(index.into()).ok_or(Errno::EIO)
             }
         }
     }
@@ -430,7 +430,8 @@ impl HostPoll {
     /// for at most `timeout_ns`, and wakes those who wait for it. The kernel
     /// lock is given up meanwhile.
     pub fn watch(&self, timeout_ns: Option<u64>) -> Waited {
-        use crate::boot::{arena, control};
+        use crate::host::control;
+        use crate::mm::arena;
         let bell = arena::bell().filter(|_| kernel_lock::is_enabled());
         let mut requests = self.requests(Some(control::CONTROL), bell);
         if bell.is_some() {
@@ -571,12 +572,12 @@ pub fn check() {
     #[cfg(test)]
     let control = None;
     #[cfg(not(test))]
-    let control = Some(crate::boot::control::CONTROL);
+    let control = Some(crate::host::control::CONTROL);
     let polls = host_poll();
     polls.busy.store(0, Ordering::Relaxed);
     crate::task::carrier::note_look();
-    if polls.look(control).control || crate::boot::control::has_kept() {
-        crate::task::sched::handle_messages();
+    if polls.look(control).control || crate::host::control::has_kept() {
+        crate::host::control::handle_messages();
     }
 }
 

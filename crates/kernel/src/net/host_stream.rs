@@ -11,7 +11,7 @@ use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::seam;
+use crate::net::seam;
 use crate::platform::host::{self, HostFd, Peek};
 use crate::task::wait::WaitQueue;
 

@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use thaw_abi::network;
 
 use super::outside::Reach;
-use crate::ipc::seam;
+use crate::net::seam;
 
 /// `ARPHRD_ETHER`.
 const ARPHRD_ETHER: u16 = 1;

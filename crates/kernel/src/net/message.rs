@@ -8,7 +8,7 @@ use super::departure::Departure;
 use super::socket::{Ancillary, Outgoing, PeerCredentials};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{OpenFile, OpenFlags};
-use crate::ipc::seam;
+use crate::net::seam;
 use crate::platform::user::UserAddress;
 
 /// `SOL_SOCKET`.

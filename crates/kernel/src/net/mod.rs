@@ -27,6 +27,7 @@ pub mod ports;
 pub mod proc_files;
 pub mod resolver_files;
 mod route_messages;
+pub mod seam;
 pub mod socket;
 pub mod syscalls;
 pub mod tcp;
@@ -46,7 +47,6 @@ use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP};
 
 use crate::ipc::anonymous::InodeNumbers;
 use crate::ipc::fifo::Fifos;
-use crate::ipc::seam;
 use crate::platform::host::{self, HostFd};
 use crate::sync::Lock;
 use host_connection::HostConnection;
@@ -230,7 +230,7 @@ pub fn ready_for_clients() {
 
 /// The host has answered a request for a socket that nobody has waited for in
 /// the kernel.
-pub fn answered(message: &crate::boot::control::Kept) {
+pub fn answered(message: &crate::host::control::Kept) {
     crate::state::kernel().net.outside.answered(message);
 }
 

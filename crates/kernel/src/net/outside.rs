@@ -18,9 +18,9 @@ use thaw_abi::network;
 
 use super::address::{AF_INET, AF_INET6, Endpoint};
 use super::tcp::TcpSocket;
-use crate::boot::control::{self, Kept};
 use crate::errno::{Errno, Result};
-use crate::ipc::seam;
+use crate::host::control::{self, Kept};
+use crate::net::seam;
 use crate::platform::host::{self, HostFd};
 use crate::sync::Lock;
 

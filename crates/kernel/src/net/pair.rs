@@ -8,7 +8,7 @@ use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::seam;
+use crate::net::seam;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
 

@@ -17,7 +17,7 @@ use crate::fs::file::{Events, File, OpenFile, Stat};
 use crate::io::{Sink, Source};
 use crate::ipc::anonymous::socket_stat;
 use crate::ipc::pipe::FIONREAD;
-use crate::ipc::seam;
+use crate::net::seam;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;

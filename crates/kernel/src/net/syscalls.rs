@@ -7,11 +7,11 @@ use super::netlink::NETLINK_ROUTE;
 use super::options;
 use super::socket::{Blocking, Protocol, ShutdownHow, Socket, SocketType};
 use super::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{OpenFile, OpenFlags};
-use crate::ipc::seam;
+use crate::net::seam;
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 
 /// `SOCK_NONBLOCK` and `SOCK_CLOEXEC` have the values of the open flags.
 const TYPE_FLAGS: OpenFlags = OpenFlags::NONBLOCK.union(OpenFlags::CLOEXEC);

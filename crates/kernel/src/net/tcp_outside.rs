@@ -10,7 +10,7 @@ use super::socket::{IN, OUT};
 use super::tcp::{State, TcpSocket};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
-use crate::ipc::seam;
+use crate::net::seam;
 use crate::platform::host;
 
 /// A connection that is a socket of the host.

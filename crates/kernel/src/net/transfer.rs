@@ -7,13 +7,13 @@ use super::message::{ControlWriter, MessageHeader, read_control};
 use super::options;
 use super::socket::{MessageFlags, Outgoing, PeerCredentials, Protocol, Received, SocketType};
 use super::syscalls::SocketFd;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFlags;
 use crate::io::{Sink, Source};
-use crate::ipc::seam;
 use crate::ipc::timeout::Timeout;
+use crate::net::seam;
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 
 /// Most messages in one call (sendmmsg(2)).
 const MESSAGES_MAX: u32 = 1024;

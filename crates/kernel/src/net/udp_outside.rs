@@ -17,7 +17,7 @@ use super::socket::{Common, MessageFlags, Received};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::Sink;
-use crate::ipc::seam;
+use crate::net::seam;
 use crate::platform::host::{self, HostFd};
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;

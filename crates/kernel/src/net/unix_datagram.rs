@@ -15,7 +15,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
 use crate::ipc::anonymous::InodeNumbers;
-use crate::ipc::seam;
+use crate::net::seam;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
 

@@ -11,8 +11,8 @@ use crate::ipc::sysv;
 use crate::mm::{lock, syscalls as mm};
 use crate::task::signal::syscalls as signal;
 use crate::task::syscalls as task;
+use crate::task::timers::{posix, syscalls as time};
 use crate::task::{clone, futex};
-use crate::time::{posix, syscalls as time};
 use crate::{ipc, net};
 
 /// What extended attributes lack.

@@ -10,6 +10,7 @@ use super::signal::{AlternateStack, SIGCHLD, SIGNAL_COUNT, SS_DISABLE};
 use super::thread::{Thread, current};
 use super::wait::wait_uninterruptibly;
 use super::{carrier, sched};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::ipc::pidfd;
 use crate::platform::entry::RETURN_FULL;
@@ -17,7 +18,6 @@ use crate::platform::filter;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::Lock;
-use crate::syscall::Args;
 
 bitflags! {
     /// `CLONE_*` (clone(2)).

@@ -10,9 +10,9 @@ use super::process::{ExitStatus, FIRST_PID, Life, Process};
 use super::signal::{self, SignalInfo};
 use super::thread::{Thread, current};
 use super::{futex, sched};
-use crate::boot::control;
-use crate::fs::file::Events;
+use crate::host::control;
 use crate::state::kernel;
+use crate::task::wait::Events;
 
 /// exit_group(2): ends the running process.
 pub fn exit_group(code: u32) -> ! {

@@ -8,13 +8,13 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::sched;
 use super::thread::{Thread, current, current_arc, current_process};
 use super::wait::{Wake, wait_until};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::Lock;
-use crate::syscall::Args;
 use crate::time::Instant;
-use crate::time::syscalls::read_timespec;
+use crate::time::read_timespec;
 
 /// What names a futex: processes that share memory share its futexes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

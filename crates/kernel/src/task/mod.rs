@@ -13,6 +13,7 @@ pub mod scheduling;
 pub mod signal;
 pub mod syscalls;
 pub mod thread;
+pub mod timers;
 pub mod wait;
 
 pub use credentials::{Capabilities, Credentials};

@@ -234,9 +234,9 @@ pub struct Process {
     /// Signal actions, and signals for any thread of the process.
     pub signals: Lock<ProcessSignals>,
     /// Interval timers (setitimer(2)).
-    pub timers: crate::time::itimer::IntervalTimers,
+    pub timers: crate::task::timers::itimer::IntervalTimers,
     /// POSIX timers (timer_create(2)).
-    pub posix_timers: crate::time::posix::PosixTimers,
+    pub posix_timers: crate::task::timers::posix::PosixTimers,
     /// `PR_SET_DUMPABLE` (prctl(2)); nothing is ever dumped.
     pub dumpable: Lock<bool>,
     /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).

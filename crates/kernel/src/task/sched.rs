@@ -8,16 +8,10 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::control::{
-    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_RENEWED, MSG_SIGNAL, MSG_WINDOW_SIZE, Signal,
-    WindowSize,
-};
-
 use super::thread::{current, current_arc};
 use super::wait::{Places, WaitQueue, Waiter, Wake};
 use super::{Thread, carrier};
-use crate::boot::control;
-use crate::platform::host::{self, HostFd};
+use crate::platform::host;
 use crate::platform::{clock, fault, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
@@ -312,35 +306,4 @@ fn slice_ns() -> Option<u64> {
         return Some(TICK_NS);
     }
     carrier::needs_look().then_some(SLICE_NS)
-}
-
-/// Handles everything that the host has sent.
-pub fn handle_messages() {
-    while let Some(message) = control::next_message() {
-        match message.kind {
-            MSG_CONNECTION => {
-                let connection = bytemuck::pod_read_unaligned::<Connection>(
-                    &message.body[..size_of::<Connection>()],
-                );
-                if let Some(&fd) = message.fds.first() {
-                    crate::net::deliver_connection(&connection, HostFd(fd));
-                }
-            }
-            MSG_SIGNAL => {
-                let signal =
-                    bytemuck::pod_read_unaligned::<Signal>(&message.body[..size_of::<Signal>()]);
-                super::signal::send_from_host(signal.number);
-            }
-            MSG_WINDOW_SIZE => {
-                let size = bytemuck::pod_read_unaligned::<WindowSize>(
-                    &message.body[..size_of::<WindowSize>()],
-                );
-                kernel().window.set(size);
-                super::signal::send_from_host(crate::task::signal::SIGWINCH);
-            }
-            MSG_FREEZE => crate::freeze::request(),
-            MSG_RENEWED => crate::net::host_renewed(),
-            kind => crate::console!("thaw kernel: the host sent a message of unknown kind {kind}"),
-        }
-    }
 }

@@ -8,13 +8,13 @@ use super::Process;
 use super::sched::SchedState;
 use super::scheduling::Scheduling;
 use super::signal::ThreadSignals;
-use crate::fs::file::Events;
 use crate::mm::heap;
 use crate::platform::clock;
 use crate::platform::entry::TrapFrame;
 use crate::platform::thread::{self, GuestThread, ThreadContext};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
+use crate::task::wait::Events;
 
 /// A guest thread.
 pub struct Thread {

@@ -1,11 +1,9 @@
 //! Clocks, timers and random numbers.
 
 pub mod clock;
-pub mod cpu_clock;
-pub mod itimer;
-pub mod posix;
 pub mod random;
-pub mod syscalls;
 pub mod timer;
+mod timespec;
 
 pub use clock::Instant;
+pub use timespec::{Timespec, read_timespec};

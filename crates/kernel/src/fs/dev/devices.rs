@@ -164,7 +164,7 @@ impl Thaw {
 
 impl File for Thaw {
     fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
-        let text = alloc::format!("{}\n", crate::boot::generation());
+        let text = alloc::format!("{}\n", crate::state::generation());
         let rest = usize::try_from(offset).ok().and_then(|offset| text.as_bytes().get(offset..));
         sink.put(rest.unwrap_or(&[]))
     }

@@ -14,11 +14,12 @@ use thaw_abi::control::{
     MSG_FS_STAT,
 };
 
-use super::{Lower, LowerAttributes, LowerId, OPEN_MAX};
+use super::{Lower, LowerAttributes, LowerId};
 use crate::errno::{Errno, Result};
 use crate::fs::file::MmapSource;
 use crate::fs::host_side;
 use crate::fs::inode::{FileType, S_IFMT, Timestamp};
+use crate::host::blobs::OPEN_MAX;
 use crate::io::Sink;
 use crate::platform::host::HostFd;
 use crate::sync::Lock;

@@ -11,10 +11,6 @@ use super::inode::{FileType, Timestamp};
 use crate::errno::{Errno, Result};
 use crate::io::Sink;
 
-/// Most files of the lower layer that are open on the host. The sandbox may have
-/// 4096 descriptors; its connections need some, too.
-pub const OPEN_MAX: usize = 1024;
-
 /// Names a file of the lower layer. What the number means is up to the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LowerId(pub u32);

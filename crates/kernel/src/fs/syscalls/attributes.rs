@@ -7,9 +7,9 @@ use super::super::path::Path;
 use super::super::permission::Access;
 use super::super::walk::Follow;
 use super::{AtFlags, place_of, resolve, resolve_at, usable_file};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 use crate::task::{Capabilities, current_process};
 
 /// umask(2).

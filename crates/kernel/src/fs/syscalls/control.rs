@@ -7,9 +7,9 @@ use super::super::locks::Patience;
 use super::super::overlay::{RegularFile, Seals};
 use super::locking::LockedBy;
 use super::{descriptor_limit, file, locking, usable_file};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::net::socket::Socket;
-use crate::syscall::Args;
 use crate::task::current_process;
 
 const F_DUPFD: u32 = 0;

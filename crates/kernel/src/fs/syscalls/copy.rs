@@ -6,10 +6,10 @@ use super::super::file::{OpenFile, OpenFlags};
 use super::super::inode::FileType;
 use super::super::overlay::RegularFile;
 use super::usable_file;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::io::{MAX_RW_COUNT, Sink, Source};
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 
 /// Bytes moved at a time.
 const CHUNK: usize = 64 << 10;

@@ -13,10 +13,10 @@ use super::super::overlay::{RegularFile, Seals, node_of_inode};
 use super::super::path::Path;
 use super::super::walk::Resolve;
 use super::{descriptor_limit, file, install, start};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::syscall::Args;
 use crate::task::current_process;
 
 /// open(2).

@@ -11,8 +11,8 @@ use super::super::path::{AbsoluteName, Path};
 use super::super::permission::Access;
 use super::super::walk::Follow;
 use super::{place_of, resolve, usable_file};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
-use crate::syscall::Args;
 use crate::task::{Capabilities, current_process};
 
 /// How entries are laid out in the guest's buffer.

@@ -10,9 +10,9 @@ use super::super::path::Path;
 use super::super::walk::Follow;
 use super::super::xattr::{Existing, NAME_MAX, SIZE_MAX, Use, attributes};
 use super::{place_of, resolve, usable_file};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 
 fn read_name(name: UserAddress) -> Result<Vec<u8>> {
     let name = name.read_string(NAME_MAX + 1).map_err(|error| match error {

@@ -3,9 +3,9 @@
 use super::super::file::{OpenFile, OpenFlags};
 use super::super::overlay::RegularFile;
 use super::{file, usable_file};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
-use crate::syscall::Args;
 use crate::task::process::RLIMIT_FSIZE;
 use crate::task::{Capabilities, current_process};
 

@@ -5,10 +5,10 @@ use alloc::sync::Arc;
 use super::super::file::OpenFile;
 use super::super::locks::{Family, FileKey, Held, LockKind, Owner, Patience, Range};
 use super::usable_file;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::syscall::Args;
 use crate::task::current_process;
 
 fn key(open: &OpenFile, family: Family) -> Result<FileKey> {

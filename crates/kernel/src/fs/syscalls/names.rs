@@ -4,9 +4,9 @@ use super::super::context::{AT_FDCWD, Context};
 use super::super::inode::{FileType, NewKind, S_IFMT};
 use super::super::namespace::{self, Removal, RenameKind};
 use super::{AtFlags, resolve_at, start};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 use crate::task::Capabilities;
 
 fn create(dirfd: i32, path: UserAddress, kind: NewKind, permissions: u32) -> Result<u64> {

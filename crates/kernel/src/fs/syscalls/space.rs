@@ -10,8 +10,8 @@ use super::super::overlay::{Grow, RegularFile};
 use super::super::permission::Access;
 use super::super::walk::Follow;
 use super::{resolve, usable_file};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
-use crate::syscall::Args;
 
 /// The answer to a write beyond `RLIMIT_FSIZE`.
 pub(super) fn file_too_big() -> Errno {

@@ -6,9 +6,9 @@ use super::super::inode::{Attributes, FileType, Link, Statfs};
 use super::super::permission::{Access, Identity};
 use super::super::walk::{Follow, walk};
 use super::{AtFlags, file, place_of, resolve, resolve_at, start};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
-use crate::syscall::Args;
 use crate::task::current_process;
 
 /// stat(2).

@@ -2,8 +2,8 @@
 
 use super::super::file::OpenFile;
 use super::{file, usable_file};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
-use crate::syscall::Args;
 
 /// Nothing lies between a write and the file, so there is nothing to wait for,
 /// unless the file is on the host.

@@ -6,10 +6,10 @@ use super::super::inotify::{Inotify, Mask};
 use super::super::permission::Access;
 use super::super::walk::Follow;
 use super::{file, install, resolve};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table::OnExec;
 use crate::state::kernel;
-use crate::syscall::Args;
 
 /// inotify_init(2).
 pub fn inotify_init(_: &Args) -> Result<u64> {

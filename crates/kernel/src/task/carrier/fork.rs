@@ -6,9 +6,9 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{halt, is_first, own, own_space, run, serve};
-use crate::boot::arena;
 use crate::errno::{Errno, Result};
 use crate::mm::AddressSpace;
+use crate::mm::arena;
 use crate::platform::host::{self, Forked};
 use crate::platform::{kernel_lock, vcpu};
 use crate::state::kernel;

@@ -3,7 +3,7 @@
 //! A carrier has virtual CPUs, each a host thread with an idle loop ([`run`])
 //! that runs the threads of the address space. A sandbox begins with one carrier
 //! with one vCPU. fork(2) makes carriers ([`fork`]), which share the arena
-//! ([`crate::boot::arena`]) and all descriptors; a vCPU is added when threads
+//! ([`crate::mm::arena`]) and all descriptors; a vCPU is added when threads
 //! have waited for one, up to the sandbox' limit ([`vcpus`]).
 //!
 //! One idle vCPU of the sandbox is the *watcher*: it waits in the host for
@@ -29,8 +29,9 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::sched;
 use super::thread::Thread;
-use crate::boot::{arena, control, phases, populate};
+use crate::host::{control, phases};
 use crate::mm::AddressSpace;
+use crate::mm::{arena, populate};
 use crate::net::host_poll;
 use crate::platform::host::{self, Forked};
 use crate::platform::vcpu::{self, IdleVcpu, VcpuData};
@@ -285,7 +286,7 @@ pub fn run() -> ! {
         }
         // Whoever watches sees the message that the host knocks for.
         if fault::take_knock() && WATCHER.load(Relaxed).is_null() {
-            sched::handle_messages();
+            control::handle_messages();
         }
         if fault::take_alarm() {
             // It was for a vCPU that is busy; the timers have been fired.
@@ -295,7 +296,7 @@ pub fn run() -> ! {
             }
         }
         if control::has_kept() {
-            sched::handle_messages();
+            control::handle_messages();
             continue;
         }
         if others_rest()
@@ -369,7 +370,7 @@ fn watch() {
     own_vcpu().park(fault::has_signal() || !own_space().carrier.wants_own_help());
     WATCHER.store(core::ptr::null_mut(), Relaxed);
     if has_message {
-        sched::handle_messages();
+        control::handle_messages();
     }
 }
 

@@ -6,8 +6,8 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::
 use thaw_abi::control::FLAG_FREEZE_AT_ENTRY;
 
 use super::{Activity, OwnVcpu, halt, own_space, ring, ring_watcher};
-use crate::boot::{arena, lazy};
 use crate::errno::Result;
+use crate::mm::{arena, lazy};
 use crate::platform::{filter, host, kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;

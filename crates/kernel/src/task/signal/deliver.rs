@@ -7,6 +7,7 @@ use super::{
     default_action, take_pending,
 };
 use crate::errno::{Errno, Result};
+use crate::host::control;
 use crate::mm::shared::SEGV_MAPERR;
 use crate::platform::entry::{RETURN_FULL, TrapFrame};
 use crate::task::process::Life;
@@ -24,7 +25,7 @@ pub fn before_return(frame: &mut TrapFrame) {
     carrier::attend_interruption();
     sched::rest_if_asked();
     if crate::platform::fault::take_knock() {
-        sched::handle_messages();
+        control::handle_messages();
         if !sched::yield_if_due() {
             sched::watch_clock();
         }
@@ -32,7 +33,7 @@ pub fn before_return(frame: &mut TrapFrame) {
     if crate::platform::fault::take_alarm() {
         sched::tick();
     }
-    if crate::boot::populate::before_return() {
+    if crate::mm::populate::before_return() {
         thread.needs_attention();
     }
     let process = &thread.process;

@@ -13,8 +13,8 @@ pub use job_control::*;
 
 use super::thread::{Thread, current};
 use super::wait::WaitQueue;
-use crate::fs::file::Events;
 use crate::sync::Lock;
+use crate::task::wait::Events;
 
 /// Number of signals; they count from 1.
 pub const SIGNAL_COUNT: u32 = 64;
@@ -417,7 +417,7 @@ pub fn take_pending(thread: &Thread, wanted: SignalSet) -> Option<SignalInfo> {
         let own = take_next(&mut thread.signals.lock().pending, wanted);
         let taken = own.or_else(|| take_next(&mut thread.process.signals.lock().pending, wanted));
         let mut info = taken?;
-        if info.code != SI_TIMER || crate::time::posix::signal_taken(thread, &mut info) {
+        if info.code != SI_TIMER || crate::task::timers::posix::signal_taken(thread, &mut info) {
             return Some(info);
         }
     }

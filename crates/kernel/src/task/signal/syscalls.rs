@@ -2,10 +2,10 @@
 
 use super::frame::reported_stack;
 use super::*;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::syscall::Args;
 use crate::task::process::FIRST_PID;
 use crate::task::wait::wait_until;
 use crate::time::Instant;
@@ -98,7 +98,7 @@ pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
     let set: SignalSet = args.address(0).read()?;
     let deadline = match args.address(2) {
         UserAddress::NULL => None,
-        at => Some(Instant::after_ns(crate::time::syscalls::read_timespec(at)?)),
+        at => Some(Instant::after_ns(crate::time::read_timespec(at)?)),
     };
     let thread = current();
     // While waiting, the signals count as not blocked, so that they wake the thread.
@@ -165,7 +165,7 @@ pub fn rt_sigreturn(_args: &Args) -> Result<u64> {
 /// restart_syscall(2): goes on with an interrupted sleep.
 pub fn restart_syscall(_args: &Args) -> Result<u64> {
     let deadline = current().signals.lock().restart_deadline.take().ok_or(Errno::EINTR)?;
-    crate::time::syscalls::sleep_until(deadline, UserAddress::NULL)
+    crate::task::timers::syscalls::sleep_until(deadline, UserAddress::NULL)
 }
 
 /// kill(2).

@@ -2,9 +2,9 @@
 
 use alloc::sync::Arc;
 
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
-use crate::syscall::Args;
 use crate::task::credentials::SecureBits;
 use crate::task::{Capabilities, Credentials, Process, current_process};
 

@@ -7,11 +7,11 @@ use super::super::exit;
 use super::super::process::{Life, Process};
 use super::super::signal::{self, SIGCHLD};
 use super::super::wait::wait_until;
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::ipc::pidfd;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::syscall::Args;
 use crate::task::{current, current_process};
 
 const WNOHANG: u32 = 0x1;

@@ -1,7 +1,7 @@
 //! System calls on user and group ids.
 
+use crate::args::Args;
 use crate::errno::{Errno, Result};
-use crate::syscall::Args;
 use crate::task::{Capabilities, Credentials, current_process};
 
 fn credentials() -> Credentials {

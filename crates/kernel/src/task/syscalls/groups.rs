@@ -2,9 +2,9 @@
 
 use alloc::sync::Arc;
 
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
-use crate::syscall::Args;
 use crate::task::{Process, current, current_process};
 
 /// getppid(2): the first process has no parent.

@@ -18,12 +18,12 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::exec::{ARGUMENTS_MAX, Program};
 use super::process::ResourceLimit;
 use super::{Capabilities, current, current_process, exit, fork_id};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::walk::Follow;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::syscall::Args;
 
 /// getpid(2).
 pub fn getpid(_args: &Args) -> Result<u64> {

@@ -6,10 +6,10 @@ use alloc::vec::Vec;
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::syscall::Args;
 use crate::task::process::{RLIMIT_NICE, RLIMIT_RTPRIO};
 use crate::task::scheduling::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling};
 use crate::task::thread::current_arc;
@@ -302,7 +302,7 @@ pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
         Policy::RoundRobin => ROUND_ROBIN_NS,
         _ => SLICE_NS,
     };
-    args.address(1).write(&crate::time::syscalls::Timespec::from_ns(slice_ns))?;
+    args.address(1).write(&crate::time::Timespec::from_ns(slice_ns))?;
     Ok(0)
 }
 

@@ -17,7 +17,7 @@ use crate::errno::{Errno, Result};
 use crate::platform::clock;
 use crate::platform::host::{self, HostFd, PollFd, hostcall, nr};
 use crate::platform::vcpu::{MESSAGE_BUFFER, SECOND_MESSAGE_BUFFER};
-use crate::sync::Lock;
+use crate::sync::{Late, Lock};
 
 /// The control socket.
 pub const CONTROL: HostFd = HostFd(CONTROL_FD);
@@ -53,6 +53,16 @@ pub fn split<T: Pod>(bytes: &[u8]) -> Result<(&T, &[u8])> {
     Ok((bytemuck::try_from_bytes(head).map_err(|_| Errno::EIO)?, tail))
 }
 
+/// Splits plain values off the beginning of aligned bytes; `EINVAL` if there are not so many.
+pub fn array<T: bytemuck::Pod>(bytes: &[u8], count: u32) -> Result<(&[T], &[u8])> {
+    let len = (count as usize)
+        .checked_mul(size_of::<T>())
+        .filter(|&len| len <= bytes.len())
+        .ok_or(Errno::EINVAL)?;
+    let (head, tail) = bytes.split_at(len);
+    Ok((bytemuck::try_cast_slice(head).map_err(|_| Errno::EINVAL)?, tail))
+}
+
 /// A message that arrived while another was expected.
 pub struct Kept {
     /// `MSG_*`.
@@ -73,11 +83,19 @@ const WORK_NS: u64 = 200_000;
 
 /// Messages kept for the idle loop. Empty whenever the sandbox is frozen.
 static KEPT: Lock<Option<VecDeque<Kept>>> = Lock::new(None);
+/// Knows what they mean.
+static HANDLER: Late<fn(&Kept)> = Late::empty();
+
+/// Names whoever knows what the host's messages mean. To be called once, at start.
+pub fn register_handler(handler: fn(&Kept)) {
+    HANDLER.set(handler);
+}
 
 const CONTROL_BUFFER_SIZE: usize = 16 + 4 * MAX_FDS + 8;
 /// Where the descriptors lie behind a message.
 const FDS_OFFSET: u64 = (MESSAGE_MAX as u64).next_multiple_of(4096);
-pub(super) const FDS_BUFFER: u64 = MESSAGE_BUFFER + FDS_OFFSET;
+/// Where the descriptors of a message lie.
+pub const FDS_BUFFER: u64 = MESSAGE_BUFFER + FDS_OFFSET;
 
 /// Receives one message into the buffer. `None` if there is none and
 /// `nonblocking`.
@@ -205,17 +223,16 @@ fn second_command(nonblocking: bool) -> Option<Message> {
     receive_into(SECOND_MESSAGE_BUFFER, nonblocking)
 }
 
-/// The next message that nobody waits for in particular, if there is one. An
-/// answer to a request that was made without waiting is passed on.
-pub fn next_message() -> Option<Kept> {
-    loop {
-        let kept = KEPT.lock().as_mut().and_then(VecDeque::pop_front);
-        let message = kept.or_else(|| receive(true).map(|message| keep(&message)))?;
-        if message.kind != MSG_REPLY {
-            return Some(message);
-        }
-        crate::net::answered(&message);
+/// Has everything handled that the host has sent and nobody waits for in particular.
+pub fn handle_messages() {
+    while let Some(message) = next_message() {
+        (*HANDLER)(&message);
     }
+}
+
+fn next_message() -> Option<Kept> {
+    let kept = KEPT.lock().as_mut().and_then(VecDeque::pop_front);
+    kept.or_else(|| receive(true).map(|message| keep(&message)))
 }
 
 /// Whether a message was kept that nobody has handled. The host's socket says

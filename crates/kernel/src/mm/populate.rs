@@ -14,7 +14,7 @@ use crate::io::{IOV_MAX, IoVec};
 use crate::platform::host::{self, MADV_POPULATE_READ, MADV_POPULATE_WRITE};
 
 /// Ranges of the guest that are to be populated, in the per-boot area.
-pub(super) const TABLE: u64 = BOOT_BASE + 0x38_0000;
+pub const TABLE: u64 = BOOT_BASE + 0x38_0000;
 /// Room in the table.
 const MAX: usize = 4096;
 /// Without the call for many ranges at once, shorter ones are not worth a call

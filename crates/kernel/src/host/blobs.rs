@@ -7,16 +7,17 @@ use alloc::vec::Vec;
 use thaw_abi::control::{MSG_OPEN_BLOB, OpenBlob};
 use thaw_abi::layout::BOOT_BASE;
 
-use super::BOOT_AREA_SIZE;
-
 use crate::errno::{Errno, Result};
-use crate::fs::lower::OPEN_MAX;
 use crate::platform::host::{self, HostFd};
+use crate::platform::vcpu::FIRST_SIZE;
 
 /// The table: one `i32` for each blob of the index; 0 means not open.
-pub(super) const TABLE: u64 = BOOT_BASE + 0x40_0000;
+pub const TABLE: u64 = BOOT_BASE + 0x40_0000;
+/// Most files of the lower layer that are open on the host. The sandbox may have
+/// 4096 descriptors; its connections need some, too.
+pub const OPEN_MAX: usize = 1024;
 /// Blobs for which the zygote has mapped the table already.
-const MAPPED: u64 = (BOOT_AREA_SIZE - 0x40_0000) / 4;
+const MAPPED: u64 = (FIRST_SIZE - 0x40_0000) / 4;
 
 /// Number of blobs in the table.
 static COUNT: AtomicU64 = AtomicU64::new(0);

@@ -8,19 +8,18 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 
 use super::cpu_clock::{CpuClock, MIN_WAIT_NS};
-use super::syscalls::Timespec;
-use super::timer::{self, TimerCallback, TimerId};
-use super::{Instant, clock};
+use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::Lock;
-use crate::syscall::Args;
 use crate::task::process::RLIMIT_SIGPENDING;
 use crate::task::signal::{
     SI_TIMER, SIGALRM, SIGNAL_COUNT, SignalInfo, queue_to_process, queue_to_thread,
 };
 use crate::task::{Process, Thread, current};
+use crate::time::timer::{self, TimerCallback, TimerId};
+use crate::time::{Instant, Timespec, clock};
 
 /// The timers of a process.
 #[derive(Default)]

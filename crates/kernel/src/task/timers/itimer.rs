@@ -2,13 +2,13 @@
 
 use alloc::sync::{Arc, Weak};
 
-use super::Instant;
 use super::cpu_clock::MIN_WAIT_NS;
-use super::timer::{self, TimerCallback, TimerId};
 use crate::errno::{Errno, Result};
 use crate::sync::Lock;
 use crate::task::Process;
 use crate::task::signal::{SI_KERNEL, SIGALRM, SIGPROF, SIGVTALRM, SignalInfo, send_to_process};
+use crate::time::Instant;
+use crate::time::timer::{self, TimerCallback, TimerId};
 
 /// `struct itimerval`: seconds and microseconds.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]

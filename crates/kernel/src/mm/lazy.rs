@@ -13,10 +13,11 @@ use thaw_abi::layout::{BOOT_BASE, INDEX_BASE, INDEX_MAX};
 use thaw_abi::page_align_up;
 
 use crate::errno::{Errno, Result};
+use crate::host::blobs;
 use crate::platform::host::{self, HostFd, Sharing};
 
 /// The plan: mappings sorted by address; `flags` is [`DONE`] once mapped.
-pub(super) const TABLE: u64 = BOOT_BASE + 0x30_0000;
+pub const TABLE: u64 = BOOT_BASE + 0x30_0000;
 /// Most mappings in a plan.
 pub const MAX_MAPPINGS: usize = 4096;
 /// The mapping is in place, or no longer wanted.
@@ -73,7 +74,7 @@ pub fn map(mapping: &Mapping) -> Result<()> {
             host::map_file(index, mapping.start, mapping.len, mapping.prot, Sharing::Shared, 0)
         }
         SOURCE_BLOB => {
-            let fd = super::blobs::descriptor(mapping.blob)?;
+            let fd = blobs::descriptor(mapping.blob)?;
             host::map_file(
                 fd,
                 mapping.start,

@@ -17,9 +17,10 @@ use thaw_abi::layout::{
     PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX, WINDOW_BASE,
 };
 
-use super::thaw::{Mappings, is_shm};
-use super::{blobs, broker, lazy};
+use super::image::{Mappings, is_shm};
+use super::lazy;
 use crate::errno::{Errno, Result};
+use crate::host::{blobs, broker};
 use crate::mm::vma::Vma;
 use crate::mm::{heap, shm};
 use crate::platform::host::{self, HostFd, MADV_POPULATE_WRITE, PROT_READ, PROT_WRITE, Sharing};

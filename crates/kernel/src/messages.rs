@@ -1,0 +1,38 @@
+//! Messages of the host, which come while the sandbox runs.
+
+use bytemuck::Pod;
+use thaw_abi::control::{
+    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_RENEWED, MSG_REPLY, MSG_SIGNAL, MSG_WINDOW_SIZE,
+    Signal, WindowSize,
+};
+
+use crate::console;
+use crate::host::control::Kept;
+use crate::platform::host::HostFd;
+use crate::state::kernel;
+use crate::task::signal::{self, SIGWINCH};
+
+/// Does what a message says.
+pub fn handle(message: &Kept) {
+    match message.kind {
+        MSG_CONNECTION => {
+            if let Some(&fd) = message.fds.first() {
+                crate::net::deliver_connection(&body::<Connection>(message), HostFd(fd));
+            }
+        }
+        MSG_SIGNAL => signal::send_from_host(body::<Signal>(message).number),
+        MSG_WINDOW_SIZE => {
+            kernel().window.set(body::<WindowSize>(message));
+            signal::send_from_host(SIGWINCH);
+        }
+        MSG_FREEZE => crate::freeze::request(),
+        MSG_RENEWED => crate::net::host_renewed(),
+        // To a request that was made without waiting.
+        MSG_REPLY => crate::net::answered(message),
+        kind => console!("thaw kernel: the host sent a message of unknown kind {kind}"),
+    }
+}
+
+fn body<T: Pod>(message: &Kept) -> T {
+    bytemuck::pod_read_unaligned(&message.body[..size_of::<T>()])
+}

@@ -1,0 +1,139 @@
+//! The memory of an image, as a thaw maps it.
+#![allow(unsafe_code)]
+
+use thaw_abi::control::{FLAG_NO_LAZY, PopulateRange, Thaw};
+use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
+use thaw_abi::layout::{
+    HEAP_BASE, HEAP_FRONT, MAPPINGS_BASE, MAPPINGS_MAX, PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX,
+};
+use thaw_abi::page_align_up;
+
+use super::{lazy, pages};
+use crate::errno::{Errno, Result};
+use crate::host::control;
+use crate::platform::host::{self, HostFd, Sharing};
+
+/// The mappings of an image, as bytes: in a file they need not be aligned.
+pub struct Mappings<'a> {
+    bytes: &'a [u8],
+    /// Pages at [`MAPPINGS_BASE`] that hold them; 0 if they are in the boot command.
+    len: u64,
+}
+
+impl<'a> Mappings<'a> {
+    /// Those that came along with the command, if they did, and what follows them.
+    pub fn carried(tail: &'a [u8], command: &Thaw) -> Result<(Option<Self>, &'a [u8])> {
+        if command.mappings_at != 0 {
+            return Ok((None, tail));
+        }
+        let (mappings, tail) = control::array::<Mapping>(tail, command.mapping_count)?;
+        Ok((Some(Self { bytes: bytemuck::cast_slice(mappings), len: 0 }), tail))
+    }
+
+    /// Those that are too many to come along.
+    pub fn in_image(image: HostFd, command: &Thaw) -> Result<Self> {
+        let bytes = command.mapping_count as usize * size_of::<Mapping>();
+        let inside = command.mappings_at & 4095;
+        let len = page_align_up(inside + bytes as u64).filter(|&len| len <= MAPPINGS_MAX);
+        let len = len.ok_or(Errno::EINVAL)?;
+        let offset = command.mappings_at - inside;
+        host::map_file(image, MAPPINGS_BASE, len, host::PROT_READ, Sharing::Private, offset)?;
+        // SAFETY: just mapped, in an area of its own, and there until `forget`.
+        let bytes =
+            unsafe { core::slice::from_raw_parts((MAPPINGS_BASE + inside) as *const u8, bytes) };
+        Ok(Self { bytes, len })
+    }
+
+    /// One after the other, by address.
+    pub fn iter(&self) -> impl Iterator<Item = Mapping> {
+        self.bytes.chunks_exact(size_of::<Mapping>()).map(bytemuck::pod_read_unaligned)
+    }
+
+    /// Unmaps them in this host process, which does not need them any more.
+    pub fn forget(&self) -> Result<()> {
+        if self.len > 0 { host::unmap(MAPPINGS_BASE, self.len) } else { Ok(()) }
+    }
+}
+
+/// The memory of an image.
+pub struct Memory<'a> {
+    /// Where it lies in the image.
+    pub mappings: Mappings<'a>,
+    /// The rootfs index.
+    pub index: Mapping,
+    /// The recorded working set.
+    pub ranges: &'a [PopulateRange],
+    /// `FLAG_*`.
+    pub flags: u32,
+}
+
+impl Memory<'_> {
+    /// Whether it is that of several address spaces, or lies in a shared arena.
+    pub fn is_of_several(&self) -> bool {
+        self.mappings.iter().any(|mapping| mapping.space() > 0 || is_shm(&mapping))
+    }
+
+    /// Maps what can be mapped without reading any of it, but for the heap's front.
+    pub fn map(&self) -> Result<()> {
+        if self.is_of_several() {
+            // Shared anonymous memory is read when there is a file for it.
+            let of_all = |mapping: &Mapping| {
+                mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0 && !is_shm(mapping)
+            };
+            self.mappings.iter().filter(of_all).try_for_each(|mapping| lazy::map(&mapping))?;
+            return lazy::map(&self.index);
+        }
+        let (front, rest) = self.heap()?;
+        let eager = |mapping: &Mapping| {
+            mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || self.flags & FLAG_NO_LAZY != 0
+        };
+        map_page_blocks(&self.mappings)?;
+        for mapping in self.mappings.iter().filter(|mapping| eager(mapping)) {
+            if mapping.start != front.start {
+                lazy::map(&mapping)?;
+            }
+        }
+        rest.iter().try_for_each(lazy::map)?;
+        // The index lies above all that an image holds.
+        let pending = self.mappings.iter().filter(|mapping| !eager(mapping));
+        lazy::initialize(pending.chain([self.index]))
+    }
+
+    /// The kernel's heap: its front, which is read, and the rest, if there is any,
+    /// which is mapped.
+    fn heap(&self) -> Result<(Mapping, Option<Mapping>)> {
+        const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
+        let is_front = |mapping: &Mapping| (HEAP_BASE..FRONT_END).contains(&mapping.start);
+        let whole = self.mappings.iter().find(is_front).ok_or(Errno::EINVAL)?;
+        let len = whole.len.min(FRONT_END - whole.start);
+        let front = Mapping { len, ..whole };
+        let (start, offset) = (whole.start + len, whole.offset + len);
+        let rest = Mapping { start, offset, len: whole.len - len, ..whole };
+        Ok((front, (rest.len > 0).then_some(rest)))
+    }
+
+    /// Reads the front of the kernel's heap into the memory that is there.
+    pub fn read_front(&self) -> Result<()> {
+        if self.is_of_several() { Ok(()) } else { lazy::read(&self.heap()?.0) }
+    }
+
+    /// Maps the front, for a template, whose copies would have to touch it first.
+    pub fn map_front(&self) -> Result<()> {
+        if self.is_of_several() { Ok(()) } else { lazy::map(&self.heap()?.0) }
+    }
+}
+
+/// Whether a mapping is of the shared anonymous memory of guest processes.
+pub fn is_shm(mapping: &Mapping) -> bool {
+    (SHM_BASE..SHM_BASE + SHM_MAX).contains(&mapping.start)
+}
+
+/// Maps the page allocator's blocks, under the pages in use, which are all that
+/// an image holds of them. Every block has one of those, its control page.
+fn map_page_blocks(mappings: &Mappings<'_>) -> Result<()> {
+    let area = PAGES_BASE..PAGES_BASE + PAGES_MAX;
+    let used = mappings.iter().filter(|mapping| area.contains(&mapping.start));
+    let Some(end) = used.map(|mapping| mapping.start + mapping.len).max() else { return Ok(()) };
+    let len = (end - PAGES_BASE).next_multiple_of(pages::BLOCK);
+    host::map_anonymous(PAGES_BASE, len, host::PROT_READ | host::PROT_WRITE)
+}

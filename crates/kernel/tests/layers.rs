@@ -1,0 +1,116 @@
+//! The order of the kernel's modules, as its README states it: a module uses those below it
+//! only. Where that is not so yet, the pair stands in [`UPWARD`], which may only get shorter.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the lowest to the highest. Below all of them is the crate `thaw-platform`.
+const ORDER: [&str; 13] = [
+    "args", "host", "time", "mm", "task", "fs", "ipc", "net", "freeze", "syscall", "messages",
+    "upcalls", "boot",
+];
+
+/// The root of all saved state: it has a part of every module, and every module uses it.
+const ROOT: &str = "state";
+
+/// Pairs in which the first module uses the second although it is below it.
+const UPWARD: [(&str, &str); 12] = [
+    // Readiness of host descriptors.
+    ("fs", "net"),
+    ("ipc", "net"),
+    ("task", "net"),
+    // /dev/thaw, and the signal that freezes.
+    ("fs", "freeze"),
+    ("task", "freeze"),
+    // FIFOs.
+    ("fs", "ipc"),
+    // Files behind mappings, System V memory, the running process, what runs in a space.
+    ("mm", "fs"),
+    ("mm", "ipc"),
+    ("mm", "task"),
+    // Descriptors and paths of a process, its programs, what ends with it.
+    ("task", "fs"),
+    ("task", "ipc"),
+    // The trace.
+    ("task", "syscall"),
+];
+
+#[test]
+fn modules_use_those_below_them() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut upward = BTreeSet::new();
+    for file in source_files(&source) {
+        let module = module_of(&source, &file);
+        if module == ROOT || ["lib", "main"].contains(&module.as_str()) {
+            continue;
+        }
+        let level = |name: &str| ORDER.iter().position(|known| *known == name);
+        let own = level(&module).unwrap_or_else(|| panic!("{module} is not in the order"));
+        for used in modules_used(&product_code(&file)) {
+            if level(&used).is_some_and(|used| used > own) {
+                upward.insert((module.clone(), used));
+            }
+        }
+    }
+    let known: BTreeSet<_> =
+        UPWARD.iter().map(|(from, to)| ((*from).to_owned(), (*to).to_owned())).collect();
+    assert_eq!(upward, known, "uses of a higher module; a pair that is gone goes from the list");
+}
+
+#[test]
+fn a_use_is_found_in_every_form() {
+    let used = |text: &str| modules_used(text).into_iter().collect::<Vec<_>>();
+    assert_eq!(used("use crate::fs::file::Events;"), ["fs"]);
+    assert_eq!(used("let x = crate::net::look();"), ["net"]);
+    assert_eq!(used("use crate::{mm, task::Thread};"), ["mm", "task"]);
+    assert_eq!(used("// as crate::boot does"), [""; 0]);
+}
+
+fn source_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(source_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files.retain(|path| !path.to_string_lossy().contains("tests"));
+    files
+}
+
+/// The top-level module to which a file belongs.
+fn module_of(source: &Path, file: &Path) -> String {
+    let first = file.strip_prefix(source).unwrap().components().next().unwrap();
+    first.as_os_str().to_string_lossy().trim_end_matches(".rs").to_owned()
+}
+
+/// A file without its unit tests.
+fn product_code(file: &Path) -> String {
+    let text = fs::read_to_string(file).unwrap();
+    let end = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
+    text[..end].to_owned()
+}
+
+/// The modules of the crate that a text names.
+fn modules_used(text: &str) -> BTreeSet<String> {
+    let code: String = text.lines().map(|line| line.split("//").next().unwrap()).collect();
+    let mut found = BTreeSet::new();
+    for (at, path) in code.match_indices("crate::") {
+        let is_own = !code[..at].ends_with(|before: char| before.is_alphanumeric());
+        let rest = &code[at + path.len()..];
+        let names = match rest.strip_prefix('{') {
+            Some(group) => group.split('}').next().unwrap().split(',').collect(),
+            None => vec![rest],
+        };
+        let first = |name: &str| {
+            let name = name.trim_start();
+            let end = name.find(|c: char| !c.is_alphanumeric() && c != '_');
+            name[..end.unwrap_or(name.len())].to_owned()
+        };
+        found.extend(names.into_iter().filter(|_| is_own).map(first));
+    }
+    found
+}
