@@ -79,12 +79,29 @@ impl Default for Traps {
 }
 
 impl Traps {
-    /// Counts one more at `syscall`, and returns how many there were in a row.
-    fn count(&mut self, syscall: u64) -> u32 {
-        let slot = &mut self.0[(syscall >> 2) as usize % 64];
+    /// Of a site that cannot be patched.
+    const HOPELESS: u32 = u32::MAX;
+
+    fn slot(&mut self, syscall: u64) -> &mut (u64, u32) {
+        &mut self.0[(syscall >> 2) as usize % 64]
+    }
+
+    /// Counts one more at `syscall`, and returns how many there were in a row; `None` if
+    /// the site has been given up.
+    fn count(&mut self, syscall: u64) -> Option<u32> {
+        let slot = self.slot(syscall);
         let before = if slot.0 == syscall { slot.1 } else { 0 };
-        *slot = (syscall, before.saturating_add(1));
-        slot.1
+        if before == Self::HOPELESS {
+            return None;
+        }
+        *slot = (syscall, before.saturating_add(1).min(Self::HOPELESS - 1));
+        Some(slot.1)
+    }
+
+    /// Remembers that the site cannot be patched, as long as the traps of others leave
+    /// room: to search the text again at each trap takes longer than many traps.
+    fn give_up(&mut self, syscall: u64) {
+        *self.slot(syscall) = (syscall, Self::HOPELESS);
     }
 }
 
@@ -193,9 +210,11 @@ impl Gate {
     /// correct.
     pub fn patch(&self, frame: &mut TrapFrame, code: &dyn Code, patience: Patience) -> Patched {
         let syscall = frame.rip.wrapping_sub(2);
-        let is_eager = patience.traps == Patience::NONE;
         // Counted as far as the traps of other sites do not come in between.
-        let traps = if is_eager { u32::MAX } else { self.state.lock().traps.count(syscall) };
+        let Some(counted) = self.state.lock().traps.count(syscall) else {
+            return Patched::Nothing;
+        };
+        let traps = if patience.traps == Patience::NONE { u32::MAX } else { counted };
         if traps < patience.traps {
             return Patched::Nothing;
         }
@@ -211,10 +230,15 @@ impl Gate {
                 Err(_) => Patched::Nothing,
             };
         }
-        let may_move = traps >= TRAPS_BEFORE_SEARCH && patience.may_move_behind;
-        match may_move.then(|| self.patch_behind(frame, code)) {
-            Some(Ok(())) => Patched::Behind,
-            Some(Err(_)) | None => Patched::Nothing,
+        if traps < TRAPS_BEFORE_SEARCH || !patience.may_move_behind {
+            return Patched::Nothing;
+        }
+        match self.patch_behind(frame, code) {
+            Ok(()) => Patched::Behind,
+            Err(_) => {
+                self.state.lock().traps.give_up(syscall);
+                Patched::Nothing
+            }
         }
     }
 
@@ -445,6 +469,16 @@ impl Text {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_site_that_cannot_be_patched_is_not_tried_again() {
+        let (mut traps, site, same_slot) = (Traps::default(), 0x40_1000, 0x40_1000 + 64 * 4);
+        assert_eq!((traps.count(site), traps.count(site)), (Some(1), Some(2)));
+        traps.give_up(site);
+        assert_eq!((traps.count(site), traps.count(site)), (None, None));
+        assert_eq!(traps.count(same_slot), Some(1));
+        assert_eq!(traps.count(site), Some(1), "forgotten for another");
+    }
 
     #[test]
     fn slots_leave_a_faulting_instruction() {
