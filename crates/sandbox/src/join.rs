@@ -6,11 +6,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};
 use rustix::thread::{
-    LinkNameSpaceType, move_into_link_name_space, set_thread_groups, set_thread_res_gid,
-    set_thread_res_uid,
+    LinkNameSpaceType, move_into_link_name_space, set_thread_res_gid, set_thread_res_uid,
 };
 
-use crate::zygote::enter_launcher_root;
+use crate::confine::{drop_groups_if_allowed, enter_launcher_root};
 
 /// What a launcher joins: an argument of it. The namespace is its standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,11 +61,7 @@ impl Join {
 
 /// Becomes root of this user namespace, and nobody else's anywhere.
 fn become_root() -> Result<(), Errno> {
-    match set_thread_groups(&[]) {
-        // One who has no range in /etc/subuid cannot drop groups (user_namespaces(7)).
-        Ok(()) | Err(Errno::PERM) => {}
-        Err(errno) => return Err(errno),
-    }
+    drop_groups_if_allowed()?;
     set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
     set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
     // After a change of users, which makes this process's files in /proc the host's root's.

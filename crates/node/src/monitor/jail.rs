@@ -6,21 +6,19 @@ use crate::daemon::Prepared;
 use crate::home::Home;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
 use rustix::io::Errno;
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount,
-    mount_change, mount_remount, move_mount, open_tree, unmount,
-};
 use rustix::process::{Gid, Signal, Uid, getppid, set_parent_process_death_signal};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, capability_is_in_bounding_set, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs, set_thread_groups,
+    CapabilitySet, clear_ambient_capability_set, set_no_new_privs, set_thread_groups,
     set_thread_res_gid, set_thread_res_uid,
 };
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
-use thaw_sandbox::monitor::{self, DaemonIds};
+use thaw_sandbox::monitor::{
+    self, DaemonIds, copy_tree, drop_groups_if_allowed, enter_root as enter_new_root,
+    hold_capabilities, put_tree, shrink_bounding_set, unshare_mounts,
+};
 
 /// What the daemon was given by its monitor.
 #[derive(Debug)]
@@ -92,10 +90,7 @@ impl Place {
         if attributes.is_symlink() {
             return Ok(Some(Self { content: Content::Link(fs::read_link(&path)?), path }));
         }
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE
-            | OpenTreeFlags::OPEN_TREE_CLOEXEC
-            | OpenTreeFlags::AT_RECURSIVE;
-        let tree = match open_tree(CWD, &path, flags) {
+        let tree = match copy_tree(&path) {
             // It was a control group, and has gone.
             Err(Errno::NOENT) => return Ok(None),
             result => result?,
@@ -127,8 +122,7 @@ impl Place {
                         Err(errno) => return Err(errno.into()),
                     }
                 }
-                move_mount(tree, "", CWD, &inside, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-                Ok(())
+                Ok(put_tree(tree, &inside)?)
             }
         }
     }
@@ -177,10 +171,7 @@ fn add_control_groups(places: &mut Vec<Place>, start: &Start) -> io::Result<()> 
 
 /// Enters a root directory with the home and [`SEEN`].
 fn enter_root(start: &Start) -> io::Result<()> {
-    // SAFETY: there is one thread, and no descriptors are unshared.
-    #[allow(unsafe_code)]
-    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    unshare_mounts()?;
     let seen = SEEN.iter().map(|(path, access)| {
         // All of the caller's control groups are this process's, too; it gets its own below.
         let is_callers = start.user.kind == UserKind::Caller && *path == CONTROL_GROUPS;
@@ -195,48 +186,20 @@ fn enter_root(start: &Start) -> io::Result<()> {
     if start.user.kind == UserKind::Caller {
         add_control_groups(&mut places, start)?;
     }
-    // Any directory serves as the mount point; this one surely exists.
-    let root = "/proc";
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("none", root, "tmpfs", flags, c"size=64k,nr_inodes=128,mode=0755")?;
-    rustix::process::chdir(root)?;
-    places.iter().try_for_each(Place::put)?;
-    match rustix::process::pivot_root(".", ".") {
-        // The old root now lies over the new one.
-        Ok(()) => unmount(".", UnmountFlags::DETACH)?,
-        // The old root is the initial ramfs, which cannot be pivoted away.
-        Err(Errno::INVAL) => {
-            rustix::mount::mount_move(".", "/")?;
-            rustix::process::chroot(".")?;
-        }
-        Err(errno) => return Err(errno.into()),
-    }
-    rustix::process::chdir("/")?;
-    mount_remount("/", flags | MountFlags::RDONLY, c"")?;
-    Ok(())
+    enter_new_root(c"size=64k,nr_inodes=128,mode=0755", || places.iter().try_for_each(Place::put))
 }
 
 /// Becomes `user`, without a capability and without a way to get one.
 fn give_up_rights(user: DaemonIds, kind: UserKind) -> io::Result<()> {
     clear_ambient_capability_set()?;
-    for bit in 0..64 {
-        let capability = CapabilitySet::from_bits_retain(1 << bit);
-        match capability_is_in_bounding_set(capability) {
-            Ok(true) => remove_capability_from_bounding_set(capability)?,
-            Ok(false) => {}
-            // The first number that the host kernel does not know ends the list.
-            Err(_) => break,
-        }
-    }
-    match set_thread_groups(&[]) {
-        // A user without a range in /etc/subuid cannot drop groups (user_namespaces(7)).
-        Err(Errno::PERM) if kind == UserKind::Caller => {}
-        result => result?,
+    shrink_bounding_set(CapabilitySet::empty())?;
+    match kind {
+        UserKind::Caller => drop_groups_if_allowed()?,
+        UserKind::Other => set_thread_groups(&[])?,
     }
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
     set_thread_res_gid(gid, gid, gid)?;
     set_thread_res_uid(uid, uid, uid)?;
-    let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    hold_capabilities(CapabilitySet::empty())?;
     Ok(set_no_new_privs(true)?)
 }

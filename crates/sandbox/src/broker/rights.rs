@@ -3,11 +3,10 @@
 use std::io;
 
 use rustix::process::geteuid;
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups,
-};
+use rustix::thread::{CapabilitySet, capabilities, set_thread_groups};
 use serde::{Deserialize, Serialize};
 
+use crate::confine::hold_capabilities;
 use crate::sys;
 
 /// User and group id of nobody (the overflow id of user_namespaces(7)).
@@ -39,15 +38,7 @@ impl FileRights {
             return Ok(());
         }
         let kept = capabilities(None)?.permitted.intersection(ABOUT_FILES);
-        set_capabilities(
-            None,
-            CapabilitySets {
-                effective: kept,
-                permitted: kept,
-                inheritable: CapabilitySet::empty(),
-            },
-        )?;
-        Ok(())
+        Ok(hold_capabilities(kept)?)
     }
 
     /// Gives the calling thread these rights, for good.
@@ -63,11 +54,7 @@ impl FileRights {
             set_thread_groups(&[])?;
             sys::set_filesystem_ids(NOBODY)?;
         }
-        let none = CapabilitySet::empty();
-        Ok(set_capabilities(
-            None,
-            CapabilitySets { effective: none, permitted: none, inheritable: none },
-        )?)
+        Ok(hold_capabilities(CapabilitySet::empty())?)
     }
 }
 

@@ -1,16 +1,22 @@
-//! What helper processes give up, whatever their task is.
+//! What processes give up, whatever their task is.
+
+mod capabilities;
+mod root;
+
+pub use capabilities::{
+    drop_capabilities, drop_groups_if_allowed, hold_capabilities, shrink_bounding_set,
+};
+pub use root::{copy_tree, enter_root, put_tree, unshare_mounts};
+pub(crate) use root::{enter_empty_root, enter_launcher_root, separate_mounts};
 
 use std::fs::File;
 use std::io::{self, Write};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{
-    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, clear_ambient_capability_set,
-    set_capabilities, set_capabilities_secure_bits, set_thread_groups,
-};
+use rustix::thread::{CapabilitiesSecureBits, set_capabilities_secure_bits};
 
-use crate::zygote::{set_ids, shrink_bounding_set};
+use crate::zygote::set_ids;
 
 /// A step of a confinement that failed.
 pub struct Failure {
@@ -18,6 +24,13 @@ pub struct Failure {
     pub step: &'static str,
     /// Why.
     pub source: io::Error,
+}
+
+/// Of [`enter_root`].
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Self { step: "enter its root directory", source: errno.into() }
+    }
 }
 
 /// Names the step that an error belongs to.
@@ -57,19 +70,6 @@ pub fn take_id(id: u32) -> io::Result<()> {
             | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
             | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED,
     )?;
-    match set_thread_groups(&[]) {
-        // A user without a range in /etc/subuid cannot drop groups (user_namespaces(7)).
-        Ok(()) | Err(Errno::PERM) => {}
-        Err(errno) => return Err(errno.into()),
-    }
+    drop_groups_if_allowed()?;
     set_ids(id)
-}
-
-/// Gives up all capabilities but these, for good.
-pub fn drop_capabilities(kept: CapabilitySet) -> io::Result<()> {
-    shrink_bounding_set(CapabilitySet::empty())?;
-    clear_ambient_capability_set()?;
-    let sets =
-        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
-    Ok(set_capabilities(None, sets)?)
 }

@@ -31,20 +31,17 @@ use rustix::process::{
     waitid,
 };
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags,
-    configure_capability_in_ambient_set, move_into_link_name_space, set_capabilities, set_name,
-    unshare_unsafe,
+    CapabilitySet, CapabilitySets, LinkNameSpaceType, configure_capability_in_ambient_set,
+    move_into_link_name_space, set_capabilities, set_name,
 };
 
 use super::DaemonIds;
 use super::protocol::Answer;
 use crate::allowed::{Call, Otherwise, call, install_list};
+use crate::confine::{drop_capabilities, enter_empty_root, unshare_mounts};
 use crate::message;
 use crate::sys::{self, Forked};
-use crate::zygote::{
-    IdRange, Subordinate, enter_empty_root, map_to_themselves, pid_of, receive, send,
-    shrink_bounding_set,
-};
+use crate::zygote::{IdRange, Subordinate, map_to_themselves, pid_of, receive, send};
 
 /// What a process has in the daemon's user namespace before it has entered its root
 /// directory: to do so, and to give these up. Until then they also keep a daemon, which has
@@ -468,12 +465,9 @@ fn confine_init(monitor: &OwnedFd) -> io::Result<()> {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     set_name(c"thaw-init")?;
     setsid()?;
-    // SAFETY: this process has one thread, and no descriptors are unshared.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+    unshare_mounts()?;
     enter_empty_root()?;
-    shrink_bounding_set(CapabilitySet::empty())?;
-    let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    drop_capabilities(CapabilitySet::empty())?;
     install_list(INIT_CALLS.iter().copied(), Otherwise::Kill)
 }
 

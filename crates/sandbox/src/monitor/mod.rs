@@ -32,6 +32,10 @@ pub use namespace::UserNamespace;
 pub use protocol::{Grant, receive_start, send_start, socket_pair};
 pub use server::{DaemonIds, Monitor, NoNamespaces};
 
+pub use crate::confine::{
+    copy_tree, drop_groups_if_allowed, enter_root, hold_capabilities, put_tree,
+    shrink_bounding_set, unshare_mounts,
+};
 pub use crate::sys::{exit_at_once, signal_descriptor, unblock_signals};
 pub use crate::zygote::own_pid;
 pub use client::of_this_process;

@@ -10,11 +10,12 @@ use rustix::process::{
     waitid,
 };
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, set_keep_capabilities,
-    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    CapabilitySet, UnshareFlags, set_keep_capabilities, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
 };
 
 use super::DaemonIds;
+use crate::confine::hold_capabilities;
 use crate::sys::{self, Forked};
 
 /// A user namespace whose owner is the daemon's user id, which is not in it: the daemon
@@ -69,10 +70,7 @@ fn enter(owner: DaemonIds) -> io::Result<()> {
     set_thread_res_gid(gid, gid, gid)?;
     set_keep_capabilities(true)?;
     set_thread_res_uid(uid, uid, uid)?;
-    let kept = CapabilitySet::SYS_ADMIN;
-    let sets =
-        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
-    set_capabilities(None, sets)?;
+    hold_capabilities(CapabilitySet::SYS_ADMIN)?;
     // After the change of users, which clears it.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // SAFETY: there is one thread, and no descriptors are shared or unshared.

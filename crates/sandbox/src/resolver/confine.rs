@@ -12,13 +12,15 @@ use rustix::process::{
 };
 use rustix::thread::{
     CapabilitySet, LinkNameSpaceType, UnshareFlags, move_into_link_name_space, set_name,
-    set_thread_groups, unshare_unsafe,
+    unshare_unsafe,
 };
 
 use super::files::Files;
 use super::filter::{Filter, List};
 use super::launch::Namespaces;
-use crate::confine::{During, Failure, drop_capabilities, set_limits, set_oom_score, take_id};
+use crate::confine::{
+    During, Failure, drop_capabilities, drop_groups_if_allowed, set_limits, set_oom_score, take_id,
+};
 use crate::zygote::set_ids;
 
 /// Most bytes of its address space: libraries, and a few megabytes.
@@ -81,11 +83,7 @@ pub fn become_worker(resolver: Pid, filter: &Filter) -> io::Result<()> {
 /// Becomes root of a user namespace, and nobody outside.
 fn join_as_root(namespace: &OwnedFd) -> io::Result<()> {
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::User))?;
-    match set_thread_groups(&[]) {
-        // A user without a range in /etc/subuid cannot drop groups (user_namespaces(7)).
-        Ok(()) | Err(Errno::PERM) => {}
-        Err(errno) => return Err(errno.into()),
-    }
+    drop_groups_if_allowed()?;
     set_ids(0)
 }
 

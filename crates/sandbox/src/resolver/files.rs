@@ -8,16 +8,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::CWD;
 use rustix::io::Errno;
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change,
-    mount_remount, move_mount, open_tree,
-};
+use rustix::mount::{MountFlags, mount_remount};
 
 use super::filter::LocalService;
-use crate::confine::{During, Failure};
-use crate::zygote::make_root_read_only;
+use crate::confine::{During, Failure, copy_tree, enter_root, put_tree, separate_mounts};
 
 /// What the C library reads (resolv.conf(5), hosts(5), nsswitch.conf(5), host.conf(5),
 /// gai.conf(5)).
@@ -44,7 +39,7 @@ impl Files {
                 _ => "read /etc/nsswitch.conf, /etc/host.conf or /etc/gai.conf",
             };
             let content = read_bounded(Path::new(path), FILE_MAX).during(step)?;
-            Ok(content.map(|content| (*path, content)))
+            Ok::<_, Failure>(content.map(|content| (*path, content)))
         };
         Ok(Self(NAMES.iter().filter_map(|path| read(path).transpose()).collect::<Result<_, _>>()?))
     }
@@ -62,20 +57,13 @@ impl Files {
     /// Makes a root directory with these files and the socket of a local service, and
     /// nothing else, read-only, and enters it. The caller has a mount namespace of its own.
     pub fn enter_root(&self) -> Result<LocalService, Failure> {
-        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-            .during("separate its mounts")?;
+        separate_mounts().during("separate its mounts")?;
         let service = take_local_service().during("find the socket of systemd-resolved")?;
-        // Any directory serves as the mount point; this one surely exists.
-        let root = "/proc";
-        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        mount("none", root, "tmpfs", flags, c"size=96m,nr_inodes=32,mode=0755")
-            .during("make a root directory")?;
-        rustix::process::chdir(root).during("enter its root directory")?;
-        self.put().during("copy files into its root directory")?;
-        if let Some(service) = &service {
-            put_local_service(service).during("show it the socket of systemd-resolved")?;
-        }
-        make_root_read_only(flags).during("enter its root directory")?;
+        enter_root(c"size=96m,nr_inodes=32,mode=0755", || {
+            self.put().during("copy files into its root directory")?;
+            let put = service.as_ref().map_or(Ok(()), put_local_service);
+            put.during("show it the socket of systemd-resolved")
+        })?;
         Ok(if service.is_some() { LocalService::Reachable } else { LocalService::None })
     }
 
@@ -119,10 +107,7 @@ fn read_bounded(path: &Path, max: u64) -> io::Result<Option<Vec<u8>>> {
 }
 
 fn take_local_service() -> io::Result<Option<OwnedFd>> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE
-        | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_RECURSIVE;
-    match open_tree(CWD, LOCAL_SERVICE, flags) {
+    match copy_tree(LOCAL_SERVICE) {
         Ok(tree) => Ok(Some(tree)),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
         Err(errno) => Err(errno.into()),
@@ -132,7 +117,7 @@ fn take_local_service() -> io::Result<Option<OwnedFd>> {
 fn put_local_service(tree: &OwnedFd) -> io::Result<()> {
     let inside = inside(LOCAL_SERVICE);
     fs::create_dir_all(&inside)?;
-    move_mount(tree, "", CWD, &inside, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    put_tree(tree, &inside)?;
     // In a user namespace, flags that it had may not be taken from it.
     let flags = MountFlags::BIND
         | MountFlags::RDONLY

@@ -3,18 +3,19 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string,
-    fsmount, fsopen, open_tree,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
+    fsopen,
 };
 use rustix::process::{Resource, Signal, set_parent_process_death_signal, setsid};
-use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_name};
+use rustix::thread::{CapabilitySet, set_name};
 
 use super::filter::{self, List};
-use crate::confine::{During, Failure, drop_capabilities, set_limits, set_oom_score, take_id};
-use crate::zygote::enter_empty_root;
+use crate::confine::{
+    During, Failure, copy_tree, drop_capabilities, enter_empty_root, hold_capabilities, set_limits,
+    set_oom_score, take_id,
+};
 
 /// What the helper keeps: to look into a process of another id, and to open its files in
 /// `/proc`, which belong to that id and nobody else may read.
@@ -51,8 +52,7 @@ pub(super) fn confine(id: u32) -> Result<OwnedFd, Failure> {
 
 /// Makes a fork of the helper a worker, which has no rights and ends with it.
 pub(super) fn become_worker() -> io::Result<()> {
-    let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    hold_capabilities(CapabilitySet::empty())?;
     set_parent_process_death_signal(Some(Signal::KILL))?;
     filter::install(List::Worker)
 }
@@ -72,12 +72,7 @@ fn own_proc() -> io::Result<OwnedFd> {
     match made {
         // In a container that covers parts of its own /proc, Linux allows no other, and some
         // filters forbid the calls. A copy of that one, as it is, without anything above it.
-        Err(Errno::PERM | Errno::NOSYS) => {
-            let flags = OpenTreeFlags::OPEN_TREE_CLONE
-                | OpenTreeFlags::OPEN_TREE_CLOEXEC
-                | OpenTreeFlags::AT_RECURSIVE;
-            Ok(open_tree(CWD, "/proc", flags)?)
-        }
+        Err(Errno::PERM | Errno::NOSYS) => Ok(copy_tree("/proc")?),
         made => Ok(made?),
     }
 }

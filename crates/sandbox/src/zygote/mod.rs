@@ -24,10 +24,7 @@ pub use template::{Template, TemplateError};
 
 pub(crate) use handle::refuse_weak_limits;
 pub(crate) use id_range::IdRange;
-pub(crate) use parent::{
-    Subordinate, enter_empty_root, enter_launcher_root, make_root_read_only, map_to_themselves,
-    set_ids, shrink_bounding_set,
-};
+pub(crate) use parent::{Subordinate, map_to_themselves, set_ids};
 pub use process::own_pid;
 pub(crate) use process::{ExitCell, Process, pid_of};
 pub(crate) use protocol::{PARENT_ARGUMENT, Step, receive, send};

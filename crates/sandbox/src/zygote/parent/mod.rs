@@ -22,8 +22,6 @@ use rustix::process::{Signal, WaitOptions, wait};
 
 pub(crate) use ids::{Subordinate, map_to_themselves, set_ids};
 pub(super) use ids::{subordinate_window, window_of_namespace};
-pub(crate) use namespaces::{enter_empty_root, enter_launcher_root, make_root_read_only};
-pub(crate) use zygote::shrink_bounding_set;
 
 use super::Processes;
 use super::protocol::{
@@ -33,6 +31,7 @@ use super::protocol::{
     Request, Step, receive, send,
 };
 use crate::broker;
+use crate::confine::enter_empty_root;
 use crate::host;
 use crate::join::Join;
 use crate::monitor;
@@ -155,7 +154,7 @@ fn serve(control: &OwnedFd, kernel: OwnedFd, ids: ids::IdMap) -> Result<(), Fail
     // Set after the user id has changed, which clears it. A library that died
     // before this line is noticed as the end of the control socket.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).during(Step::Fork)?;
-    namespaces::enter_empty_root().during(Step::EnterRoot)?;
+    enter_empty_root().during(Step::EnterRoot)?;
     zygote::keep_capabilities_for_zygotes().during(Step::DropCapabilities)?;
     let ended = sys::child_signal_descriptor().during(Step::WatchChildren)?;
     let serving = Report {

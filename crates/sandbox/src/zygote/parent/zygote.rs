@@ -7,15 +7,15 @@ use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
 use rustix::thread::{
-    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capability_is_in_bounding_set,
-    clear_ambient_capability_set, configure_capability_in_ambient_set,
-    remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, clear_ambient_capability_set,
+    configure_capability_in_ambient_set, set_capabilities, set_capabilities_secure_bits,
     set_no_new_privs, set_thread_groups,
 };
 use thaw_abi::control::{MSG_FAILED, SINGLE_PROCESS_NAME, TEMPLATE_NAME};
 use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD};
 
 use super::ids::{self, IdMap};
+use crate::confine::{hold_capabilities, shrink_bounding_set};
 use crate::limits;
 use crate::message;
 use crate::sys::{self, CloseOnExec, Forked};
@@ -56,11 +56,7 @@ pub fn keep_capabilities_for_zygotes() -> io::Result<()> {
     let kept = TEMPLATE_CAPABILITIES | CapabilitySet::SETPCAP;
     shrink_bounding_set(kept)?;
     clear_ambient_capability_set()?;
-    set_capabilities(
-        None,
-        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
-    )?;
-    Ok(())
+    Ok(hold_capabilities(kept)?)
 }
 
 /// Forks a zygote that executes the kernel.
@@ -240,21 +236,4 @@ fn arrange_descriptors(kernel: &OwnedFd, control: &OwnedFd, console: &OwnedFd) -
         sys::place_descriptor(0, standard, CloseOnExec::No)?;
     }
     sys::close_descriptors(KERNEL_FD as u32 + 1, u32::MAX)
-}
-
-/// Removes all capabilities but `kept` from the bounding set.
-pub fn shrink_bounding_set(kept: CapabilitySet) -> io::Result<()> {
-    for bit in 0..64 {
-        // Also capabilities that are newer than this program.
-        let capability = CapabilitySet::from_bits_retain(1 << bit);
-        match capability_is_in_bounding_set(capability) {
-            Ok(true) if !kept.contains(capability) => {
-                remove_capability_from_bounding_set(capability)?;
-            }
-            Ok(_) => {}
-            // The first number that the host kernel does not know ends the list.
-            Err(_) => break,
-        }
-    }
-    Ok(())
 }
