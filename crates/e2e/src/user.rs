@@ -1,6 +1,7 @@
 //! Running `thaw` as another user, which takes root.
 
 use crate::binary::thaw_binary;
+use crate::outcome::run;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -50,7 +51,9 @@ impl User {
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(directory.path(), mode.clone()).expect("its mode");
         let thaw = directory.path().join("thaw");
-        fs::copy(thaw_binary(), &thaw).expect("a copy of thaw");
+        // By another process: a file that any process has open to write cannot be executed, and
+        // what other tests fork just now would have it open (execve(2), ETXTBSY).
+        run(Command::new("cp").arg(thaw_binary()).arg(&thaw)).success();
         fs::set_permissions(&thaw, mode).expect("its mode");
         let home = directory.path().join("home");
         fs::create_dir(&home).expect("a home");
