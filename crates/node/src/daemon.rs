@@ -29,7 +29,7 @@ use thaw_sandbox::{
     PortGuard, Transport, WeakLimits, ZygoteConfig, ZygoteError, ZygotePool, limits, monitor,
 };
 use thaw_store::{Store, StoreError};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinError, JoinHandle};
 
 /// How long writing the last lines of functions may take.
@@ -279,10 +279,12 @@ pub async fn serve(
         admin_tcp,
         gateway: gateway_address,
     };
+    // Who knows of this process may end it in order.
+    let signals = Signals::listen()?;
     lock.announce(&address)?;
     on_ready(&address, &catalog);
 
-    wait_for_end(&mut tasks, &catalog, &own).await?;
+    wait_for_end(signals, &mut tasks, &catalog, &own).await?;
     tracing::info!("finishing what is being served");
     // Clients that come now wait in the backlog until the sockets close, and
     // those that were accepted are told to come back.
@@ -382,14 +384,31 @@ fn log_console(output: &ConsoleOutput<'_>) {
     }
 }
 
+/// The signals that tell the daemon what to do.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    /// From now on they do not end this process.
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
 async fn wait_for_end(
+    signals: Signals,
     tasks: &mut [JoinHandle<io::Result<()>>],
     catalog: &Arc<Catalog>,
     own: &OwnListeners,
 ) -> Result<(), ServeError> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
+    let Signals { mut terminate, mut interrupt, mut hangup } = signals;
     loop {
         tokio::select! {
             _ = terminate.recv() => return Ok(()),
