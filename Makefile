@@ -16,7 +16,11 @@ MORE_EXAMPLES := hello-nginx flask-python fastapi-python express-node sinatra-ru
 # Measured by `make bench`.
 BENCHED := hello-c hello-c-dynamic hello-python thumbnail-python
 
-.PHONY: help setup build run test check unit e2e examples runtimes bench stress fuzz conformance chaos \
+PREFIX ?= /usr/local
+# Where the files of a package are put together; nothing otherwise.
+DESTDIR ?=
+
+.PHONY: help setup build install run test check unit e2e examples runtimes bench stress fuzz conformance chaos \
 	soak clean
 
 help: ## Show what there is to make
@@ -30,6 +34,17 @@ setup: ## Install what is missing (Debian packages)
 build: setup ## Build target/release/thaw
 	@scripts/say "Building thaw"
 	$(CARGO) build --release --locked -p thaw-cli
+
+install: build ## Install the binary, manual pages and completions (PREFIX=/usr/local)
+	@scripts/say "Installing below $(DESTDIR)$(PREFIX)"
+	install -D -m 755 $(THAW) $(DESTDIR)$(PREFIX)/bin/thaw
+	$(THAW) man --output $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions \
+		$(DESTDIR)$(PREFIX)/share/zsh/site-functions \
+		$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	$(THAW) completions bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/thaw
+	$(THAW) completions zsh > $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_thaw
+	$(THAW) completions fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/thaw.fish
 
 run: build ## Build the examples, serve them, call each once, keep serving
 	@THAW=$(abspath $(THAW)) scripts/run-examples $(EXAMPLES)

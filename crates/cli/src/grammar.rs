@@ -37,6 +37,8 @@ pub enum Verb {
     Gc(verbs::gc::Arguments),
     Bench(verbs::bench::Arguments),
     Doctor(verbs::doctor::Arguments),
+    Completions(verbs::completions::Arguments),
+    Man(verbs::man::Arguments),
 }
 
 impl Verb {
@@ -59,6 +61,8 @@ impl Verb {
             Self::Gc(arguments) => verbs::gc::run(&arguments),
             Self::Bench(arguments) => verbs::bench::run(&arguments),
             Self::Doctor(arguments) => verbs::doctor::run(&arguments),
+            Self::Completions(arguments) => verbs::completions::run(&arguments),
+            Self::Man(arguments) => verbs::man::run(&arguments),
         }
     }
 }

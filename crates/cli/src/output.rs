@@ -54,6 +54,16 @@ impl Table {
     }
 }
 
+/// A number of bytes for people.
+pub fn size(bytes: u64) -> String {
+    let (number, unit) = match bytes {
+        0 => return "0".to_owned(),
+        bytes if bytes >= 1 << 30 => (bytes as f64 / f64::from(1 << 30), "GiB"),
+        bytes => (bytes as f64 / f64::from(1 << 20), "MiB"),
+    };
+    format!("{number:.1}{unit}")
+}
+
 /// Percent-encodes everything that has a meaning in a URL's query.
 pub fn escape(text: &str) -> String {
     let keep = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);

@@ -41,6 +41,9 @@ fn misuse_is_exit_code_2() {
         &["bench", "boot", "f", "--path", "x"],
         &["logs", "f", "--admin", "127.0.0.1:1"],
         &["logs", "Not A Name"],
+        &["completions", "no-shell"],
+        &["man", "fly"],
+        &["bench", "worker", "nobody"],
     ] {
         let output = thaw(home.path(), arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
@@ -142,11 +145,54 @@ fn the_filter_is_printed_with_reasons() {
 }
 
 #[test]
+fn workers_of_benchmarks_are_not_shown() {
+    let home = tempfile::tempdir().unwrap();
+    assert!(!stdout(&thaw(home.path(), &["bench", "--help"])).contains("worker"));
+    // Without orders it ends at once, with what it says when it begins.
+    let output = thaw(home.path(), &["bench", "worker", "calls"]);
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "ready\n"));
+}
+
+#[test]
+fn manual_pages_are_written_to_a_directory() {
+    let home = tempfile::tempdir().unwrap();
+    let pages = home.path().join("man1");
+    let output = thaw(home.path(), &["man", "--output", pages.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let page = std::fs::read_to_string(pages.join("thaw-run.1")).unwrap();
+    assert_eq!(stdout(&thaw(home.path(), &["man", "run"])), page);
+}
+
+#[test]
+fn completions_are_valid_bash() {
+    let home = tempfile::tempdir().unwrap();
+    let script = stdout(&thaw(home.path(), &["completions", "bash"]));
+    let path = home.path().join("thaw");
+    std::fs::write(&path, script).unwrap();
+    let complete = "source $0; COMP_WORDS=(thaw insp); COMP_CWORD=1; _thaw thaw insp thaw; echo ${COMPREPLY[@]}";
+    let output = Command::new("bash").arg("-c").arg(complete).arg(&path).output().unwrap();
+    assert_eq!(stdout(&output), "inspect\n", "{}", stderr(&output));
+}
+
+#[test]
 fn every_verb_explains_itself() {
     let home = tempfile::tempdir().unwrap();
     for verb in [
-        "run", "build", "serve", "invoke", "ps", "images", "inspect", "logs", "import", "remove",
-        "gc", "doctor", "bench",
+        "run",
+        "build",
+        "serve",
+        "invoke",
+        "ps",
+        "images",
+        "inspect",
+        "logs",
+        "import",
+        "remove",
+        "gc",
+        "doctor",
+        "bench",
+        "completions",
+        "man",
     ] {
         let output = thaw(home.path(), &[verb, "--help"]);
         assert_eq!(output.status.code(), Some(0), "{verb}");

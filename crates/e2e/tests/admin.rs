@@ -187,7 +187,12 @@ fn values_of_the_environment_are_never_shown() {
     }
     let detail = daemon.admin("/functions/secretive").json();
     assert_eq!(detail["config"]["env"]["API_KEY"], "***");
-    for verb in [&["inspect", "secretive"][..], &["images", "--json"], &["ps", "--json"]] {
+    for verb in [
+        &["inspect", "secretive"][..],
+        &["inspect", "secretive", "--json"],
+        &["images", "--json"],
+        &["ps", "--json"],
+    ] {
         let shown = run(thaw().env("THAW_HOME", &home).args(verb)).success();
         assert!(!shown.contains(SECRET), "{verb:?}");
     }

@@ -445,7 +445,11 @@ fn the_verbs_tell_about_the_functions() {
     for name in ["hello-c", "hello-python", "thumbnail-python"] {
         assert!(images.contains(name), "{images}");
     }
-    let inspected = cli(&["inspect", "hello-python"]).success();
+    let shown = cli(&["inspect", "hello-python"]).success();
+    for part in ["FUNCTION", "CONFIGURATION", "INSTANCES", "BOOTS", "port = 8080"] {
+        assert!(shown.contains(part), "{part} is missing in {shown}");
+    }
+    let inspected = cli(&["inspect", "hello-python", "--json"]).success();
     let inspected: serde_json::Value = serde_json::from_str(&inspected).expect("JSON");
     assert_eq!(inspected["name"], "hello-python");
     wait_until("the request is in the log", || {

@@ -1,98 +1,373 @@
 //! `thaw inspect`: everything about one function.
 
+use super::ps;
 use crate::client::Daemon;
-use crate::failure::Outcome;
-use crate::output;
+use crate::failure::{Failure, Outcome};
+use crate::output::{self, Table, size};
 use clap::Args;
-use serde_json::{Value, json};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_abi::image::{SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO};
 use thaw_node::admin::FunctionDetail;
+use thaw_node::boots::BootRecord;
+use thaw_node::config::{FunctionConfig, FunctionName};
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
-use thaw_sandbox::{Fit, Image, cpu_features};
+use thaw_node::instance::StandbyInfo;
+use thaw_node::service::InstanceInfo;
+use thaw_sandbox::{Fit, Image, cpu_features, escape};
 use thaw_store::Store;
+
+/// Boots that people are shown; the JSON has all that the daemon remembers.
+const BOOTS_SHOWN: usize = 10;
 
 /// Show everything about a function: its configuration, files and image, and,
 /// if a daemon is running, its instances and recent boots.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw inspect hello-python")]
+#[command(after_help = "Examples:\n  thaw inspect hello-python\n  \
+    thaw inspect hello-python --json | jq -r .image.path")]
 pub struct Arguments {
     /// The function.
     name: String,
-    /// Print JSON, as without this option.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
+/// All that is known of a function.
+#[derive(Debug, Serialize)]
+struct Report {
+    name: FunctionName,
+    built_from: PathBuf,
+    built_ms: u64,
+    config: FunctionConfig,
+    environment: BTreeMap<String, String>,
+    rootfs: RootfsReport,
+    image: ImageReport,
+    /// The rest is the daemon's; none if no daemon serves the function.
+    instances: Option<Vec<InstanceInfo>>,
+    standby: Option<StandbyInfo>,
+    boots_ns: Option<Vec<BootRecord>>,
+}
+
+/// The function's files.
+#[derive(Debug, Serialize)]
+struct RootfsReport {
+    index: String,
+    #[serde(flatten)]
+    facts: Option<RootfsFacts>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct RootfsFacts {
+    files: usize,
+    blobs: usize,
+    bytes: u64,
+}
+
+/// The function's image.
+#[derive(Debug, Serialize)]
+struct ImageReport {
+    id: String,
+    #[serde(flatten)]
+    facts: Option<ImageFacts>,
+    /// Why instances cannot be booted from it.
+    problem: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ImageFacts {
+    path: PathBuf,
+    version: u32,
+    file_len: u64,
+    mappings: usize,
+    bytes_of_image: u64,
+    bytes_of_blobs: u64,
+    bytes_of_zeros: u64,
+    blobs: usize,
+    working_set_bytes: Option<usize>,
+}
+
 pub fn run(arguments: &Arguments) -> Outcome {
-    // What is shown is a tree, and JSON is how people read trees, too.
-    let _ = arguments.json;
     let home = Home::from_environment()?;
     let store = Store::open(&home.store())?;
     let function = BuiltFunction::read(&store, &arguments.name)?;
-    let detail: Option<FunctionDetail> = match Daemon::running(&home) {
-        Some(daemon) => daemon.get(&format!("/functions/{}", arguments.name)).ok(),
-        None => None,
-    };
-    output::print_json(&json!({
-        "name": function.function.config.name,
-        "built_from": function.function.source,
-        "built_ms": function.created_ms,
-        "config": function.function.config.without_secrets(),
-        "environment": function.function.environment_without_secrets(),
-        "rootfs": rootfs(&store, &function),
-        "image": image(&store, &function),
-        "instances": detail.as_ref().map(|detail| &detail.live),
-        "standby": detail.as_ref().map(|detail| &detail.standby),
-        "boots_ns": detail.as_ref().map(|detail| &detail.boots),
-    }))?;
+    let detail = Daemon::running(&home)
+        .and_then(|daemon| daemon.get(&format!("/functions/{}", arguments.name)).ok());
+    let report = Report::new(&store, &function, detail);
+    match arguments.json {
+        // By way of a value, whose keys are in alphabetical order.
+        true => output::print_json(&serde_json::to_value(&report)?)?,
+        false => output::print(&text(&report)?)?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-fn rootfs(store: &Store, function: &BuiltFunction) -> Value {
-    match store.open_index(function.index) {
-        Ok(index) => {
-            let view = index.index();
-            json!({
-                "index": function.index.to_string(),
-                "files": view.inodes().len(),
-                "blobs": view.blobs().len(),
-                "bytes": view.blobs().iter().map(|blob| blob.size).sum::<u64>(),
-            })
+impl Report {
+    fn new(store: &Store, function: &BuiltFunction, detail: Option<FunctionDetail>) -> Self {
+        let stored = &function.function;
+        let (instances, standby, boots_ns) = match detail {
+            Some(detail) => (Some(detail.live), Some(detail.standby), Some(detail.boots)),
+            None => (None, None, None),
+        };
+        Self {
+            name: stored.config.name.clone(),
+            built_from: stored.source.clone(),
+            built_ms: function.created_ms,
+            config: stored.config.without_secrets(),
+            environment: stored.environment_without_secrets(),
+            rootfs: RootfsReport::new(store, function),
+            image: ImageReport::new(store, function),
+            instances,
+            standby,
+            boots_ns,
         }
-        Err(error) => json!({"index": function.index.to_string(), "problem": error.to_string()}),
     }
 }
 
-fn image(store: &Store, function: &BuiltFunction) -> Value {
-    let id = function.image.to_string();
-    let path = store.root().join("images").join(&id);
-    let opened = store.open_image(function.image).map_err(|error| error.to_string());
-    let image = match opened.and_then(|file| Image::open(file).map_err(|error| error.to_string())) {
-        Ok(image) => image,
-        Err(problem) => return json!({"id": id, "problem": problem}),
-    };
-    let bytes = |source: u32| -> u64 {
-        image.mappings().iter().filter(|m| m.source == source).map(|m| m.len).sum()
-    };
-    let kernel_build = match thaw_node::debug::kernel() {
-        Ok(kernel) => kernel.build_id(),
-        Err(error) => return json!({"id": id, "problem": error.to_string()}),
-    };
-    let fit =
-        Fit { kernel_build, index_hash: *function.index.as_bytes(), cpu_features: cpu_features() };
-    json!({
-        "id": id,
-        "path": path,
-        "version": image.header().version,
-        "file_len": image.header().file_len,
-        "mappings": image.mappings().len(),
-        "bytes_of_image": bytes(SOURCE_IMAGE),
-        "bytes_of_blobs": bytes(SOURCE_BLOB),
-        "bytes_of_zeros": bytes(SOURCE_ZERO),
-        "blobs": image.blobs().len(),
-        "working_set_bytes": store.working_set(function.image).ok().flatten().map(|set| set.len()),
-        "problem": image.check_fit(&fit).err().map(|error| error.to_string()),
-    })
+impl RootfsReport {
+    fn new(store: &Store, function: &BuiltFunction) -> Self {
+        let (facts, problem) = match store.open_index(function.index) {
+            Ok(index) => {
+                let view = index.index();
+                let (files, blobs) = (view.inodes().len(), view.blobs().len());
+                let bytes = view.blobs().iter().map(|blob| blob.size).sum();
+                (Some(RootfsFacts { files, blobs, bytes }), None)
+            }
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Self { index: function.index.to_string(), facts, problem }
+    }
+}
+
+impl ImageReport {
+    fn new(store: &Store, function: &BuiltFunction) -> Self {
+        let (facts, problem) = match Self::look(store, function) {
+            Ok((facts, problem)) => (Some(facts), problem),
+            Err(problem) => (None, Some(problem)),
+        };
+        Self { id: function.image.to_string(), facts, problem }
+    }
+
+    /// The facts, and why the image does not fit here if so; the error says why it cannot
+    /// be read.
+    fn look(
+        store: &Store,
+        function: &BuiltFunction,
+    ) -> Result<(ImageFacts, Option<String>), String> {
+        let file = store.open_image(function.image).map_err(|error| error.to_string())?;
+        let image = Image::open(file).map_err(|error| error.to_string())?;
+        let kernel = thaw_node::debug::kernel().map_err(|error| error.to_string())?;
+        let fit = Fit {
+            kernel_build: kernel.build_id(),
+            index_hash: *function.index.as_bytes(),
+            cpu_features: cpu_features(),
+        };
+        let bytes = |source: u32| -> u64 {
+            image.mappings().iter().filter(|m| m.source == source).map(|m| m.len).sum()
+        };
+        let working_set = store.working_set(function.image).ok().flatten();
+        let facts = ImageFacts {
+            path: store.root().join("images").join(function.image.to_string()),
+            version: image.header().version,
+            file_len: image.header().file_len,
+            mappings: image.mappings().len(),
+            bytes_of_image: bytes(SOURCE_IMAGE),
+            bytes_of_blobs: bytes(SOURCE_BLOB),
+            bytes_of_zeros: bytes(SOURCE_ZERO),
+            blobs: image.blobs().len(),
+            working_set_bytes: working_set.map(|set| set.len()),
+        };
+        Ok((facts, image.check_fit(&fit).err().map(|error| error.to_string())))
+    }
+}
+
+fn text(report: &Report) -> Result<String, Failure> {
+    let mut sections = vec![summary(report), section("CONFIGURATION", &configuration(report)?)];
+    // A value with line ends must not look like lines of ours.
+    let variable = |(name, value)| escape(format!("{name}={value}").as_bytes()) + "\n";
+    let environment: String = report.environment.iter().map(variable).collect();
+    sections.push(section("ENVIRONMENT", &environment));
+    match (&report.instances, &report.boots_ns) {
+        (Some(instances), Some(boots)) => {
+            sections.push(section("INSTANCES", &ps::table(instances)));
+            let shown = boots.len().min(BOOTS_SHOWN);
+            let title = format!("BOOTS, the last {shown}, µs since the connection was accepted");
+            sections.push(section(&title, &boot_table(&boots[..shown])));
+        }
+        _ => sections.push("no daemon serves it, so it has no instances\n".to_owned()),
+    }
+    let text = sections.join("\n");
+    // Names, paths and variables are an author's.
+    let lines = text.lines().map(|line| escape(line.as_bytes()) + "\n");
+    Ok(lines.collect())
+}
+
+fn section(title: &str, text: &str) -> String {
+    let lines = text.lines().map(|line| format!("  {line}").trim_end().to_owned() + "\n");
+    format!("{title}\n{}", lines.collect::<String>())
+}
+
+fn summary(report: &Report) -> String {
+    let mut table = Table::default();
+    let mut row = |name: &str, value: String| table.row(vec![name.to_owned(), value]);
+    row("FUNCTION", report.name.to_string());
+    row("BUILT", format!("{} ago from {}", ago(report.built_ms), report.built_from.display()));
+    let rootfs = &report.rootfs;
+    if let Some(RootfsFacts { files, blobs, bytes }) = &rootfs.facts {
+        let index = short(&rootfs.index);
+        row("FILES", format!("{files}, {} in {blobs} blobs, index {index}", size(*bytes)));
+    }
+    if let Some(problem) = &rootfs.problem {
+        row("FILES", format!("cannot be used: {problem}"));
+    }
+    let image = &report.image;
+    if let Some(facts) = &image.facts {
+        let (own, blobs, zeros) =
+            (facts.bytes_of_image, facts.bytes_of_blobs, facts.bytes_of_zeros);
+        row("IMAGE", facts.path.display().to_string());
+        row(
+            "",
+            format!(
+                "{} in {} mappings, of them {} from {} shared files, {} zero",
+                size(own + blobs + zeros),
+                facts.mappings,
+                size(blobs),
+                facts.blobs,
+                size(zeros)
+            ),
+        );
+        let recorded = if facts.working_set_bytes.is_some() { "recorded" } else { "not recorded" };
+        row("WORKING SET", recorded.to_owned());
+    }
+    if let Some(problem) = &image.problem {
+        row("IMAGE", format!("{} cannot be used: {problem}", short(&image.id)));
+    }
+    if let Some(StandbyInfo { ready, template }) = &report.standby {
+        let template = template.map_or("no template".to_owned(), |pid| format!("template {pid}"));
+        row("STANDBY", format!("{} ready instances, {template}", ready.len()));
+    }
+    table.text()
+}
+
+/// The configuration as in `thaw.toml`, with all defaults.
+fn configuration(report: &Report) -> Result<String, Failure> {
+    toml::to_string(&report.config).map_err(Failure::failed)
+}
+
+fn boot_table(boots: &[BootRecord]) -> String {
+    let mut table = Table::new(&[
+        "INSTANCE",
+        "BOOT",
+        "ZYGOTE",
+        "MAPPED",
+        "FIRST INSTRUCTION",
+        "FIRST BYTE",
+        "CLIENT",
+    ]);
+    let micros = |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| (ns / 1000).to_string());
+    for boot in boots {
+        let phases = &boot.phases;
+        table.row(vec![
+            boot.instance.to_string(),
+            boot.kind.name().to_owned(),
+            micros(Some(phases.zygote)),
+            micros(phases.mapped),
+            micros(phases.first_instruction),
+            micros(phases.first_byte),
+            boot.peer.to_string(),
+        ]);
+    }
+    table.text()
+}
+
+/// The first digits of a hash, as `thaw images` shows them.
+fn short(hash: &str) -> &str {
+    hash.get(..16).unwrap_or(hash)
+}
+
+/// How long ago a time was, in its largest unit.
+fn ago(ms: u64) -> String {
+    let then = UNIX_EPOCH + Duration::from_millis(ms);
+    let seconds = SystemTime::now().duration_since(then).unwrap_or_default().as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
+        3600..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn report() -> Report {
+        let text = "name = \"f\"\ncommand = [\"/app/f\", \"a\\u001bb\"]\nport = 1\n\
+                    [runtime]\nkind = \"binary\"\n[env]\nKEY = \"***\"\n";
+        Report {
+            name: "f".parse().unwrap(),
+            built_from: "/home/\u{1b}[31m/f".into(),
+            built_ms: 0,
+            config: FunctionConfig::parse(Path::new("thaw.toml"), text).unwrap(),
+            environment: BTreeMap::from([("TERM".to_owned(), "a\u{1b}\nb".to_owned())]),
+            rootfs: RootfsReport {
+                index: "00".repeat(32),
+                facts: Some(RootfsFacts { files: 3, blobs: 2, bytes: 1 << 20 }),
+                problem: None,
+            },
+            image: ImageReport {
+                id: "ff".repeat(32),
+                facts: None,
+                problem: Some("it is damaged".to_owned()),
+            },
+            instances: None,
+            standby: None,
+            boots_ns: None,
+        }
+    }
+
+    #[test]
+    fn people_read_lines_and_no_control_characters() {
+        let text = text(&report()).unwrap();
+        assert!(text.starts_with("FUNCTION  f\n"), "{text}");
+        for part in [
+            "3, 1.0MiB in 2 blobs",
+            "ffffffffffffffff cannot be used: it is damaged",
+            "no daemon serves it",
+            "KEY = \"***\"",
+            "memory = ",
+        ] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+        assert!(text.contains("\n  TERM=a\\x1b\\x0ab\n"), "{text}");
+        assert!(!text.contains('\u{1b}'), "{text:?}");
+    }
+
+    #[test]
+    fn programs_read_what_is_known_and_why_the_rest_is_not() {
+        let json = serde_json::to_value(report()).unwrap();
+        assert_eq!(json["rootfs"]["files"], 3);
+        assert!(json["rootfs"].get("problem").is_none());
+        assert_eq!(json["image"]["problem"], "it is damaged");
+        assert!(json["image"].get("path").is_none());
+        assert!(json["instances"].is_null() && json["boots_ns"].is_null());
+        assert_eq!(json["config"]["env"]["KEY"], "***");
+    }
+
+    #[test]
+    fn ages_are_in_their_largest_unit() {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+        for (seconds, shown) in
+            [(5, "5 s"), (65, "1 min"), (7300, "2 h"), (86_400 * 3 + 9, "3 days")]
+        {
+            assert_eq!(ago(now - seconds * 1000), shown);
+        }
+    }
 }

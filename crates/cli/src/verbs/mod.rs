@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod build;
+pub mod completions;
 pub mod doctor;
 pub mod freeze;
 pub mod gc;
@@ -10,6 +11,7 @@ pub mod import;
 pub mod inspect;
 pub mod invoke;
 pub mod logs;
+pub mod man;
 pub mod monitor;
 pub mod ps;
 pub mod remove;

@@ -28,7 +28,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(instances: &[InstanceInfo]) -> String {
+/// The instances, one a line.
+pub fn table(instances: &[InstanceInfo]) -> String {
     let mut table = Table::new(&["ID", "FUNCTION", "STATE", "PID", "CONNECTIONS", "SERVED", "AGE"]);
     for instance in instances {
         let state = format!("{:?}", instance.state).to_lowercase();

@@ -2,7 +2,7 @@
 
 use crate::client::{Daemon, DaemonArguments};
 use crate::failure::{Failure, Outcome};
-use crate::output::{self, Table};
+use crate::output::{self, Table, size};
 use clap::Args;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -121,13 +121,4 @@ fn cpu_time(tenant: &TenantReport) -> String {
         (Some(period), Some(quota)) => of(&seconds(period.used_ms), Some(quota)),
         _ => seconds(tenant.cpu_ms),
     }
-}
-
-fn size(bytes: u64) -> String {
-    let (number, unit) = match bytes {
-        0 => return "0".to_owned(),
-        bytes if bytes >= 1 << 30 => (bytes as f64 / f64::from(1 << 30), "GiB"),
-        bytes => (bytes as f64 / f64::from(1 << 20), "MiB"),
-    };
-    format!("{number:.1}{unit}")
 }
