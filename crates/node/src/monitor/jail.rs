@@ -200,7 +200,10 @@ fn enter_root(start: &Start) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("none", root, "tmpfs", flags, c"size=64k,nr_inodes=128,mode=0755")?;
     rustix::process::chdir(root)?;
+    // The daemon's user must find its way to the home, whatever root's umask hides.
+    let umask = rustix::process::umask(Mode::WGRP | Mode::WOTH);
     places.iter().try_for_each(Place::put)?;
+    rustix::process::umask(umask);
     match rustix::process::pivot_root(".", ".") {
         // The old root now lies over the new one.
         Ok(()) => unmount(".", UnmountFlags::DETACH)?,
