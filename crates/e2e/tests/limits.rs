@@ -383,3 +383,21 @@ fn a_user_with_subordinate_ids_builds_functions() {
     let mut build = user.thaw();
     run(build.args(["build", "--weak-limits", "--quiet"]).arg(&function)).success();
 }
+
+/// The daemon of root is another user, who must get at the groups that root's process makes.
+#[test]
+fn limits_hold_whatever_the_umask_hides() {
+    if !limits_are_enforced() {
+        return;
+    }
+    let keys = "template = false\nlimits.cpu_time = \"1s\"";
+    let functions = [Function::PythonVariant { program: "spinner", name: "masked", keys }];
+    let home = built_home("limits-umask", &functions);
+    let strict = ["/bin/sh", "-c", "umask 077 && exec \"$@\"", "sh"].map(str::to_owned);
+    let daemon = Daemon::start_by(&strict, &home, &DaemonOptions::default());
+    let answer = get(daemon.gateway(), "masked", "/");
+    assert_eq!(answer.text(), "hello\n", "{}", daemon.log());
+    assert!(get(daemon.gateway(), "masked", "/spin").status >= 500);
+    wait_until("the log says why", || daemon.log().contains("limit of CPU time"));
+    assert_eq!(daemon.stop(), Some(0));
+}

@@ -186,7 +186,13 @@ fn enter_root(start: &Start) -> io::Result<()> {
     if start.user.kind == UserKind::Caller {
         add_control_groups(&mut places, start)?;
     }
-    enter_new_root(c"size=64k,nr_inodes=128,mode=0755", || places.iter().try_for_each(Place::put))
+    enter_new_root(c"size=64k,nr_inodes=128,mode=0755", || {
+        // The daemon's user must find its way to the home, whatever root's umask hides.
+        let umask = rustix::process::umask(Mode::WGRP | Mode::WOTH);
+        let outcome = places.iter().try_for_each(Place::put);
+        rustix::process::umask(umask);
+        outcome
+    })
 }
 
 /// Becomes `user`, without a capability and without a way to get one.

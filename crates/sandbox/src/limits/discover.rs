@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::hierarchy::{Controller, Hierarchy, Missing, Place, Version};
+use super::hierarchy::{Controller, Hierarchy, Missing, Place, Version, make_directory};
 
 /// Prefix of the groups that a process of ours makes, followed by its process
 /// id and start time: what is left by a dead one can be told and removed.
@@ -289,7 +289,7 @@ fn make_group(own: &Path) -> io::Result<PathBuf> {
     // Several in one process: tests, or a pool beside another.
     (0..10_000)
         .map(|number| own.join(format!("{PREFIX}{name}-{number}")))
-        .find_map(|directory| match fs::create_dir(&directory) {
+        .find_map(|directory| match make_directory(&directory) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
             result => Some(result.map(|()| directory)),
         })

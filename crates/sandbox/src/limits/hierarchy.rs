@@ -1,10 +1,11 @@
 //! The directories of this process in which sandboxes get control groups of their own.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -171,7 +172,7 @@ impl Hierarchy {
         let mut directories = Vec::with_capacity(self.places.len());
         for place in &self.places {
             let directory = place.of_sandbox(number);
-            if let Err(error) = fs::create_dir(&directory) {
+            if let Err(error) = make_directory(&directory) {
                 remove_all(&directories);
                 return Err(error);
             }
@@ -189,6 +190,28 @@ impl Hierarchy {
     fn directories(&self, number: u64) -> Vec<PathBuf> {
         self.places.iter().map(|place| place.of_sandbox(number)).collect()
     }
+}
+
+/// Makes a group that every user may look into, whatever this process's umask hides: a
+/// daemon without rights sets limits in groups that its monitor has made.
+pub(super) fn make_directory(directory: &Path) -> io::Result<()> {
+    fs::create_dir(directory)?;
+    // Asked for once, since each sandbox has several groups.
+    static IS_HIDDEN: OnceLock<bool> = OnceLock::new();
+    if !*IS_HIDDEN.get_or_init(|| umask().is_none_or(|umask| umask & 0o055 != 0)) {
+        return Ok(());
+    }
+    fs::set_permissions(directory, Permissions::from_mode(0o755)).inspect_err(|_| {
+        let _ = fs::remove_dir(directory);
+    })
+}
+
+/// The permissions that new files of this process lack: proc_pid_status(5). `None`: it
+/// cannot be read.
+fn umask() -> Option<u32> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let text = status.lines().find_map(|line| line.strip_prefix("Umask:"))?;
+    u32::from_str_radix(text.trim(), 8).ok()
 }
 
 impl Drop for Hierarchy {
