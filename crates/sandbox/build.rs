@@ -33,7 +33,7 @@ fn build_kernel() -> PathBuf {
     let mut cargo = Command::new(std::env::var_os("CARGO").expect("cargo sets CARGO"));
     cargo
         .args(["build", "-p", "thaw-kernel", "--bin", "thaw-kernel"])
-        .args(["--features", "freestanding", "--release", "--target-dir"])
+        .args(["--features", "freestanding", "--profile", "kernel", "--target-dir"])
         .arg(&target)
         .arg("--manifest-path")
         .arg(manifest);
@@ -66,5 +66,5 @@ fn build_kernel() -> PathBuf {
         status.success(),
         "the Thaw kernel does not build; mend it, or set THAW_KERNEL_ELF to a prebuilt one"
     );
-    target.join("release/thaw-kernel")
+    target.join("kernel/thaw-kernel")
 }
