@@ -16,15 +16,15 @@ use serde::{Deserialize, Serialize};
 use super::caller::{Begun, CallerNamespaces, InnerRoot};
 use super::namespace::UserNamespace;
 use super::protocol::{
-    Answer, Grant, REQUEST_BIND, REQUEST_FORGET, REQUEST_GROUP, REQUEST_KEEP, REQUEST_NEXT_KEPT,
-    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request,
-    receive_request, send_kept,
+    Answer, Grant, Kept, REQUEST_BIND, REQUEST_FORGET, REQUEST_GROUP, REQUEST_KEEP,
+    REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
+    REQUEST_STATE_HELPER, Request, receive_request, send_kept,
 };
 use super::store::{DescriptorStore, do_not_linger};
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
 use crate::join::Join;
-use crate::limits::{self, Group, Hierarchy, Version, WeakLimits};
+use crate::limits::{self, Group, GroupName, Hierarchy, Version, WeakLimits};
 use crate::resolver;
 use crate::state::launcher;
 use crate::sys;
@@ -252,13 +252,13 @@ impl Monitor {
                 self.start_state_helper(descriptors, request.number).map(|()| Vec::new())
             }
             REQUEST_RESOLVER => self.start_resolver(descriptors).map(|()| Vec::new()),
-            REQUEST_GROUP => self.make_group(request.number),
+            REQUEST_GROUP => return self.answer_group(socket, request.number),
             REQUEST_BIND => self.bind(&request).map(|socket| vec![socket]),
             REQUEST_KEEP => {
                 self.store.keep(&request, self.life, note, descriptors).map(|()| Vec::new())
             }
             REQUEST_NEXT_KEPT => {
-                return send_kept(socket, self.store.next_after(request.number)).is_ok();
+                return send_kept(socket, self.kept_after(request.number)).is_ok();
             }
             REQUEST_FORGET => {
                 self.store.forget(request.number);
@@ -275,7 +275,28 @@ impl Monitor {
             Err(error) => (error.raw_os_error().unwrap_or(libc::EIO), Vec::new()),
         };
         let attached: Vec<_> = attached.iter().map(AsFd::as_fd).collect();
-        send(socket, &Answer { errno, reserved: 0 }, &attached).is_ok()
+        send(socket, &Answer::new(errno), &attached).is_ok()
+    }
+
+    /// Makes control groups, and sends their name and entrances.
+    fn answer_group(&mut self, socket: &OwnedFd, number: u64) -> bool {
+        match self.make_group(number) {
+            Ok((group, entrances)) => {
+                let entrances: Vec<_> = entrances.iter().map(AsFd::as_fd).collect();
+                send(socket, &Answer { group, ..Answer::new(0) }, &entrances).is_ok()
+            }
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                send(socket, &Answer::new(errno), &[]).is_ok()
+            }
+        }
+    }
+
+    /// What is kept under the first key behind `key`, with the name of its control groups.
+    fn kept_after(&self, key: u64) -> Option<(u64, &Kept, GroupName)> {
+        let (key, kept) = self.store.next_after(key)?;
+        let made = self.made.get(&kept.group.number);
+        Some((key, kept, made.map_or(kept.group, Group::name)))
     }
 
     /// Lets go of what a daemon that has ended had kept for the next.
@@ -360,7 +381,7 @@ impl Monitor {
         }
     }
 
-    fn make_group(&mut self, number: u64) -> io::Result<Vec<OwnedFd>> {
+    fn make_group(&mut self, number: u64) -> io::Result<(GroupName, Vec<OwnedFd>)> {
         if self.made.len() >= self.groups_max {
             return Err(Errno::NOSPC.into());
         }
@@ -372,9 +393,9 @@ impl Monitor {
         }
         let mut group = self.groups.create(number)?;
         group.give_settings_to(self.ids.uid, self.ids.gid)?;
-        let entrances = group.entrances()?;
+        let made = (group.name(), group.entrances()?);
         self.made.insert(number, group);
-        Ok(entrances)
+        Ok(made)
     }
 
     fn bind(&mut self, request: &Request) -> io::Result<OwnedFd> {
@@ -608,7 +629,7 @@ mod tests {
             receive_kept(&all.2).unwrap()
         };
         let (key, kept) = next(0).unwrap();
-        assert_eq!((key, kept.kind, kept.group), (1, KeptKind::Sandbox, 2));
+        assert_eq!((key, kept.kind, kept.group.number), (1, KeptKind::Sandbox, 2));
         assert_eq!((&kept.note[..], kept.descriptors.len()), (&b"a note"[..], 3));
         assert!(next(key).is_none());
         send(&all.2, &Request::new(REQUEST_FORGET, key), &[]).unwrap();

@@ -8,6 +8,8 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 
+use crate::limits::GroupName;
+
 use super::protocol::{KEPT_DESCRIPTORS_MAX, Kept, KeptKind, Request};
 
 /// Most zygote parents.
@@ -55,7 +57,8 @@ impl DescriptorStore {
             return Err(Errno::NOSPC.into());
         }
         self.descriptors += count;
-        let kept = Kept { kind, group: request.group_to_keep(), note, descriptors };
+        let group = GroupName::of_first(request.group_to_keep());
+        let kept = Kept { kind, group, note, descriptors };
         self.kept.insert(request.number, kept);
         Ok(())
     }
@@ -82,7 +85,7 @@ impl DescriptorStore {
 
     /// Numbers of the control groups that are to stay.
     pub fn groups(&self) -> HashSet<u64> {
-        self.kept.values().map(|kept| kept.group).collect()
+        self.kept.values().map(|kept| kept.group.number).collect()
     }
 
     /// Zygote parents that do not end with their daemon.
