@@ -380,12 +380,13 @@ impl Group {
 
     /// Whether the host kernel has killed a process of the group for want of memory.
     pub(super) fn has_run_out_of_memory(&self) -> bool {
-        let Some(directory) = self.directory_of(Controller::Memory) else { return false };
-        // Version 2 has the first file, version 1 the second.
-        ["memory.events", "memory.oom_control"].iter().any(|file| {
-            let text = fs::read_to_string(directory.join(file)).unwrap_or_default();
-            field(&text, "oom_kill").is_some_and(|count| count > 0)
-        })
+        let Some((directory, version)) = self.place_of(Controller::Memory) else { return false };
+        let file = match version {
+            Version::V2 => "memory.events",
+            Version::V1 => "memory.oom_control",
+        };
+        let text = fs::read_to_string(directory.join(file)).unwrap_or_default();
+        field(&text, "oom_kill").is_some_and(|count| count > 0)
     }
 }
 

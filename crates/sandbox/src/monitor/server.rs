@@ -600,6 +600,70 @@ mod tests {
         }
         send(&all.2, &Request::new(REQUEST_REMOVE_GROUP, 7), &[]).unwrap();
         assert!(all.0.serve(&all.1));
+        // What is left to another sandbox goes with the monitor.
+        drop(all);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while directories.iter().any(|directory| directory.exists()) {
+            assert!(std::time::Instant::now() < deadline, "the groups are still there");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    /// Has groups made; their name, and the files that lead into them.
+    fn make(all: &mut (Monitor, OwnedFd, OwnedFd), number: u64) -> (GroupName, Vec<OwnedFd>) {
+        send(&all.2, &Request::new(REQUEST_GROUP, number), &[]).unwrap();
+        assert!(all.0.serve(&all.1));
+        let mut entrances = Vec::new();
+        let answer = receive::<Answer>(&all.2, &mut entrances).unwrap().unwrap();
+        assert_eq!((answer.errno, answer.group.number), (0, number));
+        (answer.group, entrances)
+    }
+
+    fn remove(all: &mut (Monitor, OwnedFd, OwnedFd), number: u64) {
+        send(&all.2, &Request::new(REQUEST_REMOVE_GROUP, number), &[]).unwrap();
+        assert!(all.0.serve(&all.1));
+    }
+
+    /// Whether one of the next groups are those that were made with this number.
+    fn comes_again(
+        all: &mut (Monitor, OwnedFd, OwnedFd),
+        numbers: std::ops::Range<u64>,
+        first: u64,
+    ) -> bool {
+        numbers.into_iter().any(|number| {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            make(all, number).0.first == first
+        })
+    }
+
+    #[test]
+    fn a_daemon_gets_groups_again_only_when_nobody_is_in_them_or_can_come() {
+        let Some(mut all) = monitor() else { return };
+        let is_v1 = |place: &limits::Place| place.version == Version::V1;
+        if !all.0.groups.places().iter().any(is_v1) || all.0.groups.places().len() < 2 {
+            eprintln!("skipped: no control groups of version 1");
+            return;
+        }
+        // The daemon says that it is done with a live sandbox.
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        make(&mut all, 1);
+        let directories = all.0.made[&1].directories().to_vec();
+        let cpu = all.0.made[&1].directory_of(limits::Controller::Cpu).unwrap().join("tasks");
+        std::fs::write(cpu, child.id().to_string()).unwrap();
+        remove(&mut all, 1);
+        assert!(!comes_again(&mut all, 1000..1040, 1));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // It keeps a file that leads there.
+        let (_, entrances) = make(&mut all, 2);
+        remove(&mut all, 2);
+        assert!(!comes_again(&mut all, 2000..2040, 2));
+        drop(entrances);
+        let (_, entrances) = make(&mut all, 3);
+        drop(entrances);
+        remove(&mut all, 3);
+        assert!(comes_again(&mut all, 3000..4000, 3));
+        drop(all);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while directories.iter().any(|directory| directory.exists()) {
             assert!(std::time::Instant::now() < deadline, "the groups are still there");
