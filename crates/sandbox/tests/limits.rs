@@ -146,7 +146,7 @@ fn groups_with_a_process_are_not_left_to_others() {
 #[test]
 fn groups_wait_for_others_in_a_bounded_number_and_are_removed_at_the_end() {
     let Some(hierarchy) = reusing() else { return };
-    let groups: Vec<_> = (0..200).map(|number| hierarchy.create(number).unwrap()).collect();
+    let groups: Vec<_> = (1..=200).map(|number| hierarchy.create(number).unwrap()).collect();
     let all: Vec<_> = groups.iter().map(lasting).collect();
     drop(groups);
     let left = || all.iter().filter(|group| group.iter().any(|path| path.exists())).count();
