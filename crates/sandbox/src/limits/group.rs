@@ -78,6 +78,8 @@ pub struct Group {
     processes: Option<Setting>,
     /// What the hierarchy's maker knows them by.
     name: GroupName,
+    /// Whether this process has made them, and prepared all of them.
+    is_prepared: bool,
     /// The files that move a process into them, if somebody else has made the groups.
     given_entrances: Mutex<Vec<OwnedFd>>,
     /// Who counts what it has used.
@@ -187,6 +189,7 @@ impl Group {
         {
             prepare_cpu(cpu, &directory, version)?;
         }
+        group.is_prepared = true;
         Ok(group)
     }
 
@@ -225,6 +228,7 @@ impl Group {
             cpu: None,
             processes: None,
             name,
+            is_prepared: false,
             given_entrances: Mutex::new(entrances),
             meter: OnceLock::new(),
             hierarchy,
@@ -517,7 +521,8 @@ impl Drop for Group {
         let hierarchy = self.hierarchy.clone();
         match hierarchy.maker() {
             Maker::Own => {
-                let reusable = self.take_reusable();
+                // Others expect groups to be prepared.
+                let reusable = if self.is_prepared { self.take_reusable() } else { None };
                 let directories = std::mem::take(&mut self.directories);
                 supervisor::retire(directories, reusable, hierarchy.stock(), account);
             }

@@ -196,8 +196,8 @@ impl Hierarchy {
         let wanted = directories.iter().zip(&self.places);
         let wanted = wanted.filter(|(_, place)| !is_there(place)).map(|(directory, _)| directory);
         if let Err(error) = create_all(wanted) {
-            if let Some(reused) = reused {
-                self.stock.put(reused).unwrap_or_else(|reused| remove_all(reused.directories()));
+            if let Some(refused) = reused.and_then(|reused| self.stock.put(reused)) {
+                remove_all(refused.directories());
             }
             return Err(error);
         }

@@ -121,13 +121,14 @@ impl Stock {
     }
 
     /// Keeps groups, which must be vacant. Gives them back if there is no room.
-    pub fn put(&self, reusable: Reusable) -> Result<(), Reusable> {
+    #[must_use]
+    pub fn put(&self, reusable: Reusable) -> Option<Reusable> {
         let mut shelf = self.lock();
         if !shelf.has_room() {
-            return Err(reusable);
+            return Some(reusable);
         }
         shelf.vacant.push(reusable);
-        Ok(())
+        None
     }
 
     pub fn has_room(&self) -> bool {
@@ -192,14 +193,14 @@ mod tests {
     fn so_many_groups_are_kept_and_none_after_the_end() {
         let stock = Stock::default();
         for number in 0..VACANT_MAX as u64 {
-            stock.put(reusable(number, PathBuf::new())).unwrap();
+            assert!(stock.put(reusable(number, PathBuf::new())).is_none());
         }
         assert!(!stock.has_room());
-        assert_eq!(stock.put(reusable(1000, PathBuf::new())).unwrap_err().first, 1000);
+        assert_eq!(stock.put(reusable(1000, PathBuf::new())).unwrap().first, 1000);
         assert!(stock.take().is_some() && stock.has_room());
         assert_eq!(stock.close().len(), VACANT_MAX - 1);
         assert!(!stock.has_room() && stock.take().is_none());
-        assert!(stock.put(reusable(1, PathBuf::new())).is_err());
+        assert!(stock.put(reusable(1, PathBuf::new())).is_some());
     }
 
     #[test]

@@ -385,7 +385,7 @@ impl Removal {
             Ok(true) => match reusable.close_account() {
                 Ok(used) => {
                     self.used = used.unwrap_or(self.used);
-                    stock.put(reusable).err()
+                    stock.put(reusable)
                 }
                 Err(_) => Some(reusable),
             },
