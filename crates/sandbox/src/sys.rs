@@ -43,6 +43,35 @@ pub fn set_terminal_mode(terminal: BorrowedFd<'_>, wanted: &TerminalMode) -> io:
     if result == 0 { Ok(()) } else { Err(error) }
 }
 
+/// Whether somebody has a file open for writing, whose descriptor may also be on its way in a
+/// message. The caller, who must own the file and has it open for reading only, finds out by
+/// asking for a lease (fcntl(2), `F_SETLEASE`), and gives it back at once.
+///
+/// # Errors
+/// The host grants no leases, or not of this file.
+pub fn is_open_for_writing(file: &std::fs::File) -> io::Result<bool> {
+    /// `F_SETSIG` (fcntl(2)).
+    const F_SETSIG: c_int = 10;
+    // Whoever opens the file meanwhile has the host send a signal: one that is ignored, unless
+    // somebody wants it, instead of `SIGIO`, which ends the process.
+    // SAFETY: these calls read numbers only.
+    let asked = unsafe {
+        match libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) {
+            0 => libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK),
+            error => error,
+        }
+    };
+    if asked != 0 {
+        let error = io::Error::last_os_error();
+        return if error.kind() == io::ErrorKind::WouldBlock { Ok(true) } else { Err(error) };
+    }
+    // SAFETY: as above.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) } {
+        0 => Ok(false),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// What came of [`lock_range`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeLock {

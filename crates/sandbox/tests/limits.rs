@@ -5,10 +5,12 @@ mod common;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{config, has_groups, index_rootfs, next, parent, said, start_with};
-use thaw_sandbox::limits::{Controller, PROCESSES_MAX, discover};
+use thaw_sandbox::limits::{Controller, Group, Hierarchy, PROCESSES_MAX, Version, discover};
 use thaw_sandbox::{Event, LimitReached, Sandbox, StartSpec, ZygoteParent};
 
 /// Far longer than anything here takes.
@@ -44,6 +46,157 @@ fn groups_of(pid: u32) -> Vec<PathBuf> {
     };
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     mounts.lines().filter_map(controllers).collect()
+}
+
+/// Whether a group has this controller.
+fn is_of(group: &Path, controller: &str) -> bool {
+    fs::read_dir(group).is_ok_and(|files| {
+        let names = files.flatten().map(|file| file.file_name());
+        names.filter_map(|name| name.into_string().ok()).any(|name| name.starts_with(controller))
+    })
+}
+
+fn has_processes(group: &Path) -> bool {
+    !fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().is_empty()
+}
+
+/// A hierarchy with groups that one sandbox can have after another; `None` where this host has
+/// none.
+fn reusing() -> Option<Arc<Hierarchy>> {
+    let hierarchy = discover();
+    let is_reusable = hierarchy.places().iter().any(|place| {
+        place.version == Version::V1 && !place.controllers.contains(&Controller::Memory)
+    });
+    if !is_reusable {
+        common::skip("no control groups of version 1");
+    }
+    is_reusable.then_some(hierarchy)
+}
+
+/// Those groups that another sandbox can have.
+fn lasting(group: &Group) -> Vec<PathBuf> {
+    let memory = group.directory_of(Controller::Memory);
+    group.directories().iter().filter(|path| Some(path.as_path()) != memory).cloned().collect()
+}
+
+/// Makes groups until they are these, or until there was time enough.
+fn comes_again(hierarchy: &Arc<Hierarchy>, wanted: &[PathBuf], patience: Duration) -> bool {
+    static NUMBER: AtomicU64 = AtomicU64::new(1000);
+    let began = Instant::now();
+    // What is made is held, so that something else comes next.
+    let mut others = Vec::new();
+    loop {
+        let group = hierarchy.create(NUMBER.fetch_add(1, Ordering::Relaxed)).unwrap();
+        if lasting(&group) == wanted {
+            return true;
+        }
+        assert!(lasting(&group).iter().all(|path| !wanted.contains(path)), "some of them");
+        if began.elapsed() > patience {
+            return false;
+        }
+        others.push(group);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn groups_are_left_to_the_next_sandbox_but_for_memory() {
+    let Some(hierarchy) = reusing() else { return };
+    let group = hierarchy.create(1).unwrap();
+    let memory = group.directory_of(Controller::Memory).map(Path::to_owned);
+    let wanted = lasting(&group);
+    drop(group);
+    assert!(comes_again(&hierarchy, &wanted, PATIENCE));
+    let next = hierarchy.create(2).unwrap();
+    assert!(memory.is_none_or(|memory| !next.directories().contains(&memory)));
+}
+
+#[test]
+fn groups_with_an_open_entrance_are_not_left_to_others() {
+    let Some(hierarchy) = reusing() else { return };
+    for number in 0..lasting(&hierarchy.create(1).unwrap()).len() {
+        let group = hierarchy.create(10 + number as u64).unwrap();
+        let wanted = lasting(&group);
+        let mut entrances = group.entrances().unwrap();
+        let place = group.directories().iter().position(|path| *path == wanted[number]).unwrap();
+        let entrance = entrances.swap_remove(place);
+        drop((entrances, group));
+        assert!(!comes_again(&hierarchy, &wanted, Duration::from_millis(300)));
+        // Whoever holds the entrance cannot keep the group.
+        wait_until("they are removed", || !wanted.iter().any(|group| group.exists()));
+        assert!(rustix::io::write(&entrance, b"0").is_err());
+    }
+}
+
+#[test]
+fn groups_with_a_process_are_not_left_to_others() {
+    let Some(hierarchy) = reusing() else { return };
+    for number in 0..lasting(&hierarchy.create(1).unwrap()).len() {
+        let group = hierarchy.create(10 + number as u64).unwrap();
+        let wanted = lasting(&group);
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        fs::write(wanted[number].join("tasks"), child.id().to_string()).unwrap();
+        drop(group);
+        assert!(!comes_again(&hierarchy, &wanted, Duration::from_millis(300)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+fn groups_wait_for_others_in_a_bounded_number_and_are_removed_at_the_end() {
+    let Some(hierarchy) = reusing() else { return };
+    let groups: Vec<_> = (1..=200).map(|number| hierarchy.create(number).unwrap()).collect();
+    let all: Vec<_> = groups.iter().map(lasting).collect();
+    drop(groups);
+    let left = || all.iter().filter(|group| group.iter().any(|path| path.exists())).count();
+    wait_until("those that are too many are removed", || left() <= 128);
+    // The others are there for the next.
+    let next = hierarchy.create(1000).unwrap();
+    assert!(all.contains(&lasting(&next)));
+    drop((next, hierarchy));
+    wait_until("all are removed", || left() == 0);
+}
+
+/// The second sandbox in the groups of the first has all of its own limits, and no others.
+#[test]
+fn a_sandbox_begins_anew_in_the_groups_of_another() {
+    let Some(_) = reusing() else { return };
+    let parent = parent();
+    if !has_groups(&parent) {
+        return;
+    }
+    let limit = Duration::from_millis(500);
+    let mut seen: Vec<PathBuf> = Vec::new();
+    let mut times = 0;
+    let began = Instant::now();
+    while times < 3 {
+        assert!(began.elapsed() < PATIENCE, "{times} times");
+        let mut sandbox = start(&parent, "spinners", "2", |spec| {
+            spec.cpu_time_limit = Some(limit);
+            spec.process_limit = 5;
+            spec.cpus = 1;
+        });
+        let groups = groups_of(sandbox.pid());
+        times += usize::from(groups.iter().any(|group| seen.contains(group)));
+        seen.extend(groups);
+        assert_eq!(said(&mut sandbox), "spinning");
+        assert_eq!(next(&mut sandbox), Event::Hangup);
+        assert_eq!(sandbox.limit_reached(), Some(LimitReached::CpuTime));
+        let used = sandbox.cpu_time().unwrap().unwrap();
+        assert!(used >= limit && used < limit * 2, "{used:?}");
+    }
+    let mut other = start(&parent, "explode", "", |_| {});
+    let made: u32 = said(&mut other).split(' ').next().unwrap().parse().unwrap();
+    assert!(made > 5, "{made}");
+    let mut small = start(&parent, "share", "200", |spec| spec.memory_limit = 50 << 20);
+    assert_eq!(next(&mut small), Event::Hangup);
+    assert_eq!(small.limit_reached(), Some(LimitReached::Memory));
+    drop(small);
+    let mut idle = start(&parent, "hang", "", |_| {});
+    idle.resume().unwrap();
+    assert_eq!(said(&mut idle), "resumed");
+    assert_eq!(idle.limit_reached(), None);
 }
 
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
@@ -158,8 +311,11 @@ fn groups_go_with_their_sandbox() {
     assert!(!groups.is_empty());
     assert!(groups.iter().all(|group| group.is_dir()), "{groups:?}");
     drop(sandbox);
-    wait_until("the groups are removed", || !groups.iter().any(|group| group.exists()));
+    wait_until("nobody is in the groups", || !groups.iter().any(|group| has_processes(group)));
+    let memory = groups.iter().filter(|group| is_of(group, "memory"));
+    wait_until("that for memory is removed", || !memory.clone().any(|group| group.exists()));
     drop(parent);
+    wait_until("all are removed", || !groups.iter().any(|group| group.exists()));
     // That which stands for this process has the name without the sandbox's number.
     let own: Vec<_> = groups.iter().map(|group| group.with_extension("")).collect();
     wait_until("the others are removed", || !own.iter().any(|group| group.exists()));

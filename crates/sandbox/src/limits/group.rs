@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use bytemuck::{Pod, Zeroable};
+
 use super::hierarchy::{Controller, Hierarchy, Maker, Version};
+use super::stock::Reusable;
 use super::{Meter, ResourceLimits, supervisor};
 
 /// Time in which a sandbox has its processors' worth of CPU time. The host kernel's
@@ -20,7 +23,52 @@ pub const CPU_PERIOD: Duration = Duration::from_millis(100);
 /// kernel wants it (Documentation/scheduler/sched-bwc.rst).
 const CPU_BURST_US: u128 = CPU_PERIOD.as_micros();
 
-/// The control groups of one sandbox, one in each tree. Dropping it removes them.
+/// How the groups of a sandbox are called by their maker and whoever asked for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct GroupName {
+    /// A number that no other sandbox has, or 0.
+    pub number: u64,
+    /// That of the sandbox for which those groups were made that this one has after others.
+    /// The same number if it is the first.
+    pub first: u64,
+    /// CPU time that those have counted for the others, in nanoseconds.
+    pub counted_ns: u64,
+}
+
+impl GroupName {
+    /// Groups that no other sandbox has had.
+    pub fn of_first(number: u64) -> Self {
+        Self { number, first: number, counted_ns: 0 }
+    }
+
+    fn counted(self) -> Duration {
+        Duration::from_nanos(self.counted_ns)
+    }
+}
+
+/// The limits in force in groups that somebody else has made, as [`Setting`] has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InForce {
+    memory: u64,
+    cpus: u64,
+    processes: u64,
+}
+
+impl InForce {
+    /// Of groups that have just been made.
+    pub const FIRST: Self = Self { memory: 0, cpus: FIRST_CPUS, processes: 0 };
+    /// Nobody knows.
+    pub const UNKNOWN: Self = Self { memory: UNKNOWN, cpus: UNKNOWN, processes: UNKNOWN };
+
+    /// The same where the group for memory has just been made.
+    pub fn with_new_memory_group(self) -> Self {
+        Self { memory: Self::FIRST.memory, ..self }
+    }
+}
+
+/// The control groups of one sandbox, one in each tree. Dropping it removes them, or leaves
+/// them to the next sandbox.
 #[derive(Debug)]
 pub struct Group {
     /// One for each place of the hierarchy, in the same order.
@@ -29,7 +77,9 @@ pub struct Group {
     cpu: Option<Setting>,
     processes: Option<Setting>,
     /// What the hierarchy's maker knows them by.
-    number: u64,
+    name: GroupName,
+    /// Whether this process has made them, and prepared all of them.
+    is_prepared: bool,
     /// The files that move a process into them, if somebody else has made the groups.
     given_entrances: Mutex<Vec<OwnedFd>>,
     /// Who counts what it has used.
@@ -40,13 +90,15 @@ pub struct Group {
 
 /// A file that holds a limit.
 #[derive(Debug)]
-struct Setting {
+pub(super) struct Setting {
     path: PathBuf,
     /// Kept open where another value than the expected one is common.
     file: Option<File>,
     /// The limit in force, 0: none. Saves the host call when nothing changes.
     current: AtomicU64,
     version: Version,
+    /// Whether it belongs to the user for whom the groups are made.
+    is_given: bool,
 }
 
 /// A limit that could not be set: whatever comes next is written.
@@ -56,7 +108,17 @@ impl Setting {
     fn new(directory: &Path, version: Version, v2: &str, v1: &str) -> Self {
         let name = if version == Version::V2 { v2 } else { v1 };
         let current = AtomicU64::new(0);
-        Self { path: directory.join(name), file: None, current, version }
+        Self { path: directory.join(name), file: None, current, version, is_given: false }
+    }
+
+    /// Has the next value written whatever it is.
+    pub fn forget(&self) {
+        self.current.store(UNKNOWN, Ordering::Relaxed);
+    }
+
+    /// The directory of the group.
+    pub fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
     }
 
     /// Keeps the file open.
@@ -76,7 +138,7 @@ impl Setting {
             None => fs::write(&self.path, text),
         };
         if written.is_err() {
-            self.current.store(UNKNOWN, Ordering::Relaxed);
+            self.forget();
         }
         written
     }
@@ -104,35 +166,48 @@ fn processes_text(count: u64, _: Version) -> String {
 }
 
 impl Group {
-    /// Prepares groups that have just been made.
+    /// Prepares groups that have just been made, but for those that other sandboxes have
+    /// had before, if there are such.
     pub(super) fn set_up(
         directories: Vec<PathBuf>,
-        number: u64,
+        name: GroupName,
         hierarchy: Arc<Hierarchy>,
+        reused: Option<Reusable>,
     ) -> io::Result<Self> {
-        let mut group = Self::with_settings(directories, number, Vec::new(), hierarchy);
+        let mut group = Self::with_settings(directories, name, Vec::new(), hierarchy);
+        let (cpu, processes) = reused.map(Reusable::into_settings).unwrap_or_default();
+        let cpu_is_prepared = cpu.is_some();
+        group.cpu = cpu.or(group.cpu.take());
+        group.processes = processes.or(group.processes.take());
         if let Some((directory, version)) = group.place_of(Controller::Memory) {
             prepare_memory(&directory, version)?;
             group.memory = group.memory.take().map(Setting::opened).transpose()?;
         }
         if let (Some(cpu), Some((directory, version))) =
             (&group.cpu, group.place_of(Controller::Cpu))
+            && !cpu_is_prepared
         {
             prepare_cpu(cpu, &directory, version)?;
         }
+        group.is_prepared = true;
         Ok(group)
     }
 
     /// Groups that somebody else has made and prepared.
     pub(super) fn given(
         directories: Vec<PathBuf>,
-        number: u64,
+        name: GroupName,
         entrances: Vec<OwnedFd>,
         hierarchy: Arc<Hierarchy>,
+        in_force: InForce,
     ) -> Self {
-        let mut group = Self::with_settings(directories, number, entrances, hierarchy);
-        if let Some(cpu) = &group.cpu {
-            cpu.current.store(FIRST_CPUS, Ordering::Relaxed);
+        let mut group = Self::with_settings(directories, name, entrances, hierarchy);
+        let InForce { memory, cpus, processes } = in_force;
+        let settings = [(&group.memory, memory), (&group.cpu, cpus), (&group.processes, processes)];
+        for (setting, value) in settings {
+            if let Some(setting) = setting {
+                setting.current.store(value, Ordering::Relaxed);
+            }
         }
         // Without it the file is opened when a limit is set.
         if let Some(memory) = &mut group.memory {
@@ -143,7 +218,7 @@ impl Group {
 
     fn with_settings(
         directories: Vec<PathBuf>,
-        number: u64,
+        name: GroupName,
         entrances: Vec<OwnedFd>,
         hierarchy: Arc<Hierarchy>,
     ) -> Self {
@@ -152,7 +227,8 @@ impl Group {
             memory: None,
             cpu: None,
             processes: None,
-            number,
+            name,
+            is_prepared: false,
             given_entrances: Mutex::new(entrances),
             meter: OnceLock::new(),
             hierarchy,
@@ -180,8 +256,9 @@ impl Group {
     /// The host kernel refuses.
     pub(crate) fn give_settings_to(&mut self, uid: u32, gid: u32) -> io::Result<()> {
         let settings = [&mut self.memory, &mut self.cpu, &mut self.processes];
-        settings.into_iter().flatten().try_for_each(|setting| {
+        settings.into_iter().flatten().filter(|setting| !setting.is_given).try_for_each(|setting| {
             setting.file = None;
+            setting.is_given = true;
             std::os::unix::fs::chown(&setting.path, Some(uid), Some(gid))
         })
     }
@@ -192,8 +269,8 @@ impl Group {
     }
 
     /// What the hierarchy's maker knows them by.
-    pub(crate) fn number(&self) -> u64 {
-        self.number
+    pub(crate) fn name(&self) -> GroupName {
+        self.name
     }
 
     /// The groups' directories.
@@ -220,6 +297,11 @@ impl Group {
         Ok(())
     }
 
+    /// Sets the limits of groups that have just been made.
+    pub(super) fn reset(&self) -> io::Result<()> {
+        self.set(ResourceLimits { memory: 0, cpus: FIRST_CPUS as u32, processes: 0 })
+    }
+
     /// The files whose writes move the writing, single-threaded process into the groups.
     ///
     /// # Errors
@@ -230,13 +312,7 @@ impl Group {
             return Ok(std::mem::take(&mut given));
         }
         let open = |(directory, version): (&PathBuf, Version)| {
-            let file = match version {
-                Version::V2 => "cgroup.procs",
-                // A thread that moves itself need not wait until every process of
-                // the host has left fork and exit, as the move of a process must.
-                Version::V1 => "tasks",
-            };
-            Ok(File::options().write(true).open(directory.join(file))?.into())
+            Ok(File::options().write(true).open(directory.join(entrance(version)))?.into())
         };
         let versions = self.hierarchy.places().iter().map(|place| place.version);
         self.directories.iter().zip(versions).map(open).collect()
@@ -254,9 +330,27 @@ impl Group {
     /// Where the CPU time is counted.
     fn counter(&self) -> Option<CpuCounter> {
         let number = self.hierarchy.place_of(Controller::CpuAccounting)?;
-        let (directory, version) =
-            (self.directories.get(number)?, self.hierarchy.places()[number].version);
-        Some(CpuCounter::of(directory, version))
+        let (directory, place) = (self.directories.get(number)?, &self.hierarchy.places()[number]);
+        let counter = CpuCounter::of(directory, place.version);
+        Some(if place.is_reusable() { counter.from(self.name.counted()) } else { counter })
+    }
+
+    /// Takes those groups out that the next sandbox can have. `None`: there are none.
+    fn take_reusable(&mut self) -> Option<Reusable> {
+        let places = self.hierarchy.places();
+        let is_reusable = |controller| {
+            self.hierarchy.place_of(controller).is_some_and(|place| places[place].is_reusable())
+        };
+        let counter = self.counter().filter(|_| is_reusable(Controller::CpuAccounting));
+        let cpu = self.cpu.take().filter(|_| is_reusable(Controller::Cpu));
+        let processes = self.processes.take().filter(|_| is_reusable(Controller::Pids));
+        let (mut reusable, mut others) = (Vec::new(), Vec::new());
+        for (directory, place) in std::mem::take(&mut self.directories).into_iter().zip(places) {
+            if place.is_reusable() { &mut reusable } else { &mut others }.push(directory);
+        }
+        self.directories = others;
+        (!reusable.is_empty())
+            .then(|| Reusable::new(self.name.first, reusable, cpu, processes, counter))
     }
 
     /// Bytes of memory that the group's processes have now, shared memory and page cache
@@ -280,14 +374,23 @@ impl Group {
         self.meter.set(meter.clone()).is_ok()
     }
 
+    /// The limits in force.
+    fn in_force(&self) -> InForce {
+        let of = |setting: &Option<Setting>| {
+            setting.as_ref().map_or(UNKNOWN, |setting| setting.current.load(Ordering::Relaxed))
+        };
+        InForce { memory: of(&self.memory), cpus: of(&self.cpu), processes: of(&self.processes) }
+    }
+
     /// Whether the host kernel has killed a process of the group for want of memory.
     pub(super) fn has_run_out_of_memory(&self) -> bool {
-        let Some(directory) = self.directory_of(Controller::Memory) else { return false };
-        // Version 2 has the first file, version 1 the second.
-        ["memory.events", "memory.oom_control"].iter().any(|file| {
-            let text = fs::read_to_string(directory.join(file)).unwrap_or_default();
-            field(&text, "oom_kill").is_some_and(|count| count > 0)
-        })
+        let Some((directory, version)) = self.place_of(Controller::Memory) else { return false };
+        let file = match version {
+            Version::V2 => "memory.events",
+            Version::V1 => "memory.oom_control",
+        };
+        let text = fs::read_to_string(directory.join(file)).unwrap_or_default();
+        field(&text, "oom_kill").is_some_and(|count| count > 0)
     }
 }
 
@@ -321,6 +424,11 @@ const WEIGHT: u32 = 2;
 /// Processors of a group that nobody has set a limit for.
 const FIRST_CPUS: u64 = 1;
 
+/// A sandbox that has used no more CPU time in its life has left nearly all of the present
+/// period's to the next one in its group. After others the quota is written again, which
+/// fills it up.
+pub(super) const SMALL_USE: Duration = Duration::from_millis(10);
+
 /// Sets the weight and allows bursts, which needs a quota to be set first. Linux has them
 /// since 5.14.
 fn prepare_cpu(setting: &Setting, directory: &Path, version: Version) -> io::Result<()> {
@@ -339,11 +447,23 @@ fn prepare_cpu(setting: &Setting, directory: &Path, version: Version) -> io::Res
     Ok(())
 }
 
+/// The file of a group that moves whoever writes to it there.
+pub(super) fn entrance(version: Version) -> &'static str {
+    match version {
+        Version::V2 => "cgroup.procs",
+        // A thread that moves itself need not wait until every process of
+        // the host has left fork and exit, as the move of a process must.
+        Version::V1 => "tasks",
+    }
+}
+
 /// The file in which the host counts the CPU time of a group.
 #[derive(Debug)]
 pub(super) struct CpuCounter {
     path: PathBuf,
     version: Version,
+    /// What others have used, which does not count.
+    zero: Duration,
 }
 
 impl CpuCounter {
@@ -352,7 +472,27 @@ impl CpuCounter {
             Version::V2 => "cpu.stat",
             Version::V1 => "cpuacct.usage",
         };
-        Self { path: directory.join(file), version }
+        Self { path: directory.join(file), version, zero: Duration::ZERO }
+    }
+
+    /// Leaves out what others have used before.
+    pub fn from(self, zero: Duration) -> Self {
+        Self { zero, ..self }
+    }
+
+    /// What does not count.
+    pub fn zero(&self) -> Duration {
+        self.zero
+    }
+
+    /// Begins anew at zero; what was used until now.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn restart(&mut self) -> io::Result<Duration> {
+        let used = self.read()?;
+        self.zero += used;
+        Ok(used)
     }
 
     /// CPU time that the group's processes have used.
@@ -362,7 +502,8 @@ impl CpuCounter {
             Version::V2 => field(&text, "usage_usec").map(Duration::from_micros),
             Version::V1 => text.trim().parse().ok().map(Duration::from_nanos),
         };
-        used.ok_or_else(|| io::ErrorKind::InvalidData.into())
+        used.map(|used| used.saturating_sub(self.zero))
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 }
 
@@ -377,14 +518,26 @@ impl Drop for Group {
     fn drop(&mut self) {
         let meter = self.meter.take();
         let account = meter.and_then(|meter| Some(Account { counter: self.counter()?, meter }));
-        match self.hierarchy.maker() {
-            Maker::Own => supervisor::remove(std::mem::take(&mut self.directories), account),
+        let hierarchy = self.hierarchy.clone();
+        match hierarchy.maker() {
+            Maker::Own => {
+                // Others expect groups to be prepared.
+                let reusable = if self.is_prepared { self.take_reusable() } else { None };
+                let directories = std::mem::take(&mut self.directories);
+                supervisor::retire(directories, reusable, hierarchy.stock(), account);
+            }
             Maker::Monitor(link) => {
                 // Nobody has been in it since before the handle was dropped.
+                let used = account.as_ref().and_then(|account| account.counter.read().ok());
                 if let Some(account) = account {
-                    account.meter.ended(account.counter.read().unwrap_or_default());
+                    account.meter.ended(used.unwrap_or_default());
                 }
-                link.remove_group(self.number);
+                if used.is_none_or(|used| used > SMALL_USE) {
+                    self.cpu.iter().for_each(Setting::forget);
+                }
+                // Before another sandbox can have them.
+                link.settings().note(self.name.first, self.in_force());
+                link.remove_group(self.name.number);
             }
         }
     }

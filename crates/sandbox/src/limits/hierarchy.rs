@@ -9,7 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
-use super::group::Group;
+use super::group::{Group, GroupName, InForce};
+use super::stock::{Reusable, Stock};
 use super::supervisor;
 use crate::monitor::MonitorLink;
 
@@ -96,6 +97,13 @@ pub struct Place {
 }
 
 impl Place {
+    /// Whether a sandbox can have groups here that another one has had. What a sandbox has left
+    /// in the page cache, or shares with others, stays charged to a group with the controller
+    /// for memory. In a tree of version 2 one group has all controllers.
+    pub(super) fn is_reusable(&self) -> bool {
+        self.version == Version::V1 && !self.controllers.contains(&Controller::Memory)
+    }
+
     /// The directory of a sandbox's group.
     fn of_sandbox(&self, number: u64) -> PathBuf {
         let mut directory = self.directory.clone().into_os_string();
@@ -111,6 +119,8 @@ pub struct Hierarchy {
     places: Vec<Place>,
     missing: Vec<Missing>,
     maker: Maker,
+    /// Where this process is the maker: groups of sandboxes that have ended.
+    stock: Arc<Stock>,
 }
 
 /// Who makes and removes the groups.
@@ -125,18 +135,22 @@ pub(super) enum Maker {
 impl Hierarchy {
     pub(super) fn new(places: Vec<Place>, missing: Vec<Missing>) -> Arc<Self> {
         supervisor::note_hierarchy();
-        Arc::new(Self { places, missing, maker: Maker::Own })
+        Arc::new(Self { places, missing, maker: Maker::Own, stock: Arc::default() })
     }
 
     /// The places of a monitor, which makes the groups.
     pub fn granted(link: Arc<MonitorLink>) -> Arc<Self> {
         let (places, missing) = (link.grant().places.clone(), link.grant().missing.clone());
         supervisor::note_hierarchy();
-        Arc::new(Self { places, missing, maker: Maker::Monitor(link) })
+        Arc::new(Self { places, missing, maker: Maker::Monitor(link), stock: Arc::default() })
     }
 
     pub(super) fn maker(&self) -> &Maker {
         &self.maker
+    }
+
+    pub(super) fn stock(&self) -> &Arc<Stock> {
+        &self.stock
     }
 
     /// Where the groups of the sandboxes are made.
@@ -159,36 +173,50 @@ impl Hierarchy {
         self.places.iter().position(|place| place.controllers.contains(&controller))
     }
 
-    /// Makes the groups of the sandbox with this number, which must be unique. A monitor
-    /// numbers them itself.
+    /// Makes the groups of the sandbox with this number, which must be unique, or takes
+    /// them from the stock. A monitor numbers them itself. Limits are in force that an earlier
+    /// sandbox had, until others are set.
     ///
     /// # Errors
     /// The host kernel refuses; nothing is left behind.
     pub fn create(self: &Arc<Self>, number: u64) -> io::Result<Group> {
         if let Maker::Monitor(link) = &self.maker {
-            let (number, entrances) = link.make_group()?;
-            return Ok(Group::given(self.directories(number), number, entrances, self.clone()));
+            let (name, entrances) = link.make_group()?;
+            let in_force = match name.first == name.number {
+                true => InForce::FIRST,
+                false => link.settings().take(name.first),
+            };
+            let directories = self.directories(name);
+            return Ok(Group::given(directories, name, entrances, self.clone(), in_force));
         }
-        let mut directories = Vec::with_capacity(self.places.len());
-        for place in &self.places {
-            let directory = place.of_sandbox(number);
-            if let Err(error) = make_directory(&directory) {
-                remove_all(&directories);
-                return Err(error);
+        let reused = self.stock.take();
+        let name =
+            reused.as_ref().map_or(GroupName::of_first(number), |reused| reused.name(number));
+        let directories = self.directories(name);
+        let is_there = |place: &Place| reused.is_some() && place.is_reusable();
+        let wanted = directories.iter().zip(&self.places);
+        let wanted = wanted.filter(|(_, place)| !is_there(place)).map(|(directory, _)| directory);
+        if let Err(error) = create_all(wanted) {
+            if let Some(refused) = reused.and_then(|reused| self.stock.put(reused)) {
+                remove_all(refused.directories());
             }
-            directories.push(directory);
+            return Err(error);
         }
-        Group::set_up(directories, number, self.clone())
+        Group::set_up(directories, name, self.clone(), reused)
     }
 
-    /// The groups with this number, which a monitor has made for an earlier daemon.
-    pub(crate) fn adopt(self: &Arc<Self>, number: u64) -> Group {
-        Group::given(self.directories(number), number, Vec::new(), self.clone())
+    /// The groups with this name, which a monitor has made for an earlier daemon.
+    pub(crate) fn adopt(self: &Arc<Self>, name: GroupName) -> Group {
+        let directories = self.directories(name);
+        Group::given(directories, name, Vec::new(), self.clone(), InForce::UNKNOWN)
     }
 
-    /// The directories of the groups with this number.
-    fn directories(&self, number: u64) -> Vec<PathBuf> {
-        self.places.iter().map(|place| place.of_sandbox(number)).collect()
+    /// The directories of the groups with this name.
+    fn directories(&self, name: GroupName) -> Vec<PathBuf> {
+        let directory = |place: &Place| {
+            place.of_sandbox(if place.is_reusable() { name.first } else { name.number })
+        };
+        self.places.iter().map(directory).collect()
     }
 }
 
@@ -217,11 +245,25 @@ fn umask() -> Option<u32> {
 impl Drop for Hierarchy {
     fn drop(&mut self) {
         if let Maker::Own = self.maker {
-            let directories = self.places.iter().map(|place| place.directory.clone()).collect();
-            supervisor::remove(directories, None);
+            let own = self.places.iter().map(|place| place.directory.clone());
+            let vacant = self.stock.close().into_iter().flat_map(Reusable::into_directories);
+            supervisor::remove(vacant.chain(own).collect());
         }
         supervisor::forget_hierarchy();
     }
+}
+
+/// Makes groups: all, or none.
+fn create_all<'a>(directories: impl Iterator<Item = &'a PathBuf>) -> io::Result<()> {
+    let mut made = Vec::new();
+    for directory in directories {
+        if let Err(error) = make_directory(directory) {
+            remove_all(&made);
+            return Err(error);
+        }
+        made.push(directory);
+    }
+    Ok(())
 }
 
 /// Removes groups that nobody is in yet.

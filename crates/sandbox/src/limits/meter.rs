@@ -93,7 +93,7 @@ impl Meter {
 
 #[cfg(test)]
 mod tests {
-    use super::super::group::Group;
+    use super::super::group::{Group, GroupName};
     use super::super::hierarchy::{Controller, Hierarchy, Place, Version};
     use super::*;
     use std::fs;
@@ -105,7 +105,9 @@ mod tests {
         let hierarchy = Hierarchy::new(vec![place], Vec::new());
         let group = directory.join("group");
         fs::create_dir_all(&group).unwrap();
-        Arc::new(Limits::new(Group::set_up(vec![group], 0, hierarchy).unwrap()))
+        Arc::new(Limits::new(
+            Group::set_up(vec![group], GroupName::of_first(0), hierarchy, None).unwrap(),
+        ))
     }
 
     #[test]

@@ -9,13 +9,15 @@
 //! | CPU time | accounted by the group, looked at by the [`supervisor`] | what the supervisor sees in `/proc`, and `RLIMIT_CPU` of each process |
 //!
 //! The groups are made with the zygote and not on the boot path, which writes only
-//! the values that are not there yet ([`Limits::expect`]).
+//! the values that are not there yet ([`Limits::expect`]). Where control groups have
+//! version 1, sandboxes have most of them one after the other ([`stock`]).
 
 mod discover;
 mod group;
 mod hierarchy;
 mod meter;
 mod rlimits;
+mod stock;
 mod supervisor;
 
 pub use discover::discover;
@@ -23,6 +25,9 @@ pub use group::{CPU_PERIOD, Group};
 pub use hierarchy::{Controller, Hierarchy, Missing, Place, Version};
 pub use meter::Meter;
 pub use supervisor::finish_removal;
+
+pub(crate) use group::GroupName;
+pub(crate) use stock::InForceByGroup;
 
 use supervisor::watch;
 
@@ -124,6 +129,15 @@ impl Limits {
     pub fn expect(&self, wanted: ResourceLimits) {
         // Set again, with its error, when it is known.
         let _ = self.group.set(wanted);
+    }
+
+    /// Sets the limits that groups have when they are made: earlier sandboxes may have left
+    /// others.
+    ///
+    /// # Errors
+    /// The host kernel refuses.
+    pub(crate) fn reset(&self) -> io::Result<()> {
+        self.group.reset()
     }
 
     /// Sets the limits of the sandbox with this process.

@@ -1,6 +1,6 @@
 //! One thread of the library that does what the host kernel does not do by itself: it
 //! ends sandboxes that have used up their CPU time, and removes the control groups of
-//! those that have ended.
+//! those that have ended, or leaves them to others.
 //!
 //! It sleeps as long as there is neither. A look at a sandbox is due when it could have
 //! spent half of what is left, so looks become more frequent towards the end; the time
@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::group::Account;
+use super::stock::{Reusable, Stock};
 use super::{Controller, Limits};
 use crate::zygote::{ExitCell, Process};
 
@@ -30,6 +31,9 @@ const LOOK_MAX: Duration = Duration::from_millis(100);
 const LINGERING: Duration = Duration::from_secs(2);
 /// First and last pause before a group that is not empty yet is tried again.
 const REMOVAL_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(500));
+/// For so long a group may have somebody in it, or somebody who could come, before it is
+/// removed instead of being left to others.
+const VACATING_PATIENCE: Duration = Duration::from_secs(1);
 /// After this long a group is left to the next start of Thaw.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -59,6 +63,8 @@ struct State {
 /// Groups that are to be removed.
 struct Removal {
     directories: Vec<PathBuf>,
+    /// Groups for other sandboxes, as soon as they are vacant, and where those find them.
+    reusable: Option<(Reusable, Arc<Stock>)>,
     /// What is still to be told of the group, and what it was at the last look.
     account: Option<Account>,
     used: Duration,
@@ -150,12 +156,30 @@ pub(crate) fn watch(process: &Process, limit: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes groups as soon as they are empty, and gives the last account of them.
-pub(super) fn remove(directories: Vec<PathBuf>, account: Option<Account>) {
-    if directories.is_empty() {
+/// Removes groups as soon as they are empty.
+pub(super) fn remove(directories: Vec<PathBuf>) {
+    if !directories.is_empty() {
+        settle(Removal::new(directories, None, Instant::now()));
+    }
+}
+
+/// Removes groups of a sandbox that has ended as soon as they are empty, leaves those to
+/// others that these can have, and gives the last account of all.
+pub(super) fn retire(
+    directories: Vec<PathBuf>,
+    reusable: Option<Reusable>,
+    stock: &Arc<Stock>,
+    account: Option<Account>,
+) {
+    if directories.is_empty() && reusable.is_none() {
         return;
     }
     let mut removal = Removal::new(directories, account, Instant::now());
+    removal.reusable = reusable.map(|reusable| (reusable, stock.clone()));
+    settle(removal);
+}
+
+fn settle(mut removal: Removal) {
     let mut state = SHARED.lock();
     if state.ensure_running().is_err() {
         drop(state);
@@ -305,23 +329,78 @@ fn parse_stat(stat: &str) -> Option<(u64, Duration)> {
 
 impl Removal {
     fn new(directories: Vec<PathBuf>, account: Option<Account>, now: Instant) -> Self {
-        let used = Duration::ZERO;
-        Self { directories, account, used, since: now, pause: REMOVAL_PAUSES.0, due: now }
+        Self {
+            directories,
+            reusable: None,
+            account,
+            used: Duration::ZERO,
+            since: now,
+            pause: REMOVAL_PAUSES.0,
+            due: now,
+        }
     }
 
     /// Removes what is empty; whether something is left to be tried again.
     fn attempt(&mut self, now: Instant) -> bool {
-        // Processes that are about to end may still use some.
-        if let Some(account) = &self.account {
+        self.remove_empty();
+        // Whoever is in one of the groups is in the others, too, and need not be looked for.
+        if self.directories.is_empty() {
+            self.leave_to_others(now);
+        }
+        self.due = now + self.pause;
+        self.pause = (self.pause * 2).min(REMOVAL_PAUSES.1);
+        let is_left = self.reusable.is_some() || !self.directories.is_empty();
+        if is_left && now.duration_since(self.since) >= REMOVAL_PATIENCE {
+            self.remove_reusable();
+            return false;
+        }
+        is_left
+    }
+
+    fn remove_empty(&mut self) {
+        // Processes that are about to end may still use some. Groups that others can have are
+        // read when nobody is in them any more.
+        let is_read_later =
+            self.reusable.as_ref().is_some_and(|(reusable, _)| reusable.counts_cpu_time());
+        if let Some(account) = self.account.as_ref().filter(|_| !is_read_later) {
             self.used = account.counter.read().unwrap_or(self.used);
         }
         self.directories.retain(|directory| match fs::remove_dir(directory) {
             Ok(()) => false,
             Err(error) => error.kind() != io::ErrorKind::NotFound,
         });
-        self.due = now + self.pause;
-        self.pause = (self.pause * 2).min(REMOVAL_PAUSES.1);
-        !self.directories.is_empty() && now.duration_since(self.since) < REMOVAL_PATIENCE
+    }
+
+    /// Puts groups that are vacant in the stock. Removes them where the host cannot tell, where
+    /// there are enough, or where it takes too long.
+    fn leave_to_others(&mut self, now: Instant) {
+        let Some((mut reusable, stock)) = self.reusable.take() else { return };
+        let is_in_time = now.duration_since(self.since) < VACATING_PATIENCE;
+        let result = match stock.has_room() && is_in_time {
+            true => reusable.is_vacant(),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        };
+        let left = match result {
+            Ok(false) => return self.reusable = Some((reusable, stock)),
+            Ok(true) => match reusable.close_account() {
+                Ok(used) => {
+                    self.used = used.unwrap_or(self.used);
+                    stock.put(reusable)
+                }
+                Err(_) => Some(reusable),
+            },
+            Err(_) => Some(reusable),
+        };
+        self.reusable = left.map(|reusable| (reusable, stock));
+        self.remove_reusable();
+    }
+
+    /// Removes the groups that others could have had.
+    fn remove_reusable(&mut self) {
+        if let Some((reusable, _)) = self.reusable.take() {
+            self.directories.extend(reusable.into_directories());
+            self.remove_empty();
+        }
     }
 }
 

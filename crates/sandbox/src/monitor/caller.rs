@@ -333,7 +333,7 @@ fn answer(socket: &OwnedFd, made: io::Result<Vec<OwnedFd>>) -> io::Result<()> {
         Err(error) => (error.raw_os_error().unwrap_or(libc::EIO), Vec::new()),
     };
     let made: Vec<_> = made.iter().map(AsFd::as_fd).collect();
-    send(socket, &Answer { errno, reserved: 0 }, &made)
+    send(socket, &Answer::new(errno), &made)
 }
 
 /// The namespace that [`answer`] has sent.
@@ -414,7 +414,7 @@ impl PidNamespace {
 /// Lets process 1 know that this process is there, with which it ends from then on, and waits
 /// until it has given up everything, and its end of the socket.
 fn await_confined(init: &OwnedFd) -> io::Result<()> {
-    send(init, &Answer { errno: 0, reserved: 0 }, &[])?;
+    send(init, &Answer::new(0), &[])?;
     match receive::<Answer>(init, &mut Vec::new())? {
         Some(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
         None => Ok(()),

@@ -14,6 +14,7 @@ use super::protocol::{
     receive_kept,
 };
 use crate::egress::Transport;
+use crate::limits::{GroupName, InForceByGroup};
 use crate::message;
 use crate::zygote::{receive, send};
 
@@ -24,6 +25,8 @@ pub struct MonitorLink {
     socket: Mutex<OwnedFd>,
     grant: Grant,
     last_group: AtomicU64,
+    /// Limits of groups that were given back.
+    settings: InForceByGroup,
     last_key: AtomicU64,
     /// Ids that zygote parents of this process have taken.
     taken: Mutex<Vec<Range<u32>>>,
@@ -54,6 +57,7 @@ pub fn adopt(socket: OwnedFd, grant: Grant) -> Arc<MonitorLink> {
     let link = MonitorLink {
         socket: Mutex::new(socket),
         last_group: AtomicU64::new(u64::from(grant.life) << 32),
+        settings: InForceByGroup::default(),
         last_key: AtomicU64::new(u64::from(grant.life) << 32),
         taken: Mutex::default(),
         errands: OnceLock::new(),
@@ -262,14 +266,20 @@ impl MonitorLink {
         self.ask(Request::new(REQUEST_RESOLVER, 0), &[socket.as_fd()]).map(drop)
     }
 
-    /// Has control groups made; their number, and the files that move a process into them.
-    pub(crate) fn make_group(&self) -> io::Result<(u64, Vec<OwnedFd>)> {
+    /// Has control groups made; their name, and the files that move a process into them.
+    pub(crate) fn make_group(&self) -> io::Result<(GroupName, Vec<OwnedFd>)> {
         let number = self.last_group.fetch_add(1, Ordering::Relaxed) + 1;
-        let entrances = self.ask(Request::new(REQUEST_GROUP, number), &[])?;
-        if entrances.len() != self.grant.places.len() {
+        let request = Request::new(REQUEST_GROUP, number);
+        let (Answer { group, .. }, entrances) = self.ask_for_answer(request, &[])?;
+        if group.number != number || entrances.len() != self.grant.places.len() {
             return Err(io::Error::from(io::ErrorKind::InvalidData));
         }
-        Ok((number, entrances))
+        Ok((group, entrances))
+    }
+
+    /// Limits of groups that were given back.
+    pub(crate) fn settings(&self) -> &InForceByGroup {
+        &self.settings
     }
 
     /// Has control groups removed as soon as nobody is in them.
@@ -287,16 +297,24 @@ impl MonitorLink {
     }
 
     fn ask(&self, request: Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
+        Ok(self.ask_for_answer(request, descriptors)?.1)
+    }
+
+    fn ask_for_answer(
+        &self,
+        request: Request,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<(Answer, Vec<OwnedFd>)> {
         let socket = lock(&self.socket);
         send(&*socket, &request, descriptors)?;
         receive_answer(&socket)
     }
 }
 
-fn receive_answer(socket: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
+fn receive_answer(socket: &OwnedFd) -> io::Result<(Answer, Vec<OwnedFd>)> {
     let mut received = Vec::new();
     match receive::<Answer>(socket, &mut received)? {
-        Some(Answer { errno: 0, .. }) => Ok(received),
+        Some(answer) if answer.errno == 0 => Ok((answer, received)),
         Some(Answer { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
         None => Err(io::Error::other("the monitor has ended")),
     }

@@ -11,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 use crate::egress::Transport;
-use crate::limits::{Missing, Place};
+use crate::limits::{GroupName, Missing, Place};
 use crate::message;
 
 /// Daemon → monitor: start a zygote parent. Attached: its control socket and the kernel.
@@ -70,8 +70,8 @@ impl KeptKind {
 #[derive(Debug)]
 pub struct Kept {
     pub kind: KeptKind,
-    /// Number of the control groups that are kept, too, or 0.
-    pub group: u64,
+    /// The control groups that are kept, too. Number 0: none.
+    pub group: GroupName,
     /// For the next daemon.
     pub note: Vec<u8>,
     pub descriptors: Vec<OwnedFd>,
@@ -140,6 +140,15 @@ pub struct Answer {
     pub errno: i32,
     /// Zero.
     pub reserved: u32,
+    /// Of [`REQUEST_GROUP`]: what was made.
+    pub group: GroupName,
+}
+
+impl Answer {
+    /// It was done, or why it was not.
+    pub fn new(errno: i32) -> Self {
+        Self { errno, ..Self::zeroed() }
+    }
 }
 
 /// The monitor's answer to [`REQUEST_NEXT_KEPT`].
@@ -153,7 +162,7 @@ pub struct KeptAnswer {
     /// Its key.
     pub key: u64,
     /// See [`Kept::group`].
-    pub group: u64,
+    pub group: GroupName,
 }
 
 /// Receives a request, with its note if it has one; `None` when the other end is closed.
@@ -179,16 +188,16 @@ pub fn receive_request(
     Ok(Some((request, note.to_vec())))
 }
 
-/// Sends what is kept under `key`, or that there is no more.
+/// Sends what is kept under `key`, with these control groups, or that there is no more.
 ///
 /// # Errors
 /// The host's.
-pub fn send_kept(socket: impl AsFd, kept: Option<(u64, &Kept)>) -> io::Result<()> {
-    let Some((key, kept)) = kept else {
+pub fn send_kept(socket: impl AsFd, kept: Option<(u64, &Kept, GroupName)>) -> io::Result<()> {
+    let Some((key, kept, group)) = kept else {
         let answer = KeptAnswer { errno: libc::ENOENT, ..KeptAnswer::zeroed() };
         return message::send(socket, &[IoSlice::new(bytemuck::bytes_of(&answer))], &[]);
     };
-    let answer = KeptAnswer { errno: 0, kind: kept.kind as u32, key, group: kept.group };
+    let answer = KeptAnswer { errno: 0, kind: kept.kind as u32, key, group };
     let parts = [IoSlice::new(bytemuck::bytes_of(&answer)), IoSlice::new(&kept.note)];
     let descriptors: Vec<_> = kept.descriptors.iter().map(AsFd::as_fd).collect();
     message::send(socket, &parts, &descriptors)

@@ -16,15 +16,15 @@ use serde::{Deserialize, Serialize};
 use super::caller::{Begun, CallerNamespaces, InnerRoot};
 use super::namespace::UserNamespace;
 use super::protocol::{
-    Answer, Grant, REQUEST_BIND, REQUEST_FORGET, REQUEST_GROUP, REQUEST_KEEP, REQUEST_NEXT_KEPT,
-    REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER, REQUEST_STATE_HELPER, Request,
-    receive_request, send_kept,
+    Answer, Grant, Kept, REQUEST_BIND, REQUEST_FORGET, REQUEST_GROUP, REQUEST_KEEP,
+    REQUEST_NEXT_KEPT, REQUEST_PARENT, REQUEST_REMOVE_GROUP, REQUEST_RESOLVER,
+    REQUEST_STATE_HELPER, Request, receive_request, send_kept,
 };
 use super::store::{DescriptorStore, do_not_linger};
 use crate::egress::Transport;
 use crate::host::RESERVE_IDS;
 use crate::join::Join;
-use crate::limits::{self, Group, Hierarchy, Version, WeakLimits};
+use crate::limits::{self, Group, GroupName, Hierarchy, Version, WeakLimits};
 use crate::resolver;
 use crate::state::launcher;
 use crate::sys;
@@ -256,13 +256,13 @@ impl Monitor {
                 self.start_state_helper(descriptors, request.number).map(|()| Vec::new())
             }
             REQUEST_RESOLVER => self.start_resolver(descriptors).map(|()| Vec::new()),
-            REQUEST_GROUP => self.make_group(request.number),
+            REQUEST_GROUP => return self.answer_group(socket, request.number),
             REQUEST_BIND => self.bind(&request).map(|socket| vec![socket]),
             REQUEST_KEEP => {
                 self.store.keep(&request, self.life, note, descriptors).map(|()| Vec::new())
             }
             REQUEST_NEXT_KEPT => {
-                return send_kept(socket, self.store.next_after(request.number)).is_ok();
+                return send_kept(socket, self.kept_after(request.number)).is_ok();
             }
             REQUEST_FORGET => {
                 self.store.forget(request.number);
@@ -279,7 +279,28 @@ impl Monitor {
             Err(error) => (error.raw_os_error().unwrap_or(libc::EIO), Vec::new()),
         };
         let attached: Vec<_> = attached.iter().map(AsFd::as_fd).collect();
-        send(socket, &Answer { errno, reserved: 0 }, &attached).is_ok()
+        send(socket, &Answer::new(errno), &attached).is_ok()
+    }
+
+    /// Makes control groups, and sends their name and entrances.
+    fn answer_group(&mut self, socket: &OwnedFd, number: u64) -> bool {
+        match self.make_group(number) {
+            Ok((group, entrances)) => {
+                let entrances: Vec<_> = entrances.iter().map(AsFd::as_fd).collect();
+                send(socket, &Answer { group, ..Answer::new(0) }, &entrances).is_ok()
+            }
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                send(socket, &Answer::new(errno), &[]).is_ok()
+            }
+        }
+    }
+
+    /// What is kept under the first key behind `key`, with the name of its control groups.
+    fn kept_after(&self, key: u64) -> Option<(u64, &Kept, GroupName)> {
+        let (key, kept) = self.store.next_after(key)?;
+        let made = self.made.get(&kept.group.number);
+        Some((key, kept, made.map_or(kept.group, Group::name)))
     }
 
     /// Lets go of what a daemon that has ended had kept for the next.
@@ -359,7 +380,7 @@ impl Monitor {
         if others >= self.children_max { Err(Errno::AGAIN.into()) } else { Ok(()) }
     }
 
-    fn make_group(&mut self, number: u64) -> io::Result<Vec<OwnedFd>> {
+    fn make_group(&mut self, number: u64) -> io::Result<(GroupName, Vec<OwnedFd>)> {
         if self.made.len() >= self.groups_max {
             return Err(Errno::NOSPC.into());
         }
@@ -371,9 +392,9 @@ impl Monitor {
         }
         let mut group = self.groups.create(number)?;
         group.give_settings_to(self.ids.uid, self.ids.gid)?;
-        let entrances = group.entrances()?;
+        let made = (group.name(), group.entrances()?);
         self.made.insert(number, group);
-        Ok(entrances)
+        Ok(made)
     }
 
     fn bind(&mut self, request: &Request) -> io::Result<OwnedFd> {
@@ -658,6 +679,70 @@ mod tests {
         }
         send(&all.2, &Request::new(REQUEST_REMOVE_GROUP, 7), &[]).unwrap();
         assert!(all.0.serve(&all.1));
+        // What is left to another sandbox goes with the monitor.
+        drop(all);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while directories.iter().any(|directory| directory.exists()) {
+            assert!(std::time::Instant::now() < deadline, "the groups are still there");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    /// Has groups made; their name, and the files that lead into them.
+    fn make(all: &mut (Monitor, OwnedFd, OwnedFd), number: u64) -> (GroupName, Vec<OwnedFd>) {
+        send(&all.2, &Request::new(REQUEST_GROUP, number), &[]).unwrap();
+        assert!(all.0.serve(&all.1));
+        let mut entrances = Vec::new();
+        let answer = receive::<Answer>(&all.2, &mut entrances).unwrap().unwrap();
+        assert_eq!((answer.errno, answer.group.number), (0, number));
+        (answer.group, entrances)
+    }
+
+    fn remove(all: &mut (Monitor, OwnedFd, OwnedFd), number: u64) {
+        send(&all.2, &Request::new(REQUEST_REMOVE_GROUP, number), &[]).unwrap();
+        assert!(all.0.serve(&all.1));
+    }
+
+    /// Whether one of the next groups are those that were made with this number.
+    fn comes_again(
+        all: &mut (Monitor, OwnedFd, OwnedFd),
+        numbers: std::ops::Range<u64>,
+        first: u64,
+    ) -> bool {
+        numbers.into_iter().any(|number| {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            make(all, number).0.first == first
+        })
+    }
+
+    #[test]
+    fn a_daemon_gets_groups_again_only_when_nobody_is_in_them_or_can_come() {
+        let Some(mut all) = monitor() else { return };
+        let is_v1 = |place: &limits::Place| place.version == Version::V1;
+        if !all.0.groups.places().iter().any(is_v1) || all.0.groups.places().len() < 2 {
+            eprintln!("skipped: no control groups of version 1");
+            return;
+        }
+        // The daemon says that it is done with a live sandbox.
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        make(&mut all, 1);
+        let directories = all.0.made[&1].directories().to_vec();
+        let cpu = all.0.made[&1].directory_of(limits::Controller::Cpu).unwrap().join("tasks");
+        std::fs::write(cpu, child.id().to_string()).unwrap();
+        remove(&mut all, 1);
+        assert!(!comes_again(&mut all, 1000..1040, 1));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // It keeps a file that leads there.
+        let (_, entrances) = make(&mut all, 2);
+        remove(&mut all, 2);
+        assert!(!comes_again(&mut all, 2000..2040, 2));
+        drop(entrances);
+        let (_, entrances) = make(&mut all, 3);
+        drop(entrances);
+        remove(&mut all, 3);
+        assert!(comes_again(&mut all, 3000..4000, 3));
+        drop(all);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while directories.iter().any(|directory| directory.exists()) {
             assert!(std::time::Instant::now() < deadline, "the groups are still there");
@@ -687,7 +772,7 @@ mod tests {
             receive_kept(&all.2).unwrap()
         };
         let (key, kept) = next(0).unwrap();
-        assert_eq!((key, kept.kind, kept.group), (1, KeptKind::Sandbox, 2));
+        assert_eq!((key, kept.kind, kept.group.number), (1, KeptKind::Sandbox, 2));
         assert_eq!((&kept.note[..], kept.descriptors.len()), (&b"a note"[..], 3));
         assert!(next(key).is_none());
         send(&all.2, &Request::new(REQUEST_FORGET, key), &[]).unwrap();

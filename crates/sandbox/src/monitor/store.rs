@@ -11,6 +11,7 @@ use rustix::net::sockopt::set_socket_linger;
 use super::protocol::{
     KEPT_DESCRIPTORS_MAX, Kept, KeptKind, PARENT_DESCRIPTORS, PARENT_PIDFD, Request,
 };
+use crate::limits::GroupName;
 use crate::zygote::pid_of;
 
 /// Most zygote parents.
@@ -63,7 +64,8 @@ impl DescriptorStore {
             return Err(Errno::NOSPC.into());
         }
         self.descriptors += count;
-        let kept = Kept { kind, group: request.group_to_keep(), note, descriptors };
+        let group = GroupName::of_first(request.group_to_keep());
+        let kept = Kept { kind, group, note, descriptors };
         self.kept.insert(request.number, kept);
         Ok(())
     }
@@ -95,7 +97,7 @@ impl DescriptorStore {
 
     /// Numbers of the control groups that are to stay.
     pub fn groups(&self) -> HashSet<u64> {
-        self.kept.values().map(|kept| kept.group).collect()
+        self.kept.values().map(|kept| kept.group.number).collect()
     }
 
     /// The process ids of the zygote parents that do not end with their daemon, as `/proc`

@@ -103,7 +103,7 @@ impl Sandbox {
         let mut all = vec![self.control().as_fd(), process.pidfd(), console.as_fd()];
         all.extend(connections.iter().map(AsFd::as_fd));
         all.extend(descriptors);
-        let group = process.limits.group().number();
+        let group = process.limits.group().name().number;
         let keep = link.keep(KeptKind::Sandbox, Some(group), &text, &all)?;
         Ok(Some(KeptForSuccessor(keep)))
     }
@@ -311,7 +311,7 @@ pub fn take_over(console: &Console) -> io::Result<Legacy> {
         let result = match kept.kind {
             KeptKind::Sandbox => orphan(&adopted, console, keep, kept)
                 .map(|orphan| legacy.sandboxes.push(orphan))
-                .inspect_err(|_| link.remove_group(group)),
+                .inspect_err(|_| link.remove_group(group.number)),
             _ => connection(keep, kept).map(|connection| legacy.connections.push(connection)),
         };
         if let Err(error) = result {

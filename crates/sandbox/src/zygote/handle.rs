@@ -244,6 +244,9 @@ impl ZygoteParent {
     /// Makes a zygote that can become a template, and verifies what it may do.
     pub(super) fn create_for_template(&self) -> Result<Zygote, ZygoteError> {
         let zygote = self.create_for(REQUEST_CREATE_TEMPLATE)?;
+        let during = |step| move |source| ZygoteError::Create { step, source };
+        // Of sandboxes that had its groups before.
+        zygote.process.limits.reset().map_err(during("set its limits"))?;
         verify_template(&zygote.process)?;
         Ok(zygote)
     }
