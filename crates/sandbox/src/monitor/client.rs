@@ -359,6 +359,7 @@ mod tests {
         let link = MonitorLink {
             socket: Mutex::new(socket),
             grant,
+            settings: InForceByGroup::default(),
             last_group: AtomicU64::new(0),
             last_key: AtomicU64::new(0),
             taken: Mutex::default(),
@@ -376,7 +377,7 @@ mod tests {
             if request.kind == REQUEST_KEEP {
                 let kept = store.keep(&request, 0, note, given);
                 let errno = kept.map_or_else(|error| error.raw_os_error().unwrap(), |()| 0);
-                let _ = send(monitor, &Answer { errno, reserved: 0 }, &[]);
+                let _ = send(monitor, &Answer::new(errno), &[]);
             } else {
                 store.forget(request.number);
             }
