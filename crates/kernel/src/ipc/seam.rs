@@ -4,7 +4,7 @@
 use alloc::sync::{Arc, Weak};
 
 use crate::errno::{Errno, Result};
-use crate::fs::fd_table::OnExec;
+use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::net::address::Endpoint;
 use crate::net::host_poll::{Handle, HostFile, Kind};
@@ -13,6 +13,7 @@ use crate::net::outside::Reach;
 use crate::net::socket::PeerCredentials;
 use crate::net::tcp::TcpSocket;
 use crate::platform::host::HostFd;
+use crate::platform::user::UserAddress;
 use crate::task::process::RLIMIT_NOFILE;
 use crate::task::wait::WaitQueue;
 use crate::task::{Capabilities, Credentials, current_process};
@@ -35,14 +36,22 @@ pub fn descriptor_capacity() -> usize {
 pub fn install(file: Arc<OpenFile>, flags: OpenFlags) -> Result<i32> {
     let process = current_process();
     let limit = process.limits.lock()[RLIMIT_NOFILE].current;
-    let on_exec = if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep };
-    process.files.lock().insert(file, on_exec, limit)
+    process.files.lock().insert(file, on_exec(flags), limit)
 }
 
-/// Frees a descriptor that was installed by the running call.
-pub fn close(fd: i32) {
-    let file = current_process().files.lock().remove(fd);
-    drop(file);
+/// What `O_CLOEXEC` says.
+pub fn on_exec(flags: OpenFlags) -> OnExec {
+    if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep }
+}
+
+/// Gives two files descriptors and writes the numbers to `at` (pipe(2), socketpair(2)).
+pub fn install_pair(at: UserAddress, files: [Arc<OpenFile>; 2], flags: OpenFlags) -> Result<u64> {
+    let descriptors = [NewDescriptor::reserve()?, NewDescriptor::reserve()?];
+    at.write(&descriptors.each_ref().map(NewDescriptor::number))?;
+    for (descriptor, file) in descriptors.into_iter().zip(files) {
+        descriptor.install(file, on_exec(flags));
+    }
+    Ok(0)
 }
 
 /// Process id, real user and real group of the running process: what it sends

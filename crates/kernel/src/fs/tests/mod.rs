@@ -201,7 +201,7 @@ impl World {
         let fs = FileSystems::new(lower).unwrap();
         let FsContext { cwd, root, umask } = FsContext::new(fs.root.clone());
         let context =
-            Context { root, cwd, umask, identity: Identity::default(), file_size_limit: u64::MAX };
+            Context { root, cwd, umask, identity: Identity::default() };
         Self { fs, context }
     }
 
