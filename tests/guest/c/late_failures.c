@@ -506,15 +506,12 @@ static void answers(void)
     TRY(read(pair[0], text, 8));
     close(pair[0]);
     close(pair[1]);
-    int types[] = {SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET};
-    for (int i = 0; i < 3; i++) {
-        MUST(socketpair(AF_UNIX, types[i] | SOCK_NONBLOCK, 0, pair));
-        MUST(write(pair[1], "abc", 3));
-        TRY(read(pair[0], BAD, 3));
-        TRY(read(pair[0], text, 8));
-        close(pair[0]);
-        close(pair[1]);
-    }
+    MUST(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair));
+    MUST(write(pair[1], "abc", 3));
+    TRY(read(pair[0], BAD, 3));
+    TRY(read(pair[0], text, 8));
+    close(pair[0]);
+    close(pair[1]);
 
     PART("descriptors in a message without room");
     struct iovec part = {text, 1};

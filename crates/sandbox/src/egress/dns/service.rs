@@ -77,10 +77,7 @@ impl Running {
     }
 
     /// The service; `start` gives a new one its thread.
-    fn get(
-        &self,
-        start: impl FnOnce(Arc<Service>) -> io::Result<()>,
-    ) -> io::Result<Arc<Service>> {
+    fn get(&self, start: impl FnOnce(Arc<Service>) -> io::Result<()>) -> io::Result<Arc<Service>> {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(service) = &*running {
             return Ok(service.clone());
