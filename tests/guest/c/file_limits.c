@@ -3,6 +3,7 @@
  * away, whichever call it is. */
 #include "guest.h"
 #include <linux/falloc.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/sendfile.h>
@@ -281,6 +282,44 @@ static void seals(void)
     WRITES(read(pair[0], data, sizeof data));
 }
 
+/* What somebody who watches a file has heard of. */
+static void heard(int watch)
+{
+    char buffer[4096];
+    ssize_t got = read(watch, buffer, sizeof buffer);
+    say("  heard:");
+    for (ssize_t at = 0; at < got;) {
+        struct inotify_event *event = (void *)(buffer + at);
+        say(" %s%x", event->wd == 1 ? "source " : "", event->mask);
+        at += (ssize_t)(sizeof *event + event->len);
+    }
+    say("\n");
+}
+
+static void watchers(void)
+{
+    struct iovec part = {data, 10};
+    PART("watchers");
+    fresh("watched", 0);
+    int watch = (int)MUST(inotify_init1(IN_NONBLOCK));
+    MUST(inotify_add_watch(watch, "source", IN_ACCESS | IN_MODIFY));
+    MUST(inotify_add_watch(watch, "watched", IN_ACCESS | IN_MODIFY));
+    TRY(sendfile(out, source, NULL, 10));
+    heard(watch);
+    TRY(copy_file_range(source, NULL, out, NULL, 10, 0));
+    heard(watch);
+    fill_pipe(10);
+    TRY(splice(pair[0], NULL, out, NULL, 10, 0));
+    heard(watch);
+    TRY(splice(pair[0], NULL, out, NULL, 10, SPLICE_F_NONBLOCK));
+    heard(watch);
+    TRY(splice(source, NULL, pair[1], NULL, 10, 0));
+    heard(watch);
+    TRY(pwritev2(out, &part, 1, -1, RWF_APPEND));
+    heard(watch);
+    close(watch);
+}
+
 int main(void)
 {
     char *scratch = enter_scratch();
@@ -290,6 +329,7 @@ int main(void)
     MUST(write(source, data, sizeof data));
     limits();
     seals();
+    watchers();
     if (geteuid() == 0)
         privileges();
     leave_scratch(scratch);

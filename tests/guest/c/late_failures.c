@@ -8,12 +8,14 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
 #include <sys/msg.h>
 #include <sys/resource.h>
+#include <sys/select.h>
 #include <sys/sem.h>
-#include <sys/sendfile.h>
 #include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
@@ -546,6 +548,99 @@ static void answers(void)
     close(pair[1]);
 }
 
+/* A mask for the time of a call ends with the call, whether it failed or not. */
+static void masks(void)
+{
+    struct sigaction action = {.sa_handler = handle};
+    sigset_t usr1, none, now;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT}, seen = {0};
+    struct pollfd ready;
+    fd_set set;
+    int pair[2];
+
+    PART("temporary signal masks");
+    sigemptyset(&none);
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    MUST(sigaction(SIGUSR1, &action, NULL));
+    MUST(sigprocmask(SIG_BLOCK, &usr1, NULL));
+    MUST(raise(SIGUSR1));
+    MUST(pipe(pair));
+    MUST(write(pair[1], "x", 1));
+    int epoll = (int)MUST(epoll_create1(0));
+    TRY(epoll_pwait(-1, &seen, 1, 0, &none));
+    TRY(epoll_pwait(epoll, &seen, 0, 0, &none));
+    TRY(epoll_pwait(epoll, &seen, 1, 0, &none));
+    TRY(epoll_ctl(epoll, EPOLL_CTL_ADD, pair[0], &event));
+    say("%d handled\n", handled);
+    TRY(syscall(SYS_epoll_pwait, epoll, BAD, 1, 0, NULL, 8));
+    TRY(epoll_pwait(epoll, &seen, 1, 0, &none));
+    TRY(epoll_pwait(epoll, &seen, 1, 0, NULL));
+    ready = (struct pollfd){.fd = pair[0], .events = POLLIN};
+    TRY(ppoll(&ready, 1, NULL, &none));
+    TRY(ppoll(&ready, 1 << 30, NULL, &none));
+    FD_ZERO(&set);
+    FD_SET(pair[0], &set);
+    TRY(pselect(pair[0] + 1, &set, NULL, NULL, NULL, &none));
+    FD_SET(900, &set);
+    TRY(pselect(1000, &set, NULL, NULL, NULL, &none));
+    say("%d handled\n", handled);
+    MUST(sigprocmask(SIG_BLOCK, NULL, &now));
+    IS(sigismember(&now, SIGUSR1));
+    /* With nothing to report, the signal ends the call, also one that does not wait. */
+    struct timespec at_once = {0, 0};
+    ready.events = POLLPRI;
+    TRY(ppoll(&ready, 1, &at_once, &none));
+    say("%d handled\n", handled);
+    MUST(raise(SIGUSR1));
+    TRY(pselect(0, NULL, NULL, NULL, &at_once, &none));
+    say("%d handled\n", handled);
+    MUST(raise(SIGUSR1));
+    TRY(epoll_pwait(epoll, &seen, 1, -1, &none));
+    say("%d handled\n", handled);
+    MUST(raise(SIGUSR1));
+    MUST(sigprocmask(SIG_UNBLOCK, &usr1, NULL));
+    say("%d handled\n", handled);
+    close(epoll);
+    close(pair[0]);
+    close(pair[1]);
+}
+
+static void locks(void)
+{
+    PART("a lock that cannot be converted is lost");
+    int a = (int)MUST(open("locked", O_RDWR | O_CREAT, 0644)), b = (int)MUST(open("locked", O_RDWR));
+    struct flock first = {.l_type = F_RDLCK, .l_len = 10}, second = {.l_type = F_WRLCK, .l_len = 20};
+    TRY(flock(a, LOCK_SH));
+    TRY(flock(b, LOCK_SH));
+    TRY(flock(a, LOCK_EX | LOCK_NB));
+    TRY(flock(b, LOCK_EX | LOCK_NB));
+    /* One that is refused leaves the old record lock. */
+    TRY(fcntl(a, F_OFD_SETLK, &first));
+    TRY(fcntl(b, F_OFD_SETLK, &first));
+    TRY(fcntl(a, F_OFD_SETLK, &second));
+    TRY(fcntl(b, F_OFD_SETLK, &second));
+    close(a);
+    TRY(fcntl(b, F_OFD_SETLK, &second));
+    close(b);
+    unlink("locked");
+}
+
+static void terminals(void)
+{
+    struct pollfd master = {.events = POLLIN};
+    int unlock = 0;
+    PART("a terminal without room");
+    master.fd = (int)MUST(open("/dev/ptmx", O_RDWR | O_NOCTTY));
+    MUST(ioctl(master.fd, TIOCSPTLCK, &unlock));
+    leave_room_for(0);
+    TRY(ioctl(master.fd, TIOCGPTPEER, O_RDWR | O_NOCTTY));
+    lift_limit();
+    TRY(poll(&master, 1, 0));
+    say("events %x\n", master.revents);
+    close(master.fd);
+}
+
 int main(int argc, char **argv)
 {
     char *scratch;
@@ -561,6 +656,9 @@ int main(int argc, char **argv)
     connections();
     ipc();
     answers();
+    masks();
+    locks();
+    terminals();
     races();
     executions();
     leave_scratch(scratch);

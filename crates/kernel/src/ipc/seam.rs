@@ -103,6 +103,12 @@ pub fn send_sigpipe() {
     crate::task::signal::send_sigpipe();
 }
 
+/// Ends the time of a temporary signal mask of the running thread.
+pub fn restore_mask() {
+    #[cfg(not(test))]
+    crate::task::signal::restore_mask();
+}
+
 /// Replaces the running thread's signal mask until the call returns to the guest.
 pub fn set_temporary_mask(_mask: u64) {
     #[cfg(not(test))]
