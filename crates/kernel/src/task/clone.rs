@@ -229,18 +229,19 @@ fn clone_task(request: &Request) -> Result<u64> {
         // As at the limit of processes: that is what it is.
         return Err(Errno::EAGAIN);
     }
-    let child = UnpublishedProcess(Some(new_process(request, tid)?));
-    let thread = new_thread(request, tid, child.process());
+    let child = UnpublishedProcess { process: new_process(request, tid)?, is_known: false };
+    let thread = new_thread(request, tid, child.process.clone());
     let pidfd = request.flags.contains(CloneFlags::PIDFD);
-    let pidfd = pidfd.then(|| NewPidFd::prepare(child.process(), request.pidfd)).transpose()?;
+    let pidfd =
+        pidfd.then(|| NewPidFd::prepare(child.process.clone(), request.pidfd)).transpose()?;
     // From here on, the child is there.
     let shares_memory = request.flags.contains(CloneFlags::VM);
     if shares_memory {
         publish(&thread);
     } else {
-        carrier::fork(child.process().mm(), &thread)?;
+        carrier::fork(child.process.mm(), &thread)?;
     }
-    let child = child.is_published();
+    let child = child.published();
     request.tell_maker(tid);
     if let Some(pidfd) = pidfd {
         pidfd.install();
@@ -258,24 +259,24 @@ fn clone_task(request: &Request) -> Result<u64> {
 
 /// A process that nobody knows yet. Dropped, it gives back what it shares with its
 /// maker, and nobody will ever have known it.
-struct UnpublishedProcess(Option<Arc<Process>>);
+struct UnpublishedProcess {
+    process: Arc<Process>,
+    is_known: bool,
+}
 
 impl UnpublishedProcess {
-    fn process(&self) -> Arc<Process> {
-        self.0.clone().expect("the process, until it is published or dropped")
-    }
-
-    /// Notes that others know the process now.
-    fn is_published(mut self) -> Arc<Process> {
-        self.0.take().expect("the process, until it is published or dropped")
+    /// The process, which others know now.
+    fn published(mut self) -> Arc<Process> {
+        self.is_known = true;
+        self.process.clone()
     }
 }
 
 impl Drop for UnpublishedProcess {
     fn drop(&mut self) {
-        if let Some(process) = self.0.take() {
-            process.mm().detach();
-            super::exit::close_files(&process);
+        if !self.is_known {
+            self.process.mm().detach();
+            super::exit::close_files(&self.process);
         }
     }
 }
