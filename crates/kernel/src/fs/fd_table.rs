@@ -251,8 +251,9 @@ impl FdTable {
 /// again: a call takes the number first, does what can fail, and installs the file
 /// last.
 pub struct NewDescriptor {
-    table: Arc<Lock<FdTable>>,
+    table: &'static Lock<FdTable>,
     fd: i32,
+    is_open: bool,
 }
 
 impl NewDescriptor {
@@ -260,12 +261,8 @@ impl NewDescriptor {
     pub fn reserve() -> Result<Self> {
         let process = current_process();
         let limit = process.limits.lock()[RLIMIT_NOFILE].current;
-        Self::reserve_in(&process.files, limit)
-    }
-
-    fn reserve_in(table: &Arc<Lock<FdTable>>, limit: u64) -> Result<Self> {
-        let fd = table.lock().reserve(limit)?;
-        Ok(Self { table: table.clone(), fd })
+        let fd = process.files.lock().reserve(limit)?;
+        Ok(Self { table: &process.files, fd, is_open: false })
     }
 
     /// The number.
@@ -274,14 +271,17 @@ impl NewDescriptor {
     }
 
     /// Gives the number to a file.
-    pub fn install(self, file: Arc<OpenFile>, on_exec: OnExec) -> i32 {
+    pub fn install(mut self, file: Arc<OpenFile>, on_exec: OnExec) -> i32 {
         self.table.lock().fill(self.fd, file, on_exec);
+        self.is_open = true;
         self.fd
     }
 }
 
 impl Drop for NewDescriptor {
     fn drop(&mut self) {
-        self.table.lock().cancel(self.fd);
+        if !self.is_open {
+            self.table.lock().cancel(self.fd);
+        }
     }
 }
