@@ -174,6 +174,57 @@ except OSError as error:
     assert_eq!(sandboxed(&["--processes=5000"], "").code, Some(2));
 }
 
+/// A fork that the host refuses is no process, thread or descriptor of the sandbox, and
+/// takes nothing from later ones.
+#[test]
+fn a_refused_fork_leaves_nothing_behind() {
+    if !limits_are_enforced() {
+        return;
+    }
+    let script = "\
+import ctypes, os, signal, threading
+CLONE_PIDFD, CLONE_PARENT_SETTID = 0x1000, 0x100000
+libc = ctypes.CDLL(None, use_errno=True)
+made, told = [], (ctypes.c_int * 1)(-7)
+
+def clone(flags):
+    pid = libc.syscall(56, flags | signal.SIGCHLD, 0, told, 0, 0)
+    if pid == 0:
+        signal.pause()
+    return pid if pid > 0 else 0
+
+def count(path):
+    return len([name for name in os.listdir(path) if name.isdigit()])
+
+def fill():
+    while pid := clone(0):
+        made.append(pid)
+
+# With a second thread, the kernel halts the other virtual CPUs for the first fork.
+done = threading.Event()
+thread = threading.Thread(target=done.wait)
+thread.start()
+for attempt in range(3):
+    fill()
+    before = count('/proc/self/fd')
+    refused = [clone(flags) for flags in (0, CLONE_PIDFD, CLONE_PARENT_SETTID)]
+    new = len(made) - (count('/proc') - 1), count('/proc/self/fd') - before
+    print(len(made) > 10, refused, new, count('/proc/self/task'), flush=True)
+    for pid in made:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    made.clear()
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        print('no child', count('/proc'), flush=True)
+done.set()
+thread.join()
+";
+    let round = "True [0, 0, 0] (0, 0) 2\nno child 1\n";
+    assert_eq!(sandboxed(&["--processes=40"], script).success(), round.repeat(3));
+}
+
 /// A guest that calls the host behind its kernel's back.
 #[test]
 fn a_hostile_program_has_no_more_than_others() {

@@ -194,7 +194,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
     }
     let program = find_program(&context, strings)?;
     let name = program.argv.first().cloned().unwrap_or_default();
-    let frame = match program.load(process) {
+    let frame = match program.prepare(process).and_then(|program| program.load(process)) {
         Ok(frame) => frame,
         Err(Errno::ENOEXEC) => say(
             b"",

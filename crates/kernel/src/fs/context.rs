@@ -4,7 +4,6 @@ use super::path::Path;
 use super::permission::Identity;
 use crate::errno::{Errno, Result};
 use crate::task::Process;
-use crate::task::process::RLIMIT_FSIZE;
 
 /// Working directory, root directory and umask of a process.
 #[derive(Clone)]
@@ -35,8 +34,6 @@ pub struct Context {
     pub umask: u32,
     /// Ids.
     pub identity: Identity,
-    /// `RLIMIT_FSIZE`, in bytes.
-    pub file_size_limit: u64,
 }
 
 /// `AT_FDCWD`: relative paths start at the working directory.
@@ -53,13 +50,7 @@ impl Context {
     pub fn of(process: &Process) -> Self {
         let identity = Identity::effective(&process.credentials.lock());
         let fs = process.fs.lock();
-        Self {
-            root: fs.root.clone(),
-            cwd: fs.cwd.clone(),
-            umask: fs.umask,
-            identity,
-            file_size_limit: process.limits.lock()[RLIMIT_FSIZE].current,
-        }
+        Self { root: fs.root.clone(), cwd: fs.cwd.clone(), umask: fs.umask, identity }
     }
 
     /// Where a relative path of an `*at` call starts.

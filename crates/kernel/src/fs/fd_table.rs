@@ -5,6 +5,9 @@ use alloc::vec::Vec;
 
 use super::file::OpenFile;
 use crate::errno::{Errno, Result};
+use crate::sync::Lock;
+use crate::task::current_process;
+use crate::task::process::RLIMIT_NOFILE;
 
 /// What happens to a descriptor at execve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,10 +18,24 @@ pub enum OnExec {
     Close,
 }
 
+/// A descriptor that is in use.
 #[derive(Clone)]
-struct Slot {
-    file: Arc<OpenFile>,
-    on_exec: OnExec,
+enum Slot {
+    /// A call has reserved the number and will open it or give it back.
+    Reserved,
+    Open {
+        file: Arc<OpenFile>,
+        on_exec: OnExec,
+    },
+}
+
+impl Slot {
+    fn into_file(self) -> Option<Arc<OpenFile>> {
+        match self {
+            Self::Reserved => None,
+            Self::Open { file, .. } => Some(file),
+        }
+    }
 }
 
 /// The descriptors of a process.
@@ -40,9 +57,18 @@ impl FdTable {
         Self::default()
     }
 
-    /// A copy for a new process, which nobody has yet.
+    /// A copy for a new process, which nobody has yet. Calls that are under way
+    /// install what they open in this table only, so that the copy has no
+    /// reserved descriptors.
     pub fn copy(&self) -> Self {
-        Self { users: 0, ..self.clone() }
+        let mut copy = Self { users: 0, ..self.clone() };
+        for fd in 0..copy.slots.len() {
+            if matches!(copy.slots[fd], Some(Slot::Reserved)) {
+                copy.slots[fd] = None;
+                copy.lowest_free = copy.lowest_free.min(fd);
+            }
+        }
+        copy
     }
 
     /// Notes that a process has this table.
@@ -60,7 +86,7 @@ impl FdTable {
     /// The open file behind a descriptor; `EBADF` if there is none.
     pub fn get(&self, fd: i32) -> Result<Arc<OpenFile>> {
         match self.slots.get(fd as usize) {
-            Some(Some(slot)) => Ok(slot.file.clone()),
+            Some(Some(Slot::Open { file, .. })) => Ok(file.clone()),
             _ => Err(Errno::EBADF),
         }
     }
@@ -74,6 +100,31 @@ impl FdTable {
         on_exec: OnExec,
         limit: u64,
     ) -> Result<i32> {
+        self.take_lowest(from, Slot::Open { file, on_exec }, limit)
+    }
+
+    /// Reserves the lowest free descriptor for a file that has yet to be opened:
+    /// until [`FdTable::fill`] it is neither free nor open. `EMFILE`.
+    pub fn reserve(&mut self, limit: u64) -> Result<i32> {
+        self.take_lowest(0, Slot::Reserved, limit)
+    }
+
+    /// Opens a reserved descriptor.
+    pub fn fill(&mut self, fd: i32, file: Arc<OpenFile>, on_exec: OnExec) {
+        debug_assert!(matches!(self.slots.get(fd as usize), Some(Some(Slot::Reserved))));
+        self.put(fd as usize, Slot::Open { file, on_exec });
+    }
+
+    /// Gives a reserved descriptor back. The table may have been emptied since
+    /// ([`FdTable::detach`]).
+    pub fn cancel(&mut self, fd: i32) {
+        if let Some(slot @ Some(Slot::Reserved)) = self.slots.get_mut(fd as usize) {
+            *slot = None;
+            self.lowest_free = self.lowest_free.min(fd as usize);
+        }
+    }
+
+    fn take_lowest(&mut self, from: i32, slot: Slot, limit: u64) -> Result<i32> {
         let first = self.lowest_free.max(from.max(0) as usize);
         let mut at = first;
         while self.slots.get(at).is_some_and(Option::is_some) {
@@ -82,7 +133,7 @@ impl FdTable {
         if at as u64 >= limit.min(NR_OPEN) {
             return Err(Errno::EMFILE);
         }
-        self.put(at, Slot { file, on_exec });
+        self.put(at, slot);
         if first == self.lowest_free {
             self.lowest_free = at + 1;
         }
@@ -95,7 +146,8 @@ impl FdTable {
     }
 
     /// Puts `file` at `fd` and returns what was there (dup2(2)); drop it after
-    /// giving up the table. `EBADF` if `fd` is not below `limit`.
+    /// giving up the table. `EBADF` if `fd` is not below `limit`; `EBUSY` if a call
+    /// that is under way has reserved it.
     pub fn replace(
         &mut self,
         fd: i32,
@@ -106,11 +158,14 @@ impl FdTable {
         if fd < 0 || fd as u64 >= limit.min(NR_OPEN) {
             return Err(Errno::EBADF);
         }
-        let old = self.put(fd as usize, Slot { file, on_exec });
+        if matches!(self.slots.get(fd as usize), Some(Some(Slot::Reserved))) {
+            return Err(Errno::EBUSY);
+        }
+        let old = self.put(fd as usize, Slot::Open { file, on_exec });
         if fd as usize == self.lowest_free {
             self.lowest_free += 1;
         }
-        Ok(old.map(|slot| slot.file))
+        Ok(old.and_then(Slot::into_file))
     }
 
     fn put(&mut self, at: usize, slot: Slot) -> Option<Slot> {
@@ -123,9 +178,10 @@ impl FdTable {
     /// Frees a descriptor and returns the open file; drop it after giving up
     /// the table, since that may run anything.
     pub fn remove(&mut self, fd: i32) -> Result<Arc<OpenFile>> {
-        let slot = self.slots.get_mut(fd as usize).and_then(Option::take).ok_or(Errno::EBADF)?;
+        let slot = self.slots.get_mut(fd as usize).ok_or(Errno::EBADF)?;
+        let open = slot.take_if(|slot| matches!(slot, Slot::Open { .. })).ok_or(Errno::EBADF)?;
         self.lowest_free = self.lowest_free.min(fd as usize);
-        Ok(slot.file)
+        open.into_file().ok_or(Errno::EBADF)
     }
 
     /// Frees all descriptors in `first..=last` and returns their files.
@@ -136,9 +192,8 @@ impl FdTable {
     /// Sets [`OnExec::Close`] on all descriptors in `first..=last`.
     pub fn close_range_on_exec(&mut self, first: u32, last: u32) {
         for fd in self.open_in(first, last) {
-            if let Some(Some(slot)) = self.slots.get_mut(fd as usize) {
-                slot.on_exec = OnExec::Close;
-            }
+            // All of these are open.
+            let _ = self.set_on_exec(fd, OnExec::Close);
         }
     }
 
@@ -156,7 +211,7 @@ impl FdTable {
     /// What happens to a descriptor at execve.
     pub fn on_exec(&self, fd: i32) -> Result<OnExec> {
         match self.slots.get(fd as usize) {
-            Some(Some(slot)) => Ok(slot.on_exec),
+            Some(Some(Slot::Open { on_exec, .. })) => Ok(*on_exec),
             _ => Err(Errno::EBADF),
         }
     }
@@ -164,26 +219,69 @@ impl FdTable {
     /// Changes what happens to a descriptor at execve.
     pub fn set_on_exec(&mut self, fd: i32, on_exec: OnExec) -> Result<()> {
         match self.slots.get_mut(fd as usize) {
-            Some(Some(slot)) => {
-                slot.on_exec = on_exec;
+            Some(Some(Slot::Open { on_exec: now, .. })) => {
+                *now = on_exec;
                 Ok(())
             }
             _ => Err(Errno::EBADF),
         }
     }
 
-    /// All descriptors in use, in order.
+    /// All open descriptors, in order.
     pub fn numbers(&self) -> impl Iterator<Item = i32> {
-        self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some()).map(|(fd, _)| fd as i32)
+        let slots = self.slots.iter().enumerate();
+        slots.filter(|(_, slot)| matches!(slot, Some(Slot::Open { .. }))).map(|(fd, _)| fd as i32)
     }
 
     /// All open files, once per descriptor.
     pub fn files(&self) -> impl Iterator<Item = &Arc<OpenFile>> {
-        self.slots.iter().flatten().map(|slot| &slot.file)
+        self.slots.iter().filter_map(|slot| match slot {
+            Some(Slot::Open { file, .. }) => Some(file),
+            _ => None,
+        })
     }
 
     /// Number of slots, as `FDSize` in `/proc/self/status` counts them.
     pub fn capacity(&self) -> usize {
         self.slots.len().next_multiple_of(64)
+    }
+}
+
+/// A descriptor that a call of the running process has reserved. Dropped, it is free
+/// again: a call takes the number first, does what can fail, and installs the file
+/// last.
+pub struct NewDescriptor {
+    table: &'static Lock<FdTable>,
+    fd: i32,
+    is_open: bool,
+}
+
+impl NewDescriptor {
+    /// Reserves the lowest free descriptor; `EMFILE`.
+    pub fn reserve() -> Result<Self> {
+        let process = current_process();
+        let limit = process.limits.lock()[RLIMIT_NOFILE].current;
+        let fd = process.files.lock().reserve(limit)?;
+        Ok(Self { table: &process.files, fd, is_open: false })
+    }
+
+    /// The number.
+    pub fn number(&self) -> i32 {
+        self.fd
+    }
+
+    /// Gives the number to a file.
+    pub fn install(mut self, file: Arc<OpenFile>, on_exec: OnExec) -> i32 {
+        self.table.lock().fill(self.fd, file, on_exec);
+        self.is_open = true;
+        self.fd
+    }
+}
+
+impl Drop for NewDescriptor {
+    fn drop(&mut self) {
+        if !self.is_open {
+            self.table.lock().cancel(self.fd);
+        }
     }
 }

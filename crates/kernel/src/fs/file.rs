@@ -418,6 +418,20 @@ impl OpenFile {
         }
     }
 
+    /// One attempt to read, at `offset` of a seekable file, that does not wait (splice(2)).
+    pub fn try_read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        let count = self.file.read(sink, offset)?;
+        self.note_read(count);
+        Ok(count)
+    }
+
+    /// One attempt to write, at `offset` of a seekable file, that does not wait (splice(2)).
+    pub fn try_write(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        let count = self.file.write(source, offset)?;
+        self.note_write(count);
+        Ok(count)
+    }
+
     /// pwrite(2).
     pub fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
         if !self.flags().can_write() {

@@ -1,8 +1,8 @@
 //! The seam between file systems and the rest of the kernel.
 //!
 //! Everything that file systems want from outside their folder and that a unit
-//! test on the host has to replace: the clock, pages, descriptors of blobs, the
-//! broker.
+//! test on the host has to replace: the clock, pages, who writes, descriptors of blobs,
+//! the broker.
 
 pub use imp::*;
 
@@ -13,6 +13,10 @@ mod imp {
     use crate::errno::{Errno, Result};
     use crate::io::Sink;
     use crate::platform::host::{self, HostFd};
+    use crate::task::Capabilities;
+    use crate::task::process::RLIMIT_FSIZE;
+    use crate::task::signal::{SignalInfo, send_to_thread};
+    use crate::task::thread::running;
 
     pub use crate::mm::pages::PageBox;
     pub use crate::mm::shared::{Placed, place_page, take_page};
@@ -20,6 +24,28 @@ mod imp {
     /// The guest's `CLOCK_REALTIME`, in nanoseconds since the epoch.
     pub fn realtime_ns() -> u64 {
         crate::time::clock::realtime_ns()
+    }
+
+    /// `SIGXFSZ` (signal(7)).
+    const SIGXFSZ: u32 = 25;
+    /// `SI_KERNEL`: sent by the kernel (sigaction(2)).
+    const SI_KERNEL: i32 = 0x80;
+
+    /// `RLIMIT_FSIZE` of the running process, in bytes. The kernel itself has no limit.
+    pub fn file_size_limit() -> u64 {
+        running().map_or(u64::MAX, |thread| thread.process.limits.lock()[RLIMIT_FSIZE].current)
+    }
+
+    /// Whether the running process may leave set-user-ID on a file that it writes to.
+    pub fn keeps_privilege_bits() -> bool {
+        running().is_none_or(|t| t.process.credentials.lock().can(Capabilities::FSETID))
+    }
+
+    /// Tells the running thread that a file would have grown beyond `RLIMIT_FSIZE`.
+    pub fn file_size_exceeded() {
+        if let Some(thread) = running() {
+            send_to_thread(thread, SignalInfo::new(SIGXFSZ, SI_KERNEL));
+        }
     }
 
     /// Asks the broker; the tail of its answer goes to `reply`.
@@ -142,6 +168,38 @@ mod imp {
     pub fn realtime_ns() -> u64 {
         static CLOCK: AtomicU64 = AtomicU64::new(1_700_000_000_000_000_000);
         CLOCK.fetch_add(1000, Ordering::Relaxed)
+    }
+
+    /// Who writes in a test: its limit, whether it keeps the bits, its signals.
+    #[derive(Clone, Copy)]
+    pub struct FakeWriter {
+        pub file_size_limit: u64,
+        pub keeps_privilege_bits: bool,
+        pub signals: u32,
+    }
+
+    std::thread_local! {
+        /// Every test has a thread of its own.
+        pub static WRITER: core::cell::Cell<FakeWriter> = const {
+            core::cell::Cell::new(FakeWriter {
+                file_size_limit: u64::MAX,
+                keeps_privilege_bits: true,
+                signals: 0,
+            })
+        };
+    }
+
+    pub fn file_size_limit() -> u64 {
+        WRITER.get().file_size_limit
+    }
+
+    pub fn keeps_privilege_bits() -> bool {
+        WRITER.get().keeps_privilege_bits
+    }
+
+    pub fn file_size_exceeded() {
+        let writer = WRITER.get();
+        WRITER.set(FakeWriter { signals: writer.signals + 1, ..writer });
     }
 
     /// A file of the fake host directory.

@@ -34,12 +34,12 @@ pub mod path;
 pub mod permission;
 pub mod proc;
 pub mod pseudo;
-pub mod signals;
 pub mod stdio;
 pub mod sys;
 pub mod syscalls;
 pub mod tty;
 pub mod walk;
+pub mod writing;
 pub mod xattr;
 
 #[cfg(test)]

@@ -72,28 +72,35 @@ pub fn sys_epoll_wait(args: &Args) -> Result<u64> {
 
 /// epoll_pwait(2).
 pub fn sys_epoll_pwait(args: &Args) -> Result<u64> {
-    use_mask(args.address(4), args.usize(5))?;
-    wait(args.fd(0), args.address(1), args.i32(2), Timeout::from_ms(args.i32(3)))
+    under_mask(args.address(4), args.usize(5), || {
+        wait(args.fd(0), args.address(1), args.i32(2), Timeout::from_ms(args.i32(3)))
+    })
 }
 
 /// epoll_pwait2(2).
 pub fn sys_epoll_pwait2(args: &Args) -> Result<u64> {
     let timeout = Timeout::from_timespec(args.address(3))?;
-    use_mask(args.address(4), args.usize(5))?;
-    wait(args.fd(0), args.address(1), args.i32(2), timeout)
+    under_mask(args.address(4), args.usize(5), || {
+        wait(args.fd(0), args.address(1), args.i32(2), timeout)
+    })
 }
 
-/// Installs the signal mask at `at`, unless that is null, until the call
-/// returns to the guest.
-pub fn use_mask(at: UserAddress, size: usize) -> Result<()> {
+/// Makes a call under the signal mask at `at`, unless that is null. A signal that ends
+/// the call is handled under this mask; a call that ends otherwise, by an error too,
+/// takes its mask back at once (`restore_saved_sigmask_unless`).
+pub fn under_mask(at: UserAddress, size: usize, call: impl FnOnce() -> Result<u64>) -> Result<u64> {
     if at.is_null() {
-        return Ok(());
+        return call();
     }
     if size != 8 {
         return Err(Errno::EINVAL);
     }
     seam::set_temporary_mask(at.read()?);
-    Ok(())
+    let outcome = call();
+    if !matches!(outcome, Err(Errno::EINTR | Errno::ERESTARTNOHAND)) {
+        seam::restore_mask();
+    }
+    outcome
 }
 
 fn wait(set: i32, events: UserAddress, max: i32, timeout: Timeout) -> Result<u64> {

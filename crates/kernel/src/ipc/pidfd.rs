@@ -8,6 +8,7 @@ use super::anonymous::anonymous_stat;
 use super::seam;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::fs::proc::of_directory;
 use crate::platform::user::UserAddress;
@@ -48,20 +49,30 @@ impl File for PidFd {
     }
 }
 
-/// Opens a descriptor for `process` in the running process and writes its
-/// number to `at`. It is closed at execve(2).
-pub fn open(process: &Arc<Process>, at: UserAddress) -> Result<i32> {
-    let fd = install(process.clone(), OpenFlags::empty())?;
-    if let Err(error) = at.write(&fd) {
-        seam::close(fd);
-        return Err(error);
-    }
-    Ok(fd)
+/// A descriptor of the running process for a process that is being made. Nobody
+/// can use it yet.
+pub struct NewPidFd {
+    descriptor: NewDescriptor,
+    file: Arc<OpenFile>,
 }
 
-fn install(process: Arc<Process>, flags: OpenFlags) -> Result<i32> {
+impl NewPidFd {
+    /// Reserves a descriptor for `process` and writes its number to `at`.
+    pub fn prepare(process: Arc<Process>, at: UserAddress) -> Result<Self> {
+        let descriptor = NewDescriptor::reserve()?;
+        at.write(&descriptor.number())?;
+        Ok(Self { descriptor, file: new_file(process, OpenFlags::empty()) })
+    }
+
+    /// Opens the descriptor. It is closed at execve(2).
+    pub fn install(self) {
+        self.descriptor.install(self.file, OnExec::Close);
+    }
+}
+
+fn new_file(process: Arc<Process>, flags: OpenFlags) -> Arc<OpenFile> {
     let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
-    seam::install(OpenFile::new(Arc::new(PidFd { process }), status, None), OpenFlags::CLOEXEC)
+    OpenFile::new(Arc::new(PidFd { process }), status, None)
 }
 
 /// The process behind a descriptor; `EBADF` if it is no pidfd.
@@ -91,7 +102,7 @@ pub fn sys_pidfd_open(args: &Args) -> Result<u64> {
         None if tasks.thread(args.u32(0)).is_some() => return Err(Errno::EINVAL),
         None => return Err(Errno::ESRCH),
     };
-    install(process, flags).map(|fd| fd as u64)
+    seam::install(new_file(process, flags), OpenFlags::CLOEXEC).map(|fd| fd as u64)
 }
 
 /// pidfd_send_signal(2).

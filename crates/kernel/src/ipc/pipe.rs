@@ -472,21 +472,9 @@ fn make_pipe(at: UserAddress, flags: OpenFlags) -> Result<u64> {
     if flags.contains(OpenFlags::DIRECT) {
         writer.set_packet_mode(PacketMode::On);
     }
-    let reader = seam::install(OpenFile::new(reader, status, None), flags)?;
-    let writer = match seam::install(OpenFile::new(writer, status | OpenFlags::WRONLY, None), flags)
-    {
-        Ok(writer) => writer,
-        Err(error) => {
-            seam::close(reader);
-            return Err(error);
-        }
-    };
-    if let Err(error) = at.write(&[reader, writer]) {
-        seam::close(reader);
-        seam::close(writer);
-        return Err(error);
-    }
-    Ok(0)
+    let reader = OpenFile::new(reader, status, None);
+    let writer = OpenFile::new(writer, status | OpenFlags::WRONLY, None);
+    seam::install_pair(at, [reader, writer], flags)
 }
 
 fn inode_numbers() -> &'static InodeNumbers {

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::epoll_syscalls::use_mask;
+use super::epoll_syscalls::under_mask;
 use super::seam;
 use super::timeout::{Timeout, Timespec};
 use crate::args::Args;
@@ -44,7 +44,11 @@ pub fn wait_for_any(
     }
     if timeout == Timeout::Zero {
         crate::net::host_poll::check();
-        return scan(None);
+        return match scan(None)? {
+            // As on Linux, also for a caller that does not wait.
+            0 if seam::signal_is_pending() => Err(Errno::ERESTARTNOHAND),
+            count => Ok(count),
+        };
     }
     let mut files = Vec::new();
     let count = scan(Some(&mut files))?;
@@ -97,8 +101,9 @@ pub fn sys_poll(args: &Args) -> Result<u64> {
 /// the time left.
 pub fn sys_ppoll(args: &Args) -> Result<u64> {
     let timeout = Timeout::from_timespec(args.address(2))?;
-    use_mask(args.address(3), args.usize(4))?;
-    let outcome = poll(args.address(0), args.u32(1) as usize, timeout);
+    let outcome = under_mask(args.address(3), args.usize(4), || {
+        poll(args.address(0), args.u32(1) as usize, timeout)
+    });
     if let Some(ns) = timeout.left_ns() {
         // The call has done its work: a read-only time-out is no error.
         let _ = args.address(2).write(&Timespec::from_ns(ns));

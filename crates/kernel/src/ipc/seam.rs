@@ -4,8 +4,9 @@
 use alloc::sync::Arc;
 
 use crate::errno::Result;
-use crate::fs::fd_table::OnExec;
+use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{OpenFile, OpenFlags};
+use crate::platform::user::UserAddress;
 use crate::task::current_process;
 use crate::task::process::RLIMIT_NOFILE;
 
@@ -27,14 +28,22 @@ pub fn descriptor_capacity() -> usize {
 pub fn install(file: Arc<OpenFile>, flags: OpenFlags) -> Result<i32> {
     let process = current_process();
     let limit = process.limits.lock()[RLIMIT_NOFILE].current;
-    let on_exec = if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep };
-    process.files.lock().insert(file, on_exec, limit)
+    process.files.lock().insert(file, on_exec(flags), limit)
 }
 
-/// Frees a descriptor that was installed by the running call.
-pub fn close(fd: i32) {
-    let file = current_process().files.lock().remove(fd);
-    drop(file);
+/// What `O_CLOEXEC` says.
+pub fn on_exec(flags: OpenFlags) -> OnExec {
+    if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep }
+}
+
+/// Gives two files descriptors and writes the numbers to `at` (pipe(2), socketpair(2)).
+pub fn install_pair(at: UserAddress, files: [Arc<OpenFile>; 2], flags: OpenFlags) -> Result<u64> {
+    let descriptors = [NewDescriptor::reserve()?, NewDescriptor::reserve()?];
+    at.write(&descriptors.each_ref().map(NewDescriptor::number))?;
+    for (descriptor, file) in descriptors.into_iter().zip(files) {
+        descriptor.install(file, on_exec(flags));
+    }
+    Ok(0)
 }
 
 /// Whether a signal waits for the running thread.
@@ -49,6 +58,12 @@ pub fn signal_is_pending() -> bool {
 pub fn send_sigpipe() {
     #[cfg(not(test))]
     crate::task::signal::send_sigpipe();
+}
+
+/// Ends the time of a temporary signal mask of the running thread.
+pub fn restore_mask() {
+    #[cfg(not(test))]
+    crate::task::signal::restore_mask();
 }
 
 /// Replaces the running thread's signal mask until the call returns to the guest.

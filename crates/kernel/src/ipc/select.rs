@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::epoll_syscalls::use_mask;
+use super::epoll_syscalls::under_mask;
 use super::poll::wait_for_any;
 use super::seam;
 use super::timeout::{Timeout, Timespec, Timeval};
@@ -104,11 +104,9 @@ pub fn sys_select(args: &Args) -> Result<u64> {
 /// and size. Reports the time left.
 pub fn sys_pselect6(args: &Args) -> Result<u64> {
     let timeout = Timeout::from_timespec(args.address(4))?;
-    if !args.address(5).is_null() {
-        let [mask, size] = args.address(5).read::<[u64; 2]>()?;
-        use_mask(UserAddress(mask), size as usize)?;
-    }
-    let outcome = select(args, timeout);
+    let [mask, size] =
+        if args.address(5).is_null() { [0; 2] } else { args.address(5).read::<[u64; 2]>()? };
+    let outcome = under_mask(UserAddress(mask), size as usize, || select(args, timeout));
     if let Some(ns) = timeout.left_ns() {
         let _ = args.address(4).write(&Timespec::from_ns(ns));
     }

@@ -114,7 +114,7 @@ fn from_pipe(pipe: &PipeEnd, output: &OpenFile, offset: u64, len: usize) -> Step
         return Ok(0);
     }
     let mut source = Source::kernel(&bytes);
-    let count = output.file.write(&mut source, offset).map_err(stuck_on(Stuck::Output))?;
+    let count = output.try_write(&mut source, offset).map_err(stuck_on(Stuck::Output))?;
     pipe.discard(count);
     Ok(count)
 }
@@ -124,7 +124,7 @@ fn into_pipe(input: &OpenFile, offset: u64, pipe: &PipeEnd, len: usize) -> Step 
     let room = pipe.room().map_err(stuck_on(Stuck::Output))?;
     let mut bytes: Vec<u8> = alloc::vec![0; len.min(room).min(CHUNK)];
     let count =
-        input.file.read(&mut Sink::kernel(&mut bytes), offset).map_err(stuck_on(Stuck::Input))?;
+        input.try_read(&mut Sink::kernel(&mut bytes), offset).map_err(stuck_on(Stuck::Input))?;
     pipe.put(&bytes[..count])?;
     Ok(count)
 }

@@ -7,6 +7,7 @@ use super::address::{AF_INET, AF_INET6, AF_UNIX};
 use super::departure::Departure;
 use super::socket::{Ancillary, Outgoing, PeerCredentials};
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table::NewDescriptor;
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::net::seam;
 use crate::platform::user::UserAddress;
@@ -173,31 +174,32 @@ impl ControlWriter {
     }
 
     /// `SCM_RIGHTS`: gives the running process descriptors for as many files
-    /// as fit, and closes the others.
-    pub fn put_files(&mut self, files: Vec<Arc<OpenFile>>, flags: OpenFlags) -> Result<()> {
+    /// as fit, and closes the others; all of them if it cannot be told the numbers.
+    pub fn put_files(&mut self, files: Vec<Arc<OpenFile>>, flags: OpenFlags) {
         if files.is_empty() {
-            return Ok(());
+            return;
         }
         let fit = (self.room - self.written).saturating_sub(CMSG_HEADER) / 4;
-        let mut fds = Vec::new();
-        for file in files.into_iter() {
-            if fds.len() == fit {
+        self.cut |= files.len() > fit;
+        let mut new = Vec::new();
+        for file in files.into_iter().take(fit) {
+            let Ok(descriptor) = NewDescriptor::reserve() else {
                 self.cut = true;
                 break;
-            }
-            match seam::install(file, flags) {
-                Ok(fd) => fds.push(fd),
-                Err(_) => {
-                    self.cut = true;
-                    break;
-                }
-            }
+            };
+            new.push((descriptor, file));
         }
-        if fds.is_empty() {
+        let numbers: Vec<i32> = new.iter().map(|(descriptor, _)| descriptor.number()).collect();
+        if new.is_empty() {
+            return;
+        }
+        if self.put(SOL_SOCKET, SCM_RIGHTS, bytemuck::cast_slice(&numbers)).is_err() {
             self.cut = true;
-            return Ok(());
+            return;
         }
-        self.put(SOL_SOCKET, SCM_RIGHTS, bytemuck::cast_slice(&fds))
+        for (descriptor, file) in new {
+            descriptor.install(file, seam::on_exec(flags));
+        }
     }
 }
 

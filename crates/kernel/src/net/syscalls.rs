@@ -9,6 +9,7 @@ use super::socket::{Blocking, Protocol, ShutdownHow, Socket, SocketType};
 use super::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table::NewDescriptor;
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::net::seam;
 use crate::platform::user::UserAddress;
@@ -49,9 +50,9 @@ impl SocketFd {
     }
 }
 
-fn install(protocol: Arc<dyn Protocol>, flags: OpenFlags) -> Result<i32> {
+fn new_file(protocol: Arc<dyn Protocol>, flags: OpenFlags) -> Arc<OpenFile> {
     let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
-    seam::install(OpenFile::new(Socket::new(protocol), status, None), flags)
+    OpenFile::new(Socket::new(protocol), status, None)
 }
 
 /// Splits the type argument of socket(2).
@@ -117,7 +118,8 @@ fn unix_type(kind: u32) -> Result<SocketType> {
 /// socket(2).
 pub fn sys_socket(args: &Args) -> Result<u64> {
     let (kind, flags) = split_type(args.u32(1))?;
-    install(create(args.u32(0), kind, args.u32(2))?, flags).map(|fd| fd as u64)
+    let open = new_file(create(args.u32(0), kind, args.u32(2))?, flags);
+    seam::install(open, flags).map(|fd| fd as u64)
 }
 
 /// socketpair(2).
@@ -135,13 +137,7 @@ pub fn sys_socketpair(args: &Args) -> Result<u64> {
     at.check(8)?;
     let net = &crate::state::kernel().net;
     let (first, second) = net.unix.pair(unix_type(kind)?, &net.inodes);
-    let first = install(first, flags)?;
-    let second = install(second, flags).inspect_err(|_| seam::close(first))?;
-    at.write(&[first, second]).inspect_err(|_| {
-        seam::close(first);
-        seam::close(second);
-    })?;
-    Ok(0)
+    seam::install_pair(at, [new_file(first, flags), new_file(second, flags)], flags)
 }
 
 /// bind(2).
@@ -181,13 +177,15 @@ fn accept(args: &Args, flags: OpenFlags) -> Result<u64> {
         args.address(2).read::<i32>()?;
     }
     let timeout = protocol.common().options.lock().receive_timeout_ns;
+    // Without a free descriptor the connection goes on waiting.
+    let descriptor = NewDescriptor::reserve()?;
     let accepted = socket.open.blocking(timeout, || protocol.accept())?;
-    let peer = accepted.peer_address();
-    let fd = install(accepted, flags)?;
     // The client may be gone already: its address is then the empty one.
-    let peer = peer.unwrap_or(SocketAddress::Unspecified);
-    peer.to_user(args.address(1), args.address(2)).inspect_err(|_| seam::close(fd))?;
-    Ok(fd as u64)
+    let peer = accepted.peer_address().unwrap_or(SocketAddress::Unspecified);
+    let open = new_file(accepted, flags);
+    // As on Linux, a connection whose address cannot be told is closed.
+    peer.to_user(args.address(1), args.address(2))?;
+    Ok(descriptor.install(open, seam::on_exec(flags)) as u64)
 }
 
 /// connect(2).

@@ -12,7 +12,7 @@ use super::wait::wait_uninterruptibly;
 use super::{carrier, sched};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
-use crate::ipc::pidfd;
+use crate::ipc::pidfd::NewPidFd;
 use crate::platform::entry::RETURN_FULL;
 use crate::platform::filter;
 use crate::platform::user::UserAddress;
@@ -173,6 +173,13 @@ impl Request {
         }
     }
 
+    /// `CLONE_PARENT_SETTID`. An address that cannot be written to does not fail the call.
+    fn tell_maker(&self, tid: u32) {
+        if self.flags.contains(CloneFlags::PARENT_SETTID) {
+            let _ = self.parent_tid.write(&tid);
+        }
+    }
+
     fn check(&self) -> Result<()> {
         let has = |flags| self.flags.contains(flags);
         if has(CloneFlags::NEWNS | CloneFlags::FS) || has(CloneFlags::NEWUSER | CloneFlags::FS) {
@@ -213,9 +220,8 @@ fn clone_task(request: &Request) -> Result<u64> {
     let tid = tasks.new_id();
     if request.flags.contains(CloneFlags::THREAD) {
         let thread = new_thread(request, tid, maker.process.clone());
-        if request.flags.contains(CloneFlags::PARENT_SETTID) {
-            let _ = request.parent_tid.write(&tid);
-        }
+        publish(&thread);
+        request.tell_maker(tid);
         sched::start(&thread);
         return Ok(tid as u64);
     }
@@ -223,29 +229,25 @@ fn clone_task(request: &Request) -> Result<u64> {
         // As at the limit of processes: that is what it is.
         return Err(Errno::EAGAIN);
     }
-    let child = new_process(request, tid)?;
-    let thread = new_thread(request, tid, child.clone());
-    let wants_pidfd = request.flags.contains(CloneFlags::PIDFD);
-    let pidfd = match wants_pidfd.then(|| pidfd::open(&child, request.pidfd)).transpose() {
-        Ok(pidfd) => pidfd,
-        Err(error) => {
-            undo(&child, &thread, None);
-            return Err(error);
-        }
-    };
-    tasks.processes.lock().insert(tid, child.clone());
-    if request.flags.contains(CloneFlags::PARENT_SETTID) {
-        let _ = request.parent_tid.write(&tid);
-    }
-    let outcome = if request.flags.contains(CloneFlags::VM) {
-        sched::start(&thread);
-        Ok(())
+    let child = UnpublishedProcess { process: new_process(request, tid)?, is_known: false };
+    let thread = new_thread(request, tid, child.process.clone());
+    let pidfd = request.flags.contains(CloneFlags::PIDFD);
+    let pidfd =
+        pidfd.then(|| NewPidFd::prepare(child.process.clone(), request.pidfd)).transpose()?;
+    // From here on, the child is there.
+    let shares_memory = request.flags.contains(CloneFlags::VM);
+    if shares_memory {
+        publish(&thread);
     } else {
-        carrier::fork(child.mm(), &thread)
-    };
-    if let Err(error) = outcome {
-        undo(&child, &thread, pidfd);
-        return Err(error);
+        carrier::fork(child.process.mm(), &thread)?;
+    }
+    let child = child.published();
+    request.tell_maker(tid);
+    if let Some(pidfd) = pidfd {
+        pidfd.install();
+    }
+    if shares_memory {
+        sched::start(&thread);
     }
     if request.flags.contains(CloneFlags::VFORK) {
         let _: Result<()> = wait_uninterruptibly(&child.released, || {
@@ -253,6 +255,39 @@ fn clone_task(request: &Request) -> Result<u64> {
         });
     }
     Ok(tid as u64)
+}
+
+/// A process that nobody knows yet. Dropped, it gives back what it shares with its
+/// maker, and nobody will ever have known it.
+struct UnpublishedProcess {
+    process: Arc<Process>,
+    is_known: bool,
+}
+
+impl UnpublishedProcess {
+    /// The process, which others know now.
+    fn published(mut self) -> Arc<Process> {
+        self.is_known = true;
+        self.process.clone()
+    }
+}
+
+impl Drop for UnpublishedProcess {
+    fn drop(&mut self) {
+        if !self.is_known {
+            self.process.mm().detach();
+            super::exit::close_files(&self.process);
+        }
+    }
+}
+
+/// Lets everybody find a new thread, and its process if that is new, too. Nothing of
+/// clone(2) may fail after this.
+pub(super) fn publish(thread: &Arc<Thread>) {
+    let (process, tasks) = (&thread.process, &kernel().tasks);
+    process.threads.lock().push(thread.clone());
+    tasks.threads.lock().insert(thread.tid(), thread.clone());
+    tasks.processes.lock().entry(process.pid).or_insert_with(|| process.clone());
 }
 
 fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
@@ -282,6 +317,7 @@ fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
     Ok(Arc::new(child))
 }
 
+/// A thread that nobody knows yet.
 fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread> {
     let maker = current();
     let mut frame = *maker.frame();
@@ -292,7 +328,7 @@ fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread>
         frame.rsp = request.stack;
     }
     let has = |flags| request.flags.contains(flags);
-    let thread = Thread::new(tid, process.clone(), frame);
+    let thread = Thread::new(tid, process, frame);
     thread.name.set(maker.name.get());
     thread.scheduling.set(maker.scheduling.get().inherited());
     let fs_base =
@@ -319,21 +355,5 @@ fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread>
     if has(CloneFlags::CHILD_CLEARTID) {
         thread.clear_child_tid.store(request.child_tid.0, Relaxed);
     }
-    process.threads.lock().push(thread.clone());
-    kernel().tasks.threads.lock().insert(tid, thread.clone());
     thread
-}
-
-/// Takes back a process that could not be made.
-fn undo(child: &Arc<Process>, thread: &Arc<Thread>, pidfd: Option<i32>) {
-    if let Some(fd) = pidfd {
-        let removed = current().process.files.lock().remove(fd);
-        drop(removed);
-    }
-    child.threads.lock().clear();
-    let removed = kernel().tasks.threads.lock().remove(&thread.tid());
-    drop(removed);
-    super::exit::forget(child);
-    child.mm().detach();
-    super::exit::close_files(child);
 }

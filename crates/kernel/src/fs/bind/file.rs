@@ -11,6 +11,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::file::{File, MmapSource, Stat, UpperPages};
 use crate::fs::host_side;
 use crate::fs::inode::Inode;
+use crate::fs::writing;
 use crate::io::{Sink, Source};
 
 /// An open regular file of the host.
@@ -115,6 +116,11 @@ impl File for BoundFile {
     }
 
     fn write(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        if source.remaining() == 0 {
+            return Ok(0);
+        }
+        let room = writing::room(offset, source.remaining() as u64)?;
+        source.limit(usize::try_from(room).unwrap_or(usize::MAX));
         self.pages.write(source, offset)
     }
 
@@ -139,6 +145,7 @@ impl File for BoundFile {
     }
 
     fn truncate(&self, size: u64) -> Result<()> {
+        writing::check_size(self.size(), size)?;
         self.pages.node.bind.ask(BIND_FTRUNCATE, [self.pages.handle()?, size, 0], &[]).map(drop)
     }
 

@@ -300,6 +300,7 @@ impl Inode for BoundNode {
     }
 
     fn truncate(&self, size: u64) -> Result<()> {
+        crate::fs::writing::check_size(self.size(), size)?;
         self.command(BIND_TRUNCATE, [size, 0, 0])
     }
 

@@ -11,6 +11,7 @@ use super::pages::{self, PAGE};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, MmapSource, OpenFlags, Stat, UpperPages};
 use crate::fs::inode::Inode;
+use crate::fs::writing;
 use crate::io::{Sink, Source};
 
 /// Largest size of a file, in bytes (`MAX_LFS_FILESIZE`).
@@ -121,10 +122,15 @@ impl RegularFile {
     pub fn allocate(&self, offset: u64, len: u64, grow: Grow) -> Result<()> {
         let end =
             offset.checked_add(len).filter(|&end| end <= MAX_FILE_SIZE).ok_or(Errno::EFBIG)?;
-        let grows = grow == Grow::Yes && end > self.size();
+        let size = self.size();
+        let grows = grow == Grow::Yes && end > size;
+        if grows {
+            writing::check_size(size, end)?;
+        }
         if grows && self.sealed(Seals::GROW) {
             return Err(Errno::EPERM);
         }
+        self.node.begin_change();
         let mut content = self.node.content()?.lock();
         content.allocate(self.node.lower(), offset, len)?;
         if grows {
@@ -140,6 +146,7 @@ impl RegularFile {
         if self.sealed(Seals::WRITE | Seals::FUTURE_WRITE) {
             return Err(Errno::EPERM);
         }
+        self.node.begin_change();
         self.node.content()?.lock().punch(self.node.lower(), offset, len)?;
         self.node.touch_content();
         Ok(())
@@ -164,15 +171,17 @@ impl File for RegularFile {
         if source.remaining() == 0 {
             return Ok(0);
         }
-        let mut room =
-            MAX_FILE_SIZE.checked_sub(offset).filter(|&room| room > 0).ok_or(Errno::EFBIG)?;
+        let wanted = writing::room(offset, source.remaining() as u64)?;
+        let room = MAX_FILE_SIZE.checked_sub(offset).filter(|&room| room > 0);
+        let mut room = room.ok_or(Errno::EFBIG)?.min(wanted);
+        self.node.begin_change();
         if self.sealed(Seals::WRITE | Seals::FUTURE_WRITE) {
             return Err(Errno::EPERM);
         }
-        let (size, end) = (self.size(), offset.saturating_add(source.remaining() as u64));
+        let (size, end) = (self.size(), offset.saturating_add(room));
         if self.sealed(Seals::GROW) && end > size {
             // Linux looks at one page of a write at a time.
-            room = (size & !(PAGE - 1)).saturating_sub(offset);
+            room = (size & !(PAGE - 1)).saturating_sub(offset).min(room);
             if room == 0 {
                 return Err(Errno::EPERM);
             }
@@ -210,13 +219,6 @@ impl File for RegularFile {
     }
 
     fn truncate(&self, size: u64) -> Result<()> {
-        if size > MAX_FILE_SIZE {
-            return Err(Errno::EFBIG);
-        }
-        let old = self.size();
-        if size < old && self.sealed(Seals::SHRINK) || size > old && self.sealed(Seals::GROW) {
-            return Err(Errno::EPERM);
-        }
         self.node.truncate(size)
     }
 

@@ -8,17 +8,18 @@ use core::any::Any;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::directory::Entries;
-use super::file::{RegularFile, Seals};
+use super::file::{MAX_FILE_SIZE, RegularFile, Seals};
 use super::pages::Content;
 use super::{DirectoryFile, Overlay, device_number};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, OpenFlags};
 use crate::fs::inode::{
     AttributeChanges, Attributes, FileType, FilesystemId, Inode, Link, NewInode, NewKind,
-    RenameMode, Statfs, Timestamp,
+    RenameMode, S_ISGID, S_ISUID, Statfs, Timestamp,
 };
 use crate::fs::lower::{LowerId, LowerLayer};
 use crate::fs::xattr::ExtendedAttributes;
+use crate::fs::{host_side, writing};
 use crate::sync::Lock;
 
 /// A file of an overlay.
@@ -230,18 +231,22 @@ impl Node {
         meta.changed = true;
     }
 
-    /// Whether set-user-id or set-group-id is on.
-    pub fn has_privilege_bits(&self) -> bool {
-        self.meta.lock().permissions & 0o6000 != 0
-    }
-
-    /// Clears set-user-id and set-group-id, as a write by anyone but root does (chmod(2)).
-    pub fn drop_privilege_bits(&self) {
-        let mut meta = self.meta.lock();
-        meta.permissions &= !0o4000;
-        if meta.permissions & 0o010 != 0 {
-            meta.permissions &= !0o2000;
+    /// The content is about to change. A change by anyone but root takes set-user-ID
+    /// and set-group-ID away, and Linux does that before it looks at the bytes
+    /// (write(2), truncate(2), `file_remove_privs`).
+    pub(super) fn begin_change(&self) {
+        if self.meta.lock().permissions & (S_ISUID | S_ISGID) == 0
+            || host_side::keeps_privilege_bits()
+        {
+            return;
         }
+        self.update(|meta| {
+            meta.permissions &= !S_ISUID;
+            // Without execution by the group, the bit means something else (inode(7)).
+            if meta.permissions & 0o010 != 0 {
+                meta.permissions &= !S_ISGID;
+            }
+        });
     }
 
     /// The content of a regular file.
@@ -403,7 +408,18 @@ impl Inode for Node {
     }
 
     fn truncate(&self, size: u64) -> Result<()> {
-        self.content()?.lock().truncate(size);
+        let content = self.content()?;
+        let old = content.lock().size();
+        if size > MAX_FILE_SIZE {
+            return Err(Errno::EFBIG);
+        }
+        writing::check_size(old, size)?;
+        if size < old && self.is_sealed(Seals::SHRINK) || size > old && self.is_sealed(Seals::GROW)
+        {
+            return Err(Errno::EPERM);
+        }
+        self.begin_change();
+        content.lock().truncate(size);
         self.touch_content();
         Ok(())
     }

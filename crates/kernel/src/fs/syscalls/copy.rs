@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use super::super::file::{OpenFile, OpenFlags};
 use super::super::inode::FileType;
 use super::super::overlay::RegularFile;
+use super::super::writing;
 use super::usable_file;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
@@ -15,13 +16,14 @@ use crate::platform::user::UserAddress;
 const CHUNK: usize = 64 << 10;
 
 /// Copies up to `len` bytes from `offset` of one file to wherever `write`
-/// puts them. Returns how many were written.
+/// puts them in `output`. Returns how many were written.
 fn transfer(
-    input: &OpenFile,
-    offset: u64,
+    (input, offset): (&OpenFile, u64),
+    output: &OpenFile,
     len: usize,
     mut write: impl FnMut(&mut Source<'_>, u64) -> Result<usize>,
 ) -> Result<u64> {
+    let seekable = output.file.seekable();
     let mut buffer: Vec<u8> = alloc::vec![0; len.min(CHUNK)];
     let mut done = 0u64;
     while done < len as u64 {
@@ -39,7 +41,8 @@ fn transfer(
             Ok((_, 0)) => break,
             Ok((count, written)) => {
                 done += written as u64;
-                if written < count {
+                // A file that is full says so at the next attempt only.
+                if written < count && !seekable {
                     break;
                 }
             }
@@ -81,7 +84,7 @@ pub fn sendfile(args: &Args) -> Result<u64> {
     }
     let start = start_of(&input, args.address(2))?;
     let len = args.usize(3).min(MAX_RW_COUNT);
-    let count = transfer(&input, start, len, |source, _| output.write(source))?;
+    let count = transfer((&input, start), &output, len, |source, _| output.write(source))?;
     finish(&input, args.address(2), start + count)?;
     Ok(count)
 }
@@ -113,6 +116,7 @@ pub fn copy_file_range(args: &Args) -> Result<u64> {
     let from = start_of(&input, args.address(1))?;
     let to = start_of(&output, args.address(3))?;
     let len = args.usize(4).min(MAX_RW_COUNT).min(input.file.size().saturating_sub(from) as usize);
+    let len = writing::room(to, len as u64)? as usize;
     let same = match (input.downcast::<RegularFile>(), output.downcast::<RegularFile>()) {
         (Some(input), Some(output)) => alloc::sync::Arc::ptr_eq(input.node(), output.node()),
         _ => false,
@@ -121,7 +125,7 @@ pub fn copy_file_range(args: &Args) -> Result<u64> {
     if same && from < to.saturating_add(len_u64) && to < from.saturating_add(len_u64) {
         return Err(Errno::EINVAL);
     }
-    let count = transfer(&input, from, len, |source, done| {
+    let count = transfer((&input, from), &output, len, |source, done| {
         output.write_at(source, to.checked_add(done).ok_or(Errno::EFBIG)?)
     })?;
     finish(&input, args.address(1), from + count)?;

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use super::super::context::{AT_FDCWD, Context};
 use super::super::dentry::Dentry;
-use super::super::fd_table::OnExec;
+use super::super::fd_table::{NewDescriptor, OnExec};
 use super::super::file::{OpenFile, OpenFlags};
 use super::super::inode::{Inode, NewInode, NewKind};
 use super::super::locks::{Owner, Range};
@@ -50,10 +50,12 @@ const KNOWN_FLAGS: u32 = 0o37777703 & !0o74 | 0o3;
 
 fn finish_open(dirfd: i32, path: UserAddress, how: How) -> Result<u64> {
     let path = path.read_path()?;
+    // Without a free descriptor nothing may be created or truncated.
+    let descriptor = NewDescriptor::reserve()?;
     let context = Context::current();
     let start = start_for(&context, dirfd, &path, how.resolve)?;
     let open = open_path(&context, &start, &path, how)?;
-    install(open, on_exec(how.flags))
+    Ok(descriptor.install(open, on_exec(how.flags)) as u64)
 }
 
 fn start_for(context: &Context, dirfd: i32, path: &[u8], resolve: Resolve) -> Result<Path> {

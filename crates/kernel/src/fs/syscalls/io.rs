@@ -1,13 +1,11 @@
 //! Reading, writing and seeking.
 
-use super::super::file::{OpenFile, OpenFlags};
+use super::super::file::OpenFile;
 use super::super::overlay::RegularFile;
 use super::{file, usable_file};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
-use crate::task::process::RLIMIT_FSIZE;
-use crate::task::{Capabilities, current_process};
 
 /// read(2).
 pub fn read(args: &Args) -> Result<u64> {
@@ -20,7 +18,7 @@ pub fn read(args: &Args) -> Result<u64> {
 pub fn write(args: &Args) -> Result<u64> {
     let open = file(args.fd(0))?;
     let mut source = Source::user(args.address(1), args.usize(2))?;
-    write_here(&open, &mut source)
+    open.write(&mut source).map(|count| count as u64)
 }
 
 /// readv(2).
@@ -34,7 +32,7 @@ pub fn readv(args: &Args) -> Result<u64> {
 pub fn writev(args: &Args) -> Result<u64> {
     let open = file(args.fd(0))?;
     let mut source = Source::user_vectors(args.address(1), vector_count(args)?)?;
-    write_here(&open, &mut source)
+    open.write(&mut source).map(|count| count as u64)
 }
 
 /// pread64(2).
@@ -50,7 +48,7 @@ pub fn pwrite64(args: &Args) -> Result<u64> {
     let offset = offset(args.i64(3))?;
     let open = file(args.fd(0))?;
     let mut source = Source::user(args.address(1), args.usize(2))?;
-    write_there(&open, &mut source, offset)
+    open.write_at(&mut source, offset).map(|count| count as u64)
 }
 
 /// preadv(2).
@@ -66,7 +64,7 @@ pub fn pwritev(args: &Args) -> Result<u64> {
     let offset = offset(args.i64(3))?;
     let open = file(args.fd(0))?;
     let mut source = Source::user_vectors(args.address(1), vector_count(args)?)?;
-    write_there(&open, &mut source, offset)
+    open.write_at(&mut source, offset).map(|count| count as u64)
 }
 
 const RWF_HIPRI: u32 = 0x01;
@@ -107,16 +105,17 @@ pub fn pwritev2(args: &Args) -> Result<u64> {
     let mut source = Source::user_vectors(args.address(1), vector_count(args)?)?;
     if flags & RWF_APPEND != 0 && open.file.seekable() {
         let end = open.file.size();
-        let written = write_there(&open, &mut source, end)?;
+        let written = open.write_at(&mut source, end)? as u64;
         if args.i64(3) == -1 {
             open.set_position(end + written);
         }
         return Ok(written);
     }
-    match args.i64(3) {
-        -1 => write_here(&open, &mut source),
-        at => write_there(&open, &mut source, offset(at)?),
-    }
+    let written = match args.i64(3) {
+        -1 => open.write(&mut source)?,
+        at => open.write_at(&mut source, offset(at)?)?,
+    };
+    Ok(written as u64)
 }
 
 fn vector_count(args: &Args) -> Result<usize> {
@@ -125,48 +124,6 @@ fn vector_count(args: &Args) -> Result<usize> {
 
 fn offset(value: i64) -> Result<u64> {
     u64::try_from(value).map_err(|_| Errno::EINVAL)
-}
-
-fn write_here(open: &OpenFile, source: &mut Source<'_>) -> Result<u64> {
-    if open.file.seekable() {
-        let append = open.flags().contains(OpenFlags::APPEND);
-        respect_size_limit(open, source, if append { open.file.size() } else { open.position() })?;
-    }
-    let count = open.write(source)?;
-    after_write(open);
-    Ok(count as u64)
-}
-
-fn write_there(open: &OpenFile, source: &mut Source<'_>, offset: u64) -> Result<u64> {
-    respect_size_limit(open, source, offset)?;
-    let count = open.write_at(source, offset)?;
-    after_write(open);
-    Ok(count as u64)
-}
-
-/// A write by anyone but root takes the set-user-id bits away (write(2)).
-fn after_write(open: &OpenFile) {
-    if let Some(regular) = open.downcast::<RegularFile>()
-        && regular.node().has_privilege_bits()
-        && !current_process().credentials.lock().can(Capabilities::FSETID)
-    {
-        regular.node().drop_privilege_bits();
-    }
-}
-
-/// Shortens a write that would go beyond `RLIMIT_FSIZE`; `EFBIG` and `SIGXFSZ`
-/// if it starts there (setrlimit(2)).
-fn respect_size_limit(open: &OpenFile, source: &mut Source<'_>, offset: u64) -> Result<()> {
-    let limit = current_process().limits.lock()[RLIMIT_FSIZE].current;
-    if limit == u64::MAX || source.remaining() == 0 || open.downcast::<RegularFile>().is_none() {
-        return Ok(());
-    }
-    let room = limit.saturating_sub(offset);
-    if room == 0 {
-        return Err(super::space::file_too_big());
-    }
-    source.limit(usize::try_from(room).unwrap_or(usize::MAX));
-    Ok(())
 }
 
 const SEEK_SET: u32 = 0;

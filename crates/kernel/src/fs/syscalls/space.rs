@@ -1,7 +1,6 @@
 //! The size of files and the room they take.
 
 use super::super::context::{AT_FDCWD, Context};
-use super::super::file::File;
 use super::super::inode::FileType;
 use super::super::inotify::Mask;
 use super::super::notify;
@@ -13,22 +12,9 @@ use super::{resolve, usable_file};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
 
-/// The answer to a write beyond `RLIMIT_FSIZE`.
-pub(super) fn file_too_big() -> Errno {
-    super::super::signals::file_size_exceeded();
-    Errno::EFBIG
-}
-
-fn checked_size(value: i64, context: &Context) -> Result<u64> {
-    let size = u64::try_from(value).map_err(|_| Errno::EINVAL)?;
-    if size > context.file_size_limit { Err(file_too_big()) } else { Ok(size) }
-}
-
 /// truncate(2).
 pub fn truncate(args: &Args) -> Result<u64> {
-    if args.i64(1) < 0 {
-        return Err(Errno::EINVAL);
-    }
+    let size = u64::try_from(args.i64(1)).map_err(|_| Errno::EINVAL)?;
     let context = Context::current();
     let path = resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?;
     match path.inode().file_type() {
@@ -38,21 +24,18 @@ pub fn truncate(args: &Args) -> Result<u64> {
     }
     context.identity.check(&**path.inode(), Access::WRITE)?;
     check_not_running(path.inode())?;
-    path.inode().truncate(checked_size(args.i64(1), &context)?)?;
+    path.inode().truncate(size)?;
     notify::at(&path, Mask::MODIFY);
     Ok(0)
 }
 
 /// ftruncate(2).
 pub fn ftruncate(args: &Args) -> Result<u64> {
-    if args.i64(1) < 0 {
-        return Err(Errno::EINVAL);
-    }
+    let size = u64::try_from(args.i64(1)).map_err(|_| Errno::EINVAL)?;
     let open = usable_file(args.fd(0))?;
     if !open.flags().can_write() {
         return Err(Errno::EINVAL);
     }
-    let size = checked_size(args.i64(1), &Context::current())?;
     open.file.truncate(size)?;
     notify::open_file(&open, Mask::MODIFY);
     Ok(0)
@@ -109,9 +92,6 @@ pub fn fallocate(args: &Args) -> Result<u64> {
         return Err(Errno::EFBIG);
     }
     let grow = if mode & FALLOC_FL_KEEP_SIZE != 0 { Grow::No } else { Grow::Yes };
-    if grow == Grow::Yes && offset + len > regular.size().max(Context::current().file_size_limit) {
-        return Err(file_too_big());
-    }
     match mode & !FALLOC_FL_KEEP_SIZE {
         0 => regular.allocate(offset, len, grow)?,
         FALLOC_FL_PUNCH_HOLE => regular.punch(offset, len)?,

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::fs::file::MmapSource;
+use crate::fs::host_side::{FakeWriter, WRITER};
+use crate::fs::inode::AttributeChanges;
 use crate::fs::overlay::{Grow, RegularFile, Seals};
 
 fn read_at(open: &OpenFile, offset: u64, len: usize) -> Vec<u8> {
@@ -200,12 +202,16 @@ fn a_page_is_in_one_place_at_a_time() {
 #[test]
 fn seals_hold() {
     let world = World::new();
-    let node = crate::fs::overlay::node_of_inode(world.walk("/etc/motd").unwrap().inode()).unwrap();
+    let inode = world.walk("/etc/motd").unwrap().inode().clone();
+    let node = crate::fs::overlay::node_of_inode(&inode).unwrap();
     let file = RegularFile::memory(node, Seals::empty());
     file.write(&mut Source::kernel(b"HELLO"), 0).unwrap();
     file.add_seals(Seals::GROW | Seals::SHRINK).unwrap();
     assert_eq!(file.truncate(2), Err(Errno::EPERM));
     assert_eq!(file.truncate(20), Err(Errno::EPERM));
+    // As truncate(2) and `O_TRUNC` do, by way of `/proc/self/fd`.
+    assert_eq!(inode.truncate(2), Err(Errno::EPERM));
+    assert_eq!(inode.truncate(20), Err(Errno::EPERM));
     assert_eq!(file.write(&mut Source::kernel(b"abc"), 3), Err(Errno::EPERM));
     assert_eq!(file.write(&mut Source::kernel(b"abc"), 2), Ok(3));
     assert_eq!(file.write(&mut Source::kernel(b"abc"), 5), Err(Errno::EPERM));
@@ -229,4 +235,60 @@ fn unnamed_files_can_be_given_a_name() {
     namespace::link(&world.context, &path, &world.context.cwd, b"/tmp/loud").unwrap();
     assert_eq!(world.read("/tmp/loud").unwrap(), "quiet");
     assert_eq!(world.nlink("/tmp/loud"), 1);
+}
+
+/// Acts as a process that is not root and has this limit, in this test's thread.
+fn write_as_a_user(file_size_limit: u64) {
+    WRITER.set(FakeWriter { file_size_limit, keeps_privilege_bits: false, signals: 0 });
+}
+
+#[test]
+fn every_change_of_a_file_keeps_to_the_limit() {
+    let world = World::new();
+    let open = world.open("/etc/hosts", OpenFlags::RDWR | OpenFlags::TRUNC).unwrap();
+    let regular = open.downcast::<RegularFile>().unwrap();
+    let write = |at, len| open.file.write(&mut Source::kernel(&std::vec![1; len]), at);
+    write_as_a_user(10);
+    assert_eq!(write(0, 20), Ok(10));
+    assert_eq!(write(5, 20), Ok(5));
+    assert_eq!(WRITER.get().signals, 0);
+    assert_eq!(write(10, 1), Err(Errno::EFBIG));
+    assert_eq!(write(10, 0), Ok(0));
+    assert_eq!(open.file.truncate(11), Err(Errno::EFBIG));
+    assert_eq!(open.path.as_ref().unwrap().inode().truncate(11), Err(Errno::EFBIG));
+    assert_eq!(regular.allocate(0, 11, Grow::Yes), Err(Errno::EFBIG));
+    assert_eq!(WRITER.get().signals, 4);
+    assert_eq!(regular.allocate(0, 11, Grow::No), Ok(()));
+    write_as_a_user(3);
+    assert_eq!(open.file.truncate(8), Ok(()), "a file beyond the limit may shrink");
+    assert_eq!(regular.allocate(0, 8, Grow::Yes), Ok(()), "nor does this make it longer");
+    assert_eq!((open.file.size(), WRITER.get().signals), (8, 0));
+}
+
+#[test]
+fn every_change_by_a_user_takes_set_user_id_away() {
+    let world = World::new();
+    let open = world.open("/etc/hosts", OpenFlags::RDWR).unwrap();
+    let regular = open.downcast::<RegularFile>().unwrap();
+    let inode = open.path.as_ref().unwrap().inode();
+    let write = || open.file.write(&mut Source::kernel(b"x"), 0).map(drop);
+    let changes: [&dyn Fn() -> Result<()>; 5] = [
+        &write,
+        &|| open.file.truncate(5),
+        &|| inode.truncate(5),
+        &|| regular.allocate(0, 10, Grow::No),
+        &|| regular.punch(0, 1),
+    ];
+    for (number, change) in changes.iter().enumerate() {
+        for (before, after) in [(0o6777, 0o777), (0o6767, 0o2767), (0o644, 0o644)] {
+            let permissions = AttributeChanges { permissions: Some(before), ..Default::default() };
+            inode.change(&permissions).unwrap();
+            WRITER.set(FakeWriter { keeps_privilege_bits: true, ..WRITER.get() });
+            change().unwrap();
+            assert_eq!(inode.attributes().mode & 0o7777, before, "by root, {number}");
+            write_as_a_user(u64::MAX);
+            change().unwrap();
+            assert_eq!(inode.attributes().mode & 0o7777, after, "{number}");
+        }
+    }
 }

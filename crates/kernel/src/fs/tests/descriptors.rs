@@ -66,3 +66,39 @@ fn execve_closes_what_it_should() {
     assert_eq!(table.remove_range(1, u32::MAX).len(), 1);
     assert_eq!(table.numbers().collect::<Vec<_>>(), [0]);
 }
+
+#[test]
+fn a_reserved_number_is_neither_free_nor_open() {
+    let world = World::new();
+    let mut table = FdTable::new();
+    assert_eq!(table.reserve(2), Ok(0));
+    assert_eq!(table.insert(file(&world), OnExec::Keep, 2), Ok(1));
+    assert_eq!(table.reserve(2), Err(Errno::EMFILE));
+    assert_eq!(table.get(0).err(), Some(Errno::EBADF));
+    assert_eq!(table.remove(0).err(), Some(Errno::EBADF));
+    assert_eq!(table.on_exec(0).err(), Some(Errno::EBADF));
+    assert_eq!(table.set_on_exec(0, OnExec::Close).err(), Some(Errno::EBADF));
+    assert_eq!(table.replace(0, file(&world), OnExec::Keep, 2).err(), Some(Errno::EBUSY));
+    assert_eq!(table.numbers().collect::<Vec<_>>(), [1]);
+    assert_eq!(table.files().count(), 1);
+    assert!(table.close_on_exec().is_empty());
+    assert_eq!(table.remove_range(0, u32::MAX).len(), 1);
+    // A copy does not have what another table's call reserves.
+    let mut copy = table.copy();
+    assert_eq!(copy.insert(file(&world), OnExec::Keep, 2), Ok(0));
+    table.fill(0, file(&world), OnExec::Close);
+    assert_eq!(table.on_exec(0), Ok(OnExec::Close));
+    table.cancel(0);
+    assert!(table.get(0).is_ok(), "an open descriptor is not given back");
+}
+
+#[test]
+fn a_reserved_number_that_is_given_back_is_free() {
+    let world = World::new();
+    let mut table = FdTable::new();
+    table.insert(file(&world), OnExec::Keep, 100).unwrap();
+    let reserved = table.reserve(100).unwrap();
+    table.insert(file(&world), OnExec::Keep, 100).unwrap();
+    table.cancel(reserved);
+    assert_eq!(table.insert(file(&world), OnExec::Keep, 100), Ok(reserved));
+}

@@ -200,8 +200,7 @@ impl World {
         let lower = LowerLayer(Arc::new(IndexLower::new(index(files))));
         let fs = FileSystems::new(lower).unwrap();
         let FsContext { cwd, root, umask } = FsContext::new(fs.root.clone());
-        let context =
-            Context { root, cwd, umask, identity: Identity::default(), file_size_limit: u64::MAX };
+        let context = Context { root, cwd, umask, identity: Identity::default() };
         Self { fs, context }
     }
 

@@ -8,6 +8,7 @@ use super::pty::{PACKET_FLUSH_READ, PACKET_FLUSH_WRITE, PACKET_START, PACKET_STO
 use super::termios::*;
 use crate::errno::{Errno, Result};
 use crate::fs::dev::makedev;
+use crate::fs::fd_table::NewDescriptor;
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::platform::user::UserAddress;
 use crate::task::signal::{SIGNAL_COUNT, SIGWINCH};
@@ -46,11 +47,13 @@ pub fn master(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64
 
 /// `TIOCGPTPEER`: opens the slave without a look at any path.
 fn open_peer(pty: &Arc<Pty>, flags: OpenFlags) -> Result<u64> {
+    // A slave that is opened and closed again hangs up the master.
+    let descriptor = NewDescriptor::reserve()?;
     let file = super::pty::Slave::open(pty, flags)?;
     let path = super::devpts::path_of(pty)?;
     let kept = flags & (OpenFlags::RDWR | OpenFlags::WRONLY | OpenFlags::NONBLOCK);
     let open = OpenFile::new(file, kept | OpenFlags::LARGEFILE, Some(path));
-    crate::ipc::seam::install(open, flags).map(|fd| fd as u64)
+    Ok(descriptor.install(open, crate::ipc::seam::on_exec(flags)) as u64)
 }
 
 /// ioctl(2) on a slave.

@@ -13,6 +13,7 @@ use crate::platform::host::{self, Forked};
 use crate::platform::{kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
+use crate::task::clone;
 use crate::task::sched::{self, RunState};
 use crate::task::thread::{Thread, current, current_arc};
 use crate::task::wait::Wake;
@@ -24,11 +25,13 @@ pub struct Errand {
     space: Arc<AddressSpace>,
     /// Whether the thread itself moves to the new host process.
     moves: bool,
+    /// The thread to publish once the new host process is there and before it runs.
+    newborn: Option<Arc<Thread>>,
     outcome: Lock<Option<Result<()>>>,
 }
 
 /// Gives `space`, a copy of the running process' memory, to a host process of
-/// its own, which runs `thread`.
+/// its own, which runs `thread`, and publishes the thread.
 pub fn fork(space: Arc<AddressSpace>, thread: &Arc<Thread>) -> Result<()> {
     arena::prepare()?;
     space.run_queue.push(thread.clone());
@@ -37,6 +40,7 @@ pub fn fork(space: Arc<AddressSpace>, thread: &Arc<Thread>) -> Result<()> {
         thread: current_arc(),
         space: space.clone(),
         moves: false,
+        newborn: Some(thread.clone()),
         outcome: Lock::new(None),
     });
     if outcome.is_err() {
@@ -52,7 +56,7 @@ pub fn move_to_new_space() -> Result<()> {
     let thread = current_arc();
     thread.context.save_fpu();
     let space = Arc::new(AddressSpace::new());
-    perform(Errand { thread, space, moves: true, outcome: Lock::new(None) })
+    perform(Errand { thread, space, moves: true, newborn: None, outcome: Lock::new(None) })
 }
 
 fn perform(errand: Errand) -> Result<()> {
@@ -86,6 +90,9 @@ pub(super) fn run_errand() -> Option<Forked> {
         Ok(Forked::Parent { pid }) => {
             for_child.0.carrier.host_pid.store(pid, Relaxed);
             core::mem::forget(for_child);
+            if let Some(thread) = &errand.newborn {
+                clone::publish(thread);
+            }
         }
         Err(_) => {}
     }

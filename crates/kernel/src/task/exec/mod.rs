@@ -66,10 +66,9 @@ impl Program {
         script::resolve(context, Self { file, name, argv, envp })
     }
 
-    /// Replaces the process' memory with the program and returns the registers
-    /// it starts with. Errors before the old memory is gone are returned; later
-    /// ones end the process, as on Linux.
-    pub fn load(self, process: &Process) -> Result<TrapFrame> {
+    /// Does all that can fail while the old program is still there: reads the headers of
+    /// the program and its interpreter and counts the arguments.
+    pub fn prepare(self, process: &Process) -> Result<PreparedProgram> {
         let main = elf::Object::read(&self.file)?;
         let interpreter = match &main.interpreter {
             Some(path) => {
@@ -83,12 +82,27 @@ impl Program {
         if arguments > ARGUMENTS_MAX {
             return Err(Errno::E2BIG);
         }
+        Ok(PreparedProgram { program: self, main, interpreter })
+    }
+}
 
+/// A program of which all is known that execve(2) can refuse.
+pub struct PreparedProgram {
+    program: Program,
+    main: elf::Object,
+    interpreter: Option<(elf::Object, Arc<OpenFile>)>,
+}
+
+impl PreparedProgram {
+    /// Replaces the process' memory with the program and returns the registers
+    /// it starts with. After an error there is no program to return to.
+    pub fn load(self, process: &Process) -> Result<TrapFrame> {
+        let Self { program, main, interpreter } = self;
         process.mm().clear()?;
         process.mm().gate.create(vdso::slots())?;
         let layout = stack::Layout::random();
         process.mm().set_mmap_top(layout.mmap_top);
-        let loaded = main.map(process, &self.file, elf::Role::Program)?;
+        let loaded = main.map(process, &program.file, elf::Role::Program)?;
         process.mm().set_brk_start(layout.brk_start(loaded.end));
         let (entry, interpreter_base) = match &interpreter {
             Some((object, file)) => {
@@ -98,33 +112,32 @@ impl Program {
             None => (loaded.entry, 0),
         };
         let vdso = vdso::map(process)?;
-        let rsp = stack::build(process, &self, &loaded, interpreter_base, vdso, &layout)?;
-        process.executable.lock().clone_from(&self.file.path);
+        let rsp = stack::build(process, &program, &loaded, interpreter_base, vdso, &layout)?;
+        process.executable.lock().clone_from(&program.file.path);
         Ok(TrapFrame::at(entry, rsp))
     }
 }
 
-/// Replaces the program of the running process (execve(2)).
+/// Replaces the program of the running process (execve(2)). An error leaves the old
+/// one as it was; the process ends if the new one fails to load after that.
 pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     let thread = current();
     let process = &thread.process;
+    let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
+    let prepared = program.prepare(process)?;
+    // Nothing but a host that has no process left fails from here on.
     become_only_thread(thread)?;
     if process.mm().users() > 1 {
         carrier::move_to_new_space()?;
     }
     exit::release_memory(process);
-    let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
     let new = process.credentials.lock().after_exec(&attributes.unwrap_or_default());
-    let old = core::mem::replace(&mut *process.credentials.lock(), new);
-    let frame = match program.load(process) {
+    *process.credentials.lock() = new;
+    let frame = match prepared.load(process) {
         Ok(frame) => frame,
-        Err(error) if process.mm().total() == 0 => {
+        Err(error) => {
             crate::console!("thaw kernel: {} cannot be loaded: {error:?}", path.escape_ascii());
             exit::killed_by(signal::SIGKILL)
-        }
-        Err(error) => {
-            *process.credentials.lock() = old;
-            return Err(error);
         }
     };
     let closed = process.files.lock().close_on_exec();
@@ -143,6 +156,10 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
 /// thread, whichever it was (execve(2), "Effect on process attributes").
 fn become_only_thread(thread: &Thread) -> Result<()> {
     let process = &thread.process;
+    if thread.is_dying() {
+        // Another thread does the same or ends the process, and waits for this one.
+        return Err(Errno::EAGAIN);
+    }
     exit::end_threads(process, Some(thread));
     wait_uninterruptibly(&process.thread_ended, || {
         (process.threads.lock().len() == 1).then_some(Ok(()))

@@ -450,5 +450,16 @@ pub fn set_temporary_mask(mask: SignalSet) {
     pass_on(&thread.process);
 }
 
+/// Takes a temporary mask back before the call ends, since no signal has ended it.
+pub fn restore_mask() {
+    let thread = current();
+    let mut signals = thread.signals.lock();
+    if let Some(saved) = signals.saved_mask.take() {
+        signals.mask = saved;
+    }
+    drop(signals);
+    pass_on(&thread.process);
+}
+
 /// A lock around the process' signal state, for its field in `Process`.
 pub type SharedSignals = Lock<ProcessSignals>;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -24,20 +24,17 @@ impl Service {
     }
 
     /// The service of this process, started when it is first wanted.
-    fn get() -> io::Result<&'static Self> {
-        static SERVICE: OnceLock<Service> = OnceLock::new();
-        static STARTING: Mutex<()> = Mutex::new(());
-        if let Some(service) = SERVICE.get() {
-            return Ok(service);
-        }
-        let _guard = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(service) = SERVICE.get() {
-            return Ok(service);
-        }
+    fn get() -> io::Result<Arc<Self>> {
+        static SERVICE: Running = Running::new();
+        SERVICE.get(|service| {
+            let thread = std::thread::Builder::new().name("thaw-resolver".into());
+            thread.spawn(move || service.run()).map(drop)
+        })
+    }
+
+    fn new() -> io::Result<Arc<Self>> {
         let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let service = SERVICE.get_or_init(|| Self { channels: Mutex::default(), news });
-        std::thread::Builder::new().name("thaw-resolver".into()).spawn(|| service.run())?;
-        Ok(service)
+        Ok(Arc::new(Self { channels: Mutex::default(), news }))
     }
 
     fn run(&self) {
@@ -70,6 +67,27 @@ impl Service {
     }
 }
 
+/// The service, once it has a thread. A host that has no thread left fails the
+/// connection that wanted the service, and the next one tries again.
+struct Running(Mutex<Option<Arc<Service>>>);
+
+impl Running {
+    const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// The service; `start` gives a new one its thread.
+    fn get(&self, start: impl FnOnce(Arc<Service>) -> io::Result<()>) -> io::Result<Arc<Service>> {
+        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(service) = &*running {
+            return Ok(service.clone());
+        }
+        let service = Service::new()?;
+        start(service.clone())?;
+        Ok(running.insert(service).clone())
+    }
+}
+
 /// Makes a connection to the resolver; the descriptor is the sandbox's end,
 /// non-blocking.
 pub fn open(framing: Framing, names: &Arc<Names>, slot: ChannelSlot) -> io::Result<OwnedFd> {
@@ -84,4 +102,25 @@ pub fn open(framing: Framing, names: &Arc<Names>, slot: ChannelSlot) -> io::Resu
     service.lock().push(Channel::new(ours, framing, names.clone(), slot));
     rustix::io::write(service.news.as_fd(), &1_u64.to_ne_bytes())?;
     Ok(theirs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_that_cannot_start_is_tried_again() {
+        let running = Running::new();
+        let no_thread = |_| Err(io::ErrorKind::WouldBlock.into());
+        for _ in 0..2 {
+            assert_eq!(
+                running.get(no_thread).err().map(|error| error.kind()),
+                Some(io::ErrorKind::WouldBlock)
+            );
+        }
+        let service = running.get(|_| Ok(())).unwrap();
+        // It runs: nobody starts another one.
+        let same = running.get(no_thread).unwrap();
+        assert!(Arc::ptr_eq(&service, &same));
+    }
 }
