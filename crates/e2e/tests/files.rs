@@ -100,6 +100,8 @@ fn each_sandbox_has_its_own_which_ends_with_it() {
 #[test]
 fn a_sandbox_whose_files_nobody_serves_is_ended() {
     let mut waiting = start(&["--rootfs", "/"]);
+    // Kept open: `wait` closes it otherwise, and the program may end by itself first.
+    let _input = waiting.run.stdin.take();
     kill(waiting.server);
     let status = waiting.run.wait().expect("it ends");
     assert_eq!(status.code(), Some(1));
