@@ -64,10 +64,13 @@ fn it_has_the_rights_under_which_files_are_served() {
         assert_eq!(status(pid, "Gid"), ["0", "0", "0", "65534"]);
         assert_eq!(status(pid, "Groups"), [""; 0]);
     }
-    // Standard streams, its caller, the sandbox, the directory and the list of mounts.
-    let all = descriptors(pid);
-    let sockets = all.values().filter(|file| file.target.starts_with("socket:")).count();
-    assert_eq!((all.len(), sockets), (7, 2), "{all:?}");
+    // Standard streams, its caller, the sandbox, the directory and the list of mounts; for a
+    // moment a file that the program's start asks for.
+    wait_until("it holds seven descriptors, two of them sockets", || {
+        let all = descriptors(pid);
+        let sockets = all.values().filter(|file| file.target.starts_with("socket:")).count();
+        (all.len(), sockets) == (7, 2)
+    });
     drop(waiting);
     wait_until("it ends with its caller", || !exists(pid));
 }

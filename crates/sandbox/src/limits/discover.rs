@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::hierarchy::{Controller, Hierarchy, Missing, Place, Version, make_directory};
 
@@ -286,8 +287,11 @@ fn vacate(own: &Path, unit: Unit) -> io::Result<()> {
 fn make_group(own: &Path) -> io::Result<PathBuf> {
     let name = group_name(std::process::id())
         .ok_or_else(|| io::Error::other("cannot read /proc/self/stat"))?;
-    // Several in one process: tests, or a pool beside another.
+    // Several in one process: tests, or a pool beside another. No number comes twice, since
+    // groups of sandboxes may still be there when the one that they are named after is gone.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
     (0..10_000)
+        .map(|_| NEXT.fetch_add(1, Ordering::Relaxed))
         .map(|number| own.join(format!("{PREFIX}{name}-{number}")))
         .find_map(|directory| match make_directory(&directory) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
