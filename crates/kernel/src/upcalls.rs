@@ -5,8 +5,7 @@ use alloc::sync::Arc;
 
 use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_NO_PATCHING};
 
-use crate::mm::lazy;
-use crate::mm::shared;
+use crate::mm::{AddressSpace, lazy, shared};
 use crate::platform::entry::TrapFrame;
 use crate::platform::fault::{SIGSEGV, is_memory_fault};
 use crate::platform::gate::{Patched, Patience};
@@ -33,7 +32,7 @@ impl Upcalls for Kernel {
         if is_memory_fault(frame.signal) && lazy::map_page(frame.address) {
             return;
         }
-        let space = own_space();
+        let space: &AddressSpace = own_space();
         if frame.signal == SIGSEGV && space.gate.restart_displaced(frame) {
             // The thread was at a `syscall` that has been patched away under it.
             return;
@@ -46,7 +45,7 @@ impl Upcalls for Kernel {
     }
 
     fn map_missing(&self, address: u64, code: i32, may_page_in: bool) -> bool {
-        lazy::map_page(address) || may_page_in && shared::page_in(address, code)
+        lazy::map_page(address) || may_page_in && shared::page_in(own_space(), address, code)
     }
 
     fn before_return(&self, frame: &mut TrapFrame) {
@@ -73,6 +72,7 @@ impl Upcalls for Kernel {
 /// Patches the site of a trapped system call, if that pays.
 fn patch(frame: &mut TrapFrame) {
     let (kernel, space) = (kernel(), own_space());
+    let memory: &AddressSpace = space;
     let flags = kernel.config.get().flags;
     if flags & FLAG_NO_PATCHING != 0 {
         return;
@@ -82,8 +82,8 @@ fn patch(frame: &mut TrapFrame) {
         0 => Patience::OF_PROGRAM,
         _ => Patience::OF_COPY,
     };
-    let patience = Patience { traps, may_move_behind: space.carrier.is_alone() };
-    if space.gate.patch(frame, space, patience) == Patched::Behind {
+    let patience = Patience { traps, may_move_behind: carrier::own_carrier().is_alone() };
+    if memory.gate.patch(frame, memory, patience) == Patched::Behind {
         for thread in kernel.tasks.all_threads() {
             if core::ptr::eq(Arc::as_ptr(&thread.process.mm()), space) {
                 let frame = thread.frame();

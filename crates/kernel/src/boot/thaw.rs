@@ -22,8 +22,8 @@ use crate::mm::{AddressSpace, arena, heap, lazy, populate, shm};
 use crate::platform::host::HostFd;
 use crate::platform::user::UserAddress;
 use crate::state::{kernel, restore};
-use crate::task::carrier;
 use crate::task::process::FIRST_PID;
+use crate::task::{Space, carrier};
 
 /// Carries out a thaw command: afterwards the frozen threads go on. If the copy
 /// is to be held or forked off a template, it waits here until it is wanted.
@@ -165,14 +165,15 @@ fn adopt_several(mappings: &Mappings<'_>) -> Result<()> {
     fill(&space, 0, mappings)
 }
 
-/// Finds the kernel's state in the heap; the memory of the first process.
-fn find_state() -> Result<Arc<AddressSpace>> {
+/// Finds the kernel's state in the heap; the space of the first process.
+fn find_state() -> Result<Arc<Space>> {
     if !heap::magic_is_right() {
         return Err(Errno::EINVAL);
     }
     heap::restored();
     // SAFETY: the heap is the one that `install` filled in the frozen sandbox.
     unsafe { restore(heap::root()) };
+    *kernel().generation.lock() += 1;
     Ok(kernel().tasks.process(FIRST_PID).ok_or(Errno::EINVAL)?.mm())
 }
 
@@ -190,7 +191,6 @@ fn fill(space: &AddressSpace, number: u32, mappings: &Mappings<'_>) -> Result<()
 /// Renews everything that must not be equal in two copies.
 fn renew(identity: &Identity, hostname: &[u8]) {
     let kernel = kernel();
-    *kernel.generation.lock() += 1;
     kernel.clocks.thaw();
     let mut config = kernel.config.lock();
     config.memory_limit = identity.memory_limit;

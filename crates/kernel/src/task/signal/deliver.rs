@@ -8,7 +8,7 @@ use super::{
 };
 use crate::errno::{Errno, Result};
 use crate::host::control;
-use crate::mm::shared::SEGV_MAPERR;
+use crate::mm::shared::{SEGV_MAPERR, page_in};
 use crate::platform::entry::{RETURN_FULL, TrapFrame};
 use crate::task::process::Life;
 use crate::task::thread::{Thread, current};
@@ -165,7 +165,7 @@ fn restart(frame: &mut TrapFrame, number: u64) {
 /// process ends (sigprocmask(2), NOTES).
 pub fn guest_fault(frame: &mut TrapFrame) {
     let thread = current();
-    if frame.signal == SIGSEGV && crate::mm::shared::page_in(frame.address, frame.code) {
+    if frame.signal == SIGSEGV && page_in(carrier::own_space(), frame.address, frame.code) {
         return;
     }
     let (code, address) = classify(thread, frame);
