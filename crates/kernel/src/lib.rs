@@ -5,6 +5,7 @@ extern crate alloc;
 
 mod args;
 pub mod boot;
+pub mod exec;
 pub mod freeze;
 pub mod fs;
 pub mod host;

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the lowest to the highest. Below all of them is the crate `thaw-platform`.
-const ORDER: [&str; 13] = [
-    "args", "host", "time", "mm", "task", "fs", "ipc", "net", "freeze", "syscall", "messages",
+const ORDER: [&str; 14] = [
+    "args", "host", "time", "mm", "task", "fs", "ipc", "net", "exec", "freeze", "syscall", "messages",
     "upcalls", "boot",
 ];
 

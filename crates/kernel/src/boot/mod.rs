@@ -131,6 +131,7 @@ fn touch(own: &Segments, list: List) {
 fn become_zygote(vdso: u64, own: &Segments, list: List) -> Result<()> {
     platform::upcalls::register(&crate::upcalls::Kernel);
     control::register_handler(crate::messages::handle);
+    crate::task::hooks::register(&crate::upcalls::Kernel);
     vcpu::begin_first()?;
     heap::map_front()?;
     clock::find_host_vdso(vdso);

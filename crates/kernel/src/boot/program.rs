@@ -8,6 +8,7 @@ use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS
 use thaw_abi::layout::{INDEX_BASE, PAGES_BASE};
 
 use crate::errno::{Errno, Result};
+use crate::exec::Program;
 use crate::fs::fd_table::OnExec;
 use crate::fs::walk::Follow;
 use crate::fs::{Context, FileSystems, LowerLayer};
@@ -15,11 +16,12 @@ use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
 use crate::mm::{arena, heap, lazy};
+use crate::net::Network;
 use crate::platform::host::{self, HostFd};
 use crate::state::{Config, Kernel, install, kernel};
 use crate::sync::Lock;
 use crate::task::Credentials;
-use crate::task::exec::Program;
+use crate::task::host_poll::HostPoll;
 use crate::task::process::FIRST_PID;
 use crate::task::{Process, Tasks, Thread, carrier, sched};
 use crate::time::clock::Clocks;
@@ -58,10 +60,11 @@ pub fn start(message: &Message) -> Result<()> {
     random.fill(&mut boot_id);
     // The overlay takes pages for directories it creates, so the allocator
     // must be reachable before the tree is put together.
+    let host_poll = Arc::<HostPoll>::default();
     let root = install(Kernel {
         tasks: Tasks::default(),
         fs: crate::sync::Late::empty(),
-        net: Default::default(),
+        net: Network::new(host_poll.clone()),
         hostname: Lock::new(strings.hostname.clone()),
         clocks: Clocks::new(),
         random: Lock::new(random),
@@ -71,6 +74,7 @@ pub fn start(message: &Message) -> Result<()> {
         system_v: Default::default(),
         futexes: Default::default(),
         timers: Default::default(),
+        host_poll,
         generation: Lock::new(0),
         frozen: Default::default(),
         window: Lock::new(command.window),
@@ -217,7 +221,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
         }
     };
     *thread.frame() = frame;
-    crate::task::exec::reset_thread(thread, &name);
+    crate::exec::reset_thread(thread, &name);
     Ok(())
 }
 
