@@ -9,10 +9,12 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::panic::RefUnwindSafe;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use thaw_abi::control::FLAG_ENTRY_STDIN;
 
+use crate::platform::saved::assert_saved;
 use crate::sync::{Late, Lock};
 
 /// Everything that is saved.
@@ -68,6 +70,9 @@ pub struct Config {
     pub entry_signal: u32,
 }
 
+// Nothing of the host hangs off it but within an [`OfBoot`].
+const _: () = assert_saved::<Kernel>();
+
 impl Config {
     /// Whether requests come over standard input.
     pub fn reads_requests(&self) -> bool {
@@ -103,6 +108,9 @@ pub struct OfBoot<T> {
     value: T,
     boot: u64,
 }
+
+/// It may be saved, whatever is in it, since it opens in one boot only.
+impl<T> RefUnwindSafe for OfBoot<T> {}
 
 impl<T> OfBoot<T> {
     /// Something of this boot.

@@ -33,6 +33,7 @@ use super::{Space, sched};
 use crate::host::{control, phases};
 use crate::mm::{arena, populate};
 use crate::platform::host::{self, Forked};
+use crate::platform::saved::OfHost;
 use crate::platform::vcpu::{self, IdleVcpu, VcpuData};
 use crate::platform::{self, clock, fault, kernel_lock};
 use crate::state::kernel;
@@ -53,6 +54,7 @@ pub struct Carrier {
     /// When the host was last looked at beside a running thread, on the host's
     /// monotonic clock in nanoseconds.
     looked_at: AtomicU64,
+    _of_host: OfHost,
 }
 
 impl Carrier {
