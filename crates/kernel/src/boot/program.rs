@@ -11,7 +11,7 @@ use crate::errno::{Errno, Result};
 use crate::exec::Program;
 use crate::fs::fd_table::OnExec;
 use crate::fs::walk::Follow;
-use crate::fs::{Context, FileSystems, LowerLayer};
+use crate::fs::{CGROUP_FS, Context, FileSystems, LowerLayer, PROC_FS, SYS_FS, Views};
 use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
@@ -36,6 +36,15 @@ struct Strings {
     envp: Vec<Vec<u8>>,
     /// A letter and a path each.
     mounts: Vec<Vec<u8>>,
+}
+
+/// What the kernel shows as files.
+pub fn views() -> Views {
+    Views {
+        proc: crate::procfs::root(PROC_FS),
+        sys: crate::sysfs::root(SYS_FS),
+        cgroup: crate::sysfs::cgroup_root(CGROUP_FS),
+    }
 }
 
 /// Carries out a start command: afterwards the program is ready to run.
@@ -87,7 +96,7 @@ pub fn start(message: &Message) -> Result<()> {
         }),
     });
     heap::set_root(root);
-    kernel().fs.set(FileSystems::new(lower)?);
+    kernel().fs.set(FileSystems::new(lower, views())?);
     kernel().fs.set_boot_id(boot_id);
     for (number, mount) in strings.mounts.iter().enumerate() {
         let Some((&kind, at)) = mount.split_first() else { return Err(Errno::EINVAL) };

@@ -248,6 +248,11 @@ pub trait Inode: Any + Saved + Send + Sync {
         true
     }
 
+    /// The process whose directory in `/proc` this is (pidfd_send_signal(2)).
+    fn process(&self) -> Option<u32> {
+        None
+    }
+
     /// Finds a name in a directory.
     fn lookup(&self, _name: &[u8]) -> Result<Option<Arc<dyn Inode>>> {
         Err(Errno::ENOTDIR)

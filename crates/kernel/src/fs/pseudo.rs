@@ -91,6 +91,10 @@ pub trait Names: Saved + Send + Sync {
     fn caches_lookups(&self) -> bool {
         false
     }
+    /// See [`Inode::process`].
+    fn process(&self) -> Option<u32> {
+        None
+    }
     /// Permission bits of the directory.
     fn permissions(&self) -> u32 {
         0o555
@@ -129,6 +133,9 @@ impl<N: Names + 'static> Inode for Directory<N> {
     }
     fn caches_lookups(&self) -> bool {
         self.names.caches_lookups()
+    }
+    fn process(&self) -> Option<u32> {
+        self.names.process()
     }
     fn lookup(&self, name: &[u8]) -> Result<Option<Arc<dyn Inode>>> {
         self.names.lookup(name, &self.place)
