@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 use thaw_abi::control::FLAG_ENTRY_STDIN;
 
+pub use crate::fs::process::ProcessFiles;
 use crate::platform::saved::assert_saved;
 use crate::sync::{Late, Lock};
 

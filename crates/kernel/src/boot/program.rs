@@ -18,7 +18,7 @@ use crate::mm::pages::PageAllocator;
 use crate::mm::{arena, heap, lazy};
 use crate::net::Network;
 use crate::platform::host::{self, HostFd};
-use crate::state::{Config, Kernel, install, kernel};
+use crate::state::{Config, Kernel, ProcessFiles, install, kernel};
 use crate::sync::Lock;
 use crate::task::Credentials;
 use crate::task::host_poll::HostPoll;
@@ -160,7 +160,7 @@ fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
 fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
     let root = kernel().fs.root.clone();
     let credentials = Credentials::of_user(command.uid, command.gid);
-    let process = Arc::new(Process::first(credentials, root));
+    let process = Arc::new(Process::first(credentials, ProcessFiles::new(root)));
     carrier::begin(process.mm());
     kernel().tasks.processes.lock().insert(FIRST_PID, process.clone());
     let thread =

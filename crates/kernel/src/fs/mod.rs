@@ -32,6 +32,7 @@ pub mod open;
 pub mod overlay;
 pub mod path;
 pub mod permission;
+pub mod process;
 pub mod pseudo;
 pub mod stdio;
 pub mod syscalls;
