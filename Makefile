@@ -20,13 +20,13 @@ PREFIX ?= /usr/local
 # Where the files of a package are put together; nothing otherwise.
 DESTDIR ?=
 
-.PHONY: help setup build install run test check unit e2e examples runtimes bench stress fuzz conformance chaos \
+.PHONY: help setup build install run test check unit e2e examples runtimes bench bench-check stress fuzz conformance chaos \
 	soak clean
 
 help: ## Show what there is to make
 	@echo "Thaw: sandboxes that start in well under a millisecond"
 	@echo
-	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
 
 setup: ## Install what is missing (Debian packages)
 	@scripts/setup
@@ -88,6 +88,10 @@ runtimes: build ## Test every runtime and tool that docs/runtimes.md lists
 
 bench: build ## Measure boots of the examples, at scale and by technique
 	@THAW=$(abspath $(THAW)) scripts/bench $(BENCHED)
+
+bench-check: build ## Compare performance with bench/bounds.toml, on a machine that does nothing else
+	@scripts/setup bench
+	@THAW=$(abspath $(THAW)) scripts/bench-check
 
 stress: build ## Run stress-ng's stressors in sandboxes (DURATION=20 seconds each)
 	@scripts/setup stress
