@@ -15,6 +15,8 @@ pub mod net;
 pub mod state;
 pub mod syscall;
 pub mod task;
+#[cfg(test)]
+mod testing;
 pub mod time;
 mod upcalls;
 

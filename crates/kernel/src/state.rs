@@ -10,7 +10,9 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::mm::pages::PageAllocator;
 use crate::sync::{Late, Lock};
+use crate::time::random::Generator;
 
 /// Everything that is saved.
 pub struct Kernel {
@@ -64,6 +66,29 @@ pub struct Config {
 }
 
 impl Kernel {
+    /// The state of a fresh sandbox, still without file systems: those take pages for
+    /// what they create, so the root must be installed before they are put together.
+    pub fn new(config: Config, random: Generator, pages: PageAllocator) -> Self {
+        Self {
+            tasks: Default::default(),
+            fs: Late::empty(),
+            net: Default::default(),
+            hostname: Default::default(),
+            clocks: Default::default(),
+            random: Lock::new(random),
+            pages: Lock::new(pages),
+            shared_memory: Default::default(),
+            has_shared_arena: Lock::new(false),
+            system_v: Default::default(),
+            futexes: Default::default(),
+            timers: Default::default(),
+            generation: Lock::new(0),
+            frozen: Default::default(),
+            window: Lock::new(bytemuck::Zeroable::zeroed()),
+            config: Lock::new(config),
+        }
+    }
+
     /// Largest single allocation that is not refused outright, in bytes: the
     /// sandbox's limit, or what no machine has.
     pub fn commit_limit(&self) -> u64 {

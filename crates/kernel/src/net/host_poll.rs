@@ -16,10 +16,10 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::net::seam;
 use crate::platform::host::{self, HostFd, Peek, PollFd};
 use crate::platform::kernel_lock;
 use crate::platform::user::UserAddress;
+use crate::state;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
 
@@ -98,11 +98,18 @@ impl HostFile {
         })
     }
 
+    /// A file over a descriptor of this boot, included in every look at the host.
+    pub fn of_this_boot(fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Arc<Self> {
+        let file = Self::new(Handle::OfBoot { fd, generation: state::generation() }, kind, queue);
+        host_poll().register(&file);
+        file
+    }
+
     /// The descriptor; `ECONNRESET` if it belonged to another boot, `EIO` if
     /// this boot has no such standard descriptor.
     pub fn fd(&self) -> Result<HostFd> {
         match self.handle {
-            Handle::OfBoot { fd, generation } if generation == seam::boot_generation() => Ok(fd),
+            Handle::OfBoot { fd, generation } if generation == state::generation() => Ok(fd),
             Handle::OfBoot { .. } => Err(Errno::ECONNRESET),
             Handle::Standard(index) => {
                 crate::host::stdio::descriptor(index.into()).ok_or(Errno::EIO)
@@ -569,9 +576,6 @@ pub fn has_unwatched() -> bool {
 /// Looks at the host without waiting: at the files, and at the control socket,
 /// so that a guest which polls and never rests hears of new clients.
 pub fn check() {
-    #[cfg(test)]
-    let control = None;
-    #[cfg(not(test))]
     let control = Some(crate::host::control::CONTROL);
     let polls = host_poll();
     polls.busy.store(0, Ordering::Relaxed);

@@ -1,8 +1,10 @@
 use super::*;
+use crate::testing::Sandbox;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
+use crate::state;
 use crate::task::wait::Waiter;
 
 struct Count(AtomicU32);
@@ -14,8 +16,7 @@ impl Waiter for Count {
 
 fn pair() -> (HostPoll, Arc<HostFile>, UnixStream, UnixStream, Arc<Count>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let handle =
-        Handle::OfBoot { fd: HostFd(ours.as_raw_fd()), generation: seam::boot_generation() };
+    let handle = Handle::OfBoot { fd: HostFd(ours.as_raw_fd()), generation: state::generation() };
     let file = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
     let polls = HostPoll::new();
     polls.register(&file);
@@ -33,6 +34,7 @@ fn read(file: &HostFile, len: usize) -> Result<Vec<u8>> {
 
 #[test]
 fn short_reads_say_that_nothing_is_left() {
+    let _sandbox = Sandbox::new();
     let (polls, file, _ours, mut theirs, count) = pair();
     assert_eq!(file.poll(), OUT);
     theirs.write_all(b"hello").unwrap();
@@ -53,6 +55,7 @@ fn short_reads_say_that_nothing_is_left() {
 
 #[test]
 fn an_exact_read_is_looked_at_again() {
+    let _sandbox = Sandbox::new();
     let (_polls, file, _ours, mut theirs, _count) = pair();
     theirs.write_all(b"abc").unwrap();
     assert_eq!(read(&file, 3).unwrap(), b"abc");
@@ -65,6 +68,7 @@ fn an_exact_read_is_looked_at_again() {
 
 #[test]
 fn a_full_socket_is_writable_again_after_a_read() {
+    let _sandbox = Sandbox::new();
     let (polls, file, _ours, mut theirs, count) = pair();
     let bytes = vec![1; 1 << 20];
     let mut sent = 0;
@@ -85,6 +89,7 @@ fn a_full_socket_is_writable_again_after_a_read() {
 
 #[test]
 fn hang_up_is_final_and_does_not_spin() {
+    let _sandbox = Sandbox::new();
     let (polls, file, _ours, theirs, count) = pair();
     drop(theirs);
     polls.look(None);
@@ -97,6 +102,7 @@ fn hang_up_is_final_and_does_not_spin() {
 
 #[test]
 fn small_pieces_are_sent_together() {
+    let _sandbox = Sandbox::new();
     let (_polls, file, _ours, mut theirs, _count) = pair();
     let (header, body, tail) = (b"header ".to_vec(), vec![b'b'; 9000], b" tail".to_vec());
     let mut source = Source::kernel_pieces(&[&header, &body, &tail]);
@@ -108,8 +114,9 @@ fn small_pieces_are_sent_together() {
 
 #[test]
 fn who_waits_for_a_descriptor_of_another_boot_is_woken() {
+    let _sandbox = Sandbox::new();
     let (polls, _file, _ours, _theirs, count) = pair();
-    let handle = Handle::OfBoot { fd: HostFd(0), generation: seam::boot_generation() + 1 };
+    let handle = Handle::OfBoot { fd: HostFd(0), generation: state::generation() + 1 };
     let lost = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
     let waiting = Arc::new(Count(AtomicU32::new(0)));
     lost.queue().register(waiting.clone());
@@ -121,7 +128,8 @@ fn who_waits_for_a_descriptor_of_another_boot_is_woken() {
 
 #[test]
 fn a_descriptor_of_another_boot_is_reset() {
-    let handle = Handle::OfBoot { fd: HostFd(0), generation: seam::boot_generation() + 1 };
+    let _sandbox = Sandbox::new();
+    let handle = Handle::OfBoot { fd: HostFd(0), generation: state::generation() + 1 };
     let file = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
     assert_eq!(read(&file, 1), Err(Errno::ECONNRESET));
     assert!(file.poll().contains(Events::ERR | Events::HUP));
@@ -129,6 +137,7 @@ fn a_descriptor_of_another_boot_is_reset() {
 
 #[test]
 fn the_control_socket_ends_a_wait() {
+    let _sandbox = Sandbox::new();
     let (polls, _file, _ours, _theirs, _count) = pair();
     let (control, mut host) = UnixStream::pair().unwrap();
     host.write_all(b"x").unwrap();
