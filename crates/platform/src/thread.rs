@@ -251,12 +251,27 @@ pub fn put_registers_away() {
     }
 }
 
-/// Runs `work` as if on behalf of this thread, which must not run yet.
-pub fn with_identity<T: GuestThread, R>(thread: &T, work: impl FnOnce() -> R) -> R {
-    vcpu::block().set_thread(Some(thread));
-    let result = work();
-    vcpu::block().set_thread::<T>(None);
-    result
+/// As long as this is there, the kernel works as if on behalf of a thread, which must not
+/// run yet.
+pub struct Identity<'a, T: GuestThread> {
+    _thread: &'a T,
+}
+
+impl<'a, T: GuestThread> Identity<'a, T> {
+    /// That of a thread.
+    ///
+    /// # Safety
+    /// It must be dropped, not forgotten, before the thread is.
+    pub unsafe fn of(thread: &'a T) -> Self {
+        vcpu::block().set_thread(Some(thread));
+        Self { _thread: thread }
+    }
+}
+
+impl<T: GuestThread> Drop for Identity<'_, T> {
+    fn drop(&mut self) {
+        vcpu::block().set_thread::<T>(None);
+    }
 }
 
 /// The running thread; `None` while the kernel works on its own behalf. The reference

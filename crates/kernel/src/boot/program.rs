@@ -16,15 +16,13 @@ use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
 use crate::mm::{arena, heap, lazy};
-use crate::net::Network;
+use crate::net::outside;
 use crate::platform::host::{self, HostFd};
 use crate::state::{Config, Kernel, ProcessFiles, install, kernel};
 use crate::sync::Lock;
 use crate::task::Credentials;
-use crate::task::host_poll::HostPoll;
 use crate::task::process::FIRST_PID;
-use crate::task::{Process, Tasks, Thread, carrier, sched};
-use crate::time::clock::Clocks;
+use crate::task::{Process, Thread, carrier, sched};
 use crate::time::random::Generator;
 
 /// Strings of a start command.
@@ -67,33 +65,18 @@ pub fn start(message: &Message) -> Result<()> {
     let mut random = Generator::new(command.seed);
     let mut boot_id = [0u8; 16];
     random.fill(&mut boot_id);
-    // The overlay takes pages for directories it creates, so the allocator
-    // must be reachable before the tree is put together.
-    let host_poll = Arc::<HostPoll>::default();
+    let config = Config {
+        port: command.port as u16,
+        cpus: command.cpus.max(1),
+        memory_limit: command.memory_limit,
+        flags: command.flags,
+        entry_signal: command.entry_signal,
+    };
+    let pages = PageAllocator::new(PAGES_BASE, map_block);
     let root = install(Kernel {
-        tasks: Tasks::default(),
-        fs: crate::sync::Late::empty(),
-        net: Network::new(host_poll.clone()),
         hostname: Lock::new(strings.hostname.clone()),
-        clocks: Clocks::new(),
-        random: Lock::new(random),
-        pages: Lock::new(PageAllocator::new(PAGES_BASE, map_block)),
-        shared_memory: Default::default(),
-        has_shared_arena: Lock::new(false),
-        system_v: Default::default(),
-        futexes: Default::default(),
-        timers: Default::default(),
-        host_poll,
-        generation: Lock::new(0),
-        frozen: Default::default(),
         window: Lock::new(command.window),
-        config: Lock::new(Config {
-            port: command.port as u16,
-            cpus: command.cpus.max(1),
-            memory_limit: command.memory_limit,
-            flags: command.flags,
-            entry_signal: command.entry_signal,
-        }),
+        ..Kernel::new(config, random, pages)
     });
     heap::set_root(root);
     kernel().fs.set(FileSystems::new(lower, views())?);
@@ -194,7 +177,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
         context.cwd = cwd;
     }
     let hostname = kernel().hostname.lock().clone();
-    if crate::net::seam::reach().v4 {
+    if outside::reach().v4 {
         if let Err(error) = crate::net::resolver_files::provide(&context, &hostname) {
             say(b"/etc/resolv.conf", b" cannot be made: ", error.name().as_bytes());
         }

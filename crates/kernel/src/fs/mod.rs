@@ -20,7 +20,6 @@ pub mod dentry;
 pub mod dev;
 pub mod fd_table;
 pub mod file;
-mod host_side;
 pub mod inode;
 pub mod inotify;
 pub mod locks;

@@ -14,7 +14,6 @@ pub mod pidfd;
 pub mod pipe;
 mod pipe_bytes;
 pub mod poll;
-pub mod seam;
 pub mod select;
 pub mod signalfd;
 pub mod splice;

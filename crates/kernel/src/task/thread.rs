@@ -11,7 +11,7 @@ use super::signal::ThreadSignals;
 use crate::mm::heap;
 use crate::platform::clock;
 use crate::platform::entry::TrapFrame;
-use crate::platform::thread::{self, GuestThread, ThreadContext};
+use crate::platform::thread::{self, GuestThread, Identity, ThreadContext};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::wait::Events;
@@ -123,7 +123,9 @@ impl Thread {
 
     /// Runs `work` as if on behalf of this thread, which must not run yet.
     pub fn with_identity<T>(&self, work: impl FnOnce() -> T) -> T {
-        thread::with_identity(self, work)
+        // SAFETY: dropped here.
+        let _identity = unsafe { Identity::of(self) };
+        work()
     }
 
     /// Gives the vCPU back to the idle loop; returns when the thread is chosen again.
