@@ -187,7 +187,7 @@ fn open_checked(target: Path, flags: OpenFlags) -> Result<Arc<OpenFile>> {
             // A pipe that is open already (`/proc/self/fd/N`)…
             Ok(file) => file,
             // …or a name for one.
-            Err(_) => crate::ipc::fifo::open(inode, flags)?,
+            Err(_) => crate::fs::pipe::fifo::open(inode, flags)?,
         },
         FileType::Directory | FileType::Symlink => inode.clone().open(flags)?,
     };

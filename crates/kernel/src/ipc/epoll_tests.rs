@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::fs::file::OpenFlags;
+use crate::fs::pipe::{Pipe, PipeEnd};
 use crate::io::{Sink, Source};
-use crate::ipc::pipe::{Pipe, PipeEnd};
 use crate::testing::Sandbox;
 
 const IN: u32 = Events::IN.bits();

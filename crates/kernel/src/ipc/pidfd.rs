@@ -4,9 +4,9 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::any::Any;
 
-use super::anonymous::anonymous_stat;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
 use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};

@@ -146,8 +146,8 @@ fn descriptor_capacity() -> usize {
 mod tests {
     use super::*;
     use crate::fs::file::OpenFlags;
+    use crate::fs::pipe::Pipe;
     use crate::io::Source;
-    use crate::ipc::pipe::Pipe;
     use crate::testing::Sandbox;
 
     #[test]

@@ -4,11 +4,11 @@
 
 use alloc::vec::Vec;
 
-use super::pipe::PipeEnd;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table;
 use crate::fs::file::{OpenFile, OpenFlags};
+use crate::fs::pipe::PipeEnd;
 use crate::io::{IOV_MAX, MAX_RW_COUNT, Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::task::sched;

@@ -7,10 +7,10 @@ use alloc::string::{String, ToString};
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
 
-use super::anonymous::anonymous_stat;
 use super::timeout::Timespec;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};

@@ -207,7 +207,7 @@ impl ControlWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ipc::pipe::Pipe;
+    use crate::fs::pipe::Pipe;
     use crate::testing::Sandbox;
 
     const OWN: PeerCredentials = PeerCredentials { pid: 1, uid: 1000, gid: 1000 };

@@ -43,9 +43,9 @@ use alloc::vec::Vec;
 
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP};
 
+use crate::fs::anonymous::InodeNumbers;
+use crate::fs::pipe::fifo::Fifos;
 use crate::host::control;
-use crate::ipc::anonymous::InodeNumbers;
-use crate::ipc::fifo::Fifos;
 use crate::platform::host::{self, HostFd};
 use crate::sync::Lock;
 use host_connection::HostConnection;

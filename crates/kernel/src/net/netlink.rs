@@ -15,9 +15,9 @@ use super::socket::{
     SocketType,
 };
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::InodeNumbers;
 use crate::net::socket::PeerCredentials;
 use crate::sync::Lock;
 

@@ -15,9 +15,9 @@ use super::socket::{
 };
 use super::udp_outside::Flows;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::InodeNumbers;
 use crate::platform::host::HostFd;
 use crate::sync::Lock;
 

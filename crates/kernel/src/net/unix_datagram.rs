@@ -12,9 +12,9 @@ use super::socket::{
 use super::unix_names::{Binding, Named, Names};
 use super::unix_stream::DEFAULT_SEND_BUFFER;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::InodeNumbers;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
 

@@ -14,9 +14,9 @@ use super::socket::{
 };
 use super::unix_names::{Binding, Named, Names};
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::InodeNumbers;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fs::file::{File, OpenFile, OpenFlags};
-use crate::ipc::pipe::Pipe;
+use crate::fs::pipe::Pipe;
 use crate::net::socket::{Ancillary, Socket};
 use crate::net::unix_datagram::UnixDatagram;
 use crate::testing::Sandbox;

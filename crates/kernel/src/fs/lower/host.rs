@@ -10,20 +10,16 @@ use alloc::vec::Vec;
 
 use bytemuck::Zeroable;
 use thaw_abi::control::{
-    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK,
-    MSG_FS_STAT,
+    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LIST, MSG_FS_READLINK, MSG_FS_STAT,
 };
 
 use super::{Lower, LowerAttributes, LowerId};
 use crate::errno::{Errno, Result};
 use crate::fs::inode::{FileType, S_IFMT, Timestamp};
 use crate::fs::lower::host_file;
-use crate::host::blobs::OPEN_MAX;
-use crate::host::broker;
+use crate::host::{broker, files};
 use crate::io::Sink;
 use crate::mm::backing::MmapSource;
-use crate::platform::host::HostFd;
-use crate::state;
 use crate::sync::Lock;
 
 /// The lower layer that the broker serves.
@@ -183,53 +179,17 @@ impl Lower for HostLower {
     }
 
     fn prepare(&self, id: LowerId) -> Result<()> {
-        descriptor(&self.entry(id)?.path).map(drop)
+        files::descriptor(&self.entry(id)?.path).map(drop)
     }
 
     fn read(&self, id: LowerId, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
         let path = self.entry(id)?.path;
-        host_file::read_file(|| descriptor(&path), sink, offset, len)
+        host_file::read_file(|| files::descriptor(&path), sink, offset, len)
     }
 
     fn mmap_source(&self, id: LowerId) -> Result<MmapSource> {
         Ok(MmapSource::HostFile(self.entry(id)?.path))
     }
-}
-
-/// Host descriptors by path. Rebuilt in every boot.
-static DESCRIPTORS: Lock<Descriptors> =
-    Lock::new(Descriptors { generation: 0, by_path: BTreeMap::new() });
-
-struct Descriptors {
-    generation: u64,
-    by_path: BTreeMap<Arc<[u8]>, HostFd>,
-}
-
-/// A host descriptor for a regular file of the host directory, for reading and
-/// mapping. It is valid until another one is asked for.
-pub fn descriptor(path: &Arc<[u8]>) -> Result<HostFd> {
-    let generation = state::generation();
-    {
-        let mut cache = DESCRIPTORS.lock();
-        if cache.generation != generation {
-            // Dropped without closing: the numbers mean nothing in this boot.
-            cache.by_path.clear();
-            cache.generation = generation;
-        }
-        if let Some(fd) = cache.by_path.get(path) {
-            return Ok(*fd);
-        }
-        if cache.by_path.len() >= OPEN_MAX {
-            // Those that are needed again are asked for again.
-            core::mem::take(&mut cache.by_path)
-                .into_values()
-                .for_each(crate::platform::host::close);
-        }
-    }
-    let mut reply = Vec::new();
-    let fd = broker::request(MSG_FS_OPEN, &[], path, &mut reply)?.ok_or(Errno::EIO)?;
-    DESCRIPTORS.lock().by_path.insert(path.clone(), fd);
-    Ok(fd)
 }
 
 #[cfg(test)]

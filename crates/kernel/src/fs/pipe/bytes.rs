@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::pipe::PipeEnd;
+use super::PipeEnd;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File};
 use crate::io::Source;
@@ -96,8 +96,8 @@ impl PipeEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fs::pipe::Pipe;
     use crate::io::Sink;
-    use crate::ipc::pipe::Pipe;
     use crate::testing::Sandbox;
 
     #[test]

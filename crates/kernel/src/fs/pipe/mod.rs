@@ -1,6 +1,9 @@
 //! Pipes (pipe(7)), with the buffer layout of Linux' `fs/pipe.c`: a ring of
 //! page-sized slots, so that a full pipe is full at the same byte.
 
+mod bytes;
+pub mod fifo;
+
 use alloc::collections::VecDeque;
 use alloc::format;
 use alloc::string::String;
@@ -8,9 +11,9 @@ use alloc::sync::Arc;
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::anonymous::{InodeNumbers, pipe_stat};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::{InodeNumbers, pipe_stat};
 use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::fs::inode::Inode;
