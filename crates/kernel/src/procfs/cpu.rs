@@ -9,7 +9,7 @@ use core::arch::x86_64::{__cpuid_count, CpuidResult};
 use crate::errno::Result;
 use crate::state::kernel;
 use crate::task::Thread;
-use crate::task::syscalls::present_cpus;
+use crate::task::scheduling::present_cpus;
 
 fn cpuid(leaf: u32, sub: u32) -> CpuidResult {
     // SAFETY: every x86-64 processor has the instruction.
