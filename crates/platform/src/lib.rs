@@ -13,6 +13,7 @@ pub mod gate;
 pub mod host;
 pub mod io;
 pub mod kernel_lock;
+pub mod memory;
 pub mod panic;
 pub mod segment;
 mod switch;

@@ -15,6 +15,7 @@ use thaw_abi::layout::BOOT_BASE;
 
 use crate::errno::Result;
 use crate::host::{self, PROT_READ, PROT_WRITE};
+use crate::memory::KernelRange;
 use crate::thread::{GuestThread, KERNEL_STACK_SIZE, ThreadContext};
 use crate::{fault, kernel_lock, segment, upcalls};
 
@@ -65,6 +66,20 @@ impl VcpuBlock {
         unsafe { self.data.get().cast::<D>().as_ref() }
     }
 
+    fn set_data<D: VcpuData>(&self, data: Box<D>) {
+        self.data.set(Box::into_raw(data).cast());
+    }
+
+    /// Takes out what `set_data` was given, and leaves nothing.
+    ///
+    /// # Safety
+    /// Nobody refers to it any more.
+    unsafe fn take_data<D: VcpuData>(&self) -> Option<Box<D>> {
+        let data = self.data.replace(core::ptr::null()).cast_mut().cast::<D>();
+        // SAFETY: from `set_data`, with the one type that there is, and nobody's any more.
+        (!data.is_null()).then(|| unsafe { Box::from_raw(data) })
+    }
+
     pub fn set_thread<T: GuestThread>(&self, thread: Option<&T>) {
         let object = thread.map_or(core::ptr::null(), core::ptr::from_ref);
         self.thread_object.set(object.cast());
@@ -79,6 +94,8 @@ pub(crate) struct ProcessBlock {
     vcpus: AtomicU64,
     /// When the alarm goes off that the kernel has set ([`alarm_at`]).
     alarm_at: AtomicU64,
+    /// There is a [`crate::memory::Window`].
+    window_is_used: AtomicBool,
 }
 
 const PROCESS_BLOCK: u64 = BOOT_BASE + 0x800;
@@ -145,7 +162,9 @@ pub fn used_from_the_beginning() -> [(u64, u64); 3] {
 /// # Errors
 /// The host cannot map them.
 pub fn begin_first() -> Result<()> {
-    host::map_anonymous(BOOT_BASE, FIRST_SIZE, PROT_READ | PROT_WRITE)?;
+    // SAFETY: nothing is in the per-boot area before there is a vCPU.
+    let first = unsafe { KernelRange::new(BOOT_BASE, FIRST_SIZE) };
+    host::map_anonymous(first, PROT_READ | PROT_WRITE)?;
     guard_stacks(0)?;
     // SAFETY: just mapped.
     unsafe { initialize(0) };
@@ -157,7 +176,10 @@ pub fn begin_first() -> Result<()> {
 /// Takes away the pages below the stacks.
 fn guard_stacks(index: u32) -> Result<()> {
     let guards = [signal_stack(index) - 4096, idle_stack(index) - 4096];
-    guards.into_iter().try_for_each(|guard| host::protect(guard, 4096, 0))
+    guards.into_iter().try_for_each(|guard| {
+        // SAFETY: the area holds block and stacks, and leaves this page to nobody.
+        host::protect(unsafe { KernelRange::new(guard, 4096) }, 0)
+    })
 }
 
 /// Points `%gs` to a vCPU's block.
@@ -256,7 +278,7 @@ pub unsafe trait VcpuData: Sized + 'static {}
 /// Gives the calling vCPU what the kernel has for it. That of before, if there was one,
 /// belongs to the vCPU of another host process, which this one was forked from.
 pub fn install<D: VcpuData>(data: Box<D>) {
-    block().data.set(Box::into_raw(data).cast());
+    block().set_data(data);
 }
 
 /// What [`install`] or [`start`] was given for the calling vCPU. The reference must not be
@@ -290,18 +312,20 @@ pub fn start<D: VcpuData>(index: u32, data: Box<D>) -> Result<u32> {
     assert!(0 < index && index < MAX_VCPUS, "no vCPU has this number");
     // An area that a vCPU of this host process, or of the one that it was forked from, has
     // left is mapped anew.
-    host::map_anonymous(area(index), AREA_SIZE, PROT_READ | PROT_WRITE)?;
+    assert!(process().vcpus.load(Relaxed) & (1 << index) == 0, "the vCPU runs");
+    // SAFETY: no vCPU of this host process has the area.
+    let area_of_new = unsafe { KernelRange::new(area(index), AREA_SIZE) };
+    host::map_anonymous(area_of_new, PROT_READ | PROT_WRITE)?;
     guard_stacks(index)?;
     // SAFETY: just mapped, zero, and used by nobody yet.
     let new = unsafe { &*(area(index) as *const VcpuBlock) };
-    let data = Box::into_raw(data);
-    new.data.set(data.cast());
+    new.set_data(data);
     new.door.store(block().door.load(Relaxed), Relaxed);
     let started = host::start_thread(idle_stack(index) + IDLE_STACK_SIZE, index);
     match started {
         Ok(_) => drop(process().vcpus.fetch_or(1 << index, Relaxed)),
         // SAFETY: no thread has taken it over.
-        Err(_) => drop(unsafe { Box::from_raw(data) }),
+        Err(_) => drop(unsafe { new.take_data::<D>() }),
     }
     started
 }
@@ -322,12 +346,8 @@ pub(crate) extern "C" fn start_of_vcpu(index: u32) -> ! {
 pub fn end<D: VcpuData>() -> ! {
     let block = block();
     process().vcpus.fetch_and(!(1 << block.index.get()), Relaxed);
-    let data = block.data.replace(core::ptr::null());
-    if !data.is_null() {
-        // SAFETY: from `install` or `start`; nobody has it any more, since the vCPU does
-        // nothing else from here on.
-        drop(unsafe { Box::from_raw(data.cast_mut().cast::<D>()) });
-    }
+    // SAFETY: nobody has it any more, since the vCPU does nothing else from here on.
+    drop(unsafe { block.take_data::<D>() });
     kernel_lock::release();
     host::exit_thread()
 }
@@ -361,6 +381,11 @@ pub fn alarm_at() -> &'static AtomicU64 {
     &process().alarm_at
 }
 
+/// Whether there is a [`crate::memory::Window`] of this host process.
+pub(crate) fn window_is_used() -> &'static AtomicBool {
+    &process().window_is_used
+}
+
 /// A page of no use but for [`barrier`].
 const BARRIER_PAGE: u64 = BOOT_BASE + 0x9_0000;
 
@@ -373,6 +398,8 @@ const BARRIER_PAGE: u64 = BOOT_BASE + 0x9_0000;
 pub fn barrier() -> Result<()> {
     // SAFETY: the page lies in the per-boot area, above the idle stack.
     unsafe { (BARRIER_PAGE as *mut u64).write_volatile(1) };
-    host::protect(BARRIER_PAGE, 4096, PROT_READ)?;
-    host::protect(BARRIER_PAGE, 4096, PROT_READ | PROT_WRITE)
+    // SAFETY: nobody refers to the page.
+    let page = unsafe { KernelRange::new(BARRIER_PAGE, 4096) };
+    host::protect(page, PROT_READ)?;
+    host::protect(page, PROT_READ | PROT_WRITE)
 }

@@ -99,16 +99,12 @@ fn touch(own: &Segments, list: List) {
         };
         if kind == PT_LOAD {
             let first = start & !4095;
-            let advice = if flags & WRITABLE != 0 {
-                host::MADV_POPULATE_WRITE
-            } else {
-                host::MADV_POPULATE_READ
-            };
+            let how = if flags & WRITABLE != 0 { Populate::Write } else { Populate::Read };
             if flags & WRITABLE != 0 {
                 let end = (start + len).next_multiple_of(4096);
                 arena::set_variables(first, end - first);
             }
-            let _ = host::advise(first, (start + len - first).next_multiple_of(4096), advice);
+            let _ = host::populate(first, (start + len - first).next_multiple_of(4096), how);
         }
     }
     let own = [
@@ -119,7 +115,7 @@ fn touch(own: &Segments, list: List) {
         (blobs::TABLE, 8192),
     ];
     for (start, len) in vcpu::used_from_the_beginning().into_iter().chain(own) {
-        let _ = host::advise(start, len, host::MADV_POPULATE_WRITE);
+        let _ = host::populate(start, len, Populate::Write);
     }
     if list != List::Templates {
         // What a template touches, its copies would have to copy.

@@ -16,6 +16,7 @@ use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
 use crate::mm::{arena, heap, lazy};
 use crate::platform::host::{self, HostFd};
+use crate::platform::memory::KernelRange;
 use crate::state::{Config, Kernel, install, kernel};
 use crate::sync::Lock;
 use crate::task::Credentials;
@@ -120,7 +121,10 @@ fn map_block(address: u64, len: u64) -> Result<()> {
         // All of it is mapped already.
         return Ok(());
     }
-    host::map_anonymous(address, len, host::PROT_READ | host::PROT_WRITE)
+    // SAFETY: the page allocator, which alone has this area, adds the block to its own when
+    // it is there.
+    let block = unsafe { KernelRange::new(address, len) };
+    host::map_anonymous(block, host::PROT_READ | host::PROT_WRITE)
 }
 
 /// Maps the rootfs index into its window.

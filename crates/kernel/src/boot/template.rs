@@ -59,8 +59,7 @@ fn become_copy(fork: &Fork, socket: HostFd, groups: &[i32], console: HostFd) -> 
     for &group in groups {
         // The thread that writes is meant (cgroups(7)). It takes microseconds, but
         // later a guest could keep processes out of it.
-        let zero = b"0";
-        host::write(HostFd(group), zero.as_ptr() as u64, zero.len())?;
+        host::write(HostFd(group), b"0"[..].into())?;
         host::close(HostFd(group));
     }
     host::new_process_group()?;

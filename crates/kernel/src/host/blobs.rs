@@ -9,6 +9,7 @@ use thaw_abi::layout::BOOT_BASE;
 
 use crate::errno::{Errno, Result};
 use crate::platform::host::{self, HostFd};
+use crate::platform::memory::KernelRange;
 use crate::platform::vcpu::FIRST_SIZE;
 
 /// The table: one `i32` for each blob of the index; 0 means not open.
@@ -28,7 +29,9 @@ static OPEN: AtomicU64 = AtomicU64::new(0);
 pub fn initialize(count: u32) -> Result<()> {
     if count as u64 > MAPPED {
         let len = (count as u64 * 4).next_multiple_of(4096);
-        host::map_anonymous(TABLE, len, host::PROT_READ | host::PROT_WRITE)?;
+        // SAFETY: the table's own, which nobody refers to beyond a call of this module.
+        let table = unsafe { KernelRange::new(TABLE, len) };
+        host::map_anonymous(table, host::PROT_READ | host::PROT_WRITE)?;
     }
     COUNT.store(count as u64, Ordering::Relaxed);
     OPEN.store(0, Ordering::Relaxed);

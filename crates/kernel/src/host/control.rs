@@ -15,7 +15,7 @@ use thaw_abi::layout::CONTROL_FD;
 
 use crate::errno::{Errno, Result};
 use crate::platform::clock;
-use crate::platform::host::{self, HostFd, PollFd, hostcall, nr};
+use crate::platform::host::{self, HostFd, PollFd, Populate, hostcall, nr};
 use crate::platform::vcpu::{MESSAGE_BUFFER, SECOND_MESSAGE_BUFFER};
 use crate::sync::{Late, Lock};
 
@@ -183,7 +183,7 @@ pub fn receive_command() -> Message {
 /// in a hurry.
 pub fn prepare_for_second_command() {
     for start in [SECOND_MESSAGE_BUFFER, SECOND_MESSAGE_BUFFER + FDS_OFFSET] {
-        let _ = host::advise(start, 4096, host::MADV_POPULATE_WRITE);
+        let _ = host::populate(start, 4096, Populate::Write);
     }
 }
 
@@ -303,7 +303,7 @@ fn send_through(packet: &mut [u8], kind: u32, sequence: u64, parts: [&[u8]; 2]) 
         at += part.len();
     }
     loop {
-        match host::send(CONTROL, packet.as_ptr() as u64, at) {
+        match host::send(CONTROL, packet[..at].as_ref().into()) {
             Ok(_) => return,
             Err(Errno::EAGAIN) => {
                 const POLLOUT: i16 = 4;

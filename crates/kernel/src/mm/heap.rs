@@ -94,7 +94,7 @@ fn header() -> &'static mut HeapHeader {
 
 /// Maps the front, for a zygote.
 pub fn map_front() -> Result<()> {
-    host::map_anonymous(HEAP_BASE, HEAP_FRONT, host::PROT_READ | host::PROT_WRITE)
+    map(HEAP_BASE, HEAP_FRONT)
 }
 
 /// Gives the front its memory, so that no boot waits for it.
@@ -102,13 +102,13 @@ pub fn touch_front() {
     for (start, end) in [(HEAP_BASE, NURSERY_END), (FIRST_STACK_END - FIRST_STACK_USED, FRONT_END)]
     {
         // Whatever cannot be populated is faulted in when it is touched.
-        let _ = host::advise(start, end - start, host::MADV_POPULATE_WRITE);
+        let _ = host::populate(start, end - start, Populate::Write);
     }
 }
 
 /// Makes an empty heap behind the front.
 pub fn create() -> Result<()> {
-    host::map_anonymous(FRONT_END, GROWTH - HEAP_FRONT, host::PROT_READ | host::PROT_WRITE)?;
+    map(FRONT_END, GROWTH - HEAP_FRONT)?;
     let header = header();
     header.magic = HEAP_MAGIC;
     header.used_end = FRONT_END;

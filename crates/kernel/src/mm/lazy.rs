@@ -14,7 +14,9 @@ use thaw_abi::page_align_up;
 
 use crate::errno::{Errno, Result};
 use crate::host::blobs;
+use crate::io::IoSliceMut;
 use crate::platform::host::{self, HostFd, Sharing};
+use crate::platform::memory::{GuestRange, KernelRange, Pages};
 
 /// The plan: mappings sorted by address; `flags` is [`DONE`] once mapped.
 pub const TABLE: u64 = BOOT_BASE + 0x30_0000;
@@ -57,46 +59,57 @@ pub fn initialize(pending: impl Iterator<Item = Mapping>) -> Result<()> {
 
 /// Makes one mapping of a plan.
 pub fn map(mapping: &Mapping) -> Result<()> {
-    match mapping.source {
-        SOURCE_IMAGE => {
-            let image = HostFd(IMAGE.load(Relaxed));
-            host::map_file(
-                image,
-                mapping.start,
-                mapping.len,
-                mapping.prot,
-                Sharing::Private,
-                mapping.offset,
-            )
-        }
-        SOURCE_INDEX => {
-            let index = HostFd(INDEX.load(Relaxed));
-            host::map_file(index, mapping.start, mapping.len, mapping.prot, Sharing::Shared, 0)
-        }
-        SOURCE_BLOB => {
-            let fd = blobs::descriptor(mapping.blob)?;
-            host::map_file(
-                fd,
-                mapping.start,
-                mapping.len,
-                mapping.prot,
-                Sharing::Private,
-                mapping.offset,
-            )
-        }
-        _ => host::map_anonymous(mapping.start, mapping.len, mapping.prot),
+    match GuestRange::new(mapping.start, mapping.len) {
+        Ok(range) => map_at(range, mapping),
+        // SAFETY: a mapping of the kernel's own memory is made before its state is there,
+        // or when the first touch has found nothing.
+        Err(_) => map_at(unsafe { KernelRange::new(mapping.start, mapping.len) }, mapping),
     }
 }
 
+fn map_at(at: impl Pages, mapping: &Mapping) -> Result<()> {
+    let private = Sharing::Private;
+    match mapping.source {
+        SOURCE_IMAGE => {
+            let image = HostFd(IMAGE.load(Relaxed));
+            host::map_file(image, at, mapping.prot, private, mapping.offset)
+        }
+        SOURCE_INDEX => {
+            let index = HostFd(INDEX.load(Relaxed));
+            host::map_file(index, at, mapping.prot, Sharing::Shared, 0)
+        }
+        SOURCE_BLOB => {
+            let fd = blobs::descriptor(mapping.blob)?;
+            host::map_file(fd, at, mapping.prot, private, mapping.offset)
+        }
+        _ => host::map_anonymous(at, mapping.prot),
+    }
+}
+
+/// Reads the part of the image at `offset`, which fills the memory.
+pub fn read_into(memory: &mut [u8], offset: u64) -> Result<()> {
+    read_image(memory.into(), offset)
+}
+
 /// Reads the part of the image that a mapping names into the memory that is there.
-pub fn read(mapping: &Mapping) -> Result<()> {
+///
+/// # Safety
+/// The memory is mapped, and nobody refers to it.
+pub unsafe fn read(mapping: &Mapping) -> Result<()> {
+    // SAFETY: the caller's promise; an image makes sense to those who made it.
+    let memory = unsafe { IoSliceMut::of_kernel(mapping.start, mapping.len as usize) };
+    read_image(memory, mapping.offset)
+}
+
+fn read_image(mut memory: IoSliceMut<'_>, mut offset: u64) -> Result<()> {
     let image = HostFd(IMAGE.load(Relaxed));
-    let mut done = 0;
-    while done < mapping.len {
-        let (to, left) = (mapping.start + done, (mapping.len - done) as usize);
-        match host::pread(image, to, left, mapping.offset + done)? {
+    while !memory.is_empty() {
+        match host::pread(image, memory.first(usize::MAX), offset)? {
             0 => return Err(Errno::EIO),
-            read => done += read as u64,
+            read => {
+                memory.advance(read);
+                offset += read as u64;
+            }
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ use thaw_abi::control::{POPULATE_WRITE, PopulateRange};
 use thaw_abi::layout::{BOOT_BASE, GUEST_MAX};
 
 use crate::io::{IOV_MAX, IoVec};
-use crate::platform::host::{self, MADV_POPULATE_READ, MADV_POPULATE_WRITE};
+use crate::platform::host::{self, Populate};
 
 /// Ranges of the guest that are to be populated, in the per-boot area.
 pub const TABLE: u64 = BOOT_BASE + 0x38_0000;
@@ -44,7 +44,7 @@ pub fn begin(ranges: &[PopulateRange]) {
     for range in ranges {
         if range.how != POPULATE_WRITE {
             // A range that cannot be populated is faulted in when it is touched.
-            let _ = host::advise(range.start, range.len, MADV_POPULATE_READ);
+            let _ = host::populate(range.start, range.len, Populate::Read);
         } else if count < MAX {
             // SAFETY: inside the table.
             unsafe { table().add(count).write(IoVec { base: range.start, len: range.len }) };
@@ -124,9 +124,9 @@ pub fn before_return() -> bool {
 
 fn copy_pages(ranges: &[IoVec]) {
     for chunk in ranges.chunks(IOV_MAX) {
-        if host::advise_ranges(chunk, MADV_POPULATE_WRITE).is_err() {
+        if host::populate_ranges(chunk, Populate::Write).is_err() {
             for range in chunk.iter().filter(|range| range.len >= LONG) {
-                let _ = host::advise(range.base, range.len, MADV_POPULATE_WRITE);
+                let _ = host::populate(range.base, range.len, Populate::Write);
             }
         }
     }

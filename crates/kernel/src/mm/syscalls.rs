@@ -94,13 +94,9 @@ pub fn mmap(args: &Args) -> Result<u64> {
     let request = MapRequest { placement, len, prot, flags: vma_flags, file, offset };
     let start = current_process().mm().map(request)?;
     if flags & MAP_POPULATE != 0 {
-        let advice = if prot & host::PROT_WRITE != 0 {
-            host::MADV_POPULATE_WRITE
-        } else {
-            host::MADV_POPULATE_READ
-        };
+        let how = if prot & host::PROT_WRITE != 0 { Populate::Write } else { Populate::Read };
         // mmap(2): a failure to populate does not fail the call.
-        let _ = host::advise(start, len.next_multiple_of(4096), advice);
+        let _ = host::populate(start, len.next_multiple_of(4096), how);
     }
     Ok(start)
 }
@@ -199,7 +195,7 @@ pub fn madvise(args: &Args) -> Result<u64> {
     enum Act {
         Nothing,
         Discard,
-        Populate(u32),
+        Populate(Populate),
         Flags(VmaFlags, VmaFlags),
     }
     let none = VmaFlags::empty();
@@ -213,7 +209,8 @@ pub fn madvise(args: &Args) -> Result<u64> {
         11 => Act::Flags(none, VmaFlags::DONT_FORK),
         18 => Act::Flags(VmaFlags::WIPE_ON_FORK, none),
         19 => Act::Flags(none, VmaFlags::WIPE_ON_FORK),
-        host::MADV_POPULATE_READ | host::MADV_POPULATE_WRITE => Act::Populate(advice),
+        22 => Act::Populate(Populate::Read),
+        23 => Act::Populate(Populate::Write),
         _ => return Err(Errno::EINVAL),
     };
     if start == end {
@@ -223,9 +220,9 @@ pub fn madvise(args: &Args) -> Result<u64> {
     match act {
         Act::Nothing => {}
         Act::Discard => mm.discard(start, end)?,
-        Act::Populate(advice) => {
+        Act::Populate(how) => {
             crate::mm::lazy::map_range(start, end);
-            host::advise(start, end - start, advice)?;
+            host::populate(start, end - start, how)?;
         }
         Act::Flags(set, clear) => {
             let anonymous =

@@ -10,7 +10,9 @@ use alloc::vec::Vec;
 use bitflags::bitflags;
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 
+use crate::errno::Result;
 use crate::fs::file::{MmapSource, UpperPages};
+use crate::platform::memory::GuestRange;
 
 bitflags! {
     /// Properties of an area.
@@ -72,6 +74,14 @@ impl Vma {
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.end - self.start
+    }
+
+    /// The area for a host call.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is not the guest's, which no area of a [`VmaMap`] is.
+    pub fn range(&self) -> Result<GuestRange> {
+        GuestRange::new(self.start, self.len())
     }
 
     /// Never: areas are not empty.

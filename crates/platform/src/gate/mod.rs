@@ -28,6 +28,7 @@ use alloc::collections::BTreeMap;
 use thaw_abi::layout::{GATE_BASE, GATE_CODE_BASE, GATE_CODE_SIZE, GATE_END, GATE_TABLE_SIZE};
 
 use crate::entry::TrapFrame;
+use crate::memory::{GuestRange, KernelRange};
 use crate::errno::{Errno, Result};
 use crate::sync::Lock;
 use crate::user::UserAddress;
@@ -178,7 +179,6 @@ impl Gate {
     /// # Errors
     /// The host cannot map it.
     pub fn create(&self, vdso: VdsoSlots) -> Result<()> {
-        let len = FIRST_MAPPED_END - GATE_BASE;
         let mapped = {
             let mut state = self.state.lock();
             let before = core::mem::take(&mut *state);
@@ -186,9 +186,10 @@ impl Gate {
             before.mapped_end
         };
         if mapped > FIRST_MAPPED_END {
-            host::unmap(FIRST_MAPPED_END, mapped - FIRST_MAPPED_END)?;
+            host::unmap(part_of_gate(FIRST_MAPPED_END, mapped))?;
         }
-        host::map_anonymous(GATE_BASE, len, host::PROT_READ | host::PROT_WRITE)?;
+        let table = part_of_gate(GATE_BASE, FIRST_MAPPED_END);
+        host::map_anonymous(table, host::PROT_READ | host::PROT_WRITE)?;
         let first = [
             &raw const entry::thaw_syscall_entry as u64,
             vdso.clock,
@@ -197,7 +198,7 @@ impl Gate {
         ];
         // SAFETY: mapped above, and used by nobody yet.
         unsafe { (GATE_BASE as *mut [u64; 4]).write(first) };
-        host::protect(GATE_BASE, len, host::PROT_READ | host::PROT_EXEC)
+        host::protect(table, host::PROT_READ | host::PROT_EXEC)
     }
 
     /// The part of the gate that is mapped: start and bytes.
@@ -315,8 +316,8 @@ impl Gate {
         };
         let code_end = (trampoline.code + TRAMPOLINE_SIZE).next_multiple_of(4096);
         if code_end > state.mapped_end {
-            let more = code_end - state.mapped_end;
-            host::map_anonymous(state.mapped_end, more, host::PROT_READ | host::PROT_EXEC)?;
+            let more = part_of_gate(state.mapped_end, code_end);
+            host::map_anonymous(more, host::PROT_READ | host::PROT_EXEC)?;
             state.mapped_end = code_end;
         }
         state.used += 1;
@@ -325,8 +326,8 @@ impl Gate {
 
     /// Writes a trampoline that no jump leads to yet.
     fn write(&self, trampoline: &Trampoline, text: &Text) -> Result<()> {
-        let mapped = self.state.lock().mapped_end - GATE_BASE;
-        host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_WRITE)?;
+        let mapped = part_of_gate(GATE_BASE, self.state.lock().mapped_end);
+        host::protect(mapped, host::PROT_READ | host::PROT_WRITE)?;
         // SAFETY: slot and code lie inside the gate, which is writable now, and
         // no jump leads to them yet.
         unsafe {
@@ -337,7 +338,7 @@ impl Gate {
                 text.bytes.len(),
             );
         }
-        host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_EXEC)
+        host::protect(mapped, host::PROT_READ | host::PROT_EXEC)
     }
 
     /// Where a thread goes that is to execute again the system call that it
@@ -405,16 +406,23 @@ impl Gate {
     }
 }
 
+/// Pages of the gate.
+fn part_of_gate(start: u64, end: u64) -> KernelRange {
+    debug_assert!(GATE_BASE <= start && end <= GATE_END);
+    // SAFETY: nothing refers to the gate's memory but the guest's code.
+    unsafe { KernelRange::new(start, end - start) }
+}
+
 /// Rewrites code. A vCPU that executes in these pages meanwhile faults and comes
 /// back ([`Gate::is_being_written`]).
 fn write_code(start: u64, patch: &[u8], protection: u32) -> Result<()> {
     let first_page = start & !4095;
-    let pages = (start + patch.len() as u64 - first_page).next_multiple_of(4096);
-    host::protect(first_page, pages, host::PROT_READ | host::PROT_WRITE)?;
+    let pages = GuestRange::new(first_page, start + patch.len() as u64 - first_page)?;
+    host::protect(pages, host::PROT_READ | host::PROT_WRITE)?;
     let written = UserAddress(start).write_bytes(patch);
     // The range was executable a moment ago; if this fails the program faults,
     // which is all that is left to do.
-    host::protect(first_page, pages, protection)?;
+    host::protect(pages, protection)?;
     written
 }
 

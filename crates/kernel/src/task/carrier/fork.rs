@@ -10,6 +10,7 @@ use crate::errno::{Errno, Result};
 use crate::mm::AddressSpace;
 use crate::mm::arena;
 use crate::platform::host::{self, Forked};
+use crate::platform::memory::GuestRange;
 use crate::platform::{kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
@@ -158,6 +159,5 @@ fn begin_child(own: (Arc<AddressSpace>, Arc<Thread>), moves: bool, errand: &Erra
 
 /// Removes all guest memory of this host process.
 fn empty() -> Result<()> {
-    use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
-    host::unmap(GUEST_MIN, GUEST_MAX - GUEST_MIN)
+    host::unmap(GuestRange::ALL)
 }
