@@ -83,6 +83,26 @@ impl Kernel {
     }
 }
 
+/// Something that belongs to one boot, within what is saved: nobody gets at it in another boot.
+/// To drop it must be safe in any, as it is for descriptors, which are only numbers, and for
+/// objects in the heap.
+pub struct OfBoot<T> {
+    value: T,
+    boot: u64,
+}
+
+impl<T> OfBoot<T> {
+    /// Something of this boot.
+    pub fn new(value: T) -> Self {
+        Self { value, boot: generation() }
+    }
+
+    /// The same, in the boot that has made it.
+    pub fn get(&self) -> Option<&T> {
+        (self.boot == generation()).then_some(&self.value)
+    }
+}
+
 /// Points to the root object; set at every boot.
 static ROOT: AtomicPtr<Kernel> = AtomicPtr::new(core::ptr::null_mut());
 

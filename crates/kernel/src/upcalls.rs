@@ -5,9 +5,8 @@ use alloc::sync::Arc;
 
 use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_NO_PATCHING};
 
-use crate::mm::lazy;
-use crate::mm::shared;
-use crate::platform::entry::TrapFrame;
+use crate::mm::{AddressSpace, lazy, shared};
+use crate::platform::entry::Frame;
 use crate::platform::fault::{SIGSEGV, is_memory_fault};
 use crate::platform::gate::{Patched, Patience};
 use crate::platform::upcalls::Upcalls;
@@ -20,36 +19,36 @@ use crate::task::{signal, thread};
 pub struct Kernel;
 
 impl Upcalls for Kernel {
-    fn system_call(&self, frame: &mut TrapFrame) {
+    fn system_call(&self, frame: &Frame) {
         crate::syscall::perform(frame);
     }
 
-    fn trapped_system_call(&self, frame: &mut TrapFrame) {
+    fn trapped_system_call(&self, frame: &Frame) {
         patch(frame);
         crate::syscall::perform(frame);
     }
 
-    fn fault(&self, frame: &mut TrapFrame) {
-        if is_memory_fault(frame.signal) && lazy::map_page(frame.address) {
+    fn fault(&self, frame: &Frame) {
+        if is_memory_fault(frame.signal()) && lazy::map_page(frame.address()) {
             return;
         }
-        let space = own_space();
-        if frame.signal == SIGSEGV && space.gate.restart_displaced(frame) {
+        let space: &AddressSpace = own_space();
+        if frame.signal() == SIGSEGV && space.gate.restart_displaced(frame) {
             // The thread was at a `syscall` that has been patched away under it.
             return;
         }
-        if frame.signal == SIGSEGV && space.gate.is_being_written(frame, space) {
-            frame.rip = space.gate.relocated(frame.rip);
+        if frame.signal() == SIGSEGV && space.gate.is_being_written(frame, space) {
+            frame.set_rip(space.gate.relocated(frame.rip()));
             return;
         }
         signal::guest_fault(frame);
     }
 
     fn map_missing(&self, address: u64, code: i32, may_page_in: bool) -> bool {
-        lazy::map_page(address) || may_page_in && shared::page_in(address, code)
+        lazy::map_page(address) || may_page_in && shared::page_in(own_space(), address, code)
     }
 
-    fn before_return(&self, frame: &mut TrapFrame) {
+    fn before_return(&self, frame: &Frame) {
         signal::before_return(frame);
     }
 
@@ -71,8 +70,9 @@ impl Upcalls for Kernel {
 }
 
 /// Patches the site of a trapped system call, if that pays.
-fn patch(frame: &mut TrapFrame) {
+fn patch(frame: &Frame) {
     let (kernel, space) = (kernel(), own_space());
+    let memory: &AddressSpace = space;
     let flags = kernel.config.get().flags;
     if flags & FLAG_NO_PATCHING != 0 {
         return;
@@ -82,12 +82,12 @@ fn patch(frame: &mut TrapFrame) {
         0 => Patience::OF_PROGRAM,
         _ => Patience::OF_COPY,
     };
-    let patience = Patience { traps, may_move_behind: space.carrier.is_alone() };
-    if space.gate.patch(frame, space, patience) == Patched::Behind {
+    let patience = Patience { traps, may_move_behind: carrier::own_carrier().is_alone() };
+    if memory.gate.patch(frame, memory, patience) == Patched::Behind {
         for thread in kernel.tasks.all_threads() {
             if core::ptr::eq(Arc::as_ptr(&thread.process.mm()), space) {
                 let frame = thread.frame();
-                frame.rip = space.gate.relocated(frame.rip);
+                frame.set_rip(space.gate.relocated(frame.rip()));
             }
         }
     }

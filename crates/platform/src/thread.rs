@@ -5,7 +5,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use crate::entry::{self, TrapFrame};
+use crate::entry::{self, Frame, TrapFrame};
 use crate::fpu::FpuState;
 use crate::sync::Lock;
 use crate::{kernel_lock, segment, switch, vcpu};
@@ -109,11 +109,10 @@ impl ThreadContext {
     }
 
     /// The registers with which the thread entered the kernel and will leave it.
-    #[allow(clippy::mut_from_ref)]
-    pub fn frame(&self) -> &mut TrapFrame {
-        // SAFETY: the frame lies at the top of the stack whenever the thread is in the
-        // kernel; it is used in short accesses under the kernel lock.
-        unsafe { &mut *self.frame_address() }
+    pub fn frame(&self) -> &Frame {
+        // SAFETY: the frame lies at the top of the stack, where `new` has put one, as long
+        // as the thread is in the kernel; it is a cell.
+        unsafe { &*self.frame_address().cast::<Frame>() }
     }
 
     /// The kernel stack.
@@ -269,13 +268,13 @@ pub fn running<T: GuestThread>() -> Option<&'static T> {
 }
 
 /// First thing that a new thread does, on its kernel stack.
-pub(crate) extern "C" fn begin(_frame: &mut TrapFrame) {
+pub(crate) extern "C" fn begin(_frame: &Frame) {
     crate::upcalls::kernel().begin_thread();
     kernel_lock::release();
 }
 
 /// The way out calls this for as long as the thread needs attention.
-pub(crate) extern "C" fn attend(frame: &mut TrapFrame) {
+pub(crate) extern "C" fn attend(frame: &Frame) {
     kernel_lock::acquire();
     crate::upcalls::kernel().before_return(frame);
     kernel_lock::release();
@@ -283,7 +282,7 @@ pub(crate) extern "C" fn attend(frame: &mut TrapFrame) {
 
 /// The fast door: performs the system call of a frame. What is due before the thread
 /// returns to the guest follows on the way out.
-pub(crate) extern "C" fn dispatch(frame: &mut TrapFrame) {
+pub(crate) extern "C" fn dispatch(frame: &Frame) {
     kernel_lock::acquire();
     crate::upcalls::kernel().system_call(frame);
     kernel_lock::release();

@@ -18,7 +18,8 @@ use thaw_abi::filter::List;
 use crate::errno::Result;
 use crate::host::{blobs, control, phases};
 use crate::mm::{arena, heap, lazy, populate};
-use crate::platform::{self, clock, fault, filter, host, panic, vcpu};
+use crate::platform::host::{self, Populate};
+use crate::platform::{self, clock, fault, filter, panic, vcpu};
 
 /// Entry point of the freestanding program.
 ///

@@ -66,7 +66,8 @@ pub fn start(message: &Message) -> Result<()> {
         hostname: Lock::new(strings.hostname.clone()),
         clocks: Clocks::new(),
         random: Lock::new(random),
-        pages: Lock::new(PageAllocator::new(PAGES_BASE, map_block)),
+        // SAFETY: the area is the page store's, and this is the only one.
+        pages: Lock::new(unsafe { PageAllocator::new(PAGES_BASE, map_block) }),
         shared_memory: Default::default(),
         has_shared_arena: Lock::new(false),
         system_v: Default::default(),
@@ -220,7 +221,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
             say(b"", &name, &[b" cannot be started: ", error.name().as_bytes()].concat())
         }
     };
-    *thread.frame() = frame;
+    thread.frame().set(frame);
     crate::task::exec::reset_thread(thread, &name);
     Ok(())
 }

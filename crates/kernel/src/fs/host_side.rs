@@ -19,7 +19,7 @@ mod imp {
     use crate::task::thread::running;
 
     pub use crate::mm::pages::PageBox;
-    pub use crate::mm::shared::{Placed, place_page, take_page};
+    pub use crate::mm::shared::{place_page, take_page};
 
     /// The guest's `CLOCK_REALTIME`, in nanoseconds since the epoch.
     pub fn realtime_ns() -> u64 {
@@ -246,7 +246,7 @@ mod imp {
         Ok(None)
     }
 
-    pub use crate::mm::shared::Placed;
+    use crate::mm::shared::Placed;
 
     /// "Guest memory" of tests: ordinary memory.
     pub fn place_page(address: u64, bytes: &[u8; 4096], _prot: u32) -> Result<Placed> {

@@ -52,8 +52,12 @@ impl<'a> Mappings<'a> {
     }
 
     /// Unmaps them in this host process, which does not need them any more.
-    pub fn forget(self) -> Result<()> {
-        if self.len > 0 { host::unmap(area_of_mappings(self.len)) } else { Ok(()) }
+    pub fn forget(&mut self) -> Result<()> {
+        self.bytes = &[];
+        match core::mem::take(&mut self.len) {
+            0 => Ok(()),
+            len => host::unmap(area_of_mappings(len)),
+        }
     }
 }
 

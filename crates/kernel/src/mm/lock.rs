@@ -11,29 +11,38 @@ use crate::errno::{Errno, Result};
 use crate::task::process::RLIMIT_MEMLOCK;
 use crate::task::{Capabilities, current_process};
 
-/// Bytes that the running process may lock: `None` for as many as it likes, which
-/// takes `CAP_IPC_LOCK`.
-fn limit() -> Option<u64> {
+/// How many bytes somebody may lock: `None` for as many as they like.
+#[derive(Clone, Copy)]
+pub struct LockLimit(pub Option<u64>);
+
+impl LockLimit {
+    /// `EPERM` for those who may lock nothing.
+    pub fn check_right(self) -> Result<()> {
+        if self.0 == Some(0) { Err(Errno::EPERM) } else { Ok(()) }
+    }
+
+    /// Whether so many bytes may be locked.
+    fn allows(self, bytes: u64) -> bool {
+        self.0.is_none_or(|limit| bytes <= limit & !4095)
+    }
+
+    /// Whether `more` bytes may be locked beside what is locked in `mm`.
+    fn fits(self, mm: &AddressSpace, more: u64) -> bool {
+        self.allows(mm.locked(0, GUEST_MAX).saturating_add(more))
+    }
+
+    /// `EAGAIN` if new memory that is to be locked is too much (mmap(2), mremap(2)).
+    pub fn check_growth(self, mm: &AddressSpace, more: u64) -> Result<()> {
+        let more = page_align_up(more).unwrap_or(u64::MAX);
+        if self.fits(mm, more) { Ok(()) } else { Err(Errno::EAGAIN) }
+    }
+}
+
+/// What the running process may lock: all it likes with `CAP_IPC_LOCK`.
+pub fn own_limit() -> LockLimit {
     let process = current_process();
     let is_privileged = process.credentials.lock().can(Capabilities::IPC_LOCK);
-    (!is_privileged).then(|| process.limits.lock()[RLIMIT_MEMLOCK].current)
-}
-
-/// `EPERM` for those who may lock nothing.
-pub fn check_right() -> Result<()> {
-    if limit() == Some(0) { Err(Errno::EPERM) } else { Ok(()) }
-}
-
-/// Whether `more` bytes may be locked beside what is locked in `mm`.
-fn fits(mm: &AddressSpace, more: u64) -> bool {
-    let locked = mm.locked(0, GUEST_MAX).saturating_add(more);
-    limit().is_none_or(|limit| locked <= limit & !4095)
-}
-
-/// `EAGAIN` if new memory that is to be locked is too much (mmap(2), mremap(2)).
-pub fn check_growth(mm: &AddressSpace, more: u64) -> Result<()> {
-    let more = page_align_up(more).unwrap_or(u64::MAX);
-    if fits(mm, more) { Ok(()) } else { Err(Errno::EAGAIN) }
+    LockLimit((!is_privileged).then(|| process.limits.lock()[RLIMIT_MEMLOCK].current))
 }
 
 /// The pages of a range of bytes: start and bytes, which wrap around as on Linux.
@@ -55,10 +64,10 @@ fn mark(mm: &AddressSpace, (start, len): (u64, u64), set: VmaFlags) -> Result<u6
 
 /// mlock(2).
 pub fn mlock(args: &Args) -> Result<u64> {
-    check_right()?;
+    own_limit().check_right()?;
     let (start, len) = pages(args);
     let mm = current_process().mm();
-    if !fits(&mm, len - mm.locked(start, start.saturating_add(len))) {
+    if !own_limit().fits(&mm, len - mm.locked(start, start.saturating_add(len))) {
         return Err(Errno::ENOMEM);
     }
     mark(&mm, (start, len), VmaFlags::LOCKED)
@@ -87,10 +96,10 @@ pub fn mlockall(args: &Args) -> Result<u64> {
     if flags & (CURRENT | FUTURE) == 0 || flags & !(CURRENT | FUTURE | ONFAULT) != 0 {
         return Err(Errno::EINVAL);
     }
-    check_right()?;
+    own_limit().check_right()?;
     let mm = current_process().mm();
     let is_current = flags & CURRENT != 0;
-    if is_current && limit().is_some_and(|limit| mm.total() > limit & !4095) {
+    if is_current && !own_limit().allows(mm.total()) {
         return Err(Errno::ENOMEM);
     }
     mm.set_locks_new(flags & FUTURE != 0);

@@ -1,6 +1,7 @@
 //! Memory: the kernel's heap, the page allocator, address spaces.
 
 pub mod arena;
+pub mod backing;
 pub mod elf_symbols;
 pub mod heap;
 pub mod image;

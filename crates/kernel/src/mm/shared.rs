@@ -9,28 +9,32 @@
 //! host processes share the arena, the page store is shared memory itself, and
 //! a mapping maps its pages.
 
+use super::AddressSpace;
 use crate::errno::Result;
 use crate::platform::memory::{GuestRange, Window};
-use crate::task::current_process;
 
 /// `SEGV_MAPERR`: there is nothing at the address (sigaction(2)).
 pub const SEGV_MAPERR: i32 = 1;
 
-/// Brings in the page of a shared mapping that a fault at `address` waits for;
-/// `false` if there is none. `code` is the fault's `si_code`: a page that is there
-/// and does not allow what was tried need not come.
-pub fn page_in(address: u64, code: i32) -> bool {
+/// Brings in the page of a shared mapping of `space`, the running one, that a fault at
+/// `address` waits for; `false` if there is none. `code` is the fault's `si_code`: a page
+/// that is there and does not allow what was tried need not come.
+pub fn page_in(space: &AddressSpace, address: u64, code: i32) -> bool {
     if code != SEGV_MAPERR {
         return false;
     }
-    let Some(vma) = current_process().mm().find(address) else { return false };
+    let Some(vma) = space.find(address) else { return false };
     let Some(file) = vma.shared_upper() else { return false };
     if vma.prot == 0 {
         return false;
     }
     let at = address & !4095;
     let page = (vma.offset + (at - vma.start)) / 4096;
-    file.lend(page, at, vma.prot) == Ok(true)
+    let placed = file.lend(page, at, vma.prot);
+    if let Ok(Some(Placed::Shared { page })) = placed {
+        space.note_shown(at, page);
+    }
+    matches!(placed, Ok(Some(_)))
 }
 
 /// Where a page that was brought in is now.
@@ -39,7 +43,10 @@ pub enum Placed {
     /// In the mapping, and nowhere else.
     Moved,
     /// In the page store, which the mapping shows.
-    Shared,
+    Shared {
+        /// Where it lies there.
+        page: u64,
+    },
 }
 
 /// Maps a page of the page store in guest memory.
@@ -47,8 +54,7 @@ pub fn place_page(address: u64, bytes: &[u8; 4096], prot: u32) -> Result<Placed>
     if crate::mm::arena::is_shared() {
         let page = bytes.as_ptr() as u64;
         crate::mm::arena::map_page(page, address, prot)?;
-        current_process().mm().note_shown(address, page);
-        return Ok(Placed::Shared);
+        return Ok(Placed::Shared { page });
     }
     // Filled elsewhere, lest another vCPU sees it empty.
     let mut window = Window::anonymous(4096)?;

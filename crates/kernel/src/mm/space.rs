@@ -3,24 +3,23 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 use thaw_abi::page_align_up;
 
-use super::vma::{FileBacking, Vma, VmaFlags, VmaMap};
-use super::{lock, shm};
+use super::backing::FileBacking;
+use super::lock::LockLimit;
+use super::shm;
+use super::vma::{Vma, VmaFlags, VmaMap};
 use crate::errno::{Errno, Result};
-use crate::fs::file::MmapSource;
 use crate::io::Sink;
+use crate::mm::backing::MmapSource;
 use crate::mm::lazy;
 use crate::platform::gate::{Code, Gate};
 use crate::platform::host::{self, Sharing};
 use crate::platform::memory::GuestRange;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
-use crate::task::carrier::Carrier;
-use crate::task::sched::RunQueue;
 
 /// `PROT_*` bits that mean something.
 pub const PROT_MASK: u32 = 7;
@@ -58,12 +57,9 @@ pub struct MapRequest {
     pub offset: u64,
 }
 
-/// The memory of a guest process, or of several after vfork(2).
+/// The guest's mappings, as one host process has them.
 pub struct AddressSpace {
     state: Lock<State>,
-    id: u64,
-    /// Number of processes that have this memory.
-    users: AtomicU32,
     /// Pages of the page store that mappings show, by guest address. Each
     /// counts as a use of the page.
     shown: Lock<BTreeMap<u64, u64>>,
@@ -74,10 +70,6 @@ pub struct AddressSpace {
     pub generator_callers: KnownCallers,
     /// Patched system call sites.
     pub gate: Gate,
-    /// Threads that can run in it.
-    pub run_queue: RunQueue,
-    /// The host process that has this memory.
-    pub carrier: Carrier,
 }
 
 impl Drop for AddressSpace {
@@ -154,35 +146,11 @@ impl AddressSpace {
     fn with(state: State) -> Self {
         Self {
             state: Lock::new(state),
-            id: crate::state::kernel().tasks.new_space_id(),
-            users: AtomicU32::new(0),
             shown: Lock::new(BTreeMap::new()),
             left_out: Lock::default(),
             generator_callers: KnownCallers::default(),
             gate: Gate::default(),
-            run_queue: RunQueue::new(),
-            carrier: Carrier::default(),
         }
-    }
-
-    /// The number of this address space, which no other has or will have.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
-    /// Notes that a process has this memory.
-    pub fn attach(&self) {
-        self.users.fetch_add(1, Relaxed);
-    }
-
-    /// Notes that a process has it no more.
-    pub fn detach(&self) {
-        self.users.fetch_sub(1, Relaxed);
-    }
-
-    /// Number of processes that have this memory.
-    pub fn users(&self) -> u32 {
-        self.users.load(Relaxed)
     }
 
     /// If an address lies in shared memory: what names the place, as device and
@@ -309,7 +277,9 @@ impl AddressSpace {
         if shm::is_shared_anonymous(vma) {
             shm::release(vma);
         }
-        crate::ipc::sysv::memory::unmapped(vma);
+        if let Some(pages) = vma.shared_upper() {
+            pages.unmapped();
+        }
     }
 
     /// Makes a mapping and returns its address.
@@ -455,7 +425,7 @@ impl AddressSpace {
     }
 
     /// Moves the program break; returns the break that is in force.
-    pub fn brk(&self, wanted: u64) -> u64 {
+    pub fn brk(&self, wanted: u64, limit: LockLimit) -> u64 {
         let (start, old) = {
             let state = self.state.lock();
             (state.brk_start, state.brk)
@@ -466,7 +436,7 @@ impl AddressSpace {
         }
         let (old_end, new_end) = (old.next_multiple_of(4096), wanted.next_multiple_of(4096));
         if new_end > old_end {
-            if self.locks_new() && lock::check_growth(self, new_end - old_end).is_err() {
+            if self.locks_new() && limit.check_growth(self, new_end - old_end).is_err() {
                 return old;
             }
             let request = MapRequest {
@@ -487,8 +457,15 @@ impl AddressSpace {
         wanted
     }
 
-    /// mremap(2).
-    pub fn remap(&self, old: u64, old_len: u64, new_len: u64, how: Remap) -> Result<u64> {
+    /// mremap(2) for somebody who may lock as much as `limit` says.
+    pub fn remap(
+        &self,
+        old: u64,
+        old_len: u64,
+        new_len: u64,
+        how: Remap,
+        limit: LockLimit,
+    ) -> Result<u64> {
         if old & 4095 != 0 {
             return Err(Errno::EINVAL);
         }
@@ -507,7 +484,7 @@ impl AddressSpace {
             return Err(Errno::EFAULT);
         }
         if new_len > old_len && vma.flags.contains(VmaFlags::LOCKED) {
-            lock::check_growth(self, new_len - old_len)?;
+            limit.check_growth(self, new_len - old_len)?;
         }
         let to = match how {
             Remap::Fixed(to) => {

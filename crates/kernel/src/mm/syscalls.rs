@@ -4,13 +4,16 @@ use alloc::sync::Arc;
 
 use thaw_abi::page_align_up;
 
+use super::backing::FileBacking;
 use super::lock;
 use super::space::{MapRequest, Placement, Remap};
-use super::vma::{FileBacking, VmaFlags};
+use super::vma::VmaFlags;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
-use crate::fs::file::{MmapSource, OpenFlags};
-use crate::platform::host;
+use crate::fs::file::OpenFlags;
+use crate::mm::backing::MmapSource;
+use crate::platform::host::{self, Populate};
+use crate::platform::memory::GuestRange;
 use crate::task::current_process;
 
 const MAP_SHARED: u32 = 0x01;
@@ -68,10 +71,10 @@ pub fn mmap(args: &Args) -> Result<u64> {
     };
     let is_locked = flags & MAP_LOCKED != 0;
     if is_locked {
-        lock::check_right()?;
+        lock::own_limit().check_right()?;
     }
     if is_locked || current_process().mm().locks_new() {
-        lock::check_growth(&current_process().mm(), len)?;
+        lock::own_limit().check_growth(&current_process().mm(), len)?;
     }
     let (file, shared) = if flags & MAP_ANONYMOUS != 0 {
         (None, shared)
@@ -164,7 +167,7 @@ pub fn mprotect(args: &Args) -> Result<u64> {
 
 /// brk(2): the system call returns the break, whether or not it moved.
 pub fn brk(args: &Args) -> Result<u64> {
-    Ok(current_process().mm().brk(args.u64(0)))
+    Ok(current_process().mm().brk(args.u64(0), lock::own_limit()))
 }
 
 /// mremap(2).
@@ -180,7 +183,7 @@ pub fn mremap(args: &Args) -> Result<u64> {
         MAYMOVE => Remap::MayMove,
         _ => Remap::Fixed(args.u64(4)),
     };
-    current_process().mm().remap(args.u64(0), args.u64(1), args.u64(2), how)
+    current_process().mm().remap(args.u64(0), args.u64(1), args.u64(2), how, lock::own_limit())
 }
 
 /// madvise(2).
@@ -221,6 +224,8 @@ pub fn madvise(args: &Args) -> Result<u64> {
         Act::Nothing => {}
         Act::Discard => mm.discard(start, end)?,
         Act::Populate(how) => {
+            // Of the kernel's memory nothing is to be had.
+            GuestRange::new(start, end - start).map_err(|_| Errno::ENOMEM)?;
             crate::mm::lazy::map_range(start, end);
             host::populate(start, end - start, how)?;
         }

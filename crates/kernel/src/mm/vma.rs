@@ -10,8 +10,8 @@ use alloc::vec::Vec;
 use bitflags::bitflags;
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 
+use super::backing::{FileBacking, MmapSource, UpperPages};
 use crate::errno::Result;
-use crate::fs::file::{MmapSource, UpperPages};
 use crate::platform::memory::GuestRange;
 
 bitflags! {
@@ -36,21 +36,6 @@ bitflags! {
         /// Locked (mlock(2)).
         const LOCKED = 1 << 7;
     }
-}
-
-/// A mapped file.
-#[derive(Clone)]
-pub struct FileBacking {
-    /// What is mapped.
-    pub source: MmapSource,
-    /// Where the file was opened, for `/proc/self/maps`.
-    pub path: Arc<[u8]>,
-    /// Device and inode number, for `/proc/self/maps`.
-    pub device: u64,
-    /// Inode number.
-    pub inode: u64,
-    /// Whether the file was opened for writing: a shared mapping may become writable.
-    pub writable: bool,
 }
 
 /// A range of pages with the same properties.

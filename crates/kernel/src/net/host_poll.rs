@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
-use crate::io::{Sink, Source};
+use crate::io::{IoSlice, Sink, Source};
 use crate::net::seam;
 use crate::platform::host::{self, HostFd, Peek, PollFd};
 use crate::platform::kernel_lock;
@@ -339,7 +339,11 @@ fn with_synonyms(events: Events) -> Events {
 /// Makes a host call on guest memory. The host knows nothing of memory that
 /// the kernel maps when it is first touched: after `EFAULT`, touch it and try
 /// once more.
-fn retry_after_fault(at: u64, len: usize, mut call: impl FnMut() -> Result<usize>) -> Result<usize> {
+fn retry_after_fault(
+    at: u64,
+    len: usize,
+    mut call: impl FnMut() -> Result<usize>,
+) -> Result<usize> {
     match call() {
         Err(Errno::EFAULT) => {
             let mut page = at;

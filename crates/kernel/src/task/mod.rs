@@ -11,6 +11,7 @@ pub mod process;
 pub mod sched;
 pub mod scheduling;
 pub mod signal;
+pub mod space;
 pub mod syscalls;
 pub mod thread;
 pub mod timers;
@@ -18,4 +19,5 @@ pub mod wait;
 
 pub use credentials::{Capabilities, Credentials};
 pub use process::{Process, Tasks};
+pub use space::Space;
 pub use thread::{Thread, current, current_process};

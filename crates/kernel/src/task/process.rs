@@ -9,11 +9,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use super::sched::RunState;
 use super::signal::ProcessSignals;
 use super::wait::WaitQueue;
-use super::{Credentials, Thread};
+use super::{Credentials, Space, Thread};
 use crate::fs::FsContext;
 use crate::fs::fd_table::FdTable;
 use crate::fs::path::Path;
-use crate::mm::AddressSpace;
 use crate::state::kernel;
 use crate::sync::Lock;
 
@@ -95,8 +94,8 @@ impl Tasks {
 
     /// The address spaces of all living processes, each once, that of the first
     /// process first.
-    pub fn spaces(&self) -> Vec<Arc<AddressSpace>> {
-        let mut spaces: Vec<Arc<AddressSpace>> = Vec::new();
+    pub fn spaces(&self) -> Vec<Arc<Space>> {
+        let mut spaces: Vec<Arc<Space>> = Vec::new();
         for process in self.processes.lock().values().filter(|process| !process.is_zombie()) {
             let space = process.mm();
             if !spaces.iter().any(|known| Arc::ptr_eq(known, &space)) {
@@ -194,7 +193,7 @@ pub struct Process {
     /// Process id, as the guest sees it.
     pub pid: u32,
     /// Memory; shared between processes only after vfork(2) and its like.
-    mm: Lock<Arc<AddressSpace>>,
+    mm: Lock<Arc<Space>>,
     /// Its living threads.
     pub threads: Lock<Vec<Arc<Thread>>>,
     /// Relations.
@@ -262,7 +261,7 @@ impl Process {
             has_executed: true,
         };
         let shares = Shares {
-            mm: Arc::new(AddressSpace::new()),
+            mm: Arc::new(Space::new()),
             files: Arc::new(Lock::new(FdTable::new())),
             fs: Arc::new(Lock::new(FsContext::new(root))),
             borrows_memory: false,
@@ -323,12 +322,12 @@ impl Process {
     }
 
     /// The memory.
-    pub fn mm(&self) -> Arc<AddressSpace> {
+    pub fn mm(&self) -> Arc<Space> {
         self.mm.lock().clone()
     }
 
     /// Gives the process other memory (execve(2) of one that shares it).
-    pub fn set_mm(&self, mm: Arc<AddressSpace>) -> Arc<AddressSpace> {
+    pub fn set_mm(&self, mm: Arc<Space>) -> Arc<Space> {
         mm.attach();
         let old = core::mem::replace(&mut *self.mm.lock(), mm);
         old.detach();
@@ -370,7 +369,7 @@ impl Process {
 /// What a new process shares with its maker, or has copies of.
 pub struct Shares {
     /// Memory.
-    pub mm: Arc<AddressSpace>,
+    pub mm: Arc<Space>,
     /// Descriptors.
     pub files: Arc<Lock<FdTable>>,
     /// Directories and umask.

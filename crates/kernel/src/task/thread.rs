@@ -10,7 +10,7 @@ use super::scheduling::Scheduling;
 use super::signal::ThreadSignals;
 use crate::mm::heap;
 use crate::platform::clock;
-use crate::platform::entry::TrapFrame;
+use crate::platform::entry::{Frame, TrapFrame};
 use crate::platform::thread::{self, GuestThread, ThreadContext};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
@@ -99,8 +99,7 @@ impl Thread {
     }
 
     /// The registers with which the thread entered the kernel and will leave it.
-    #[allow(clippy::mut_from_ref)]
-    pub fn frame(&self) -> &mut TrapFrame {
+    pub fn frame(&self) -> &Frame {
         self.context.frame()
     }
 

@@ -27,9 +27,9 @@ use alloc::collections::BTreeMap;
 
 use thaw_abi::layout::{GATE_BASE, GATE_CODE_BASE, GATE_CODE_SIZE, GATE_END, GATE_TABLE_SIZE};
 
-use crate::entry::TrapFrame;
-use crate::memory::{GuestRange, KernelRange};
+use crate::entry::Frame;
 use crate::errno::{Errno, Result};
+use crate::memory::{GuestRange, KernelRange};
 use crate::sync::Lock;
 use crate::user::UserAddress;
 use crate::{clock, entry, host};
@@ -209,8 +209,8 @@ impl Gate {
     /// Rewrites the site of the trapped system call in `frame` if its form is known and it
     /// has trapped often enough. Failure leaves the site as it is: the trap is always
     /// correct.
-    pub fn patch(&self, frame: &mut TrapFrame, code: &dyn Code, patience: Patience) -> Patched {
-        let syscall = frame.rip.wrapping_sub(2);
+    pub fn patch(&self, frame: &Frame, code: &dyn Code, patience: Patience) -> Patched {
+        let syscall = frame.rip().wrapping_sub(2);
         // Counted as far as the traps of other sites do not come in between.
         let Some(counted) = self.state.lock().traps.count(syscall) else {
             return Patched::Nothing;
@@ -220,11 +220,11 @@ impl Gate {
             return Patched::Nothing;
         }
         let mut before = [0u8; site::BEFORE];
-        let at = UserAddress(frame.rip.wrapping_sub(site::BEFORE as u64));
+        let at = UserAddress(frame.rip().wrapping_sub(site::BEFORE as u64));
         if at.read_bytes(&mut before).is_err() || before[site::BEFORE - 2..] != site::SYSCALL {
             return Patched::Nothing;
         }
-        if let Some(prefix) = site::prefix(&before, frame.orig_rax) {
+        if let Some(prefix) = site::prefix(&before, frame.orig_rax()) {
             let bytes = &before[site::BEFORE - 2 - prefix..site::BEFORE - 2];
             return match self.patch_before(syscall, bytes, code) {
                 Ok(()) => Patched::Before,
@@ -264,8 +264,8 @@ impl Gate {
     }
 
     /// Moves the instructions behind the `syscall` that `frame` returns from.
-    fn patch_behind(&self, frame: &mut TrapFrame, code: &dyn Code) -> Result<()> {
-        let (syscall, behind) = (frame.rip - 2, frame.rip);
+    fn patch_behind(&self, frame: &Frame, code: &dyn Code) -> Result<()> {
+        let (syscall, behind) = (frame.rip() - 2, frame.rip());
         let mut bytes = [0u8; site::BEHIND];
         UserAddress(behind).read_bytes(&mut bytes)?;
         let suffix = site::suffix(&bytes, JUMP_SIZE - 2).ok_or(Errno::ENOEXEC)?;
@@ -299,7 +299,7 @@ impl Gate {
         let mut patch = [NOP; site::BEHIND + 2];
         patch[..JUMP_SIZE].copy_from_slice(&jump_through(slot));
         write_code(syscall, &patch[..2 + suffix.len()], protection)?;
-        frame.rip = after;
+        frame.set_rip(after);
         Ok(())
     }
 
@@ -352,13 +352,13 @@ impl Gate {
     }
 
     /// If the frame faulted at a displaced `syscall`: sends it to the trampoline.
-    pub fn restart_displaced(&self, frame: &mut TrapFrame) -> bool {
-        let target = self.state.lock().sites.get(&frame.rip).copied();
+    pub fn restart_displaced(&self, frame: &Frame) -> bool {
+        let target = self.state.lock().sites.get(&frame.rip()).copied();
         let Some(target) = target else { return false };
         // Only if the patch is still there; the memory may hold something else now.
-        match UserAddress(frame.rip).read::<[u8; 2]>() {
+        match UserAddress(frame.rip()).read::<[u8; 2]>() {
             Ok([0x01, 0x00]) => {
-                frame.rip = target;
+                frame.set_rip(target);
                 true
             }
             _ => false,
@@ -394,13 +394,13 @@ impl Gate {
     /// Whether a fault is of a vCPU that found code not executable, since another one
     /// was writing to it. The page at fault is that in which the instruction begins, or the
     /// next one, if the instruction ends there.
-    pub fn is_being_written(&self, frame: &TrapFrame, code: &dyn Code) -> bool {
+    pub fn is_being_written(&self, frame: &Frame, code: &dyn Code) -> bool {
         const INSTRUCTION_FETCH: u64 = 0x10;
         /// Intel SDM vol. 2, 2.3.11.
         const LONGEST_INSTRUCTION: u64 = 15;
-        let at = frame.address;
-        frame.error & INSTRUCTION_FETCH != 0
-            && at.wrapping_sub(frame.rip) < LONGEST_INSTRUCTION
+        let at = frame.address();
+        frame.error() & INSTRUCTION_FETCH != 0
+            && at.wrapping_sub(frame.rip()) < LONGEST_INSTRUCTION
             && ((GATE_BASE..self.state.lock().mapped_end).contains(&at)
                 || code.protection(at, at + 1).is_some())
     }

@@ -8,11 +8,13 @@ use thaw_abi::bind::*;
 
 use super::BoundNode;
 use crate::errno::{Errno, Result};
-use crate::fs::file::{File, MmapSource, Stat, UpperPages};
+use crate::fs::file::{File, Stat};
 use crate::fs::host_side;
 use crate::fs::inode::Inode;
 use crate::fs::writing;
 use crate::io::{Sink, Source};
+use crate::mm::backing::{MmapSource, UpperPages};
+use crate::mm::shared::Placed;
 
 /// An open regular file of the host.
 pub struct BoundFile {
@@ -180,8 +182,8 @@ impl UpperPages for Pages {
         Err(Errno::EACCES)
     }
 
-    fn lend(&self, _: u64, _: u64, _: u32) -> Result<bool> {
-        Ok(false)
+    fn lend(&self, _: u64, _: u64, _: u32) -> Result<Option<Placed>> {
+        Ok(None)
     }
 
     fn recall(&self, _: u64, _: u64) {}

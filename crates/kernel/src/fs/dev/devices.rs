@@ -5,9 +5,10 @@ use alloc::sync::Arc;
 use core::any::Any;
 
 use crate::errno::{Errno, Result};
-use crate::fs::file::{File, MmapSource, Stat};
+use crate::fs::file::{File, Stat};
 use crate::fs::inode::Inode;
 use crate::io::{Sink, Source};
+use crate::mm::backing::MmapSource;
 use crate::task::wait::WaitQueue;
 
 /// The parts of `File` that all devices share.

@@ -16,11 +16,11 @@ use thaw_abi::control::{
 
 use super::{Lower, LowerAttributes, LowerId};
 use crate::errno::{Errno, Result};
-use crate::fs::file::MmapSource;
 use crate::fs::host_side;
 use crate::fs::inode::{FileType, S_IFMT, Timestamp};
 use crate::host::blobs::OPEN_MAX;
 use crate::io::Sink;
+use crate::mm::backing::MmapSource;
 use crate::platform::host::HostFd;
 use crate::sync::Lock;
 

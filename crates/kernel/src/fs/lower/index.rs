@@ -9,10 +9,10 @@ use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
 
 use super::{Lower, LowerAttributes, LowerId};
 use crate::errno::{Errno, Result};
-use crate::fs::file::MmapSource;
 use crate::fs::host_side;
 use crate::fs::inode::{FileType, Timestamp};
 use crate::io::Sink;
+use crate::mm::backing::MmapSource;
 
 /// Inode numbers start here: 0 is no inode, and 1 is what many expect of a root.
 const FIRST_INO: u64 = 1;

@@ -6,10 +6,10 @@ pub mod index;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::file::MmapSource;
 use super::inode::{FileType, Timestamp};
 use crate::errno::{Errno, Result};
 use crate::io::Sink;
+use crate::mm::backing::MmapSource;
 
 /// Names a file of the lower layer. What the number means is up to the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

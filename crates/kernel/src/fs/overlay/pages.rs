@@ -11,6 +11,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::host_side::{self, PageBox};
 use crate::fs::lower::{LowerId, LowerLayer};
 use crate::io::{Sink, Source};
+use crate::mm::shared::Placed;
 use crate::sync::Lock;
 
 /// Bytes of a page.
@@ -140,7 +141,7 @@ impl Content {
     }
 
     /// Lets a shared memory mapping have a page at `address`, with protection
-    /// `prot`: the page is in one place at a time. `false` behind the end of
+    /// `prot`: the page is in one place at a time. `None` behind the end of
     /// the file.
     pub fn lend(
         &mut self,
@@ -148,15 +149,16 @@ impl Content {
         page: u64,
         address: u64,
         prot: u32,
-    ) -> Result<bool> {
+    ) -> Result<Option<Placed>> {
         if page >= self.size.div_ceil(PAGE) {
-            return Ok(false);
+            return Ok(None);
         }
         let bytes = self.page_for_write(lower, page)?;
-        if host_side::place_page(address, bytes, prot)? == host_side::Placed::Moved {
+        let placed = host_side::place_page(address, bytes, prot)?;
+        if placed == Placed::Moved {
             self.lent.insert(page, address);
         }
-        Ok(true)
+        Ok(Some(placed))
     }
 
     /// Takes back what is mapped in a range of addresses.

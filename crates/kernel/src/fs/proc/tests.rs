@@ -6,8 +6,9 @@ use std::vec::Vec;
 use alloc::sync::Arc;
 
 use super::{cpu, memory, settings};
-use crate::fs::file::MmapSource;
-use crate::mm::vma::{FileBacking, Vma, VmaFlags};
+use crate::mm::backing::FileBacking;
+use crate::mm::backing::MmapSource;
+use crate::mm::vma::{Vma, VmaFlags};
 
 fn line(vma: &Vma, name: &str) -> String {
     let mut text = Vec::new();

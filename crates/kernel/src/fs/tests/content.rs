@@ -1,10 +1,11 @@
 //! What is in files: copy-up, holes, sizes.
 
 use super::*;
-use crate::fs::file::MmapSource;
 use crate::fs::host_side::{FakeWriter, WRITER};
 use crate::fs::inode::AttributeChanges;
 use crate::fs::overlay::{Grow, RegularFile, Seals};
+use crate::mm::backing::MmapSource;
+use crate::mm::shared::Placed;
 
 fn read_at(open: &OpenFile, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = std::vec![0xee; len];
@@ -169,34 +170,34 @@ fn a_page_is_in_one_place_at_a_time() {
     let (world, original) = world_with_big_file(10_000);
     let open = world.open("/big", OpenFlags::RDWR).unwrap();
     let Ok(MmapSource::Upper(file)) = open.file.mmap_source() else { panic!("not an upper file") };
-    assert_eq!(file.lend(1, HERE, 3), Ok(true));
+    assert_eq!(file.lend(1, HERE, 3), Ok(Some(Placed::Moved)));
     assert_eq!(byte(HERE, 5), Some(original[4101]));
     poke(HERE, 5, b'!');
     // A read takes it back and sees the change.
     assert_eq!(read_at(&open, 4101, 1), b"!");
     assert_eq!(byte(HERE, 5), None);
     // So does another mapping.
-    assert_eq!(file.lend(1, HERE, 3), Ok(true));
+    assert_eq!(file.lend(1, HERE, 3), Ok(Some(Placed::Moved)));
     poke(HERE, 6, b'?');
-    assert_eq!(file.lend(1, THERE, 1), Ok(true));
+    assert_eq!(file.lend(1, THERE, 1), Ok(Some(Placed::Moved)));
     assert_eq!((byte(HERE, 6), byte(THERE, 6)), (None, Some(b'?')));
     // And a write.
     write_at(&open, 4096, b"W");
-    assert_eq!(file.lend(1, THERE, 1), Ok(true));
+    assert_eq!(file.lend(1, THERE, 1), Ok(Some(Placed::Moved)));
     assert_eq!(byte(THERE, 0), Some(b'W'));
     file.recall(THERE, THERE + 4096);
     assert_eq!(byte(THERE, 0), None);
     // Behind the end there is nothing, and what is written there is lost.
-    assert_eq!(file.lend(3, HERE, 3), Ok(false));
-    assert_eq!(file.lend(2, HERE, 3), Ok(true));
+    assert_eq!(file.lend(3, HERE, 3), Ok(None));
+    assert_eq!(file.lend(2, HERE, 3), Ok(Some(Placed::Moved)));
     poke(HERE, 4000, b'x');
     open.file.truncate(20_000).unwrap();
     assert_eq!(byte(HERE, 0), None);
     assert_eq!(read_at(&open, 8192 + 4000, 1), [0]);
-    assert_eq!(file.lend(3, HERE, 3), Ok(true));
+    assert_eq!(file.lend(3, HERE, 3), Ok(Some(Placed::Moved)));
     open.file.truncate(100).unwrap();
     assert_eq!(byte(HERE, 0), None);
-    assert_eq!(file.lend(3, HERE, 3), Ok(false));
+    assert_eq!(file.lend(3, HERE, 3), Ok(None));
 }
 
 #[test]

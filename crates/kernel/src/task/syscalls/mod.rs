@@ -28,7 +28,7 @@ use crate::state::kernel;
 /// getpid(2).
 pub fn getpid(_args: &Args) -> Result<u64> {
     let process = current_process();
-    let stack = UserAddress(current().frame().rsp);
+    let stack = UserAddress(current().frame().rsp());
     let generation = kernel().generation.get();
     Ok(fork_id::process_id(process, generation, stack))
 }
@@ -384,7 +384,7 @@ pub fn membarrier(args: &Args) -> Result<u64> {
     match args.i32(0) {
         QUERY => Ok(SUPPORTED),
         command if command > 0 && SUPPORTED & command as u64 == command as u64 => {
-            if super::carrier::own_space().carrier.vcpu_count() > 1 {
+            if super::carrier::own_carrier().vcpu_count() > 1 {
                 crate::platform::vcpu::barrier()?;
             }
             Ok(0)
