@@ -5,10 +5,11 @@
 //! only from there, and checks the arguments of each.
 #![allow(unsafe_code)]
 
+use core::cell::Cell;
 use core::sync::atomic::AtomicU32;
 
 use crate::errno::{Errno, Result};
-use crate::io::{IoSlice, IoSliceMut};
+use crate::io::{IoSlice, IoSliceMut, IoVec};
 use crate::memory::{GuestRange, Pages};
 
 core::arch::global_asm!(
@@ -211,7 +212,7 @@ pub fn populate(address: u64, len: u64, how: Populate) -> Result<()> {
 
 /// process_madvise(2) of this process: [`populate`] for many ranges in one call, from
 /// Linux 6.13 on. Returns the bytes dealt with.
-pub fn populate_ranges(ranges: &[crate::io::IoVec], how: Populate) -> Result<u64> {
+pub fn populate_ranges(ranges: &[Cell<IoVec>], how: Populate) -> Result<u64> {
     let (at, count) = (ranges.as_ptr() as u64, ranges.len() as u64);
     let this = thaw_abi::filter::PIDFD_SELF as u64;
     // SAFETY: as for `populate`; `ranges` is valid for the call.

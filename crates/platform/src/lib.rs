@@ -16,6 +16,7 @@ pub mod kernel_lock;
 pub mod memory;
 pub mod panic;
 pub mod segment;
+pub mod start;
 mod switch;
 pub mod sync;
 pub mod thread;

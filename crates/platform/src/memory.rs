@@ -11,9 +11,15 @@
 //!   nobody refers to what the calls replace.
 //! - [`Window`]: memory of the kernel that is put together before it is moved to its
 //!   place. It is in use once at a time, which is checked, too.
+//!
+//! A [`Table`] is memory of the per-boot area that holds plain values.
 #![allow(unsafe_code)]
 
+use core::cell::Cell;
+use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
+
+use bytemuck::AnyBitPattern;
 
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN, WINDOW_BASE, WINDOW_END};
 use thaw_abi::page_align_up;
@@ -114,6 +120,48 @@ impl Pages for KernelRange {
     #[inline]
     fn bytes(self) -> u64 {
         self.len
+    }
+}
+
+/// A table of plain values in the per-boot area, of which every host process has its own. It
+/// is used under the kernel lock, and by the handler of a fault in the middle of that: its
+/// values are cells.
+pub struct Table<T> {
+    address: u64,
+    capacity: usize,
+    values: PhantomData<Cell<T>>,
+}
+
+// SAFETY: the kernel lock serializes all kernel code.
+unsafe impl<T: AnyBitPattern> Sync for Table<T> {}
+
+impl<T: AnyBitPattern> Table<T> {
+    /// A table at `address`, with room for `capacity` values.
+    ///
+    /// # Safety
+    /// The memory is aligned, in the per-boot area, and the table's alone; as many values as
+    /// are used are mapped, and stay so.
+    pub const unsafe fn new(address: u64, capacity: usize) -> Self {
+        Self { address, capacity, values: PhantomData }
+    }
+
+    /// Most values.
+    pub const fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Address and bytes of the first `count` values.
+    pub const fn range(&self, count: usize) -> (u64, u64) {
+        assert!(count <= self.capacity, "beyond the table");
+        (self.address, (count * size_of::<T>()) as u64)
+    }
+
+    /// The first `count` values, which have to be mapped.
+    pub fn cells(&self, count: usize) -> &'static [Cell<T>] {
+        assert!(count <= self.capacity, "beyond the table");
+        // SAFETY: inside the table, which nobody else refers to in another way; any bytes,
+        // such as the zeros of fresh memory, make a value.
+        unsafe { core::slice::from_raw_parts(self.address as *const Cell<T>, count) }
     }
 }
 
@@ -226,7 +274,7 @@ mod tests {
             WINDOW_BASE,
             BOOT_BASE,
             LAYOUT_END,
-            u64::MAX & !(PAGE - 1),
+            u64::MAX - (PAGE - 1),
         ];
         for start in of_kernel {
             assert_eq!(GuestRange::new(start, PAGE), Err(Errno::EINVAL), "{start:#x}");
@@ -236,6 +284,19 @@ mod tests {
         assert_eq!(GuestRange::new(GUEST_MIN, HEAP_BASE - GUEST_MIN + 1), Err(Errno::EINVAL));
         assert_eq!(GuestRange::new(GUEST_MIN, u64::MAX), Err(Errno::EINVAL));
         assert_eq!(GuestRange::new(GUEST_MAX - PAGE, u64::MAX - GUEST_MAX), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn a_table_has_cells_up_to_its_end() {
+        let memory = Box::leak(Box::new([0u32; 4]));
+        // SAFETY: the memory is the table's alone.
+        let table = unsafe { Table::new(memory.as_mut_ptr().expose_provenance() as u64, 4) };
+        let (first, again) = (table.cells(4), table.cells(2));
+        first[1].set(7);
+        again[1].set(again[1].get() + 1);
+        assert_eq!(first.iter().map(Cell::get).collect::<Vec<u32>>(), [0, 8, 0, 0]);
+        assert_eq!(table.range(3).1, 12);
+        assert!(std::panic::catch_unwind(|| table.cells(5).len()).is_err());
     }
 
     #[test]

@@ -213,7 +213,7 @@ impl ThreadContext {
 pub fn switch_from_idle<T: GuestThread>(thread: &Arc<T>, prepare: impl FnOnce()) {
     let (block, context) = (vcpu::block(), thread.context());
     block.kernel_stack_top.set(context.stack.top());
-    block.set_thread(Some(&**thread));
+    block.set_thread(Some(thread));
     take_fpu(block, context);
     prepare();
     segment::set_fs_base(context.fs_base.load(Relaxed));
@@ -251,7 +251,7 @@ pub fn put_registers_away() {
 }
 
 /// Runs `work` as if on behalf of this thread, which must not run yet.
-pub fn with_identity<T: GuestThread, R>(thread: &T, work: impl FnOnce() -> R) -> R {
+pub fn with_identity<T: GuestThread, R>(thread: &Arc<T>, work: impl FnOnce() -> R) -> R {
     vcpu::block().set_thread(Some(thread));
     let result = work();
     vcpu::block().set_thread::<T>(None);
@@ -265,6 +265,16 @@ pub fn running<T: GuestThread>() -> Option<&'static T> {
     // SAFETY: `GuestThread` has one type and so has what `set_thread` was given; the
     // running thread is not dropped.
     unsafe { vcpu::block().thread_object.get().cast::<T>().as_ref() }
+}
+
+/// The running thread, shared.
+pub fn running_arc<T: GuestThread>() -> Option<Arc<T>> {
+    let thread: *const T = running()?;
+    // SAFETY: `set_thread` was given an `Arc`, and the running thread is not dropped.
+    unsafe {
+        Arc::increment_strong_count(thread);
+        Some(Arc::from_raw(thread))
+    }
 }
 
 /// First thing that a new thread does, on its kernel stack.

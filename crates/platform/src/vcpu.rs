@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::arch::asm;
 use core::cell::Cell;
 use core::mem::offset_of;
@@ -31,7 +32,7 @@ pub(crate) struct VcpuBlock {
     pub kernel_stack_top: Cell<u64>,
     /// The running thread, or null while idle.
     pub thread: Cell<*const ThreadContext>,
-    /// The same as the kernel knows it.
+    /// The same as the kernel knows it, in an `Arc`.
     pub thread_object: Cell<*const ()>,
     /// Saved stack pointer of the idle loop.
     pub idle_rsp: Cell<u64>,
@@ -80,10 +81,10 @@ impl VcpuBlock {
         (!data.is_null()).then(|| unsafe { Box::from_raw(data) })
     }
 
-    pub fn set_thread<T: GuestThread>(&self, thread: Option<&T>) {
-        let object = thread.map_or(core::ptr::null(), core::ptr::from_ref);
+    pub fn set_thread<T: GuestThread>(&self, thread: Option<&Arc<T>>) {
+        let object = thread.map_or(core::ptr::null(), Arc::as_ptr);
         self.thread_object.set(object.cast());
-        let context = thread.map(GuestThread::context);
+        let context = thread.map(|thread| thread.context());
         self.thread.set(context.map_or(core::ptr::null(), core::ptr::from_ref));
     }
 }
@@ -124,7 +125,7 @@ const IDLE_STACK_OFFSET: u64 = 0x50_000;
 /// Bytes of a vCPU's area: block, signal stack, idle stack.
 const AREA_SIZE: u64 = 0x10_0000;
 /// Where the areas of the vCPUs other than the first begin.
-const OTHERS: u64 = BOOT_BASE + 0x1000_0000;
+pub const OTHER_VCPUS: u64 = BOOT_BASE + 0x1000_0000;
 
 /// Buffers for control messages.
 pub const MESSAGE_BUFFER: u64 = BOOT_BASE + 0x100_000;
@@ -133,7 +134,7 @@ pub const SECOND_MESSAGE_BUFFER: u64 = BOOT_BASE + 0x200_000;
 
 /// The area of vCPU `index`.
 pub(crate) fn area(index: u32) -> u64 {
-    if index == 0 { BOOT_BASE } else { OTHERS + (index as u64 - 1) * AREA_SIZE }
+    if index == 0 { BOOT_BASE } else { OTHER_VCPUS + (index as u64 - 1) * AREA_SIZE }
 }
 
 /// Bottom of a vCPU's signal stack.
@@ -244,8 +245,8 @@ pub(crate) fn block_of_signal_stack(rsp: u64) -> &'static VcpuBlock {
 
 /// The area, other than the first, in which `address` lies.
 fn area_of(address: u64) -> Option<u64> {
-    let is_inside = (OTHERS..area(MAX_VCPUS)).contains(&address);
-    is_inside.then(|| address - (address - OTHERS) % AREA_SIZE)
+    let is_inside = (OTHER_VCPUS..area(MAX_VCPUS)).contains(&address);
+    is_inside.then(|| address - (address - OTHER_VCPUS) % AREA_SIZE)
 }
 
 /// Whether `rsp` lies on the signal stack that `other` lies on.

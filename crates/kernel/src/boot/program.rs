@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start};
-use thaw_abi::layout::{INDEX_BASE, PAGES_BASE};
+use thaw_abi::layout::PAGES_BASE;
 
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table::OnExec;
@@ -131,9 +131,8 @@ fn map_block(address: u64, len: u64) -> Result<()> {
 /// Maps the rootfs index into its window.
 fn map_index(fd: HostFd, len: u64) -> Result<()> {
     lazy::map(&lazy::index(fd, len)?)?;
-    // SAFETY: mapped just now, read-only, for the life of the sandbox.
-    let bytes = unsafe { core::slice::from_raw_parts(INDEX_BASE as *const u8, len as usize) };
-    let index = thaw_abi::rootfs::Index::parse(bytes).map_err(|_| Errno::EINVAL)?;
+    let index =
+        thaw_abi::rootfs::Index::parse(lazy::index_bytes(len)?).map_err(|_| Errno::EINVAL)?;
     blobs::initialize(index.blobs().len() as u32)
 }
 

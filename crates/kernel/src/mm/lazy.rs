@@ -76,7 +76,7 @@ fn map_at(at: impl Pages, mapping: &Mapping) -> Result<()> {
         }
         SOURCE_INDEX => {
             let index = HostFd(INDEX.load(Relaxed));
-            host::map_file(index, at, mapping.prot, Sharing::Shared, 0)
+            host::map_file(index, at, mapping.prot, Sharing::Shared, mapping.offset)
         }
         SOURCE_BLOB => {
             let fd = blobs::descriptor(mapping.blob)?;
@@ -133,6 +133,20 @@ pub fn index(index: HostFd, len: u64) -> Result<Mapping> {
         prot: host::PROT_READ,
         flags: 0,
     })
+}
+
+/// The rootfs index, of which [`index`] has made the mapping.
+///
+/// # Errors
+/// `EINVAL` if an index of `len` bytes cannot be mapped.
+pub fn index_bytes(len: u64) -> Result<&'static [u8]> {
+    if len == 0 || len > INDEX_MAX {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: the area holds nothing but the index, which is mapped before it is read or
+    // when it is first touched, read-only and for as long as there is a sandbox; a thaw maps
+    // the same one again. Bytes behind its end fault.
+    Ok(unsafe { core::slice::from_raw_parts(INDEX_BASE as *const u8, len as usize) })
 }
 
 /// Maps what a fault at `address` waits for; `false` if nothing does.

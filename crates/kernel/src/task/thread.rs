@@ -121,7 +121,7 @@ impl Thread {
     }
 
     /// Runs `work` as if on behalf of this thread, which must not run yet.
-    pub fn with_identity<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub fn with_identity<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
         thread::with_identity(self, work)
     }
 
@@ -182,11 +182,9 @@ pub fn running() -> Option<&'static Thread> {
 
 /// The running thread, shared.
 pub fn current_arc() -> Arc<Thread> {
-    let thread: *const Thread = current();
-    // SAFETY: the pointer comes from an `Arc` that is alive.
-    unsafe {
-        Arc::increment_strong_count(thread);
-        Arc::from_raw(thread)
+    match thread::running_arc() {
+        Some(thread) => thread,
+        None => panic!("no thread runs"),
     }
 }
 
