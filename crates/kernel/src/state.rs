@@ -7,9 +7,14 @@
 #![allow(unsafe_code)]
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::panic::RefUnwindSafe;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use thaw_abi::control::FLAG_ENTRY_STDIN;
+
+use crate::platform::saved::assert_saved;
 use crate::sync::{Late, Lock};
 
 /// Everything that is saved.
@@ -18,6 +23,8 @@ pub struct Kernel {
     pub tasks: crate::task::Tasks,
     /// Mounted file systems.
     pub fs: Late<crate::fs::FileSystems>,
+    /// Readiness of host descriptors.
+    pub host_poll: Arc<crate::task::host_poll::HostPoll>,
     /// Sockets that others can find: bound addresses.
     pub net: crate::net::Network,
     /// Host name, as in uname(2).
@@ -63,6 +70,16 @@ pub struct Config {
     pub entry_signal: u32,
 }
 
+// Nothing of the host hangs off it but within an [`OfBoot`].
+const _: () = assert_saved::<Kernel>();
+
+impl Config {
+    /// Whether requests come over standard input.
+    pub fn reads_requests(&self) -> bool {
+        self.flags & FLAG_ENTRY_STDIN != 0
+    }
+}
+
 impl Kernel {
     /// Largest single allocation that is not refused outright, in bytes: the
     /// sandbox's limit, or what no machine has.
@@ -86,10 +103,14 @@ impl Kernel {
 /// Something that belongs to one boot, within what is saved: nobody gets at it in another boot.
 /// To drop it must be safe in any, as it is for descriptors, which are only numbers, and for
 /// objects in the heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OfBoot<T> {
     value: T,
     boot: u64,
 }
+
+/// It may be saved, whatever is in it, since it opens in one boot only.
+impl<T> RefUnwindSafe for OfBoot<T> {}
 
 impl<T> OfBoot<T> {
     /// Something of this boot.
@@ -130,8 +151,9 @@ pub unsafe fn restore(address: u64) {
     ROOT.store(address as *mut Kernel, Ordering::Relaxed);
 }
 
-/// Number of this boot of the saved state: 0 for a fresh sandbox, one more at
-/// every thaw. What belongs to an earlier boot's host is void.
+/// Number of this boot of the saved state: 0 for a fresh sandbox, and before there is any
+/// state; one more at every thaw. What belongs to an earlier boot's host is void.
 pub fn generation() -> u64 {
-    kernel().generation.get()
+    // SAFETY: as in `kernel`.
+    unsafe { ROOT.load(Ordering::Relaxed).as_ref() }.map_or(0, |kernel| kernel.generation.get())
 }

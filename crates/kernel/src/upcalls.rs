@@ -1,10 +1,13 @@
-//! The kernel as the platform sees it: where system calls, faults and signals of the host
-//! come in.
+//! The top of the kernel as what lies below sees it: where system calls, faults and signals of
+//! the host come in from the platform, and what processes ask of the layers above theirs.
 
 use alloc::sync::Arc;
 
 use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_NO_PATCHING};
 
+use crate::freeze;
+use crate::fs::{locks, tty};
+use crate::ipc::sysv;
 use crate::mm::{AddressSpace, lazy, shared};
 use crate::platform::entry::Frame;
 use crate::platform::fault::{SIGSEGV, is_memory_fault};
@@ -12,8 +15,10 @@ use crate::platform::gate::{Patched, Patience};
 use crate::platform::upcalls::Upcalls;
 use crate::platform::vcpu::IdleVcpu;
 use crate::state::kernel;
+use crate::syscall::trace;
 use crate::task::carrier::{self, own_space};
-use crate::task::{signal, thread};
+use crate::task::hooks::Hooks;
+use crate::task::{Process, signal, thread};
 
 /// The kernel.
 pub struct Kernel;
@@ -66,6 +71,26 @@ impl Upcalls for Kernel {
 
     fn panicked(&self) {
         carrier::tell_of_panic();
+    }
+}
+
+impl Hooks for Kernel {
+    fn freeze_if_due(&self) -> bool {
+        freeze::freeze_if_due()
+    }
+
+    fn process_ended(&self, process: &Process) {
+        locks::release_process(process);
+        tty::job::process_ended(process);
+        sysv::process_ended(process);
+    }
+
+    fn fatal_fault(&self, frame: &Frame, signal: u32, code: i32, address: u64) {
+        trace::fatal_fault(frame, signal, code, address);
+    }
+
+    fn sandbox_ends(&self) {
+        trace::summary();
     }
 }
 

@@ -15,6 +15,7 @@ pub mod io;
 pub mod kernel_lock;
 pub mod memory;
 pub mod panic;
+pub mod saved;
 pub mod segment;
 pub mod start;
 mod switch;

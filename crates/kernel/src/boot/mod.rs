@@ -84,6 +84,7 @@ fn become_zygote(stack: &InitialStack) -> Result<()> {
     let list = list_of_name(stack.name());
     platform::upcalls::register(&crate::upcalls::Kernel);
     control::register_handler(crate::messages::handle);
+    crate::task::hooks::register(&crate::upcalls::Kernel);
     vcpu::begin_first()?;
     heap::map_front()?;
     clock::find_host_vdso(stack.vdso());

@@ -8,19 +8,21 @@ use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS
 use thaw_abi::layout::PAGES_BASE;
 
 use crate::errno::{Errno, Result};
+use crate::exec::Program;
 use crate::fs::fd_table::OnExec;
 use crate::fs::walk::Follow;
-use crate::fs::{Context, FileSystems, LowerLayer};
+use crate::fs::{CGROUP_FS, Context, FileSystems, LowerLayer, PROC_FS, SYS_FS, Views};
 use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
 use crate::mm::{arena, heap, lazy};
+use crate::net::Network;
 use crate::platform::host::{self, HostFd};
 use crate::platform::memory::KernelRange;
 use crate::state::{Config, Kernel, install, kernel};
 use crate::sync::Lock;
 use crate::task::Credentials;
-use crate::task::exec::Program;
+use crate::task::host_poll::HostPoll;
 use crate::task::process::FIRST_PID;
 use crate::task::{Process, Tasks, Thread, carrier, sched};
 use crate::time::clock::Clocks;
@@ -35,6 +37,15 @@ struct Strings {
     envp: Vec<Vec<u8>>,
     /// A letter and a path each.
     mounts: Vec<Vec<u8>>,
+}
+
+/// What the kernel shows as files.
+pub fn views() -> Views {
+    Views {
+        proc: crate::procfs::root(PROC_FS),
+        sys: crate::sysfs::root(SYS_FS),
+        cgroup: crate::sysfs::cgroup_root(CGROUP_FS),
+    }
 }
 
 /// Carries out a start command: afterwards the program is ready to run.
@@ -59,10 +70,11 @@ pub fn start(message: &Message) -> Result<()> {
     random.fill(&mut boot_id);
     // The overlay takes pages for directories it creates, so the allocator
     // must be reachable before the tree is put together.
+    let host_poll = Arc::<HostPoll>::default();
     let root = install(Kernel {
         tasks: Tasks::default(),
         fs: crate::sync::Late::empty(),
-        net: Default::default(),
+        net: Network::new(host_poll.clone()),
         hostname: Lock::new(strings.hostname.clone()),
         clocks: Clocks::new(),
         random: Lock::new(random),
@@ -73,6 +85,7 @@ pub fn start(message: &Message) -> Result<()> {
         system_v: Default::default(),
         futexes: Default::default(),
         timers: Default::default(),
+        host_poll,
         generation: Lock::new(0),
         frozen: Default::default(),
         window: Lock::new(command.window),
@@ -85,7 +98,7 @@ pub fn start(message: &Message) -> Result<()> {
         }),
     });
     heap::set_root(root);
-    kernel().fs.set(FileSystems::new(lower)?);
+    kernel().fs.set(FileSystems::new(lower, views())?);
     kernel().fs.set_boot_id(boot_id);
     for (number, mount) in strings.mounts.iter().enumerate() {
         let Some((&kind, at)) = mount.split_first() else { return Err(Errno::EINVAL) };
@@ -221,7 +234,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
         }
     };
     thread.frame().set(frame);
-    crate::task::exec::reset_thread(thread, &name);
+    crate::exec::reset_thread(thread, &name);
     Ok(())
 }
 

@@ -129,7 +129,7 @@ fn go_on<'a>(
     phases::mapped();
     crate::syscall::trace::enable(identity.flags & FLAG_TRACE_SYSCALLS != 0);
     renew(identity, hostname);
-    crate::freeze::happened().wake_all(crate::task::wait::Events::OUT);
+    crate::task::freeze_request::happened().wake_all(crate::task::wait::Events::OUT);
     crate::net::reset_connections();
     for (connection, &fd) in connections {
         crate::net::deliver_connection(connection, HostFd(fd));

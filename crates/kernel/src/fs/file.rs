@@ -13,6 +13,7 @@ use super::notify;
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
 use crate::mm::backing::MmapSource;
+use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 pub use crate::task::wait::Events;
@@ -118,7 +119,7 @@ pub struct Dirent {
 ///
 /// No method blocks: what cannot be done now returns `EAGAIN`, and
 /// [`OpenFile`] waits on [`File::wait_queue`] where the flags ask for that.
-pub trait File: Any + Send + Sync {
+pub trait File: Any + Saved + Send + Sync {
     /// Reads. `offset` is meaningful for seekable files only. `Ok(0)` is the end.
     fn read(&self, _sink: &mut Sink<'_>, _offset: u64) -> Result<usize> {
         Err(Errno::EINVAL)

@@ -117,12 +117,12 @@ fn wait(set: i32, events: UserAddress, max: i32, timeout: Timeout) -> Result<u64
     };
     let first = report()?;
     if first > 0 {
-        crate::net::host_poll::note_busy();
+        crate::task::host_poll::note_busy();
         return Ok(first as u64);
     }
     if timeout == Timeout::Zero {
         // Only the host knows about its sockets, and nobody will ask it for us.
-        crate::net::host_poll::check();
+        crate::task::host_poll::check();
         return report().map(|count| count as u64);
     }
     let outcome = wait_until(&[epoll.queue()], timeout.deadline(), || match report() {

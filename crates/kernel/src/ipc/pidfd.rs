@@ -10,7 +10,6 @@ use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
-use crate::fs::proc::of_directory;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::process::Process;
@@ -85,8 +84,10 @@ pub fn process_of(fd: i32) -> Result<Arc<Process>> {
 /// The process that a pidfd or an open `/proc/PID` stands for (pidfd_send_signal(2)).
 fn signalled(fd: i32) -> Result<Arc<Process>> {
     let open = seam::file(fd)?;
-    let directory = open.path.as_ref().and_then(|path| of_directory(path.inode()));
-    directory.unwrap_or_else(|| process_of(fd))
+    match open.path.as_ref().and_then(|path| path.inode().process()) {
+        Some(pid) => kernel().tasks.process(pid).ok_or(Errno::ESRCH),
+        None => process_of(fd),
+    }
 }
 
 /// pidfd_open(2).

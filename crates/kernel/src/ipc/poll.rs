@@ -39,11 +39,11 @@ pub fn wait_for_any(
 ) -> Result<usize> {
     let first = scan(None)?;
     if first > 0 {
-        crate::net::host_poll::note_busy();
+        crate::task::host_poll::note_busy();
         return Ok(first);
     }
     if timeout == Timeout::Zero {
-        crate::net::host_poll::check();
+        crate::task::host_poll::check();
         return match scan(None)? {
             // As on Linux, also for a caller that does not wait.
             0 if seam::signal_is_pending() => Err(Errno::ERESTARTNOHAND),

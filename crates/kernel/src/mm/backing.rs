@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use super::shared::Placed;
 use crate::errno::Result;
 use crate::io::{Sink, Source};
+use crate::platform::saved::Saved;
 
 /// A mapped file.
 #[derive(Clone)]
@@ -35,7 +36,7 @@ pub enum MmapSource {
 }
 
 /// Pages of an upper-layer file, as a memory mapping sees them.
-pub trait UpperPages: Send + Sync {
+pub trait UpperPages: Saved + Send + Sync {
     /// Bytes of the file.
     fn len(&self) -> u64;
     /// Whether the file is empty.

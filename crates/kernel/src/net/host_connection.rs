@@ -6,7 +6,6 @@
 use alloc::sync::Arc;
 
 use super::address::{Endpoint, SocketAddress};
-use super::host_poll::{HostPoll, Kind};
 use super::host_stream::{Ending, HostStream};
 use super::options::Options;
 use super::socket::{
@@ -18,6 +17,7 @@ use crate::fs::file::Events;
 use crate::io::{Sink, Source};
 use crate::net::seam;
 use crate::platform::host::HostFd;
+use crate::task::host_poll::{HostPoll, Kind};
 
 /// A client of the function.
 pub struct HostConnection {

@@ -6,13 +6,14 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::host_poll::{Handle, HostFile, HostPoll, Kind};
 use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
 use crate::net::seam;
 use crate::platform::host::{self, HostFd, Peek};
+use crate::state::OfBoot;
+use crate::task::host_poll::{Handle, HostFile, HostPoll, Kind};
 use crate::task::wait::WaitQueue;
 
 /// A stream over a host descriptor.
@@ -30,8 +31,7 @@ pub struct HostStream {
 impl HostStream {
     /// A stream over a descriptor of this boot, whose changes wake `queue`.
     pub fn new(polls: &HostPoll, fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Self {
-        let generation = seam::boot_generation();
-        let host = HostFile::new(Handle::OfBoot { fd, generation }, kind, queue);
+        let host = HostFile::new(Handle::OfBoot(OfBoot::new(fd)), kind, queue);
         polls.register(&host);
         Self::over(host)
     }
@@ -43,9 +43,7 @@ impl HostStream {
 
     /// A stream that was reset.
     pub fn lost(queue: Arc<WaitQueue>) -> Self {
-        let generation = u64::MAX;
-        let handle = Handle::OfBoot { fd: HostFd(-1), generation };
-        Self::of_boot(HostFile::new(handle, Kind::Socket, queue), generation)
+        Self::of_boot(HostFile::new(Handle::Lost, Kind::Socket, queue), u64::MAX)
     }
 
     fn of_boot(host: Arc<HostFile>, generation: u64) -> Self {

@@ -11,7 +11,6 @@ pub mod address;
 mod arrival;
 mod departure;
 pub mod host_connection;
-pub mod host_poll;
 pub mod host_stream;
 pub mod inbox;
 pub mod incoming;
@@ -49,8 +48,8 @@ use crate::ipc::anonymous::InodeNumbers;
 use crate::ipc::fifo::Fifos;
 use crate::platform::host::{self, HostFd};
 use crate::sync::Lock;
+use crate::task::host_poll::HostPoll;
 use host_connection::HostConnection;
-use host_poll::HostPoll;
 use netlink::NetlinkNetwork;
 use socket::Protocol;
 use tcp::TcpNetwork;
@@ -71,8 +70,7 @@ pub struct Network {
     pub netlink: Arc<NetlinkNetwork>,
     /// FIFOs that are open.
     pub fifos: Fifos,
-    /// Readiness of host descriptors.
-    pub host_poll: HostPoll,
+    host_poll: Arc<HostPoll>,
     /// Sockets that wait for a connection to the outside.
     pub outside: outside::Outside,
     /// Inode numbers of sockets and pipes.
@@ -93,21 +91,21 @@ const EARLY_MAX: usize = 128;
 
 impl Default for Network {
     fn default() -> Self {
-        Self::new()
+        Self::new(Arc::default())
     }
 }
 
 impl Network {
-    /// Without sockets.
-    pub fn new() -> Self {
+    /// Without sockets. `host_poll` looks after those of the host.
+    pub fn new(host_poll: Arc<HostPoll>) -> Self {
         Self {
+            host_poll,
             tcp: Arc::new(TcpNetwork::new()),
             udp: Arc::new(UdpNetwork::new(IPPROTO_UDP)),
             udp_lite: Arc::new(UdpNetwork::new(IPPROTO_UDPLITE)),
             unix: UnixNetwork::default(),
             netlink: Arc::new(NetlinkNetwork::new()),
             fifos: Fifos::new(),
-            host_poll: HostPoll::new(),
             outside: outside::Outside::new(),
             inodes: Arc::new(InodeNumbers::new()),
             early: Lock::default(),
@@ -250,7 +248,7 @@ pub fn reset_connections() {
     let net = &crate::state::kernel().net;
     net.early.lock().waiting.clear();
     net.outside.reset();
-    net.host_poll.wake_lost();
+    crate::state::kernel().host_poll.wake_lost();
 }
 
 /// Whether the program is at its entry point as far as sockets can tell: it
@@ -259,7 +257,7 @@ pub fn reset_connections() {
 pub fn waits_for_clients() -> bool {
     let kernel = crate::state::kernel();
     let port = kernel.config.lock().port;
-    kernel.net.waits_for_clients(port) && !kernel.net.host_poll.has_unread_data()
+    kernel.net.waits_for_clients(port) && !kernel.host_poll.has_unread_data()
 }
 
 /// As [`waits_for_clients`], for a function whose clients send datagrams: somebody
@@ -301,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_client_is_accepted_and_served_over_the_host_socket() {
-        let network = Network::new();
+        let network = Network::default();
         let listener = listening(&network, 8080);
         assert!(network.waits_for_clients(8080));
         let (mut client, ours) = UnixStream::pair().unwrap();
@@ -327,7 +325,7 @@ mod tests {
 
     #[test]
     fn who_comes_before_the_first_listener_waits_for_it() {
-        let network = Network::new();
+        let network = Network::default();
         let (_client, ours) = UnixStream::pair().unwrap();
         network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
         // Listening elsewhere changes nothing.
@@ -342,7 +340,7 @@ mod tests {
 
     #[test]
     fn without_a_listener_the_client_is_turned_away() {
-        let network = Network::new();
+        let network = Network::default();
         drop(listening(&network, 8080));
         network.early.lock().has_listened = true;
         let (mut client, ours) = UnixStream::pair().unwrap();
@@ -353,7 +351,7 @@ mod tests {
     #[test]
     fn a_client_that_sends_datagrams_gets_answers() {
         use crate::net::socket::{MessageFlags, Outgoing};
-        let network = Network::new();
+        let network = Network::default();
         let (client, ours) = std::os::unix::net::UnixDatagram::pair().unwrap();
         client.send(b"question").unwrap();
         network.deliver_datagrams(8080, &connection(), HostFd(ours.into_raw_fd()));
@@ -379,7 +377,7 @@ mod tests {
 
     #[test]
     fn closing_the_listener_closes_who_was_not_accepted() {
-        let network = Network::new();
+        let network = Network::default();
         let listener = listening(&network, 8080);
         let (mut client, ours) = UnixStream::pair().unwrap();
         network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));

@@ -4,13 +4,14 @@
 use alloc::sync::{Arc, Weak};
 
 use super::address::Endpoint;
-use super::host_poll::{Handle, HostFile, Kind};
 use super::host_stream::HostStream;
 use super::outside::Reach;
 use super::socket::PeerCredentials;
 use super::tcp::TcpSocket;
 use crate::errno::{Errno, Result};
 use crate::platform::host::HostFd;
+use crate::state::OfBoot;
+use crate::task::host_poll::{Handle, HostFile, Kind};
 use crate::task::wait::WaitQueue;
 use crate::task::{Capabilities, Credentials};
 
@@ -75,9 +76,9 @@ pub fn boot_id() -> [u8; 16] {
 
 /// A file over a descriptor of this boot, included in every look at the host.
 pub fn host_file(fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Arc<HostFile> {
-    let file = HostFile::new(Handle::OfBoot { fd, generation: boot_generation() }, kind, queue);
+    let file = HostFile::new(Handle::OfBoot(OfBoot::new(fd)), kind, queue);
     #[cfg(not(test))]
-    crate::state::kernel().net.host_poll.register(&file);
+    crate::state::kernel().host_poll.register(&file);
     file
 }
 

@@ -18,6 +18,7 @@ use crate::io::{Sink, Source};
 use crate::ipc::anonymous::socket_stat;
 use crate::ipc::pipe::FIONREAD;
 use crate::net::seam;
+use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
@@ -229,7 +230,7 @@ impl Common {
 
 /// A protocol's side of a socket. No method waits: `EAGAIN` says that waiting
 /// on [`Common::queue`] and calling again may help.
-pub trait Protocol: Send + Sync {
+pub trait Protocol: Saved + Send + Sync {
     /// What all sockets have.
     fn common(&self) -> &Common;
 

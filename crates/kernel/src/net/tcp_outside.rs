@@ -3,7 +3,6 @@
 use alloc::sync::Arc;
 
 use super::address::Endpoint;
-use super::host_poll::Kind;
 use super::host_stream::{Ending, HostStream};
 use super::outside::{self, Opened};
 use super::socket::{IN, OUT};
@@ -12,6 +11,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::net::seam;
 use crate::platform::host;
+use crate::task::host_poll::Kind;
 
 /// A connection that is a socket of the host.
 #[derive(Clone)]

@@ -11,7 +11,6 @@ use core::net::IpAddr;
 
 use super::address::Endpoint;
 use super::arrival::Arrival;
-use super::host_poll::{HostFile, Kind};
 use super::outside::source_address;
 use super::socket::{Common, MessageFlags, Received};
 use crate::errno::{Errno, Result};
@@ -20,6 +19,7 @@ use crate::io::Sink;
 use crate::net::seam;
 use crate::platform::host::{self, HostFd};
 use crate::sync::Lock;
+use crate::task::host_poll::{HostFile, Kind};
 use crate::task::wait::WaitQueue;
 
 /// Most flows of one socket that are no clients; the one that was used least

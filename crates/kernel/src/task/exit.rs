@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::control::{Exit, MSG_EXIT};
 
+use super::hooks::above;
 use super::process::{ExitStatus, FIRST_PID, Life, Process};
 use super::signal::{self, SignalInfo};
 use super::thread::{Thread, current};
@@ -94,13 +95,11 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     process.timers.disarm_all();
     process.posix_timers.remove_all();
     close_files(process);
-    crate::fs::locks::release_process(process);
-    crate::fs::tty::job::process_ended(process);
     release_memory(process);
     process.mm().detach();
-    let children = leave_children(process);
     process.life.set(Life::Zombie(status));
-    crate::ipc::sysv::process_ended(process);
+    above().process_ended(process);
+    let children = leave_children(process);
     signal::hang_up_orphans(process, &children);
     process.released.wake_all(Events::IN);
     report_end(process, status);
@@ -181,7 +180,7 @@ pub fn forget(process: &Process) {
 }
 
 fn end_sandbox(status: ExitStatus) -> ! {
-    crate::syscall::trace::summary();
+    above().sandbox_ends();
     let exit = match status {
         ExitStatus::Exited(code) => Exit { code: code.into(), signal: 0 },
         ExitStatus::Killed(signal) => Exit { code: 0, signal },

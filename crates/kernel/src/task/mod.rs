@@ -3,10 +3,12 @@
 pub mod carrier;
 pub mod clone;
 pub mod credentials;
-pub mod exec;
 pub mod exit;
 mod fork_id;
+pub mod freeze_request;
 pub mod futex;
+pub mod hooks;
+pub mod host_poll;
 pub mod process;
 pub mod sched;
 pub mod scheduling;

@@ -76,6 +76,11 @@ impl Tasks {
         self.threads.lock().get(&tid).cloned()
     }
 
+    /// All processes, those included that have ended and that nobody has waited for.
+    pub fn all_processes(&self) -> Vec<Arc<Process>> {
+        self.processes_where(|_| true)
+    }
+
     /// All processes that fulfil a condition.
     pub fn processes_where(&self, condition: impl Fn(&Process) -> bool) -> Vec<Arc<Process>> {
         self.processes.lock().values().filter(|process| condition(process)).cloned().collect()

@@ -227,7 +227,7 @@ pub fn tick() {
     carrier::end_if_told();
     own.judge();
     if !own.has_looked() && !carrier::is_watched() {
-        crate::net::host_poll::check();
+        crate::task::host_poll::check();
     }
     // A timer may have been due long before threads have waited for long.
     let has_waited = space.run_queue.waited_ns() >= TICK_NS;

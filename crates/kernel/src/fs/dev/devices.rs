@@ -170,11 +170,11 @@ impl File for Thaw {
         sink.put(rest.unwrap_or(&[]))
     }
     fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
-        crate::freeze::ask()?;
+        crate::task::freeze_request::ask()?;
         Ok(swallow(source))
     }
     fn wait_queue(&self) -> Option<&WaitQueue> {
-        Some(crate::freeze::happened())
+        Some(crate::task::freeze_request::happened())
     }
     fn stat(&self) -> Result<Stat> {
         Ok(self.inode.attributes().to_stat())

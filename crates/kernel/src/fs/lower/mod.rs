@@ -10,6 +10,7 @@ use super::inode::{FileType, Timestamp};
 use crate::errno::{Errno, Result};
 use crate::io::Sink;
 use crate::mm::backing::MmapSource;
+use crate::platform::saved::Saved;
 
 /// Names a file of the lower layer. What the number means is up to the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +34,7 @@ pub struct LowerAttributes {
 }
 
 /// A read-only file system.
-pub trait Lower: Send + Sync {
+pub trait Lower: Saved + Send + Sync {
     /// The root directory.
     fn root(&self) -> LowerId;
 

@@ -95,7 +95,7 @@ impl RegularFile {
         #[cfg(test)]
         return false;
         #[cfg(not(test))]
-        crate::fs::proc::processes().iter().any(|process| {
+        crate::state::kernel().tasks.all_processes().iter().any(|process| {
             process.mm().areas().iter().any(|area| {
                 let writable = area.file.as_ref().is_some_and(|file| file.writable);
                 writable

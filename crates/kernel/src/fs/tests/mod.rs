@@ -198,7 +198,7 @@ impl World {
 
     pub fn over(files: &[(&'static str, Lower)]) -> Self {
         let lower = LowerLayer(Arc::new(IndexLower::new(index(files))));
-        let fs = FileSystems::new(lower).unwrap();
+        let fs = FileSystems::new(lower, crate::boot::program::views()).unwrap();
         let FsContext { cwd, root, umask } = FsContext::new(fs.root.clone());
         let context = Context { root, cwd, umask, identity: Identity::default() };
         Self { fs, context }

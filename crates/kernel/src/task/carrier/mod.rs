@@ -27,16 +27,18 @@ use alloc::vec::Vec;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use super::hooks::above;
 use super::thread::Thread;
 use super::{Space, sched};
 use crate::host::{control, phases};
 use crate::mm::{arena, populate};
-use crate::net::host_poll;
 use crate::platform::host::{self, Forked};
+use crate::platform::saved::OfHost;
 use crate::platform::vcpu::{self, IdleVcpu, VcpuData};
 use crate::platform::{self, clock, fault, kernel_lock};
 use crate::state::kernel;
 use crate::sync::Lock;
+use crate::task::host_poll;
 use crate::time::timer;
 
 /// The carrier of a space, of this boot.
@@ -52,6 +54,7 @@ pub struct Carrier {
     /// When the host was last looked at beside a running thread, on the host's
     /// monotonic clock in nanoseconds.
     looked_at: AtomicU64,
+    _of_host: OfHost,
 }
 
 impl Carrier {
@@ -293,10 +296,7 @@ pub fn run() -> ! {
             control::handle_messages();
             continue;
         }
-        if others_rest()
-            && let Some(cause) = crate::freeze::is_due()
-        {
-            crate::freeze::freeze(cause);
+        if others_rest() && above().freeze_if_due() {
             continue;
         }
         phases::report_if_due();

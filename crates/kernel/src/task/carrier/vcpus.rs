@@ -8,6 +8,7 @@ use thaw_abi::control::FLAG_FREEZE_AT_ENTRY;
 use super::{Activity, OwnVcpu, halt, own, own_carrier, ring, ring_watcher};
 use crate::errno::Result;
 use crate::mm::{arena, lazy};
+use crate::platform::saved::OfHost;
 use crate::platform::{filter, host, kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
@@ -39,6 +40,7 @@ pub struct Vcpu {
     /// An interruption is on its way, and the vCPU has not looked since. More
     /// of them would only pile up on its signal stack.
     interrupted: AtomicBool,
+    _of_host: OfHost,
 }
 
 impl Vcpu {
@@ -55,6 +57,7 @@ impl Vcpu {
             calls_judged: AtomicU64::new(0),
             talkative_for: AtomicU32::new(0),
             interrupted: AtomicBool::new(false),
+            _of_host: OfHost::default(),
         }
     }
 

@@ -10,6 +10,7 @@ use crate::errno::{Errno, Result};
 use crate::host::control;
 use crate::mm::shared::{SEGV_MAPERR, page_in};
 use crate::platform::entry::{Frame, RETURN_FULL};
+use crate::task::hooks::above;
 use crate::task::process::Life;
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
@@ -177,7 +178,7 @@ pub fn guest_fault(frame: &Frame) {
     let action = thread.process.signals.lock().actions[signal as usize - 1];
     let blocked = thread.signals.lock().mask & bit(signal) != 0;
     if blocked || action.handler == Action::IGNORE || action.handler == Action::DEFAULT {
-        crate::syscall::trace::fatal_fault(frame, signal, code, address);
+        above().fatal_fault(frame, signal, code, address);
         exit::killed_by(signal);
     }
     thread.signals.lock().pending.push_front(info);

@@ -369,20 +369,6 @@ fn notify(thread: &Thread) {
     arrived.wake_all(Events::IN);
 }
 
-/// A signal that the host forwards (Ctrl-C, `kill` of `thaw run`).
-pub fn send_from_host(signal: u32) {
-    if !(1..=SIGNAL_COUNT).contains(&signal) {
-        return;
-    }
-    if crate::freeze::takes_signal_from_host(signal) || crate::fs::tty::host::signal(signal) {
-        return;
-    }
-    let first = crate::state::kernel().tasks.process(super::process::FIRST_PID);
-    if let Some(process) = first {
-        send_to_process(&process, SignalInfo::new(signal, SI_KERNEL));
-    }
-}
-
 /// Sends `SIGPIPE` to the running thread (write(2), EPIPE).
 pub fn send_sigpipe() {
     send_to_thread(current(), SignalInfo::new(SIGPIPE, SI_KERNEL));

@@ -188,7 +188,7 @@ pub fn kill(args: &Args) -> Result<u64> {
     if targets.is_empty() {
         return Err(Errno::ESRCH);
     }
-    if crate::freeze::takes_signal(signal) {
+    if crate::task::freeze_request::takes_signal(signal) {
         return Ok(0);
     }
     let uid = own.credentials.lock().uid;
@@ -218,7 +218,7 @@ fn send_to_tid(tgid: Option<u32>, tid: u32, signal: u32, info: SignalInfo) -> Re
         return Err(Errno::ESRCH);
     }
     check_permission(&thread.process, signal)?;
-    if signal != 0 && !crate::freeze::takes_signal(signal) {
+    if signal != 0 && !crate::task::freeze_request::takes_signal(signal) {
         send_to_thread(&thread, info);
     }
     Ok(0)
@@ -260,7 +260,7 @@ pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
         return Err(Errno::EPERM);
     }
     check_permission(&target, signal)?;
-    if signal != 0 && !crate::freeze::takes_signal(signal) {
+    if signal != 0 && !crate::task::freeze_request::takes_signal(signal) {
         send_to_process(&target, info);
     }
     Ok(0)

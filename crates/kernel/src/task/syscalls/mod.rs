@@ -15,11 +15,11 @@ pub use sched::*;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::exec::{ARGUMENTS_MAX, Program};
 use super::process::ResourceLimit;
 use super::{Capabilities, current, current_process, exit, fork_id};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::exec::{ARGUMENTS_MAX, Program};
 use crate::fs::Context;
 use crate::fs::walk::Follow;
 use crate::platform::user::UserAddress;
@@ -68,7 +68,7 @@ pub fn execveat(args: &Args) -> Result<u64> {
         let (argv, envp) = read_arguments(args.address(2), args.address(3))?;
         let program = Program::open_descriptor(&context, args.fd(0), argv, envp)?;
         let name = program.name.clone();
-        return super::exec::replace_program(program, &name);
+        return crate::exec::replace_program(program, &name);
     }
     let start = context.start(args.fd(0))?;
     let follow = if flags & AT_SYMLINK_NOFOLLOW != 0 { Follow::No } else { Follow::Yes };
@@ -86,7 +86,7 @@ fn execute(
     let path = path.read_path()?;
     let (argv, envp) = read_arguments(argv, envp)?;
     let program = Program::open(context, start, &path, follow, argv, envp)?;
-    super::exec::replace_program(program, &path)
+    crate::exec::replace_program(program, &path)
 }
 
 /// The strings of an `argv` or an environment, without their ends.

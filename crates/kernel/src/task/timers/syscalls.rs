@@ -171,7 +171,7 @@ pub fn getrusage(args: &Args) -> Result<u64> {
     usage[1] = (cpu % NS / 1000) as i64;
     if args.i32(0) != RUSAGE_CHILDREN {
         // ru_maxrss, in KiB, by the same reckoning as /proc/self/status.
-        let totals = crate::fs::proc::Totals::of(current_process());
+        let totals = crate::procfs::Totals::of(current_process());
         usage[4] = (totals.resident / 1024) as i64;
     }
     args.address(1).write(&usage)?;

@@ -14,14 +14,13 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::errno::{Errno, Result};
-use crate::fs::file::Events;
 use crate::io::{IoSlice, Sink, Source};
-use crate::net::seam;
 use crate::platform::host::{self, HostFd, Peek, PollFd};
 use crate::platform::kernel_lock;
 use crate::platform::user::UserAddress;
+use crate::state::{OfBoot, kernel};
 use crate::sync::Lock;
-use crate::task::wait::WaitQueue;
+use crate::task::wait::{Events, WaitQueue};
 
 const IN: Events = Events::IN.union(Events::RDNORM);
 const OUT: Events = Events::OUT.union(Events::WRNORM);
@@ -47,12 +46,9 @@ pub enum Handle {
     /// Standard input, output or error, whatever that is in this boot.
     Standard(u8),
     /// A descriptor of one boot; gone in every other.
-    OfBoot {
-        /// The descriptor.
-        fd: HostFd,
-        /// The boot that it belongs to.
-        generation: u64,
-    },
+    OfBoot(OfBoot<HostFd>),
+    /// None, as one of another boot.
+    Lost,
 }
 
 /// How the descriptor behaves.
@@ -102,8 +98,8 @@ impl HostFile {
     /// this boot has no such standard descriptor.
     pub fn fd(&self) -> Result<HostFd> {
         match self.handle {
-            Handle::OfBoot { fd, generation } if generation == seam::boot_generation() => Ok(fd),
-            Handle::OfBoot { .. } => Err(Errno::ECONNRESET),
+            Handle::OfBoot(fd) => fd.get().copied().ok_or(Errno::ECONNRESET),
+            Handle::Lost => Err(Errno::ECONNRESET),
             Handle::Standard(index) => {
                 crate::host::stdio::descriptor(index.into()).ok_or(Errno::EIO)
             }
@@ -112,7 +108,7 @@ impl HostFile {
 
     /// Whether it is the socket of a client, who brings standard input.
     fn is_client(&self) -> bool {
-        matches!(self.handle, Handle::Standard(0 | 1)) && crate::fs::stdio::is_way_of_requests()
+        matches!(self.handle, Handle::Standard(0 | 1)) && kernel().config.get().reads_requests()
     }
 
     /// Where to wait for changes.
@@ -558,7 +554,7 @@ impl HostPoll {
 }
 
 fn host_poll() -> &'static HostPoll {
-    &crate::state::kernel().net.host_poll
+    &kernel().host_poll
 }
 
 /// See [`HostPoll::watch`]; whether there is a message on the control socket.

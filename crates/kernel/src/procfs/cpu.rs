@@ -20,7 +20,7 @@ pub(super) fn allowed_cpus(thread: &Thread) -> u64 {
 }
 
 /// A set of processors, a bit for each, as `/sys` lists it: `0` or `0-3,5`.
-pub(in super::super) fn cpu_list(set: u64) -> String {
+pub fn cpu_list(set: u64) -> String {
     let has = |cpu: u32| cpu < 64 && set & (1 << cpu) != 0;
     let firsts = (0..64).filter(|&cpu| has(cpu) && (cpu == 0 || !has(cpu - 1)));
     let ranges: Vec<String> = firsts
@@ -33,7 +33,7 @@ pub(in super::super) fn cpu_list(set: u64) -> String {
 }
 
 /// A set of processors as `/sys` writes it: words of 32 bits in hexadecimal.
-pub(in super::super) fn cpu_mask(set: u64) -> String {
+pub fn cpu_mask(set: u64) -> String {
     match (set >> 32, set & 0xffff_ffff) {
         (0, low) => format!("{low:08x}"),
         (high, low) => format!("{high:08x},{low:08x}"),

@@ -12,17 +12,15 @@ mod system;
 mod tests;
 
 pub use memory::Totals;
-pub use process::of_directory;
 
 use alloc::sync::Arc;
 
-pub(super) use cpu::{cpu_list, cpu_mask};
-pub(super) use process::processes;
-pub(super) use system::memory;
+pub use cpu::{cpu_list, cpu_mask};
+pub use system::memory;
 
-use super::inode::{FileType, FilesystemId, Inode, Link};
-use super::pseudo::{Directory, Fixed, Item, Kind, Names, Place, SymbolicLink};
 use crate::errno::Result;
+use crate::fs::inode::{FileType, FilesystemId, Inode, Link};
+use crate::fs::pseudo::{Directory, Fixed, Item, Kind, Names, Place, SymbolicLink};
 use crate::ipc::sysv::proc_files as sysv;
 
 /// `PROC_SUPER_MAGIC` (statfs(2)).

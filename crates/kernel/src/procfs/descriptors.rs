@@ -3,14 +3,14 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::super::fd_table::OnExec;
-use super::super::file::OpenFlags;
-use super::super::inode::{FileType, Inode, Link};
-use super::super::mount::mount_of;
-use super::super::open::OpenFileInode;
-use super::super::pseudo::{Generated, Names, Place, SymbolicLink};
 use super::process::process;
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table::OnExec;
+use crate::fs::file::OpenFlags;
+use crate::fs::inode::{FileType, Inode, Link};
+use crate::fs::mount::mount_of;
+use crate::fs::open::OpenFileInode;
+use crate::fs::pseudo::{Generated, Names, Place, SymbolicLink};
 
 fn parse(name: &[u8]) -> Option<i32> {
     if name.len() > 1 && name[0] == b'0' {

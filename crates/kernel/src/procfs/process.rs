@@ -4,13 +4,13 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::super::dentry::Dentry;
-use super::super::inode::{FileType, Inode, Link};
-use super::super::path::Path;
-use super::super::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
 use super::descriptors::{DescriptorInfos, Descriptors};
 use super::{memory, settings, status, system};
 use crate::errno::{Errno, Result};
+use crate::fs::dentry::Dentry;
+use crate::fs::inode::{FileType, Inode, Link};
+use crate::fs::path::Path;
+use crate::fs::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
 use crate::state::kernel;
 use crate::task::{Process, Thread};
 
@@ -40,11 +40,6 @@ fn representative(process: &Process) -> Option<Arc<Thread>> {
     threads.iter().find(|thread| thread.tid() == process.pid).or(threads.first()).cloned()
 }
 
-/// All processes, zombies included.
-pub(in super::super) fn processes() -> Vec<Arc<Process>> {
-    kernel().tasks.processes_where(|_| true)
-}
-
 /// Ids of the threads of a process.
 pub(super) fn thread_ids(pid: u32) -> Vec<u32> {
     let threads = kernel().tasks.threads.lock();
@@ -66,17 +61,9 @@ pub fn directory(name: &[u8], parent: &Place) -> Option<Arc<dyn Inode>> {
     ))
 }
 
-/// The process whose directory in `/proc` this is; `ESRCH` if it is gone, `None` if
-/// it is another file.
-pub fn of_directory(inode: &Arc<dyn Inode>) -> Option<Result<Arc<Process>>> {
-    let directory: Arc<Directory<ProcessNames>> = inode.clone().into_any().downcast().ok()?;
-    let names = directory.names();
-    (names.kind == DirectoryKind::Process).then(|| process(names.pid))
-}
-
 /// Emits the ids of all processes.
 pub fn list(emit: &mut dyn FnMut(&[u8], FileType)) {
-    for process in processes() {
+    for process in kernel().tasks.all_processes() {
         emit(alloc::format!("{}", process.pid).as_bytes(), FileType::Directory);
     }
 }
@@ -211,6 +198,10 @@ impl Names for ProcessNames {
         }
         Ok(())
     }
+
+    fn process(&self) -> Option<u32> {
+        (self.kind == DirectoryKind::Process).then_some(self.pid)
+    }
 }
 
 /// Ids of the children of a process, as `task/TID/children` shows them.
@@ -218,7 +209,7 @@ fn children(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
     if thread.tid() != process.pid {
         return Ok(Vec::new());
     }
-    let all = processes();
+    let all = kernel().tasks.all_processes();
     let own = all.iter().filter(|child| child.parent_pid() == process.pid);
     Ok(own.flat_map(|child| alloc::format!("{} ", child.pid).into_bytes()).collect())
 }

@@ -14,8 +14,7 @@ impl Waiter for Count {
 
 fn pair() -> (HostPoll, Arc<HostFile>, UnixStream, UnixStream, Arc<Count>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let handle =
-        Handle::OfBoot { fd: HostFd(ours.as_raw_fd()), generation: seam::boot_generation() };
+    let handle = Handle::OfBoot(OfBoot::new(HostFd(ours.as_raw_fd())));
     let file = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
     let polls = HostPoll::new();
     polls.register(&file);
@@ -109,7 +108,7 @@ fn small_pieces_are_sent_together() {
 #[test]
 fn who_waits_for_a_descriptor_of_another_boot_is_woken() {
     let (polls, _file, _ours, _theirs, count) = pair();
-    let handle = Handle::OfBoot { fd: HostFd(0), generation: seam::boot_generation() + 1 };
+    let handle = Handle::Lost;
     let lost = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
     let waiting = Arc::new(Count(AtomicU32::new(0)));
     lost.queue().register(waiting.clone());
@@ -121,7 +120,7 @@ fn who_waits_for_a_descriptor_of_another_boot_is_woken() {
 
 #[test]
 fn a_descriptor_of_another_boot_is_reset() {
-    let handle = Handle::OfBoot { fd: HostFd(0), generation: seam::boot_generation() + 1 };
+    let handle = Handle::Lost;
     let file = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
     assert_eq!(read(&file, 1), Err(Errno::ECONNRESET));
     assert!(file.poll().contains(Events::ERR | Events::HUP));

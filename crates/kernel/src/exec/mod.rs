@@ -1,5 +1,6 @@
 //! `execve`: loading programs.
 
+mod credentials;
 pub mod elf;
 pub mod script;
 pub mod stack;
@@ -9,9 +10,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::thread::{Thread, current};
-use super::wait::wait_uninterruptibly;
-use super::{Process, carrier, exit, signal};
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
 use crate::fs::file::OpenFile;
@@ -21,6 +19,9 @@ use crate::fs::walk::Follow;
 use crate::io::Sink;
 use crate::platform::entry::TrapFrame;
 use crate::state::kernel;
+use crate::task::thread::{Thread, current};
+use crate::task::wait::wait_uninterruptibly;
+use crate::task::{Process, carrier, exit, signal};
 
 /// Most bytes of arguments and environment together: a quarter of the default
 /// stack limit, as on Linux (execve(2), "Limits on size").
@@ -131,7 +132,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
         carrier::move_to_new_space()?;
     }
     exit::release_memory(process);
-    let new = process.credentials.lock().after_exec(&attributes.unwrap_or_default());
+    let new = credentials::after_exec(&process.credentials.lock(), &attributes.unwrap_or_default());
     *process.credentials.lock() = new;
     let frame = match prepared.load(process) {
         Ok(frame) => frame,

@@ -3,10 +3,10 @@
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::super::fd_table::NR_OPEN;
-use super::super::inotify;
-use super::super::pseudo::{Item, Kind};
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table::NR_OPEN;
+use crate::fs::inotify;
+use crate::fs::pseudo::{Item, Kind};
 use crate::net::proc_files;
 use crate::state::kernel;
 use crate::task::syscalls::{RELEASE, VERSION};
@@ -110,7 +110,7 @@ const FS: &[Item] = &[
     directory("epoll", &[text("max_user_watches", "1048576\n")]),
     text("file-max", "9223372036854775807\n"),
     file("file-nr", || {
-        let processes = super::process::processes();
+        let processes = kernel().tasks.all_processes();
         let open: usize =
             processes.iter().map(|process| process.files.lock().numbers().count()).sum();
         Ok(format!("{open}\t0\t9223372036854775807\n").into_bytes())

@@ -4,11 +4,11 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::super::locks::{Family, LockKind, Owner};
-use super::super::mount::Mount;
-use super::super::path::Path;
 use super::status::TICKS_PER_SECOND;
 use crate::errno::Result;
+use crate::fs::locks::{Family, LockKind, Owner};
+use crate::fs::mount::Mount;
+use crate::fs::path::Path;
 use crate::state::kernel;
 use crate::task::syscalls::{RELEASE, VERSION};
 use crate::task::{Process, Thread};
@@ -57,7 +57,7 @@ pub(super) fn locks() -> Result<Vec<u8>> {
 }
 
 /// Bytes of memory in all, and bytes that are free.
-pub(in super::super) fn memory() -> (u64, u64) {
+pub fn memory() -> (u64, u64) {
     let total = kernel().memory_total();
     let used = crate::mm::heap::bytes_in_use() + kernel().pages.lock().bytes_in_use();
     (total, total.saturating_sub(used))
@@ -126,8 +126,8 @@ pub(super) fn stat() -> Result<Vec<u8>> {
     for cpu in 0..cpus {
         text += &format!("cpu{cpu} 0 0 0 {ticks} 0 0 0 0 0 0\n");
     }
-    let booted = (super::super::inode::Timestamp::now().sec as u64)
-        .saturating_sub(uptime_ns() / 1_000_000_000);
+    let booted =
+        (crate::fs::inode::Timestamp::now().sec as u64).saturating_sub(uptime_ns() / 1_000_000_000);
     let threads = kernel().tasks.threads.lock().len();
     text += &format!(
         "intr 0\nctxt 0\nbtime {booted}\nprocesses {threads}\nprocs_running 1\nprocs_blocked 0\n\

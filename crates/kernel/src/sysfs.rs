@@ -5,10 +5,10 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::inode::{FileType, FilesystemId, Inode};
-use super::proc::{cpu_list, cpu_mask};
-use super::pseudo::{Directory, Fixed, Generated, Item, Kind, Names, Place};
 use crate::errno::Result;
+use crate::fs::inode::{FileType, FilesystemId, Inode};
+use crate::fs::pseudo::{Directory, Fixed, Generated, Item, Kind, Names, Place};
+use crate::procfs::{cpu_list, cpu_mask};
 use crate::state::kernel;
 use crate::task::syscalls::present_cpus;
 
@@ -104,7 +104,7 @@ const SYSTEM: &[Item] = &[
 ];
 
 fn node_meminfo() -> Result<Vec<u8>> {
-    let (total, free) = super::proc::memory();
+    let (total, free) = crate::procfs::memory();
     let line = |name: &str, bytes: u64| {
         format!("Node 0 {:<16}{:>8} kB\n", format!("{name}:"), bytes / 1024)
     };
@@ -236,7 +236,7 @@ const CGROUP: &[Item] = &[
     text("cgroup.max.depth", "max\n"),
     text("cgroup.max.descendants", "max\n"),
     file("cgroup.procs", || {
-        let processes = super::proc::processes();
+        let processes = crate::state::kernel().tasks.all_processes();
         Ok(processes.iter().flat_map(|it| format!("{}\n", it.pid).into_bytes()).collect())
     }),
     text("cgroup.stat", "nr_descendants 0\nnr_dying_descendants 0\n"),
@@ -260,7 +260,7 @@ const CGROUP: &[Item] = &[
     text("cpuset.mems", "0\n"),
     text("cpuset.mems.effective", "0\n"),
     file("memory.current", || {
-        let (total, free) = super::proc::memory();
+        let (total, free) = crate::procfs::memory();
         Ok(format!("{}\n", total - free).into_bytes())
     }),
     text("memory.events", MEMORY_EVENTS),
