@@ -488,3 +488,21 @@ pub fn is_before_flags_are_saved(rip: u64) -> bool {
 pub fn is_returning(rip: u64) -> bool {
     (&raw const thaw_return as u64..&raw const thaw_return_end as u64).contains(&rip)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_changed_through_any_reference() {
+        let frame = Frame::new(TrapFrame::at(0x1000, 0x2000));
+        let (handler, kernel) = (&frame, &frame);
+        handler.set_orig_rax(39);
+        kernel.set_rip(kernel.rip() + 2);
+        assert_eq!((handler.rip(), handler.rsp(), kernel.orig_rax()), (0x1002, 0x2000, 39));
+        let saved = handler.get();
+        kernel.set(TrapFrame { rdi: 1, rsi: 2, rdx: 3, r10: 4, r8: 5, r9: 6, ..saved });
+        assert_eq!(handler.arguments(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(handler.rip(), 0x1002);
+    }
+}

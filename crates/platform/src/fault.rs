@@ -482,3 +482,26 @@ pub fn install_handlers() -> Result<()> {
     // The guest's thread that writes gets its own signal.
     install(SIGPIPE, &Action { handler: SIG_IGN, flags: 0, restorer: 0, mask: 0 })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_and_a_frame_have_the_same_registers() {
+        // Bytes that all differ: every register has a place of its own.
+        let words: [u64; size_of::<MachineContext>() / 8] = core::array::from_fn(|n| n as u64 + 1);
+        let context: MachineContext = bytemuck::cast(words);
+        let frame = context.to_frame();
+        let back = MachineContext::of(&frame);
+        let registers =
+            |context: &MachineContext| bytemuck::cast::<_, [u64; 28]>(*context)[5..23].to_vec();
+        assert_eq!(registers(&back), registers(&context));
+        assert_eq!(
+            (frame.rip, frame.rsp, frame.rflags),
+            (context.rip, context.rsp, context.eflags)
+        );
+        // The order of `struct sigcontext` (bits/sigcontext.h).
+        assert_eq!((context.r8, context.rdi, context.rax, context.rip), (6, 14, 19, 22));
+    }
+}

@@ -14,6 +14,7 @@ pub mod host;
 pub mod io;
 pub mod kernel_lock;
 pub mod memory;
+pub mod message;
 pub mod panic;
 pub mod saved;
 pub mod segment;

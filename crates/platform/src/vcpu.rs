@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 use core::arch::asm;
 use core::cell::Cell;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::layout::BOOT_BASE;
 
@@ -97,6 +97,8 @@ pub(crate) struct ProcessBlock {
     alarm_at: AtomicU64,
     /// There is a [`crate::memory::Window`].
     window_is_used: AtomicBool,
+    /// Bit n: buffer n of [`crate::message`] is in use.
+    messages_used: AtomicU32,
 }
 
 const PROCESS_BLOCK: u64 = BOOT_BASE + 0x800;
@@ -126,11 +128,6 @@ const IDLE_STACK_OFFSET: u64 = 0x50_000;
 const AREA_SIZE: u64 = 0x10_0000;
 /// Where the areas of the vCPUs other than the first begin.
 pub const OTHER_VCPUS: u64 = BOOT_BASE + 0x1000_0000;
-
-/// Buffers for control messages.
-pub const MESSAGE_BUFFER: u64 = BOOT_BASE + 0x100_000;
-/// Buffers for the messages to a template, whose first message is still wanted.
-pub const SECOND_MESSAGE_BUFFER: u64 = BOOT_BASE + 0x200_000;
 
 /// The area of vCPU `index`.
 pub(crate) fn area(index: u32) -> u64 {
@@ -387,6 +384,11 @@ pub(crate) fn window_is_used() -> &'static AtomicBool {
     &process().window_is_used
 }
 
+/// Which buffers of [`crate::message`] are in use in this host process, a bit for each.
+pub(crate) fn messages_used() -> &'static AtomicU32 {
+    &process().messages_used
+}
+
 /// A page of no use but for [`barrier`].
 const BARRIER_PAGE: u64 = BOOT_BASE + 0x9_0000;
 
@@ -403,4 +405,45 @@ pub fn barrier() -> Result<()> {
     let page = unsafe { KernelRange::new(BARRIER_PAGE, 4096) };
     host::protect(page, PROT_READ)?;
     host::protect(page, PROT_READ | PROT_WRITE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Data(Arc<()>);
+
+    // SAFETY: the only type of this test program.
+    unsafe impl VcpuData for Data {}
+
+    fn zeroed_block() -> Box<VcpuBlock> {
+        // SAFETY: all zeros is a block, as in memory that was just mapped.
+        unsafe { Box::new_zeroed().assume_init() }
+    }
+
+    #[test]
+    fn a_vcpu_whose_thread_did_not_start_leaves_nothing_behind() {
+        let (block, object) = (zeroed_block(), Arc::new(()));
+        block.set_data(Box::new(Data(object.clone())));
+        assert!(Arc::ptr_eq(&block.data::<Data>().unwrap().0, &object));
+        // As `start` does after a failure, and `end`.
+        // SAFETY: nobody refers to the data.
+        drop(unsafe { block.take_data::<Data>() });
+        assert_eq!(Arc::strong_count(&object), 1);
+        assert!(block.data::<Data>().is_none());
+        // SAFETY: as above.
+        assert!(unsafe { block.take_data::<Data>() }.is_none());
+    }
+
+    #[test]
+    fn the_areas_of_vcpus_do_not_overlap() {
+        for index in 1..MAX_VCPUS {
+            assert_eq!(area_of(idle_stack(index) + IDLE_STACK_SIZE - 1), Some(area(index)));
+            assert_eq!(area_of(area(index)), Some(area(index)));
+            assert!(signal_stack(index) + SIGNAL_STACK_SIZE < idle_stack(index));
+            assert!(idle_stack(index) + IDLE_STACK_SIZE <= area(index) + AREA_SIZE);
+        }
+        assert_eq!(area_of(area(0)), None);
+        assert_eq!(area_of(area(MAX_VCPUS)), None);
+    }
 }

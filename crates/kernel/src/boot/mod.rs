@@ -22,7 +22,7 @@ use crate::host::{blobs, control, phases};
 use crate::mm::{arena, heap, lazy, populate};
 use crate::platform::host::{self, Populate};
 use crate::platform::start::{InitialStack, Segment};
-use crate::platform::{self, clock, fault, filter, panic, vcpu};
+use crate::platform::{self, clock, fault, filter, message, panic, vcpu};
 
 /// Entry point of the freestanding program.
 ///
@@ -63,13 +63,8 @@ fn touch(own: impl Iterator<Item = Segment>, list: List) {
         }
         let _ = host::populate(first, len, how);
     }
-    let own = [
-        (vcpu::MESSAGE_BUFFER, 32 << 10),
-        (control::FDS_BUFFER, 4096),
-        (lazy::TABLE, 8192),
-        (populate::TABLE, 8192),
-        (blobs::TABLE, 8192),
-    ];
+    let own = [(lazy::TABLE, 8192), (populate::TABLE, 8192), (blobs::TABLE, 8192)];
+    let own = message::next_buffer().into_iter().chain(own);
     for (start, len) in vcpu::used_from_the_beginning().into_iter().chain(own) {
         let _ = host::populate(start, len, Populate::Write);
     }
@@ -106,6 +101,8 @@ extern "C" fn zygote_main() -> ! {
         MSG_THAW => thaw::thaw(&message),
         _ => fail(b"the boot command is unknown to this kernel"),
     };
+    // Its buffer is for the next message.
+    drop(message);
     match outcome {
         Ok(()) => crate::task::carrier::run(),
         Err(error) => fail(error.name().as_bytes()),

@@ -54,7 +54,7 @@ pub fn start(message: &Message) -> Result<()> {
     let (command, tail) = message.split::<Start>()?;
     let command = *command;
     let strings = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
-    let index = message.fds.first().copied();
+    let index = message.fds().first().copied();
     take_standard_streams(command.flags)?;
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
 
@@ -117,10 +117,10 @@ pub fn start(message: &Message) -> Result<()> {
 fn take_standard_streams(flags: u32) -> Result<()> {
     (0..3).map(HostFd).for_each(host::close);
     let message = control::receive_second_command();
-    if message.kind != MSG_STDIO || message.fds != [0, 1, 2] {
+    if message.kind != MSG_STDIO || message.fds() != [0, 1, 2] {
         return Err(Errno::EINVAL);
     }
-    for (stream, &fd) in message.fds.iter().enumerate() {
+    for (stream, &fd) in message.fds().iter().enumerate() {
         // A function's requests come to its copies, not to itself.
         if stream > 0 || flags & FLAG_ENTRY_STDIN == 0 {
             stdio::set(stream, fd);

@@ -33,7 +33,7 @@ pub fn thaw(message: &Message) -> Result<()> {
     let (ranges, tail) = control::array::<PopulateRange>(tail, command.populate_count)?;
     let (connections, hostname, tail) = tail_of(&command.identity, tail)?;
     let (blob_numbers, _) = control::array::<u32>(tail, command.blob_count)?;
-    let [image, index, rest @ ..] = message.fds else { return Err(Errno::EINVAL) };
+    let [image, index, rest @ ..] = message.fds() else { return Err(Errno::EINVAL) };
     let (blob_fds, rest) = rest.split_at_checked(blob_numbers.len()).ok_or(Errno::EINVAL)?;
     let connection_fds = take_streams(&command.identity, rest)?;
     if connection_fds.len() != connections.len() {
@@ -98,7 +98,7 @@ fn go_on_as_told(message: &Message) -> Result<()> {
     if message.kind != MSG_GO {
         return Err(Errno::EINVAL);
     }
-    let connection_fds = take_streams(identity, message.fds)?;
+    let connection_fds = take_streams(identity, message.fds())?;
     if connection_fds.len() != connections.len() {
         return Err(Errno::EINVAL);
     }

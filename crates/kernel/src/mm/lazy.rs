@@ -20,6 +20,7 @@ use crate::platform::memory::{GuestRange, KernelRange, Pages};
 
 /// The plan: mappings sorted by address; `flags` is [`DONE`] once mapped.
 pub const TABLE: u64 = BOOT_BASE + 0x30_0000;
+const _: () = assert!(crate::platform::message::END <= TABLE);
 /// Most mappings in a plan.
 pub const MAX_MAPPINGS: usize = 4096;
 /// The mapping is in place, or no longer wanted.
