@@ -18,6 +18,8 @@ pub mod state;
 pub mod syscall;
 pub mod sysfs;
 pub mod task;
+#[cfg(test)]
+mod testing;
 pub mod time;
 mod upcalls;
 

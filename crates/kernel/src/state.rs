@@ -7,15 +7,17 @@
 #![allow(unsafe_code)]
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::panic::RefUnwindSafe;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use thaw_abi::control::FLAG_ENTRY_STDIN;
 
+pub use crate::fs::process::ProcessFiles;
+use crate::mm::pages::PageAllocator;
 use crate::platform::saved::assert_saved;
 use crate::sync::{Late, Lock};
+use crate::time::random::Generator;
 
 /// Everything that is saved.
 pub struct Kernel {
@@ -24,7 +26,7 @@ pub struct Kernel {
     /// Mounted file systems.
     pub fs: Late<crate::fs::FileSystems>,
     /// Readiness of host descriptors.
-    pub host_poll: Arc<crate::task::host_poll::HostPoll>,
+    pub host_poll: crate::task::host_poll::HostPoll,
     /// Sockets that others can find: bound addresses.
     pub net: crate::net::Network,
     /// Host name, as in uname(2).
@@ -81,6 +83,30 @@ impl Config {
 }
 
 impl Kernel {
+    /// The state of a fresh sandbox, still without file systems: those take pages for
+    /// what they create, so the root must be installed before they are put together.
+    pub fn new(config: Config, random: Generator, pages: PageAllocator) -> Self {
+        Self {
+            tasks: Default::default(),
+            fs: Late::empty(),
+            net: Default::default(),
+            hostname: Default::default(),
+            clocks: Default::default(),
+            random: Lock::new(random),
+            pages: Lock::new(pages),
+            shared_memory: Default::default(),
+            has_shared_arena: Lock::new(false),
+            system_v: Default::default(),
+            futexes: Default::default(),
+            timers: Default::default(),
+            host_poll: Default::default(),
+            generation: Lock::new(0),
+            frozen: Default::default(),
+            window: Lock::new(bytemuck::Zeroable::zeroed()),
+            config: Lock::new(config),
+        }
+    }
+
     /// Largest single allocation that is not refused outright, in bytes: the
     /// sandbox's limit, or what no machine has.
     pub fn commit_limit(&self) -> u64 {

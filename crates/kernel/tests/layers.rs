@@ -77,8 +77,12 @@ fn source_files(folder: &Path) -> Vec<PathBuf> {
             files.push(path);
         }
     }
-    files.retain(|path| !path.to_string_lossy().contains("tests"));
+    files.retain(|path| !is_for_tests(path));
     files
+}
+
+fn is_for_tests(path: &Path) -> bool {
+    path.to_string_lossy().contains("tests") || path.ends_with("src/testing.rs")
 }
 
 /// The top-level module to which a file belongs.

@@ -250,12 +250,24 @@ pub fn put_registers_away() {
     }
 }
 
-/// Runs `work` as if on behalf of this thread, which must not run yet.
-pub fn with_identity<T: GuestThread, R>(thread: &Arc<T>, work: impl FnOnce() -> R) -> R {
-    vcpu::block().set_thread(Some(thread));
-    let result = work();
-    vcpu::block().set_thread::<T>(None);
-    result
+/// As long as this is there, the kernel works as if on behalf of a thread, which must not
+/// run yet.
+pub struct Identity<T: GuestThread> {
+    _thread: Arc<T>,
+}
+
+impl<T: GuestThread> Identity<T> {
+    /// That of a thread.
+    pub fn of(thread: Arc<T>) -> Self {
+        vcpu::block().set_thread(Some(&thread));
+        Self { _thread: thread }
+    }
+}
+
+impl<T: GuestThread> Drop for Identity<T> {
+    fn drop(&mut self) {
+        vcpu::block().set_thread::<T>(None);
+    }
 }
 
 /// The running thread; `None` while the kernel works on its own behalf. The reference

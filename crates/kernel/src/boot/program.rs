@@ -16,16 +16,14 @@ use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
 use crate::mm::{arena, heap, lazy};
-use crate::net::Network;
+use crate::net::outside;
 use crate::platform::host::{self, HostFd};
 use crate::platform::memory::KernelRange;
-use crate::state::{Config, Kernel, install, kernel};
+use crate::state::{Config, Kernel, ProcessFiles, install, kernel};
 use crate::sync::Lock;
 use crate::task::Credentials;
-use crate::task::host_poll::HostPoll;
 use crate::task::process::FIRST_PID;
-use crate::task::{Process, Tasks, Thread, carrier, sched};
-use crate::time::clock::Clocks;
+use crate::task::{Process, Thread, carrier, sched};
 use crate::time::random::Generator;
 
 /// Strings of a start command.
@@ -68,34 +66,19 @@ pub fn start(message: &Message) -> Result<()> {
     let mut random = Generator::new(command.seed);
     let mut boot_id = [0u8; 16];
     random.fill(&mut boot_id);
-    // The overlay takes pages for directories it creates, so the allocator
-    // must be reachable before the tree is put together.
-    let host_poll = Arc::<HostPoll>::default();
+    let config = Config {
+        port: command.port as u16,
+        cpus: command.cpus.max(1),
+        memory_limit: command.memory_limit,
+        flags: command.flags,
+        entry_signal: command.entry_signal,
+    };
+    // SAFETY: the area is the page store's, and this is the only one.
+    let pages = unsafe { PageAllocator::new(PAGES_BASE, map_block) };
     let root = install(Kernel {
-        tasks: Tasks::default(),
-        fs: crate::sync::Late::empty(),
-        net: Network::new(host_poll.clone()),
         hostname: Lock::new(strings.hostname.clone()),
-        clocks: Clocks::new(),
-        random: Lock::new(random),
-        // SAFETY: the area is the page store's, and this is the only one.
-        pages: Lock::new(unsafe { PageAllocator::new(PAGES_BASE, map_block) }),
-        shared_memory: Default::default(),
-        has_shared_arena: Lock::new(false),
-        system_v: Default::default(),
-        futexes: Default::default(),
-        timers: Default::default(),
-        host_poll,
-        generation: Lock::new(0),
-        frozen: Default::default(),
         window: Lock::new(command.window),
-        config: Lock::new(Config {
-            port: command.port as u16,
-            cpus: command.cpus.max(1),
-            memory_limit: command.memory_limit,
-            flags: command.flags,
-            entry_signal: command.entry_signal,
-        }),
+        ..Kernel::new(config, random, pages)
     });
     heap::set_root(root);
     kernel().fs.set(FileSystems::new(lower, views())?);
@@ -130,7 +113,7 @@ fn take_standard_streams(flags: u32) -> Result<()> {
 }
 
 /// Maps a block of the page allocator.
-fn map_block(address: u64, len: u64) -> Result<()> {
+pub fn map_block(address: u64, len: u64) -> Result<()> {
     if arena::is_shared() {
         // All of it is mapped already.
         return Ok(());
@@ -164,7 +147,7 @@ fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
 fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
     let root = kernel().fs.root.clone();
     let credentials = Credentials::of_user(command.uid, command.gid);
-    let process = Arc::new(Process::first(credentials, root));
+    let process = Arc::new(Process::first(credentials, ProcessFiles::new(root)));
     carrier::begin(process.mm());
     kernel().tasks.processes.lock().insert(FIRST_PID, process.clone());
     let thread =
@@ -198,7 +181,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
         context.cwd = cwd;
     }
     let hostname = kernel().hostname.lock().clone();
-    if crate::net::seam::reach().v4 {
+    if outside::reach().v4 {
         if let Err(error) = crate::net::resolver_files::provide(&context, &hostname) {
             say(b"/etc/resolv.conf", b" cannot be made: ", error.name().as_bytes());
         }

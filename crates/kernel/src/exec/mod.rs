@@ -12,6 +12,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
+use crate::fs::fd_table;
 use crate::fs::file::OpenFile;
 use crate::fs::open::{open_program, open_program_at};
 use crate::fs::path::Path;
@@ -61,7 +62,7 @@ impl Program {
         argv: Vec<Vec<u8>>,
         envp: Vec<Vec<u8>>,
     ) -> Result<Self> {
-        let place = crate::ipc::seam::file(fd)?.path.clone().ok_or(Errno::EACCES)?;
+        let place = fd_table::file(fd)?.path.clone().ok_or(Errno::EACCES)?;
         let file = open_program_at(context, place)?;
         let name = alloc::format!("/dev/fd/{fd}").into_bytes();
         script::resolve(context, Self { file, name, argv, envp })

@@ -67,7 +67,7 @@ pub struct Timestamp {
 impl Timestamp {
     /// Now, by the guest's real-time clock.
     pub fn now() -> Self {
-        let ns = super::host_side::realtime_ns();
+        let ns = crate::time::clock::realtime_ns();
         Self { sec: (ns / 1_000_000_000) as i64, nsec: (ns % 1_000_000_000) as u32 }
     }
 }

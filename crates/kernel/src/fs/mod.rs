@@ -13,6 +13,7 @@
 //! | [`inotify`], [`notify`] | watches, and where events come from |
 //! | [`syscalls`] | the system calls on files |
 
+pub mod anonymous;
 pub mod async_io;
 pub mod bind;
 pub mod context;
@@ -20,7 +21,6 @@ pub mod dentry;
 pub mod dev;
 pub mod fd_table;
 pub mod file;
-mod host_side;
 pub mod inode;
 pub mod inotify;
 pub mod locks;
@@ -30,8 +30,11 @@ pub mod namespace;
 pub mod notify;
 pub mod open;
 pub mod overlay;
+pub mod page_queue;
 pub mod path;
 pub mod permission;
+pub mod pipe;
+pub mod process;
 pub mod pseudo;
 pub mod stdio;
 pub mod syscalls;

@@ -18,10 +18,12 @@ use super::path::Path;
 use super::tty::host::HostTerminal;
 use super::tty::job;
 use crate::errno::{Errno, Result};
+use crate::host::phases;
 use crate::io::{Sink, Source};
 use crate::platform::host::{HostFd, Peek};
 use crate::platform::user::UserAddress;
 use crate::task::host_poll::{Handle, HostFile, Kind as HostKind};
+use crate::task::signal;
 use crate::task::wait::WaitQueue;
 
 /// Number of a standard stream: 0, 1 or 2.
@@ -126,10 +128,10 @@ impl File for StandardStream {
         }
         let outcome = self.host.write(source);
         if outcome == Err(Errno::EPIPE) {
-            crate::ipc::seam::send_sigpipe();
+            signal::send_sigpipe();
         }
         if self.stream.0 == 1 && is_way_of_requests() {
-            crate::ipc::seam::first_byte();
+            phases::first_byte();
         }
         outcome
     }

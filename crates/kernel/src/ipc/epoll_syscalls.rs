@@ -3,12 +3,13 @@
 use alloc::sync::Arc;
 
 use super::epoll::{Epoll, EpollEvent};
-use super::seam;
 use super::timeout::Timeout;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table;
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::platform::user::UserAddress;
+use crate::task::signal;
 use crate::task::wait::wait_until;
 
 const EPOLL_CTL_ADD: i32 = 1;
@@ -35,7 +36,7 @@ fn make_epoll(flags: OpenFlags) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let file = OpenFile::new(Arc::new(Epoll::new()), OpenFlags::RDWR, None);
-    seam::install(file, flags).map(|fd| fd as u64)
+    fd_table::install(file, flags).map(|fd| fd as u64)
 }
 
 /// epoll_ctl(2).
@@ -47,8 +48,8 @@ pub fn sys_epoll_ctl(args: &Args) -> Result<u64> {
     } else {
         args.address(3).read()?
     };
-    let set = seam::file(set)?;
-    let target = seam::file(fd)?;
+    let set = fd_table::file(set)?;
+    let target = fd_table::file(fd)?;
     if target.file.wait_queue().is_none() {
         return Err(Errno::EPERM);
     }
@@ -95,10 +96,10 @@ pub fn under_mask(at: UserAddress, size: usize, call: impl FnOnce() -> Result<u6
     if size != 8 {
         return Err(Errno::EINVAL);
     }
-    seam::set_temporary_mask(at.read()?);
+    signal::set_temporary_mask(at.read()?);
     let outcome = call();
     if !matches!(outcome, Err(Errno::EINTR | Errno::ERESTARTNOHAND)) {
-        seam::restore_mask();
+        signal::restore_mask();
     }
     outcome
 }
@@ -109,7 +110,7 @@ fn wait(set: i32, events: UserAddress, max: i32, timeout: Timeout) -> Result<u64
     }
     let size = size_of::<EpollEvent>();
     events.check(max as usize * size)?;
-    let set = seam::file(set)?;
+    let set = fd_table::file(set)?;
     let epoll = set.downcast::<Epoll>().ok_or(Errno::EINVAL)?;
     let report = || {
         epoll

@@ -4,13 +4,15 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::epoll_syscalls::under_mask;
-use super::seam;
 use super::timeout::{Timeout, Timespec};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table;
 use crate::fs::file::{Events, OpenFile};
 use crate::platform::user::UserAddress;
 use crate::task::process::RLIMIT_NOFILE;
+use crate::task::signal;
+use crate::task::thread::current;
 use crate::task::wait::{WaitQueue, wait_until};
 
 /// `struct pollfd` (poll(2)).
@@ -46,7 +48,7 @@ pub fn wait_for_any(
         crate::task::host_poll::check();
         return match scan(None)? {
             // As on Linux, also for a caller that does not wait.
-            0 if seam::signal_is_pending() => Err(Errno::ERESTARTNOHAND),
+            0 if signal::is_pending(current()) => Err(Errno::ERESTARTNOHAND),
             count => Ok(count),
         };
     }
@@ -75,7 +77,7 @@ fn scan(requests: &mut [PollRequest], mut files: Option<&mut Vec<Arc<OpenFile>>>
         if request.fd < 0 {
             continue;
         }
-        let found = match seam::file(request.fd) {
+        let found = match fd_table::file(request.fd) {
             Ok(file) => {
                 let asked = Events::from_bits_truncate(request.events as u16 as u32);
                 let found = file.file.poll() & (asked | Events::ERR | Events::HUP);

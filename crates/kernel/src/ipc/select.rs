@@ -5,12 +5,13 @@ use alloc::vec::Vec;
 
 use super::epoll_syscalls::under_mask;
 use super::poll::wait_for_any;
-use super::seam;
 use super::timeout::{Timeout, Timespec, Timeval};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table;
 use crate::fs::file::{Events, OpenFile};
 use crate::platform::user::UserAddress;
+use crate::task::current_process;
 
 /// What each of the three sets stands for (`fs/select.c`).
 const READ: Events =
@@ -116,7 +117,7 @@ pub fn sys_pselect6(args: &Args) -> Result<u64> {
 fn select(args: &Args, timeout: Timeout) -> Result<u64> {
     let count = usize::try_from(args.i32(0)).map_err(|_| Errno::EINVAL)?;
     // Bits of descriptors that cannot be open are ignored, not refused.
-    let count = count.min(seam::descriptor_capacity());
+    let count = count.min(descriptor_capacity());
     let words = count.div_ceil(64);
     let mut asked = Sets::new(words);
     let mut found = Sets::new(words);
@@ -128,22 +129,30 @@ fn select(args: &Args, timeout: Timeout) -> Result<u64> {
             *last &= (1 << (count % 64)) - 1;
         }
     }
-    let bits = wait_for_any(timeout, |files| scan(&asked, &mut found, seam::file, files))?;
+    let bits = wait_for_any(timeout, |files| scan(&asked, &mut found, fd_table::file, files))?;
     for (set, at) in at.iter().enumerate().filter(|(_, at)| !at.is_null()) {
         at.write_bytes(bytemuck::cast_slice(found.get(set)))?;
     }
     Ok(bits as u64)
 }
 
+/// Number of descriptors that the running process' table has room for. A
+/// program that a shell starts finds room for 256 on Linux.
+fn descriptor_capacity() -> usize {
+    current_process().files.lock().capacity().max(256)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fs::file::OpenFlags;
+    use crate::fs::pipe::Pipe;
     use crate::io::Source;
-    use crate::ipc::pipe::Pipe;
+    use crate::testing::Sandbox;
 
     #[test]
     fn finds_what_is_ready_in_each_set() {
+        let _sandbox = Sandbox::new();
         let (reader, writer) = Pipe::pair(1);
         let reader = OpenFile::new(reader, OpenFlags::empty(), None);
         let writer = OpenFile::new(writer, OpenFlags::WRONLY, None);

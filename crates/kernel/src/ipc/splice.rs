@@ -4,11 +4,11 @@
 
 use alloc::vec::Vec;
 
-use super::pipe::PipeEnd;
-use super::seam;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table;
 use crate::fs::file::{OpenFile, OpenFlags};
+use crate::fs::pipe::PipeEnd;
 use crate::io::{IOV_MAX, MAX_RW_COUNT, Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::task::sched;
@@ -168,7 +168,7 @@ pub fn sys_splice(args: &Args) -> Result<u64> {
     if flags & !FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
-    let (input, output) = (seam::file(args.fd(0))?, seam::file(args.fd(2))?);
+    let (input, output) = (fd_table::file(args.fd(0))?, fd_table::file(args.fd(2))?);
     check(&input, &output)?;
     let waits = flags & NONBLOCK == 0;
     let transfer = Transfer { input: &input, output: &output, waits };
@@ -234,7 +234,7 @@ pub fn sys_tee(args: &Args) -> Result<u64> {
     if len == 0 {
         return Ok(0);
     }
-    let (input, output) = (seam::file(args.fd(0))?, seam::file(args.fd(1))?);
+    let (input, output) = (fd_table::file(args.fd(0))?, fd_table::file(args.fd(1))?);
     check(&input, &output)?;
     let first = input.downcast::<PipeEnd>().ok_or(Errno::EINVAL)?;
     let second = output.downcast::<PipeEnd>().ok_or(Errno::EINVAL)?;
@@ -251,7 +251,7 @@ pub fn sys_vmsplice(args: &Args) -> Result<u64> {
     if flags & !FLAGS != 0 || count > IOV_MAX {
         return Err(Errno::EINVAL);
     }
-    let open = seam::file(args.fd(0))?;
+    let open = fd_table::file(args.fd(0))?;
     if open.flags().contains(OpenFlags::PATH) || open.downcast::<PipeEnd>().is_none() {
         return Err(Errno::EBADF);
     }

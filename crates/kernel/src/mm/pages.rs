@@ -9,7 +9,10 @@
 
 use core::ops::{Deref, DerefMut};
 
+use thaw_abi::layout::PAGES_MAX;
+
 use crate::errno::{Errno, Result};
+use crate::state::kernel;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -214,44 +217,16 @@ impl PageAllocator {
     }
 }
 
-#[cfg(not(test))]
-mod global {
-    use super::{PAGE, PageBox, Result};
-    use crate::state::kernel;
-    use thaw_abi::layout::PAGES_MAX;
-
-    /// Takes a zeroed page; `ENOMEM` when the sandbox's memory is used up.
-    pub fn alloc_page() -> Result<PageBox> {
-        Ok(PageBox { at: kernel().pages.lock().take(PAGES_MAX)? })
-    }
-
-    impl Drop for PageBox {
-        fn drop(&mut self) {
-            kernel().pages.lock().release(self.at as u64);
-        }
-    }
-
-    const _: () = assert!(PAGE == 4096);
+/// Takes a zeroed page; `ENOMEM` when the sandbox's memory is used up.
+pub fn alloc_page() -> Result<PageBox> {
+    Ok(PageBox { at: kernel().pages.lock().take(PAGES_MAX)? })
 }
 
-#[cfg(test)]
-mod global {
-    use super::{PAGE, PageBox, Result};
-
-    /// In unit tests, pages come from the host's heap.
-    pub fn alloc_page() -> Result<PageBox> {
-        Ok(PageBox { at: Box::into_raw(Box::new([0; PAGE])) })
-    }
-
-    impl Drop for PageBox {
-        fn drop(&mut self) {
-            // SAFETY: made by `alloc_page`.
-            drop(unsafe { Box::from_raw(self.at) });
-        }
+impl Drop for PageBox {
+    fn drop(&mut self) {
+        kernel().pages.lock().release(self.at as u64);
     }
 }
-
-pub use global::alloc_page;
 
 #[cfg(test)]
 mod tests {
@@ -275,7 +250,7 @@ mod tests {
             let page = pages.take(4 * BLOCK).unwrap();
             // SAFETY: the page is ours.
             unsafe {
-                assert!((*page).iter().all(|&b| b == 0));
+                assert!(*page == [0; PAGE]);
                 (*page)[7] = 7;
             }
             assert!(seen.insert(page as u64));
@@ -287,7 +262,7 @@ mod tests {
         let again = pages.take(4 * BLOCK).unwrap();
         assert_eq!(again as u64, first);
         // SAFETY: the page is ours.
-        assert!(unsafe { (*again).iter().all(|&b| b == 0) });
+        assert!(unsafe { *again == [0; PAGE] });
     }
 
     #[test]

@@ -718,7 +718,7 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
             host::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
         }
         MmapSource::HostFile(path) => {
-            let fd = crate::fs::lower::host::descriptor(path)?;
+            let fd = crate::host::files::descriptor(path)?;
             host::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
         }
         MmapSource::Upper(upper) => {

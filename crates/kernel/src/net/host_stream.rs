@@ -10,10 +10,9 @@ use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::net::seam;
 use crate::platform::host::{self, HostFd, Peek};
-use crate::state::OfBoot;
-use crate::task::host_poll::{Handle, HostFile, HostPoll, Kind};
+use crate::state;
+use crate::task::host_poll::{Handle, HostFile, Kind};
 use crate::task::wait::WaitQueue;
 
 /// A stream over a host descriptor.
@@ -30,15 +29,8 @@ pub struct HostStream {
 
 impl HostStream {
     /// A stream over a descriptor of this boot, whose changes wake `queue`.
-    pub fn new(polls: &HostPoll, fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Self {
-        let host = HostFile::new(Handle::OfBoot(OfBoot::new(fd)), kind, queue);
-        polls.register(&host);
-        Self::over(host)
-    }
-
-    /// A stream over a file of this boot.
-    pub fn over(host: Arc<HostFile>) -> Self {
-        Self::of_boot(host, seam::boot_generation())
+    pub fn of_this_boot(fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Self {
+        Self::of_boot(HostFile::of_this_boot(fd, kind, queue), state::generation())
     }
 
     /// A stream that was reset.
@@ -70,7 +62,7 @@ impl HostStream {
 
     /// Whether it belongs to this boot and is open.
     pub fn is_live(&self) -> bool {
-        self.generation == seam::boot_generation() && !self.closed.load(Ordering::Relaxed)
+        self.generation == state::generation() && !self.closed.load(Ordering::Relaxed)
     }
 
     /// How the connect of a fresh socket has ended; `EAGAIN` if it has not.

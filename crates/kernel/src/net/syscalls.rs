@@ -9,9 +9,10 @@ use super::socket::{Blocking, Protocol, ShutdownHow, Socket, SocketType};
 use super::udp::{IPPROTO_UDP, IPPROTO_UDPLITE};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table;
 use crate::fs::fd_table::NewDescriptor;
+use crate::fs::fd_table::OnExec;
 use crate::fs::file::{OpenFile, OpenFlags};
-use crate::net::seam;
 use crate::platform::user::UserAddress;
 
 /// `SOCK_NONBLOCK` and `SOCK_CLOEXEC` have the values of the open flags.
@@ -33,7 +34,7 @@ pub struct SocketFd {
 impl SocketFd {
     /// Looks up `fd`.
     pub fn get(fd: i32) -> Result<Self> {
-        let open = seam::file(fd)?;
+        let open = fd_table::file(fd)?;
         if open.downcast::<Socket>().is_none() {
             return Err(Errno::ENOTSOCK);
         }
@@ -119,7 +120,7 @@ fn unix_type(kind: u32) -> Result<SocketType> {
 pub fn sys_socket(args: &Args) -> Result<u64> {
     let (kind, flags) = split_type(args.u32(1))?;
     let open = new_file(create(args.u32(0), kind, args.u32(2))?, flags);
-    seam::install(open, flags).map(|fd| fd as u64)
+    fd_table::install(open, flags).map(|fd| fd as u64)
 }
 
 /// socketpair(2).
@@ -137,7 +138,7 @@ pub fn sys_socketpair(args: &Args) -> Result<u64> {
     at.check(8)?;
     let net = &crate::state::kernel().net;
     let (first, second) = net.unix.pair(unix_type(kind)?, &net.inodes);
-    seam::install_pair(at, [new_file(first, flags), new_file(second, flags)], flags)
+    fd_table::install_pair(at, [new_file(first, flags), new_file(second, flags)], flags)
 }
 
 /// bind(2).
@@ -185,7 +186,7 @@ fn accept(args: &Args, flags: OpenFlags) -> Result<u64> {
     let open = new_file(accepted, flags);
     // As on Linux, a connection whose address cannot be told is closed.
     peer.to_user(args.address(1), args.address(2))?;
-    Ok(descriptor.install(open, seam::on_exec(flags)) as u64)
+    Ok(descriptor.install(open, OnExec::of(flags)) as u64)
 }
 
 /// connect(2).

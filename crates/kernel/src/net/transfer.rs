@@ -12,8 +12,8 @@ use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFlags;
 use crate::io::{Sink, Source};
 use crate::ipc::timeout::Timeout;
-use crate::net::seam;
 use crate::platform::user::UserAddress;
+use crate::task::signal;
 
 /// Most messages in one call (sendmmsg(2)).
 const MESSAGES_MAX: u32 = 1024;
@@ -42,7 +42,7 @@ fn send(socket: &SocketFd, source: &mut Source<'_>, message: &mut Outgoing) -> R
     let timeout = common.options.lock().send_timeout_ns;
     let flags = message.flags;
     if common.family == AF_UNIX {
-        message.sender = Some(seam::credentials());
+        message.sender = Some(PeerCredentials::of_sender());
     }
     let stream = common.kind == SocketType::Stream;
     let mut done = 0;
@@ -59,7 +59,7 @@ fn send(socket: &SocketFd, source: &mut Source<'_>, message: &mut Outgoing) -> R
             Err(_) if done > 0 => return Ok(done),
             Err(Errno::EPIPE) if common.kind != SocketType::Datagram => {
                 if !flags.contains(MessageFlags::NOSIGNAL) {
-                    seam::send_sigpipe();
+                    signal::send_sigpipe();
                 }
                 return Err(Errno::EPIPE);
             }

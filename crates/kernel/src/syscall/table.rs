@@ -215,7 +215,7 @@ pub const ENTRIES: &[Entry] = &[
     row(452, "fchmodat2", &[Fd, Str, Octal, Hex], fs::attributes::fchmodat2, Full),
     // ipc and net
     row(7, "poll", &[Hex, Int, Int], ipc::poll::sys_poll, Full),
-    row(22, "pipe", &[Hex], ipc::pipe::sys_pipe, Full),
+    row(22, "pipe", &[Hex], crate::fs::pipe::sys_pipe, Full),
     row(23, "select", &[Int, Hex, Hex, Hex, Hex], ipc::select::sys_select, Full),
     row(
         41,
@@ -337,7 +337,7 @@ pub const ENTRIES: &[Entry] = &[
     row(289, "signalfd4", &[Fd, Hex, Int, Hex], ipc::signalfd::sys_signalfd4, Full),
     row(290, "eventfd2", &[Int, Hex], ipc::eventfd::sys_eventfd2, Full),
     row(291, "epoll_create1", &[Hex], ipc::epoll_syscalls::sys_epoll_create1, Full),
-    row(293, "pipe2", &[Hex, Hex], ipc::pipe::sys_pipe2, Full),
+    row(293, "pipe2", &[Hex, Hex], crate::fs::pipe::sys_pipe2, Full),
     row(299, "recvmmsg", &[Fd, Hex, Int, Hex, Hex], net::transfer::sys_recvmmsg, Full),
     row(307, "sendmmsg", &[Fd, Hex, Int, Hex], net::transfer::sys_sendmmsg, Full),
     row(

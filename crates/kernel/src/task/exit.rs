@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use thaw_abi::control::{Exit, MSG_EXIT};
 
 use super::hooks::above;
-use super::process::{ExitStatus, FIRST_PID, Life, Process};
+use super::process::{ExitStatus, FIRST_PID, Life, Process, Resources};
 use super::signal::{self, SignalInfo};
 use super::thread::{Thread, current};
 use super::{futex, sched};
@@ -94,7 +94,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     }
     process.timers.disarm_all();
     process.posix_timers.remove_all();
-    close_files(process);
+    process.release();
     release_memory(process);
     process.mm().detach();
     process.life.set(Life::Zombie(status));
@@ -103,13 +103,6 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     signal::hang_up_orphans(process, &children);
     process.released.wake_all(Events::IN);
     report_end(process, status);
-}
-
-/// Closes the descriptors of a process that ends, unless others have the same table
-/// (clone(2), `CLONE_FILES`). Those that have ended and are not gone do not count.
-pub fn close_files(process: &Process) {
-    let table = process.files.lock().detach();
-    drop(table);
 }
 
 /// Ends the loan of vfork(2): the maker goes on.

@@ -1,7 +1,12 @@
 //! What processes ask of the layers above theirs, which `boot` registers at start.
 
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
 use super::Process;
+use crate::errno::Result;
 use crate::platform::entry::Frame;
+use crate::platform::user::UserAddress;
 use crate::sync::Late;
 
 /// The layers above processes. All is called with the kernel lock.
@@ -12,6 +17,10 @@ pub trait Hooks: Sync {
     /// The last thread of a process has ended, its descriptors are closed and its memory is
     /// given back; nobody has been told yet. What files and the like keep for it goes.
     fn process_ended(&self, process: &Process);
+
+    /// Reserves a descriptor of the running process for one that is being made, and writes
+    /// its number to `at`. It is there once the result is called (clone(2), `CLONE_PIDFD`).
+    fn new_pidfd(&self, process: Arc<Process>, at: UserAddress) -> Result<Box<dyn FnOnce()>>;
 
     /// A fault ends the process of the running thread. `code` and `address` are those of
     /// the signal (sigaction(2)).

@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing::Sandbox;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -32,6 +33,7 @@ fn read(file: &HostFile, len: usize) -> Result<Vec<u8>> {
 
 #[test]
 fn short_reads_say_that_nothing_is_left() {
+    let _sandbox = Sandbox::new();
     let (polls, file, _ours, mut theirs, count) = pair();
     assert_eq!(file.poll(), OUT);
     theirs.write_all(b"hello").unwrap();
@@ -52,6 +54,7 @@ fn short_reads_say_that_nothing_is_left() {
 
 #[test]
 fn an_exact_read_is_looked_at_again() {
+    let _sandbox = Sandbox::new();
     let (_polls, file, _ours, mut theirs, _count) = pair();
     theirs.write_all(b"abc").unwrap();
     assert_eq!(read(&file, 3).unwrap(), b"abc");
@@ -64,6 +67,7 @@ fn an_exact_read_is_looked_at_again() {
 
 #[test]
 fn a_full_socket_is_writable_again_after_a_read() {
+    let _sandbox = Sandbox::new();
     let (polls, file, _ours, mut theirs, count) = pair();
     let bytes = vec![1; 1 << 20];
     let mut sent = 0;
@@ -84,6 +88,7 @@ fn a_full_socket_is_writable_again_after_a_read() {
 
 #[test]
 fn hang_up_is_final_and_does_not_spin() {
+    let _sandbox = Sandbox::new();
     let (polls, file, _ours, theirs, count) = pair();
     drop(theirs);
     polls.look(None);
@@ -96,6 +101,7 @@ fn hang_up_is_final_and_does_not_spin() {
 
 #[test]
 fn small_pieces_are_sent_together() {
+    let _sandbox = Sandbox::new();
     let (_polls, file, _ours, mut theirs, _count) = pair();
     let (header, body, tail) = (b"header ".to_vec(), vec![b'b'; 9000], b" tail".to_vec());
     let mut source = Source::kernel_pieces(&[&header, &body, &tail]);
@@ -107,6 +113,7 @@ fn small_pieces_are_sent_together() {
 
 #[test]
 fn who_waits_for_a_descriptor_of_another_boot_is_woken() {
+    let _sandbox = Sandbox::new();
     let (polls, _file, _ours, _theirs, count) = pair();
     let handle = Handle::Lost;
     let lost = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
@@ -120,6 +127,7 @@ fn who_waits_for_a_descriptor_of_another_boot_is_woken() {
 
 #[test]
 fn a_descriptor_of_another_boot_is_reset() {
+    let _sandbox = Sandbox::new();
     let handle = Handle::Lost;
     let file = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
     assert_eq!(read(&file, 1), Err(Errno::ECONNRESET));
@@ -128,6 +136,7 @@ fn a_descriptor_of_another_boot_is_reset() {
 
 #[test]
 fn the_control_socket_ends_a_wait() {
+    let _sandbox = Sandbox::new();
     let (polls, _file, _ours, _theirs, _count) = pair();
     let (control, mut host) = UnixStream::pair().unwrap();
     host.write_all(b"x").unwrap();

@@ -4,16 +4,14 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::sched::RunState;
 use super::signal::ProcessSignals;
 use super::wait::WaitQueue;
 use super::{Credentials, Space, Thread};
-use crate::fs::FsContext;
-use crate::fs::fd_table::FdTable;
-use crate::fs::path::Path;
-use crate::state::kernel;
+use crate::state::{ProcessFiles, kernel};
 use crate::sync::Lock;
 
 /// All processes and threads of the sandbox.
@@ -193,7 +191,25 @@ pub struct Family {
     pub has_executed: bool,
 }
 
-/// A guest process.
+/// What a process has of the layers above.
+pub trait Resources {
+    /// What a child has. It is counted as one more that has what is shared.
+    fn for_child(&self, sharing: Sharing) -> Self;
+
+    /// The process ends, or is not made after all: it has nothing any more.
+    fn release(&self);
+}
+
+/// What a child shares with its maker instead of having a copy (clone(2)).
+#[derive(Clone, Copy, Debug)]
+pub struct Sharing {
+    /// `CLONE_FILES`: descriptors.
+    pub descriptors: bool,
+    /// `CLONE_FS`: root directory, working directory and umask.
+    pub directories: bool,
+}
+
+/// A guest process. The layers above find what they keep for it by dereferencing it.
 pub struct Process {
     /// Process id, as the guest sees it.
     pub pid: u32,
@@ -219,16 +235,12 @@ pub struct Process {
     pub released: WaitQueue,
     /// Whether it still uses the memory that vfork(2) has lent.
     pub borrows_memory: Lock<bool>,
-    /// Open descriptors.
-    pub files: Arc<Lock<FdTable>>,
-    /// Working directory, root directory, umask.
-    pub fs: Arc<Lock<FsContext>>,
+    /// What it has of the layers above.
+    resources: ProcessFiles,
     /// User and group ids.
     pub credentials: Lock<Credentials>,
     /// Resource limits by `RLIMIT_*`.
     pub limits: Lock<[ResourceLimit; 16]>,
-    /// The program being run, for `/proc/self/exe`.
-    pub executable: Lock<Option<Path>>,
     /// Arguments, each NUL-terminated, for `/proc/self/cmdline`.
     pub command_line: Lock<Vec<u8>>,
     /// Environment at start, each NUL-terminated, for `/proc/self/environ`.
@@ -255,9 +267,18 @@ pub struct Process {
     pub children_cpu_ns: AtomicU64,
 }
 
+impl Deref for Process {
+    type Target = ProcessFiles;
+
+    #[inline]
+    fn deref(&self) -> &ProcessFiles {
+        &self.resources
+    }
+}
+
 impl Process {
     /// The first process of a sandbox, without threads.
-    pub fn first(credentials: Credentials, root: Path) -> Self {
+    pub fn first(credentials: Credentials, resources: ProcessFiles) -> Self {
         let family = Family {
             parent: 0,
             group: FIRST_PID,
@@ -265,12 +286,7 @@ impl Process {
             exit_signal: 0,
             has_executed: true,
         };
-        let shares = Shares {
-            mm: Arc::new(Space::new()),
-            files: Arc::new(Lock::new(FdTable::new())),
-            fs: Arc::new(Lock::new(FsContext::new(root))),
-            borrows_memory: false,
-        };
+        let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
         Self { credentials: Lock::new(credentials), ..Self::new(FIRST_PID, family, shares) }
     }
 
@@ -280,7 +296,6 @@ impl Process {
         Self {
             credentials: Lock::new(self.credentials.lock().clone()),
             limits: Lock::new(self.limits.get()),
-            executable: Lock::new(self.executable.lock().clone()),
             command_line: Lock::new(self.command_line.lock().clone()),
             environment: Lock::new(self.environment.lock().clone()),
             auxiliary_vector: Lock::new(self.auxiliary_vector.lock().clone()),
@@ -292,7 +307,6 @@ impl Process {
 
     fn new(pid: u32, family: Family, shares: Shares) -> Self {
         shares.mm.attach();
-        shares.files.lock().attach();
         Self {
             pid,
             mm: Lock::new(shares.mm),
@@ -306,11 +320,9 @@ impl Process {
             resumed: WaitQueue::new(),
             released: WaitQueue::new(),
             borrows_memory: Lock::new(shares.borrows_memory),
-            files: shares.files,
-            fs: shares.fs,
+            resources: shares.resources,
             credentials: Lock::default(),
             limits: Lock::new(DEFAULT_LIMITS),
-            executable: Lock::new(None),
             command_line: Lock::default(),
             environment: Lock::default(),
             auxiliary_vector: Lock::default(),
@@ -375,10 +387,8 @@ impl Process {
 pub struct Shares {
     /// Memory.
     pub mm: Arc<Space>,
-    /// Descriptors.
-    pub files: Arc<Lock<FdTable>>,
-    /// Directories and umask.
-    pub fs: Arc<Lock<FsContext>>,
+    /// What it has of the layers above.
+    pub resources: ProcessFiles,
     /// The maker sleeps until the memory is given back (vfork(2)).
     pub borrows_memory: bool,
 }

@@ -11,7 +11,7 @@ use super::signal::ThreadSignals;
 use crate::mm::heap;
 use crate::platform::clock;
 use crate::platform::entry::{Frame, TrapFrame};
-use crate::platform::thread::{self, GuestThread, ThreadContext};
+use crate::platform::thread::{self, GuestThread, Identity, ThreadContext};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::wait::Events;
@@ -122,7 +122,8 @@ impl Thread {
 
     /// Runs `work` as if on behalf of this thread, which must not run yet.
     pub fn with_identity<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
-        thread::with_identity(self, work)
+        let _identity = Identity::of(self.clone());
+        work()
     }
 
     /// Gives the vCPU back to the idle loop; returns when the thread is chosen again.

@@ -2,6 +2,7 @@
 
 mod ablation;
 mod boot;
+mod check;
 mod handoff;
 mod report;
 mod scale;
@@ -29,6 +30,7 @@ enum Subject {
     Handoff(handoff::Arguments),
     Ablation(ablation::Arguments),
     Syscalls(syscalls::Arguments),
+    Check(check::Arguments),
     Worker(worker::Arguments),
 }
 
@@ -40,6 +42,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Subject::Handoff(arguments) => handoff::run(arguments),
         Subject::Ablation(arguments) => ablation::run(arguments),
         Subject::Syscalls(arguments) => syscalls::run(arguments),
+        Subject::Check(arguments) => check::run(arguments),
         Subject::Worker(arguments) => Ok(worker::run(arguments)),
     }
 }

@@ -7,8 +7,8 @@ use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
 
 use super::{Lower, LowerAttributes, LowerId};
 use crate::errno::{Errno, Result};
-use crate::fs::host_side;
 use crate::fs::inode::{FileType, Timestamp};
+use crate::fs::lower::host_file;
 use crate::io::Sink;
 use crate::mm::backing::MmapSource;
 use crate::mm::lazy;
@@ -85,7 +85,7 @@ impl Lower for IndexLower {
         if inode.a == NO_BLOB || len == 0 {
             return Ok(0);
         }
-        host_side::read_blob(inode.a, sink, offset, len)
+        host_file::read_blob(inode.a, sink, offset, len)
     }
 
     fn mmap_source(&self, id: LowerId) -> Result<MmapSource> {

@@ -92,9 +92,6 @@ impl RegularFile {
 
     /// Whether a shared mapping of any process could be written through.
     fn has_writable_mapping(&self) -> bool {
-        #[cfg(test)]
-        return false;
-        #[cfg(not(test))]
         crate::state::kernel().tasks.all_processes().iter().any(|process| {
             process.mm().areas().iter().any(|area| {
                 let writable = area.file.as_ref().is_some_and(|file| file.writable);

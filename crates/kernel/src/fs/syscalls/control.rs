@@ -108,8 +108,8 @@ pub fn fcntl(args: &Args) -> Result<u64> {
         }
         F_GETSIG => Ok(open.async_signal().into()),
         F_SETSIG => open.set_async_signal(argument).map(|()| 0),
-        F_GETPIPE_SZ => crate::ipc::pipe::get_pipe_size(&open),
-        F_SETPIPE_SZ => crate::ipc::pipe::set_pipe_size(&open, argument),
+        F_GETPIPE_SZ => crate::fs::pipe::get_pipe_size(&open),
+        F_SETPIPE_SZ => crate::fs::pipe::set_pipe_size(&open, argument),
         F_ADD_SEALS => add_seals(&open, argument),
         F_GET_SEALS => {
             let regular = open.downcast::<RegularFile>().ok_or(Errno::EINVAL)?;

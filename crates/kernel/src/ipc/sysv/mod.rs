@@ -21,6 +21,7 @@ use registry::Registry;
 use semaphores::SemaphoreSet;
 
 use crate::task::Process;
+use crate::time::clock;
 
 /// Key of objects that nobody finds by key.
 pub const IPC_PRIVATE: i32 = 0;
@@ -55,7 +56,7 @@ fn system_v() -> &'static SystemV {
 
 /// Seconds since the epoch.
 fn now_s() -> i64 {
-    (crate::ipc::seam::realtime_ns() / 1_000_000_000) as i64
+    (clock::realtime_ns() / 1_000_000_000) as i64
 }
 
 /// The process has ended: what it has done with `SEM_UNDO` is undone, and memory

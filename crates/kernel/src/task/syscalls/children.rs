@@ -9,6 +9,7 @@ use super::super::signal::{self, SIGCHLD};
 use super::super::wait::wait_until;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table;
 use crate::ipc::pidfd;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
@@ -172,10 +173,7 @@ pub fn waitid(args: &Args) -> Result<u64> {
         (P_PGID, 0) => Which::Group(current_process().process_group()),
         (P_PGID, 1..) => Which::Group(args.u32(1)),
         (P_PIDFD, 0..) => {
-            if crate::ipc::seam::file(args.fd(1))?
-                .flags()
-                .contains(crate::fs::file::OpenFlags::NONBLOCK)
-            {
+            if fd_table::file(args.fd(1))?.flags().contains(crate::fs::file::OpenFlags::NONBLOCK) {
                 options |= WNOHANG;
             }
             Which::Process(pidfd::process_of(args.fd(1))?.pid)

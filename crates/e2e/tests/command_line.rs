@@ -2,16 +2,11 @@
 //! here needs a sandbox.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 /// Runs `thaw` over an empty state directory.
 fn thaw(home: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_thaw"))
-        .args(arguments)
-        .env("THAW_HOME", home)
-        .env_remove("THAW_LOG")
-        .output()
-        .unwrap()
+    thaw_e2e::thaw().args(arguments).env("THAW_HOME", home).output().unwrap()
 }
 
 fn stderr(output: &Output) -> String {
@@ -39,6 +34,8 @@ fn misuse_is_exit_code_2() {
         &["bench", "boot"],
         &["bench", "boot", "f", "-n", "0"],
         &["bench", "boot", "f", "--path", "x"],
+        &["bench", "check", "boot.json"],
+        &["bench", "check", "--bounds", "bounds.toml"],
         &["logs", "f", "--admin", "127.0.0.1:1"],
         &["logs", "Not A Name"],
         &["completions", "no-shell"],
@@ -198,4 +195,40 @@ fn every_verb_explains_itself() {
         assert_eq!(output.status.code(), Some(0), "{verb}");
         assert!(stdout(&output).contains("Example"), "{verb}");
     }
+}
+
+#[test]
+fn each_bound_that_is_missed_is_one_sentence() {
+    let home = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = home.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_string_lossy().into_owned()
+    };
+    let bounds = file(
+        "bounds.toml",
+        "[[call]]\nname = \"stat\"\nratio = 0.5\n[[http]]\nfunction = \"f\"\nratio = 0.9\n",
+    );
+    let check = |report: &str| {
+        let report = file("syscalls.json", report);
+        thaw(home.path(), &["bench", "check", "--bounds", &bounds, &report])
+    };
+    let calls = |stat: f64, f: f64| {
+        format!(
+            r#"{{ "calls": [{{ "name": "stat", "ratio_p50": {stat} }}],
+                "http": [{{ "function": "f", "ratio": {f} }}] }}"#
+        )
+    };
+    let kept = check(&calls(0.4, 0.95));
+    assert_eq!(kept.status.code(), Some(0), "{}", stderr(&kept));
+    assert_eq!(stderr(&kept), "");
+    assert_eq!(stdout(&kept).matches("met").count(), 2, "{}", stdout(&kept));
+    let missed = check(&calls(0.6, 0.95));
+    assert_eq!(missed.status.code(), Some(1));
+    let expected = "time of the system call `stat` by the native one is 0.600, and at most 0.5 is \
+                    allowed.\nthaw: 1 of 2 bounds are missed\n";
+    assert_eq!(stderr(&missed), expected);
+    let nothing = check("{}");
+    assert_eq!(nothing.status.code(), Some(1));
+    assert_eq!(stderr(&nothing).lines().count(), 3, "{}", stderr(&nothing));
 }

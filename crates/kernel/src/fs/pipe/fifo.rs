@@ -3,9 +3,9 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 
-use super::anonymous::InodeNumbers;
-use super::pipe::{Access, Pipe, PipeEnd};
+use super::{Access, Pipe, PipeEnd};
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::OpenFlags;
 use crate::fs::inode::Inode;
 use crate::sync::Lock;

@@ -2,9 +2,9 @@
 
 use alloc::collections::VecDeque;
 
-use super::seam::{PageBox, alloc_page};
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
+use crate::mm::pages::{PageBox, alloc_page};
 
 const PAGE: usize = 4096;
 
@@ -138,9 +138,11 @@ impl PageQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Sandbox;
 
     #[test]
     fn bytes_come_out_in_order_across_pages() {
+        let _sandbox = Sandbox::new();
         let mut queue = PageQueue::new(10_000);
         let input: Vec<u8> = (0..25_000u32).map(|i| (i % 251) as u8).collect();
         let mut source = Source::kernel(&input);
@@ -162,6 +164,7 @@ mod tests {
 
     #[test]
     fn peeking_keeps_the_bytes() {
+        let _sandbox = Sandbox::new();
         let mut queue = PageQueue::new(100);
         queue.push(&mut Source::kernel(b"abcdef"), usize::MAX).unwrap();
         let mut bytes = [0u8; 3];

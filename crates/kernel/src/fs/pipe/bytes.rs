@@ -3,10 +3,11 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::pipe::PipeEnd;
+use super::PipeEnd;
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, File};
 use crate::io::Source;
+use crate::task::signal;
 
 const PAGE: usize = 4096;
 const OUT: Events = Events::OUT.union(Events::WRNORM);
@@ -76,7 +77,7 @@ impl PipeEnd {
         };
         match (readers, free) {
             (0, _) => {
-                super::seam::send_sigpipe();
+                signal::send_sigpipe();
                 Err(Errno::EPIPE)
             }
             (_, 0) => Err(Errno::EAGAIN),
@@ -95,11 +96,13 @@ impl PipeEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fs::pipe::Pipe;
     use crate::io::Sink;
-    use crate::ipc::pipe::Pipe;
+    use crate::testing::Sandbox;
 
     #[test]
     fn bytes_are_looked_at_and_taken() {
+        let _sandbox = Sandbox::new();
         let (reading, writing) = Pipe::pair(1);
         assert_eq!(reading.look(10), Err(Errno::EAGAIN));
         writing.put(&[1; 5000]).unwrap();
@@ -115,6 +118,7 @@ mod tests {
 
     #[test]
     fn room_is_what_certainly_fits() {
+        let _sandbox = Sandbox::new();
         let (reading, writing) = Pipe::pair(1);
         assert_eq!(writing.room(), Ok(65536));
         writing.put(b"x").unwrap();

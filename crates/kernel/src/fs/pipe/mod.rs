@@ -1,6 +1,9 @@
 //! Pipes (pipe(7)), with the buffer layout of Linux' `fs/pipe.c`: a ring of
 //! page-sized slots, so that a full pipe is full at the same byte.
 
+mod bytes;
+pub mod fifo;
+
 use alloc::collections::VecDeque;
 use alloc::format;
 use alloc::string::String;
@@ -8,15 +11,17 @@ use alloc::sync::Arc;
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::anonymous::{InodeNumbers, pipe_stat};
-use super::seam::{self, PageBox, alloc_page};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::{InodeNumbers, pipe_stat};
+use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::fs::inode::Inode;
 use crate::io::{Sink, Source};
+use crate::mm::pages::{PageBox, alloc_page};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
+use crate::task::signal;
 use crate::task::wait::WaitQueue;
 
 const PAGE: usize = 4096;
@@ -356,7 +361,7 @@ impl File for PipeEnd {
             self.pipe.wake_readers(IN);
         }
         if outcome == Err(Errno::EPIPE) && done == 0 {
-            seam::send_sigpipe();
+            signal::send_sigpipe();
         }
         if done > 0 { Ok(done) } else { outcome.map(|()| 0) }
     }
@@ -474,7 +479,7 @@ fn make_pipe(at: UserAddress, flags: OpenFlags) -> Result<u64> {
     }
     let reader = OpenFile::new(reader, status, None);
     let writer = OpenFile::new(writer, status | OpenFlags::WRONLY, None);
-    seam::install_pair(at, [reader, writer], flags)
+    fd_table::install_pair(at, [reader, writer], flags)
 }
 
 fn inode_numbers() -> &'static InodeNumbers {
@@ -484,6 +489,7 @@ fn inode_numbers() -> &'static InodeNumbers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Sandbox;
 
     fn write(end: &PipeEnd, bytes: &[u8]) -> Result<usize> {
         end.write(&mut Source::kernel(bytes), 0)
@@ -498,6 +504,7 @@ mod tests {
 
     #[test]
     fn fills_to_64_kib_then_says_eagain() {
+        let _sandbox = Sandbox::new();
         let (reader, writer) = Pipe::pair(1);
         assert_eq!(writer.capacity(), 65536);
         assert_eq!(write(&writer, &[7; 70_000]), Ok(65536));
@@ -513,6 +520,7 @@ mod tests {
 
     #[test]
     fn small_writes_are_atomic_and_large_ones_are_not() {
+        let _sandbox = Sandbox::new();
         let (reader, writer) = Pipe::pair(1);
         for _ in 0..16 {
             // Two of these do not fit in one slot, and are not split.
@@ -527,6 +535,7 @@ mod tests {
 
     #[test]
     fn end_of_file_and_broken_pipe() {
+        let sandbox = Sandbox::new();
         let (reader, writer) = Pipe::pair(1);
         write(&writer, b"last").unwrap();
         drop(writer);
@@ -537,12 +546,15 @@ mod tests {
 
         let (reader, writer) = Pipe::pair(2);
         drop(reader);
+        assert_eq!(sandbox.take_signals(), []);
         assert_eq!(write(&writer, b"x"), Err(Errno::EPIPE));
+        assert_eq!(sandbox.take_signals(), [signal::SIGPIPE]);
         assert_eq!(writer.poll(), OUT | Events::ERR);
     }
 
     #[test]
     fn packets_keep_their_bounds() {
+        let _sandbox = Sandbox::new();
         let (reader, writer) = Pipe::pair(1);
         writer.set_packet_mode(PacketMode::On);
         write(&writer, b"first").unwrap();
@@ -554,6 +566,7 @@ mod tests {
 
     #[test]
     fn capacity_changes_in_powers_of_two_pages() {
+        let _sandbox = Sandbox::new();
         let (reader, writer) = Pipe::pair(1);
         assert_eq!(writer.set_capacity(5000), Ok(8192));
         write(&writer, &[0; 8192]).unwrap();
@@ -565,6 +578,7 @@ mod tests {
 
     #[test]
     fn a_read_write_fifo_end_is_woken_for_both() {
+        let _sandbox = Sandbox::new();
         use core::sync::atomic::AtomicU32;
         struct Count(AtomicU32);
         impl crate::task::wait::Waiter for Count {
