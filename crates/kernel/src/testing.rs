@@ -41,7 +41,7 @@ use crate::time::random::Generator;
 pub struct Sandbox {
     /// What the host has and hears.
     pub host: Arc<Host>,
-    _identity: Identity<'static, Thread>,
+    _identity: Identity<Thread>,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -66,15 +66,13 @@ impl Sandbox {
             ..Host::default()
         });
         connect(host.clone());
-        let pages = PageAllocator::new(PAGES_BASE, |address, len| {
-            host::map_anonymous(address, len, host::PROT_READ | host::PROT_WRITE)
-        });
+        // SAFETY: the area is this sandbox's.
+        let pages = unsafe { PageAllocator::new(PAGES_BASE, crate::boot::program::map_block) };
         let config = Config { cpus: 1, ..Config::default() };
         state::install(Kernel::new(config, Generator::new([7; 32]), pages));
         kernel().fs.set(FileSystems::new(lower, crate::boot::program::views()).unwrap());
         let thread = first_thread(credentials);
-        // SAFETY: the thread is never dropped.
-        let identity = unsafe { Identity::of(thread) };
+        let identity = Identity::of(thread);
         Self { host, _identity: identity, _turn: turn }
     }
 
@@ -108,7 +106,7 @@ pub fn is_mapped(address: u64) -> bool {
     unsafe { libc::mincore(address as *mut _, 4096, &mut resident) == 0 }
 }
 
-fn first_thread(credentials: Credentials) -> &'static Thread {
+fn first_thread(credentials: Credentials) -> Arc<Thread> {
     let process =
         Arc::new(Process::first(credentials, ProcessFiles::new(kernel().fs.root.clone())));
     carrier::begin(process.mm());
@@ -117,8 +115,7 @@ fn first_thread(credentials: Credentials) -> &'static Thread {
     thread.sched.lock().state = crate::task::sched::RunState::Runnable;
     process.threads.lock().push(thread.clone());
     kernel().tasks.threads.lock().insert(FIRST_PID, thread.clone());
-    // SAFETY: the reference that is given up here is never given back.
-    unsafe { &*Arc::into_raw(thread) }
+    thread
 }
 
 /// What is at the other end of the control socket.

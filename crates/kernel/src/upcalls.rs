@@ -12,7 +12,7 @@ use crate::fs::{locks, tty};
 use crate::ipc::pidfd::NewPidFd;
 use crate::ipc::sysv;
 use crate::mm::{AddressSpace, lazy, shared};
-use crate::platform::entry::TrapFrame;
+use crate::platform::entry::Frame;
 use crate::platform::fault::{SIGSEGV, is_memory_fault};
 use crate::platform::gate::{Patched, Patience};
 use crate::platform::upcalls::Upcalls;
@@ -28,26 +28,26 @@ use crate::task::{Process, signal, thread};
 pub struct Kernel;
 
 impl Upcalls for Kernel {
-    fn system_call(&self, frame: &mut TrapFrame) {
+    fn system_call(&self, frame: &Frame) {
         crate::syscall::perform(frame);
     }
 
-    fn trapped_system_call(&self, frame: &mut TrapFrame) {
+    fn trapped_system_call(&self, frame: &Frame) {
         patch(frame);
         crate::syscall::perform(frame);
     }
 
-    fn fault(&self, frame: &mut TrapFrame) {
-        if is_memory_fault(frame.signal) && lazy::map_page(frame.address) {
+    fn fault(&self, frame: &Frame) {
+        if is_memory_fault(frame.signal()) && lazy::map_page(frame.address()) {
             return;
         }
         let space: &AddressSpace = own_space();
-        if frame.signal == SIGSEGV && space.gate.restart_displaced(frame) {
+        if frame.signal() == SIGSEGV && space.gate.restart_displaced(frame) {
             // The thread was at a `syscall` that has been patched away under it.
             return;
         }
-        if frame.signal == SIGSEGV && space.gate.is_being_written(frame, space) {
-            frame.rip = space.gate.relocated(frame.rip);
+        if frame.signal() == SIGSEGV && space.gate.is_being_written(frame, space) {
+            frame.set_rip(space.gate.relocated(frame.rip()));
             return;
         }
         signal::guest_fault(frame);
@@ -57,7 +57,7 @@ impl Upcalls for Kernel {
         lazy::map_page(address) || may_page_in && shared::page_in(own_space(), address, code)
     }
 
-    fn before_return(&self, frame: &mut TrapFrame) {
+    fn before_return(&self, frame: &Frame) {
         signal::before_return(frame);
     }
 
@@ -94,7 +94,7 @@ impl Hooks for Kernel {
         Ok(Box::new(|| new.install()))
     }
 
-    fn fatal_fault(&self, frame: &TrapFrame, signal: u32, code: i32, address: u64) {
+    fn fatal_fault(&self, frame: &Frame, signal: u32, code: i32, address: u64) {
         trace::fatal_fault(frame, signal, code, address);
     }
 
@@ -104,7 +104,7 @@ impl Hooks for Kernel {
 }
 
 /// Patches the site of a trapped system call, if that pays.
-fn patch(frame: &mut TrapFrame) {
+fn patch(frame: &Frame) {
     let (kernel, space) = (kernel(), own_space());
     let memory: &AddressSpace = space;
     let flags = kernel.config.get().flags;
@@ -121,7 +121,7 @@ fn patch(frame: &mut TrapFrame) {
         for thread in kernel.tasks.all_threads() {
             if core::ptr::eq(Arc::as_ptr(&thread.process.mm()), space) {
                 let frame = thread.frame();
-                frame.rip = space.gate.relocated(frame.rip);
+                frame.set_rip(space.gate.relocated(frame.rip()));
             }
         }
     }

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start};
-use thaw_abi::layout::{INDEX_BASE, PAGES_BASE};
+use thaw_abi::layout::PAGES_BASE;
 
 use crate::errno::{Errno, Result};
 use crate::exec::Program;
@@ -18,6 +18,7 @@ use crate::mm::pages::PageAllocator;
 use crate::mm::{arena, heap, lazy};
 use crate::net::outside;
 use crate::platform::host::{self, HostFd};
+use crate::platform::memory::KernelRange;
 use crate::state::{Config, Kernel, ProcessFiles, install, kernel};
 use crate::sync::Lock;
 use crate::task::Credentials;
@@ -51,7 +52,7 @@ pub fn start(message: &Message) -> Result<()> {
     let (command, tail) = message.split::<Start>()?;
     let command = *command;
     let strings = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
-    let index = message.fds.first().copied();
+    let index = message.fds().first().copied();
     take_standard_streams(command.flags)?;
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
 
@@ -72,7 +73,8 @@ pub fn start(message: &Message) -> Result<()> {
         flags: command.flags,
         entry_signal: command.entry_signal,
     };
-    let pages = PageAllocator::new(PAGES_BASE, map_block);
+    // SAFETY: the area is the page store's, and this is the only one.
+    let pages = unsafe { PageAllocator::new(PAGES_BASE, map_block) };
     let root = install(Kernel {
         hostname: Lock::new(strings.hostname.clone()),
         window: Lock::new(command.window),
@@ -98,10 +100,10 @@ pub fn start(message: &Message) -> Result<()> {
 fn take_standard_streams(flags: u32) -> Result<()> {
     (0..3).map(HostFd).for_each(host::close);
     let message = control::receive_second_command();
-    if message.kind != MSG_STDIO || message.fds != [0, 1, 2] {
+    if message.kind != MSG_STDIO || message.fds() != [0, 1, 2] {
         return Err(Errno::EINVAL);
     }
-    for (stream, &fd) in message.fds.iter().enumerate() {
+    for (stream, &fd) in message.fds().iter().enumerate() {
         // A function's requests come to its copies, not to itself.
         if stream > 0 || flags & FLAG_ENTRY_STDIN == 0 {
             stdio::set(stream, fd);
@@ -111,20 +113,22 @@ fn take_standard_streams(flags: u32) -> Result<()> {
 }
 
 /// Maps a block of the page allocator.
-fn map_block(address: u64, len: u64) -> Result<()> {
+pub fn map_block(address: u64, len: u64) -> Result<()> {
     if arena::is_shared() {
         // All of it is mapped already.
         return Ok(());
     }
-    host::map_anonymous(address, len, host::PROT_READ | host::PROT_WRITE)
+    // SAFETY: the page allocator, which alone has this area, adds the block to its own when
+    // it is there.
+    let block = unsafe { KernelRange::new(address, len) };
+    host::map_anonymous(block, host::PROT_READ | host::PROT_WRITE)
 }
 
 /// Maps the rootfs index into its window.
 fn map_index(fd: HostFd, len: u64) -> Result<()> {
     lazy::map(&lazy::index(fd, len)?)?;
-    // SAFETY: mapped just now, read-only, for the life of the sandbox.
-    let bytes = unsafe { core::slice::from_raw_parts(INDEX_BASE as *const u8, len as usize) };
-    let index = thaw_abi::rootfs::Index::parse(bytes).map_err(|_| Errno::EINVAL)?;
+    let index =
+        thaw_abi::rootfs::Index::parse(lazy::index_bytes(len)?).map_err(|_| Errno::EINVAL)?;
     blobs::initialize(index.blobs().len() as u32)
 }
 
@@ -212,7 +216,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
             say(b"", &name, &[b" cannot be started: ", error.name().as_bytes()].concat())
         }
     };
-    *thread.frame() = frame;
+    thread.frame().set(frame);
     crate::exec::reset_thread(thread, &name);
     Ok(())
 }

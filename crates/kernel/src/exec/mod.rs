@@ -150,7 +150,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     thread.context.set_gs_base(0);
     crate::platform::segment::open_doors();
     thread.context.reset_fpu();
-    *thread.frame() = frame;
+    thread.frame().set(frame);
     Ok(frame.rax)
 }
 

@@ -170,7 +170,7 @@ fn guest_region(vma: &Vma, strings: &mut Vec<u8>) -> FrozenRegion {
 }
 
 fn frozen_thread(thread: &Thread) -> FrozenThread {
-    let frame = thread.frame();
+    let frame = thread.frame().get();
     let fs_base = thread.context.fs_base();
     let registers = [
         frame.r15,

@@ -8,13 +8,10 @@
 //! lets it be frozen, copied and thawed like all other memory. Once several
 //! host processes share the arena, the page store is shared memory itself, and
 //! a mapping maps its pages.
-#![allow(unsafe_code)]
-
-use thaw_abi::layout::WINDOW_BASE;
 
 use super::AddressSpace;
 use crate::errno::Result;
-use crate::platform::host;
+use crate::platform::memory::{GuestRange, Window};
 
 /// `SEGV_MAPERR`: there is nothing at the address (sigaction(2)).
 pub const SEGV_MAPERR: i32 = 1;
@@ -60,25 +57,16 @@ pub fn place_page(address: u64, bytes: &[u8; 4096], prot: u32) -> Result<Placed>
         return Ok(Placed::Shared { page });
     }
     // Filled elsewhere, lest another vCPU sees it empty.
-    let writable = host::PROT_READ | host::PROT_WRITE;
-    host::map_anonymous(WINDOW_BASE, 4096, writable)?;
-    // SAFETY: just mapped, writable, and used by nobody else.
-    unsafe { (WINDOW_BASE as *mut [u8; 4096]).write(*bytes) };
-    if prot != writable {
-        host::protect(WINDOW_BASE, 4096, prot)?;
-    }
-    host::move_mapping(WINDOW_BASE, 4096, address)?;
+    let mut window = Window::anonymous(4096)?;
+    window.bytes_mut().copy_from_slice(bytes);
+    window.move_to(GuestRange::new(address, 4096)?, prot)?;
     Ok(Placed::Moved)
 }
 
 /// Takes a page that [`place_page`] has mapped out of guest memory.
 pub fn take_page(address: u64, bytes: &mut [u8; 4096]) {
     // Moved away first, lest another vCPU writes to it behind the copy.
-    if host::move_mapping(address, 4096, WINDOW_BASE).is_ok()
-        && host::protect(WINDOW_BASE, 4096, host::PROT_READ).is_ok()
-    {
-        // SAFETY: what was moved here is readable, and used by nobody else.
-        *bytes = unsafe { (WINDOW_BASE as *const [u8; 4096]).read() };
-        let _ = host::unmap(WINDOW_BASE, 4096);
+    if let Ok(mut window) = GuestRange::new(address, 4096).and_then(Window::of_guest) {
+        bytes.copy_from_slice(window.bytes_mut());
     }
 }

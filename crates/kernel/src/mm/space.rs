@@ -17,6 +17,7 @@ use crate::mm::backing::MmapSource;
 use crate::mm::lazy;
 use crate::platform::gate::{Code, Gate};
 use crate::platform::host::{self, Sharing};
+use crate::platform::memory::GuestRange;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 
@@ -194,7 +195,7 @@ impl AddressSpace {
     /// in the child.
     pub fn after_fork(&self) -> Result<()> {
         for (start, len) in core::mem::take(&mut *self.left_out.lock()) {
-            host::unmap(start, len)?;
+            host::unmap(GuestRange::new(start, len)?)?;
         }
         let wiped: Vec<Vma> = {
             let state = self.state.lock();
@@ -230,7 +231,7 @@ impl AddressSpace {
             found
         };
         for (address, page) in hidden {
-            let _ = host::unmap(address, 4096);
+            let _ = GuestRange::new(address, 4096).and_then(host::unmap);
             crate::state::kernel().pages.lock().release(page);
         }
     }
@@ -265,7 +266,7 @@ impl AddressSpace {
         for vma in all {
             recall(&vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
-            host::unmap(vma.start, vma.len())?;
+            host::unmap(vma.range()?)?;
             self.forget(&vma);
         }
         Ok(())
@@ -357,7 +358,7 @@ impl AddressSpace {
         for vma in &removed {
             recall(vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
-            host::unmap(vma.start, vma.len())?;
+            host::unmap(vma.range()?)?;
             self.forget(vma);
         }
         Ok(())
@@ -385,7 +386,7 @@ impl AddressSpace {
             lazy::map_range(start, covered_end);
             self.recall_shared(start, covered_end);
             for (from, to) in self.mapped_parts(start, covered_end) {
-                host::protect(from, to - from, prot & PROT_MASK)?;
+                host::protect(GuestRange::new(from, to - from)?, prot & PROT_MASK)?;
             }
             self.state.lock().vmas.update(start, covered_end, |vma| vma.prot = prot & PROT_MASK);
         }
@@ -516,11 +517,12 @@ impl AddressSpace {
         self.recall_shared(old, old_end);
         let moved_end = host_end(&vma).min(old + kept);
         if moved_end > old {
-            host::move_mapping(old, moved_end - old, to)?;
+            let len = moved_end - old;
+            host::move_mapping(GuestRange::new(old, len)?, GuestRange::new(to, len)?)?;
         }
         let areas = self.state.lock().vmas.remove(old, old_end);
         if old_len > kept {
-            host::unmap(old + kept, old_len - kept)?;
+            host::unmap(GuestRange::new(old + kept, old_len - kept)?)?;
         }
         let moved = areas.into_iter().next().ok_or(Errno::EFAULT)?;
         let moved = Vma { start: to, end: to + kept, ..moved };
@@ -569,7 +571,7 @@ impl AddressSpace {
             if replace {
                 map_on_host(&mut part)?;
             } else {
-                host::advise(part.start, part.len(), host::MADV_DONTNEED)?;
+                host::discard(part.range()?)?;
             }
         }
         Ok(())
@@ -704,20 +706,20 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
     }
     let Some(file) = vma.file.clone() else {
         vma.flags.remove(VmaFlags::FROM_IMAGE);
-        return host::map_anonymous_as(vma.start, vma.len(), vma.prot, sharing);
+        return host::map_anonymous_as(vma.range()?, vma.prot, sharing);
     };
     match &file.source {
         MmapSource::Zero => {
             vma.file = None;
-            host::map_anonymous_as(vma.start, vma.len(), vma.prot, sharing)
+            host::map_anonymous_as(vma.range()?, vma.prot, sharing)
         }
         MmapSource::Blob(blob) => {
             let fd = crate::host::blobs::descriptor(*blob)?;
-            host::map_file(fd, vma.start, vma.len(), vma.prot, sharing, vma.offset)
+            host::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
         }
         MmapSource::HostFile(path) => {
             let fd = crate::host::files::descriptor(path)?;
-            host::map_file(fd, vma.start, vma.len(), vma.prot, sharing, vma.offset)
+            host::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
         }
         MmapSource::Upper(upper) => {
             if sharing == Sharing::Shared {
@@ -729,7 +731,8 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
                 return Ok(());
             }
             let len = end - vma.start;
-            host::map_anonymous(vma.start, len, host::PROT_READ | host::PROT_WRITE)?;
+            let range = GuestRange::new(vma.start, len)?;
+            host::map_anonymous(range, host::PROT_READ | host::PROT_WRITE)?;
             let mut sink = Sink::user(UserAddress(vma.start), len as usize)?;
             let mut at = vma.offset;
             while sink.remaining() > 0 {
@@ -738,7 +741,7 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
                     count => at += count as u64,
                 }
             }
-            host::protect(vma.start, len, vma.prot)
+            host::protect(range, vma.prot)
         }
     }
 }

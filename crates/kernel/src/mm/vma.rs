@@ -11,6 +11,8 @@ use bitflags::bitflags;
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 
 use super::backing::{FileBacking, MmapSource, UpperPages};
+use crate::errno::Result;
+use crate::platform::memory::GuestRange;
 
 bitflags! {
     /// Properties of an area.
@@ -57,6 +59,14 @@ impl Vma {
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.end - self.start
+    }
+
+    /// The area for a host call.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is not the guest's, which no area of a [`VmaMap`] is.
+    pub fn range(&self) -> Result<GuestRange> {
+        GuestRange::new(self.start, self.len())
     }
 
     /// Never: areas are not empty.

@@ -155,7 +155,7 @@ impl HostStream {
         let Ok(fd) = self.host.fd() else { return 0 };
         // The host call for this is not on the list; a look at the data is.
         let mut buffer = [0u8; 4096];
-        host::recv(fd, buffer.as_mut_ptr() as u64, buffer.len(), Peek::Yes).unwrap_or(0)
+        host::recv(fd, buffer[..].as_mut().into(), Peek::Yes).unwrap_or(0)
     }
 
     /// The pending error, once.
@@ -201,6 +201,5 @@ pub enum Ending {
 
 /// Peeks at one byte: what it says of the socket is what counts.
 fn look(fd: HostFd) -> Result<usize> {
-    let mut byte = 0u8;
-    host::recv(fd, &raw mut byte as u64, 1, Peek::Yes)
+    host::recv(fd, [0u8; 1][..].as_mut().into(), Peek::Yes)
 }

@@ -1,5 +1,4 @@
 //! `/proc/cpuinfo`, from the processor itself.
-#![allow(unsafe_code)]
 
 use alloc::format;
 use alloc::string::String;
@@ -12,11 +11,7 @@ use crate::task::Thread;
 use crate::task::scheduling::present_cpus;
 
 fn cpuid(leaf: u32, sub: u32) -> CpuidResult {
-    // SAFETY: every x86-64 processor has the instruction.
-    #[allow(unused_unsafe)]
-    unsafe {
-        __cpuid_count(leaf, sub)
-    }
+    __cpuid_count(leaf, sub)
 }
 
 /// The processors that a thread may run on, a bit for each.

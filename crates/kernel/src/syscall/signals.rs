@@ -131,7 +131,7 @@ pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
 pub fn sigaltstack(args: &Args) -> Result<u64> {
     const MINSIGSTKSZ: u64 = 2048;
     let thread = current();
-    let rsp = thread.frame().rsp;
+    let rsp = thread.frame().rsp();
     let old = thread.signals.lock().alternate_stack;
     let reported = reported_stack(&old, rsp);
     if !args.address(0).is_null() {
@@ -160,7 +160,7 @@ pub fn sigaltstack(args: &Args) -> Result<u64> {
 pub fn rt_sigreturn(_args: &Args) -> Result<u64> {
     sigreturn();
     // The dispatcher stores the result in rax, which the frame has just set.
-    Ok(current().frame().rax)
+    Ok(current().frame().rax())
 }
 
 /// restart_syscall(2): goes on with an interrupted sleep.

@@ -311,7 +311,7 @@ fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
 /// A thread that nobody knows yet.
 fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread> {
     let maker = current();
-    let mut frame = *maker.frame();
+    let mut frame = maker.frame().get();
     frame.rax = 0;
     frame.orig_rax = u64::MAX;
     frame.how = RETURN_FULL;

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 
 use super::Process;
 use crate::errno::Result;
-use crate::platform::entry::TrapFrame;
+use crate::platform::entry::Frame;
 use crate::platform::user::UserAddress;
 use crate::sync::Late;
 
@@ -24,7 +24,7 @@ pub trait Hooks: Sync {
 
     /// A fault ends the process of the running thread. `code` and `address` are those of
     /// the signal (sigaction(2)).
-    fn fatal_fault(&self, frame: &TrapFrame, signal: u32, code: i32, address: u64);
+    fn fatal_fault(&self, frame: &Frame, signal: u32, code: i32, address: u64);
 
     /// The first process has ended, and so the sandbox does.
     fn sandbox_ends(&self);

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::errno::{Errno, Result};
-use crate::io::{Sink, Source};
+use crate::io::{IoSlice, Sink, Source};
 use crate::platform::host::{self, HostFd, Peek, PollFd};
 use crate::platform::kernel_lock;
 use crate::platform::user::UserAddress;
@@ -212,13 +212,14 @@ impl HostFile {
             return Err(Errno::EAGAIN);
         }
         let mut done = 0;
-        while let Some((at, len)) = sink.next_piece() {
+        while let Some(mut piece) = sink.next_piece() {
+            let (at, len) = (piece.address(), piece.len());
             let outcome = retry_after_fault(at, len, || match self.kind {
-                Kind::MayBlock if self.is_client() => host::recv(fd, at, len, peek),
-                Kind::MayBlock => host::read(fd, at, len),
+                Kind::MayBlock if self.is_client() => host::recv(fd, piece.first(len), peek),
+                Kind::MayBlock => host::read(fd, piece.first(len)),
                 // The watcher may find news meanwhile, which is then taken for
                 // dealt with: the host is asked again before anybody waits.
-                _ => kernel_lock::unlocked(|| host::recv(fd, at, len, peek)),
+                _ => kernel_lock::unlocked(|| host::recv(fd, piece.first(len), peek)),
             });
             match outcome {
                 Ok(count) => {
@@ -257,7 +258,7 @@ impl HostFile {
 
     /// Sends a datagram whole.
     pub fn send_datagram(&self, bytes: &[u8]) -> Result<()> {
-        host::send(self.fd()?, bytes.as_ptr() as u64, bytes.len()).map(drop)
+        host::send(self.fd()?, bytes.into()).map(drop)
     }
 
     /// Receives a datagram, or with `peek` looks at it: bytes stored, and bytes
@@ -281,23 +282,24 @@ impl HostFile {
     pub fn write(&self, source: &mut Source<'_>) -> Result<usize> {
         let fd = self.fd()?;
         let mut done = 0;
-        while let Some((at, len)) = source.next_piece() {
+        while let Some(piece) = source.next_piece() {
             if !self.may_use(fd, Events::OUT) {
                 return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
             }
             let mut gathered: [u8; GATHER_MAX];
-            let (at, len) = if self.kind == Kind::MayBlock {
-                (at, len.min(BLOCKING_WRITE_MAX))
-            } else if len < GATHER_MAX && len < source.remaining() {
+            let piece: IoSlice<'_> = if self.kind == Kind::MayBlock {
+                piece.first(BLOCKING_WRITE_MAX)
+            } else if piece.len() < GATHER_MAX && piece.len() < source.remaining() {
                 gathered = [0; GATHER_MAX];
                 let len = source.peek(&mut gathered)?;
-                (gathered.as_ptr() as u64, len)
+                gathered[..len].into()
             } else {
-                (at, len)
+                piece
             };
-            let outcome = retry_after_fault(at, len, || match self.kind {
-                Kind::MayBlock => host::write(fd, at, len),
-                _ => kernel_lock::unlocked(|| host::send(fd, at, len)),
+            let len = piece.len();
+            let outcome = retry_after_fault(piece.address(), len, || match self.kind {
+                Kind::MayBlock => host::write(fd, piece),
+                _ => kernel_lock::unlocked(|| host::send(fd, piece)),
             });
             match outcome {
                 Ok(count) => {
@@ -340,7 +342,11 @@ fn with_synonyms(events: Events) -> Events {
 /// Makes a host call on guest memory. The host knows nothing of memory that
 /// the kernel maps when it is first touched: after `EFAULT`, touch it and try
 /// once more.
-fn retry_after_fault(at: u64, len: usize, call: impl Fn() -> Result<usize>) -> Result<usize> {
+fn retry_after_fault(
+    at: u64,
+    len: usize,
+    mut call: impl FnMut() -> Result<usize>,
+) -> Result<usize> {
     match call() {
         Err(Errno::EFAULT) => {
             let mut page = at;
@@ -360,7 +366,7 @@ fn retry_after_fault(at: u64, len: usize, call: impl Fn() -> Result<usize>) -> R
 fn hush(bell: HostFd) {
     let mut rung = [0u8; 256];
     // A short receive has taken all there was.
-    while host::recv(bell, rung.as_mut_ptr() as u64, rung.len(), Peek::No) == Ok(rung.len()) {}
+    while host::recv(bell, rung[..].as_mut().into(), Peek::No) == Ok(rung.len()) {}
 }
 
 /// What ended a wait for the host.
@@ -547,9 +553,8 @@ impl HostPoll {
     pub fn has_unread_data(&self) -> bool {
         let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
         files.iter().filter(|file| file.kind == Kind::Socket).any(|file| {
-            let mut byte = 0u8;
             // The end of the stream is readable too, but is no data.
-            let look = |fd| host::recv(fd, &raw mut byte as u64, 1, Peek::Yes);
+            let look = |fd| host::recv(fd, [0u8; 1][..].as_mut().into(), Peek::Yes);
             file.fd().and_then(look).is_ok_and(|count| count > 0)
         })
     }

@@ -20,14 +20,14 @@ pub fn read_file(
 ) -> Result<usize> {
     let mut done = 0;
     while done < len {
-        let Some((to, piece)) = sink.next_piece() else { break };
+        let Some(mut piece) = sink.next_piece() else { break };
         let fd = match descriptor() {
             Ok(fd) => fd,
             Err(error) if done == 0 => return Err(error),
             Err(_) => break,
         };
-        let step = piece.min(len - done);
-        match host::pread(fd, to, step, offset + done as u64) {
+        let step = piece.len().min(len - done);
+        match host::pread(fd, piece.first(step), offset + done as u64) {
             Ok(0) => break,
             Ok(count) => {
                 sink.advance(count);
@@ -51,6 +51,6 @@ pub fn read_file(
 fn read_bounced(fd: HostFd, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
     let mut buffer = [0u8; 2048];
     let step = len.min(buffer.len());
-    let count = host::pread(fd, buffer.as_mut_ptr() as u64, step, offset)?;
+    let count = host::pread(fd, buffer[..step].as_mut().into(), offset)?;
     sink.put(&buffer[..count])
 }

@@ -14,7 +14,8 @@ use crate::fs::file::OpenFlags;
 use crate::mm::backing::MmapSource;
 use crate::mm::space::{MapRequest, Placement, Remap};
 use crate::mm::vma::VmaFlags;
-use crate::platform::host;
+use crate::platform::host::{self, Populate};
+use crate::platform::memory::GuestRange;
 use crate::task::current_process;
 
 const MAP_SHARED: u32 = 0x01;
@@ -98,13 +99,9 @@ pub fn mmap(args: &Args) -> Result<u64> {
     let request = MapRequest { placement, len, prot, flags: vma_flags, file, offset };
     let start = current_process().mm().map(request)?;
     if flags & MAP_POPULATE != 0 {
-        let advice = if prot & host::PROT_WRITE != 0 {
-            host::MADV_POPULATE_WRITE
-        } else {
-            host::MADV_POPULATE_READ
-        };
+        let how = if prot & host::PROT_WRITE != 0 { Populate::Write } else { Populate::Read };
         // mmap(2): a failure to populate does not fail the call.
-        let _ = host::advise(start, len.next_multiple_of(4096), advice);
+        let _ = host::populate(start, len.next_multiple_of(4096), how);
     }
     Ok(start)
 }
@@ -203,7 +200,7 @@ pub fn madvise(args: &Args) -> Result<u64> {
     enum Act {
         Nothing,
         Discard,
-        Populate(u32),
+        Populate(Populate),
         Flags(VmaFlags, VmaFlags),
     }
     let none = VmaFlags::empty();
@@ -217,7 +214,8 @@ pub fn madvise(args: &Args) -> Result<u64> {
         11 => Act::Flags(none, VmaFlags::DONT_FORK),
         18 => Act::Flags(VmaFlags::WIPE_ON_FORK, none),
         19 => Act::Flags(none, VmaFlags::WIPE_ON_FORK),
-        host::MADV_POPULATE_READ | host::MADV_POPULATE_WRITE => Act::Populate(advice),
+        22 => Act::Populate(Populate::Read),
+        23 => Act::Populate(Populate::Write),
         _ => return Err(Errno::EINVAL),
     };
     if start == end {
@@ -227,9 +225,11 @@ pub fn madvise(args: &Args) -> Result<u64> {
     match act {
         Act::Nothing => {}
         Act::Discard => mm.discard(start, end)?,
-        Act::Populate(advice) => {
+        Act::Populate(how) => {
+            // Of the kernel's memory nothing is to be had.
+            GuestRange::new(start, end - start).map_err(|_| Errno::ENOMEM)?;
             crate::mm::lazy::map_range(start, end);
-            host::advise(start, end - start, advice)?;
+            host::populate(start, end - start, how)?;
         }
         Act::Flags(set, clear) => {
             let anonymous = |vma: &crate::mm::vma::Vma| {

@@ -28,7 +28,7 @@ use crate::task::{Capabilities, current, current_process, exit, fork_id};
 /// getpid(2).
 pub fn getpid(_args: &Args) -> Result<u64> {
     let process = current_process();
-    let stack = UserAddress(current().frame().rsp);
+    let stack = UserAddress(current().frame().rsp());
     let generation = kernel().generation.get();
     Ok(fork_id::process_id(process, generation, stack))
 }

@@ -9,6 +9,7 @@ use super::{Carrier, halt, is_first, own, own_space, run, serve};
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
 use crate::platform::host::{self, Forked};
+use crate::platform::memory::GuestRange;
 use crate::platform::{kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
@@ -117,7 +118,7 @@ fn share_arena() -> Result<()> {
 
 /// Makes host processes for the address spaces of an image other than the
 /// first, which this one has. `fill` maps the memory of the space with a number.
-pub fn begin_others(fill: impl Fn(u32, &Space) -> Result<()>) -> Result<()> {
+pub fn begin_others(mut fill: impl FnMut(u32, &Space) -> Result<()>) -> Result<()> {
     let spaces = kernel().tasks.spaces();
     for (number, space) in spaces.iter().enumerate().skip(1) {
         let for_child = (space.clone(), space.begin_carrier());
@@ -168,6 +169,5 @@ fn begin_child(own: Newborn, moves: bool, errand: &Errand) {
 
 /// Removes all guest memory of this host process.
 fn empty() -> Result<()> {
-    use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
-    host::unmap(GUEST_MIN, GUEST_MAX - GUEST_MIN)
+    host::unmap(GuestRange::ALL)
 }

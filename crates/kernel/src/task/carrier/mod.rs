@@ -265,9 +265,8 @@ fn ring(vcpu: &Vcpu) {
 
 fn ring_watcher() {
     if let Some(clapper) = arena::clapper() {
-        let one = 1u8;
         // Full means that it has been rung already.
-        let _ = host::send(clapper, &raw const one as u64, 1);
+        let _ = host::send(clapper, [1u8][..].into());
     }
 }
 
