@@ -89,10 +89,11 @@ fn links(text: &str) -> Vec<&str> {
 
 #[test]
 fn links_between_documents_lead_somewhere() {
-    let documents: BTreeMap<PathBuf, String> = files(|path| path.extension() == Some("md".as_ref()))
-        .into_iter()
-        .map(|path| (path.canonicalize().expect("a file"), prose(&read(&path))))
-        .collect();
+    let documents: BTreeMap<PathBuf, String> =
+        files(|path| path.extension() == Some("md".as_ref()))
+            .into_iter()
+            .map(|path| (path.canonicalize().expect("a file"), prose(&read(&path))))
+            .collect();
     assert!(documents.len() > 30, "{} documents", documents.len());
     let mut broken = Vec::new();
     for (path, text) in &documents {
