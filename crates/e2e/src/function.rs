@@ -28,7 +28,8 @@ pub enum Function {
     },
     /// A program of `tests/guest/functions`, with a thaw.toml made from its keys.
     Program {
-        /// The program, relative to `tests/guest/functions`.
+        /// The program, relative to `tests/guest/functions`; or the absolute path of a file or
+        /// directory that a test has made.
         source: &'static str,
         /// The function's name.
         name: &'static str,
@@ -123,8 +124,7 @@ impl Function {
                 let directory = work.join(name);
                 fs::create_dir_all(&directory).expect("a directory");
                 let program = repository().join("tests/guest/functions").join(source);
-                let file = program.file_name().expect("a file");
-                fs::copy(&program, directory.join(file)).expect("a copy");
+                run(Command::new("cp").arg("-rL").arg(&program).arg(&directory)).success();
                 let text = format!("name = \"{name}\"\nport = 8080\n{keys}\n");
                 fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
                 return directory;
