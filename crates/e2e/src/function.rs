@@ -38,6 +38,8 @@ pub enum Function {
     },
     /// A directory of `tests/guest/functions`, with a thaw.toml of its own.
     Directory(&'static str),
+    /// The same at an address of its own: the port 0 of its `listen` becomes this one.
+    Listening(&'static str, u16),
     /// A program of `tests/guest/functions/sdk` beside the helper of its language.
     Sdk(Language),
     /// The program of an example under another name, with its own settings.
@@ -96,6 +98,7 @@ impl Function {
             | Self::PythonVariant { name, .. }
             | Self::Program { name, .. }
             | Self::Directory(name)
+            | Self::Listening(name, _)
             | Self::Sdk(Language { name, .. })
             | Self::Variant { name, .. } => name,
         }
@@ -131,6 +134,15 @@ impl Function {
             }
             Self::Sdk(language) => return language.directory(work),
             Self::Directory(name) => return repository().join("tests/guest/functions").join(name),
+            Self::Listening(name, port) => {
+                let source = repository().join("tests/guest/functions").join(name);
+                run(Command::new("cp").arg("-r").arg(&source).arg(work)).success();
+                let directory = work.join(name);
+                let text = fs::read_to_string(directory.join("thaw.toml")).expect("thaw.toml");
+                let text = text.replace("127.0.0.1:0", &format!("127.0.0.1:{port}"));
+                fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+                return directory;
+            }
             Self::Variant { example, name, keys, limits } => (example, name, keys, limits),
         };
         let directory = work.join(name);
