@@ -42,11 +42,11 @@ pub fn thaw(message: &Message) -> Result<()> {
 
     blobs::initialize(command.index_blobs)?;
     for (&blob, &fd) in blob_numbers.iter().zip(blob_fds) {
-        blobs::remember(blob, HostFd(fd))?;
+        blobs::remember(blob, HostFd::new(fd))?;
     }
-    lazy::set_image(HostFd(*image));
-    let mappings = carried.map_or_else(|| Mappings::in_image(HostFd(*image), command), Ok)?;
-    let index = lazy::index(HostFd(*index), command.index_len)?;
+    lazy::set_image(HostFd::new(*image));
+    let mappings = carried.map_or_else(|| Mappings::in_image(HostFd::new(*image), command), Ok)?;
+    let index = lazy::index(HostFd::new(*index), command.index_len)?;
     let mut memory = Memory { mappings, index, ranges, flags: command.identity.flags };
     match command.mode {
         THAW_AND_RUN => {
@@ -132,7 +132,7 @@ fn go_on<'a>(
     crate::task::freeze_request::happened().wake_all(crate::task::wait::Events::OUT);
     crate::net::reset_connections();
     for (connection, &fd) in connections {
-        crate::net::deliver_connection(connection, HostFd(fd));
+        crate::net::deliver_connection(connection, HostFd::new(fd));
     }
 }
 

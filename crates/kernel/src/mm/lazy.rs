@@ -72,11 +72,11 @@ fn map_at(at: impl Pages, mapping: &Mapping) -> Result<()> {
     let private = Sharing::Private;
     match mapping.source {
         SOURCE_IMAGE => {
-            let image = HostFd(IMAGE.load(Relaxed));
+            let image = HostFd::new(IMAGE.load(Relaxed));
             host::map_file(image, at, mapping.prot, private, mapping.offset)
         }
         SOURCE_INDEX => {
-            let index = HostFd(INDEX.load(Relaxed));
+            let index = HostFd::new(INDEX.load(Relaxed));
             host::map_file(index, at, mapping.prot, Sharing::Shared, mapping.offset)
         }
         SOURCE_BLOB => {
@@ -103,7 +103,7 @@ pub unsafe fn read(mapping: &Mapping) -> Result<()> {
 }
 
 fn read_image(mut memory: IoSliceMut<'_>, mut offset: u64) -> Result<()> {
-    let image = HostFd(IMAGE.load(Relaxed));
+    let image = HostFd::new(IMAGE.load(Relaxed));
     while !memory.is_empty() {
         match host::pread(image, memory.first(usize::MAX), offset)? {
             0 => return Err(Errno::EIO),
