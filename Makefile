@@ -72,7 +72,7 @@ check: setup
 # and compiles them again. The end-to-end tests run the release build.
 all-tests: build
 	@scripts/say "Building and running the tests"
-	THAW_BIN=$(abspath $(THAW)) CARGO_INCREMENTAL=0 $(CARGO) test --locked --workspace --no-fail-fast
+	@THAW_BIN=$(abspath $(THAW)) CARGO_INCREMENTAL=0 CARGO="$(CARGO)" scripts/run-tests
 
 unit: setup
 	@scripts/say "Running the unit tests"

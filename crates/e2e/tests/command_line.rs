@@ -2,7 +2,7 @@
 //! here needs a sandbox.
 
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 /// Runs `thaw` over an empty state directory.
 fn thaw(home: &Path, arguments: &[&str]) -> Output {

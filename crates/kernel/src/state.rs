@@ -19,6 +19,11 @@ use crate::platform::saved::assert_saved;
 use crate::sync::{Late, Lock};
 use crate::time::random::Generator;
 
+/// The Linux release whose behaviour Thaw follows.
+pub const RELEASE: &str = "6.1.0-thaw";
+/// Version string of uname(2).
+pub const VERSION: &str = "#1 SMP Thaw";
+
 /// Everything that is saved.
 pub struct Kernel {
     /// Processes and threads.

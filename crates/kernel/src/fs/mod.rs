@@ -11,7 +11,6 @@
 //! | [`tty`] | terminals |
 //! | [`xattr`] | extended attributes |
 //! | [`inotify`], [`notify`] | watches, and where events come from |
-//! | [`syscalls`] | the system calls on files |
 
 pub mod anonymous;
 pub mod async_io;
@@ -37,7 +36,6 @@ pub mod pipe;
 pub mod process;
 pub mod pseudo;
 pub mod stdio;
-pub mod syscalls;
 pub mod tty;
 pub mod walk;
 pub mod writing;

@@ -5,13 +5,9 @@
 //! after the state behind them has been let go of, so that a waiter may look.
 
 pub mod epoll;
-pub mod epoll_syscalls;
 pub mod eventfd;
 pub mod pidfd;
-pub mod poll;
-pub mod select;
 pub mod signalfd;
-pub mod splice;
 pub mod sysv;
 pub mod timeout;
 pub mod timerfd;

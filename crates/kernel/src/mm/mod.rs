@@ -12,7 +12,6 @@ pub mod populate;
 pub mod shared;
 pub mod shm;
 pub mod space;
-pub mod syscalls;
 pub mod vma;
 
 pub use space::{AddressSpace, MapRequest};

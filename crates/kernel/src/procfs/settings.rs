@@ -9,7 +9,7 @@ use crate::fs::inotify;
 use crate::fs::pseudo::{Item, Kind};
 use crate::net::proc_files;
 use crate::state::kernel;
-use crate::task::syscalls::{RELEASE, VERSION};
+use crate::state::{RELEASE, VERSION};
 
 const fn text(name: &'static str, text: &'static str) -> Item {
     Item { name, kind: Kind::Text(text) }

@@ -10,7 +10,7 @@ use crate::fs::locks::{Family, LockKind, Owner};
 use crate::fs::mount::Mount;
 use crate::fs::path::Path;
 use crate::state::kernel;
-use crate::task::syscalls::{RELEASE, VERSION};
+use crate::state::{RELEASE, VERSION};
 use crate::task::{Process, Thread};
 
 pub(super) const CGROUPS: &str = "#subsys_name\thierarchy\tnum_cgroups\tenabled\n\

@@ -168,8 +168,8 @@ fn the_reference_names_the_defaults() {
     let values = toml::Value::try_from(&config).unwrap();
     let mut compared = 0;
     for row in rows() {
-        let names = key_of(&row).split('.');
-        let value = names.fold(Some(&values), |table, name| table?.get(name));
+        let mut names = key_of(&row).split('.');
+        let value = names.try_fold(&values, |table, name| table.get(name));
         let default = row[2].trim_matches('`');
         let chosen_above = default == "required" || key_of(&row) == "build.command";
         if let Some(value) = value.filter(|_| !chosen_above) {

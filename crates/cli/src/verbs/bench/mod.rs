@@ -13,7 +13,7 @@ mod worker;
 use crate::failure::Outcome;
 use clap::{Args, Subcommand};
 
-/// Measure.
+/// Measure boots, memory, throughput and system calls.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  thaw bench boot hello-python --boot warm -n 1000 --json\n  \
     thaw bench boot --all --output results")]

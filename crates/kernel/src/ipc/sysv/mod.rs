@@ -6,13 +6,10 @@
 //! that Linux would show.
 
 pub mod memory;
-pub mod memory_calls;
-pub mod message_calls;
 pub mod messages;
 pub mod permissions;
 pub mod proc_files;
 pub mod registry;
-pub mod semaphore_calls;
 pub mod semaphores;
 
 use memory::Segment;
@@ -50,7 +47,7 @@ pub struct SystemV {
 }
 
 /// The objects of the sandbox.
-fn system_v() -> &'static SystemV {
+pub fn system_v() -> &'static SystemV {
     &crate::state::kernel().system_v
 }
 

@@ -1,9 +1,8 @@
 //! Signals (signal(7)): sets, actions, sending, and what is pending.
 
 mod deliver;
-mod frame;
+pub mod frame;
 mod job_control;
-pub mod syscalls;
 
 use alloc::collections::VecDeque;
 
@@ -253,7 +252,8 @@ pub fn default_action(signal: u32) -> DefaultAction {
     }
 }
 
-fn is_ignored(action: &Action, signal: u32) -> bool {
+/// Whether an action lets a signal pass without effect (signal(7)).
+pub fn is_ignored(action: &Action, signal: u32) -> bool {
     action.handler == Action::IGNORE
         || action.handler == Action::DEFAULT && default_action(signal) == DefaultAction::Ignore
 }
