@@ -20,7 +20,8 @@ PREFIX ?= /usr/local
 # Where the files of a package are put together; nothing otherwise.
 DESTDIR ?=
 
-.PHONY: help setup build install run test ci check all-tests unit e2e examples runtimes bench bench-check stress fuzz conformance chaos \
+.PHONY: help setup build install run test ci check all-tests unit e2e examples runtimes bench bench-check stress \
+	fuzz miri conformance chaos \
 	soak clean
 
 help: ## Show what there is to make
@@ -107,6 +108,9 @@ stress: build ## Run stress-ng's stressors in sandboxes (DURATION=20 seconds eac
 
 fuzz: build ## Fuzz the parsers and the kernel (SECONDS_EACH=60 for each of the targets)
 	@THAW=$(abspath $(THAW)) scripts/fuzz all $(SECONDS_EACH)
+
+miri: ## Run the tests of memory and codecs in Miri (takes a nightly toolchain)
+	@CARGO_TARGET_DIR=$(abspath $(TARGET)) scripts/miri $(PART)
 
 conformance: build ## Run Go's and CPython's own tests, natively and in sandboxes
 	@scripts/setup conformance
