@@ -687,9 +687,9 @@ impl Instance for SandboxInstance {
         Ok(())
     }
 
-    fn knock_if_unread(&mut self) {
-        if let Err(error) = self.sandbox.get_ref().knock_if_unread() {
-            tracing::warn!(pid = self.pid, "cannot knock at a sandbox: {error}");
+    fn ring_if_unread(&mut self) {
+        if let Err(error) = self.sandbox.get_ref().ring_if_unread() {
+            tracing::warn!(pid = self.pid, "cannot ring the doorbell of a sandbox: {error}");
         }
     }
 

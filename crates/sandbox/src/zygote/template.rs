@@ -69,7 +69,8 @@ struct Slot {
 
 impl Slot {
     fn take(parent: &Arc<Connected>) -> Result<Self, ZygoteError> {
-        let number = parent.book().take_slot().ok_or(ZygoteError::Full { limit: parent.limit })?;
+        let number =
+            parent.registry().take_slot().ok_or(ZygoteError::Full { limit: parent.limit })?;
         Ok(Self { number: Some(number), parent: parent.clone() })
     }
 
@@ -81,14 +82,14 @@ impl Slot {
     /// Makes the end of the copy that has the slot known; it may have been
     /// reported already. `number` is its number in the parent's pid namespace.
     fn give_to(mut self, number: u32, copy: &Process) {
-        let mut book = self.parent.book();
-        let reported = book.ended_copies.remove(number);
+        let mut registry = self.parent.registry();
+        let reported = registry.ended_copies.remove(number);
         // A copy that never came to be may have had the number before.
         match reported.filter(|_| !copy.is_running().unwrap_or(false)) {
             None => {
                 let (exit, limits) = (copy.exit.clone(), copy.limits.clone());
                 let slot = self.number.take();
-                book.copies.insert(number, Alive { slot, exit, _limits: limits });
+                registry.copies.insert(number, Alive { slot, exit, _limits: limits });
             }
             Some(status) => copy.exit.fill(status),
         }
@@ -98,7 +99,7 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if self.number.is_some() {
-            self.parent.book().put_slot(self.number);
+            self.parent.registry().put_slot(self.number);
         }
     }
 }
@@ -217,7 +218,7 @@ impl Template {
         // The first message shows which process the copy is.
         rustix::net::sockopt::set_socket_passcred(&host, true)
             .map_err(|errno| during("make its socket")(errno.into()))?;
-        let id = parent.book().next_id().ok_or(ZygoteError::ParentDied)?;
+        let id = parent.registry().next_id().ok_or(ZygoteError::ParentDied)?;
         let slot = Slot::take(parent)?;
         let group = parent.groups.create(id).map_err(during("make its control group"))?;
         let entrances = group.entrances().map_err(during("open its control group"))?;
