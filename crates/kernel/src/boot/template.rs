@@ -11,7 +11,6 @@ use thaw_abi::layout::CONSOLE_FD;
 
 use crate::errno::{Errno, Result};
 use crate::host::control::{self, CONTROL};
-use crate::host::phases;
 use crate::platform::host::{self, Forked, HostFd};
 use crate::platform::panic;
 
@@ -35,7 +34,6 @@ pub fn serve() -> Result<()> {
         };
         match host::fork_copy() {
             Ok(Forked::Child) => {
-                phases::received();
                 if become_copy(fork, HostFd::new(*socket), group, HostFd::new(*console)).is_err() {
                     panic::exit(panic::PANIC_EXIT_CODE)
                 }

@@ -72,7 +72,9 @@ pub fn thaw(message: &Message) -> Result<()> {
             template::serve()?;
             adopt(&mut memory)?;
             control::prepare_for_second_command();
-            go_on_as_told(&control::expect_second_command(populate::some))?;
+            let message = control::expect_second_command(populate::some);
+            phases::received();
+            go_on_as_told(&message)?;
         }
         _ => return Err(Errno::EINVAL),
     }

@@ -621,7 +621,9 @@ impl SandboxInstance {
             let status = self.sandbox.get_ref().try_wait();
             let left = self.parting.as_ref().map_or(looks, |parting| parting.looks_left);
             if self.killed || status.is_some() || left == 0 {
-                let limit = self.sandbox.get_ref().limit_reached().filter(|_| !self.killed);
+                // Why this node has ended it, it knows.
+                let limit =
+                    if self.killed { None } else { self.sandbox.get_ref().limit_reached() };
                 let killed = || End::Killed(status.and_then(|status| status.signal()));
                 return Poll::Ready(limit.map_or_else(killed, End::LimitReached));
             }
