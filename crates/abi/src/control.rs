@@ -145,6 +145,8 @@ pub const FLAG_FREEZE_AT_ENTRY: u32 = 1 << 4;
 pub const FLAG_NO_PATCHING: u32 = 1 << 5;
 /// Never map lazily at thaw: every mapping is eager.
 pub const FLAG_NO_LAZY: u32 = 1 << 6;
+/// Map lazily page by page, so that it can be seen from outside which pages are touched.
+pub const FLAG_BY_PAGE: u32 = 1 << 7;
 /// The sandbox may have outgoing connections: [`MSG_OPEN_SOCKET`], and the
 /// addresses of [`crate::network`].
 pub const FLAG_EGRESS: u32 = 1 << 16;

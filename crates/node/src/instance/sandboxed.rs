@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use thaw_abi::control::{Connection, EntryPoint};
+use thaw_abi::control::{Connection, EntryPoint, FLAG_BY_PAGE};
 use thaw_sandbox::{
     BootError, BootPlan, EgressPolicy, Event, Image, KeptForSuccessor, Orphan, PlanError,
     PopulatePolicy, Processes, Progress, Recorder, ResourceLimits, Sandbox, ThawOptions,
@@ -290,7 +290,9 @@ impl Shared {
             let taken_ns = monotonic_ns();
             tried += 1;
             zygote.label(&self.label);
-            match zygote.thaw(&plan, handed, &self.options(Some(&pipes))) {
+            let options = self.options(Some(&pipes));
+            let flags = options.flags | self.recording_flags();
+            match zygote.thaw(&plan, handed, &ThawOptions { flags, ..options }) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),
                 Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => self.pool.discard_dead(),
                 Err(error) => break Err(LaunchError(error.to_string())),
@@ -350,6 +352,12 @@ impl Shared {
         }
         let state = self.working_set.lock().expect("no holder panics");
         !matches!(*state, WorkingSetState::Wanted(_))
+    }
+
+    /// One of the first copies shows its working set, page by page: that takes its first
+    /// request a few microseconds a page.
+    fn recording_flags(&self) -> u32 {
+        if self.is_settled() { 0 } else { FLAG_BY_PAGE }
     }
 
     /// Makes in the background what the next boots are to begin from.
