@@ -222,7 +222,7 @@ pub const THAW_AS_TEMPLATE: u32 = 2;
 
 /// Body of [`MSG_THAW`].
 ///
-/// Descriptors: image, index, then `blob_count` blobs, then those of `identity`. Tail: `mapping_count`
+/// Descriptors: image, index, the prefetch file if there is one, then `blob_count` blobs, then those of `identity`. Tail: `mapping_count`
 /// [`crate::image::Mapping`], unless they are read from the image, `populate_count` [`PopulateRange`], the tail of
 /// `identity`, then `blob_count` `u32` blob numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -242,8 +242,9 @@ pub struct Thaw {
     pub blob_count: u32,
     /// Number of blobs of the index.
     pub index_blobs: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Number of prefetch files that come along: 1 if mappings have
+    /// [`crate::image::SOURCE_PREFETCH`], 0 otherwise.
+    pub prefetch_count: u32,
     /// What makes it this copy. Only `flags` counts unless it is to go on at once.
     pub identity: Identity,
 }

@@ -12,7 +12,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE};
+use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_PREFETCH};
 use thaw_abi::layout::{BOOT_BASE, INDEX_BASE, INDEX_MAX};
 use thaw_abi::page_align_up;
 
@@ -44,6 +44,7 @@ static BY_PAGE: AtomicBool = AtomicBool::new(false);
 static LEFT: AtomicU64 = AtomicU64::new(0);
 static IMAGE: AtomicI32 = AtomicI32::new(-1);
 static INDEX: AtomicI32 = AtomicI32::new(-1);
+static PREFETCH: AtomicI32 = AtomicI32::new(-1);
 
 /// Source of the mapping of the rootfs index, which is none of the image's.
 const SOURCE_INDEX: u32 = u32::MAX;
@@ -75,51 +76,29 @@ pub fn initialize(pending: impl Iterator<Item = Mapping>, granularity: Granulari
 
 /// Makes one mapping of a plan.
 pub fn map(mapping: &Mapping) -> Result<()> {
-    match mapping.source {
-        SOURCE_IMAGE => {
-            let image = HostFd(IMAGE.load(Relaxed));
-            host::map_file(
-                image,
-                mapping.start,
-                mapping.len,
-                mapping.prot,
-                Sharing::Private,
-                mapping.offset,
-            )
-        }
-        SOURCE_INDEX => {
-            let index = HostFd(INDEX.load(Relaxed));
-            host::map_file(
-                index,
-                mapping.start,
-                mapping.len,
-                mapping.prot,
-                Sharing::Shared,
-                mapping.offset,
-            )
-        }
-        SOURCE_BLOB => {
-            let fd = blobs::descriptor(mapping.blob)?;
-            host::map_file(
-                fd,
-                mapping.start,
-                mapping.len,
-                mapping.prot,
-                Sharing::Private,
-                mapping.offset,
-            )
-        }
-        _ => host::map_anonymous(mapping.start, mapping.len, mapping.prot),
-    }
+    let (file, sharing) = match mapping.source {
+        SOURCE_IMAGE | SOURCE_PREFETCH => (file_of(mapping.source), Sharing::Private),
+        SOURCE_INDEX => (HostFd(INDEX.load(Relaxed)), Sharing::Shared),
+        SOURCE_BLOB => (blobs::descriptor(mapping.blob)?, Sharing::Private),
+        _ => return host::map_anonymous(mapping.start, mapping.len, mapping.prot),
+    };
+    host::map_file(file, mapping.start, mapping.len, mapping.prot, sharing, mapping.offset)
 }
 
-/// Reads the part of the image that a mapping names into the memory that is there.
+/// The prefetch file or the image.
+fn file_of(source: u32) -> HostFd {
+    let file = if source == SOURCE_PREFETCH { &PREFETCH } else { &IMAGE };
+    HostFd(file.load(Relaxed))
+}
+
+/// Reads the part of the image, or of the prefetch file, that a mapping names into the
+/// memory that is there.
 pub fn read(mapping: &Mapping) -> Result<()> {
-    let image = HostFd(IMAGE.load(Relaxed));
+    let file = file_of(mapping.source);
     let mut done = 0;
     while done < mapping.len {
         let (to, left) = (mapping.start + done, (mapping.len - done) as usize);
-        match host::pread(image, to, left, mapping.offset + done)? {
+        match host::pread(file, to, left, mapping.offset + done)? {
             0 => return Err(Errno::EIO),
             read => done += read as u64,
         }
@@ -127,9 +106,11 @@ pub fn read(mapping: &Mapping) -> Result<()> {
     Ok(())
 }
 
-/// Sets the image's descriptor before anything is mapped from it.
-pub fn set_image(image: HostFd) {
+/// Sets the descriptors of the image and of the prefetch file, if there is one, before
+/// anything is mapped from them.
+pub fn set_files(image: HostFd, prefetch: Option<HostFd>) {
     IMAGE.store(image.0, Relaxed);
+    PREFETCH.store(prefetch.map_or(-1, |file| file.0), Relaxed);
 }
 
 /// Sets the index' descriptor; its mapping, of `len` bytes.
