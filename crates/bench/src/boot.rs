@@ -285,11 +285,13 @@ impl<'a> Subject<'a> {
             for turn in &mut turns {
                 if let Some(cache) = &cache {
                     cache.drop_image_and_blobs()?;
+                    if counts {
+                        // While nothing else is read: afterwards the page cache fills.
+                        turn.reads.extend(cache.read_pages()?);
+                        cache.drop_image_and_blobs()?;
+                    }
                 }
                 turn.take(&self.request, counts);
-                if let Some(cache) = cache.as_ref().filter(|_| counts) {
-                    turn.reads.extend(cache.read_pages()?);
-                }
             }
             if let Some(native) = &mut native {
                 if let Some(cache) = &cache {

@@ -116,6 +116,14 @@ impl Header {
     }
 }
 
+/// Parses a header and asserts what must hold of it.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn check_header(page: &[u8], file_len: u64) {
+    if let Ok(header) = Header::parse(page, file_len) {
+        assert!(header.len <= PREFETCH_MAX && header.len + PREFETCH_HEAD == file_len);
+    }
+}
+
 impl Store {
     /// Stores the pages of an image's working set, replacing older ones. `write` writes
     /// them from [`PREFETCH_HEAD`] on, whole pages without a hole in between, and returns
@@ -175,10 +183,10 @@ impl Store {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn page(len: u64) -> Vec<u8> {
+    pub(crate) fn page(len: u64) -> Vec<u8> {
         let header = Header { magic: MAGIC, version: VERSION, len, ..Header::zeroed() };
         let mut page = bytemuck::bytes_of(&header).to_vec();
         page.resize(PREFETCH_HEAD as usize, 0);

@@ -134,11 +134,15 @@ impl ColdBoots {
 }
 
 impl Prefetched {
-    /// Begins to read the prefetch file, and returns how to boot meanwhile.
-    pub fn begin(&self) -> Arc<BootPlan> {
+    /// How to boot.
+    pub fn plan(&self) -> Arc<BootPlan> {
+        self.plan.clone()
+    }
+
+    /// Begins to read the prefetch file.
+    pub fn read_ahead(&self) {
         let file = self.file.clone();
         in_background(move || read_ahead(&file));
-        self.plan.clone()
     }
 }
 

@@ -288,7 +288,7 @@ impl Shared {
     fn boot_from_image(self: &Arc<Self>, handed: Handed<'_>) -> Result<Boot, LaunchError> {
         let may_be_gone = self.is_first_for_long();
         let cold = self.cold.wanted(may_be_gone);
-        let plan = cold.as_ref().map_or_else(|| self.plan(), |cold| cold.begin());
+        let plan = cold.as_ref().map_or_else(|| self.plan(), |cold| cold.plan());
         let pipes = self.pipes()?;
         let mut tried = 0;
         let booted = loop {
@@ -307,6 +307,10 @@ impl Shared {
                 Err(error) => break Err(LaunchError(error.to_string())),
             }
         };
+        // Not before: the thread that reads would take this one's processor.
+        if let Some(cold) = &cold {
+            cold.read_ahead();
+        }
         self.pool.replenish();
         let (sandbox, taken_ns) = booted?;
         self.image_boots.fetch_add(1, Ordering::Relaxed);
