@@ -20,13 +20,13 @@ PREFIX ?= /usr/local
 # Where the files of a package are put together; nothing otherwise.
 DESTDIR ?=
 
-.PHONY: help setup build install run test check unit e2e examples runtimes bench stress fuzz conformance chaos \
+.PHONY: help setup build install run test check all-tests unit e2e examples runtimes bench bench-check stress fuzz miri conformance chaos \
 	soak clean
 
 help: ## Show what there is to make
 	@echo "Thaw: sandboxes that start in well under a millisecond"
 	@echo
-	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
 
 setup: ## Install what is missing (Debian packages)
 	@scripts/setup
@@ -52,7 +52,7 @@ run: build ## Build the examples, serve them, call each once, keep serving
 # Tests that cannot be made here add a line to this file.
 export THAW_SKIPPED := $(abspath $(TARGET))/skipped-tests
 
-test: forget-skipped check build unit e2e ## Run every test
+test: forget-skipped check all-tests ## Run every test
 	@scripts/say "$$(wc -l < $(THAW_SKIPPED)) tests were skipped"
 	@cat $(THAW_SKIPPED)
 
@@ -64,17 +64,23 @@ check: setup
 	@scripts/say "Checking the style"
 	$(CARGO) fmt --all --check
 	@scripts/say "Linting"
-	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	CARGO_INCREMENTAL=0 $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-# Everything is built in the release profile, once: the end-to-end tests need
-# the release build anyway, and two builds of everything take too long.
+# Tests are built in the dev profile: cargo cannot use the release build's crates for them
+# (tests unwind, the product aborts), and without optimization they take a third of the time.
+# One command selects all of them, since another selection has other features of dependencies
+# and compiles them again. The end-to-end tests run the release build.
+all-tests: build
+	@scripts/say "Building and running the tests"
+	@THAW_BIN=$(abspath $(THAW)) CARGO_INCREMENTAL=0 CARGO="$(CARGO)" scripts/run-tests
+
 unit: setup
 	@scripts/say "Running the unit tests"
-	$(CARGO) test --release --locked --workspace --exclude thaw-e2e
+	$(CARGO) test --locked --workspace --exclude thaw-e2e
 
 e2e: build
 	@scripts/say "Running the end-to-end tests"
-	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --release --locked -p thaw-e2e --no-fail-fast
+	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --locked -p thaw-e2e --no-fail-fast
 
 examples: build ## Build all examples, the large ones too (installs npm, maven, nginx, …)
 	@scripts/setup runtimes
@@ -83,11 +89,15 @@ examples: build ## Build all examples, the large ones too (installs npm, maven, 
 runtimes: build ## Test every runtime and tool that docs/runtimes.md lists
 	@scripts/setup runtimes
 	@scripts/say "Testing every runtime"
-	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --release --locked -p thaw-e2e --no-fail-fast \
+	THAW_BIN=$(abspath $(THAW)) $(CARGO) test --locked -p thaw-e2e --no-fail-fast \
 		--test runtimes --test functions --test entry -- --include-ignored --test-threads 2
 
 bench: build ## Measure boots of the examples, at scale and by technique
 	@THAW=$(abspath $(THAW)) scripts/bench $(BENCHED)
+
+bench-check: build ## Compare performance with bench/bounds.toml, on a machine that does nothing else
+	@scripts/setup bench
+	@THAW=$(abspath $(THAW)) scripts/bench-check
 
 stress: build ## Run stress-ng's stressors in sandboxes (DURATION=20 seconds each)
 	@scripts/setup stress
@@ -95,6 +105,9 @@ stress: build ## Run stress-ng's stressors in sandboxes (DURATION=20 seconds eac
 
 fuzz: build ## Fuzz the parsers and the kernel (SECONDS_EACH=60 for each of the targets)
 	@THAW=$(abspath $(THAW)) scripts/fuzz all $(SECONDS_EACH)
+
+miri: ## Run the tests of memory and codecs in Miri (takes a nightly toolchain)
+	@CARGO_TARGET_DIR=$(abspath $(TARGET)) scripts/miri $(PART)
 
 conformance: build ## Run Go's and CPython's own tests, natively and in sandboxes
 	@scripts/setup conformance

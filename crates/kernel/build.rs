@@ -26,7 +26,7 @@ fn main() {
 
 /// Assembles and links the vdso with the C compiler that Rust links with.
 fn build_vdso() {
-    let folder = Path::new("src/task/exec");
+    let folder = Path::new("src/exec");
     let (source, versions) = (folder.join("vdso.S"), folder.join("vdso.map"));
     println!("cargo:rerun-if-changed={}", source.display());
     println!("cargo:rerun-if-changed={}", versions.display());

@@ -1,6 +1,8 @@
 //! Builds the Thaw kernel, a freestanding ELF, so that the library can carry
 //! it inside. `THAW_KERNEL_ELF` names a prebuilt ELF to be taken instead.
 
+use std::ffi::OsStr;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -26,9 +28,9 @@ fn main() {
 /// the lock of the usual one) and returns the path of the kernel ELF.
 fn build_kernel() -> PathBuf {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let target = out.join("kernel");
     // Asked for at run time: a target directory may serve several checkouts.
     let here = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
+    let target = kernel_target(&out, &here);
     let manifest = Path::new(&here).join("../../Cargo.toml");
     let mut cargo = Command::new(std::env::var_os("CARGO").expect("cargo sets CARGO"));
     cargo
@@ -66,5 +68,20 @@ fn build_kernel() -> PathBuf {
         status.success(),
         "the Thaw kernel does not build; mend it, or set THAW_KERNEL_ELF to a prebuilt one"
     );
-    target.join("kernel/thaw-kernel")
+    // The next build of this crate in another profile may replace the file there.
+    let elf = out.join("thaw-kernel");
+    if let Err(error) = std::fs::copy(target.join("kernel/thaw-kernel"), &elf) {
+        panic!("cannot copy the kernel to {} ({error})", elf.display());
+    }
+    elf
+}
+
+/// One target directory for the kernel of a checkout, whatever this crate is built for
+/// (product, tests, lints): the kernel is the same, and takes a minute.
+fn kernel_target(out: &Path, checkout: &OsStr) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    checkout.hash(&mut hasher);
+    // OUT_DIR is TARGET/PROFILE/build/thaw-sandbox-HASH/out.
+    let target = out.ancestors().nth(4).expect("OUT_DIR lies in a target directory");
+    target.join(format!("thaw-kernel-{:016x}", hasher.finish()))
 }

@@ -2,6 +2,7 @@
 
 mod ablation;
 mod boot;
+pub mod bounds;
 mod client;
 mod cold;
 mod figure;

@@ -28,7 +28,8 @@ pub enum Function {
     },
     /// A program of `tests/guest/functions`, with a thaw.toml made from its keys.
     Program {
-        /// The program, relative to `tests/guest/functions`.
+        /// The program, relative to `tests/guest/functions`; or the absolute path of a file or
+        /// directory that a test has made.
         source: &'static str,
         /// The function's name.
         name: &'static str,
@@ -37,6 +38,8 @@ pub enum Function {
     },
     /// A directory of `tests/guest/functions`, with a thaw.toml of its own.
     Directory(&'static str),
+    /// The same at an address of its own: the port 0 of its `listen` becomes this one.
+    Listening(&'static str, u16),
     /// A program of `tests/guest/functions/sdk` beside the helper of its language.
     Sdk(Language),
     /// The program of an example under another name, with its own settings.
@@ -95,6 +98,7 @@ impl Function {
             | Self::PythonVariant { name, .. }
             | Self::Program { name, .. }
             | Self::Directory(name)
+            | Self::Listening(name, _)
             | Self::Sdk(Language { name, .. })
             | Self::Variant { name, .. } => name,
         }
@@ -123,14 +127,22 @@ impl Function {
                 let directory = work.join(name);
                 fs::create_dir_all(&directory).expect("a directory");
                 let program = repository().join("tests/guest/functions").join(source);
-                let file = program.file_name().expect("a file");
-                fs::copy(&program, directory.join(file)).expect("a copy");
+                run(Command::new("cp").arg("-rL").arg(&program).arg(&directory)).success();
                 let text = format!("name = \"{name}\"\nport = 8080\n{keys}\n");
                 fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
                 return directory;
             }
             Self::Sdk(language) => return language.directory(work),
             Self::Directory(name) => return repository().join("tests/guest/functions").join(name),
+            Self::Listening(name, port) => {
+                let source = repository().join("tests/guest/functions").join(name);
+                run(Command::new("cp").arg("-r").arg(&source).arg(work)).success();
+                let directory = work.join(name);
+                let text = fs::read_to_string(directory.join("thaw.toml")).expect("thaw.toml");
+                let text = text.replace("127.0.0.1:0", &format!("127.0.0.1:{port}"));
+                fs::write(directory.join("thaw.toml"), text).expect("thaw.toml");
+                return directory;
+            }
             Self::Variant { example, name, keys, limits } => (example, name, keys, limits),
         };
         let directory = work.join(name);

@@ -6,6 +6,7 @@ mod function;
 mod guest;
 mod http;
 mod outcome;
+mod ports;
 mod processes;
 mod rights;
 mod runtime;
@@ -18,6 +19,7 @@ pub use function::{Function, Language, built_home, copy_home};
 pub use guest::{Fixture, Linking, compare_c, compare_python, compile, programs, python};
 pub use http::{Heard, Raw, Response, get, post, request, request_local};
 pub use outcome::{Outcome, run, run_with_input, run_within};
+pub use ports::{free_port, free_privileged_port, listening_ports};
 pub use processes::{
     Descriptor, Process, children, descendants, descriptors, exists, kill, process, resident_bytes,
 };

@@ -1,16 +1,17 @@
 //! Who may use the admin API, and what it keeps to itself.
 
+use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io::Read;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 use thaw_e2e::{
-    Daemon, DaemonOptions, Function, Raw, Response, built_home, copy_home, get, request_local, run,
-    thaw, wait_until,
+    Daemon, DaemonOptions, Function, Raw, Response, built_home, copy_home, descendants, get,
+    listening_ports, request_local, run, thaw, wait_until,
 };
 
 /// What nobody is to see.
@@ -47,10 +48,9 @@ fn it_listens_on_a_socket_of_the_owners_and_nowhere_else() {
     assert!(file.file_type().is_socket());
     assert_eq!(file.mode() & 0o777, 0o600);
     assert_eq!(daemon.admin_tcp(), None);
-    // Free, unless somebody else has it.
-    if let Err(error) = TcpListener::bind("127.0.0.1:8081") {
-        eprintln!("not checked: something listens on port 8081 ({error})");
-    }
+    let mut processes = vec![daemon.main_pid()];
+    processes.extend(descendants(daemon.main_pid()).iter().map(|process| process.pid));
+    assert_eq!(listening_ports(&processes), BTreeSet::from([daemon.gateway().port()]));
     let ps = run(thaw().env("THAW_HOME", &home).arg("ps"));
     assert!(ps.success().contains("FUNCTION"));
     let address = format!("unix:{}", socket.display());

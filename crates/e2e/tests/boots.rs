@@ -5,10 +5,11 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, built_home, descendants, exists, get, kill, process,
-    wait_until,
+    repository, run, wait_until,
 };
 
 const WARM: &str = "template = false";
@@ -77,6 +78,14 @@ fn ask(daemon: &Daemon, function: &str) -> Value {
     response.json()
 }
 
+/// What a copy has just said, whose clock must be that of the host.
+#[track_caller]
+fn with_the_right_time(value: Value) -> Value {
+    let now = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_secs_f64();
+    assert!((now - value["time"].as_f64().expect("a number")).abs() < 10.0, "{value}");
+    value
+}
+
 /// Boots copies, some of them side by side, and checks that they are what they
 /// should be and differ from each other; returns the kinds of the boots, the newest
 /// first.
@@ -86,12 +95,12 @@ fn check_copies(daemon: &Daemon, function: &str, kind: &str, limit: u64) -> Vec<
     let mut values = Vec::new();
     for _ in 0..3 {
         await_standby(daemon, function, kind);
-        values.push(ask(daemon, function));
+        values.push(with_the_right_time(ask(daemon, function)));
     }
     await_standbys(daemon, function, kind, 2);
-    values.extend(ask_two(daemon, function));
+    values.extend(ask_two(daemon, function).map(with_the_right_time));
     await_standby(daemon, function, kind);
-    values.push(ask(daemon, function));
+    values.push(with_the_right_time(ask(daemon, function)));
     for value in &values {
         let unique = value["unique"].as_object().expect("an object");
         for (key, drawn) in unique {
@@ -106,8 +115,6 @@ fn check_copies(daemon: &Daemon, function: &str, kind: &str, limit: u64) -> Vec<
         assert!(value["ticked"].as_u64().is_some_and(|ticked| ticked > 0), "{value}");
         assert_eq!(value["hostname"], values[0]["hostname"]);
         assert_eq!(value["limit"], limit.to_string());
-        let now = std::time::UNIX_EPOCH.elapsed().expect("a clock").as_secs_f64();
-        assert!((now - value["time"].as_f64().expect("a number")).abs() < 10.0, "{value}");
     }
     let boots = detail(daemon, function)["boots"].clone();
     let boots = boots.as_array().expect("an array");
@@ -143,6 +150,12 @@ fn copies_that_were_booted_ahead_are_their_own() {
 struct Program {
     language: &'static str,
     source: &'static str,
+    /// Makes what is frozen of the source, which it finds in its working directory; empty for
+    /// a source that is run as it is. The examples are built in sandboxes, so here it runs on
+    /// this host, and once for all kinds of boots.
+    compile: &'static str,
+    /// What it makes.
+    made: &'static str,
     /// Keys of `thaw.toml`.
     keys: &'static str,
     /// Keys of its `[runtime]`.
@@ -152,17 +165,30 @@ struct Program {
 /// Bytes of memory that these programs have.
 const PROGRAM_LIMIT: u64 = 512 << 20;
 
+/// Compiles a program in a directory; returns the path of what was made.
+fn compiled(program: &Program, work: &Path) -> String {
+    let source = repository().join("tests/guest/functions").join(program.source);
+    fs::copy(&source, work.join(source.file_name().expect("a file"))).expect("a copy");
+    run(Command::new("sh").args(["-c", program.compile]).current_dir(work)).success();
+    work.join(program.made).to_str().expect("a path").to_owned()
+}
+
 /// Boots a program in each way; returns what its first copy said.
 #[track_caller]
 fn check_program(program: &Program) -> Value {
     let language = program.language;
+    let work = tempfile::tempdir().expect("a temporary directory");
+    let source: &str = match program.compile {
+        "" => program.source,
+        _ => compiled(program, work.path()).leak(),
+    };
     let functions = [("warm", WARM), ("fork", FORK), ("ready", READY)].map(|(kind, keys)| {
         let name: &str = format!("{language}-{kind}").leak();
         let keys = format!(
             "{}\n{keys}\nenv.GREETING = \"hello\"\nlimits.memory = \"512MiB\"\n[runtime]\n{}",
             program.keys, program.runtime
         );
-        Function::Program { source: program.source, name, keys }
+        Function::Program { source, name, keys }
     });
     let home = built_home(&format!("boots-{language}"), &functions);
     let daemon = Daemon::start(&home, &DaemonOptions::default());
@@ -183,6 +209,8 @@ fn copies_in_node_are_their_own() {
     check_program(&Program {
         language: "node",
         source: "copies/app.js",
+        compile: "",
+        made: "",
         keys: "command = [\"node\", \"app.js\"]\nfiles = [\"app.js\"]",
         runtime: "kind = \"node\"",
     });
@@ -193,8 +221,9 @@ fn copies_in_java_are_their_own() {
     check_program(&Program {
         language: "java",
         source: "copies/App.java",
-        keys: "command = [\"java\", \"-cp\", \"/app/classes\", \"App\"]\nfiles = [\"classes\"]\n\
-               build = { command = [\"javac\", \"-d\", \"classes\", \"App.java\"] }",
+        compile: "javac -d classes App.java",
+        made: "classes",
+        keys: "command = [\"java\", \"-cp\", \"/app/classes\", \"App\"]\nfiles = [\"classes\"]",
         runtime: "kind = \"java\"",
     });
 }
@@ -204,8 +233,9 @@ fn copies_in_go_are_their_own() {
     check_program(&Program {
         language: "go",
         source: "copies/app.go",
-        keys: "command = [\"/app/app\"]\nfiles = [\"app\"]\n\
-               build = { command = [\"sh\", \"-c\", \"CGO_ENABLED=0 go build -o app app.go\"] }",
+        compile: "CGO_ENABLED=0 go build -o app app.go",
+        made: "app",
+        keys: "command = [\"/app/app\"]\nfiles = [\"app\"]",
         runtime: "kind = \"binary\"",
     });
 }
@@ -215,6 +245,8 @@ fn copies_in_ruby_are_their_own() {
     check_program(&Program {
         language: "ruby",
         source: "copies/app.rb",
+        compile: "",
+        made: "",
         keys: "command = [\"ruby\", \"app.rb\"]\nfiles = [\"app.rb\"]",
         runtime: "kind = \"ruby\"",
     });
@@ -225,6 +257,8 @@ fn copies_in_php_are_their_own() {
     check_program(&Program {
         language: "php",
         source: "copies/app.php",
+        compile: "",
+        made: "",
         keys: "command = [\"php\", \"-S\", \"0.0.0.0:8080\", \"app.php\"]\nfiles = [\"app.php\"]",
         runtime: "kind = \"php\"",
     });
@@ -237,8 +271,9 @@ fn copies_in_c_are_their_own() {
     let first = check_program(&Program {
         language: "c",
         source: "copies/app.c",
-        keys: "command = [\"/app/app\"]\nfiles = [\"app\"]\n\
-               build = { command = [\"cc\", \"-O2\", \"-static\", \"-pthread\", \"-o\", \"app\", \"app.c\"] }",
+        compile: "cc -O2 -static -pthread -o app app.c",
+        made: "app",
+        keys: "command = [\"/app/app\"]\nfiles = [\"app\"]",
         runtime: "kind = \"binary\"",
     });
     assert_eq!(first["system_v"], "101 requests, a message, 1 attached");

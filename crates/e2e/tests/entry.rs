@@ -2,15 +2,25 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::process::Stdio;
 use std::time::Duration;
-use thaw_e2e::{Daemon, DaemonOptions, Function, Language, built_home, get, post, wait_until};
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Language, built_home, free_port, get, post, wait_until,
+};
 
 /// A daemon that serves one function of `tests/guest/functions`.
 fn serve(name: &'static str) -> Daemon {
     let home = built_home(&format!("entry-{name}"), &[Function::Directory(name)]);
     Daemon::start(&home, &DaemonOptions::default())
+}
+
+/// The same for a function with an address of its own.
+fn serve_at_own_port(name: &'static str) -> (Daemon, SocketAddr) {
+    let port = free_port();
+    let home = built_home(&format!("entry-{name}"), &[Function::Listening(name, port)]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    (daemon, (Ipv4Addr::LOCALHOST, port).into())
 }
 
 #[test]
@@ -140,11 +150,11 @@ fn ask(socket: &UdpSocket, text: &str) -> String {
 
 #[test]
 fn each_client_that_sends_datagrams_has_an_instance() {
-    let daemon = serve("datagrams");
+    let (daemon, address) = serve_at_own_port("datagrams");
     let client = || {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-        socket.connect("127.0.0.1:18953").expect("the function's address");
+        socket.connect(address).expect("the function's address");
         let port = socket.local_addr().expect("an address").port();
         (socket, port)
     };
@@ -168,9 +178,9 @@ fn each_client_that_sends_datagrams_has_an_instance() {
 
 #[test]
 fn a_server_of_another_protocol_may_speak_first() {
-    let _daemon = serve("greeter");
+    let (_daemon, address) = serve_at_own_port("greeter");
     for name in ["Ada", "Grace"] {
-        let mut client = TcpStream::connect("127.0.0.1:18925").expect("a connection");
+        let mut client = TcpStream::connect(address).expect("a connection");
         client.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
         let mut lines = BufReader::new(client.try_clone().expect("a descriptor")).lines();
         assert_eq!(lines.next().expect("a line").expect("a line"), "who are you?");

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Process, built_home, check_has_no_rights,
-    check_sees_its_home_only, children, copy_home, descendants, exists, get, kill, names_in_root,
-    namespace, run, skip, status, wait_until,
+    check_sees_its_home_only, children, copy_home, descendants, exists, free_privileged_port, get,
+    kill, names_in_root, namespace, run, skip, status, wait_until,
 };
 
 const C: Function = Function::Example("hello-c");
@@ -232,16 +232,16 @@ fn nothing_outlives_a_monitor_that_is_killed() {
 /// A port below 1024, which the daemon itself may not bind.
 #[test]
 fn a_function_may_have_a_privileged_port() {
-    const PORT: u16 = 823;
-    let function = Function::PythonVariant {
-        program: "tenant",
-        name: "low",
-        keys: "listen = \"127.0.0.1:823\"",
-    };
+    if !rustix::process::geteuid().is_root() {
+        return skip("a port below 1024 takes root");
+    }
+    let port = free_privileged_port();
+    let keys = format!("listen = \"127.0.0.1:{port}\"").leak();
+    let function = Function::PythonVariant { program: "tenant", name: "low", keys };
     let Some(daemon) = daemon_of("low", || built_home("privileges-ports", &[function])) else {
         return;
     };
-    let address = (std::net::Ipv4Addr::LOCALHOST, PORT).into();
+    let address = (std::net::Ipv4Addr::LOCALHOST, port).into();
     assert_eq!(get(address, "low", "/hold/0").status, 200, "{}", daemon.log());
     assert_eq!(daemon.stop(), Some(0));
 }

@@ -138,27 +138,27 @@ fn a_program_that_is_killed_leaves_the_terminal_as_it_was() {
     terminal.finish(128 + 9);
 }
 
+/// A job that says when it has the terminal.
+const JOB: &str = "sh -c \"trap 'echo resumed' CONT; echo started; while :; do sleep 0.1; done\"\n";
+
 #[test]
 fn a_shell_has_job_control() {
     let mut terminal = Terminal::run(&["env", "PS1=ready> ", "bash", "--norc", "--noediting"]);
     terminal.expect("ready> ");
-    terminal.press("sleep 1000\n");
-    terminal.expect("sleep 1000\r\n");
-    thread::sleep(Duration::from_millis(300));
+    terminal.press(JOB);
+    terminal.expect("started\r\n");
     terminal.press("\x03");
     terminal.expect("ready> ");
     terminal.press("echo status $?\n");
     terminal.expect("status 130");
-    terminal.press("sleep 1000\n");
-    terminal.expect("sleep 1000\r\n");
-    thread::sleep(Duration::from_millis(300));
+    terminal.press(JOB);
+    terminal.expect("started\r\n");
     terminal.press("\x1a");
     terminal.expect("Stopped");
     terminal.press("jobs\n");
     terminal.expect("Stopped");
     terminal.press("fg\n");
-    terminal.expect("sleep 1000\r\n");
-    thread::sleep(Duration::from_millis(300));
+    terminal.expect("resumed\r\n");
     terminal.press("\x03");
     terminal.expect("ready> ");
     terminal.press("exit 5\n");

@@ -5,6 +5,7 @@ extern crate alloc;
 
 mod args;
 pub mod boot;
+pub mod exec;
 pub mod freeze;
 pub mod fs;
 pub mod host;
@@ -12,9 +13,13 @@ pub mod ipc;
 mod messages;
 pub mod mm;
 pub mod net;
+pub mod procfs;
 pub mod state;
 pub mod syscall;
+pub mod sysfs;
 pub mod task;
+#[cfg(test)]
+mod testing;
 pub mod time;
 mod upcalls;
 

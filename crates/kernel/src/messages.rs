@@ -10,7 +10,9 @@ use crate::console;
 use crate::host::control::Kept;
 use crate::platform::host::HostFd;
 use crate::state::kernel;
-use crate::task::signal::{self, SIGWINCH};
+use crate::task::freeze_request;
+use crate::task::process::FIRST_PID;
+use crate::task::signal::{SI_KERNEL, SIGNAL_COUNT, SIGWINCH, SignalInfo, send_to_process};
 
 /// Does what a message says.
 pub fn handle(message: &Kept) {
@@ -20,16 +22,29 @@ pub fn handle(message: &Kept) {
                 crate::net::deliver_connection(&body::<Connection>(message), HostFd(fd));
             }
         }
-        MSG_SIGNAL => signal::send_from_host(body::<Signal>(message).number),
+        MSG_SIGNAL => signal_from_host(body::<Signal>(message).number),
         MSG_WINDOW_SIZE => {
             kernel().window.set(body::<WindowSize>(message));
-            signal::send_from_host(SIGWINCH);
+            signal_from_host(SIGWINCH);
         }
-        MSG_FREEZE => crate::freeze::request(),
+        MSG_FREEZE => freeze_request::request(),
         MSG_RENEWED => crate::net::host_renewed(),
         // To a request that was made without waiting.
         MSG_REPLY => crate::net::answered(message),
         kind => console!("thaw kernel: the host sent a message of unknown kind {kind}"),
+    }
+}
+
+/// A signal that the host forwards (Ctrl-C, `kill` of `thaw run`).
+fn signal_from_host(number: u32) {
+    if !(1..=SIGNAL_COUNT).contains(&number) {
+        return;
+    }
+    if freeze_request::takes_signal_from_host(number) || crate::fs::tty::host::signal(number) {
+        return;
+    }
+    if let Some(process) = kernel().tasks.process(FIRST_PID) {
+        send_to_process(&process, SignalInfo::new(number, SI_KERNEL));
     }
 }
 

@@ -8,9 +8,21 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::panic::RefUnwindSafe;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use thaw_abi::control::FLAG_ENTRY_STDIN;
+
+pub use crate::fs::process::ProcessFiles;
+use crate::mm::pages::PageAllocator;
+use crate::platform::saved::assert_saved;
 use crate::sync::{Late, Lock};
+use crate::time::random::Generator;
+
+/// The Linux release whose behaviour Thaw follows.
+pub const RELEASE: &str = "6.1.0-thaw";
+/// Version string of uname(2).
+pub const VERSION: &str = "#1 SMP Thaw";
 
 /// Everything that is saved.
 pub struct Kernel {
@@ -18,6 +30,8 @@ pub struct Kernel {
     pub tasks: crate::task::Tasks,
     /// Mounted file systems.
     pub fs: Late<crate::fs::FileSystems>,
+    /// Readiness of host descriptors.
+    pub host_poll: crate::task::host_poll::HostPoll,
     /// Sockets that others can find: bound addresses.
     pub net: crate::net::Network,
     /// Host name, as in uname(2).
@@ -63,7 +77,41 @@ pub struct Config {
     pub entry_signal: u32,
 }
 
+// Nothing of the host hangs off it but within an [`OfBoot`].
+const _: () = assert_saved::<Kernel>();
+
+impl Config {
+    /// Whether requests come over standard input.
+    pub fn reads_requests(&self) -> bool {
+        self.flags & FLAG_ENTRY_STDIN != 0
+    }
+}
+
 impl Kernel {
+    /// The state of a fresh sandbox, still without file systems: those take pages for
+    /// what they create, so the root must be installed before they are put together.
+    pub fn new(config: Config, random: Generator, pages: PageAllocator) -> Self {
+        Self {
+            tasks: Default::default(),
+            fs: Late::empty(),
+            net: Default::default(),
+            hostname: Default::default(),
+            clocks: Default::default(),
+            random: Lock::new(random),
+            pages: Lock::new(pages),
+            shared_memory: Default::default(),
+            has_shared_arena: Lock::new(false),
+            system_v: Default::default(),
+            futexes: Default::default(),
+            timers: Default::default(),
+            host_poll: Default::default(),
+            generation: Lock::new(0),
+            frozen: Default::default(),
+            window: Lock::new(bytemuck::Zeroable::zeroed()),
+            config: Lock::new(config),
+        }
+    }
+
     /// Largest single allocation that is not refused outright, in bytes: the
     /// sandbox's limit, or what no machine has.
     pub fn commit_limit(&self) -> u64 {
@@ -80,6 +128,30 @@ impl Kernel {
             0 => 1 << 30,
             limit => limit,
         }
+    }
+}
+
+/// Something that belongs to one boot, within what is saved: nobody gets at it in another boot.
+/// To drop it must be safe in any, as it is for descriptors, which are only numbers, and for
+/// objects in the heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfBoot<T> {
+    value: T,
+    boot: u64,
+}
+
+/// It may be saved, whatever is in it, since it opens in one boot only.
+impl<T> RefUnwindSafe for OfBoot<T> {}
+
+impl<T> OfBoot<T> {
+    /// Something of this boot.
+    pub fn new(value: T) -> Self {
+        Self { value, boot: generation() }
+    }
+
+    /// The same, in the boot that has made it.
+    pub fn get(&self) -> Option<&T> {
+        (self.boot == generation()).then_some(&self.value)
     }
 }
 
@@ -110,8 +182,9 @@ pub unsafe fn restore(address: u64) {
     ROOT.store(address as *mut Kernel, Ordering::Relaxed);
 }
 
-/// Number of this boot of the saved state: 0 for a fresh sandbox, one more at
-/// every thaw. What belongs to an earlier boot's host is void.
+/// Number of this boot of the saved state: 0 for a fresh sandbox, and before there is any
+/// state; one more at every thaw. What belongs to an earlier boot's host is void.
 pub fn generation() -> u64 {
-    kernel().generation.get()
+    // SAFETY: as in `kernel`.
+    unsafe { ROOT.load(Ordering::Relaxed).as_ref() }.map_or(0, |kernel| kernel.generation.get())
 }

@@ -1,55 +1,63 @@
-//! The kernel as the platform sees it: where system calls, faults and signals of the host
-//! come in.
+//! The top of the kernel as what lies below sees it: where system calls, faults and signals of
+//! the host come in from the platform, and what processes ask of the layers above theirs.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_NO_PATCHING};
 
-use crate::mm::lazy;
-use crate::mm::shared;
-use crate::platform::entry::TrapFrame;
+use crate::errno::Result;
+use crate::freeze;
+use crate::fs::{locks, tty};
+use crate::ipc::pidfd::NewPidFd;
+use crate::ipc::sysv;
+use crate::mm::{AddressSpace, lazy, shared};
+use crate::platform::entry::Frame;
 use crate::platform::fault::{SIGSEGV, is_memory_fault};
 use crate::platform::gate::{Patched, Patience};
 use crate::platform::upcalls::Upcalls;
+use crate::platform::user::UserAddress;
 use crate::platform::vcpu::IdleVcpu;
 use crate::state::kernel;
+use crate::syscall::trace;
 use crate::task::carrier::{self, own_space};
-use crate::task::{signal, thread};
+use crate::task::hooks::Hooks;
+use crate::task::{Process, signal, thread};
 
 /// The kernel.
 pub struct Kernel;
 
 impl Upcalls for Kernel {
-    fn system_call(&self, frame: &mut TrapFrame) {
+    fn system_call(&self, frame: &Frame) {
         crate::syscall::perform(frame);
     }
 
-    fn trapped_system_call(&self, frame: &mut TrapFrame) {
+    fn trapped_system_call(&self, frame: &Frame) {
         patch(frame);
         crate::syscall::perform(frame);
     }
 
-    fn fault(&self, frame: &mut TrapFrame) {
-        if is_memory_fault(frame.signal) && lazy::map_page(frame.address) {
+    fn fault(&self, frame: &Frame) {
+        if is_memory_fault(frame.signal()) && lazy::map_page(frame.address()) {
             return;
         }
-        let space = own_space();
-        if frame.signal == SIGSEGV && space.gate.restart_displaced(frame) {
+        let space: &AddressSpace = own_space();
+        if frame.signal() == SIGSEGV && space.gate.restart_displaced(frame) {
             // The thread was at a `syscall` that has been patched away under it.
             return;
         }
-        if frame.signal == SIGSEGV && space.gate.is_being_written(frame, space) {
-            frame.rip = space.gate.relocated(frame.rip);
+        if frame.signal() == SIGSEGV && space.gate.is_being_written(frame, space) {
+            frame.set_rip(space.gate.relocated(frame.rip()));
             return;
         }
         signal::guest_fault(frame);
     }
 
     fn map_missing(&self, address: u64, code: i32, may_page_in: bool) -> bool {
-        lazy::map_page(address) || may_page_in && shared::page_in(address, code)
+        lazy::map_page(address) || may_page_in && shared::page_in(own_space(), address, code)
     }
 
-    fn before_return(&self, frame: &mut TrapFrame) {
+    fn before_return(&self, frame: &Frame) {
         signal::before_return(frame);
     }
 
@@ -70,9 +78,35 @@ impl Upcalls for Kernel {
     }
 }
 
+impl Hooks for Kernel {
+    fn freeze_if_due(&self) -> bool {
+        freeze::freeze_if_due()
+    }
+
+    fn process_ended(&self, process: &Process) {
+        locks::release_process(process);
+        tty::job::process_ended(process);
+        sysv::process_ended(process);
+    }
+
+    fn new_pidfd(&self, process: Arc<Process>, at: UserAddress) -> Result<Box<dyn FnOnce()>> {
+        let new = NewPidFd::prepare(process, at)?;
+        Ok(Box::new(|| new.install()))
+    }
+
+    fn fatal_fault(&self, frame: &Frame, signal: u32, code: i32, address: u64) {
+        trace::fatal_fault(frame, signal, code, address);
+    }
+
+    fn sandbox_ends(&self) {
+        trace::summary();
+    }
+}
+
 /// Patches the site of a trapped system call, if that pays.
-fn patch(frame: &mut TrapFrame) {
+fn patch(frame: &Frame) {
     let (kernel, space) = (kernel(), own_space());
+    let memory: &AddressSpace = space;
     let flags = kernel.config.get().flags;
     if flags & FLAG_NO_PATCHING != 0 {
         return;
@@ -82,12 +116,12 @@ fn patch(frame: &mut TrapFrame) {
         0 => Patience::OF_PROGRAM,
         _ => Patience::OF_COPY,
     };
-    let patience = Patience { traps, may_move_behind: space.carrier.is_alone() };
-    if space.gate.patch(frame, space, patience) == Patched::Behind {
+    let patience = Patience { traps, may_move_behind: carrier::own_carrier().is_alone() };
+    if memory.gate.patch(frame, memory, patience) == Patched::Behind {
         for thread in kernel.tasks.all_threads() {
             if core::ptr::eq(Arc::as_ptr(&thread.process.mm()), space) {
                 let frame = thread.frame();
-                frame.rip = space.gate.relocated(frame.rip);
+                frame.set_rip(space.gate.relocated(frame.rip()));
             }
         }
     }

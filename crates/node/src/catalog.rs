@@ -152,7 +152,7 @@ impl Catalog {
     /// # Errors
     /// The store cannot be read at all.
     pub fn reload(self: &Arc<Self>) -> Result<Reload, StoreError> {
-        // What is loaded now is loaded under the new ones.
+        // Functions that are loaded below come under the new quotas.
         let quotas = self.reload_quotas();
         let list = self.store.list_functions()?;
         let mut report = Reload { quotas, ..Reload::default() };
@@ -267,7 +267,7 @@ impl Catalog {
             tokio::select! {
                 _ = ticks.tick() => self.want_old_ones_fresh(),
                 name = self.shared.refreshes().next(), if at_work.len() < most => {
-                    // What is wanted while it is being done is done.
+                    // One that is being frozen anew is not begun a second time.
                     if in_work.insert(name.clone()) {
                         at_work.spawn(self.clone().refreeze(name));
                     }

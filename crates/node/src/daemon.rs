@@ -279,7 +279,7 @@ pub async fn serve(
         admin_tcp,
         gateway: gateway_address,
     };
-    // Who knows of this process may end it in order.
+    // From the announcement on, clients may send signals that end the daemon in order.
     let signals = Signals::listen()?;
     lock.announce(&address)?;
     on_ready(&address, &catalog);

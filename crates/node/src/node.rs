@@ -273,7 +273,7 @@ impl Shared {
             let mut ending = Taken::default();
             while room.is_overdrawn(ending) {
                 let services = self.services_of(&tenant);
-                // What is kept ready gives its room back at once.
+                // Ready instances give their room back at once.
                 if services.iter().any(|service| service.launcher().give_up_one()) {
                     continue;
                 }

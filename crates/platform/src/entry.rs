@@ -18,6 +18,7 @@
 //! until another thread runs ([`crate::fpu`]).
 #![allow(unsafe_code)]
 
+use core::cell::Cell;
 use core::mem::offset_of;
 
 /// Registers of interrupted code. The first 21 words are in the order of
@@ -118,15 +119,107 @@ impl TrapFrame {
     pub const fn at(rip: u64, rsp: u64) -> Self {
         TrapFrame { rip, rsp, ..Self::zeroed() }
     }
+}
+
+/// The registers of a thread that is in the kernel, at the top of its kernel stack: from
+/// there the way out restores them. Whoever refers to them may change them, as in a cell;
+/// none but the thread's virtual CPU and those with the kernel lock have a reference.
+#[repr(transparent)]
+pub struct Frame(Cell<TrapFrame>);
+
+/// Accessors of single registers, which are cheaper than to copy the whole frame.
+macro_rules! registers {
+    ($($field:ident, $set:ident: $type:ty;)*) => {
+        impl Frame {
+            $(
+                #[doc = concat!("[`TrapFrame::", stringify!($field), "`].")]
+                #[inline]
+                pub fn $field(&self) -> $type {
+                    // SAFETY: inside the cell, whose content nobody has a reference to.
+                    unsafe { (&raw const (*self.0.as_ptr()).$field).read() }
+                }
+
+                #[doc = concat!("Sets [`TrapFrame::", stringify!($field), "`].")]
+                #[inline]
+                pub fn $set(&self, value: $type) {
+                    // SAFETY: as above.
+                    unsafe { (&raw mut (*self.0.as_ptr()).$field).write(value) }
+                }
+            )*
+        }
+    };
+}
+
+registers! {
+    rax, set_rax: u64;
+    rcx, set_rcx: u64;
+    rdx, set_rdx: u64;
+    rsi, set_rsi: u64;
+    rdi, set_rdi: u64;
+    r8, set_r8: u64;
+    r9, set_r9: u64;
+    r10, set_r10: u64;
+    r11, set_r11: u64;
+    orig_rax, set_orig_rax: u64;
+    rip, set_rip: u64;
+    rsp, set_rsp: u64;
+    rflags, set_rflags: u64;
+    how, set_how: u64;
+    signal, set_signal: u32;
+    code, set_code: i32;
+    address, set_address: u64;
+    error, set_error: u64;
+}
+
+impl Frame {
+    /// Registers that no thread has yet.
+    pub const fn new(registers: TrapFrame) -> Self {
+        Self(Cell::new(registers))
+    }
+
+    /// All registers.
+    pub fn get(&self) -> TrapFrame {
+        self.0.get()
+    }
+
+    /// Replaces all registers.
+    pub fn set(&self, registers: TrapFrame) {
+        self.0.set(registers);
+    }
 
     /// Arguments of the system call.
+    #[inline]
     pub fn arguments(&self) -> [u64; 6] {
-        [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
+        [self.rdi(), self.rsi(), self.rdx(), self.r10(), self.r8(), self.r9()]
     }
 }
 
 const FRAME: usize = size_of::<TrapFrame>();
 const _: () = assert!(FRAME.is_multiple_of(16));
+
+/// Puts the low halves of the vector registers back from the frame at `rsp`.
+macro_rules! load_xmm {
+    () => {
+        concat!(
+            "movaps xmm0, [rsp + {xmm} + 0x00]\n",
+            "movaps xmm1, [rsp + {xmm} + 0x10]\n",
+            "movaps xmm2, [rsp + {xmm} + 0x20]\n",
+            "movaps xmm3, [rsp + {xmm} + 0x30]\n",
+            "movaps xmm4, [rsp + {xmm} + 0x40]\n",
+            "movaps xmm5, [rsp + {xmm} + 0x50]\n",
+            "movaps xmm6, [rsp + {xmm} + 0x60]\n",
+            "movaps xmm7, [rsp + {xmm} + 0x70]\n",
+            "movaps xmm8, [rsp + {xmm} + 0x80]\n",
+            "movaps xmm9, [rsp + {xmm} + 0x90]\n",
+            "movaps xmm10, [rsp + {xmm} + 0xa0]\n",
+            "movaps xmm11, [rsp + {xmm} + 0xb0]\n",
+            "movaps xmm12, [rsp + {xmm} + 0xc0]\n",
+            "movaps xmm13, [rsp + {xmm} + 0xd0]\n",
+            "movaps xmm14, [rsp + {xmm} + 0xe0]\n",
+            "movaps xmm15, [rsp + {xmm} + 0xf0]\n",
+        )
+    };
+}
 
 core::arch::global_asm!(
     ".globl thaw_syscall_entry, thaw_return, thaw_return_full, thaw_return_end",
@@ -214,22 +307,7 @@ core::arch::global_asm!(
     "jne thaw_return_gs",
     "cmp qword ptr [rsp + {how}], 0",
     "jne thaw_return_full",
-    "movaps xmm0, [rsp + {xmm} + 0x00]",
-    "movaps xmm1, [rsp + {xmm} + 0x10]",
-    "movaps xmm2, [rsp + {xmm} + 0x20]",
-    "movaps xmm3, [rsp + {xmm} + 0x30]",
-    "movaps xmm4, [rsp + {xmm} + 0x40]",
-    "movaps xmm5, [rsp + {xmm} + 0x50]",
-    "movaps xmm6, [rsp + {xmm} + 0x60]",
-    "movaps xmm7, [rsp + {xmm} + 0x70]",
-    "movaps xmm8, [rsp + {xmm} + 0x80]",
-    "movaps xmm9, [rsp + {xmm} + 0x90]",
-    "movaps xmm10, [rsp + {xmm} + 0xa0]",
-    "movaps xmm11, [rsp + {xmm} + 0xb0]",
-    "movaps xmm12, [rsp + {xmm} + 0xc0]",
-    "movaps xmm13, [rsp + {xmm} + 0xd0]",
-    "movaps xmm14, [rsp + {xmm} + 0xe0]",
-    "movaps xmm15, [rsp + {xmm} + 0xf0]",
+    load_xmm!(),
     "mov r10, [rsp + {r10}]",
     "mov r9, [rsp + {r9}]",
     "mov r8, [rsp + {r8}]",
@@ -251,22 +329,7 @@ core::arch::global_asm!(
 
     // Everything, with iretq, without a look at `%gs`. rsp = the frame.
     "thaw_return_full:",
-    "movaps xmm0, [rsp + {xmm} + 0x00]",
-    "movaps xmm1, [rsp + {xmm} + 0x10]",
-    "movaps xmm2, [rsp + {xmm} + 0x20]",
-    "movaps xmm3, [rsp + {xmm} + 0x30]",
-    "movaps xmm4, [rsp + {xmm} + 0x40]",
-    "movaps xmm5, [rsp + {xmm} + 0x50]",
-    "movaps xmm6, [rsp + {xmm} + 0x60]",
-    "movaps xmm7, [rsp + {xmm} + 0x70]",
-    "movaps xmm8, [rsp + {xmm} + 0x80]",
-    "movaps xmm9, [rsp + {xmm} + 0x90]",
-    "movaps xmm10, [rsp + {xmm} + 0xa0]",
-    "movaps xmm11, [rsp + {xmm} + 0xb0]",
-    "movaps xmm12, [rsp + {xmm} + 0xc0]",
-    "movaps xmm13, [rsp + {xmm} + 0xd0]",
-    "movaps xmm14, [rsp + {xmm} + 0xe0]",
-    "movaps xmm15, [rsp + {xmm} + 0xf0]",
+    load_xmm!(),
     "mov r11, rsp",
     "push qword ptr [r11 + {ss}]",
     "push qword ptr [r11 + {rsp_}]",
@@ -424,4 +487,22 @@ pub fn is_before_flags_are_saved(rip: u64) -> bool {
 /// Whether `rip` is in the code that restores a frame on the way out.
 pub fn is_returning(rip: u64) -> bool {
     (&raw const thaw_return as u64..&raw const thaw_return_end as u64).contains(&rip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_changed_through_any_reference() {
+        let frame = Frame::new(TrapFrame::at(0x1000, 0x2000));
+        let (handler, kernel) = (&frame, &frame);
+        handler.set_orig_rax(39);
+        kernel.set_rip(kernel.rip() + 2);
+        assert_eq!((handler.rip(), handler.rsp(), kernel.orig_rax()), (0x1002, 0x2000, 39));
+        let saved = handler.get();
+        kernel.set(TrapFrame { rdi: 1, rsi: 2, rdx: 3, r10: 4, r8: 5, r9: 6, ..saved });
+        assert_eq!(handler.arguments(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(handler.rip(), 0x1002);
+    }
 }

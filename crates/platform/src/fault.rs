@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::layout::{KERNEL_BASE, LAYOUT_END};
 
-use crate::entry::{RETURN_FULL, TRAP_FLAG, TrapFrame, USER_CS, USER_SS};
+use crate::entry::{Frame, RETURN_FULL, TRAP_FLAG, TrapFrame};
 use crate::errno::Result;
 use crate::host::{hostcall, nr};
 use crate::segment::Interrupted;
@@ -27,36 +27,97 @@ const SIGSYS: u32 = 31;
 /// Trap number of a step (`#DB`).
 const DEBUG_EXCEPTION: u64 = 1;
 
-/// `ucontext_t` of the x86-64 ABI up to the machine context's end.
+/// `ucontext_t` of the x86-64 ABI up to the end of the machine context: what the host hands
+/// to its handlers, and the kernel to the guest's.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub struct HostContext {
-    flags: u64,
-    link: u64,
-    stack: [u64; 3],
-    r8: u64,
-    r9: u64,
-    r10: u64,
-    r11: u64,
-    r12: u64,
-    r13: u64,
-    r14: u64,
-    r15: u64,
-    rdi: u64,
-    rsi: u64,
-    rbp: u64,
-    rbx: u64,
-    rdx: u64,
-    rax: u64,
-    rcx: u64,
-    rsp: u64,
-    rip: u64,
-    eflags: u64,
-    segments: [u16; 4],
-    error: u64,
-    trap: u64,
-    old_mask: u64,
-    cr2: u64,
-    fpstate: *const u8,
+#[allow(missing_docs)]
+pub struct MachineContext {
+    pub flags: u64,
+    pub link: u64,
+    /// `stack_t`: address, flags, bytes.
+    pub stack: [u64; 3],
+    pub r8: u64,
+    pub r9: u64,
+    pub r10: u64,
+    pub r11: u64,
+    pub r12: u64,
+    pub r13: u64,
+    pub r14: u64,
+    pub r15: u64,
+    pub rdi: u64,
+    pub rsi: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub rdx: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rsp: u64,
+    pub rip: u64,
+    pub eflags: u64,
+    /// cs, gs, fs, ss from the low half up.
+    pub segments: u64,
+    pub error: u64,
+    pub trap: u64,
+    pub old_mask: u64,
+    pub cr2: u64,
+    /// Address of the vector state.
+    pub fpstate: u64,
+}
+
+// The entry code finds the vector state there.
+const _: () = assert!(core::mem::offset_of!(MachineContext, fpstate) == 224);
+
+impl MachineContext {
+    /// The general registers of a frame; all else is zero.
+    pub fn of(frame: &TrapFrame) -> Self {
+        Self {
+            r8: frame.r8,
+            r9: frame.r9,
+            r10: frame.r10,
+            r11: frame.r11,
+            r12: frame.r12,
+            r13: frame.r13,
+            r14: frame.r14,
+            r15: frame.r15,
+            rdi: frame.rdi,
+            rsi: frame.rsi,
+            rbp: frame.rbp,
+            rbx: frame.rbx,
+            rdx: frame.rdx,
+            rax: frame.rax,
+            rcx: frame.rcx,
+            rsp: frame.rsp,
+            rip: frame.rip,
+            eflags: frame.rflags,
+            ..bytemuck::Zeroable::zeroed()
+        }
+    }
+
+    /// A frame with these general registers.
+    pub fn to_frame(&self) -> TrapFrame {
+        TrapFrame {
+            r15: self.r15,
+            r14: self.r14,
+            r13: self.r13,
+            r12: self.r12,
+            rbp: self.rbp,
+            rbx: self.rbx,
+            r11: self.r11,
+            r10: self.r10,
+            r9: self.r9,
+            r8: self.r8,
+            rax: self.rax,
+            rcx: self.rcx,
+            rdx: self.rdx,
+            rsi: self.rsi,
+            rdi: self.rdi,
+            rip: self.rip,
+            rsp: self.rsp,
+            rflags: self.eflags,
+            ..TrapFrame::zeroed()
+        }
+    }
 }
 
 /// `siginfo_t`, as far as faults use it.
@@ -116,7 +177,7 @@ pub fn take_alarm() -> bool {
 pub(crate) extern "C" fn prologue(
     signal: u32,
     info: &HostSignalInfo,
-    context: &HostContext,
+    context: &MachineContext,
     local: *mut TrapFrame,
 ) -> Continuation {
     // The guest's vdso runs kernel text and the host's vdso on the guest's stack:
@@ -220,7 +281,7 @@ fn top_frame() -> *mut TrapFrame {
 fn notice(
     signal: u32,
     info: &HostSignalInfo,
-    context: &HostContext,
+    context: &MachineContext,
     local: *mut TrapFrame,
     in_kernel: bool,
 ) -> Continuation {
@@ -248,7 +309,7 @@ fn notice(
 /// the handler runs finds the kernel at work, and would be overlooked.
 fn interrupt(
     info: &HostSignalInfo,
-    context: &HostContext,
+    context: &MachineContext,
     local: *mut TrapFrame,
     in_kernel: bool,
 ) -> Continuation {
@@ -269,7 +330,7 @@ fn interrupt(
 
 /// Whether the running thread was about to return to the guest, and would not look at
 /// what is due any more.
-fn is_on_its_way_out(context: &HostContext) -> bool {
+fn is_on_its_way_out(context: &MachineContext) -> bool {
     let below_top = vcpu::block().kernel_stack_top.get().wrapping_sub(context.rsp);
     crate::entry::is_returning(context.rip) && below_top < KERNEL_STACK_SIZE as u64
 }
@@ -287,42 +348,22 @@ fn begin_return_again() -> Continuation {
     Continuation { frame, handle: 1 }
 }
 
-fn frame_from(signal: u32, info: &HostSignalInfo, context: &HostContext, rip: u64) -> TrapFrame {
+fn frame_from(signal: u32, info: &HostSignalInfo, context: &MachineContext, rip: u64) -> TrapFrame {
     let mut frame = TrapFrame {
-        r15: context.r15,
-        r14: context.r14,
-        r13: context.r13,
-        r12: context.r12,
-        rbp: context.rbp,
-        rbx: context.rbx,
-        r11: context.r11,
-        r10: context.r10,
-        r9: context.r9,
-        r8: context.r8,
-        rax: context.rax,
-        rcx: context.rcx,
-        rdx: context.rdx,
-        rsi: context.rsi,
-        rdi: context.rdi,
         orig_rax: if signal == SIGSYS { context.rax } else { u64::MAX },
         rip,
-        cs: USER_CS,
-        rflags: context.eflags,
-        rsp: context.rsp,
-        ss: USER_SS,
-        how: RETURN_FULL,
         signal,
         code: info.code,
         address: info.address,
         trap: context.trap,
         error: context.error,
-        xmm: [[0; 2]; 16],
+        ..context.to_frame()
     };
     // SAFETY: the host always saves the vector state; xmm0 lies at offset 160
     // of the legacy area (Intel SDM vol. 1, 13.4.1).
     unsafe {
         core::ptr::copy_nonoverlapping(
-            context.fpstate.add(160),
+            (context.fpstate as *const u8).add(160),
             frame.xmm.as_mut_ptr().cast::<u8>(),
             256,
         );
@@ -332,23 +373,23 @@ fn frame_from(signal: u32, info: &HostSignalInfo, context: &HostContext, rip: u6
 
 /// Second half, on the thread's kernel stack with the guest's vector state in
 /// the registers.
-pub(crate) extern "C" fn handle(frame: &mut TrapFrame) {
+pub(crate) extern "C" fn handle(frame: &Frame) {
     kernel_lock::acquire();
     // SAFETY: the running thread lives as long as it runs.
     if let Some(thread) = unsafe { vcpu::block().thread.get().as_ref() } {
         crate::segment::close_doors_if_wanted(thread);
     }
-    match frame.signal {
+    match frame.signal() {
         SIGSYS => {
             // As the real instruction would leave them.
-            frame.rcx = frame.rip;
-            frame.r11 = frame.rflags;
-            frame.signal = 0;
+            frame.set_rcx(frame.rip());
+            frame.set_r11(frame.rflags());
+            frame.set_signal(0);
             upcalls::kernel().trapped_system_call(frame);
         }
         CLOSED_DOOR => {
-            frame.r11 = frame.rflags;
-            frame.signal = 0;
+            frame.set_r11(frame.rflags());
+            frame.set_signal(0);
             upcalls::kernel().system_call(frame);
         }
         SIGUSR1 => {}
@@ -357,7 +398,7 @@ pub(crate) extern "C" fn handle(frame: &mut TrapFrame) {
     kernel_lock::release();
 }
 
-fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &HostContext) -> ! {
+fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &MachineContext) -> ! {
     crate::console!(
         "thaw kernel panicked: signal {signal} (code {}) at rip {:#x}, address {:#x}\n\
          rax {:#x} rbx {:#x} rcx {:#x} rdx {:#x} rsi {:#x} rdi {:#x} rbp {:#x} rsp {:#x}\n\
@@ -440,4 +481,27 @@ pub fn install_handlers() -> Result<()> {
     }
     // The guest's thread that writes gets its own signal.
     install(SIGPIPE, &Action { handler: SIG_IGN, flags: 0, restorer: 0, mask: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_and_a_frame_have_the_same_registers() {
+        // Bytes that all differ: every register has a place of its own.
+        let words: [u64; size_of::<MachineContext>() / 8] = core::array::from_fn(|n| n as u64 + 1);
+        let context: MachineContext = bytemuck::cast(words);
+        let frame = context.to_frame();
+        let back = MachineContext::of(&frame);
+        let registers =
+            |context: &MachineContext| bytemuck::cast::<_, [u64; 28]>(*context)[5..23].to_vec();
+        assert_eq!(registers(&back), registers(&context));
+        assert_eq!(
+            (frame.rip, frame.rsp, frame.rflags),
+            (context.rip, context.rsp, context.eflags)
+        );
+        // The order of `struct sigcontext` (bits/sigcontext.h).
+        assert_eq!((context.r8, context.rdi, context.rax, context.rip), (6, 14, 19, 22));
+    }
 }

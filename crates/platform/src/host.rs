@@ -5,9 +5,12 @@
 //! only from there, and checks the arguments of each.
 #![allow(unsafe_code)]
 
+use core::cell::Cell;
 use core::sync::atomic::AtomicU32;
 
 use crate::errno::{Errno, Result};
+use crate::io::{IoSlice, IoSliceMut, IoVec};
+use crate::memory::{GuestRange, Pages};
 
 core::arch::global_asm!(
     // u64 thaw_hostcall: rax = number, rdi rsi rdx r10 r8 r9 = arguments.
@@ -104,32 +107,34 @@ pub struct PollFd {
 /// `MSG_DONTWAIT | MSG_NOSIGNAL`, with which all sockets are used.
 const SOCKET_FLAGS: u64 = 0x40 | 0x4000;
 
-/// read(2) of a standard stream (the filter allows the numbers 0 to 2 only) into
-/// any memory; `EFAULT` is possible.
-pub fn read(fd: HostFd, to: u64, len: usize) -> Result<usize> {
-    // SAFETY: the host checks the address.
-    unsafe { hostcall(nr::READ, [fd.0 as u64, to, len as u64, 0, 0, 0]) }.map(|n| n as usize)
+/// read(2) of a standard stream (the filter allows the numbers 0 to 2 only);
+/// `EFAULT` is possible.
+pub fn read(fd: HostFd, to: IoSliceMut<'_>) -> Result<usize> {
+    let (at, len) = (to.address(), to.len() as u64);
+    // SAFETY: `to` may be written to, and the host checks guest memory.
+    unsafe { hostcall(nr::READ, [fd.0 as u64, at, len, 0, 0, 0]) }.map(|n| n as usize)
 }
 
-/// write(2) from any memory; `EFAULT` is possible.
-pub fn write(fd: HostFd, from: u64, len: usize) -> Result<usize> {
-    // SAFETY: the host checks the address and only reads.
-    unsafe { hostcall(nr::WRITE, [fd.0 as u64, from, len as u64, 0, 0, 0]) }.map(|n| n as usize)
+/// write(2); `EFAULT` is possible.
+pub fn write(fd: HostFd, from: IoSlice<'_>) -> Result<usize> {
+    let (at, len) = (from.address(), from.len() as u64);
+    // SAFETY: the host only reads, and checks guest memory.
+    unsafe { hostcall(nr::WRITE, [fd.0 as u64, at, len, 0, 0, 0]) }.map(|n| n as usize)
 }
 
-/// pread(2) of a blob or host file into any memory; `EFAULT` is possible.
-pub fn pread(fd: HostFd, to: u64, len: usize, offset: u64) -> Result<usize> {
-    // SAFETY: the host checks the address.
-    unsafe { hostcall(nr::PREAD64, [fd.0 as u64, to, len as u64, offset, 0, 0]) }
-        .map(|n| n as usize)
+/// pread(2) of a blob or host file; `EFAULT` is possible.
+pub fn pread(fd: HostFd, to: IoSliceMut<'_>, offset: u64) -> Result<usize> {
+    let (at, len) = (to.address(), to.len() as u64);
+    // SAFETY: as in `read`.
+    unsafe { hostcall(nr::PREAD64, [fd.0 as u64, at, len, offset, 0, 0]) }.map(|n| n as usize)
 }
 
 /// recvfrom(2) without an address, never blocking. `peek` adds `MSG_PEEK`.
-pub fn recv(fd: HostFd, to: u64, len: usize, peek: Peek) -> Result<usize> {
+pub fn recv(fd: HostFd, to: IoSliceMut<'_>, peek: Peek) -> Result<usize> {
     let flags = SOCKET_FLAGS | if peek == Peek::Yes { 2 } else { 0 };
-    // SAFETY: the host checks the address.
-    unsafe { hostcall(nr::RECVFROM, [fd.0 as u64, to, len as u64, flags, 0, 0]) }
-        .map(|n| n as usize)
+    let (at, len) = (to.address(), to.len() as u64);
+    // SAFETY: as in `read`.
+    unsafe { hostcall(nr::RECVFROM, [fd.0 as u64, at, len, flags, 0, 0]) }.map(|n| n as usize)
 }
 
 /// As [`recv`] into the kernel's own memory, for datagrams: returns the bytes
@@ -152,10 +157,10 @@ pub enum Peek {
 }
 
 /// sendto(2) without an address, never blocking, never raising `SIGPIPE`.
-pub fn send(fd: HostFd, from: u64, len: usize) -> Result<usize> {
-    // SAFETY: the host checks the address and only reads.
-    unsafe { hostcall(nr::SENDTO, [fd.0 as u64, from, len as u64, SOCKET_FLAGS, 0, 0]) }
-        .map(|n| n as usize)
+pub fn send(fd: HostFd, from: IoSlice<'_>) -> Result<usize> {
+    let (at, len) = (from.address(), from.len() as u64);
+    // SAFETY: as in `write`.
+    unsafe { hostcall(nr::SENDTO, [fd.0 as u64, at, len, SOCKET_FLAGS, 0, 0]) }.map(|n| n as usize)
 }
 
 /// shutdown(2); `how` is `SHUT_RD` 0, `SHUT_WR` 1 or `SHUT_RDWR` 2.
@@ -180,13 +185,38 @@ pub fn poll(fds: &mut [PollFd], timeout_ns: Option<u64>) -> Result<usize> {
         .map(|n| n as usize)
 }
 
-/// process_madvise(2) of this process: `madvise` for many ranges in one call,
-/// from Linux 6.13 on. Returns the bytes dealt with.
-pub fn advise_ranges(ranges: &[crate::io::IoVec], advice: u32) -> Result<u64> {
+/// What [`populate`] gives memory for, page by page, as if it were touched. The memory
+/// keeps its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Populate {
+    /// `MADV_POPULATE_READ`: as if it were read.
+    Read,
+    /// `MADV_POPULATE_WRITE`: as if it were written to.
+    Write,
+}
+
+impl Populate {
+    fn advice(self) -> u32 {
+        match self {
+            Populate::Read => MADV_POPULATE_READ,
+            Populate::Write => MADV_POPULATE_WRITE,
+        }
+    }
+}
+
+/// madvise(2): gives all pages from `address` on, `len` bytes, their memory.
+pub fn populate(address: u64, len: u64, how: Populate) -> Result<()> {
+    // SAFETY: changes the content of no memory, and neither whether it is there.
+    unsafe { advise(address, len, how.advice()) }
+}
+
+/// process_madvise(2) of this process: [`populate`] for many ranges in one call, from
+/// Linux 6.13 on. Returns the bytes dealt with.
+pub fn populate_ranges(ranges: &[Cell<IoVec>], how: Populate) -> Result<u64> {
     let (at, count) = (ranges.as_ptr() as u64, ranges.len() as u64);
     let this = thaw_abi::filter::PIDFD_SELF as u64;
-    // SAFETY: as for `advise`; `ranges` is valid for the call.
-    unsafe { hostcall(nr::PROCESS_MADVISE, [this, at, count, advice as u64, 0, 0]) }
+    // SAFETY: as for `populate`; `ranges` is valid for the call.
+    unsafe { hostcall(nr::PROCESS_MADVISE, [this, at, count, how.advice() as u64, 0, 0]) }
 }
 
 /// setitimer(2): asks for a `SIGALRM` in `ns` nanoseconds, once.
@@ -221,7 +251,7 @@ pub fn futex_wake(word: &AtomicU32, count: u32) {
 
 /// Writes a message to the console: kernel panics and traces.
 pub fn console_write(text: &[u8]) {
-    let _ = write(HostFd(thaw_abi::layout::CONSOLE_FD), text.as_ptr() as u64, text.len());
+    let _ = write(HostFd(thaw_abi::layout::CONSOLE_FD), text.into());
 }
 
 /// `PROT_READ`.
@@ -257,31 +287,31 @@ impl Sharing {
     }
 }
 
-/// Maps zeroed private memory at `address`, replacing what is there.
-pub fn map_anonymous(address: u64, len: u64, protection: u32) -> Result<()> {
-    map_anonymous_as(address, len, protection, Sharing::Private)
+/// Maps zeroed private memory, replacing what is there.
+pub fn map_anonymous(at: impl Pages, protection: u32) -> Result<()> {
+    map_anonymous_as(at, protection, Sharing::Private)
 }
 
-/// Maps zeroed memory at `address`, replacing what is there.
-pub fn map_anonymous_as(address: u64, len: u64, protection: u32, sharing: Sharing) -> Result<()> {
+/// Maps zeroed memory, replacing what is there.
+pub fn map_anonymous_as(at: impl Pages, protection: u32, sharing: Sharing) -> Result<()> {
     let flags = sharing.flag() | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE;
-    // SAFETY: callers map areas that they own (layout.rs) or guest memory.
-    unsafe { hostcall(nr::MMAP, [address, len, protection as u64, flags, u64::MAX, 0]) }.map(drop)
+    let args = [at.start(), at.bytes(), protection as u64, flags, u64::MAX, 0];
+    // SAFETY: pages that host calls may change.
+    unsafe { hostcall(nr::MMAP, args) }.map(drop)
 }
 
-/// Maps a file at `address`, replacing what is there.
+/// Maps a file, replacing what is there.
 pub fn map_file(
     fd: HostFd,
-    address: u64,
-    len: u64,
+    at: impl Pages,
     protection: u32,
     sharing: Sharing,
     offset: u64,
 ) -> Result<()> {
     let flags = sharing.flag() | MAP_FIXED | MAP_NORESERVE;
-    // SAFETY: as for `map_anonymous`.
-    unsafe { hostcall(nr::MMAP, [address, len, protection as u64, flags, fd.0 as u64, offset]) }
-        .map(drop)
+    let args = [at.start(), at.bytes(), protection as u64, flags, fd.0 as u64, offset];
+    // SAFETY: as for `map_anonymous_as`.
+    unsafe { hostcall(nr::MMAP, args) }.map(drop)
 }
 
 /// clone(2): a host process that shares descriptors and nothing else. Both
@@ -410,36 +440,58 @@ pub fn interrupt(pid: u32, tid: u32) {
 }
 
 /// mprotect(2).
-pub fn protect(address: u64, len: u64, protection: u32) -> Result<()> {
-    // SAFETY: as for `map_anonymous`.
-    unsafe { hostcall(nr::MPROTECT, [address, len, protection as u64, 0, 0, 0]) }.map(drop)
+pub fn protect(at: impl Pages, protection: u32) -> Result<()> {
+    let args = [at.start(), at.bytes(), protection as u64, 0, 0, 0];
+    // SAFETY: as for `map_anonymous_as`.
+    unsafe { hostcall(nr::MPROTECT, args) }.map(drop)
 }
 
 /// munmap(2).
-pub fn unmap(address: u64, len: u64) -> Result<()> {
-    // SAFETY: as for `map_anonymous`.
-    unsafe { hostcall(nr::MUNMAP, [address, len, 0, 0, 0, 0]) }.map(drop)
+pub fn unmap(at: impl Pages) -> Result<()> {
+    // SAFETY: as for `map_anonymous_as`.
+    unsafe { hostcall(nr::MUNMAP, [at.start(), at.bytes(), 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Moves `len` bytes of mapping from `from` to `to`, replacing what is there.
-pub fn move_mapping(from: u64, len: u64, to: u64) -> Result<()> {
+/// mremap(2): moves guest memory to where other guest memory is, which it replaces.
+///
+/// # Errors
+/// `EINVAL` if the ranges have not the same length, and those of mremap(2).
+pub fn move_mapping(from: GuestRange, to: GuestRange) -> Result<()> {
+    if from.bytes() != to.bytes() { Err(Errno::EINVAL) } else { move_pages(from, to) }
+}
+
+/// As [`move_mapping`]; both are of the length of `from`.
+pub(crate) fn move_pages(from: impl Pages, to: impl Pages) -> Result<()> {
     const MREMAP_MAYMOVE_FIXED: u64 = 3;
-    // SAFETY: as for `map_anonymous`.
-    unsafe { hostcall(nr::MREMAP, [from, len, len, MREMAP_MAYMOVE_FIXED, to, 0]) }.map(drop)
+    let len = from.bytes();
+    // SAFETY: as for `map_anonymous_as`, both ranges.
+    unsafe { hostcall(nr::MREMAP, [from.start(), len, len, MREMAP_MAYMOVE_FIXED, to.start(), 0]) }
+        .map(drop)
 }
 
-/// `MADV_DONTNEED`.
-pub const MADV_DONTNEED: u32 = 4;
-/// `MADV_REMOVE`.
-pub const MADV_REMOVE: u32 = 9;
-/// `MADV_POPULATE_READ`.
-pub const MADV_POPULATE_READ: u32 = 22;
-/// `MADV_POPULATE_WRITE`.
-pub const MADV_POPULATE_WRITE: u32 = 23;
+const MADV_DONTNEED: u32 = 4;
+const MADV_REMOVE: u32 = 9;
+const MADV_POPULATE_READ: u32 = 22;
+const MADV_POPULATE_WRITE: u32 = 23;
+
+/// `MADV_DONTNEED`: the memory is again as it was when it was mapped.
+pub fn discard(at: impl Pages) -> Result<()> {
+    // SAFETY: as for `map_anonymous_as`.
+    unsafe { advise(at.start(), at.bytes(), MADV_DONTNEED) }
+}
+
+/// `MADV_REMOVE`: frees the memory and that of the file it shows.
+pub fn remove(at: impl Pages) -> Result<()> {
+    // SAFETY: as for `map_anonymous_as`.
+    unsafe { advise(at.start(), at.bytes(), MADV_REMOVE) }
+}
 
 /// madvise(2).
-pub fn advise(address: u64, len: u64, advice: u32) -> Result<()> {
-    // SAFETY: the filter admits advice on the sandbox's own memory only;
-    // callers drop only memory that they own.
+///
+/// # Safety
+/// Nobody refers to memory whose content the advice changes.
+unsafe fn advise(address: u64, len: u64, advice: u32) -> Result<()> {
+    // SAFETY: the caller's promise; the filter admits advice on the sandbox's own memory
+    // only.
     unsafe { hostcall(nr::MADVISE, [address, len, advice as u64, 0, 0, 0]) }.map(drop)
 }

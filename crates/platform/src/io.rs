@@ -26,6 +26,102 @@ pub struct IoVec {
     pub len: u64,
 }
 
+/// Memory that one host call fills: guest memory, which may fault, or a buffer of the
+/// kernel.
+#[derive(Debug)]
+pub struct IoSliceMut<'a> {
+    address: u64,
+    len: usize,
+    lifetime: PhantomData<&'a mut [u8]>,
+}
+
+impl IoSliceMut<'_> {
+    /// Guest memory; `EFAULT` if it is not in the guest's part of the address space.
+    pub fn user(at: UserAddress, len: usize) -> Result<IoSliceMut<'static>> {
+        at.check(len)?;
+        Ok(IoSliceMut { address: at.0, len, lifetime: PhantomData })
+    }
+
+    /// Memory of the kernel to which there is no reference.
+    ///
+    /// # Safety
+    /// Nobody may use `len` bytes from `address` on for as long as this is used, and any
+    /// bytes must make sense there.
+    pub unsafe fn of_kernel(address: u64, len: usize) -> IoSliceMut<'static> {
+        IoSliceMut { address, len, lifetime: PhantomData }
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Leaves out the next `bytes`, which were filled.
+    pub fn advance(&mut self, bytes: usize) {
+        assert!(bytes <= self.len, "more bytes than there are");
+        self.address += bytes as u64;
+        self.len -= bytes;
+    }
+
+    /// The first `len` bytes, or all of them if they are fewer.
+    pub fn first(&mut self, len: usize) -> IoSliceMut<'_> {
+        IoSliceMut { address: self.address, len: self.len.min(len), lifetime: PhantomData }
+    }
+}
+
+impl<'a> From<&'a mut [u8]> for IoSliceMut<'a> {
+    fn from(buffer: &'a mut [u8]) -> Self {
+        Self { address: buffer.as_mut_ptr() as u64, len: buffer.len(), lifetime: PhantomData }
+    }
+}
+
+/// Memory that one host call takes bytes from: guest memory, which may fault, or a buffer
+/// of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct IoSlice<'a> {
+    address: u64,
+    len: usize,
+    lifetime: PhantomData<&'a [u8]>,
+}
+
+impl IoSlice<'_> {
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first `len` bytes, or all of them if they are fewer.
+    pub fn first(self, len: usize) -> Self {
+        Self { len: self.len.min(len), ..self }
+    }
+}
+
+impl<'a> From<&'a [u8]> for IoSlice<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self { address: bytes.as_ptr() as u64, len: bytes.len(), lifetime: PhantomData }
+    }
+}
+
 struct Segments {
     first: IoVec,
     rest: Vec<IoVec>,
@@ -184,8 +280,9 @@ impl<'a> Sink<'a> {
 
     /// The next contiguous piece, for a host call that fills it; follow with
     /// [`Sink::advance`].
-    pub fn next_piece(&mut self) -> Option<(u64, usize)> {
-        self.segments.current()
+    pub fn next_piece(&mut self) -> Option<IoSliceMut<'_>> {
+        let (address, len) = self.segments.current()?;
+        Some(IoSliceMut { address, len, lifetime: PhantomData })
     }
 
     /// Notes that `bytes` were filled.
@@ -304,8 +401,9 @@ impl<'a> Source<'a> {
 
     /// The next contiguous piece, for a host call that takes it; follow with
     /// [`Source::advance`].
-    pub fn next_piece(&mut self) -> Option<(u64, usize)> {
-        self.segments.current()
+    pub fn next_piece(&mut self) -> Option<IoSlice<'a>> {
+        let (address, len) = self.segments.current()?;
+        Some(IoSlice { address, len, lifetime: PhantomData })
     }
 
     /// Notes that `bytes` were taken.

@@ -16,6 +16,7 @@ use thaw_abi::layout::BOOT_BASE;
 
 use crate::errno::Result;
 use crate::host::{self, PROT_READ, PROT_WRITE, Sharing};
+use crate::memory::KernelRange;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
@@ -45,7 +46,9 @@ pub fn is_enabled() -> bool {
 /// Makes the lock real; the caller holds it afterwards.
 pub fn enable() -> Result<()> {
     if !is_enabled() {
-        host::map_anonymous_as(WORDS, WORDS_SIZE, PROT_READ | PROT_WRITE, Sharing::Shared)?;
+        // SAFETY: nobody uses the words before the lock is real.
+        let words = unsafe { KernelRange::new(WORDS, WORDS_SIZE) };
+        host::map_anonymous_as(words, PROT_READ | PROT_WRITE, Sharing::Shared)?;
         lock_word().store(TAKEN, Relaxed);
         ENABLED.store(true, Release);
     }

@@ -9,6 +9,7 @@
 
 use core::cell::{Cell, OnceCell, UnsafeCell};
 use core::ops::{Deref, DerefMut};
+use core::panic::RefUnwindSafe;
 
 /// A value that kernel code may change, one borrower at a time.
 #[derive(Default)]
@@ -22,6 +23,9 @@ pub struct Lock<T: ?Sized> {
 unsafe impl<T: ?Sized + Send> Sync for Lock<T> {}
 // SAFETY: owning the lock is owning the value.
 unsafe impl<T: ?Sized + Send> Send for Lock<T> {}
+
+/// Nothing unwinds here; see [`crate::saved`].
+impl<T: ?Sized + RefUnwindSafe> RefUnwindSafe for Lock<T> {}
 
 impl<T> Lock<T> {
     /// Wraps `value`.
@@ -88,6 +92,9 @@ pub struct Late<T> {
 
 // SAFETY: filled in once, under the kernel lock, before any guest runs.
 unsafe impl<T: Sync + Send> Sync for Late<T> {}
+
+/// Nothing unwinds here; see [`crate::saved`].
+impl<T: RefUnwindSafe> RefUnwindSafe for Late<T> {}
 
 impl<T> Late<T> {
     /// Not filled in yet.

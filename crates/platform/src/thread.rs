@@ -5,7 +5,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use crate::entry::{self, TrapFrame};
+use crate::entry::{self, Frame, TrapFrame};
 use crate::fpu::FpuState;
 use crate::sync::Lock;
 use crate::{kernel_lock, segment, switch, vcpu};
@@ -109,11 +109,10 @@ impl ThreadContext {
     }
 
     /// The registers with which the thread entered the kernel and will leave it.
-    #[allow(clippy::mut_from_ref)]
-    pub fn frame(&self) -> &mut TrapFrame {
-        // SAFETY: the frame lies at the top of the stack whenever the thread is in the
-        // kernel; it is used in short accesses under the kernel lock.
-        unsafe { &mut *self.frame_address() }
+    pub fn frame(&self) -> &Frame {
+        // SAFETY: the frame lies at the top of the stack, where `new` has put one, as long
+        // as the thread is in the kernel; it is a cell.
+        unsafe { &*self.frame_address().cast::<Frame>() }
     }
 
     /// The kernel stack.
@@ -214,7 +213,7 @@ impl ThreadContext {
 pub fn switch_from_idle<T: GuestThread>(thread: &Arc<T>, prepare: impl FnOnce()) {
     let (block, context) = (vcpu::block(), thread.context());
     block.kernel_stack_top.set(context.stack.top());
-    block.set_thread(Some(&**thread));
+    block.set_thread(Some(thread));
     take_fpu(block, context);
     prepare();
     segment::set_fs_base(context.fs_base.load(Relaxed));
@@ -251,12 +250,24 @@ pub fn put_registers_away() {
     }
 }
 
-/// Runs `work` as if on behalf of this thread, which must not run yet.
-pub fn with_identity<T: GuestThread, R>(thread: &T, work: impl FnOnce() -> R) -> R {
-    vcpu::block().set_thread(Some(thread));
-    let result = work();
-    vcpu::block().set_thread::<T>(None);
-    result
+/// As long as this is there, the kernel works as if on behalf of a thread, which must not
+/// run yet.
+pub struct Identity<T: GuestThread> {
+    _thread: Arc<T>,
+}
+
+impl<T: GuestThread> Identity<T> {
+    /// That of a thread.
+    pub fn of(thread: Arc<T>) -> Self {
+        vcpu::block().set_thread(Some(&thread));
+        Self { _thread: thread }
+    }
+}
+
+impl<T: GuestThread> Drop for Identity<T> {
+    fn drop(&mut self) {
+        vcpu::block().set_thread::<T>(None);
+    }
 }
 
 /// The running thread; `None` while the kernel works on its own behalf. The reference
@@ -268,14 +279,24 @@ pub fn running<T: GuestThread>() -> Option<&'static T> {
     unsafe { vcpu::block().thread_object.get().cast::<T>().as_ref() }
 }
 
+/// The running thread, shared.
+pub fn running_arc<T: GuestThread>() -> Option<Arc<T>> {
+    let thread: *const T = running()?;
+    // SAFETY: `set_thread` was given an `Arc`, and the running thread is not dropped.
+    unsafe {
+        Arc::increment_strong_count(thread);
+        Some(Arc::from_raw(thread))
+    }
+}
+
 /// First thing that a new thread does, on its kernel stack.
-pub(crate) extern "C" fn begin(_frame: &mut TrapFrame) {
+pub(crate) extern "C" fn begin(_frame: &Frame) {
     crate::upcalls::kernel().begin_thread();
     kernel_lock::release();
 }
 
 /// The way out calls this for as long as the thread needs attention.
-pub(crate) extern "C" fn attend(frame: &mut TrapFrame) {
+pub(crate) extern "C" fn attend(frame: &Frame) {
     kernel_lock::acquire();
     crate::upcalls::kernel().before_return(frame);
     kernel_lock::release();
@@ -283,7 +304,7 @@ pub(crate) extern "C" fn attend(frame: &mut TrapFrame) {
 
 /// The fast door: performs the system call of a frame. What is due before the thread
 /// returns to the guest follows on the way out.
-pub(crate) extern "C" fn dispatch(frame: &mut TrapFrame) {
+pub(crate) extern "C" fn dispatch(frame: &Frame) {
     kernel_lock::acquire();
     crate::upcalls::kernel().system_call(frame);
     kernel_lock::release();

@@ -5,7 +5,7 @@
 //! begins or is interrupted while it is idle; the kernel has panicked. The kernel
 //! implements [`Upcalls`] for these, and [`register`]s them before the first guest runs.
 
-use crate::entry::TrapFrame;
+use crate::entry::Frame;
 use crate::sync::Late;
 use crate::vcpu::IdleVcpu;
 
@@ -17,15 +17,15 @@ use crate::vcpu::IdleVcpu;
 pub trait Upcalls: Sync {
     /// The running thread makes a system call: its number and arguments are in `frame`,
     /// and so is its result afterwards. With the kernel lock.
-    fn system_call(&self, frame: &mut TrapFrame);
+    fn system_call(&self, frame: &Frame);
 
     /// As [`Upcalls::system_call`], by a `syscall` instruction that is not patched and has
     /// trapped: the kernel may patch it first ([`crate::gate::Gate::patch`]).
-    fn trapped_system_call(&self, frame: &mut TrapFrame);
+    fn trapped_system_call(&self, frame: &Frame);
 
-    /// The running thread has raised `frame.signal`, a signal of the processor, at
-    /// `frame.rip`. With the kernel lock.
-    fn fault(&self, frame: &mut TrapFrame);
+    /// The running thread has raised `frame.signal()`, a signal of the processor, at
+    /// `frame.rip()`. With the kernel lock.
+    fn fault(&self, frame: &Frame);
 
     /// The kernel itself has touched memory that is not there, with whatever state it has
     /// borrowed: whether that is there now. `code` is the `si_code` of the signal. Guest
@@ -35,7 +35,7 @@ pub trait Upcalls: Sync {
     /// The running thread is about to return to the guest, and its
     /// [`crate::thread::ThreadContext::needs_attention`] was called. Called again for as
     /// long as it is. With the kernel lock.
-    fn before_return(&self, frame: &mut TrapFrame);
+    fn before_return(&self, frame: &Frame);
 
     /// The running thread runs for the first time. With the kernel lock, which the idle
     /// loop has handed over.

@@ -6,15 +6,17 @@
 #![allow(unsafe_code)]
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use core::arch::asm;
 use core::cell::Cell;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::layout::BOOT_BASE;
 
 use crate::errno::Result;
 use crate::host::{self, PROT_READ, PROT_WRITE};
+use crate::memory::KernelRange;
 use crate::thread::{GuestThread, KERNEL_STACK_SIZE, ThreadContext};
 use crate::{fault, kernel_lock, segment, upcalls};
 
@@ -30,7 +32,7 @@ pub(crate) struct VcpuBlock {
     pub kernel_stack_top: Cell<u64>,
     /// The running thread, or null while idle.
     pub thread: Cell<*const ThreadContext>,
-    /// The same as the kernel knows it.
+    /// The same as the kernel knows it, in an `Arc`.
     pub thread_object: Cell<*const ()>,
     /// Saved stack pointer of the idle loop.
     pub idle_rsp: Cell<u64>,
@@ -65,10 +67,24 @@ impl VcpuBlock {
         unsafe { self.data.get().cast::<D>().as_ref() }
     }
 
-    pub fn set_thread<T: GuestThread>(&self, thread: Option<&T>) {
-        let object = thread.map_or(core::ptr::null(), core::ptr::from_ref);
+    fn set_data<D: VcpuData>(&self, data: Box<D>) {
+        self.data.set(Box::into_raw(data).cast());
+    }
+
+    /// Takes out what `set_data` was given, and leaves nothing.
+    ///
+    /// # Safety
+    /// Nobody refers to it any more.
+    unsafe fn take_data<D: VcpuData>(&self) -> Option<Box<D>> {
+        let data = self.data.replace(core::ptr::null()).cast_mut().cast::<D>();
+        // SAFETY: from `set_data`, with the one type that there is, and nobody's any more.
+        (!data.is_null()).then(|| unsafe { Box::from_raw(data) })
+    }
+
+    pub fn set_thread<T: GuestThread>(&self, thread: Option<&Arc<T>>) {
+        let object = thread.map_or(core::ptr::null(), Arc::as_ptr);
         self.thread_object.set(object.cast());
-        let context = thread.map(GuestThread::context);
+        let context = thread.map(|thread| thread.context());
         self.thread.set(context.map_or(core::ptr::null(), core::ptr::from_ref));
     }
 }
@@ -79,6 +95,10 @@ pub(crate) struct ProcessBlock {
     vcpus: AtomicU64,
     /// When the alarm goes off that the kernel has set ([`alarm_at`]).
     alarm_at: AtomicU64,
+    /// There is a [`crate::memory::Window`].
+    window_is_used: AtomicBool,
+    /// Bit n: buffer n of [`crate::message`] is in use.
+    messages_used: AtomicU32,
 }
 
 const PROCESS_BLOCK: u64 = BOOT_BASE + 0x800;
@@ -107,16 +127,11 @@ const IDLE_STACK_OFFSET: u64 = 0x50_000;
 /// Bytes of a vCPU's area: block, signal stack, idle stack.
 const AREA_SIZE: u64 = 0x10_0000;
 /// Where the areas of the vCPUs other than the first begin.
-const OTHERS: u64 = BOOT_BASE + 0x1000_0000;
-
-/// Buffers for control messages.
-pub const MESSAGE_BUFFER: u64 = BOOT_BASE + 0x100_000;
-/// Buffers for the messages to a template, whose first message is still wanted.
-pub const SECOND_MESSAGE_BUFFER: u64 = BOOT_BASE + 0x200_000;
+pub const OTHER_VCPUS: u64 = BOOT_BASE + 0x1000_0000;
 
 /// The area of vCPU `index`.
 pub(crate) fn area(index: u32) -> u64 {
-    if index == 0 { BOOT_BASE } else { OTHERS + (index as u64 - 1) * AREA_SIZE }
+    if index == 0 { BOOT_BASE } else { OTHER_VCPUS + (index as u64 - 1) * AREA_SIZE }
 }
 
 /// Bottom of a vCPU's signal stack.
@@ -145,7 +160,9 @@ pub fn used_from_the_beginning() -> [(u64, u64); 3] {
 /// # Errors
 /// The host cannot map them.
 pub fn begin_first() -> Result<()> {
-    host::map_anonymous(BOOT_BASE, FIRST_SIZE, PROT_READ | PROT_WRITE)?;
+    // SAFETY: nothing is in the per-boot area before there is a vCPU.
+    let first = unsafe { KernelRange::new(BOOT_BASE, FIRST_SIZE) };
+    host::map_anonymous(first, PROT_READ | PROT_WRITE)?;
     guard_stacks(0)?;
     // SAFETY: just mapped.
     unsafe { initialize(0) };
@@ -157,7 +174,10 @@ pub fn begin_first() -> Result<()> {
 /// Takes away the pages below the stacks.
 fn guard_stacks(index: u32) -> Result<()> {
     let guards = [signal_stack(index) - 4096, idle_stack(index) - 4096];
-    guards.into_iter().try_for_each(|guard| host::protect(guard, 4096, 0))
+    guards.into_iter().try_for_each(|guard| {
+        // SAFETY: the area holds block and stacks, and leaves this page to nobody.
+        host::protect(unsafe { KernelRange::new(guard, 4096) }, 0)
+    })
 }
 
 /// Points `%gs` to a vCPU's block.
@@ -222,8 +242,8 @@ pub(crate) fn block_of_signal_stack(rsp: u64) -> &'static VcpuBlock {
 
 /// The area, other than the first, in which `address` lies.
 fn area_of(address: u64) -> Option<u64> {
-    let is_inside = (OTHERS..area(MAX_VCPUS)).contains(&address);
-    is_inside.then(|| address - (address - OTHERS) % AREA_SIZE)
+    let is_inside = (OTHER_VCPUS..area(MAX_VCPUS)).contains(&address);
+    is_inside.then(|| address - (address - OTHER_VCPUS) % AREA_SIZE)
 }
 
 /// Whether `rsp` lies on the signal stack that `other` lies on.
@@ -256,7 +276,7 @@ pub unsafe trait VcpuData: Sized + 'static {}
 /// Gives the calling vCPU what the kernel has for it. That of before, if there was one,
 /// belongs to the vCPU of another host process, which this one was forked from.
 pub fn install<D: VcpuData>(data: Box<D>) {
-    block().data.set(Box::into_raw(data).cast());
+    block().set_data(data);
 }
 
 /// What [`install`] or [`start`] was given for the calling vCPU. The reference must not be
@@ -290,18 +310,20 @@ pub fn start<D: VcpuData>(index: u32, data: Box<D>) -> Result<u32> {
     assert!(0 < index && index < MAX_VCPUS, "no vCPU has this number");
     // An area that a vCPU of this host process, or of the one that it was forked from, has
     // left is mapped anew.
-    host::map_anonymous(area(index), AREA_SIZE, PROT_READ | PROT_WRITE)?;
+    assert!(process().vcpus.load(Relaxed) & (1 << index) == 0, "the vCPU runs");
+    // SAFETY: no vCPU of this host process has the area.
+    let area_of_new = unsafe { KernelRange::new(area(index), AREA_SIZE) };
+    host::map_anonymous(area_of_new, PROT_READ | PROT_WRITE)?;
     guard_stacks(index)?;
     // SAFETY: just mapped, zero, and used by nobody yet.
     let new = unsafe { &*(area(index) as *const VcpuBlock) };
-    let data = Box::into_raw(data);
-    new.data.set(data.cast());
+    new.set_data(data);
     new.door.store(block().door.load(Relaxed), Relaxed);
     let started = host::start_thread(idle_stack(index) + IDLE_STACK_SIZE, index);
     match started {
         Ok(_) => drop(process().vcpus.fetch_or(1 << index, Relaxed)),
         // SAFETY: no thread has taken it over.
-        Err(_) => drop(unsafe { Box::from_raw(data) }),
+        Err(_) => drop(unsafe { new.take_data::<D>() }),
     }
     started
 }
@@ -322,12 +344,8 @@ pub(crate) extern "C" fn start_of_vcpu(index: u32) -> ! {
 pub fn end<D: VcpuData>() -> ! {
     let block = block();
     process().vcpus.fetch_and(!(1 << block.index.get()), Relaxed);
-    let data = block.data.replace(core::ptr::null());
-    if !data.is_null() {
-        // SAFETY: from `install` or `start`; nobody has it any more, since the vCPU does
-        // nothing else from here on.
-        drop(unsafe { Box::from_raw(data.cast_mut().cast::<D>()) });
-    }
+    // SAFETY: nobody has it any more, since the vCPU does nothing else from here on.
+    drop(unsafe { block.take_data::<D>() });
     kernel_lock::release();
     host::exit_thread()
 }
@@ -361,6 +379,16 @@ pub fn alarm_at() -> &'static AtomicU64 {
     &process().alarm_at
 }
 
+/// Whether there is a [`crate::memory::Window`] of this host process.
+pub(crate) fn window_is_used() -> &'static AtomicBool {
+    &process().window_is_used
+}
+
+/// Which buffers of [`crate::message`] are in use in this host process, a bit for each.
+pub(crate) fn messages_used() -> &'static AtomicU32 {
+    &process().messages_used
+}
+
 /// A page of no use but for [`barrier`].
 const BARRIER_PAGE: u64 = BOOT_BASE + 0x9_0000;
 
@@ -373,6 +401,49 @@ const BARRIER_PAGE: u64 = BOOT_BASE + 0x9_0000;
 pub fn barrier() -> Result<()> {
     // SAFETY: the page lies in the per-boot area, above the idle stack.
     unsafe { (BARRIER_PAGE as *mut u64).write_volatile(1) };
-    host::protect(BARRIER_PAGE, 4096, PROT_READ)?;
-    host::protect(BARRIER_PAGE, 4096, PROT_READ | PROT_WRITE)
+    // SAFETY: nobody refers to the page.
+    let page = unsafe { KernelRange::new(BARRIER_PAGE, 4096) };
+    host::protect(page, PROT_READ)?;
+    host::protect(page, PROT_READ | PROT_WRITE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Data(Arc<()>);
+
+    // SAFETY: the only type of this test program.
+    unsafe impl VcpuData for Data {}
+
+    fn zeroed_block() -> Box<VcpuBlock> {
+        // SAFETY: all zeros is a block, as in memory that was just mapped.
+        unsafe { Box::new_zeroed().assume_init() }
+    }
+
+    #[test]
+    fn a_vcpu_whose_thread_did_not_start_leaves_nothing_behind() {
+        let (block, object) = (zeroed_block(), Arc::new(()));
+        block.set_data(Box::new(Data(object.clone())));
+        assert!(Arc::ptr_eq(&block.data::<Data>().unwrap().0, &object));
+        // As `start` does after a failure, and `end`.
+        // SAFETY: nobody refers to the data.
+        drop(unsafe { block.take_data::<Data>() });
+        assert_eq!(Arc::strong_count(&object), 1);
+        assert!(block.data::<Data>().is_none());
+        // SAFETY: as above.
+        assert!(unsafe { block.take_data::<Data>() }.is_none());
+    }
+
+    #[test]
+    fn the_areas_of_vcpus_do_not_overlap() {
+        for index in 1..MAX_VCPUS {
+            assert_eq!(area_of(idle_stack(index) + IDLE_STACK_SIZE - 1), Some(area(index)));
+            assert_eq!(area_of(area(index)), Some(area(index)));
+            assert!(signal_stack(index) + SIGNAL_STACK_SIZE < idle_stack(index));
+            assert!(idle_stack(index) + IDLE_STACK_SIZE <= area(index) + AREA_SIZE);
+        }
+        assert_eq!(area_of(area(0)), None);
+        assert_eq!(area_of(area(MAX_VCPUS)), None);
+    }
 }

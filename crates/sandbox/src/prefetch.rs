@@ -17,6 +17,8 @@ use thaw_abi::image::{
     MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_PREFETCH,
 };
 
+use thaw_abi::layout::{SHM_BASE, SHM_MAX};
+
 use crate::boot::BootPlan;
 use crate::sys::cached_pages;
 use crate::working_set::{FRONT_END, WorkingSet, is_front, joined, read_range_ahead};
@@ -49,7 +51,7 @@ impl PrefetchLayout {
     /// processes, whose memory is not mapped at once.
     pub fn new(plan: &BootPlan, set: &WorkingSet, first_page: u64, max: u64) -> Option<Self> {
         let whole = plan.mappings();
-        if plan.mappings_at.is_some() || whole.iter().any(|mapping| mapping.space() > 0) {
+        if plan.mappings_at.is_some() || whole.iter().any(is_of_several) {
             return None;
         }
         let cut_with = |gap| cut(whole, set, gap);
@@ -100,6 +102,12 @@ impl PrefetchLayout {
     pub(crate) fn into_mappings(self) -> Vec<Mapping> {
         self.mappings
     }
+}
+
+/// Whether a mapping is of memory that several processes have, or one of several has: the
+/// kernel copies that from the image.
+fn is_of_several(mapping: &Mapping) -> bool {
+    mapping.space() > 0 || (SHM_BASE..SHM_BASE + SHM_MAX).contains(&mapping.start)
 }
 
 /// Cuts mappings into parts that were touched, which are to come from the prefetch file, and
@@ -372,6 +380,15 @@ mod tests {
                 assert_eq!(end - P, origins.iter().map(|(_, origin)| origin.len).sum::<u64>());
             }
         }
+    }
+
+    #[test]
+    fn memory_of_several_processes_is_recognized() {
+        let kernel = MAPPING_KERNEL;
+        assert!(!is_of_several(&mapping(10, 1, SOURCE_IMAGE, 0, kernel)));
+        let second = 1 << thaw_abi::image::MAPPING_SPACE_SHIFT;
+        assert!(is_of_several(&mapping(10, 1, SOURCE_IMAGE, 0, second)));
+        assert!(is_of_several(&mapping(SHM_BASE / P, 1, SOURCE_IMAGE, 0, 0)));
     }
 
     #[test]

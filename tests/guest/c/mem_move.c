@@ -107,6 +107,18 @@ int main(void)
     say("%c\n", private[0]);
     TRY(madvise(private, PAGE, MADV_WIPEONFORK));
 
+    PART("madvise where the program has no memory");
+    /* In a sandbox these are the kernel's: text, heap, page store, index, what a boot has. */
+    static const uintptr_t foreign[] = {
+        0x7e0000000000, 0x7e1000000000, 0x7e2000000000, 0x7e8000000000, 0x7e9000000000,
+    };
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        TRY(madvise((void *)foreign[i], PAGE, MADV_POPULATE_READ));
+        TRY(madvise((void *)foreign[i], PAGE, MADV_POPULATE_WRITE));
+        TRY(madvise((void *)foreign[i], PAGE, MADV_DONTNEED));
+        TRY(madvise((void *)foreign[i], PAGE, MADV_FREE));
+    }
+
     PART("mincore");
     unsigned char map[8];
     p = mmap(NULL, 4 * PAGE, RW, ANON, -1, 0);

@@ -24,8 +24,8 @@ use thaw_node::home::Home;
 ///
 /// The build command of [build], pip, and interpreters that thaw.toml names run in a
 /// sandbox: it sees the tools of this host, the function's directory, which it may
-/// change, and the destinations of `egress` in [build]. No link leads out of the
-/// function's directory, and of this host's other files the function gets those that
+/// change, and the destinations of `egress` in [build]. Links cannot lead out of
+/// the function's directory. Of this host's other files the function gets those that
 /// every user may read. docs/building.md has all of it.
 ///
 /// A running daemon serves the new version at once.

@@ -25,8 +25,25 @@ pub fn run(arguments: &Arguments) -> Outcome {
 
 fn script(shell: Shell) -> String {
     let mut script = Vec::new();
-    generate(shell, &mut Command::command(), "thaw", &mut script);
+    generate(shell, &mut shown(&Command::command()), "thaw", &mut script);
     String::from_utf8(script).expect("the grammar is text")
+}
+
+/// The grammar without what its help hides, which clap's generators would complete.
+fn shown(command: &clap::Command) -> clap::Command {
+    let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
+    let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+    let shown = clap::Command::new(command.get_name().to_owned())
+        .args(arguments)
+        .subcommands(verbs.map(shown));
+    let shown = match command.get_version() {
+        Some(version) => shown.version(version.to_owned()),
+        None => shown,
+    };
+    match command.get_about() {
+        Some(about) => shown.about(about.clone()),
+        None => shown,
+    }
 }
 
 #[cfg(test)]
@@ -41,6 +58,24 @@ mod tests {
             for verb in Command::command().get_subcommands() {
                 assert!(script.contains(verb.get_name()), "{shell}: {}", verb.get_name());
             }
+        }
+    }
+
+    #[test]
+    fn no_shell_completes_what_the_help_hides() {
+        for shell in Shell::value_variants() {
+            let script = script(*shell);
+            for hidden in ["worker", "--monitored"] {
+                assert!(!script.contains(hidden), "{shell}: {hidden}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_option_and_its_text_is_kept() {
+        let zsh = script(Shell::Zsh);
+        for text in ["--zygotes", "--version", "--verbose", "Say more about what goes on"] {
+            assert!(zsh.contains(text), "{text}");
         }
     }
 }

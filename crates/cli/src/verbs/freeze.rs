@@ -12,8 +12,8 @@ use thaw_node::admin::Frozen;
 /// The daemon takes an idle instance, with everything that it has loaded and
 /// learnt since its boot, waits until nothing in it can run, and makes its memory
 /// the image that copies are thawed from; the instance itself ends. Functions
-/// with isolation = "instance" have such instances. What the instance has kept of
-/// its requests is in every copy: send it only what all may see.
+/// with isolation = "instance" have such instances. Every copy has what the
+/// instance has kept of its requests, so send it only data that all may see.
 ///
 /// To choose the moment while a function is built, see `freeze` in [entry] of
 /// thaw.toml; to send requests before it is frozen, see [train].

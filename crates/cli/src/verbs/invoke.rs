@@ -17,8 +17,8 @@ use ureq::http::Response;
 /// Call a function through the daemon and print its response.
 ///
 /// Exit code 1 means that the response's status is 400 or more. A function that
-/// reads standard input (kind = "stdin") gets the data there; what it prints is
-/// printed, and its exit code is the exit code.
+/// reads standard input (kind = "stdin") gets the data there. `thaw invoke` prints its
+/// output, and ends with the exit code of the program.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     thaw invoke hello-python --timings\n  \

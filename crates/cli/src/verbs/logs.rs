@@ -16,7 +16,7 @@ use thaw_sandbox::escape;
 /// Print what a function wrote to its standard output and error.
 ///
 /// Each line begins with the number of the instance that printed it, in brackets, unless
-/// only one is asked for. Control characters are written as escapes; --json has every
+/// --instance names one. Control characters are written as escapes; --json has every
 /// character, in JSON's own escapes.
 #[derive(Debug, Args)]
 #[command(
@@ -25,7 +25,7 @@ use thaw_sandbox::escape;
 pub struct Arguments {
     /// The function.
     name: FunctionName,
-    /// Go on with what it prints from now on; needs a running daemon.
+    /// Print further lines as they come; needs a running daemon.
     #[arg(long, short)]
     follow: bool,
     /// Only the last N lines of the past.

@@ -12,10 +12,10 @@ use thaw_node::monitor::{self, DaemonUser, RendezvousError};
 
 /// Keep root's rights for a daemon that is started without them.
 ///
-/// `thaw serve` as root starts both. Where each is to be started apart, as by two
-/// units of systemd, this is root's side: it listens, makes the processes and control groups of
-/// sandboxes, and reads nothing that clients or sandboxes have sent. The daemon
-/// is of the user that owns $THAW_HOME, or `thaw` if root does; one at a time is served.
+/// `thaw serve` as root starts both. This command starts root's side alone, as two units of
+/// systemd do. It listens, makes the processes and control groups of sandboxes, and reads
+/// nothing that clients or sandboxes have sent. The daemon runs as the user that owns
+/// $THAW_HOME, or as `thaw` if root owns it. One daemon is served at a time.
 /// Clients wait while there is none.
 #[derive(Debug, Args)]
 #[command(

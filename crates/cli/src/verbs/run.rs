@@ -49,8 +49,8 @@ pub struct Arguments {
     /// host's state (such as /proc) look empty.
     #[arg(long, value_name = "DIR|NAME")]
     rootfs: String,
-    /// Mount a directory of this host in the sandbox, read-only; with :rw, what
-    /// the program changes is changed here.
+    /// Mount a directory of this host in the sandbox, read-only; with :rw,
+    /// the program's changes are made on this host.
     ///
     /// Files are opened and made under your rights, for root under those of
     /// `nobody` (see --as-root).

@@ -10,6 +10,8 @@ pub mod program;
 mod template;
 pub mod thaw;
 
+use core::ffi::CStr;
+
 use thaw_abi::control::{
     MSG_FAILED, MSG_READY, MSG_START, MSG_THAW, SINGLE_PROCESS_NAME, TEMPLATE_NAME,
 };
@@ -18,42 +20,26 @@ use thaw_abi::filter::List;
 use crate::errno::Result;
 use crate::host::{blobs, control, phases};
 use crate::mm::{arena, heap, lazy, populate};
-use crate::platform::{self, clock, fault, filter, host, panic, vcpu};
+use crate::platform::host::{self, Populate};
+use crate::platform::start::{InitialStack, Segment};
+use crate::platform::{self, clock, fault, filter, message, panic, vcpu};
 
 /// Entry point of the freestanding program.
 ///
 /// # Safety
 /// `stack` must be the initial stack that the host made.
 pub unsafe extern "C" fn start(stack: *const u64) -> ! {
-    // SAFETY: the caller's promise (System V ABI, 3.4.1).
-    let find = |kind| unsafe { find_auxiliary(stack, kind) };
-    let own = Segments { headers: find(AT_PHDR), count: find(AT_PHNUM) };
-    // SAFETY: as above.
-    let list = unsafe { list_of_name(stack) };
-    if let Err(error) = become_zygote(find(AT_SYSINFO_EHDR), &own, list) {
+    // SAFETY: the caller's promise; nobody changes the stack, which is left below.
+    let stack = unsafe { InitialStack::new(stack) };
+    if let Err(error) = become_zygote(&stack) {
         crate::console!("thaw zygote cannot set itself up: {error:?}");
         panic::exit(panic::PANIC_EXIT_CODE)
     }
     vcpu::leave_first_stack(zygote_main)
 }
 
-const AT_PHDR: u64 = 3;
-const AT_PHNUM: u64 = 5;
-const AT_SYSINFO_EHDR: u64 = 33;
-
-/// Where the kernel's own program headers lie.
-struct Segments {
-    headers: u64,
-    count: u64,
-}
-
 /// Which host calls the zygote parent wants the zygote to make: its name says so.
-///
-/// # Safety
-/// `stack` must be the initial stack of a program.
-unsafe fn list_of_name(stack: *const u64) -> List {
-    // SAFETY: the caller's promise; the first argument is a C string.
-    let name = unsafe { core::ffi::CStr::from_ptr(stack.add(1).read() as *const _) };
+fn list_of_name(name: &CStr) -> List {
     if name == TEMPLATE_NAME {
         List::Templates
     } else if name == SINGLE_PROCESS_NAME {
@@ -63,63 +49,24 @@ unsafe fn list_of_name(stack: *const u64) -> List {
     }
 }
 
-/// Finds a value in the auxiliary vector behind arguments and environment.
-///
-/// # Safety
-/// `stack` must be the initial stack of a program.
-unsafe fn find_auxiliary(stack: *const u64, kind: u64) -> u64 {
-    // SAFETY: the caller's promise covers every word up to AT_NULL.
-    unsafe {
-        let mut at = stack.add(1 + stack.read() as usize + 1);
-        while at.read() != 0 {
-            at = at.add(1);
-        }
-        at = at.add(1);
-        while at.read() != 0 {
-            if at.read() == kind {
-                return at.add(1).read();
-            }
-            at = at.add(2);
-        }
-    }
-    0
-}
-
 /// Touches everything that a boot is going to touch, so that no boot waits for
 /// a page fault of the kernel's own.
-fn touch(own: &Segments, list: List) {
+fn touch(own: impl Iterator<Item = Segment>, list: List) {
     const PT_LOAD: u32 = 1;
     const WRITABLE: u32 = 2;
-    for i in 0..own.count {
-        let header = (own.headers + i * 56) as *const u32;
-        // SAFETY: the host has mapped the program headers with the program.
-        let (kind, flags, start, len) = unsafe {
-            let words = header.cast::<u64>();
-            (header.read(), header.add(1).read(), words.add(2).read(), words.add(5).read())
-        };
-        if kind == PT_LOAD {
-            let first = start & !4095;
-            let advice = if flags & WRITABLE != 0 {
-                host::MADV_POPULATE_WRITE
-            } else {
-                host::MADV_POPULATE_READ
-            };
-            if flags & WRITABLE != 0 {
-                let end = (start + len).next_multiple_of(4096);
-                arena::set_variables(first, end - first);
-            }
-            let _ = host::advise(first, (start + len - first).next_multiple_of(4096), advice);
+    for segment in own.filter(|segment| segment.kind == PT_LOAD) {
+        let first = segment.address & !4095;
+        let len = (segment.address + segment.memory_size - first).next_multiple_of(4096);
+        let how = if segment.flags & WRITABLE != 0 { Populate::Write } else { Populate::Read };
+        if how == Populate::Write {
+            arena::set_variables(first, len);
         }
+        let _ = host::populate(first, len, how);
     }
-    let own = [
-        (vcpu::MESSAGE_BUFFER, 32 << 10),
-        (control::FDS_BUFFER, 4096),
-        (lazy::TABLE, 8192),
-        (populate::TABLE, 8192),
-        (blobs::TABLE, 8192),
-    ];
+    let own = [(lazy::TABLE, 8192), (populate::TABLE, 8192), (blobs::TABLE, 8192)];
+    let own = message::next_buffer().into_iter().chain(own);
     for (start, len) in vcpu::used_from_the_beginning().into_iter().chain(own) {
-        let _ = host::advise(start, len, host::MADV_POPULATE_WRITE);
+        let _ = host::populate(start, len, Populate::Write);
     }
     if list != List::Templates {
         // What a template touches, its copies would have to copy.
@@ -128,14 +75,16 @@ fn touch(own: &Segments, list: List) {
     clock::monotonic_ns();
 }
 
-fn become_zygote(vdso: u64, own: &Segments, list: List) -> Result<()> {
+fn become_zygote(stack: &InitialStack) -> Result<()> {
+    let list = list_of_name(stack.name());
     platform::upcalls::register(&crate::upcalls::Kernel);
     control::register_handler(crate::messages::handle);
+    crate::task::hooks::register(&crate::upcalls::Kernel);
     vcpu::begin_first()?;
     heap::map_front()?;
-    clock::find_host_vdso(vdso);
+    clock::find_host_vdso(stack.vdso());
     fault::install_handlers()?;
-    touch(own, list);
+    touch(stack.segments(), list);
     if list == List::Templates {
         template::keep_capabilities()?;
     }
@@ -152,6 +101,8 @@ extern "C" fn zygote_main() -> ! {
         MSG_THAW => thaw::thaw(&message),
         _ => fail(b"the boot command is unknown to this kernel"),
     };
+    // Its buffer is for the next message.
+    drop(message);
     match outcome {
         Ok(()) => crate::task::carrier::run(),
         Err(error) => fail(error.name().as_bytes()),

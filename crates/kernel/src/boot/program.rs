@@ -5,24 +5,25 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start};
-use thaw_abi::layout::{INDEX_BASE, PAGES_BASE};
+use thaw_abi::layout::PAGES_BASE;
 
 use crate::errno::{Errno, Result};
+use crate::exec::Program;
 use crate::fs::fd_table::OnExec;
 use crate::fs::walk::Follow;
-use crate::fs::{Context, FileSystems, LowerLayer};
+use crate::fs::{CGROUP_FS, Context, FileSystems, LowerLayer, PROC_FS, SYS_FS, Views};
 use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
 use crate::mm::{arena, heap, lazy};
+use crate::net::outside;
 use crate::platform::host::{self, HostFd};
-use crate::state::{Config, Kernel, install, kernel};
+use crate::platform::memory::KernelRange;
+use crate::state::{Config, Kernel, ProcessFiles, install, kernel};
 use crate::sync::Lock;
 use crate::task::Credentials;
-use crate::task::exec::Program;
 use crate::task::process::FIRST_PID;
-use crate::task::{Process, Tasks, Thread, carrier, sched};
-use crate::time::clock::Clocks;
+use crate::task::{Process, Thread, carrier, sched};
 use crate::time::random::Generator;
 
 /// Strings of a start command.
@@ -36,13 +37,22 @@ struct Strings {
     mounts: Vec<Vec<u8>>,
 }
 
+/// What the kernel shows as files.
+pub fn views() -> Views {
+    Views {
+        proc: crate::procfs::root(PROC_FS),
+        sys: crate::sysfs::root(SYS_FS),
+        cgroup: crate::sysfs::cgroup_root(CGROUP_FS),
+    }
+}
+
 /// Carries out a start command: afterwards the program is ready to run.
 pub fn start(message: &Message) -> Result<()> {
     heap::create()?;
     let (command, tail) = message.split::<Start>()?;
     let command = *command;
     let strings = parse_strings(tail, &command).ok_or(Errno::EINVAL)?;
-    let index = message.fds.first().copied();
+    let index = message.fds().first().copied();
     take_standard_streams(command.flags)?;
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
 
@@ -56,34 +66,22 @@ pub fn start(message: &Message) -> Result<()> {
     let mut random = Generator::new(command.seed);
     let mut boot_id = [0u8; 16];
     random.fill(&mut boot_id);
-    // The overlay takes pages for directories it creates, so the allocator
-    // must be reachable before the tree is put together.
+    let config = Config {
+        port: command.port as u16,
+        cpus: command.cpus.max(1),
+        memory_limit: command.memory_limit,
+        flags: command.flags,
+        entry_signal: command.entry_signal,
+    };
+    // SAFETY: the area is the page store's, and this is the only one.
+    let pages = unsafe { PageAllocator::new(PAGES_BASE, map_block) };
     let root = install(Kernel {
-        tasks: Tasks::default(),
-        fs: crate::sync::Late::empty(),
-        net: Default::default(),
         hostname: Lock::new(strings.hostname.clone()),
-        clocks: Clocks::new(),
-        random: Lock::new(random),
-        pages: Lock::new(PageAllocator::new(PAGES_BASE, map_block)),
-        shared_memory: Default::default(),
-        has_shared_arena: Lock::new(false),
-        system_v: Default::default(),
-        futexes: Default::default(),
-        timers: Default::default(),
-        generation: Lock::new(0),
-        frozen: Default::default(),
         window: Lock::new(command.window),
-        config: Lock::new(Config {
-            port: command.port as u16,
-            cpus: command.cpus.max(1),
-            memory_limit: command.memory_limit,
-            flags: command.flags,
-            entry_signal: command.entry_signal,
-        }),
+        ..Kernel::new(config, random, pages)
     });
     heap::set_root(root);
-    kernel().fs.set(FileSystems::new(lower)?);
+    kernel().fs.set(FileSystems::new(lower, views())?);
     kernel().fs.set_boot_id(boot_id);
     for (number, mount) in strings.mounts.iter().enumerate() {
         let Some((&kind, at)) = mount.split_first() else { return Err(Errno::EINVAL) };
@@ -102,10 +100,10 @@ pub fn start(message: &Message) -> Result<()> {
 fn take_standard_streams(flags: u32) -> Result<()> {
     (0..3).map(HostFd).for_each(host::close);
     let message = control::receive_second_command();
-    if message.kind != MSG_STDIO || message.fds != [0, 1, 2] {
+    if message.kind != MSG_STDIO || message.fds() != [0, 1, 2] {
         return Err(Errno::EINVAL);
     }
-    for (stream, &fd) in message.fds.iter().enumerate() {
+    for (stream, &fd) in message.fds().iter().enumerate() {
         // A function's requests come to its copies, not to itself.
         if stream > 0 || flags & FLAG_ENTRY_STDIN == 0 {
             stdio::set(stream, fd);
@@ -115,20 +113,22 @@ fn take_standard_streams(flags: u32) -> Result<()> {
 }
 
 /// Maps a block of the page allocator.
-fn map_block(address: u64, len: u64) -> Result<()> {
+pub fn map_block(address: u64, len: u64) -> Result<()> {
     if arena::is_shared() {
         // All of it is mapped already.
         return Ok(());
     }
-    host::map_anonymous(address, len, host::PROT_READ | host::PROT_WRITE)
+    // SAFETY: the page allocator, which alone has this area, adds the block to its own when
+    // it is there.
+    let block = unsafe { KernelRange::new(address, len) };
+    host::map_anonymous(block, host::PROT_READ | host::PROT_WRITE)
 }
 
 /// Maps the rootfs index into its window.
 fn map_index(fd: HostFd, len: u64) -> Result<()> {
     lazy::map(&lazy::index(fd, len)?)?;
-    // SAFETY: mapped just now, read-only, for the life of the sandbox.
-    let bytes = unsafe { core::slice::from_raw_parts(INDEX_BASE as *const u8, len as usize) };
-    let index = thaw_abi::rootfs::Index::parse(bytes).map_err(|_| Errno::EINVAL)?;
+    let index =
+        thaw_abi::rootfs::Index::parse(lazy::index_bytes(len)?).map_err(|_| Errno::EINVAL)?;
     blobs::initialize(index.blobs().len() as u32)
 }
 
@@ -147,7 +147,7 @@ fn parse_strings(tail: &[u8], command: &Start) -> Option<Strings> {
 fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
     let root = kernel().fs.root.clone();
     let credentials = Credentials::of_user(command.uid, command.gid);
-    let process = Arc::new(Process::first(credentials, root));
+    let process = Arc::new(Process::first(credentials, ProcessFiles::new(root)));
     carrier::begin(process.mm());
     kernel().tasks.processes.lock().insert(FIRST_PID, process.clone());
     let thread =
@@ -181,7 +181,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
         context.cwd = cwd;
     }
     let hostname = kernel().hostname.lock().clone();
-    if crate::net::seam::reach().v4 {
+    if outside::reach().v4 {
         if let Err(error) = crate::net::resolver_files::provide(&context, &hostname) {
             say(b"/etc/resolv.conf", b" cannot be made: ", error.name().as_bytes());
         }
@@ -216,8 +216,8 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
             say(b"", &name, &[b" cannot be started: ", error.name().as_bytes()].concat())
         }
     };
-    *thread.frame() = frame;
-    crate::task::exec::reset_thread(thread, &name);
+    thread.frame().set(frame);
+    crate::exec::reset_thread(thread, &name);
     Ok(())
 }
 

@@ -30,7 +30,7 @@ pub fn serve() -> Result<()> {
     loop {
         let message = control::receive_second_command();
         let (fork, _) = message.split::<Fork>()?;
-        let (MSG_FORK, [socket, group @ .., console]) = (message.kind, message.fds) else {
+        let (MSG_FORK, [socket, group @ .., console]) = (message.kind, message.fds()) else {
             return Err(Errno::EINVAL);
         };
         match host::fork_copy() {
@@ -45,7 +45,7 @@ pub fn serve() -> Result<()> {
             // The host sees the end of the copy's control socket.
             Err(error) => crate::console!("thaw template: cannot fork a copy: {error:?}"),
         }
-        message.fds.iter().for_each(|&fd| host::close(HostFd(fd)));
+        message.fds().iter().for_each(|&fd| host::close(HostFd(fd)));
     }
 }
 
@@ -59,8 +59,7 @@ fn become_copy(fork: &Fork, socket: HostFd, groups: &[i32], console: HostFd) -> 
     for &group in groups {
         // The thread that writes is meant (cgroups(7)). It takes microseconds, but
         // later a guest could keep processes out of it.
-        let zero = b"0";
-        host::write(HostFd(group), zero.as_ptr() as u64, zero.len())?;
+        host::write(HostFd(group), b"0"[..].into())?;
         host::close(HostFd(group));
     }
     host::new_process_group()?;

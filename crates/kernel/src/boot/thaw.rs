@@ -22,8 +22,8 @@ use crate::mm::{AddressSpace, arena, heap, lazy, populate, shm};
 use crate::platform::host::HostFd;
 use crate::platform::user::UserAddress;
 use crate::state::{kernel, restore};
-use crate::task::carrier;
 use crate::task::process::FIRST_PID;
+use crate::task::{Space, carrier};
 
 /// Carries out a thaw command: afterwards the frozen threads go on. If the copy
 /// is to be held or forked off a template, it waits here until it is wanted.
@@ -33,7 +33,7 @@ pub fn thaw(message: &Message) -> Result<()> {
     let (ranges, tail) = control::array::<PopulateRange>(tail, command.populate_count)?;
     let (connections, hostname, tail) = tail_of(&command.identity, tail)?;
     let (blob_numbers, _) = control::array::<u32>(tail, command.blob_count)?;
-    let [image, index, rest @ ..] = message.fds else { return Err(Errno::EINVAL) };
+    let [image, index, rest @ ..] = message.fds() else { return Err(Errno::EINVAL) };
     let (prefetch, rest) = match (command.prefetch_count, rest) {
         (0, rest) => (None, rest),
         (1, [prefetch, rest @ ..]) => (Some(HostFd(*prefetch)), rest),
@@ -52,18 +52,18 @@ pub fn thaw(message: &Message) -> Result<()> {
     lazy::set_files(HostFd(*image), prefetch);
     let mappings = carried.map_or_else(|| Mappings::in_image(HostFd(*image), command), Ok)?;
     let index = lazy::index(HostFd(*index), command.index_len)?;
-    let memory = Memory { mappings, index, ranges, flags: command.identity.flags };
+    let mut memory = Memory { mappings, index, ranges, flags: command.identity.flags };
     match command.mode {
         THAW_AND_RUN => {
             memory.map()?;
             memory.read_front()?;
-            adopt(&memory)?;
+            adopt(&mut memory)?;
             go_on(&command.identity, hostname, connections.iter().zip(connection_fds));
         }
         THAW_AND_HOLD => {
             memory.map()?;
             memory.read_front()?;
-            adopt(&memory)?;
+            adopt(&mut memory)?;
             populate::finish();
             control::prepare_for_second_command();
             control::send(MSG_READY, 0, &[], &[]);
@@ -75,7 +75,7 @@ pub fn thaw(message: &Message) -> Result<()> {
             memory.map()?;
             memory.map_front()?;
             template::serve()?;
-            adopt(&memory)?;
+            adopt(&mut memory)?;
             control::prepare_for_second_command();
             go_on_as_told(&control::expect_second_command(populate::some))?;
         }
@@ -103,7 +103,7 @@ fn go_on_as_told(message: &Message) -> Result<()> {
     if message.kind != MSG_GO {
         return Err(Errno::EINVAL);
     }
-    let connection_fds = take_streams(identity, message.fds)?;
+    let connection_fds = take_streams(identity, message.fds())?;
     if connection_fds.len() != connections.len() {
         return Err(Errno::EINVAL);
     }
@@ -134,7 +134,7 @@ fn go_on<'a>(
     phases::mapped();
     crate::syscall::trace::enable(identity.flags & FLAG_TRACE_SYSCALLS != 0);
     renew(identity, hostname);
-    crate::freeze::happened().wake_all(crate::task::wait::Events::OUT);
+    crate::task::freeze_request::happened().wake_all(crate::task::wait::Events::OUT);
     crate::net::reset_connections();
     for (connection, &fd) in connections {
         crate::net::deliver_connection(connection, HostFd(fd));
@@ -142,9 +142,9 @@ fn go_on<'a>(
 }
 
 /// Finds the kernel's state in the memory of an image and takes it over.
-fn adopt(memory: &Memory<'_>) -> Result<()> {
+fn adopt(memory: &mut Memory<'_>) -> Result<()> {
     if memory.is_of_several() {
-        return adopt_several(&memory.mappings);
+        return adopt_several(&mut memory.mappings);
     }
     memory.mappings.forget()?;
     populate::begin(memory.ranges);
@@ -158,7 +158,7 @@ fn adopt(memory: &Memory<'_>) -> Result<()> {
 }
 
 /// Takes over several address spaces, and makes a host process for each.
-fn adopt_several(mappings: &Mappings<'_>) -> Result<()> {
+fn adopt_several(mappings: &mut Mappings<'_>) -> Result<()> {
     let space = find_state()?;
     carrier::begin(space.clone());
     for space in kernel().tasks.spaces() {
@@ -170,19 +170,20 @@ fn adopt_several(mappings: &Mappings<'_>) -> Result<()> {
     fill(&space, 0, mappings)
 }
 
-/// Finds the kernel's state in the heap; the memory of the first process.
-fn find_state() -> Result<Arc<AddressSpace>> {
+/// Finds the kernel's state in the heap; the space of the first process.
+fn find_state() -> Result<Arc<Space>> {
     if !heap::magic_is_right() {
         return Err(Errno::EINVAL);
     }
     heap::restored();
     // SAFETY: the heap is the one that `install` filled in the frozen sandbox.
     unsafe { restore(heap::root()) };
+    *kernel().generation.lock() += 1;
     Ok(kernel().tasks.process(FIRST_PID).ok_or(Errno::EINVAL)?.mm())
 }
 
 /// Maps the memory of one of several address spaces.
-fn fill(space: &AddressSpace, number: u32, mappings: &Mappings<'_>) -> Result<()> {
+fn fill(space: &AddressSpace, number: u32, mappings: &mut Mappings<'_>) -> Result<()> {
     let is_own = |mapping: &Mapping| {
         let is_shared = number == 0 && mapping.flags & MAPPING_KERNEL != 0;
         mapping.space() == number && !is_shared
@@ -195,7 +196,6 @@ fn fill(space: &AddressSpace, number: u32, mappings: &Mappings<'_>) -> Result<()
 /// Renews everything that must not be equal in two copies.
 fn renew(identity: &Identity, hostname: &[u8]) {
     let kernel = kernel();
-    *kernel.generation.lock() += 1;
     kernel.clocks.thaw();
     let mut config = kernel.config.lock();
     config.memory_limit = identity.memory_limit;

@@ -10,17 +10,18 @@ use thaw_abi::freeze::{
 use thaw_abi::layout::SHM_BASE;
 use thaw_abi::rootfs::NO_BLOB;
 
-use crate::fs::file::MmapSource;
 use crate::mm::arena;
+use crate::mm::backing::MmapSource;
 use crate::mm::vma::{Vma, VmaFlags};
 use crate::mm::{AddressSpace, heap, shm};
 use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::state::kernel;
+use crate::task::Space;
 use crate::task::Thread;
 
 /// Describes everything that makes up the sandbox. `spaces` and `threads` begin
 /// with those of the first process.
-pub fn build(spaces: &[Arc<AddressSpace>], threads: &[Arc<Thread>]) -> Vec<u8> {
+pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>]) -> Vec<u8> {
     let process = &threads[0].process;
     let mut strings: Vec<u8> = Vec::new();
     let mut regions: Vec<FrozenRegion> = Vec::new();
@@ -30,7 +31,10 @@ pub fn build(spaces: &[Arc<AddressSpace>], threads: &[Arc<Thread>]) -> Vec<u8> {
         add_space(list, space, number as u32, &mut strings);
     }
     let shared_memory = if arena::is_shared() { shm::ranges() } else { Vec::new() };
-    let processes: Vec<u32> = spaces.iter().map(|space| space.carrier.host_pid()).collect();
+    let processes: Vec<u32> = spaces
+        .iter()
+        .map(|space| space.carrier().map_or(0, |carrier| carrier.host_pid()))
+        .collect();
     let frozen: Vec<FrozenThread> = threads.iter().map(|thread| frozen_thread(thread)).collect();
     let blobs = crate::host::blobs::open_blobs();
     let auxv = process.auxiliary_vector.lock().clone();
@@ -166,7 +170,7 @@ fn guest_region(vma: &Vma, strings: &mut Vec<u8>) -> FrozenRegion {
 }
 
 fn frozen_thread(thread: &Thread) -> FrozenThread {
-    let frame = thread.frame();
+    let frame = thread.frame().get();
     let fs_base = thread.context.fs_base();
     let registers = [
         frame.r15,

@@ -3,8 +3,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::file::OpenFile;
+use super::file::{OpenFile, OpenFlags};
 use crate::errno::{Errno, Result};
+use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::current_process;
 use crate::task::process::RLIMIT_NOFILE;
@@ -16,6 +17,13 @@ pub enum OnExec {
     Keep,
     /// It is closed (`FD_CLOEXEC`).
     Close,
+}
+
+impl OnExec {
+    /// What `O_CLOEXEC` says.
+    pub fn of(flags: OpenFlags) -> Self {
+        if flags.contains(OpenFlags::CLOEXEC) { Self::Close } else { Self::Keep }
+    }
 }
 
 /// A descriptor that is in use.
@@ -245,6 +253,29 @@ impl FdTable {
     pub fn capacity(&self) -> usize {
         self.slots.len().next_multiple_of(64)
     }
+}
+
+/// The open file behind a descriptor of the running process; `EBADF`.
+pub fn file(fd: i32) -> Result<Arc<OpenFile>> {
+    current_process().files.lock().get(fd)
+}
+
+/// Gives a file the lowest free descriptor of the running process; `EMFILE`. Only
+/// `O_CLOEXEC` of `flags` is looked at.
+pub fn install(file: Arc<OpenFile>, flags: OpenFlags) -> Result<i32> {
+    let process = current_process();
+    let limit = process.limits.lock()[RLIMIT_NOFILE].current;
+    process.files.lock().insert(file, OnExec::of(flags), limit)
+}
+
+/// Gives two files descriptors and writes the numbers to `at` (pipe(2), socketpair(2)).
+pub fn install_pair(at: UserAddress, files: [Arc<OpenFile>; 2], flags: OpenFlags) -> Result<u64> {
+    let descriptors = [NewDescriptor::reserve()?, NewDescriptor::reserve()?];
+    at.write(&descriptors.each_ref().map(NewDescriptor::number))?;
+    for (descriptor, file) in descriptors.into_iter().zip(files) {
+        descriptor.install(file, OnExec::of(flags));
+    }
+    Ok(0)
 }
 
 /// A descriptor that a call of the running process has reserved. Dropped, it is free

@@ -12,6 +12,8 @@ use super::inotify::Mask;
 use super::notify;
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
+use crate::mm::backing::MmapSource;
+use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 pub use crate::task::wait::Events;
@@ -101,40 +103,6 @@ pub struct Stat {
     pub reserved: [i64; 3],
 }
 
-/// What a memory mapping of a file is made of.
-#[derive(Clone)]
-pub enum MmapSource {
-    /// A file of the lower layer, by blob number; read-only.
-    Blob(u32),
-    /// A file of the host directory, by path without leading slash; read-only.
-    HostFile(Arc<[u8]>),
-    /// A file of the upper layer: the mapping copies or shares its pages.
-    Upper(Arc<dyn UpperPages>),
-    /// Zeros (`/dev/zero`, zero(4)).
-    Zero,
-}
-
-/// Pages of an upper-layer file, as a memory mapping sees them.
-pub trait UpperPages: Send + Sync {
-    /// Bytes of the file.
-    fn len(&self) -> u64;
-    /// Whether the file is empty.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-    /// Reads at `offset`; short at the end of the file.
-    fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize>;
-    /// Writes at `offset`, without making the file longer.
-    fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize>;
-    /// Maps a page of the file at `address`, with protection `prot`. The page
-    /// then is there and nowhere else: any other use of it, by another mapping
-    /// or by a system call, takes it back, and the next touch faults. `false`
-    /// if the page lies behind the end of the file.
-    fn lend(&self, page: u64, address: u64, prot: u32) -> Result<bool>;
-    /// Takes back all pages that are mapped in a range of addresses.
-    fn recall(&self, start: u64, end: u64);
-}
-
 /// A directory entry as `getdents64` reports it.
 pub struct Dirent {
     /// Inode number.
@@ -151,7 +119,7 @@ pub struct Dirent {
 ///
 /// No method blocks: what cannot be done now returns `EAGAIN`, and
 /// [`OpenFile`] waits on [`File::wait_queue`] where the flags ask for that.
-pub trait File: Any + Send + Sync {
+pub trait File: Any + Saved + Send + Sync {
     /// Reads. `offset` is meaningful for seekable files only. `Ok(0)` is the end.
     fn read(&self, _sink: &mut Sink<'_>, _offset: u64) -> Result<usize> {
         Err(Errno::EINVAL)

@@ -7,6 +7,7 @@ use core::any::Any;
 use super::file::{File, OpenFlags, Stat};
 use super::path::Path;
 use crate::errno::{Errno, Result};
+use crate::platform::saved::Saved;
 
 /// Mask of the file type in a mode (inode(7)).
 pub const S_IFMT: u32 = 0o170000;
@@ -66,7 +67,7 @@ pub struct Timestamp {
 impl Timestamp {
     /// Now, by the guest's real-time clock.
     pub fn now() -> Self {
-        let ns = super::host_side::realtime_ns();
+        let ns = crate::time::clock::realtime_ns();
         Self { sec: (ns / 1_000_000_000) as i64, nsec: (ns % 1_000_000_000) as u32 }
     }
 }
@@ -231,7 +232,7 @@ pub enum RenameMode {
 ///
 /// The virtual file system has checked permissions, existence and types before
 /// it calls a method that changes something.
-pub trait Inode: Any + Send + Sync {
+pub trait Inode: Any + Saved + Send + Sync {
     /// Attributes.
     fn attributes(&self) -> Attributes;
 
@@ -245,6 +246,11 @@ pub trait Inode: Any + Send + Sync {
     /// system itself changes the directory. `/proc` says no.
     fn caches_lookups(&self) -> bool {
         true
+    }
+
+    /// The process whose directory in `/proc` this is (pidfd_send_signal(2)).
+    fn process(&self) -> Option<u32> {
+        None
     }
 
     /// Finds a name in a directory.

@@ -17,8 +17,8 @@ use bitflags::bitflags;
 use super::file::{Events, File, Stat};
 use super::inode::Inode;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::anonymous_stat;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::anonymous_stat;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
@@ -287,7 +287,6 @@ impl Watches {
         drop(watched.inode);
     }
 
-    #[cfg_attr(test, expect(dead_code, reason = "tests have no table that closing could reach"))]
     fn instance_closed(&self, instance: &Inotify) {
         let inodes = core::mem::take(&mut *instance.watches.lock());
         for inode in inodes.into_values() {
@@ -391,7 +390,6 @@ impl File for Inotify {
 
 impl Drop for Inotify {
     fn drop(&mut self) {
-        #[cfg(not(test))]
         crate::state::kernel().fs.watches.instance_closed(self);
     }
 }
@@ -421,7 +419,7 @@ mod tests {
     #[test]
     fn watches_replace_add_and_end() {
         let world = World::new();
-        let watches = Watches::default();
+        let watches = &world.fs.watches;
         let instance = watches.instance().unwrap();
         let directory = world.walk("/etc").unwrap();
         let inode = directory.inode();
@@ -442,9 +440,22 @@ mod tests {
     }
 
     #[test]
+    fn a_closed_instance_watches_nothing() {
+        let world = World::new();
+        let watches = &world.fs.watches;
+        let instance = watches.instance().unwrap();
+        watches.add(&instance, world.walk("/etc").unwrap().inode(), Mask::CREATE).unwrap();
+        world.write("/etc/new", "x").unwrap();
+        assert_eq!(read(&instance), [(1, 0x100, "new".into())]);
+        drop(instance);
+        assert!(watches.is_empty());
+        assert_eq!(watches.instances.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
     fn a_full_queue_overflows_once() {
         let world = World::new();
-        let watches = Watches::default();
+        let watches = &world.fs.watches;
         let instance = watches.instance().unwrap();
         let file = world.walk("/etc/motd").unwrap();
         watches.add(&instance, file.inode(), Mask::ALL_EVENTS).unwrap();

@@ -6,13 +6,13 @@
 //! | [`walk`], [`namespace`], [`open`], [`permission`] | path resolution, changing the tree, opening files |
 //! | [`bind`] | directories of the host, mounted by `thaw run` |
 //! | [`lower`], [`overlay`] | the read-only lower layer and the in-memory layer above it |
-//! | [`proc`], [`sys`], [`dev`], [`stdio`] | what the kernel itself shows as files |
+//! | [`dev`], [`stdio`] | what the kernel itself shows as files |
 //! | [`file`], [`fd_table`], [`locks`] | open files, descriptors, advisory locks |
 //! | [`tty`] | terminals |
 //! | [`xattr`] | extended attributes |
 //! | [`inotify`], [`notify`] | watches, and where events come from |
-//! | [`syscalls`] | the system calls on files |
 
+pub mod anonymous;
 pub mod async_io;
 pub mod bind;
 pub mod context;
@@ -20,7 +20,6 @@ pub mod dentry;
 pub mod dev;
 pub mod fd_table;
 pub mod file;
-mod host_side;
 pub mod inode;
 pub mod inotify;
 pub mod locks;
@@ -30,13 +29,13 @@ pub mod namespace;
 pub mod notify;
 pub mod open;
 pub mod overlay;
+pub mod page_queue;
 pub mod path;
 pub mod permission;
-pub mod proc;
+pub mod pipe;
+pub mod process;
 pub mod pseudo;
 pub mod stdio;
-pub mod sys;
-pub mod syscalls;
 pub mod tty;
 pub mod walk;
 pub mod writing;
@@ -66,15 +65,28 @@ use crate::sync::Lock;
 const ROOT_FS: FilesystemId = FilesystemId(1);
 const DEV_FS: FilesystemId = FilesystemId(2);
 const SHM_FS: FilesystemId = FilesystemId(3);
-const PROC_FS: FilesystemId = FilesystemId(4);
-const SYS_FS: FilesystemId = FilesystemId(5);
+/// The number of `/proc`.
+pub const PROC_FS: FilesystemId = FilesystemId(4);
+/// The number of `/sys`.
+pub const SYS_FS: FilesystemId = FilesystemId(5);
 const MEMORY_FS: FilesystemId = FilesystemId(6);
-const CGROUP_FS: FilesystemId = FilesystemId(7);
+/// The number of `/sys/fs/cgroup`.
+pub const CGROUP_FS: FilesystemId = FilesystemId(7);
 
 const DEVPTS_OPTIONS: &str = "rw,nosuid,noexec,relatime,gid=5,mode=620,ptmxmode=666";
 
 /// What `thaw run` mounts has numbers from here on.
 const FIRST_EXTRA_FS: u32 = 16;
+
+/// File systems that show the layers above these, by their root directories.
+pub struct Views {
+    /// `/proc`.
+    pub proc: Arc<dyn Inode>,
+    /// `/sys`.
+    pub sys: Arc<dyn Inode>,
+    /// `/sys/fs/cgroup`.
+    pub cgroup: Arc<dyn Inode>,
+}
 
 /// All file systems of a sandbox.
 pub struct FileSystems {
@@ -101,7 +113,7 @@ pub struct FileSystems {
 impl FileSystems {
     /// Puts the tree together: an overlay over `lower`, and the kernel's own
     /// file systems on `/proc`, `/sys` and `/dev`.
-    pub fn new(lower: LowerLayer) -> Result<Self> {
+    pub fn new(lower: LowerLayer, views: Views) -> Result<Self> {
         let root_node = Overlay::over(lower, ROOT_FS)?;
         let root = Dentry::root(root_node.clone());
         let mut mounts = MountTable::default();
@@ -117,9 +129,9 @@ impl FileSystems {
         let dev = Dentry::root(dev::file_system(DEV_FS)?);
         let shm = Dentry::root(Overlay::empty(SHM_FS, 0o1777));
         let devpts = Dentry::root(tty::devpts::root());
-        let proc = Dentry::root(proc::root(PROC_FS));
-        let sys = Dentry::root(sys::root(SYS_FS));
-        let cgroup = Dentry::root(sys::cgroup_root(CGROUP_FS));
+        let proc = Dentry::root(views.proc);
+        let sys = Dentry::root(views.sys);
+        let cgroup = Dentry::root(views.cgroup);
         let sys_fs = sys.child(b"fs")?.ok_or(Errno::ENOENT)?;
         ensure(&root, b"tmp", 0o1777)?;
         let tree = [
@@ -194,11 +206,13 @@ impl FileSystems {
         self.root_node.prune();
     }
 
-    fn oom_adjustment(&self, pid: u32) -> i32 {
+    /// What a process has set as `/proc/PID/oom_score_adj`.
+    pub fn oom_adjustment(&self, pid: u32) -> i32 {
         self.oom_adjustments.lock().get(&pid).copied().unwrap_or(0)
     }
 
-    fn set_oom_adjustment(&self, pid: u32, value: i32) {
+    /// Sets it.
+    pub fn set_oom_adjustment(&self, pid: u32, value: i32) {
         self.oom_adjustments.lock().insert(pid, value);
     }
 

@@ -187,7 +187,7 @@ fn open_checked(target: Path, flags: OpenFlags) -> Result<Arc<OpenFile>> {
             // A pipe that is open already (`/proc/self/fd/N`)…
             Ok(file) => file,
             // …or a name for one.
-            Err(_) => crate::ipc::fifo::open(inode, flags)?,
+            Err(_) => crate::fs::pipe::fifo::open(inode, flags)?,
         },
         FileType::Directory | FileType::Symlink => inode.clone().open(flags)?,
     };
@@ -203,8 +203,7 @@ fn open_checked(target: Path, flags: OpenFlags) -> Result<Arc<OpenFile>> {
 
 /// `ETXTBSY` if a process runs the program in this file (open(2), truncate(2)).
 pub fn check_not_running(inode: &Arc<dyn Inode>) -> Result<()> {
-    #[cfg(not(test))]
-    for process in super::proc::processes() {
+    for process in crate::state::kernel().tasks.all_processes() {
         let runs =
             process.executable.lock().as_ref().is_some_and(|path| {
                 core::ptr::addr_eq(Arc::as_ptr(path.inode()), Arc::as_ptr(inode))
@@ -213,7 +212,6 @@ pub fn check_not_running(inode: &Arc<dyn Inode>) -> Result<()> {
             return Err(Errno::ETXTBSY);
         }
     }
-    let _ = inode;
     Ok(())
 }
 

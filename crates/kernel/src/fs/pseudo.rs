@@ -10,8 +10,11 @@ use core::any::Any;
 use super::file::{File, OpenFlags, Stat};
 use super::inode::{Attributes, FileType, FilesystemId, Inode, Link, NewInode, Statfs, Timestamp};
 use super::overlay::{DirectoryFile, device_number};
+use core::panic::RefUnwindSafe;
+
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
+use crate::platform::saved::Saved;
 use crate::sync::Lock;
 
 /// What the file systems of this kind share.
@@ -79,7 +82,7 @@ macro_rules! pseudo_inode {
 }
 
 /// The names in a directory.
-pub trait Names: Send + Sync {
+pub trait Names: Saved + Send + Sync {
     /// Finds a name; `place` is where the file goes.
     fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>>;
     /// All names.
@@ -87,6 +90,10 @@ pub trait Names: Send + Sync {
     /// See [`Inode::caches_lookups`].
     fn caches_lookups(&self) -> bool {
         false
+    }
+    /// See [`Inode::process`].
+    fn process(&self) -> Option<u32> {
+        None
     }
     /// Permission bits of the directory.
     fn permissions(&self) -> u32 {
@@ -127,6 +134,9 @@ impl<N: Names + 'static> Inode for Directory<N> {
     fn caches_lookups(&self) -> bool {
         self.names.caches_lookups()
     }
+    fn process(&self) -> Option<u32> {
+        self.names.process()
+    }
     fn lookup(&self, name: &[u8]) -> Result<Option<Arc<dyn Inode>>> {
         self.names.lookup(name, &self.place)
     }
@@ -147,14 +157,14 @@ impl<N: Names + 'static> Inode for Directory<N> {
 /// A symbolic link.
 pub struct SymbolicLink {
     place: Place,
-    target: Box<dyn Fn() -> Result<Link> + Send + Sync>,
+    target: Box<dyn Fn() -> Result<Link> + RefUnwindSafe + Send + Sync>,
 }
 
 impl SymbolicLink {
     /// A link that `target` resolves.
     pub fn new(
         place: Place,
-        target: impl Fn() -> Result<Link> + Send + Sync + 'static,
+        target: impl Fn() -> Result<Link> + Saved + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self { place, target: Box::new(target) })
     }
@@ -177,9 +187,9 @@ impl Inode for SymbolicLink {
 }
 
 /// Makes the content of a file.
-pub type Generate = Arc<dyn Fn() -> Result<Vec<u8>> + Send + Sync>;
+pub type Generate = Arc<dyn Fn() -> Result<Vec<u8>> + RefUnwindSafe + Send + Sync>;
 /// Takes what is written to a file.
-pub type Accept = Arc<dyn Fn(&[u8]) -> Result<()> + Send + Sync>;
+pub type Accept = Arc<dyn Fn(&[u8]) -> Result<()> + RefUnwindSafe + Send + Sync>;
 
 /// A regular file.
 pub struct Generated {
@@ -193,7 +203,7 @@ impl Generated {
     /// A file that can only be read.
     pub fn read_only(
         place: Place,
-        generate: impl Fn() -> Result<Vec<u8>> + Send + Sync + 'static,
+        generate: impl Fn() -> Result<Vec<u8>> + Saved + Send + Sync + 'static,
     ) -> Arc<Self> {
         Self::new(place, 0o444, Arc::new(generate), None)
     }

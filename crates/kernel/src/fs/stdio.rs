@@ -9,7 +9,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use core::any::Any;
 
-use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY};
+use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY};
 
 use super::dentry::Dentry;
 use super::file::{Events, File, OpenFile, OpenFlags, Stat};
@@ -18,10 +18,12 @@ use super::path::Path;
 use super::tty::host::HostTerminal;
 use super::tty::job;
 use crate::errno::{Errno, Result};
+use crate::host::phases;
 use crate::io::{Sink, Source};
-use crate::net::host_poll::{Handle, HostFile, Kind as HostKind};
 use crate::platform::host::{HostFd, Peek};
 use crate::platform::user::UserAddress;
+use crate::task::host_poll::{Handle, HostFile, Kind as HostKind};
+use crate::task::signal;
 use crate::task::wait::WaitQueue;
 
 /// Number of a standard stream: 0, 1 or 2.
@@ -44,14 +46,13 @@ impl Stream {
     }
 }
 
-/// Whether requests come over standard input.
-pub(crate) fn is_way_of_requests() -> bool {
-    crate::state::kernel().config.get().flags & FLAG_ENTRY_STDIN != 0
+fn is_way_of_requests() -> bool {
+    crate::state::kernel().config.get().reads_requests()
 }
 
 /// A request has come: standard input and output lead to its client.
 pub fn deliver_request(fd: HostFd) {
-    let polls = &crate::state::kernel().net.host_poll;
+    let polls = &crate::state::kernel().host_poll;
     if crate::host::stdio::descriptor(0).is_some() {
         // One copy serves one request; the host knows that.
         crate::console!("thaw kernel: a second request for standard input is dropped");
@@ -65,7 +66,7 @@ pub fn deliver_request(fd: HostFd) {
 
 /// Whether the program waits for its request.
 pub fn waits_for_input() -> bool {
-    Stream(0).waits_for_request() && crate::state::kernel().net.host_poll.is_awaited(0)
+    Stream(0).waits_for_request() && crate::state::kernel().host_poll.is_awaited(0)
 }
 
 /// An open standard stream.
@@ -78,7 +79,7 @@ impl StandardStream {
     fn new(stream: Stream) -> Arc<Self> {
         let queue = Arc::new(WaitQueue::new());
         let host = HostFile::new(Handle::Standard(stream.0 as u8), HostKind::MayBlock, queue);
-        crate::state::kernel().net.host_poll.register(&host);
+        crate::state::kernel().host_poll.register(&host);
         Arc::new(Self { stream, host })
     }
 
@@ -127,10 +128,10 @@ impl File for StandardStream {
         }
         let outcome = self.host.write(source);
         if outcome == Err(Errno::EPIPE) {
-            crate::ipc::seam::send_sigpipe();
+            signal::send_sigpipe();
         }
         if self.stream.0 == 1 && is_way_of_requests() {
-            crate::ipc::seam::first_byte();
+            phases::first_byte();
         }
         outcome
     }

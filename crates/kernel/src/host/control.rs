@@ -2,45 +2,64 @@
 //!
 //! While the kernel waits for the answer to a request, other messages may
 //! arrive; they are kept and handled by the idle loop.
-#![allow(unsafe_code)]
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    ConnectionClosed, MESSAGE_MAX, MSG_CONNECTION_CLOSED, MSG_RENEWED, MSG_REPLY, MessageHeader,
+    ConnectionClosed, MSG_CONNECTION_CLOSED, MSG_RENEWED, MSG_REPLY, MessageHeader,
 };
 use thaw_abi::layout::CONTROL_FD;
 
 use crate::errno::{Errno, Result};
 use crate::platform::clock;
-use crate::platform::host::{self, HostFd, PollFd, hostcall, nr};
-use crate::platform::vcpu::{MESSAGE_BUFFER, SECOND_MESSAGE_BUFFER};
+use crate::platform::host::{self, HostFd, PollFd, Populate};
+use crate::platform::message::{self, Received};
 use crate::sync::{Late, Lock};
 
 /// The control socket.
 pub const CONTROL: HostFd = HostFd(CONTROL_FD);
 
-/// Most descriptors that come with one message.
-pub const MAX_FDS: usize = 253;
-
-/// A message in the receive buffer; valid until the next one is received.
+/// A message of the host.
 pub struct Message {
     /// `MSG_*`.
     pub kind: u32,
     /// Number of the request that this answers.
     pub sequence: u64,
-    /// What follows the header, 8-byte aligned.
-    pub body: &'static [u8],
-    /// Descriptors that came along.
-    pub fds: &'static [i32],
+    content: Content,
+}
+
+/// Where the body of a message lies.
+enum Content {
+    /// Where it was received: bytes of it, which follow the header.
+    Received(Received, usize),
+    /// It had to wait.
+    Kept { body: Vec<u8>, fds: Vec<i32> },
 }
 
 impl Message {
+    /// What follows the header, 8-byte aligned.
+    pub fn body(&self) -> &[u8] {
+        match &self.content {
+            Content::Received(received, len) => {
+                &received.bytes()[size_of::<MessageHeader>()..][..*len]
+            }
+            Content::Kept { body, .. } => body,
+        }
+    }
+
+    /// Descriptors that came along.
+    pub fn fds(&self) -> &[i32] {
+        match &self.content {
+            Content::Received(received, _) => received.fds(),
+            Content::Kept { fds, .. } => fds,
+        }
+    }
+
     /// The fixed part of the body, and what follows it.
-    pub fn split<T: Pod>(&self) -> Result<(&'static T, &'static [u8])> {
-        split(self.body)
+    pub fn split<T: Pod>(&self) -> Result<(&T, &[u8])> {
+        split(self.body())
     }
 }
 
@@ -91,78 +110,17 @@ pub fn register_handler(handler: fn(&Kept)) {
     HANDLER.set(handler);
 }
 
-const CONTROL_BUFFER_SIZE: usize = 16 + 4 * MAX_FDS + 8;
-/// Where the descriptors lie behind a message.
-const FDS_OFFSET: u64 = (MESSAGE_MAX as u64).next_multiple_of(4096);
-/// Where the descriptors of a message lie.
-pub const FDS_BUFFER: u64 = MESSAGE_BUFFER + FDS_OFFSET;
-
-/// Receives one message into the buffer. `None` if there is none and
-/// `nonblocking`.
+/// Receives one message. `None` if there is none and `nonblocking`.
 fn receive(nonblocking: bool) -> Option<Message> {
-    receive_into(MESSAGE_BUFFER, nonblocking)
-}
-
-/// Receives one message into the buffer at `buffer`, with room for the largest
-/// message and its descriptors.
-fn receive_into(buffer: u64, nonblocking: bool) -> Option<Message> {
-    #[repr(C)]
-    struct MessageVector {
-        name: u64,
-        name_len: u64,
-        vectors: u64,
-        vector_count: u64,
-        control: u64,
-        control_len: u64,
-        flags: u64,
-    }
-    const MSG_DONTWAIT: u64 = 0x40;
-    const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
-    let vector = crate::io::IoVec { base: buffer, len: MESSAGE_MAX as u64 };
-    let mut message = MessageVector {
-        name: 0,
-        name_len: 0,
-        vectors: &raw const vector as u64,
-        vector_count: 1,
-        control: buffer + FDS_OFFSET,
-        control_len: CONTROL_BUFFER_SIZE as u64,
-        flags: 0,
-    };
-    let flags = MSG_CMSG_CLOEXEC | if nonblocking { MSG_DONTWAIT } else { 0 };
-    let outcome = loop {
-        // SAFETY: the buffers are mapped and used by this function's callers only.
-        match unsafe {
-            hostcall(nr::RECVMSG, [CONTROL.0 as u64, &raw mut message as u64, flags, 0, 0, 0])
-        } {
-            Err(Errno::EINTR) => {}
-            outcome => break outcome,
-        }
-    };
-    let len = match outcome {
-        Ok(0) => hung_up(),
-        Ok(len) => len as usize,
+    let received = match Received::from(CONTROL, nonblocking) {
+        Ok(received) => received,
         Err(Errno::EAGAIN) if nonblocking => return None,
         Err(_) => hung_up(),
     };
-    // SAFETY: the host has filled `len` bytes; the buffer lives for ever.
-    let bytes: &'static [u8] = unsafe { core::slice::from_raw_parts(buffer as *const u8, len) };
-    let Ok((header, body)) = split::<MessageHeader>(bytes) else { hung_up() };
-    let fd_count = if message.control_len > 16 {
-        // SAFETY: a control message begins with its length as a word (cmsg(3)).
-        let cmsg_len = unsafe { ((buffer + FDS_OFFSET) as *const u64).read() };
-        (cmsg_len.saturating_sub(16) / 4).min(MAX_FDS as u64) as usize
-    } else {
-        0
-    };
-    // SAFETY: `fd_count` descriptors follow the 16 bytes of its header.
-    let fds =
-        unsafe { core::slice::from_raw_parts((buffer + FDS_OFFSET + 16) as *const i32, fd_count) };
-    Some(Message {
-        kind: header.kind,
-        sequence: header.sequence,
-        body: &body[..(header.len as usize).min(body.len())],
-        fds,
-    })
+    let Ok((&header, body)) = split::<MessageHeader>(received.bytes()) else { hung_up() };
+    let len = (header.len as usize).min(body.len());
+    let (kind, sequence) = (header.kind, header.sequence);
+    Some(Message { kind, sequence, content: Content::Received(received, len) })
 }
 
 /// The host is gone: nobody is left to run for.
@@ -182,8 +140,8 @@ pub fn receive_command() -> Message {
 /// Touches what the second command will be received into: whoever sends it is
 /// in a hurry.
 pub fn prepare_for_second_command() {
-    for start in [SECOND_MESSAGE_BUFFER, SECOND_MESSAGE_BUFFER + FDS_OFFSET] {
-        let _ = host::advise(start, 4096, host::MADV_POPULATE_WRITE);
+    for (start, _) in message::next_buffer() {
+        let _ = host::populate(start, 4096, Populate::Write);
     }
 }
 
@@ -217,10 +175,9 @@ pub fn expect_second_command(mut work: impl FnMut() -> bool) -> Message {
 fn second_command(nonblocking: bool) -> Option<Message> {
     if let Some(kept) = KEPT.lock().as_mut().and_then(VecDeque::pop_front) {
         let Kept { kind, sequence, body, fds } = kept;
-        // There is one such message in a boot; it stays.
-        return Some(Message { kind, sequence, body: Vec::leak(body), fds: Vec::leak(fds) });
+        return Some(Message { kind, sequence, content: Content::Kept { body, fds } });
     }
-    receive_into(SECOND_MESSAGE_BUFFER, nonblocking)
+    receive(nonblocking)
 }
 
 /// Has everything handled that the host has sent and nobody waits for in particular.
@@ -242,7 +199,7 @@ pub fn has_kept() -> bool {
 }
 
 fn keep(message: &Message) -> Kept {
-    let (body, fds) = (message.body.to_vec(), message.fds.to_vec());
+    let (body, fds) = (message.body().to_vec(), message.fds().to_vec());
     Kept { kind: message.kind, sequence: message.sequence, body, fds }
 }
 
@@ -303,7 +260,7 @@ fn send_through(packet: &mut [u8], kind: u32, sequence: u64, parts: [&[u8]; 2]) 
         at += part.len();
     }
     loop {
-        match host::send(CONTROL, packet.as_ptr() as u64, at) {
+        match host::send(CONTROL, packet[..at].as_ref().into()) {
             Ok(_) => return,
             Err(Errno::EAGAIN) => {
                 const POLLOUT: i16 = 4;

@@ -1,8 +1,10 @@
 //! What the sandbox has of its host while it runs: the control socket, requests to the
-//! broker, descriptors of blobs and of the standard streams. All of it is of this boot.
+//! broker, descriptors of blobs, files and the
+//! standard streams. All of it is of this boot.
 
 pub mod blobs;
 pub mod broker;
 pub mod control;
+pub mod files;
 pub mod phases;
 pub mod stdio;

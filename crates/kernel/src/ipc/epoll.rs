@@ -14,8 +14,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use bitflags::bitflags;
 
-use super::anonymous::anonymous_stat;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::anonymous_stat;
 use crate::fs::file::{Events, File, OpenFile, Stat};
 use crate::sync::Lock;
 use crate::task::wait::{WaitQueue, WaitToken, Waiter};

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::fs::file::OpenFlags;
+use crate::fs::pipe::{Pipe, PipeEnd};
 use crate::io::{Sink, Source};
-use crate::ipc::pipe::{Pipe, PipeEnd};
+use crate::testing::Sandbox;
 
 const IN: u32 = Events::IN.bits();
 const OUT: u32 = Events::OUT.bits();
@@ -39,6 +40,7 @@ fn report(epoll: &Epoll, max: usize) -> Vec<(u32, u64)> {
 
 #[test]
 fn level_triggered_reports_until_drained() {
+    let _sandbox = Sandbox::new();
     let (reader, writer) = pipe();
     let epoll = Epoll::new();
     epoll.add(3, &reader, event(IN, 30)).unwrap();
@@ -54,6 +56,7 @@ fn level_triggered_reports_until_drained() {
 
 #[test]
 fn edge_triggered_reports_each_change_once() {
+    let _sandbox = Sandbox::new();
     let (reader, writer) = pipe();
     let epoll = Epoll::new();
     write(&writer);
@@ -72,6 +75,7 @@ fn edge_triggered_reports_each_change_once() {
 
 #[test]
 fn one_shot_is_silent_until_renewed() {
+    let _sandbox = Sandbox::new();
     let (reader, writer) = pipe();
     let epoll = Epoll::new();
     epoll.add(3, &reader, event(IN | Mode::ONESHOT.bits(), 1)).unwrap();
@@ -85,6 +89,7 @@ fn one_shot_is_silent_until_renewed() {
 
 #[test]
 fn reports_take_turns_when_there_is_little_room() {
+    let _sandbox = Sandbox::new();
     let epoll = Epoll::new();
     let pipes: Vec<_> = (0..3).map(|_| pipe()).collect();
     for (n, (reader, writer)) in pipes.iter().enumerate() {
@@ -97,6 +102,7 @@ fn reports_take_turns_when_there_is_little_room() {
 
 #[test]
 fn interest_and_hint_filter_events() {
+    let _sandbox = Sandbox::new();
     let (reader, writer) = Pipe::pair(1);
     let writer_file = OpenFile::new(writer.clone(), OpenFlags::WRONLY, None);
     let epoll = Epoll::new();
@@ -110,6 +116,7 @@ fn interest_and_hint_filter_events() {
 
 #[test]
 fn closing_the_description_ends_the_watch() {
+    let _sandbox = Sandbox::new();
     let (reader, writer) = pipe();
     let epoll = Epoll::new();
     epoll.add(3, &reader, event(IN, 1)).unwrap();
@@ -157,6 +164,7 @@ fn control_errors() {
 
 #[test]
 fn a_nested_set_is_ready_when_it_would_report() {
+    let _sandbox = Sandbox::new();
     let (reader, writer) = pipe();
     let inner = Arc::new(Epoll::new());
     inner.add(3, &reader, event(IN, 1)).unwrap();

@@ -4,10 +4,10 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::any::Any;
 
-use super::anonymous::anonymous_stat;
-use super::seam;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::anonymous_stat;
+use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};
 use crate::sync::Lock;
@@ -141,7 +141,7 @@ fn make_eventfd(initial: u32, flags: u32) -> Result<u64> {
     let mode = if flags & EFD_SEMAPHORE != 0 { ReadMode::One } else { ReadMode::Whole };
     let file = Arc::new(EventFd::new(initial as u64, mode));
     let status = OpenFlags::RDWR | (open_flags & OpenFlags::NONBLOCK);
-    seam::install(OpenFile::new(file, status, None), open_flags).map(|fd| fd as u64)
+    fd_table::install(OpenFile::new(file, status, None), open_flags).map(|fd| fd as u64)
 }
 
 #[cfg(test)]

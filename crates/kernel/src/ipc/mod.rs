@@ -1,23 +1,13 @@
-//! Pipes, eventfd, timerfd, signalfd, epoll, poll, select; System V IPC ([`sysv`]).
+//! Eventfd, timerfd, signalfd, epoll, poll, select; System V IPC ([`sysv`]).
 //!
 //! Everything else here is a [`crate::fs::file::File`]: it never blocks itself, and
 //! tells about changes through its wait queue. Wait queues are always woken
 //! after the state behind them has been let go of, so that a waiter may look.
 
-pub mod anonymous;
 pub mod epoll;
-pub mod epoll_syscalls;
 pub mod eventfd;
-pub mod fifo;
-pub mod page_queue;
 pub mod pidfd;
-pub mod pipe;
-mod pipe_bytes;
-pub mod poll;
-pub mod seam;
-pub mod select;
 pub mod signalfd;
-pub mod splice;
 pub mod sysv;
 pub mod timeout;
 pub mod timerfd;

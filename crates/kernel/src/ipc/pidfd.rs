@@ -4,13 +4,12 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::any::Any;
 
-use super::anonymous::anonymous_stat;
-use super::seam;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::anonymous_stat;
+use crate::fs::fd_table;
 use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
-use crate::fs::proc::of_directory;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::process::Process;
@@ -77,16 +76,18 @@ fn new_file(process: Arc<Process>, flags: OpenFlags) -> Arc<OpenFile> {
 
 /// The process behind a descriptor; `EBADF` if it is no pidfd.
 pub fn process_of(fd: i32) -> Result<Arc<Process>> {
-    let open = seam::file(fd)?;
+    let open = fd_table::file(fd)?;
     let pidfd = open.downcast::<PidFd>().ok_or(Errno::EBADF)?;
     Ok(pidfd.process.clone())
 }
 
 /// The process that a pidfd or an open `/proc/PID` stands for (pidfd_send_signal(2)).
 fn signalled(fd: i32) -> Result<Arc<Process>> {
-    let open = seam::file(fd)?;
-    let directory = open.path.as_ref().and_then(|path| of_directory(path.inode()));
-    directory.unwrap_or_else(|| process_of(fd))
+    let open = fd_table::file(fd)?;
+    match open.path.as_ref().and_then(|path| path.inode().process()) {
+        Some(pid) => kernel().tasks.process(pid).ok_or(Errno::ESRCH),
+        None => process_of(fd),
+    }
 }
 
 /// pidfd_open(2).
@@ -102,7 +103,7 @@ pub fn sys_pidfd_open(args: &Args) -> Result<u64> {
         None if tasks.thread(args.u32(0)).is_some() => return Err(Errno::EINVAL),
         None => return Err(Errno::ESRCH),
     };
-    seam::install(new_file(process, flags), OpenFlags::CLOEXEC).map(|fd| fd as u64)
+    fd_table::install(new_file(process, flags), OpenFlags::CLOEXEC).map(|fd| fd as u64)
 }
 
 /// pidfd_send_signal(2).
@@ -148,5 +149,5 @@ pub fn sys_pidfd_getfd(args: &Args) -> Result<u64> {
         return Err(Errno::ESRCH);
     }
     let file = process.files.lock().get(args.fd(1))?;
-    seam::install(file, OpenFlags::CLOEXEC).map(|fd| fd as u64)
+    fd_table::install(file, OpenFlags::CLOEXEC).map(|fd| fd as u64)
 }

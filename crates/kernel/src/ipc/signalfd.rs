@@ -4,10 +4,10 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::any::Any;
 
-use super::anonymous::anonymous_stat;
-use super::seam;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::anonymous_stat;
+use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};
 use crate::sync::Lock;
@@ -151,7 +151,7 @@ fn signalfd(args: &Args, flags: OpenFlags) -> Result<u64> {
     }
     let mask = args.address(1).read::<SignalSet>()? & !NEVER;
     if args.fd(0) != -1 {
-        let open = seam::file(args.fd(0))?;
+        let open = fd_table::file(args.fd(0))?;
         let file = open.downcast::<SignalFd>().ok_or(Errno::EINVAL)?;
         file.mask.set(mask);
         file.arrived.wake_all(Events::IN);
@@ -160,7 +160,7 @@ fn signalfd(args: &Args, flags: OpenFlags) -> Result<u64> {
     let arrived = current().process.signals.lock().arrived.clone();
     let file = Arc::new(SignalFd { mask: Lock::new(mask), arrived });
     let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
-    seam::install(OpenFile::new(file, status, None), flags).map(|fd| fd as u64)
+    fd_table::install(OpenFile::new(file, status, None), flags).map(|fd| fd as u64)
 }
 
 #[cfg(test)]

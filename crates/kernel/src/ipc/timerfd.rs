@@ -7,11 +7,11 @@ use alloc::string::{String, ToString};
 use alloc::sync::{Arc, Weak};
 use core::any::Any;
 
-use super::anonymous::anonymous_stat;
-use super::seam;
 use super::timeout::Timespec;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::anonymous_stat;
+use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};
 use crate::sync::Lock;
@@ -232,7 +232,7 @@ pub fn sys_timerfd_create(args: &Args) -> Result<u64> {
     }
     let file = Arc::new(TimerFd::new(Clock::from_number(args.i32(0))?));
     let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
-    seam::install(OpenFile::new(file, status, None), flags).map(|fd| fd as u64)
+    fd_table::install(OpenFile::new(file, status, None), flags).map(|fd| fd as u64)
 }
 
 /// timerfd_settime(2).
@@ -243,7 +243,7 @@ pub fn sys_timerfd_settime(args: &Args) -> Result<u64> {
     }
     let new: TimerSpec = args.address(2).read()?;
     let (value, interval) = (new.value.to_ns()?, new.interval.to_ns()?);
-    let open = seam::file(args.fd(0))?;
+    let open = fd_table::file(args.fd(0))?;
     let timer = open.downcast::<TimerFd>().ok_or(Errno::EINVAL)?;
     let old = timer.get();
     timer.set(value, interval, flags & TFD_TIMER_ABSTIME != 0);
@@ -253,7 +253,7 @@ pub fn sys_timerfd_settime(args: &Args) -> Result<u64> {
 
 /// timerfd_gettime(2).
 pub fn sys_timerfd_gettime(args: &Args) -> Result<u64> {
-    let open = seam::file(args.fd(0))?;
+    let open = fd_table::file(args.fd(0))?;
     let timer = open.downcast::<TimerFd>().ok_or(Errno::EINVAL)?;
     args.address(1).write(&timer.get())?;
     Ok(0)

@@ -14,7 +14,7 @@ use thaw_abi::control::{MSG_BELL, MSG_MEMORY_FILE};
 use thaw_abi::image::{Mapping, SOURCE_IMAGE};
 use thaw_abi::layout::{
     ARENA_BLOBS, ARENA_HEAP, ARENA_PAGES, ARENA_SHM, ARENA_VARIABLES, HEAP_BASE, HEAP_MAX,
-    PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX, WINDOW_BASE,
+    PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX,
 };
 
 use super::image::{Mappings, is_shm};
@@ -23,8 +23,9 @@ use crate::errno::{Errno, Result};
 use crate::host::{blobs, broker};
 use crate::mm::vma::Vma;
 use crate::mm::{heap, shm};
-use crate::platform::host::{self, HostFd, MADV_POPULATE_WRITE, PROT_READ, PROT_WRITE, Sharing};
+use crate::platform::host::{self, HostFd, PROT_READ, PROT_WRITE, Populate, Sharing};
 use crate::platform::kernel_lock;
+use crate::platform::memory::{GuestRange, KernelRange, Window};
 use crate::state::kernel;
 
 static SHARED: AtomicBool = AtomicBool::new(false);
@@ -117,29 +118,34 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
 
     // From here to the last mapping nothing may be allocated or changed.
     for &(start, len) in &runs {
-        copy(file, start, len, ARENA_PAGES + (start - PAGES_BASE))?;
+        copy(file, (start, len), ARENA_PAGES + (start - PAGES_BASE))?;
     }
     if let Some(mappings) = image {
         let is_stored = |mapping: &Mapping| is_shm(mapping) && mapping.source == SOURCE_IMAGE;
         mappings.iter().filter(is_stored).try_for_each(|stored| read(file, stored))?;
     }
     for vma in &areas {
-        host::protect(vma.start, vma.len(), PROT_READ)?;
-        copy(file, vma.start, vma.len(), ARENA_SHM + vma.offset)?;
+        host::protect(vma.range()?, PROT_READ)?;
+        copy(file, (vma.start, vma.len()), ARENA_SHM + vma.offset)?;
     }
-    copy(file, blob_table, blob_len, ARENA_BLOBS)?;
-    let (variables, variables_len) = (VARIABLES_START.load(Relaxed), VARIABLES_LEN.load(Relaxed));
-    let (heap_start, heap_len) = heap::used_range();
-    copy(file, heap_start, heap_len, ARENA_HEAP)?;
-    copy(file, variables, variables_len, ARENA_VARIABLES)?;
-    let shared = Sharing::Shared;
-    host::map_file(file, PAGES_BASE, PAGES_MAX, WRITABLE, shared, ARENA_PAGES)?;
-    if blob_len > 0 {
-        host::map_file(file, blob_table, blob_len, WRITABLE, shared, ARENA_BLOBS)?;
+    copy(file, (blob_table, blob_len), ARENA_BLOBS)?;
+    let variables = (VARIABLES_START.load(Relaxed), VARIABLES_LEN.load(Relaxed));
+    copy(file, heap::used_range(), ARENA_HEAP)?;
+    copy(file, variables, ARENA_VARIABLES)?;
+    for ((start, len), offset) in [
+        ((PAGES_BASE, PAGES_MAX), ARENA_PAGES),
+        ((blob_table, blob_len), ARENA_BLOBS),
+        ((HEAP_BASE, HEAP_MAX), ARENA_HEAP),
+        (variables, ARENA_VARIABLES),
+        ((SHM_BASE, SHM_MAX), ARENA_SHM),
+    ] {
+        if len > 0 {
+            // SAFETY: the file holds the same bytes, so that whoever refers to a value finds
+            // it unchanged; nothing has been changed since they were copied.
+            let area = unsafe { KernelRange::new(start, len) };
+            host::map_file(file, area, WRITABLE, Sharing::Shared, offset)?;
+        }
     }
-    host::map_file(file, HEAP_BASE, HEAP_MAX, WRITABLE, shared, ARENA_HEAP)?;
-    host::map_file(file, variables, variables_len, WRITABLE, shared, ARENA_VARIABLES)?;
-    host::map_file(file, SHM_BASE, SHM_MAX, WRITABLE, shared, ARENA_SHM)?;
     heap::mapped_whole();
     SHARED.store(true, Relaxed);
     areas.iter().try_for_each(shm::map)
@@ -148,43 +154,38 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
 /// Reads shared anonymous memory from the image into the file.
 fn read(file: HostFd, stored: Mapping) -> Result<()> {
     let offset = ARENA_SHM + (stored.start - SHM_BASE);
-    host::map_file(file, WINDOW_BASE, stored.len, WRITABLE, Sharing::Shared, offset)?;
-    host::advise(WINDOW_BASE, stored.len, MADV_POPULATE_WRITE)?;
-    lazy::read(&Mapping { start: WINDOW_BASE, ..stored })?;
-    host::unmap(WINDOW_BASE, stored.len)
+    let mut window = Window::of_file(file, stored.len, offset)?;
+    host::populate(window.bytes_mut().as_ptr() as u64, stored.len, Populate::Write)?;
+    lazy::read_into(window.bytes_mut(), stored.offset)
 }
 
-/// Copies memory into the file, leaving out pages of zeros.
-fn copy(file: HostFd, start: u64, len: u64, offset: u64) -> Result<()> {
+/// Copies memory, of a start and a length in whole pages, into the file, leaving out pages
+/// of zeros.
+fn copy(file: HostFd, (start, len): (u64, u64), offset: u64) -> Result<()> {
     if len == 0 {
         return Ok(());
     }
-    host::map_file(file, WINDOW_BASE, len, WRITABLE, Sharing::Shared, offset)?;
-    // SAFETY: both ranges are mapped; the window is used by nobody else.
-    unsafe { copy_pages(start, WINDOW_BASE, len)? };
-    host::unmap(WINDOW_BASE, len)
+    let mut window = Window::of_file(file, len, offset)?;
+    // SAFETY: all of the memory that `share` copies is mapped, and nobody changes it
+    // meanwhile.
+    let pages = unsafe { core::slice::from_raw_parts(start as *const Page, len as usize / 4096) };
+    copy_pages(pages, bytemuck::cast_slice_mut(window.bytes_mut()))
 }
+
+/// The words of a page.
+type Page = [u64; 512];
 
 /// Copies all pages that are not zero. Runs of them get their memory in one host
 /// call instead of a fault a page.
-///
-/// # Safety
-/// Both ranges must be mapped, the second writable, and whole pages.
-unsafe fn copy_pages(from: u64, to: u64, len: u64) -> Result<()> {
-    // SAFETY: the caller's promise.
-    let pages =
-        unsafe { core::slice::from_raw_parts(from as *const [u64; 512], (len / 4096) as usize) };
-    let is_zero = |page: &[u64; 512]| page.iter().all(|&word| word == 0);
+fn copy_pages(pages: &[Page], to: &mut [Page]) -> Result<()> {
+    let is_zero = |page: &Page| page.iter().all(|&word| word == 0);
     let mut at = 0;
     while let Some(zeros) = pages[at..].iter().position(|page| !is_zero(page)) {
         at += zeros;
         let run = pages[at..].iter().position(is_zero).unwrap_or(pages.len() - at);
-        let place = to + at as u64 * 4096;
-        host::advise(place, run as u64 * 4096, MADV_POPULATE_WRITE)?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            core::ptr::copy_nonoverlapping(&pages[at], place as *mut [u64; 512], run);
-        }
+        let place = &mut to[at..at + run];
+        host::populate(place.as_ptr() as u64, run as u64 * 4096, Populate::Write)?;
+        place.copy_from_slice(&pages[at..at + run]);
         at += run;
     }
     Ok(())
@@ -193,5 +194,6 @@ unsafe fn copy_pages(from: u64, to: u64, len: u64) -> Result<()> {
 /// Maps a page of the page area at a guest address.
 pub fn map_page(page: u64, address: u64, prot: u32) -> Result<()> {
     let file = HostFd(FILE.load(Relaxed));
-    host::map_file(file, address, 4096, prot, Sharing::Shared, ARENA_PAGES + (page - PAGES_BASE))
+    let (at, offset) = (GuestRange::new(address, 4096)?, ARENA_PAGES + (page - PAGES_BASE));
+    host::map_file(file, at, prot, Sharing::Shared, offset)
 }

@@ -16,12 +16,14 @@
 #![allow(unsafe_code)]
 
 use core::alloc::{GlobalAlloc, Layout};
+use core::cell::Cell;
 use core::ptr::null_mut;
 
 use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT, HEAP_MAX};
 
 use crate::errno::Result;
-use crate::platform::host;
+use crate::platform::host::{self, Populate};
+use crate::platform::memory::KernelRange;
 use crate::platform::thread::{KERNEL_STACK_SIZE, KernelStack};
 
 /// First bytes of the header of a running or frozen sandbox.
@@ -49,52 +51,96 @@ const FIRST_STACK_END: u64 = NURSERY_END + FIRST_STACK_SIZE;
 const HEADER: u64 = FIRST_STACK_END;
 const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
 
-/// What leads to the rest of the heap.
+/// What leads to the rest of the heap. Whoever has a reference changes it, under the
+/// kernel lock: its fields are cells.
 #[repr(C)]
-pub struct HeapHeader {
+struct HeapHeader {
     /// [`HEAP_MAGIC`].
-    pub magic: u64,
+    magic: Cell<u64>,
     /// Address of the [`crate::state::Kernel`].
-    pub root: u64,
+    root: Cell<u64>,
     /// End of the part that has ever been handed out.
-    pub used_end: u64,
+    used_end: Cell<u64>,
     /// End of the part that is mapped.
-    mapped_end: u64,
+    mapped_end: Cell<u64>,
     /// Start of what is free of the front's part that is in use: the early part
     /// in the original, the nursery in a copy.
-    front_next: u64,
+    front_next: Cell<u64>,
     /// End of that part.
-    front_end: u64,
+    front_end: Cell<u64>,
     /// The nursery has been in use.
-    nursery_used: bool,
+    nursery_used: Cell<bool>,
     /// The first thread's stack is in use.
-    first_stack_used: bool,
+    first_stack_used: Cell<bool>,
     /// Rest of the current chunk of each class.
-    chunk: [u64; CLASSES.len()],
-    chunk_end: [u64; CLASSES.len()],
-    free: [*mut FreeBlock; CLASSES.len()],
+    chunk: [Cell<u64>; CLASSES.len()],
+    chunk_end: [Cell<u64>; CLASSES.len()],
+    free: [FreeList; CLASSES.len()],
     /// Blocks that were free in the original: taken last, since they lie in pages
     /// that copies share.
-    frozen_free: [*mut FreeBlock; CLASSES.len()],
-    free_runs: [*mut FreeBlock; RUN_ORDERS],
+    frozen_free: [FreeList; CLASSES.len()],
+    free_runs: [FreeList; RUN_ORDERS],
     /// Bytes handed out and not returned.
-    pub in_use: u64,
+    in_use: Cell<u64>,
 }
+
+/// Blocks of one size that are free.
+#[repr(transparent)]
+struct FreeList(Cell<*mut FreeBlock>);
 
 struct FreeBlock {
     next: *mut FreeBlock,
 }
 
-fn header() -> &'static mut HeapHeader {
+impl FreeList {
+    /// Adds a block.
+    ///
+    /// # Safety
+    /// The block is aligned and large enough for a link, and nobody's until it is taken.
+    unsafe fn push(&self, block: *mut u8) {
+        let block = block.cast::<FreeBlock>();
+        // SAFETY: the caller's promise.
+        unsafe { block.write(FreeBlock { next: self.0.get() }) };
+        self.0.set(block);
+    }
+
+    fn pop(&self) -> Option<*mut u8> {
+        let block = self.0.get();
+        if block.is_null() {
+            return None;
+        }
+        // SAFETY: blocks on a list are free and hold a link.
+        self.0.set(unsafe { (*block).next });
+        Some(block.cast())
+    }
+}
+
+/// Memory that a heap grows into.
+struct Area {
+    end: u64,
+    map: fn(u64, u64) -> Result<()>,
+}
+
+/// That of the kernel's heap.
+const AREA: Area = Area { end: HEAP_BASE + HEAP_MAX, map };
+
+fn header() -> &'static HeapHeader {
     // SAFETY: mapped by the zygote, filled in by `create` or by a thaw before the
-    // first allocation; used under the kernel lock in short, non-overlapping
-    // accesses.
-    unsafe { &mut *(HEADER as *mut HeapHeader) }
+    // first allocation, and of cells only, which the kernel lock gives to one vCPU.
+    unsafe { &*(HEADER as *const HeapHeader) }
+}
+
+/// Maps zeroed memory of the heap that is not in use.
+fn map(start: u64, len: u64) -> Result<()> {
+    // SAFETY: nothing of the heap beyond `mapped_end` has been handed out, nor its front
+    // before there is a heap.
+    let range = unsafe { KernelRange::new(start, len) };
+    host::map_anonymous(range, host::PROT_READ | host::PROT_WRITE)
 }
 
 /// Maps the front, for a zygote.
 pub fn map_front() -> Result<()> {
-    host::map_anonymous(HEAP_BASE, HEAP_FRONT, host::PROT_READ | host::PROT_WRITE)
+    map(HEAP_BASE, HEAP_FRONT)
 }
 
 /// Gives the front its memory, so that no boot waits for it.
@@ -102,81 +148,66 @@ pub fn touch_front() {
     for (start, end) in [(HEAP_BASE, NURSERY_END), (FIRST_STACK_END - FIRST_STACK_USED, FRONT_END)]
     {
         // Whatever cannot be populated is faulted in when it is touched.
-        let _ = host::advise(start, end - start, host::MADV_POPULATE_WRITE);
+        let _ = host::populate(start, end - start, Populate::Write);
     }
 }
 
 /// Makes an empty heap behind the front.
 pub fn create() -> Result<()> {
-    host::map_anonymous(FRONT_END, GROWTH - HEAP_FRONT, host::PROT_READ | host::PROT_WRITE)?;
-    let header = header();
-    header.magic = HEAP_MAGIC;
-    header.used_end = FRONT_END;
-    header.mapped_end = HEAP_BASE + GROWTH;
-    header.front_next = (HEADER + size_of::<HeapHeader>() as u64).next_multiple_of(64);
-    header.front_end = FRONT_END;
+    map(FRONT_END, GROWTH - HEAP_FRONT)?;
+    let early = (HEADER + size_of::<HeapHeader>() as u64).next_multiple_of(64);
+    header().begin(early, FRONT_END, HEAP_BASE + GROWTH);
     Ok(())
 }
 
 /// Makes the heap that of a copy: only its used part has been mapped (a thaw), and
 /// what is allocated from now on comes from the nursery first.
 pub fn restored() {
-    let header = header();
-    header.mapped_end = header.used_end;
-    if !header.nursery_used {
-        header.nursery_used = true;
-        header.front_next = HEAP_BASE;
-        header.front_end = NURSERY_END;
-        // Of chunks that are in use, the rest is given up.
-        header.chunk = [0; CLASSES.len()];
-        header.chunk_end = [0; CLASSES.len()];
-        header.frozen_free = core::mem::replace(&mut header.free, [null_mut(); CLASSES.len()]);
-    }
+    header().begin_copy(HEAP_BASE, NURSERY_END);
 }
 
 /// Notes that the whole area is mapped: it is shared with other processes.
 pub fn mapped_whole() {
-    header().mapped_end = HEAP_BASE + HEAP_MAX;
+    header().mapped_end.set(AREA.end);
 }
 
 /// Sets the address of the root object.
 pub fn set_root(root: u64) {
-    header().root = root;
+    header().root.set(root);
 }
 
 /// The address of the root object.
 pub fn root() -> u64 {
-    header().root
+    header().root.get()
 }
 
 /// Whether there is a heap at all, as opposed to an idle zygote.
 pub fn magic_is_right() -> bool {
-    header().magic == HEAP_MAGIC
+    header().magic.get() == HEAP_MAGIC
 }
 
 /// The part of the heap that may hold data: start and bytes.
 pub fn used_range() -> (u64, u64) {
-    (HEAP_BASE, header().used_end - HEAP_BASE)
+    (HEAP_BASE, header().used_end.get() - HEAP_BASE)
 }
 
 /// The part of the heap that a freeze must save, start and bytes, if the first
 /// stack is in use from `first_stack` on.
 pub fn saved_range(first_stack: Option<u64>) -> (u64, u64) {
     let start = match first_stack {
-        _ if header().nursery_used => HEAP_BASE,
+        _ if header().nursery_used.get() => HEAP_BASE,
         Some(address) => address.clamp(NURSERY_END, HEADER) & !4095,
         None => HEADER,
     };
-    (start, header().used_end - start)
+    (start, header().used_end.get() - start)
 }
 
 /// Memory for the kernel stack of a thread: that which lies in the front for the first.
 pub fn kernel_stack() -> KernelStack {
-    let is_first = !core::mem::replace(&mut header().first_stack_used, true);
-    let bottom = match is_first {
-        true => NURSERY_END as *mut u8,
+    let bottom = match header().first_stack_used.replace(true) {
+        false => NURSERY_END as *mut u8,
         // SAFETY: the size is not zero.
-        false => unsafe { alloc::alloc::alloc(STACK_LAYOUT) },
+        true => unsafe { alloc::alloc::alloc(STACK_LAYOUT) },
     };
     assert!(!bottom.is_null(), "out of kernel memory");
     // SAFETY: just taken, and `release_stack` gives it back.
@@ -192,7 +223,7 @@ const STACK_LAYOUT: Layout = match Layout::from_size_align(KERNEL_STACK_SIZE, 40
 /// `bottom` must come from [`kernel_stack`], and nobody may use the stack any more.
 unsafe fn release_stack(bottom: *mut u8) {
     if is_first_stack(bottom) {
-        header().first_stack_used = false;
+        header().first_stack_used.set(false);
     } else {
         // SAFETY: the caller's promise.
         unsafe { alloc::alloc::dealloc(bottom, STACK_LAYOUT) };
@@ -206,7 +237,7 @@ pub fn is_first_stack(stack: *mut u8) -> bool {
 
 /// Bytes handed out and not returned.
 pub fn bytes_in_use() -> u64 {
-    header().in_use
+    header().in_use.get()
 }
 
 /// The allocator behind `alloc`.
@@ -218,36 +249,12 @@ pub struct KernelHeap;
 // power-of-two classes.
 unsafe impl GlobalAlloc for KernelHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match class_of(&layout) {
-            Some(class) => {
-                header().in_use += CLASSES[class] as u64;
-                allocate_small(class)
-            }
-            None => {
-                let Some(order) = order_of(&layout) else { return null_mut() };
-                header().in_use += 4096 << order;
-                allocate_run(order)
-            }
-        }
+        header().allocate(&AREA, &layout)
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        let block = block.cast::<FreeBlock>();
-        let header = header();
-        let list = match class_of(&layout) {
-            Some(class) => {
-                header.in_use -= CLASSES[class] as u64;
-                &mut header.free[class]
-            }
-            None => {
-                let Some(order) = order_of(&layout) else { return };
-                header.in_use -= 4096 << order;
-                &mut header.free_runs[order]
-            }
-        };
-        // SAFETY: the block is ours again and large enough for a link.
-        unsafe { (*block).next = *list };
-        *list = block;
+        // SAFETY: the caller's promise.
+        unsafe { header().free(block, &layout) };
     }
 }
 
@@ -269,85 +276,288 @@ fn order_of(layout: &Layout) -> Option<usize> {
     (order < RUN_ORDERS).then_some(order)
 }
 
-fn allocate_small(class: usize) -> *mut u8 {
-    let header = header();
-    if let Some(block) = pop(&mut header.free[class]) {
-        return block;
+impl HeapHeader {
+    /// Begins with nothing handed out: small objects lie from `early` to `end` first, and
+    /// what comes behind is mapped up to `mapped_end`.
+    fn begin(&self, early: u64, end: u64, mapped_end: u64) {
+        self.magic.set(HEAP_MAGIC);
+        self.used_end.set(end);
+        self.mapped_end.set(mapped_end);
+        self.front_next.set(early);
+        self.front_end.set(end);
     }
-    let size = CLASSES[class] as u64;
-    if header.chunk[class] + size > header.chunk_end[class] {
-        let (chunk, bytes) = match carve_front(size) {
-            Some(carved) => carved,
+
+    /// Goes on as the heap of a copy, whose nursery this is: nothing beyond what is used is
+    /// mapped.
+    fn begin_copy(&self, nursery: u64, nursery_end: u64) {
+        self.mapped_end.set(self.used_end.get());
+        if !self.nursery_used.replace(true) {
+            self.front_next.set(nursery);
+            self.front_end.set(nursery_end);
+            for class in 0..CLASSES.len() {
+                // Of chunks that are in use, the rest is given up.
+                self.chunk[class].set(0);
+                self.chunk_end[class].set(0);
+                self.frozen_free[class].0.set(self.free[class].0.replace(null_mut()));
+            }
+        }
+    }
+
+    /// A block; null if there is no memory.
+    fn allocate(&self, area: &Area, layout: &Layout) -> *mut u8 {
+        let (block, bytes) = match class_of(layout) {
+            Some(class) => (self.allocate_small(area, class), CLASSES[class] as u64),
             None => {
-                if let Some(block) = pop(&mut header.frozen_free[class]) {
-                    return block;
-                }
-                let bytes = if size <= 512 { 4096 } else { CHUNK };
-                (take(bytes), bytes)
+                let Some(order) = order_of(layout) else { return null_mut() };
+                let run = self.free_runs[order].pop();
+                let bytes = 4096 << order;
+                (run.unwrap_or_else(|| self.take(area, bytes) as *mut u8), bytes)
             }
         };
-        if chunk == 0 {
-            return null_mut();
+        if !block.is_null() {
+            self.in_use.update(|in_use| in_use + bytes);
         }
-        header.chunk[class] = chunk;
-        header.chunk_end[class] = chunk + bytes;
+        block
     }
-    let block = header.chunk[class];
-    header.chunk[class] += size;
-    block as *mut u8
-}
 
-fn pop(list: &mut *mut FreeBlock) -> Option<*mut u8> {
-    let block = *list;
-    if block.is_null() {
-        return None;
+    /// Takes a block back.
+    ///
+    /// # Safety
+    /// It comes from [`HeapHeader::allocate`], for the same layout, and nobody uses it any
+    /// more.
+    unsafe fn free(&self, block: *mut u8, layout: &Layout) {
+        let list = match class_of(layout) {
+            Some(class) => {
+                self.in_use.update(|bytes| bytes - CLASSES[class] as u64);
+                &self.free[class]
+            }
+            None => {
+                let Some(order) = order_of(layout) else { return };
+                self.in_use.update(|bytes| bytes - (4096 << order));
+                &self.free_runs[order]
+            }
+        };
+        // SAFETY: the block is ours again; the smallest has room for a link.
+        unsafe { list.push(block) };
     }
-    // SAFETY: blocks on a list are free and hold a link.
-    *list = unsafe { (*block).next };
-    Some(block.cast())
-}
 
-/// Takes a small chunk from the front, so that objects of all classes lie close
-/// together: its start and bytes.
-fn carve_front(size: u64) -> Option<(u64, u64)> {
-    let header = header();
-    let bytes = if size <= 128 { 512 / size * size } else { size };
-    let start = header.front_next.next_multiple_of(size.next_power_of_two());
-    if start + bytes > header.front_end {
-        return None;
+    fn allocate_small(&self, area: &Area, class: usize) -> *mut u8 {
+        if let Some(block) = self.free[class].pop() {
+            return block;
+        }
+        let size = CLASSES[class] as u64;
+        if self.chunk[class].get() + size > self.chunk_end[class].get() {
+            let (chunk, bytes) = match self.carve_front(size) {
+                Some(carved) => carved,
+                None => {
+                    if let Some(block) = self.frozen_free[class].pop() {
+                        return block;
+                    }
+                    let bytes = if size <= 512 { 4096 } else { CHUNK };
+                    (self.take(area, bytes), bytes)
+                }
+            };
+            if chunk == 0 {
+                return null_mut();
+            }
+            self.chunk[class].set(chunk);
+            self.chunk_end[class].set(chunk + bytes);
+        }
+        let block = self.chunk[class].get();
+        self.chunk[class].set(block + size);
+        block as *mut u8
     }
-    header.front_next = start + bytes;
-    Some((start, bytes))
-}
 
-fn allocate_run(order: usize) -> *mut u8 {
-    pop(&mut header().free_runs[order]).unwrap_or_else(|| take(4096 << order) as *mut u8)
-}
-
-/// Takes `bytes`, a multiple of the page size, from the end of the heap; 0 if
-/// the host has no more memory.
-fn take(bytes: u64) -> u64 {
-    let header = header();
-    let start = header.used_end;
-    let end = start + bytes;
-    if end > HEAP_BASE + HEAP_MAX {
-        return 0;
+    /// Takes a small chunk from the front, so that objects of all classes lie close
+    /// together: its start and bytes.
+    fn carve_front(&self, size: u64) -> Option<(u64, u64)> {
+        let bytes = if size <= 128 { 512 / size * size } else { size };
+        let start = self.front_next.get().next_multiple_of(size.next_power_of_two());
+        if start + bytes > self.front_end.get() {
+            return None;
+        }
+        self.front_next.set(start + bytes);
+        Some((start, bytes))
     }
-    if end > header.mapped_end {
-        let grow = (end - header.mapped_end).next_multiple_of(GROWTH);
-        if host::map_anonymous(header.mapped_end, grow, host::PROT_READ | host::PROT_WRITE).is_err()
-        {
+
+    /// Takes `bytes`, a multiple of the page size, from the end of the heap; 0 if
+    /// the host has no more memory.
+    fn take(&self, area: &Area, bytes: u64) -> u64 {
+        let start = self.used_end.get();
+        let end = start + bytes;
+        if end > area.end {
             return 0;
         }
-        header.mapped_end += grow;
+        let mapped_end = self.mapped_end.get();
+        if end > mapped_end {
+            let grow = (end - mapped_end).next_multiple_of(GROWTH).min(area.end - mapped_end);
+            if (area.map)(mapped_end, grow).is_err() {
+                return 0;
+            }
+            self.mapped_end.set(mapped_end + grow);
+        }
+        self.used_end.set(end);
+        start
     }
-    header.used_end = end;
-    start
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bytes of the front's early part in a test.
+    const EARLY: u64 = 8 << 10;
+    /// Bytes of the nursery in a test.
+    const NURSERY: u64 = 4 << 10;
+
+    /// A heap in memory of its own, which holds a nursery, an early part and the rest.
+    struct TestHeap {
+        header: Box<HeapHeader>,
+        area: Area,
+        memory: *mut u8,
+    }
+
+    const MEMORY: Layout = match Layout::from_size_align(1 << 20, 4096) {
+        Ok(layout) => layout,
+        Err(_) => panic!("not a layout"),
+    };
+
+    impl TestHeap {
+        fn new() -> Self {
+            // SAFETY: the size is not zero.
+            let memory = unsafe { std::alloc::alloc(MEMORY) };
+            let start = memory.expose_provenance() as u64;
+            // SAFETY: as in memory that has just been mapped: zeros are a header without
+            // anything.
+            let header: Box<HeapHeader> = unsafe { Box::new_zeroed().assume_init() };
+            let end = start + MEMORY.size() as u64;
+            // The area grows once in the middle.
+            header.begin(start + NURSERY, start + NURSERY + EARLY, end - (256 << 10));
+            Self { header, area: Area { end, map: |_, _| Ok(()) }, memory }
+        }
+
+        fn start(&self) -> u64 {
+            self.memory.addr() as u64
+        }
+
+        /// Allocates and fills the block.
+        fn take(&self, size: usize, align: usize, fill: u8) -> Option<Block> {
+            let layout = Layout::from_size_align(size, align).unwrap();
+            let at = self.header.allocate(&self.area, &layout);
+            assert_eq!(at.addr() % align, 0);
+            if at.is_null() {
+                return None;
+            }
+            // SAFETY: the block is ours.
+            unsafe { at.write_bytes(fill, size) };
+            Some(Block { at, layout, fill })
+        }
+
+        /// Frees a block that nobody else has written to.
+        fn give_back(&self, block: Block) {
+            // SAFETY: the block is ours, and filled.
+            let bytes = unsafe { core::slice::from_raw_parts(block.at, block.layout.size()) };
+            assert!(bytes.iter().all(|&byte| byte == block.fill), "a block was overwritten");
+            // SAFETY: from `take`.
+            unsafe { self.header.free(block.at, &block.layout) };
+        }
+    }
+
+    impl Drop for TestHeap {
+        fn drop(&mut self) {
+            // SAFETY: allocated in `new`.
+            unsafe { std::alloc::dealloc(self.memory, MEMORY) };
+        }
+    }
+
+    struct Block {
+        at: *mut u8,
+        layout: Layout,
+        fill: u8,
+    }
+
+    /// Numbers that look random (xorshift64).
+    fn next(seed: &mut u64) -> usize {
+        *seed ^= *seed << 13;
+        *seed ^= *seed >> 7;
+        *seed ^= *seed << 17;
+        *seed as usize
+    }
+
+    #[test]
+    fn blocks_never_overlap() {
+        let heap = TestHeap::new();
+        let (mut seed, mut blocks) = (0x2545_f491_4f6c_dd1d, Vec::new());
+        for round in 0..2000 {
+            if next(&mut seed) % 5 < 3 {
+                let align = 1 << (next(&mut seed) % 9);
+                let size = 1 + next(&mut seed) % [64, 512, 5000][round % 3];
+                blocks.extend(heap.take(size, align, round as u8));
+            } else if !blocks.is_empty() {
+                let block = blocks.swap_remove(next(&mut seed) % blocks.len());
+                heap.give_back(block);
+            }
+            if round == 1000 {
+                // As a copy goes on: with what was allocated, and blocks that were free.
+                let mapped_end = heap.header.mapped_end.get();
+                heap.header.begin_copy(heap.start(), heap.start() + NURSERY);
+                heap.header.mapped_end.set(mapped_end);
+            }
+        }
+        blocks.into_iter().for_each(|block| heap.give_back(block));
+        assert_eq!(heap.header.in_use.get(), 0);
+    }
+
+    #[test]
+    fn freed_blocks_are_used_again() {
+        let heap = TestHeap::new();
+        for (size, align) in [(1, 1), (100, 8), (4096, 4096), (5000, 16), (40 << 10, 4096)] {
+            let block = heap.take(size, align, 1).unwrap();
+            let first = block.at;
+            heap.give_back(block);
+            assert_eq!(heap.take(size, align, 2).unwrap().at, first);
+        }
+    }
+
+    #[test]
+    fn a_copy_allocates_in_the_nursery_and_then_takes_what_was_free() {
+        let heap = TestHeap::new();
+        let early = heap.take(64, 8, 1).unwrap();
+        let was_free = early.at;
+        heap.give_back(early);
+        heap.header.begin_copy(heap.start(), heap.start() + NURSERY);
+        let in_nursery = NURSERY as usize / 64;
+        for _ in 0..in_nursery {
+            let block = heap.take(64, 8, 2).unwrap();
+            assert!((block.at.addr() as u64) < heap.start() + NURSERY);
+        }
+        assert_eq!(heap.take(64, 8, 3).unwrap().at, was_free);
+    }
+
+    #[test]
+    fn a_full_area_is_null() {
+        let heap = TestHeap::new();
+        assert!(heap.take(MEMORY.size(), 16, 0).is_none());
+        assert!(heap.take(16, 8192, 0).is_none(), "no such alignment");
+        let mut blocks = Vec::new();
+        blocks.extend(std::iter::from_fn(|| heap.take(64 << 10, 4096, 7)));
+        assert!(blocks.len() >= 8, "only {}", blocks.len());
+        // Small ones go on as long as there is room.
+        while let Some(block) = heap.take(4096, 4096, 8) {
+            blocks.push(block);
+        }
+        blocks.into_iter().for_each(|block| heap.give_back(block));
+    }
+
+    #[test]
+    fn an_area_that_cannot_be_mapped_is_null() {
+        let mut heap = TestHeap::new();
+        heap.area.map = |_, _| Err(crate::errno::Errno::ENOMEM);
+        heap.header.mapped_end.set(heap.header.used_end.get());
+        assert!(heap.take(64 << 10, 16, 0).is_none());
+        // What is there already is still handed out.
+        assert!(heap.take(16, 16, 0).is_some());
+    }
 
     #[test]
     fn classes_respect_size_and_alignment() {

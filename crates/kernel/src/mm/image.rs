@@ -12,6 +12,7 @@ use super::{lazy, pages};
 use crate::errno::{Errno, Result};
 use crate::host::control;
 use crate::platform::host::{self, HostFd, Sharing};
+use crate::platform::memory::KernelRange;
 
 /// The mappings of an image, as bytes: in a file they need not be aligned.
 pub struct Mappings<'a> {
@@ -37,7 +38,8 @@ impl<'a> Mappings<'a> {
         let len = page_align_up(inside + bytes as u64).filter(|&len| len <= MAPPINGS_MAX);
         let len = len.ok_or(Errno::EINVAL)?;
         let offset = command.mappings_at - inside;
-        host::map_file(image, MAPPINGS_BASE, len, host::PROT_READ, Sharing::Private, offset)?;
+        let area = area_of_mappings(len);
+        host::map_file(image, area, host::PROT_READ, Sharing::Private, offset)?;
         // SAFETY: just mapped, in an area of its own, and there until `forget`.
         let bytes =
             unsafe { core::slice::from_raw_parts((MAPPINGS_BASE + inside) as *const u8, bytes) };
@@ -50,9 +52,20 @@ impl<'a> Mappings<'a> {
     }
 
     /// Unmaps them in this host process, which does not need them any more.
-    pub fn forget(&self) -> Result<()> {
-        if self.len > 0 { host::unmap(MAPPINGS_BASE, self.len) } else { Ok(()) }
+    pub fn forget(&mut self) -> Result<()> {
+        self.bytes = &[];
+        match core::mem::take(&mut self.len) {
+            0 => Ok(()),
+            len => host::unmap(area_of_mappings(len)),
+        }
     }
+}
+
+/// The pages that hold mappings that did not come along.
+fn area_of_mappings(len: u64) -> KernelRange {
+    // SAFETY: the area holds the mappings of one thaw, and they are not mapped before
+    // `in_image` nor used after `forget`.
+    unsafe { KernelRange::new(MAPPINGS_BASE, len) }
 }
 
 /// The memory of an image.
@@ -118,7 +131,13 @@ impl Memory<'_> {
 
     /// Reads the front of the kernel's heap into the memory that is there.
     pub fn read_front(&self) -> Result<()> {
-        if self.is_of_several() { Ok(()) } else { lazy::read(&self.heap()?.0) }
+        if self.is_of_several() {
+            return Ok(());
+        }
+        let front = self.heap()?.0;
+        // SAFETY: the zygote has mapped the front, and nobody uses the heap before it holds
+        // the image's.
+        unsafe { lazy::read(&front) }
     }
 
     /// Maps the front, for a template, whose copies would have to touch it first.
@@ -139,5 +158,7 @@ fn map_page_blocks(mappings: &Mappings<'_>) -> Result<()> {
     let used = mappings.iter().filter(|mapping| area.contains(&mapping.start));
     let Some(end) = used.map(|mapping| mapping.start + mapping.len).max() else { return Ok(()) };
     let len = (end - PAGES_BASE).next_multiple_of(pages::BLOCK);
-    host::map_anonymous(PAGES_BASE, len, host::PROT_READ | host::PROT_WRITE)
+    // SAFETY: nobody has used the area before the kernel's state is there.
+    let blocks = unsafe { KernelRange::new(PAGES_BASE, len) };
+    host::map_anonymous(blocks, host::PROT_READ | host::PROT_WRITE)
 }

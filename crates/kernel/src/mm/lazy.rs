@@ -18,10 +18,13 @@ use thaw_abi::page_align_up;
 
 use crate::errno::{Errno, Result};
 use crate::host::blobs;
+use crate::io::IoSliceMut;
 use crate::platform::host::{self, HostFd, Sharing};
+use crate::platform::memory::{GuestRange, KernelRange, Pages};
 
 /// The plan: mappings sorted by address; `flags` is [`DONE`] once mapped.
 pub const TABLE: u64 = BOOT_BASE + 0x30_0000;
+const _: () = assert!(crate::platform::message::END <= TABLE);
 /// Most mappings in a plan.
 pub const MAX_MAPPINGS: usize = 4096;
 /// The mapping is in place, or no longer wanted.
@@ -76,31 +79,62 @@ pub fn initialize(pending: impl Iterator<Item = Mapping>, granularity: Granulari
 
 /// Makes one mapping of a plan.
 pub fn map(mapping: &Mapping) -> Result<()> {
-    let (file, sharing) = match mapping.source {
-        SOURCE_IMAGE | SOURCE_PREFETCH => (file_of(mapping.source), Sharing::Private),
-        SOURCE_INDEX => (HostFd(INDEX.load(Relaxed)), Sharing::Shared),
-        SOURCE_BLOB => (blobs::descriptor(mapping.blob)?, Sharing::Private),
-        _ => return host::map_anonymous(mapping.start, mapping.len, mapping.prot),
-    };
-    host::map_file(file, mapping.start, mapping.len, mapping.prot, sharing, mapping.offset)
+    match GuestRange::new(mapping.start, mapping.len) {
+        Ok(range) => map_at(range, mapping),
+        // SAFETY: a mapping of the kernel's own memory is made before its state is there,
+        // or when the first touch has found nothing.
+        Err(_) => map_at(unsafe { KernelRange::new(mapping.start, mapping.len) }, mapping),
+    }
+}
+
+fn map_at(at: impl Pages, mapping: &Mapping) -> Result<()> {
+    let private = Sharing::Private;
+    match mapping.source {
+        SOURCE_IMAGE | SOURCE_PREFETCH => {
+            host::map_file(file_of(mapping), at, mapping.prot, private, mapping.offset)
+        }
+        SOURCE_INDEX => {
+            let index = HostFd(INDEX.load(Relaxed));
+            host::map_file(index, at, mapping.prot, Sharing::Shared, mapping.offset)
+        }
+        SOURCE_BLOB => {
+            let fd = blobs::descriptor(mapping.blob)?;
+            host::map_file(fd, at, mapping.prot, private, mapping.offset)
+        }
+        _ => host::map_anonymous(at, mapping.prot),
+    }
 }
 
 /// The prefetch file or the image.
-fn file_of(source: u32) -> HostFd {
-    let file = if source == SOURCE_PREFETCH { &PREFETCH } else { &IMAGE };
+fn file_of(mapping: &Mapping) -> HostFd {
+    let file = if mapping.source == SOURCE_PREFETCH { &PREFETCH } else { &IMAGE };
     HostFd(file.load(Relaxed))
+}
+
+/// Reads the part of the image at `offset`, which fills the memory.
+pub fn read_into(memory: &mut [u8], offset: u64) -> Result<()> {
+    read_file(HostFd(IMAGE.load(Relaxed)), memory.into(), offset)
 }
 
 /// Reads the part of the image, or of the prefetch file, that a mapping names into the
 /// memory that is there.
-pub fn read(mapping: &Mapping) -> Result<()> {
-    let file = file_of(mapping.source);
-    let mut done = 0;
-    while done < mapping.len {
-        let (to, left) = (mapping.start + done, (mapping.len - done) as usize);
-        match host::pread(file, to, left, mapping.offset + done)? {
+///
+/// # Safety
+/// The memory is mapped, and nobody refers to it.
+pub unsafe fn read(mapping: &Mapping) -> Result<()> {
+    // SAFETY: the caller's promise; an image makes sense to those who made it.
+    let memory = unsafe { IoSliceMut::of_kernel(mapping.start, mapping.len as usize) };
+    read_file(file_of(mapping), memory, mapping.offset)
+}
+
+fn read_file(file: HostFd, mut memory: IoSliceMut<'_>, mut offset: u64) -> Result<()> {
+    while !memory.is_empty() {
+        match host::pread(file, memory.first(usize::MAX), offset)? {
             0 => return Err(Errno::EIO),
-            read => done += read as u64,
+            read => {
+                memory.advance(read);
+                offset += read as u64;
+            }
         }
     }
     Ok(())
@@ -126,6 +160,20 @@ pub fn index(index: HostFd, len: u64) -> Result<Mapping> {
         prot: host::PROT_READ,
         flags: 0,
     })
+}
+
+/// The rootfs index, of which [`index`] has made the mapping.
+///
+/// # Errors
+/// `EINVAL` if an index of `len` bytes cannot be mapped.
+pub fn index_bytes(len: u64) -> Result<&'static [u8]> {
+    if len == 0 || len > INDEX_MAX {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: the area holds nothing but the index, which is mapped before it is read or
+    // when it is first touched, read-only and for as long as there is a sandbox; a thaw maps
+    // the same one again. Bytes behind its end fault.
+    Ok(unsafe { core::slice::from_raw_parts(INDEX_BASE as *const u8, len as usize) })
 }
 
 /// Maps what a fault at `address` waits for; `false` if nothing does.

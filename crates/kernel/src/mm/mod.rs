@@ -1,6 +1,7 @@
 //! Memory: the kernel's heap, the page allocator, address spaces.
 
 pub mod arena;
+pub mod backing;
 pub mod elf_symbols;
 pub mod heap;
 pub mod image;
@@ -11,7 +12,6 @@ pub mod populate;
 pub mod shared;
 pub mod shm;
 pub mod space;
-pub mod syscalls;
 pub mod vma;
 
 pub use space::{AddressSpace, MapRequest};

@@ -9,7 +9,10 @@
 
 use core::ops::{Deref, DerefMut};
 
+use thaw_abi::layout::PAGES_MAX;
+
 use crate::errno::{Errno, Result};
+use crate::state::kernel;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -41,7 +44,8 @@ impl ControlPage {
         self.free[0] &= !1;
     }
 
-    fn take(&mut self) -> Option<usize> {
+    /// Takes a page: its index, and whether it may hold old data.
+    fn take(&mut self) -> Option<(usize, bool)> {
         if self.free_words == 0 {
             return None;
         }
@@ -54,7 +58,11 @@ impl ControlPage {
         self.used += 1;
         let index = word * 64 + bit;
         self.references[index] = 1;
-        Some(index)
+        let was_touched = index < self.touched as usize;
+        if !was_touched {
+            self.touched = index as u16 + 1;
+        }
+        Some((index, was_touched))
     }
 
     fn give_back(&mut self, index: usize) {
@@ -111,13 +119,24 @@ pub struct PageAllocator {
 
 impl PageAllocator {
     /// An empty allocator for the area at `base`; `map` maps zeroed memory.
-    pub const fn new(base: u64, map: fn(u64, u64) -> Result<()>) -> Self {
+    ///
+    /// # Safety
+    /// The area, aligned to a block, is the allocator's alone, and memory that `map` has
+    /// mapped stays.
+    pub const unsafe fn new(base: u64, map: fn(u64, u64) -> Result<()>) -> Self {
         Self { base, blocks: 0, first_candidate: 0, map }
     }
 
-    fn control(&self, block: u64) -> &'static mut ControlPage {
-        // SAFETY: blocks below `self.blocks` are mapped and initialized; the
-        // kernel lock makes this access exclusive.
+    fn control(&self, block: u64) -> &ControlPage {
+        assert!(block < self.blocks, "no block of the page store");
+        // SAFETY: blocks below `self.blocks` are mapped and initialized, control pages are
+        // handed out to nobody, and changing one takes the allocator's exclusive borrow.
+        unsafe { &*((self.base + block * BLOCK) as *const ControlPage) }
+    }
+
+    fn control_mut(&mut self, block: u64) -> &mut ControlPage {
+        assert!(block < self.blocks, "no block of the page store");
+        // SAFETY: as in `control`, and the allocator is borrowed exclusively.
         unsafe { &mut *((self.base + block * BLOCK) as *mut ControlPage) }
     }
 
@@ -125,15 +144,13 @@ impl PageAllocator {
     pub fn take(&mut self, limit: u64) -> Result<*mut [u8; PAGE]> {
         loop {
             while self.first_candidate < self.blocks {
-                let control = self.control(self.first_candidate);
-                if let Some(index) = control.take() {
+                let control = self.control_mut(self.first_candidate);
+                if let Some((index, was_touched)) = control.take() {
                     let page = (self.base + self.first_candidate * BLOCK) as usize + index * PAGE;
                     let page = page as *mut [u8; PAGE];
-                    if index < control.touched as usize {
+                    if was_touched {
                         // SAFETY: the page is ours and mapped.
                         unsafe { page.write_bytes(0, 1) };
-                    } else {
-                        control.touched = index as u16 + 1;
                     }
                     return Ok(page);
                 }
@@ -144,20 +161,20 @@ impl PageAllocator {
             }
             (self.map)(self.base + self.blocks * BLOCK, BLOCK)?;
             self.blocks += 1;
-            self.control(self.blocks - 1).initialize();
+            self.control_mut(self.blocks - 1).initialize();
         }
     }
 
     /// Adds a reference to the page at `address`.
     pub fn share(&mut self, address: u64) {
         let (block, index) = self.locate(address);
-        self.control(block).references[index] += 1;
+        self.control_mut(block).references[index] += 1;
     }
 
     /// Drops a reference and frees the page with the last one.
     pub fn release(&mut self, address: u64) {
         let (block, index) = self.locate(address);
-        let control = self.control(block);
+        let control = self.control_mut(block);
         control.references[index] -= 1;
         if control.references[index] == 0 {
             control.give_back(index);
@@ -200,44 +217,16 @@ impl PageAllocator {
     }
 }
 
-#[cfg(not(test))]
-mod global {
-    use super::{PAGE, PageBox, Result};
-    use crate::state::kernel;
-    use thaw_abi::layout::PAGES_MAX;
-
-    /// Takes a zeroed page; `ENOMEM` when the sandbox's memory is used up.
-    pub fn alloc_page() -> Result<PageBox> {
-        Ok(PageBox { at: kernel().pages.lock().take(PAGES_MAX)? })
-    }
-
-    impl Drop for PageBox {
-        fn drop(&mut self) {
-            kernel().pages.lock().release(self.at as u64);
-        }
-    }
-
-    const _: () = assert!(PAGE == 4096);
+/// Takes a zeroed page; `ENOMEM` when the sandbox's memory is used up.
+pub fn alloc_page() -> Result<PageBox> {
+    Ok(PageBox { at: kernel().pages.lock().take(PAGES_MAX)? })
 }
 
-#[cfg(test)]
-mod global {
-    use super::{PAGE, PageBox, Result};
-
-    /// In unit tests, pages come from the host's heap.
-    pub fn alloc_page() -> Result<PageBox> {
-        Ok(PageBox { at: Box::into_raw(Box::new([0; PAGE])) })
-    }
-
-    impl Drop for PageBox {
-        fn drop(&mut self) {
-            // SAFETY: made by `alloc_page`.
-            drop(unsafe { Box::from_raw(self.at) });
-        }
+impl Drop for PageBox {
+    fn drop(&mut self) {
+        kernel().pages.lock().release(self.at as u64);
     }
 }
-
-pub use global::alloc_page;
 
 #[cfg(test)]
 mod tests {
@@ -248,8 +237,9 @@ mod tests {
         let layout =
             std::alloc::Layout::from_size_align(4 * BLOCK as usize, BLOCK as usize).unwrap();
         // SAFETY: the size is not zero; leaked on purpose.
-        let base = unsafe { std::alloc::alloc_zeroed(layout) } as u64;
-        PageAllocator::new(base, |_, _| Ok(()))
+        let base = unsafe { std::alloc::alloc_zeroed(layout) }.expose_provenance() as u64;
+        // SAFETY: nobody else has the memory.
+        unsafe { PageAllocator::new(base, |_, _| Ok(())) }
     }
 
     #[test]
@@ -260,7 +250,7 @@ mod tests {
             let page = pages.take(4 * BLOCK).unwrap();
             // SAFETY: the page is ours.
             unsafe {
-                assert!((*page).iter().all(|&b| b == 0));
+                assert!(*page == [0; PAGE]);
                 (*page)[7] = 7;
             }
             assert!(seen.insert(page as u64));
@@ -272,7 +262,7 @@ mod tests {
         let again = pages.take(4 * BLOCK).unwrap();
         assert_eq!(again as u64, first);
         // SAFETY: the page is ours.
-        assert!(unsafe { (*again).iter().all(|&b| b == 0) });
+        assert!(unsafe { *again == [0; PAGE] });
     }
 
     #[test]

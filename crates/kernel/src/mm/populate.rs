@@ -5,13 +5,15 @@
 //! and one call makes the private copies that would otherwise be a fault each.
 #![allow(unsafe_code)]
 
+use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use thaw_abi::control::{POPULATE_WRITE, PopulateRange};
 use thaw_abi::layout::{BOOT_BASE, GUEST_MAX};
 
 use crate::io::{IOV_MAX, IoVec};
-use crate::platform::host::{self, MADV_POPULATE_READ, MADV_POPULATE_WRITE};
+use crate::platform::host::{self, Populate};
+use crate::platform::memory::Table;
 
 /// Ranges of the guest that are to be populated, in the per-boot area.
 pub const TABLE: u64 = BOOT_BASE + 0x38_0000;
@@ -34,28 +36,25 @@ const WAITING: u32 = 1;
 /// The guest runs.
 const DUE: u32 = 2;
 
-fn table() -> *mut IoVec {
-    TABLE as *mut IoVec
-}
+// SAFETY: this part of the per-boot area is mapped from the beginning, and the plan's alone.
+static PLAN: Table<IoVec> = unsafe { Table::new(TABLE, MAX) };
 
 /// Populates what concerns the kernel and the reads, and remembers the rest.
 pub fn begin(ranges: &[PopulateRange]) {
+    let plan = PLAN.cells(MAX);
     let mut count = 0;
     for range in ranges {
         if range.how != POPULATE_WRITE {
             // A range that cannot be populated is faulted in when it is touched.
-            let _ = host::advise(range.start, range.len, MADV_POPULATE_READ);
+            let _ = host::populate(range.start, range.len, Populate::Read);
         } else if count < MAX {
-            // SAFETY: inside the table.
-            unsafe { table().add(count).write(IoVec { base: range.start, len: range.len }) };
+            plan[count].set(IoVec { base: range.start, len: range.len });
             count += 1;
         }
     }
-    // SAFETY: `count` entries were just written.
-    let ranges = unsafe { core::slice::from_raw_parts(table(), count) };
     // Ranges are sorted, and the kernel's memory lies above the guest's.
-    let guest = ranges.partition_point(|range| range.base < GUEST_MAX);
-    copy_pages(&ranges[guest..]);
+    let guest = plan[..count].partition_point(|range| range.get().base < GUEST_MAX);
+    copy_pages(&plan[guest..count]);
     COUNT.store(guest, Relaxed);
     DONE.store(0, Relaxed);
     STATE.store(if guest > 0 { WAITING } else { IDLE }, Relaxed);
@@ -80,20 +79,19 @@ pub fn some() -> bool {
 /// Populates at most `bytes` of the ranges that are left, and returns how many are
 /// left then.
 fn copy_next(mut bytes: u64) -> usize {
-    // SAFETY: as many entries were written by `begin`, and nobody else uses them.
-    let ranges = unsafe { core::slice::from_raw_parts_mut(table(), COUNT.load(Relaxed)) };
-    let left = &mut ranges[DONE.load(Relaxed)..];
-    let fits = |range: &&IoVec| {
-        let rest = bytes.checked_sub(range.len);
+    let left = &PLAN.cells(COUNT.load(Relaxed))[DONE.load(Relaxed)..];
+    let fits = |range: &&Cell<IoVec>| {
+        let rest = bytes.checked_sub(range.get().len);
         bytes = rest.unwrap_or(bytes);
         rest.is_some()
     };
     let whole = left.iter().take_while(fits).count();
-    match left.get_mut(whole) {
+    match left.get(whole) {
         // A long range goes bit by bit.
         Some(next) if whole == 0 => {
-            copy_pages(&[IoVec { base: next.base, len: bytes }]);
-            (next.base, next.len) = (next.base + bytes, next.len - bytes);
+            let IoVec { base, len } = next.get();
+            copy_pages(&[Cell::new(IoVec { base, len: bytes })]);
+            next.set(IoVec { base: base + bytes, len: len - bytes });
         }
         _ => copy_pages(&left[..whole]),
     }
@@ -122,11 +120,11 @@ pub fn before_return() -> bool {
     }
 }
 
-fn copy_pages(ranges: &[IoVec]) {
+fn copy_pages(ranges: &[Cell<IoVec>]) {
     for chunk in ranges.chunks(IOV_MAX) {
-        if host::advise_ranges(chunk, MADV_POPULATE_WRITE).is_err() {
-            for range in chunk.iter().filter(|range| range.len >= LONG) {
-                let _ = host::advise(range.base, range.len, MADV_POPULATE_WRITE);
+        if host::populate_ranges(chunk, Populate::Write).is_err() {
+            for range in chunk.iter().map(Cell::get).filter(|range| range.len >= LONG) {
+                let _ = host::populate(range.base, range.len, Populate::Write);
             }
         }
     }

@@ -8,32 +8,33 @@
 //! lets it be frozen, copied and thawed like all other memory. Once several
 //! host processes share the arena, the page store is shared memory itself, and
 //! a mapping maps its pages.
-#![allow(unsafe_code)]
 
-use thaw_abi::layout::WINDOW_BASE;
-
+use super::AddressSpace;
 use crate::errno::Result;
-use crate::platform::host;
-use crate::task::current_process;
+use crate::platform::memory::{GuestRange, Window};
 
 /// `SEGV_MAPERR`: there is nothing at the address (sigaction(2)).
 pub const SEGV_MAPERR: i32 = 1;
 
-/// Brings in the page of a shared mapping that a fault at `address` waits for;
-/// `false` if there is none. `code` is the fault's `si_code`: a page that is there
-/// and does not allow what was tried need not come.
-pub fn page_in(address: u64, code: i32) -> bool {
+/// Brings in the page of a shared mapping of `space`, the running one, that a fault at
+/// `address` waits for; `false` if there is none. `code` is the fault's `si_code`: a page
+/// that is there and does not allow what was tried need not come.
+pub fn page_in(space: &AddressSpace, address: u64, code: i32) -> bool {
     if code != SEGV_MAPERR {
         return false;
     }
-    let Some(vma) = current_process().mm().find(address) else { return false };
+    let Some(vma) = space.find(address) else { return false };
     let Some(file) = vma.shared_upper() else { return false };
     if vma.prot == 0 {
         return false;
     }
     let at = address & !4095;
     let page = (vma.offset + (at - vma.start)) / 4096;
-    file.lend(page, at, vma.prot) == Ok(true)
+    let placed = file.lend(page, at, vma.prot);
+    if let Ok(Some(Placed::Shared { page })) = placed {
+        space.note_shown(at, page);
+    }
+    matches!(placed, Ok(Some(_)))
 }
 
 /// Where a page that was brought in is now.
@@ -42,7 +43,10 @@ pub enum Placed {
     /// In the mapping, and nowhere else.
     Moved,
     /// In the page store, which the mapping shows.
-    Shared,
+    Shared {
+        /// Where it lies there.
+        page: u64,
+    },
 }
 
 /// Maps a page of the page store in guest memory.
@@ -50,29 +54,19 @@ pub fn place_page(address: u64, bytes: &[u8; 4096], prot: u32) -> Result<Placed>
     if crate::mm::arena::is_shared() {
         let page = bytes.as_ptr() as u64;
         crate::mm::arena::map_page(page, address, prot)?;
-        current_process().mm().note_shown(address, page);
-        return Ok(Placed::Shared);
+        return Ok(Placed::Shared { page });
     }
     // Filled elsewhere, lest another vCPU sees it empty.
-    let writable = host::PROT_READ | host::PROT_WRITE;
-    host::map_anonymous(WINDOW_BASE, 4096, writable)?;
-    // SAFETY: just mapped, writable, and used by nobody else.
-    unsafe { (WINDOW_BASE as *mut [u8; 4096]).write(*bytes) };
-    if prot != writable {
-        host::protect(WINDOW_BASE, 4096, prot)?;
-    }
-    host::move_mapping(WINDOW_BASE, 4096, address)?;
+    let mut window = Window::anonymous(4096)?;
+    window.bytes_mut().copy_from_slice(bytes);
+    window.move_to(GuestRange::new(address, 4096)?, prot)?;
     Ok(Placed::Moved)
 }
 
 /// Takes a page that [`place_page`] has mapped out of guest memory.
 pub fn take_page(address: u64, bytes: &mut [u8; 4096]) {
     // Moved away first, lest another vCPU writes to it behind the copy.
-    if host::move_mapping(address, 4096, WINDOW_BASE).is_ok()
-        && host::protect(WINDOW_BASE, 4096, host::PROT_READ).is_ok()
-    {
-        // SAFETY: what was moved here is readable, and used by nobody else.
-        *bytes = unsafe { (WINDOW_BASE as *const [u8; 4096]).read() };
-        let _ = host::unmap(WINDOW_BASE, 4096);
+    if let Ok(mut window) = GuestRange::new(address, 4096).and_then(Window::of_guest) {
+        bytes.copy_from_slice(window.bytes_mut());
     }
 }

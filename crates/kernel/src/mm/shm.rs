@@ -5,6 +5,7 @@
 //! process, the host's own shared memory does. Once several share the arena,
 //! offset N lies in the arena's file, and every host process sees it at
 //! `SHM_BASE + N`, whether the guest maps it there or not: so it can be saved.
+#![allow(unsafe_code)]
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -15,6 +16,7 @@ use crate::errno::{Errno, Result};
 use crate::mm::arena;
 use crate::mm::vma::{Vma, VmaFlags};
 use crate::platform::host::{self, Sharing};
+use crate::platform::memory::KernelRange;
 use crate::state::kernel;
 use crate::sync::Lock;
 
@@ -81,9 +83,9 @@ pub fn map(vma: &Vma) -> Result<()> {
     match arena::file() {
         Some(file) => {
             let offset = ARENA_SHM + vma.offset;
-            host::map_file(file, vma.start, vma.len(), vma.prot, Sharing::Shared, offset)
+            host::map_file(file, vma.range()?, vma.prot, Sharing::Shared, offset)
         }
-        None => host::map_anonymous_as(vma.start, vma.len(), vma.prot, Sharing::Shared),
+        None => host::map_anonymous_as(vma.range()?, vma.prot, Sharing::Shared),
     }
 }
 
@@ -95,8 +97,10 @@ pub fn release(vma: &Vma) {
     }
     for (start, end) in parts {
         if arena::is_shared() {
+            // SAFETY: the kernel refers to no value in the shared memory of the guest.
+            let pages = unsafe { KernelRange::new(SHM_BASE + start, end - start) };
             // Memory that cannot be freed now is freed with the sandbox.
-            let _ = host::advise(SHM_BASE + start, end - start, host::MADV_REMOVE);
+            let _ = host::remove(pages);
         }
         kernel().shared_memory.give_back(start, end - start);
     }

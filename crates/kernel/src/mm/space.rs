@@ -3,23 +3,23 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 use thaw_abi::page_align_up;
 
-use super::vma::{FileBacking, Vma, VmaFlags, VmaMap};
-use super::{lock, shm};
+use super::backing::FileBacking;
+use super::lock::LockLimit;
+use super::shm;
+use super::vma::{Vma, VmaFlags, VmaMap};
 use crate::errno::{Errno, Result};
-use crate::fs::file::MmapSource;
 use crate::io::Sink;
+use crate::mm::backing::MmapSource;
 use crate::mm::lazy;
 use crate::platform::gate::{Code, Gate};
 use crate::platform::host::{self, Sharing};
+use crate::platform::memory::GuestRange;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
-use crate::task::carrier::Carrier;
-use crate::task::sched::RunQueue;
 
 /// `PROT_*` bits that mean something.
 pub const PROT_MASK: u32 = 7;
@@ -57,12 +57,9 @@ pub struct MapRequest {
     pub offset: u64,
 }
 
-/// The memory of a guest process, or of several after vfork(2).
+/// The guest's mappings, as one host process has them.
 pub struct AddressSpace {
     state: Lock<State>,
-    id: u64,
-    /// Number of processes that have this memory.
-    users: AtomicU32,
     /// Pages of the page store that mappings show, by guest address. Each
     /// counts as a use of the page.
     shown: Lock<BTreeMap<u64, u64>>,
@@ -73,10 +70,6 @@ pub struct AddressSpace {
     pub generator_callers: KnownCallers,
     /// Patched system call sites.
     pub gate: Gate,
-    /// Threads that can run in it.
-    pub run_queue: RunQueue,
-    /// The host process that has this memory.
-    pub carrier: Carrier,
 }
 
 impl Drop for AddressSpace {
@@ -153,35 +146,11 @@ impl AddressSpace {
     fn with(state: State) -> Self {
         Self {
             state: Lock::new(state),
-            id: crate::state::kernel().tasks.new_space_id(),
-            users: AtomicU32::new(0),
             shown: Lock::new(BTreeMap::new()),
             left_out: Lock::default(),
             generator_callers: KnownCallers::default(),
             gate: Gate::default(),
-            run_queue: RunQueue::new(),
-            carrier: Carrier::default(),
         }
-    }
-
-    /// The number of this address space, which no other has or will have.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
-    /// Notes that a process has this memory.
-    pub fn attach(&self) {
-        self.users.fetch_add(1, Relaxed);
-    }
-
-    /// Notes that a process has it no more.
-    pub fn detach(&self) {
-        self.users.fetch_sub(1, Relaxed);
-    }
-
-    /// Number of processes that have this memory.
-    pub fn users(&self) -> u32 {
-        self.users.load(Relaxed)
     }
 
     /// If an address lies in shared memory: what names the place, as device and
@@ -226,7 +195,7 @@ impl AddressSpace {
     /// in the child.
     pub fn after_fork(&self) -> Result<()> {
         for (start, len) in core::mem::take(&mut *self.left_out.lock()) {
-            host::unmap(start, len)?;
+            host::unmap(GuestRange::new(start, len)?)?;
         }
         let wiped: Vec<Vma> = {
             let state = self.state.lock();
@@ -262,7 +231,7 @@ impl AddressSpace {
             found
         };
         for (address, page) in hidden {
-            let _ = host::unmap(address, 4096);
+            let _ = GuestRange::new(address, 4096).and_then(host::unmap);
             crate::state::kernel().pages.lock().release(page);
         }
     }
@@ -297,7 +266,7 @@ impl AddressSpace {
         for vma in all {
             recall(&vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
-            host::unmap(vma.start, vma.len())?;
+            host::unmap(vma.range()?)?;
             self.forget(&vma);
         }
         Ok(())
@@ -308,7 +277,9 @@ impl AddressSpace {
         if shm::is_shared_anonymous(vma) {
             shm::release(vma);
         }
-        crate::ipc::sysv::memory::unmapped(vma);
+        if let Some(pages) = vma.shared_upper() {
+            pages.unmapped();
+        }
     }
 
     /// Makes a mapping and returns its address.
@@ -387,7 +358,7 @@ impl AddressSpace {
         for vma in &removed {
             recall(vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
-            host::unmap(vma.start, vma.len())?;
+            host::unmap(vma.range()?)?;
             self.forget(vma);
         }
         Ok(())
@@ -415,7 +386,7 @@ impl AddressSpace {
             lazy::map_range(start, covered_end);
             self.recall_shared(start, covered_end);
             for (from, to) in self.mapped_parts(start, covered_end) {
-                host::protect(from, to - from, prot & PROT_MASK)?;
+                host::protect(GuestRange::new(from, to - from)?, prot & PROT_MASK)?;
             }
             self.state.lock().vmas.update(start, covered_end, |vma| vma.prot = prot & PROT_MASK);
         }
@@ -454,7 +425,7 @@ impl AddressSpace {
     }
 
     /// Moves the program break; returns the break that is in force.
-    pub fn brk(&self, wanted: u64) -> u64 {
+    pub fn brk(&self, wanted: u64, limit: LockLimit) -> u64 {
         let (start, old) = {
             let state = self.state.lock();
             (state.brk_start, state.brk)
@@ -465,7 +436,7 @@ impl AddressSpace {
         }
         let (old_end, new_end) = (old.next_multiple_of(4096), wanted.next_multiple_of(4096));
         if new_end > old_end {
-            if self.locks_new() && lock::check_growth(self, new_end - old_end).is_err() {
+            if self.locks_new() && limit.check_growth(self, new_end - old_end).is_err() {
                 return old;
             }
             let request = MapRequest {
@@ -486,8 +457,15 @@ impl AddressSpace {
         wanted
     }
 
-    /// mremap(2).
-    pub fn remap(&self, old: u64, old_len: u64, new_len: u64, how: Remap) -> Result<u64> {
+    /// mremap(2) for somebody who may lock as much as `limit` says.
+    pub fn remap(
+        &self,
+        old: u64,
+        old_len: u64,
+        new_len: u64,
+        how: Remap,
+        limit: LockLimit,
+    ) -> Result<u64> {
         if old & 4095 != 0 {
             return Err(Errno::EINVAL);
         }
@@ -506,7 +484,7 @@ impl AddressSpace {
             return Err(Errno::EFAULT);
         }
         if new_len > old_len && vma.flags.contains(VmaFlags::LOCKED) {
-            lock::check_growth(self, new_len - old_len)?;
+            limit.check_growth(self, new_len - old_len)?;
         }
         let to = match how {
             Remap::Fixed(to) => {
@@ -539,11 +517,12 @@ impl AddressSpace {
         self.recall_shared(old, old_end);
         let moved_end = host_end(&vma).min(old + kept);
         if moved_end > old {
-            host::move_mapping(old, moved_end - old, to)?;
+            let len = moved_end - old;
+            host::move_mapping(GuestRange::new(old, len)?, GuestRange::new(to, len)?)?;
         }
         let areas = self.state.lock().vmas.remove(old, old_end);
         if old_len > kept {
-            host::unmap(old + kept, old_len - kept)?;
+            host::unmap(GuestRange::new(old + kept, old_len - kept)?)?;
         }
         let moved = areas.into_iter().next().ok_or(Errno::EFAULT)?;
         let moved = Vma { start: to, end: to + kept, ..moved };
@@ -592,7 +571,7 @@ impl AddressSpace {
             if replace {
                 map_on_host(&mut part)?;
             } else {
-                host::advise(part.start, part.len(), host::MADV_DONTNEED)?;
+                host::discard(part.range()?)?;
             }
         }
         Ok(())
@@ -727,20 +706,20 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
     }
     let Some(file) = vma.file.clone() else {
         vma.flags.remove(VmaFlags::FROM_IMAGE);
-        return host::map_anonymous_as(vma.start, vma.len(), vma.prot, sharing);
+        return host::map_anonymous_as(vma.range()?, vma.prot, sharing);
     };
     match &file.source {
         MmapSource::Zero => {
             vma.file = None;
-            host::map_anonymous_as(vma.start, vma.len(), vma.prot, sharing)
+            host::map_anonymous_as(vma.range()?, vma.prot, sharing)
         }
         MmapSource::Blob(blob) => {
             let fd = crate::host::blobs::descriptor(*blob)?;
-            host::map_file(fd, vma.start, vma.len(), vma.prot, sharing, vma.offset)
+            host::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
         }
         MmapSource::HostFile(path) => {
-            let fd = crate::fs::lower::host::descriptor(path)?;
-            host::map_file(fd, vma.start, vma.len(), vma.prot, sharing, vma.offset)
+            let fd = crate::host::files::descriptor(path)?;
+            host::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
         }
         MmapSource::Upper(upper) => {
             if sharing == Sharing::Shared {
@@ -752,7 +731,8 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
                 return Ok(());
             }
             let len = end - vma.start;
-            host::map_anonymous(vma.start, len, host::PROT_READ | host::PROT_WRITE)?;
+            let range = GuestRange::new(vma.start, len)?;
+            host::map_anonymous(range, host::PROT_READ | host::PROT_WRITE)?;
             let mut sink = Sink::user(UserAddress(vma.start), len as usize)?;
             let mut at = vma.offset;
             while sink.remaining() > 0 {
@@ -761,7 +741,7 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
                     count => at += count as u64,
                 }
             }
-            host::protect(vma.start, len, vma.prot)
+            host::protect(range, vma.prot)
         }
     }
 }

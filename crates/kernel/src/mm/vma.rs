@@ -10,7 +10,9 @@ use alloc::vec::Vec;
 use bitflags::bitflags;
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 
-use crate::fs::file::{MmapSource, UpperPages};
+use super::backing::{FileBacking, MmapSource, UpperPages};
+use crate::errno::Result;
+use crate::platform::memory::GuestRange;
 
 bitflags! {
     /// Properties of an area.
@@ -36,21 +38,6 @@ bitflags! {
     }
 }
 
-/// A mapped file.
-#[derive(Clone)]
-pub struct FileBacking {
-    /// What is mapped.
-    pub source: MmapSource,
-    /// Where the file was opened, for `/proc/self/maps`.
-    pub path: Arc<[u8]>,
-    /// Device and inode number, for `/proc/self/maps`.
-    pub device: u64,
-    /// Inode number.
-    pub inode: u64,
-    /// Whether the file was opened for writing: a shared mapping may become writable.
-    pub writable: bool,
-}
-
 /// A range of pages with the same properties.
 #[derive(Clone)]
 pub struct Vma {
@@ -72,6 +59,14 @@ impl Vma {
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.end - self.start
+    }
+
+    /// The area for a host call.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is not the guest's, which no area of a [`VmaMap`] is.
+    pub fn range(&self) -> Result<GuestRange> {
+        GuestRange::new(self.start, self.len())
     }
 
     /// Never: areas are not empty.

@@ -11,7 +11,7 @@ use super::option_table::Name;
 use super::options::Options;
 use super::socket::Common;
 use crate::errno::Result;
-use crate::net::seam;
+use crate::time::clock;
 
 const SOL_IP: i32 = 0;
 const SOL_SOCKET: i32 = 1;
@@ -128,5 +128,5 @@ fn interface_of(ip: IpAddr) -> u32 {
 
 /// The time, if it is wanted: asking for it is not free.
 fn time_for(options: &Options) -> u64 {
-    if options.flag(TIMESTAMP) || options.flag(TIMESTAMPNS) { seam::realtime_ns() } else { 0 }
+    if options.flag(TIMESTAMP) || options.flag(TIMESTAMPNS) { clock::realtime_ns() } else { 0 }
 }

@@ -6,7 +6,6 @@
 use alloc::sync::Arc;
 
 use super::address::{Endpoint, SocketAddress};
-use super::host_poll::{HostPoll, Kind};
 use super::host_stream::{Ending, HostStream};
 use super::options::Options;
 use super::socket::{
@@ -15,9 +14,11 @@ use super::socket::{
 use super::tcp::IPPROTO_TCP;
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
+use crate::host::control;
+use crate::host::phases;
 use crate::io::{Sink, Source};
-use crate::net::seam;
 use crate::platform::host::HostFd;
+use crate::task::host_poll::Kind;
 
 /// A client of the function.
 pub struct HostConnection {
@@ -33,7 +34,6 @@ impl HostConnection {
     /// A connection that arrived in this boot, for a listener of `family`
     /// with these options.
     pub fn new(
-        polls: &HostPoll,
         connection: &thaw_abi::control::Connection,
         fd: HostFd,
         family: u16,
@@ -42,7 +42,7 @@ impl HostConnection {
     ) -> Arc<Self> {
         let common = Common::new(family, SocketType::Stream, IPPROTO_TCP, ino);
         *common.options.lock() = options;
-        let stream = HostStream::new(polls, fd, Kind::Socket, common.queue.clone());
+        let stream = HostStream::of_this_boot(fd, Kind::Socket, common.queue.clone());
         Arc::new(Self {
             common,
             stream,
@@ -81,7 +81,7 @@ impl Protocol for HostConnection {
     fn send(&self, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
         let outcome = self.stream.send(source, message);
         if outcome.is_ok_and(|count| count > 0) {
-            seam::first_byte();
+            phases::first_byte();
         }
         outcome
     }
@@ -114,7 +114,7 @@ impl Protocol for HostConnection {
         // The gateway still holds the socket: closing alone would not end the
         // connection.
         if self.stream.close(Ending::ForAll) {
-            seam::connection_closed(self.id);
+            control::connection_closed(self.id);
         }
     }
 }

@@ -6,13 +6,13 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::host_poll::{Handle, HostFile, HostPoll, Kind};
 use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::net::seam;
 use crate::platform::host::{self, HostFd, Peek};
+use crate::state;
+use crate::task::host_poll::{Handle, HostFile, Kind};
 use crate::task::wait::WaitQueue;
 
 /// A stream over a host descriptor.
@@ -29,23 +29,13 @@ pub struct HostStream {
 
 impl HostStream {
     /// A stream over a descriptor of this boot, whose changes wake `queue`.
-    pub fn new(polls: &HostPoll, fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Self {
-        let generation = seam::boot_generation();
-        let host = HostFile::new(Handle::OfBoot { fd, generation }, kind, queue);
-        polls.register(&host);
-        Self::over(host)
-    }
-
-    /// A stream over a file of this boot.
-    pub fn over(host: Arc<HostFile>) -> Self {
-        Self::of_boot(host, seam::boot_generation())
+    pub fn of_this_boot(fd: HostFd, kind: Kind, queue: Arc<WaitQueue>) -> Self {
+        Self::of_boot(HostFile::of_this_boot(fd, kind, queue), state::generation())
     }
 
     /// A stream that was reset.
     pub fn lost(queue: Arc<WaitQueue>) -> Self {
-        let generation = u64::MAX;
-        let handle = Handle::OfBoot { fd: HostFd(-1), generation };
-        Self::of_boot(HostFile::new(handle, Kind::Socket, queue), generation)
+        Self::of_boot(HostFile::new(Handle::Lost, Kind::Socket, queue), u64::MAX)
     }
 
     fn of_boot(host: Arc<HostFile>, generation: u64) -> Self {
@@ -72,7 +62,7 @@ impl HostStream {
 
     /// Whether it belongs to this boot and is open.
     pub fn is_live(&self) -> bool {
-        self.generation == seam::boot_generation() && !self.closed.load(Ordering::Relaxed)
+        self.generation == state::generation() && !self.closed.load(Ordering::Relaxed)
     }
 
     /// How the connect of a fresh socket has ended; `EAGAIN` if it has not.
@@ -165,7 +155,7 @@ impl HostStream {
         let Ok(fd) = self.host.fd() else { return 0 };
         // The host call for this is not on the list; a look at the data is.
         let mut buffer = [0u8; 4096];
-        host::recv(fd, buffer.as_mut_ptr() as u64, buffer.len(), Peek::Yes).unwrap_or(0)
+        host::recv(fd, buffer[..].as_mut().into(), Peek::Yes).unwrap_or(0)
     }
 
     /// The pending error, once.
@@ -211,6 +201,5 @@ pub enum Ending {
 
 /// Peeks at one byte: what it says of the socket is what counts.
 fn look(fd: HostFd) -> Result<usize> {
-    let mut byte = 0u8;
-    host::recv(fd, &raw mut byte as u64, 1, Peek::Yes)
+    host::recv(fd, [0u8; 1][..].as_mut().into(), Peek::Yes)
 }

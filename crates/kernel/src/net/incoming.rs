@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use super::socket::{Ancillary, MessageFlags, Outgoing, Received};
 use crate::errno::{Errno, Result};
+use crate::fs::page_queue::PageQueue;
 use crate::io::{Sink, Source};
-use crate::ipc::page_queue::PageQueue;
 
 /// Bytes that Linux charges a sender for a message of `len` bytes: its buffer
 /// comes in powers of two, and its descriptor is charged too. What matters is

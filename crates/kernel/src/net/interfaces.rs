@@ -7,7 +7,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use thaw_abi::network;
 
 use super::outside::Reach;
-use crate::net::seam;
+use crate::net::outside;
+use crate::state::kernel;
 
 /// `ARPHRD_ETHER`.
 const ARPHRD_ETHER: u16 = 1;
@@ -117,7 +118,7 @@ const OWN: Ipv4Addr = {
 
 /// All interfaces, by number.
 pub fn all() -> Vec<Interface> {
-    made_for(seam::reach(), seam::boot_id())
+    made_for(outside::reach(), kernel().fs.boot_id())
 }
 
 fn made_for(reach: Reach, boot_id: [u8; 16]) -> Vec<Interface> {

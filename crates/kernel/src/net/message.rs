@@ -7,9 +7,10 @@ use super::address::{AF_INET, AF_INET6, AF_UNIX};
 use super::departure::Departure;
 use super::socket::{Ancillary, Outgoing, PeerCredentials};
 use crate::errno::{Errno, Result};
+use crate::fs::fd_table;
 use crate::fs::fd_table::NewDescriptor;
+use crate::fs::fd_table::OnExec;
 use crate::fs::file::{OpenFile, OpenFlags};
-use crate::net::seam;
 use crate::platform::user::UserAddress;
 
 /// `SOL_SOCKET`.
@@ -96,7 +97,7 @@ pub fn read_control(at: UserAddress, len: u64, family: u16, message: &mut Outgoi
     let mut bytes = alloc::vec![0; len];
     at.read_bytes(&mut bytes)?;
     match family {
-        AF_UNIX => message.ancillary = parse(&bytes, seam::file)?,
+        AF_UNIX => message.ancillary = parse(&bytes, fd_table::file)?,
         AF_INET | AF_INET6 => message.departure = Departure::parse(&bytes, family)?,
         _ => {}
     }
@@ -120,7 +121,7 @@ fn parse(bytes: &[u8], open: impl Fn(i32) -> Result<Arc<OpenFile>>) -> Result<An
                     return Err(Errno::EINVAL);
                 }
                 let claimed: PeerCredentials = bytemuck::pod_read_unaligned(message.data);
-                seam::check_claim(&claimed)?;
+                claimed.check_claim()?;
                 ancillary.credentials = Some(claimed);
             }
             (SOL_SOCKET, _) => return Err(Errno::EINVAL),
@@ -198,7 +199,7 @@ impl ControlWriter {
             return;
         }
         for (descriptor, file) in new {
-            descriptor.install(file, seam::on_exec(flags));
+            descriptor.install(file, OnExec::of(flags));
         }
     }
 }
@@ -206,7 +207,8 @@ impl ControlWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ipc::pipe::Pipe;
+    use crate::fs::pipe::Pipe;
+    use crate::testing::Sandbox;
 
     const OWN: PeerCredentials = PeerCredentials { pid: 1, uid: 1000, gid: 1000 };
 
@@ -221,6 +223,7 @@ mod tests {
 
     #[test]
     fn rights_and_credentials_are_parsed() {
+        let _sandbox = Sandbox::new();
         let (reader, _writer) = Pipe::pair(1);
         let file = OpenFile::new(reader, OpenFlags::empty(), None);
         let open = |fd| if fd == 4 { Ok(file.clone()) } else { Err(Errno::EBADF) };

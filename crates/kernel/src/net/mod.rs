@@ -11,7 +11,6 @@ pub mod address;
 mod arrival;
 mod departure;
 pub mod host_connection;
-pub mod host_poll;
 pub mod host_stream;
 pub mod inbox;
 pub mod incoming;
@@ -27,12 +26,9 @@ pub mod ports;
 pub mod proc_files;
 pub mod resolver_files;
 mod route_messages;
-pub mod seam;
 pub mod socket;
-pub mod syscalls;
 pub mod tcp;
 mod tcp_outside;
-pub mod transfer;
 pub mod udp;
 mod udp_outside;
 pub mod unix;
@@ -45,12 +41,12 @@ use alloc::vec::Vec;
 
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP};
 
-use crate::ipc::anonymous::InodeNumbers;
-use crate::ipc::fifo::Fifos;
+use crate::fs::anonymous::InodeNumbers;
+use crate::fs::pipe::fifo::Fifos;
+use crate::host::control;
 use crate::platform::host::{self, HostFd};
 use crate::sync::Lock;
 use host_connection::HostConnection;
-use host_poll::HostPoll;
 use netlink::NetlinkNetwork;
 use socket::Protocol;
 use tcp::TcpNetwork;
@@ -71,8 +67,6 @@ pub struct Network {
     pub netlink: Arc<NetlinkNetwork>,
     /// FIFOs that are open.
     pub fifos: Fifos,
-    /// Readiness of host descriptors.
-    pub host_poll: HostPoll,
     /// Sockets that wait for a connection to the outside.
     pub outside: outside::Outside,
     /// Inode numbers of sockets and pipes.
@@ -107,7 +101,6 @@ impl Network {
             unix: UnixNetwork::default(),
             netlink: Arc::new(NetlinkNetwork::new()),
             fifos: Fifos::new(),
-            host_poll: HostPoll::new(),
             outside: outside::Outside::new(),
             inodes: Arc::new(InodeNumbers::new()),
             early: Lock::default(),
@@ -127,19 +120,12 @@ impl Network {
             drop(early);
             let _ = host::shutdown(fd, socket::ShutdownHow::Both as u32);
             host::close(fd);
-            seam::connection_closed(connection.id);
+            control::connection_closed(connection.id);
             return;
         };
         let family = listener.common().family;
         let options = listener.inherited_options();
-        let connection = HostConnection::new(
-            &self.host_poll,
-            connection,
-            fd,
-            family,
-            options,
-            self.inodes.next(),
-        );
+        let connection = HostConnection::new(connection, fd, family, options, self.inodes.next());
         // A listener that has just ended drops, and so closes, the connection.
         drop(listener.deliver(connection));
     }
@@ -163,7 +149,7 @@ impl Network {
         }
         drop(early);
         host::close(fd);
-        seam::connection_closed(connection.id);
+        control::connection_closed(connection.id);
     }
 
     /// A UDP socket was bound: as [`Network::listening`].
@@ -250,7 +236,7 @@ pub fn reset_connections() {
     let net = &crate::state::kernel().net;
     net.early.lock().waiting.clear();
     net.outside.reset();
-    net.host_poll.wake_lost();
+    crate::state::kernel().host_poll.wake_lost();
 }
 
 /// Whether the program is at its entry point as far as sockets can tell: it
@@ -259,7 +245,7 @@ pub fn reset_connections() {
 pub fn waits_for_clients() -> bool {
     let kernel = crate::state::kernel();
     let port = kernel.config.lock().port;
-    kernel.net.waits_for_clients(port) && !kernel.net.host_poll.has_unread_data()
+    kernel.net.waits_for_clients(port) && !kernel.host_poll.has_unread_data()
 }
 
 /// As [`waits_for_clients`], for a function whose clients send datagrams: somebody
@@ -278,10 +264,12 @@ mod tests {
     use crate::io::{Sink, Source};
     use crate::net::address::{AF_INET, Endpoint, SocketAddress};
     use crate::net::socket::Socket;
+    use crate::state::kernel;
+    use crate::testing::Sandbox;
     use std::io::{Read, Write};
     use std::os::fd::IntoRawFd;
     use std::os::unix::net::UnixStream;
-    use thaw_abi::control::{Address, Connection};
+    use thaw_abi::control::{Address, Connection, ConnectionClosed, MSG_CONNECTION_CLOSED};
 
     fn connection() -> Connection {
         let address = |last, port| {
@@ -290,6 +278,12 @@ mod tests {
             Address { bytes, family: AF_INET, port, reserved: 0 }
         };
         Connection { id: 7, peer: address(1, 5000), local: address(2, 8080) }
+    }
+
+    /// The connection of which the host has heard that it is closed.
+    fn closed(sandbox: &Sandbox) -> u64 {
+        let body = sandbox.host.wait_for(MSG_CONNECTION_CLOSED);
+        bytemuck::pod_read_unaligned::<ConnectionClosed>(&body).id
     }
 
     fn listening(network: &Network, port: u16) -> Arc<Socket> {
@@ -301,8 +295,9 @@ mod tests {
 
     #[test]
     fn a_client_is_accepted_and_served_over_the_host_socket() {
-        let network = Network::new();
-        let listener = listening(&network, 8080);
+        let _sandbox = Sandbox::new();
+        let network = &kernel().net;
+        let listener = listening(network, 8080);
         assert!(network.waits_for_clients(8080));
         let (mut client, ours) = UnixStream::pair().unwrap();
         network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
@@ -314,7 +309,7 @@ mod tests {
         assert_eq!((peer.ip.to_string(), peer.port), ("10.0.0.1".to_string(), 5000));
         let file = Socket::new(accepted);
         client.write_all(b"GET").unwrap();
-        network.host_poll.look(None);
+        kernel().host_poll.look(None);
         let mut bytes = [0; 10];
         assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Ok(3));
         assert_eq!(file.read(&mut Sink::kernel(&mut bytes), 0), Err(Errno::EAGAIN));
@@ -327,13 +322,14 @@ mod tests {
 
     #[test]
     fn who_comes_before_the_first_listener_waits_for_it() {
-        let network = Network::new();
+        let _sandbox = Sandbox::new();
+        let network = &kernel().net;
         let (_client, ours) = UnixStream::pair().unwrap();
         network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
         // Listening elsewhere changes nothing.
-        let _other = listening(&network, 8081);
+        let _other = listening(network, 8081);
         network.listening(8080);
-        let listener = listening(&network, 8080);
+        let listener = listening(network, 8080);
         network.listening(8080);
         assert!(!network.waits_for_clients(8080), "somebody waits to be accepted");
         listener.protocol.accept().unwrap();
@@ -342,18 +338,21 @@ mod tests {
 
     #[test]
     fn without_a_listener_the_client_is_turned_away() {
-        let network = Network::new();
-        drop(listening(&network, 8080));
+        let sandbox = Sandbox::new();
+        let network = &kernel().net;
+        drop(listening(network, 8080));
         network.early.lock().has_listened = true;
         let (mut client, ours) = UnixStream::pair().unwrap();
         network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+        assert_eq!(closed(&sandbox), 7);
     }
 
     #[test]
     fn a_client_that_sends_datagrams_gets_answers() {
         use crate::net::socket::{MessageFlags, Outgoing};
-        let network = Network::new();
+        let _sandbox = Sandbox::new();
+        let network = &kernel().net;
         let (client, ours) = std::os::unix::net::UnixDatagram::pair().unwrap();
         client.send(b"question").unwrap();
         network.deliver_datagrams(8080, &connection(), HostFd(ours.into_raw_fd()));
@@ -379,12 +378,14 @@ mod tests {
 
     #[test]
     fn closing_the_listener_closes_who_was_not_accepted() {
-        let network = Network::new();
-        let listener = listening(&network, 8080);
+        let sandbox = Sandbox::new();
+        let network = &kernel().net;
+        let listener = listening(network, 8080);
         let (mut client, ours) = UnixStream::pair().unwrap();
         network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
         drop(listener);
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+        assert_eq!(closed(&sandbox), 7);
         assert!(!network.waits_for_clients(8080));
     }
 }

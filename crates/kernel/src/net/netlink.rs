@@ -15,10 +15,10 @@ use super::socket::{
     SocketType,
 };
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::InodeNumbers;
-use crate::net::seam;
+use crate::net::socket::PeerCredentials;
 use crate::sync::Lock;
 
 /// `NETLINK_ROUTE`.
@@ -69,7 +69,7 @@ impl NetlinkNetwork {
         if wanted != 0 {
             return if ports.insert(wanted) { Ok(wanted) } else { Err(Errno::EADDRINUSE) };
         }
-        let mut candidate = seam::credentials().pid;
+        let mut candidate = PeerCredentials::of_sender().pid;
         while !ports.insert(candidate) {
             // Linux takes negative numbers next.
             candidate = candidate.wrapping_sub(4097) | 1 << 31;
@@ -187,17 +187,19 @@ impl Protocol for NetlinkSocket {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Sandbox;
 
     #[test]
     fn the_first_socket_has_the_process_number() {
+        let _sandbox = Sandbox::new();
         let (network, inodes) = (Arc::new(NetlinkNetwork::new()), InodeNumbers::new());
         let sockets: Vec<_> =
             (0..3).map(|_| network.socket(SocketType::Datagram, &inodes)).collect();
         let ports: Vec<u32> = sockets.iter().map(|socket| socket.port().unwrap()).collect();
-        assert_eq!(ports[0], seam::credentials().pid);
+        assert_eq!(ports[0], PeerCredentials::of_sender().pid);
         assert!(ports[1] >> 31 == 1 && ports[2] >> 31 == 1 && ports[1] != ports[2]);
         sockets[0].close();
-        assert_eq!(network.take(0), Ok(seam::credentials().pid));
+        assert_eq!(network.take(0), Ok(PeerCredentials::of_sender().pid));
         let taken = SocketAddress::Netlink { port: ports[1], groups: 0 };
         assert_eq!(sockets[0].bind(&taken), Err(Errno::EADDRINUSE));
     }

@@ -19,9 +19,10 @@ use thaw_abi::network;
 use super::address::{AF_INET, AF_INET6, Endpoint};
 use super::tcp::TcpSocket;
 use crate::errno::{Errno, Result};
+use crate::host::broker;
 use crate::host::control::{self, Kept};
-use crate::net::seam;
 use crate::platform::host::{self, HostFd};
+use crate::state::kernel;
 use crate::sync::Lock;
 
 /// Which families of addresses the host connects to.
@@ -49,15 +50,20 @@ impl Reach {
     }
 }
 
+/// What the host connects to for the sandbox.
+pub fn reach() -> Reach {
+    Reach::from_flags(kernel().config.get().flags)
+}
+
 /// The sandbox's own address that packets to `to` come from. `ENETUNREACH` if
 /// there is no way there.
 pub fn source_address(to: IpAddr) -> Result<IpAddr> {
-    seam::reach().own_address(to).ok_or(Errno::ENETUNREACH)
+    reach().own_address(to).ok_or(Errno::ENETUNREACH)
 }
 
 /// Whether `ip` is the sandbox's own address on its way out.
 pub fn is_own(ip: IpAddr) -> bool {
-    seam::reach().own_address(ip) == Some(ip)
+    reach().own_address(ip) == Some(ip)
 }
 
 /// Sockets that wait for the host's answer, by the number of their request, and
@@ -146,6 +152,23 @@ impl Outside {
     }
 }
 
+/// Asks the host for a stream to `to`; `socket` hears of the answer. Returns the
+/// number of the request.
+pub fn ask_for_stream(to: Endpoint, socket: Weak<TcpSocket>) -> u64 {
+    let body = request(to, TRANSPORT_STREAM);
+    let sequence = broker::ask(MSG_OPEN_SOCKET, bytemuck::bytes_of(&body));
+    kernel().net.outside.wait(sequence, socket, body);
+    sequence
+}
+
+/// Has the host make a socket that sends datagrams to `to`.
+pub fn open_datagrams(to: Endpoint) -> Result<HostFd> {
+    let body = request(to, TRANSPORT_DATAGRAM);
+    let mut reply = Vec::new();
+    broker::request(MSG_OPEN_SOCKET, bytemuck::bytes_of(&body), &[], &mut reply)?
+        .ok_or(Errno::EMFILE)
+}
+
 /// What an answer to a request for a stream says.
 fn opened(reply: &Kept) -> Result<Opened> {
     let (answer, tail) = control::split::<Reply>(&reply.body)?;
@@ -158,14 +181,8 @@ fn opened(reply: &Kept) -> Result<Opened> {
     Ok(Opened { fd, reconnects: opened.flags & SOCKET_RECONNECTS != 0 })
 }
 
-/// The body of a request for a stream to `to`.
-pub fn stream_to(to: Endpoint) -> OpenSocket {
-    OpenSocket { to: address(to), transport: TRANSPORT_STREAM, reserved: 0 }
-}
-
-/// The body of a request for a socket that sends datagrams to `to`.
-pub fn datagrams_to(to: Endpoint) -> OpenSocket {
-    OpenSocket { to: address(to), transport: TRANSPORT_DATAGRAM, reserved: 0 }
+fn request(to: Endpoint, transport: u32) -> OpenSocket {
+    OpenSocket { to: address(to), transport, reserved: 0 }
 }
 
 fn address(endpoint: Endpoint) -> Address {

@@ -8,8 +8,9 @@ use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::net::seam;
 use crate::sync::Lock;
+use crate::task::signal;
+use crate::task::thread::current;
 use crate::task::wait::WaitQueue;
 
 /// Where the two protocols differ.
@@ -195,7 +196,7 @@ impl Pair {
                     && !flags.contains(MessageFlags::PEEK)
                 {
                     // A program that is about to hear of it by SIGURG gets it.
-                    if seam::signal_is_pending() {
+                    if signal::is_pending(current()) {
                         return Err(Errno::EAGAIN);
                     }
                     stream.skip_urgent();

@@ -346,6 +346,7 @@ fn route(header: &Header, flags: u16, found: &Route, port: u32) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Sandbox;
 
     fn request(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
         let header = Header { len: 0, kind, flags: flags | NLM_F_REQUEST, sequence: 9, port: 0 };
@@ -363,6 +364,7 @@ mod tests {
 
     #[test]
     fn a_dump_ends_with_done() {
+        let _sandbox = Sandbox::new();
         for kind in [RTM_GETLINK, RTM_GETADDR, RTM_GETROUTE] {
             let answers = answer(&request(kind, NLM_F_DUMP, &[0]), 5);
             assert_eq!(answers.len(), 2);
@@ -377,6 +379,7 @@ mod tests {
 
     #[test]
     fn one_interface_is_found_by_number_or_name() {
+        let _sandbox = Sandbox::new();
         let mut body = [0; 16];
         assert_eq!(error(&answer(&request(RTM_GETLINK, 0, &body), 1)), -Errno::EINVAL.0);
         body[4] = 1;
@@ -399,6 +402,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_survived() {
+        let _sandbox = Sandbox::new();
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
         let mut next = || {
             random ^= random << 13;

@@ -13,14 +13,16 @@ use super::arrival::Arrival;
 use super::departure::Departure;
 use super::options::Options;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::socket_stat;
 use crate::fs::file::{Events, File, OpenFile, Stat};
+use crate::fs::pipe::FIONREAD;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::socket_stat;
-use crate::ipc::pipe::FIONREAD;
-use crate::net::seam;
+use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
+use crate::task::signal;
 use crate::task::wait::WaitQueue;
+use crate::task::{Capabilities, current_process};
 
 /// Readable, as sockets report it.
 pub const IN: Events = Events::IN.union(Events::RDNORM);
@@ -129,6 +131,33 @@ impl PeerCredentials {
     /// What Linux reports when the sender is not known: no process, and the
     /// overflow user and group.
     pub const UNKNOWN: Self = Self { pid: 0, uid: 65534, gid: 65534 };
+
+    /// Process id, real user and real group of the running process: what it sends
+    /// (`SCM_CREDENTIALS`, unix(7)).
+    pub fn of_sender() -> Self {
+        let process = current_process();
+        let c = process.credentials.lock();
+        Self { pid: process.pid, uid: c.uid, gid: c.gid }
+    }
+
+    /// Process id, effective user and effective group of the running process: what its
+    /// peers see (`SO_PEERCRED`).
+    pub fn of_peer() -> Self {
+        let process = current_process();
+        let c = process.credentials.lock();
+        Self { pid: process.pid, uid: c.euid, gid: c.egid }
+    }
+
+    /// `EPERM` unless the running process may claim to be this one (`scm_check_creds`,
+    /// net/core/scm.c).
+    pub fn check_claim(&self) -> Result<()> {
+        let process = current_process();
+        let c = process.credentials.lock();
+        let may = (self.pid == process.pid || c.can(Capabilities::SYS_ADMIN))
+            && (c.users().contains(&self.uid) || c.can(Capabilities::SETUID))
+            && (c.groups_of_process().contains(&self.gid) || c.can(Capabilities::SETGID));
+        if may { Ok(()) } else { Err(Errno::EPERM) }
+    }
 }
 
 /// What travels beside the bytes of a message.
@@ -229,7 +258,7 @@ impl Common {
 
 /// A protocol's side of a socket. No method waits: `EAGAIN` says that waiting
 /// on [`Common::queue`] and calling again may help.
-pub trait Protocol: Send + Sync {
+pub trait Protocol: Saved + Send + Sync {
     /// What all sockets have.
     fn common(&self) -> &Common;
 
@@ -343,7 +372,7 @@ impl File for Socket {
     fn write(&self, source: &mut Source<'_>, _offset: u64) -> Result<usize> {
         let outcome = self.protocol.send(source, &mut Outgoing::default());
         if outcome == Err(Errno::EPIPE) && self.protocol.common().kind != SocketType::Datagram {
-            seam::send_sigpipe();
+            signal::send_sigpipe();
         }
         outcome
     }

@@ -20,9 +20,9 @@ use super::socket::{
 };
 use super::tcp_outside::{Dormant, Outside};
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::InodeNumbers;
 use crate::sync::Lock;
 
 /// `IPPROTO_TCP`.

@@ -3,15 +3,15 @@
 use alloc::sync::Arc;
 
 use super::address::Endpoint;
-use super::host_poll::Kind;
 use super::host_stream::{Ending, HostStream};
 use super::outside::{self, Opened};
 use super::socket::{IN, OUT};
 use super::tcp::{State, TcpSocket};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
-use crate::net::seam;
 use crate::platform::host;
+use crate::state::kernel;
+use crate::task::host_poll::Kind;
 
 /// A connection that is a socket of the host.
 #[derive(Clone)]
@@ -86,7 +86,7 @@ impl TcpSocket {
     pub(super) fn connect_outside(&self, to: Endpoint) -> Result<()> {
         let source = outside::source_address(to.ip)?;
         self.bind_source(source)?;
-        let sequence = seam::ask_for_stream(to, self.this.clone());
+        let sequence = outside::ask_for_stream(to, self.this.clone());
         *self.state.lock() = State::Asking { to, sequence };
         Err(Errno::EINPROGRESS)
     }
@@ -106,10 +106,10 @@ impl TcpSocket {
         match (asked, outcome) {
             (Some((peer, stage)), Ok(Opened { fd, reconnects })) => {
                 let queue = self.common.queue.clone();
-                let stream = seam::host_stream(fd, Kind::Connecting, queue);
+                let stream = Arc::new(HostStream::of_this_boot(fd, Kind::Connecting, queue));
                 *self.state.lock() = State::Outside(Outside { stream, peer, stage, reconnects });
                 if reconnects {
-                    seam::may_sleep(&self.this);
+                    kernel().net.outside.may_sleep(&self.this);
                 }
                 // Over a short way it has succeeded by now.
                 self.settle();
@@ -185,7 +185,7 @@ impl TcpSocket {
     /// The program sends or receives: has a connection that sleeps made again.
     pub(super) fn awaken(&self) {
         let State::Dormant(Dormant { peer, asked: None }) = *self.state.lock() else { return };
-        let asked = Some(seam::ask_for_stream(peer, self.this.clone()));
+        let asked = Some(outside::ask_for_stream(peer, self.this.clone()));
         *self.state.lock() = State::Dormant(Dormant { peer, asked });
     }
 

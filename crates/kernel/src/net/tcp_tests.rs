@@ -3,6 +3,7 @@
 use super::*;
 use crate::net::address::{AF_INET, AF_INET6};
 use crate::net::socket::Socket;
+use crate::testing::Sandbox;
 use std::net::{IpAddr, Ipv4Addr};
 
 struct World {
@@ -53,6 +54,7 @@ fn receive(socket: &dyn Protocol, len: usize) -> Result<Vec<u8>> {
 
 #[test]
 fn data_flows_both_ways() {
+    let _sandbox = Sandbox::new();
     let world = World::new();
     let (client, server) = world.connected();
     assert_eq!(receive(&*server, 5), Err(Errno::EAGAIN));
@@ -70,6 +72,7 @@ fn data_flows_both_ways() {
 
 #[test]
 fn a_half_closed_connection_still_carries_the_other_way() {
+    let _sandbox = Sandbox::new();
     let world = World::new();
     let (client, server) = world.connected();
     send(&*client, b"last").unwrap();
@@ -112,6 +115,7 @@ fn data_for_who_has_shut_down_both_halves_resets() {
 
 #[test]
 fn closing_with_unread_data_resets() {
+    let _sandbox = Sandbox::new();
     let world = World::new();
     let (client, server) = world.connected();
     send(&*server, b"unread").unwrap();
@@ -135,6 +139,7 @@ fn a_zero_linger_resets() {
 
 #[test]
 fn full_buffers_push_back() {
+    let _sandbox = Sandbox::new();
     let world = World::new();
     let (client, server) = world.connected();
     client.common().options.lock().send_buffer = Some(4608);
@@ -149,6 +154,7 @@ fn full_buffers_push_back() {
 
 #[test]
 fn nobody_listens() {
+    let _sandbox = Sandbox::new();
     let world = World::new();
     let client = world.socket();
     assert_eq!(client.connect(&v4(9), Blocking::Yes), Err(Errno::ECONNREFUSED));
@@ -241,6 +247,7 @@ fn closing_frees_the_port_and_the_sockets() {
 
 #[test]
 fn peeking_leaves_the_data() {
+    let _sandbox = Sandbox::new();
     let world = World::new();
     let (client, server) = world.connected();
     send(&*client, b"abc").unwrap();

@@ -15,9 +15,9 @@ use super::socket::{
 };
 use super::udp_outside::Flows;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::InodeNumbers;
 use crate::platform::host::HostFd;
 use crate::sync::Lock;
 
@@ -335,6 +335,7 @@ impl Protocol for UdpSocket {
 mod tests {
     use super::*;
     use crate::net::address::AF_INET;
+    use crate::testing::Sandbox;
 
     fn send(socket: &UdpSocket, to: Option<SocketAddress>, bytes: &[u8]) -> Result<usize> {
         socket.send(&mut Source::kernel(bytes), &mut Outgoing { to, ..Outgoing::default() })
@@ -372,6 +373,7 @@ mod tests {
 
     #[test]
     fn udp_lite_stays_inside_and_has_its_own_ports() {
+        let _sandbox = Sandbox::new();
         let (udp, lite) = (UdpNetwork::new(IPPROTO_UDP), UdpNetwork::new(IPPROTO_UDPLITE));
         let inodes = InodeNumbers::new();
         let any = SocketAddress::V4(Endpoint::wildcard(AF_INET).with_port(5000));

@@ -11,15 +11,17 @@ use core::net::IpAddr;
 
 use super::address::Endpoint;
 use super::arrival::Arrival;
-use super::host_poll::{HostFile, Kind};
 use super::outside::source_address;
 use super::socket::{Common, MessageFlags, Received};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
+use crate::host::control;
+use crate::host::phases;
 use crate::io::Sink;
-use crate::net::seam;
+use crate::net::outside;
 use crate::platform::host::{self, HostFd};
 use crate::sync::Lock;
+use crate::task::host_poll::{HostFile, Kind};
 use crate::task::wait::WaitQueue;
 
 /// Most flows of one socket that are no clients; the one that was used least
@@ -57,7 +59,7 @@ impl Drop for Flow {
         if let Ok(fd) = self.host.fd() {
             host::close(fd);
             if let Some(client) = self.client {
-                seam::connection_closed(client.id);
+                control::connection_closed(client.id);
             }
         }
     }
@@ -77,7 +79,7 @@ impl Flows {
         fd: HostFd,
         queue: &Arc<WaitQueue>,
     ) {
-        let host = seam::host_file(fd, Kind::Datagram, queue.clone());
+        let host = HostFile::of_this_boot(fd, Kind::Datagram, queue.clone());
         let client = Client { id: connection.id, local: Endpoint::from_host(&connection.local) };
         let peer = Endpoint::from_host(&connection.peer);
         let flow = Arc::new(Flow { peer, host, client: Some(client) });
@@ -106,7 +108,7 @@ impl Flows {
         match flow.host.send_datagram(bytes) {
             // UDP promises nothing: neither that there is room nor that anybody is there.
             Ok(()) | Err(Errno::EAGAIN | Errno::EPIPE | Errno::ECONNRESET) => {
-                seam::first_byte();
+                phases::first_byte();
                 Ok(())
             }
             Err(error) => Err(error),
@@ -144,11 +146,11 @@ impl Flows {
         if let Some(flow) = found {
             return Ok(flow);
         }
-        let fd = seam::open_datagrams(to).map_err(|error| match error {
+        let fd = outside::open_datagrams(to).map_err(|error| match error {
             Errno::EAGAIN => Errno::ENOBUFS,
             error => error,
         })?;
-        let host = seam::host_file(fd, Kind::Datagram, queue.clone());
+        let host = HostFile::of_this_boot(fd, Kind::Datagram, queue.clone());
         let flow = Arc::new(Flow { peer: to, host, client: None });
         let oldest = {
             let mut flows = self.flows.lock();

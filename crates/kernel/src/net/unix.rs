@@ -6,7 +6,7 @@ use super::socket::{Protocol, SocketType};
 use super::unix_datagram::UnixDatagram;
 use super::unix_names::Names;
 use super::unix_stream::UnixStream;
-use crate::ipc::anonymous::InodeNumbers;
+use crate::fs::anonymous::InodeNumbers;
 
 /// What Unix sockets share.
 #[derive(Default)]

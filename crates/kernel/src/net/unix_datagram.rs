@@ -12,10 +12,9 @@ use super::socket::{
 use super::unix_names::{Binding, Named, Names};
 use super::unix_stream::DEFAULT_SEND_BUFFER;
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::InodeNumbers;
-use crate::net::seam;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
 
@@ -69,7 +68,7 @@ impl UnixDatagram {
         let peer = |socket: &Arc<Self>| Peer {
             socket: Arc::downgrade(socket),
             name: UnixName::Unnamed,
-            credentials: Some(seam::peer_credentials()),
+            credentials: Some(PeerCredentials::of_peer()),
         };
         first.state.lock().peer = Some(peer(&second));
         second.state.lock().peer = Some(peer(&first));

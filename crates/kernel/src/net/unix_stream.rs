@@ -14,10 +14,9 @@ use super::socket::{
 };
 use super::unix_names::{Binding, Named, Names};
 use crate::errno::{Errno, Result};
+use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::ipc::anonymous::InodeNumbers;
-use crate::net::seam;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
 
@@ -82,7 +81,7 @@ impl UnixStream {
     ) -> (Arc<Self>, Arc<Self>) {
         let first = Self::new(names, inodes, kind);
         let second = Self::new(names, inodes, kind);
-        let own = seam::peer_credentials();
+        let own = PeerCredentials::of_peer();
         first.join(&second, UnixName::Unnamed, [own, own]);
         (first, second)
     }
@@ -167,7 +166,7 @@ impl Protocol for UnixStream {
                     backlog,
                     queue: VecDeque::new(),
                     waiting: Vec::new(),
-                    credentials: seam::peer_credentials(),
+                    credentials: PeerCredentials::of_peer(),
                 });
                 Vec::new()
             }
@@ -224,7 +223,7 @@ impl Protocol for UnixStream {
         let accepted = Self::new(&self.names, &self.inodes, self.common.kind);
         // Like Linux, an accepted socket passes credentials if its listener does.
         *accepted.common.options.lock() = listener.common.options.lock().clone();
-        self.join(&accepted, listener.own_name(), [seam::peer_credentials(), theirs]);
+        self.join(&accepted, listener.own_name(), [PeerCredentials::of_peer(), theirs]);
         if let State::Listening(queue) = &mut *listener.state.lock() {
             queue.queue.push_back(accepted);
         }

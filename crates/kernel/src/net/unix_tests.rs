@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::fs::file::{File, OpenFile, OpenFlags};
-use crate::ipc::pipe::Pipe;
+use crate::fs::pipe::Pipe;
 use crate::net::socket::{Ancillary, Socket};
 use crate::net::unix_datagram::UnixDatagram;
+use crate::testing::Sandbox;
 
 fn world() -> (Arc<Names>, Arc<InodeNumbers>) {
     (Arc::new(Names::new()), Arc::new(InodeNumbers::new()))
@@ -34,6 +35,7 @@ const UNIX_OUT: Events = OUT.union(Events::WRBAND);
 
 #[test]
 fn a_closed_peer_breaks_the_pipe_at_once() {
+    let _sandbox = Sandbox::new();
     let (a, b) = pair(SocketType::Stream);
     assert_eq!(a.poll(), UNIX_OUT);
     b.close();
@@ -51,6 +53,7 @@ fn a_closed_peer_breaks_the_pipe_at_once() {
 
 #[test]
 fn shutting_the_reader_stops_the_writer() {
+    let _sandbox = Sandbox::new();
     let (a, b) = pair(SocketType::Stream);
     a.shutdown(ShutdownHow::Read).unwrap();
     assert_eq!(a.poll(), IN | UNIX_OUT | Events::RDHUP);
@@ -60,6 +63,7 @@ fn shutting_the_reader_stops_the_writer() {
 
 #[test]
 fn packets_keep_their_bounds() {
+    let _sandbox = Sandbox::new();
     let (a, b) = pair(SocketType::SequencedPacket);
     send(&*a, b"first").unwrap();
     send(&*a, b"second").unwrap();
@@ -77,6 +81,7 @@ fn packets_keep_their_bounds() {
 
 #[test]
 fn descriptors_travel_with_their_bytes() {
+    let _sandbox = Sandbox::new();
     let (a, b) = pair(SocketType::Stream);
     let (reader, writer) = Pipe::pair(1);
     let file = OpenFile::new(reader, OpenFlags::empty(), None);
@@ -101,6 +106,7 @@ fn descriptors_travel_with_their_bytes() {
 
 #[test]
 fn descriptors_that_nobody_received_are_closed() {
+    let _sandbox = Sandbox::new();
     let (a, b) = pair(SocketType::Stream);
     let (reader, writer) = Pipe::pair(1);
     let ancillary = Ancillary {
@@ -115,6 +121,7 @@ fn descriptors_that_nobody_received_are_closed() {
 
 #[test]
 fn a_socket_may_carry_itself() {
+    let _sandbox = Sandbox::new();
     let (a, b) = pair(SocketType::Stream);
     let b_file = OpenFile::new(Socket::new(b.clone()), OpenFlags::RDWR, None);
     let ancillary = Ancillary { files: vec![b_file], credentials: None };
@@ -127,6 +134,7 @@ fn a_socket_may_carry_itself() {
 
 #[test]
 fn abstract_names_connect() {
+    let _sandbox = Sandbox::new();
     let (names, inodes) = world();
     let server = UnixStream::new(&names, &inodes, SocketType::Stream);
     assert_eq!(server.listen(1), Err(Errno::EINVAL));
@@ -171,6 +179,7 @@ fn autobind_chooses_a_free_name() {
 
 #[test]
 fn credentials_are_passed_to_who_asks() {
+    let _sandbox = Sandbox::new();
     let (a, b) = pair(SocketType::Stream);
     let sender = PeerCredentials { pid: 7, uid: 1, gid: 2 };
     let message = || Outgoing { sender: Some(sender), ..Outgoing::default() };
@@ -187,6 +196,7 @@ fn credentials_are_passed_to_who_asks() {
 
 #[test]
 fn datagram_pairs_keep_bounds_and_push_back() {
+    let _sandbox = Sandbox::new();
     let (names, inodes) = world();
     let (a, b) = UnixDatagram::pair(&names, &inodes);
     send(&*a, b"first").unwrap();

@@ -1,11 +1,22 @@
 //! System calls: the table and the trace.
 
+pub mod epoll;
+pub mod files;
+pub mod memory;
+pub mod poll;
+pub mod select;
+pub mod signals;
+pub mod sockets;
+pub mod splice;
+pub mod sysv;
 pub mod table;
+pub mod tasks;
+pub mod timers;
 pub mod trace;
 
 use crate::args::{Args, Handler};
 use crate::errno::Errno;
-use crate::platform::entry::TrapFrame;
+use crate::platform::entry::Frame;
 use crate::task::carrier;
 
 /// How an argument is shown in the trace.
@@ -50,9 +61,9 @@ pub struct Entry {
 }
 
 /// Performs the system call of a frame.
-pub fn perform(frame: &mut TrapFrame) {
+pub fn perform(frame: &Frame) {
     carrier::count_call();
-    let entry = usize::try_from(frame.orig_rax)
+    let entry = usize::try_from(frame.orig_rax())
         .ok()
         .and_then(|number| table::BY_NUMBER.get(number).copied().flatten());
     let tracing = trace::enabled();
@@ -62,14 +73,14 @@ pub fn perform(frame: &mut TrapFrame) {
     let result = match entry {
         Some(entry) => (entry.handler)(&Args(frame.arguments())),
         None => {
-            trace::count_unknown(frame.orig_rax);
+            trace::count_unknown(frame.orig_rax());
             Err(Errno::ENOSYS)
         }
     };
-    frame.rax = match result {
+    frame.set_rax(match result {
         Ok(value) => value,
         Err(error) => error.to_return(),
-    };
+    });
     if tracing {
         trace::leave(entry, frame);
     }

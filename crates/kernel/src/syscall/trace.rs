@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::{Arg, Args, Entry, Support};
 use crate::errno::Errno;
-use crate::platform::entry::TrapFrame;
+use crate::platform::entry::Frame;
 use crate::platform::panic::Console;
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
@@ -54,7 +54,7 @@ pub fn summary() {
 }
 
 /// Before the call: printed at once if it may not come back to tell its result.
-pub fn enter(entry: Option<&Entry>, frame: &TrapFrame) {
+pub fn enter(entry: Option<&Entry>, frame: &Frame) {
     // exit, exit_group, execve, rt_sigreturn and calls that may block for ever
     // are worth seeing even if nothing follows.
     if entry.is_some_and(|entry| matches!(entry.number, 59 | 60 | 231 | 322)) {
@@ -66,10 +66,10 @@ pub fn enter(entry: Option<&Entry>, frame: &TrapFrame) {
 }
 
 /// After the call.
-pub fn leave(entry: Option<&Entry>, frame: &TrapFrame) {
+pub fn leave(entry: Option<&Entry>, frame: &Frame) {
     let mut line = Console::new();
     write_call(&mut line, entry, frame);
-    let _ = match Errno::from_return(frame.rax) {
+    let _ = match Errno::from_return(frame.rax()) {
         Ok(value) if value > 0xffff_ffff => writeln!(line, " = {value:#x}"),
         Ok(value) => writeln!(line, " = {value}"),
         Err(error) => match entry.map(|entry| entry.support) {
@@ -81,14 +81,20 @@ pub fn leave(entry: Option<&Entry>, frame: &TrapFrame) {
     line.flush();
 }
 
-fn write_call(line: &mut Console, entry: Option<&Entry>, frame: &TrapFrame) {
+fn write_call(line: &mut Console, entry: Option<&Entry>, frame: &Frame) {
     let args = Args(frame.arguments());
     let _ = write!(line, "[{}] ", current().tid());
     let Some(entry) = entry else {
         let _ = write!(
             line,
             "syscall_{}({:#x}, {:#x}, {:#x}, {:#x}, {:#x}, {:#x})",
-            frame.orig_rax, args.0[0], args.0[1], args.0[2], args.0[3], args.0[4], args.0[5]
+            frame.orig_rax(),
+            args.0[0],
+            args.0[1],
+            args.0[2],
+            args.0[3],
+            args.0[4],
+            args.0[5]
         );
         return;
     };
@@ -118,14 +124,14 @@ fn write_argument(line: &mut Console, kind: Arg, value: u64) {
 }
 
 /// A fault that ends the process, with the registers.
-pub fn fatal_fault(frame: &TrapFrame, signal: u32, code: i32, address: u64) {
+pub fn fatal_fault(frame: &Frame, signal: u32, code: i32, address: u64) {
     if enabled() {
         crate::console!(
             "[{}] --- signal {signal} code {code} address {address:#x} at rip {:#x}, rsp {:#x}, rax {:#x} ---",
             current().tid(),
-            frame.rip,
-            frame.rsp,
-            frame.rax
+            frame.rip(),
+            frame.rsp(),
+            frame.rax()
         );
     }
 }

@@ -5,19 +5,18 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use bitflags::bitflags;
 
-use super::process::{PID_MAX, Process, RLIMIT_NPROC, Shares};
+use super::hooks::above;
+use super::process::{PID_MAX, Process, RLIMIT_NPROC, Resources, Shares, Sharing};
 use super::signal::{AlternateStack, SIGCHLD, SIGNAL_COUNT, SS_DISABLE};
 use super::thread::{Thread, current};
 use super::wait::wait_uninterruptibly;
 use super::{carrier, sched};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
-use crate::ipc::pidfd::NewPidFd;
 use crate::platform::entry::RETURN_FULL;
 use crate::platform::filter;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::sync::Lock;
 
 bitflags! {
     /// `CLONE_*` (clone(2)).
@@ -233,7 +232,7 @@ fn clone_task(request: &Request) -> Result<u64> {
     let thread = new_thread(request, tid, child.process.clone());
     let pidfd = request.flags.contains(CloneFlags::PIDFD);
     let pidfd =
-        pidfd.then(|| NewPidFd::prepare(child.process.clone(), request.pidfd)).transpose()?;
+        pidfd.then(|| above().new_pidfd(child.process.clone(), request.pidfd)).transpose()?;
     // From here on, the child is there.
     let shares_memory = request.flags.contains(CloneFlags::VM);
     if shares_memory {
@@ -243,8 +242,8 @@ fn clone_task(request: &Request) -> Result<u64> {
     }
     let child = child.published();
     request.tell_maker(tid);
-    if let Some(pidfd) = pidfd {
-        pidfd.install();
+    if let Some(open) = pidfd {
+        open();
     }
     if shares_memory {
         sched::start(&thread);
@@ -276,7 +275,7 @@ impl Drop for UnpublishedProcess {
     fn drop(&mut self) {
         if !self.is_known {
             self.process.mm().detach();
-            super::exit::close_files(&self.process);
+            self.process.release();
         }
     }
 }
@@ -294,17 +293,9 @@ fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
     let maker = &current().process;
     let has = |flags| request.flags.contains(flags);
     let mm = if has(CloneFlags::VM) { maker.mm() } else { Arc::new(maker.mm().fork()?) };
-    let files = if has(CloneFlags::FILES) {
-        maker.files.clone()
-    } else {
-        Arc::new(Lock::new(maker.files.lock().copy()))
-    };
-    let fs = if has(CloneFlags::FS) {
-        maker.fs.clone()
-    } else {
-        Arc::new(Lock::new(maker.fs.lock().clone()))
-    };
-    let shares = Shares { mm, files, fs, borrows_memory: has(CloneFlags::VFORK) };
+    let sharing = Sharing { descriptors: has(CloneFlags::FILES), directories: has(CloneFlags::FS) };
+    let resources = maker.for_child(sharing);
+    let shares = Shares { mm, resources, borrows_memory: has(CloneFlags::VFORK) };
     let (parent, exit_signal) = if has(CloneFlags::PARENT) {
         (maker.parent_pid(), maker.family.get().exit_signal)
     } else {
@@ -320,7 +311,7 @@ fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
 /// A thread that nobody knows yet.
 fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread> {
     let maker = current();
-    let mut frame = *maker.frame();
+    let mut frame = maker.frame().get();
     frame.rax = 0;
     frame.orig_rax = u64::MAX;
     frame.how = RETURN_FULL;

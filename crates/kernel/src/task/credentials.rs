@@ -8,7 +8,6 @@ use alloc::vec::Vec;
 use bitflags::bitflags;
 
 use crate::errno::{Errno, Result};
-use crate::fs::inode::{Attributes, S_ISGID, S_ISUID};
 
 bitflags! {
     /// A set of capabilities, with the numbers of `linux/capability.h`. Those that
@@ -270,41 +269,14 @@ impl Credentials {
         Ok(())
     }
 
-    /// Who a process is after it executes a file with these attributes
-    /// ("Transformation of capabilities during execve()", capabilities(7)). Files
-    /// have no capabilities of their own here.
-    pub fn after_exec(&self, file: &Attributes) -> Self {
-        let mut new = self.clone();
-        if !self.no_new_privileges {
-            if file.mode & S_ISUID != 0 {
-                new.euid = file.uid;
-            }
-            // Without group execute the bit means mandatory locking.
-            if file.mode & (S_ISGID | 0o010) == S_ISGID | 0o010 {
-                new.egid = file.gid;
-            }
-        }
-        (new.suid, new.fsuid, new.sgid, new.fsgid) = (new.euid, new.euid, new.egid, new.egid);
-        if new.has_other_ids() {
-            new.ambient = Capabilities::empty();
-        }
-        let by_root = !self.secure_bits.contains(SecureBits::NO_ROOT);
-        new.permitted = match by_root && (new.uid == 0 || new.euid == 0) {
-            true => new.inheritable | new.bounding,
-            false => new.ambient,
-        };
-        new.effective = if by_root && new.euid == 0 { new.permitted } else { new.ambient };
-        new.secure_bits -= SecureBits::KEEP_CAPS;
-        new
-    }
-
     /// Whether a program that got these by execve(2) has more rights than its user
     /// (`AT_SECURE`, getauxval(3)).
     pub fn is_secure(&self) -> bool {
         self.has_other_ids() || self.uid != 0 && self.effective != self.ambient
     }
 
-    fn has_other_ids(&self) -> bool {
+    /// Whether its effective ids are not its own.
+    pub fn has_other_ids(&self) -> bool {
         self.uid != self.euid || self.gid != self.egid
     }
 }
@@ -312,10 +284,6 @@ impl Credentials {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn file(mode: u32, uid: u32, gid: u32) -> Attributes {
-        Attributes { mode, uid, gid, ..Default::default() }
-    }
 
     #[test]
     fn capabilities_go_with_the_last_user_id_of_0() {
@@ -339,9 +307,6 @@ mod tests {
         let some = Capabilities::SETGID | Capabilities::KILL;
         root.set_capabilities(some, some, Capabilities::empty()).expect("fewer than before");
         assert_eq!(root.set_capabilities(some, Capabilities::ALL, some), Err(Errno::EPERM));
-        let executed = root.after_exec(&file(0o755, 0, 0));
-        assert!(executed.permitted.is_empty());
-        assert!(!executed.secure_bits.contains(SecureBits::KEEP_CAPS));
     }
 
     #[test]
@@ -354,39 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn files_give_their_owner_to_who_executes_them() {
-        let user = Credentials::of_user(1000, 1000);
-        let new = user.after_exec(&file(0o4755, 0, 0));
-        assert_eq!((new.uid, new.euid, new.suid, new.effective), (1000, 0, 0, Capabilities::ALL));
-        assert!(new.is_secure());
-        let held = Credentials { no_new_privileges: true, ..user };
-        assert_eq!(held.after_exec(&file(0o4755, 0, 0)).euid, 1000);
-        assert_eq!(held.after_exec(&file(0o2745, 0, 5)).egid, 1000);
-    }
-
-    #[test]
-    fn ambient_capabilities_survive_execution() {
-        let mut user = Credentials::of_user(0, 0);
-        user.set_keeps_capabilities(true).expect("it is not locked");
-        user.set_users([1000; 3]);
-        let one = Capabilities::KILL;
-        assert_eq!(user.raise_ambient(one), Err(Errno::EPERM));
-        user.set_capabilities(one, one, one).expect("fewer than before");
-        user.raise_ambient(one).expect("permitted and inheritable");
-        let new = user.after_exec(&file(0o755, 0, 0));
-        assert_eq!((new.permitted, new.effective, new.ambient), (one, one, one));
-        assert!(!new.is_secure());
-        assert!(user.after_exec(&file(0o4755, 7, 0)).ambient.is_empty());
-    }
-
-    #[test]
     fn locked_bits_stay() {
         let mut root = Credentials::of_user(0, 0);
         root.set_secure_bits(0b11).expect("the superuser may");
         assert_eq!(root.set_secure_bits(0), Err(Errno::EPERM));
         assert_eq!(root.set_secure_bits(1 << 8), Err(Errno::EPERM));
         root.set_secure_bits(0b111).expect("another bit");
-        assert!(root.after_exec(&file(0o755, 0, 0)).permitted.is_empty());
     }
 
     #[test]

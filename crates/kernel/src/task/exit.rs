@@ -6,7 +6,8 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::control::{Exit, MSG_EXIT};
 
-use super::process::{ExitStatus, FIRST_PID, Life, Process};
+use super::hooks::above;
+use super::process::{ExitStatus, FIRST_PID, Life, Process, Resources};
 use super::signal::{self, SignalInfo};
 use super::thread::{Thread, current};
 use super::{futex, sched};
@@ -93,24 +94,15 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
     }
     process.timers.disarm_all();
     process.posix_timers.remove_all();
-    close_files(process);
-    crate::fs::locks::release_process(process);
-    crate::fs::tty::job::process_ended(process);
+    process.release();
     release_memory(process);
     process.mm().detach();
-    let children = leave_children(process);
     process.life.set(Life::Zombie(status));
-    crate::ipc::sysv::process_ended(process);
+    above().process_ended(process);
+    let children = leave_children(process);
     signal::hang_up_orphans(process, &children);
     process.released.wake_all(Events::IN);
     report_end(process, status);
-}
-
-/// Closes the descriptors of a process that ends, unless others have the same table
-/// (clone(2), `CLONE_FILES`). Those that have ended and are not gone do not count.
-pub fn close_files(process: &Process) {
-    let table = process.files.lock().detach();
-    drop(table);
 }
 
 /// Ends the loan of vfork(2): the maker goes on.
@@ -181,7 +173,7 @@ pub fn forget(process: &Process) {
 }
 
 fn end_sandbox(status: ExitStatus) -> ! {
-    crate::syscall::trace::summary();
+    above().sandbox_ends();
     let exit = match status {
         ExitStatus::Exited(code) => Exit { code: code.into(), signal: 0 },
         ExitStatus::Killed(signal) => Exit { code: 0, signal },

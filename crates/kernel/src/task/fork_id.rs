@@ -14,8 +14,9 @@ use alloc::sync::Arc;
 
 use super::process::{PID_MAX, Process};
 use crate::mm::AddressSpace;
+use crate::mm::backing::FileBacking;
 use crate::mm::elf_symbols::Symbols;
-use crate::mm::vma::{FileBacking, Vma};
+use crate::mm::vma::Vma;
 use crate::platform::user::UserAddress;
 
 /// How the names of their files begin.

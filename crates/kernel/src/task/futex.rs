@@ -37,14 +37,22 @@ pub enum Scope {
     Shared,
 }
 
-/// Those who wait on futexes, in order of arrival.
-#[derive(Default)]
-pub struct Futexes {
-    waiters: Lock<BTreeMap<Key, VecDeque<Arc<FutexWaiter>>>>,
+/// Those who wait on futexes.
+pub type Futexes = Queues<Arc<Thread>>;
+
+/// Waiters, which are `T`s, by futex and in order of arrival.
+pub struct Queues<T> {
+    waiters: Lock<BTreeMap<Key, VecDeque<Arc<Waiter<T>>>>>,
 }
 
-struct FutexWaiter {
-    thread: Arc<Thread>,
+impl<T> Default for Queues<T> {
+    fn default() -> Self {
+        Self { waiters: Lock::default() }
+    }
+}
+
+struct Waiter<T> {
+    who: T,
     bitset: u32,
     /// Where it waits; a requeue changes it.
     key: Lock<Key>,
@@ -166,13 +174,7 @@ fn wait(
 
 /// Waits in a queue until somebody takes the running thread out of it.
 fn wait_for_wake(key: Key, bitset: u32, deadline: Option<Instant>) -> Result<()> {
-    let waiter = Arc::new(FutexWaiter {
-        thread: current_arc(),
-        bitset,
-        key: Lock::new(key),
-        woken: AtomicBool::new(false),
-    });
-    kernel().futexes.waiters.lock().entry(key).or_default().push_back(waiter.clone());
+    let waiter = kernel().futexes.add(current_arc(), key, bitset);
     let outcome = wait_until(&[], deadline, || waiter.woken.load(Relaxed).then_some(Ok(())));
     if outcome.is_err() {
         kernel().futexes.forget(&waiter);
@@ -180,8 +182,17 @@ fn wait_for_wake(key: Key, bitset: u32, deadline: Option<Instant>) -> Result<()>
     outcome
 }
 
-impl Futexes {
-    fn forget(&self, waiter: &Arc<FutexWaiter>) {
+impl<T> Queues<T> {
+    /// Adds a waiter.
+    fn add(&self, who: T, key: Key, bitset: u32) -> Arc<Waiter<T>> {
+        let woken = AtomicBool::new(false);
+        let waiter = Arc::new(Waiter { who, bitset, key: Lock::new(key), woken });
+        self.waiters.lock().entry(key).or_default().push_back(waiter.clone());
+        waiter
+    }
+
+    /// Removes a waiter, if it is still there.
+    fn forget(&self, waiter: &Arc<Waiter<T>>) {
         let key = waiter.key.get();
         let mut waiters = self.waiters.lock();
         if let Some(queue) = waiters.get_mut(&key) {
@@ -193,7 +204,7 @@ impl Futexes {
     }
 
     /// Takes up to `count` waiters out of a queue.
-    fn take(&self, key: Key, count: u32, bitset: u32) -> Vec<Arc<FutexWaiter>> {
+    fn take(&self, key: Key, count: u32, bitset: u32) -> Vec<Arc<Waiter<T>>> {
         let mut taken = Vec::new();
         let mut waiters = self.waiters.lock();
         if let Some(queue) = waiters.get_mut(&key) {
@@ -210,13 +221,33 @@ impl Futexes {
         }
         taken
     }
+
+    /// Moves up to `count` waiters to the end of another queue, and returns how many.
+    fn requeue(&self, from: Key, to: Key, count: u32) -> u64 {
+        let moved = self.take(from, count, ANY);
+        let moved_count = moved.len() as u64;
+        if moved_count > 0 {
+            let mut waiters = self.waiters.lock();
+            let queue = waiters.entry(to).or_default();
+            for waiter in moved {
+                waiter.key.set(to);
+                queue.push_back(waiter);
+            }
+        }
+        moved_count
+    }
+
+    /// Whether somebody waits.
+    fn has_waiters(&self, key: Key) -> bool {
+        self.waiters.lock().contains_key(&key)
+    }
 }
 
 fn wake_key(key: Key, count: u32, bitset: u32) -> u64 {
     let woken = kernel().futexes.take(key, count, bitset);
     for waiter in &woken {
         waiter.woken.store(true, Relaxed);
-        sched::wake(&waiter.thread, Wake::Woken);
+        sched::wake(&waiter.who, Wake::Woken);
     }
     woken.len() as u64
 }
@@ -241,17 +272,7 @@ fn requeue(
     }
     let (from, to) = (key_of(from, scope)?, key_of(to, scope)?);
     let woken = wake_key(from, wake_count, ANY);
-    let moved = kernel().futexes.take(from, move_count, ANY);
-    let count = moved.len() as u64;
-    if count > 0 {
-        let mut waiters = kernel().futexes.waiters.lock();
-        let queue = waiters.entry(to).or_default();
-        for waiter in moved {
-            waiter.key.set(to);
-            queue.push_back(waiter);
-        }
-    }
-    Ok(woken + count)
+    Ok(woken + kernel().futexes.requeue(from, to, move_count))
 }
 
 /// `FUTEX_WAKE_OP`: changes a second word, wakes at the first, and at the
@@ -352,15 +373,15 @@ fn unlock_pi(address: UserAddress, scope: Scope) -> Result<u64> {
 /// Gives a PI futex to the first waiter, or frees it.
 fn hand_over(address: UserAddress, key: Key, died: u32) -> Result<u64> {
     let next = kernel().futexes.take(key, 1, ANY).into_iter().next();
-    let more = kernel().futexes.waiters.lock().contains_key(&key);
+    let more = kernel().futexes.has_waiters(key);
     let word = match &next {
-        Some(waiter) => waiter.thread.tid() | if more { WAITERS } else { 0 },
+        Some(waiter) => waiter.who.tid() | if more { WAITERS } else { 0 },
         None => 0,
     };
     let outcome = address.update_u32(|_| Some(word | died));
     if let Some(waiter) = next {
         waiter.woken.store(true, Relaxed);
-        sched::wake(&waiter.thread, Wake::Woken);
+        sched::wake(&waiter.who, Wake::Woken);
     }
     outcome.map(|_| 0)
 }
@@ -406,7 +427,7 @@ fn mark_dead(thread: &Thread, word: UserAddress, is_pi: bool) {
     };
     if word.load_u32().is_ok_and(|value| value & TID_MASK == thread.tid()) {
         if is_pi {
-            let has_shared = kernel().futexes.waiters.lock().contains_key(&key);
+            let has_shared = kernel().futexes.has_waiters(key);
             let _ = hand_over(word, if has_shared { key } else { private }, OWNER_DIED);
             return;
         }
@@ -414,5 +435,55 @@ fn mark_dead(thread: &Thread, word: UserAddress, is_pi: bool) {
         if wake_key(key, 1, ANY) == 0 {
             wake_key(private, 1, ANY);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: Key = Key::Private(1, 0x1000);
+    const THERE: Key = Key::Shared(2, 3, 0x1000);
+
+    fn names(taken: &[Arc<Waiter<u32>>]) -> Vec<u32> {
+        taken.iter().map(|waiter| waiter.who).collect()
+    }
+
+    #[test]
+    fn waiters_are_taken_in_order_and_by_their_bits() {
+        let queues = Queues::default();
+        for (who, bitset) in [(1, 1), (2, 2), (3, 3), (4, 1)] {
+            queues.add(who, HERE, bitset);
+        }
+        queues.add(5, Key::Unshared(1, 0x1000), ANY);
+        assert_eq!(names(&queues.take(HERE, 1, 2)), [2]);
+        assert_eq!(names(&queues.take(HERE, 2, ANY)), [1, 3]);
+        assert_eq!(names(&queues.take(HERE, u32::MAX, 2)), []);
+        assert_eq!(names(&queues.take(HERE, u32::MAX, ANY)), [4]);
+        assert!(!queues.has_waiters(HERE));
+    }
+
+    #[test]
+    fn a_waiter_that_was_moved_is_forgotten_where_it_is() {
+        let queues = Queues::default();
+        let waiters: Vec<_> = (1..=3).map(|who| queues.add(who, HERE, ANY)).collect();
+        assert_eq!(queues.requeue(HERE, THERE, 2), 2);
+        assert_eq!(queues.requeue(Key::Private(1, 8), THERE, 2), 0);
+        // As after a time-out: it must not be woken in place of another.
+        queues.forget(&waiters[0]);
+        queues.forget(&waiters[0]);
+        assert_eq!(names(&queues.take(THERE, 2, ANY)), [2]);
+        queues.forget(&waiters[2]);
+        assert!(!queues.has_waiters(HERE) && !queues.has_waiters(THERE));
+    }
+
+    #[test]
+    fn a_futex_is_moved_onto_itself() {
+        let queues = Queues::default();
+        for who in 1..=3 {
+            queues.add(who, HERE, ANY);
+        }
+        assert_eq!(queues.requeue(HERE, HERE, 1), 1);
+        assert_eq!(names(&queues.take(HERE, 3, ANY)), [2, 3, 1]);
     }
 }

@@ -3,19 +3,22 @@
 pub mod carrier;
 pub mod clone;
 pub mod credentials;
-pub mod exec;
 pub mod exit;
-mod fork_id;
+pub mod fork_id;
+pub mod freeze_request;
 pub mod futex;
+pub mod hooks;
+pub mod host_poll;
 pub mod process;
 pub mod sched;
 pub mod scheduling;
 pub mod signal;
-pub mod syscalls;
+pub mod space;
 pub mod thread;
 pub mod timers;
 pub mod wait;
 
 pub use credentials::{Capabilities, Credentials};
 pub use process::{Process, Tasks};
+pub use space::Space;
 pub use thread::{Thread, current, current_process};

@@ -4,17 +4,14 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::sched::RunState;
 use super::signal::ProcessSignals;
 use super::wait::WaitQueue;
-use super::{Credentials, Thread};
-use crate::fs::FsContext;
-use crate::fs::fd_table::FdTable;
-use crate::fs::path::Path;
-use crate::mm::AddressSpace;
-use crate::state::kernel;
+use super::{Credentials, Space, Thread};
+use crate::state::{ProcessFiles, kernel};
 use crate::sync::Lock;
 
 /// All processes and threads of the sandbox.
@@ -77,6 +74,11 @@ impl Tasks {
         self.threads.lock().get(&tid).cloned()
     }
 
+    /// All processes, those included that have ended and that nobody has waited for.
+    pub fn all_processes(&self) -> Vec<Arc<Process>> {
+        self.processes_where(|_| true)
+    }
+
     /// All processes that fulfil a condition.
     pub fn processes_where(&self, condition: impl Fn(&Process) -> bool) -> Vec<Arc<Process>> {
         self.processes.lock().values().filter(|process| condition(process)).cloned().collect()
@@ -95,8 +97,8 @@ impl Tasks {
 
     /// The address spaces of all living processes, each once, that of the first
     /// process first.
-    pub fn spaces(&self) -> Vec<Arc<AddressSpace>> {
-        let mut spaces: Vec<Arc<AddressSpace>> = Vec::new();
+    pub fn spaces(&self) -> Vec<Arc<Space>> {
+        let mut spaces: Vec<Arc<Space>> = Vec::new();
         for process in self.processes.lock().values().filter(|process| !process.is_zombie()) {
             let space = process.mm();
             if !spaces.iter().any(|known| Arc::ptr_eq(known, &space)) {
@@ -189,12 +191,30 @@ pub struct Family {
     pub has_executed: bool,
 }
 
-/// A guest process.
+/// What a process has of the layers above.
+pub trait Resources {
+    /// What a child has. It is counted as one more that has what is shared.
+    fn for_child(&self, sharing: Sharing) -> Self;
+
+    /// The process ends, or is not made after all: it has nothing any more.
+    fn release(&self);
+}
+
+/// What a child shares with its maker instead of having a copy (clone(2)).
+#[derive(Clone, Copy, Debug)]
+pub struct Sharing {
+    /// `CLONE_FILES`: descriptors.
+    pub descriptors: bool,
+    /// `CLONE_FS`: root directory, working directory and umask.
+    pub directories: bool,
+}
+
+/// A guest process. The layers above find what they keep for it by dereferencing it.
 pub struct Process {
     /// Process id, as the guest sees it.
     pub pid: u32,
     /// Memory; shared between processes only after vfork(2) and its like.
-    mm: Lock<Arc<AddressSpace>>,
+    mm: Lock<Arc<Space>>,
     /// Its living threads.
     pub threads: Lock<Vec<Arc<Thread>>>,
     /// Relations.
@@ -215,16 +235,12 @@ pub struct Process {
     pub released: WaitQueue,
     /// Whether it still uses the memory that vfork(2) has lent.
     pub borrows_memory: Lock<bool>,
-    /// Open descriptors.
-    pub files: Arc<Lock<FdTable>>,
-    /// Working directory, root directory, umask.
-    pub fs: Arc<Lock<FsContext>>,
+    /// What it has of the layers above.
+    resources: ProcessFiles,
     /// User and group ids.
     pub credentials: Lock<Credentials>,
     /// Resource limits by `RLIMIT_*`.
     pub limits: Lock<[ResourceLimit; 16]>,
-    /// The program being run, for `/proc/self/exe`.
-    pub executable: Lock<Option<Path>>,
     /// Arguments, each NUL-terminated, for `/proc/self/cmdline`.
     pub command_line: Lock<Vec<u8>>,
     /// Environment at start, each NUL-terminated, for `/proc/self/environ`.
@@ -251,9 +267,18 @@ pub struct Process {
     pub children_cpu_ns: AtomicU64,
 }
 
+impl Deref for Process {
+    type Target = ProcessFiles;
+
+    #[inline]
+    fn deref(&self) -> &ProcessFiles {
+        &self.resources
+    }
+}
+
 impl Process {
     /// The first process of a sandbox, without threads.
-    pub fn first(credentials: Credentials, root: Path) -> Self {
+    pub fn first(credentials: Credentials, resources: ProcessFiles) -> Self {
         let family = Family {
             parent: 0,
             group: FIRST_PID,
@@ -261,12 +286,7 @@ impl Process {
             exit_signal: 0,
             has_executed: true,
         };
-        let shares = Shares {
-            mm: Arc::new(AddressSpace::new()),
-            files: Arc::new(Lock::new(FdTable::new())),
-            fs: Arc::new(Lock::new(FsContext::new(root))),
-            borrows_memory: false,
-        };
+        let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
         Self { credentials: Lock::new(credentials), ..Self::new(FIRST_PID, family, shares) }
     }
 
@@ -276,7 +296,6 @@ impl Process {
         Self {
             credentials: Lock::new(self.credentials.lock().clone()),
             limits: Lock::new(self.limits.get()),
-            executable: Lock::new(self.executable.lock().clone()),
             command_line: Lock::new(self.command_line.lock().clone()),
             environment: Lock::new(self.environment.lock().clone()),
             auxiliary_vector: Lock::new(self.auxiliary_vector.lock().clone()),
@@ -288,7 +307,6 @@ impl Process {
 
     fn new(pid: u32, family: Family, shares: Shares) -> Self {
         shares.mm.attach();
-        shares.files.lock().attach();
         Self {
             pid,
             mm: Lock::new(shares.mm),
@@ -302,11 +320,9 @@ impl Process {
             resumed: WaitQueue::new(),
             released: WaitQueue::new(),
             borrows_memory: Lock::new(shares.borrows_memory),
-            files: shares.files,
-            fs: shares.fs,
+            resources: shares.resources,
             credentials: Lock::default(),
             limits: Lock::new(DEFAULT_LIMITS),
-            executable: Lock::new(None),
             command_line: Lock::default(),
             environment: Lock::default(),
             auxiliary_vector: Lock::default(),
@@ -323,12 +339,12 @@ impl Process {
     }
 
     /// The memory.
-    pub fn mm(&self) -> Arc<AddressSpace> {
+    pub fn mm(&self) -> Arc<Space> {
         self.mm.lock().clone()
     }
 
     /// Gives the process other memory (execve(2) of one that shares it).
-    pub fn set_mm(&self, mm: Arc<AddressSpace>) -> Arc<AddressSpace> {
+    pub fn set_mm(&self, mm: Arc<Space>) -> Arc<Space> {
         mm.attach();
         let old = core::mem::replace(&mut *self.mm.lock(), mm);
         old.detach();
@@ -370,11 +386,9 @@ impl Process {
 /// What a new process shares with its maker, or has copies of.
 pub struct Shares {
     /// Memory.
-    pub mm: Arc<AddressSpace>,
-    /// Descriptors.
-    pub files: Arc<Lock<FdTable>>,
-    /// Directories and umask.
-    pub fs: Arc<Lock<FsContext>>,
+    pub mm: Arc<Space>,
+    /// What it has of the layers above.
+    pub resources: ProcessFiles,
     /// The maker sleeps until the memory is given back (vfork(2)).
     pub borrows_memory: bool,
 }

@@ -222,21 +222,21 @@ pub fn rest_if_asked() {
 /// The alarm has gone off while a thread runs: fires timers, finds help for
 /// threads that wait, and lets others run when the time slice is over.
 pub fn tick() {
-    let space = carrier::own_space();
+    let (space, own) = (carrier::own_space(), carrier::own_carrier());
     timer::fire_due();
     carrier::end_if_told();
-    space.carrier.judge();
-    if !space.carrier.has_looked() && !carrier::is_watched() {
-        crate::net::host_poll::check();
+    own.judge();
+    if !own.has_looked() && !carrier::is_watched() {
+        crate::task::host_poll::check();
     }
     // A timer may have been due long before threads have waited for long.
     let has_waited = space.run_queue.waited_ns() >= TICK_NS;
-    let is_helped = || has_waited && space.carrier.wants_help() && carrier::add_if_wanted();
+    let is_helped = || has_waited && own.wants_help() && carrier::add_if_wanted();
     if !space.run_queue.is_empty() && !is_helped() {
         // The host gives the alarm to one vCPU, whichever threads run too long.
         carrier::interrupt_others();
     }
-    space.carrier.gather();
+    own.gather();
     if !yield_if_due() {
         watch_clock();
     }
@@ -289,20 +289,20 @@ fn set_alarm(wait: Option<u64>) {
 /// How long the running thread may go on before somebody looks after others, in
 /// nanoseconds; `None` if nobody waits.
 fn slice_ns() -> Option<u64> {
-    let space = carrier::own_space();
+    let (space, own) = (carrier::own_space(), carrier::own_carrier());
     if !space.run_queue.is_empty() {
-        let can_help = space.carrier.has_idle() || carrier::may_grow();
+        let can_help = own.has_idle() || carrier::may_grow();
         if !can_help {
             return Some(SLICE_NS);
         }
-        if space.carrier.since_judged_ns() > TICK_NS {
+        if own.since_judged_ns() > TICK_NS {
             // What counts is what happens from now on.
-            space.carrier.judge();
+            own.judge();
         }
         let waited_ns = space.run_queue.waited_ns();
         return Some(if waited_ns < TICK_NS { TICK_NS - waited_ns } else { TICK_NS });
     }
-    if !space.carrier.is_alone() {
+    if !own.is_alone() {
         return Some(TICK_NS);
     }
     carrier::needs_look().then_some(SLICE_NS)

@@ -95,6 +95,14 @@ impl Scheduling {
     }
 }
 
+/// The sandbox's virtual CPUs, a bit for each.
+pub fn present_cpus() -> u64 {
+    match crate::state::kernel().config.get().cpus.clamp(1, 64) {
+        64 => u64::MAX,
+        cpus => (1 << cpus) - 1,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

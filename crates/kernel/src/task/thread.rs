@@ -10,8 +10,8 @@ use super::scheduling::Scheduling;
 use super::signal::ThreadSignals;
 use crate::mm::heap;
 use crate::platform::clock;
-use crate::platform::entry::TrapFrame;
-use crate::platform::thread::{self, GuestThread, ThreadContext};
+use crate::platform::entry::{Frame, TrapFrame};
+use crate::platform::thread::{self, GuestThread, Identity, ThreadContext};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::wait::Events;
@@ -99,8 +99,7 @@ impl Thread {
     }
 
     /// The registers with which the thread entered the kernel and will leave it.
-    #[allow(clippy::mut_from_ref)]
-    pub fn frame(&self) -> &mut TrapFrame {
+    pub fn frame(&self) -> &Frame {
         self.context.frame()
     }
 
@@ -122,8 +121,9 @@ impl Thread {
     }
 
     /// Runs `work` as if on behalf of this thread, which must not run yet.
-    pub fn with_identity<T>(&self, work: impl FnOnce() -> T) -> T {
-        thread::with_identity(self, work)
+    pub fn with_identity<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
+        let _identity = Identity::of(self.clone());
+        work()
     }
 
     /// Gives the vCPU back to the idle loop; returns when the thread is chosen again.
@@ -183,11 +183,9 @@ pub fn running() -> Option<&'static Thread> {
 
 /// The running thread, shared.
 pub fn current_arc() -> Arc<Thread> {
-    let thread: *const Thread = current();
-    // SAFETY: the pointer comes from an `Arc` that is alive.
-    unsafe {
-        Arc::increment_strong_count(thread);
-        Arc::from_raw(thread)
+    match thread::running_arc() {
+        Some(thread) => thread,
+        None => panic!("no thread runs"),
     }
 }
 

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use bitflags::bitflags;
 
 use crate::errno::{Errno, Result};
+use crate::platform::saved::Saved;
 use crate::sync::Lock;
 use crate::time::Instant;
 
@@ -41,7 +42,7 @@ bitflags! {
 }
 
 /// Somebody who can wait in a [`WaitQueue`].
-pub trait Waiter: Send + Sync {
+pub trait Waiter: Saved + Send + Sync {
     /// Called when what the queue stands for has changed. `events` says what
     /// may have become true; it is a hint, the waiter looks again.
     fn wake(&self, events: Events);

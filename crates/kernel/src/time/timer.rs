@@ -4,11 +4,12 @@ use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 
 use super::Instant;
+use crate::platform::saved::Saved;
 use crate::state::kernel;
 use crate::sync::Lock;
 
 /// Something to be done at a deadline.
-pub trait TimerCallback: Send + Sync {
+pub trait TimerCallback: Saved + Send + Sync {
     /// The deadline has passed.
     fn fire(&self, now: Instant);
 }

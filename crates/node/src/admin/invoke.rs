@@ -68,7 +68,7 @@ pub(super) async fn invoke(
                             .headers_mut()
                             .insert(BOOT_HEADER, HeaderValue::from_static(boot.kind.name()));
                     }
-                    // What serves one request was booted for it, and has not said how.
+                    // An instance for a single request was booted for it, and has not said how.
                     None if service.is_single_use() => {}
                     None => {
                         response

@@ -97,7 +97,7 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     }
     let counts: Vec<_> = counts.into_iter().map(|((f, state), count)| (f, state, count)).collect();
     let zygotes = admin.catalog.pool().stats().ready as i64;
-    // What is known of the rest is worth more than nothing.
+    // The other metrics are worth having without these.
     let tenants = report_tenants(&admin).await.unwrap_or_else(|error| {
         tracing::warn!("cannot count what tenants have in the store: {error}");
         Vec::new()

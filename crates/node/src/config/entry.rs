@@ -1,6 +1,6 @@
 //! `[entry]`: how requests reach the program, and what freezes it.
 
-use serde::de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::de::{MapAccess, Visitor, value::MapAccessDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 use thaw_abi::control::{FLAG_ENTRY_ASKED, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP};
@@ -180,9 +180,8 @@ impl<'de> Deserialize<'de> for FreezeAt {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<FreezeAt, A::Error> {
-                BySignal::deserialize(MapAccessDeserializer::new(map))
-                    .map(|by| FreezeAt::Signal(by.signal))
-                    .map_err(A::Error::custom)
+                let by = BySignal::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(FreezeAt::Signal(by.signal))
             }
         }
 

@@ -357,4 +357,6 @@ fn default_workdir() -> String {
 }
 
 #[cfg(test)]
+mod reference_tests;
+#[cfg(test)]
 mod tests;

@@ -84,7 +84,7 @@ impl Attendant {
         let is_untouched = may_be_unseen && received == unread(&self.client.socket).ok();
         if is_untouched && self.placements < PLACEMENTS_MAX {
             self.placements += 1;
-            // Whatever has killed it may be killing all that were kept.
+            // The cause of its death may have killed all ready instances, too.
             let launcher = self.service.launcher();
             let given_up = tokio::task::spawn_blocking(move || launcher.give_up_ready());
             given_up.await.expect("a launcher does not panic");

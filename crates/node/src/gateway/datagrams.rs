@@ -110,7 +110,7 @@ impl Gateway {
             let datagram = buffer[..len].to_vec();
             let known = lock(&flows).get(&peer).cloned();
             let datagram = match known.map(|flow| flow.try_send(datagram)) {
-                // What does not fit is lost.
+                // A datagram without room is lost.
                 Some(Ok(()) | Err(mpsc::error::TrySendError::Full(_))) => continue,
                 Some(Err(mpsc::error::TrySendError::Closed(datagram))) => datagram,
                 None => buffer[..len].to_vec(),

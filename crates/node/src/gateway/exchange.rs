@@ -141,7 +141,7 @@ pub(super) async fn answer(
                 placements += 1;
                 reuse = Reuse::None;
                 request = Request::from_parts(head.clone(), state.again());
-                // Whatever has killed it may be killing all that were kept.
+                // The cause of its death may have killed all ready instances, too.
                 let launcher = service.launcher();
                 let given_up = tokio::task::spawn_blocking(move || launcher.give_up_ready());
                 given_up.await.expect("a launcher does not panic");
@@ -170,7 +170,7 @@ impl Prepared {
         let (ours, socket) = pair().ok()?;
         let client =
             routed_client(shared, socket, (arrival.peer, arrival.local), arrival.accepted_ns);
-        // Whatever stands against it stands against the request, too, and is said then.
+        // A refusal now is a refusal of the request, too, and the client hears of it then.
         let ticket = Ticket::now(service, &client)?;
         Some(Self { service: service.clone(), parts: Some((ours, client, ticket)) })
     }

@@ -78,7 +78,7 @@ async fn run(asked: &Asked, body: Incoming) -> Result<(GuestExit, OutputBody), R
     let ticket = Ticket::find(service, &client).await?;
     // The instance alone has the other end.
     drop(client);
-    // Whoever stops to be interested ends the program.
+    // Dropping this ends the program: a client that goes away needs no answer.
     let running = Running { service: service.clone(), instance: ticket.placed.instance };
     let (reader, writer) = ours.into_split();
     let output = exchange(asked, body, reader, writer).await?;

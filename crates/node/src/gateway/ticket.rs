@@ -81,7 +81,7 @@ impl Ticket {
 fn teller() -> (Done, oneshot::Receiver<Outcome>) {
     let (sender, done) = oneshot::channel();
     let tell = move |_, outcome| {
-        // Who has asked may have lost patience.
+        // The task that has asked may have given up.
         let _ = sender.send(outcome);
     };
     (Box::new(tell), done)

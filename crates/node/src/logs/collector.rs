@@ -131,7 +131,7 @@ impl Collector {
             drop(stock);
             match self.make_pair() {
                 Ok(pair) => self.stock().pairs.push(pair),
-                // Whoever needs one will be told.
+                // The boot that needs one gets the error.
                 Err(error) => return tracing::debug!("cannot make pipes ahead: {error}"),
             }
         }

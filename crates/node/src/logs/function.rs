@@ -345,7 +345,7 @@ mod tests {
         }
         let bytes: usize = all.iter().map(|log| log.ring_bytes()).sum();
         assert!(bytes <= super::super::RING_NODE_BYTES, "{bytes}");
-        // Who goes gives its share back.
+        // A log that is dropped gives its share back.
         all.truncate(1);
         fill(&all[0]);
         assert!(all[0].ring_bytes() > RING_BYTES / 2);

@@ -133,7 +133,7 @@ impl Line {
         if let Some(driver) = &mut self.driver
             && driver.as_mut().poll(context).is_ready()
         {
-            // Whoever waits for an answer hears of an error from the answer.
+            // An error reaches the task that waits for the answer through the answer.
             self.driver = None;
         }
     }

@@ -27,8 +27,9 @@ use alloc::collections::BTreeMap;
 
 use thaw_abi::layout::{GATE_BASE, GATE_CODE_BASE, GATE_CODE_SIZE, GATE_END, GATE_TABLE_SIZE};
 
-use crate::entry::TrapFrame;
+use crate::entry::Frame;
 use crate::errno::{Errno, Result};
+use crate::memory::{GuestRange, KernelRange};
 use crate::sync::Lock;
 use crate::user::UserAddress;
 use crate::{clock, entry, host};
@@ -178,7 +179,6 @@ impl Gate {
     /// # Errors
     /// The host cannot map it.
     pub fn create(&self, vdso: VdsoSlots) -> Result<()> {
-        let len = FIRST_MAPPED_END - GATE_BASE;
         let mapped = {
             let mut state = self.state.lock();
             let before = core::mem::take(&mut *state);
@@ -186,9 +186,10 @@ impl Gate {
             before.mapped_end
         };
         if mapped > FIRST_MAPPED_END {
-            host::unmap(FIRST_MAPPED_END, mapped - FIRST_MAPPED_END)?;
+            host::unmap(part_of_gate(FIRST_MAPPED_END, mapped))?;
         }
-        host::map_anonymous(GATE_BASE, len, host::PROT_READ | host::PROT_WRITE)?;
+        let table = part_of_gate(GATE_BASE, FIRST_MAPPED_END);
+        host::map_anonymous(table, host::PROT_READ | host::PROT_WRITE)?;
         let first = [
             &raw const entry::thaw_syscall_entry as u64,
             vdso.clock,
@@ -197,7 +198,7 @@ impl Gate {
         ];
         // SAFETY: mapped above, and used by nobody yet.
         unsafe { (GATE_BASE as *mut [u64; 4]).write(first) };
-        host::protect(GATE_BASE, len, host::PROT_READ | host::PROT_EXEC)
+        host::protect(table, host::PROT_READ | host::PROT_EXEC)
     }
 
     /// The part of the gate that is mapped: start and bytes.
@@ -208,8 +209,8 @@ impl Gate {
     /// Rewrites the site of the trapped system call in `frame` if its form is known and it
     /// has trapped often enough. Failure leaves the site as it is: the trap is always
     /// correct.
-    pub fn patch(&self, frame: &mut TrapFrame, code: &dyn Code, patience: Patience) -> Patched {
-        let syscall = frame.rip.wrapping_sub(2);
+    pub fn patch(&self, frame: &Frame, code: &dyn Code, patience: Patience) -> Patched {
+        let syscall = frame.rip().wrapping_sub(2);
         // Counted as far as the traps of other sites do not come in between.
         let Some(counted) = self.state.lock().traps.count(syscall) else {
             return Patched::Nothing;
@@ -219,11 +220,11 @@ impl Gate {
             return Patched::Nothing;
         }
         let mut before = [0u8; site::BEFORE];
-        let at = UserAddress(frame.rip.wrapping_sub(site::BEFORE as u64));
+        let at = UserAddress(frame.rip().wrapping_sub(site::BEFORE as u64));
         if at.read_bytes(&mut before).is_err() || before[site::BEFORE - 2..] != site::SYSCALL {
             return Patched::Nothing;
         }
-        if let Some(prefix) = site::prefix(&before, frame.orig_rax) {
+        if let Some(prefix) = site::prefix(&before, frame.orig_rax()) {
             let bytes = &before[site::BEFORE - 2 - prefix..site::BEFORE - 2];
             return match self.patch_before(syscall, bytes, code) {
                 Ok(()) => Patched::Before,
@@ -263,8 +264,8 @@ impl Gate {
     }
 
     /// Moves the instructions behind the `syscall` that `frame` returns from.
-    fn patch_behind(&self, frame: &mut TrapFrame, code: &dyn Code) -> Result<()> {
-        let (syscall, behind) = (frame.rip - 2, frame.rip);
+    fn patch_behind(&self, frame: &Frame, code: &dyn Code) -> Result<()> {
+        let (syscall, behind) = (frame.rip() - 2, frame.rip());
         let mut bytes = [0u8; site::BEHIND];
         UserAddress(behind).read_bytes(&mut bytes)?;
         let suffix = site::suffix(&bytes, JUMP_SIZE - 2).ok_or(Errno::ENOEXEC)?;
@@ -298,7 +299,7 @@ impl Gate {
         let mut patch = [NOP; site::BEHIND + 2];
         patch[..JUMP_SIZE].copy_from_slice(&jump_through(slot));
         write_code(syscall, &patch[..2 + suffix.len()], protection)?;
-        frame.rip = after;
+        frame.set_rip(after);
         Ok(())
     }
 
@@ -315,8 +316,8 @@ impl Gate {
         };
         let code_end = (trampoline.code + TRAMPOLINE_SIZE).next_multiple_of(4096);
         if code_end > state.mapped_end {
-            let more = code_end - state.mapped_end;
-            host::map_anonymous(state.mapped_end, more, host::PROT_READ | host::PROT_EXEC)?;
+            let more = part_of_gate(state.mapped_end, code_end);
+            host::map_anonymous(more, host::PROT_READ | host::PROT_EXEC)?;
             state.mapped_end = code_end;
         }
         state.used += 1;
@@ -325,8 +326,8 @@ impl Gate {
 
     /// Writes a trampoline that no jump leads to yet.
     fn write(&self, trampoline: &Trampoline, text: &Text) -> Result<()> {
-        let mapped = self.state.lock().mapped_end - GATE_BASE;
-        host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_WRITE)?;
+        let mapped = part_of_gate(GATE_BASE, self.state.lock().mapped_end);
+        host::protect(mapped, host::PROT_READ | host::PROT_WRITE)?;
         // SAFETY: slot and code lie inside the gate, which is writable now, and
         // no jump leads to them yet.
         unsafe {
@@ -337,7 +338,7 @@ impl Gate {
                 text.bytes.len(),
             );
         }
-        host::protect(GATE_BASE, mapped, host::PROT_READ | host::PROT_EXEC)
+        host::protect(mapped, host::PROT_READ | host::PROT_EXEC)
     }
 
     /// Where a thread goes that is to execute again the system call that it
@@ -351,13 +352,13 @@ impl Gate {
     }
 
     /// If the frame faulted at a displaced `syscall`: sends it to the trampoline.
-    pub fn restart_displaced(&self, frame: &mut TrapFrame) -> bool {
-        let target = self.state.lock().sites.get(&frame.rip).copied();
+    pub fn restart_displaced(&self, frame: &Frame) -> bool {
+        let target = self.state.lock().sites.get(&frame.rip()).copied();
         let Some(target) = target else { return false };
         // Only if the patch is still there; the memory may hold something else now.
-        match UserAddress(frame.rip).read::<[u8; 2]>() {
+        match UserAddress(frame.rip()).read::<[u8; 2]>() {
             Ok([0x01, 0x00]) => {
-                frame.rip = target;
+                frame.set_rip(target);
                 true
             }
             _ => false,
@@ -393,28 +394,35 @@ impl Gate {
     /// Whether a fault is of a vCPU that found code not executable, since another one
     /// was writing to it. The page at fault is that in which the instruction begins, or the
     /// next one, if the instruction ends there.
-    pub fn is_being_written(&self, frame: &TrapFrame, code: &dyn Code) -> bool {
+    pub fn is_being_written(&self, frame: &Frame, code: &dyn Code) -> bool {
         const INSTRUCTION_FETCH: u64 = 0x10;
         /// Intel SDM vol. 2, 2.3.11.
         const LONGEST_INSTRUCTION: u64 = 15;
-        let at = frame.address;
-        frame.error & INSTRUCTION_FETCH != 0
-            && at.wrapping_sub(frame.rip) < LONGEST_INSTRUCTION
+        let at = frame.address();
+        frame.error() & INSTRUCTION_FETCH != 0
+            && at.wrapping_sub(frame.rip()) < LONGEST_INSTRUCTION
             && ((GATE_BASE..self.state.lock().mapped_end).contains(&at)
                 || code.protection(at, at + 1).is_some())
     }
+}
+
+/// Pages of the gate.
+fn part_of_gate(start: u64, end: u64) -> KernelRange {
+    debug_assert!(GATE_BASE <= start && end <= GATE_END);
+    // SAFETY: nothing refers to the gate's memory but the guest's code.
+    unsafe { KernelRange::new(start, end - start) }
 }
 
 /// Rewrites code. A vCPU that executes in these pages meanwhile faults and comes
 /// back ([`Gate::is_being_written`]).
 fn write_code(start: u64, patch: &[u8], protection: u32) -> Result<()> {
     let first_page = start & !4095;
-    let pages = (start + patch.len() as u64 - first_page).next_multiple_of(4096);
-    host::protect(first_page, pages, host::PROT_READ | host::PROT_WRITE)?;
+    let pages = GuestRange::new(first_page, start + patch.len() as u64 - first_page)?;
+    host::protect(pages, host::PROT_READ | host::PROT_WRITE)?;
     let written = UserAddress(start).write_bytes(patch);
     // The range was executable a moment ago; if this fails the program faults,
     // which is all that is left to do.
-    host::protect(first_page, pages, protection)?;
+    host::protect(pages, protection)?;
     written
 }
 

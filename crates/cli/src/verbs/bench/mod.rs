@@ -2,6 +2,7 @@
 
 mod ablation;
 mod boot;
+mod check;
 mod handoff;
 mod report;
 mod scale;
@@ -12,7 +13,7 @@ mod worker;
 use crate::failure::Outcome;
 use clap::{Args, Subcommand};
 
-/// Measure.
+/// Measure boots, memory, throughput and system calls.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  thaw bench boot hello-python --boot warm -n 1000 --json\n  \
     thaw bench boot --all --output results")]
@@ -29,6 +30,7 @@ enum Subject {
     Handoff(handoff::Arguments),
     Ablation(ablation::Arguments),
     Syscalls(syscalls::Arguments),
+    Check(check::Arguments),
     Worker(worker::Arguments),
 }
 
@@ -40,6 +42,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Subject::Handoff(arguments) => handoff::run(arguments),
         Subject::Ablation(arguments) => ablation::run(arguments),
         Subject::Syscalls(arguments) => syscalls::run(arguments),
+        Subject::Check(arguments) => check::run(arguments),
         Subject::Worker(arguments) => Ok(worker::run(arguments)),
     }
 }

@@ -8,11 +8,13 @@ use thaw_abi::bind::*;
 
 use super::BoundNode;
 use crate::errno::{Errno, Result};
-use crate::fs::file::{File, MmapSource, Stat, UpperPages};
-use crate::fs::host_side;
+use crate::fs::file::{File, Stat};
 use crate::fs::inode::Inode;
 use crate::fs::writing;
 use crate::io::{Sink, Source};
+use crate::mm::backing::{MmapSource, UpperPages};
+use crate::mm::shared::Placed;
+use crate::state;
 
 /// An open regular file of the host.
 pub struct BoundFile {
@@ -31,7 +33,7 @@ struct Pages {
 impl BoundFile {
     pub(super) fn new(node: Arc<BoundNode>, handle: u64) -> Self {
         node.open.lock().push(handle);
-        let generation = host_side::boot_generation();
+        let generation = state::generation();
         Self { pages: Arc::new(Pages { node, handle, generation }) }
     }
 }
@@ -39,11 +41,7 @@ impl BoundFile {
 impl Pages {
     /// The host's number; `ESTALE` if it belonged to another boot.
     fn handle(&self) -> Result<u64> {
-        if self.generation == host_side::boot_generation() {
-            Ok(self.handle)
-        } else {
-            Err(Errno::ESTALE)
-        }
+        if self.generation == state::generation() { Ok(self.handle) } else { Err(Errno::ESTALE) }
     }
 
     fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
@@ -180,8 +178,8 @@ impl UpperPages for Pages {
         Err(Errno::EACCES)
     }
 
-    fn lend(&self, _: u64, _: u64, _: u32) -> Result<bool> {
-        Ok(false)
+    fn lend(&self, _: u64, _: u64, _: u32) -> Result<Option<Placed>> {
+        Ok(None)
     }
 
     fn recall(&self, _: u64, _: u64) {}

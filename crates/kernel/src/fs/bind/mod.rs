@@ -17,9 +17,9 @@ use thaw_abi::control::{FileAttributes, MSG_BIND};
 pub use file::BoundFile;
 pub use node::BoundNode;
 
-use super::host_side;
 use super::inode::{FilesystemId, Inode, Statfs};
 use crate::errno::{Errno, Result};
+use crate::host::broker;
 
 /// A mounted directory of the host.
 pub struct Bind {
@@ -41,7 +41,7 @@ impl Bind {
         let [a, b, c] = arguments;
         let request = BindRequest { mount: self.mount, operation, a, b, c };
         let mut reply = Vec::new();
-        host_side::broker_request(MSG_BIND, bytemuck::bytes_of(&request), tail, &mut reply)?;
+        broker::request(MSG_BIND, bytemuck::bytes_of(&request), tail, &mut reply)?;
         Ok(reply)
     }
 

@@ -5,9 +5,10 @@ use alloc::sync::Arc;
 use core::any::Any;
 
 use crate::errno::{Errno, Result};
-use crate::fs::file::{File, MmapSource, Stat};
+use crate::fs::file::{File, Stat};
 use crate::fs::inode::Inode;
 use crate::io::{Sink, Source};
+use crate::mm::backing::MmapSource;
 use crate::task::wait::WaitQueue;
 
 /// The parts of `File` that all devices share.
@@ -169,11 +170,11 @@ impl File for Thaw {
         sink.put(rest.unwrap_or(&[]))
     }
     fn write(&self, source: &mut Source<'_>, _: u64) -> Result<usize> {
-        crate::freeze::ask()?;
+        crate::task::freeze_request::ask()?;
         Ok(swallow(source))
     }
     fn wait_queue(&self) -> Option<&WaitQueue> {
-        Some(crate::freeze::happened())
+        Some(crate::task::freeze_request::happened())
     }
     fn stat(&self) -> Result<Stat> {
         Ok(self.inode.attributes().to_stat())

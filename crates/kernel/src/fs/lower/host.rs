@@ -10,18 +10,16 @@ use alloc::vec::Vec;
 
 use bytemuck::Zeroable;
 use thaw_abi::control::{
-    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK,
-    MSG_FS_STAT,
+    DirectoryEntry, FileAttributes, ListDirectory, MSG_FS_LIST, MSG_FS_READLINK, MSG_FS_STAT,
 };
 
 use super::{Lower, LowerAttributes, LowerId};
 use crate::errno::{Errno, Result};
-use crate::fs::file::MmapSource;
-use crate::fs::host_side;
 use crate::fs::inode::{FileType, S_IFMT, Timestamp};
-use crate::host::blobs::OPEN_MAX;
+use crate::fs::lower::host_file;
+use crate::host::{broker, files};
 use crate::io::Sink;
-use crate::platform::host::HostFd;
+use crate::mm::backing::MmapSource;
 use crate::sync::Lock;
 
 /// The lower layer that the broker serves.
@@ -67,7 +65,7 @@ impl HostLower {
             return Ok(Some(*id));
         }
         let mut reply = Vec::new();
-        match host_side::broker_request(MSG_FS_STAT, &[], path, &mut reply) {
+        match broker::request(MSG_FS_STAT, &[], path, &mut reply) {
             Ok(_) => {}
             // What the host keeps from the broker does not exist for the guest.
             Err(
@@ -152,12 +150,7 @@ impl Lower for HostLower {
         let mut reply = Vec::new();
         loop {
             reply.clear();
-            host_side::broker_request(
-                MSG_FS_LIST,
-                bytemuck::bytes_of(&request),
-                &path,
-                &mut reply,
-            )?;
+            broker::request(MSG_FS_LIST, bytemuck::bytes_of(&request), &path, &mut reply)?;
             if reply.is_empty() {
                 return Ok(());
             }
@@ -180,18 +173,18 @@ impl Lower for HostLower {
         }
         let path = self.entry(id)?.path;
         let mut target = Vec::new();
-        host_side::broker_request(MSG_FS_READLINK, &[], &path, &mut target)?;
+        broker::request(MSG_FS_READLINK, &[], &path, &mut target)?;
         self.state.lock().links.insert(id, target.clone());
         Ok(target)
     }
 
     fn prepare(&self, id: LowerId) -> Result<()> {
-        descriptor(&self.entry(id)?.path).map(drop)
+        files::descriptor(&self.entry(id)?.path).map(drop)
     }
 
     fn read(&self, id: LowerId, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
         let path = self.entry(id)?.path;
-        host_side::read_file(|| descriptor(&path), sink, offset, len)
+        host_file::read_file(|| files::descriptor(&path), sink, offset, len)
     }
 
     fn mmap_source(&self, id: LowerId) -> Result<MmapSource> {
@@ -199,46 +192,19 @@ impl Lower for HostLower {
     }
 }
 
-/// Host descriptors by path. Rebuilt in every boot.
-static DESCRIPTORS: Lock<Descriptors> =
-    Lock::new(Descriptors { generation: 0, by_path: BTreeMap::new() });
-
-struct Descriptors {
-    generation: u64,
-    by_path: BTreeMap<Arc<[u8]>, HostFd>,
-}
-
-/// A host descriptor for a regular file of the host directory, for reading and
-/// mapping. It is valid until another one is asked for.
-pub fn descriptor(path: &Arc<[u8]>) -> Result<HostFd> {
-    let generation = host_side::boot_generation();
-    {
-        let mut cache = DESCRIPTORS.lock();
-        if cache.generation != generation {
-            // Dropped without closing: the numbers mean nothing in this boot.
-            cache.by_path.clear();
-            cache.generation = generation;
-        }
-        if let Some(fd) = cache.by_path.get(path) {
-            return Ok(*fd);
-        }
-        if cache.by_path.len() >= OPEN_MAX {
-            // Those that are needed again are asked for again.
-            core::mem::take(&mut cache.by_path).into_values().for_each(host_side::close);
-        }
-    }
-    let mut reply = Vec::new();
-    let fd = host_side::broker_request(MSG_FS_OPEN, &[], path, &mut reply)?.ok_or(Errno::EIO)?;
-    DESCRIPTORS.lock().by_path.insert(path.clone(), fd);
-    Ok(fd)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fs::host_side::{FAKE_HOST, FakeFile};
+    use crate::testing::{HostFile, Sandbox};
 
-    fn put(path: &str, mode: u32, nlink: u32, identity: (u64, u64), target: &str) {
+    fn put(
+        sandbox: &Sandbox,
+        path: &str,
+        mode: u32,
+        nlink: u32,
+        identity: (u64, u64),
+        target: &str,
+    ) {
         let attributes = FileAttributes {
             device: identity.0,
             inode: identity.1,
@@ -246,8 +212,7 @@ mod tests {
             nlink,
             ..Zeroable::zeroed()
         };
-        let file = FakeFile { attributes, target: target.as_bytes().to_vec() };
-        FAKE_HOST.lock().unwrap().insert(path.as_bytes().to_vec(), file);
+        sandbox.host.put(path, HostFile { attributes, target: target.as_bytes().to_vec() });
     }
 
     fn names(layer: &HostLower, directory: LowerId) -> Vec<(Vec<u8>, u64)> {
@@ -256,15 +221,15 @@ mod tests {
         found
     }
 
-    /// The only test that uses the fake host.
     #[test]
     fn a_host_directory_is_served_through_the_broker() {
-        put("", 0o040755, 3, (7, 1), "");
-        put("dir", 0o040755, 2, (7, 2), "");
-        put("dir/one", 0o100644, 2, (7, 10), "");
-        put("dir/two", 0o100644, 2, (7, 10), "");
-        put("dir/other", 0o100644, 1, (9, 10), "");
-        put("link", 0o120777, 1, (7, 11), "dir/one");
+        let sandbox = Sandbox::new();
+        put(&sandbox, "", 0o040755, 3, (7, 1), "");
+        put(&sandbox, "dir", 0o040755, 2, (7, 2), "");
+        put(&sandbox, "dir/one", 0o100644, 2, (7, 10), "");
+        put(&sandbox, "dir/two", 0o100644, 2, (7, 10), "");
+        put(&sandbox, "dir/other", 0o100644, 1, (9, 10), "");
+        put(&sandbox, "link", 0o120777, 1, (7, 11), "dir/one");
         let layer = HostLower::new().unwrap();
         let root = layer.root();
         let dir = layer.lookup(root, b"dir").unwrap().unwrap();
@@ -285,7 +250,7 @@ mod tests {
         let link = layer.lookup(root, b"link").unwrap().unwrap();
         assert_eq!(layer.read_link(link).unwrap(), b"dir/one");
         // What has been looked at is remembered.
-        FAKE_HOST.lock().unwrap().remove(&b"dir/one"[..]);
+        sandbox.host.remove("dir/one");
         assert_eq!(layer.lookup(dir, b"one"), Ok(Some(one)));
     }
 }

@@ -1,18 +1,17 @@
 //! A rootfs index as lower layer. Everything but file content is read from the
 //! mapped index, without a host call.
-#![allow(unsafe_code)]
 
 use alloc::vec::Vec;
 
-use thaw_abi::layout::{INDEX_BASE, INDEX_MAX};
 use thaw_abi::rootfs::{Index, IndexInode, NO_BLOB, ROOT_INODE};
 
 use super::{Lower, LowerAttributes, LowerId};
 use crate::errno::{Errno, Result};
-use crate::fs::file::MmapSource;
-use crate::fs::host_side;
 use crate::fs::inode::{FileType, Timestamp};
+use crate::fs::lower::host_file;
 use crate::io::Sink;
+use crate::mm::backing::MmapSource;
+use crate::mm::lazy;
 
 /// Inode numbers start here: 0 is no inode, and 1 is what many expect of a root.
 const FIRST_INO: u64 = 1;
@@ -24,15 +23,9 @@ pub struct IndexLower {
 }
 
 impl IndexLower {
-    /// The index mapped at [`INDEX_BASE`], `len` bytes.
+    /// The index mapped at [`thaw_abi::layout::INDEX_BASE`], `len` bytes.
     pub fn mapped(len: u64) -> Result<Self> {
-        if len == 0 || len > INDEX_MAX {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the boot code has mapped `len` bytes there, read-only, and
-        // never unmaps them; a thaw maps the same index again.
-        let bytes = unsafe { core::slice::from_raw_parts(INDEX_BASE as *const u8, len as usize) };
-        Index::parse(bytes).map(Self::new).map_err(|_| Errno::EINVAL)
+        Index::parse(lazy::index_bytes(len)?).map(Self::new).map_err(|_| Errno::EINVAL)
     }
 
     /// The lower layer of a parsed index.
@@ -92,7 +85,7 @@ impl Lower for IndexLower {
         if inode.a == NO_BLOB || len == 0 {
             return Ok(0);
         }
-        host_side::read_blob(inode.a, sink, offset, len)
+        host_file::read_blob(inode.a, sink, offset, len)
     }
 
     fn mmap_source(&self, id: LowerId) -> Result<MmapSource> {

@@ -1,15 +1,17 @@
 //! The lower layer: the read-only file system that a function starts from.
 
 pub mod host;
+mod host_file;
 pub mod index;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::file::MmapSource;
 use super::inode::{FileType, Timestamp};
 use crate::errno::{Errno, Result};
 use crate::io::Sink;
+use crate::mm::backing::MmapSource;
+use crate::platform::saved::Saved;
 
 /// Names a file of the lower layer. What the number means is up to the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +35,7 @@ pub struct LowerAttributes {
 }
 
 /// A read-only file system.
-pub trait Lower: Send + Sync {
+pub trait Lower: Saved + Send + Sync {
     /// The root directory.
     fn root(&self) -> LowerId;
 

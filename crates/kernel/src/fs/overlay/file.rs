@@ -9,10 +9,12 @@ use bitflags::bitflags;
 use super::Node;
 use super::pages::{self, PAGE};
 use crate::errno::{Errno, Result};
-use crate::fs::file::{File, MmapSource, OpenFlags, Stat, UpperPages};
+use crate::fs::file::{File, OpenFlags, Stat};
 use crate::fs::inode::Inode;
 use crate::fs::writing;
 use crate::io::{Sink, Source};
+use crate::mm::backing::{MmapSource, UpperPages};
+use crate::mm::shared::Placed;
 
 /// Largest size of a file, in bytes (`MAX_LFS_FILESIZE`).
 pub const MAX_FILE_SIZE: u64 = i64::MAX as u64;
@@ -90,10 +92,7 @@ impl RegularFile {
 
     /// Whether a shared mapping of any process could be written through.
     fn has_writable_mapping(&self) -> bool {
-        #[cfg(test)]
-        return false;
-        #[cfg(not(test))]
-        crate::fs::proc::processes().iter().any(|process| {
+        crate::state::kernel().tasks.all_processes().iter().any(|process| {
             process.mm().areas().iter().any(|area| {
                 let writable = area.file.as_ref().is_some_and(|file| file.writable);
                 writable
@@ -260,7 +259,7 @@ impl UpperPages for Node {
         Ok(count)
     }
 
-    fn lend(&self, page: u64, address: u64, prot: u32) -> Result<bool> {
+    fn lend(&self, page: u64, address: u64, prot: u32) -> Result<Option<Placed>> {
         self.content()?.lock().lend(self.lower(), page, address, prot)
     }
 

@@ -98,7 +98,7 @@ impl Overlay {
 
     fn statfs(&self) -> Statfs {
         let kind = if self.lower.is_some() { OVERLAYFS_MAGIC } else { TMPFS_MAGIC };
-        let (total, free) = super::host_side::page_counts();
+        let (total, free) = pages::page_counts();
         Statfs {
             kind,
             bsize: 4096,

@@ -18,8 +18,8 @@ use crate::fs::inode::{
     RenameMode, S_ISGID, S_ISUID, Statfs, Timestamp,
 };
 use crate::fs::lower::{LowerId, LowerLayer};
+use crate::fs::writing;
 use crate::fs::xattr::ExtendedAttributes;
-use crate::fs::{host_side, writing};
 use crate::sync::Lock;
 
 /// A file of an overlay.
@@ -236,7 +236,7 @@ impl Node {
     /// (write(2), truncate(2), `file_remove_privs`).
     pub(super) fn begin_change(&self) {
         if self.meta.lock().permissions & (S_ISUID | S_ISGID) == 0
-            || host_side::keeps_privilege_bits()
+            || writing::keeps_privilege_bits()
         {
             return;
         }

@@ -8,9 +8,11 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::errno::{Errno, Result};
-use crate::fs::host_side::{self, PageBox};
 use crate::fs::lower::{LowerId, LowerLayer};
 use crate::io::{Sink, Source};
+use crate::mm::pages::{self, PageBox};
+use crate::mm::shared::{Placed, place_page, take_page};
+use crate::state::kernel;
 use crate::sync::Lock;
 
 /// Bytes of a page.
@@ -140,7 +142,7 @@ impl Content {
     }
 
     /// Lets a shared memory mapping have a page at `address`, with protection
-    /// `prot`: the page is in one place at a time. `false` behind the end of
+    /// `prot`: the page is in one place at a time. `None` behind the end of
     /// the file.
     pub fn lend(
         &mut self,
@@ -148,15 +150,16 @@ impl Content {
         page: u64,
         address: u64,
         prot: u32,
-    ) -> Result<bool> {
+    ) -> Result<Option<Placed>> {
         if page >= self.size.div_ceil(PAGE) {
-            return Ok(false);
+            return Ok(None);
         }
         let bytes = self.page_for_write(lower, page)?;
-        if host_side::place_page(address, bytes, prot)? == host_side::Placed::Moved {
+        let placed = place_page(address, bytes, prot)?;
+        if placed == Placed::Moved {
             self.lent.insert(page, address);
         }
-        Ok(true)
+        Ok(Some(placed))
     }
 
     /// Takes back what is mapped in a range of addresses.
@@ -180,7 +183,7 @@ impl Content {
             return;
         }
         if let (Some(address), Some(bytes)) = (self.lent.remove(&page), self.pages.get_mut(&page)) {
-            host_side::take_page(address, bytes);
+            take_page(address, bytes);
             // What a mapping writes behind the end of the file is not kept (mmap(2)).
             let rest = self.size.saturating_sub(page * PAGE);
             if rest < PAGE {
@@ -233,7 +236,7 @@ impl Content {
         match self.pages.entry(page) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
-                let mut fresh = host_side::alloc_page().map_err(|_| Errno::ENOSPC)?;
+                let mut fresh = alloc_page()?;
                 let start = page * PAGE;
                 if let Some(below) = self.below.filter(|below| start < below.len) {
                     let len = (below.len - start).min(PAGE) as usize;
@@ -243,6 +246,24 @@ impl Content {
             }
         }
     }
+}
+
+/// Pages that the sandbox may use for files: in all, and left. Files get
+/// three quarters of its memory at most, so that one that is filled up is
+/// an error and not the end of the sandbox (tmpfs(5) has half).
+pub fn page_counts() -> (u64, u64) {
+    let limit = kernel().memory_total() / 4 * 3;
+    let used = kernel().pages.lock().bytes_in_use();
+    (limit / PAGE, limit.saturating_sub(used) / PAGE)
+}
+
+/// A page of zeros for a file; `ENOSPC`.
+fn alloc_page() -> Result<PageBox> {
+    let limited = kernel().config.get().memory_limit > 0;
+    if limited && page_counts().1 == 0 {
+        return Err(Errno::ENOSPC);
+    }
+    pages::alloc_page().map_err(|_| Errno::ENOSPC)
 }
 
 /// Reads exactly `to.len()` bytes of a lower file.

@@ -1,10 +1,15 @@
 //! What is in files: copy-up, holes, sizes.
 
 use super::*;
-use crate::fs::file::MmapSource;
-use crate::fs::host_side::{FakeWriter, WRITER};
 use crate::fs::inode::AttributeChanges;
 use crate::fs::overlay::{Grow, RegularFile, Seals};
+use crate::mm::backing::MmapSource;
+use crate::mm::shared::Placed;
+use crate::platform::user::UserAddress;
+use crate::task::current_process;
+use crate::task::process::RLIMIT_FSIZE;
+use crate::task::signal::SIGXFSZ;
+use crate::testing::is_mapped;
 
 fn read_at(open: &OpenFile, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = std::vec![0xee; len];
@@ -158,45 +163,43 @@ fn mappings_are_made_of_blobs_until_a_file_changes() {
 
 #[test]
 fn a_page_is_in_one_place_at_a_time() {
-    use crate::fs::host_side::GUEST;
     const HERE: u64 = 0x1111_0000;
     const THERE: u64 = 0x2222_0000;
-    let byte = |address: u64, at: usize| GUEST.lock().unwrap().get(&address).map(|page| page[at]);
-    let poke = |address: u64, at: usize, value: u8| {
-        GUEST.lock().unwrap().get_mut(&address).unwrap()[at] = value
-    };
+    let at = |address: u64, offset: u64| UserAddress(address + offset);
+    let byte = |address, offset| is_mapped(address).then(|| at(address, offset).read().unwrap());
+    let poke = |address, offset, value: u8| at(address, offset).write(&value).unwrap();
 
     let (world, original) = world_with_big_file(10_000);
     let open = world.open("/big", OpenFlags::RDWR).unwrap();
     let Ok(MmapSource::Upper(file)) = open.file.mmap_source() else { panic!("not an upper file") };
-    assert_eq!(file.lend(1, HERE, 3), Ok(true));
-    assert_eq!(byte(HERE, 5), Some(original[4101]));
+    assert_eq!(file.lend(1, HERE, 3), Ok(Some(Placed::Moved)));
+    assert_eq!(byte(HERE, 5), Some::<u8>(original[4101]));
     poke(HERE, 5, b'!');
     // A read takes it back and sees the change.
     assert_eq!(read_at(&open, 4101, 1), b"!");
     assert_eq!(byte(HERE, 5), None);
     // So does another mapping.
-    assert_eq!(file.lend(1, HERE, 3), Ok(true));
+    assert_eq!(file.lend(1, HERE, 3), Ok(Some(Placed::Moved)));
     poke(HERE, 6, b'?');
-    assert_eq!(file.lend(1, THERE, 1), Ok(true));
+    assert_eq!(file.lend(1, THERE, 1), Ok(Some(Placed::Moved)));
     assert_eq!((byte(HERE, 6), byte(THERE, 6)), (None, Some(b'?')));
     // And a write.
     write_at(&open, 4096, b"W");
-    assert_eq!(file.lend(1, THERE, 1), Ok(true));
+    assert_eq!(file.lend(1, THERE, 1), Ok(Some(Placed::Moved)));
     assert_eq!(byte(THERE, 0), Some(b'W'));
     file.recall(THERE, THERE + 4096);
     assert_eq!(byte(THERE, 0), None);
     // Behind the end there is nothing, and what is written there is lost.
-    assert_eq!(file.lend(3, HERE, 3), Ok(false));
-    assert_eq!(file.lend(2, HERE, 3), Ok(true));
+    assert_eq!(file.lend(3, HERE, 3), Ok(None));
+    assert_eq!(file.lend(2, HERE, 3), Ok(Some(Placed::Moved)));
     poke(HERE, 4000, b'x');
     open.file.truncate(20_000).unwrap();
     assert_eq!(byte(HERE, 0), None);
     assert_eq!(read_at(&open, 8192 + 4000, 1), [0]);
-    assert_eq!(file.lend(3, HERE, 3), Ok(true));
+    assert_eq!(file.lend(3, HERE, 3), Ok(Some(Placed::Moved)));
     open.file.truncate(100).unwrap();
     assert_eq!(byte(HERE, 0), None);
-    assert_eq!(file.lend(3, HERE, 3), Ok(false));
+    assert_eq!(file.lend(3, HERE, 3), Ok(None));
 }
 
 #[test]
@@ -237,9 +240,10 @@ fn unnamed_files_can_be_given_a_name() {
     assert_eq!(world.nlink("/tmp/loud"), 1);
 }
 
-/// Acts as a process that is not root and has this limit, in this test's thread.
-fn write_as_a_user(file_size_limit: u64) {
-    WRITER.set(FakeWriter { file_size_limit, keeps_privilege_bits: false, signals: 0 });
+/// Makes the running process that of a user with this limit.
+fn write_as_a_user(world: &World, file_size_limit: u64) {
+    world.sandbox.become_user(Credentials::of_user(1000, 1000));
+    current_process().limits.lock()[RLIMIT_FSIZE].current = file_size_limit;
 }
 
 #[test]
@@ -248,21 +252,27 @@ fn every_change_of_a_file_keeps_to_the_limit() {
     let open = world.open("/etc/hosts", OpenFlags::RDWR | OpenFlags::TRUNC).unwrap();
     let regular = open.downcast::<RegularFile>().unwrap();
     let write = |at, len| open.file.write(&mut Source::kernel(&std::vec![1; len]), at);
-    write_as_a_user(10);
+    write_as_a_user(&world, 10);
     assert_eq!(write(0, 20), Ok(10));
     assert_eq!(write(5, 20), Ok(5));
-    assert_eq!(WRITER.get().signals, 0);
-    assert_eq!(write(10, 1), Err(Errno::EFBIG));
     assert_eq!(write(10, 0), Ok(0));
-    assert_eq!(open.file.truncate(11), Err(Errno::EFBIG));
-    assert_eq!(open.path.as_ref().unwrap().inode().truncate(11), Err(Errno::EFBIG));
-    assert_eq!(regular.allocate(0, 11, Grow::Yes), Err(Errno::EFBIG));
-    assert_eq!(WRITER.get().signals, 4);
+    assert_eq!(world.sandbox.take_signals(), []);
+    let too_large: [&dyn Fn() -> Result<()>; 4] = [
+        &|| write(10, 1).map(drop),
+        &|| open.file.truncate(11),
+        &|| open.path.as_ref().unwrap().inode().truncate(11),
+        &|| regular.allocate(0, 11, Grow::Yes),
+    ];
+    for change in too_large {
+        assert_eq!(change(), Err(Errno::EFBIG));
+        assert_eq!(world.sandbox.take_signals(), [SIGXFSZ]);
+    }
     assert_eq!(regular.allocate(0, 11, Grow::No), Ok(()));
-    write_as_a_user(3);
+    write_as_a_user(&world, 3);
     assert_eq!(open.file.truncate(8), Ok(()), "a file beyond the limit may shrink");
     assert_eq!(regular.allocate(0, 8, Grow::Yes), Ok(()), "nor does this make it longer");
-    assert_eq!((open.file.size(), WRITER.get().signals), (8, 0));
+    assert_eq!(open.file.size(), 8);
+    assert_eq!(world.sandbox.take_signals(), []);
 }
 
 #[test]
@@ -283,12 +293,24 @@ fn every_change_by_a_user_takes_set_user_id_away() {
         for (before, after) in [(0o6777, 0o777), (0o6767, 0o2767), (0o644, 0o644)] {
             let permissions = AttributeChanges { permissions: Some(before), ..Default::default() };
             inode.change(&permissions).unwrap();
-            WRITER.set(FakeWriter { keeps_privilege_bits: true, ..WRITER.get() });
+            world.sandbox.become_user(Credentials::of_user(0, 0));
             change().unwrap();
             assert_eq!(inode.attributes().mode & 0o7777, before, "by root, {number}");
-            write_as_a_user(u64::MAX);
+            write_as_a_user(&world, u64::MAX);
             change().unwrap();
             assert_eq!(inode.attributes().mode & 0o7777, after, "{number}");
         }
     }
+}
+
+#[test]
+fn nothing_writes_to_the_program_of_a_process() {
+    let world = World::new();
+    let tool = world.walk("/bin/tool").unwrap();
+    *current_process().executable.lock() = Some(tool.clone());
+    assert_eq!(error(world.open("/bin/tool", OpenFlags::RDWR)), Errno::ETXTBSY);
+    assert_eq!(error(world.open("/bin/tool", OpenFlags::TRUNC)), Errno::ETXTBSY);
+    assert!(world.open("/bin/tool", OpenFlags::empty()).is_ok());
+    *current_process().executable.lock() = None;
+    assert!(world.open("/bin/tool", OpenFlags::RDWR).is_ok());
 }

@@ -8,7 +8,6 @@ mod walking;
 
 use std::collections::BTreeMap;
 use std::string::{String, ToString};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::vec::Vec;
 
 use alloc::sync::Arc;
@@ -19,16 +18,18 @@ use thaw_abi::rootfs::{
 
 use super::context::Context;
 use super::file::{File, OpenFile, OpenFlags};
-use super::host_side::BLOBS;
 use super::lower::index::IndexLower;
 use super::namespace::{self, Removal, RenameKind};
 use super::open::{How, open};
 use super::path::Path;
 use super::permission::Identity;
 use super::walk::{Follow, Resolve, walk};
-use super::{FileSystems, FsContext, LowerLayer};
+use super::{FileSystems, LowerLayer};
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
+use crate::state::kernel;
+use crate::task::Credentials;
+use crate::testing::Sandbox;
 
 /// A file to put into an index.
 #[derive(Clone)]
@@ -63,9 +64,9 @@ pub fn sample() -> Vec<(&'static str, Lower)> {
     ]
 }
 
-/// Builds an index by hand and parses it. Blobs go where the host side looks.
-pub fn index(files: &[(&'static str, Lower)]) -> Index<'static> {
-    static NEXT_BLOB: AtomicU32 = AtomicU32::new(0);
+/// Builds an index by hand and parses it; also returns the blobs that it names.
+pub fn index(files: &[(&'static str, Lower)]) -> (Index<'static>, Vec<Vec<u8>>) {
+    let mut blobs = Vec::new();
     let mut tree: BTreeMap<String, Vec<(String, Lower)>> = BTreeMap::new();
     tree.insert(String::new(), Vec::new());
     for (path, file) in files {
@@ -134,9 +135,8 @@ pub fn index(files: &[(&'static str, Lower)]) -> Index<'static> {
                 IndexInode { a: first, b: entries.len() as u32, ..inode }
             }
             Some(Lower::File(content, mode)) => {
-                let blob = NEXT_BLOB.fetch_add(1, Ordering::Relaxed);
-                BLOBS.lock().unwrap().insert(blob, content.as_bytes().to_vec());
-                let a = if content.is_empty() { NO_BLOB } else { blob };
+                let a = if content.is_empty() { NO_BLOB } else { blobs.len() as u32 };
+                blobs.push(content.as_bytes().to_vec());
                 IndexInode { size: content.len() as u64, a, ..base(0o100000 | mode, nlink) }
             }
             Some(Lower::Link(target)) => {
@@ -148,7 +148,7 @@ pub fn index(files: &[(&'static str, Lower)]) -> Index<'static> {
             Some(Lower::Same(_)) => continue,
         };
     }
-    assemble(&inodes, &dirents, &strings)
+    (assemble(&inodes, &dirents, &strings), blobs)
 }
 
 fn assemble(inodes: &[IndexInode], dirents: &[IndexDirent], strings: &[u8]) -> Index<'static> {
@@ -187,8 +187,9 @@ fn assemble(inodes: &[IndexInode], dirents: &[IndexDirent], strings: &[u8]) -> I
 
 /// A tree and somebody who uses it.
 pub struct World {
-    pub fs: FileSystems,
+    pub fs: &'static FileSystems,
     pub context: Context,
+    pub sandbox: Sandbox,
 }
 
 impl World {
@@ -197,16 +198,15 @@ impl World {
     }
 
     pub fn over(files: &[(&'static str, Lower)]) -> Self {
-        let lower = LowerLayer(Arc::new(IndexLower::new(index(files))));
-        let fs = FileSystems::new(lower).unwrap();
-        let FsContext { cwd, root, umask } = FsContext::new(fs.root.clone());
-        let context = Context { root, cwd, umask, identity: Identity::default() };
-        Self { fs, context }
+        let (index, blobs) = index(files);
+        let lower = LowerLayer(Arc::new(IndexLower::new(index)));
+        let sandbox = Sandbox::over(lower, blobs, Credentials::of_user(0, 0));
+        Self { fs: &kernel().fs, context: Context::current(), sandbox }
     }
 
     /// The same tree as an ordinary user sees it.
     pub fn become_user(&mut self, uid: u32) {
-        self.context.identity = Identity::effective(&crate::task::Credentials::of_user(uid, uid));
+        self.context.identity = Identity::effective(&Credentials::of_user(uid, uid));
     }
 
     pub fn walk(&self, path: &str) -> Result<Path> {

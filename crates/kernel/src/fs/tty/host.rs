@@ -16,7 +16,7 @@ use super::job::{self, Force, JobControl};
 use super::termios::*;
 use crate::errno::{Errno, Result};
 use crate::fs::dev::makedev;
-use crate::fs::host_side::broker_request;
+use crate::host::broker;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::Lock;
@@ -66,7 +66,7 @@ impl HostTerminal {
             return Ok(known);
         }
         let mut reply = Vec::new();
-        broker_request(MSG_TERMINAL_GET, &[], &[], &mut reply)?;
+        broker::request(MSG_TERMINAL_GET, &[], &[], &mut reply)?;
         let mode = reply.get(..size_of::<TerminalMode>()).ok_or(Errno::EIO)?;
         let mode: TerminalMode = bytemuck::pod_read_unaligned(mode);
         let TerminalMode { input, output, control, local, line, characters, .. } = mode;
@@ -81,7 +81,7 @@ impl HostTerminal {
         let Termios { input, output, control, local, line, characters } = modes;
         let mode =
             TerminalMode { input, output, control, local, line, characters, when: when - TCSETS };
-        broker_request(MSG_TERMINAL_SET, bytemuck::bytes_of(&mode), &[], &mut Vec::new())?;
+        broker::request(MSG_TERMINAL_SET, bytemuck::bytes_of(&mode), &[], &mut Vec::new())?;
         self.modes.set(Some(modes));
         Ok(())
     }

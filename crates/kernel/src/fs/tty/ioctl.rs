@@ -9,6 +9,7 @@ use super::termios::*;
 use crate::errno::{Errno, Result};
 use crate::fs::dev::makedev;
 use crate::fs::fd_table::NewDescriptor;
+use crate::fs::fd_table::OnExec;
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::platform::user::UserAddress;
 use crate::task::signal::{SIGNAL_COUNT, SIGWINCH};
@@ -53,7 +54,7 @@ fn open_peer(pty: &Arc<Pty>, flags: OpenFlags) -> Result<u64> {
     let path = super::devpts::path_of(pty)?;
     let kept = flags & (OpenFlags::RDWR | OpenFlags::WRONLY | OpenFlags::NONBLOCK);
     let open = OpenFile::new(file, kept | OpenFlags::LARGEFILE, Some(path));
-    Ok(descriptor.install(open, crate::ipc::seam::on_exec(flags)) as u64)
+    Ok(descriptor.install(open, OnExec::of(flags)) as u64)
 }
 
 /// ioctl(2) on a slave.

@@ -5,7 +5,7 @@
 use alloc::collections::BTreeSet;
 
 use crate::errno::{Errno, Result};
-use crate::fs::proc::processes;
+use crate::state::kernel;
 use crate::sync::Lock;
 use crate::task::Capabilities;
 use crate::task::signal::{
@@ -38,7 +38,9 @@ impl JobControl {
 
 /// Sends a signal to all processes of a group.
 pub fn signal_process_group(group: u32, signal: u32) {
-    for process in processes().iter().filter(|process| process.process_group() == group) {
+    for process in
+        kernel().tasks.all_processes().iter().filter(|process| process.process_group() == group)
+    {
         send_to_process(process, SignalInfo::new(signal, SI_KERNEL));
     }
 }
@@ -110,7 +112,7 @@ pub fn set_foreground(job: &Lock<JobControl>, group: i32) -> Result<()> {
     check_change(job)?;
     let group = u32::try_from(group).map_err(|_| Errno::EINVAL)?;
     let own = current_process().session();
-    let all = processes();
+    let all = kernel().tasks.all_processes();
     let member = all.iter().find(|process| process.process_group() == group);
     let member = member.ok_or(Errno::ESRCH)?;
     if member.session() != own {
@@ -143,13 +145,13 @@ pub fn acquire(job: &Lock<JobControl>, force: Force) -> Result<()> {
     if job.lock().session == Some(session) && process.pid == session {
         return Ok(());
     }
-    let terminals = &crate::state::kernel().fs.terminals;
+    let terminals = &kernel().fs.terminals;
     if process.pid != session || terminals.controlling(process.pid, session).is_some() {
         return Err(Errno::EPERM);
     }
     let taken = job.lock().session.is_some_and(|session| {
         // A session without processes is over.
-        processes().iter().any(|process| process.session() == session)
+        kernel().tasks.all_processes().iter().any(|process| process.session() == session)
     });
     let may_steal = process.credentials.lock().can(Capabilities::SYS_ADMIN);
     if taken && !(force == Force::Steal && may_steal) {
@@ -195,7 +197,7 @@ pub fn hang_up_session(job: &Lock<JobControl>) {
 /// A process ends: if it leads a session, its terminal leaves the session
 /// (credentials(7); `disassociate_ctty`).
 pub fn process_ended(process: &Process) {
-    let terminals = &crate::state::kernel().fs.terminals;
+    let terminals = &kernel().fs.terminals;
     if process.pid != process.session() {
         return;
     }
@@ -210,7 +212,7 @@ pub fn process_ended(process: &Process) {
 pub fn hang_up(job: &Lock<JobControl>) {
     let old = core::mem::take(&mut *job.lock());
     let Some(session) = old.session else { return };
-    for process in processes().iter() {
+    for process in kernel().tasks.all_processes().iter() {
         let leads = process.pid == session;
         if leads || old.foreground != 0 && process.process_group() == old.foreground {
             send_to_process(process, SignalInfo::new(SIGHUP, SI_KERNEL));

@@ -7,8 +7,11 @@ use super::permissions::Permissions;
 use super::registry::Object;
 use super::{IPC_PRIVATE, now_s, system_v};
 use crate::errno::Result;
-use crate::fs::file::UpperPages;
-use crate::mm::vma::{FileBacking, Vma};
+use crate::io::{Sink, Source};
+use crate::mm::backing::FileBacking;
+use crate::mm::backing::UpperPages;
+use crate::mm::shared::Placed;
+use crate::mm::vma::Vma;
 use crate::state::kernel;
 use crate::sync::Lock;
 use crate::task::Process;
@@ -22,7 +25,7 @@ pub const SHM_LOCKED: u32 = 0o2000;
 /// A segment of shared memory.
 pub struct Segment {
     permissions: Lock<Permissions>,
-    pages: Arc<dyn UpperPages>,
+    pages: Arc<SegmentPages>,
     /// Device and inode number of the file.
     file: (u64, u64),
     /// Bytes, as asked for.
@@ -48,6 +51,42 @@ const ATTACHED: usize = 0;
 const DETACHED: usize = 1;
 const CHANGED: usize = 2;
 
+/// The pages of a segment, which tell it when a mapping of them has gone.
+struct SegmentPages {
+    file: Arc<dyn UpperPages>,
+}
+
+impl UpperPages for SegmentPages {
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
+        self.file.read_at(sink, offset)
+    }
+
+    fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize> {
+        self.file.write_at(source, offset)
+    }
+
+    fn lend(&self, page: u64, address: u64, prot: u32) -> Result<Option<Placed>> {
+        self.file.lend(page, address, prot)
+    }
+
+    fn recall(&self, start: u64, end: u64) {
+        self.file.recall(start, end);
+    }
+
+    fn unmapped(&self) {
+        let Some(thread) = running() else { return };
+        let is_own = |segment: &Segment| core::ptr::eq(Arc::as_ptr(&segment.pages), self);
+        let own = system_v().memory.all().into_iter().find(|(_, segment)| is_own(segment));
+        if let Some((id, segment)) = own {
+            detached(id, &segment, thread.process.pid);
+        }
+    }
+}
+
 impl Object for Segment {
     fn permissions(&self) -> &Lock<Permissions> {
         &self.permissions
@@ -59,7 +98,8 @@ impl Segment {
     pub fn new(permissions: Permissions, size: u64, creator: u32) -> Result<Self> {
         let len = size.next_multiple_of(4096);
         let owner = (permissions.uid, permissions.gid);
-        let (pages, attributes) = kernel().fs.memory_file(permissions.mode, owner, len)?;
+        let (file, attributes) = kernel().fs.memory_file(permissions.mode, owner, len)?;
+        let pages = Arc::new(SegmentPages { file });
         let state = State { times_s: [0, 0, now_s()], ..State::default() };
         Ok(Self {
             permissions: Lock::new(permissions),
@@ -75,7 +115,7 @@ impl Segment {
     pub fn backing(&self, is_writable: bool) -> FileBacking {
         let path = format!("/SYSV{:08x} (deleted)", self.permissions.get().key).into_bytes();
         FileBacking {
-            source: crate::fs::file::MmapSource::Upper(self.pages.clone()),
+            source: crate::mm::backing::MmapSource::Upper(self.pages.clone()),
             path: path.into(),
             device: self.file.0,
             inode: self.file.1,
@@ -120,15 +160,6 @@ fn detached(id: i32, segment: &Segment, pid: u32) {
     };
     if is_condemned && segment.attachments() == 0 {
         system_v().memory.remove(id);
-    }
-}
-
-/// An area has been unmapped by the running thread.
-pub fn unmapped(vma: &Vma) {
-    let Some(thread) = running().filter(|_| vma.shared_upper().is_some()) else { return };
-    let shown = system_v().memory.all().into_iter().find(|(_, segment)| segment.is_shown_by(vma));
-    if let Some((id, segment)) = shown {
-        detached(id, &segment, thread.process.pid);
     }
 }
 

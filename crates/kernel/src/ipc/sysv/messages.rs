@@ -285,6 +285,7 @@ impl MessageQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Sandbox;
 
     fn send(queue: &MessageQueue, kind: i64, len: usize) -> Result<()> {
         queue.send(&mut Some(Message { kind, text: vec![kind as u8; len] }), 1)
@@ -300,6 +301,7 @@ mod tests {
 
     #[test]
     fn messages_are_taken_by_type() {
+        let _sandbox = Sandbox::new();
         let queue = MessageQueue::new(Permissions::default());
         for kind in [5, 3, 4, 3, 9] {
             send(&queue, kind, 10).unwrap();
@@ -315,6 +317,7 @@ mod tests {
 
     #[test]
     fn who_waits_gets_the_message_at_once() {
+        let _sandbox = Sandbox::new();
         let queue = MessageQueue::new(Permissions::default());
         let small = queue.line_up(Wish { room: 5, ..wish(Wanted::Any) });
         let other = queue.line_up(wish(Wanted::Kind(8)));
@@ -331,6 +334,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_takes_no_more() {
+        let _sandbox = Sandbox::new();
         let queue = MessageQueue::new(Permissions::default());
         send(&queue, 1, QUEUE_BYTES as usize - 1).unwrap();
         assert_eq!(send(&queue, 1, 2), Err(Errno::EAGAIN));

@@ -6,13 +6,10 @@
 //! that Linux would show.
 
 pub mod memory;
-pub mod memory_calls;
-pub mod message_calls;
 pub mod messages;
 pub mod permissions;
 pub mod proc_files;
 pub mod registry;
-pub mod semaphore_calls;
 pub mod semaphores;
 
 use memory::Segment;
@@ -21,6 +18,7 @@ use registry::Registry;
 use semaphores::SemaphoreSet;
 
 use crate::task::Process;
+use crate::time::clock;
 
 /// Key of objects that nobody finds by key.
 pub const IPC_PRIVATE: i32 = 0;
@@ -49,13 +47,13 @@ pub struct SystemV {
 }
 
 /// The objects of the sandbox.
-fn system_v() -> &'static SystemV {
+pub fn system_v() -> &'static SystemV {
     &crate::state::kernel().system_v
 }
 
 /// Seconds since the epoch.
 fn now_s() -> i64 {
-    (crate::ipc::seam::realtime_ns() / 1_000_000_000) as i64
+    (clock::realtime_ns() / 1_000_000_000) as i64
 }
 
 /// The process has ended: what it has done with `SEM_UNDO` is undone, and memory

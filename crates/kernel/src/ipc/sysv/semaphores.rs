@@ -336,6 +336,7 @@ impl SemaphoreSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Sandbox;
 
     fn operation(number: u16, amount: i16, flags: u32) -> Operation {
         Operation { number, amount, flags: flags as u16 }
@@ -354,6 +355,7 @@ mod tests {
 
     #[test]
     fn all_operations_are_done_or_none() {
+        let _sandbox = Sandbox::new();
         let set = SemaphoreSet::new(Permissions::default(), 2);
         let both = vec![operation(0, 2, 0), operation(1, -1, IPC_NOWAIT)];
         assert_eq!(ended(set.operate(both, 7)), Err(Errno::EAGAIN));
@@ -367,6 +369,7 @@ mod tests {
 
     #[test]
     fn who_waits_is_served_by_who_makes_it_possible() {
+        let _sandbox = Sandbox::new();
         let set = SemaphoreSet::new(Permissions::default(), 1);
         let Attempt::Waits(first) = set.operate(vec![operation(0, -2, 0)], 1) else { panic!() };
         let Attempt::Waits(second) = set.operate(vec![operation(0, -1, 0)], 2) else { panic!() };
@@ -383,6 +386,7 @@ mod tests {
 
     #[test]
     fn what_a_process_has_done_is_undone() {
+        let _sandbox = Sandbox::new();
         let set = SemaphoreSet::new(Permissions::default(), 2);
         assert_eq!(ended(set.operate(vec![operation(0, 5, SEM_UNDO)], 1)), Ok(()));
         assert_eq!(ended(set.operate(vec![operation(0, -2, SEM_UNDO)], 2)), Ok(()));

@@ -5,14 +5,15 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{halt, is_first, own, own_space, run, serve};
+use super::{Carrier, halt, is_first, own, own_space, run, serve};
 use crate::errno::{Errno, Result};
-use crate::mm::AddressSpace;
 use crate::mm::arena;
 use crate::platform::host::{self, Forked};
+use crate::platform::memory::GuestRange;
 use crate::platform::{kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
+use crate::task::Space;
 use crate::task::clone;
 use crate::task::sched::{self, RunState};
 use crate::task::thread::{Thread, current, current_arc};
@@ -22,7 +23,7 @@ use crate::task::wait::Wake;
 /// host process: both sides go on from there.
 pub struct Errand {
     thread: Arc<Thread>,
-    space: Arc<AddressSpace>,
+    space: Arc<Space>,
     /// Whether the thread itself moves to the new host process.
     moves: bool,
     /// The thread to publish once the new host process is there and before it runs.
@@ -32,7 +33,7 @@ pub struct Errand {
 
 /// Gives `space`, a copy of the running process' memory, to a host process of
 /// its own, which runs `thread`, and publishes the thread.
-pub fn fork(space: Arc<AddressSpace>, thread: &Arc<Thread>) -> Result<()> {
+pub fn fork(space: Arc<Space>, thread: &Arc<Thread>) -> Result<()> {
     arena::prepare()?;
     space.run_queue.push(thread.clone());
     thread.sched.lock().state = RunState::Runnable;
@@ -55,7 +56,7 @@ pub fn move_to_new_space() -> Result<()> {
     arena::prepare()?;
     let thread = current_arc();
     thread.context.save_fpu();
-    let space = Arc::new(AddressSpace::new());
+    let space = Arc::new(Space::new());
     perform(Errand { thread, space, moves: true, newborn: None, outcome: Lock::new(None) })
 }
 
@@ -78,7 +79,11 @@ pub(super) fn run_errand() -> Option<Forked> {
     let errand = unsafe { &*errand };
     let thread = errand.thread.clone();
     // The child's references: its side of the fork lets go of them.
-    let for_child = (errand.space.clone(), errand.thread.clone());
+    let for_child = Newborn {
+        carrier: errand.space.begin_carrier(),
+        space: errand.space.clone(),
+        thread: errand.thread.clone(),
+    };
     let moves = errand.moves;
     let outcome = share_arena().and_then(|()| host::fork(!is_first()));
     match outcome {
@@ -88,7 +93,7 @@ pub(super) fn run_errand() -> Option<Forked> {
             return Some(Forked::Child);
         }
         Ok(Forked::Parent { pid }) => {
-            for_child.0.carrier.host_pid.store(pid, Relaxed);
+            for_child.carrier.host_pid.store(pid, Relaxed);
             core::mem::forget(for_child);
             if let Some(thread) = &errand.newborn {
                 clone::publish(thread);
@@ -113,20 +118,20 @@ fn share_arena() -> Result<()> {
 
 /// Makes host processes for the address spaces of an image other than the
 /// first, which this one has. `fill` maps the memory of the space with a number.
-pub fn begin_others(fill: impl Fn(u32, &AddressSpace) -> Result<()>) -> Result<()> {
+pub fn begin_others(mut fill: impl FnMut(u32, &Space) -> Result<()>) -> Result<()> {
     let spaces = kernel().tasks.spaces();
     for (number, space) in spaces.iter().enumerate().skip(1) {
-        let for_child = space.clone();
+        let for_child = (space.clone(), space.begin_carrier());
         match host::fork(!is_first())? {
             Forked::Parent { pid } => {
-                space.carrier.host_pid.store(pid, Relaxed);
+                for_child.1.host_pid.store(pid, Relaxed);
                 core::mem::forget(for_child);
             }
             Forked::Child => {
                 vcpu::begin_forked();
                 kernel_lock::acquire();
-                let pid = for_child.carrier.host_pid();
-                serve(for_child, pid);
+                let (space, carrier) = for_child;
+                serve(space, carrier);
                 if fill(number as u32, own_space()).is_err() {
                     crate::platform::panic::die_with("the image of a process cannot be mapped")
                 }
@@ -137,14 +142,20 @@ pub fn begin_others(fill: impl Fn(u32, &AddressSpace) -> Result<()>) -> Result<(
     Ok(())
 }
 
-/// The new host process: becomes the carrier of its address space.
-fn begin_child(own: (Arc<AddressSpace>, Arc<Thread>), moves: bool, errand: &Errand) {
+/// What a new host process has for itself.
+struct Newborn {
+    carrier: Arc<Carrier>,
+    space: Arc<Space>,
+    thread: Arc<Thread>,
+}
+
+/// The new host process: becomes the carrier of its space.
+fn begin_child(own: Newborn, moves: bool, errand: &Errand) {
     vcpu::begin_forked();
     kernel_lock::acquire();
-    let (space, thread) = own;
+    let Newborn { carrier, space, thread } = own;
     // The parent has noted the process id before it gave up the lock.
-    let pid = space.carrier.host_pid();
-    serve(space.clone(), pid);
+    serve(space.clone(), carrier);
     let outcome = if moves { empty() } else { space.after_fork() };
     if outcome.is_err() {
         crate::platform::panic::die_with("the memory of a new process cannot be set up")
@@ -158,6 +169,5 @@ fn begin_child(own: (Arc<AddressSpace>, Arc<Thread>), moves: bool, errand: &Erra
 
 /// Removes all guest memory of this host process.
 fn empty() -> Result<()> {
-    use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
-    host::unmap(GUEST_MIN, GUEST_MAX - GUEST_MIN)
+    host::unmap(GuestRange::ALL)
 }

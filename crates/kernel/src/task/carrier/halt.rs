@@ -5,7 +5,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use super::{Activity, Vcpu, interrupt_others, own_space, own_vcpu, ring, sleep_until_rung};
+use super::{Activity, Vcpu, interrupt_others, own_carrier, own_vcpu, ring, sleep_until_rung};
 use crate::platform::{host, kernel_lock};
 
 /// The vCPU for which the others rest, or null. One carrier halts at a time, since
@@ -27,7 +27,7 @@ pub(super) fn others_during<T>(work: impl FnOnce() -> T) -> T {
     }
     HALTED_BY.store(core::ptr::from_ref(own_vcpu()).cast_mut(), Relaxed);
     interrupt_others();
-    while !own_space().carrier.is_alone() {
+    while !own_carrier().is_alone() {
         let rung = own_vcpu().bell().load(Relaxed);
         kernel_lock::release();
         host::futex_wait(own_vcpu().bell(), rung, None);
@@ -49,7 +49,7 @@ pub(super) fn note_rest() {
 
 fn ring_sleepers() {
     let sleepers: alloc::vec::Vec<Arc<Vcpu>> = {
-        let vcpus = own_space().carrier.vcpus.lock();
+        let vcpus = own_carrier().vcpus.lock();
         vcpus.iter().filter(|vcpu| vcpu.activity.get() == Activity::Sleeping).cloned().collect()
     };
     for vcpu in &sleepers {

@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{Activity, Carrier, Vcpu, is_own, own_space, own_vcpu};
+use super::{Activity, Carrier, Vcpu, is_own, own_carrier, own_space, own_vcpu};
 use crate::platform::clock;
 use crate::task::sched::TICK_NS;
 
@@ -86,9 +86,9 @@ impl Carrier {
 /// The alarm has gone off while this vCPU was idle: whether it helps those that are
 /// not.
 pub(super) fn helps() -> bool {
-    let space = own_space();
-    space.carrier.judge();
-    let helps = !space.run_queue.is_empty() && space.carrier.wants_own_help();
+    let carrier = own_carrier();
+    carrier.judge();
+    let helps = !own_space().run_queue.is_empty() && carrier.wants_own_help();
     if helps {
         own_vcpu().park(false);
     }

@@ -27,20 +27,21 @@ use alloc::vec::Vec;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::sched;
+use super::hooks::above;
 use super::thread::Thread;
+use super::{Space, sched};
 use crate::host::{control, phases};
-use crate::mm::AddressSpace;
 use crate::mm::{arena, populate};
-use crate::net::host_poll;
 use crate::platform::host::{self, Forked};
+use crate::platform::saved::OfHost;
 use crate::platform::vcpu::{self, IdleVcpu, VcpuData};
 use crate::platform::{self, clock, fault, kernel_lock};
 use crate::state::kernel;
 use crate::sync::Lock;
+use crate::task::host_poll;
 use crate::time::timer;
 
-/// The carrier of an address space. What it does is of this boot.
+/// The carrier of a space, of this boot.
 #[derive(Default)]
 pub struct Carrier {
     /// Host process id in the sandbox' pid namespace; 0 if there is none.
@@ -53,6 +54,7 @@ pub struct Carrier {
     /// When the host was last looked at beside a running thread, on the host's
     /// monotonic clock in nanoseconds.
     looked_at: AtomicU64,
+    _of_host: OfHost,
 }
 
 impl Carrier {
@@ -103,14 +105,16 @@ static WATCHER: AtomicPtr<Vcpu> = AtomicPtr::new(core::ptr::null_mut());
 /// Until when it watches at most, on the guest's monotonic clock in nanoseconds.
 static WATCHES_UNTIL: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The address space of the first host process, which ends the sandbox.
-static FIRST: AtomicPtr<AddressSpace> = AtomicPtr::new(core::ptr::null_mut());
+static FIRST: AtomicPtr<Space> = AtomicPtr::new(core::ptr::null_mut());
 /// The exit code of the sandbox plus 1, once it is to end.
 static ENDING: AtomicU64 = AtomicU64::new(0);
 
 /// What a vCPU has for itself.
 struct OwnVcpu {
-    /// The address space that it serves.
-    space: Arc<AddressSpace>,
+    /// The space that it serves.
+    space: Arc<Space>,
+    /// Its host process.
+    carrier: Arc<Carrier>,
     /// As the others see it.
     vcpu: Arc<Vcpu>,
     /// What the thread that has just left it asks of the idle loop, or null.
@@ -121,8 +125,8 @@ struct OwnVcpu {
 unsafe impl VcpuData for OwnVcpu {}
 
 impl OwnVcpu {
-    fn new(space: Arc<AddressSpace>, vcpu: Arc<Vcpu>) -> Box<Self> {
-        Box::new(Self { space, vcpu, errand: Cell::new(core::ptr::null()) })
+    fn new(space: Arc<Space>, carrier: Arc<Carrier>, vcpu: Arc<Vcpu>) -> Box<Self> {
+        Box::new(Self { space, carrier, vcpu, errand: Cell::new(core::ptr::null()) })
     }
 }
 
@@ -134,10 +138,16 @@ fn own() -> &'static OwnVcpu {
     }
 }
 
-/// The address space that this vCPU serves.
+/// The space that this vCPU serves.
 #[inline]
-pub fn own_space() -> &'static AddressSpace {
+pub fn own_space() -> &'static Space {
     &own().space
+}
+
+/// This host process.
+#[inline]
+pub fn own_carrier() -> &'static Carrier {
+    &own().carrier
 }
 
 /// This vCPU.
@@ -149,32 +159,27 @@ fn is_own(vcpu: &Vcpu) -> bool {
     vcpu::data::<OwnVcpu>().is_some_and(|own| core::ptr::eq(Arc::as_ptr(&own.vcpu), vcpu))
 }
 
-/// Whether an address space is the one that this vCPU serves.
-fn is_own_space(space: &AddressSpace) -> bool {
+/// Whether a space is the one that this vCPU serves.
+fn is_own_space(space: &Space) -> bool {
     vcpu::data::<OwnVcpu>().is_some_and(|own| core::ptr::eq(Arc::as_ptr(&own.space), space))
 }
 
-/// Makes the first host process of a sandbox serve an address space.
-pub fn begin(space: Arc<AddressSpace>) {
+/// Makes the first host process of a sandbox serve a space.
+pub fn begin(space: Arc<Space>) {
     const FIRST_HOST_PID: u32 = 1;
     FIRST.store(Arc::as_ptr(&space).cast_mut(), Relaxed);
     WATCHER.store(core::ptr::null_mut(), Relaxed);
-    space.carrier.host_pid.store(FIRST_HOST_PID, Relaxed);
-    serve(space, FIRST_HOST_PID);
+    let carrier = space.begin_carrier();
+    carrier.host_pid.store(FIRST_HOST_PID, Relaxed);
+    serve(space, carrier);
 }
 
-/// Makes the calling host thread the only vCPU of an address space.
-fn serve(space: Arc<AddressSpace>, host_tid: u32) {
-    let vcpu = Arc::new(Vcpu::new(vcpu::index(), host_tid));
-    {
-        let mut vcpus = space.carrier.vcpus.lock();
-        vcpus.clear();
-        vcpus.push(vcpu.clone());
-    }
+/// Makes the calling host thread the first vCPU of a carrier.
+fn serve(space: Arc<Space>, carrier: Arc<Carrier>) {
+    let vcpu = Arc::new(Vcpu::new(vcpu::index(), carrier.host_pid()));
+    carrier.vcpus.lock().push(vcpu.clone());
     vcpu::alarm_at().store(0, Relaxed);
-    space.carrier.looked_at.store(0, Relaxed);
-    space.carrier.judged_at.store(0, Relaxed);
-    vcpu::install(OwnVcpu::new(space, vcpu));
+    vcpu::install(OwnVcpu::new(space, carrier, vcpu));
 }
 
 fn is_first() -> bool {
@@ -182,61 +187,54 @@ fn is_first() -> bool {
     vcpu::data::<OwnVcpu>().is_some_and(|own| core::ptr::eq(Arc::as_ptr(&own.space), first))
 }
 
-/// Tells the vCPUs of an address space that there is something in its queue.
-pub fn notify(space: &AddressSpace) {
+/// Tells the vCPUs of a space that there is something in its queue.
+pub fn notify(space: &Space) {
     if is_own_space(space) {
         // This vCPU looks at the queue before it rests. If that takes long,
         // the alarm finds help.
         return;
     }
-    if space.carrier.with_activity(Activity::Active).is_some() {
+    let Some(carrier) = space.carrier() else { return };
+    if carrier.with_activity(Activity::Active).is_some() {
         if space.run_queue.len() == 1 {
             // They look at their queue when the threads that they run stop; should
             // that not be soon, an alarm of their own has to find help or end a
             // time slice.
-            interrupt_all(space);
+            interrupt_all(&carrier);
         }
-    } else if let Some(sleeper) = space.carrier.with_activity(Activity::Sleeping) {
+    } else if let Some(sleeper) = carrier.with_activity(Activity::Sleeping) {
         ring(&sleeper);
     } else {
         ring_watcher();
     }
 }
 
-/// Makes all vCPUs of another address space come into the kernel.
-fn interrupt_all(space: &AddressSpace) {
-    let pid = space.carrier.host_pid();
-    for vcpu in space.carrier.vcpus.lock().iter() {
+/// Makes all vCPUs of another carrier come into the kernel.
+fn interrupt_all(carrier: &Carrier) {
+    for vcpu in carrier.vcpus.lock().iter() {
         if vcpu.activity.get() == Activity::Active {
-            vcpu.interrupt(pid);
+            vcpu.interrupt(carrier.host_pid());
         }
     }
 }
 
 /// Makes the other vCPUs of this carrier look whether their time slices are over.
 pub fn interrupt_others() {
-    let space = own_space();
-    for vcpu in space.carrier.vcpus.lock().iter() {
+    let carrier = own_carrier();
+    for vcpu in carrier.vcpus.lock().iter() {
         if !is_own(vcpu) && vcpu.activity.get() == Activity::Active {
-            vcpu.interrupt(space.carrier.host_pid());
+            vcpu.interrupt(carrier.host_pid());
         }
     }
 }
 
 /// Makes a thread that runs on another vCPU come into the kernel.
 pub fn interrupt(thread: &Thread) {
-    let space = thread.process.mm();
-    let runs_on = space
-        .carrier
-        .vcpus
-        .lock()
-        .iter()
-        .find(|vcpu| core::ptr::eq(vcpu.running(), thread))
-        .cloned();
-    if let Some(vcpu) = runs_on
-        && !is_own(&vcpu)
-    {
-        vcpu.interrupt(space.carrier.host_pid());
+    let Some(carrier) = thread.process.mm().carrier() else { return };
+    for vcpu in carrier.vcpus.lock().iter() {
+        if core::ptr::eq(vcpu.running(), thread) && !is_own(vcpu) {
+            vcpu.interrupt(carrier.host_pid());
+        }
     }
 }
 
@@ -267,9 +265,8 @@ fn ring(vcpu: &Vcpu) {
 
 fn ring_watcher() {
     if let Some(clapper) = arena::clapper() {
-        let one = 1u8;
         // Full means that it has been rung already.
-        let _ = host::send(clapper, &raw const one as u64, 1);
+        let _ = host::send(clapper, [1u8][..].into());
     }
 }
 
@@ -299,10 +296,7 @@ pub fn run() -> ! {
             control::handle_messages();
             continue;
         }
-        if others_rest()
-            && let Some(cause) = crate::freeze::is_due()
-        {
-            crate::freeze::freeze(cause);
+        if others_rest() && above().freeze_if_due() {
             continue;
         }
         phases::report_if_due();
@@ -338,7 +332,7 @@ fn run_threads() {
 
 /// Whether this vCPU is to run threads now, if there are any.
 pub fn may_run_threads() -> bool {
-    let rests = halt::is_asked() || own_vcpu().is_parked() && !own_space().carrier.is_alone();
+    let rests = halt::is_asked() || own_vcpu().is_parked() && !own_carrier().is_alone();
     !rests
 }
 
@@ -348,9 +342,9 @@ fn others_rest() -> bool {
         return true;
     }
     kernel().tasks.spaces().iter().all(|space| {
-        let vcpus = space.carrier.vcpus.lock();
         let rests = |vcpu: &Arc<Vcpu>| is_own(vcpu) || vcpu.activity.get() != Activity::Active;
-        vcpus.iter().all(rests) && space.run_queue.is_empty()
+        let is_at_rest = |carrier: Arc<Carrier>| carrier.vcpus.lock().iter().all(rests);
+        space.carrier().is_none_or(is_at_rest) && space.run_queue.is_empty()
     })
 }
 
@@ -367,7 +361,7 @@ fn watch() {
     let has_message = host_poll::watch(timeout);
     own_vcpu().activity.set(Activity::Active);
     // What has been found to run is at hand here.
-    own_vcpu().park(fault::has_signal() || !own_space().carrier.wants_own_help());
+    own_vcpu().park(fault::has_signal() || !own_carrier().wants_own_help());
     WATCHER.store(core::ptr::null_mut(), Relaxed);
     if has_message {
         control::handle_messages();
@@ -419,30 +413,28 @@ fn sleep_until_rung(rung: u32) {
 /// nobody to watch: by polling, or at its ticks because it is talkative. Each wake-up
 /// of a watcher would take processor time from it.
 fn others_look() -> bool {
-    let carrier = &own_space().carrier;
+    let carrier = own_carrier();
     !carrier.is_alone() && (carrier.has_looked() || !carrier.wants_own_help())
 }
 
 /// The host is looked at beside the running thread.
 pub fn note_look() {
     if kernel_lock::is_enabled() {
-        own_space().carrier.looked_at.store(clock::monotonic_ns(), Relaxed);
+        own_carrier().looked_at.store(clock::monotonic_ns(), Relaxed);
     }
 }
 
 /// At a tick: whether somebody watches, who may have to be woken for it. A talkative
 /// vCPU looks itself.
 pub fn is_watched() -> bool {
-    !WATCHER.load(Relaxed).is_null() || own_space().carrier.wants_help() && hand_over_watch()
+    !WATCHER.load(Relaxed).is_null() || own_carrier().wants_help() && hand_over_watch()
 }
 
 /// Wakes somebody to watch; whether there is anybody.
 fn hand_over_watch() -> bool {
-    let sleeper = kernel()
-        .tasks
-        .spaces()
-        .iter()
-        .find_map(|space| space.carrier.with_activity(Activity::Sleeping));
+    let carriers = kernel().tasks.spaces().into_iter().filter_map(|space| space.carrier());
+    let sleeper =
+        carriers.into_iter().find_map(|carrier| carrier.with_activity(Activity::Sleeping));
     if let Some(sleeper) = &sleeper {
         ring(sleeper);
     }
@@ -460,7 +452,7 @@ fn retire() -> ! {
     if WATCHER.load(Relaxed).is_null() {
         hand_over_watch();
     }
-    let others = own_space().carrier.vcpus.lock().clone();
+    let others = own_carrier().vcpus.lock().clone();
     for vcpu in others.iter() {
         match vcpu.activity.get() {
             Activity::Sleeping => ring(vcpu),
@@ -469,7 +461,7 @@ fn retire() -> ! {
         }
     }
     drop(others);
-    own_space().carrier.vcpus.lock().retain(|vcpu| !is_own(vcpu));
+    own_carrier().vcpus.lock().retain(|vcpu| !is_own(vcpu));
     vcpu::end::<OwnVcpu>()
 }
 
@@ -479,13 +471,7 @@ pub fn end_sandbox(code: u64) -> ! {
         crate::platform::panic::exit(code)
     }
     ENDING.store(code + 1, Relaxed);
-    // SAFETY: the first host process never retires.
-    let first = unsafe { &*FIRST.load(Relaxed) };
-    if let Some(sleeper) = first.carrier.with_activity(Activity::Sleeping) {
-        ring(&sleeper);
-    }
-    ring_watcher();
-    interrupt_all(first);
+    wake_first();
     kernel_lock::release();
     host::exit_thread()
 }
@@ -502,13 +488,18 @@ pub fn tell_of_panic() {
     }
     // The first process finds the lock abandoned.
     kernel_lock::abandon();
+    wake_first();
+}
+
+/// Makes the first host process look whether the sandbox ends.
+fn wake_first() {
     // SAFETY: the first host process never retires.
-    let first = unsafe { &*first };
-    if let Some(sleeper) = first.carrier.with_activity(Activity::Sleeping) {
+    let Some(carrier) = unsafe { &*FIRST.load(Relaxed) }.carrier() else { return };
+    if let Some(sleeper) = carrier.with_activity(Activity::Sleeping) {
         ring(&sleeper);
     }
     ring_watcher();
-    interrupt_all(first);
+    interrupt_all(&carrier);
 }
 
 /// Ends the first host process if another one has ended the sandbox.

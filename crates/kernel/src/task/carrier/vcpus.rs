@@ -3,11 +3,13 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::control::FLAG_FREEZE_AT_ENTRY;
+use thaw_abi::control::{FLAG_BY_PAGE, FLAG_FREEZE_AT_ENTRY};
 
-use super::{Activity, OwnVcpu, halt, own_space, ring, ring_watcher};
+use super::{Activity, OwnVcpu, halt, own, own_carrier, ring, ring_watcher};
 use crate::errno::Result;
+use crate::host::phases;
 use crate::mm::{arena, lazy};
+use crate::platform::saved::OfHost;
 use crate::platform::{filter, host, kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::Lock;
@@ -39,6 +41,7 @@ pub struct Vcpu {
     /// An interruption is on its way, and the vCPU has not looked since. More
     /// of them would only pile up on its signal stack.
     interrupted: AtomicBool,
+    _of_host: OfHost,
 }
 
 impl Vcpu {
@@ -55,6 +58,7 @@ impl Vcpu {
             calls_judged: AtomicU64::new(0),
             talkative_for: AtomicU32::new(0),
             interrupted: AtomicBool::new(false),
+            _of_host: OfHost::default(),
         }
     }
 
@@ -107,7 +111,7 @@ pub fn add_if_wanted() -> bool {
     if halt::is_asked() {
         return false;
     }
-    let carrier = &own_space().carrier;
+    let carrier = own_carrier();
     if let Some(sleeper) = carrier.with_activity(Activity::Sleeping) {
         sleeper.park(false);
         ring(&sleeper);
@@ -123,17 +127,19 @@ pub fn add_if_wanted() -> bool {
 }
 
 /// Whether the sandbox' limit leaves room for another vCPU. A program that is to
-/// be frozen has one, and so has one whose filter allows no other.
+/// be frozen has one, and so has one whose filter allows no other. One whose working set is
+/// recorded has one until it has answered: for several, all of its memory is mapped.
 pub fn may_grow() -> bool {
     if !filter::may_clone() {
         return false;
     }
     let config = kernel().config.get();
+    let is_recorded = config.flags & FLAG_BY_PAGE != 0 && !phases::has_answered();
     let limit = match config.flags & FLAG_FREEZE_AT_ENTRY {
-        0 => config.cpus.min(vcpu::MAX_VCPUS),
+        0 if !is_recorded => config.cpus.min(vcpu::MAX_VCPUS),
         _ => 1,
     };
-    own_space().carrier.vcpu_count() < limit as usize
+    own_carrier().vcpu_count() < limit as usize
 }
 
 /// Prepares for there being several vCPUs.
@@ -146,7 +152,7 @@ fn become_several() -> Result<()> {
 
 /// Adds a vCPU to this carrier. The caller has the kernel lock.
 fn add() -> Result<()> {
-    let carrier = &own_space().carrier;
+    let carrier = own_carrier();
     // Not 0: that area holds the tables of the process, too.
     let index = {
         let vcpus = carrier.vcpus.lock();
@@ -154,7 +160,8 @@ fn add() -> Result<()> {
     };
     let vcpu = Arc::new(Vcpu::new(index, 0));
     // The host process keeps a reference to its address space through this vCPU, too.
-    let own = OwnVcpu::new(super::own().space.clone(), vcpu.clone());
+    let (space, of_carrier) = (own().space.clone(), own().carrier.clone());
+    let own = OwnVcpu::new(space, of_carrier, vcpu.clone());
     vcpu.host_tid.store(vcpu::start(index, own)?, Relaxed);
     carrier.vcpus.lock().push(vcpu);
     Ok(())

@@ -8,8 +8,9 @@ use super::{
 };
 use crate::errno::{Errno, Result};
 use crate::host::control;
-use crate::mm::shared::SEGV_MAPERR;
-use crate::platform::entry::{RETURN_FULL, TrapFrame};
+use crate::mm::shared::{SEGV_MAPERR, page_in};
+use crate::platform::entry::{Frame, RETURN_FULL};
+use crate::task::hooks::above;
 use crate::task::process::Life;
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
@@ -19,7 +20,7 @@ use crate::task::{carrier, exit, sched};
 const SYS_RESTART: u64 = 219;
 
 /// Does what is to be done before the running thread returns to the guest.
-pub fn before_return(frame: &mut TrapFrame) {
+pub fn before_return(frame: &Frame) {
     let thread = current();
     thread.context.attended();
     carrier::attend_interruption();
@@ -46,7 +47,7 @@ pub fn before_return(frame: &mut TrapFrame) {
     deliver(thread, frame);
 }
 
-fn deliver(thread: &Thread, frame: &mut TrapFrame) {
+fn deliver(thread: &Thread, frame: &Frame) {
     let mut handled = false;
     loop {
         let mask = thread.signals.lock().mask;
@@ -74,7 +75,7 @@ fn deliver(thread: &Thread, frame: &mut TrapFrame) {
 }
 
 /// Does what the signal's action says; whether a handler was set up.
-fn act(thread: &Thread, frame: &mut TrapFrame, info: SignalInfo) -> bool {
+fn act(thread: &Thread, frame: &Frame, info: SignalInfo) -> bool {
     let signal = info.number();
     let action = thread.process.signals.lock().actions[signal as usize - 1];
     match action.handler {
@@ -98,7 +99,7 @@ fn act(thread: &Thread, frame: &mut TrapFrame, info: SignalInfo) -> bool {
     }
 }
 
-fn call_handler(thread: &Thread, frame: &mut TrapFrame, action: &Action, info: SignalInfo) {
+fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInfo) {
     let signal = info.number();
     let mask = {
         let mut signals = thread.signals.lock();
@@ -120,32 +121,32 @@ fn call_handler(thread: &Thread, frame: &mut TrapFrame, action: &Action, info: S
 }
 
 /// The error that an interrupted system call has left, if it has.
-fn interrupted(frame: &TrapFrame) -> Option<Errno> {
-    if frame.orig_rax == u64::MAX {
+fn interrupted(frame: &Frame) -> Option<Errno> {
+    if frame.orig_rax() == u64::MAX {
         return None;
     }
-    Errno::from_return(frame.rax).err()
+    Errno::from_return(frame.rax()).err()
 }
 
 /// Before a handler runs: `EINTR`, or again (signal(7), "Interruption of system
 /// calls and library functions by signal handlers").
-fn restart_with_handler(frame: &mut TrapFrame, action: &Action) {
+fn restart_with_handler(frame: &Frame, action: &Action) {
     match interrupted(frame) {
         Some(Errno::ERESTARTNOHAND | Errno::ERESTART_RESTARTBLOCK) => {
-            frame.rax = Errno::EINTR.to_return()
+            frame.set_rax(Errno::EINTR.to_return())
         }
         Some(Errno::ERESTARTSYS) if action.flags & Action::RESTART == 0 => {
-            frame.rax = Errno::EINTR.to_return()
+            frame.set_rax(Errno::EINTR.to_return())
         }
-        Some(Errno::ERESTARTSYS | Errno::ERESTARTNOINTR) => restart(frame, frame.orig_rax),
+        Some(Errno::ERESTARTSYS | Errno::ERESTARTNOINTR) => restart(frame, frame.orig_rax()),
         _ => {}
     }
 }
 
-fn restart_without_handler(frame: &mut TrapFrame) {
+fn restart_without_handler(frame: &Frame) {
     match interrupted(frame) {
         Some(Errno::ERESTARTSYS | Errno::ERESTARTNOINTR | Errno::ERESTARTNOHAND) => {
-            restart(frame, frame.orig_rax)
+            restart(frame, frame.orig_rax())
         }
         Some(Errno::ERESTART_RESTARTBLOCK) => restart(frame, SYS_RESTART),
         _ => {}
@@ -153,23 +154,23 @@ fn restart_without_handler(frame: &mut TrapFrame) {
 }
 
 /// Sends the thread back to its `syscall` instruction, or to what replaced it.
-fn restart(frame: &mut TrapFrame, number: u64) {
-    frame.rax = number;
-    frame.rip = carrier::own_space().gate.restart_address(frame.rip);
-    frame.how = RETURN_FULL;
+fn restart(frame: &Frame, number: u64) {
+    frame.set_rax(number);
+    frame.set_rip(carrier::own_space().gate.restart_address(frame.rip()));
+    frame.set_how(RETURN_FULL);
     // Only once, even if several signals are handled.
-    frame.orig_rax = u64::MAX;
+    frame.set_orig_rax(u64::MAX);
 }
 
 /// A fault of the guest becomes its signal. If that is blocked or ignored, the
 /// process ends (sigprocmask(2), NOTES).
-pub fn guest_fault(frame: &mut TrapFrame) {
+pub fn guest_fault(frame: &Frame) {
     let thread = current();
-    if frame.signal == SIGSEGV && crate::mm::shared::page_in(frame.address, frame.code) {
+    if frame.signal() == SIGSEGV && page_in(carrier::own_space(), frame.address(), frame.code()) {
         return;
     }
     let (code, address) = classify(thread, frame);
-    let signal = frame.signal;
+    let signal = frame.signal();
     let mut info = SignalInfo::fault(signal, code, address);
     if signal == SIGTRAP && code == SI_KERNEL {
         info.payload[0] = 0;
@@ -177,7 +178,7 @@ pub fn guest_fault(frame: &mut TrapFrame) {
     let action = thread.process.signals.lock().actions[signal as usize - 1];
     let blocked = thread.signals.lock().mask & bit(signal) != 0;
     if blocked || action.handler == Action::IGNORE || action.handler == Action::DEFAULT {
-        crate::syscall::trace::fatal_fault(frame, signal, code, address);
+        above().fatal_fault(frame, signal, code, address);
         exit::killed_by(signal);
     }
     thread.signals.lock().pending.push_front(info);
@@ -186,21 +187,21 @@ pub fn guest_fault(frame: &mut TrapFrame) {
 
 /// `si_code` and `si_addr` as on Linux, where what the host saw differs from
 /// what the guest has mapped.
-fn classify(thread: &Thread, frame: &mut TrapFrame) -> (i32, u64) {
+fn classify(thread: &Thread, frame: &Frame) -> (i32, u64) {
     const SEGV_ACCERR: i32 = 2;
     const BUS_ADRERR: i32 = 2;
-    if frame.signal != SIGSEGV || frame.code != SEGV_MAPERR {
-        return (frame.code, frame.address);
+    if frame.signal() != SIGSEGV || frame.code() != SEGV_MAPERR {
+        return (frame.code(), frame.address());
     }
-    match thread.process.mm().find(frame.address) {
-        None => (SEGV_MAPERR, frame.address),
+    match thread.process.mm().find(frame.address()) {
+        None => (SEGV_MAPERR, frame.address()),
         // Pages of shared mappings that may not be touched have never come.
-        Some(area) if area.prot == 0 => (SEGV_ACCERR, frame.address),
+        Some(area) if area.prot == 0 => (SEGV_ACCERR, frame.address()),
         Some(_) => {
             // A page of the area that the host does not have: it lies behind the
             // end of the mapped file.
-            frame.signal = super::SIGBUS;
-            (BUS_ADRERR, frame.address)
+            frame.set_signal(super::SIGBUS);
+            (BUS_ADRERR, frame.address())
         }
     }
 }

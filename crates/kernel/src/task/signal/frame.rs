@@ -7,7 +7,8 @@ use super::{
     Action, AlternateStack, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SignalInfo, UNBLOCKABLE,
 };
 use crate::errno::{Errno, Result};
-use crate::platform::entry::{RETURN_FULL, TrapFrame, USER_CS, USER_SS};
+use crate::platform::entry::{Frame, INITIAL_RFLAGS, RETURN_FULL, TrapFrame, USER_CS, USER_SS};
+use crate::platform::fault::MachineContext;
 use crate::platform::fpu::{self, FpuState};
 use crate::platform::user::UserAddress;
 use crate::task::carrier::own_space;
@@ -17,34 +18,7 @@ use crate::task::thread::{Thread, current};
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 struct UserContext {
-    flags: u64,
-    link: u64,
-    stack: AlternateStack,
-    r8: u64,
-    r9: u64,
-    r10: u64,
-    r11: u64,
-    r12: u64,
-    r13: u64,
-    r14: u64,
-    r15: u64,
-    rdi: u64,
-    rsi: u64,
-    rbp: u64,
-    rbx: u64,
-    rdx: u64,
-    rax: u64,
-    rcx: u64,
-    rsp: u64,
-    rip: u64,
-    eflags: u64,
-    /// cs, gs, fs, ss from the low half up.
-    segments: u64,
-    error: u64,
-    trap: u64,
-    old_mask: u64,
-    cr2: u64,
-    fpstate: u64,
+    machine: MachineContext,
     reserved: [u64; 8],
     mask: u64,
 }
@@ -94,15 +68,16 @@ pub fn reported_stack(stack: &AlternateStack, rsp: u64) -> AlternateStack {
     reported
 }
 
-/// Saves the interrupted state on the guest's stack and makes `frame` start the
+/// Saves the interrupted state on the guest's stack and makes the registers start the
 /// handler.
 pub fn push_frame(
     thread: &Thread,
-    frame: &mut TrapFrame,
+    registers: &Frame,
     action: &Action,
     info: &SignalInfo,
     mask: u64,
 ) -> Result<()> {
+    let mut frame = registers.get();
     let alternate = thread.signals.lock().alternate_stack;
     let enabled = alternate.size != 0 && alternate.flags & SS_DISABLE == 0;
     let already_there =
@@ -118,44 +93,26 @@ pub fn push_frame(
     let size = fpu::size();
     top = (top.wrapping_sub(size as u64 + 4)) & !63;
     let fpstate = UserAddress(top);
-    save_vector_state(thread, frame, fpstate)?;
+    save_vector_state(thread, &mut frame, fpstate)?;
     let at = UserAddress((top.wrapping_sub(size_of::<SignalFrame>() as u64) & !15).wrapping_sub(8));
     let overflows = already_there && !is_on(&alternate, at.0);
     if overflows {
         return Err(Errno::EFAULT);
     }
 
-    let context = UserContext {
+    let machine = MachineContext {
         flags: CONTEXT_FLAGS,
-        link: 0,
-        stack: reported_stack(&alternate, frame.rsp),
-        r8: frame.r8,
-        r9: frame.r9,
-        r10: frame.r10,
-        r11: frame.r11,
-        r12: frame.r12,
-        r13: frame.r13,
-        r14: frame.r14,
-        r15: frame.r15,
-        rdi: frame.rdi,
-        rsi: frame.rsi,
-        rbp: frame.rbp,
-        rbx: frame.rbx,
-        rdx: frame.rdx,
-        rax: frame.rax,
-        rcx: frame.rcx,
-        rsp: frame.rsp,
+        stack: bytemuck::cast(reported_stack(&alternate, frame.rsp)),
         rip: own_space().gate.as_seen(frame.rip),
-        eflags: frame.rflags,
         segments: USER_CS | USER_SS << 48,
         error: frame.error,
         trap: frame.trap,
         old_mask: mask,
         cr2: if frame.signal != 0 { frame.address } else { 0 },
         fpstate: fpstate.0,
-        reserved: [0; 8],
-        mask,
+        ..MachineContext::of(&frame)
     };
+    let context = UserContext { machine, reserved: [0; 8], mask };
     at.write(&SignalFrame { restorer: action.restorer, context, info: *info })?;
     if alternate.flags & SS_AUTODISARM != 0 && action.flags & Action::ONSTACK != 0 {
         thread.signals.lock().alternate_stack =
@@ -174,6 +131,7 @@ pub fn push_frame(
     if frame.rip >= thaw_abi::layout::GUEST_MAX {
         return Err(Errno::EFAULT);
     }
+    registers.set(frame);
     Ok(())
 }
 
@@ -235,48 +193,29 @@ fn restore_vector_state(thread: &Thread, frame: &mut TrapFrame, from: UserAddres
 /// A frame that cannot be used ends the process with `SIGSEGV`.
 pub fn sigreturn() {
     let thread = current();
-    let frame = thread.frame();
     // The handler's `ret` has popped the restorer's address.
-    let context = UserAddress(frame.rsp.wrapping_sub(8))
+    let context = UserAddress(thread.frame().rsp().wrapping_sub(8))
         .offset(core::mem::offset_of!(SignalFrame, context) as u64);
     let Ok(context) = context.read::<UserContext>() else { bad_frame() };
+    let machine = context.machine;
+    let mut frame = machine.to_frame();
     // A guest may have been interrupted in kernel text: in the first
     // instructions of a system call, or in a function of the vdso, which goes on
     // into the host's. Its stack never lies where the kernel's do: a
     // fault with such a stack is one of the kernel.
-    if context.rip >= ADDRESSES_END
-        || context.rsp >= KERNEL_BASE
-        || restore_vector_state(thread, frame, UserAddress(context.fpstate)).is_err()
+    if machine.rip >= ADDRESSES_END
+        || machine.rsp >= KERNEL_BASE
+        || restore_vector_state(thread, &mut frame, UserAddress(machine.fpstate)).is_err()
     {
         bad_frame()
     }
-    let keep = TrapFrame { xmm: frame.xmm, ..TrapFrame::zeroed() };
-    *frame = TrapFrame {
-        r8: context.r8,
-        r9: context.r9,
-        r10: context.r10,
-        r11: context.r11,
-        r12: context.r12,
-        r13: context.r13,
-        r14: context.r14,
-        r15: context.r15,
-        rdi: context.rdi,
-        rsi: context.rsi,
-        rbp: context.rbp,
-        rbx: context.rbx,
-        rdx: context.rdx,
-        rax: context.rax,
-        rcx: context.rcx,
-        rsp: context.rsp,
-        rip: own_space().gate.relocated(context.rip),
-        rflags: (context.eflags & USER_RFLAGS) | 0x202,
-        how: RETURN_FULL,
-        ..keep
-    };
+    frame.rip = own_space().gate.relocated(machine.rip);
+    frame.rflags = (machine.eflags & USER_RFLAGS) | INITIAL_RFLAGS;
+    thread.frame().set(frame);
     let mut signals = thread.signals.lock();
     signals.mask = context.mask & !UNBLOCKABLE;
-    if !is_on(&context.stack, context.rsp) || context.stack.flags & SS_AUTODISARM != 0 {
-        let mut stack = context.stack;
+    let mut stack: AlternateStack = bytemuck::cast(machine.stack);
+    if !is_on(&stack, machine.rsp) || stack.flags & SS_AUTODISARM != 0 {
         stack.flags &= SS_AUTODISARM | SS_DISABLE;
         signals.alternate_stack = stack;
     }

@@ -1,9 +1,8 @@
 //! Signals (signal(7)): sets, actions, sending, and what is pending.
 
 mod deliver;
-mod frame;
+pub mod frame;
 mod job_control;
-pub mod syscalls;
 
 use alloc::collections::VecDeque;
 
@@ -40,6 +39,7 @@ mod numbers {
     pub const SIGTTIN: u32 = 21;
     pub const SIGTTOU: u32 = 22;
     pub const SIGURG: u32 = 23;
+    pub const SIGXFSZ: u32 = 25;
     pub const SIGVTALRM: u32 = 26;
     pub const SIGPROF: u32 = 27;
     pub const SIGWINCH: u32 = 28;
@@ -252,7 +252,8 @@ pub fn default_action(signal: u32) -> DefaultAction {
     }
 }
 
-fn is_ignored(action: &Action, signal: u32) -> bool {
+/// Whether an action lets a signal pass without effect (signal(7)).
+pub fn is_ignored(action: &Action, signal: u32) -> bool {
     action.handler == Action::IGNORE
         || action.handler == Action::DEFAULT && default_action(signal) == DefaultAction::Ignore
 }
@@ -367,20 +368,6 @@ pub fn pass_on(process: &super::Process) {
 fn notify(thread: &Thread) {
     let arrived = thread.process.signals.lock().arrived.clone();
     arrived.wake_all(Events::IN);
-}
-
-/// A signal that the host forwards (Ctrl-C, `kill` of `thaw run`).
-pub fn send_from_host(signal: u32) {
-    if !(1..=SIGNAL_COUNT).contains(&signal) {
-        return;
-    }
-    if crate::freeze::takes_signal_from_host(signal) || crate::fs::tty::host::signal(signal) {
-        return;
-    }
-    let first = crate::state::kernel().tasks.process(super::process::FIRST_PID);
-    if let Some(process) = first {
-        send_to_process(&process, SignalInfo::new(signal, SI_KERNEL));
-    }
 }
 
 /// Sends `SIGPIPE` to the running thread (write(2), EPIPE).

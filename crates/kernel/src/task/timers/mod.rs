@@ -3,4 +3,3 @@
 pub mod cpu_clock;
 pub mod itimer;
 pub mod posix;
-pub mod syscalls;

@@ -1,0 +1,210 @@
+//! `execve`: loading programs.
+
+mod credentials;
+pub mod elf;
+pub mod script;
+pub mod stack;
+pub mod vdso;
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::errno::{Errno, Result};
+use crate::fs::Context;
+use crate::fs::fd_table;
+use crate::fs::file::OpenFile;
+use crate::fs::open::{open_program, open_program_at};
+use crate::fs::path::Path;
+use crate::fs::walk::Follow;
+use crate::io::Sink;
+use crate::platform::entry::TrapFrame;
+use crate::state::kernel;
+use crate::task::thread::{Thread, current};
+use crate::task::wait::wait_uninterruptibly;
+use crate::task::{Process, carrier, exit, signal};
+
+/// Most bytes of arguments and environment together: a quarter of the default
+/// stack limit, as on Linux (execve(2), "Limits on size").
+pub const ARGUMENTS_MAX: usize = 2 << 20;
+
+/// A program to run.
+pub struct Program {
+    /// The executable, or the interpreter of a script.
+    pub file: Arc<OpenFile>,
+    /// What the program sees as `AT_EXECFN`.
+    pub name: Vec<u8>,
+    /// Arguments.
+    pub argv: Vec<Vec<u8>>,
+    /// Environment.
+    pub envp: Vec<Vec<u8>>,
+}
+
+impl Program {
+    /// Opens a program by path; scripts become a call of their interpreter.
+    pub fn open(
+        context: &Context,
+        start: &Path,
+        path: &[u8],
+        follow: Follow,
+        argv: Vec<Vec<u8>>,
+        envp: Vec<Vec<u8>>,
+    ) -> Result<Self> {
+        let file = open_program(context, start, path, follow)?;
+        let program = Self { file, name: path.to_vec(), argv, envp };
+        script::resolve(context, program)
+    }
+
+    /// Opens the program behind a descriptor (execveat(2), `AT_EMPTY_PATH`).
+    pub fn open_descriptor(
+        context: &Context,
+        fd: i32,
+        argv: Vec<Vec<u8>>,
+        envp: Vec<Vec<u8>>,
+    ) -> Result<Self> {
+        let place = fd_table::file(fd)?.path.clone().ok_or(Errno::EACCES)?;
+        let file = open_program_at(context, place)?;
+        let name = alloc::format!("/dev/fd/{fd}").into_bytes();
+        script::resolve(context, Self { file, name, argv, envp })
+    }
+
+    /// Does all that can fail while the old program is still there: reads the headers of
+    /// the program and its interpreter and counts the arguments.
+    pub fn prepare(self, process: &Process) -> Result<PreparedProgram> {
+        let main = elf::Object::read(&self.file)?;
+        let interpreter = match &main.interpreter {
+            Some(path) => {
+                let context = Context::of(process);
+                let file = open_program(&context, &context.root, path, Follow::Yes)?;
+                Some((elf::Object::read(&file)?, file))
+            }
+            None => None,
+        };
+        let arguments: usize = self.argv.iter().chain(&self.envp).map(|s| s.len() + 9).sum();
+        if arguments > ARGUMENTS_MAX {
+            return Err(Errno::E2BIG);
+        }
+        Ok(PreparedProgram { program: self, main, interpreter })
+    }
+}
+
+/// A program of which all is known that execve(2) can refuse.
+pub struct PreparedProgram {
+    program: Program,
+    main: elf::Object,
+    interpreter: Option<(elf::Object, Arc<OpenFile>)>,
+}
+
+impl PreparedProgram {
+    /// Replaces the process' memory with the program and returns the registers
+    /// it starts with. After an error there is no program to return to.
+    pub fn load(self, process: &Process) -> Result<TrapFrame> {
+        let Self { program, main, interpreter } = self;
+        process.mm().clear()?;
+        process.mm().gate.create(vdso::slots())?;
+        let layout = stack::Layout::random();
+        process.mm().set_mmap_top(layout.mmap_top);
+        let loaded = main.map(process, &program.file, elf::Role::Program)?;
+        process.mm().set_brk_start(layout.brk_start(loaded.end));
+        let (entry, interpreter_base) = match &interpreter {
+            Some((object, file)) => {
+                let at = object.map(process, file, elf::Role::Interpreter)?;
+                (at.entry, at.base)
+            }
+            None => (loaded.entry, 0),
+        };
+        let vdso = vdso::map(process)?;
+        let rsp = stack::build(process, &program, &loaded, interpreter_base, vdso, &layout)?;
+        process.executable.lock().clone_from(&program.file.path);
+        Ok(TrapFrame::at(entry, rsp))
+    }
+}
+
+/// Replaces the program of the running process (execve(2)). An error leaves the old
+/// one as it was; the process ends if the new one fails to load after that.
+pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
+    let thread = current();
+    let process = &thread.process;
+    let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
+    let prepared = program.prepare(process)?;
+    // Nothing but a host that has no process left fails from here on.
+    become_only_thread(thread)?;
+    if process.mm().users() > 1 {
+        carrier::move_to_new_space()?;
+    }
+    exit::release_memory(process);
+    let new = credentials::after_exec(&process.credentials.lock(), &attributes.unwrap_or_default());
+    *process.credentials.lock() = new;
+    let frame = match prepared.load(process) {
+        Ok(frame) => frame,
+        Err(error) => {
+            crate::console!("thaw kernel: {} cannot be loaded: {error:?}", path.escape_ascii());
+            exit::killed_by(signal::SIGKILL)
+        }
+    };
+    let closed = process.files.lock().close_on_exec();
+    drop(closed);
+    reset_thread(thread, path);
+    thread.context.set_fs_base(0);
+    crate::platform::segment::set_fs_base(0);
+    thread.context.set_gs_base(0);
+    crate::platform::segment::open_doors();
+    thread.context.reset_fpu();
+    thread.frame().set(frame);
+    Ok(frame.rax)
+}
+
+/// Ends all other threads of the process; the running one becomes the main
+/// thread, whichever it was (execve(2), "Effect on process attributes").
+fn become_only_thread(thread: &Thread) -> Result<()> {
+    let process = &thread.process;
+    if thread.is_dying() {
+        // Another thread does the same or ends the process, and waits for this one.
+        return Err(Errno::EAGAIN);
+    }
+    exit::end_threads(process, Some(thread));
+    wait_uninterruptibly(&process.thread_ended, || {
+        (process.threads.lock().len() == 1).then_some(Ok(()))
+    })?;
+    if thread.tid() != process.pid {
+        let mut threads = kernel().tasks.threads.lock();
+        if let Some(this) = threads.remove(&thread.tid()) {
+            this.set_tid(process.pid);
+            threads.insert(process.pid, this);
+        }
+    }
+    Ok(())
+}
+
+/// What `execve` changes in the thread besides memory and registers.
+pub fn reset_thread(thread: &Thread, name: &[u8]) {
+    let base = name.rsplit(|&b| b == b'/').next().unwrap_or(name);
+    let mut short = [0u8; 16];
+    let len = base.len().min(15);
+    short[..len].copy_from_slice(&base[..len]);
+    thread.name.set(short);
+    thread.process.family.lock().has_executed = true;
+    thread.process.dumpable.set(!thread.process.credentials.lock().is_secure());
+    thread.process.signals.lock().reset_for_exec();
+    thread.process.posix_timers.remove_all();
+    let mut signals = thread.signals.lock();
+    signals.alternate_stack =
+        signal::AlternateStack { flags: signal::SS_DISABLE, ..Default::default() };
+    drop(signals);
+    thread.clear_child_tid.store(0, Relaxed);
+    thread.robust_list.store(0, Relaxed);
+}
+
+/// Reads `len` bytes at `offset`; `ENOEXEC` if the file is shorter.
+fn read_exact(file: &OpenFile, offset: u64, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = alloc::vec![0; len];
+    let mut done = 0;
+    while done < len {
+        let mut sink = Sink::kernel(&mut bytes[done..]);
+        match file.file.read(&mut sink, offset + done as u64)? {
+            0 => return Err(Errno::ENOEXEC),
+            count => done += count,
+        }
+    }
+    Ok(bytes)
+}

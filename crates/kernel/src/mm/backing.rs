@@ -1,0 +1,59 @@
+//! What lies behind a mapping: files, as memory mappings see them.
+
+use alloc::sync::Arc;
+
+use super::shared::Placed;
+use crate::errno::Result;
+use crate::io::{Sink, Source};
+use crate::platform::saved::Saved;
+
+/// A mapped file.
+#[derive(Clone)]
+pub struct FileBacking {
+    /// What is mapped.
+    pub source: MmapSource,
+    /// Where the file was opened, for `/proc/self/maps`.
+    pub path: Arc<[u8]>,
+    /// Device and inode number, for `/proc/self/maps`.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Whether the file was opened for writing: a shared mapping may become writable.
+    pub writable: bool,
+}
+
+/// What a memory mapping of a file is made of.
+#[derive(Clone)]
+pub enum MmapSource {
+    /// A file of the lower layer, by blob number; read-only.
+    Blob(u32),
+    /// A file of the host directory, by path without leading slash; read-only.
+    HostFile(Arc<[u8]>),
+    /// A file of the upper layer: the mapping copies or shares its pages.
+    Upper(Arc<dyn UpperPages>),
+    /// Zeros (`/dev/zero`, zero(4)).
+    Zero,
+}
+
+/// Pages of an upper-layer file, as a memory mapping sees them.
+pub trait UpperPages: Saved + Send + Sync {
+    /// Bytes of the file.
+    fn len(&self) -> u64;
+    /// Whether the file is empty.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Reads at `offset`; short at the end of the file.
+    fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize>;
+    /// Writes at `offset`, without making the file longer.
+    fn write_at(&self, source: &mut Source<'_>, offset: u64) -> Result<usize>;
+    /// Maps a page of the file at `address`, with protection `prot`. The page
+    /// then is there and nowhere else: any other use of it, by another mapping
+    /// or by a system call, takes it back, and the next touch faults. `None` if
+    /// the page lies behind the end of the file.
+    fn lend(&self, page: u64, address: u64, prot: u32) -> Result<Option<Placed>>;
+    /// Takes back all pages that are mapped in a range of addresses.
+    fn recall(&self, start: u64, end: u64);
+    /// A shared mapping of it has gone.
+    fn unmapped(&self) {}
+}

@@ -1,0 +1,98 @@
+//! `/proc/PID/fd` and `/proc/PID/fdinfo`.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::process::process;
+use crate::errno::{Errno, Result};
+use crate::fs::fd_table::OnExec;
+use crate::fs::file::OpenFlags;
+use crate::fs::inode::{FileType, Inode, Link};
+use crate::fs::mount::mount_of;
+use crate::fs::open::OpenFileInode;
+use crate::fs::pseudo::{Generated, Names, Place, SymbolicLink};
+
+fn parse(name: &[u8]) -> Option<i32> {
+    if name.len() > 1 && name[0] == b'0' {
+        return None;
+    }
+    core::str::from_utf8(name).ok()?.parse().ok().filter(|fd| *fd >= 0)
+}
+
+fn is_open(pid: u32, fd: i32) -> Result<bool> {
+    Ok(process(pid)?.files.lock().get(fd).is_ok())
+}
+
+fn list(pid: u32, kind: FileType, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+    let numbers: Vec<i32> = process(pid)?.files.lock().numbers().collect();
+    for fd in numbers {
+        emit(alloc::format!("{fd}").as_bytes(), kind);
+    }
+    Ok(())
+}
+
+/// `/proc/PID/fd`: links to what is open.
+pub(super) struct Descriptors {
+    pub pid: u32,
+}
+
+impl Names for Descriptors {
+    fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
+        let pid = self.pid;
+        let Some(fd) = parse(name) else { return Ok(None) };
+        if !is_open(pid, fd)? {
+            return Ok(None);
+        }
+        Ok(Some(SymbolicLink::new(directory.below(name), move || {
+            let open = process(pid)?.files.lock().get(fd).map_err(|_| Errno::ENOENT)?;
+            Ok(Link::Magic(OpenFileInode::path(&open)))
+        })))
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        list(self.pid, FileType::Symlink, emit)
+    }
+
+    fn permissions(&self) -> u32 {
+        0o500
+    }
+}
+
+/// `/proc/PID/fdinfo`: position and flags.
+pub(super) struct DescriptorInfos {
+    pub pid: u32,
+}
+
+impl Names for DescriptorInfos {
+    fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
+        let pid = self.pid;
+        let Some(fd) = parse(name) else { return Ok(None) };
+        if !is_open(pid, fd)? {
+            return Ok(None);
+        }
+        Ok(Some(Generated::read_only(directory.below(name), move || info(pid, fd))))
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        list(self.pid, FileType::Regular, emit)
+    }
+}
+
+fn info(pid: u32, fd: i32) -> Result<Vec<u8>> {
+    let process = process(pid)?;
+    let (open, on_exec) = {
+        let files = process.files.lock();
+        (files.get(fd).map_err(|_| Errno::ENOENT)?, files.on_exec(fd).map_err(|_| Errno::ENOENT)?)
+    };
+    let mut flags = open.flags();
+    flags.set(OpenFlags::CLOEXEC, on_exec == OnExec::Close);
+    let path = OpenFileInode::path(&open);
+    let mount = mount_of(path.dentry()).map_or(0, |mount| mount.id);
+    let text = alloc::format!(
+        "pos:\t{}\nflags:\t0{:o}\nmnt_id:\t{mount}\nino:\t{}\n",
+        open.position(),
+        flags.bits(),
+        path.inode().attributes().ino
+    );
+    Ok(text.into_bytes())
+}

@@ -1,0 +1,103 @@
+//! `/proc` (proc(5)), as much of it as language runtimes and tools read.
+
+mod cpu;
+mod descriptors;
+mod memory;
+mod process;
+mod settings;
+mod status;
+mod system;
+
+#[cfg(test)]
+mod tests;
+
+pub use memory::Totals;
+
+use alloc::sync::Arc;
+
+pub use cpu::{cpu_list, cpu_mask};
+pub use system::memory;
+
+use crate::errno::Result;
+use crate::fs::inode::{FileType, FilesystemId, Inode, Link};
+use crate::fs::pseudo::{Directory, Fixed, Item, Kind, Names, Place, SymbolicLink};
+use crate::ipc::sysv::proc_files as sysv;
+
+/// `PROC_SUPER_MAGIC` (statfs(2)).
+const MAGIC: i64 = 0x9fa0;
+
+/// The root directory.
+pub fn root(filesystem: FilesystemId) -> Arc<dyn Inode> {
+    let place = Place { filesystem, magic: MAGIC, ino: 1, owner: (0, 0) };
+    Directory::new(place, Root)
+}
+
+/// Names in `/proc`: the fixed ones, then one per process.
+struct Root;
+
+const FIXED: &[Item] = &[
+    Item { name: "cgroups", kind: Kind::Text(system::CGROUPS) },
+    Item { name: "cmdline", kind: Kind::Text("thaw\n") },
+    Item { name: "consoles", kind: Kind::Text("") },
+    Item { name: "cpuinfo", kind: Kind::File(cpu::cpuinfo) },
+    Item { name: "devices", kind: Kind::Text(system::DEVICES) },
+    Item { name: "diskstats", kind: Kind::Text("") },
+    Item { name: "filesystems", kind: Kind::Text(system::FILESYSTEMS) },
+    Item { name: "interrupts", kind: Kind::File(system::interrupts) },
+    Item { name: "loadavg", kind: Kind::File(system::loadavg) },
+    Item { name: "locks", kind: Kind::File(system::locks) },
+    Item { name: "meminfo", kind: Kind::File(system::meminfo) },
+    Item { name: "modules", kind: Kind::Text("") },
+    Item { name: "mounts", kind: Kind::Link("self/mounts") },
+    Item { name: "net", kind: Kind::Link("self/net") },
+    Item { name: "partitions", kind: Kind::Text("major minor  #blocks  name\n\n") },
+    Item { name: "softirqs", kind: Kind::Text(system::SOFTIRQS) },
+    Item { name: "stat", kind: Kind::File(system::stat) },
+    Item { name: "swaps", kind: Kind::Text("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n") },
+    Item { name: "sys", kind: Kind::Directory(settings::SYS) },
+    Item { name: "sysvipc", kind: Kind::Directory(SYSVIPC) },
+    Item { name: "tty", kind: Kind::Directory(TTY) },
+    Item { name: "uptime", kind: Kind::File(system::uptime) },
+    Item { name: "version", kind: Kind::File(system::version) },
+    Item { name: "vmstat", kind: Kind::File(system::vmstat) },
+];
+
+const SYSVIPC: &[Item] = &[
+    Item { name: "msg", kind: Kind::File(sysv::messages) },
+    Item { name: "sem", kind: Kind::File(sysv::semaphores) },
+    Item { name: "shm", kind: Kind::File(sysv::memory) },
+];
+
+const TTY: &[Item] = &[
+    Item { name: "drivers", kind: Kind::Text(system::TTY_DRIVERS) },
+    Item { name: "ldiscs", kind: Kind::Text(system::TTY_DISCIPLINES) },
+];
+
+impl Names for Root {
+    fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
+        if let Some(found) = Fixed(FIXED).lookup(name, directory)? {
+            return Ok(Some(found));
+        }
+        let place = directory.below(name);
+        match name {
+            b"self" => Ok(Some(SymbolicLink::new(place, || {
+                Ok(Link::Text(
+                    alloc::format!("{}", crate::task::current_process().pid).into_bytes(),
+                ))
+            }))),
+            b"thread-self" => Ok(Some(SymbolicLink::new(place, || {
+                let (pid, tid) = (crate::task::current_process().pid, crate::task::current().tid());
+                Ok(Link::Text(alloc::format!("{pid}/task/{tid}").into_bytes()))
+            }))),
+            name => Ok(process::directory(name, directory)),
+        }
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        Fixed(FIXED).list(emit)?;
+        emit(b"self", FileType::Symlink);
+        emit(b"thread-self", FileType::Symlink);
+        process::list(emit);
+        Ok(())
+    }
+}

@@ -1,0 +1,306 @@
+//! `/proc/PID` and `/proc/PID/task/TID`.
+
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::descriptors::{DescriptorInfos, Descriptors};
+use super::{memory, settings, status, system};
+use crate::errno::{Errno, Result};
+use crate::fs::dentry::Dentry;
+use crate::fs::inode::{FileType, Inode, Link};
+use crate::fs::path::Path;
+use crate::fs::pseudo::{Directory, Fixed, Generated, Names, Place, SymbolicLink};
+use crate::state::kernel;
+use crate::task::{Process, Thread};
+
+/// Parses a process or thread id: decimal, no leading zero.
+fn parse_id(name: &[u8]) -> Option<u32> {
+    if name.first() == Some(&b'0') {
+        return None;
+    }
+    core::str::from_utf8(name).ok()?.parse().ok()
+}
+
+/// The thread with this id; `ESRCH` if it has ended.
+pub(super) fn thread(tid: u32) -> Result<Arc<Thread>> {
+    kernel().tasks.threads.lock().get(&tid).cloned().ok_or(Errno::ESRCH)
+}
+
+/// The process with this id, even if it has ended and waits for its parent;
+/// `ESRCH` if it is gone.
+pub(super) fn process(pid: u32) -> Result<Arc<Process>> {
+    kernel().tasks.process(pid).ok_or(Errno::ESRCH)
+}
+
+/// A thread that stands for a process: its main one, or another if that has
+/// ended. `None` for a zombie.
+fn representative(process: &Process) -> Option<Arc<Thread>> {
+    let threads = process.threads.lock();
+    threads.iter().find(|thread| thread.tid() == process.pid).or(threads.first()).cloned()
+}
+
+/// Ids of the threads of a process.
+pub(super) fn thread_ids(pid: u32) -> Vec<u32> {
+    let threads = kernel().tasks.threads.lock();
+    threads.iter().filter(|(_, thread)| thread.process.pid == pid).map(|(&tid, _)| tid).collect()
+}
+
+/// The directory of a process, if `name` is the id of one.
+pub fn directory(name: &[u8], parent: &Place) -> Option<Arc<dyn Inode>> {
+    let pid = parse_id(name)?;
+    let process = process(pid).ok()?;
+    let owner = {
+        let credentials = process.credentials.lock();
+        (credentials.euid, credentials.egid)
+    };
+    let place = Place { owner, ..parent.below(name) };
+    Some(Directory::new(
+        place,
+        ProcessNames { pid: process.pid, tid: pid, kind: DirectoryKind::Process },
+    ))
+}
+
+/// Emits the ids of all processes.
+pub fn list(emit: &mut dyn FnMut(&[u8], FileType)) {
+    for process in kernel().tasks.all_processes() {
+        emit(alloc::format!("{}", process.pid).as_bytes(), FileType::Directory);
+    }
+}
+
+/// Which of the two kinds of directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DirectoryKind {
+    /// `/proc/PID`.
+    Process,
+    /// `/proc/PID/task/TID`.
+    Thread,
+}
+
+struct ProcessNames {
+    pid: u32,
+    tid: u32,
+    kind: DirectoryKind,
+}
+
+/// Makes the content of a file from a thread and its process.
+type Content = fn(&Thread, &Process) -> Result<Vec<u8>>;
+
+/// Files by name, with their permissions.
+const FILES: &[(&str, u32, Content)] = &[
+    ("auxv", 0o400, |_, process| {
+        Ok(bytemuck::cast_slice(&process.auxiliary_vector.lock()).to_vec())
+    }),
+    ("cgroup", 0o444, |_, _| Ok(b"0::/\n".to_vec())),
+    ("children", 0o444, children),
+    ("cmdline", 0o444, |_, process| Ok(process.command_line.lock().clone())),
+    ("coredump_filter", 0o444, |_, _| Ok(b"00000033\n".to_vec())),
+    ("cpuset", 0o444, |_, _| Ok(b"/\n".to_vec())),
+    ("environ", 0o400, |_, process| Ok(process.environment.lock().clone())),
+    ("io", 0o400, status::io),
+    ("limits", 0o444, status::limits),
+    ("loginuid", 0o444, |_, _| Ok(b"4294967295".to_vec())),
+    ("maps", 0o444, memory::maps),
+    ("mountinfo", 0o444, system::mountinfo),
+    ("mounts", 0o444, system::mounts),
+    ("mountstats", 0o400, system::mountstats),
+    ("oom_score", 0o444, |_, _| Ok(b"0\n".to_vec())),
+    ("projid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
+    ("personality", 0o400, |_, _| Ok(b"00000000\n".to_vec())),
+    ("schedstat", 0o444, |_, _| Ok(b"0 0 0\n".to_vec())),
+    ("sessionid", 0o444, |_, _| Ok(b"4294967295".to_vec())),
+    ("setgroups", 0o444, |_, _| Ok(b"allow\n".to_vec())),
+    ("smaps", 0o444, memory::smaps),
+    ("smaps_rollup", 0o444, memory::smaps_rollup),
+    ("stat", 0o444, status::stat),
+    ("statm", 0o444, memory::statm),
+    ("status", 0o444, status::status),
+    ("timerslack_ns", 0o444, |_, _| Ok(b"50000\n".to_vec())),
+    ("uid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
+    ("gid_map", 0o444, |_, _| Ok(b"         0          0 4294967295\n".to_vec())),
+    ("wchan", 0o444, |_, _| Ok(b"0".to_vec())),
+];
+
+const LINKS: &[&str] = &["exe", "cwd", "root"];
+const DIRECTORIES: &[&str] = &["fd", "fdinfo", "net", "ns"];
+/// Files that can be written to.
+const SETTINGS: &[&str] = &["comm", "oom_score_adj"];
+
+impl Names for ProcessNames {
+    fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
+        let (pid, tid) = (self.pid, self.tid);
+        let place = directory.below(name);
+        if let Some(&(_, permissions, content)) =
+            FILES.iter().find(|(known, ..)| known.as_bytes() == name)
+        {
+            let name = name.to_vec();
+            let kind = self.kind;
+            let generate = move || {
+                if kind == DirectoryKind::Thread {
+                    let thread = thread(tid)?;
+                    return content(&thread, &thread.process);
+                }
+                let process = process(pid)?;
+                match representative(&process) {
+                    Some(thread) => content(&thread, &process),
+                    None => Ok(status::of_zombie(&name, &process)),
+                }
+            };
+            return Ok(Some(Generated::new(place, permissions, Arc::new(generate), None)));
+        }
+        let inode: Arc<dyn Inode> = match name {
+            b"exe" => SymbolicLink::new(place, move || {
+                process(pid)?.executable.lock().clone().map(Link::Magic).ok_or(Errno::ENOENT)
+            }),
+            b"cwd" => SymbolicLink::new(place, move || {
+                Ok(Link::Magic(process(pid)?.fs.lock().cwd.clone()))
+            }),
+            b"root" => SymbolicLink::new(place, move || {
+                Ok(Link::Magic(process(pid)?.fs.lock().root.clone()))
+            }),
+            b"fd" => Directory::new(place, Descriptors { pid }),
+            b"fdinfo" => Directory::new(place, DescriptorInfos { pid }),
+            b"net" => Directory::new(place, Fixed(settings::NET)),
+            b"ns" => Directory::new(place, Namespaces),
+            b"task" if self.kind == DirectoryKind::Process => Directory::new(place, Tasks { pid }),
+            b"comm" => Generated::new(
+                place,
+                0o644,
+                Arc::new(move || {
+                    let process = process(pid)?;
+                    match thread(tid).ok().or_else(|| representative(&process)) {
+                        Some(thread) => Ok(status::name_line(&thread)),
+                        None => Ok(status::of_zombie(b"comm", &process)),
+                    }
+                }),
+                Some(Arc::new(move |text| set_name(tid, text))),
+            ),
+            b"oom_score_adj" => Generated::new(
+                place,
+                0o644,
+                Arc::new(move || {
+                    Ok(alloc::format!("{}\n", kernel().fs.oom_adjustment(pid)).into_bytes())
+                }),
+                Some(Arc::new(move |text| set_oom_adjustment(pid, text))),
+            ),
+            _ => return Ok(None),
+        };
+        Ok(Some(inode))
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        FILES.iter().for_each(|(name, ..)| emit(name.as_bytes(), FileType::Regular));
+        SETTINGS.iter().for_each(|name| emit(name.as_bytes(), FileType::Regular));
+        LINKS.iter().for_each(|name| emit(name.as_bytes(), FileType::Symlink));
+        DIRECTORIES.iter().for_each(|name| emit(name.as_bytes(), FileType::Directory));
+        if self.kind == DirectoryKind::Process {
+            emit(b"task", FileType::Directory);
+        }
+        Ok(())
+    }
+
+    fn process(&self) -> Option<u32> {
+        (self.kind == DirectoryKind::Process).then_some(self.pid)
+    }
+}
+
+/// Ids of the children of a process, as `task/TID/children` shows them.
+fn children(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
+    if thread.tid() != process.pid {
+        return Ok(Vec::new());
+    }
+    let all = kernel().tasks.all_processes();
+    let own = all.iter().filter(|child| child.parent_pid() == process.pid);
+    Ok(own.flat_map(|child| alloc::format!("{} ", child.pid).into_bytes()).collect())
+}
+
+/// Namespaces by name, with the inode numbers of the first ones of their kind
+/// (include/linux/proc_ns.h): every process of a sandbox is in the same.
+const NAMESPACES: &[(&str, u64)] = &[
+    ("cgroup", 0xeffffffb),
+    ("ipc", 0xefffffff),
+    ("mnt", 0xeffffff8),
+    ("net", 0xeffffff9),
+    ("pid", 0xeffffffc),
+    ("pid_for_children", 0xeffffffc),
+    ("time", 0xeffffffa),
+    ("time_for_children", 0xeffffffa),
+    ("user", 0xeffffffd),
+    ("uts", 0xeffffffe),
+];
+
+/// `/proc/PID/ns` (namespaces(7)).
+struct Namespaces;
+
+impl Names for Namespaces {
+    fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
+        let Some(&(name, ino)) = NAMESPACES.iter().find(|(known, _)| known.as_bytes() == name)
+        else {
+            return Ok(None);
+        };
+        let kind = name.trim_end_matches("_for_children");
+        let place = directory.below(name.as_bytes());
+        Ok(Some(SymbolicLink::new(place, move || {
+            let shown = alloc::format!("{kind}:[{ino}]");
+            let file = Generated::read_only(Place { ino, ..place }, || Err(Errno::EINVAL));
+            Ok(Link::Magic(Path::new(Dentry::anonymous(file, shown.as_bytes()))))
+        })))
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        NAMESPACES.iter().for_each(|(name, _)| emit(name.as_bytes(), FileType::Symlink));
+        Ok(())
+    }
+
+    fn permissions(&self) -> u32 {
+        0o511
+    }
+}
+
+fn set_name(tid: u32, text: &[u8]) -> Result<()> {
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let len = text.len().min(15);
+    let mut name = [0; 16];
+    name[..len].copy_from_slice(&text[..len]);
+    thread(tid)?.name.set(name);
+    Ok(())
+}
+
+fn set_oom_adjustment(pid: u32, text: &[u8]) -> Result<()> {
+    let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
+    let value: i32 = text.trim().parse().map_err(|_| Errno::EINVAL)?;
+    if !(-1000..=1000).contains(&value) {
+        return Err(Errno::EINVAL);
+    }
+    kernel().fs.set_oom_adjustment(pid, value);
+    Ok(())
+}
+
+/// `/proc/PID/task`.
+struct Tasks {
+    pid: u32,
+}
+
+impl Names for Tasks {
+    fn lookup(&self, name: &[u8], directory: &Place) -> Result<Option<Arc<dyn Inode>>> {
+        let Some(tid) = parse_id(name) else { return Ok(None) };
+        if !thread_ids(self.pid).contains(&tid) {
+            return Ok(None);
+        }
+        let names = ProcessNames { pid: self.pid, tid, kind: DirectoryKind::Thread };
+        Ok(Some(Directory::new(directory.below(name), names)))
+    }
+
+    fn list(&self, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
+        for tid in thread_ids(self.pid) {
+            let name: String = alloc::format!("{tid}");
+            emit(name.as_bytes(), FileType::Directory);
+        }
+        Ok(())
+    }
+
+    /// Programs count their threads by it.
+    fn links(&self) -> u32 {
+        2 + thread_ids(self.pid).len() as u32
+    }
+}

@@ -1,0 +1,224 @@
+//! `/proc/sys` and `/proc/PID/net`.
+
+use alloc::format;
+use alloc::vec::Vec;
+
+use crate::errno::{Errno, Result};
+use crate::fs::fd_table::NR_OPEN;
+use crate::fs::inotify;
+use crate::fs::pseudo::{Item, Kind};
+use crate::net::proc_files;
+use crate::state::kernel;
+use crate::state::{RELEASE, VERSION};
+
+const fn text(name: &'static str, text: &'static str) -> Item {
+    Item { name, kind: Kind::Text(text) }
+}
+
+const fn file(name: &'static str, generate: fn() -> Result<Vec<u8>>) -> Item {
+    Item { name, kind: Kind::File(generate) }
+}
+
+const fn directory(name: &'static str, items: &'static [Item]) -> Item {
+    Item { name, kind: Kind::Directory(items) }
+}
+
+/// `/proc/sys`.
+pub(super) const SYS: &[Item] = &[
+    directory("fs", FS),
+    directory("kernel", KERNEL),
+    directory("net", SYS_NET),
+    directory("vm", VM),
+];
+
+const KERNEL: &[Item] = &[
+    text("cap_last_cap", "40\n"),
+    text("core_pattern", "core\n"),
+    text("core_uses_pid", "0\n"),
+    text("dmesg_restrict", "1\n"),
+    text("domainname", "(none)\n"),
+    Item { name: "hostname", kind: Kind::Setting(hostname, set_hostname) },
+    text("io_uring_disabled", "2\n"),
+    text("kptr_restrict", "1\n"),
+    text("msgmax", "8192\n"),
+    text("msgmnb", "16384\n"),
+    text("msgmni", "32000\n"),
+    text("ngroups_max", "65536\n"),
+    text("numa_balancing", "0\n"),
+    file("osrelease", || Ok(format!("{RELEASE}\n").into_bytes())),
+    text("ostype", "Linux\n"),
+    text("overflowgid", "65534\n"),
+    text("overflowuid", "65534\n"),
+    text("perf_event_paranoid", "4\n"),
+    text("panic", "0\n"),
+    text("pid_max", "4194304\n"),
+    text("printk", "4\t4\t1\t7\n"),
+    directory("pty", PTY),
+    directory("random", RANDOM),
+    text("randomize_va_space", "2\n"),
+    text("sched_child_runs_first", "0\n"),
+    text("sched_rt_period_us", "1000000\n"),
+    text("sched_rt_runtime_us", "950000\n"),
+    text("sem", "32000\t1024000\t500\t32000\n"),
+    text("shmall", "18446744073692774399\n"),
+    text("shmmax", "18446744073692774399\n"),
+    text("shmmni", "4096\n"),
+    text("sysrq", "0\n"),
+    text("tainted", "0\n"),
+    text("threads-max", "32768\n"),
+    text("unprivileged_bpf_disabled", "2\n"),
+    file("version", || Ok(format!("{VERSION}\n").into_bytes())),
+];
+
+const PTY: &[Item] = &[text("max", "4096\n")];
+
+const RANDOM: &[Item] = &[
+    file("boot_id", || Ok(uuid(kernel().fs.boot_id()))),
+    text("entropy_avail", "256\n"),
+    text("poolsize", "256\n"),
+    text("urandom_min_reseed_secs", "60\n"),
+    file("uuid", || {
+        let mut random = [0; 16];
+        kernel().random.lock().fill(&mut random);
+        Ok(uuid(random))
+    }),
+    text("write_wakeup_threshold", "256\n"),
+];
+
+const VM: &[Item] = &[
+    text("dirty_background_ratio", "10\n"),
+    text("dirty_ratio", "20\n"),
+    text("max_map_count", "65530\n"),
+    // The lowest address that the guest may map (`layout::GUEST_MIN`).
+    text("mmap_min_addr", "1048576\n"),
+    text("min_free_kbytes", "0\n"),
+    text("nr_hugepages", "0\n"),
+    text("nr_overcommit_hugepages", "0\n"),
+    text("overcommit_kbytes", "0\n"),
+    text("overcommit_memory", "0\n"),
+    text("overcommit_ratio", "50\n"),
+    text("page-cluster", "3\n"),
+    text("panic_on_oom", "0\n"),
+    text("swappiness", "0\n"),
+    text("vfs_cache_pressure", "100\n"),
+    text("zone_reclaim_mode", "0\n"),
+];
+
+const FS: &[Item] = &[
+    text("aio-max-nr", "65536\n"),
+    text("aio-nr", "0\n"),
+    directory("epoll", &[text("max_user_watches", "1048576\n")]),
+    text("file-max", "9223372036854775807\n"),
+    file("file-nr", || {
+        let processes = kernel().tasks.all_processes();
+        let open: usize =
+            processes.iter().map(|process| process.files.lock().numbers().count()).sum();
+        Ok(format!("{open}\t0\t9223372036854775807\n").into_bytes())
+    }),
+    text("inode-nr", "0\t0\n"),
+    directory("inotify", INOTIFY),
+    text("lease-break-time", "45\n"),
+    text("leases-enable", "0\n"),
+    file("nr_open", || Ok(format!("{NR_OPEN}\n").into_bytes())),
+    text("pipe-max-size", "1048576\n"),
+    text("pipe-user-pages-soft", "16384\n"),
+    text("protected_fifos", "0\n"),
+    text("protected_hardlinks", "0\n"),
+    text("protected_regular", "0\n"),
+    text("protected_symlinks", "0\n"),
+    text("suid_dumpable", "0\n"),
+];
+
+const INOTIFY: &[Item] = &[
+    file("max_queued_events", || Ok(format!("{}\n", inotify::QUEUE_MAX).into_bytes())),
+    file("max_user_instances", || Ok(format!("{}\n", inotify::INSTANCES_MAX).into_bytes())),
+    file("max_user_watches", || Ok(format!("{}\n", inotify::WATCHES_MAX).into_bytes())),
+];
+
+const SYS_NET: &[Item] = &[
+    directory("core", NET_CORE),
+    directory("ipv4", NET_IPV4),
+    directory("ipv6", NET_IPV6),
+    directory("unix", NET_UNIX),
+];
+
+const NET_CORE: &[Item] = &[
+    text("netdev_max_backlog", "1000\n"),
+    text("rmem_default", "212992\n"),
+    text("rmem_max", "212992\n"),
+    text("somaxconn", "4096\n"),
+    text("wmem_default", "212992\n"),
+    text("wmem_max", "212992\n"),
+];
+
+const NET_IPV4: &[Item] = &[
+    text("ip_local_port_range", "32768\t60999\n"),
+    text("ip_unprivileged_port_start", "1024\n"),
+    text("tcp_fin_timeout", "60\n"),
+    text("tcp_keepalive_intvl", "75\n"),
+    text("tcp_keepalive_probes", "9\n"),
+    text("tcp_keepalive_time", "7200\n"),
+    text("tcp_max_syn_backlog", "4096\n"),
+    text("tcp_rmem", "4096\t131072\t6291456\n"),
+    text("tcp_wmem", "4096\t16384\t4194304\n"),
+];
+
+const NET_IPV6: &[Item] = &[directory("conf", NET_IPV6_CONF)];
+const NET_IPV6_CONF: &[Item] = &[directory("all", NET_IPV6_ALL)];
+const NET_IPV6_ALL: &[Item] = &[text("disable_ipv6", "0\n")];
+const NET_UNIX: &[Item] = &[text("max_dgram_qlen", "10\n")];
+
+/// A random (version 4) UUID (RFC 9562, section 5.4), and a newline.
+pub(super) fn uuid(mut random: [u8; 16]) -> Vec<u8> {
+    random[6] = (random[6] & 0x0f) | 0x40;
+    random[8] = (random[8] & 0x3f) | 0x80;
+    let mut text = alloc::string::String::new();
+    for (index, byte) in random.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text += &format!("{byte:02x}");
+    }
+    text.push('\n');
+    text.into_bytes()
+}
+
+fn hostname() -> Result<Vec<u8>> {
+    let mut name = kernel().hostname.lock().clone();
+    name.push(b'\n');
+    Ok(name)
+}
+
+fn set_hostname(text: &[u8]) -> Result<()> {
+    let name = text.split(|&byte| byte == b'\n' || byte == 0).next().unwrap_or(text);
+    if name.len() > 64 {
+        return Err(Errno::EINVAL);
+    }
+    *kernel().hostname.lock() = name.to_vec();
+    Ok(())
+}
+
+/// `/proc/PID/net`. Sockets live inside the kernel and are not listed: the
+/// tables have their headings only.
+pub(super) const NET: &[Item] = &[
+    text("arp", "IP address       HW type     Flags       HW address            Mask     Device\n"),
+    file("dev", proc_files::dev),
+    file("if_inet6", proc_files::if_inet6),
+    file("igmp", proc_files::igmp),
+    file("igmp6", proc_files::igmp6),
+    text("protocols", ""),
+    text("raw", INET),
+    file("route", proc_files::route),
+    text(
+        "sockstat",
+        "sockets: used 0\nTCP: inuse 0 orphan 0 tw 0 alloc 0 mem 0\nUDP: inuse 0 mem 0\n",
+    ),
+    text("tcp", INET),
+    text("tcp6", INET6),
+    text("udp", INET),
+    text("udp6", INET6),
+    text("unix", "Num       RefCount Protocol Flags    Type St Inode Path\n"),
+];
+
+const INET: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
+const INET6: &str = "  sl  local_address                         remote_address                        st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";

@@ -1,0 +1,237 @@
+//! Files in `/proc` about the machine.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::status::TICKS_PER_SECOND;
+use crate::errno::Result;
+use crate::fs::locks::{Family, LockKind, Owner};
+use crate::fs::mount::Mount;
+use crate::fs::path::Path;
+use crate::state::kernel;
+use crate::state::{RELEASE, VERSION};
+use crate::task::{Process, Thread};
+
+pub(super) const CGROUPS: &str = "#subsys_name\thierarchy\tnum_cgroups\tenabled\n\
+    cpuset\t0\t1\t1\ncpu\t0\t1\t1\ncpuacct\t0\t1\t1\nmemory\t0\t1\t1\npids\t0\t1\t1\n";
+
+pub(super) const DEVICES: &str = "Character devices:\n  1 mem\n  5 /dev/tty\n  5 /dev/console\n136 pts\n240 thaw\n\nBlock devices:\n";
+
+pub(super) const FILESYSTEMS: &str = "nodev\tsysfs\nnodev\ttmpfs\nnodev\tproc\nnodev\tcgroup2\nnodev\tpipefs\nnodev\tsockfs\nnodev\tdevpts\nnodev\toverlay\n";
+
+pub(super) const SOFTIRQS: &str = "                    CPU0\n";
+
+/// `tty/drivers`: name, node, major number, minor numbers, kind.
+pub(super) const TTY_DRIVERS: &str = "/dev/tty             /dev/tty        5       0 system:/dev/tty\n\
+    /dev/console         /dev/console    5       1 system:console\n\
+    /dev/ptmx            /dev/ptmx       5       2 system\n\
+    pty_slave            /dev/pts      136 0-1048575 pty:slave\n\
+    pty_master           /dev/ptm      128 0-1048575 pty:master\n";
+
+pub(super) const TTY_DISCIPLINES: &str = "n_tty       0\n";
+
+/// `locks`: all advisory locks (proc_locks(5)).
+pub(super) fn locks() -> Result<Vec<u8>> {
+    let mut text = String::new();
+    let mut number = 0;
+    kernel().fs.locks.for_each(&mut |(device, inode, family), held| {
+        number += 1;
+        let (kind, pid) = match (family, held.owner) {
+            (Family::Flock, _) => ("FLOCK ", -1),
+            (Family::Record, Owner::Process(pid)) => ("POSIX ", pid as i32),
+            (Family::Record, Owner::Description(_)) => ("OFDLCK", -1),
+        };
+        let mode = if held.kind == LockKind::Write { "WRITE" } else { "READ " };
+        let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & !0xff));
+        let end = match held.range.end {
+            u64::MAX => String::from("EOF"),
+            end => format!("{}", end - 1),
+        };
+        text += &format!(
+            "{number}: {kind} ADVISORY  {mode} {pid} {major:02x}:{minor:02x}:{inode} {} {end}\n",
+            held.range.start
+        );
+    });
+    Ok(text.into_bytes())
+}
+
+/// Bytes of memory in all, and bytes that are free.
+pub fn memory() -> (u64, u64) {
+    let total = kernel().memory_total();
+    let used = crate::mm::heap::bytes_in_use() + kernel().pages.lock().bytes_in_use();
+    (total, total.saturating_sub(used))
+}
+
+/// `meminfo`, by the sandbox's limit.
+pub(super) fn meminfo() -> Result<Vec<u8>> {
+    let (total, free) = memory();
+    let files = kernel().pages.lock().bytes_in_use();
+    let heap = crate::mm::heap::bytes_in_use();
+    let mut text = String::new();
+    for (name, bytes) in [
+        ("MemTotal", total),
+        ("MemFree", free),
+        ("MemAvailable", free),
+        ("Buffers", 0),
+        ("Cached", files),
+        ("SwapCached", 0),
+        ("Active", 0),
+        ("Inactive", 0),
+        ("Active(anon)", 0),
+        ("Inactive(anon)", 0),
+        ("Active(file)", 0),
+        ("Inactive(file)", 0),
+        ("Unevictable", 0),
+        ("Mlocked", 0),
+        ("SwapTotal", 0),
+        ("SwapFree", 0),
+        ("Dirty", 0),
+        ("Writeback", 0),
+        ("AnonPages", 0),
+        ("Mapped", 0),
+        ("Shmem", files),
+        ("KReclaimable", 0),
+        ("Slab", heap),
+        ("SReclaimable", 0),
+        ("SUnreclaim", heap),
+        ("KernelStack", 0),
+        ("PageTables", 0),
+        ("CommitLimit", total),
+        ("Committed_AS", total - free),
+        ("VmallocTotal", 0),
+        ("VmallocUsed", 0),
+        ("AnonHugePages", 0),
+    ] {
+        text += &format!("{:<16}{:>8} kB\n", format!("{name}:"), bytes / 1024);
+    }
+    text += "HugePages_Total:       0\nHugePages_Free:        0\nHugePages_Rsvd:        0\n\
+             HugePages_Surp:        0\nHugepagesize:       2048 kB\n";
+    Ok(text.into_bytes())
+}
+
+fn uptime_ns() -> u64 {
+    crate::time::clock::boottime_ns()
+}
+
+fn cpus() -> u32 {
+    kernel().config.get().cpus.max(1)
+}
+
+/// `stat`. The host alone knows how much time was spent, so it all counts as idle.
+pub(super) fn stat() -> Result<Vec<u8>> {
+    let ticks = uptime_ns() / (1_000_000_000 / TICKS_PER_SECOND);
+    let cpus = cpus();
+    let mut text = format!("cpu  0 0 0 {} 0 0 0 0 0 0\n", ticks * u64::from(cpus));
+    for cpu in 0..cpus {
+        text += &format!("cpu{cpu} 0 0 0 {ticks} 0 0 0 0 0 0\n");
+    }
+    let booted =
+        (crate::fs::inode::Timestamp::now().sec as u64).saturating_sub(uptime_ns() / 1_000_000_000);
+    let threads = kernel().tasks.threads.lock().len();
+    text += &format!(
+        "intr 0\nctxt 0\nbtime {booted}\nprocesses {threads}\nprocs_running 1\nprocs_blocked 0\n\
+         softirq 0 0 0 0 0 0 0 0 0 0 0\n"
+    );
+    Ok(text.into_bytes())
+}
+
+/// `uptime`.
+pub(super) fn uptime() -> Result<Vec<u8>> {
+    let hundredths = uptime_ns() / 10_000_000;
+    let idle = hundredths * u64::from(cpus());
+    Ok(format!("{}.{:02} {}.{:02}\n", hundredths / 100, hundredths % 100, idle / 100, idle % 100)
+        .into_bytes())
+}
+
+/// `loadavg`.
+pub(super) fn loadavg() -> Result<Vec<u8>> {
+    let running = kernel().tasks.runnable();
+    let threads = kernel().tasks.threads.lock();
+    let last = threads.keys().next_back().copied().unwrap_or(1);
+    Ok(format!("0.00 0.00 0.00 {running}/{} {last}\n", threads.len()).into_bytes())
+}
+
+/// `version`.
+pub(super) fn version() -> Result<Vec<u8>> {
+    Ok(format!("Linux version {RELEASE} (thaw@thaw) (rustc) {VERSION}\n").into_bytes())
+}
+
+/// `interrupts`: none reach the sandbox.
+pub(super) fn interrupts() -> Result<Vec<u8>> {
+    let mut text = String::from("           ");
+    for cpu in 0..cpus() {
+        text += &format!("{:<11}", format!("CPU{cpu}"));
+    }
+    text.push('\n');
+    Ok(text.into_bytes())
+}
+
+/// `vmstat`.
+pub(super) fn vmstat() -> Result<Vec<u8>> {
+    let (_, free) = memory();
+    Ok(format!("nr_free_pages {}\npgpgin 0\npgpgout 0\npswpin 0\npswpout 0\npgfault 0\npgmajfault 0\noom_kill 0\n", free / 4096).into_bytes())
+}
+
+/// A name in a table whose columns are separated by spaces (getmntent(3)).
+fn escaped(name: &[u8]) -> String {
+    let mut text = String::new();
+    for &byte in name {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => text += &format!("\\{byte:03o}"),
+            byte => text.push(byte as char),
+        }
+    }
+    text
+}
+
+/// Where a mount lies, as seen from the process' root.
+fn mount_point(mount: &Mount, process: &Process) -> String {
+    let root = process.fs.lock().root.clone();
+    escaped(&Path::new(mount.root.clone()).absolute_name(&root).display())
+}
+
+/// `mounts`.
+pub(super) fn mounts(_: &Thread, process: &Process) -> Result<Vec<u8>> {
+    let mut text = String::new();
+    for mount in kernel().fs.mounts.lock().iter() {
+        let at = mount_point(mount, process);
+        text += &format!("{} {at} {} {} 0 0\n", mount.source, mount.kind, mount.options);
+    }
+    Ok(text.into_bytes())
+}
+
+/// `mountstats`.
+pub(super) fn mountstats(_: &Thread, process: &Process) -> Result<Vec<u8>> {
+    let mut text = String::new();
+    for mount in kernel().fs.mounts.lock().iter() {
+        let at = mount_point(mount, process);
+        text += &format!("device {} mounted on {at} with fstype {}\n", mount.source, mount.kind);
+    }
+    Ok(text.into_bytes())
+}
+
+/// `mountinfo`.
+pub(super) fn mountinfo(_: &Thread, process: &Process) -> Result<Vec<u8>> {
+    let mut text = String::new();
+    for mount in kernel().fs.mounts.lock().iter() {
+        let at = mount_point(mount, process);
+        let device = mount.root.inode.attributes().dev;
+        let minor = (device & 0xff) | ((device >> 12) & !0xff);
+        let (own, of_file_system) = split_options(mount.options);
+        text += &format!(
+            "{} {} 0:{minor} / {at} {own} - {} {} {of_file_system}\n",
+            mount.id, mount.parent_id, mount.kind, mount.source
+        );
+    }
+    Ok(text.into_bytes())
+}
+
+/// Options of the mount itself, and those of the file system.
+fn split_options(options: &str) -> (String, String) {
+    const OF_MOUNT: [&str; 6] = ["rw", "ro", "nosuid", "nodev", "noexec", "relatime"];
+    let (own, other): (Vec<&str>, Vec<&str>) =
+        options.split(',').partition(|option| OF_MOUNT.contains(option));
+    let access = own.first().copied().unwrap_or("rw");
+    (own.join(","), core::iter::once(access).chain(other).collect::<Vec<_>>().join(","))
+}

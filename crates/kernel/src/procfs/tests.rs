@@ -1,0 +1,80 @@
+//! Formats that programs parse.
+
+use std::string::String;
+use std::vec::Vec;
+
+use alloc::sync::Arc;
+
+use super::{cpu, memory, settings};
+use crate::mm::backing::FileBacking;
+use crate::mm::backing::MmapSource;
+use crate::mm::vma::{Vma, VmaFlags};
+
+fn line(vma: &Vma, name: &str) -> String {
+    let mut text = Vec::new();
+    memory::line(&mut text, vma, name.as_bytes());
+    String::from_utf8(text).unwrap()
+}
+
+#[test]
+fn maps_has_the_columns_of_linux() {
+    let file = FileBacking {
+        source: MmapSource::Blob(1),
+        path: Arc::from(&b"/usr/lib/libc.so.6"[..]),
+        device: 0x103,
+        inode: 1234,
+        writable: false,
+    };
+    let mut vma = Vma {
+        start: 0x7f5c_8d20_0000,
+        end: 0x7f5c_8d22_6000,
+        prot: 1,
+        flags: VmaFlags::empty(),
+        file: Some(Arc::new(file)),
+        offset: 0x2000,
+    };
+    assert_eq!(
+        line(&vma, "/usr/lib/libc.so.6"),
+        "7f5c8d200000-7f5c8d226000 r--p 00002000 01:03 1234                       /usr/lib/libc.so.6\n"
+    );
+    vma.file = None;
+    vma.prot = 7;
+    vma.flags = VmaFlags::SHARED;
+    vma.start = 0x40_0000;
+    vma.end = 0x40_1000;
+    assert_eq!(line(&vma, ""), "00400000-00401000 rwxs 00000000 00:00 0 \n");
+    assert_eq!(line(&vma, "a\nb").trim_end().rsplit(' ').next(), Some("a\\012b"));
+}
+
+#[test]
+fn a_uuid_says_that_it_is_random() {
+    let text = String::from_utf8(settings::uuid([0xff; 16])).unwrap();
+    assert_eq!(text, "ffffffff-ffff-4fff-bfff-ffffffffffff\n");
+    assert_eq!(settings::uuid([0; 16]), b"00000000-0000-4000-8000-000000000000\n");
+}
+
+#[test]
+fn cpuinfo_describes_this_machine() {
+    let text = cpu::describe(2);
+    let host = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        String::from(line.split_once(": ").unwrap().1)
+    };
+    for name in ["vendor_id", "cpu family", "model\t", "model name", "stepping"] {
+        assert_eq!(field(&text, name), field(&host, name), "{name}");
+    }
+    // The host adds flags of its own making, and may hide some.
+    let known: Vec<String> = field(&text, "flags").split(' ').map(String::from).collect();
+    let theirs: Vec<String> = field(&host, "flags").split(' ').map(String::from).collect();
+    for flag in ["sse2", "avx", "avx2", "fsgsbase", "xsavec", "syscall", "nx", "lm", "rdtscp"] {
+        assert_eq!(known.iter().any(|f| f == flag), theirs.iter().any(|f| f == flag), "{flag}");
+    }
+    assert_eq!(text.matches("processor\t: ").count(), 2);
+    assert_eq!(cpu::cpu_list(0b1), "0");
+    assert_eq!(cpu::cpu_list(0b1111), "0-3");
+    assert_eq!(cpu::cpu_list(0b1011_0110), "1-2,4-5,7");
+    assert_eq!(cpu::cpu_list(u64::MAX), "0-63");
+    assert_eq!(cpu::cpu_mask(0b11), "00000003");
+    assert_eq!(cpu::cpu_mask(1 << 33), "00000002,00000000");
+}

@@ -1,0 +1,244 @@
+//! Changing permissions, owners and times.
+
+use super::{AtFlags, place_of, resolve, resolve_at, usable_file};
+use crate::args::Args;
+use crate::errno::{Errno, Result};
+use crate::fs::context::{AT_FDCWD, Context};
+use crate::fs::inode::{AttributeChanges, Attributes, FileType, S_ISGID, S_ISUID, Timestamp};
+use crate::fs::notify;
+use crate::fs::path::Path;
+use crate::fs::permission::Access;
+use crate::fs::walk::Follow;
+use crate::platform::user::UserAddress;
+use crate::task::{Capabilities, current_process};
+
+/// umask(2).
+pub fn umask(args: &Args) -> Result<u64> {
+    let mut fs = current_process().fs.lock();
+    Ok(core::mem::replace(&mut fs.umask, args.u32(0) & 0o777).into())
+}
+
+fn change(path: &Path, changes: &AttributeChanges) -> Result<u64> {
+    path.inode().change(changes)?;
+    notify::changed(path, changes);
+    Ok(0)
+}
+
+fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<u64> {
+    let attributes = path.inode().attributes();
+    if !context.identity.owns(&attributes) {
+        return Err(Errno::EPERM);
+    }
+    if attributes.file_type() == FileType::Symlink {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let mut bits = bits & 0o7777;
+    if !context.identity.can(Capabilities::FSETID) && !context.identity.in_group(attributes.gid) {
+        // chmod(2): one cannot make files that run as a group one is not in.
+        bits &= !S_ISGID;
+    }
+    change(path, &AttributeChanges { permissions: Some(bits), ..Default::default() })
+}
+
+/// chmod(2).
+pub fn chmod(args: &Args) -> Result<u64> {
+    let context = Context::current();
+    let path = resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?;
+    change_permissions(&context, &path, args.u32(1))
+}
+
+/// fchmod(2).
+pub fn fchmod(args: &Args) -> Result<u64> {
+    usable_file(args.fd(0))?;
+    let context = Context::current();
+    change_permissions(&context, &place_of(&context, args.fd(0))?, args.u32(1))
+}
+
+/// fchmodat(2): the kernel's call has no flags.
+pub fn fchmodat(args: &Args) -> Result<u64> {
+    let context = Context::current();
+    let path = resolve(&context, args.fd(0), args.address(1), Follow::Yes)?;
+    change_permissions(&context, &path, args.u32(2))
+}
+
+/// fchmodat2(2).
+pub fn fchmodat2(args: &Args) -> Result<u64> {
+    let flags = AtFlags::parse(args.u32(3), AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
+    let context = Context::current();
+    let path = resolve_at(&context, args.fd(0), args.address(1), flags)?;
+    change_permissions(&context, &path, args.u32(2))
+}
+
+/// An id argument: -1 leaves the id alone (chown(2)).
+fn id(value: u32) -> Option<u32> {
+    (value != u32::MAX).then_some(value)
+}
+
+fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<u64> {
+    let (uid, gid) = (id(uid), id(gid));
+    let attributes = path.inode().attributes();
+    let identity = &context.identity;
+    if !identity.can(Capabilities::CHOWN) {
+        let same_uid = uid.is_none_or(|uid| uid == attributes.uid);
+        let own_gid = gid.is_none_or(|gid| gid == attributes.gid || identity.in_group(gid));
+        if attributes.uid != identity.uid && (uid.is_some() || gid.is_some())
+            || !same_uid
+            || !own_gid
+        {
+            return Err(Errno::EPERM);
+        }
+    }
+    let mut permissions = None;
+    if attributes.file_type() != FileType::Directory && attributes.mode & (S_ISUID | S_ISGID) != 0 {
+        // chown(2): a new owner does not inherit the old one's powers. Without
+        // group execute, set-group-id means mandatory locking and stays.
+        let cleared = if attributes.mode & 0o010 != 0 { S_ISUID | S_ISGID } else { S_ISUID };
+        permissions = Some(attributes.mode & 0o7777 & !cleared);
+    }
+    change(path, &AttributeChanges { permissions, uid, gid, ..Default::default() })
+}
+
+/// chown(2).
+pub fn chown(args: &Args) -> Result<u64> {
+    let context = Context::current();
+    let path = resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?;
+    change_owner(&context, &path, args.u32(1), args.u32(2))
+}
+
+/// lchown(2).
+pub fn lchown(args: &Args) -> Result<u64> {
+    let context = Context::current();
+    let path = resolve(&context, AT_FDCWD, args.address(0), Follow::No)?;
+    change_owner(&context, &path, args.u32(1), args.u32(2))
+}
+
+/// fchown(2).
+pub fn fchown(args: &Args) -> Result<u64> {
+    usable_file(args.fd(0))?;
+    let context = Context::current();
+    change_owner(&context, &place_of(&context, args.fd(0))?, args.u32(1), args.u32(2))
+}
+
+/// fchownat(2).
+pub fn fchownat(args: &Args) -> Result<u64> {
+    let flags = AtFlags::parse(args.u32(4), AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
+    let context = Context::current();
+    let path = resolve_at(&context, args.fd(0), args.address(1), flags)?;
+    change_owner(&context, &path, args.u32(2), args.u32(3))
+}
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NewTime {
+    Now,
+    Omit,
+    At(Timestamp),
+}
+
+impl NewTime {
+    fn value(self, now: Timestamp) -> Option<Timestamp> {
+        match self {
+            Self::Now => Some(now),
+            Self::Omit => None,
+            Self::At(time) => Some(time),
+        }
+    }
+}
+
+fn change_times(context: &Context, path: &Path, atime: NewTime, mtime: NewTime) -> Result<u64> {
+    if atime == NewTime::Omit && mtime == NewTime::Omit {
+        return Ok(0);
+    }
+    let attributes: Attributes = path.inode().attributes();
+    if !context.identity.owns(&attributes) {
+        // utimensat(2), "Permissions requirements".
+        if atime != NewTime::Now || mtime != NewTime::Now {
+            return Err(Errno::EPERM);
+        }
+        context.identity.check_attributes(&attributes, Access::WRITE)?;
+    }
+    let now = Timestamp::now();
+    let changes =
+        AttributeChanges { atime: atime.value(now), mtime: mtime.value(now), ..Default::default() };
+    change(path, &changes)
+}
+
+const UTIME_NOW: i64 = 0x3fff_ffff;
+const UTIME_OMIT: i64 = 0x3fff_fffe;
+
+fn from_timespec([sec, nsec]: [i64; 2]) -> Result<NewTime> {
+    match nsec {
+        UTIME_NOW => Ok(NewTime::Now),
+        UTIME_OMIT => Ok(NewTime::Omit),
+        0..=999_999_999 => Ok(NewTime::At(Timestamp { sec, nsec: nsec as u32 })),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn from_timeval([sec, usec]: [i64; 2]) -> Result<NewTime> {
+    match usec {
+        0..=999_999 => Ok(NewTime::At(Timestamp { sec, nsec: usec as u32 * 1000 })),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// utimensat(2).
+pub fn utimensat(args: &Args) -> Result<u64> {
+    let (dirfd, path, times) = (args.fd(0), args.address(1), args.address(2));
+    let (atime, mtime) = if times.is_null() {
+        (NewTime::Now, NewTime::Now)
+    } else {
+        let [atime, mtime]: [[i64; 2]; 2] = times.read()?;
+        (from_timespec(atime)?, from_timespec(mtime)?)
+    };
+    let flags = AtFlags::parse(args.u32(3), AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
+    let context = Context::current();
+    let place = if path.is_null() && dirfd != AT_FDCWD {
+        // futimens(3): the descriptor's file itself.
+        usable_file(dirfd)?;
+        place_of(&context, dirfd)?
+    } else {
+        resolve_at(&context, dirfd, path, flags)?
+    };
+    change_times(&context, &place, atime, mtime)
+}
+
+fn timeval_times(dirfd: i32, path: UserAddress, times: UserAddress) -> Result<u64> {
+    let (atime, mtime) = if times.is_null() {
+        (NewTime::Now, NewTime::Now)
+    } else {
+        let [atime, mtime]: [[i64; 2]; 2] = times.read()?;
+        (from_timeval(atime)?, from_timeval(mtime)?)
+    };
+    let context = Context::current();
+    let place = if path.is_null() && dirfd != AT_FDCWD {
+        usable_file(dirfd)?;
+        place_of(&context, dirfd)?
+    } else {
+        resolve(&context, dirfd, path, Follow::Yes)?
+    };
+    change_times(&context, &place, atime, mtime)
+}
+
+/// utimes(2).
+pub fn utimes(args: &Args) -> Result<u64> {
+    timeval_times(AT_FDCWD, args.address(0), args.address(1))
+}
+
+/// futimesat(2).
+pub fn futimesat(args: &Args) -> Result<u64> {
+    timeval_times(args.fd(0), args.address(1), args.address(2))
+}
+
+/// utime(2).
+pub fn utime(args: &Args) -> Result<u64> {
+    let (atime, mtime) = if args.address(1).is_null() {
+        (NewTime::Now, NewTime::Now)
+    } else {
+        let [atime, mtime]: [i64; 2] = args.address(1).read()?;
+        (from_timespec([atime, 0])?, from_timespec([mtime, 0])?)
+    };
+    let context = Context::current();
+    let place = resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?;
+    change_times(&context, &place, atime, mtime)
+}

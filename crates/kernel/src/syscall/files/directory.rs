@@ -1,0 +1,181 @@
+//! Directories: reading them, and the working and root directory.
+
+use alloc::vec::Vec;
+
+use super::{place_of, resolve, usable_file};
+use crate::args::Args;
+use crate::errno::{Errno, Result};
+use crate::fs::context::{AT_FDCWD, Context};
+use crate::fs::file::{Dirent, OpenFile};
+use crate::fs::inode::FileType;
+use crate::fs::inotify::Mask;
+use crate::fs::notify;
+use crate::fs::path::{AbsoluteName, Path};
+use crate::fs::permission::Access;
+use crate::fs::walk::Follow;
+use crate::task::{Capabilities, current_process};
+
+/// How entries are laid out in the guest's buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// `struct linux_dirent`: the type is the last byte.
+    Old,
+    /// `struct linux_dirent64`.
+    New,
+}
+
+/// Appends an entry, if it fits into `room` bytes altogether.
+fn append(buffer: &mut Vec<u8>, room: usize, entry: &Dirent, layout: Layout) -> bool {
+    let fixed = if layout == Layout::New { 19 } else { 18 };
+    // One byte for the terminator; the old layout has one more for the type.
+    let extra = if layout == Layout::New { 1 } else { 2 };
+    let len = (fixed + entry.name.len() + extra).next_multiple_of(8);
+    if buffer.len() + len > room {
+        return false;
+    }
+    let start = buffer.len();
+    buffer.extend_from_slice(&entry.ino.to_le_bytes());
+    buffer.extend_from_slice(&entry.next_offset.to_le_bytes());
+    buffer.extend_from_slice(&(len as u16).to_le_bytes());
+    if layout == Layout::New {
+        buffer.push(entry.file_type);
+    }
+    buffer.extend_from_slice(&entry.name);
+    buffer.resize(start + len, 0);
+    if layout == Layout::Old {
+        buffer[start + len - 1] = entry.file_type;
+    }
+    true
+}
+
+/// `.` and `..`, which no file system stores.
+fn dot_entries(path: &Path, offset: u64) -> Vec<Dirent> {
+    let here = path.inode().attributes().ino;
+    let above = path.parent().topmost().inode().attributes().ino;
+    let kind = FileType::Directory as u8;
+    let all = [
+        Dirent { ino: here, next_offset: 1, file_type: kind, name: b".".to_vec() },
+        Dirent { ino: above, next_offset: 2, file_type: kind, name: b"..".to_vec() },
+    ];
+    all.into_iter().skip(usize::try_from(offset).unwrap_or(usize::MAX)).collect()
+}
+
+/// Fills a buffer of `room` bytes with entries from the current position on.
+fn read_entries(open: &OpenFile, room: usize, layout: Layout) -> Result<(Vec<u8>, u64)> {
+    let path = open.path.as_ref().ok_or(Errno::ENOTDIR)?;
+    if !path.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    if path.dentry().is_unlinked() {
+        return Err(Errno::ENOENT);
+    }
+    let mut position = open.position();
+    let mut buffer = Vec::with_capacity(room);
+    let mut full = false;
+    if position < 2 {
+        for entry in dot_entries(path, position) {
+            if !append(&mut buffer, room, &entry, layout) {
+                full = true;
+                break;
+            }
+            position = entry.next_offset;
+        }
+    }
+    if !full {
+        open.file.read_directory(position, &mut |entry| {
+            full = !append(&mut buffer, room, &entry, layout);
+            if !full {
+                position = entry.next_offset;
+            }
+            !full
+        })?;
+    }
+    if buffer.is_empty() && full {
+        // Not even one entry fits.
+        return Err(Errno::EINVAL);
+    }
+    Ok((buffer, position))
+}
+
+/// Most bytes of entries in one call: more than any C library asks for.
+const ENTRIES_MAX: usize = 64 << 10;
+
+fn get_entries(args: &Args, layout: Layout) -> Result<u64> {
+    let open = usable_file(args.fd(0))?;
+    let room = (args.u32(2) as usize).min(ENTRIES_MAX);
+    let (buffer, position) = read_entries(&open, room, layout)?;
+    notify::open_file(&open, Mask::ACCESS);
+    args.address(1).write_bytes(&buffer)?;
+    open.set_position(position);
+    Ok(buffer.len() as u64)
+}
+
+/// getdents(2).
+pub fn getdents(args: &Args) -> Result<u64> {
+    get_entries(args, Layout::Old)
+}
+
+/// getdents64(2).
+pub fn getdents64(args: &Args) -> Result<u64> {
+    get_entries(args, Layout::New)
+}
+
+/// getcwd(2).
+pub fn getcwd(args: &Args) -> Result<u64> {
+    let context = Context::current();
+    let mut name = match context.cwd.absolute_name(&context.root) {
+        AbsoluteName::Reachable(name) => name,
+        AbsoluteName::Deleted(_) => return Err(Errno::ENOENT),
+        AbsoluteName::Unreachable(name) => [&b"(unreachable)"[..], &name].concat(),
+    };
+    name.push(0);
+    if args.usize(1) < name.len() {
+        return Err(Errno::ERANGE);
+    }
+    args.address(0).write_bytes(&name)?;
+    Ok(name.len() as u64)
+}
+
+fn enterable(context: &Context, path: Path) -> Result<Path> {
+    if !path.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    context.identity.check(&**path.inode(), Access::EXECUTE)?;
+    Ok(path)
+}
+
+/// chdir(2).
+pub fn chdir(args: &Args) -> Result<u64> {
+    let context = Context::current();
+    let path = enterable(&context, resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?)?;
+    set_cwd(path);
+    Ok(0)
+}
+
+/// fchdir(2).
+pub fn fchdir(args: &Args) -> Result<u64> {
+    let context = Context::current();
+    if args.fd(0) == AT_FDCWD {
+        return Err(Errno::EBADF);
+    }
+    let path = enterable(&context, place_of(&context, args.fd(0))?)?;
+    set_cwd(path);
+    Ok(0)
+}
+
+fn set_cwd(path: Path) {
+    let old = core::mem::replace(&mut current_process().fs.lock().cwd, path);
+    drop(old);
+}
+
+/// chroot(2).
+pub fn chroot(args: &Args) -> Result<u64> {
+    let context = Context::current();
+    let path = enterable(&context, resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?)?;
+    if !context.identity.can(Capabilities::SYS_CHROOT) {
+        return Err(Errno::EPERM);
+    }
+    let old = core::mem::replace(&mut current_process().fs.lock().root, path);
+    drop(old);
+    Ok(0)
+}

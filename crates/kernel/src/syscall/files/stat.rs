@@ -1,0 +1,231 @@
+//! Looking at files: attributes, access, link targets, file systems.
+
+use super::{AtFlags, file, place_of, resolve, resolve_at, start};
+use crate::args::Args;
+use crate::errno::{Errno, Result};
+use crate::fs::context::{AT_FDCWD, Context};
+use crate::fs::file::{OpenFile, Stat};
+use crate::fs::inode::{Attributes, FileType, Link, Statfs};
+use crate::fs::permission::{Access, Identity};
+use crate::fs::walk::{Follow, walk};
+use crate::platform::user::UserAddress;
+use crate::task::current_process;
+
+/// stat(2).
+pub fn stat(args: &Args) -> Result<u64> {
+    let path = resolve(&Context::current(), AT_FDCWD, args.address(0), Follow::Yes)?;
+    args.address(1).write(&path.inode().attributes().to_stat()).map(|()| 0)
+}
+
+/// lstat(2).
+pub fn lstat(args: &Args) -> Result<u64> {
+    let path = resolve(&Context::current(), AT_FDCWD, args.address(0), Follow::No)?;
+    args.address(1).write(&path.inode().attributes().to_stat()).map(|()| 0)
+}
+
+/// Attributes of an open file.
+fn stat_of(open: &OpenFile) -> Result<Stat> {
+    match &open.path {
+        Some(path) => Ok(path.inode().attributes().to_stat()),
+        None => open.file.stat(),
+    }
+}
+
+/// fstat(2).
+pub fn fstat(args: &Args) -> Result<u64> {
+    let stat = stat_of(&*file(args.fd(0))?)?;
+    args.address(1).write(&stat).map(|()| 0)
+}
+
+const STAT_FLAGS: AtFlags =
+    AtFlags::SYMLINK_NOFOLLOW.union(AtFlags::NO_AUTOMOUNT).union(AtFlags::EMPTY_PATH);
+
+/// newfstatat(2).
+pub fn newfstatat(args: &Args) -> Result<u64> {
+    let flags = AtFlags::parse(args.u32(3), STAT_FLAGS)?;
+    let stat = attributes_at(args.fd(0), args.address(1), flags)?.to_stat();
+    args.address(2).write(&stat).map(|()| 0)
+}
+
+fn attributes_at(dirfd: i32, path: UserAddress, flags: AtFlags) -> Result<Attributes> {
+    // The usual way of glibc to call fstat.
+    let empty = flags.contains(AtFlags::EMPTY_PATH) && (path.is_null() || path.read::<u8>()? == 0);
+    if empty && dirfd != AT_FDCWD {
+        let open = file(dirfd)?;
+        return match &open.path {
+            Some(path) => Ok(path.inode().attributes()),
+            None => Ok(Attributes::from_stat(&open.file.stat()?)),
+        };
+    }
+    let context = Context::current();
+    if empty {
+        return Ok(context.cwd.inode().attributes());
+    }
+    Ok(resolve_at(&context, dirfd, path, flags)?.inode().attributes())
+}
+
+/// `struct statx_timestamp`.
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct StatxTimestamp {
+    sec: i64,
+    nsec: u32,
+    reserved: i32,
+}
+
+impl From<crate::fs::inode::Timestamp> for StatxTimestamp {
+    fn from(time: crate::fs::inode::Timestamp) -> Self {
+        Self { sec: time.sec, nsec: time.nsec, reserved: 0 }
+    }
+}
+
+/// `struct statx` (statx(2)).
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Statx {
+    mask: u32,
+    blksize: u32,
+    attributes: u64,
+    nlink: u32,
+    uid: u32,
+    gid: u32,
+    mode: u16,
+    spare: u16,
+    ino: u64,
+    size: u64,
+    blocks: u64,
+    attributes_mask: u64,
+    atime: StatxTimestamp,
+    btime: StatxTimestamp,
+    ctime: StatxTimestamp,
+    mtime: StatxTimestamp,
+    rdev_major: u32,
+    rdev_minor: u32,
+    dev_major: u32,
+    dev_minor: u32,
+    mount_id: u64,
+    rest: [u64; 13],
+}
+
+const _: () = assert!(size_of::<Statx>() == 256);
+
+const STATX_BASIC_STATS: u32 = 0x7ff;
+const STATX_BTIME: u32 = 0x800;
+const STATX_RESERVED: u32 = 0x8000_0000;
+
+fn major(device: u64) -> u32 {
+    (((device >> 8) & 0xfff) | ((device >> 32) & !0xfff)) as u32
+}
+
+fn minor(device: u64) -> u32 {
+    ((device & 0xff) | ((device >> 12) & !0xff)) as u32
+}
+
+/// statx(2).
+pub fn statx(args: &Args) -> Result<u64> {
+    let flags = AtFlags::parse(args.u32(2), STAT_FLAGS | AtFlags::STATX_SYNC)?;
+    if args.u32(3) & STATX_RESERVED != 0 || flags.contains(AtFlags::STATX_SYNC) {
+        return Err(Errno::EINVAL);
+    }
+    let found = attributes_at(args.fd(0), args.address(1), flags)?;
+    let statx = Statx {
+        mask: STATX_BASIC_STATS | STATX_BTIME,
+        blksize: 4096,
+        attributes: 0,
+        nlink: found.nlink,
+        uid: found.uid,
+        gid: found.gid,
+        mode: found.mode as u16,
+        spare: 0,
+        ino: found.ino,
+        size: found.size,
+        blocks: found.blocks,
+        attributes_mask: 0,
+        atime: found.atime.into(),
+        btime: found.btime.into(),
+        ctime: found.ctime.into(),
+        mtime: found.mtime.into(),
+        rdev_major: major(found.rdev),
+        rdev_minor: minor(found.rdev),
+        dev_major: major(found.dev),
+        dev_minor: minor(found.dev),
+        mount_id: 0,
+        rest: [0; 13],
+    };
+    args.address(4).write(&statx).map(|()| 0)
+}
+
+/// access(2).
+pub fn access(args: &Args) -> Result<u64> {
+    check_access(AT_FDCWD, args.address(0), args.u32(1), AtFlags::empty())
+}
+
+/// faccessat(2): the kernel's call has no flags.
+pub fn faccessat(args: &Args) -> Result<u64> {
+    check_access(args.fd(0), args.address(1), args.u32(2), AtFlags::empty())
+}
+
+/// faccessat2(2).
+pub fn faccessat2(args: &Args) -> Result<u64> {
+    let allowed = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EACCESS_OR_REMOVEDIR | AtFlags::EMPTY_PATH;
+    let flags = AtFlags::parse(args.u32(3), allowed)?;
+    check_access(args.fd(0), args.address(1), args.u32(2), flags)
+}
+
+fn check_access(dirfd: i32, path: UserAddress, mode: u32, flags: AtFlags) -> Result<u64> {
+    let access = Access::from_bits(mode).ok_or(Errno::EINVAL)?;
+    let mut context = Context::current();
+    if !flags.contains(AtFlags::EACCESS_OR_REMOVEDIR) {
+        context.identity = Identity::real(&current_process().credentials.lock());
+    }
+    let path = resolve_at(&context, dirfd, path, flags)?;
+    if !access.is_empty() {
+        context.identity.check(&**path.inode(), access)?;
+    }
+    Ok(0)
+}
+
+/// readlink(2).
+pub fn readlink(args: &Args) -> Result<u64> {
+    read_link_at(AT_FDCWD, args.address(0), args.address(1), args.i32(2))
+}
+
+/// readlinkat(2).
+pub fn readlinkat(args: &Args) -> Result<u64> {
+    read_link_at(args.fd(0), args.address(1), args.address(2), args.i32(3))
+}
+
+fn read_link_at(dirfd: i32, path: UserAddress, buffer: UserAddress, size: i32) -> Result<u64> {
+    let size = usize::try_from(size).ok().filter(|&size| size > 0).ok_or(Errno::EINVAL)?;
+    let path = path.read_path()?;
+    let context = Context::current();
+    let link = if path.is_empty() && dirfd != AT_FDCWD {
+        // readlinkat(2): an empty path means the link that the descriptor names.
+        let link = place_of(&context, dirfd)?;
+        if link.inode().file_type() != FileType::Symlink {
+            return Err(Errno::ENOENT);
+        }
+        link
+    } else {
+        walk(&context, &start(&context, dirfd, &path)?, &path, Follow::No)?
+    };
+    let target = match link.inode().read_link()? {
+        Link::Text(target) => target,
+        Link::Magic(target) => target.absolute_name(&context.root).display(),
+    };
+    let len = target.len().min(size);
+    buffer.write_bytes(&target[..len])?;
+    Ok(len as u64)
+}
+
+/// statfs(2).
+pub fn statfs(args: &Args) -> Result<u64> {
+    let path = resolve(&Context::current(), AT_FDCWD, args.address(0), Follow::Yes)?;
+    args.address(1).write(&path.inode().statfs()).map(|()| 0)
+}
+
+/// fstatfs(2).
+pub fn fstatfs(args: &Args) -> Result<u64> {
+    let statfs: Statfs = place_of(&Context::current(), args.fd(0))?.inode().statfs();
+    args.address(1).write(&statfs).map(|()| 0)
+}

@@ -1,0 +1,65 @@
+//! inotify_init(2), inotify_add_watch(2), inotify_rm_watch(2), fanotify_init(2).
+
+use super::{file, install, resolve};
+use crate::args::Args;
+use crate::errno::{Errno, Result};
+use crate::fs::context::{AT_FDCWD, Context};
+use crate::fs::fd_table::OnExec;
+use crate::fs::file::{OpenFile, OpenFlags};
+use crate::fs::inotify::{Inotify, Mask};
+use crate::fs::permission::Access;
+use crate::fs::walk::Follow;
+use crate::state::kernel;
+
+/// inotify_init(2).
+pub fn inotify_init(_: &Args) -> Result<u64> {
+    init(OpenFlags::empty())
+}
+
+/// inotify_init1(2).
+pub fn inotify_init1(args: &Args) -> Result<u64> {
+    init(OpenFlags::from_bits_retain(args.u32(0)))
+}
+
+fn init(flags: OpenFlags) -> Result<u64> {
+    if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
+        return Err(Errno::EINVAL);
+    }
+    let instance = kernel().fs.watches.instance()?;
+    let open = OpenFile::new(instance, flags & OpenFlags::NONBLOCK, None);
+    let on_exec = if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep };
+    install(open, on_exec)
+}
+
+fn instance(open: &OpenFile) -> Result<alloc::sync::Arc<Inotify>> {
+    open.file.clone().into_any().downcast().map_err(|_| Errno::EINVAL)
+}
+
+/// inotify_add_watch(2).
+pub fn inotify_add_watch(args: &Args) -> Result<u64> {
+    let bits = args.u32(2);
+    let mask = Mask::from_bits_truncate(bits);
+    // Unknown bits are refused, and so is a mask that asks for nothing.
+    if Mask::from_bits(bits).is_none() || mask.is_empty() {
+        return Err(Errno::EINVAL);
+    }
+    let open = file(args.fd(0))?;
+    if mask.contains(Mask::MASK_ADD | Mask::MASK_CREATE) {
+        return Err(Errno::EINVAL);
+    }
+    let instance = instance(&open)?;
+    let follow = if mask.contains(Mask::DONT_FOLLOW) { Follow::No } else { Follow::Yes };
+    let context = Context::current();
+    let path = resolve(&context, AT_FDCWD, args.address(1), follow)?;
+    if mask.contains(Mask::ONLYDIR) && !path.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    context.identity.check(&**path.inode(), Access::READ)?;
+    kernel().fs.watches.add(&instance, path.inode(), mask).map(|watch| watch as u64)
+}
+
+/// inotify_rm_watch(2).
+pub fn inotify_rm_watch(args: &Args) -> Result<u64> {
+    let open = file(args.fd(0))?;
+    kernel().fs.watches.remove(&*instance(&open)?, args.i32(1)).map(|()| 0)
+}

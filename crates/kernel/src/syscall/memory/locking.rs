@@ -1,0 +1,90 @@
+//! Locking memory (mlock(2)).
+
+use thaw_abi::layout::GUEST_MAX;
+
+use crate::args::Args;
+use crate::errno::{Errno, Result};
+use crate::mm::AddressSpace;
+use crate::mm::lock::LockLimit;
+use crate::mm::vma::VmaFlags;
+use crate::task::process::RLIMIT_MEMLOCK;
+use crate::task::{Capabilities, current_process};
+
+/// What the running process may lock: all it likes with `CAP_IPC_LOCK`.
+pub fn own_limit() -> LockLimit {
+    let process = current_process();
+    let is_privileged = process.credentials.lock().can(Capabilities::IPC_LOCK);
+    LockLimit((!is_privileged).then(|| process.limits.lock()[RLIMIT_MEMLOCK].current))
+}
+
+/// The pages of a range of bytes: start and bytes, which wrap around as on Linux.
+fn pages(args: &Args) -> (u64, u64) {
+    let start = args.u64(0) & !4095;
+    (start, args.u64(1).wrapping_add(args.u64(0) - start).wrapping_add(4095) & !4095)
+}
+
+/// Changes whether a range is locked, as far as it is mapped.
+fn mark(mm: &AddressSpace, (start, len): (u64, u64), set: VmaFlags) -> Result<u64> {
+    let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
+    if start == end {
+        return Ok(0);
+    }
+    let is_covered = mm.covers(start, end);
+    mm.change_flags(start, end, set, VmaFlags::LOCKED - set);
+    if is_covered { Ok(0) } else { Err(Errno::ENOMEM) }
+}
+
+/// mlock(2).
+pub fn mlock(args: &Args) -> Result<u64> {
+    own_limit().check_right()?;
+    let (start, len) = pages(args);
+    let mm = current_process().mm();
+    if !own_limit().fits(&mm, len - mm.locked(start, start.saturating_add(len))) {
+        return Err(Errno::ENOMEM);
+    }
+    mark(&mm, (start, len), VmaFlags::LOCKED)
+}
+
+/// mlock2(2).
+pub fn mlock2(args: &Args) -> Result<u64> {
+    const ONFAULT: u32 = 1;
+    if args.u32(2) & !ONFAULT != 0 {
+        return Err(Errno::EINVAL);
+    }
+    mlock(args)
+}
+
+/// munlock(2).
+pub fn munlock(args: &Args) -> Result<u64> {
+    mark(&current_process().mm(), pages(args), VmaFlags::empty())
+}
+
+/// mlockall(2).
+pub fn mlockall(args: &Args) -> Result<u64> {
+    const CURRENT: u32 = 1;
+    const FUTURE: u32 = 2;
+    const ONFAULT: u32 = 4;
+    let flags = args.u32(0);
+    if flags & (CURRENT | FUTURE) == 0 || flags & !(CURRENT | FUTURE | ONFAULT) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    own_limit().check_right()?;
+    let mm = current_process().mm();
+    let is_current = flags & CURRENT != 0;
+    if is_current && !own_limit().allows(mm.total()) {
+        return Err(Errno::ENOMEM);
+    }
+    mm.set_locks_new(flags & FUTURE != 0);
+    if is_current {
+        mm.change_flags(0, GUEST_MAX, VmaFlags::LOCKED, VmaFlags::empty());
+    }
+    Ok(0)
+}
+
+/// munlockall(2).
+pub fn munlockall(_args: &Args) -> Result<u64> {
+    let mm = current_process().mm();
+    mm.set_locks_new(false);
+    mm.change_flags(0, GUEST_MAX, VmaFlags::empty(), VmaFlags::LOCKED);
+    Ok(0)
+}

@@ -1,0 +1,278 @@
+//! System calls on memory.
+
+pub mod locking;
+
+use alloc::sync::Arc;
+
+use thaw_abi::page_align_up;
+
+use crate::mm::backing::FileBacking;
+
+use crate::args::Args;
+use crate::errno::{Errno, Result};
+use crate::fs::file::OpenFlags;
+use crate::mm::backing::MmapSource;
+use crate::mm::space::{MapRequest, Placement, Remap};
+use crate::mm::vma::VmaFlags;
+use crate::platform::host::{self, Populate};
+use crate::platform::memory::GuestRange;
+use crate::task::current_process;
+
+const MAP_SHARED: u32 = 0x01;
+const MAP_PRIVATE: u32 = 0x02;
+const MAP_SHARED_VALIDATE: u32 = 0x03;
+const MAP_TYPE: u32 = 0x0f;
+const MAP_FIXED: u32 = 0x10;
+const MAP_ANONYMOUS: u32 = 0x20;
+const MAP_32BIT: u32 = 0x40;
+const MAP_HUGETLB: u32 = 0x4_0000;
+const MAP_SYNC: u32 = 0x8_0000;
+const MAP_POPULATE: u32 = 0x8000;
+const MAP_STACK: u32 = 0x2_0000;
+const MAP_FIXED_NOREPLACE: u32 = 0x10_0000;
+const MAP_LOCKED: u32 = 0x2000;
+/// Flags that ask for nothing that would show: `MAP_GROWSDOWN` areas do not grow.
+const MAP_IGNORED: u32 = 0x100 | 0x800 | 0x1000 | 0x4000 | 0x1_0000 | MAP_STACK;
+const MAP_KNOWN: u32 = MAP_TYPE
+    | MAP_FIXED
+    | MAP_ANONYMOUS
+    | MAP_32BIT
+    | MAP_HUGETLB
+    | MAP_SYNC
+    | MAP_POPULATE
+    | MAP_LOCKED
+    | MAP_FIXED_NOREPLACE
+    | MAP_IGNORED;
+
+/// mmap(2).
+pub fn mmap(args: &Args) -> Result<u64> {
+    let (hint, len, prot, flags) = (args.u64(0), args.u64(1), args.u32(2), args.u32(3));
+    let offset = args.u64(5);
+    if offset & 4095 != 0 || len == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let shared = match flags & MAP_TYPE {
+        MAP_PRIVATE => false,
+        MAP_SHARED => true,
+        MAP_SHARED_VALIDATE if flags & !MAP_KNOWN == 0 && flags & MAP_SYNC == 0 => true,
+        MAP_SHARED_VALIDATE => return Err(Errno::EOPNOTSUPP),
+        _ => return Err(Errno::EINVAL),
+    };
+    if flags & MAP_HUGETLB != 0 {
+        // As on a machine without huge pages set aside.
+        return Err(Errno::ENOMEM);
+    }
+    let placement = if flags & MAP_FIXED_NOREPLACE != 0 {
+        Placement::FixedNoReplace(hint)
+    } else if flags & MAP_FIXED != 0 {
+        Placement::Fixed(hint)
+    } else if flags & MAP_32BIT != 0 {
+        Placement::Low(hint)
+    } else {
+        Placement::Hint(hint)
+    };
+    let is_locked = flags & MAP_LOCKED != 0;
+    if is_locked {
+        locking::own_limit().check_right()?;
+    }
+    if is_locked || current_process().mm().locks_new() {
+        locking::own_limit().check_growth(&current_process().mm(), len)?;
+    }
+    let (file, shared) = if flags & MAP_ANONYMOUS != 0 {
+        (None, shared)
+    } else {
+        let (file, shared) = file_backing(args.fd(4), prot, shared)?;
+        (Some(file), shared)
+    };
+    if file.is_some() && page_align_up(len).and_then(|len| offset.checked_add(len)).is_none() {
+        return Err(Errno::EOVERFLOW);
+    }
+    const MAP_NORESERVE: u32 = 0x4000;
+    let accounted =
+        prot & host::PROT_WRITE != 0 && flags & MAP_NORESERVE == 0 && (file.is_none() || !shared);
+    if accounted && len > crate::state::kernel().commit_limit() {
+        // vm.overcommit_memory=0: obvious overcommits are refused.
+        return Err(Errno::ENOMEM);
+    }
+    let mut vma_flags = if shared { VmaFlags::SHARED } else { VmaFlags::empty() };
+    vma_flags.set(VmaFlags::LOCKED, is_locked);
+    let request = MapRequest { placement, len, prot, flags: vma_flags, file, offset };
+    let start = current_process().mm().map(request)?;
+    if flags & MAP_POPULATE != 0 {
+        let how = if prot & host::PROT_WRITE != 0 { Populate::Write } else { Populate::Read };
+        // mmap(2): a failure to populate does not fail the call.
+        let _ = host::populate(start, len.next_multiple_of(4096), how);
+    }
+    Ok(start)
+}
+
+/// What a mapping of a file shows, and whether it is shared.
+fn file_backing(fd: i32, prot: u32, shared: bool) -> Result<(Arc<FileBacking>, bool)> {
+    let open = current_process().files.lock().get(fd)?;
+    if open.flags().contains(OpenFlags::PATH) {
+        return Err(Errno::EBADF);
+    }
+    if !open.flags().can_read() {
+        return Err(Errno::EACCES);
+    }
+    let writable = open.flags().can_write() && open.file.allows_shared_writes();
+    if shared && prot & host::PROT_WRITE != 0 && !writable {
+        // fcntl(2), F_SEAL_WRITE; otherwise the descriptor is read-only.
+        return Err(if open.flags().can_write() { Errno::EPERM } else { Errno::EACCES });
+    }
+    // Compilers map what they only read so (Go's cache, Rust's metadata). Such a mapping
+    // copies: what others write to the file later is not seen, as on a network file
+    // system. Nobody may write through the descriptor, so nothing written is lost.
+    let copies = shared && !open.file.allows_shared_mappings();
+    if copies && open.flags().can_write() {
+        return Err(Errno::ENODEV);
+    }
+    let shared = shared && !copies;
+    let source = open.file.mmap_source()?;
+    let (path, stat) = if matches!(source, MmapSource::Zero) && !shared {
+        (alloc::vec::Vec::new(), Default::default())
+    } else {
+        (open.display_path(), open.file.stat()?)
+    };
+    let (device, inode) = (stat.dev, stat.ino);
+    let backing = FileBacking { source, path: path.into(), device, inode, writable };
+    Ok((Arc::new(backing), shared))
+}
+
+/// munmap(2).
+pub fn munmap(args: &Args) -> Result<u64> {
+    current_process().mm().unmap(args.u64(0), args.u64(1))?;
+    Ok(0)
+}
+
+/// mprotect(2).
+pub fn mprotect(args: &Args) -> Result<u64> {
+    const PROT_GROWSDOWN: u32 = 0x0100_0000;
+    const PROT_GROWSUP: u32 = 0x0200_0000;
+    let (start, len, prot) = (args.u64(0), args.u64(1), args.u32(2));
+    if start & 4095 != 0 || prot & !(7 | 8 | PROT_GROWSDOWN | PROT_GROWSUP) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mut from = start;
+    let mut bytes = len;
+    if prot & PROT_GROWSDOWN != 0 {
+        // Extends the change to the beginning of the stack's area.
+        let vma = current_process().mm().find(start).ok_or(Errno::ENOMEM)?;
+        bytes += start - vma.start;
+        from = vma.start;
+    }
+    match current_process().mm().protect(from, bytes, prot & 7) {
+        Err(Errno::EINVAL) => Err(Errno::ENOMEM),
+        outcome => outcome.map(|()| 0),
+    }
+}
+
+/// brk(2): the system call returns the break, whether or not it moved.
+pub fn brk(args: &Args) -> Result<u64> {
+    Ok(current_process().mm().brk(args.u64(0), locking::own_limit()))
+}
+
+/// mremap(2).
+pub fn mremap(args: &Args) -> Result<u64> {
+    const MAYMOVE: u32 = 1;
+    const FIXED: u32 = 2;
+    let flags = args.u32(3);
+    if flags & !(MAYMOVE | FIXED) != 0 || flags & FIXED != 0 && flags & MAYMOVE == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let how = match flags {
+        0 => Remap::InPlace,
+        MAYMOVE => Remap::MayMove,
+        _ => Remap::Fixed(args.u64(4)),
+    };
+    current_process().mm().remap(args.u64(0), args.u64(1), args.u64(2), how, locking::own_limit())
+}
+
+/// madvise(2).
+pub fn madvise(args: &Args) -> Result<u64> {
+    let (start, len, advice) = (args.u64(0), args.u64(1), args.u32(2));
+    if start & 4095 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let end = page_align_up(len).and_then(|len| start.checked_add(len)).ok_or(Errno::EINVAL)?;
+    let mm = current_process().mm();
+    // Linux checks the advice before the length.
+    enum Act {
+        Nothing,
+        Discard,
+        Populate(Populate),
+        Flags(VmaFlags, VmaFlags),
+    }
+    let none = VmaFlags::empty();
+    let act = match advice {
+        // NORMAL, RANDOM, SEQUENTIAL, WILLNEED, MERGEABLE, UNMERGEABLE,
+        // HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP, COLD, PAGEOUT: hints.
+        0..=3 | 12..=17 | 20 | 21 => Act::Nothing,
+        // DONTNEED; FREE may drop at once.
+        4 | 8 => Act::Discard,
+        10 => Act::Flags(VmaFlags::DONT_FORK, none),
+        11 => Act::Flags(none, VmaFlags::DONT_FORK),
+        18 => Act::Flags(VmaFlags::WIPE_ON_FORK, none),
+        19 => Act::Flags(none, VmaFlags::WIPE_ON_FORK),
+        22 => Act::Populate(Populate::Read),
+        23 => Act::Populate(Populate::Write),
+        _ => return Err(Errno::EINVAL),
+    };
+    if start == end {
+        return Ok(0);
+    }
+    let covered = mm.covers(start, end);
+    match act {
+        Act::Nothing => {}
+        Act::Discard => mm.discard(start, end)?,
+        Act::Populate(how) => {
+            // Of the kernel's memory nothing is to be had.
+            GuestRange::new(start, end - start).map_err(|_| Errno::ENOMEM)?;
+            crate::mm::lazy::map_range(start, end);
+            host::populate(start, end - start, how)?;
+        }
+        Act::Flags(set, clear) => {
+            let anonymous = |vma: &crate::mm::vma::Vma| {
+                vma.file.is_none() && !vma.flags.contains(VmaFlags::SHARED)
+            };
+            let wipe = set.contains(VmaFlags::WIPE_ON_FORK);
+            if wipe && mm.areas().iter().any(|v| v.start < end && v.end > start && !anonymous(v)) {
+                return Err(Errno::EINVAL);
+            }
+            mm.change_flags(start, end, set, clear);
+        }
+    }
+    if covered { Ok(0) } else { Err(Errno::ENOMEM) }
+}
+
+/// msync(2): a shared mapping and its file are the same pages already.
+pub fn msync(args: &Args) -> Result<u64> {
+    const ASYNC: u32 = 1;
+    const INVALIDATE: u32 = 2;
+    const SYNC: u32 = 4;
+    let (start, len, flags) = (args.u64(0), args.u64(1), args.u32(2));
+    if start & 4095 != 0
+        || flags & !(ASYNC | INVALIDATE | SYNC) != 0
+        || flags & (ASYNC | SYNC) == ASYNC | SYNC
+    {
+        return Err(Errno::EINVAL);
+    }
+    let end = page_align_up(len).and_then(|len| start.checked_add(len)).ok_or(Errno::ENOMEM)?;
+    if current_process().mm().covers(start, end) { Ok(0) } else { Err(Errno::ENOMEM) }
+}
+
+/// mincore(2): every mapped page counts as resident, since nothing is paged out.
+pub fn mincore(args: &Args) -> Result<u64> {
+    let (start, len) = (args.u64(0), args.u64(1));
+    if start & 4095 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let end = page_align_up(len).and_then(|len| start.checked_add(len)).ok_or(Errno::ENOMEM)?;
+    if !current_process().mm().covers(start, end) {
+        return Err(Errno::ENOMEM);
+    }
+    for page in 0..(end - start) / 4096 {
+        args.address(2).offset(page).write(&1u8)?;
+    }
+    Ok(0)
+}

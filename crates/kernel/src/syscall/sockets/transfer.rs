@@ -1,0 +1,250 @@
+//! System calls on sockets that carry data (send(2), recv(2)).
+
+use alloc::sync::Arc;
+
+use crate::args::Args;
+use crate::errno::{Errno, Result};
+use crate::fs::file::OpenFlags;
+use crate::io::{Sink, Source};
+use crate::ipc::timeout::Timeout;
+use crate::net::address::{AF_UNIX, SocketAddress};
+use crate::net::message::{ControlWriter, MessageHeader, read_control};
+use crate::net::options;
+use crate::net::socket::{MessageFlags, Outgoing, PeerCredentials, Protocol, Received, SocketType};
+use crate::platform::user::UserAddress;
+use crate::syscall::sockets::SocketFd;
+use crate::task::signal;
+
+/// Most messages in one call (sendmmsg(2)).
+const MESSAGES_MAX: u32 = 1024;
+/// Bytes of `struct mmsghdr`, and where its `msg_len` lies.
+const MULTI_HEADER: u64 = 64;
+const MULTI_LEN_AT: u64 = 56;
+
+/// Runs `attempt`, waiting in between unless the call or the descriptor forbids it.
+fn maybe_wait<T>(
+    socket: &SocketFd,
+    flags: MessageFlags,
+    timeout_ns: Option<u64>,
+    mut attempt: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    if flags.contains(MessageFlags::DONTWAIT) {
+        attempt()
+    } else {
+        socket.open.blocking(timeout_ns, attempt)
+    }
+}
+
+/// Sends one message. A blocking stream takes everything before this returns.
+fn send(socket: &SocketFd, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
+    let protocol: &Arc<dyn Protocol> = socket.protocol()?;
+    let common = protocol.common();
+    let timeout = common.options.lock().send_timeout_ns;
+    let flags = message.flags;
+    if common.family == AF_UNIX {
+        message.sender = Some(PeerCredentials::of_sender());
+    }
+    let stream = common.kind == SocketType::Stream;
+    let mut done = 0;
+    loop {
+        match maybe_wait(socket, flags, timeout, || protocol.send(source, message)) {
+            Ok(count) => {
+                done += count;
+                let nonblocking = flags.contains(MessageFlags::DONTWAIT)
+                    || socket.open.flags().contains(OpenFlags::NONBLOCK);
+                if !stream || source.remaining() == 0 || nonblocking || count == 0 {
+                    return Ok(done);
+                }
+            }
+            Err(_) if done > 0 => return Ok(done),
+            Err(Errno::EPIPE) if common.kind != SocketType::Datagram => {
+                if !flags.contains(MessageFlags::NOSIGNAL) {
+                    signal::send_sigpipe();
+                }
+                return Err(Errno::EPIPE);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Receives one message, or for a stream with `MSG_WAITALL` a full buffer.
+fn receive(socket: &SocketFd, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {
+    let protocol = socket.protocol()?;
+    let common = protocol.common();
+    if flags.contains(MessageFlags::ERRQUEUE) {
+        return Err(Errno::EAGAIN);
+    }
+    let nonblocking = socket.open.flags().contains(OpenFlags::NONBLOCK);
+    let flags = if nonblocking { flags | MessageFlags::DONTWAIT } else { flags };
+    let timeout = common.options.lock().receive_timeout_ns;
+    let stream = common.kind == SocketType::Stream;
+    if stream && sink.remaining() == 0 {
+        return Ok(Received::default());
+    }
+    let mut received = maybe_wait(socket, flags, timeout, || protocol.receive(sink, flags))?;
+    let whole =
+        stream && flags.contains(MessageFlags::WAITALL) && !flags.contains(MessageFlags::PEEK);
+    while whole
+        && received.bytes > 0
+        && sink.remaining() > 0
+        && received.ancillary.is_empty()
+        && protocol.is_at_urgent() != Ok(true)
+    {
+        match maybe_wait(socket, flags, timeout, || protocol.receive(sink, flags)) {
+            Ok(more) if more.bytes > 0 => {
+                received.bytes += more.bytes;
+                received.length += more.bytes;
+                received.ancillary = more.ancillary;
+            }
+            _ => break,
+        }
+    }
+    Ok(received)
+}
+
+/// What a receive returns: with `MSG_TRUNC`, the length that the datagram had.
+fn count(received: &Received, flags: MessageFlags) -> u64 {
+    let length = if flags.contains(MessageFlags::TRUNC) { received.length } else { received.bytes };
+    length as u64
+}
+
+fn flags(raw: u32) -> MessageFlags {
+    MessageFlags::from_bits_retain(raw)
+}
+
+/// sendto(2), and send(2) of the C library.
+pub fn sys_sendto(args: &Args) -> Result<u64> {
+    let socket = SocketFd::get(args.fd(0))?;
+    let mut source = Source::user(args.address(1), args.usize(2))?;
+    let mut message = Outgoing { flags: flags(args.u32(3)), ..Outgoing::default() };
+    if !args.address(4).is_null() {
+        message.to = Some(SocketAddress::from_user(args.address(4), args.u32(5) as usize)?);
+    }
+    send(&socket, &mut source, &mut message).map(|count| count as u64)
+}
+
+/// recvfrom(2), and recv(2) of the C library.
+pub fn sys_recvfrom(args: &Args) -> Result<u64> {
+    let socket = SocketFd::get(args.fd(0))?;
+    let mut sink = Sink::user(args.address(1), args.usize(2))?;
+    let flags = flags(args.u32(3));
+    let received = receive(&socket, &mut sink, flags)?;
+    if !args.address(4).is_null() {
+        match &received.from {
+            Some(from) => from.to_user(args.address(4), args.address(5))?,
+            None => args.address(5).write_if_some(&0u32)?,
+        }
+    }
+    Ok(count(&received, flags))
+}
+
+fn send_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> Result<usize> {
+    let header: MessageHeader = at.read()?;
+    let count = usize::try_from(header.vector_count).map_err(|_| Errno::EMSGSIZE)?;
+    if count > crate::io::IOV_MAX {
+        return Err(Errno::EMSGSIZE);
+    }
+    let mut source = Source::user_vectors(UserAddress(header.vectors), count)?;
+    let mut message = Outgoing { flags, ..Outgoing::default() };
+    if header.name != 0 && header.name_len > 0 {
+        message.to =
+            Some(SocketAddress::from_user(UserAddress(header.name), header.name_len as usize)?);
+    }
+    let family = socket.protocol()?.common().family;
+    read_control(UserAddress(header.control), header.control_len, family, &mut message)?;
+    send(socket, &mut source, &mut message)
+}
+
+/// sendmsg(2).
+pub fn sys_sendmsg(args: &Args) -> Result<u64> {
+    let socket = SocketFd::get(args.fd(0))?;
+    send_message(&socket, args.address(1), flags(args.u32(2))).map(|count| count as u64)
+}
+
+fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> Result<u64> {
+    let header: MessageHeader = at.read()?;
+    let vector_count = usize::try_from(header.vector_count).map_err(|_| Errno::EMSGSIZE)?;
+    if vector_count > crate::io::IOV_MAX {
+        return Err(Errno::EMSGSIZE);
+    }
+    let mut sink = Sink::user_vectors(UserAddress(header.vectors), vector_count)?;
+    let mut received = receive(socket, &mut sink, flags)?;
+
+    let mut control = ControlWriter::new(UserAddress(header.control), header.control_len);
+    let common = socket.protocol()?.common();
+    if common.family == AF_UNIX {
+        if common.options.lock().flag(options::PASSCRED) {
+            let credentials = received.ancillary.credentials.unwrap_or(PeerCredentials::UNKNOWN);
+            control.put_credentials(credentials)?;
+        }
+        let close = flags.contains(MessageFlags::CMSG_CLOEXEC);
+        let file_flags = if close { OpenFlags::CLOEXEC } else { OpenFlags::empty() };
+        control.put_files(core::mem::take(&mut received.ancillary.files), file_flags);
+    }
+    if let Some(arrival) = received.arrival {
+        arrival.put(common, &mut control)?;
+    }
+    if header.name != 0 {
+        let len_at = at.offset(MessageHeader::NAME_LEN_AT);
+        match &received.from {
+            Some(from) => from.to_user(UserAddress(header.name), len_at)?,
+            None => len_at.write(&0u32)?,
+        }
+    }
+    let mut out = received.flags;
+    if control.cut {
+        out |= MessageFlags::CTRUNC;
+    }
+    out |= flags & MessageFlags::CMSG_CLOEXEC;
+    at.offset(MessageHeader::CONTROL_LEN_AT).write(&(control.written() as u64))?;
+    at.offset(MessageHeader::FLAGS_AT).write(&out.bits())?;
+    Ok(count(&received, flags))
+}
+
+/// recvmsg(2).
+pub fn sys_recvmsg(args: &Args) -> Result<u64> {
+    let socket = SocketFd::get(args.fd(0))?;
+    receive_message(&socket, args.address(1), flags(args.u32(2)))
+}
+
+/// sendmmsg(2): stops at the first error, which is reported only if nothing
+/// was sent.
+pub fn sys_sendmmsg(args: &Args) -> Result<u64> {
+    let socket = SocketFd::get(args.fd(0))?;
+    let mut done = 0;
+    for index in 0..args.u32(2).min(MESSAGES_MAX) {
+        let at = args.address(1).offset(index as u64 * MULTI_HEADER);
+        match send_message(&socket, at, flags(args.u32(3))) {
+            Ok(sent) => at.offset(MULTI_LEN_AT).write(&(sent as u32))?,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        done += 1;
+    }
+    Ok(done)
+}
+
+/// recvmmsg(2). As on Linux, the time-out is looked at after each message only.
+pub fn sys_recvmmsg(args: &Args) -> Result<u64> {
+    let socket = SocketFd::get(args.fd(0))?;
+    let timeout = Timeout::from_timespec(args.address(4))?;
+    let mut flags = flags(args.u32(3));
+    let mut done = 0;
+    for index in 0..args.u32(2).min(MESSAGES_MAX) {
+        let at = args.address(1).offset(index as u64 * MULTI_HEADER);
+        match receive_message(&socket, at, flags - MessageFlags::WAITFORONE) {
+            Ok(count) => at.offset(MULTI_LEN_AT).write(&(count as u32))?,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        done += 1;
+        if flags.contains(MessageFlags::WAITFORONE) {
+            flags |= MessageFlags::DONTWAIT;
+        }
+        if timeout.left_ns() == Some(0) {
+            break;
+        }
+    }
+    Ok(done)
+}

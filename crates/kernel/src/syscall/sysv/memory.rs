@@ -1,0 +1,248 @@
+//! System calls on System V shared memory.
+
+use alloc::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::args::Args;
+use crate::errno::{Errno, Result};
+use crate::ipc::sysv::memory::{SHM_LOCKED, Segment, condemn};
+use crate::ipc::sysv::permissions::{EXECUTE, READ, UserPermissions, WRITE};
+use crate::ipc::sysv::registry::{Object, place_of};
+use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, system_v};
+use crate::mm::space::{MapRequest, Placement};
+use crate::mm::vma::VmaFlags;
+use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
+use crate::platform::user::UserAddress;
+use crate::state::kernel;
+use crate::task::current_process;
+use crate::task::process::RLIMIT_MEMLOCK;
+use crate::task::{Capabilities, Credentials};
+
+/// Most bytes of a segment (`SHMMAX`), and most pages of all (`SHMALL`).
+const SIZE_MAX: u64 = u64::MAX - (1 << 24);
+/// Most segments (`SHMMNI`).
+const SEGMENTS_MAX: usize = 4096;
+
+const SHM_LOCK: u32 = 11;
+const SHM_UNLOCK: u32 = 12;
+const SHM_STAT: u32 = 13;
+const SHM_INFO: u32 = 14;
+const SHM_STAT_ANY: u32 = 15;
+
+const SHM_HUGETLB: u32 = 0o4000;
+const SHM_NORESERVE: u32 = 0o10000;
+const SHM_RDONLY: u32 = 0o10000;
+const SHM_RND: u32 = 0o20000;
+const SHM_REMAP: u32 = 0o40000;
+const SHM_EXEC: u32 = 0o100000;
+
+fn caller() -> Credentials {
+    current_process().credentials.lock().clone()
+}
+
+/// Pages of all segments.
+fn pages_in_use() -> u64 {
+    system_v().memory.all().iter().map(|(_, segment)| segment.size.div_ceil(4096)).sum()
+}
+
+/// shmget(2).
+pub fn shmget(args: &Args) -> Result<u64> {
+    let (size, flags) = (args.u64(1), args.u32(2));
+    let fits = |segment: &Segment| if size > segment.size { Err(Errno::EINVAL) } else { Ok(()) };
+    let id = system_v().memory.get(
+        (args.i32(0), flags),
+        &caller(),
+        SEGMENTS_MAX,
+        fits,
+        |permissions| {
+            if size == 0 || size > SIZE_MAX {
+                return Err(Errno::EINVAL);
+            }
+            let too_much = size > kernel().commit_limit() && flags & SHM_NORESERVE == 0;
+            // Huge pages: as on a machine without any set aside.
+            if too_much || size > i64::MAX as u64 || flags & SHM_HUGETLB != 0 {
+                return Err(Errno::ENOMEM);
+            }
+            Segment::new(permissions, size, current_process().pid)
+        },
+    )?;
+    Ok(id as u64)
+}
+
+/// Where shmat(2) is to map.
+fn placement(at: u64, flags: u32) -> Result<Placement> {
+    let remap = flags & SHM_REMAP != 0;
+    if at == 0 {
+        return if remap { Err(Errno::EINVAL) } else { Ok(Placement::Hint(0)) };
+    }
+    let rounded = at & !4095;
+    if rounded != at && flags & SHM_RND == 0 || rounded == 0 && remap {
+        return Err(Errno::EINVAL);
+    }
+    Ok(match (rounded, remap) {
+        (0, _) => Placement::Hint(0),
+        (at, true) => Placement::Fixed(at),
+        (at, false) => Placement::FixedNoReplace(at),
+    })
+}
+
+/// shmat(2).
+pub fn shmat(args: &Args) -> Result<u64> {
+    let (id, flags) = (args.i32(0), args.u32(2));
+    if id < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let placement = placement(args.u64(1), flags)?;
+    let is_writable = flags & SHM_RDONLY == 0;
+    let (mut prot, mut access) =
+        if is_writable { (PROT_READ | PROT_WRITE, READ | WRITE) } else { (PROT_READ, READ) };
+    if flags & SHM_EXEC != 0 {
+        prot |= PROT_EXEC;
+        access |= EXECUTE;
+    }
+    let segment = system_v().memory.find(id)?;
+    segment.permissions().get().check(access, &caller())?;
+    let request = MapRequest {
+        placement,
+        len: segment.size,
+        prot,
+        flags: VmaFlags::SHARED,
+        file: Some(Arc::new(segment.backing(is_writable))),
+        offset: 0,
+    };
+    let start = current_process().mm().map(request).map_err(|error| match error {
+        Errno::EEXIST => Errno::EINVAL,
+        error => error,
+    })?;
+    segment.attached(current_process().pid);
+    Ok(start)
+}
+
+/// shmdt(2): unmaps what is left of the attachment at an address.
+pub fn shmdt(args: &Args) -> Result<u64> {
+    let at = args.u64(0);
+    if at & 4095 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let mm = current_process().mm();
+    let areas = mm.areas();
+    let of_attachment = || areas.iter().filter(|vma| vma.start.checked_sub(at) == Some(vma.offset));
+    let segments = system_v().memory.all();
+    let found =
+        segments.iter().find(|(_, segment)| of_attachment().any(|vma| segment.is_shown_by(vma)));
+    let (_, segment) = found.ok_or(Errno::EINVAL)?;
+    for vma in of_attachment().filter(|vma| segment.is_shown_by(vma)) {
+        mm.unmap(vma.start, vma.len())?;
+    }
+    Ok(0)
+}
+
+/// `struct shmid64_ds`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Status {
+    permissions: UserPermissions,
+    size: u64,
+    times_s: [i64; 3],
+    creator: u32,
+    last_pid: u32,
+    attachments: u64,
+    unused: [u64; 2],
+}
+
+/// shmctl(2).
+pub fn shmctl(args: &Args) -> Result<u64> {
+    let (id, command, argument) = (args.i32(0), args.u32(1), args.address(2));
+    if id < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let segments = &system_v().memory;
+    match command {
+        IPC_INFO => limits(argument),
+        SHM_INFO => usage(argument),
+        IPC_STAT => {
+            let segment = segments.find(id)?;
+            segment.permissions().get().check(READ, &caller())?;
+            argument.write(&status(id, &segment)).map(|()| 0)
+        }
+        SHM_STAT | SHM_STAT_ANY => {
+            let (id, segment) = segments.at_place(place_of(id))?;
+            if command == SHM_STAT {
+                segment.permissions().get().check(READ, &caller())?;
+            }
+            argument.write(&status(id, &segment)).map(|()| id as u64)
+        }
+        IPC_SET => {
+            let wanted: Status = argument.read()?;
+            let segment = segments.find(id)?;
+            let mut permissions = segment.permissions().get();
+            permissions.check_owner(&caller())?;
+            permissions.update(&wanted.permissions)?;
+            segment.permissions().set(permissions);
+            segment.changed();
+            Ok(0)
+        }
+        IPC_RMID => {
+            let segment = segments.find(id)?;
+            segment.permissions().get().check_owner(&caller())?;
+            condemn(id, &segment);
+            Ok(0)
+        }
+        SHM_LOCK | SHM_UNLOCK => lock(&*segments.find(id)?, command),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `SHM_LOCK` and `SHM_UNLOCK`: noted, since nothing is paged out.
+fn lock(segment: &Segment, command: u32) -> Result<u64> {
+    let caller = caller();
+    segment.permissions().get().check_owner(&caller)?;
+    let limit = current_process().limits.lock()[RLIMIT_MEMLOCK].current;
+    if command == SHM_LOCK && !caller.can(Capabilities::IPC_LOCK) {
+        if limit == 0 {
+            return Err(Errno::EPERM);
+        }
+        if segment.size.next_multiple_of(4096) > limit {
+            return Err(Errno::ENOMEM);
+        }
+    }
+    let mut state = segment.state.lock();
+    if command == SHM_LOCK {
+        state.flags |= SHM_LOCKED;
+    } else {
+        state.flags &= !SHM_LOCKED;
+    }
+    Ok(0)
+}
+
+fn status(id: i32, segment: &Segment) -> Status {
+    let state = *segment.state.lock();
+    let mut permissions = segment.permissions().get().to_user(id);
+    permissions.mode |= state.flags;
+    Status {
+        permissions,
+        size: segment.size,
+        times_s: state.times_s,
+        creator: segment.creator,
+        last_pid: state.last_pid,
+        attachments: segment.attachments() as u64,
+        unused: [0; 2],
+    }
+}
+
+/// `struct shminfo64`: largest and smallest segment, segments, segments of a
+/// process, pages.
+fn limits(to: UserAddress) -> Result<u64> {
+    let most = SEGMENTS_MAX as u64;
+    to.write(&[SIZE_MAX, 1, most, most, SIZE_MAX, 0, 0, 0, 0])?;
+    Ok(system_v().memory.last_place().into())
+}
+
+/// `struct shm_info`: segments, pages of them, pages in memory and paged out.
+fn usage(to: UserAddress) -> Result<u64> {
+    let segments = &system_v().memory;
+    let pages = pages_in_use();
+    to.write(&[segments.count() as u64, pages, pages, 0, 0, 0])?;
+    Ok(segments.last_place().into())
+}

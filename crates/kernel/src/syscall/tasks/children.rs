@@ -1,0 +1,198 @@
+//! wait4(2), waitid(2): hearing of children.
+
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::args::Args;
+use crate::errno::{Errno, Result};
+use crate::fs::fd_table;
+use crate::ipc::pidfd;
+use crate::platform::user::UserAddress;
+use crate::state::kernel;
+use crate::task::exit;
+use crate::task::process::{Life, Process};
+use crate::task::signal::{self, SIGCHLD};
+use crate::task::wait::wait_until;
+use crate::task::{current, current_process};
+
+const WNOHANG: u32 = 0x1;
+const WSTOPPED: u32 = 0x2;
+const WEXITED: u32 = 0x4;
+const WCONTINUED: u32 = 0x8;
+const WNOWAIT: u32 = 0x0100_0000;
+const WNOTHREAD: u32 = 0x2000_0000;
+const WALL: u32 = 0x4000_0000;
+const WCLONE: u32 = 0x8000_0000;
+
+/// Which children.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    Any,
+    Process(u32),
+    Group(u32),
+}
+
+/// What a child has to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum News {
+    Ended(crate::task::process::ExitStatus),
+    Stopped(u32),
+    Continued,
+}
+
+impl News {
+    /// As wait(2) stores it.
+    fn to_wait_status(self) -> u32 {
+        match self {
+            News::Ended(status) => status.to_wait_status(),
+            News::Stopped(signal) => signal << 8 | 0x7f,
+            News::Continued => 0xffff,
+        }
+    }
+}
+
+impl Which {
+    fn includes(self, process: &Process) -> bool {
+        match self {
+            Which::Any => true,
+            Which::Process(pid) => process.pid == pid,
+            Which::Group(group) => process.process_group() == group,
+        }
+    }
+}
+
+/// A child with news, taken from it unless `options` say otherwise.
+fn take_news(process: &Process, options: u32) -> Option<News> {
+    let keep = options & WNOWAIT != 0;
+    if let Life::Zombie(status) = process.life.get() {
+        return (options & WEXITED != 0).then_some(News::Ended(status));
+    }
+    let mut unreported = process.unreported.lock();
+    if options & WSTOPPED != 0
+        && let Some(signal) = unreported.stopped
+    {
+        if !keep {
+            unreported.stopped = None;
+        }
+        return Some(News::Stopped(signal));
+    }
+    if options & WCONTINUED != 0 && unreported.continued {
+        unreported.continued = keep;
+        return Some(News::Continued);
+    }
+    None
+}
+
+/// Waits for news of a child; `None` with `WNOHANG` if there is none yet.
+fn wait_for(which: Which, options: u32) -> Result<Option<(Arc<Process>, News)>> {
+    let own = current().process.clone();
+    let waits_for_kind = |child: &Process| {
+        // wait(2): "clone" children are those that do not send SIGCHLD.
+        let is_clone = child.family.get().exit_signal != SIGCHLD;
+        options & WALL != 0 || is_clone == (options & WCLONE != 0)
+    };
+    let attempt = || {
+        let children = kernel().tasks.processes_where(|child| {
+            // One that has ended can have no other news.
+            let may_tell = options & WEXITED != 0 || !child.is_zombie();
+            child.parent_pid() == own.pid
+                && may_tell
+                && which.includes(child)
+                && waits_for_kind(child)
+        });
+        if children.is_empty() {
+            return Some(Err(Errno::ECHILD));
+        }
+        let found = children
+            .into_iter()
+            .find_map(|child| take_news(&child, options).map(|news| (child, news)));
+        match found {
+            Some(found) => Some(Ok(Some(found))),
+            None if options & WNOHANG != 0 => Some(Ok(None)),
+            None => None,
+        }
+    };
+    let found = wait_until(&[&own.children_changed], None, attempt)?;
+    if let Some((child, News::Ended(_))) = &found
+        && options & WNOWAIT == 0
+    {
+        own.children_cpu_ns
+            .fetch_add(child.cpu_ns() + child.children_cpu_ns.load(Relaxed), Relaxed);
+        exit::forget(child);
+    }
+    Ok(found)
+}
+
+/// wait4(2).
+pub fn wait4(args: &Args) -> Result<u64> {
+    const KNOWN: u32 = WNOHANG | WSTOPPED | WCONTINUED | WNOTHREAD | WCLONE | WALL;
+    let options = args.u32(2);
+    if options & !KNOWN != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let which = match args.i32(0) {
+        -1 => Which::Any,
+        0 => Which::Group(current_process().process_group()),
+        i32::MIN => return Err(Errno::ESRCH),
+        pid if pid > 0 => Which::Process(pid as u32),
+        group => Which::Group(group.unsigned_abs()),
+    };
+    let Some((child, news)) = wait_for(which, options | WEXITED)? else { return Ok(0) };
+    args.address(1).write_if_some(&news.to_wait_status())?;
+    write_usage(&child, args.address(3))?;
+    Ok(child.pid as u64)
+}
+
+fn write_usage(child: &Process, at: UserAddress) -> Result<()> {
+    if at.is_null() {
+        return Ok(());
+    }
+    let mut usage = [0i64; 18];
+    let ns = child.cpu_ns();
+    usage[0] = (ns / 1_000_000_000) as i64;
+    usage[1] = (ns % 1_000_000_000 / 1000) as i64;
+    at.write(&usage)
+}
+
+/// waitid(2).
+pub fn waitid(args: &Args) -> Result<u64> {
+    const P_ALL: u32 = 0;
+    const P_PID: u32 = 1;
+    const P_PGID: u32 = 2;
+    const P_PIDFD: u32 = 3;
+    const WHAT: u32 = WSTOPPED | WEXITED | WCONTINUED;
+    let options = args.u32(3);
+    if options & !(WHAT | WNOHANG | WNOWAIT | WNOTHREAD | WCLONE | WALL) != 0 || options & WHAT == 0
+    {
+        return Err(Errno::EINVAL);
+    }
+    let mut options = options;
+    let which = match (args.u32(0), args.i32(1)) {
+        (P_ALL, _) => Which::Any,
+        (P_PID, 1..) => Which::Process(args.u32(1)),
+        (P_PGID, 0) => Which::Group(current_process().process_group()),
+        (P_PGID, 1..) => Which::Group(args.u32(1)),
+        (P_PIDFD, 0..) => {
+            if fd_table::file(args.fd(1))?.flags().contains(crate::fs::file::OpenFlags::NONBLOCK) {
+                options |= WNOHANG;
+            }
+            Which::Process(pidfd::process_of(args.fd(1))?.pid)
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    let found = wait_for(which, options)?;
+    if found.is_none() && options & WNOHANG != 0 && args.u32(3) & WNOHANG == 0 {
+        return Err(Errno::EAGAIN);
+    }
+    let info = match &found {
+        Some((child, News::Ended(status))) => signal::child_ended(child, SIGCHLD, *status),
+        Some((child, News::Stopped(signal))) => signal::child_stopped(child, *signal),
+        Some((child, News::Continued)) => signal::child_continued(child),
+        None => bytemuck::Zeroable::zeroed(),
+    };
+    args.address(2).write_if_some(&info)?;
+    if let Some((child, _)) = &found {
+        write_usage(child, args.address(4))?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,379 @@
+//! System calls on scheduling. What a thread asks for is kept and given back;
+//! its threads are scheduled without a look at it.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::args::Args;
+use crate::errno::{Errno, Result};
+use crate::platform::user::UserAddress;
+use crate::state::kernel;
+use crate::task::process::{RLIMIT_NICE, RLIMIT_RTPRIO};
+use crate::task::scheduling::present_cpus;
+use crate::task::scheduling::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling};
+use crate::task::thread::current_arc;
+use crate::task::{Capabilities, Process, Thread, current_process, sched};
+
+/// sched_yield(2).
+pub fn sched_yield(_args: &Args) -> Result<u64> {
+    sched::yield_now();
+    Ok(0)
+}
+
+/// The thread with an id, the running one for 0; `ESRCH`.
+fn thread(tid: i32) -> Result<Arc<Thread>> {
+    match u32::try_from(tid) {
+        Ok(0) => Ok(current_arc()),
+        Ok(tid) => kernel().tasks.thread(tid).ok_or(Errno::ESRCH),
+        Err(_) => Err(Errno::ESRCH),
+    }
+}
+
+/// The same for calls that take a negative id for an invalid argument: all but
+/// those on affinity.
+fn thread_or_invalid(tid: i32) -> Result<Arc<Thread>> {
+    if tid < 0 { Err(Errno::EINVAL) } else { thread(tid) }
+}
+
+/// A privileged thread may ask for anything: `CAP_SYS_NICE`.
+fn is_privileged() -> bool {
+    current_process().credentials.lock().can(Capabilities::SYS_NICE)
+}
+
+/// Whether the running thread may change another's scheduling without privilege.
+fn is_own(process: &Process) -> bool {
+    let euid = current_process().credentials.lock().euid;
+    let theirs = process.credentials.lock();
+    euid == theirs.uid || euid == theirs.euid
+}
+
+/// sched_getaffinity(2).
+pub fn sched_getaffinity(args: &Args) -> Result<u64> {
+    if args.usize(1) < 8 || !args.usize(1).is_multiple_of(8) {
+        return Err(Errno::EINVAL);
+    }
+    let scheduling = thread(args.i32(0))?.scheduling.get();
+    args.address(2).write(&scheduling.cpus(present_cpus()))?;
+    Ok(8)
+}
+
+/// sched_setaffinity(2).
+pub fn sched_setaffinity(args: &Args) -> Result<u64> {
+    let mut bytes = [0u8; 8];
+    let len = args.usize(1).min(8);
+    args.address(2).read_bytes(&mut bytes[..len])?;
+    let thread = thread(args.i32(0))?;
+    if !is_own(&thread.process) && !is_privileged() {
+        return Err(Errno::EPERM);
+    }
+    let wanted = u64::from_le_bytes(bytes);
+    if wanted & present_cpus() == 0 {
+        return Err(Errno::EINVAL);
+    }
+    thread.scheduling.lock().affinity = Some(wanted);
+    Ok(0)
+}
+
+/// `SCHED_RESET_ON_FORK`, part of the policy in the older calls.
+const RESET_ON_FORK: i32 = 0x4000_0000;
+
+/// sched_getscheduler(2).
+pub fn sched_getscheduler(args: &Args) -> Result<u64> {
+    let scheduling = thread_or_invalid(args.i32(0))?.scheduling.get();
+    let flag = if scheduling.resets_on_fork { RESET_ON_FORK as u64 } else { 0 };
+    Ok(scheduling.policy as u64 | flag)
+}
+
+/// sched_setscheduler(2).
+pub fn sched_setscheduler(args: &Args) -> Result<u64> {
+    let policy = args.i32(1);
+    if policy < 0 {
+        return Err(Errno::EINVAL);
+    }
+    set_policy(args.i32(0), args.address(2), |old, priority| {
+        Ok(Scheduling {
+            policy: Policy::from_number(policy & !RESET_ON_FORK)?,
+            priority,
+            resets_on_fork: policy & RESET_ON_FORK != 0,
+            ..old
+        })
+    })
+}
+
+/// sched_setparam(2): the policy stays.
+pub fn sched_setparam(args: &Args) -> Result<u64> {
+    set_policy(args.i32(0), args.address(1), |old, priority| Ok(Scheduling { priority, ..old }))
+}
+
+/// Reads a `struct sched_param` and changes a thread's scheduling.
+fn set_policy(
+    tid: i32,
+    parameter: UserAddress,
+    change: impl FnOnce(Scheduling, i32) -> Result<Scheduling>,
+) -> Result<u64> {
+    if tid < 0 || parameter.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    let priority: i32 = parameter.read()?;
+    let thread = thread(tid)?;
+    let wanted = change(thread.scheduling.get(), priority)?;
+    change_scheduling(&thread, wanted)
+}
+
+/// Makes a change if it is valid (`EINVAL`) and the caller may make it (`EPERM`).
+fn change_scheduling(thread: &Thread, wanted: Scheduling) -> Result<u64> {
+    Scheduling::check(wanted.policy, wanted.priority)?;
+    if !may_change(thread, wanted) && !is_privileged() {
+        return Err(Errno::EPERM);
+    }
+    thread.scheduling.set(wanted);
+    Ok(0)
+}
+
+/// Whether a limit allows a nice value (getrlimit(2), `RLIMIT_NICE`).
+fn nice_is_within_limit(process: &Process, nice: i32) -> bool {
+    (20 - nice) as u64 <= process.limits.lock()[RLIMIT_NICE].current
+}
+
+/// What an unprivileged thread may change: the rules of
+/// `user_check_sched_setscheduler` in Linux' kernel/sched/syscalls.c.
+fn may_change(thread: &Thread, wanted: Scheduling) -> bool {
+    let old = thread.scheduling.get();
+    let process = &thread.process;
+    let most = process.limits.lock()[RLIMIT_RTPRIO].current;
+    let raises_nice = !wanted.policy.is_real_time()
+        && wanted.nice < old.nice
+        && !nice_is_within_limit(process, wanted.nice);
+    let becomes_real_time =
+        wanted.policy.is_real_time() && wanted.policy != old.policy && most == 0;
+    let raises_priority = wanted.policy.is_real_time()
+        && wanted.priority > old.priority
+        && wanted.priority as u64 > most;
+    let leaves_idle = old.policy == Policy::Idle
+        && wanted.policy != Policy::Idle
+        && !nice_is_within_limit(process, old.nice);
+    let keeps_children = old.resets_on_fork && !wanted.resets_on_fork;
+    !(raises_nice || becomes_real_time || raises_priority || leaves_idle || keeps_children)
+        && is_own(process)
+}
+
+/// sched_getparam(2).
+pub fn sched_getparam(args: &Args) -> Result<u64> {
+    if args.address(1).is_null() {
+        return Err(Errno::EINVAL);
+    }
+    let scheduling = thread_or_invalid(args.i32(0))?.scheduling.get();
+    args.address(1).write(&scheduling.priority)?;
+    Ok(0)
+}
+
+/// `struct sched_attr` (sched_setattr(2)) as of `SCHED_ATTR_SIZE_VER1`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct SchedAttributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+    util_min: u32,
+    util_max: u32,
+}
+
+/// `SCHED_ATTR_SIZE_VER0`.
+const ATTRIBUTES_OLDEST: usize = 48;
+
+const FLAG_RESET_ON_FORK: u64 = 0x01;
+const FLAG_KEEP_POLICY: u64 = 0x08;
+const FLAG_KEEP_PARAMS: u64 = 0x10;
+const FLAG_UTIL_CLAMP: u64 = 0x60;
+const FLAGS_KNOWN: u64 = 0x7f;
+
+/// Reads a `struct sched_attr` of any size that fits; `E2BIG` says the known size.
+fn read_attributes(at: UserAddress) -> Result<SchedAttributes> {
+    let known = size_of::<SchedAttributes>();
+    let size = match at.read::<u32>()? as usize {
+        0 => ATTRIBUTES_OLDEST,
+        size => size,
+    };
+    let fits = (ATTRIBUTES_OLDEST..=4096).contains(&size);
+    let rest = if fits {
+        at.offset(known as u64).read_array::<u8>(size.saturating_sub(known))?
+    } else {
+        Vec::new()
+    };
+    if !fits || rest.iter().any(|&byte| byte != 0) {
+        at.write(&(known as u32))?;
+        return Err(Errno::E2BIG);
+    }
+    let mut bytes = [0u8; size_of::<SchedAttributes>()];
+    at.read_bytes(&mut bytes[..size.min(known)])?;
+    let attributes: SchedAttributes = bytemuck::pod_read_unaligned(&bytes);
+    if attributes.flags & FLAG_UTIL_CLAMP != 0 && size < known {
+        return Err(Errno::EINVAL);
+    }
+    Ok(attributes)
+}
+
+/// sched_setattr(2).
+pub fn sched_setattr(args: &Args) -> Result<u64> {
+    if args.i32(0) < 0 || args.address(1).is_null() || args.u32(2) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let wanted = read_attributes(args.address(1))?;
+    if (wanted.policy as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let thread = thread(args.i32(0))?;
+    let old = thread.scheduling.get();
+    let mut scheduling = old;
+    let has = |flag| wanted.flags & flag != 0;
+    if !has(FLAG_KEEP_POLICY) {
+        const SCHED_DEADLINE: u32 = 6;
+        if wanted.policy == SCHED_DEADLINE {
+            return Err(Errno::EPERM);
+        }
+        scheduling.policy = Policy::from_number(wanted.policy as i32)?;
+        scheduling.resets_on_fork = has(FLAG_RESET_ON_FORK);
+    }
+    if wanted.flags & !FLAGS_KNOWN != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if has(FLAG_UTIL_CLAMP) {
+        // As a kernel without CONFIG_UCLAMP_TASK.
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if has(FLAG_KEEP_PARAMS) {
+        // As Linux does: the policy counts as one of the parameters.
+        scheduling.policy = old.policy;
+    } else {
+        scheduling.priority = i32::try_from(wanted.priority).map_err(|_| Errno::EINVAL)?;
+        if !scheduling.policy.is_real_time() {
+            scheduling.nice = wanted.nice.clamp(NICE_RANGE.0, NICE_RANGE.1);
+        }
+    }
+    change_scheduling(&thread, scheduling)
+}
+
+/// sched_getattr(2).
+pub fn sched_getattr(args: &Args) -> Result<u64> {
+    let size = args.u32(2) as usize;
+    let is_valid = args.i32(0) >= 0
+        && !args.address(1).is_null()
+        && (ATTRIBUTES_OLDEST..=4096).contains(&size)
+        && args.u32(3) == 0;
+    if !is_valid {
+        return Err(Errno::EINVAL);
+    }
+    let scheduling = thread(args.i32(0))?.scheduling.get();
+    let is_real_time = scheduling.policy.is_real_time();
+    let size = size.min(size_of::<SchedAttributes>());
+    let attributes = SchedAttributes {
+        size: size as u32,
+        policy: scheduling.policy as u32,
+        flags: if scheduling.resets_on_fork { FLAG_RESET_ON_FORK } else { 0 },
+        nice: if is_real_time { 0 } else { scheduling.nice },
+        priority: scheduling.priority as u32,
+        ..Zeroable::zeroed()
+    };
+    args.address(1).write_bytes(&bytemuck::bytes_of(&attributes)[..size])?;
+    Ok(0)
+}
+
+/// sched_rr_get_interval(2): time slices as Linux has them by default.
+pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
+    const SLICE_NS: u64 = 4_000_000;
+    /// `RR_TIMESLICE`.
+    const ROUND_ROBIN_NS: u64 = 100_000_000;
+    let slice_ns = match thread_or_invalid(args.i32(0))?.scheduling.get().policy {
+        Policy::Fifo => 0,
+        Policy::RoundRobin => ROUND_ROBIN_NS,
+        _ => SLICE_NS,
+    };
+    args.address(1).write(&crate::time::Timespec::from_ns(slice_ns))?;
+    Ok(0)
+}
+
+/// The lowest and highest priority of a policy; `EINVAL`.
+fn priorities(policy: i32) -> Result<(i32, i32)> {
+    const SCHED_DEADLINE: i32 = 6;
+    if policy == SCHED_DEADLINE {
+        return Ok((0, 0));
+    }
+    let is_real_time = Policy::from_number(policy)?.is_real_time();
+    Ok(if is_real_time { (1, PRIORITY_MAX) } else { (0, 0) })
+}
+
+/// sched_get_priority_max(2).
+pub fn sched_get_priority_max(args: &Args) -> Result<u64> {
+    Ok(priorities(args.i32(0))?.1 as u64)
+}
+
+/// sched_get_priority_min(2).
+pub fn sched_get_priority_min(args: &Args) -> Result<u64> {
+    Ok(priorities(args.i32(0))?.0 as u64)
+}
+
+/// getcpu(2): a CPU that the thread may run on.
+pub fn getcpu(args: &Args) -> Result<u64> {
+    let cpus = current_arc().scheduling.get().cpus(present_cpus());
+    args.address(0).write_if_some(&cpus.trailing_zeros())?;
+    args.address(1).write_if_some(&0u32)?;
+    Ok(0)
+}
+
+/// The threads that `which` and `who` name (getpriority(2)); `ESRCH` if none.
+fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
+    const PRIO_PROCESS: u32 = 0;
+    const PRIO_PGRP: u32 = 1;
+    const PRIO_USER: u32 = 2;
+    let own = current_process();
+    let of_processes = |condition: &dyn Fn(&Process) -> bool| {
+        let threads = kernel().tasks.all_threads();
+        threads.into_iter().filter(|thread| condition(&thread.process)).collect()
+    };
+    let found: Vec<_> = match which {
+        PRIO_PROCESS => thread(who as i32).into_iter().collect(),
+        PRIO_PGRP => {
+            let group = if who == 0 { own.process_group() } else { who };
+            of_processes(&|process| process.process_group() == group)
+        }
+        PRIO_USER => {
+            let uid = if who == 0 { own.credentials.lock().uid } else { who };
+            of_processes(&|process| process.credentials.lock().uid == uid)
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    if found.is_empty() { Err(Errno::ESRCH) } else { Ok(found) }
+}
+
+/// getpriority(2): the highest priority of those named, as 20 minus nice.
+pub fn getpriority(args: &Args) -> Result<u64> {
+    let named = named(args.u32(0), args.u32(1))?;
+    let highest = named.iter().map(|thread| 20 - thread.scheduling.get().nice).max();
+    Ok(highest.unwrap_or(20) as u64)
+}
+
+/// setpriority(2).
+pub fn setpriority(args: &Args) -> Result<u64> {
+    let named = named(args.u32(0), args.u32(1))?;
+    let nice = args.i32(2).clamp(NICE_RANGE.0, NICE_RANGE.1);
+    let mut outcome = Ok(0);
+    for thread in named {
+        let process = &thread.process;
+        let raises = nice < thread.scheduling.get().nice && !nice_is_within_limit(process, nice);
+        if !is_own(process) && !is_privileged() {
+            outcome = Err(Errno::EPERM);
+        } else if raises && !is_privileged() {
+            outcome = Err(Errno::EACCES);
+        } else {
+            thread.scheduling.lock().nice = nice;
+        }
+    }
+    outcome
+}

@@ -1,0 +1,102 @@
+//! Who asks for the sandbox to be frozen, and who waits for it.
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use thaw_abi::control::{
+    CAUSE_ASKED, CAUSE_HOST, CAUSE_SIGNAL, FLAG_ENTRY_ASKED, FLAG_FREEZE_AT_ENTRY,
+};
+
+use super::wait::{WaitQueue, wait_uninterruptibly};
+use crate::errno::{Errno, Result};
+use crate::state::{Config, kernel};
+
+/// Why a freeze was asked for (`CAUSE_*`); 0 if none was.
+static REQUESTED: AtomicU32 = AtomicU32::new(0);
+
+/// The host asks for a freeze as soon as no thread can run.
+pub fn request() {
+    REQUESTED.store(CAUSE_HOST, Relaxed);
+}
+
+/// The program asks for a freeze (a write to `/dev/thaw`). `EAGAIN` until it has
+/// happened; nothing to wait for if the host does not want one.
+pub fn ask() -> Result<()> {
+    ask_because(CAUSE_ASKED)
+}
+
+fn ask_because(cause: u32) -> Result<()> {
+    if kernel().config.get().flags & FLAG_FREEZE_AT_ENTRY == 0 {
+        return Ok(());
+    }
+    REQUESTED.store(cause, Relaxed);
+    Err(Errno::EAGAIN)
+}
+
+/// The program sends `signal`. If that is what it is to be frozen at, waits until
+/// it has happened, says so, and the signal is not delivered.
+pub fn takes_signal(signal: u32) -> bool {
+    if !kernel().config.get().freezes_at(signal) {
+        return false;
+    }
+    // Only the end of the thread makes this fail.
+    let _ = wait_uninterruptibly(happened(), || match ask_because(CAUSE_SIGNAL) {
+        Err(Errno::EAGAIN) => None,
+        outcome => Some(outcome),
+    });
+    true
+}
+
+/// The host sends `signal`: as [`takes_signal`], without waiting.
+pub fn takes_signal_from_host(signal: u32) -> bool {
+    let takes = kernel().config.get().freezes_at(signal);
+    if takes {
+        REQUESTED.store(CAUSE_SIGNAL, Relaxed);
+    }
+    takes
+}
+
+impl Config {
+    /// Whether `signal` freezes the program.
+    fn freezes_at(&self, signal: u32) -> bool {
+        self.flags & FLAG_FREEZE_AT_ENTRY != 0 && signal != 0 && signal == self.entry_signal
+    }
+
+    /// Whether the first wait for a client freezes the program.
+    pub fn freezes_when_waiting(&self) -> bool {
+        self.flags & (FLAG_FREEZE_AT_ENTRY | FLAG_ENTRY_ASKED) == FLAG_FREEZE_AT_ENTRY
+    }
+}
+
+/// Where to wait for a freeze to have happened.
+pub fn happened() -> &'static WaitQueue {
+    &kernel().frozen
+}
+
+/// Why a freeze was asked for (`CAUSE_*`); 0 if none was.
+pub fn cause() -> u32 {
+    REQUESTED.load(Relaxed)
+}
+
+/// The freeze that was asked for is about to happen.
+pub fn clear() {
+    REQUESTED.store(0, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_freezes_is_what_the_host_said() {
+        let config = |flags, entry_signal| Config { flags, entry_signal, ..Config::default() };
+        let waiting = config(FLAG_FREEZE_AT_ENTRY, 0);
+        assert!(waiting.freezes_when_waiting());
+        assert!(!waiting.freezes_at(0) && !waiting.freezes_at(12));
+        let signal = config(FLAG_FREEZE_AT_ENTRY | FLAG_ENTRY_ASKED, 12);
+        assert!(!signal.freezes_when_waiting());
+        assert!(signal.freezes_at(12) && !signal.freezes_at(10));
+        // A copy, and a program that nobody wants to freeze.
+        let copy = config(0, 12);
+        assert!(!copy.freezes_when_waiting() && !copy.freezes_at(12));
+    }
+}

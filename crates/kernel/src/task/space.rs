@@ -1,0 +1,92 @@
+//! What one host process has to run: an address space, and the threads that can run in it.
+
+use alloc::sync::Arc;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use super::carrier::Carrier;
+use super::sched::RunQueue;
+use crate::errno::Result;
+use crate::mm::AddressSpace;
+use crate::state::{OfBoot, kernel};
+use crate::sync::Lock;
+
+/// The memory of a guest process, or of several after vfork(2), with their threads that can
+/// run. Saved; the host process that has the memory is of one boot.
+pub struct Space {
+    memory: AddressSpace,
+    id: u64,
+    /// Number of processes that have this memory.
+    users: AtomicU32,
+    /// Threads that can run in it.
+    pub run_queue: RunQueue,
+    carrier: Lock<Option<OfBoot<Arc<Carrier>>>>,
+}
+
+impl Deref for Space {
+    type Target = AddressSpace;
+
+    fn deref(&self) -> &AddressSpace {
+        &self.memory
+    }
+}
+
+impl Default for Space {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Space {
+    /// Empty memory.
+    pub fn new() -> Self {
+        Self::with(AddressSpace::new())
+    }
+
+    /// The book-keeping of a copy, for a new process ([`AddressSpace::fork`]).
+    pub fn fork(&self) -> Result<Self> {
+        Ok(Self::with(self.memory.fork()?))
+    }
+
+    fn with(memory: AddressSpace) -> Self {
+        Self {
+            memory,
+            id: kernel().tasks.new_space_id(),
+            users: AtomicU32::new(0),
+            run_queue: RunQueue::new(),
+            carrier: Lock::default(),
+        }
+    }
+
+    /// The number of this memory, which no other has or will have.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Notes that a process has this memory.
+    pub fn attach(&self) {
+        self.users.fetch_add(1, Relaxed);
+    }
+
+    /// Notes that a process has it no more.
+    pub fn detach(&self) {
+        self.users.fetch_sub(1, Relaxed);
+    }
+
+    /// Number of processes that have this memory.
+    pub fn users(&self) -> u32 {
+        self.users.load(Relaxed)
+    }
+
+    /// The host process that has this memory, if this boot has made one.
+    pub fn carrier(&self) -> Option<Arc<Carrier>> {
+        self.carrier.lock().as_ref().and_then(OfBoot::get).cloned()
+    }
+
+    /// Gives the memory a host process, which has no id and no virtual CPU yet.
+    pub(super) fn begin_carrier(&self) -> Arc<Carrier> {
+        let carrier = Arc::new(Carrier::default());
+        *self.carrier.lock() = Some(OfBoot::new(carrier.clone()));
+        carrier
+    }
+}

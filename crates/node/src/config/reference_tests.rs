@@ -1,0 +1,189 @@
+//! `docs/thaw-toml.md` lists exactly the keys that the parser knows, with their defaults.
+
+use super::FunctionConfig;
+use serde::de::value::StrDeserializer;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, forward_to_deserialize_any};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Display};
+use std::path::Path;
+
+const REFERENCE: &str = include_str!("../../../../docs/thaw-toml.md");
+
+/// A key that no table has: the refusal names the keys that the table has.
+const UNKNOWN: &str = "\0";
+
+/// The keys of the table at `path`; none if there is a value instead.
+fn keys_of_table(path: &[&'static str]) -> Option<&'static [&'static str]> {
+    match FunctionConfig::deserialize(Probe { path }) {
+        Err(Refusal::UnknownKey(keys)) => Some(keys),
+        _ => None,
+    }
+}
+
+/// All keys below `path` with the names of their tables before them, as in `limits.memory`.
+/// A key whose value can only be a table counts by the keys of that table.
+fn keys_below(path: &mut Vec<&'static str>, found: &mut BTreeSet<String>) {
+    for key in keys_of_table(path).unwrap_or_default() {
+        path.push(key);
+        found.insert(path.join("."));
+        keys_below(path, found);
+        path.pop();
+    }
+}
+
+/// Stands for a document that has one value: a table at `path` with an unknown key.
+#[derive(Clone, Copy)]
+struct Probe<'a> {
+    path: &'a [&'static str],
+}
+
+/// Why a probe was not taken.
+#[derive(Debug)]
+enum Refusal {
+    /// The table at the path has these keys.
+    UnknownKey(&'static [&'static str]),
+    /// There is no table at the path.
+    Other,
+}
+
+impl Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl Error for Refusal {
+    fn custom<T: Display>(_message: T) -> Self {
+        Self::Other
+    }
+
+    fn unknown_field(_field: &str, expected: &'static [&'static str]) -> Self {
+        Self::UnknownKey(expected)
+    }
+}
+
+impl<'de> Deserializer<'de> for Probe<'_> {
+    type Error = Refusal;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
+        visitor.visit_map(self)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
+        visitor.visit_seq(self)
+    }
+
+    /// The author of a function chooses the keys of such a table.
+    fn deserialize_map<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, Refusal> {
+        Err(Refusal::custom("a table with any keys"))
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct newtype_struct tuple tuple_struct struct enum identifier ignored_any
+    }
+}
+
+impl<'de> SeqAccess<'de> for Probe<'_> {
+    type Error = Refusal;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, Refusal> {
+        seed.deserialize(*self).map(Some)
+    }
+}
+
+impl<'de> MapAccess<'de> for Probe<'_> {
+    type Error = Refusal;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Refusal> {
+        let key = self.path.first().copied().unwrap_or(UNKNOWN);
+        seed.deserialize(StrDeserializer::new(key)).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Refusal> {
+        seed.deserialize(Probe { path: &self.path[1..] })
+    }
+}
+
+/// The cells of each row of the reference that describes a key.
+fn rows() -> Vec<Vec<&'static str>> {
+    let rows = REFERENCE.lines().filter(|line| line.starts_with("| `"));
+    rows.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()
+}
+
+fn key_of(row: &[&'static str]) -> &'static str {
+    row[0].trim_matches('`')
+}
+
+/// The documents in the reference, as they stand between the marks of Markdown.
+fn examples() -> impl Iterator<Item = &'static str> {
+    REFERENCE.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap())
+}
+
+#[test]
+fn the_reference_lists_the_keys_that_the_parser_knows() {
+    let mut known = BTreeSet::new();
+    keys_below(&mut Vec::new(), &mut known);
+    // Sections have a heading each instead of a row.
+    known.retain(|key| !REFERENCE.contains(&format!("\n## `[{key}]`")));
+    let listed: BTreeSet<String> = rows().iter().map(|row| key_of(row).to_owned()).collect();
+    let missing: Vec<_> = known.difference(&listed).collect();
+    let unknown: Vec<_> = listed.difference(&known).collect();
+    assert!(missing.is_empty(), "docs/thaw-toml.md lacks {missing:?}");
+    assert!(unknown.is_empty(), "docs/thaw-toml.md lists {unknown:?}, which the parser refuses");
+    // The probe reached tables in lists and tables that stand for a text.
+    for deep in ["train.requests.path", "files.from", "entry.freeze.signal", "limits.memory"] {
+        assert!(known.contains(deep), "{deep}");
+    }
+}
+
+#[test]
+fn every_row_of_the_reference_has_all_cells_once() {
+    let mut rows_of: BTreeMap<&str, usize> = BTreeMap::new();
+    for row in rows() {
+        assert_eq!(row.len(), 5, "{row:?}");
+        *rows_of.entry(key_of(&row)).or_default() += 1;
+        assert!([0, 1, 2, 4].iter().all(|cell| !row[*cell].is_empty()), "{row:?}");
+    }
+    assert!(rows_of.values().all(|count| *count == 1), "{rows_of:?}");
+}
+
+#[test]
+fn the_reference_names_the_defaults() {
+    let minimal = format!("{}\n[build]\ncommand = [\"make\"]", examples().next().unwrap());
+    let config = FunctionConfig::parse(Path::new("thaw.toml"), &minimal).unwrap();
+    let values = toml::Value::try_from(&config).unwrap();
+    let mut compared = 0;
+    for row in rows() {
+        let mut names = key_of(&row).split('.');
+        let value = names.try_fold(&values, |table, name| table.get(name));
+        let default = row[2].trim_matches('`');
+        let chosen_above = default == "required" || key_of(&row) == "build.command";
+        if let Some(value) = value.filter(|_| !chosen_above) {
+            assert_eq!(value.to_string(), default, "{row:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 12, "only {compared} defaults were compared");
+}
+
+#[test]
+fn the_examples_of_the_reference_are_valid() {
+    assert_eq!(examples().count(), 2);
+    for example in examples() {
+        FunctionConfig::parse(Path::new("thaw.toml"), example).unwrap();
+    }
+}
