@@ -10,6 +10,23 @@ use bytemuck::Zeroable;
 use rustix::process::Pid;
 use thaw_abi::control::TerminalMode;
 
+/// How many pages of a part of a file are in the page cache: `cachestat`, Linux 6.5. No
+/// page is read for it. `len` 0: up to the end.
+///
+/// # Errors
+/// An older kernel, or a file that this process may not write and does not own.
+pub(crate) fn cached_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<u64> {
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let range = [offset, len];
+    // `struct cachestat`: cached, dirty, under writeback, evicted, recently evicted.
+    let mut found = [0_u64; 5];
+    // SAFETY: the kernel reads two numbers and writes five.
+    let result = unsafe {
+        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0)
+    };
+    if result == 0 { Ok(found[0]) } else { Err(io::Error::last_os_error()) }
+}
+
 /// The modes of a terminal, as the kernel has them.
 pub fn terminal_mode(terminal: BorrowedFd<'_>) -> io::Result<TerminalMode> {
     let mut mode = TerminalMode::zeroed();

@@ -34,6 +34,11 @@ pub fn thaw(message: &Message) -> Result<()> {
     let (connections, hostname, tail) = tail_of(&command.identity, tail)?;
     let (blob_numbers, _) = control::array::<u32>(tail, command.blob_count)?;
     let [image, index, rest @ ..] = message.fds() else { return Err(Errno::EINVAL) };
+    let (prefetch, rest) = match (command.prefetch_count, rest) {
+        (0, rest) => (None, rest),
+        (1, [prefetch, rest @ ..]) => (Some(HostFd::new(*prefetch)), rest),
+        _ => return Err(Errno::EINVAL),
+    };
     let (blob_fds, rest) = rest.split_at_checked(blob_numbers.len()).ok_or(Errno::EINVAL)?;
     let connection_fds = take_streams(&command.identity, rest)?;
     if connection_fds.len() != connections.len() {
@@ -44,7 +49,7 @@ pub fn thaw(message: &Message) -> Result<()> {
     for (&blob, &fd) in blob_numbers.iter().zip(blob_fds) {
         blobs::remember(blob, HostFd::new(fd))?;
     }
-    lazy::set_image(HostFd::new(*image));
+    lazy::set_files(HostFd::new(*image), prefetch);
     let mappings = carried.map_or_else(|| Mappings::in_image(HostFd::new(*image), command), Ok)?;
     let index = lazy::index(HostFd::new(*index), command.index_len)?;
     let mut memory = Memory { mappings, index, ranges, flags: command.identity.flags };
