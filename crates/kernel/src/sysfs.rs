@@ -10,7 +10,7 @@ use crate::fs::inode::{FileType, FilesystemId, Inode};
 use crate::fs::pseudo::{Directory, Fixed, Generated, Item, Kind, Names, Place};
 use crate::procfs::{cpu_list, cpu_mask};
 use crate::state::kernel;
-use crate::task::scheduling::present_cpus;
+use crate::task::sched_attributes::present_cpus;
 
 /// `SYSFS_MAGIC` and `CGROUP2_SUPER_MAGIC` (statfs(2)).
 const MAGIC: i64 = 0x6265_6572;

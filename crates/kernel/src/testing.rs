@@ -34,7 +34,7 @@ use crate::platform::thread::Identity;
 use crate::platform::{clock, host, vcpu};
 use crate::state::{self, Config, Kernel, ProcessFiles, kernel};
 use crate::task::process::FIRST_PID;
-use crate::task::{Credentials, Process, Thread, carrier};
+use crate::task::{Credentials, Process, Thread, host_process};
 use crate::time::random::Generator;
 
 /// The only sandbox at the time; see [`kernel`] for its state.
@@ -109,10 +109,10 @@ pub fn is_mapped(address: u64) -> bool {
 fn first_thread(credentials: Credentials) -> Arc<Thread> {
     let process =
         Arc::new(Process::first(credentials, ProcessFiles::new(kernel().fs.root.clone())));
-    carrier::begin(process.mm());
+    host_process::begin(process.mm());
     kernel().tasks.processes.lock().insert(FIRST_PID, process.clone());
     let thread = Thread::new(FIRST_PID, process.clone(), TrapFrame::zeroed());
-    thread.sched.lock().state = crate::task::sched::RunState::Runnable;
+    thread.sched.lock().state = crate::task::scheduler::RunState::Runnable;
     process.threads.lock().push(thread.clone());
     kernel().tasks.threads.lock().insert(FIRST_PID, thread.clone());
     thread

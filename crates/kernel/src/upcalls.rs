@@ -20,8 +20,8 @@ use crate::platform::user::UserAddress;
 use crate::platform::vcpu::IdleVcpu;
 use crate::state::kernel;
 use crate::syscall::trace;
-use crate::task::carrier::{self, own_space};
 use crate::task::hooks::Hooks;
+use crate::task::host_process::{self, own_space};
 use crate::task::{Process, signal, thread};
 
 /// The kernel.
@@ -66,15 +66,15 @@ impl Upcalls for Kernel {
     }
 
     fn run_vcpu(&self) -> ! {
-        carrier::run()
+        host_process::run()
     }
 
     fn interrupt_idle(&self, vcpu: IdleVcpu) {
-        carrier::end_wait(&vcpu);
+        host_process::end_wait(&vcpu);
     }
 
     fn panicked(&self) {
-        carrier::tell_of_panic();
+        host_process::tell_of_panic();
     }
 }
 
@@ -116,7 +116,7 @@ fn patch(frame: &Frame) {
         0 => Patience::OF_PROGRAM,
         _ => Patience::OF_COPY,
     };
-    let patience = Patience { traps, may_move_behind: carrier::own_carrier().is_alone() };
+    let patience = Patience { traps, may_move_behind: host_process::own_host_process().is_alone() };
     if memory.gate.patch(frame, memory, patience) == Patched::Behind {
         for thread in kernel.tasks.all_threads() {
             if core::ptr::eq(Arc::as_ptr(&thread.process.mm()), space) {

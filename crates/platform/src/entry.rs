@@ -1,17 +1,17 @@
-//! The two doors into the kernel and the way out.
+//! The two entries into the kernel and the way out.
 //!
-//! - The **fast door** is reached by a patched site through the gate
+//! - The **direct entry** is reached by a patched site through the gate
 //!   ([`crate::gate`]): it switches to the thread's kernel stack, saves the
 //!   registers in a [`TrapFrame`] and calls [`crate::thread::dispatch`].
-//! - The **slow door** is a signal of the host: `SIGSYS` for a system call that
+//! - The **trapped entry** is a signal of the host: `SIGSYS` for a system call that
 //!   is not patched, `SIGSEGV` and its relatives for faults. The handler runs
 //!   on the vCPU's signal stack only until the state of the interrupted code is
 //!   in a [`TrapFrame`] on the kernel stack; from there on it goes as through
-//!   the fast door. The host's `rt_sigreturn` is never used.
+//!   the direct entry. The host's `rt_sigreturn` is never used.
 //!
 //! `%gs` points to the vCPU's block ([`crate::vcpu`]) unless the guest has changed it,
-//! as some runtimes do. The fast door sees that by a word of the block, traps, and
-//! leads through the slow door, which knows its vCPU by the stack ([`crate::segment`]).
+//! as some runtimes do. The direct entry sees that by a word of the block, traps, and
+//! leads through the trapped entry, which knows its vCPU by the stack ([`crate::segment`]).
 //!
 //! The kernel's own code uses the low halves of the vector registers, so those
 //! are in the frame. The upper halves and the x87 state stay in the registers
@@ -51,7 +51,7 @@ pub struct TrapFrame {
     pub ss: u64,
     /// [`RETURN_FAST`] or [`RETURN_FULL`].
     pub how: u64,
-    /// Host signal that brought us here, 0 for the fast door.
+    /// Host signal that brought us here, 0 for the direct entry.
     pub signal: u32,
     /// `si_code` of the host signal.
     pub code: i32,
@@ -226,10 +226,10 @@ core::arch::global_asm!(
     ".globl thaw_trap_entry, thaw_thread_start, thaw_syscall_entry_stack",
     ".globl thaw_syscall_open, thaw_syscall_closed, thaw_syscall_entry_flags",
 
-    // Fast door. rax = number, rcx = where the guest goes on, guest stack. It is
+    // Direct entry. rax = number, rcx = where the guest goes on, guest stack. It is
     // closed unless the block says otherwise; the flags must not change here.
     "thaw_syscall_entry:",
-    "mov r11, gs:[{door}]",
+    "mov r11, gs:[{entry}]",
     "lea r11, [r11 - {open}]",
     "xchg rcx, r11",
     "jrcxz 2f",
@@ -354,7 +354,7 @@ core::arch::global_asm!(
     "iretq",
     "thaw_return_end:",
 
-    // Slow door: a host signal handler (rdi = signal, rsi = siginfo, rdx =
+    // Trapped entry: a host signal handler (rdi = signal, rsi = siginfo, rdx =
     // ucontext) on the vCPU's signal stack.
     // The host has cleared the trap flag, but not the one for alignment checks.
     "thaw_trap_entry:",
@@ -432,8 +432,8 @@ core::arch::global_asm!(
     user_ss = const USER_SS,
     attention = const crate::thread::ATTENTION,
     gs_base = const crate::thread::GS_BASE,
-    door = const offset_of!(crate::vcpu::VcpuBlock, door),
-    open = const crate::vcpu::DOOR_OPEN,
+    entry = const offset_of!(crate::vcpu::VcpuBlock, entry),
+    open = const crate::vcpu::ENTRY_OPEN,
     dispatch = sym crate::thread::dispatch,
     attend = sym crate::thread::attend,
     begin = sym crate::thread::begin,
@@ -442,9 +442,9 @@ core::arch::global_asm!(
 );
 
 unsafe extern "C" {
-    /// The fast door.
+    /// The direct entry.
     pub static thaw_syscall_entry: u8;
-    /// The slow door.
+    /// The trapped entry.
     pub static thaw_trap_entry: u8;
     /// Where a new thread begins to run.
     pub static thaw_thread_start: u8;
@@ -470,14 +470,14 @@ pub fn resumable(rip: u64) -> u64 {
     }
 }
 
-/// Whether a fault at `rip` means that the fast door is closed to a system call: its
+/// Whether a fault at `rip` means that the direct entry is closed to a system call: its
 /// word of the block was another one, or not there at all.
-pub fn is_at_closed_door(rip: u64) -> bool {
+pub fn is_at_closed_entry(rip: u64) -> bool {
     rip == &raw const thaw_syscall_closed as u64 || rip == &raw const thaw_syscall_entry as u64
 }
 
 /// Whether the guest's flags are still in the register there, on the way in by the
-/// fast door.
+/// direct entry.
 pub fn is_before_flags_are_saved(rip: u64) -> bool {
     let range =
         &raw const thaw_syscall_entry_stack as u64..&raw const thaw_syscall_entry_flags as u64;

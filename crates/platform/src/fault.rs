@@ -140,26 +140,26 @@ pub struct Continuation {
     handle: u64,
 }
 
-/// The signal with which the host knocks: there is a message that a guest which
+/// The signal with which the host rings the doorbell: there is a message that a guest which
 /// never waits would not see.
 pub const SIGUSR1: u32 = 10;
 /// The signal of the alarm that the kernel sets for the guest's timers.
 pub const SIGALRM: u32 = 14;
 
-/// In a frame: a system call came to the fast door while it was closed.
+/// In a frame: a system call came to the direct entry while it was closed.
 const CLOSED_DOOR: u32 = u32::MAX;
 
-/// Whether the host has knocked since the last look of this vCPU.
-pub fn take_knock() -> bool {
-    let knocked = &vcpu::block().knocked;
-    knocked.load(Relaxed) && knocked.swap(false, Relaxed)
+/// Whether the host has rung the doorbell since the last look of this vCPU.
+pub fn take_doorbell() -> bool {
+    let doorbell_rang = &vcpu::block().doorbell_rang;
+    doorbell_rang.load(Relaxed) && doorbell_rang.swap(false, Relaxed)
 }
 
-/// Whether the host has knocked or the alarm gone off since the last look of this
+/// Whether the host has rung the doorbell or the alarm gone off since the last look of this
 /// vCPU, which goes on being so.
 pub fn has_signal() -> bool {
     let block = vcpu::block();
-    block.knocked.load(Relaxed) || block.alarmed.load(Relaxed)
+    block.doorbell_rang.load(Relaxed) || block.alarmed.load(Relaxed)
 }
 
 /// Whether the alarm has gone off since the last look of this vCPU.
@@ -172,7 +172,7 @@ pub fn take_alarm() -> bool {
     alarmed
 }
 
-/// First half of the slow door, on the signal stack: decides what to do and
+/// First half of the trapped entry, on the signal stack: decides what to do and
 /// puts the interrupted registers where that needs them.
 pub(crate) extern "C" fn prologue(
     signal: u32,
@@ -201,16 +201,16 @@ pub(crate) extern "C" fn prologue(
         if vcpu::block().thread.get().is_null() {
             die_in_kernel(signal, info, context)
         }
-        if crate::entry::is_at_closed_door(context.rip) {
+        if crate::entry::is_at_closed_entry(context.rip) {
             let call = frame_from(CLOSED_DOOR, info, context, context.rcx);
             return continue_in_kernel(TrapFrame { orig_rax: context.rax, ..call });
         }
-        // A step can end in the fast door's first instructions.
+        // A step can end in the direct entry's first instructions.
         let rip = crate::entry::resumable(context.rip);
         return continue_in_kernel(frame_from(signal, info, context, rip));
     }
     if signal == SIGTRAP && context.trap == DEBUG_EXCEPTION {
-        // The guest steps through its instructions and has come in by the fast door:
+        // The guest steps through its instructions and has come in by the direct entry:
         // it goes on with that when the call returns, with the flags in its frame.
         let mut frame = frame_from(signal, info, context, context.rip);
         if !crate::entry::is_before_flags_are_saved(context.rip) {
@@ -277,7 +277,7 @@ fn top_frame() -> *mut TrapFrame {
     (vcpu::block().kernel_stack_top.get() as *mut TrapFrame).wrapping_sub(1)
 }
 
-/// The host has knocked, the alarm has gone off, or a host process has ended.
+/// The host has rung the doorbell, the alarm has gone off, or a host process has ended.
 fn notice(
     signal: u32,
     info: &HostSignalInfo,
@@ -287,7 +287,7 @@ fn notice(
 ) -> Continuation {
     let block = vcpu::block_of_stack(context.rsp);
     match signal {
-        SIGUSR1 => block.knocked.store(true, Relaxed),
+        SIGUSR1 => block.doorbell_rang.store(true, Relaxed),
         SIGALRM => block.alarmed.store(true, Relaxed),
         _ => child_ended(info),
     }
@@ -377,7 +377,7 @@ pub(crate) extern "C" fn handle(frame: &Frame) {
     kernel_lock::acquire();
     // SAFETY: the running thread lives as long as it runs.
     if let Some(thread) = unsafe { vcpu::block().thread.get().as_ref() } {
-        crate::segment::close_doors_if_wanted(thread);
+        crate::segment::close_entry_if_wanted(thread);
     }
     match frame.signal() {
         SIGSYS => {
@@ -442,7 +442,7 @@ pub fn use_signal_stack(vcpu: u32) -> Result<()> {
     unsafe { hostcall(nr::SIGALTSTACK, [&raw const stack as u64, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Installs the slow door for all signals that can mean something.
+/// Installs the trapped entry for all signals that can mean something.
 pub fn install_handlers() -> Result<()> {
     /// `struct kernel_sigaction`.
     #[repr(C)]

@@ -23,9 +23,9 @@ static ENABLED: AtomicBool = AtomicBool::new(false);
 /// A page of words, mapped by [`enable`].
 const WORDS: u64 = BOOT_BASE + 0xa_0000;
 const WORDS_SIZE: u64 = 4096;
-/// Words that are bells; the first cache line is the lock's.
-const FIRST_BELL: u32 = 16;
-const BELLS: u32 = WORDS_SIZE as u32 / 4 - FIRST_BELL;
+/// Words that wake vCPUs; the first cache line is the lock's.
+const FIRST_WAKE_WORD: u32 = 16;
+const WAKE_WORDS: u32 = WORDS_SIZE as u32 / 4 - FIRST_WAKE_WORD;
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -55,9 +55,9 @@ pub fn enable() -> Result<()> {
     Ok(())
 }
 
-/// The bell with a number, once the lock is real. Some numbers have the same.
-pub fn bell(number: u32) -> &'static AtomicU32 {
-    word(FIRST_BELL + number % BELLS)
+/// The wake word with a number, once the lock is real. Some numbers have the same.
+pub fn wake_word(number: u32) -> &'static AtomicU32 {
+    word(FIRST_WAKE_WORD + number % WAKE_WORDS)
 }
 
 fn lock_word() -> &'static AtomicU32 {

@@ -2,7 +2,7 @@
 //!
 //! The kernel needs `%gs` for itself and few programs use it, so the guest's is kept
 //! apart only once it has one: from then on all system calls of its process come
-//! through the slow door, where the vCPU is known by the signal stack, and every
+//! through the trapped entry, where the vCPU is known by the signal stack, and every
 //! return to the thread sets what it had. Until then a guest that reads `%gs` sees the
 //! kernel's, and may set it again.
 #![allow(unsafe_code)]
@@ -10,7 +10,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::thread::ThreadContext;
-use crate::vcpu::{self, DOOR_OPEN};
+use crate::vcpu::{self, ENTRY_OPEN};
 
 /// Base of `%fs` of the running thread.
 pub fn fs_base() -> u64 {
@@ -53,7 +53,7 @@ pub(super) enum Interrupted {
     Handler,
 }
 
-/// First thing in the slow door, on the signal stack at `rsp`: takes `%gs` back from a
+/// First thing in the trapped entry, on the signal stack at `rsp`: takes `%gs` back from a
 /// guest that has changed it, and notes what the guest has.
 pub(super) fn take_gs(rsp: u64, interrupted: Interrupted) {
     let block = vcpu::block_of_signal_stack(rsp);
@@ -80,16 +80,16 @@ pub(super) fn take_gs(rsp: u64, interrupted: Interrupted) {
     }
 }
 
-/// Closes the doors if the running thread has a `%gs` of its own. To be called with
+/// Closes the direct entry if the running thread has a `%gs` of its own. To be called with
 /// the kernel lock, before the thread goes on.
-pub fn close_doors_if_wanted(thread: &ThreadContext) {
-    if thread.gs_base() != 0 && vcpu::block().door.load(Relaxed) == DOOR_OPEN {
-        vcpu::set_doors(0);
+pub fn close_entry_if_wanted(thread: &ThreadContext) {
+    if thread.gs_base() != 0 && vcpu::block().entry.load(Relaxed) == ENTRY_OPEN {
+        vcpu::set_entry(0);
     }
 }
 
-/// Lets the system calls of this process come through the fast door again, when no
+/// Lets the system calls of this process come through the direct entry again, when no
 /// thread of it has a `%gs` of its own.
-pub fn open_doors() {
-    vcpu::set_doors(DOOR_OPEN);
+pub fn open_entry() {
+    vcpu::set_entry(ENTRY_OPEN);
 }

@@ -302,7 +302,7 @@ pub(crate) extern "C" fn attend(frame: &Frame) {
     kernel_lock::release();
 }
 
-/// The fast door: performs the system call of a frame. What is due before the thread
+/// The direct entry: performs the system call of a frame. What is due before the thread
 /// returns to the guest follows on the way out.
 pub(crate) extern "C" fn dispatch(frame: &Frame) {
     kernel_lock::acquire();

@@ -42,18 +42,18 @@ pub(crate) struct VcpuBlock {
     pub data: Cell<*const ()>,
     /// Number of this vCPU in its host process.
     pub index: Cell<u32>,
-    /// The host has knocked, and nobody has looked yet.
-    pub knocked: AtomicBool,
+    /// The host has rung the doorbell, and nobody has looked yet.
+    pub doorbell_rang: AtomicBool,
     /// The alarm has gone off, and nobody has looked yet.
     pub alarmed: AtomicBool,
     /// A signal's handler has taken `%gs` back before the one that it interrupted could.
     pub took_gs: AtomicBool,
-    /// [`DOOR_OPEN`] if system calls may come through the fast door.
-    pub door: AtomicU64,
+    /// [`ENTRY_OPEN`] if system calls may come through the direct entry.
+    pub entry: AtomicU64,
 }
 
 /// In [`VcpuBlock::door`]: nobody else has this at that place behind `%gs`.
-pub(crate) const DOOR_OPEN: u64 = 0x5468_6177;
+pub(crate) const ENTRY_OPEN: u64 = 0x5468_6177;
 
 // The entry code uses these offsets.
 const _: () = assert!(offset_of!(VcpuBlock, user_rsp) == 8);
@@ -166,7 +166,7 @@ pub fn begin_first() -> Result<()> {
     guard_stacks(0)?;
     // SAFETY: just mapped.
     unsafe { initialize(0) };
-    block().door.store(DOOR_OPEN, Relaxed);
+    block().entry.store(ENTRY_OPEN, Relaxed);
     process().vcpus.store(1, Relaxed);
     Ok(())
 }
@@ -318,7 +318,7 @@ pub fn start<D: VcpuData>(index: u32, data: Box<D>) -> Result<u32> {
     // SAFETY: just mapped, zero, and used by nobody yet.
     let new = unsafe { &*(area(index) as *const VcpuBlock) };
     new.set_data(data);
-    new.door.store(block().door.load(Relaxed), Relaxed);
+    new.entry.store(block().entry.load(Relaxed), Relaxed);
     let started = host::start_thread(idle_stack(index) + IDLE_STACK_SIZE, index);
     match started {
         Ok(_) => drop(process().vcpus.fetch_or(1 << index, Relaxed)),
@@ -358,18 +358,18 @@ pub fn begin_forked() {
     block.thread_object.set(core::ptr::null());
     block.fpu_owner.set(core::ptr::null());
     block.alarmed.store(false, Relaxed);
-    block.knocked.store(false, Relaxed);
+    block.doorbell_rang.store(false, Relaxed);
     process().vcpus.store(1 << block.index.get(), Relaxed);
     process().alarm_at.store(0, Relaxed);
 }
 
-/// Opens or closes the fast door of every vCPU of this host process.
-pub(crate) fn set_doors(word: u64) {
+/// Opens or closes the direct entry of every vCPU of this host process.
+pub(crate) fn set_entry(word: u64) {
     let vcpus = process().vcpus.load(Relaxed);
     for index in (0..MAX_VCPUS).filter(|index| vcpus & (1 << index) != 0) {
         // SAFETY: the areas of the vCPUs of this host process are mapped.
         let block = unsafe { &*(area(index) as *const VcpuBlock) };
-        block.door.store(word, Relaxed);
+        block.entry.store(word, Relaxed);
     }
 }
 

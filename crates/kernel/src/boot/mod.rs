@@ -104,7 +104,7 @@ extern "C" fn zygote_main() -> ! {
     // Its buffer is for the next message.
     drop(message);
     match outcome {
-        Ok(()) => crate::task::carrier::run(),
+        Ok(()) => crate::task::host_process::run(),
         Err(error) => fail(error.name().as_bytes()),
     }
 }

@@ -23,7 +23,7 @@ use crate::state::{Config, Kernel, ProcessFiles, install, kernel};
 use crate::sync::Lock;
 use crate::task::Credentials;
 use crate::task::process::FIRST_PID;
-use crate::task::{Process, Thread, carrier, sched};
+use crate::task::{Process, Thread, host_process, scheduler};
 use crate::time::random::Generator;
 
 /// Strings of a start command.
@@ -91,7 +91,7 @@ pub fn start(message: &Message) -> Result<()> {
     }
     let thread = first_thread(&command, strings)?;
     phases::mapped();
-    sched::start(&thread);
+    scheduler::start(&thread);
     Ok(())
 }
 
@@ -148,7 +148,7 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
     let root = kernel().fs.root.clone();
     let credentials = Credentials::of_user(command.uid, command.gid);
     let process = Arc::new(Process::first(credentials, ProcessFiles::new(root)));
-    carrier::begin(process.mm());
+    host_process::begin(process.mm());
     kernel().tasks.processes.lock().insert(FIRST_PID, process.clone());
     let thread =
         Thread::new(FIRST_PID, process.clone(), crate::platform::entry::TrapFrame::zeroed());

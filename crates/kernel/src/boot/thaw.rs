@@ -23,7 +23,7 @@ use crate::platform::host::HostFd;
 use crate::platform::user::UserAddress;
 use crate::state::{kernel, restore};
 use crate::task::process::FIRST_PID;
-use crate::task::{Space, carrier};
+use crate::task::{Space, host_process};
 
 /// Carries out a thaw command: afterwards the frozen threads go on. If the copy
 /// is to be held or forked off a template, it waits here until it is wanted.
@@ -155,20 +155,20 @@ fn adopt(memory: &mut Memory<'_>) -> Result<()> {
         // It has had more processes, or may have: what they shared is its own now.
         space.forget_shown();
     }
-    carrier::begin(space);
+    host_process::begin(space);
     Ok(())
 }
 
 /// Takes over several address spaces, and makes a host process for each.
 fn adopt_several(mappings: &mut Mappings<'_>) -> Result<()> {
     let space = find_state()?;
-    carrier::begin(space.clone());
+    host_process::begin(space.clone());
     for space in kernel().tasks.spaces() {
         space.forget_shown();
     }
     arena::prepare()?;
     arena::share(Some(mappings))?;
-    carrier::begin_others(|number, space| fill(space, number, mappings))?;
+    host_process::begin_others(|number, space| fill(space, number, mappings))?;
     fill(&space, 0, mappings)
 }
 

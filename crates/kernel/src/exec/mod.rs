@@ -22,7 +22,7 @@ use crate::platform::entry::TrapFrame;
 use crate::state::kernel;
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
-use crate::task::{Process, carrier, exit, signal};
+use crate::task::{Process, exit, host_process, signal};
 
 /// Most bytes of arguments and environment together: a quarter of the default
 /// stack limit, as on Linux (execve(2), "Limits on size").
@@ -130,7 +130,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     // Nothing but a host that has no process left fails from here on.
     become_only_thread(thread)?;
     if process.mm().users() > 1 {
-        carrier::move_to_new_space()?;
+        host_process::move_to_new_space()?;
     }
     exit::release_memory(process);
     let new = credentials::after_exec(&process.credentials.lock(), &attributes.unwrap_or_default());
@@ -148,7 +148,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     thread.context.set_fs_base(0);
     crate::platform::segment::set_fs_base(0);
     thread.context.set_gs_base(0);
-    crate::platform::segment::open_doors();
+    crate::platform::segment::open_entry();
     thread.context.reset_fpu();
     thread.frame().set(frame);
     Ok(frame.rax)

@@ -33,7 +33,7 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>]) -> Vec<u8> {
     let shared_memory = if arena::is_shared() { shm::ranges() } else { Vec::new() };
     let processes: Vec<u32> = spaces
         .iter()
-        .map(|space| space.carrier().map_or(0, |carrier| carrier.host_pid()))
+        .map(|space| space.host_process().map_or(0, |host_process| host_process.host_pid()))
         .collect();
     let frozen: Vec<FrozenThread> = threads.iter().map(|thread| frozen_thread(thread)).collect();
     let blobs = crate::host::blobs::open_blobs();

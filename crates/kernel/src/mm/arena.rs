@@ -30,8 +30,8 @@ use crate::state::kernel;
 
 static SHARED: AtomicBool = AtomicBool::new(false);
 static FILE: AtomicI32 = AtomicI32::new(-1);
-static BELL: AtomicI32 = AtomicI32::new(-1);
-static CLAPPER: AtomicI32 = AtomicI32::new(-1);
+static WAKE_SOCKET: AtomicI32 = AtomicI32::new(-1);
+static WAKE_SENDER: AtomicI32 = AtomicI32::new(-1);
 /// Where the kernel's own variables lie: `.data` and `.bss`.
 static VARIABLES_START: AtomicU64 = AtomicU64::new(0);
 static VARIABLES_LEN: AtomicU64 = AtomicU64::new(0);
@@ -55,13 +55,13 @@ pub fn file() -> Option<HostFd> {
 }
 
 /// The descriptor at which the watcher hears that it is woken.
-pub fn bell() -> Option<HostFd> {
-    present(&BELL)
+pub fn wake_socket() -> Option<HostFd> {
+    present(&WAKE_SOCKET)
 }
 
 /// The descriptor with which the watcher is woken.
-pub fn clapper() -> Option<HostFd> {
-    present(&CLAPPER)
+pub fn wake_sender() -> Option<HostFd> {
+    present(&WAKE_SENDER)
 }
 
 fn present(slot: &AtomicI32) -> Option<HostFd> {
@@ -74,14 +74,14 @@ fn present(slot: &AtomicI32) -> Option<HostFd> {
 /// Asks the host for what sharing needs. May allocate.
 pub fn prepare() -> Result<()> {
     ask_once(MSG_MEMORY_FILE, &FILE)?;
-    prepare_bell()
+    prepare_wake_socket()
 }
 
-/// Asks the host for the bell of the watcher. May allocate.
-pub fn prepare_bell() -> Result<()> {
-    // The end that is rung comes first.
-    ask_once(MSG_BELL, &CLAPPER)?;
-    ask_once(MSG_BELL, &BELL)
+/// Asks the host for the socket that wakes the watcher. May allocate.
+pub fn prepare_wake_socket() -> Result<()> {
+    // The end that sends comes first.
+    ask_once(MSG_BELL, &WAKE_SENDER)?;
+    ask_once(MSG_BELL, &WAKE_SOCKET)
 }
 
 fn ask_once(kind: u32, slot: &AtomicI32) -> Result<()> {

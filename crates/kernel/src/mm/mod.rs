@@ -6,7 +6,7 @@ pub mod elf_symbols;
 pub mod heap;
 pub mod image;
 pub mod lazy;
-pub mod lock;
+pub mod mlock;
 pub mod pages;
 pub mod populate;
 pub mod shared;

@@ -8,7 +8,7 @@ use thaw_abi::layout::{GUEST_MAX, GUEST_MIN};
 use thaw_abi::page_align_up;
 
 use super::backing::FileBacking;
-use super::lock::LockLimit;
+use super::mlock::LockLimit;
 use super::shm;
 use super::vma::{Vma, VmaFlags, VmaMap};
 use crate::errno::{Errno, Result};

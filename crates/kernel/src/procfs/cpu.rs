@@ -8,7 +8,7 @@ use core::arch::x86_64::{__cpuid_count, CpuidResult};
 use crate::errno::Result;
 use crate::state::kernel;
 use crate::task::Thread;
-use crate::task::scheduling::present_cpus;
+use crate::task::sched_attributes::present_cpus;
 
 fn cpuid(leaf: u32, sub: u32) -> CpuidResult {
     __cpuid_count(leaf, sub)

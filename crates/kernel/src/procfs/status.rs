@@ -13,7 +13,7 @@ use crate::errno::Result;
 use crate::state::kernel;
 use crate::task::Credentials;
 use crate::task::process::{Life, RLIM_INFINITY};
-use crate::task::sched::RunState;
+use crate::task::scheduler::RunState;
 use crate::task::signal::{Action, SignalInfo};
 use crate::task::{Process, Thread};
 

@@ -17,7 +17,7 @@ pub mod trace;
 use crate::args::{Args, Handler};
 use crate::errno::Errno;
 use crate::platform::entry::Frame;
-use crate::task::carrier;
+use crate::task::host_process;
 
 /// How an argument is shown in the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub struct Entry {
 
 /// Performs the system call of a frame.
 pub fn perform(frame: &Frame) {
-    carrier::count_call();
+    host_process::count_call();
     let entry = usize::try_from(frame.orig_rax())
         .ok()
         .and_then(|number| table::BY_NUMBER.get(number).copied().flatten());

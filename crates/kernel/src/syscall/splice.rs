@@ -11,7 +11,7 @@ use crate::fs::file::{OpenFile, OpenFlags};
 use crate::fs::pipe::PipeEnd;
 use crate::io::{IOV_MAX, MAX_RW_COUNT, Sink, Source};
 use crate::platform::user::UserAddress;
-use crate::task::sched;
+use crate::task::scheduler;
 use crate::task::wait::Wake;
 
 /// `SPLICE_F_NONBLOCK`.
@@ -64,7 +64,7 @@ impl Transfer<'_> {
         let nonblocking = open.flags().contains(OpenFlags::NONBLOCK);
         let queue = open.file.wait_queue().filter(|_| self.waits && !nonblocking);
         let queue = queue.ok_or(Errno::EAGAIN)?;
-        match sched::block_on(&[queue], None) {
+        match scheduler::block_on(&[queue], None) {
             Wake::Interrupted => Err(Errno::ERESTARTSYS),
             Wake::Woken | Wake::TimedOut => Ok(()),
         }

@@ -10,7 +10,7 @@ use super::process::{PID_MAX, Process, RLIMIT_NPROC, Resources, Shares, Sharing}
 use super::signal::{AlternateStack, SIGCHLD, SIGNAL_COUNT, SS_DISABLE};
 use super::thread::{Thread, current};
 use super::wait::wait_uninterruptibly;
-use super::{carrier, sched};
+use super::{host_process, scheduler};
 use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::entry::RETURN_FULL;
@@ -221,7 +221,7 @@ fn clone_task(request: &Request) -> Result<u64> {
         let thread = new_thread(request, tid, maker.process.clone());
         publish(&thread);
         request.tell_maker(tid);
-        sched::start(&thread);
+        scheduler::start(&thread);
         return Ok(tid as u64);
     }
     if !filter::may_clone() {
@@ -238,7 +238,7 @@ fn clone_task(request: &Request) -> Result<u64> {
     if shares_memory {
         publish(&thread);
     } else {
-        carrier::fork(child.process.mm(), &thread)?;
+        host_process::fork(child.process.mm(), &thread)?;
     }
     let child = child.published();
     request.tell_maker(tid);
@@ -246,7 +246,7 @@ fn clone_task(request: &Request) -> Result<u64> {
         open();
     }
     if shares_memory {
-        sched::start(&thread);
+        scheduler::start(&thread);
     }
     if request.flags.contains(CloneFlags::VFORK) {
         let _: Result<()> = wait_uninterruptibly(&child.released, || {

@@ -10,7 +10,7 @@ use super::hooks::above;
 use super::process::{ExitStatus, FIRST_PID, Life, Process, Resources};
 use super::signal::{self, SignalInfo};
 use super::thread::{Thread, current};
-use super::{futex, sched};
+use super::{futex, scheduler};
 use crate::host::control;
 use crate::state::kernel;
 use crate::task::wait::Events;
@@ -43,7 +43,7 @@ pub fn end_threads(process: &Process, survivor: Option<&Thread>) {
         }
         thread.dying.store(true, Relaxed);
         thread.needs_attention();
-        sched::interrupt(thread);
+        scheduler::interrupt(thread);
     }
 }
 
@@ -84,7 +84,7 @@ fn leave(status: ExitStatus) {
         let status = process.exiting.get().unwrap_or(status);
         end_process(&process, status);
     }
-    thread.sched.lock().state = sched::RunState::Dead;
+    thread.sched.lock().state = scheduler::RunState::Dead;
 }
 
 /// Ends a process whose last thread ends.
@@ -180,5 +180,5 @@ fn end_sandbox(status: ExitStatus) -> ! {
     };
     control::send(MSG_EXIT, 0, bytemuck::bytes_of(&exit), &[]);
     let code = if exit.signal != 0 { 128 + exit.signal } else { exit.code };
-    super::carrier::end_sandbox(code as u64)
+    super::host_process::end_sandbox(code as u64)
 }

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::sched;
+use super::scheduler;
 use super::thread::{Thread, current, current_arc, current_process};
 use super::wait::{Wake, wait_until};
 use crate::args::Args;
@@ -247,7 +247,7 @@ fn wake_key(key: Key, count: u32, bitset: u32) -> u64 {
     let woken = kernel().futexes.take(key, count, bitset);
     for waiter in &woken {
         waiter.woken.store(true, Relaxed);
-        sched::wake(&waiter.who, Wake::Woken);
+        scheduler::wake(&waiter.who, Wake::Woken);
     }
     woken.len() as u64
 }
@@ -381,7 +381,7 @@ fn hand_over(address: UserAddress, key: Key, died: u32) -> Result<u64> {
     let outcome = address.update_u32(|_| Some(word | died));
     if let Some(waiter) = next {
         waiter.woken.store(true, Relaxed);
-        sched::wake(&waiter.who, Wake::Woken);
+        scheduler::wake(&waiter.who, Wake::Woken);
     }
     outcome.map(|_| 0)
 }

@@ -362,11 +362,11 @@ fn retry_after_fault(
     }
 }
 
-/// Takes from the bell what it was rung with.
-fn hush(bell: HostFd) {
-    let mut rung = [0u8; 256];
+/// Takes from the wake socket what was sent to it.
+fn drain(socket: HostFd) {
+    let mut received = [0u8; 256];
     // A short receive has taken all there was.
-    while host::recv(bell, rung[..].as_mut().into(), Peek::No) == Ok(rung.len()) {}
+    while host::recv(socket, received[..].as_mut().into(), Peek::No) == Ok(received.len()) {}
 }
 
 /// What ended a wait for the host.
@@ -435,15 +435,15 @@ impl HostPoll {
         self.finish(requests, outcome.is_ok())
     }
 
-    /// Waits in the host until the control socket, the bell or a file has news,
+    /// Waits in the host until the control socket, the wake socket or a file has news,
     /// for at most `timeout_ns`, and wakes those who wait for it. The kernel
     /// lock is given up meanwhile.
     pub fn watch(&self, timeout_ns: Option<u64>) -> Waited {
         use crate::host::control;
         use crate::mm::arena;
-        let bell = arena::bell().filter(|_| kernel_lock::is_enabled());
-        let mut requests = self.requests(Some(control::CONTROL), bell);
-        if bell.is_some() {
+        let wake_socket = arena::wake_socket().filter(|_| kernel_lock::is_enabled());
+        let mut requests = self.requests(Some(control::CONTROL), wake_socket);
+        if wake_socket.is_some() {
             let mut watched = self.watched.lock();
             watched.clear();
             watched.extend(requests.fds.iter().map(|request| (request.fd, request.events)));
@@ -451,11 +451,11 @@ impl HostPoll {
         kernel_lock::release();
         let outcome = host::poll(&mut requests.fds, timeout_ns);
         kernel_lock::acquire();
-        if let Some(bell) = bell
+        if let Some(wake_socket) = wake_socket
             && outcome.is_ok()
             && requests.fds.last().is_some_and(|request| request.revents != 0)
         {
-            hush(bell);
+            drain(wake_socket);
         }
         self.finish(requests, outcome.is_ok())
     }
@@ -474,8 +474,8 @@ impl HostPoll {
     }
 
     /// What to ask the host: the files that somebody waits for, the control
-    /// socket and the bell, in this order.
-    fn requests(&self, control: Option<HostFd>, bell: Option<HostFd>) -> Requests {
+    /// socket and the wake socket, in this order.
+    fn requests(&self, control: Option<HostFd>, wake_socket: Option<HostFd>) -> Requests {
         let mut requests = core::mem::take(&mut *self.requests.lock());
         requests.fds.clear();
         requests.files.clear();
@@ -489,7 +489,7 @@ impl HostPoll {
                 requests.files.push(file);
             }
         }
-        for fd in [control, bell].into_iter().flatten() {
+        for fd in [control, wake_socket].into_iter().flatten() {
             let events = Events::IN.bits() as i16;
             requests.fds.push(PollFd { fd: fd.0, events, revents: 0 });
         }
@@ -580,7 +580,7 @@ pub fn check() {
     let control = Some(crate::host::control::CONTROL);
     let polls = host_poll();
     polls.busy.store(0, Ordering::Relaxed);
-    crate::task::carrier::note_look();
+    crate::task::host_process::note_look();
     if polls.look(control).control || crate::host::control::has_kept() {
         crate::host::control::handle_messages();
     }

@@ -1,6 +1,5 @@
 //! Processes and threads.
 
-pub mod carrier;
 pub mod clone;
 pub mod credentials;
 pub mod exit;
@@ -9,9 +8,10 @@ pub mod freeze_request;
 pub mod futex;
 pub mod hooks;
 pub mod host_poll;
+pub mod host_process;
 pub mod process;
-pub mod sched;
-pub mod scheduling;
+pub mod sched_attributes;
+pub mod scheduler;
 pub mod signal;
 pub mod space;
 pub mod thread;

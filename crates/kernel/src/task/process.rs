@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::sched::RunState;
+use super::scheduler::RunState;
 use super::signal::ProcessSignals;
 use super::wait::WaitQueue;
 use super::{Credentials, Space, Thread};

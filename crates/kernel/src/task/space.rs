@@ -4,8 +4,8 @@ use alloc::sync::Arc;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use super::carrier::Carrier;
-use super::sched::RunQueue;
+use super::host_process::HostProcess;
+use super::scheduler::RunQueue;
 use crate::errno::Result;
 use crate::mm::AddressSpace;
 use crate::state::{OfBoot, kernel};
@@ -20,7 +20,7 @@ pub struct Space {
     users: AtomicU32,
     /// Threads that can run in it.
     pub run_queue: RunQueue,
-    carrier: Lock<Option<OfBoot<Arc<Carrier>>>>,
+    host_process: Lock<Option<OfBoot<Arc<HostProcess>>>>,
 }
 
 impl Deref for Space {
@@ -54,7 +54,7 @@ impl Space {
             id: kernel().tasks.new_space_id(),
             users: AtomicU32::new(0),
             run_queue: RunQueue::new(),
-            carrier: Lock::default(),
+            host_process: Lock::default(),
         }
     }
 
@@ -79,14 +79,14 @@ impl Space {
     }
 
     /// The host process that has this memory, if this boot has made one.
-    pub fn carrier(&self) -> Option<Arc<Carrier>> {
-        self.carrier.lock().as_ref().and_then(OfBoot::get).cloned()
+    pub fn host_process(&self) -> Option<Arc<HostProcess>> {
+        self.host_process.lock().as_ref().and_then(OfBoot::get).cloned()
     }
 
     /// Gives the memory a host process, which has no id and no virtual CPU yet.
-    pub(super) fn begin_carrier(&self) -> Arc<Carrier> {
-        let carrier = Arc::new(Carrier::default());
-        *self.carrier.lock() = Some(OfBoot::new(carrier.clone()));
-        carrier
+    pub(super) fn begin_host_process(&self) -> Arc<HostProcess> {
+        let host_process = Arc::new(HostProcess::default());
+        *self.host_process.lock() = Some(OfBoot::new(host_process.clone()));
+        host_process
     }
 }

@@ -5,8 +5,8 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::Process;
-use super::sched::SchedState;
-use super::scheduling::Scheduling;
+use super::sched_attributes::Scheduling;
+use super::scheduler::SchedState;
 use super::signal::ThreadSignals;
 use crate::mm::heap;
 use crate::platform::clock;
@@ -114,7 +114,7 @@ impl Thread {
     pub(super) fn switch_from_idle(self: &Arc<Self>) {
         thread::switch_from_idle(self, || {
             self.running_since_ns.store(clock::monotonic_ns(), Relaxed);
-            super::sched::watch_clock();
+            super::scheduler::watch_clock();
         });
         self.cpu_ns.fetch_add(self.ran_ns(), Relaxed);
         self.running_since_ns.store(0, Relaxed);
@@ -147,13 +147,13 @@ unsafe impl GuestThread for Thread {
 
 impl super::wait::Waiter for Thread {
     fn wake(&self, _events: Events) {
-        super::sched::wake(self, super::wait::Wake::Woken);
+        super::scheduler::wake(self, super::wait::Wake::Woken);
     }
 }
 
 impl crate::time::timer::TimerCallback for Thread {
     fn fire(&self, _now: crate::time::Instant) {
-        super::sched::wake(self, super::wait::Wake::TimedOut);
+        super::scheduler::wake(self, super::wait::Wake::TimedOut);
     }
 }
 

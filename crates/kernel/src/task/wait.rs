@@ -184,7 +184,7 @@ pub fn wait_until<T>(
         if let Some(outcome) = attempt() {
             return outcome;
         }
-        match super::sched::block_in_turn(queues, deadline, &mut places) {
+        match super::scheduler::block_in_turn(queues, deadline, &mut places) {
             Wake::Woken => {}
             Wake::TimedOut => {
                 return attempt().unwrap_or(Err(Errno::ETIMEDOUT));
@@ -210,7 +210,7 @@ pub fn wait_uninterruptibly<T>(
         if super::thread::current().is_dying() {
             return Err(Errno::EINTR);
         }
-        super::sched::block_uninterruptibly(queue);
+        super::scheduler::block_uninterruptibly(queue);
     }
 }
 

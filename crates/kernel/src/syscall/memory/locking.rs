@@ -5,7 +5,7 @@ use thaw_abi::layout::GUEST_MAX;
 use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::mm::AddressSpace;
-use crate::mm::lock::LockLimit;
+use crate::mm::mlock::LockLimit;
 use crate::mm::vma::VmaFlags;
 use crate::task::process::RLIMIT_MEMLOCK;
 use crate::task::{Capabilities, current_process};

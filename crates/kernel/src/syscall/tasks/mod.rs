@@ -4,13 +4,13 @@ mod capabilities;
 mod children;
 mod credentials;
 mod groups;
-mod sched;
+mod scheduling;
 
 pub use capabilities::{capget, capset};
 pub use children::*;
 pub use credentials::*;
 pub use groups::*;
-pub use sched::*;
+pub use scheduling::*;
 
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
@@ -177,7 +177,7 @@ pub fn arch_prctl(args: &Args) -> Result<u64> {
         ARCH_SET_GS if args.u64(1) >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
         ARCH_SET_GS => {
             current().context.set_gs_base(args.u64(1));
-            crate::platform::segment::close_doors_if_wanted(&current().context);
+            crate::platform::segment::close_entry_if_wanted(&current().context);
             Ok(0)
         }
         ARCH_GET_CPUID => Ok(1),
@@ -380,7 +380,7 @@ pub fn membarrier(args: &Args) -> Result<u64> {
     match args.i32(0) {
         QUERY => Ok(SUPPORTED),
         command if command > 0 && SUPPORTED & command as u64 == command as u64 => {
-            if crate::task::carrier::own_carrier().vcpu_count() > 1 {
+            if crate::task::host_process::own_host_process().vcpu_count() > 1 {
                 crate::platform::vcpu::barrier()?;
             }
             Ok(0)

@@ -14,7 +14,7 @@ use crate::task::hooks::above;
 use crate::task::process::Life;
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
-use crate::task::{carrier, exit, sched};
+use crate::task::{exit, host_process, scheduler};
 
 /// `restart_syscall` (restart_syscall(2)).
 const SYS_RESTART: u64 = 219;
@@ -23,16 +23,16 @@ const SYS_RESTART: u64 = 219;
 pub fn before_return(frame: &Frame) {
     let thread = current();
     thread.context.attended();
-    carrier::attend_interruption();
-    sched::rest_if_asked();
-    if crate::platform::fault::take_knock() {
+    host_process::attend_interruption();
+    scheduler::rest_if_asked();
+    if crate::platform::fault::take_doorbell() {
         control::handle_messages();
-        if !sched::yield_if_due() {
-            sched::watch_clock();
+        if !scheduler::yield_if_due() {
+            scheduler::watch_clock();
         }
     }
     if crate::platform::fault::take_alarm() {
-        sched::tick();
+        scheduler::tick();
     }
     if crate::mm::populate::before_return() {
         thread.needs_attention();
@@ -156,7 +156,7 @@ fn restart_without_handler(frame: &Frame) {
 /// Sends the thread back to its `syscall` instruction, or to what replaced it.
 fn restart(frame: &Frame, number: u64) {
     frame.set_rax(number);
-    frame.set_rip(carrier::own_space().gate.restart_address(frame.rip()));
+    frame.set_rip(host_process::own_space().gate.restart_address(frame.rip()));
     frame.set_how(RETURN_FULL);
     // Only once, even if several signals are handled.
     frame.set_orig_rax(u64::MAX);
@@ -166,7 +166,9 @@ fn restart(frame: &Frame, number: u64) {
 /// process ends (sigprocmask(2), NOTES).
 pub fn guest_fault(frame: &Frame) {
     let thread = current();
-    if frame.signal() == SIGSEGV && page_in(carrier::own_space(), frame.address(), frame.code()) {
+    if frame.signal() == SIGSEGV
+        && page_in(host_process::own_space(), frame.address(), frame.code())
+    {
         return;
     }
     let (code, address) = classify(thread, frame);

@@ -11,7 +11,7 @@ use crate::platform::entry::{Frame, INITIAL_RFLAGS, RETURN_FULL, TrapFrame, USER
 use crate::platform::fault::MachineContext;
 use crate::platform::fpu::{self, FpuState};
 use crate::platform::user::UserAddress;
-use crate::task::carrier::own_space;
+use crate::task::host_process::own_space;
 use crate::task::thread::{Thread, current};
 
 /// `ucontext_t` with the kernel's 8-byte signal set.

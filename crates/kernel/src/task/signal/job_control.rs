@@ -78,7 +78,7 @@ pub(super) fn stop(process: &Process, signal: u32) {
     let threads = process.threads.lock().clone();
     for thread in &threads {
         thread.needs_attention();
-        crate::task::sched::kick(thread);
+        crate::task::scheduler::kick(thread);
     }
     tell_parent(process, child_stopped(process, signal));
 }

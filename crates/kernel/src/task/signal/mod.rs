@@ -306,7 +306,7 @@ fn deposit_for_thread(thread: &Thread, info: SignalInfo, queueing: Queueing) -> 
     thread.needs_attention();
     notify(thread);
     if !blocked {
-        super::sched::interrupt(thread);
+        super::scheduler::interrupt(thread);
     }
     true
 }
@@ -343,7 +343,7 @@ fn deposit_for_process(process: &super::Process, info: SignalInfo, queueing: Que
         notify(thread);
     }
     if let Some(thread) = willing {
-        super::sched::interrupt(thread);
+        super::scheduler::interrupt(thread);
     }
     true
 }
@@ -360,7 +360,7 @@ pub fn pass_on(process: &super::Process) {
         let blocks = |thread: &Thread| thread.signals.lock().mask & bit(info.number()) != 0;
         if let Some(thread) = threads.iter().find(|thread| !blocks(thread)) {
             thread.needs_attention();
-            super::sched::interrupt(thread);
+            super::scheduler::interrupt(thread);
         }
     }
 }

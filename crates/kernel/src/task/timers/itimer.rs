@@ -114,7 +114,7 @@ fn arm(process: &Arc<Process>, which: Which, deadline_ns: u64, interval_ns: u64)
     let ahead = deadline_ns.saturating_sub(which.now_ns(process));
     let callback = Arc::new(Expiry { process: Arc::downgrade(process), which });
     let id = timer::add(which.look_after(ahead), callback);
-    crate::task::sched::watch_clock();
+    crate::task::scheduler::watch_clock();
     process.timers.armed[which as usize].set(Some(Armed { id, deadline_ns, interval_ns }));
 }
 

@@ -158,7 +158,7 @@ impl PosixTimer {
         let next = self.schedule.get().next;
         let id = timer::add(self.clock.look_at(next), self.clone());
         self.schedule.lock().alarm = Some(id);
-        crate::task::sched::watch_clock();
+        crate::task::scheduler::watch_clock();
     }
 
     fn disarm(&self) {

@@ -1,15 +1,15 @@
-//! Carriers: the host processes that carry the sandbox' address spaces.
+//! Host processes: the host processes that carry the sandbox' address spaces.
 //!
-//! A carrier has virtual CPUs, each a host thread with an idle loop ([`run`])
-//! that runs the threads of the address space. A sandbox begins with one carrier
-//! with one vCPU. fork(2) makes carriers ([`fork`]), which share the arena
+//! A host process has virtual CPUs, each a host thread with an idle loop ([`run`])
+//! that runs the threads of the address space. A sandbox begins with one host process
+//! with one vCPU. fork(2) makes host processes ([`fork`]), which share the arena
 //! ([`crate::mm::arena`]) and all descriptors; a vCPU is added when threads
 //! have waited for one, up to the sandbox' limit ([`vcpus`]).
 //!
 //! One idle vCPU of the sandbox is the *watcher*: it waits in the host for
 //! descriptors, messages and the nearest timer on behalf of all. The others
 //! sleep until there is something for them to run. There may be none for a while,
-//! as long as a carrier that is busy has the host looked at at its ticks.
+//! as long as a host process that is busy has the host looked at at its ticks.
 #![allow(unsafe_code)]
 
 mod fork;
@@ -17,7 +17,7 @@ mod halt;
 mod load;
 mod vcpus;
 
-pub use fork::{Errand, begin_others, fork, move_to_new_space};
+pub use fork::{ForkRequest, begin_others, fork, move_to_new_space};
 pub use load::count_call;
 pub use vcpus::{Vcpu, add_if_wanted, may_grow};
 
@@ -29,7 +29,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::hooks::above;
 use super::thread::Thread;
-use super::{Space, sched};
+use super::{Space, scheduler};
 use crate::host::{control, phases};
 use crate::mm::{arena, populate};
 use crate::platform::host::{self, Forked};
@@ -41,14 +41,14 @@ use crate::sync::Lock;
 use crate::task::host_poll;
 use crate::time::timer;
 
-/// The carrier of a space, of this boot.
+/// The host process of a space, of this boot.
 #[derive(Default)]
-pub struct Carrier {
+pub struct HostProcess {
     /// Host process id in the sandbox' pid namespace; 0 if there is none.
     host_pid: AtomicU32,
     /// Its virtual CPUs.
     vcpus: Lock<Vec<Arc<Vcpu>>>,
-    /// When its vCPUs were last judged ([`Carrier::judge`]), on the host's monotonic
+    /// When its vCPUs were last judged ([`HostProcess::judge`]), on the host's monotonic
     /// clock in nanoseconds.
     judged_at: AtomicU64,
     /// When the host was last looked at beside a running thread, on the host's
@@ -57,7 +57,7 @@ pub struct Carrier {
     _of_host: OfHost,
 }
 
-impl Carrier {
+impl HostProcess {
     /// Host process id in the sandbox' pid namespace; 0 if there is none.
     pub fn host_pid(&self) -> u32 {
         self.host_pid.load(Relaxed)
@@ -75,7 +75,7 @@ impl Carrier {
 
     /// Whether the host was looked at for one of its threads a short while ago.
     pub fn has_looked(&self) -> bool {
-        clock::monotonic_ns() - self.looked_at.load(Relaxed) < sched::SLICE_NS
+        clock::monotonic_ns() - self.looked_at.load(Relaxed) < scheduler::SLICE_NS
     }
 
     /// Whether a vCPU runs nothing.
@@ -96,7 +96,7 @@ enum Activity {
     Active,
     /// Waits in the host for everybody.
     Watching,
-    /// Waits for its bell.
+    /// Waits for its wake word to change.
     Sleeping,
 }
 
@@ -114,19 +114,19 @@ struct OwnVcpu {
     /// The space that it serves.
     space: Arc<Space>,
     /// Its host process.
-    carrier: Arc<Carrier>,
+    host_process: Arc<HostProcess>,
     /// As the others see it.
     vcpu: Arc<Vcpu>,
     /// What the thread that has just left it asks of the idle loop, or null.
-    errand: Cell<*const Errand>,
+    fork_request: Cell<*const ForkRequest>,
 }
 
 // SAFETY: nothing else in the kernel is given to a vCPU of the platform.
 unsafe impl VcpuData for OwnVcpu {}
 
 impl OwnVcpu {
-    fn new(space: Arc<Space>, carrier: Arc<Carrier>, vcpu: Arc<Vcpu>) -> Box<Self> {
-        Box::new(Self { space, carrier, vcpu, errand: Cell::new(core::ptr::null()) })
+    fn new(space: Arc<Space>, host_process: Arc<HostProcess>, vcpu: Arc<Vcpu>) -> Box<Self> {
+        Box::new(Self { space, host_process, vcpu, fork_request: Cell::new(core::ptr::null()) })
     }
 }
 
@@ -146,8 +146,8 @@ pub fn own_space() -> &'static Space {
 
 /// This host process.
 #[inline]
-pub fn own_carrier() -> &'static Carrier {
-    &own().carrier
+pub fn own_host_process() -> &'static HostProcess {
+    &own().host_process
 }
 
 /// This vCPU.
@@ -169,17 +169,17 @@ pub fn begin(space: Arc<Space>) {
     const FIRST_HOST_PID: u32 = 1;
     FIRST.store(Arc::as_ptr(&space).cast_mut(), Relaxed);
     WATCHER.store(core::ptr::null_mut(), Relaxed);
-    let carrier = space.begin_carrier();
-    carrier.host_pid.store(FIRST_HOST_PID, Relaxed);
-    serve(space, carrier);
+    let host_process = space.begin_host_process();
+    host_process.host_pid.store(FIRST_HOST_PID, Relaxed);
+    serve(space, host_process);
 }
 
-/// Makes the calling host thread the first vCPU of a carrier.
-fn serve(space: Arc<Space>, carrier: Arc<Carrier>) {
-    let vcpu = Arc::new(Vcpu::new(vcpu::index(), carrier.host_pid()));
-    carrier.vcpus.lock().push(vcpu.clone());
+/// Makes the calling host thread the first vCPU of a host process.
+fn serve(space: Arc<Space>, host_process: Arc<HostProcess>) {
+    let vcpu = Arc::new(Vcpu::new(vcpu::index(), host_process.host_pid()));
+    host_process.vcpus.lock().push(vcpu.clone());
     vcpu::alarm_at().store(0, Relaxed);
-    vcpu::install(OwnVcpu::new(space, carrier, vcpu));
+    vcpu::install(OwnVcpu::new(space, host_process, vcpu));
 }
 
 fn is_first() -> bool {
@@ -194,46 +194,46 @@ pub fn notify(space: &Space) {
         // the alarm finds help.
         return;
     }
-    let Some(carrier) = space.carrier() else { return };
-    if carrier.with_activity(Activity::Active).is_some() {
+    let Some(host_process) = space.host_process() else { return };
+    if host_process.with_activity(Activity::Active).is_some() {
         if space.run_queue.len() == 1 {
             // They look at their queue when the threads that they run stop; should
             // that not be soon, an alarm of their own has to find help or end a
             // time slice.
-            interrupt_all(&carrier);
+            interrupt_all(&host_process);
         }
-    } else if let Some(sleeper) = carrier.with_activity(Activity::Sleeping) {
-        ring(&sleeper);
+    } else if let Some(sleeper) = host_process.with_activity(Activity::Sleeping) {
+        wake_vcpu(&sleeper);
     } else {
-        ring_watcher();
+        wake_watcher();
     }
 }
 
-/// Makes all vCPUs of another carrier come into the kernel.
-fn interrupt_all(carrier: &Carrier) {
-    for vcpu in carrier.vcpus.lock().iter() {
+/// Makes all vCPUs of another host process come into the kernel.
+fn interrupt_all(host_process: &HostProcess) {
+    for vcpu in host_process.vcpus.lock().iter() {
         if vcpu.activity.get() == Activity::Active {
-            vcpu.interrupt(carrier.host_pid());
+            vcpu.interrupt(host_process.host_pid());
         }
     }
 }
 
-/// Makes the other vCPUs of this carrier look whether their time slices are over.
+/// Makes the other vCPUs of this host process look whether their time slices are over.
 pub fn interrupt_others() {
-    let carrier = own_carrier();
-    for vcpu in carrier.vcpus.lock().iter() {
+    let host_process = own_host_process();
+    for vcpu in host_process.vcpus.lock().iter() {
         if !is_own(vcpu) && vcpu.activity.get() == Activity::Active {
-            vcpu.interrupt(carrier.host_pid());
+            vcpu.interrupt(host_process.host_pid());
         }
     }
 }
 
 /// Makes a thread that runs on another vCPU come into the kernel.
 pub fn interrupt(thread: &Thread) {
-    let Some(carrier) = thread.process.mm().carrier() else { return };
-    for vcpu in carrier.vcpus.lock().iter() {
+    let Some(host_process) = thread.process.mm().host_process() else { return };
+    for vcpu in host_process.vcpus.lock().iter() {
         if core::ptr::eq(vcpu.running(), thread) && !is_own(vcpu) {
-            vcpu.interrupt(carrier.host_pid());
+            vcpu.interrupt(host_process.host_pid());
         }
     }
 }
@@ -245,9 +245,9 @@ pub fn end_wait(idle: &IdleVcpu) {
     let Some(own) = idle.data::<OwnVcpu>() else { return };
     let vcpu = &*own.vcpu;
     if kernel_lock::is_enabled() {
-        vcpu.bell().fetch_add(1, Relaxed);
+        vcpu.wake_word().fetch_add(1, Relaxed);
         if core::ptr::eq(WATCHER.load(Relaxed), vcpu) {
-            ring_watcher();
+            wake_watcher();
         }
     }
 }
@@ -257,16 +257,16 @@ pub fn attend_interruption() {
     own_vcpu().attend_interruption();
 }
 
-fn ring(vcpu: &Vcpu) {
-    vcpu.bell().fetch_add(1, Relaxed);
-    // Other vCPUs may have the same bell: they look and sleep again.
-    host::futex_wake(vcpu.bell(), i32::MAX as u32);
+fn wake_vcpu(vcpu: &Vcpu) {
+    vcpu.wake_word().fetch_add(1, Relaxed);
+    // Other vCPUs may have the same wake_word: they look and sleep again.
+    host::futex_wake(vcpu.wake_word(), i32::MAX as u32);
 }
 
-fn ring_watcher() {
-    if let Some(clapper) = arena::clapper() {
-        // Full means that it has been rung already.
-        let _ = host::send(clapper, [1u8][..].into());
+fn wake_watcher() {
+    if let Some(wake_sender) = arena::wake_sender() {
+        // Full means that somebody has woken it already.
+        let _ = host::send(wake_sender, [1u8][..].into());
     }
 }
 
@@ -281,8 +281,8 @@ pub fn run() -> ! {
         if timer::fire_due() {
             continue;
         }
-        // Whoever watches sees the message that the host knocks for.
-        if fault::take_knock() && WATCHER.load(Relaxed).is_null() {
+        // Whoever watches sees the message that the host has rung for.
+        if fault::take_doorbell() && WATCHER.load(Relaxed).is_null() {
             control::handle_messages();
         }
         if fault::take_alarm() {
@@ -301,7 +301,7 @@ pub fn run() -> ! {
         }
         phases::report_if_due();
         if !own_space().run_queue.is_empty() {
-            sched::watch_clock_asleep();
+            scheduler::watch_clock_asleep();
         }
         if WATCHER.load(Relaxed).is_null() && !others_look() {
             watch();
@@ -323,7 +323,7 @@ fn run_threads() {
         own_vcpu().set_running(Some(&thread));
         thread.switch_from_idle();
         own_vcpu().set_running(None);
-        if fork::run_errand() == Some(Forked::Child) {
+        if fork::run_fork_request() == Some(Forked::Child) {
             // This reference is the parent's.
             core::mem::forget(thread);
         }
@@ -332,7 +332,7 @@ fn run_threads() {
 
 /// Whether this vCPU is to run threads now, if there are any.
 pub fn may_run_threads() -> bool {
-    let rests = halt::is_asked() || own_vcpu().is_parked() && !own_carrier().is_alone();
+    let rests = halt::is_asked() || own_vcpu().is_parked() && !own_host_process().is_alone();
     !rests
 }
 
@@ -343,12 +343,13 @@ fn others_rest() -> bool {
     }
     kernel().tasks.spaces().iter().all(|space| {
         let rests = |vcpu: &Arc<Vcpu>| is_own(vcpu) || vcpu.activity.get() != Activity::Active;
-        let is_at_rest = |carrier: Arc<Carrier>| carrier.vcpus.lock().iter().all(rests);
-        space.carrier().is_none_or(is_at_rest) && space.run_queue.is_empty()
+        let is_at_rest =
+            |host_process: Arc<HostProcess>| host_process.vcpus.lock().iter().all(rests);
+        space.host_process().is_none_or(is_at_rest) && space.run_queue.is_empty()
     })
 }
 
-/// Waits in the host for descriptors, messages, the nearest timer and the bell.
+/// Waits in the host for descriptors, messages, the nearest timer and the wake socket.
 fn watch() {
     WATCHER.store(core::ptr::from_ref(own_vcpu()).cast_mut(), Relaxed);
     WATCHES_UNTIL.store(timer::next_deadline().map_or(u64::MAX, |next| next.0), Relaxed);
@@ -361,7 +362,7 @@ fn watch() {
     let has_message = host_poll::watch(timeout);
     own_vcpu().activity.set(Activity::Active);
     // What has been found to run is at hand here.
-    own_vcpu().park(fault::has_signal() || !own_carrier().wants_own_help());
+    own_vcpu().park(fault::has_signal() || !own_host_process().wants_own_help());
     WATCHER.store(core::ptr::null_mut(), Relaxed);
     if has_message {
         control::handle_messages();
@@ -376,67 +377,69 @@ fn put_registers_away() {
     }
 }
 
-/// Sleeps until the bell rings. Whoever looks at the host meanwhile must know what
+/// Sleeps until somebody wakes this vCPU. Whoever looks at the host meanwhile must know what
 /// is waited for.
 fn sleep() {
     if WATCHER.load(Relaxed).is_null() {
-        sched::watch_clock_asleep();
+        scheduler::watch_clock_asleep();
     } else {
         let deadline = timer::next_deadline().map_or(u64::MAX, |next| next.0);
         if deadline < WATCHES_UNTIL.load(Relaxed) || host_poll::has_unwatched() {
-            ring_watcher();
+            wake_watcher();
         }
     }
-    let rung = own_vcpu().bell().load(Relaxed);
+    let seen = own_vcpu().wake_word().load(Relaxed);
     if fault::has_signal() {
-        // It came before the bell was looked at. An alarm, above all, must not be
+        // It came before the wake word was looked at. An alarm, above all, must not be
         // slept on: nobody sets another one before somebody has seen it.
         return;
     }
-    sleep_until_rung(rung);
+    sleep_until_woken(seen);
 }
 
-/// Sleeps unless the bell has rung since it was `rung`.
-fn sleep_until_rung(rung: u32) {
+/// Sleeps unless the wake word has changed since it was `seen`.
+fn sleep_until_woken(seen: u32) {
     let own = own_vcpu();
     own.activity.set(Activity::Sleeping);
     own.park(true);
     put_registers_away();
     halt::note_rest();
     kernel_lock::release();
-    host::futex_wait(own.bell(), rung, None);
+    host::futex_wait(own.wake_word(), seen, None);
     kernel_lock::acquire();
     own.activity.set(Activity::Active);
 }
 
-/// Whether another vCPU of this carrier has the host looked at often enough for
+/// Whether another vCPU of this host process has the host looked at often enough for
 /// nobody to watch: by polling, or at its ticks because it is talkative. Each wake-up
 /// of a watcher would take processor time from it.
 fn others_look() -> bool {
-    let carrier = own_carrier();
-    !carrier.is_alone() && (carrier.has_looked() || !carrier.wants_own_help())
+    let host_process = own_host_process();
+    !host_process.is_alone() && (host_process.has_looked() || !host_process.wants_own_help())
 }
 
 /// The host is looked at beside the running thread.
 pub fn note_look() {
     if kernel_lock::is_enabled() {
-        own_carrier().looked_at.store(clock::monotonic_ns(), Relaxed);
+        own_host_process().looked_at.store(clock::monotonic_ns(), Relaxed);
     }
 }
 
 /// At a tick: whether somebody watches, who may have to be woken for it. A talkative
 /// vCPU looks itself.
 pub fn is_watched() -> bool {
-    !WATCHER.load(Relaxed).is_null() || own_carrier().wants_help() && hand_over_watch()
+    !WATCHER.load(Relaxed).is_null() || own_host_process().wants_help() && hand_over_watch()
 }
 
 /// Wakes somebody to watch; whether there is anybody.
 fn hand_over_watch() -> bool {
-    let carriers = kernel().tasks.spaces().into_iter().filter_map(|space| space.carrier());
-    let sleeper =
-        carriers.into_iter().find_map(|carrier| carrier.with_activity(Activity::Sleeping));
+    let host_processes =
+        kernel().tasks.spaces().into_iter().filter_map(|space| space.host_process());
+    let sleeper = host_processes
+        .into_iter()
+        .find_map(|host_process| host_process.with_activity(Activity::Sleeping));
     if let Some(sleeper) = &sleeper {
-        ring(sleeper);
+        wake_vcpu(sleeper);
     }
     sleeper.is_some()
 }
@@ -452,16 +455,16 @@ fn retire() -> ! {
     if WATCHER.load(Relaxed).is_null() {
         hand_over_watch();
     }
-    let others = own_carrier().vcpus.lock().clone();
+    let others = own_host_process().vcpus.lock().clone();
     for vcpu in others.iter() {
         match vcpu.activity.get() {
-            Activity::Sleeping => ring(vcpu),
-            Activity::Watching => ring_watcher(),
+            Activity::Sleeping => wake_vcpu(vcpu),
+            Activity::Watching => wake_watcher(),
             Activity::Active => {}
         }
     }
     drop(others);
-    own_carrier().vcpus.lock().retain(|vcpu| !is_own(vcpu));
+    own_host_process().vcpus.lock().retain(|vcpu| !is_own(vcpu));
     vcpu::end::<OwnVcpu>()
 }
 
@@ -494,12 +497,12 @@ pub fn tell_of_panic() {
 /// Makes the first host process look whether the sandbox ends.
 fn wake_first() {
     // SAFETY: the first host process never retires.
-    let Some(carrier) = unsafe { &*FIRST.load(Relaxed) }.carrier() else { return };
-    if let Some(sleeper) = carrier.with_activity(Activity::Sleeping) {
-        ring(&sleeper);
+    let Some(host_process) = unsafe { &*FIRST.load(Relaxed) }.host_process() else { return };
+    if let Some(sleeper) = host_process.with_activity(Activity::Sleeping) {
+        wake_vcpu(&sleeper);
     }
-    ring_watcher();
-    interrupt_all(&carrier);
+    wake_watcher();
+    interrupt_all(&host_process);
 }
 
 /// Ends the first host process if another one has ended the sandbox.

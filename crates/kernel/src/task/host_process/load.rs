@@ -1,4 +1,4 @@
-//! How many vCPUs a carrier uses: as many as there are threads that compute, and one
+//! How many vCPUs a host process uses: as many as there are threads that compute, and one
 //! for all those that make system calls in quick succession.
 //!
 //! The calls of the latter go through one kernel lock, and they wake each other.
@@ -9,9 +9,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{Activity, Carrier, Vcpu, is_own, own_carrier, own_space, own_vcpu};
+use super::{Activity, HostProcess, Vcpu, is_own, own_host_process, own_space, own_vcpu};
 use crate::platform::clock;
-use crate::task::sched::TICK_NS;
+use crate::task::scheduler::TICK_NS;
 
 /// A vCPU on which system calls follow each other faster than this, in nanoseconds on
 /// average, is talkative.
@@ -31,7 +31,7 @@ pub fn count_call() {
     calls.store(calls.load(Relaxed) + 1, Relaxed);
 }
 
-impl Carrier {
+impl HostProcess {
     /// Judges the vCPUs by their system calls since this was last done, unless that
     /// is too short a time.
     pub fn judge(&self) {
@@ -61,7 +61,7 @@ impl Carrier {
         self.talkative().count() == 0
     }
 
-    /// As [`Carrier::wants_help`], for a vCPU that is idle itself.
+    /// As [`HostProcess::wants_help`], for a vCPU that is idle itself.
     pub(super) fn wants_own_help(&self) -> bool {
         !self.talkative().any(|vcpu| !is_own(&vcpu))
     }
@@ -86,9 +86,9 @@ impl Carrier {
 /// The alarm has gone off while this vCPU was idle: whether it helps those that are
 /// not.
 pub(super) fn helps() -> bool {
-    let carrier = own_carrier();
-    carrier.judge();
-    let helps = !own_space().run_queue.is_empty() && carrier.wants_own_help();
+    let host_process = own_host_process();
+    host_process.judge();
+    let helps = !own_space().run_queue.is_empty() && host_process.wants_own_help();
     if helps {
         own_vcpu().park(false);
     }

@@ -1,11 +1,11 @@
-//! Virtual CPUs: adding host threads to a carrier.
+//! Virtual CPUs: adding host threads to a host process.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{FLAG_BY_PAGE, FLAG_FREEZE_AT_ENTRY};
 
-use super::{Activity, OwnVcpu, halt, own, own_carrier, ring, ring_watcher};
+use super::{Activity, OwnVcpu, halt, own, own_host_process, wake_vcpu, wake_watcher};
 use crate::errno::Result;
 use crate::host::phases;
 use crate::mm::{arena, lazy};
@@ -15,8 +15,8 @@ use crate::state::kernel;
 use crate::sync::Lock;
 use crate::task::thread::Thread;
 
-/// How many vCPUs have been given a bell.
-static BELLS_GIVEN: AtomicU32 = AtomicU32::new(0);
+/// How many vCPUs have been given a wake word.
+static WAKE_WORDS_GIVEN: AtomicU32 = AtomicU32::new(0);
 
 /// A virtual CPU, as the others see it.
 pub struct Vcpu {
@@ -26,8 +26,8 @@ pub struct Vcpu {
     host_tid: AtomicU32,
     /// What it does.
     pub(super) activity: Lock<Activity>,
-    /// Number of the bell that ends its sleep.
-    bell: u32,
+    /// Number of the word whose change ends its sleep.
+    wake_word: u32,
     /// The thread that it runs, or null.
     running: AtomicPtr<Thread>,
     /// It leaves the threads that can run to the vCPUs that are awake, if any are.
@@ -51,7 +51,7 @@ impl Vcpu {
             index,
             host_tid: AtomicU32::new(host_tid),
             activity: Lock::new(Activity::Active),
-            bell: BELLS_GIVEN.fetch_add(1, Relaxed),
+            wake_word: WAKE_WORDS_GIVEN.fetch_add(1, Relaxed),
             running: AtomicPtr::new(core::ptr::null_mut()),
             parked: AtomicBool::new(false),
             calls: AtomicU64::new(0),
@@ -67,9 +67,9 @@ impl Vcpu {
         self.host_tid.load(Relaxed)
     }
 
-    /// Rung to end its sleep. It sleeps only once the kernel lock is real.
-    pub(super) fn bell(&self) -> &'static AtomicU32 {
-        kernel_lock::bell(self.bell)
+    /// The word whose change ends its sleep. It sleeps only once the kernel lock is real.
+    pub(super) fn wake_word(&self) -> &'static AtomicU32 {
+        kernel_lock::wake_word(self.wake_word)
     }
 
     /// Whether it leaves threads to others.
@@ -105,21 +105,21 @@ impl Vcpu {
     }
 }
 
-/// Threads of this carrier have waited for a vCPU: wakes one that sleeps, or
+/// Threads of this host process have waited for a vCPU: wakes one that sleeps, or
 /// adds one if the sandbox may have more. Whether somebody helps.
 pub fn add_if_wanted() -> bool {
     if halt::is_asked() {
         return false;
     }
-    let carrier = own_carrier();
-    if let Some(sleeper) = carrier.with_activity(Activity::Sleeping) {
+    let host_process = own_host_process();
+    if let Some(sleeper) = host_process.with_activity(Activity::Sleeping) {
         sleeper.park(false);
-        ring(&sleeper);
+        wake_vcpu(&sleeper);
         return true;
     }
-    if carrier.with_activity(Activity::Watching).is_some() {
+    if host_process.with_activity(Activity::Watching).is_some() {
         // It looks for threads when its wait ends.
-        ring_watcher();
+        wake_watcher();
         return true;
     }
     // A sandbox that cannot have another vCPU goes on with what it has.
@@ -139,30 +139,29 @@ pub fn may_grow() -> bool {
         0 if !is_recorded => config.cpus.min(vcpu::MAX_VCPUS),
         _ => 1,
     };
-    own_carrier().vcpu_count() < limit as usize
+    own_host_process().vcpu_count() < limit as usize
 }
 
 /// Prepares for there being several vCPUs.
 fn become_several() -> Result<()> {
-    arena::prepare_bell()?;
+    arena::prepare_wake_socket()?;
     // Two vCPUs that touch the same page would both take its fault.
     lazy::map_all();
     kernel_lock::enable()
 }
 
-/// Adds a vCPU to this carrier. The caller has the kernel lock.
+/// Adds a vCPU to this host process. The caller has the kernel lock.
 fn add() -> Result<()> {
-    let carrier = own_carrier();
+    let host_process = own_host_process();
     // Not 0: that area holds the tables of the process, too.
     let index = {
-        let vcpus = carrier.vcpus.lock();
+        let vcpus = host_process.vcpus.lock();
         (1..).find(|&index| vcpus.iter().all(|vcpu| vcpu.index != index)).unwrap_or(1)
     };
     let vcpu = Arc::new(Vcpu::new(index, 0));
     // The host process keeps a reference to its address space through this vCPU, too.
-    let (space, of_carrier) = (own().space.clone(), own().carrier.clone());
-    let own = OwnVcpu::new(space, of_carrier, vcpu.clone());
+    let own = OwnVcpu::new(own().space.clone(), own().host_process.clone(), vcpu.clone());
     vcpu.host_tid.store(vcpu::start(index, own)?, Relaxed);
-    carrier.vcpus.lock().push(vcpu);
+    host_process.vcpus.lock().push(vcpu);
     Ok(())
 }

@@ -1,14 +1,16 @@
-//! Halting a carrier: one vCPU makes the others rest while it does what nobody may
+//! Halting a host process: one vCPU makes the others rest while it does what nobody may
 //! see half done.
 #![allow(unsafe_code)]
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use super::{Activity, Vcpu, interrupt_others, own_carrier, own_vcpu, ring, sleep_until_rung};
+use super::{
+    Activity, Vcpu, interrupt_others, own_host_process, own_vcpu, sleep_until_woken, wake_vcpu,
+};
 use crate::platform::{host, kernel_lock};
 
-/// The vCPU for which the others rest, or null. One carrier halts at a time, since
+/// The vCPU for which the others rest, or null. One host process halts at a time, since
 /// only the first one does, before there are others.
 static HALTED_BY: AtomicPtr<Vcpu> = AtomicPtr::new(core::ptr::null_mut());
 
@@ -18,24 +20,24 @@ pub fn is_asked() -> bool {
     !by.is_null() && !core::ptr::eq(by, own_vcpu())
 }
 
-/// Does `work` while no other vCPU of the only carrier uses the arena: they sleep,
+/// Does `work` while no other vCPU of the only host process uses the arena: they sleep,
 /// watch, or wait for the kernel lock in their idle loops. To be called in the
 /// idle loop.
 pub(super) fn others_during<T>(work: impl FnOnce() -> T) -> T {
     while is_asked() {
-        sleep_until_rung(own_vcpu().bell().load(Relaxed));
+        sleep_until_woken(own_vcpu().wake_word().load(Relaxed));
     }
     HALTED_BY.store(core::ptr::from_ref(own_vcpu()).cast_mut(), Relaxed);
     interrupt_others();
-    while !own_carrier().is_alone() {
-        let rung = own_vcpu().bell().load(Relaxed);
+    while !own_host_process().is_alone() {
+        let seen = own_vcpu().wake_word().load(Relaxed);
         kernel_lock::release();
-        host::futex_wait(own_vcpu().bell(), rung, None);
+        host::futex_wait(own_vcpu().wake_word(), seen, None);
         kernel_lock::acquire();
     }
     let outcome = work();
     HALTED_BY.store(core::ptr::null_mut(), Relaxed);
-    ring_sleepers();
+    wake_sleepers();
     outcome
 }
 
@@ -43,17 +45,17 @@ pub(super) fn others_during<T>(work: impl FnOnce() -> T) -> T {
 pub(super) fn note_rest() {
     if is_asked() {
         // SAFETY: the vCPU that halts the others is there until it lets them go on.
-        ring(unsafe { &*HALTED_BY.load(Relaxed) });
+        wake_vcpu(unsafe { &*HALTED_BY.load(Relaxed) });
     }
 }
 
-fn ring_sleepers() {
+fn wake_sleepers() {
     let sleepers: alloc::vec::Vec<Arc<Vcpu>> = {
-        let vcpus = own_carrier().vcpus.lock();
+        let vcpus = own_host_process().vcpus.lock();
         vcpus.iter().filter(|vcpu| vcpu.activity.get() == Activity::Sleeping).cloned().collect()
     };
     for vcpu in &sleepers {
         vcpu.park(false);
-        ring(vcpu);
+        wake_vcpu(vcpu);
     }
 }

@@ -5,7 +5,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{Carrier, halt, is_first, own, own_space, run, serve};
+use super::{HostProcess, halt, is_first, own, own_space, run, serve};
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
 use crate::platform::host::{self, Forked};
@@ -15,13 +15,13 @@ use crate::state::kernel;
 use crate::sync::Lock;
 use crate::task::Space;
 use crate::task::clone;
-use crate::task::sched::{self, RunState};
+use crate::task::scheduler::{self, RunState};
 use crate::task::thread::{Thread, current, current_arc};
 use crate::task::wait::Wake;
 
 /// Something that only the idle loop can do for a thread, since it forks the
 /// host process: both sides go on from there.
-pub struct Errand {
+pub struct ForkRequest {
     thread: Arc<Thread>,
     space: Arc<Space>,
     /// Whether the thread itself moves to the new host process.
@@ -37,7 +37,7 @@ pub fn fork(space: Arc<Space>, thread: &Arc<Thread>) -> Result<()> {
     arena::prepare()?;
     space.run_queue.push(thread.clone());
     thread.sched.lock().state = RunState::Runnable;
-    let outcome = perform(Errand {
+    let outcome = perform(ForkRequest {
         thread: current_arc(),
         space: space.clone(),
         moves: false,
@@ -57,53 +57,53 @@ pub fn move_to_new_space() -> Result<()> {
     let thread = current_arc();
     thread.context.save_fpu();
     let space = Arc::new(Space::new());
-    perform(Errand { thread, space, moves: true, newborn: None, outcome: Lock::new(None) })
+    perform(ForkRequest { thread, space, moves: true, newborn: None, outcome: Lock::new(None) })
 }
 
-fn perform(errand: Errand) -> Result<()> {
+fn perform(fork_request: ForkRequest) -> Result<()> {
     let thread = current();
-    own().errand.set(&raw const errand);
+    own().fork_request.set(&raw const fork_request);
     thread.sched.lock().state = RunState::Uninterruptible;
     thread.switch_to_idle();
-    errand.outcome.get().unwrap_or(Err(Errno::EAGAIN))
+    fork_request.outcome.get().unwrap_or(Err(Errno::EAGAIN))
 }
 
 /// Does what the thread that has just left the vCPU has asked for; which side
 /// of the fork this is, if there was one.
-pub(super) fn run_errand() -> Option<Forked> {
-    let errand = own().errand.replace(core::ptr::null());
-    if errand.is_null() {
+pub(super) fn run_fork_request() -> Option<Forked> {
+    let fork_request = own().fork_request.replace(core::ptr::null());
+    if fork_request.is_null() {
         return None;
     }
-    // SAFETY: the errand lies on the stack of a thread that waits for its outcome.
-    let errand = unsafe { &*errand };
-    let thread = errand.thread.clone();
+    // SAFETY: the request lies on the stack of a thread that waits for its outcome.
+    let fork_request = unsafe { &*fork_request };
+    let thread = fork_request.thread.clone();
     // The child's references: its side of the fork lets go of them.
     let for_child = Newborn {
-        carrier: errand.space.begin_carrier(),
-        space: errand.space.clone(),
-        thread: errand.thread.clone(),
+        host_process: fork_request.space.begin_host_process(),
+        space: fork_request.space.clone(),
+        thread: fork_request.thread.clone(),
     };
-    let moves = errand.moves;
+    let moves = fork_request.moves;
     let outcome = share_arena().and_then(|()| host::fork(!is_first()));
     match outcome {
         Ok(Forked::Child) => {
             core::mem::forget(thread);
-            begin_child(for_child, moves, errand);
+            begin_child(for_child, moves, fork_request);
             return Some(Forked::Child);
         }
         Ok(Forked::Parent { pid }) => {
-            for_child.carrier.host_pid.store(pid, Relaxed);
+            for_child.host_process.host_pid.store(pid, Relaxed);
             core::mem::forget(for_child);
-            if let Some(thread) = &errand.newborn {
+            if let Some(thread) = &fork_request.newborn {
                 clone::publish(thread);
             }
         }
         Err(_) => {}
     }
     if !moves || outcome.is_err() {
-        errand.outcome.set(Some(outcome.map(drop)));
-        sched::wake(&thread, Wake::Woken);
+        fork_request.outcome.set(Some(outcome.map(drop)));
+        scheduler::wake(&thread, Wake::Woken);
     }
     outcome.ok()
 }
@@ -121,7 +121,7 @@ fn share_arena() -> Result<()> {
 pub fn begin_others(mut fill: impl FnMut(u32, &Space) -> Result<()>) -> Result<()> {
     let spaces = kernel().tasks.spaces();
     for (number, space) in spaces.iter().enumerate().skip(1) {
-        let for_child = (space.clone(), space.begin_carrier());
+        let for_child = (space.clone(), space.begin_host_process());
         match host::fork(!is_first())? {
             Forked::Parent { pid } => {
                 for_child.1.host_pid.store(pid, Relaxed);
@@ -130,8 +130,8 @@ pub fn begin_others(mut fill: impl FnMut(u32, &Space) -> Result<()>) -> Result<(
             Forked::Child => {
                 vcpu::begin_forked();
                 kernel_lock::acquire();
-                let (space, carrier) = for_child;
-                serve(space, carrier);
+                let (space, host_process) = for_child;
+                serve(space, host_process);
                 if fill(number as u32, own_space()).is_err() {
                     crate::platform::panic::die_with("the image of a process cannot be mapped")
                 }
@@ -144,26 +144,26 @@ pub fn begin_others(mut fill: impl FnMut(u32, &Space) -> Result<()>) -> Result<(
 
 /// What a new host process has for itself.
 struct Newborn {
-    carrier: Arc<Carrier>,
+    host_process: Arc<HostProcess>,
     space: Arc<Space>,
     thread: Arc<Thread>,
 }
 
-/// The new host process: becomes the carrier of its space.
-fn begin_child(own: Newborn, moves: bool, errand: &Errand) {
+/// The new host process: becomes the host process of its space.
+fn begin_child(own: Newborn, moves: bool, fork_request: &ForkRequest) {
     vcpu::begin_forked();
     kernel_lock::acquire();
-    let Newborn { carrier, space, thread } = own;
+    let Newborn { host_process, space, thread } = own;
     // The parent has noted the process id before it gave up the lock.
-    serve(space.clone(), carrier);
+    serve(space.clone(), host_process);
     let outcome = if moves { empty() } else { space.after_fork() };
     if outcome.is_err() {
         crate::platform::panic::die_with("the memory of a new process cannot be set up")
     }
     if moves {
-        errand.outcome.set(Some(Ok(())));
+        fork_request.outcome.set(Some(Ok(())));
         thread.process.set_mm(space);
-        sched::wake(&thread, Wake::Woken);
+        scheduler::wake(&thread, Wake::Woken);
     }
 }
 

@@ -11,14 +11,14 @@ use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::process::{RLIMIT_NICE, RLIMIT_RTPRIO};
-use crate::task::scheduling::present_cpus;
-use crate::task::scheduling::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling};
+use crate::task::sched_attributes::present_cpus;
+use crate::task::sched_attributes::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling};
 use crate::task::thread::current_arc;
-use crate::task::{Capabilities, Process, Thread, current_process, sched};
+use crate::task::{Capabilities, Process, Thread, current_process, scheduler};
 
 /// sched_yield(2).
 pub fn sched_yield(_args: &Args) -> Result<u64> {
-    sched::yield_now();
+    scheduler::yield_now();
     Ok(0)
 }
 

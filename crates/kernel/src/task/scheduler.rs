@@ -1,7 +1,7 @@
 //! The scheduler: M guest threads on the virtual CPUs.
 //!
 //! Every address space has a run queue, and a virtual CPU that serves it: the
-//! host process that has this memory ([`super::carrier`]). A thread that blocks
+//! host process that has this memory ([`super::host_process`]). A thread that blocks
 //! switches to the idle loop of its vCPU, which picks the next one or waits.
 
 use alloc::collections::VecDeque;
@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::thread::{current, current_arc};
 use super::wait::{Places, WaitQueue, Waiter, Wake};
-use super::{Thread, carrier};
+use super::{Thread, host_process};
 use crate::platform::host;
 use crate::platform::{clock, fault, vcpu};
 use crate::state::kernel;
@@ -19,7 +19,7 @@ use crate::time::{Instant, timer};
 
 /// How long a thread may run while others wait, in nanoseconds.
 pub const SLICE_NS: u64 = 4_000_000;
-/// How often the vCPUs of a carrier are looked at while there could be more or fewer
+/// How often the vCPUs of a host process are looked at while there could be more or fewer
 /// of them, and how long threads wait at least before another one helps, in
 /// nanoseconds. Short bursts of work beside a thread that computes, as those of Go's
 /// collector, are not worth waking a vCPU.
@@ -121,7 +121,7 @@ pub fn wake(thread: &Thread, reason: Wake) {
     let Some(thread) = kernel().tasks.thread(thread.tid()) else { return };
     let space = thread.process.mm();
     space.run_queue.push(thread);
-    carrier::notify(&space);
+    host_process::notify(&space);
     watch_clock();
 }
 
@@ -139,7 +139,7 @@ pub fn interrupt(thread: &Thread) {
 /// Makes a thread that runs on another vCPU come into the kernel soon.
 pub fn kick(thread: &Thread) {
     if thread.sched.get().state == RunState::Runnable {
-        carrier::interrupt(thread);
+        host_process::interrupt(thread);
     }
 }
 
@@ -214,7 +214,7 @@ fn go_last() {
 
 /// Gives up the vCPU if it is not to run threads now.
 pub fn rest_if_asked() {
-    if !carrier::may_run_threads() {
+    if !host_process::may_run_threads() {
         go_last();
     }
 }
@@ -222,19 +222,19 @@ pub fn rest_if_asked() {
 /// The alarm has gone off while a thread runs: fires timers, finds help for
 /// threads that wait, and lets others run when the time slice is over.
 pub fn tick() {
-    let (space, own) = (carrier::own_space(), carrier::own_carrier());
+    let (space, own) = (host_process::own_space(), host_process::own_host_process());
     timer::fire_due();
-    carrier::end_if_told();
+    host_process::end_if_told();
     own.judge();
-    if !own.has_looked() && !carrier::is_watched() {
+    if !own.has_looked() && !host_process::is_watched() {
         crate::task::host_poll::check();
     }
     // A timer may have been due long before threads have waited for long.
     let has_waited = space.run_queue.waited_ns() >= TICK_NS;
-    let is_helped = || has_waited && own.wants_help() && carrier::add_if_wanted();
+    let is_helped = || has_waited && own.wants_help() && host_process::add_if_wanted();
     if !space.run_queue.is_empty() && !is_helped() {
         // The host gives the alarm to one vCPU, whichever threads run too long.
-        carrier::interrupt_others();
+        host_process::interrupt_others();
     }
     own.gather();
     if !yield_if_due() {
@@ -244,7 +244,7 @@ pub fn tick() {
 
 /// Lets others run if the time slice of the running thread is over.
 pub fn yield_if_due() -> bool {
-    let due = !carrier::own_space().run_queue.is_empty() && current().ran_ns() >= SLICE_NS;
+    let due = !host_process::own_space().run_queue.is_empty() && current().ran_ns() >= SLICE_NS;
     if due {
         yield_now();
     }
@@ -289,9 +289,9 @@ fn set_alarm(wait: Option<u64>) {
 /// How long the running thread may go on before somebody looks after others, in
 /// nanoseconds; `None` if nobody waits.
 fn slice_ns() -> Option<u64> {
-    let (space, own) = (carrier::own_space(), carrier::own_carrier());
+    let (space, own) = (host_process::own_space(), host_process::own_host_process());
     if !space.run_queue.is_empty() {
-        let can_help = own.has_idle() || carrier::may_grow();
+        let can_help = own.has_idle() || host_process::may_grow();
         if !can_help {
             return Some(SLICE_NS);
         }
@@ -305,5 +305,5 @@ fn slice_ns() -> Option<u64> {
     if !own.is_alone() {
         return Some(TICK_NS);
     }
-    carrier::needs_look().then_some(SLICE_NS)
+    host_process::needs_look().then_some(SLICE_NS)
 }
