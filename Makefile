@@ -20,7 +20,8 @@ PREFIX ?= /usr/local
 # Where the files of a package are put together; nothing otherwise.
 DESTDIR ?=
 
-.PHONY: help setup build install run test check all-tests unit e2e examples runtimes bench bench-check stress fuzz miri conformance chaos \
+.PHONY: help setup build install run test ci check all-tests unit e2e examples runtimes bench bench-check stress \
+	fuzz miri conformance chaos \
 	soak clean
 
 help: ## Show what there is to make
@@ -59,6 +60,8 @@ test: forget-skipped check all-tests ## Run every test
 .PHONY: forget-skipped
 forget-skipped:
 	@mkdir -p $(dir $(THAW_SKIPPED)) && : > $(THAW_SKIPPED)
+
+ci: test runtimes ## Run every test, then every runtime and tool
 
 check: setup
 	@scripts/say "Checking the style"

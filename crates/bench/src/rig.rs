@@ -16,7 +16,7 @@ use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::home::Home;
 use thaw_node::instance::{BootPolicy, LaunchOptions, SandboxLauncher, Techniques, WorkingSetUse};
 use thaw_node::logs::Logs;
-use thaw_node::node::Shared;
+use thaw_node::node::NodeState;
 use thaw_node::service::Service;
 use thaw_node::tenants::{TenantName, Tenants};
 use thaw_sandbox::{PopulatePolicy, WeakLimits, ZygotePool};
@@ -64,7 +64,7 @@ impl RigOptions {
 /// A node of one function.
 pub(crate) struct Rig {
     runtime: Runtime,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<NodeState>,
     pub pool: Arc<ZygotePool>,
     pub service: Arc<Service>,
     pub launcher: Arc<SandboxLauncher>,
@@ -83,7 +83,7 @@ impl Rig {
         let entered = runtime.enter();
         let pool = start_pool(home, options.zygotes, WeakLimits::Accept)?;
         // Some of an earlier service may still be ending when the next begins.
-        let shared = Shared::new(options.instances as usize + 64);
+        let shared = NodeState::new(options.instances as usize + 64);
         let launcher = launcher(home, store, function, &pool, options)?;
         let config = options.config(function);
         let image = function.image.to_string();

@@ -8,7 +8,7 @@ use crate::instance::{
     Techniques, WorkingSetUse,
 };
 use crate::logs::{FunctionLog, Logs};
-use crate::node::Shared;
+use crate::node::NodeState;
 use crate::service::Service;
 use crate::tenants::TenantName;
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ pub struct Catalog {
     store: Store,
     logs: Arc<Logs>,
     pool: Arc<ZygotePool>,
-    shared: Arc<Shared>,
+    shared: Arc<NodeState>,
     working_set: WorkingSetUse,
     known: Mutex<BTreeMap<FunctionName, Known>>,
     function_logs: Mutex<HashMap<FunctionName, Arc<FunctionLog>>>,
@@ -110,7 +110,7 @@ impl Catalog {
         store: Store,
         logs: Arc<Logs>,
         pool: Arc<ZygotePool>,
-        shared: Arc<Shared>,
+        shared: Arc<NodeState>,
         working_set: WorkingSetUse,
     ) -> Arc<Self> {
         Arc::new(Self {

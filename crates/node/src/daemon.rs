@@ -10,7 +10,7 @@ use crate::home::{DaemonAddress, DaemonLock, Home, HomeError};
 use crate::instance::WorkingSetUse;
 use crate::legacy;
 use crate::logs::Logs;
-use crate::node::Shared;
+use crate::node::NodeState;
 use crate::successor::watch_refusals;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -234,7 +234,7 @@ pub async fn serve(
     // Before there are others.
     let legacy = thaw_sandbox::take_over(&console)?;
     let pool = start_pool_with(home, console, options.zygotes, options.weak_limits)?;
-    let shared = Shared::new(options.max_instances);
+    let shared = NodeState::new(options.max_instances);
     if options.cores == CoreSharing::Tenant {
         shared.tenants().keep_apart(CoreScheduling::start()?);
     }
@@ -358,7 +358,7 @@ fn start_pool_with(
 }
 
 /// Says so where quotas of CPU time are not kept.
-fn warn_of_uncounted_cpu_time(shared: &Shared, pool: &ZygotePool) {
+fn warn_of_uncounted_cpu_time(shared: &NodeState, pool: &ZygotePool) {
     let is_missing =
         |missing: &limits::Missing| missing.controller == limits::Controller::CpuAccounting;
     let parent = pool.parent();
@@ -439,7 +439,7 @@ async fn first_to_end(tasks: &mut [ListenTask]) -> Result<io::Result<()>, JoinEr
 /// The listeners of functions that have an address of their own.
 struct OwnListeners {
     gateway: Gateway,
-    shared: Arc<Shared>,
+    shared: Arc<NodeState>,
     tasks: Mutex<HashMap<SocketAddr, (Wanted, ListenTask)>>,
 }
 
@@ -449,7 +449,7 @@ type Wanted = (FunctionName, EntryKind);
 type ListenTask = JoinHandle<io::Result<()>>;
 
 impl OwnListeners {
-    fn new(gateway: Gateway, shared: Arc<Shared>) -> Self {
+    fn new(gateway: Gateway, shared: Arc<NodeState>) -> Self {
         Self { gateway, shared, tasks: Mutex::default() }
     }
 

@@ -3,7 +3,7 @@
 
 use crate::gateway::attend_inherited;
 use crate::instance::{Client, ConnectionNote, InstanceNote, Way};
-use crate::node::Shared;
+use crate::node::NodeState;
 use crate::tenants::{Lease, Tenant, TenantName};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ struct WaitingInstance {
 /// Gives each instance its share of what its tenant may have, before others ask for it: what
 /// is kept ready comes after what lives. An instance for which there is none ends. To be called
 /// when the quotas are known, and before functions are loaded.
-pub fn reserve(shared: &Shared, legacy: Legacy) -> Waiting {
+pub fn reserve(shared: &NodeState, legacy: Legacy) -> Waiting {
     let Legacy { sandboxes, connections, problems } = legacy;
     for problem in problems {
         tracing::info!("something of the daemon before this one ends: {problem}");
@@ -41,7 +41,7 @@ pub fn reserve(shared: &Shared, legacy: Legacy) -> Waiting {
     }
 }
 
-fn reserve_one(shared: &Shared, orphan: Orphan) -> Option<WaitingInstance> {
+fn reserve_one(shared: &NodeState, orphan: Orphan) -> Option<WaitingInstance> {
     let note: InstanceNote = serde_json::from_str(orphan.note()).ok()?;
     shared.note_instance(note.id);
     let tenant = shared.tenants().of(TenantName::of(note.domain.as_ref()));
@@ -75,7 +75,7 @@ fn by_instance(connections: Vec<OrphanConnection>) -> Connections {
 /// Makes instances of an earlier daemon those of the functions that are served now. An
 /// instance whose function has another image by now, or is not served any more, ends. To be
 /// called when the functions are known, and before clients are served.
-pub fn take_over(shared: &Arc<Shared>, waiting: Waiting) {
+pub fn take_over(shared: &Arc<NodeState>, waiting: Waiting) {
     let Waiting { instances, mut connections } = waiting;
     if instances.is_empty() {
         return;
@@ -90,7 +90,7 @@ pub fn take_over(shared: &Arc<Shared>, waiting: Waiting) {
 
 /// `None`: it has ended.
 fn take_over_one(
-    shared: &Arc<Shared>,
+    shared: &Arc<NodeState>,
     connections: &mut Connections,
     instance: WaitingInstance,
 ) -> Option<()> {

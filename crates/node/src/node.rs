@@ -16,7 +16,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep};
 
 /// What all functions of a node share.
-pub struct Shared {
+pub struct NodeState {
     capacity: Arc<Semaphore>,
     /// Connections that wait until an instance more may run.
     waiting: AtomicUsize,
@@ -42,7 +42,7 @@ const CONNECTIONS_OF_A_LIFE: u32 = 40;
 /// Each daemon has so many numbers for instances.
 const INSTANCES_OF_A_LIFE: u64 = 1_000_000;
 
-impl Shared {
+impl NodeState {
     /// A node without functions that runs at most `instances` instances.
     pub fn new(instances: usize) -> Arc<Self> {
         Self::admitting(instances, Admission::new(instances))

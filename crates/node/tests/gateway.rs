@@ -15,7 +15,7 @@ use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::instance::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
 };
-use thaw_node::node::Shared;
+use thaw_node::node::NodeState;
 use thaw_node::service::{InstanceInfo, Service};
 use thaw_sandbox::{BootTimes, GuestExit};
 use tokio::runtime::Runtime;
@@ -159,7 +159,7 @@ impl Instance for FakeInstance {
         self.guest.clone()
     }
 
-    fn knock_if_unread(&mut self) {}
+    fn ring_if_unread(&mut self) {}
 
     fn kill(&mut self) {
         self.guest.sockets.lock().unwrap().clear();
@@ -257,7 +257,7 @@ fn write_all(socket: &mut TcpStream, mut bytes: &[u8]) {
 /// A node with one function, `f`, behind a real listener.
 struct Fixture {
     runtime: Runtime,
-    shared: Arc<Shared>,
+    shared: Arc<NodeState>,
     launcher: Arc<FakeLauncher>,
     service: Arc<Service>,
     address: SocketAddr,
@@ -282,7 +282,7 @@ fn fixture_of(
         "name = \"f\"\ncommand = [\"x\"]\nport = 80\nrootfs = \"./r\"\nisolation = \"{isolation}\"\n[limits]\n{limits}\n"
     );
     let config = FunctionConfig::parse("thaw.toml".as_ref(), &text).unwrap();
-    let shared = Shared::new(instances);
+    let shared = NodeState::new(instances);
     let launcher = FakeLauncher::new(behaviour);
     let service = Service::new(config, "image".into(), launcher.clone(), shared.clone());
     shared.install(service.clone());

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use thaw_node::node::Shared;
+use thaw_node::node::NodeState;
 use thaw_sandbox::GuestExit;
 
 const SHARED: &str = "isolation = \"instance\"";
@@ -651,7 +651,7 @@ fn a_function_that_never_answers_is_504_and_its_instance_ends() {
 
 #[test]
 fn heads_that_stop_end_their_connection() {
-    let node = Node::over(Shared::new(10), Duration::from_millis(200));
+    let node = Node::over(NodeState::new(10), Duration::from_millis(200));
     node.serve("f", "", echo_path);
     let mut client = node.connect();
     assert_eq!(client.get("f", "/").status, 200);
@@ -724,7 +724,7 @@ fn a_draining_node_lets_go_of_idle_clients_and_finishes_what_it_answers() {
 
 #[test]
 fn the_oldest_of_too_many_silent_clients_make_room() {
-    let node = Node::over(Shared::with_clients(10, 8), PATIENCE * 2);
+    let node = Node::over(NodeState::with_clients(10, 8), PATIENCE * 2);
     node.serve("f", "", echo_path);
     let mut first = node.connect();
     first.send("GET / HTTP/1.1\r\nHo");
@@ -745,7 +745,7 @@ fn the_oldest_of_too_many_silent_clients_make_room() {
 
 #[test]
 fn clients_beyond_what_there_is_room_for_wait_to_be_accepted() {
-    let node = Node::over(Shared::with_clients(10, 2), PATIENCE * 2);
+    let node = Node::over(NodeState::with_clients(10, 2), PATIENCE * 2);
     let (_, threads) = node.serve("f", "[limits]\ntimeout = \"20s\"", |guest| {
         guest.request();
         thread::sleep(Duration::from_millis(300));

@@ -123,7 +123,7 @@ impl Sandbox {
     /// Tells a sandbox that was taken over that whoever has served it is gone.
     pub(crate) fn renew(&mut self) -> io::Result<()> {
         self.send(message::message(MSG_RENEWED, &()), Vec::new())?;
-        self.process.knock()
+        self.process.ring()
     }
 
     pub(crate) fn process(&self) -> &Process {
@@ -264,10 +264,10 @@ impl Sandbox {
     /// Makes the sandbox look at its messages if it has not read all of them. A
     /// signal costs both sides more than a message, and a guest that waits reads at
     /// once.
-    pub fn knock_if_unread(&self) -> io::Result<()> {
+    pub fn ring_if_unread(&self) -> io::Result<()> {
         match sys::unread_by_peer(self.control().as_fd())? {
             0 => Ok(()),
-            _ => self.process.knock(),
+            _ => self.process.ring(),
         }
     }
 
@@ -285,7 +285,7 @@ impl Sandbox {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         self.send(message::message(MSG_SIGNAL, &Signal { number, reserved: 0 }), Vec::new())?;
-        self.process.knock()
+        self.process.ring()
     }
 
     /// Tells the guest that its terminal has another size.
@@ -296,7 +296,7 @@ impl Sandbox {
     /// Asks the sandbox to come to rest and report [`Event::EntryPoint`].
     pub fn request_freeze(&mut self) -> io::Result<()> {
         self.send(message::message(MSG_FREEZE, &()), Vec::new())?;
-        self.process.knock()
+        self.process.ring()
     }
 
     /// Lets the sandbox go on after [`Event::EntryPoint`].
@@ -424,7 +424,7 @@ impl Line {
 impl Connector {
     /// Hands a connected, non-blocking socket to the guest's listening socket.
     /// The caller's descriptor stays open. A guest that computes and never waits
-    /// does not look: see [`Sandbox::knock_if_unread`]. What does not fit into the socket
+    /// does not look: see [`Sandbox::ring_if_unread`]. What does not fit into the socket
     /// waits for the owner: see [`Sandbox::wants_write`].
     ///
     /// # Errors

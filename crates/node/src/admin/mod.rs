@@ -35,7 +35,7 @@ pub use listen::{LocalListener, listen_at};
 pub use types::{Frozen, FunctionDetail, FunctionInfo, ImageSummary, Problem, summarize_images};
 
 use crate::catalog::Catalog;
-use crate::node::Shared;
+use crate::node::NodeState;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Admin {
     /// The node.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<NodeState>,
     /// Its functions.
     pub catalog: Arc<Catalog>,
     /// Where the shared gateway listens.

@@ -169,7 +169,7 @@ impl<'a> Course<'a> {
         let local = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let connector = program.sandbox().connector();
         connector.send_connection(&connection(id, own, local), server.as_fd())?;
-        program.sandbox().knock_if_unread()?;
+        program.sandbox().ring_if_unread()?;
         Ok(client)
     }
 

@@ -10,7 +10,7 @@ use crate::admission::{Admission, Admitted, Entrance};
 use crate::clock::monotonic_ns;
 use crate::config::{Connections, EntryKind};
 use crate::instance::{Client, Way};
-use crate::node::Shared;
+use crate::node::NodeState;
 use crate::reactor::{watch, watch_listener};
 use crate::service::Service;
 use crate::socket::{defer_accept, peek, set_nodelay};
@@ -48,7 +48,7 @@ impl Default for GatewayConfig {
 /// Accepts clients on any number of listeners.
 #[derive(Clone)]
 pub struct Gateway {
-    shared: Arc<Shared>,
+    shared: Arc<NodeState>,
     config: GatewayConfig,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Arrival {
 }
 
 impl Arrival {
-    fn into_client(self, shared: &Shared, wants_head_only: bool) -> Arc<Client> {
+    fn into_client(self, shared: &NodeState, wants_head_only: bool) -> Arc<Client> {
         let Self { socket, peer, local, accepted_ns, admitted } = self;
         let (id, way) = (shared.next_connection(), Way::HandedOver);
         Arc::new(Client { id, socket, peer, local, accepted_ns, wants_head_only, way, admitted })
@@ -71,12 +71,12 @@ impl Arrival {
 
 impl Gateway {
     /// A gateway to the functions of a node.
-    pub fn new(shared: Arc<Shared>, config: GatewayConfig) -> Self {
+    pub fn new(shared: Arc<NodeState>, config: GatewayConfig) -> Self {
         Self { shared, config }
     }
 
     /// What all functions share.
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<NodeState> {
         &self.shared
     }
 

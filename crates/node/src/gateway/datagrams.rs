@@ -14,7 +14,7 @@ use super::refusal::Refusal;
 use super::ticket::Ticket;
 use crate::clock::monotonic_ns;
 use crate::instance::{Client, Outcome, Way};
-use crate::node::Shared;
+use crate::node::NodeState;
 use crate::reactor::watch;
 use crate::service::Service;
 use rustix::io::Errno;
@@ -48,7 +48,7 @@ type Flows = Arc<Mutex<HashMap<SocketAddr, mpsc::Sender<Vec<u8>>>>>;
 
 /// A client's datagrams on their way to and from an instance.
 struct Flow {
-    shared: Arc<Shared>,
+    shared: Arc<NodeState>,
     service: Arc<Service>,
     /// What clients send to.
     outside: Arc<UdpSocket>,
@@ -145,7 +145,7 @@ impl Gateway {
 
 /// A share of the node's flows for one more of a function that has `count`.
 fn share(
-    shared: &Shared,
+    shared: &NodeState,
     service: &Service,
     count: usize,
 ) -> Result<OwnedSemaphorePermit, Refusal> {
@@ -165,7 +165,7 @@ fn share(
 }
 
 /// There is no answer that every protocol over UDP would understand.
-fn refuse(shared: &Shared, service: &Service, refusals: &Refusals, refusal: &Refusal) {
+fn refuse(shared: &NodeState, service: &Service, refusals: &Refusals, refusal: &Refusal) {
     shared.metrics().refused(Some(service.name()), refusal.status(), refusal.error());
     refusals.add(service, &refusal.reason());
 }
@@ -178,7 +178,7 @@ impl Flow {
     /// Begins a flow with its first datagram.
     fn begin(
         (shared, service, refusals, share): (
-            &Arc<Shared>,
+            &Arc<NodeState>,
             Arc<Service>,
             Arc<Refusals>,
             OwnedSemaphorePermit,

@@ -15,7 +15,7 @@ use super::ticket::{Seat, Ticket};
 use super::upgrade;
 use crate::config::EntryKind;
 use crate::instance::{Client, End, LetGo, Outcome, Way};
-use crate::node::Shared;
+use crate::node::NodeState;
 use crate::service::{Reuse, Service};
 use crate::upstream::{Line, Reply, Upload, UploadState, Upstream, UpstreamEnd};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
@@ -163,7 +163,7 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Begins a boot if every request of the function has one, and it takes no waiting.
-    pub fn begin(shared: &Shared, service: &Arc<Service>, arrival: &Arrival) -> Option<Self> {
+    pub fn begin(shared: &NodeState, service: &Arc<Service>, arrival: &Arrival) -> Option<Self> {
         if !service.is_single_use() || service.config().entry.kind != EntryKind::Http {
             return None;
         }
@@ -191,7 +191,7 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// The instance's end of a pair.
 fn routed_client(
-    shared: &Shared,
+    shared: &NodeState,
     socket: OwnedFd,
     (peer, local): (SocketAddr, SocketAddr),
     accepted_ns: u64,

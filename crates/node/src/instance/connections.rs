@@ -1,9 +1,9 @@
 //! The connections of one instance: whoever accepts a client puts its connection in,
-//! the instance's keeper takes it out.
+//! the instance's supervisor takes it out.
 
-use super::keeper::Command;
 use super::launch::{Client, Connector, End, Way};
 use super::patience::Patience;
+use super::supervisor::Command;
 use crate::clock::monotonic_ns;
 use crate::config::FunctionConfig;
 use serde::{Deserialize, Serialize};
@@ -81,7 +81,7 @@ pub(crate) enum LetGo {
 }
 
 /// A connection that the guest has.
-pub(super) struct Held {
+pub(super) struct OpenConnection {
     watch: Watch,
     /// When to look whether it has been silent for too long, or is closed.
     look_at: Option<Instant>,
@@ -96,7 +96,7 @@ pub(super) struct Held {
 
 /// Who knows how a connection goes.
 enum Watch {
-    /// The keeper, from the client's socket.
+    /// The supervisor, from the client's socket.
     Client(Arc<Client>),
     /// The gateway, through which it passes.
     Gateway,
@@ -104,7 +104,7 @@ enum Watch {
     Guest(LetGo),
 }
 
-impl Held {
+impl OpenConnection {
     /// Tells what became of the connection, and lets go of its socket. Returns its share
     /// of the function's capacity.
     pub fn end(self, outcome: Outcome) -> Option<OwnedSemaphorePermit> {
@@ -123,13 +123,13 @@ pub(super) enum Due {
 }
 
 /// The connections of one instance.
-pub(crate) struct Connections {
+pub(crate) struct ConnectionTable {
     connector: Arc<dyn Connector>,
     commands: mpsc::UnboundedSender<Command>,
-    /// The keeper knows that something was sent, and is going to look whether it was
+    /// The supervisor knows that something was sent, and is going to look whether it was
     /// read.
     is_watched: AtomicBool,
-    /// The keeper knows that a first request was answered.
+    /// The supervisor knows that a first request was answered.
     has_served: AtomicBool,
     /// How long after it was placed a connection is looked at; `None`: never.
     first_look: Option<Duration>,
@@ -138,7 +138,7 @@ pub(crate) struct Connections {
 
 #[derive(Default)]
 struct Open {
-    held: HashMap<u64, Held>,
+    held: HashMap<u64, OpenConnection>,
     /// No later than the first `look_at`.
     next_look: Option<Instant>,
     /// The instance is gone.
@@ -151,7 +151,7 @@ impl Open {
     }
 }
 
-impl Connections {
+impl ConnectionTable {
     pub(crate) fn new(
         connector: Arc<dyn Connector>,
         commands: mpsc::UnboundedSender<Command>,
@@ -165,7 +165,7 @@ impl Connections {
 
     /// Takes in the connection that the instance was booted with.
     pub(crate) fn adopt(&self, delivery: Delivery, placed: Placed) {
-        // Nobody could have closed it before the instance has a keeper.
+        // Nobody could have closed it before the instance has a supervisor.
         let _ = self.insert(delivery, placed);
     }
 
@@ -177,7 +177,7 @@ impl Connections {
         self.insert(delivery, placed)?;
         if self.connector.connect(&client).is_err() {
             return match self.take(client.id) {
-                Some(Held { permit: Some(permit), done, .. }) => {
+                Some(OpenConnection { permit: Some(permit), done, .. }) => {
                     Err(Delivery { client, permit, done })
                 }
                 // The instance is gone, and whoever wants to know has been told.
@@ -203,15 +203,17 @@ impl Connections {
         let Delivery { client, permit, done } = delivery;
         let id = client.id;
         let watch = if look_at.is_some() { Watch::Client(client) } else { Watch::Gateway };
-        open.held
-            .insert(id, Held { watch, look_at, permit: Some(permit), placed, done, kept: None });
+        open.held.insert(
+            id,
+            OpenConnection { watch, look_at, permit: Some(permit), placed, done, kept: None },
+        );
         Ok(())
     }
 
     /// Takes in a connection that the instance has had since an earlier daemon.
     pub(crate) fn inherit(&self, delivery: Delivery, placed: Placed, kept: KeptForSuccessor) {
         let id = delivery.client.id;
-        // Nobody could have closed it before the instance has a keeper.
+        // Nobody could have closed it before the instance has a supervisor.
         let _ = self.insert(delivery, placed);
         if let Some(held) = self.open().held.get_mut(&id) {
             held.kept = Some(kept);
@@ -276,7 +278,7 @@ impl Connections {
     }
 
     /// No request is under way on a connection any more. Returns its share of the
-    /// function's capacity, unless the guest has closed it and the keeper has seen that.
+    /// function's capacity, unless the guest has closed it and the supervisor has seen that.
     pub(crate) fn vacate(&self, id: u64) -> Option<OwnedSemaphorePermit> {
         self.open().held.get_mut(&id)?.permit.take()
     }
@@ -293,7 +295,7 @@ impl Connections {
         self.tell(Command::Look);
     }
 
-    /// A request was answered; the keeper wants to know of the first one.
+    /// A request was answered; the supervisor wants to know of the first one.
     pub(crate) fn note_served(&self) {
         if !self.has_served.swap(true, SeqCst) {
             self.tell(Command::Served);
@@ -305,12 +307,12 @@ impl Connections {
         self.open().held.len()
     }
 
-    /// Tells the keeper something. One that has ended needs to know nothing.
+    /// Tells the supervisor something. One that has ended needs to know nothing.
     pub(crate) fn tell(&self, command: Command) {
         let _ = self.commands.send(command);
     }
 
-    // For the keeper.
+    // For the supervisor.
 
     /// It is about to look whether the instance has read everything: it wants to be told
     /// of what is sent from now on.
@@ -319,12 +321,12 @@ impl Connections {
     }
 
     /// Takes a connection out.
-    pub(super) fn take(&self, id: u64) -> Option<Held> {
+    pub(super) fn take(&self, id: u64) -> Option<OpenConnection> {
         self.open().held.remove(&id)
     }
 
     /// The instance is gone: takes all connections out, by number, and lets no other in.
-    pub(super) fn close(&self) -> HashMap<u64, Held> {
+    pub(super) fn close(&self) -> HashMap<u64, OpenConnection> {
         let mut open = self.open();
         open.is_closed = true;
         mem::take(&mut open.held)
@@ -336,7 +338,7 @@ impl Connections {
     }
 
     /// The connections whose time has come by `now`; each gets another time by
-    /// [`Connections::look_again`], or is not looked at again.
+    /// [`ConnectionTable::look_again`], or is not looked at again.
     pub(super) fn due(&self, now: Instant) -> Vec<Due> {
         let mut open = self.open();
         let mut due = Vec::new();

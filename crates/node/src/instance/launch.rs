@@ -41,7 +41,7 @@ pub struct Client {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// The socket is the client's own: the instance talks to the client, and the
-    /// instance's keeper sees from the socket's counters how that goes.
+    /// instance's supervisor sees from the socket's counters how that goes.
     HandedOver,
     /// The socket is one end of a pair whose other end the gateway has, which keeps the
     /// times of what passes through.
@@ -102,6 +102,9 @@ pub struct StandbyInfo {
     pub ready: Vec<u32>,
     /// Process id of the live template.
     pub template: Option<u32>,
+    /// Process ids of the copies that it has forked ahead.
+    #[serde(default)]
+    pub forked: Vec<u32>,
 }
 
 /// An instance whose boot command has been sent.
@@ -138,7 +141,7 @@ pub trait Instance: Send {
 
     /// Makes a guest that computes look at the connections that it was handed; others
     /// do by themselves.
-    fn knock_if_unread(&mut self);
+    fn ring_if_unread(&mut self);
 
     /// Ends the instance at once; [`Report::Gone`] follows.
     fn kill(&mut self);

@@ -1,17 +1,17 @@
 //! Instances: one thawed copy of a function each.
 
+mod cold;
 mod connections;
-mod keeper;
 mod launch;
 mod options;
 mod patience;
 mod sandboxed;
 mod standby;
 mod state;
+mod supervisor;
 
-pub(crate) use connections::{ConnectionNote, Connections, Delivery, Done, LetGo};
+pub(crate) use connections::{ConnectionNote, ConnectionTable, Delivery, Done, LetGo};
 pub use connections::{Outcome, Placed};
-pub(crate) use keeper::{Command, InstanceNote, Keeper, Place};
 pub use launch::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
     StandbyInfo, Way,
@@ -20,3 +20,4 @@ pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;
 pub use standby::BootPolicy;
 pub use state::{Change, InstanceState};
+pub(crate) use supervisor::{Command, InstanceNote, Place, Supervisor};

@@ -30,15 +30,15 @@ const EVENTS: usize = 64;
 /// Pairs of pipes that are kept ready for the next instances, at first and at most.
 const STOCK_LEAST: usize = 2;
 const STOCK_MOST: usize = 32;
-/// Number of the bell among the numbers of pipes.
-const BELL: u64 = 0;
+/// Number of the waker among the numbers of pipes.
+const WAKER: u64 = 0;
 
 /// Reads the output of all instances of a node.
 #[derive(Debug)]
 pub(super) struct Collector {
     epoll: OwnedFd,
     /// Wakes the thread to end.
-    bell: OwnedFd,
+    waker: OwnedFd,
     is_stopped: AtomicBool,
     sources: Mutex<Sources>,
     stock: Mutex<Stock>,
@@ -82,11 +82,11 @@ enum Visit {
 impl Collector {
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&epoll, &bell, EventData::new_u64(BELL), EventFlags::IN)?;
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &waker, EventData::new_u64(WAKER), EventFlags::IN)?;
         let collector = Self {
             epoll,
-            bell,
+            waker,
             is_stopped: AtomicBool::new(false),
             sources: Mutex::default(),
             stock: Mutex::new(Stock { pairs: Vec::new(), wanted: STOCK_LEAST }),
@@ -106,8 +106,8 @@ impl Collector {
     /// Has the thread read what is there now, and end.
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::Relaxed);
-        // The bell's counter is far from full.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        // The waker's counter is far from full.
+        let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 
     /// A pair of pipes from the stock, or a new one.
@@ -216,7 +216,7 @@ impl Collector {
                 Err(errno) => return Err(errno.into()),
             };
             let numbers = events.iter().map(|event| event.data.u64());
-            ready.extend(numbers.filter(|number| *number != BELL));
+            ready.extend(numbers.filter(|number| *number != WAKER));
             if events.len() < EVENTS || ready.len() >= self.sources().all.len() {
                 return Ok(());
             }

@@ -28,9 +28,11 @@ use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::crashes::{Crashes, is_crash};
-use crate::instance::{Change, Command, Connections, End, FrozenInstance, InstanceState, Launcher};
+use crate::instance::{
+    Change, Command, ConnectionTable, End, FrozenInstance, InstanceState, Launcher,
+};
 use crate::metrics::ConnectionCounters;
-use crate::node::Shared;
+use crate::node::NodeState;
 use crate::tenants::{Taken, Tenant, TenantName};
 use crate::upstream::Upstream;
 use serde::{Deserialize, Serialize};
@@ -50,7 +52,7 @@ pub struct Service {
     /// Identifies the image that instances are booted from.
     image: String,
     launcher: Arc<dyn Launcher>,
-    shared: Arc<Shared>,
+    shared: Arc<NodeState>,
     permits: Arc<Semaphore>,
     connected: ConnectionCounters,
     crashes: Arc<Crashes>,
@@ -110,8 +112,8 @@ impl Slots {
 struct Slot {
     state: InstanceState,
     connections: u32,
-    /// What keeps them, and tells the instance's keeper.
-    held: Arc<Connections>,
+    /// What keeps them, and tells the instance's supervisor.
+    table: Arc<ConnectionTable>,
     pid: u32,
     started: Instant,
     served: u64,
@@ -148,7 +150,7 @@ impl Service {
         config: FunctionConfig,
         image: String,
         launcher: Arc<dyn Launcher>,
-        shared: Arc<Shared>,
+        shared: Arc<NodeState>,
     ) -> Arc<Self> {
         let limits = &config.limits;
         let places = u64::from(limits.instances.get()) * u64::from(limits.concurrency.get());
@@ -177,7 +179,7 @@ impl Service {
     }
 
     /// What all functions of the node share.
-    pub fn shared(&self) -> &Arc<Shared> {
+    pub fn shared(&self) -> &Arc<NodeState> {
         &self.shared
     }
 
@@ -255,7 +257,7 @@ impl Service {
     pub(crate) fn evict(&self, id: u64) -> bool {
         let retired = self.retire_if_idle(id);
         if retired && let Some(slot) = self.slots().get(&id) {
-            slot.held.tell(Command::End);
+            slot.table.tell(Command::End);
         }
         retired
     }
@@ -266,7 +268,7 @@ impl Service {
         for slot in slots.values_mut() {
             if slot.connections == 0 {
                 slot.end();
-                slot.held.tell(Command::End);
+                slot.table.tell(Command::End);
             }
         }
     }
@@ -275,7 +277,7 @@ impl Service {
     pub fn kill(&self, id: u64) {
         if let Some(slot) = self.slots().get_mut(&id) {
             slot.end();
-            slot.held.tell(Command::End);
+            slot.table.tell(Command::End);
         }
     }
 
@@ -284,7 +286,7 @@ impl Service {
         let mut slots = self.slots();
         for slot in slots.values_mut() {
             slot.end();
-            slot.held.tell(Command::End);
+            slot.table.tell(Command::End);
         }
         slots.len()
     }
@@ -307,7 +309,7 @@ impl Service {
             let (id, slot) = found.ok_or_else(|| self.nothing_to_freeze(id))?;
             // It gets no more connections.
             slot.end();
-            slot.held.tell(Command::Freeze(reply));
+            slot.table.tell(Command::Freeze(reply));
             (id, std::mem::take(&mut slot.upstreams))
         };
         // The image has no connection in it that the guest can see the end of.

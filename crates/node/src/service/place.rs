@@ -3,8 +3,8 @@
 use super::{Service, Slot};
 use crate::boots::BootKind;
 use crate::instance::{
-    Change, Client, Connections, Delivery, Done, InstanceNote, InstanceState, Keeper, LaunchError,
-    Launched, Place, Placed,
+    Change, Client, ConnectionTable, Delivery, Done, InstanceNote, InstanceState, LaunchError,
+    Launched, Place, Placed, Supervisor,
 };
 use crate::tenants::{Lease, Refused, Unmet};
 use crate::upstream::Upstream;
@@ -82,7 +82,7 @@ pub(crate) enum Reuse {
 /// A live instance with a free place, and how it is reached.
 enum Free {
     Upstream(Upstream),
-    Place { instance: u64, held: Arc<Connections>, crowded_out: Option<Upstream> },
+    Place { instance: u64, table: Arc<ConnectionTable>, crowded_out: Option<Upstream> },
 }
 
 impl Service {
@@ -311,12 +311,12 @@ impl Service {
                     // The guest has just closed it.
                     Err(permit) => delivery.permit = permit,
                 },
-                Some(Free::Place { instance, held, crowded_out }) => {
+                Some(Free::Place { instance, table, crowded_out }) => {
                     // A server that attends to one connection after the other turns to
                     // the next when this one ends.
                     drop(crowded_out);
                     let placed = Placed { instance, waited: true };
-                    let Err(refused) = held.hand_over(delivery, placed) else {
+                    let Err(refused) = table.hand_over(delivery, placed) else {
                         self.connected.reused.inc();
                         return Ok(Found::Placed(placed));
                     };
@@ -350,8 +350,8 @@ impl Service {
         permit: OwnedSemaphorePermit,
     ) -> Result<Upstream, OwnedSemaphorePermit> {
         let instance = upstream.instance;
-        let occupied = match (upstream.is_alive(), self.held(instance)) {
-            (true, Some(held)) => held.occupy(upstream.connection, permit),
+        let occupied = match (upstream.is_alive(), self.table_of(instance)) {
+            (true, Some(table)) => table.occupy(upstream.connection, permit),
             _ => Err(permit),
         };
         match occupied {
@@ -389,12 +389,12 @@ impl Service {
         }
         let is_crowded = slot.connections as usize + slot.upstreams.len() > most as usize;
         let crowded_out = if is_crowded { slot.upstreams.pop() } else { None };
-        Some(Free::Place { instance, held: slot.held.clone(), crowded_out })
+        Some(Free::Place { instance, table: slot.table.clone(), crowded_out })
     }
 
     /// What keeps an instance's connections.
-    pub(super) fn held(&self, instance: u64) -> Option<Arc<Connections>> {
-        self.slots().get(&instance).map(|slot| slot.held.clone())
+    pub(super) fn table_of(&self, instance: u64) -> Option<Arc<ConnectionTable>> {
+        self.slots().get(&instance).map(|slot| slot.table.clone())
     }
 
     /// Makes a launched instance, booted with a client's connection in it, one of the
@@ -404,11 +404,11 @@ impl Service {
         let placed = Placed { instance: id, waited: launched.kind == BootKind::Ready };
         let (commands, receiver) = mpsc::unbounded_channel();
         let instance = &launched.instance;
-        let held = Arc::new(Connections::new(instance.connector(), commands, &self.config));
+        let table = Arc::new(ConnectionTable::new(instance.connector(), commands, &self.config));
         let slot = Slot {
             state: InstanceState::Booting,
             connections: 1,
-            held: held.clone(),
+            table: table.clone(),
             pid: instance.pid(),
             started: std::time::Instant::now(),
             served: 0,
@@ -416,14 +416,15 @@ impl Service {
             upstreams: Vec::new(),
         };
         let client = first.client.clone();
-        held.adopt(first, placed);
-        let keeper = Keeper::new(id, self.clone(), launched, receiver, held, &client, place);
+        table.adopt(first, placed);
+        let supervisor =
+            Supervisor::new(id, self.clone(), launched, receiver, table, &client, place);
         let mut slots = self.slots();
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
         drop(slots);
         self.connected.booted.inc();
-        tokio::spawn(keeper.run());
+        tokio::spawn(supervisor.run());
         placed
     }
 
@@ -454,7 +455,7 @@ impl Service {
         let id = note.id;
         let placed = Placed { instance: id, waited: false };
         let (commands, receiver) = mpsc::unbounded_channel();
-        let held = Arc::new(Connections::new(instance.connector(), commands, &self.config));
+        let table = Arc::new(ConnectionTable::new(instance.connector(), commands, &self.config));
         let booted = UNIX_EPOCH.checked_add(Duration::from_millis(note.booted_ms));
         let age = booted.and_then(|booted| booted.elapsed().ok()).unwrap_or_default();
         let now = std::time::Instant::now();
@@ -463,7 +464,7 @@ impl Service {
         let slot = Slot {
             state: loaded,
             connections: count,
-            held: held.clone(),
+            table: table.clone(),
             pid: instance.pid(),
             started: now.checked_sub(age).unwrap_or(now),
             served: 0,
@@ -473,15 +474,15 @@ impl Service {
         for ((client, kept), permit) in connections.into_iter().zip(permits) {
             let done = attend(client.clone());
             let delivery = Delivery { client, permit, done };
-            held.inherit(delivery, placed, kept);
+            table.inherit(delivery, placed, kept);
         }
         let place = Place { _capacity: capacity, _lease: lease };
-        let keeper = Keeper::adopted(id, self.clone(), instance, receiver, held, place);
+        let supervisor = Supervisor::adopted(id, self.clone(), instance, receiver, table, place);
         let mut slots = self.slots();
         slots.insert(id, slot);
         slots.perhaps_free.insert(id);
         drop(slots);
-        tokio::spawn(keeper.run());
+        tokio::spawn(supervisor.run());
         Ok(())
     }
 

@@ -30,10 +30,10 @@ impl Service {
     /// A request was answered, and its connection can carry another.
     pub(crate) fn give_back(&self, mut upstream: Upstream) {
         upstream.rest();
-        let Some(held) = self.held(upstream.instance) else { return };
-        held.note_served();
-        // Otherwise the guest has closed it, and the keeper has freed its place.
-        let Some(permit) = held.vacate(upstream.connection) else { return };
+        let Some(table) = self.table_of(upstream.instance) else { return };
+        table.note_served();
+        // Otherwise the guest has closed it, and the supervisor has freed its place.
+        let Some(permit) = table.vacate(upstream.connection) else { return };
         let mut slots = self.slots();
         let Slots { all, perhaps_free } = &mut *slots;
         let id = upstream.instance;
@@ -54,24 +54,24 @@ impl Service {
 
     /// The gateway has ended its side of a connection to an instance.
     pub(crate) fn let_go(&self, instance: u64, connection: u64, why: LetGo) {
-        let Some(held) = self.held(instance) else { return };
+        let Some(table) = self.table_of(instance) else { return };
         match why {
             LetGo::Abandoned => {
                 // The instance may still be at work for the client that has gone.
                 let until = Instant::now() + self.config.limits.timeout.0;
-                held.let_go(connection, why, until);
+                table.let_go(connection, why, until);
             }
             LetGo::Answered if self.is_single_use() => {
-                held.let_go(connection, why, Instant::now() + ENDING);
+                table.let_go(connection, why, Instant::now() + ENDING);
             }
             LetGo::Answered => {
-                held.note_served();
-                if let Some(permit) = held.vacate(connection) {
+                table.note_served();
+                if let Some(permit) = table.vacate(connection) {
                     self.disconnected(instance);
                     drop(permit);
                 }
                 let most = self.config.limits.concurrency.get() as usize + LINGERING_MAX;
-                if held.count() > most {
+                if table.count() > most {
                     tracing::warn!(function = %self.name(), instance, "ending an instance that closes none of its connections");
                     self.kill(instance);
                 }

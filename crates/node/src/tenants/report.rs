@@ -2,7 +2,7 @@
 
 use super::{REFUSED_NAMES, Tenant, TenantStore};
 use crate::config::{DomainName, Quota};
-use crate::node::Shared;
+use crate::node::NodeState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl TenantReport {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn all(shared: &Arc<Shared>, store: &Store) -> Result<Vec<Self>, StoreError> {
+    pub fn all(shared: &Arc<NodeState>, store: &Store) -> Result<Vec<Self>, StoreError> {
         let stored = shared.tenants().store().measure(store)?;
         let of = |tenant: &Arc<Tenant>| stored.get(tenant.name()).copied().unwrap_or_default();
         let all = shared.tenants().all();

@@ -2,7 +2,7 @@
 
 use super::{Standing, Tenant, write_periods};
 use crate::clock::monotonic_ns;
-use crate::node::Shared;
+use crate::node::NodeState;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const LOOKS_FOR_A_WRITE: u32 = 20;
 
 /// Refuses requests of tenants that have spent their CPU time, and ends the instances of
 /// those that go on, until the task is dropped. Writes the periods down in `file`.
-pub async fn watch_cpu_time(shared: Arc<Shared>, file: PathBuf) {
+pub async fn watch_cpu_time(shared: Arc<NodeState>, file: PathBuf) {
     let mut looks_until_write = LOOKS_FOR_A_WRITE;
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -48,13 +48,13 @@ pub async fn watch_cpu_time(shared: Arc<Shared>, file: PathBuf) {
 }
 
 /// Writes the periods down. A disk that is full costs no more than that.
-pub fn write_down(shared: &Shared, file: &Path) {
+pub fn write_down(shared: &NodeState, file: &Path) {
     if let Err(error) = write_periods(shared.tenants(), file) {
         tracing::debug!("cannot write down what tenants have used ({error})");
     }
 }
 
-fn act(shared: &Shared, standing: Standing, tenant: &Arc<Tenant>) {
+fn act(shared: &NodeState, standing: Standing, tenant: &Arc<Tenant>) {
     match standing {
         Standing::Solvent | Standing::Spent { already: true } => {}
         Standing::Spent { already: false } => {

@@ -17,7 +17,7 @@ use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::instance::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
 };
-use thaw_node::node::Shared;
+use thaw_node::node::NodeState;
 use thaw_node::service::Service;
 use thaw_sandbox::{BootTimes, GuestExit};
 use tokio::runtime::Runtime;
@@ -194,7 +194,7 @@ impl Instance for ThreadInstance {
         self.thread.clone()
     }
 
-    fn knock_if_unread(&mut self) {}
+    fn ring_if_unread(&mut self) {}
 
     fn kill(&mut self) {
         for (_, socket) in self.thread.sockets.lock().unwrap().drain() {
@@ -221,7 +221,7 @@ impl Instance for ThreadInstance {
 /// A node behind a real listener.
 pub struct Node {
     pub runtime: Runtime,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<NodeState>,
     pub address: SocketAddr,
     gateway: Gateway,
 }
@@ -229,10 +229,10 @@ pub struct Node {
 impl Node {
     /// A node that runs at most so many instances.
     pub fn new(instances: usize) -> Self {
-        Self::over(Shared::new(instances), Duration::from_secs(5))
+        Self::over(NodeState::new(instances), Duration::from_secs(5))
     }
 
-    pub fn over(shared: Arc<Shared>, head_timeout: Duration) -> Self {
+    pub fn over(shared: Arc<NodeState>, head_timeout: Duration) -> Self {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(2).enable_all().build().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

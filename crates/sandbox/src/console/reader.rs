@@ -35,8 +35,8 @@ const SANDBOX_RATE: Rate = Rate { bytes: 4 << 10, lines: 32, burst: 4 };
 const NODE_RATE: Rate = Rate { bytes: 256 << 10, lines: 2048, burst: 4 };
 /// Most events that are taken at once.
 const EVENTS: usize = 64;
-/// Stands for the bell in the epoll descriptor; consoles count from 1.
-const BELL: u64 = 0;
+/// Stands for the waker in the epoll descriptor; consoles count from 1.
+const WAKER: u64 = 0;
 
 type Sink = Box<dyn FnMut(&ConsoleOutput<'_>) + Send>;
 
@@ -55,14 +55,14 @@ impl fmt::Debug for ConsoleReader {
 struct Shared {
     epoll: OwnedFd,
     /// An eventfd that says that the reader is not wanted any more.
-    bell: OwnedFd,
-    book: Mutex<Book>,
+    waker: OwnedFd,
+    registry: Mutex<Registry>,
     /// A console has ended.
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct Book {
+struct Registry {
     /// Number of the last console.
     last: u64,
     /// Consoles that the thread has not seen yet.
@@ -105,18 +105,18 @@ impl Tag {
 }
 
 impl Shared {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ConsoleReader {
     pub(super) fn start(rate: ConsoleRate, sink: Sink) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&epoll, &bell, EventData::new_u64(BELL), EventFlags::IN)?;
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &waker, EventData::new_u64(WAKER), EventFlags::IN)?;
         let shared =
-            Arc::new(Shared { epoll, bell, book: Mutex::default(), ended: Condvar::new() });
+            Arc::new(Shared { epoll, waker, registry: Mutex::default(), ended: Condvar::new() });
         let thread = Thread::new(shared.clone(), rate, sink);
         std::thread::Builder::new().name("consoles".into()).spawn(move || thread.run())?;
         Ok(Self { shared, rate })
@@ -128,31 +128,32 @@ impl ConsoleReader {
 
     /// Gives the thread the read end of another console.
     pub(super) fn register(&self, pipe: OwnedFd) -> io::Result<Tag> {
-        let mut book = self.shared.book();
-        book.last += 1;
-        let number = book.last;
+        let mut registry = self.shared.registry();
+        registry.last += 1;
+        let number = registry.last;
         // The thread takes in what has arrived before it looks at an event.
         epoll::add(&self.shared.epoll, &pipe, EventData::new_u64(number), EventFlags::IN)?;
         let pipe = Arc::new(pipe);
         let tag = Tag(Arc::new(TagFields { pipe: Arc::downgrade(&pipe), ..TagFields::default() }));
-        book.arrived.push((number, pipe, tag.clone()));
-        book.open += 1;
+        registry.arrived.push((number, pipe, tag.clone()));
+        registry.open += 1;
         Ok(tag)
     }
 
     pub(super) fn wait_ended(&self, timeout: Duration) -> bool {
-        let book = self.shared.book();
-        let waited = self.shared.ended.wait_timeout_while(book, timeout, |book| book.open > 0);
-        let (book, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        book.open == 0
+        let registry = self.shared.registry();
+        let waited =
+            self.shared.ended.wait_timeout_while(registry, timeout, |registry| registry.open > 0);
+        let (registry, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        registry.open == 0
     }
 }
 
 impl Drop for ConsoleReader {
     fn drop(&mut self) {
-        self.shared.book().closing = true;
+        self.shared.registry().closing = true;
         // An eventfd that was never read takes this much.
-        let _ = rustix::io::write(&self.shared.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.shared.waker, &1_u64.to_ne_bytes());
     }
 }
 
@@ -221,16 +222,16 @@ impl Thread {
                 let flags = event.flags;
                 match event.data.u64() {
                     // Its level stays up, which is wanted no more: it only ends the thread.
-                    BELL => drop(epoll::delete(&self.shared.epoll, &self.shared.bell)),
+                    WAKER => drop(epoll::delete(&self.shared.epoll, &self.shared.waker)),
                     number => self.serve(number, flags.contains(EventFlags::HUP)),
                 }
             }
             if Instant::now() >= self.next_tick {
                 self.tick();
             }
-            let book = self.shared.book();
-            if book.closing && book.open == 0 {
-                drop(book);
+            let registry = self.shared.registry();
+            if registry.closing && registry.open == 0 {
+                drop(registry);
                 self.report_dropped();
                 return;
             }
@@ -248,7 +249,7 @@ impl Thread {
 
     fn take_in(&mut self) {
         let now = Instant::now();
-        let arrived = std::mem::take(&mut self.shared.book().arrived);
+        let arrived = std::mem::take(&mut self.shared.registry().arrived);
         for (number, pipe, tag) in arrived {
             let budget = Budget::full(SANDBOX_RATE, now);
             let open = Open { pipe, tag, buffer: Vec::new(), budget, paused: false };
@@ -300,10 +301,10 @@ impl Thread {
         let _ = epoll::delete(&self.shared.epoll, &console.pipe);
         self.paused.retain(|&other| other != number);
         // Whoever waits for the last one to end wants to hear this, too.
-        if self.shared.book().open == 1 {
+        if self.shared.registry().open == 1 {
             self.report_dropped();
         }
-        self.shared.book().open -= 1;
+        self.shared.registry().open -= 1;
         self.shared.ended.notify_all();
     }
 

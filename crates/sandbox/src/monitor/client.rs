@@ -31,7 +31,7 @@ pub struct MonitorLink {
     /// Ids that zygote parents of this process have taken.
     taken: Mutex<Vec<Range<u32>>>,
     /// What nobody waits for, for a thread that does.
-    errands: OnceLock<Sender<Errand>>,
+    queue: OnceLock<Sender<Queued>>,
     /// Times that the monitor has kept something no more.
     refusals: AtomicU64,
 }
@@ -39,7 +39,7 @@ pub struct MonitorLink {
 /// Something that the monitor is to do and nobody waits for: a monitor that is busy, or
 /// stopped, holds up no client.
 #[derive(Debug)]
-enum Errand {
+enum Queued {
     Keep {
         request: Request,
         note: Vec<u8>,
@@ -60,7 +60,7 @@ pub fn adopt(socket: OwnedFd, grant: Grant) -> Arc<MonitorLink> {
         settings: InForceByGroup::default(),
         last_key: AtomicU64::new(u64::from(grant.life) << 32),
         taken: Mutex::default(),
-        errands: OnceLock::new(),
+        queue: OnceLock::new(),
         refusals: AtomicU64::new(0),
         grant,
     };
@@ -119,7 +119,7 @@ impl Keep {
 
 impl Drop for Keep {
     fn drop(&mut self) {
-        self.link.send(Errand::Tell(Request::new(REQUEST_FORGET, self.key)));
+        self.link.send(Queued::Tell(Request::new(REQUEST_FORGET, self.key)));
     }
 }
 
@@ -188,7 +188,7 @@ impl MonitorLink {
         let request = Request::keep(key, kind, group.unwrap_or_default());
         let own = descriptors.iter().map(|descriptor| descriptor.try_clone_to_owned());
         let descriptors = own.collect::<io::Result<_>>()?;
-        self.send(Errand::Keep { request, note: note.to_vec(), descriptors });
+        self.send(Queued::Keep { request, note: note.to_vec(), descriptors });
         Ok(Keep { link: self.clone(), key })
     }
 
@@ -197,26 +197,26 @@ impl MonitorLink {
         self.refusals.load(Ordering::Relaxed)
     }
 
-    /// Leaves an errand to the thread that does them in turn.
-    fn send(self: &Arc<Self>, errand: Errand) {
-        let errands = self.errands.get_or_init(|| {
+    /// Leaves a request to the thread that sends them in turn.
+    fn send(self: &Arc<Self>, queued: Queued) {
+        let queue = self.queue.get_or_init(|| {
             let (sender, receiver) = mpsc::channel();
             let link = self.clone();
-            let thread = std::thread::Builder::new().name("monitor-errands".into());
+            let thread = std::thread::Builder::new().name("monitor-queue".into());
             // Without the thread nothing is kept, and nothing else is lost.
-            let _ = thread.spawn(move || link.do_errands(&receiver));
+            let _ = thread.spawn(move || link.do_queued(&receiver));
             sender
         });
-        let _ = errands.send(errand);
+        let _ = queue.send(queued);
     }
 
-    fn do_errands(&self, errands: &Receiver<Errand>) {
-        for errand in errands {
+    fn do_queued(&self, queue: &Receiver<Queued>) {
+        for queued in queue {
             let socket = lock(&self.socket);
-            match errand {
+            match queued {
                 // A monitor that is gone takes this process with it.
-                Errand::Tell(request) => drop(send(&*socket, &request, &[])),
-                Errand::Keep { request, note, descriptors } => {
+                Queued::Tell(request) => drop(send(&*socket, &request, &[])),
+                Queued::Keep { request, note, descriptors } => {
                     let parts = [IoSlice::new(bytemuck::bytes_of(&request)), IoSlice::new(&note)];
                     let lent: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
                     let kept = message::send(&*socket, &parts, &lent)
@@ -284,7 +284,7 @@ impl MonitorLink {
 
     /// Has control groups removed as soon as nobody is in them.
     pub(crate) fn remove_group(self: &Arc<Self>, number: u64) {
-        self.send(Errand::Tell(Request::new(REQUEST_REMOVE_GROUP, number)));
+        self.send(Queued::Tell(Request::new(REQUEST_REMOVE_GROUP, number)));
     }
 
     /// Binds a socket to a port that this process may not bind itself.
@@ -363,7 +363,7 @@ mod tests {
             last_group: AtomicU64::new(0),
             last_key: AtomicU64::new(0),
             taken: Mutex::default(),
-            errands: OnceLock::new(),
+            queue: OnceLock::new(),
             refusals: AtomicU64::new(0),
         };
         (Arc::new(link), monitor)
@@ -419,7 +419,7 @@ mod tests {
             drop(link.keep(KeptKind::Connection, None, &note, &[null.as_fd()]).unwrap());
         }
         assert_eq!(link.refusals(), 0);
-        // The errands that are left fail.
+        // Requests that are left in the queue fail.
         drop(monitor);
         wait_for_refusals(&link, 500);
     }

@@ -21,7 +21,7 @@ use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::broker;
-use super::handle::{Alive, Connected, Ids, Keeper};
+use super::handle::{Alive, Connected, Ids, ParentThread};
 use super::process::{KnownAs, Numbers, Process, own_number_of, pid_of};
 use super::protocol::UserIds;
 use crate::boot::{BootError, BootPlan};
@@ -144,25 +144,25 @@ impl Connected {
             limit: 0,
             groups: Hierarchy::granted(link.clone()),
             kernel_build_id: note.kernel_build_id,
-            book: Arc::default(),
+            registry: Arc::default(),
             state: Arc::default(),
             has_monitor: true,
             kept: Mutex::new(Some(keep)),
         }))
     }
 
-    /// Begins to listen to an adopted parent, whose sandboxes are in the book by now and have
+    /// Begins to listen to an adopted parent, whose sandboxes are in the registry by now and have
     /// these ids.
     fn listen(&self, ids: Vec<IdShare>) -> io::Result<()> {
-        let keeper = Keeper {
+        let thread_of_parent = ParentThread {
             control: self.control.try_clone()?,
-            book: self.book.clone(),
+            registry: self.registry.clone(),
             state: self.state.clone(),
             ids: Ids::Adopted { _each: ids },
         };
         let pidfd = self.pidfd.try_clone()?;
-        let thread = std::thread::Builder::new().name("zygote-keeper".into());
-        thread.spawn(move || keeper.go_on(pidfd)).map(drop)
+        let thread = std::thread::Builder::new().name("zygote-parent".into());
+        thread.spawn(move || thread_of_parent.go_on(pidfd)).map(drop)
     }
 
     /// Ends all children that are not among `kept`: the daemon that knew them has ended. Looks
@@ -373,8 +373,8 @@ fn orphan(
     let exit = Arc::default();
     let alive = Alive { slot, exit: Arc::clone(&exit), _limits: limits.clone() };
     match known_as {
-        KnownAs::Created(id) => drop(parent.book().alive.insert(id, alive)),
-        KnownAs::Copy(number) => drop(parent.book().copies.insert(number, alive)),
+        KnownAs::Created(id) => drop(parent.registry().alive.insert(id, alive)),
+        KnownAs::Copy(number) => drop(parent.registry().copies.insert(number, alive)),
     }
     let affinity = None;
     let process =

@@ -1,6 +1,6 @@
 //! The library's side of the zygote parent.
 //!
-//! One thread per parent (the *keeper*) spawns it, so that its parent-death
+//! One thread per parent (the *parent thread*) spawns it, so that its parent-death
 //! signal is tied to a thread that lives as long as it is wanted, and then
 //! listens to it.
 
@@ -66,7 +66,7 @@ pub(crate) struct Connected {
     pub(super) limit: u32,
     pub(super) groups: Arc<Hierarchy>,
     pub(super) kernel_build_id: [u8; 32],
-    pub(super) book: Arc<Mutex<Book>>,
+    pub(super) registry: Arc<Mutex<Registry>>,
     pub(super) state: Arc<StateHelper>,
     /// Whether a monitor has started it, and so keeps it for the next daemon if asked to.
     pub(super) has_monitor: bool,
@@ -80,9 +80,9 @@ impl fmt::Debug for Connected {
     }
 }
 
-/// What the keeper and the callers share.
+/// What the parent thread and the callers share.
 #[derive(Default)]
-pub(super) struct Book {
+pub(super) struct Registry {
     /// Number of the last request.
     last_id: u64,
     /// Requests that wait for an answer.
@@ -124,7 +124,7 @@ impl EndedCopies {
     }
 }
 
-impl Book {
+impl Registry {
     /// Takes a number for something new; `None`: the parent has ended.
     pub(super) fn next_id(&mut self) -> Option<u64> {
         if self.gone {
@@ -152,11 +152,11 @@ pub(super) struct Alive {
     pub _limits: Arc<Limits>,
 }
 
-fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
-    book.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(registry: &Mutex<Registry>) -> MutexGuard<'_, Registry> {
+    registry.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the keeper learns while the parent starts.
+/// What the parent thread learns while the parent starts.
 struct Started {
     pidfd: OwnedFd,
     user_ids: UserIds,
@@ -185,15 +185,16 @@ impl ZygoteParent {
         send(&control, &setup, &[]).map_err(during("configure it"))?;
 
         let listening = control.try_clone().map_err(during("make its socket"))?;
-        let book = Arc::new(Mutex::new(Book::default()));
+        let registry = Arc::new(Mutex::new(Registry::default()));
         let (started_to, started_from) = mpsc::sync_channel(1);
         let state = Arc::new(StateHelper::default());
-        let (own_book, own_state) = (book.clone(), state.clone());
-        let keeper = Keeper { control: listening, book: own_book, state: own_state, ids };
+        let (own_registry, own_state) = (registry.clone(), state.clone());
+        let thread_of_parent =
+            ParentThread { control: listening, registry: own_registry, state: own_state, ids };
         std::thread::Builder::new()
-            .name("zygote-keeper".into())
-            .spawn(move || keeper.run(remote, kernel, started_to))
-            .map_err(during("start its keeper thread"))?;
+            .name("zygote-parent".into())
+            .spawn(move || thread_of_parent.run(remote, kernel, started_to))
+            .map_err(during("start its thread"))?;
         let started = started_from.recv_timeout(START_TIMEOUT).map_err(|_| {
             let source = io::Error::from(io::ErrorKind::TimedOut);
             ZygoteError::Parent { step: "wait for it", source }
@@ -207,7 +208,7 @@ impl ZygoteParent {
             UserIds::Shared => config.max_sandboxes,
         };
         // Taken from the end: low slots first.
-        lock(&book).free_slots = (0..slots).rev().collect();
+        lock(&registry).free_slots = (0..slots).rev().collect();
         let connected = Connected {
             control,
             pid,
@@ -217,7 +218,7 @@ impl ZygoteParent {
             limit: config.max_sandboxes,
             groups,
             kernel_build_id: config.kernel.build_id(),
-            book,
+            registry,
             state,
             has_monitor,
             kept: Mutex::default(),
@@ -279,19 +280,19 @@ impl ZygoteParent {
         let (answer_to, answer_from) = mpsc::sync_channel(1);
         let exit = Arc::new(ExitCell::default());
         let (id, slot) = {
-            let mut book = connected.book();
-            let id = book.next_id().ok_or(ZygoteError::ParentDied)?;
+            let mut registry = connected.registry();
+            let id = registry.next_id().ok_or(ZygoteError::ParentDied)?;
             let slot = match request {
                 // Its copies have slots of their own.
                 REQUEST_CREATE_TEMPLATE => None,
-                _ => Some(book.take_slot().ok_or(ZygoteError::Full { limit })?),
+                _ => Some(registry.take_slot().ok_or(ZygoteError::Full { limit })?),
             };
             (id, slot)
         };
         let limits = match connected.groups.create(id) {
             Ok(group) => Arc::new(Limits::new(group)),
             Err(source) => {
-                connected.book().put_slot(slot);
+                connected.registry().put_slot(slot);
                 return Err(ZygoteError::Create { step: "make its control group", source });
             }
         };
@@ -300,11 +301,11 @@ impl ZygoteParent {
             let mut descriptors = vec![control.as_fd(), console.as_fd()];
             descriptors.extend(entrances.iter().map(AsFd::as_fd));
             {
-                let mut book = lock(&connected.book);
+                let mut registry = lock(&connected.registry);
                 // Noted before it is asked for: the answer may come at once.
                 let alive = Alive { slot, exit: exit.clone(), _limits: limits.clone() };
-                book.alive.insert(id, alive);
-                book.requested.insert(id, answer_to);
+                registry.alive.insert(id, alive);
+                registry.requested.insert(id, answer_to);
             }
             let first = slot.unwrap_or(0);
             let request = Request { kind: request, first, count: 0, reserved: 0, id };
@@ -340,10 +341,10 @@ impl ZygoteParent {
                 })
             }
             Err(error) => {
-                let mut book = lock(&connected.book);
-                book.requested.remove(&id);
-                book.alive.remove(&id);
-                book.put_slot(slot);
+                let mut registry = lock(&connected.registry);
+                registry.requested.remove(&id);
+                registry.alive.remove(&id);
+                registry.put_slot(slot);
                 Err(error)
             }
         }
@@ -356,7 +357,7 @@ impl ZygoteParent {
 
     /// Whether the parent has ended, and all sandboxes with it.
     pub fn has_ended(&self) -> bool {
-        lock(&self.connected.book).gone
+        lock(&self.connected.registry).gone
     }
 
     /// Waits until its end is known, but not for ever: whoever is told by a closed socket
@@ -390,8 +391,8 @@ pub(crate) fn refuse_weak_limits(missing: &[Missing]) -> Result<(), ZygoteError>
 }
 
 impl Connected {
-    pub(super) fn book(&self) -> MutexGuard<'_, Book> {
-        lock(&self.book)
+    pub(super) fn registry(&self) -> MutexGuard<'_, Registry> {
+        lock(&self.registry)
     }
 
     /// The user id of the sandbox in a slot, as the parent numbers it.
@@ -417,7 +418,7 @@ impl Connected {
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        // The keeper notices and reaps it. The parent would also end by itself,
+        // The parent thread notices and reaps it. The parent would also end by itself,
         // at the end of its control socket.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
@@ -425,9 +426,9 @@ impl Drop for Connected {
 }
 
 /// The thread that spawns the parent and listens to it.
-pub(super) struct Keeper {
+pub(super) struct ParentThread {
     pub control: OwnedFd,
-    pub book: Arc<Mutex<Book>>,
+    pub registry: Arc<Mutex<Registry>>,
     pub state: Arc<StateHelper>,
     /// Held until the parent has been reaped, and no sandbox has one any more.
     pub ids: Ids,
@@ -475,7 +476,7 @@ impl Ids {
     }
 }
 
-impl Keeper {
+impl ParentThread {
     fn run(
         self,
         remote: OwnedFd,
@@ -555,11 +556,11 @@ impl Keeper {
             let Ok(Some(report)) = receive::<Report>(&self.control, &mut descriptors) else {
                 return;
             };
-            let mut book = lock(&self.book);
+            let mut registry = lock(&self.registry);
             match report.kind {
                 REPORT_CREATED => {
                     if let (Some(answer), Some(pidfd)) =
-                        (book.requested.remove(&report.id), descriptors.pop())
+                        (registry.requested.remove(&report.id), descriptors.pop())
                     {
                         // Nobody waits any more: dropping the pidfd leaves a zygote
                         // whose control socket is closed, so it ends by itself.
@@ -567,27 +568,27 @@ impl Keeper {
                     }
                 }
                 REPORT_CREATE_FAILED => {
-                    if let Some(answer) = book.requested.remove(&report.id) {
+                    if let Some(answer) = registry.requested.remove(&report.id) {
                         let step = Step::from_number(report.step);
                         let source = io::Error::from_raw_os_error(report.value);
                         let _ = answer.send(Err(Failure { step, source }));
                     }
                 }
                 REPORT_EXITED => {
-                    if let Some(alive) = book.alive.remove(&report.id) {
-                        book.put_slot(alive.slot);
-                        drop(book);
+                    if let Some(alive) = registry.alive.remove(&report.id) {
+                        registry.put_slot(alive.slot);
+                        drop(registry);
                         alive.exit.fill(report.value);
                     }
                 }
                 REPORT_COPY_EXITED => {
                     let pid = report.id as u32;
-                    let Some(alive) = book.copies.remove(&pid) else {
-                        book.ended_copies.insert(pid, report.value);
+                    let Some(alive) = registry.copies.remove(&pid) else {
+                        registry.ended_copies.insert(pid, report.value);
                         continue;
                     };
-                    book.put_slot(alive.slot);
-                    drop(book);
+                    registry.put_slot(alive.slot);
+                    drop(registry);
                     alive.exit.fill(report.value);
                 }
                 _ => {}
@@ -616,11 +617,11 @@ impl Keeper {
             }
         }
         let alive = {
-            let mut book = lock(&self.book);
-            book.gone = true;
-            book.requested.clear();
-            let copies = std::mem::take(&mut book.copies);
-            let alive = std::mem::take(&mut book.alive);
+            let mut registry = lock(&self.registry);
+            registry.gone = true;
+            registry.requested.clear();
+            let copies = std::mem::take(&mut registry.copies);
+            let alive = std::mem::take(&mut registry.alive);
             alive.into_values().chain(copies.into_values()).collect::<Vec<_>>()
         };
         for alive in alive {

@@ -85,7 +85,7 @@ impl Process {
 
     /// Makes a sandbox look at its control socket even if its guest computes
     /// and never waits. Harmless if it has ended already.
-    pub fn knock(&self) -> io::Result<()> {
+    pub fn ring(&self) -> io::Result<()> {
         self.signal(Signal::USR1)
     }
 

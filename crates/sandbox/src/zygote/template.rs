@@ -13,9 +13,9 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use thaw_abi::control::{Connection, Fork, MSG_FORK, MSG_READY, MessageHeader, THAW_AS_TEMPLATE};
 
 use super::handle::{Alive, Connected};
-use super::process::{KnownAs, Numbers, Process};
+use super::process::{KnownAs, Numbers, Process, affinity_of};
 use super::verify::verify;
-use super::{ZygoteError, ZygoteParent, boot_error, broker};
+use super::{Held, ZygoteError, ZygoteParent, boot_error, broker};
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
 use crate::console::{Console, HostEnd};
 use crate::limits::{Limits, ResourceLimits};
@@ -69,7 +69,8 @@ struct Slot {
 
 impl Slot {
     fn take(parent: &Arc<Connected>) -> Result<Self, ZygoteError> {
-        let number = parent.book().take_slot().ok_or(ZygoteError::Full { limit: parent.limit })?;
+        let number =
+            parent.registry().take_slot().ok_or(ZygoteError::Full { limit: parent.limit })?;
         Ok(Self { number: Some(number), parent: parent.clone() })
     }
 
@@ -81,14 +82,14 @@ impl Slot {
     /// Makes the end of the copy that has the slot known; it may have been
     /// reported already. `number` is its number in the parent's pid namespace.
     fn give_to(mut self, number: u32, copy: &Process) {
-        let mut book = self.parent.book();
-        let reported = book.ended_copies.remove(number);
+        let mut registry = self.parent.registry();
+        let reported = registry.ended_copies.remove(number);
         // A copy that never came to be may have had the number before.
         match reported.filter(|_| !copy.is_running().unwrap_or(false)) {
             None => {
                 let (exit, limits) = (copy.exit.clone(), copy.limits.clone());
                 let slot = self.number.take();
-                book.copies.insert(number, Alive { slot, exit, _limits: limits });
+                registry.copies.insert(number, Alive { slot, exit, _limits: limits });
             }
             Some(status) => copy.exit.fill(status),
         }
@@ -98,7 +99,7 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if self.number.is_some() {
-            self.parent.book().put_slot(self.number);
+            self.parent.registry().put_slot(self.number);
         }
     }
 }
@@ -155,6 +156,22 @@ impl Template {
         connection: Option<(Connection, BorrowedFd<'_>)>,
         options: &ThawOptions<'_>,
     ) -> Result<Sandbox, BootError> {
+        let copy = self.make_copy(options)?;
+        // Last, since the copy may answer and end before this thread runs again:
+        // whatever fails up to here has not touched the connection. Meanwhile the
+        // copy has taken over the image's memory.
+        send_identity(copy.control(), connection, options).map_err(boot_error)?;
+        Ok(copy)
+    }
+
+    /// Forks a copy that waits to be wanted, as one that was booted ahead from the image
+    /// does: all that takes long, and long at times, is done. Call it where nobody waits.
+    pub fn fork_ahead(&self, options: &ThawOptions<'_>) -> Result<Held, BootError> {
+        Ok(Held::new(self.make_copy(options)?, self.plan.clone()))
+    }
+
+    /// Forks a copy, which takes over the image's memory and then waits for its identity.
+    fn make_copy(&self, options: &ThawOptions<'_>) -> Result<Sandbox, BootError> {
         let taken = self.seats.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Seat { host, sandbox, console, console_write, limits, entrances, slot } = match taken {
             Some(seat) => seat,
@@ -181,7 +198,7 @@ impl Template {
             exit,
             limits,
             parent,
-            affinity: None,
+            affinity: affinity_of(own_number),
             known_as,
             slot: slot_number,
         };
@@ -190,10 +207,6 @@ impl Template {
         slot.give_to(number, &process);
         process.set_limits(self.limits, options.cpu_time_limit).map_err(BootError::Limits)?;
         let broker = broker(&host, self.plan.rootfs(), options.egress)?;
-        // Last, since the copy may answer and end before this thread runs again:
-        // whatever fails up to here has not touched the connection. Meanwhile the
-        // copy has taken over the image's memory.
-        send_identity(&host, connection, options).map_err(boot_error)?;
         Ok(Sandbox::new(process, host, console, broker))
     }
 
@@ -217,7 +230,7 @@ impl Template {
         // The first message shows which process the copy is.
         rustix::net::sockopt::set_socket_passcred(&host, true)
             .map_err(|errno| during("make its socket")(errno.into()))?;
-        let id = parent.book().next_id().ok_or(ZygoteError::ParentDied)?;
+        let id = parent.registry().next_id().ok_or(ZygoteError::ParentDied)?;
         let slot = Slot::take(parent)?;
         let group = parent.groups.create(id).map_err(during("make its control group"))?;
         let entrances = group.entrances().map_err(during("open its control group"))?;

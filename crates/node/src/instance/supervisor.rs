@@ -1,8 +1,8 @@
 //! The task that owns a live instance: takes its reports, keeps the times of its
 //! connections, and ends it when its time has come. Connections do not pass through
-//! here: whoever accepts one hands it over by [`Connections`].
+//! here: whoever accepts one hands it over by [`ConnectionTable`].
 
-use super::connections::{Connections, Due, LetGo, Outcome};
+use super::connections::{ConnectionTable, Due, LetGo, Outcome};
 use super::launch::{Client, End, FrozenInstance, Instance, Launched, Report};
 use super::patience::{Patience, Verdict};
 use crate::boots::{BootKind, BootRecord, Phases};
@@ -26,8 +26,8 @@ use tokio::time::{Instant, sleep};
 /// Most denied outgoing connections of one instance that are logged.
 const DENIALS_LOGGED: usize = 16;
 /// How long a guest that computes goes on before it hears of a connection.
-const KNOCK_AFTER: Duration = Duration::from_millis(1);
-/// How often a keeper looks at most whether its instance is idle.
+const RING_AFTER: Duration = Duration::from_millis(1);
+/// How often a supervisor looks at most whether its instance is idle.
 const IDLE_CHECK_MIN: Duration = Duration::from_millis(10);
 /// How long a killed instance may take to be gone before its clients are answered.
 const KILL_PATIENCE: Duration = Duration::from_millis(500);
@@ -51,7 +51,7 @@ pub(crate) struct InstanceNote {
     pub memory: u64,
 }
 
-/// What a keeper can be told.
+/// What a supervisor can be told.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Make sure that the instance reads what it was sent.
@@ -79,12 +79,12 @@ struct Boot {
 }
 
 /// The owner of one instance.
-pub(crate) struct Keeper {
+pub(crate) struct Supervisor {
     id: u64,
     service: Arc<Service>,
     instance: Box<dyn Instance>,
     commands: mpsc::UnboundedReceiver<Command>,
-    connections: Arc<Connections>,
+    connections: Arc<ConnectionTable>,
     patience: Option<Patience>,
     /// Connections for which the instance was ended.
     late: HashSet<u64>,
@@ -100,7 +100,7 @@ pub(crate) struct Keeper {
     /// When to look whether the instance has been idle for too long.
     idle_look: Option<Instant>,
     /// When to look whether the instance has read what it was sent.
-    knock_at: Option<Instant>,
+    ring_at: Option<Instant>,
     /// When to have it and its connections kept for the next daemon.
     keep_at: Option<Instant>,
     _place: Place,
@@ -121,14 +121,14 @@ enum Step {
     Alarm,
 }
 
-impl Keeper {
-    /// The keeper of an instance that was booted with `first` in it.
+impl Supervisor {
+    /// The supervisor of an instance that was booted with `first` in it.
     pub(crate) fn new(
         id: u64,
         service: Arc<Service>,
         launched: Launched,
         commands: mpsc::UnboundedReceiver<Command>,
-        connections: Arc<Connections>,
+        connections: Arc<ConnectionTable>,
         first: &Client,
         place: Place,
     ) -> Self {
@@ -141,13 +141,13 @@ impl Keeper {
         }
     }
 
-    /// The keeper of an instance that an earlier daemon has booted.
+    /// The supervisor of an instance that an earlier daemon has booted.
     pub(crate) fn adopted(
         id: u64,
         service: Arc<Service>,
         mut instance: Box<dyn Instance>,
         commands: mpsc::UnboundedReceiver<Command>,
-        connections: Arc<Connections>,
+        connections: Arc<ConnectionTable>,
         place: Place,
     ) -> Self {
         instance.identify(id);
@@ -168,7 +168,7 @@ impl Keeper {
             denials_logged: 0,
             served: 0,
             idle_look,
-            knock_at: None,
+            ring_at: None,
             keep_at: keep_time(),
             _place: place,
         }
@@ -197,7 +197,7 @@ impl Keeper {
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Report(Report::AtRest(rest)) => self.freeze(rest),
                 Step::Command(Some(Command::Watch)) => {
-                    self.knock_at = Some(Instant::now() + KNOCK_AFTER);
+                    self.ring_at = Some(Instant::now() + RING_AFTER);
                     self.keep_at = self.keep_at.or_else(keep_time);
                 }
                 // The alarm is set anew in any case.
@@ -218,16 +218,16 @@ impl Keeper {
 
     /// When there is something to do even if nothing happens.
     fn next_alarm(&self) -> Option<Instant> {
-        let looks = [self.knock_at, self.keep_at, self.idle_look, self.connections.next_look()];
+        let looks = [self.ring_at, self.keep_at, self.idle_look, self.connections.next_look()];
         looks.into_iter().flatten().min()
     }
 
     fn alarm(&mut self, now: Instant) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if is_due(self.knock_at) {
-            self.knock_at = None;
+        if is_due(self.ring_at) {
+            self.ring_at = None;
             self.connections.stop_watching();
-            self.instance.knock_if_unread();
+            self.instance.ring_if_unread();
         }
         if is_due(self.keep_at) {
             self.keep();
@@ -262,7 +262,7 @@ impl Keeper {
     }
 
     /// Ends the instance if it has been idle for long enough. Instances become idle and
-    /// busy with every request; nobody tells the keeper, who looks when it may be time.
+    /// busy with every request; nobody tells the supervisor, who looks when it may be time.
     fn end_if_idle(&mut self, now: Instant) {
         let until = self.service.idle_since(self.id).map(|since| since + self.service.keep_alive());
         self.idle_look = match until {
