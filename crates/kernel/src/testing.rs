@@ -21,7 +21,7 @@ use alloc::sync::Arc;
 
 use bytemuck::{Pod, bytes_of, pod_read_unaligned};
 use thaw_abi::control::*;
-use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD, PAGES_BASE};
+use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD};
 
 use crate::errno::{Errno, Result};
 use crate::fs::FileSystems;
@@ -67,7 +67,7 @@ impl Sandbox {
         });
         connect(host.clone());
         // SAFETY: the area is this sandbox's.
-        let pages = unsafe { PageAllocator::new(PAGES_BASE, crate::boot::program::map_block) };
+        let pages = unsafe { PageAllocator::of_sandbox() };
         let config = Config { cpus: 1, ..Config::default() };
         state::install(Kernel::new(config, Generator::new([7; 32]), pages));
         kernel().fs.set(FileSystems::new(lower, crate::boot::program::views()).unwrap());

@@ -3,6 +3,7 @@
 
 extern crate alloc;
 
+pub mod boot_area;
 pub mod clock;
 pub mod entry;
 pub mod errno;

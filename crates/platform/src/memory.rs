@@ -125,7 +125,7 @@ impl Pages for KernelRange {
 
 /// A table of plain values in the per-boot area, of which every host process has its own. It
 /// is used under the kernel lock, and by the handler of a fault in the middle of that: its
-/// values are cells.
+/// values are cells. Those of this program are in [`crate::boot_area`].
 pub struct Table<T> {
     address: u64,
     capacity: usize,
@@ -150,10 +150,21 @@ impl<T: AnyBitPattern> Table<T> {
         self.capacity
     }
 
-    /// Address and bytes of the first `count` values.
+    /// Start and bytes, whole pages, of the first `count` values.
     pub const fn range(&self, count: usize) -> (u64, u64) {
         assert!(count <= self.capacity, "beyond the table");
-        (self.address, (count * size_of::<T>()) as u64)
+        (self.address, ((count * size_of::<T>()) as u64).next_multiple_of(PAGE))
+    }
+
+    /// Maps the first `count` values, all of them zero, whatever was there.
+    ///
+    /// # Errors
+    /// The host cannot map them.
+    pub fn map(&self, count: usize) -> Result<()> {
+        let (start, len) = self.range(count);
+        // SAFETY: the memory is the table's, whose values may change at any time.
+        let range = unsafe { KernelRange::new(start, len) };
+        host::map_anonymous(range, PROT_READ | PROT_WRITE)
     }
 
     /// The first `count` values, which have to be mapped.
@@ -295,7 +306,7 @@ mod tests {
         first[1].set(7);
         again[1].set(again[1].get() + 1);
         assert_eq!(first.iter().map(Cell::get).collect::<Vec<u32>>(), [0, 8, 0, 0]);
-        assert_eq!(table.range(3).1, 12);
+        assert_eq!(table.range(3).1, PAGE);
         let beyond = std::panic::AssertUnwindSafe(|| table.cells(5).len());
         assert!(std::panic::catch_unwind(beyond).is_err());
     }

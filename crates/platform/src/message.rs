@@ -29,7 +29,7 @@ const STRIDE: u64 = 0x4_0000;
 const CONTROL: u64 = (MESSAGE_MAX as u64).next_multiple_of(4096);
 const _: () = assert!(CONTROL + 4096 <= STRIDE);
 /// End of the buffers.
-pub const END: u64 = BUFFERS + COUNT as u64 * STRIDE;
+pub(crate) const END: u64 = BUFFERS + COUNT as u64 * STRIDE;
 
 /// What recvmsg(2) fills.
 #[repr(C)]

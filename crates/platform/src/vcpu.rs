@@ -14,7 +14,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::layout::BOOT_BASE;
 
-use crate::errno::Result;
+use crate::boot_area::OTHER_VCPUS;
+use crate::errno::{Errno, Result};
 use crate::host::{self, PROT_READ, PROT_WRITE};
 use crate::memory::KernelRange;
 use crate::thread::{GuestThread, KERNEL_STACK_SIZE, ThreadContext};
@@ -93,6 +94,9 @@ impl VcpuBlock {
 pub(crate) struct ProcessBlock {
     /// Bit n: vCPU n is there.
     vcpus: AtomicU64,
+    /// Bit n: vCPU n is there no more. Its host thread uses the stack until the host has
+    /// ended it, which nobody sees.
+    ended: AtomicU64,
     /// When the alarm goes off that the kernel has set ([`alarm_at`]).
     alarm_at: AtomicU64,
     /// There is a [`crate::memory::Window`].
@@ -126,8 +130,6 @@ const SIGNAL_STACK_OFFSET: u64 = 0x10_000;
 const IDLE_STACK_OFFSET: u64 = 0x50_000;
 /// Bytes of a vCPU's area: block, signal stack, idle stack.
 const AREA_SIZE: u64 = 0x10_0000;
-/// Where the areas of the vCPUs other than the first begin.
-pub const OTHER_VCPUS: u64 = BOOT_BASE + 0x1000_0000;
 
 /// The area of vCPU `index`.
 pub(crate) fn area(index: u32) -> u64 {
@@ -305,13 +307,17 @@ pub fn index() -> u32 {
 /// [`upcalls::Upcalls::run_vcpu`]. Returns its id. The caller has the kernel lock.
 ///
 /// # Errors
-/// The host has no memory or no thread for it.
+/// The host has no memory or no thread for it; `EBUSY` if a vCPU with this number has ended
+/// in this host process.
 pub fn start<D: VcpuData>(index: u32, data: Box<D>) -> Result<u32> {
     assert!(0 < index && index < MAX_VCPUS, "no vCPU has this number");
-    // An area that a vCPU of this host process, or of the one that it was forked from, has
-    // left is mapped anew.
-    assert!(process().vcpus.load(Relaxed) & (1 << index) == 0, "the vCPU runs");
-    // SAFETY: no vCPU of this host process has the area.
+    let process = process();
+    assert!(process.vcpus.load(Relaxed) & (1 << index) == 0, "the vCPU runs");
+    if process.ended.load(Relaxed) & (1 << index) != 0 {
+        return Err(Errno::EBUSY);
+    }
+    // SAFETY: no vCPU of this host process has or had the area; one of the host process that
+    // it was forked from may have, and has left it here.
     let area_of_new = unsafe { KernelRange::new(area(index), AREA_SIZE) };
     host::map_anonymous(area_of_new, PROT_READ | PROT_WRITE)?;
     guard_stacks(index)?;
@@ -321,7 +327,7 @@ pub fn start<D: VcpuData>(index: u32, data: Box<D>) -> Result<u32> {
     new.entry.store(block().entry.load(Relaxed), Relaxed);
     let started = host::start_thread(idle_stack(index) + IDLE_STACK_SIZE, index);
     match started {
-        Ok(_) => drop(process().vcpus.fetch_or(1 << index, Relaxed)),
+        Ok(_) => drop(process.vcpus.fetch_or(1 << index, Relaxed)),
         // SAFETY: no thread has taken it over.
         Err(_) => drop(unsafe { new.take_data::<D>() }),
     }
@@ -343,7 +349,9 @@ pub(crate) extern "C" fn start_of_vcpu(index: u32) -> ! {
 /// lock.
 pub fn end<D: VcpuData>() -> ! {
     let block = block();
-    process().vcpus.fetch_and(!(1 << block.index.get()), Relaxed);
+    let bit = 1 << block.index.get();
+    process().vcpus.fetch_and(!bit, Relaxed);
+    process().ended.fetch_or(bit, Relaxed);
     // SAFETY: nobody has it any more, since the vCPU does nothing else from here on.
     drop(unsafe { block.take_data::<D>() });
     kernel_lock::release();
@@ -360,6 +368,7 @@ pub fn begin_forked() {
     block.alarmed.store(false, Relaxed);
     block.doorbell_rang.store(false, Relaxed);
     process().vcpus.store(1 << block.index.get(), Relaxed);
+    process().ended.store(0, Relaxed);
     process().alarm_at.store(0, Relaxed);
 }
 

@@ -18,8 +18,9 @@ use thaw_abi::control::{
 use thaw_abi::filter::List;
 
 use crate::errno::Result;
-use crate::host::{blobs, control, phases};
-use crate::mm::{arena, heap, lazy, populate};
+use crate::host::{control, phases};
+use crate::mm::{arena, heap};
+use crate::platform::boot_area::{BLOBS, MAPPINGS, RANGES};
 use crate::platform::host::{self, Populate};
 use crate::platform::start::{InitialStack, Segment};
 use crate::platform::{self, clock, fault, filter, message, panic, vcpu};
@@ -63,7 +64,7 @@ fn touch(own: impl Iterator<Item = Segment>, list: List) {
         }
         let _ = host::populate(first, len, how);
     }
-    let own = [(lazy::TABLE, 8192), (populate::TABLE, 8192), (blobs::TABLE, 8192)];
+    let own = [MAPPINGS.range(200), RANGES.range(500), BLOBS.range(2000)];
     let own = message::next_buffer().into_iter().chain(own);
     for (start, len) in vcpu::used_from_the_beginning().into_iter().chain(own) {
         let _ = host::populate(start, len, Populate::Write);

@@ -5,7 +5,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_TRACE_SYSCALLS, MSG_STDIO, ROOTFS_INDEX, Start};
-use thaw_abi::layout::PAGES_BASE;
 
 use crate::errno::{Errno, Result};
 use crate::exec::Program;
@@ -15,10 +14,9 @@ use crate::fs::{CGROUP_FS, Context, FileSystems, LowerLayer, PROC_FS, SYS_FS, Vi
 use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
-use crate::mm::{arena, heap, lazy};
+use crate::mm::{heap, lazy};
 use crate::net::outside;
 use crate::platform::host::{self, HostFd};
-use crate::platform::memory::KernelRange;
 use crate::state::{Config, Kernel, ProcessFiles, install, kernel};
 use crate::sync::Lock;
 use crate::task::Credentials;
@@ -74,7 +72,7 @@ pub fn start(message: &Message) -> Result<()> {
         entry_signal: command.entry_signal,
     };
     // SAFETY: the area is the page store's, and this is the only one.
-    let pages = unsafe { PageAllocator::new(PAGES_BASE, map_block) };
+    let pages = unsafe { PageAllocator::of_sandbox() };
     let root = install(Kernel {
         hostname: Lock::new(strings.hostname.clone()),
         window: Lock::new(command.window),
@@ -110,18 +108,6 @@ fn take_standard_streams(flags: u32) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Maps a block of the page allocator.
-pub fn map_block(address: u64, len: u64) -> Result<()> {
-    if arena::is_shared() {
-        // All of it is mapped already.
-        return Ok(());
-    }
-    // SAFETY: the page allocator, which alone has this area, adds the block to its own when
-    // it is there.
-    let block = unsafe { KernelRange::new(address, len) };
-    host::map_anonymous(block, host::PROT_READ | host::PROT_WRITE)
 }
 
 /// Maps the rootfs index into its window.

@@ -10,28 +10,24 @@
 //! then does the page map show exactly which pages were touched.
 #![allow(unsafe_code)]
 
+use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_PREFETCH};
-use thaw_abi::layout::{BOOT_BASE, INDEX_BASE, INDEX_MAX};
+use thaw_abi::layout::{INDEX_BASE, INDEX_MAX};
 use thaw_abi::page_align_up;
 
 use crate::errno::{Errno, Result};
 use crate::host::blobs;
 use crate::io::IoSliceMut;
+use crate::platform::boot_area::MAPPINGS;
 use crate::platform::host::{self, HostFd, Sharing};
 use crate::platform::memory::{GuestRange, KernelRange, Pages};
 
-/// The plan: mappings sorted by address; `flags` is [`DONE`] once mapped.
-pub const TABLE: u64 = BOOT_BASE + 0x30_0000;
-const _: () = assert!(crate::platform::message::END <= TABLE);
 /// Most mappings in a plan.
 pub const MAX_MAPPINGS: usize = 4096;
 /// The mapping is in place, or no longer wanted.
 const DONE: u32 = 1 << 31;
-
-/// Most entries once faults have cut mappings into pieces: what the table has room for.
-const MAX_PIECES: usize = (super::populate::TABLE - TABLE) as usize / size_of::<Mapping>();
 
 /// How much a fault maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,24 +48,23 @@ static PREFETCH: AtomicI32 = AtomicI32::new(-1);
 /// Source of the mapping of the rootfs index, which is none of the image's.
 const SOURCE_INDEX: u32 = u32::MAX;
 
-fn table() -> &'static mut [Mapping] {
-    // SAFETY: the table is mapped with the per-boot area and used under the
-    // kernel lock in short, non-overlapping accesses. The fault handler uses it
-    // too, but no code here touches guest memory.
-    unsafe { core::slice::from_raw_parts_mut(TABLE as *mut Mapping, COUNT.load(Relaxed) as usize) }
+/// The plan: mappings sorted by address; `flags` is [`DONE`] once mapped. A fault in the
+/// middle of anything here changes it, too.
+fn plan() -> &'static [Cell<Mapping>] {
+    MAPPINGS.cells(COUNT.load(Relaxed) as usize)
 }
 
 /// Notes the mappings that are still to be made.
 pub fn initialize(pending: impl Iterator<Item = Mapping>, granularity: Granularity) -> Result<()> {
     BY_PAGE.store(granularity == Granularity::Page, Relaxed);
+    let room = MAPPINGS.cells(MAX_MAPPINGS);
     let mut count = 0;
     for mapping in pending {
         if count == MAX_MAPPINGS {
             map(&mapping)?;
             continue;
         }
-        // SAFETY: below MAX_MAPPINGS, inside the table.
-        unsafe { (TABLE as *mut Mapping).add(count).write(mapping) };
+        room[count].set(mapping);
         count += 1;
     }
     COUNT.store(count as u64, Relaxed);
@@ -187,20 +182,20 @@ pub fn map_page(address: u64) -> bool {
 
 /// Makes an entry of its own of a page that is still to be mapped, if there is room.
 fn cut_out(page: u64) {
-    let count = COUNT.load(Relaxed) as usize;
-    let table = table();
-    let at = table.partition_point(|mapping| mapping.start + mapping.len <= page);
-    let Some(&whole) = table.get(at) else { return };
-    if whole.start > page || whole.flags & DONE != 0 || count + 2 > MAX_PIECES {
+    let plan = plan();
+    let count = plan.len();
+    let at = plan.partition_point(|entry| end_of(&entry.get()) <= page);
+    let Some(whole) = plan.get(at).map(Cell::get) else { return };
+    if whole.start > page || whole.flags & DONE != 0 || count + 2 > MAPPINGS.capacity() {
         return;
     }
     let (pieces, of_it) = cut(&whole, page);
-    // SAFETY: the entries behind `at` and their new places lie inside the table, which has
-    // room for two more; see `table`.
-    unsafe {
-        let first = (TABLE as *mut Mapping).add(at);
-        core::ptr::copy(first.add(1), first.add(of_it), count - at - 1);
-        core::ptr::copy_nonoverlapping(pieces.as_ptr(), first, of_it);
+    let room = MAPPINGS.cells(count + of_it - 1);
+    for index in (at + 1..count).rev() {
+        room[index + of_it - 1].set(room[index].get());
+    }
+    for (entry, piece) in room[at..].iter().zip(&pieces[..of_it]) {
+        entry.set(*piece);
     }
     COUNT.store((count + of_it - 1) as u64, Relaxed);
     LEFT.fetch_add(of_it as u64 - 1, Relaxed);
@@ -226,16 +221,15 @@ pub fn map_range(start: u64, end: u64) -> bool {
     if LEFT.load(Relaxed) == 0 {
         return false;
     }
-    let table = table();
-    let first = table.partition_point(|mapping| mapping.start + mapping.len <= start);
+    let plan = plan();
+    let first = plan.partition_point(|entry| end_of(&entry.get()) <= start);
     let mut any = false;
-    for mapping in table[first..].iter_mut().take_while(|mapping| mapping.start < end) {
+    for entry in plan[first..].iter().take_while(|entry| entry.get().start < end) {
+        let mapping = entry.get();
         if mapping.flags & DONE != 0 {
             continue;
         }
-        mapping.flags |= DONE;
-        LEFT.fetch_sub(1, Relaxed);
-        let mapping = *mapping;
+        note_done(entry);
         if let Err(error) = map(&mapping) {
             crate::console!(
                 "thaw kernel: the image's memory at {:#x} cannot be mapped: {error:?}",
@@ -254,14 +248,23 @@ pub fn forget(start: u64, end: u64) {
     if LEFT.load(Relaxed) == 0 {
         return;
     }
-    for mapping in table() {
-        if mapping.flags & DONE == 0 && mapping.start >= start && mapping.start + mapping.len <= end
-        {
-            mapping.flags |= DONE;
-            LEFT.fetch_sub(1, Relaxed);
+    for entry in plan() {
+        let mapping = entry.get();
+        if mapping.flags & DONE == 0 && mapping.start >= start && end_of(&mapping) <= end {
+            note_done(entry);
         }
     }
     map_range(start, end);
+}
+
+fn note_done(entry: &Cell<Mapping>) {
+    let mapping = entry.get();
+    entry.set(Mapping { flags: mapping.flags | DONE, ..mapping });
+    LEFT.fetch_sub(1, Relaxed);
+}
+
+fn end_of(mapping: &Mapping) -> u64 {
+    mapping.start + mapping.len
 }
 
 /// Maps everything that is left.

@@ -11,7 +11,12 @@ use core::ops::{Deref, DerefMut};
 
 use thaw_abi::layout::PAGES_MAX;
 
+use thaw_abi::layout::PAGES_BASE;
+
+use super::arena;
 use crate::errno::{Errno, Result};
+use crate::platform::host;
+use crate::platform::memory::KernelRange;
 use crate::state::kernel;
 
 /// Bytes of a page.
@@ -108,6 +113,18 @@ impl PageBox {
     }
 }
 
+/// Maps a block of the sandbox's page store.
+fn map_block(address: u64, len: u64) -> Result<()> {
+    if arena::is_shared() {
+        // All of it is mapped already.
+        return Ok(());
+    }
+    // SAFETY: the allocator, which alone has this area, adds the block to its own when it is
+    // there.
+    let block = unsafe { KernelRange::new(address, len) };
+    host::map_anonymous(block, host::PROT_READ | host::PROT_WRITE)
+}
+
 /// Blocks that the allocator has, in the order of their addresses.
 pub struct PageAllocator {
     base: u64,
@@ -125,6 +142,15 @@ impl PageAllocator {
     /// mapped stays.
     pub const unsafe fn new(base: u64, map: fn(u64, u64) -> Result<()>) -> Self {
         Self { base, blocks: 0, first_candidate: 0, map }
+    }
+
+    /// The page store of the sandbox, still empty.
+    ///
+    /// # Safety
+    /// There is no other that is in use.
+    pub const unsafe fn of_sandbox() -> Self {
+        // SAFETY: the caller's promise; the area holds nothing else.
+        unsafe { Self::new(PAGES_BASE, map_block) }
     }
 
     fn control(&self, block: u64) -> &ControlPage {

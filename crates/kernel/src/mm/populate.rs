@@ -3,21 +3,18 @@
 //! Pages of the kernel's own memory are populated before anything runs, pages
 //! of the guest when it first comes back into the kernel: then it runs already,
 //! and one call makes the private copies that would otherwise be a fault each.
-#![allow(unsafe_code)]
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use thaw_abi::control::{POPULATE_WRITE, PopulateRange};
-use thaw_abi::layout::{BOOT_BASE, GUEST_MAX};
+use thaw_abi::layout::GUEST_MAX;
 
 use crate::io::{IOV_MAX, IoVec};
+use crate::platform::boot_area::RANGES;
 use crate::platform::host::{self, Populate};
-use crate::platform::memory::Table;
 
-/// Ranges of the guest that are to be populated, in the per-boot area.
-pub const TABLE: u64 = BOOT_BASE + 0x38_0000;
-/// Room in the table.
+/// Most ranges that are remembered.
 const MAX: usize = 4096;
 /// Without the call for many ranges at once, shorter ones are not worth a call
 /// each, in bytes (docs/decisions/0004).
@@ -36,12 +33,9 @@ const WAITING: u32 = 1;
 /// The guest runs.
 const DUE: u32 = 2;
 
-// SAFETY: this part of the per-boot area is mapped from the beginning, and the plan's alone.
-static PLAN: Table<IoVec> = unsafe { Table::new(TABLE, MAX) };
-
 /// Populates what concerns the kernel and the reads, and remembers the rest.
 pub fn begin(ranges: &[PopulateRange]) {
-    let plan = PLAN.cells(MAX);
+    let plan = RANGES.cells(MAX);
     let mut count = 0;
     for range in ranges {
         if range.how != POPULATE_WRITE {
@@ -79,7 +73,7 @@ pub fn some() -> bool {
 /// Populates at most `bytes` of the ranges that are left, and returns how many are
 /// left then.
 fn copy_next(mut bytes: u64) -> usize {
-    let left = &PLAN.cells(COUNT.load(Relaxed))[DONE.load(Relaxed)..];
+    let left = &RANGES.cells(COUNT.load(Relaxed))[DONE.load(Relaxed)..];
     let fits = |range: &&Cell<IoVec>| {
         let rest = bytes.checked_sub(range.get().len);
         bytes = rest.unwrap_or(bytes);
