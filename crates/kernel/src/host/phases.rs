@@ -44,9 +44,14 @@ pub fn first_byte() {
     }
 }
 
-/// Whether the guest has sent its first response byte.
-pub fn has_answered() -> bool {
-    FIRST_BYTE.load(Relaxed) != 0
+/// Longest first request for which anything waits, in nanoseconds: some programs never
+/// answer.
+const FIRST_REQUEST_NS: u64 = 1_000_000_000;
+
+/// Whether the guest has sent no response byte yet, and has not run for long.
+pub fn may_be_in_first_request() -> bool {
+    FIRST_BYTE.load(Relaxed) == 0
+        && monotonic_ns().saturating_sub(FIRST_INSTRUCTION.load(Relaxed)) < FIRST_REQUEST_NS
 }
 
 /// Reports the phases once, when the sandbox first waits if nothing was sent.

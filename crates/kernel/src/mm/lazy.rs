@@ -180,6 +180,11 @@ pub fn map_page(address: u64) -> bool {
     map_range(page, page.saturating_add(4096))
 }
 
+/// Whether faults map single pages, and anything is left for them to map.
+pub fn maps_pages() -> bool {
+    BY_PAGE.load(Relaxed) && LEFT.load(Relaxed) > 0
+}
+
 /// Makes an entry of its own of a page that is still to be mapped, if there is room.
 fn cut_out(page: u64) {
     let plan = plan();

@@ -90,7 +90,7 @@ impl ColdBoots {
     }
 
     /// How to boot if the pages are not in the page cache. Looks at one page, which takes
-    /// half a microsecond, and at more only if that is not there or the last boot is long
+    /// 0.3 µs, and at more only if that is not there or the last boot is long
     /// ago (`may_be_gone`).
     pub fn wanted(&self, may_be_gone: bool) -> Option<Arc<Prefetched>> {
         let prefetched = self.prefetched();

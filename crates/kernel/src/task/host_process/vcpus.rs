@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::control::{FLAG_BY_PAGE, FLAG_FREEZE_AT_ENTRY};
+use thaw_abi::control::FLAG_FREEZE_AT_ENTRY;
 
 use super::{Activity, OwnVcpu, halt, own, own_host_process, wake_vcpu, wake_watcher};
 use crate::errno::Result;
@@ -134,7 +134,7 @@ pub fn may_grow() -> bool {
         return false;
     }
     let config = kernel().config.get();
-    let is_recorded = config.flags & FLAG_BY_PAGE != 0 && !phases::has_answered();
+    let is_recorded = lazy::maps_pages() && phases::may_be_in_first_request();
     let limit = match config.flags & FLAG_FREEZE_AT_ENTRY {
         0 if !is_recorded => config.cpus.min(vcpu::MAX_VCPUS),
         _ => 1,
