@@ -194,7 +194,7 @@ impl Instance for ThreadInstance {
         self.thread.clone()
     }
 
-    fn knock_if_unread(&mut self) {}
+    fn ring_if_unread(&mut self) {}
 
     fn kill(&mut self) {
         for (_, socket) in self.thread.sockets.lock().unwrap().drain() {
