@@ -159,7 +159,7 @@ impl Instance for FakeInstance {
         self.guest.clone()
     }
 
-    fn knock_if_unread(&mut self) {}
+    fn ring_if_unread(&mut self) {}
 
     fn kill(&mut self) {
         self.guest.sockets.lock().unwrap().clear();
