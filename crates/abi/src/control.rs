@@ -145,6 +145,8 @@ pub const FLAG_FREEZE_AT_ENTRY: u32 = 1 << 4;
 pub const FLAG_NO_PATCHING: u32 = 1 << 5;
 /// Never map lazily at thaw: every mapping is eager.
 pub const FLAG_NO_LAZY: u32 = 1 << 6;
+/// Map lazily page by page, so that it can be seen from outside which pages are touched.
+pub const FLAG_BY_PAGE: u32 = 1 << 7;
 /// The sandbox may have outgoing connections: [`MSG_OPEN_SOCKET`], and the
 /// addresses of [`crate::network`].
 pub const FLAG_EGRESS: u32 = 1 << 16;
@@ -220,7 +222,7 @@ pub const THAW_AS_TEMPLATE: u32 = 2;
 
 /// Body of [`MSG_THAW`].
 ///
-/// Descriptors: image, index, then `blob_count` blobs, then those of `identity`. Tail: `mapping_count`
+/// Descriptors: image, index, the prefetch file if there is one, then `blob_count` blobs, then those of `identity`. Tail: `mapping_count`
 /// [`crate::image::Mapping`], unless they are read from the image, `populate_count` [`PopulateRange`], the tail of
 /// `identity`, then `blob_count` `u32` blob numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -240,8 +242,9 @@ pub struct Thaw {
     pub blob_count: u32,
     /// Number of blobs of the index.
     pub index_blobs: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Number of prefetch files that come along: 1 if mappings have
+    /// [`crate::image::SOURCE_PREFETCH`], 0 otherwise.
+    pub prefetch_count: u32,
     /// What makes it this copy. Only `flags` counts unless it is to go on at once.
     pub identity: Identity,
 }

@@ -56,6 +56,8 @@ pub const SOURCE_IMAGE: u32 = 0;
 pub const SOURCE_BLOB: u32 = 1;
 /// The bytes are zero.
 pub const SOURCE_ZERO: u32 = 2;
+/// The bytes come from the prefetch file of a boot command; never in an image.
+pub const SOURCE_PREFETCH: u32 = 3;
 
 /// The mapping is needed before the kernel can run: heap, pages, gate.
 pub const MAPPING_KERNEL: u32 = 1 << 0;
@@ -108,7 +110,8 @@ mod tests {
         assert_eq!(size_of::<Mapping>(), 40);
         let notes = [NOTE_HEADER, NOTE_MAPPINGS, NOTE_BLOBS, NOTE_ABOUT];
         assert_eq!(notes, [0x7468_0001, 0x7468_0002, 0x7468_0003, 0x7468_0004]);
-        assert_eq!((SOURCE_IMAGE, SOURCE_BLOB, SOURCE_ZERO), (0, 1, 2));
+        let sources = [SOURCE_IMAGE, SOURCE_BLOB, SOURCE_ZERO, SOURCE_PREFETCH];
+        assert_eq!(sources, [0, 1, 2, 3]);
         assert_eq!((MAPPING_KERNEL, MAPPING_EAGER, MAPPING_SHARED), (1, 2, 4));
     }
 }

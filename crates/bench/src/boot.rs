@@ -80,9 +80,21 @@ pub struct BenchReport {
     pub execution_us: Percentiles,
     /// The native starts; none if they were not asked for or did not succeed.
     pub native_us: Option<NativePercentiles>,
+    /// What cold boots have read from the prefetch file; not part of the JSON.
+    #[serde(skip)]
+    pub prefetch: Option<PrefetchRead>,
     /// Memory that one idle instance has for itself after its first request, in
     /// KiB: its proportional set size without pages of files.
     pub pss_kib: u64,
+}
+
+/// The pages of the first request, read by one sequential reader with nothing cached.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefetchRead {
+    /// Bytes of the pages.
+    pub bytes: u64,
+    /// From the first `pread` to the end of the last, in microseconds.
+    pub read_us: Percentiles,
 }
 
 /// What was measured of many functions.
@@ -218,6 +230,8 @@ struct Turn {
     kind: BootKind,
     rig: Option<Rig>,
     phases: Vec<Phases>,
+    /// Bytes and nanoseconds of each sequential read of the prefetch file.
+    reads: Vec<(u64, u64)>,
     failure: Option<BenchError>,
 }
 
@@ -271,6 +285,11 @@ impl<'a> Subject<'a> {
             for turn in &mut turns {
                 if let Some(cache) = &cache {
                     cache.drop_image_and_blobs()?;
+                    if counts {
+                        // While nothing else is read: afterwards the page cache fills.
+                        turn.reads.extend(cache.read_pages()?);
+                        cache.drop_image_and_blobs()?;
+                    }
                 }
                 turn.take(&self.request, counts);
             }
@@ -292,11 +311,12 @@ impl<'a> Subject<'a> {
             Ok(rig) => (Some(rig), None),
             Err(error) => (None, Some(error)),
         };
-        Turn { kind, rig, phases: Vec::with_capacity(self.options.count), failure }
+        let phases = Vec::with_capacity(self.options.count);
+        Turn { kind, rig, phases, reads: Vec::new(), failure }
     }
 
     fn report(&self, turn: Turn, native: Option<&Native>) -> Result<BenchReport, BenchError> {
-        let Turn { kind, rig, phases, failure } = turn;
+        let Turn { kind, rig, phases, reads, failure } = turn;
         let mut rig = match (rig, failure) {
             (_, Some(failure)) => return Err(failure),
             (Some(rig), None) => rig,
@@ -312,6 +332,12 @@ impl<'a> Subject<'a> {
             native_us: starts.map(|native| NativePercentiles {
                 first_byte: Percentiles::of_ns(&mut native.samples.clone()),
                 n: native.samples.len(),
+            }),
+            prefetch: reads.last().map(|&(bytes, _)| PrefetchRead {
+                bytes,
+                read_us: Percentiles::of_ns(
+                    &mut reads.iter().map(|&(_, ns)| ns).collect::<Vec<_>>(),
+                ),
             }),
             pss_kib: memory_of_an_idle_instance(&mut rig, kind, &self.request)?,
         })

@@ -5,15 +5,26 @@ use super::native::native_root;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use thaw_abi::rootfs::{Index, ROOT_INODE};
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
+use thaw_sandbox::prefetch::is_cached;
 use thaw_sandbox::working_set::drop_from_page_cache;
-use thaw_store::{BlobHash, Store};
+use thaw_store::{BlobHash, ImageId, PREFETCH_HEAD, Store};
+
+/// How often the page cache is emptied at most, and how long between two times: pages that
+/// are just being read stay, and so do those that another process maps.
+const DROPS: (usize, Duration) = (40, Duration::from_millis(5));
+/// Bytes of one request of the sequential reader.
+const REQUEST: usize = 1 << 20;
 
 /// The files that one function's boots and native starts need.
 pub(crate) struct PageCache {
+    store: Store,
+    image_id: ImageId,
     image: File,
     index: File,
     blobs: Vec<PathBuf>,
@@ -33,17 +44,48 @@ impl PageCache {
         let mut host_files = Vec::new();
         same_on_host(&view, ROOT_INODE, Path::new("/"), &mut host_files);
         below(&native_root(home, function.function.config.name.as_str())?, &mut host_files)?;
-        Ok(Self { image, blobs: blobs.collect(), host_files, index: index.file().try_clone()? })
+        Ok(Self {
+            store: store.clone(),
+            image_id: function.image,
+            image,
+            blobs: blobs.collect(),
+            host_files,
+            index: index.file().try_clone()?,
+        })
     }
 
     /// What a thaw needs.
-    pub(crate) fn drop_image_and_blobs(&self) -> io::Result<()> {
-        drop_from_page_cache(&self.image)?;
-        drop_from_page_cache(&self.index)?;
-        for path in &self.blobs {
-            drop_from_page_cache(&File::open(path)?)?;
+    pub(crate) fn drop_image_and_blobs(&self) -> Result<(), BenchError> {
+        let prefetch = self.store.open_prefetch(self.image_id)?.map(|found| found.into_file());
+        let blobs: io::Result<Vec<File>> = self.blobs.iter().map(File::open).collect();
+        let blobs = blobs?;
+        let files = [&self.image, &self.index].into_iter().chain(&prefetch).chain(&blobs);
+        let (tries, between) = DROPS;
+        for _ in 0..tries {
+            files.clone().try_for_each(drop_from_page_cache)?;
+            if !files.clone().any(|file| is_cached(file) == Some(true)) {
+                break;
+            }
+            std::thread::sleep(between);
         }
         Ok(())
+    }
+
+    /// Drops the prefetch file and reads its pages one after the other: how many bytes they
+    /// are, and how many nanoseconds it took. `None`: there is none.
+    pub(crate) fn read_pages(&self) -> Result<Option<(u64, u64)>, BenchError> {
+        let Some(found) = self.store.open_prefetch(self.image_id)? else { return Ok(None) };
+        let end = found.len();
+        let file = found.into_file();
+        drop_from_page_cache(&file)?;
+        let mut buffer = vec![0; REQUEST];
+        let (mut at, started) = (PREFETCH_HEAD, Instant::now());
+        while at < end {
+            let part = REQUEST.min((end - at) as usize);
+            file.read_exact_at(&mut buffer[..part], at)?;
+            at += part as u64;
+        }
+        Ok(Some((end - PREFETCH_HEAD, started.elapsed().as_nanos() as u64)))
     }
 
     /// What a native start needs; files that have vanished are none of it.

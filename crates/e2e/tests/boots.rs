@@ -1,9 +1,10 @@
 //! The four boots: what a copy is must not depend on how it was booted.
 
+use rustix::fs::{Advice, fadvise};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use thaw_e2e::{
@@ -496,4 +497,68 @@ fn a_recorded_working_set_is_small_whatever_the_guest_touches() {
     for _ in 0..3 {
         assert_eq!(get(daemon.gateway(), "sprawling", "/").text(), "0");
     }
+}
+
+/// Empties the page cache of what lies in a directory.
+fn drop_from_page_cache(directory: &Path) {
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            drop_from_page_cache(&path);
+        } else if let Ok(file) = fs::File::open(&path) {
+            fadvise(&file, 0, None, Advice::DontNeed).expect("advice");
+        }
+    }
+}
+
+fn prefetch_file(home: &Path) -> Option<PathBuf> {
+    let files = fs::read_dir(home.join("store/images")).expect("images");
+    let mut paths = files.map(|file| file.expect("an entry").path());
+    paths.find(|path| path.extension().is_some_and(|extension| extension == "prefetch"))
+}
+
+/// Asks once, and returns how the copy that answered was booted.
+fn kind_of_boot(daemon: &Daemon, function: &str) -> String {
+    ask(daemon, function);
+    let boots = detail(daemon, function)["boots"].clone();
+    boots[0]["kind"].as_str().expect("a kind").to_owned()
+}
+
+/// Pages that were read from the prefetch file and pages that are mapped later are those of
+/// the image; a damaged file is not used.
+#[test]
+fn a_cold_boot_takes_its_pages_from_the_prefetch_file() {
+    let function = Function::PythonVariant { program: "copies", name: "cold", keys: WARM };
+    let home = built_home("boots-cold", &[function]);
+    let options = DaemonOptions::default();
+    let daemon = Daemon::start(&home, &options);
+    ask(&daemon, "cold");
+    wait_until("its prefetch file is stored", || prefetch_file(&home).is_some());
+    let empty = || drop_from_page_cache(&home.join("store"));
+    let boots_cold = || {
+        empty();
+        kind_of_boot(&daemon, "cold") == "cold"
+    };
+    // Pages that are just being read, or that a copy maps that has not ended yet, stay.
+    wait_until("it boots cold", boots_cold);
+    wait_until("its pages are back", || kind_of_boot(&daemon, "cold") == "warm");
+    wait_until("it boots cold again", boots_cold);
+    check_copies(&daemon, "cold", "cold", DEFAULT_LIMIT);
+    daemon.stop();
+
+    let path = prefetch_file(&home).expect("a prefetch file");
+    let mut bytes = fs::read(&path).expect("its bytes");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::remove_file(&path).expect("removed");
+    fs::write(&path, bytes).expect("written");
+    let daemon = Daemon::start(&home, &options);
+    // The first boot of a daemon is taken for cold.
+    kind_of_boot(&daemon, "cold");
+    for _ in 0..3 {
+        empty();
+        assert_eq!(kind_of_boot(&daemon, "cold"), "warm");
+    }
+    let log = daemon.log();
+    assert!(log.contains("without a prefetch file") && log.contains("damaged"), "{log}");
 }

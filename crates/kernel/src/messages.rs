@@ -19,7 +19,7 @@ pub fn handle(message: &Kept) {
     match message.kind {
         MSG_CONNECTION => {
             if let Some(&fd) = message.fds.first() {
-                crate::net::deliver_connection(&body::<Connection>(message), HostFd(fd));
+                crate::net::deliver_connection(&body::<Connection>(message), HostFd::new(fd));
             }
         }
         MSG_SIGNAL => signal_from_host(body::<Signal>(message).number),

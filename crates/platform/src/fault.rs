@@ -494,8 +494,9 @@ mod tests {
         let context: MachineContext = bytemuck::cast(words);
         let frame = context.to_frame();
         let back = MachineContext::of(&frame);
-        let registers =
-            |context: &MachineContext| bytemuck::cast::<_, [u64; 28]>(*context)[5..23].to_vec();
+        let registers = |context: &MachineContext| {
+            bytemuck::cast::<_, [u64; size_of::<MachineContext>() / 8]>(*context)[5..23].to_vec()
+        };
         assert_eq!(registers(&back), registers(&context));
         assert_eq!(
             (frame.rip, frame.rsp, frame.rflags),

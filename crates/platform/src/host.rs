@@ -11,6 +11,7 @@ use core::sync::atomic::AtomicU32;
 use crate::errno::{Errno, Result};
 use crate::io::{IoSlice, IoSliceMut, IoVec};
 use crate::memory::{GuestRange, Pages};
+use crate::saved::OfHost;
 
 core::arch::global_asm!(
     // u64 thaw_hostcall: rax = number, rdi rsi rdx r10 r8 r9 = arguments.
@@ -87,10 +88,20 @@ pub mod nr {
     pub const SECCOMP: u64 = 317;
 }
 
-/// A descriptor of the host. Valid in this boot only: what is saved must not
-/// keep one without a way to get another.
+/// A descriptor of the host. It is of this boot, so that nothing that is saved can have one:
+///
+/// ```compile_fail
+/// thaw_platform::saved::assert_saved::<thaw_platform::host::HostFd>();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostFd(pub i32);
+pub struct HostFd(pub i32, OfHost);
+
+impl HostFd {
+    /// The descriptor with a number.
+    pub const fn new(number: i32) -> Self {
+        Self(number, OfHost::new())
+    }
+}
 
 /// `POLLIN` and so on: `struct pollfd` (poll(2)).
 #[derive(Clone, Copy, Debug)]
@@ -251,7 +262,7 @@ pub fn futex_wake(word: &AtomicU32, count: u32) {
 
 /// Writes a message to the console: kernel panics and traces.
 pub fn console_write(text: &[u8]) {
-    let _ = write(HostFd(thaw_abi::layout::CONSOLE_FD), text.into());
+    let _ = write(HostFd::new(thaw_abi::layout::CONSOLE_FD), text.into());
 }
 
 /// `PROT_READ`.

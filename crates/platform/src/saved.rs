@@ -24,6 +24,13 @@ impl<T: RefUnwindSafe + ?Sized> Saved for T {}
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OfHost(PhantomData<NotSaved>);
 
+impl OfHost {
+    /// The member.
+    pub const fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct NotSaved(PhantomData<UnsafeCell<()>>);
 

@@ -1,7 +1,7 @@
 //! Host calls that no safe wrapper offers.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
@@ -9,6 +9,23 @@ use std::ptr;
 use bytemuck::Zeroable;
 use rustix::process::Pid;
 use thaw_abi::control::TerminalMode;
+
+/// How many pages of a part of a file are in the page cache: `cachestat`, Linux 6.5. No
+/// page is read for it. `len` 0: up to the end.
+///
+/// # Errors
+/// An older kernel, or a file that this process may not write and does not own.
+pub(crate) fn cached_pages(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<u64> {
+    const SYS_CACHESTAT: libc::c_long = 451;
+    let range = [offset, len];
+    // `struct cachestat`: cached, dirty, under writeback, evicted, recently evicted.
+    let mut found = [0_u64; 5];
+    // SAFETY: the kernel reads two numbers and writes five.
+    let result = unsafe {
+        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0)
+    };
+    if result == 0 { Ok(found[0]) } else { Err(io::Error::last_os_error()) }
+}
 
 /// The modes of a terminal, as the kernel has them.
 pub fn terminal_mode(terminal: BorrowedFd<'_>) -> io::Result<TerminalMode> {
@@ -178,6 +195,85 @@ pub unsafe fn fork_with(flags: u64) -> io::Result<Forked> {
     }
 }
 
+/// The stack of a child that runs in the memory of its parent: see [`vfork_with`].
+#[derive(Debug)]
+pub struct ChildStack(*mut u8);
+
+impl ChildStack {
+    const LEN: usize = 256 << 10;
+    /// Below the stack: a child that needs more ends instead of overwriting something.
+    const GUARD_LEN: usize = 4096;
+
+    /// # Errors
+    /// The host has no memory.
+    pub fn new() -> io::Result<Self> {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address that the host chooses; nobody else knows it.
+        let lowest = unsafe { libc::mmap(ptr::null_mut(), Self::LEN, protection, flags, -1, 0) };
+        if lowest == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let stack = Self(lowest.cast());
+        // SAFETY: the page is the first of the mapping from above, which nobody uses yet.
+        match unsafe { libc::mprotect(lowest, Self::GUARD_LEN, libc::PROT_NONE) } {
+            0 => Ok(stack),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for ChildStack {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and no child runs on it any more: its
+        // parent has waited until the child had memory of its own.
+        unsafe { libc::munmap(self.0.cast(), Self::LEN) };
+    }
+}
+
+/// Makes a child that runs `child` in the memory of its parent, and waits until that has
+/// executed a program or ended (`CLONE_VM | CLONE_VFORK`, clone(2)); `flags` may add
+/// namespaces. To copy the memory of this program and to give the copy up at once takes half
+/// of what making a zygote takes. The child ends with the status that `child` returns.
+///
+/// # Errors
+/// The host's.
+///
+/// # Safety
+///
+/// The calling process must be single-threaded. `child` may leave nothing behind in memory
+/// that the caller does not expect: above all it drops nothing that the caller owns, whose
+/// descriptors it has copies of. `flags` must not share signal handlers or descriptors
+/// (`CLONE_SIGHAND`, `CLONE_FILES`), nor set a thread pointer.
+pub unsafe fn vfork_with(
+    flags: c_int,
+    stack: &mut ChildStack,
+    child: &mut dyn FnMut() -> c_int,
+) -> io::Result<(i32, OwnedFd)> {
+    extern "C" fn run(child: *mut c_void) -> c_int {
+        // SAFETY: the parent has passed a pointer to such a reference, which lies on its
+        // stack and stays there, since the parent waits.
+        let child = unsafe { &mut *child.cast::<&mut dyn FnMut() -> c_int>() };
+        exit_at_once(child())
+    }
+    let mut child = child;
+    let mut pidfd: c_int = -1;
+    let flags = flags | libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    // SAFETY: the child runs on a stack of its own, whose end this is (16-byte aligned, as
+    // all pages are), and which nobody else uses, since the reference to it is exclusive.
+    // What it is given outlives the call, which returns when the child has left this memory.
+    // Everything else the caller promises.
+    let pid = unsafe {
+        let top = stack.0.add(ChildStack::LEN).cast();
+        libc::clone(run, top, flags, (&raw mut child).cast(), &raw mut pidfd)
+    };
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just stored a new descriptor, which nobody else owns.
+    Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+}
+
 /// Forks, with a call whose flags a filter can check; `None` in the new process.
 ///
 /// # Safety
@@ -202,10 +298,10 @@ pub fn exit_at_once(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Executes the file behind `file` with an empty environment. Returns only on failure.
-pub fn execute(file: BorrowedFd<'_>, argv: &[&CStr]) -> io::Error {
-    let mut pointers: Vec<*const c_char> = argv.iter().map(|argument| argument.as_ptr()).collect();
-    pointers.push(ptr::null());
+/// Executes the file behind `file` with one argument, its name, and an empty environment.
+/// Returns only on failure. Allocates nothing.
+pub fn execute(file: BorrowedFd<'_>, name: &CStr) -> io::Error {
+    let argv: [*const c_char; 2] = [name.as_ptr(), ptr::null()];
     let environment: [*const c_char; 1] = [ptr::null()];
     // SAFETY: the path is an empty C string, both arrays end with a null pointer
     // and all strings outlive the call.
@@ -214,7 +310,7 @@ pub fn execute(file: BorrowedFd<'_>, argv: &[&CStr]) -> io::Error {
             libc::SYS_execveat,
             file.as_raw_fd(),
             c"".as_ptr(),
-            pointers.as_ptr(),
+            argv.as_ptr(),
             environment.as_ptr(),
             libc::AT_EMPTY_PATH,
         );
@@ -347,9 +443,9 @@ pub fn unblock_signals() {
     }
 }
 
-/// Gives every signal its default action and unblocks all: both would be
-/// inherited over exec (the Rust runtime ignores `SIGPIPE`).
-pub fn reset_signals() {
+/// Gives every signal its default action. What is ignored would stay so over exec; what has a
+/// handler would not.
+pub fn reset_signal_actions() {
     // SAFETY: resetting an action to the default leaves no handler that could run. Failures (SIGKILL, SIGSTOP, numbers that
     // libc keeps for itself) leave the default, which is what is wanted.
     unsafe {
@@ -357,7 +453,32 @@ pub fn reset_signals() {
             libc::signal(signal, libc::SIG_DFL);
         }
     }
+}
+
+/// The same, and unblocks all signals: before another program is executed.
+pub fn reset_signals() {
+    reset_signal_actions();
     unblock_signals();
+}
+
+/// Whether writing to a pipe or socket without a reader ends the process with `SIGPIPE`; it
+/// is an error otherwise, as in all Rust programs.
+pub fn set_pipe_signal(ends: PipeSignal) {
+    let action = match ends {
+        PipeSignal::Ends => libc::SIG_DFL,
+        PipeSignal::Ignored => libc::SIG_IGN,
+    };
+    // SAFETY: neither action is a handler that could run.
+    unsafe { libc::signal(libc::SIGPIPE, action) };
+}
+
+/// See [`set_pipe_signal`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PipeSignal {
+    /// It ends the process: the default.
+    Ends,
+    /// It is ignored.
+    Ignored,
 }
 
 /// Bytes sent on a socket that its peer has not read yet (`SIOCOUTQ`, unix(7)).

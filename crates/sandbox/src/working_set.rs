@@ -73,16 +73,16 @@ pub enum WorkingSetError {
 
 /// What was done to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+pub(crate) enum Use {
     Read,
     Written,
 }
 
 /// Neighbouring pages with the same use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
-    start: u64,
-    end: u64,
+pub(crate) struct Run {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
     how: Use,
 }
 
@@ -406,7 +406,7 @@ impl WorkingSet {
     }
 
     /// The runs that touch a range.
-    fn within(&self, start: u64, end: u64) -> impl Iterator<Item = Run> {
+    pub(crate) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = Run> {
         let first = self.runs.partition_point(|run| run.end <= start);
         self.runs[first..].iter().take_while(move |run| run.start < end).map(move |run| Run {
             start: run.start.max(start),
@@ -492,7 +492,7 @@ impl WorkingSet {
 
     /// The parts of a file that the set touches through some of the mappings,
     /// sorted, with near ones joined.
-    fn file_ranges(
+    pub(crate) fn file_ranges(
         &self,
         mappings: &[Mapping],
         is_of_file: impl Fn(&Mapping) -> bool,
@@ -510,15 +510,15 @@ impl WorkingSet {
 }
 
 /// End of what a copy reads into memory that it has already.
-const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
+pub(crate) const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
 
 /// Whether a mapping begins with the front of the kernel's heap.
-fn is_front(mapping: &Mapping) -> bool {
+pub(crate) fn is_front(mapping: &Mapping) -> bool {
     (HEAP_BASE..FRONT_END).contains(&mapping.start)
 }
 
 /// Sorted ranges, with those made one that are `gap` bytes apart at most.
-fn joined(ranges: impl IntoIterator<Item = Range<u64>>, gap: u64) -> Vec<Range<u64>> {
+pub(crate) fn joined(ranges: impl IntoIterator<Item = Range<u64>>, gap: u64) -> Vec<Range<u64>> {
     let mut joined: Vec<Range<u64>> = Vec::new();
     for range in ranges {
         match joined.last_mut() {
@@ -534,11 +534,21 @@ fn joined(ranges: impl IntoIterator<Item = Range<u64>>, gap: u64) -> Vec<Range<u
 fn read_ahead(file: &impl std::os::fd::AsFd, ranges: Vec<Range<u64>>) -> io::Result<u64> {
     let mut total = 0;
     for range in ranges {
-        let len = range.end - range.start;
-        fadvise(file, range.start, std::num::NonZeroU64::new(len), Advice::WillNeed)?;
-        total += len;
+        read_range_ahead(file, range.clone())?;
+        total += range.end - range.start;
     }
     Ok(total)
+}
+
+/// Brings a part of a file into the page cache, without waiting.
+pub(crate) fn read_range_ahead(file: &impl std::os::fd::AsFd, range: Range<u64>) -> io::Result<()> {
+    // The host kernel cuts off a longer request without a word (mm/readahead.c).
+    const REQUEST: usize = 128 * 1024;
+    for start in range.clone().step_by(REQUEST) {
+        let len = std::num::NonZeroU64::new((range.end - start).min(REQUEST as u64));
+        fadvise(file, start, len, Advice::WillNeed)?;
+    }
+    Ok(())
 }
 
 /// Drops a file's pages from the page cache, as far as no process maps them.
@@ -555,7 +565,7 @@ pub(crate) mod tests {
 
     const P: u64 = PAGE_SIZE;
 
-    fn set(runs: &[(u64, u64, Use)]) -> WorkingSet {
+    pub(crate) fn set(runs: &[(u64, u64, Use)]) -> WorkingSet {
         let runs = runs
             .iter()
             .map(|&(page, pages, how)| Run { start: page * P, end: (page + pages) * P, how })

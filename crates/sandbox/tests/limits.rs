@@ -48,14 +48,6 @@ fn groups_of(pid: u32) -> Vec<PathBuf> {
     mounts.lines().filter_map(controllers).collect()
 }
 
-/// Whether a group has this controller.
-fn is_of(group: &Path, controller: &str) -> bool {
-    fs::read_dir(group).is_ok_and(|files| {
-        let names = files.flatten().map(|file| file.file_name());
-        names.filter_map(|name| name.into_string().ok()).any(|name| name.starts_with(controller))
-    })
-}
-
 fn has_processes(group: &Path) -> bool {
     !fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default().is_empty()
 }
@@ -64,9 +56,7 @@ fn has_processes(group: &Path) -> bool {
 /// none.
 fn reusing() -> Option<Arc<Hierarchy>> {
     let hierarchy = discover();
-    let is_reusable = hierarchy.places().iter().any(|place| {
-        place.version == Version::V1 && !place.controllers.contains(&Controller::Memory)
-    });
+    let is_reusable = hierarchy.places().iter().any(|place| place.version == Version::V1);
     if !is_reusable {
         common::skip("no control groups of version 1");
     }
@@ -75,8 +65,8 @@ fn reusing() -> Option<Arc<Hierarchy>> {
 
 /// Those groups that another sandbox can have.
 fn lasting(group: &Group) -> Vec<PathBuf> {
-    let memory = group.directory_of(Controller::Memory);
-    group.directories().iter().filter(|path| Some(path.as_path()) != memory).cloned().collect()
+    let is_of_v1 = |path: &&PathBuf| path.join("tasks").exists();
+    group.directories().iter().filter(is_of_v1).cloned().collect()
 }
 
 /// Makes groups until they are these, or until there was time enough.
@@ -100,15 +90,54 @@ fn comes_again(hierarchy: &Arc<Hierarchy>, wanted: &[PathBuf], patience: Duratio
 }
 
 #[test]
-fn groups_are_left_to_the_next_sandbox_but_for_memory() {
+fn groups_are_left_to_the_next_sandbox() {
     let Some(hierarchy) = reusing() else { return };
     let group = hierarchy.create(1).unwrap();
-    let memory = group.directory_of(Controller::Memory).map(Path::to_owned);
     let wanted = lasting(&group);
     drop(group);
     assert!(comes_again(&hierarchy, &wanted, PATIENCE));
-    let next = hierarchy.create(2).unwrap();
-    assert!(memory.is_none_or(|memory| !next.directories().contains(&memory)));
+}
+
+/// A process of the group writes a file, whose pages in the page cache stay charged to it.
+#[test]
+fn groups_to_which_much_memory_is_charged_are_not_left_to_others() {
+    let Some(hierarchy) = reusing() else { return };
+    let group = hierarchy.create(1).unwrap();
+    let Some(memory) = group.directory_of(Controller::Memory).map(Path::to_owned) else { return };
+    let wanted = lasting(&group);
+    if !wanted.contains(&memory) {
+        return common::skip("control groups for memory have version 2");
+    }
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let write = "echo 0 > $0/tasks && head -c 4194304 /dev/zero > $1";
+    let mut shell = std::process::Command::new("sh");
+    let written = shell.args(["-c", write]).arg(&memory).arg(file.path()).status().unwrap();
+    assert!(written.success());
+    let charged = group.memory().unwrap().unwrap();
+    assert!(charged >= 4 << 20, "{charged}");
+    drop(group);
+    assert!(!comes_again(&hierarchy, &wanted, Duration::from_millis(300)));
+    wait_until("they are removed", || !wanted.iter().any(|group| group.exists()));
+}
+
+/// The host kernel goes on counting whom it has killed: the next sandbox would be said to have
+/// run out of memory.
+#[test]
+fn groups_that_have_run_out_of_memory_are_not_left_to_others() {
+    let Some(_) = reusing() else { return };
+    let parent = parent();
+    if !has_groups(&parent) {
+        return;
+    }
+    let mut sandbox = start(&parent, "share", "200", |spec| spec.memory_limit = 50 << 20);
+    let groups = groups_of(sandbox.pid());
+    assert_eq!(next(&mut sandbox), Event::Hangup);
+    assert_eq!(sandbox.wait().signal(), Some(libc::SIGKILL));
+    assert_eq!(sandbox.limit_reached(), Some(LimitReached::Memory));
+    drop(sandbox);
+    wait_until("they are removed", || !groups.iter().any(|group| group.exists()));
+    let next = start(&parent, "hang", "", |_| {});
+    assert_eq!(next.limit_reached(), None);
 }
 
 #[test]
@@ -312,8 +341,6 @@ fn groups_go_with_their_sandbox() {
     assert!(groups.iter().all(|group| group.is_dir()), "{groups:?}");
     drop(sandbox);
     wait_until("nobody is in the groups", || !groups.iter().any(|group| has_processes(group)));
-    let memory = groups.iter().filter(|group| is_of(group, "memory"));
-    wait_until("that for memory is removed", || !memory.clone().any(|group| group.exists()));
     drop(parent);
     wait_until("all are removed", || !groups.iter().any(|group| group.exists()));
     // That which stands for this process has the name without the sandbox's number.

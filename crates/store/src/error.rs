@@ -27,6 +27,8 @@ pub enum Kind {
     Image,
     /// The recorded working set of an image.
     WorkingSet,
+    /// The pages of an image's working set.
+    Prefetch,
 }
 
 impl std::fmt::Display for Kind {
@@ -38,6 +40,7 @@ impl std::fmt::Display for Kind {
             Kind::Function => "function",
             Kind::Image => "image",
             Kind::WorkingSet => "working set",
+            Kind::Prefetch => "prefetch file",
         })
     }
 }
@@ -174,6 +177,7 @@ pub(crate) fn way_out(kind: Kind) -> &'static str {
         Kind::Rootfs => "import the rootfs again under the same name",
         Kind::Function | Kind::Image => "build the function again",
         Kind::WorkingSet => "it can be removed: the next boot records a new one",
+        Kind::Prefetch => "it can be removed: cold boots read the image instead",
     }
 }
 

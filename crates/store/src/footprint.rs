@@ -42,8 +42,10 @@ impl Footprint {
         }
         let Some(image) = image else { return Ok(()) };
         if let Entry::Vacant(vacant) = self.images.entry(image) {
-            let working_set = allocated(&store.layout.working_set(image))?;
-            vacant.insert(allocated(&store.layout.image(image))? + working_set);
+            let layout = &store.layout;
+            let files = [layout.image(image), layout.working_set(image), layout.prefetch(image)];
+            let bytes: Result<u64> = files.iter().map(|path| allocated(path)).sum();
+            vacant.insert(bytes?);
         }
         Ok(())
     }

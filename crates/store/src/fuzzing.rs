@@ -26,6 +26,12 @@ pub fn rootfs_index(bytes: &[u8]) {
     }
 }
 
+/// The header of a prefetch file of as many bytes as the first eight say.
+pub fn prefetch_header(bytes: &[u8]) {
+    let Some((len, page)) = bytes.split_first_chunk() else { return };
+    crate::prefetch::check_header(page, u64::from_le_bytes(*len));
+}
+
 /// The record of a function.
 pub fn function_record(bytes: &[u8]) {
     let Ok(record) = serde_json::from_slice::<FunctionRecord>(bytes) else { return };
@@ -53,6 +59,13 @@ mod tests {
         tree.make_directories(Path::new("/a/b/c")).unwrap();
         let seed = tree.to_index().unwrap();
         survive("rootfs_index", &[&seed], 100_000, rootfs_index);
+    }
+
+    #[test]
+    fn prefetch_headers_are_survived() {
+        let mut seed = (3 * 4096_u64).to_le_bytes().to_vec();
+        seed.extend(crate::prefetch::tests::page(2 * 4096));
+        survive("prefetch_header", &[&seed], 100_000, prefetch_header);
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub struct GcReport {
     pub indexes: Vec<IndexId>,
     /// Contents of regular files.
     pub blobs: Vec<BlobHash>,
-    /// Working sets whose images are gone.
+    /// Working sets, and the files of their pages, whose images are gone.
     pub working_sets: Vec<ImageId>,
     /// Directories of sessions that did not end well.
     pub left_overs: Vec<PathBuf>,
@@ -83,9 +83,11 @@ impl Store {
             report.bytes += remove(&self.layout.image(*id), removal)?;
             report.images.push(*id);
         }
-        for id in self.working_sets_without(&images)? {
-            report.bytes += remove(&self.layout.working_set(id), removal)?;
-            report.working_sets.push(id);
+        for (id, path) in self.working_sets_without(&images)? {
+            report.bytes += remove(&path, removal)?;
+            if !report.working_sets.contains(&id) {
+                report.working_sets.push(id);
+            }
         }
         for (id, _in_use_check) in &indexes {
             report.bytes += remove(&self.layout.index(*id), removal)?;
@@ -175,12 +177,13 @@ impl Store {
         Ok(unused)
     }
 
-    fn working_sets_without(&self, removed: &[(ImageId, File)]) -> Result<Vec<ImageId>> {
+    /// Files of working sets without their images.
+    fn working_sets_without(&self, removed: &[(ImageId, File)]) -> Result<Vec<(ImageId, PathBuf)>> {
         let mut orphans = Vec::new();
-        for (_, file) in self.image_files()? {
-            let ImageFile::WorkingSet(id) = file else { continue };
+        for (path, file) in self.image_files()? {
+            let (ImageFile::WorkingSet(id) | ImageFile::Prefetch(id)) = file else { continue };
             if removed.iter().any(|(image, _)| *image == id) || !self.layout.image(id).exists() {
-                orphans.push(id);
+                orphans.push((id, path));
             }
         }
         Ok(orphans)

@@ -152,11 +152,13 @@ impl Store {
         Ok(Some(content))
     }
 
-    /// Forgets the working set of an image, so that the next boot records one;
-    /// says whether there was one.
+    /// Forgets the working set of an image and its pages, so that the next boot records
+    /// one; says whether there was one.
     pub fn remove_working_set(&self, id: ImageId) -> Result<bool> {
         let _acting = self.layout.act()?;
         let mut session = self.session()?;
+        let prefetch = session.layout.prefetch(id);
+        session.remove_record(&prefetch)?;
         let path = session.layout.working_set(id);
         session.remove_record(&path)
     }

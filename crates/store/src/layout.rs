@@ -9,6 +9,7 @@
 //! functions/<name>/record.json   JSON record of a function
 //! images/<hash>                  snapshot images, sparse, 0444
 //! images/<hash>.workingset       recorded working set of that image
+//! images/<hash>.prefetch         its pages, one after the other, with a checksum
 //! domains/<name>                 empty file: a sharing domain that was used
 //! tmp/<session>/                 what a session has not published yet; flock(2)ed while it lives
 //! ```
@@ -24,6 +25,8 @@ pub(crate) const STORE_VERSION: &str = "thaw store 1";
 
 /// End of the name of a working set record.
 const WORKING_SET_SUFFIX: &str = ".workingset";
+/// End of the name of a prefetch file.
+const PREFETCH_SUFFIX: &str = ".prefetch";
 
 /// Paths below the root of a store.
 #[derive(Clone, Debug)]
@@ -122,6 +125,10 @@ impl Layout {
         self.root.join("images").join(format!("{id}{WORKING_SET_SUFFIX}"))
     }
 
+    pub(crate) fn prefetch(&self, id: ImageId) -> PathBuf {
+        self.root.join("images").join(format!("{id}{PREFETCH_SUFFIX}"))
+    }
+
     pub(crate) fn domains(&self) -> PathBuf {
         self.root.join("domains")
     }
@@ -139,12 +146,16 @@ impl Layout {
 pub(crate) enum ImageFile {
     Image(ImageId),
     WorkingSet(ImageId),
+    Prefetch(ImageId),
 }
 
 /// Reads a file name in `images/`; `None` for a file that the store did not put there.
 pub(crate) fn parse_image_name(name: &str) -> Option<ImageFile> {
-    match name.strip_suffix(WORKING_SET_SUFFIX) {
-        Some(hex) => hex.parse().ok().map(ImageFile::WorkingSet),
+    if let Some(hex) = name.strip_suffix(WORKING_SET_SUFFIX) {
+        return hex.parse().ok().map(ImageFile::WorkingSet);
+    }
+    match name.strip_suffix(PREFETCH_SUFFIX) {
+        Some(hex) => hex.parse().ok().map(ImageFile::Prefetch),
         None => name.parse().ok().map(ImageFile::Image),
     }
 }

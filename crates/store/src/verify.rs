@@ -215,11 +215,12 @@ impl Check<'_> {
     /// Images that are there, and those that should be, with their working sets.
     fn images(&mut self, progress: &mut dyn FnMut(&VerifyReport)) -> Result<()> {
         let mut images: BTreeSet<ImageId> = self.users.images.keys().copied().collect();
-        let mut working_sets = BTreeSet::new();
+        let (mut working_sets, mut prefetches) = (BTreeSet::new(), BTreeSet::new());
         for (_, file) in self.store.image_files()? {
             match file {
                 ImageFile::Image(id) => images.insert(id),
                 ImageFile::WorkingSet(id) => working_sets.insert(id),
+                ImageFile::Prefetch(id) => prefetches.insert(id),
             };
         }
         for id in images {
@@ -250,6 +251,18 @@ impl Check<'_> {
                     let used_by = self.users_of_image(id);
                     let removed = self.remove(&self.store.layout.working_set(id))?;
                     self.problem(Kind::WorkingSet, id.to_string(), &why, used_by, removed);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        for id in prefetches {
+            self.report.files += 1;
+            match self.store.open_prefetch(id) {
+                Ok(found) => self.report.bytes += found.map_or(0, |found| found.len()),
+                Err(StoreError::Damaged { why, .. }) => {
+                    let used_by = self.users_of_image(id);
+                    let removed = self.remove(&self.store.layout.prefetch(id))?;
+                    self.problem(Kind::Prefetch, id.to_string(), &why, used_by, removed);
                 }
                 Err(error) => return Err(error),
             }

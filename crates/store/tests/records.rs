@@ -11,8 +11,8 @@ use common::empty_store;
 use serde_json::json;
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{
-    Domain, ImageId, IndexId, Kind, Name, NewFunction, Removal, Repair, Session, Store, StoreError,
-    Tree,
+    Domain, ImageId, IndexId, Kind, Name, NewFunction, PREFETCH_HEAD, PREFETCH_MAX, Removal,
+    Repair, Session, Store, StoreError, Tree,
 };
 
 fn index_of(session: &mut Session, text: &str) -> IndexId {
@@ -145,12 +145,74 @@ fn working_sets_are_optional_and_checked() {
     assert!(store.put_working_set(ImageId([9; 32]), b"x").unwrap_err().is_not_found());
 }
 
+/// Writes two pages of this byte.
+fn two_pages(byte: u8) -> impl FnOnce(&std::fs::File) -> std::io::Result<u64> {
+    use std::os::unix::fs::FileExt;
+    move |file| file.write_all_at(&[byte; 8192], PREFETCH_HEAD).map(|()| 8192)
+}
+
+#[test]
+fn prefetch_files_are_optional_and_checked() {
+    let (_directory, store) = empty_store();
+    let (_, id) = put(&store, "f", "content");
+    assert!(store.open_prefetch(id).unwrap().is_none());
+    store.put_prefetch(id, [1; 32], two_pages(1)).unwrap();
+    store.put_prefetch(id, [2; 32], two_pages(2)).unwrap();
+    let found = store.open_prefetch(id).unwrap().unwrap();
+    assert_eq!((found.layout(), found.len()), ([2; 32], PREFETCH_HEAD + 8192));
+    let path = store.root().join("images").join(format!("{id}.prefetch"));
+    // The header's fields, the zeros behind it, both pages.
+    for position in [0, 8, 12, 16, 24, 32, 64, 96, 4095, 4096, 8192, 12287] {
+        flip(&path, position);
+        let error = store.open_prefetch(id).unwrap_err();
+        assert!(matches!(error, StoreError::Damaged { kind: Kind::Prefetch, .. }), "{error}");
+        flip(&path, position);
+        assert!(store.open_prefetch(id).is_ok());
+    }
+    let whole = std::fs::read(&path).unwrap();
+    for len in [0, 1, 95, 96, 4095, 4096, 4097, 8192, 12287] {
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, &whole[..len]).unwrap();
+        assert!(store.open_prefetch(id).is_err(), "{len} bytes");
+    }
+    // That of another image is none of this one.
+    let (_, other) = put(&store, "g", "other content");
+    std::fs::write(store.root().join("images").join(format!("{other}.prefetch")), &whole).unwrap();
+    assert!(store.open_prefetch(other).is_err());
+    store.put_working_set(id, b"pages").unwrap();
+    assert!(store.remove_working_set(id).unwrap());
+    assert!(store.open_prefetch(id).unwrap().is_none());
+    let gone = store.put_prefetch(ImageId([9; 32]), [0; 32], two_pages(1)).unwrap_err();
+    assert!(gone.is_not_found());
+}
+
+#[test]
+fn a_prefetch_file_has_whole_pages_and_not_too_many() {
+    let (_directory, store) = empty_store();
+    let (_, id) = put(&store, "f", "content");
+    for len in [1, PREFETCH_MAX + 4096] {
+        let written = store.put_prefetch(id, [0; 32], |file| {
+            file.set_len(PREFETCH_HEAD + len)?;
+            Ok(len)
+        });
+        assert!(written.is_err(), "{len} bytes");
+    }
+    let lied = store.put_prefetch(id, [0; 32], |file| {
+        file.set_len(PREFETCH_HEAD + 8192)?;
+        Ok(4096)
+    });
+    assert!(lied.is_err());
+    assert!(store.open_prefetch(id).unwrap().is_none());
+    assert_eq!(std::fs::read_dir(store.root().join("tmp")).unwrap().count(), 0);
+}
+
 #[test]
 fn garbage_goes_and_the_rest_stays() {
     let (_directory, store) = empty_store();
     let kept = put(&store, "kept", "kept content");
     let old = put(&store, "gone", "old content");
     store.put_working_set(old.1, b"pages").unwrap();
+    store.put_prefetch(old.1, [0; 32], two_pages(1)).unwrap();
     let mut session = store.session().unwrap();
     let named = index_of(&mut session, "named content");
     session.put_rootfs(&name("base"), named).unwrap();
@@ -215,6 +277,7 @@ fn damage_is_found_named_and_repaired_by_building_again() {
     let (_directory, store) = empty_store();
     let (index, image) = put(&store, "f", "content");
     store.put_working_set(image, b"pages").unwrap();
+    store.put_prefetch(image, [0; 32], two_pages(1)).unwrap();
     assert_eq!(damaged(&store), []);
     let blob = store.open_index(index).unwrap().blob(0).unwrap();
     let image_path = store.root().join("images").join(image.to_string());
@@ -222,10 +285,12 @@ fn damage_is_found_named_and_repaired_by_building_again() {
     flip(&store.blob_path(blob.hash), 3);
     flip(&image_path, 50 << 20);
     flip(&working_set_path, 60);
+    flip(&working_set_path.with_extension("prefetch"), 9000);
     let expected = [
         (Kind::Blob, blob.hash.to_string()),
         (Kind::Image, image.to_string()),
         (Kind::WorkingSet, image.to_string()),
+        (Kind::Prefetch, image.to_string()),
     ];
     assert_eq!(damaged(&store), expected);
     let report = store.verify(Repair::RemoveDamaged, &mut |_| {}).unwrap();

@@ -248,8 +248,11 @@ fn summary(report: &Report) -> String {
     if let Some(problem) = &image.problem {
         row("IMAGE", format!("{} cannot be used: {problem}", short(&image.id)));
     }
-    if let Some(StandbyInfo { ready, template }) = &report.standby {
-        let template = template.map_or("no template".to_owned(), |pid| format!("template {pid}"));
+    if let Some(StandbyInfo { ready, template, forked }) = &report.standby {
+        let ahead = forked.len();
+        let template = template.map_or("no template".to_owned(), |pid| {
+            format!("template {pid}, {ahead} of its copies forked ahead")
+        });
         row("STANDBY", format!("{} ready instances, {template}", ready.len()));
     }
     table.text()

@@ -57,7 +57,7 @@ pub fn start(message: &Message) -> Result<()> {
     crate::syscall::trace::enable(command.flags & FLAG_TRACE_SYSCALLS != 0);
 
     let lower = if command.rootfs == ROOTFS_INDEX {
-        let fd = HostFd(index.ok_or(Errno::EINVAL)?);
+        let fd = HostFd::new(index.ok_or(Errno::EINVAL)?);
         map_index(fd, command.index_len)?;
         LowerLayer::index(command.index_len)?
     } else {
@@ -98,7 +98,7 @@ pub fn start(message: &Message) -> Result<()> {
 /// Receives the standard streams into the numbers 0 to 2, the only ones that the
 /// filter lets be read.
 fn take_standard_streams(flags: u32) -> Result<()> {
-    (0..3).map(HostFd).for_each(host::close);
+    (0..3).map(HostFd::new).for_each(host::close);
     let message = control::receive_second_command();
     if message.kind != MSG_STDIO || message.fds() != [0, 1, 2] {
         return Err(Errno::EINVAL);

@@ -11,7 +11,6 @@ use thaw_abi::layout::CONSOLE_FD;
 
 use crate::errno::{Errno, Result};
 use crate::host::control::{self, CONTROL};
-use crate::host::phases;
 use crate::platform::host::{self, Forked, HostFd};
 use crate::platform::panic;
 
@@ -35,8 +34,7 @@ pub fn serve() -> Result<()> {
         };
         match host::fork_copy() {
             Ok(Forked::Child) => {
-                phases::received();
-                if become_copy(fork, HostFd(*socket), group, HostFd(*console)).is_err() {
+                if become_copy(fork, HostFd::new(*socket), group, HostFd::new(*console)).is_err() {
                     panic::exit(panic::PANIC_EXIT_CODE)
                 }
                 return Ok(());
@@ -45,22 +43,22 @@ pub fn serve() -> Result<()> {
             // The host sees the end of the copy's control socket.
             Err(error) => crate::console!("thaw template: cannot fork a copy: {error:?}"),
         }
-        message.fds().iter().for_each(|&fd| host::close(HostFd(fd)));
+        message.fds().iter().for_each(|&fd| host::close(HostFd::new(fd)));
     }
 }
 
 /// Gives up the template's rights, groups, control socket and console. `groups` move the
 /// thread that writes to them into the copy's own control groups.
 fn become_copy(fork: &Fork, socket: HostFd, groups: &[i32], console: HostFd) -> Result<()> {
-    for (own, number) in [(socket, CONTROL), (console, HostFd(CONSOLE_FD))] {
+    for (own, number) in [(socket, CONTROL), (console, HostFd::new(CONSOLE_FD))] {
         host::duplicate_to(own, number)?;
         host::close(own);
     }
     for &group in groups {
         // The thread that writes is meant (cgroups(7)). It takes microseconds, but
         // later a guest could keep processes out of it.
-        host::write(HostFd(group), b"0"[..].into())?;
-        host::close(HostFd(group));
+        host::write(HostFd::new(group), b"0"[..].into())?;
+        host::close(HostFd::new(group));
     }
     host::new_process_group()?;
     // Ends the capabilities, too (capabilities(7), "effect of user id changes"),

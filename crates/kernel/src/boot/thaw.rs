@@ -34,6 +34,11 @@ pub fn thaw(message: &Message) -> Result<()> {
     let (connections, hostname, tail) = tail_of(&command.identity, tail)?;
     let (blob_numbers, _) = control::array::<u32>(tail, command.blob_count)?;
     let [image, index, rest @ ..] = message.fds() else { return Err(Errno::EINVAL) };
+    let (prefetch, rest) = match (command.prefetch_count, rest) {
+        (0, rest) => (None, rest),
+        (1, [prefetch, rest @ ..]) => (Some(HostFd::new(*prefetch)), rest),
+        _ => return Err(Errno::EINVAL),
+    };
     let (blob_fds, rest) = rest.split_at_checked(blob_numbers.len()).ok_or(Errno::EINVAL)?;
     let connection_fds = take_streams(&command.identity, rest)?;
     if connection_fds.len() != connections.len() {
@@ -42,11 +47,11 @@ pub fn thaw(message: &Message) -> Result<()> {
 
     blobs::initialize(command.index_blobs)?;
     for (&blob, &fd) in blob_numbers.iter().zip(blob_fds) {
-        blobs::remember(blob, HostFd(fd))?;
+        blobs::remember(blob, HostFd::new(fd))?;
     }
-    lazy::set_image(HostFd(*image));
-    let mappings = carried.map_or_else(|| Mappings::in_image(HostFd(*image), command), Ok)?;
-    let index = lazy::index(HostFd(*index), command.index_len)?;
+    lazy::set_files(HostFd::new(*image), prefetch);
+    let mappings = carried.map_or_else(|| Mappings::in_image(HostFd::new(*image), command), Ok)?;
+    let index = lazy::index(HostFd::new(*index), command.index_len)?;
     let mut memory = Memory { mappings, index, ranges, flags: command.identity.flags };
     match command.mode {
         THAW_AND_RUN => {
@@ -72,7 +77,9 @@ pub fn thaw(message: &Message) -> Result<()> {
             template::serve()?;
             adopt(&mut memory)?;
             control::prepare_for_second_command();
-            go_on_as_told(&control::expect_second_command(populate::some))?;
+            let message = control::expect_second_command(populate::some);
+            phases::received();
+            go_on_as_told(&message)?;
         }
         _ => return Err(Errno::EINVAL),
     }
@@ -132,7 +139,7 @@ fn go_on<'a>(
     crate::task::freeze_request::happened().wake_all(crate::task::wait::Events::OUT);
     crate::net::reset_connections();
     for (connection, &fd) in connections {
-        crate::net::deliver_connection(connection, HostFd(fd));
+        crate::net::deliver_connection(connection, HostFd::new(fd));
     }
 }
 

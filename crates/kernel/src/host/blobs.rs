@@ -69,7 +69,7 @@ pub fn remember(blob: u32, fd: HostFd) -> Result<()> {
 pub fn descriptor(blob: u32) -> Result<HostFd> {
     let known = slot(blob)?.get();
     if known != 0 {
-        return Ok(HostFd(known));
+        return Ok(HostFd::new(known));
     }
     if OPEN.load(Ordering::Relaxed) >= OPEN_MAX as u64 {
         close_all();
@@ -85,7 +85,7 @@ pub fn descriptor(blob: u32) -> Result<HostFd> {
 /// Makes room: those that are needed again are asked for again.
 fn close_all() {
     for fd in slots().iter().map(|slot| slot.replace(0)).filter(|&fd| fd != 0) {
-        host::close(HostFd(fd));
+        host::close(HostFd::new(fd));
     }
     OPEN.store(0, Ordering::Relaxed);
 }

@@ -32,7 +32,7 @@ pub fn request(kind: u32, body: &[u8], tail: &[u8], reply: &mut Vec<u8>) -> Resu
         }
     };
     let (answer, rest) = message.split::<Reply>()?;
-    let fd = message.fds().first().map(|&fd| HostFd(fd));
+    let fd = message.fds().first().map(|&fd| HostFd::new(fd));
     if answer.errno != 0 {
         return Err(Errno(answer.errno));
     }

@@ -19,7 +19,7 @@ use crate::platform::message::{self, Received};
 use crate::sync::{Late, Lock};
 
 /// The control socket.
-pub const CONTROL: HostFd = HostFd(CONTROL_FD);
+pub const CONTROL: HostFd = HostFd::new(CONTROL_FD);
 
 /// A message of the host.
 pub struct Message {

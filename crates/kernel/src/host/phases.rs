@@ -44,6 +44,11 @@ pub fn first_byte() {
     }
 }
 
+/// Whether the guest has sent its first response byte.
+pub fn has_answered() -> bool {
+    FIRST_BYTE.load(Relaxed) != 0
+}
+
 /// Reports the phases once, when the sandbox first waits if nothing was sent.
 pub fn report_if_due() {
     if !REPORTED.load(Relaxed) && FIRST_INSTRUCTION.load(Relaxed) != 0 {

@@ -15,5 +15,5 @@ pub fn set(stream: usize, fd: i32) {
 /// boot and behaves like `/dev/null`.
 pub fn descriptor(stream: usize) -> Option<HostFd> {
     let fd = DESCRIPTORS.get(stream)?.load(Ordering::Relaxed);
-    (fd >= 0).then_some(HostFd(fd))
+    (fd >= 0).then_some(HostFd::new(fd))
 }

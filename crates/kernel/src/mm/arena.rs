@@ -51,7 +51,7 @@ pub fn is_shared() -> bool {
 
 /// The file, if the arena lies in it.
 pub fn file() -> Option<HostFd> {
-    is_shared().then(|| HostFd(FILE.load(Relaxed)))
+    is_shared().then(|| HostFd::new(FILE.load(Relaxed)))
 }
 
 /// The descriptor at which the watcher hears that it is woken.
@@ -67,7 +67,7 @@ pub fn clapper() -> Option<HostFd> {
 fn present(slot: &AtomicI32) -> Option<HostFd> {
     match slot.load(Relaxed) {
         -1 => None,
-        fd => Some(HostFd(fd)),
+        fd => Some(HostFd::new(fd)),
     }
 }
 
@@ -102,7 +102,7 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
         return Ok(());
     }
     kernel_lock::enable()?;
-    let file = HostFd(FILE.load(Relaxed));
+    let file = HostFd::new(FILE.load(Relaxed));
     lazy::map_all();
     for space in kernel().tasks.spaces() {
         space.recall_shared(0, u64::MAX);
@@ -193,7 +193,7 @@ fn copy_pages(pages: &[Page], to: &mut [Page]) -> Result<()> {
 
 /// Maps a page of the page area at a guest address.
 pub fn map_page(page: u64, address: u64, prot: u32) -> Result<()> {
-    let file = HostFd(FILE.load(Relaxed));
+    let file = HostFd::new(FILE.load(Relaxed));
     let (at, offset) = (GuestRange::new(address, 4096)?, ARENA_PAGES + (page - PAGES_BASE));
     host::map_file(file, at, prot, Sharing::Shared, offset)
 }

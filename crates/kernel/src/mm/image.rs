@@ -1,7 +1,7 @@
 //! The memory of an image, as a thaw maps it.
 #![allow(unsafe_code)]
 
-use thaw_abi::control::{FLAG_NO_LAZY, PopulateRange, Thaw};
+use thaw_abi::control::{FLAG_BY_PAGE, FLAG_NO_LAZY, PopulateRange, Thaw};
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping};
 use thaw_abi::layout::{
     HEAP_BASE, HEAP_FRONT, MAPPINGS_BASE, MAPPINGS_MAX, PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX,
@@ -109,7 +109,11 @@ impl Memory<'_> {
         rest.iter().try_for_each(lazy::map)?;
         // The index lies above all that an image holds.
         let pending = self.mappings.iter().filter(|mapping| !eager(mapping));
-        lazy::initialize(pending.chain([self.index]))
+        let granularity = match self.flags & FLAG_BY_PAGE {
+            0 => lazy::Granularity::Mapping,
+            _ => lazy::Granularity::Page,
+        };
+        lazy::initialize(pending.chain([self.index]), granularity)
     }
 
     /// The kernel's heap: its front, which is read, and the rest, if there is any,

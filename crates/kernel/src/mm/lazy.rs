@@ -4,11 +4,15 @@
 //! plan of a thaw is kept in the per-boot area; the fault handler maps an entry
 //! when the guest, or the kernel on its behalf, first touches it, and every
 //! operation on a range maps it first.
+//!
+//! A copy that is recorded ([`Granularity::Page`]) maps single pages instead. The host
+//! kernel maps up to 16 cached pages around a fault, but none beyond the mapping, so only
+//! then does the page map show exactly which pages were touched.
 #![allow(unsafe_code)]
 
-use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE};
+use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_PREFETCH};
 use thaw_abi::layout::{BOOT_BASE, INDEX_BASE, INDEX_MAX};
 use thaw_abi::page_align_up;
 
@@ -26,10 +30,24 @@ pub const MAX_MAPPINGS: usize = 4096;
 /// The mapping is in place, or no longer wanted.
 const DONE: u32 = 1 << 31;
 
+/// Most entries once faults have cut mappings into pieces: what the table has room for.
+const MAX_PIECES: usize = (super::populate::TABLE - TABLE) as usize / size_of::<Mapping>();
+
+/// How much a fault maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granularity {
+    /// The whole mapping.
+    Mapping,
+    /// The page, as long as the table has room for the pieces around it.
+    Page,
+}
+
 static COUNT: AtomicU64 = AtomicU64::new(0);
+static BY_PAGE: AtomicBool = AtomicBool::new(false);
 static LEFT: AtomicU64 = AtomicU64::new(0);
 static IMAGE: AtomicI32 = AtomicI32::new(-1);
 static INDEX: AtomicI32 = AtomicI32::new(-1);
+static PREFETCH: AtomicI32 = AtomicI32::new(-1);
 
 /// Source of the mapping of the rootfs index, which is none of the image's.
 const SOURCE_INDEX: u32 = u32::MAX;
@@ -42,7 +60,8 @@ fn table() -> &'static mut [Mapping] {
 }
 
 /// Notes the mappings that are still to be made.
-pub fn initialize(pending: impl Iterator<Item = Mapping>) -> Result<()> {
+pub fn initialize(pending: impl Iterator<Item = Mapping>, granularity: Granularity) -> Result<()> {
+    BY_PAGE.store(granularity == Granularity::Page, Relaxed);
     let mut count = 0;
     for mapping in pending {
         if count == MAX_MAPPINGS {
@@ -71,12 +90,11 @@ pub fn map(mapping: &Mapping) -> Result<()> {
 fn map_at(at: impl Pages, mapping: &Mapping) -> Result<()> {
     let private = Sharing::Private;
     match mapping.source {
-        SOURCE_IMAGE => {
-            let image = HostFd(IMAGE.load(Relaxed));
-            host::map_file(image, at, mapping.prot, private, mapping.offset)
+        SOURCE_IMAGE | SOURCE_PREFETCH => {
+            host::map_file(file_of(mapping), at, mapping.prot, private, mapping.offset)
         }
         SOURCE_INDEX => {
-            let index = HostFd(INDEX.load(Relaxed));
+            let index = HostFd::new(INDEX.load(Relaxed));
             host::map_file(index, at, mapping.prot, Sharing::Shared, mapping.offset)
         }
         SOURCE_BLOB => {
@@ -87,25 +105,31 @@ fn map_at(at: impl Pages, mapping: &Mapping) -> Result<()> {
     }
 }
 
-/// Reads the part of the image at `offset`, which fills the memory.
-pub fn read_into(memory: &mut [u8], offset: u64) -> Result<()> {
-    read_image(memory.into(), offset)
+/// The prefetch file or the image.
+fn file_of(mapping: &Mapping) -> HostFd {
+    let file = if mapping.source == SOURCE_PREFETCH { &PREFETCH } else { &IMAGE };
+    HostFd::new(file.load(Relaxed))
 }
 
-/// Reads the part of the image that a mapping names into the memory that is there.
+/// Reads the part of the image at `offset`, which fills the memory.
+pub fn read_into(memory: &mut [u8], offset: u64) -> Result<()> {
+    read_file(HostFd::new(IMAGE.load(Relaxed)), memory.into(), offset)
+}
+
+/// Reads the part of the image, or of the prefetch file, that a mapping names into the
+/// memory that is there.
 ///
 /// # Safety
 /// The memory is mapped, and nobody refers to it.
 pub unsafe fn read(mapping: &Mapping) -> Result<()> {
     // SAFETY: the caller's promise; an image makes sense to those who made it.
     let memory = unsafe { IoSliceMut::of_kernel(mapping.start, mapping.len as usize) };
-    read_image(memory, mapping.offset)
+    read_file(file_of(mapping), memory, mapping.offset)
 }
 
-fn read_image(mut memory: IoSliceMut<'_>, mut offset: u64) -> Result<()> {
-    let image = HostFd(IMAGE.load(Relaxed));
+fn read_file(file: HostFd, mut memory: IoSliceMut<'_>, mut offset: u64) -> Result<()> {
     while !memory.is_empty() {
-        match host::pread(image, memory.first(usize::MAX), offset)? {
+        match host::pread(file, memory.first(usize::MAX), offset)? {
             0 => return Err(Errno::EIO),
             read => {
                 memory.advance(read);
@@ -116,9 +140,11 @@ fn read_image(mut memory: IoSliceMut<'_>, mut offset: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sets the image's descriptor before anything is mapped from it.
-pub fn set_image(image: HostFd) {
+/// Sets the descriptors of the image and of the prefetch file, if there is one, before
+/// anything is mapped from them.
+pub fn set_files(image: HostFd, prefetch: Option<HostFd>) {
     IMAGE.store(image.0, Relaxed);
+    PREFETCH.store(prefetch.map_or(-1, |file| file.0), Relaxed);
 }
 
 /// Sets the index' descriptor; its mapping, of `len` bytes.
@@ -152,7 +178,47 @@ pub fn index_bytes(len: u64) -> Result<&'static [u8]> {
 
 /// Maps what a fault at `address` waits for; `false` if nothing does.
 pub fn map_page(address: u64) -> bool {
-    map_range(address & !4095, (address & !4095).saturating_add(4096))
+    let page = address & !4095;
+    if BY_PAGE.load(Relaxed) {
+        cut_out(page);
+    }
+    map_range(page, page.saturating_add(4096))
+}
+
+/// Makes an entry of its own of a page that is still to be mapped, if there is room.
+fn cut_out(page: u64) {
+    let count = COUNT.load(Relaxed) as usize;
+    let table = table();
+    let at = table.partition_point(|mapping| mapping.start + mapping.len <= page);
+    let Some(&whole) = table.get(at) else { return };
+    if whole.start > page || whole.flags & DONE != 0 || count + 2 > MAX_PIECES {
+        return;
+    }
+    let (pieces, of_it) = cut(&whole, page);
+    // SAFETY: the entries behind `at` and their new places lie inside the table, which has
+    // room for two more; see `table`.
+    unsafe {
+        let first = (TABLE as *mut Mapping).add(at);
+        core::ptr::copy(first.add(1), first.add(of_it), count - at - 1);
+        core::ptr::copy_nonoverlapping(pieces.as_ptr(), first, of_it);
+    }
+    COUNT.store((count + of_it - 1) as u64, Relaxed);
+    LEFT.fetch_add(of_it as u64 - 1, Relaxed);
+}
+
+/// The parts of a mapping before a page of it, the page, and after it; how many there are.
+fn cut(whole: &Mapping, page: u64) -> ([Mapping; 3], usize) {
+    let end = whole.start + whole.len;
+    let mut pieces = [*whole; 3];
+    let mut count = 0;
+    for (start, end) in [(whole.start, page), (page, page + 4096), (page + 4096, end)] {
+        if start < end {
+            let offset = whole.offset + (start - whole.start);
+            pieces[count] = Mapping { start, len: end - start, offset, ..*whole };
+            count += 1;
+        }
+    }
+    (pieces, count)
 }
 
 /// Maps everything pending that overlaps a range; `false` if nothing did.
@@ -201,4 +267,44 @@ pub fn forget(start: u64, end: u64) {
 /// Maps everything that is left.
 pub fn map_all() {
     map_range(0, u64::MAX);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut_at(page: u64) -> alloc::vec::Vec<(u64, u64, u64)> {
+        let whole = Mapping {
+            start: 0x10_000,
+            len: 0x4000,
+            offset: 0x7000,
+            source: SOURCE_IMAGE,
+            blob: 0,
+            prot: 5,
+            flags: 2,
+        };
+        let (pieces, count) = cut(&whole, page);
+        let same =
+            |piece: &Mapping| (piece.source, piece.prot, piece.flags) == (SOURCE_IMAGE, 5, 2);
+        assert!(pieces[..count].iter().all(same));
+        pieces[..count].iter().map(|piece| (piece.start, piece.len, piece.offset)).collect()
+    }
+
+    #[test]
+    fn a_page_is_cut_out_of_its_mapping() {
+        let (first, rest) = ((0x10_000, 0x1000, 0x7000), (0x11_000, 0x3000, 0x8000));
+        assert_eq!(cut_at(0x10_000), [first, rest]);
+        let (before, page, after) =
+            ((0x10_000, 0x2000, 0x7000), (0x12_000, 0x1000, 0x9000), (0x13_000, 0x1000, 0xa000));
+        assert_eq!(cut_at(0x12_000), [before, page, after]);
+        assert_eq!(cut_at(0x13_000), [(0x10_000, 0x3000, 0x7000), (0x13_000, 0x1000, 0xa000)]);
+    }
+
+    #[test]
+    fn a_mapping_of_one_page_stays_whole() {
+        let (start, len) = (0x1000, 0x1000);
+        let page =
+            Mapping { start, len, offset: 0, source: SOURCE_BLOB, blob: 3, prot: 1, flags: 0 };
+        assert_eq!(cut(&page, 0x1000), ([page; 3], 1));
+    }
 }

@@ -45,6 +45,7 @@ use crate::fs::anonymous::InodeNumbers;
 use crate::fs::pipe::fifo::Fifos;
 use crate::host::control;
 use crate::platform::host::{self, HostFd};
+use crate::state::OfBoot;
 use crate::sync::Lock;
 use host_connection::HostConnection;
 use netlink::NetlinkNetwork;
@@ -79,7 +80,14 @@ pub struct Network {
 #[derive(Default)]
 struct Early {
     has_listened: bool,
-    waiting: Vec<(thaw_abi::control::Connection, HostFd)>,
+    waiting: Vec<(thaw_abi::control::Connection, OfBoot<HostFd>)>,
+}
+
+/// Those that are still there.
+fn of_this_boot(
+    waiting: &[(thaw_abi::control::Connection, OfBoot<HostFd>)],
+) -> impl Iterator<Item = (&thaw_abi::control::Connection, HostFd)> {
+    waiting.iter().filter_map(|(connection, fd)| Some((connection, *fd.get()?)))
 }
 
 /// Most connections that wait for the first listener.
@@ -114,7 +122,7 @@ impl Network {
         let Some(listener) = self.tcp.ports.listeners_at(port).filter(|_| port != 0) else {
             let mut early = self.early.lock();
             if port != 0 && !early.has_listened && early.waiting.len() < EARLY_MAX {
-                early.waiting.push((*connection, fd));
+                early.waiting.push((*connection, OfBoot::new(fd)));
                 return;
             }
             drop(early);
@@ -144,7 +152,7 @@ impl Network {
         }
         let mut early = self.early.lock();
         if port != 0 && !early.has_listened && early.waiting.len() < EARLY_MAX {
-            early.waiting.push((*connection, fd));
+            early.waiting.push((*connection, OfBoot::new(fd)));
             return;
         }
         drop(early);
@@ -161,8 +169,8 @@ impl Network {
         early.has_listened = true;
         let waiting = core::mem::take(&mut early.waiting);
         drop(early);
-        for (connection, fd) in waiting {
-            self.deliver_datagrams(port, &connection, fd);
+        for (connection, fd) in of_this_boot(&waiting) {
+            self.deliver_datagrams(port, connection, fd);
         }
     }
 
@@ -176,8 +184,8 @@ impl Network {
         early.has_listened = true;
         let waiting = core::mem::take(&mut early.waiting);
         drop(early);
-        for (connection, fd) in waiting {
-            self.deliver(port, &connection, fd);
+        for (connection, fd) in of_this_boot(&waiting) {
+            self.deliver(port, connection, fd);
         }
     }
 
@@ -300,7 +308,7 @@ mod tests {
         let listener = listening(network, 8080);
         assert!(network.waits_for_clients(8080));
         let (mut client, ours) = UnixStream::pair().unwrap();
-        network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
+        network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
         assert!(listener.poll().contains(Events::IN));
         assert!(!network.waits_for_clients(8080));
 
@@ -325,7 +333,7 @@ mod tests {
         let _sandbox = Sandbox::new();
         let network = &kernel().net;
         let (_client, ours) = UnixStream::pair().unwrap();
-        network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
+        network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
         // Listening elsewhere changes nothing.
         let _other = listening(network, 8081);
         network.listening(8080);
@@ -343,7 +351,7 @@ mod tests {
         drop(listening(network, 8080));
         network.early.lock().has_listened = true;
         let (mut client, ours) = UnixStream::pair().unwrap();
-        network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
+        network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
         assert_eq!(closed(&sandbox), 7);
     }
@@ -355,7 +363,7 @@ mod tests {
         let network = &kernel().net;
         let (client, ours) = std::os::unix::net::UnixDatagram::pair().unwrap();
         client.send(b"question").unwrap();
-        network.deliver_datagrams(8080, &connection(), HostFd(ours.into_raw_fd()));
+        network.deliver_datagrams(8080, &connection(), HostFd::new(ours.into_raw_fd()));
         let socket = network.udp.socket(AF_INET, &network.inodes);
         socket.bind(&SocketAddress::V4(Endpoint::wildcard(AF_INET).with_port(8080))).unwrap();
         network.bound(8080);
@@ -382,7 +390,7 @@ mod tests {
         let network = &kernel().net;
         let listener = listening(network, 8080);
         let (mut client, ours) = UnixStream::pair().unwrap();
-        network.deliver(8080, &connection(), HostFd(ours.into_raw_fd()));
+        network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
         drop(listener);
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
         assert_eq!(closed(&sandbox), 7);

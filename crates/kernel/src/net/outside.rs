@@ -120,7 +120,7 @@ impl Outside {
         match waiting.and_then(|waiting| waiting.socket.upgrade()) {
             Some(socket) => socket.opened_outside(reply.sequence, opened(reply)),
             // It was closed meanwhile, or the answer comes a second time.
-            None => reply.fds.iter().for_each(|&fd| host::close(HostFd(fd))),
+            None => reply.fds.iter().for_each(|&fd| host::close(HostFd::new(fd))),
         }
     }
 
@@ -177,7 +177,7 @@ fn opened(reply: &Kept) -> Result<Opened> {
     }
     let (opened, _) = control::split::<OpenedSocket>(tail)?;
     // Without a descriptor: the sandbox has as many as it may have.
-    let fd = reply.fds.first().map(|&fd| HostFd(fd)).ok_or(Errno::EMFILE)?;
+    let fd = reply.fds.first().map(|&fd| HostFd::new(fd)).ok_or(Errno::EMFILE)?;
     Ok(Opened { fd, reconnects: opened.flags & SOCKET_RECONNECTS != 0 })
 }
 

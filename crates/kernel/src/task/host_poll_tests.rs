@@ -15,7 +15,7 @@ impl Waiter for Count {
 
 fn pair() -> (HostPoll, Arc<HostFile>, UnixStream, UnixStream, Arc<Count>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let handle = Handle::OfBoot(OfBoot::new(HostFd(ours.as_raw_fd())));
+    let handle = Handle::OfBoot(OfBoot::new(HostFd::new(ours.as_raw_fd())));
     let file = HostFile::new(handle, Kind::Socket, Arc::new(WaitQueue::new()));
     let polls = HostPoll::new();
     polls.register(&file);
@@ -140,6 +140,6 @@ fn the_control_socket_ends_a_wait() {
     let (polls, _file, _ours, _theirs, _count) = pair();
     let (control, mut host) = UnixStream::pair().unwrap();
     host.write_all(b"x").unwrap();
-    let waited = polls.look(Some(HostFd(control.as_raw_fd())));
+    let waited = polls.look(Some(HostFd::new(control.as_raw_fd())));
     assert_eq!(waited, Waited { control: true, files: 0, interrupted: false });
 }

@@ -102,6 +102,9 @@ pub struct StandbyInfo {
     pub ready: Vec<u32>,
     /// Process id of the live template.
     pub template: Option<u32>,
+    /// Process ids of the copies that it has forked ahead.
+    #[serde(default)]
+    pub forked: Vec<u32>,
 }
 
 /// An instance whose boot command has been sent.

@@ -1,5 +1,6 @@
 //! Instances: one thawed copy of a function each.
 
+mod cold;
 mod connections;
 mod launch;
 mod options;

@@ -1,5 +1,6 @@
 //! Instances that are sandboxes.
 
+use super::cold::{ColdBoots, Plans, in_background};
 use super::launch::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
     StandbyInfo,
@@ -23,7 +24,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use thaw_abi::control::{Connection, EntryPoint};
+use thaw_abi::control::{Connection, EntryPoint, FLAG_BY_PAGE};
 use thaw_sandbox::{
     BootError, BootPlan, EgressPolicy, Event, Image, KeptForSuccessor, Orphan, PlanError,
     PopulatePolicy, Processes, Progress, Recorder, ResourceLimits, Sandbox, ThawOptions,
@@ -52,7 +53,7 @@ pub(super) struct Shared {
     function: FunctionName,
     /// The function's name for the lines of its kernels.
     pub label: Arc<str>,
-    image: Image,
+    image: Arc<Image>,
     rootfs: StoredRootfs,
     store: Store,
     image_id: ImageId,
@@ -74,6 +75,7 @@ pub(super) struct Shared {
     egress: Arc<EgressPolicy>,
     tenant: Arc<Tenant>,
     last_boot_ns: AtomicU64,
+    cold: ColdBoots,
     /// Boots from the image so far.
     image_boots: AtomicU64,
     /// How often there was no time to record a working set.
@@ -111,6 +113,7 @@ impl SandboxLauncher {
         let new_plan = || image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
         let (mut plan, mut ready_plan) = (new_plan()?, new_plan()?);
         let LaunchOptions { working_set, policy, techniques } = options;
+        let working_set_use = working_set;
         let working_set = match working_set {
             WorkingSetUse::Off => WorkingSetState::Off,
             WorkingSetUse::Populate(policy) => match stored_working_set(store, image_id) {
@@ -127,7 +130,7 @@ impl SandboxLauncher {
             pool,
             function: config.name.clone(),
             label: config.name.as_str().into(),
-            image,
+            image: Arc::new(image),
             rootfs,
             store: store.clone(),
             image_id,
@@ -146,10 +149,14 @@ impl SandboxLauncher {
             egress: config.egress.policy_within(tenant.egress()),
             tenant,
             last_boot_ns: AtomicU64::new(0),
+            cold: ColdBoots::default(),
             image_boots: AtomicU64::new(0),
             recordings_timed_out: AtomicU32::new(0),
         };
         shared.pool.keep(shared.processes);
+        if let Some((set, policy)) = shared.known_working_set(working_set_use) {
+            shared.use_prefetch_file(&set, policy);
+        }
         let launcher = Self { shared: Arc::new(shared) };
         launcher.shared.replenish();
         Ok(launcher)
@@ -279,7 +286,9 @@ pub(super) type Handed<'a> = Option<(Connection, BorrowedFd<'a>)>;
 
 impl Shared {
     fn boot_from_image(self: &Arc<Self>, handed: Handed<'_>) -> Result<Boot, LaunchError> {
-        let plan = self.plan.read().expect("no holder panics").clone();
+        let may_be_gone = self.is_first_for_long();
+        let cold = self.cold.wanted(may_be_gone);
+        let plan = cold.as_ref().map_or_else(|| self.plan(), |cold| cold.plan());
         let pipes = self.pipes()?;
         let mut tried = 0;
         let booted = loop {
@@ -290,16 +299,22 @@ impl Shared {
             let taken_ns = monotonic_ns();
             tried += 1;
             zygote.label(&self.label);
-            match zygote.thaw(&plan, handed, &self.options(Some(&pipes))) {
+            let options = self.options(Some(&pipes));
+            let flags = options.flags | self.recording_flags();
+            match zygote.thaw(&plan, handed, &ThawOptions { flags, ..options }) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),
                 Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => self.pool.discard_dead(),
                 Err(error) => break Err(LaunchError(error.to_string())),
             }
         };
+        // Not before: the thread that reads would take this one's processor.
+        if let Some(cold) = &cold {
+            cold.read_ahead();
+        }
         self.pool.replenish();
         let (sandbox, taken_ns) = booted?;
         self.image_boots.fetch_add(1, Ordering::Relaxed);
-        let is_cold = self.read_ahead_if_cold(taken_ns, &plan);
+        let is_cold = cold.is_some() || may_be_gone && self.read_ahead(&plan);
         let kind = if is_cold { BootKind::Cold } else { BootKind::Warm };
         Ok(Boot { sandbox, plan, kind, taken_ns, output: pipes.into() })
     }
@@ -352,6 +367,12 @@ impl Shared {
         !matches!(*state, WorkingSetState::Wanted(_))
     }
 
+    /// One of the first copies shows its working set, page by page: that takes its first
+    /// request a few microseconds a page.
+    fn recording_flags(&self) -> u32 {
+        if self.is_settled() { 0 } else { FLAG_BY_PAGE }
+    }
+
     /// Makes in the background what the next boots are to begin from.
     fn replenish(self: &Arc<Self>) {
         if !self.standby.is_wanting(self) {
@@ -364,29 +385,61 @@ impl Shared {
         }
     }
 
-    /// Lets the host read the working set in large requests while the sandbox
-    /// already maps, if the image may have left the page cache; whether it may.
-    fn read_ahead_if_cold(self: &Arc<Self>, now_ns: u64, plan: &Arc<BootPlan>) -> bool {
-        let last = self.last_boot_ns.swap(now_ns, Ordering::Relaxed);
-        if now_ns.saturating_sub(last) < COLD_AFTER.as_nanos() as u64 {
+    /// Whether the last boot is so long ago that the image may have left the page cache.
+    fn is_first_for_long(&self) -> bool {
+        let now_ns = monotonic_ns();
+        let last_ns = self.last_boot_ns.swap(now_ns, Ordering::Relaxed);
+        now_ns.saturating_sub(last_ns) >= COLD_AFTER.as_nanos() as u64
+    }
+
+    /// Lets the host read the working set in large requests while the sandbox already
+    /// maps, where there is no prefetch file. Returns whether the boot counts as cold.
+    fn read_ahead(self: &Arc<Self>, plan: &Arc<BootPlan>) -> bool {
+        if self.cold.is_prepared() {
             return false;
         }
         let set = match &*self.working_set.lock().expect("no holder panics") {
             WorkingSetState::Known(set) => set.clone(),
             _ => return true,
         };
-        let (shared, plan) = (self.clone(), plan.clone());
-        let read = move || {
-            let read = set.read_ahead(&shared.image).and_then(|_| set.read_ahead_blobs(&plan));
-            if let Err(error) = read {
-                tracing::debug!("could not read ahead: {error}");
-            }
-        };
-        // Without a runtime there is nobody to do it meanwhile.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn_blocking(read);
-        }
+        let (image, plan) = (self.image.clone(), plan.clone());
+        in_background(move || {
+            set.read_ahead(&image).and_then(|_| set.read_ahead_blobs(&plan)).map(drop)
+        });
         true
+    }
+
+    /// The stored working set that is in use, if there is one.
+    fn known_working_set(
+        &self,
+        chosen: WorkingSetUse,
+    ) -> Option<(Arc<WorkingSet>, PopulatePolicy)> {
+        match (&*self.working_set.lock().expect("no holder panics"), chosen) {
+            (WorkingSetState::Known(set), WorkingSetUse::Populate(policy)) => {
+                Some((set.clone(), policy))
+            }
+            _ => None,
+        }
+    }
+
+    /// Makes cold boots begin from the stored prefetch file, if there is one.
+    fn use_prefetch_file(&self, set: &Arc<WorkingSet>, policy: PopulatePolicy) {
+        let loaded = self.plan_with(set, policy).map_err(|error| error.to_string());
+        let loaded = loaded.and_then(|cold| {
+            let plans = Plans { warm: self.plan(), cold };
+            self.cold.load(&self.store, self.image_id, plans, set, policy)
+        });
+        if let Err(error) = loaded {
+            tracing::warn!("cold boots go on without a prefetch file: {error}");
+        }
+    }
+
+    /// A plan that uses a working set.
+    fn plan_with(&self, set: &WorkingSet, policy: PopulatePolicy) -> Result<BootPlan, PlanError> {
+        let (file, len) = (self.rootfs.file(), self.rootfs.file_len());
+        let mut plan = self.image.plan(file, len, self.rootfs.blobs())?;
+        plan.apply_working_set(set, policy)?;
+        Ok(self.techniques.reduce(plan))
     }
 
     /// Begins to record what `sandbox`, booted from `plan`, has touched, on a thread
@@ -450,23 +503,29 @@ impl Shared {
         if let Err(error) = self.store.put_working_set(self.image_id, &set.to_bytes()) {
             tracing::warn!("could not store a working set: {error}");
         }
-        let new_plan = |policy| {
-            let (file, len) = (self.rootfs.file(), self.rootfs.file_len());
-            let mut plan = self.image.plan(file, len, self.rootfs.blobs())?;
-            plan.apply_working_set(&set, policy)?;
-            Ok::<_, PlanError>(Arc::new(self.techniques.reduce(plan)))
-        };
+        let new_plan = |policy| self.plan_with(&set, policy).map(Arc::new);
         match new_plan(policy).and_then(|plan| Ok((plan, new_plan(PopulatePolicy::Both)?))) {
             Ok((plan, ready_plan)) => {
                 tracing::debug!(ranges = plan.populate().len(), "recorded a working set");
                 *self.plan.write().expect("no holder panics") = plan;
                 *self.ready_plan.write().expect("no holder panics") = ready_plan;
+                let set = Arc::new(set);
                 *self.working_set.lock().expect("no holder panics") =
-                    WorkingSetState::Known(Arc::new(set));
+                    WorkingSetState::Known(set.clone());
+                self.store_prefetch_file(&set, policy);
             }
             Err(error) => tracing::warn!("a working set cannot be used: {error}"),
         }
         self.replenish();
+    }
+
+    /// Writes the pages of a new working set to a file for cold boots.
+    fn store_prefetch_file(&self, set: &Arc<WorkingSet>, policy: PopulatePolicy) {
+        match ColdBoots::store(&self.store, self.image_id, &self.plan(), set) {
+            Ok(true) => self.use_prefetch_file(set, policy),
+            Ok(false) => {}
+            Err(error) => tracing::warn!("could not store a prefetch file: {error}"),
+        }
     }
 }
 
@@ -621,7 +680,8 @@ impl SandboxInstance {
             let status = self.sandbox.get_ref().try_wait();
             let left = self.parting.as_ref().map_or(looks, |parting| parting.looks_left);
             if self.killed || status.is_some() || left == 0 {
-                let limit = self.sandbox.get_ref().limit_reached().filter(|_| !self.killed);
+                // Why this node has ended it, it knows.
+                let limit = if self.killed { None } else { self.sandbox.get_ref().limit_reached() };
                 let killed = || End::Killed(status.and_then(|status| status.signal()));
                 return Poll::Ready(limit.map_or_else(killed, End::LimitReached));
             }
@@ -770,6 +830,9 @@ impl Instance for SandboxInstance {
 
     fn first_request_done(&mut self) {
         self.recording = self.shared.begin_recording(self.sandbox.get_ref(), &self.plan);
+        if self.plan.prefetches() {
+            self.shared.cold.fill_behind(&self.shared.image);
+        }
     }
 
     fn request_rest(&mut self) -> io::Result<()> {

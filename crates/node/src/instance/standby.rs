@@ -5,7 +5,7 @@ use super::launch::{LaunchError, StandbyInfo};
 use super::sandboxed::{Boot, Handed, Output, Shared};
 use crate::boots::BootKind;
 use crate::clock::monotonic_ns;
-use crate::logs::InstanceLog;
+use crate::logs::{InstanceLog, InstancePipes};
 use crate::tenants::Lease;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +22,9 @@ const GROWTH_MAX: usize = 8;
 /// After this long without a boot that found nothing ready, one instance fewer
 /// is kept.
 const DECAY: Duration = Duration::from_secs(10);
+/// Copies that a template has forked ahead: a fork that somebody waits for takes three times
+/// as long, and at times milliseconds, since the host has a new process wait for its turn.
+const FORKED_AHEAD: usize = 1;
 /// After a template could not be made, boots go on from the image this long.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -64,6 +67,15 @@ struct Ready {
     lease: Option<Lease>,
 }
 
+/// A copy that a template has forked ahead.
+struct Forked {
+    held: Held,
+    /// For its output, which it gets with its connection.
+    pipes: InstancePipes,
+    /// As that of [`Ready`].
+    lease: Option<Lease>,
+}
+
 /// A template and its share of what the tenant may have.
 struct Leased {
     template: Arc<Template>,
@@ -91,7 +103,11 @@ struct State {
     /// When a boot last found nothing, or the target last fell.
     changed: Instant,
     template: Option<Leased>,
-    /// Not before then is another template tried.
+    /// Of this template, and of the one before.
+    forked: VecDeque<Forked>,
+    /// One of them was taken, and nobody has been told so.
+    forked_was_taken: bool,
+    /// Not before then is another template tried, or a copy forked ahead.
     template_after: Option<Instant>,
     /// There are no boots any more.
     closed: bool,
@@ -104,6 +120,8 @@ impl Standby {
             target: policy.ready,
             changed: Instant::now(),
             template: None,
+            forked: VecDeque::new(),
+            forked_was_taken: false,
             template_after: None,
             closed: false,
         };
@@ -120,60 +138,72 @@ impl Standby {
         StandbyInfo {
             ready: state.ready.iter().map(|ready| ready.held.pid()).collect(),
             template: state.template.as_ref().map(|leased| leased.template.pid()),
+            forked: state.forked.iter().map(|forked| forked.held.pid()).collect(),
         }
     }
 
-    /// Ends the instances that are ready; others will be made.
+    /// Ends the instances that are ready, and copies forked ahead; others will be made.
     pub fn give_up_ready(&self) {
-        let ready = std::mem::take(&mut self.state().ready);
-        // Ended outside the lock.
-        drop(ready);
-    }
-
-    /// The room of an instance that is ready, for the boot that is about to use it.
-    pub fn spare_room(&self) -> Option<Lease> {
-        self.state().ready.iter_mut().find_map(|ready| ready.lease.take())
-    }
-
-    /// Ends one instance that is ready, or else the template; whether there was one.
-    pub fn give_up_one(&self) -> bool {
-        let (ready, template) = {
+        let given_up = {
             let mut state = self.state();
-            match state.ready.pop_front() {
-                Some(ready) => (Some(ready), None),
-                None => {
-                    let template = state.template.take();
-                    if template.is_some() {
-                        state.template_after = Some(Instant::now() + RETRY);
-                    }
-                    (None, template)
-                }
-            }
+            (std::mem::take(&mut state.ready), std::mem::take(&mut state.forked))
         };
         // Ended outside the lock.
-        ready.is_some() || template.is_some()
+        drop(given_up);
+    }
+
+    /// The room of an instance that is ready, or of a copy forked ahead, for the boot that is
+    /// about to use it.
+    pub fn spare_room(&self) -> Option<Lease> {
+        let mut state = self.state();
+        let of_ready = state.ready.iter_mut().find_map(|ready| ready.lease.take());
+        of_ready.or_else(|| state.forked.iter_mut().find_map(|forked| forked.lease.take()))
+    }
+
+    /// Ends one instance that is ready, or else a copy forked ahead, or else the template;
+    /// whether there was one.
+    pub fn give_up_one(&self) -> bool {
+        let mut state = self.state();
+        if let Some(ready) = state.ready.pop_front() {
+            drop(state);
+            // Ended outside the lock.
+            drop(ready);
+            return true;
+        }
+        let (forked, template) = (state.forked.pop_front(), None);
+        let template = if forked.is_none() { state.template.take() } else { template };
+        if forked.is_some() || template.is_some() {
+            // Otherwise its room would be taken again at once.
+            state.template_after = Some(Instant::now() + RETRY);
+        }
+        drop(state);
+        // Ended outside the lock.
+        forked.is_some() || template.is_some()
     }
 
     /// Ends what there is, for good.
     pub fn stand_down(&self) {
-        let (ready, template) = {
+        let kept = {
             let mut state = self.state();
             state.closed = true;
-            (std::mem::take(&mut state.ready), state.template.take())
+            let forked = std::mem::take(&mut state.forked);
+            (std::mem::take(&mut state.ready), forked, state.template.take())
         };
         // Ended outside the lock.
-        drop((ready, template));
+        drop(kept);
     }
 
     /// Whether the next boot need not begin from the image.
     pub fn is_ready(&self) -> bool {
         let state = self.state();
-        !state.ready.is_empty() || state.template.is_some()
+        !state.ready.is_empty() || !state.forked.is_empty() || state.template.is_some()
     }
 
     /// Boots from what is ready; `None`: from nothing, the image has to do.
     pub fn boot(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
-        self.boot_ready(shared, handed).or_else(|| self.boot_fork(shared, handed))
+        self.boot_ready(shared, handed)
+            .or_else(|| self.boot_forked(shared, handed))
+            .or_else(|| self.boot_fork(shared, handed))
     }
 
     fn boot_ready(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
@@ -197,6 +227,24 @@ impl Standby {
         }
     }
 
+    /// Uses a copy that was forked ahead.
+    fn boot_forked(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
+        loop {
+            // Who boots has a lease.
+            let Forked { held, pipes, lease: _ } = self.state().take_forked()?;
+            let taken_ns = monotonic_ns();
+            let plan = held.plan().clone();
+            match held.go(handed, &shared.options(Some(&pipes))) {
+                Ok(sandbox) => {
+                    let (kind, output) = (BootKind::Fork, pipes.into());
+                    return Some(Boot { sandbox, plan, kind, taken_ns, output });
+                }
+                Err(error) => tracing::debug!("a copy forked ahead is of no use: {error}"),
+            }
+        }
+    }
+
+    /// Forks a copy: those that were forked ahead are all taken.
     fn boot_fork(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
         let template = self.state().template.as_ref()?.template.clone();
         let pipes = match shared.pipes() {
@@ -237,6 +285,7 @@ impl Standby {
             if self.is_ready() {
                 std::thread::sleep(COURTESY);
             }
+            self.state().forked_was_taken = false;
             let filled = self.fill_ready(shared);
             if let Err(Unready::Failed(error)) = &filled {
                 tracing::warn!("cannot boot an instance ahead: {error}");
@@ -250,7 +299,9 @@ impl Standby {
             }
             self.busy.store(false, Ordering::Relaxed);
             // What was taken at the end of this, nobody else has been told of.
-            if filled.is_err() || !self.state().wants_more(&shared.ready_plan()) {
+            let state = self.state();
+            let wants_ready = filled.is_ok() && state.wants_more(&shared.ready_plan());
+            if !wants_ready && !state.forked_was_taken {
                 return;
             }
         }
@@ -285,8 +336,8 @@ impl Standby {
         Ok(())
     }
 
-    /// Makes a template if there is none that is up to date, and what its next
-    /// copies need.
+    /// Makes a template if there is none that is up to date, its next copies, and what further
+    /// ones need.
     pub fn fill_template(&self, shared: &Shared) -> Result<(), LaunchError> {
         let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
         let plan = shared.plan();
@@ -295,12 +346,14 @@ impl Standby {
             let template = state.template.as_ref().map(|leased| leased.template.clone());
             (template, state.template_after)
         };
+        let has_to_wait = after.is_some_and(|after| Instant::now() < after);
         let usable =
             known.filter(|template| Arc::ptr_eq(template.plan(), &plan) && !template.has_ended());
         if let Some(template) = usable {
-            return template.fill_seats().map_err(|error| failed(&error));
+            template.fill_seats().map_err(|error| failed(&error))?;
+            return if has_to_wait { Ok(()) } else { self.fork_ahead(shared, &template) };
         }
-        if self.state().closed || after.is_some_and(|after| Instant::now() < after) {
+        if self.state().closed || has_to_wait {
             return Ok(());
         }
         // One that is to be replaced has the room already.
@@ -313,9 +366,28 @@ impl Standby {
         let template =
             parent.template(&plan, &shared.options(None)).map_err(|error| failed(&error))?;
         template.label(&shared.label);
-        let replaced = self.state().put_template(template, lease);
+        let template = Arc::new(template);
+        let replaced = self.state().put_template(template.clone(), lease);
         // Ended outside the lock.
         drop(replaced);
+        self.fork_ahead(shared, &template)
+    }
+
+    /// Forks copies until there are as many ahead as there should be, if the tenant has room
+    /// for them.
+    fn fork_ahead(&self, shared: &Shared, template: &Arc<Template>) -> Result<(), LaunchError> {
+        let surplus = self.state().prune_forked(template.plan(), || shared.lease());
+        // Ended outside the lock.
+        drop(surplus);
+        while self.state().wants_forked(template) {
+            let Some(lease) = shared.lease() else { return Ok(()) };
+            let pipes = shared.pipes()?;
+            let held = template
+                .fork_ahead(&shared.options(None))
+                .map_err(|error| LaunchError(error.to_string()))?;
+            let refused = self.state().add_forked(Forked { held, pipes, lease: Some(lease) });
+            drop(refused);
+        }
         Ok(())
     }
 }
@@ -367,8 +439,11 @@ impl State {
 
     /// Puts a template in the place of another one, whose room it has without a lease of its
     /// own. Returns what is to be ended: itself if nobody wants it, or there is no room.
-    fn put_template(&mut self, template: Template, lease: Option<Lease>) -> Option<Arc<Template>> {
-        let template = Arc::new(template);
+    fn put_template(
+        &mut self,
+        template: Arc<Template>,
+        lease: Option<Lease>,
+    ) -> Option<Arc<Template>> {
         let old = self.template.take();
         let (old, freed) = old.map(|old| (old.template, old.lease)).unzip();
         match lease.or(freed) {
@@ -378,6 +453,56 @@ impl State {
             }
             _ => Some(template),
         }
+    }
+
+    /// A copy that was forked ahead.
+    fn take_forked(&mut self) -> Option<Forked> {
+        while let Some(forked) = self.forked.pop_front() {
+            self.forked_was_taken = true;
+            if !forked.held.has_ended() {
+                return Some(forked);
+            }
+        }
+        None
+    }
+
+    /// Whether there are fewer copies ahead of this template than there should be. One that
+    /// was given up meanwhile gets no more.
+    fn wants_forked(&self, template: &Arc<Template>) -> bool {
+        let is_current =
+            self.template.as_ref().is_some_and(|leased| Arc::ptr_eq(&leased.template, template));
+        !self.closed && is_current && self.forked.len() < FORKED_AHEAD
+    }
+
+    /// Takes the copies out that have ended, are of another plan, or have no room.
+    fn prune_forked(
+        &mut self,
+        plan: &Arc<thaw_sandbox::BootPlan>,
+        lease: impl Fn() -> Option<Lease>,
+    ) -> Vec<Forked> {
+        let (mut keep, mut surplus) = (VecDeque::new(), Vec::new());
+        for mut forked in self.forked.drain(..) {
+            // A boot that has taken its room may have failed.
+            forked.lease = forked.lease.or_else(&lease);
+            let is_fresh = Arc::ptr_eq(forked.held.plan(), plan) && !forked.held.has_ended();
+            if is_fresh && forked.lease.is_some() {
+                keep.push_back(forked);
+            } else {
+                surplus.push(forked);
+            }
+        }
+        self.forked = keep;
+        surplus
+    }
+
+    /// Adds a copy that was forked ahead; returns it if nobody wants it, or the quota was
+    /// lowered meanwhile.
+    fn add_forked(&mut self, forked: Forked) -> Option<Forked> {
+        if self.closed || forked.lease.as_ref().is_some_and(Lease::is_beyond_quota) {
+            return Some(forked);
+        }
+        self.forked.push_back(forked);
+        None
     }
 
     /// Adds an instance; returns the one that it replaces, or itself if nobody wants it, or

@@ -18,6 +18,8 @@ const NS_GET_PARENT: u64 = 0xb702;
 const PR_GET_AUXV: u64 = 0x4155_5856;
 /// `PR_SCHED_CORE` (linux/prctl.h).
 const PR_SCHED_CORE: u64 = 62;
+/// cachestat(2), Linux 6.5.
+const SYS_CACHESTAT: i64 = 451;
 const EXECUTABLE: u64 = libc::PROT_EXEC as u64;
 /// Memory that is not executed.
 const NOT_EXECUTABLE: Check = Check { argument: 2, mask: EXECUTABLE, value: 0 };
@@ -100,6 +102,7 @@ static CALLS: &[Call] = &[
     call(libc::SYS_fdatasync, &[], "the store"),
     call(libc::SYS_sync_file_range, &[], "the store"),
     call(libc::SYS_fadvise64, &[], "reading ahead"),
+    call(SYS_CACHESTAT, &[], "whether the memory of an image is in the page cache"),
     call(libc::SYS_readahead, &[], "reading ahead"),
     call(libc::SYS_copy_file_range, &[], "the store"),
     call(libc::SYS_sendfile, &[], "the standard library copies with it"),

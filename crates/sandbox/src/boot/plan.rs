@@ -15,11 +15,12 @@ use thaw_abi::rootfs::{INDEX_MAGIC, IndexHeader};
 
 use crate::broker::BlobSource;
 use crate::image::Image;
+use crate::prefetch::PrefetchLayout;
 use crate::working_set::{PopulatePolicy, WorkingSet};
 
-/// Descriptors of a boot command beside the blobs: image, index, standard
+/// Descriptors of a boot command beside the blobs: image, index, prefetch file, standard
 /// output and error, a connection.
-pub(super) const FIXED_DESCRIPTORS: usize = 5;
+pub(super) const FIXED_DESCRIPTORS: usize = 6;
 
 /// Why an image cannot be made into a plan.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +68,8 @@ pub struct BootPlan {
     /// Numbers and descriptors of the blobs that travel with the boot command.
     pub(crate) blob_numbers: Vec<u32>,
     pub(crate) blob_files: Vec<OwnedFd>,
+    /// The file that some of the mappings come from.
+    pub(crate) prefetch: Option<Arc<File>>,
 }
 
 /// Most blobs whose descriptors travel with a boot command; the sandbox asks
@@ -116,6 +119,7 @@ impl BootPlan {
             populate: Vec::new(),
             blob_numbers: Vec::new(),
             blob_files: Vec::new(),
+            prefetch: None,
         };
         plan.carry_blobs(mapped)?;
         let bytes = plan.command_len();
@@ -200,5 +204,33 @@ impl BootPlan {
         let room = MESSAGE_MAX.saturating_sub(self.command_len()) / size_of::<PopulateRange>();
         self.populate = set.populate(&self.mappings, policy, room);
         Ok(())
+    }
+
+    /// Takes pages of the working set from a prefetch file, whose order `layout` is; after
+    /// [`BootPlan::apply_working_set`].
+    ///
+    /// # Errors
+    /// The boot command would not fit into one message.
+    pub fn prefetch(
+        &mut self,
+        file: Arc<File>,
+        layout: PrefetchLayout,
+        set: &WorkingSet,
+        policy: PopulatePolicy,
+    ) -> Result<(), PlanError> {
+        let whole = std::mem::replace(&mut self.mappings, layout.into_mappings());
+        self.prefetch = Some(file);
+        self.populate.clear();
+        let bytes = self.command_len();
+        let room = MESSAGE_MAX
+            .checked_sub(bytes)
+            .ok_or(PlanError::TooLarge { bytes, limit: MESSAGE_MAX })?;
+        self.populate = set.populate(&whole, policy, room / size_of::<PopulateRange>());
+        Ok(())
+    }
+
+    /// Whether pages come from a prefetch file.
+    pub fn prefetches(&self) -> bool {
+        self.prefetch.is_some()
     }
 }

@@ -62,7 +62,7 @@ impl BootPlan {
             populate_count: self.populate.len() as u32,
             blob_count: self.blob_numbers.len() as u32,
             index_blobs: self.index_blobs,
-            reserved: 0,
+            prefetch_count: self.prefetch.is_some().into(),
             identity: identity(connection, options)?,
         };
         let tail: [&[u8]; 5] = [
@@ -89,6 +89,7 @@ impl BootPlan {
 
         let mut descriptors = Vec::with_capacity(FIXED_DESCRIPTORS + self.blob_files.len());
         descriptors.extend([self.image.as_fd(), self.index.as_fd()]);
+        descriptors.extend(self.prefetch.as_ref().map(AsFd::as_fd));
         descriptors.extend(self.blob_files.iter().map(AsFd::as_fd));
         descriptors.extend(options.streams.into_iter().flatten());
         descriptors.extend(connection.map(|(_, socket)| socket));

@@ -60,11 +60,6 @@ impl InForce {
     pub const FIRST: Self = Self { memory: 0, cpus: FIRST_CPUS, processes: 0 };
     /// Nobody knows.
     pub const UNKNOWN: Self = Self { memory: UNKNOWN, cpus: UNKNOWN, processes: UNKNOWN };
-
-    /// The same where the group for memory has just been made.
-    pub fn with_new_memory_group(self) -> Self {
-        Self { memory: Self::FIRST.memory, ..self }
-    }
 }
 
 /// The control groups of one sandbox, one in each tree. Dropping it removes them, or leaves
@@ -101,11 +96,19 @@ pub(super) struct Setting {
     is_given: bool,
 }
 
+/// The settings of groups, as far as there are controllers for them.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    pub memory: Option<Setting>,
+    pub cpu: Option<Setting>,
+    pub processes: Option<Setting>,
+}
+
 /// A limit that could not be set: whatever comes next is written.
 const UNKNOWN: u64 = u64::MAX;
 
 impl Setting {
-    fn new(directory: &Path, version: Version, v2: &str, v1: &str) -> Self {
+    pub fn new(directory: &Path, version: Version, v2: &str, v1: &str) -> Self {
         let name = if version == Version::V2 { v2 } else { v1 };
         let current = AtomicU64::new(0);
         Self { path: directory.join(name), file: None, current, version, is_given: false }
@@ -175,11 +178,15 @@ impl Group {
         reused: Option<Reusable>,
     ) -> io::Result<Self> {
         let mut group = Self::with_settings(directories, name, Vec::new(), hierarchy);
-        let (cpu, processes) = reused.map(Reusable::into_settings).unwrap_or_default();
-        let cpu_is_prepared = cpu.is_some();
+        let Settings { memory, cpu, processes } =
+            reused.map(Reusable::into_settings).unwrap_or_default();
+        let (memory_is_prepared, cpu_is_prepared) = (memory.is_some(), cpu.is_some());
+        group.memory = memory.or(group.memory.take());
         group.cpu = cpu.or(group.cpu.take());
         group.processes = processes.or(group.processes.take());
-        if let Some((directory, version)) = group.place_of(Controller::Memory) {
+        if let Some((directory, version)) = group.place_of(Controller::Memory)
+            && !memory_is_prepared
+        {
             prepare_memory(&directory, version)?;
             group.memory = group.memory.take().map(Setting::opened).transpose()?;
         }
@@ -209,8 +216,11 @@ impl Group {
                 setting.current.store(value, Ordering::Relaxed);
             }
         }
-        // Without it the file is opened when a limit is set.
-        if let Some(memory) = &mut group.memory {
+        // Without it the file is opened when a limit is set, which is seldom another one than
+        // that of the sandbox before.
+        if let Some(memory) = &mut group.memory
+            && name.first == name.number
+        {
             memory.file = File::options().write(true).open(&memory.path).ok();
         }
         group
@@ -342,15 +352,17 @@ impl Group {
             self.hierarchy.place_of(controller).is_some_and(|place| places[place].is_reusable())
         };
         let counter = self.counter().filter(|_| is_reusable(Controller::CpuAccounting));
-        let cpu = self.cpu.take().filter(|_| is_reusable(Controller::Cpu));
-        let processes = self.processes.take().filter(|_| is_reusable(Controller::Pids));
+        let settings = Settings {
+            memory: self.memory.take().filter(|_| is_reusable(Controller::Memory)),
+            cpu: self.cpu.take().filter(|_| is_reusable(Controller::Cpu)),
+            processes: self.processes.take().filter(|_| is_reusable(Controller::Pids)),
+        };
         let (mut reusable, mut others) = (Vec::new(), Vec::new());
         for (directory, place) in std::mem::take(&mut self.directories).into_iter().zip(places) {
             if place.is_reusable() { &mut reusable } else { &mut others }.push(directory);
         }
         self.directories = others;
-        (!reusable.is_empty())
-            .then(|| Reusable::new(self.name.first, reusable, cpu, processes, counter))
+        (!reusable.is_empty()).then(|| Reusable::new(self.name.first, reusable, settings, counter))
     }
 
     /// Bytes of memory that the group's processes have now, shared memory and page cache
@@ -359,13 +371,8 @@ impl Group {
     /// # Errors
     /// It cannot be read.
     pub fn memory(&self) -> io::Result<Option<u64>> {
-        let Some(number) = self.hierarchy.place_of(Controller::Memory) else { return Ok(None) };
-        let file = match self.hierarchy.places()[number].version {
-            Version::V2 => "memory.current",
-            Version::V1 => "memory.usage_in_bytes",
-        };
-        let text = fs::read_to_string(self.directories[number].join(file))?;
-        text.trim().parse().map(Some).map_err(|_| io::ErrorKind::InvalidData.into())
+        let place = self.place_of(Controller::Memory);
+        place.map(|(directory, version)| memory_in_use(&directory, version)).transpose()
     }
 
     /// Has `meter` told what the group has used when it is removed; whether it is the
@@ -384,14 +391,36 @@ impl Group {
 
     /// Whether the host kernel has killed a process of the group for want of memory.
     pub(super) fn has_run_out_of_memory(&self) -> bool {
-        let Some((directory, version)) = self.place_of(Controller::Memory) else { return false };
-        let file = match version {
-            Version::V2 => "memory.events",
-            Version::V1 => "memory.oom_control",
-        };
-        let text = fs::read_to_string(directory.join(file)).unwrap_or_default();
-        field(&text, "oom_kill").is_some_and(|count| count > 0)
+        self.place_of(Controller::Memory).is_some_and(|(directory, version)| {
+            has_run_out_of_memory(&directory, version).unwrap_or(false)
+        })
     }
+}
+
+/// Whether the host kernel has ever killed a process of this group for want of memory.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn has_run_out_of_memory(directory: &Path, version: Version) -> io::Result<bool> {
+    let file = match version {
+        Version::V2 => "memory.events",
+        Version::V1 => "memory.oom_control",
+    };
+    let text = fs::read_to_string(directory.join(file))?;
+    Ok(field(&text, "oom_kill").is_some_and(|count| count > 0))
+}
+
+/// Bytes that are charged to a group with the controller for memory.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn memory_in_use(directory: &Path, version: Version) -> io::Result<u64> {
+    let file = match version {
+        Version::V2 => "memory.current",
+        Version::V1 => "memory.usage_in_bytes",
+    };
+    let text = fs::read_to_string(directory.join(file))?;
+    text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// The number after a name at the start of a line.

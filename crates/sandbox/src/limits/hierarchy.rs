@@ -97,11 +97,11 @@ pub struct Place {
 }
 
 impl Place {
-    /// Whether a sandbox can have groups here that another one has had. What a sandbox has left
-    /// in the page cache, or shares with others, stays charged to a group with the controller
-    /// for memory. In a tree of version 2 one group has all controllers.
+    /// Whether a sandbox can have groups here that another one has had. In a tree of version 2
+    /// the host kernel keeps more accounts of a group (pressure, events), which cannot be told
+    /// from those of the next sandbox.
     pub(super) fn is_reusable(&self) -> bool {
-        self.version == Version::V1 && !self.controllers.contains(&Controller::Memory)
+        self.version == Version::V1
     }
 
     /// The directory of a sandbox's group.

@@ -1,13 +1,16 @@
 //! Groups that sandboxes have one after the other.
 //!
 //! To make and remove a group takes the host kernel more than all that a boot writes to it,
-//! and holds up everybody who makes another one. A group of version 1 for processors, CPU time
-//! or processes carries nothing of a sandbox that has ended but the CPU time that it has
-//! counted, and its limits. So the maker of groups keeps some of them for the sandboxes to come
-//! ([`super::hierarchy::Place::is_reusable`] says which).
+//! and holds up everybody who makes another one. A group of version 1 carries nothing of a
+//! sandbox that has ended but the CPU time that it has counted, its limits, and memory that is
+//! still charged to it: what the sandbox was the first to read of a file, and what the host
+//! kernel has set aside for it or not given back yet. So the maker of groups keeps some of them
+//! for the sandboxes to come ([`super::hierarchy::Place::is_reusable`] says which).
 //!
-//! A group is *vacant* when nobody is in it and nobody holds a file that leads into it. Until
-//! then no other sandbox gets it.
+//! A group is *vacant* when nobody is in it, nobody holds a file that leads into it, and no
+//! more than [`RESIDUE_MAX`] is charged to it. Until then no other sandbox gets it. One in
+//! which a process was killed for want of memory no other sandbox gets: the host kernel would
+//! go on counting from there.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -16,12 +19,19 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::group::{CpuCounter, GroupName, InForce, SMALL_USE, Setting, entrance};
+use super::group::{
+    CpuCounter, GroupName, InForce, SMALL_USE, Setting, Settings, entrance, has_run_out_of_memory,
+    memory_in_use,
+};
 use super::hierarchy::Version;
 use crate::sys;
 
 /// Sandboxes whose groups wait for others, at most: some more than end while a zygote is made.
 pub const VACANT_MAX: usize = 128;
+/// Memory, in bytes, that may be charged to the group of a sandbox that begins: it has so much
+/// less. The host kernel counts no finer: it charges up to 64 pages ahead on each processor.
+/// After a boot with all files in the page cache, 80 to 460 KiB are left.
+pub const RESIDUE_MAX: u64 = 512 << 10;
 /// Groups whose limits are remembered for the time when the monitor gives them again.
 const REMEMBERED_MAX: usize = 4096;
 
@@ -31,8 +41,7 @@ pub struct Reusable {
     /// [`GroupName::first`].
     first: u64,
     directories: Vec<PathBuf>,
-    cpu: Option<Setting>,
-    processes: Option<Setting>,
+    settings: Settings,
     /// What counts the CPU time of the present sandbox, if one of these groups does.
     counter: Option<CpuCounter>,
 }
@@ -41,11 +50,10 @@ impl Reusable {
     pub fn new(
         first: u64,
         directories: Vec<PathBuf>,
-        cpu: Option<Setting>,
-        processes: Option<Setting>,
+        settings: Settings,
         counter: Option<CpuCounter>,
     ) -> Self {
-        Self { first, directories, cpu, processes, counter }
+        Self { first, directories, settings, counter }
     }
 
     /// The name of the groups of the next sandbox, which has this number.
@@ -63,9 +71,9 @@ impl Reusable {
         self.directories
     }
 
-    /// The settings for processors and for processes.
-    pub fn into_settings(self) -> (Option<Setting>, Option<Setting>) {
-        (self.cpu, self.processes)
+    /// The files that hold the limits, and what is in force.
+    pub fn into_settings(self) -> Settings {
+        self.settings
     }
 
     /// Whether the CPU time of a sandbox is counted here.
@@ -73,10 +81,10 @@ impl Reusable {
         self.counter.is_some()
     }
 
-    /// Whether nobody is in the groups, and nobody can come.
+    /// Whether nobody is in the groups, nobody can come, and hardly any memory is charged.
     ///
     /// # Errors
-    /// The host cannot tell.
+    /// The host cannot tell, or no other sandbox may have these groups.
     pub fn is_vacant(&self) -> io::Result<bool> {
         for directory in &self.directories {
             let mut entrance = File::open(directory.join(entrance(Version::V1)))?;
@@ -85,9 +93,22 @@ impl Reusable {
                 return Ok(false);
             }
         }
-        // A process that nobody has waited for is on no list, but counts as one.
-        let Some(processes) = &self.processes else { return Ok(true) };
+        Ok(self.has_no_process()? && self.has_no_memory()?)
+    }
+
+    /// A process that nobody has waited for is on no list, but counts as one.
+    fn has_no_process(&self) -> io::Result<bool> {
+        let Some(processes) = &self.settings.processes else { return Ok(true) };
         Ok(fs::read_to_string(processes.directory().join("pids.current"))?.trim() == "0")
+    }
+
+    fn has_no_memory(&self) -> io::Result<bool> {
+        let Some(memory) = &self.settings.memory else { return Ok(true) };
+        let directory = memory.directory();
+        if has_run_out_of_memory(directory, Version::V1)? {
+            return Err(io::Error::other("a sandbox has run out of memory here"));
+        }
+        Ok(memory_in_use(directory, Version::V1)? <= RESIDUE_MAX)
     }
 
     /// Ends the account of the present sandbox; the next one's begins at zero. The CPU time
@@ -98,7 +119,7 @@ impl Reusable {
     pub fn close_account(&mut self) -> io::Result<Option<Duration>> {
         let used = self.counter.as_mut().map(CpuCounter::restart).transpose()?;
         if used.is_none_or(|used| used > SMALL_USE) {
-            self.cpu.iter().for_each(Setting::forget);
+            self.settings.cpu.iter().for_each(Setting::forget);
         }
         Ok(used)
     }
@@ -172,7 +193,7 @@ impl InForceByGroup {
 
     /// Those of groups that the monitor has given again.
     pub fn take(&self, first: u64) -> InForce {
-        self.lock().remove(&first).unwrap_or(InForce::UNKNOWN).with_new_memory_group()
+        self.lock().remove(&first).unwrap_or(InForce::UNKNOWN)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, InForce>> {
@@ -186,7 +207,7 @@ mod tests {
 
     fn reusable(first: u64, directory: PathBuf) -> Reusable {
         let counter = CpuCounter::of(&directory, Version::V1);
-        Reusable::new(first, vec![directory], None, None, Some(counter))
+        Reusable::new(first, vec![directory], Settings::default(), Some(counter))
     }
 
     #[test]
@@ -246,16 +267,35 @@ mod tests {
     }
 
     #[test]
+    fn a_group_with_memory_or_without_enough_of_it_is_not_vacant() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| fs::write(group.path().join(file), text).unwrap();
+        let memory = Setting::new(group.path(), Version::V1, "memory.max", "memory.limit_in_bytes");
+        let settings = Settings { memory: Some(memory), ..Settings::default() };
+        let directories = vec![group.path().to_owned()];
+        let groups = Reusable::new(1, directories, settings, None);
+        write("tasks", "");
+        groups.is_vacant().unwrap_err();
+        write("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n");
+        for (charged, is_vacant) in [(0, true), (RESIDUE_MAX, true), (RESIDUE_MAX + 1, false)] {
+            write("memory.usage_in_bytes", &format!("{charged}\n"));
+            assert_eq!(groups.is_vacant().unwrap(), is_vacant, "{charged}");
+        }
+        write("memory.usage_in_bytes", "0\n");
+        write("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
+        groups.is_vacant().unwrap_err();
+    }
+
+    #[test]
     fn limits_in_force_are_remembered_once_and_not_for_ever() {
         let known = InForceByGroup::default();
         known.note(1, InForce::FIRST);
         assert_eq!(known.take(1), InForce::FIRST);
-        let unknown = InForce::UNKNOWN.with_new_memory_group();
-        assert_eq!(known.take(1), unknown);
+        assert_eq!(known.take(1), InForce::UNKNOWN);
         for first in 0..=REMEMBERED_MAX as u64 {
             known.note(first, InForce::FIRST);
         }
         assert!(known.lock().len() <= REMEMBERED_MAX);
-        assert_eq!(known.take(0), unknown);
+        assert_eq!(known.take(0), InForce::UNKNOWN);
     }
 }

@@ -28,6 +28,11 @@ impl fmt::Debug for Held {
 }
 
 impl Held {
+    /// A copy that a template has forked, and that waits by itself.
+    pub(super) fn new(sandbox: Sandbox, plan: Arc<BootPlan>) -> Self {
+        Self { sandbox, plan }
+    }
+
     /// Waits until the copy, which has been told to wait, is prepared.
     pub(super) fn prepare(mut sandbox: Sandbox, plan: Arc<BootPlan>) -> Result<Self, BootError> {
         sandbox.wait_prepared(PATIENCE)?;

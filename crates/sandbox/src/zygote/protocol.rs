@@ -11,9 +11,6 @@ use crate::message;
 
 /// Hidden first argument that makes an executable a zygote parent.
 pub const PARENT_ARGUMENT: &str = "--thaw-zygote-parent";
-/// Descriptors that come with a zygote request at least: control socket and
-/// console. If it gets a control group, the file that moves it there follows.
-pub const CREATE_DESCRIPTORS: usize = 2;
 
 /// Library → parent: [`Request::first`] is the first host user id that is reserved
 /// for this parent, [`Request::count`] how many sandboxes can have their own.

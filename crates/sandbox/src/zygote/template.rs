@@ -13,9 +13,9 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use thaw_abi::control::{Connection, Fork, MSG_FORK, MSG_READY, MessageHeader, THAW_AS_TEMPLATE};
 
 use super::handle::{Alive, Connected};
-use super::process::{KnownAs, Numbers, Process};
+use super::process::{KnownAs, Numbers, Process, affinity_of};
 use super::verify::verify;
-use super::{ZygoteError, ZygoteParent, boot_error, broker};
+use super::{Held, ZygoteError, ZygoteParent, boot_error, broker};
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
 use crate::console::{Console, HostEnd};
 use crate::limits::{Limits, ResourceLimits};
@@ -156,6 +156,22 @@ impl Template {
         connection: Option<(Connection, BorrowedFd<'_>)>,
         options: &ThawOptions<'_>,
     ) -> Result<Sandbox, BootError> {
+        let copy = self.make_copy(options)?;
+        // Last, since the copy may answer and end before this thread runs again:
+        // whatever fails up to here has not touched the connection. Meanwhile the
+        // copy has taken over the image's memory.
+        send_identity(copy.control(), connection, options).map_err(boot_error)?;
+        Ok(copy)
+    }
+
+    /// Forks a copy that waits to be wanted, as one that was booted ahead from the image
+    /// does: all that takes long, and long at times, is done. Call it where nobody waits.
+    pub fn fork_ahead(&self, options: &ThawOptions<'_>) -> Result<Held, BootError> {
+        Ok(Held::new(self.make_copy(options)?, self.plan.clone()))
+    }
+
+    /// Forks a copy, which takes over the image's memory and then waits for its identity.
+    fn make_copy(&self, options: &ThawOptions<'_>) -> Result<Sandbox, BootError> {
         let taken = self.seats.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Seat { host, sandbox, console, console_write, limits, entrances, slot } = match taken {
             Some(seat) => seat,
@@ -182,7 +198,7 @@ impl Template {
             exit,
             limits,
             parent,
-            affinity: None,
+            affinity: affinity_of(own_number),
             known_as,
             slot: slot_number,
         };
@@ -191,10 +207,6 @@ impl Template {
         slot.give_to(number, &process);
         process.set_limits(self.limits, options.cpu_time_limit).map_err(BootError::Limits)?;
         let broker = broker(&host, self.plan.rootfs(), options.egress)?;
-        // Last, since the copy may answer and end before this thread runs again:
-        // whatever fails up to here has not touched the connection. Meanwhile the
-        // copy has taken over the image's memory.
-        send_identity(&host, connection, options).map_err(boot_error)?;
         Ok(Sandbox::new(process, host, console, broker))
     }
 

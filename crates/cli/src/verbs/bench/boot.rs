@@ -128,6 +128,10 @@ fn text_of_one(report: &BenchReport) -> String {
     row("first instruction", &report.phases_us.first_instruction);
     row("first response byte", &report.phases_us.first_byte);
     row("execution (from the first instruction to the byte)", &report.execution_us);
+    if let Some(prefetch) = &report.prefetch {
+        let of = format!("one sequential read of its {} KiB", prefetch.bytes >> 10);
+        row(&of, &prefetch.read_us);
+    }
     if let Some(native) = &report.native_us {
         row("native start, first response byte", &native.first_byte);
     }
@@ -153,6 +157,7 @@ fn text(report: &BootsReport) -> String {
         "first instruction",
         "execution",
         "first response byte",
+        "sequential read",
         "native start",
         "KiB",
     ]);
@@ -164,6 +169,7 @@ fn text(report: &BootsReport) -> String {
             both(&boot.phases_us.first_instruction),
             both(&boot.execution_us),
             both(&boot.phases_us.first_byte),
+            boot.prefetch.map_or("-".to_owned(), |prefetch| both(&prefetch.read_us)),
             boot.native_us.as_ref().map_or("-".to_owned(), |native| both(&native.first_byte)),
             boot.pss_kib.to_string(),
         ]);

@@ -3,10 +3,11 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::control::FLAG_FREEZE_AT_ENTRY;
+use thaw_abi::control::{FLAG_BY_PAGE, FLAG_FREEZE_AT_ENTRY};
 
 use super::{Activity, OwnVcpu, halt, own, own_carrier, ring, ring_watcher};
 use crate::errno::Result;
+use crate::host::phases;
 use crate::mm::{arena, lazy};
 use crate::platform::saved::OfHost;
 use crate::platform::{filter, host, kernel_lock, vcpu};
@@ -126,14 +127,16 @@ pub fn add_if_wanted() -> bool {
 }
 
 /// Whether the sandbox' limit leaves room for another vCPU. A program that is to
-/// be frozen has one, and so has one whose filter allows no other.
+/// be frozen has one, and so has one whose filter allows no other. One whose working set is
+/// recorded has one until it has answered: for several, all of its memory is mapped.
 pub fn may_grow() -> bool {
     if !filter::may_clone() {
         return false;
     }
     let config = kernel().config.get();
+    let is_recorded = config.flags & FLAG_BY_PAGE != 0 && !phases::has_answered();
     let limit = match config.flags & FLAG_FREEZE_AT_ENTRY {
-        0 => config.cpus.min(vcpu::MAX_VCPUS),
+        0 if !is_recorded => config.cpus.min(vcpu::MAX_VCPUS),
         _ => 1,
     };
     own_carrier().vcpu_count() < limit as usize

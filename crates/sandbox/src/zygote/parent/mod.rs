@@ -38,7 +38,7 @@ use crate::monitor;
 use crate::resolver;
 use crate::state;
 use crate::sys::{self, CloseOnExec};
-use zygote::Purpose;
+use zygote::{Maker, Purpose};
 
 /// Entry of the zygote parent: to be called first thing in `main`, before any
 /// thread is started. Returns at once unless this process was spawned as a
@@ -156,6 +156,8 @@ fn serve(control: &OwnedFd, kernel: OwnedFd, ids: ids::IdMap) -> Result<(), Fail
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).during(Step::Fork)?;
     enter_empty_root().during(Step::EnterRoot)?;
     zygote::keep_capabilities_for_zygotes().during(Step::DropCapabilities)?;
+    let mut maker = Maker::new(kernel, ids).during(Step::ForkZygote)?;
+    let ids = maker.ids();
     let ended = sys::child_signal_descriptor().during(Step::WatchChildren)?;
     let serving = Report {
         base: ids.base(),
@@ -187,14 +189,14 @@ fn serve(control: &OwnedFd, kernel: OwnedFd, ids: ids::IdMap) -> Result<(), Fail
                 return Ok(());
             };
             let sandbox =
-                |processes| Purpose::Sandbox { id: ids.of_slot(request.first), processes };
+                |processes| Purpose::Sandbox { id: maker.ids().of_slot(request.first), processes };
             let purpose = match request.kind {
                 REQUEST_CREATE => sandbox(Processes::Several),
                 REQUEST_CREATE_SINGLE => sandbox(Processes::One),
                 REQUEST_CREATE_TEMPLATE => Purpose::Template,
                 _ => return Err(io::Error::from(Errno::PROTO)).during(Step::Receive),
             };
-            let made = oom_score.raised(|| zygote::fork(&kernel, descriptors, purpose, &ids));
+            let made = oom_score.raised(|| maker.make(&descriptors, purpose));
             let sent = match made {
                 Ok((pid, pidfd)) => {
                     alive.insert(pid, request.id);

@@ -1,15 +1,15 @@
-//! Forking one zygote off the parent and giving up everything in it.
+//! Making zygotes: children of the parent that give up everything.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, clear_ambient_capability_set,
-    configure_capability_in_ambient_set, set_capabilities, set_capabilities_secure_bits,
-    set_no_new_privs, set_thread_groups,
+    configure_capability_in_ambient_set, remove_capability_from_bounding_set, set_capabilities,
+    set_capabilities_secure_bits, set_no_new_privs, set_thread_groups,
 };
 use thaw_abi::control::{MSG_FAILED, SINGLE_PROCESS_NAME, TEMPLATE_NAME};
 use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD};
@@ -18,9 +18,9 @@ use super::ids::{self, IdMap};
 use crate::confine::{hold_capabilities, shrink_bounding_set};
 use crate::limits;
 use crate::message;
-use crate::sys::{self, CloseOnExec, Forked};
+use crate::sys::{self, ChildStack, CloseOnExec, PipeSignal};
 use crate::zygote::Processes;
-use crate::zygote::protocol::{CREATE_DESCRIPTORS, During, Failure, Step, UserIds};
+use crate::zygote::protocol::{During, Failure, Step, UserIds};
 
 /// Name of the kernel process, its only argument.
 const PROGRAM_NAME: &CStr = c"thaw-kernel";
@@ -36,6 +36,10 @@ const OWN_NAMESPACES: i32 = libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLON
 const TEMPLATE_CAPABILITIES: CapabilitySet =
     CapabilitySet::SETUID.union(CapabilitySet::SETGID).union(CapabilitySet::SYS_ADMIN);
 
+/// What the parent keeps, and so all that a zygote can have: see
+/// [`keep_capabilities_for_zygotes`].
+const BOUNDING_SET: CapabilitySet = TEMPLATE_CAPABILITIES.union(CapabilitySet::SETPCAP);
+
 /// What a zygote is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -50,99 +54,106 @@ pub enum Purpose {
     Template,
 }
 
-/// Drops all capabilities from the parent but those that [`fork`] needs. Their
+/// Drops all capabilities from the parent but those that [`Maker`] needs. Their
 /// last use is in the child, which drops them, too.
 pub fn keep_capabilities_for_zygotes() -> io::Result<()> {
-    let kept = TEMPLATE_CAPABILITIES | CapabilitySet::SETPCAP;
-    shrink_bounding_set(kept)?;
+    shrink_bounding_set(BOUNDING_SET)?;
     clear_ambient_capability_set()?;
-    Ok(hold_capabilities(kept)?)
+    Ok(hold_capabilities(BOUNDING_SET)?)
 }
 
-/// Forks a zygote that executes the kernel.
-/// `descriptors`: control socket, console, and, if it gets a control group, the
-/// file that moves a process there.
-pub fn fork(
-    kernel: &OwnedFd,
-    descriptors: Vec<OwnedFd>,
-    purpose: Purpose,
-    ids: &IdMap,
-) -> Result<(i32, OwnedFd), Failure> {
-    if descriptors.len() < CREATE_DESCRIPTORS {
-        return Err(io::Error::from(io::ErrorKind::InvalidInput)).during(Step::Receive);
+/// Makes zygotes: children that run in the memory of the zygote parent until they execute the
+/// kernel ([`sys::vfork_with`]).
+pub struct Maker {
+    kernel: OwnedFd,
+    ids: IdMap,
+    stack: ChildStack,
+}
+
+impl Maker {
+    /// Prepares what all zygotes inherit: no signal has an action but `SIGPIPE`.
+    pub fn new(kernel: OwnedFd, ids: IdMap) -> io::Result<Self> {
+        sys::reset_signal_actions();
+        // The parent wants to know of such errors.
+        sys::set_pipe_signal(PipeSignal::Ignored);
+        Ok(Self { kernel, ids, stack: ChildStack::new()? })
     }
-    let flags = match purpose {
-        // Process 1 of a pid namespace of its own: its processes can signal each
-        // other and nobody else, and all of them end with it.
-        Purpose::Sandbox { .. } => OWN_NAMESPACES as u64,
-        // Process 1 could not make siblings, which the parent reaps.
-        Purpose::Template => 0,
-    };
-    // SAFETY: the parent has one thread; no flag shares anything.
-    match unsafe { sys::fork_with(flags) }.during(Step::ForkZygote)? {
-        Forked::Parent { pid, pidfd } => Ok((pid, pidfd)),
-        Forked::Child => {
-            let mut descriptors = descriptors.into_iter();
-            let (control, console) = (descriptors.next(), descriptors.next());
-            let failure = match (control, console) {
-                (Some(control), Some(console)) => {
-                    let groups: Vec<OwnedFd> = descriptors.collect();
-                    become_kernel(kernel, control, console, groups, purpose, ids)
-                }
-                // The length was checked above.
-                _ => std::process::exit(1),
-            };
-            report(failure.err());
-            std::process::exit(1)
-        }
+
+    /// The user ids that zygotes get.
+    pub fn ids(&self) -> &IdMap {
+        &self.ids
+    }
+
+    /// Makes a zygote that executes the kernel. `descriptors`: control socket, console, and,
+    /// if it gets control groups, the files that move a process there.
+    pub fn make(
+        &mut self,
+        descriptors: &[OwnedFd],
+        purpose: Purpose,
+    ) -> Result<(i32, OwnedFd), Failure> {
+        let [control, console, groups @ ..] = descriptors else {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput)).during(Step::Receive);
+        };
+        let flags = match purpose {
+            // Process 1 of a pid namespace of its own: its processes can signal each
+            // other and nobody else, and all of them end with it.
+            Purpose::Sandbox { .. } => OWN_NAMESPACES,
+            // Process 1 could not make siblings, which the parent reaps.
+            Purpose::Template => 0,
+        };
+        let (kernel, ids) = (self.kernel.as_fd(), &self.ids);
+        let mut child = || {
+            report(become_kernel(kernel, control, console, groups, purpose, ids));
+            1
+        };
+        // SAFETY: the parent has one thread. The child borrows what it is given, and keeps
+        // nothing that it allocates; the flags make namespaces only.
+        unsafe { sys::vfork_with(flags, &mut self.stack, &mut child) }.during(Step::ForkZygote)
     }
 }
 
 /// Says on the control socket, which lies at its final place or is lost, why
 /// the kernel does not run.
-fn report(failure: Option<(OwnedFd, Failure)>) {
-    let Some((control, failure)) = failure else { return };
+fn report((control, failure): (BorrowedFd<'_>, Failure)) {
     let text = format!("cannot {}: {}", failure.step.text(), failure.source);
     let header = message::header(MSG_FAILED, text.len(), 0);
     let parts = [io::IoSlice::new(bytemuck::bytes_of(&header)), io::IoSlice::new(text.as_bytes())];
     // If nobody listens, the exit status still says that it failed.
-    let _ = message::send(&control, &parts, &[]);
+    let _ = message::send(control, &parts, &[]);
 }
 
 /// Gives up everything and executes the kernel. Returns only on failure, with
 /// the control socket to report it on.
-fn become_kernel(
-    kernel: &OwnedFd,
-    control: OwnedFd,
-    console: OwnedFd,
-    groups: Vec<OwnedFd>,
+fn become_kernel<'a>(
+    kernel: BorrowedFd<'_>,
+    control: &'a OwnedFd,
+    console: &OwnedFd,
+    groups: &[OwnedFd],
     purpose: Purpose,
     ids: &IdMap,
-) -> Result<(), (OwnedFd, Failure)> {
+) -> (BorrowedFd<'a>, Failure) {
     let prepared = give_up_privileges(groups, purpose, ids).and_then(|()| {
-        arrange_descriptors(kernel, &control, &console).during(Step::PlaceDescriptors)
+        arrange_descriptors(kernel, control, console).during(Step::PlaceDescriptors)
     });
     if let Err(failure) = prepared {
-        return Err((control, failure));
+        return (control.as_fd(), failure);
     }
-    // The descriptors that these values own are closed or replaced by now.
-    let (_, _) = (control.into_raw_fd(), console.into_raw_fd());
-    // SAFETY: both numbers were set up by `arrange_descriptors`; their former owners are gone.
-    let (control, kernel) = unsafe {
-        use std::os::fd::FromRawFd;
-        (OwnedFd::from_raw_fd(CONTROL_FD), OwnedFd::from_raw_fd(KERNEL_FD))
-    };
+    // SAFETY: `arrange_descriptors` has put both there, where they stay. The values that own
+    // the numbers that the parent gave them are the parent's.
+    let (control, kernel) =
+        unsafe { (BorrowedFd::borrow_raw(CONTROL_FD), BorrowedFd::borrow_raw(KERNEL_FD)) };
     let name = match purpose {
         Purpose::Sandbox { processes: Processes::Several, .. } => PROGRAM_NAME,
         Purpose::Sandbox { processes: Processes::One, .. } => SINGLE_PROCESS_NAME,
         Purpose::Template => TEMPLATE_NAME,
     };
-    let source = sys::execute(kernel.as_fd(), &[name]);
-    Err((control, Failure { step: Step::Execute, source }))
+    let source = sys::execute(kernel, name);
+    (control, Failure { step: Step::Execute, source })
 }
 
-fn give_up_privileges(groups: Vec<OwnedFd>, purpose: Purpose, ids: &IdMap) -> Result<(), Failure> {
-    sys::reset_signals();
+fn give_up_privileges(groups: &[OwnedFd], purpose: Purpose, ids: &IdMap) -> Result<(), Failure> {
+    sys::set_pipe_signal(PipeSignal::Ends);
+    sys::unblock_signals();
     setsid().during(Step::NewSession)?;
     for group in groups {
         // "0" stands for the writing process (cgroups(7)). The right to do so was
@@ -155,7 +166,10 @@ fn give_up_privileges(groups: Vec<OwnedFd>, purpose: Purpose, ids: &IdMap) -> Re
     if purpose == Purpose::Template {
         raise_ambient(TEMPLATE_CAPABILITIES).during(Step::DropCapabilities)?;
     }
-    shrink_bounding_set(CapabilitySet::empty()).during(Step::DropCapabilities)?;
+    // Its bounding set has no others left.
+    for capability in BOUNDING_SET.iter() {
+        remove_capability_from_bounding_set(capability).during(Step::DropCapabilities)?;
+    }
     set_capabilities_secure_bits(
         CapabilitiesSecureBits::NO_ROOT
             | CapabilitiesSecureBits::NO_ROOT_LOCKED
@@ -224,9 +238,13 @@ fn set_limits(user_ids: UserIds) -> io::Result<()> {
 /// numbers of the standard streams, the only ones on which the filter allows
 /// read(2), get `/dev/null`, which the parent has as its standard input: what other
 /// sandboxes have as well, such as an image, must never come to lie there.
-fn arrange_descriptors(kernel: &OwnedFd, control: &OwnedFd, console: &OwnedFd) -> io::Result<()> {
+fn arrange_descriptors(
+    kernel: BorrowedFd<'_>,
+    control: &OwnedFd,
+    console: &OwnedFd,
+) -> io::Result<()> {
     // First out of the way of the final numbers.
-    let kernel = sys::duplicate_above(kernel.as_fd(), 16)?.into_raw_fd();
+    let kernel = sys::duplicate_above(kernel, 16)?.into_raw_fd();
     let control = sys::duplicate_above(control.as_fd(), 16)?.into_raw_fd();
     let console = sys::duplicate_above(console.as_fd(), 16)?.into_raw_fd();
     sys::place_descriptor(control.as_raw_fd(), CONTROL_FD, CloseOnExec::No)?;
