@@ -362,8 +362,7 @@ impl Group {
             if place.is_reusable() { &mut reusable } else { &mut others }.push(directory);
         }
         self.directories = others;
-        (!reusable.is_empty())
-            .then(|| Reusable::new(self.name.first, reusable, settings, counter))
+        (!reusable.is_empty()).then(|| Reusable::new(self.name.first, reusable, settings, counter))
     }
 
     /// Bytes of memory that the group's processes have now, shared memory and page cache

@@ -270,8 +270,7 @@ mod tests {
     fn a_group_with_memory_or_without_enough_of_it_is_not_vacant() {
         let group = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| fs::write(group.path().join(file), text).unwrap();
-        let memory =
-            Setting::new(group.path(), Version::V1, "memory.max", "memory.limit_in_bytes");
+        let memory = Setting::new(group.path(), Version::V1, "memory.max", "memory.limit_in_bytes");
         let settings = Settings { memory: Some(memory), ..Settings::default() };
         let directories = vec![group.path().to_owned()];
         let groups = Reusable::new(1, directories, settings, None);
