@@ -448,6 +448,32 @@ fn what_was_kept_for_an_older_function_is_ended() {
     ask(&daemon, "ready");
 }
 
+/// A boot uses the copy that the template has forked ahead, which is isolated before anybody
+/// wants it, and another one follows. One that has died is no loss.
+#[test]
+fn a_copy_is_forked_ahead_of_each_boot() {
+    let function = Function::PythonVariant { program: "copies", name: "fork", keys: FORK };
+    let home = built_home("boots-ahead", &[function]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    ask(&daemon, "fork");
+    let ahead = || -> Option<u32> {
+        let pid = detail(&daemon, "fork")["standby"]["forked"][0].as_u64()?;
+        Some(pid as u32)
+    };
+    for is_lost in [false, true, false] {
+        wait_until("a copy is forked ahead", || ahead().is_some());
+        let waiting = ahead().expect("a copy");
+        assert_eq!(status(waiting, "CapEff"), "0000000000000000");
+        assert_eq!(status(waiting, "Seccomp"), "2");
+        if is_lost {
+            kill(waiting);
+        }
+        ask(&daemon, "fork");
+        assert_eq!(detail(&daemon, "fork")["boots"][0]["kind"], "fork");
+        wait_until("another one is", || ahead().is_some_and(|pid| pid != waiting));
+    }
+}
+
 /// Whatever dies that was kept for the next boot, the next boot works.
 #[test]
 fn lost_standbys_are_made_again() {

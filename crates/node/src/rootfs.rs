@@ -1,6 +1,7 @@
 //! Root file systems as sandboxes want them.
 
 use crate::home::{Home, HomeError};
+use crate::reactor::waiting;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -170,7 +171,9 @@ impl StoredRootfs {
 impl BlobSource for StoredRootfs {
     fn open_blob(&self, number: u32) -> io::Result<OwnedFd> {
         let blob = self.index.blob(number).ok_or(io::ErrorKind::NotFound)?;
-        match self.store.open_blob(blob.hash) {
+        // A sandbox asks while its supervisor, a task of the runtime, looks at it. The name may
+        // have to be read from a disk.
+        match waiting(|| self.store.open_blob(blob.hash)) {
             Ok(file) => Ok(file.into()),
             Err(StoreError::Io { source, .. }) => Err(source),
             Err(error) => Err(io::Error::new(io::ErrorKind::NotFound, error.to_string())),

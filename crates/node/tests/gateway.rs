@@ -13,7 +13,8 @@ use thaw_node::boots::BootKind;
 use thaw_node::config::FunctionConfig;
 use thaw_node::gateway::{Gateway, GatewayConfig};
 use thaw_node::instance::{
-    Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
+    Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow,
+    Report,
 };
 use thaw_node::node::NodeState;
 use thaw_node::service::{InstanceInfo, Service};
@@ -44,6 +45,8 @@ enum Behaviour {
     DieInBoot(u32),
     /// Its zygote is killed, and the request was read all the same.
     ReadAndDieInBoot,
+    /// Others have just taken what is ready, and so many boots end only together.
+    BootTogether(u32),
 }
 
 struct FakeLauncher {
@@ -84,6 +87,15 @@ impl Launcher for FakeLauncher {
             return Err(LaunchError("there is no image".to_owned()));
         }
         let number = self.launched.fetch_add(1, Ordering::SeqCst) + 1;
+        if let Behaviour::BootTogether(count) = self.behaviour {
+            let began = std::time::Instant::now();
+            while self.launched.load(Ordering::SeqCst) < count {
+                if began.elapsed() > Duration::from_secs(10) {
+                    return Err(LaunchError("it has waited for itself".to_owned()));
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
         let (sender, reports) = mpsc::unbounded_channel();
         let guest = Arc::new(FakeGuest {
             number,
@@ -117,6 +129,14 @@ impl Launcher for FakeLauncher {
             instance: Box::new(instance),
             zygote_ns: client.map_or(0, |c| c.accepted_ns),
         })
+    }
+
+    fn launch_now(&self, client: Option<&Client>) -> Result<Launched, NotNow> {
+        match self.behaviour {
+            Behaviour::BootTogether(_) => Err(NotNow::WouldWait),
+            _ if !self.is_ready() => Err(NotNow::WouldWait),
+            _ => Ok(self.launch(client)?),
+        }
     }
 
     fn is_ready(&self) -> bool {
@@ -646,6 +666,23 @@ fn a_zygote_that_is_not_ready_is_waited_for() {
     let fixture = fixture(Behaviour::Answer, USUAL, "request");
     fixture.launcher.ready.store(false, Ordering::SeqCst);
     assert!(fixture.get_both("/").iter().all(|response| response.status == 200));
+}
+
+/// More boots wait at a time than the runtime has threads that serve clients.
+#[test]
+fn boots_that_wait_hold_up_no_thread_that_serves_clients() {
+    let count = 4;
+    let fixture = fixture(Behaviour::BootTogether(count), USUAL, "request");
+    let clients: Vec<_> = (0..count)
+        .map(|_| {
+            let mut client = fixture.connect();
+            client.write_all(b"GET / HTTP/1.1\r\nHost: f\r\n\r\n").unwrap();
+            client
+        })
+        .collect();
+    for client in clients {
+        assert_eq!(Response::read(client).status, 200);
+    }
 }
 
 #[test]

@@ -515,3 +515,38 @@ pub fn refuses_executable_memory() -> bool {
         refused
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_child_in_the_memory_of_its_parent_is_waited_for() {
+        let mut stack = ChildStack::new().unwrap();
+        for round in 0..3 {
+            let mut seen = 0;
+            let mut child = || {
+                seen = round + 1;
+                40 + round
+            };
+            // SAFETY: the child writes one number that is expected here, and takes no lock that
+            // other threads of the test could hold.
+            let (pid, pidfd) = unsafe { vfork_with(0, &mut stack, &mut child) }.unwrap();
+            assert_eq!(seen, round + 1);
+            let ended = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
+            assert_eq!(ended.and_then(|ended| ended.exit_status()), Some(40 + round));
+            assert!(pid > 0);
+        }
+    }
+
+    #[test]
+    fn a_child_that_cannot_be_made_is_an_error() {
+        let mut stack = ChildStack::new().unwrap();
+        // SAFETY: the host refuses this: two threads cannot be in different pid namespaces.
+        let made =
+            unsafe { vfork_with(libc::CLONE_NEWPID | libc::CLONE_THREAD, &mut stack, &mut || 1) };
+        made.unwrap_err();
+    }
+}

@@ -50,13 +50,24 @@ pub enum Way {
 
 /// Boots instances of one function.
 pub trait Launcher: Send + Sync {
-    /// Boots an instance with a client's connection in it. Blocks for a fraction
-    /// of a millisecond at most while [`Launcher::is_ready`], for a millisecond
-    /// or two otherwise.
+    /// Boots an instance with a client's connection in it. May block for a millisecond or
+    /// two, or longer on a busy host, to make what it is booted from.
     ///
     /// # Errors
     /// No instance could be booted; the client's socket is untouched.
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError>;
+
+    /// The same without blocking: from something that waits for it. Takes a fraction of a
+    /// millisecond.
+    ///
+    /// # Errors
+    /// Nothing waits, or no instance could be booted; the client's socket is untouched.
+    fn launch_now(&self, client: Option<&Client>) -> Result<Launched, NotNow> {
+        match self.is_ready() {
+            true => Ok(self.launch(client)?),
+            false => Err(NotNow::WouldWait),
+        }
+    }
 
     /// Takes over a sandbox of an earlier daemon that was booted from the same image.
     ///
@@ -66,7 +77,8 @@ pub trait Launcher: Send + Sync {
         Err(LaunchError("this launcher takes nothing over".to_owned()))
     }
 
-    /// Whether there is something to boot from now.
+    /// Whether there is something to boot from now, without blocking. It may be gone when it
+    /// is wanted.
     fn is_ready(&self) -> bool;
 
     /// What is kept for the next boots.
@@ -127,6 +139,21 @@ impl fmt::Debug for Launched {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LaunchError(pub String);
+
+/// Why no instance could be booted without blocking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotNow {
+    /// What it is booted from has to be made first ([`Launcher::launch`]).
+    WouldWait,
+    /// None can be booted.
+    Failed(LaunchError),
+}
+
+impl From<LaunchError> for NotNow {
+    fn from(error: LaunchError) -> Self {
+        Self::Failed(error)
+    }
+}
 
 /// A live instance. Dropping it ends it.
 pub trait Instance: Send {

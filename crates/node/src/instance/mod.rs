@@ -5,16 +5,18 @@ mod connections;
 mod launch;
 mod options;
 mod patience;
+mod sandbox_instance;
 mod sandboxed;
 mod standby;
 mod state;
 mod supervisor;
+mod terms;
 
 pub(crate) use connections::{ConnectionNote, ConnectionTable, Delivery, Done, LetGo};
 pub use connections::{Outcome, Placed};
 pub use launch::{
-    Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
-    StandbyInfo, Way,
+    Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow,
+    Report, StandbyInfo, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;

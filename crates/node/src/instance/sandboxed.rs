@@ -1,39 +1,32 @@
-//! Instances that are sandboxes.
+//! Boots of sandboxes from one image.
 
 use super::cold::{ColdBoots, Plans, in_background};
 use super::launch::{
-    Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, Report,
-    StandbyInfo,
+    Client, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow, StandbyInfo,
 };
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
+use super::sandbox_instance::SandboxInstance;
 use super::standby::{Standby, Unready};
+use super::terms::{FunctionOutput, InstanceTerms, Output};
 use crate::boots::BootKind;
 use crate::build::freeze_instance;
 use crate::clock::monotonic_ns;
-use crate::config::{FunctionConfig, FunctionName};
-use crate::logs::{FunctionLog, InstanceLog, InstancePipes, Logs};
-use crate::reactor::watch_sandbox;
+use crate::config::FunctionConfig;
+use crate::logs::{FunctionLog, Logs};
 use crate::rootfs::StoredRootfs;
 use crate::tenants::{Lease, Tenant};
-use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint, FLAG_BY_PAGE};
 use thaw_sandbox::{
-    BootError, BootPlan, EgressPolicy, Event, Image, KeptForSuccessor, Orphan, PlanError,
-    PopulatePolicy, Processes, Progress, Recorder, ResourceLimits, Sandbox, ThawOptions,
-    WorkingSet, ZygotePool, connection,
+    BootError, BootPlan, Image, Orphan, PlanError, PopulatePolicy, Recorder, Sandbox, ThawOptions,
+    WorkingSet, Zygote, ZygotePool, connection,
 };
 use thaw_store::{ImageId, Store};
-use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
-use tokio::time::{Sleep, sleep};
 
 /// Zygotes that are tried for one boot: they may die while they wait.
 const ZYGOTES_TRIED: u32 = 3;
@@ -44,15 +37,16 @@ const COLD_AFTER: Duration = Duration::from_secs(30);
 
 /// Boots sandboxes from one image.
 pub struct SandboxLauncher {
-    shared: Arc<Shared>,
+    shared: Arc<ImageBoots>,
 }
 
-/// What a launcher and its instances share.
-pub(super) struct Shared {
+/// What the boots of one image have in common; a launcher and its instances share it.
+pub(super) struct ImageBoots {
     pub pool: Arc<ZygotePool>,
-    function: FunctionName,
-    /// The function's name for the lines of its kernels.
-    pub label: Arc<str>,
+    /// What each instance gets.
+    pub terms: InstanceTerms,
+    /// Where the output of the instances goes.
+    pub output: FunctionOutput,
     image: Arc<Image>,
     rootfs: StoredRootfs,
     store: Store,
@@ -64,16 +58,6 @@ pub(super) struct Shared {
     standby: Standby,
     techniques: Techniques,
     working_set: Mutex<WorkingSetState>,
-    logs: Arc<Logs>,
-    log: Arc<FunctionLog>,
-    limits: ResourceLimits,
-    cpu_time_limit: Option<Duration>,
-    /// Which zygotes it is booted in.
-    pub processes: Processes,
-    port: u16,
-    flags: u32,
-    egress: Arc<EgressPolicy>,
-    tenant: Arc<Tenant>,
     last_boot_ns: AtomicU64,
     cold: ColdBoots,
     /// Boots from the image so far.
@@ -126,10 +110,10 @@ impl SandboxLauncher {
                 _ => WorkingSetState::Wanted(policy),
             },
         };
-        let shared = Shared {
+        let shared = ImageBoots {
             pool,
-            function: config.name.clone(),
-            label: config.name.as_str().into(),
+            terms: InstanceTerms::new(config, tenant, techniques),
+            output: FunctionOutput { logs, log },
             image: Arc::new(image),
             rootfs,
             store: store.clone(),
@@ -139,21 +123,12 @@ impl SandboxLauncher {
             standby: Standby::new(policy),
             techniques,
             working_set: Mutex::new(working_set),
-            logs,
-            log,
-            limits: config.limits.of_an_instance(),
-            cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
-            processes: config.processes(),
-            port: config.port_number(),
-            flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
-            egress: config.egress.policy_within(tenant.egress()),
-            tenant,
             last_boot_ns: AtomicU64::new(0),
             cold: ColdBoots::default(),
             image_boots: AtomicU64::new(0),
             recordings_timed_out: AtomicU32::new(0),
         };
-        shared.pool.keep(shared.processes);
+        shared.pool.keep(shared.terms.processes);
         if let Some((set, policy)) = shared.known_working_set(working_set_use) {
             shared.use_prefetch_file(&set, policy);
         }
@@ -190,18 +165,19 @@ impl SandboxLauncher {
     }
 }
 
-impl Launcher for SandboxLauncher {
-    fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
-        let shared = &self.shared;
-        let handed = client.map(|client| {
+impl SandboxLauncher {
+    /// A client's connection as the sandbox sees it.
+    fn handed<'a>(&self, client: Option<&'a Client>) -> Handed<'a> {
+        client.map(|client| {
             // The guest listens on its own port, whatever the gateway's is.
-            let local = (client.local.ip(), shared.port).into();
+            let local = (client.local.ip(), self.shared.terms.port).into();
             (connection(client.id, client.peer, local), client.socket.as_fd())
-        });
-        let boot = match shared.standby.boot(shared, handed) {
-            Some(boot) => boot,
-            None => shared.boot_from_image(handed)?,
-        };
+        })
+    }
+
+    /// Watches a sandbox whose boot has begun, and makes what was used for it again.
+    fn launched(&self, boot: Boot) -> Result<Launched, LaunchError> {
+        let shared = &self.shared;
         shared.replenish();
         let Boot { sandbox, plan, kind, taken_ns, output } = boot;
         let instance =
@@ -210,31 +186,62 @@ impl Launcher for SandboxLauncher {
                     "cannot watch the new instance ({error}); raise the limit of open files"
                 ))
             })?;
-        let instance = SandboxInstance { pipes: output.pipes, ..instance };
-        instance.sandbox.get_ref().count_by(shared.tenant.cpu().meter());
+        let instance = instance.with_pipes(output.pipes);
+        instance.sandbox().count_by(shared.terms.tenant.cpu().meter());
         Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns })
+    }
+}
+
+impl Launcher for SandboxLauncher {
+    fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
+        let (shared, handed) = (&self.shared, self.handed(client));
+        let boot = shared.standby.boot_waiting(shared, handed);
+        let take = || {
+            let zygote = shared.pool.take_in_haste(shared.terms.limits);
+            zygote.map_err(|error| LaunchError(error.to_string()))
+        };
+        let boot = match boot.or_else(|| shared.standby.boot_fork(shared, handed)) {
+            Some(boot) => boot,
+            None => shared.boot_from_image(handed, take)?,
+        };
+        self.launched(boot)
+    }
+
+    fn launch_now(&self, client: Option<&Client>) -> Result<Launched, NotNow> {
+        let (shared, handed) = (&self.shared, self.handed(client));
+        let take = || shared.pool.take_ready_in_haste(shared.terms.limits).ok_or(NotNow::WouldWait);
+        let boot = match shared.standby.boot_waiting(shared, handed) {
+            Some(boot) => boot,
+            None if !self.is_ready() => return Err(NotNow::WouldWait),
+            None => shared.boot_from_image(handed, take)?,
+        };
+        Ok(self.launched(boot)?)
     }
 
     fn take_over(&self, orphan: Orphan) -> Result<Box<dyn Instance>, LaunchError> {
         let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
         let shared = self.shared.clone();
-        let plan = shared.plan();
+        let (plan, terms) = (shared.plan(), &shared.terms);
         let adopted = orphan
-            .adopt(&plan, shared.limits, shared.cpu_time_limit, &shared.egress)
+            .adopt(&plan, terms.limits, terms.cpu_time_limit, &terms.egress)
             .map_err(|error| failed(&error))?;
         let readers = <[OwnedFd; 2]>::try_from(adopted.descriptors)
             .map_err(|_| failed(&"the pipes of its output are missing"))?;
-        let log = shared.logs.adopt(&shared.log, readers).map_err(|error| failed(&error))?;
+        let log = shared.output.adopt(readers).map_err(|error| failed(&error))?;
         let instance = SandboxInstance::new(adopted.sandbox, plan, shared.clone(), log)
             .map_err(|error| failed(&error))?;
-        let instance = SandboxInstance { kept: Some(adopted.kept), ..instance };
-        let counted = instance.sandbox.get_ref().count_from_now_by(shared.tenant.cpu().meter());
+        let instance = instance.kept_as(adopted.kept);
+        let meter = self.shared.terms.tenant.cpu().meter();
+        let counted = instance.sandbox().count_from_now_by(meter);
         counted.map_err(|error| failed(&error))?;
         Ok(Box::new(instance))
     }
 
     fn is_ready(&self) -> bool {
-        self.shared.standby.is_ready() || self.shared.pool.has_ready(self.shared.processes)
+        let shared = &self.shared;
+        // A template that has to fork takes a while.
+        shared.standby.has_waiting()
+            || !shared.standby.has_template() && shared.pool.has_ready(shared.terms.processes)
     }
 
     fn standby(&self) -> StandbyInfo {
@@ -268,43 +275,35 @@ pub(super) struct Boot {
     pub output: Output,
 }
 
-/// Where the output of a copy goes.
-pub(super) struct Output {
-    pub log: InstanceLog,
-    /// This process's ends of the pipes, as long as it has them.
-    pub pipes: Option<InstancePipes>,
-}
-
-impl From<InstancePipes> for Output {
-    fn from(pipes: InstancePipes) -> Self {
-        Self { log: pipes.log(), pipes: Some(pipes) }
-    }
-}
-
 /// A client's socket on its way into a sandbox.
 pub(super) type Handed<'a> = Option<(Connection, BorrowedFd<'a>)>;
 
-impl Shared {
-    fn boot_from_image(self: &Arc<Self>, handed: Handed<'_>) -> Result<Boot, LaunchError> {
+impl ImageBoots {
+    /// Boots from the image in a zygote that `take` takes.
+    fn boot_from_image<E: From<LaunchError>>(
+        self: &Arc<Self>,
+        handed: Handed<'_>,
+        take: impl Fn() -> Result<Zygote, E>,
+    ) -> Result<Boot, E> {
         let may_be_gone = self.is_first_for_long();
         let cold = self.cold.wanted(may_be_gone);
         let plan = cold.as_ref().map_or_else(|| self.plan(), |cold| cold.plan());
-        let pipes = self.pipes()?;
+        let pipes = self.output.pipes()?;
         let mut tried = 0;
         let booted = loop {
-            let zygote = match self.pool.take_in_haste(self.limits) {
+            let zygote = match take() {
                 Ok(zygote) => zygote,
-                Err(error) => break Err(LaunchError(error.to_string())),
+                Err(error) => break Err(error),
             };
             let taken_ns = monotonic_ns();
             tried += 1;
-            zygote.label(&self.label);
-            let options = self.options(Some(&pipes));
+            zygote.label(&self.terms.label);
+            let options = self.terms.options(Some(&pipes));
             let flags = options.flags | self.recording_flags();
             match zygote.thaw(&plan, handed, &ThawOptions { flags, ..options }) {
                 Ok(sandbox) => break Ok((sandbox, taken_ns)),
                 Err(BootError::ZygoteDied) if tried < ZYGOTES_TRIED => self.pool.discard_dead(),
-                Err(error) => break Err(LaunchError(error.to_string())),
+                Err(error) => break Err(LaunchError(error.to_string()).into()),
             }
         };
         // Not before: the thread that reads would take this one's processor.
@@ -319,32 +318,22 @@ impl Shared {
         Ok(Boot { sandbox, plan, kind, taken_ns, output: pipes.into() })
     }
 
-    /// Room of the tenant for something that is kept ready.
-    pub fn lease(&self) -> Option<Lease> {
-        self.tenant.room().try_enter(self.limits.memory)
-    }
-
-    /// Pipes for the output of one copy.
-    pub fn pipes(&self) -> Result<InstancePipes, LaunchError> {
-        self.logs.pipes(&self.log).map_err(|error| {
-            LaunchError(format!(
-                "cannot make pipes for the output of an instance ({error}); raise the limit of open files"
-            ))
+    /// Makes the memory of an instance that is at rest the image of the function.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub fn freeze(&self, sandbox: &Sandbox, rest: EntryPoint) -> Result<FrozenInstance, String> {
+        let function = self.terms.function.as_str();
+        let (image, report) =
+            freeze_instance(&self.store, function, sandbox, rest, &self.rootfs, self.image_id)
+                .map_err(|error| error.to_string())?;
+        Ok(FrozenInstance {
+            image: image.to_string(),
+            file_len: report.file_len,
+            stored: report.stored,
+            mappings: report.mappings,
+            freeze_ms: report.duration.as_secs_f64() * 1e3,
         })
-    }
-
-    /// What every boot is told. A copy that was booted ahead has its pipes, and a
-    /// template gets none.
-    pub fn options<'a>(&'a self, pipes: Option<&'a InstancePipes>) -> ThawOptions<'a> {
-        ThawOptions {
-            streams: pipes.map(|pipes| [pipes.stdout(), pipes.stderr()]),
-            limits: self.limits,
-            cpu_time_limit: self.cpu_time_limit,
-            flags: self.flags,
-            hostname: "",
-            egress: &self.egress,
-            cores: self.tenant.cores(),
-        }
     }
 
     /// What templates are made from.
@@ -444,7 +433,7 @@ impl Shared {
 
     /// Begins to record what `sandbox`, booted from `plan`, has touched, on a thread
     /// that may wait. `None`: nobody wants to know, or others are asked just now.
-    fn begin_recording(
+    pub fn begin_recording(
         self: &Arc<Self>,
         sandbox: &Sandbox,
         plan: &Arc<BootPlan>,
@@ -488,7 +477,7 @@ impl Shared {
                     && self.recordings_timed_out.fetch_add(1, Ordering::Relaxed)
                         == RECORDINGS_TRIED - 1 =>
             {
-                let function = self.function.as_str();
+                let function = self.terms.function.as_str();
                 tracing::warn!(function, "it touches too much memory to record a working set");
                 return;
             }
@@ -519,6 +508,11 @@ impl Shared {
         self.replenish();
     }
 
+    /// Lets the page cache fill with what a cold boot has not read.
+    pub fn fill_cache_behind(&self) {
+        self.cold.fill_behind(&self.image);
+    }
+
     /// Writes the pages of a new working set to a file for cold boots.
     fn store_prefetch_file(&self, set: &Arc<WorkingSet>, policy: PopulatePolicy) {
         match ColdBoots::store(&self.store, self.image_id, &self.plan(), set) {
@@ -529,9 +523,6 @@ impl Shared {
     }
 }
 
-/// How long an instance that is to end lives on for its working set to be recorded,
-/// even if no thread has had time for that yet.
-const RECORDING_PATIENCE: Duration = Duration::from_millis(1500);
 /// How often it is tried to record the working set of a function that takes too long.
 const RECORDINGS_TRIED: u32 = 3;
 /// Most working sets that are recorded at a time: each takes a processor.
@@ -569,295 +560,5 @@ fn stored_working_set(store: &Store, image: ImageId) -> Option<WorkingSet> {
             tracing::warn!("{error}");
             None
         }
-    }
-}
-
-struct SandboxInstance {
-    sandbox: AsyncFd<Sandbox>,
-    pid: u32,
-    /// What it was booted from.
-    plan: Arc<BootPlan>,
-    shared: Arc<Shared>,
-    /// This process's ends of the pipes for its output, until it has booted.
-    pipes: Option<InstancePipes>,
-    log: InstanceLog,
-    /// What it said about its end, if anything.
-    end: Option<End>,
-    /// It was asked to come to rest.
-    asked_to_rest: bool,
-    /// This node has ended it, or does so after the recording.
-    killed: bool,
-    gone: bool,
-    /// Its working set is being recorded.
-    recording: Option<JoinHandle<()>>,
-    /// When it is ended although its working set is still being recorded.
-    last_moment: Option<Pin<Box<Sleep>>>,
-    /// It has hung up, and how it ended is not known yet.
-    parting: Option<Parting>,
-    /// It outlives this daemon.
-    kept: Option<KeptForSuccessor>,
-}
-
-/// The zygote parent tells a moment later how a process has ended.
-struct Parting {
-    next_look: Pin<Box<Sleep>>,
-    looks_left: u32,
-}
-
-/// How often it is looked how a process has ended, and how long between two looks.
-const PARTING_LOOKS: (u32, Duration) = (20, Duration::from_millis(1));
-
-/// Hands connections to a sandbox.
-struct SandboxConnector {
-    connector: thaw_sandbox::Connector,
-    port: u16,
-}
-
-impl Connector for SandboxConnector {
-    fn connect(&self, client: &Client) -> io::Result<()> {
-        let local = (client.local.ip(), self.port).into();
-        let connection = connection(client.id, client.peer, local);
-        self.connector.send_connection(&connection, client.socket.as_fd())
-    }
-}
-
-impl SandboxInstance {
-    /// One that runs, of the function whose things `shared` are.
-    ///
-    /// # Errors
-    /// The host has no descriptors left to watch it.
-    fn new(
-        sandbox: Sandbox,
-        plan: Arc<BootPlan>,
-        shared: Arc<Shared>,
-        log: InstanceLog,
-    ) -> io::Result<Self> {
-        let sandbox = watch_sandbox(sandbox)?;
-        sandbox.get_ref().label(&shared.label);
-        Ok(Self {
-            pid: sandbox.get_ref().pid(),
-            sandbox,
-            plan,
-            shared,
-            pipes: None,
-            log,
-            end: None,
-            asked_to_rest: false,
-            killed: false,
-            gone: false,
-            recording: None,
-            last_moment: None,
-            parting: None,
-            kept: None,
-        })
-    }
-
-    /// Sends what waits for room, and has the task woken when there is some.
-    fn flush(&mut self, context: &mut Context<'_>) {
-        while let Poll::Ready(Ok(mut ready)) = self.sandbox.poll_write_ready_mut(context) {
-            // That its process has ended is what the next read says.
-            let ended = ready.get_inner_mut().flush().is_err();
-            if ended || !ready.get_inner().wants_write() {
-                return;
-            }
-            ready.clear_ready();
-        }
-    }
-
-    /// What its policy has denied since the last call.
-    fn denials(&self) -> Option<Report> {
-        let denials = self.sandbox.get_ref().take_denials();
-        (!denials.is_empty()).then_some(Report::Denied(denials))
-    }
-
-    /// How it ended; waits a moment for an end that nobody here has wanted.
-    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<End> {
-        if let Some(end) = self.end.take() {
-            return Poll::Ready(end);
-        }
-        let (looks, between) = PARTING_LOOKS;
-        loop {
-            let status = self.sandbox.get_ref().try_wait();
-            let left = self.parting.as_ref().map_or(looks, |parting| parting.looks_left);
-            if self.killed || status.is_some() || left == 0 {
-                // Why this node has ended it, it knows.
-                let limit = if self.killed { None } else { self.sandbox.get_ref().limit_reached() };
-                let killed = || End::Killed(status.and_then(|status| status.signal()));
-                return Poll::Ready(limit.map_or_else(killed, End::LimitReached));
-            }
-            let parting = self.parting.get_or_insert_with(|| Parting {
-                next_look: Box::pin(sleep(between)),
-                looks_left: looks,
-            });
-            ready!(parting.next_look.as_mut().poll(context));
-            parting.looks_left -= 1;
-            parting.next_look = Box::pin(sleep(between));
-        }
-    }
-
-    /// It has hung up: says how it ended, as soon as that is known.
-    fn part(&mut self, context: &mut Context<'_>) -> Poll<Report> {
-        let end = ready!(self.poll_end(context));
-        self.gone = true;
-        Poll::Ready(Report::Gone(end))
-    }
-
-    /// Ends it now if that has waited for the recording, which is over.
-    fn poll_recording(&mut self, context: &mut Context<'_>) {
-        let Some(recording) = &mut self.recording else { return };
-        let is_late = |moment: &mut Pin<Box<Sleep>>| moment.as_mut().poll(context).is_ready();
-        let is_late = self.last_moment.as_mut().is_some_and(is_late);
-        if is_late || Pin::new(recording).poll(context).is_ready() {
-            // One that is late finds that its process has ended.
-            self.recording = None;
-            if self.killed {
-                self.end_process();
-            }
-        }
-    }
-
-    fn end_process(&self) {
-        if let Err(error) = self.sandbox.get_ref().kill() {
-            tracing::warn!(pid = self.pid, "cannot end a sandbox: {error}");
-        }
-    }
-}
-
-impl Instance for SandboxInstance {
-    fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    fn identify(&mut self, id: u64) {
-        self.log.identify(id, self.pid);
-    }
-
-    fn connector(&self) -> Arc<dyn Connector> {
-        let connector = self.sandbox.get_ref().connector();
-        Arc::new(SandboxConnector { connector, port: self.shared.port })
-    }
-
-    fn keep(&mut self, note: &str) -> io::Result<()> {
-        // One that is about to be frozen would wait for this daemon for ever.
-        if self.kept.is_none() && !self.asked_to_rest {
-            let readers = self.log.for_successor()?;
-            let readers = [readers[0].as_fd(), readers[1].as_fd()];
-            self.kept = self.sandbox.get_ref().keep(note, &readers)?;
-        }
-        Ok(())
-    }
-
-    fn ring_if_unread(&mut self) {
-        if let Err(error) = self.sandbox.get_ref().ring_if_unread() {
-            tracing::warn!(pid = self.pid, "cannot ring the doorbell of a sandbox: {error}");
-        }
-    }
-
-    fn kill(&mut self) {
-        self.killed = true;
-        // An instance that serves one request shows its working set before it ends.
-        if self.recording.is_some() {
-            self.last_moment.get_or_insert_with(|| Box::pin(sleep(RECORDING_PATIENCE)));
-        } else {
-            self.end_process();
-        }
-    }
-
-    fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report> {
-        if self.gone {
-            return Poll::Pending;
-        }
-        self.poll_recording(context);
-        if self.parting.is_some() {
-            return self.part(context);
-        }
-        if self.sandbox.get_ref().wants_write() {
-            self.flush(context);
-        }
-        if let Some(report) = self.denials() {
-            return Poll::Ready(report);
-        }
-        loop {
-            // The runtime is shutting down if it fails.
-            let Ok(mut ready) = ready!(self.sandbox.poll_read_ready_mut(context)) else {
-                return Poll::Pending;
-            };
-            match ready.get_inner_mut().poll_event() {
-                Progress::Event(Event::Booted(times)) => {
-                    if let Some(pipes) = self.pipes.take() {
-                        pipes.handed_over();
-                    }
-                    return Poll::Ready(Report::Booted(times));
-                }
-                Progress::Event(Event::ConnectionClosed { id }) => {
-                    return Poll::Ready(Report::ConnectionClosed(id));
-                }
-                Progress::Event(Event::Exit(exit)) => self.end = Some(End::Exited(exit)),
-                Progress::Event(Event::Failed(reason)) => self.end = Some(End::Failed(reason)),
-                Progress::Event(Event::Violation(violation)) => {
-                    self.end = Some(End::Violation(violation.to_string()));
-                }
-                Progress::Event(Event::Prepared) => {
-                    self.end = Some(End::Violation("it was prepared twice".into()));
-                    self.kill();
-                }
-                // A thawed copy reports its entry point only if asked to freeze.
-                Progress::Event(Event::EntryPoint(rest)) if self.asked_to_rest => {
-                    self.asked_to_rest = false;
-                    return Poll::Ready(Report::AtRest(rest));
-                }
-                Progress::Event(Event::EntryPoint(_)) => {
-                    self.end = Some(End::Violation("it reported an entry point unasked".into()));
-                    self.kill();
-                }
-                Progress::Event(Event::Hangup) => return self.part(context),
-                Progress::Busy => {
-                    context.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-                Progress::Idle => {
-                    ready.clear_ready();
-                    if let Some(report) = self.denials() {
-                        return Poll::Ready(report);
-                    }
-                    if self.sandbox.get_ref().wants_write() {
-                        self.flush(context);
-                    }
-                }
-            }
-        }
-    }
-
-    fn first_request_done(&mut self) {
-        self.recording = self.shared.begin_recording(self.sandbox.get_ref(), &self.plan);
-        if self.plan.prefetches() {
-            self.shared.cold.fill_behind(&self.shared.image);
-        }
-    }
-
-    fn request_rest(&mut self) -> io::Result<()> {
-        self.asked_to_rest = true;
-        self.kept = None;
-        self.sandbox.get_mut().request_freeze()
-    }
-
-    fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String> {
-        let (shared, sandbox) = (&self.shared, self.sandbox.get_ref());
-        let (image, report) = freeze_instance(
-            &shared.store,
-            shared.function.as_str(),
-            sandbox,
-            rest,
-            &shared.rootfs,
-            shared.image_id,
-        )
-        .map_err(|error| error.to_string())?;
-        Ok(FrozenInstance {
-            image: image.to_string(),
-            file_len: report.file_len,
-            stored: report.stored,
-            mappings: report.mappings,
-            freeze_ms: report.duration.as_secs_f64() * 1e3,
-        })
     }
 }

@@ -2,7 +2,8 @@
 //! booted ahead, and a live template.
 
 use super::launch::{LaunchError, StandbyInfo};
-use super::sandboxed::{Boot, Handed, Output, Shared};
+use super::sandboxed::{Boot, Handed, ImageBoots};
+use super::terms::Output;
 use crate::boots::BootKind;
 use crate::clock::monotonic_ns;
 use crate::logs::{InstanceLog, InstancePipes};
@@ -195,18 +196,26 @@ impl Standby {
 
     /// Whether the next boot need not begin from the image.
     pub fn is_ready(&self) -> bool {
+        self.has_waiting() || self.has_template()
+    }
+
+    /// Whether the next boot only has to wake something.
+    pub fn has_waiting(&self) -> bool {
         let state = self.state();
-        !state.ready.is_empty() || !state.forked.is_empty() || state.template.is_some()
+        !state.ready.is_empty() || !state.forked.is_empty()
     }
 
-    /// Boots from what is ready; `None`: from nothing, the image has to do.
-    pub fn boot(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
-        self.boot_ready(shared, handed)
-            .or_else(|| self.boot_forked(shared, handed))
-            .or_else(|| self.boot_fork(shared, handed))
+    /// Boots from what waits to be woken, which is soon done; `None`: nothing does.
+    pub fn boot_waiting(&self, boots: &ImageBoots, handed: Handed<'_>) -> Option<Boot> {
+        self.boot_ready(boots, handed).or_else(|| self.boot_forked(boots, handed))
     }
 
-    fn boot_ready(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
+    /// Whether the next boot has a template to fork from, which takes a while.
+    pub fn has_template(&self) -> bool {
+        self.state().template.is_some()
+    }
+
+    fn boot_ready(&self, boots: &ImageBoots, handed: Handed<'_>) -> Option<Boot> {
         if self.policy.ready == 0 {
             return None;
         }
@@ -216,7 +225,7 @@ impl Standby {
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
             log.begins();
-            match held.go(handed, &shared.options(None)) {
+            match held.go(handed, &boots.terms.options(None)) {
                 Ok(sandbox) => {
                     let output = Output { log, pipes: None };
                     let kind = BootKind::Ready;
@@ -228,13 +237,13 @@ impl Standby {
     }
 
     /// Uses a copy that was forked ahead.
-    fn boot_forked(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
+    fn boot_forked(&self, boots: &ImageBoots, handed: Handed<'_>) -> Option<Boot> {
         loop {
             // Who boots has a lease.
             let Forked { held, pipes, lease: _ } = self.state().take_forked()?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
-            match held.go(handed, &shared.options(Some(&pipes))) {
+            match held.go(handed, &boots.terms.options(Some(&pipes))) {
                 Ok(sandbox) => {
                     let (kind, output) = (BootKind::Fork, pipes.into());
                     return Some(Boot { sandbox, plan, kind, taken_ns, output });
@@ -244,10 +253,11 @@ impl Standby {
         }
     }
 
-    /// Forks a copy: those that were forked ahead are all taken.
-    fn boot_fork(&self, shared: &Shared, handed: Handed<'_>) -> Option<Boot> {
+    /// Forks a copy, since those that were forked ahead are all taken; waits for it. `None`:
+    /// the image has to do.
+    pub fn boot_fork(&self, boots: &ImageBoots, handed: Handed<'_>) -> Option<Boot> {
         let template = self.state().template.as_ref()?.template.clone();
-        let pipes = match shared.pipes() {
+        let pipes = match boots.output.pipes() {
             Ok(pipes) => pipes,
             Err(error) => {
                 tracing::warn!("{error}");
@@ -255,7 +265,7 @@ impl Standby {
             }
         };
         let taken_ns = monotonic_ns();
-        match template.fork(handed, &shared.options(Some(&pipes))) {
+        match template.fork(handed, &boots.terms.options(Some(&pipes))) {
             Ok(sandbox) => {
                 let (plan, output) = (template.plan().clone(), pipes.into());
                 Some(Boot { sandbox, plan, kind: BootKind::Fork, taken_ns, output })
@@ -271,28 +281,28 @@ impl Standby {
     }
 
     /// Whether there is something to be made in the background.
-    pub fn is_wanting(&self, shared: &Shared) -> bool {
+    pub fn is_wanting(&self, boots: &ImageBoots) -> bool {
         let policy = self.policy;
         policy.automatic
-            && (policy.ready > 0 || policy.template && shared.is_settled())
+            && (policy.ready > 0 || policy.template && boots.is_settled())
             && !self.busy.load(Ordering::Relaxed)
     }
 
     /// Makes what is missing and ends what is too much or of an older plan. For
     /// a thread of its own.
-    pub fn replenish(&self, shared: &Arc<Shared>) {
+    pub fn replenish(&self, boots: &Arc<ImageBoots>) {
         while !self.busy.swap(true, Ordering::Relaxed) {
             if self.is_ready() {
                 std::thread::sleep(COURTESY);
             }
             self.state().forked_was_taken = false;
-            let filled = self.fill_ready(shared);
+            let filled = self.fill_ready(boots);
             if let Err(Unready::Failed(error)) = &filled {
                 tracing::warn!("cannot boot an instance ahead: {error}");
             }
             if self.policy.template
-                && shared.is_settled()
-                && let Err(error) = self.fill_template(shared)
+                && boots.is_settled()
+                && let Err(error) = self.fill_template(boots)
             {
                 tracing::warn!("cannot make a template: {error}");
                 self.state().template_after = Some(Instant::now() + RETRY);
@@ -300,7 +310,7 @@ impl Standby {
             self.busy.store(false, Ordering::Relaxed);
             // What was taken at the end of this, nobody else has been told of.
             let state = self.state();
-            let wants_ready = filled.is_ok() && state.wants_more(&shared.ready_plan());
+            let wants_ready = filled.is_ok() && state.wants_more(&boots.ready_plan());
             if !wants_ready && !state.forked_was_taken {
                 return;
             }
@@ -309,25 +319,25 @@ impl Standby {
 
     /// Boots instances ahead until there are as many as wanted of the newest plan. Older
     /// ones are kept until there are: the next boot must find something.
-    pub fn fill_ready(&self, shared: &Shared) -> Result<(), Unready> {
+    pub fn fill_ready(&self, boots: &ImageBoots) -> Result<(), Unready> {
         if self.policy.ready == 0 {
             return Ok(());
         }
-        let plan = shared.ready_plan();
-        let surplus = self.state().prune(self.policy.ready, || shared.lease());
+        let plan = boots.ready_plan();
+        let surplus = self.state().prune(self.policy.ready, || boots.terms.lease());
         // Ended outside the lock.
         drop(surplus);
         while self.state().wants_more(&plan) {
-            let lease = shared.lease().ok_or(Unready::NoRoom)?;
-            let zygote = shared
+            let lease = boots.terms.lease().ok_or(Unready::NoRoom)?;
+            let zygote = boots
                 .pool
-                .take_with(shared.processes)
+                .take_with(boots.terms.processes)
                 .map_err(|error| LaunchError(error.to_string()))?;
-            let pipes = shared.pipes()?;
+            let pipes = boots.output.pipes()?;
             let held = zygote
-                .hold(&plan, &shared.options(Some(&pipes)))
+                .hold(&plan, &boots.terms.options(Some(&pipes)))
                 .map_err(|error| LaunchError(error.to_string()))?;
-            held.label(&shared.label);
+            held.label(&boots.terms.label);
             let log = pipes.log();
             pipes.handed_over();
             let replaced = self.state().add(Ready { held, log, lease: Some(lease) });
@@ -338,9 +348,9 @@ impl Standby {
 
     /// Makes a template if there is none that is up to date, its next copies, and what further
     /// ones need.
-    pub fn fill_template(&self, shared: &Shared) -> Result<(), LaunchError> {
+    pub fn fill_template(&self, boots: &ImageBoots) -> Result<(), LaunchError> {
         let failed = |error: &dyn std::fmt::Display| LaunchError(error.to_string());
-        let plan = shared.plan();
+        let plan = boots.plan();
         let (known, after) = {
             let state = self.state();
             let template = state.template.as_ref().map(|leased| leased.template.clone());
@@ -351,39 +361,39 @@ impl Standby {
             known.filter(|template| Arc::ptr_eq(template.plan(), &plan) && !template.has_ended());
         if let Some(template) = usable {
             template.fill_seats().map_err(|error| failed(&error))?;
-            return if has_to_wait { Ok(()) } else { self.fork_ahead(shared, &template) };
+            return if has_to_wait { Ok(()) } else { self.fork_ahead(boots, &template) };
         }
         if self.state().closed || has_to_wait {
             return Ok(());
         }
         // One that is to be replaced has the room already.
         let has_room = self.state().template.is_some();
-        let lease = if has_room { None } else { shared.lease() };
+        let lease = if has_room { None } else { boots.terms.lease() };
         if lease.is_none() && !has_room {
             return Ok(());
         }
-        let parent = shared.pool.parent();
+        let parent = boots.pool.parent();
         let template =
-            parent.template(&plan, &shared.options(None)).map_err(|error| failed(&error))?;
-        template.label(&shared.label);
+            parent.template(&plan, &boots.terms.options(None)).map_err(|error| failed(&error))?;
+        template.label(&boots.terms.label);
         let template = Arc::new(template);
         let replaced = self.state().put_template(template.clone(), lease);
         // Ended outside the lock.
         drop(replaced);
-        self.fork_ahead(shared, &template)
+        self.fork_ahead(boots, &template)
     }
 
     /// Forks copies until there are as many ahead as there should be, if the tenant has room
     /// for them.
-    fn fork_ahead(&self, shared: &Shared, template: &Arc<Template>) -> Result<(), LaunchError> {
-        let surplus = self.state().prune_forked(template.plan(), || shared.lease());
+    fn fork_ahead(&self, boots: &ImageBoots, template: &Arc<Template>) -> Result<(), LaunchError> {
+        let surplus = self.state().prune_forked(template.plan(), || boots.terms.lease());
         // Ended outside the lock.
         drop(surplus);
         while self.state().wants_forked(template) {
-            let Some(lease) = shared.lease() else { return Ok(()) };
-            let pipes = shared.pipes()?;
+            let Some(lease) = boots.terms.lease() else { return Ok(()) };
+            let pipes = boots.output.pipes()?;
             let held = template
-                .fork_ahead(&shared.options(None))
+                .fork_ahead(&boots.terms.options(None))
                 .map_err(|error| LaunchError(error.to_string()))?;
             let refused = self.state().add_forked(Forked { held, pipes, lease: Some(lease) });
             drop(refused);

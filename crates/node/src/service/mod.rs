@@ -340,7 +340,7 @@ impl Service {
         }
     }
 
-    // What keepers report.
+    // What supervisors report.
 
     /// A boot is complete.
     pub(crate) fn booted(&self, boot: BootRecord) {

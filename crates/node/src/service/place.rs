@@ -4,7 +4,7 @@ use super::{Service, Slot};
 use crate::boots::BootKind;
 use crate::instance::{
     Change, Client, ConnectionTable, Delivery, Done, InstanceNote, InstanceState, LaunchError,
-    Launched, Place, Placed, Supervisor,
+    Launched, NotNow, Place, Placed, Supervisor,
 };
 use crate::tenants::{Lease, Refused, Unmet};
 use crate::upstream::Upstream;
@@ -116,9 +116,10 @@ impl Service {
         }
         let Some(lease) = self.lease_now() else { return Placement::Later };
         let place = Place { _capacity: capacity, _lease: lease };
-        match self.launcher.launch(Some(client)) {
+        match self.launcher.launch_now(Some(client)) {
             Ok(launched) => Placement::Placed(self.adopt(launched, delivery, place)),
-            Err(error) => Placement::Failed(error),
+            Err(NotNow::WouldWait) => Placement::Later,
+            Err(NotNow::Failed(error)) => Placement::Failed(error),
         }
     }
 
@@ -161,10 +162,11 @@ impl Service {
         // It may have been spent meanwhile.
         self.solvent()?;
         let place = Place { _capacity: capacity, _lease: lease };
-        let launched = match self.launcher.is_ready() {
-            true => self.launcher.launch(Some(client)),
+        let launched = match self.launcher.launch_now(Some(client)) {
+            Ok(launched) => Ok(launched),
+            Err(NotNow::Failed(error)) => Err(error),
             // Making a zygote blocks.
-            false => {
+            Err(NotNow::WouldWait) => {
                 let (launcher, client) = (self.launcher.clone(), client.clone());
                 let launch = move || launcher.launch(Some(&client));
                 tokio::task::spawn_blocking(launch).await.expect("a launcher does not panic")

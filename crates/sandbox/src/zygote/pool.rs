@@ -164,16 +164,15 @@ impl ZygotePool {
         self.take_of(Processes::of(limits), limits)
     }
 
+    /// The same for a caller who must not wait; `None`: no zygote is ready.
+    pub fn take_ready_in_haste(&self, limits: ResourceLimits) -> Option<Zygote> {
+        self.shared.lock().take_ready(Processes::of(limits), limits)
+    }
+
     fn take_of(&self, processes: Processes, limits: ResourceLimits) -> Result<Zygote, ZygoteError> {
         {
             let mut state = self.shared.lock();
-            state.stock(processes).expected = limits;
-            while let Some(zygote) = state.stock(processes).ready.pop_front() {
-                if zygote.has_ended() {
-                    state.stats.failures += 1;
-                    continue;
-                }
-                state.stats.taken += 1;
+            if let Some(zygote) = state.take_ready(processes, limits) {
                 return Ok(zygote);
             }
             state.stats.misses += 1;
@@ -258,6 +257,21 @@ impl ZygotePool {
 impl State {
     fn stock(&mut self, processes: Processes) -> &mut Stock {
         &mut self.stocks[processes as usize]
+    }
+
+    /// Takes a zygote that is ready for a sandbox with these limits, which the next one is
+    /// likely to have, too.
+    fn take_ready(&mut self, processes: Processes, limits: ResourceLimits) -> Option<Zygote> {
+        self.stock(processes).expected = limits;
+        while let Some(zygote) = self.stock(processes).ready.pop_front() {
+            if zygote.has_ended() {
+                self.stats.failures += 1;
+                continue;
+            }
+            self.stats.taken += 1;
+            return Some(zygote);
+        }
+        None
     }
 
     /// Zygotes that died while they waited, and those that are too many by now.

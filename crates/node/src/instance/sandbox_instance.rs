@@ -1,0 +1,311 @@
+//! One live sandbox, as its supervisor sees it.
+
+use super::launch::{Client, Connector, End, FrozenInstance, Instance, Report};
+use super::sandboxed::ImageBoots;
+use crate::logs::{InstanceLog, InstancePipes};
+use crate::reactor::watch_sandbox;
+use std::future::Future;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use thaw_abi::control::EntryPoint;
+use thaw_sandbox::{BootPlan, Event, KeptForSuccessor, Progress, Sandbox, connection};
+use tokio::io::unix::AsyncFd;
+use tokio::task::JoinHandle;
+use tokio::time::{Sleep, sleep};
+
+/// How long an instance that is to end lives on for its working set to be recorded,
+/// even if no thread has had time for that yet.
+const RECORDING_PATIENCE: Duration = Duration::from_millis(1500);
+
+pub(super) struct SandboxInstance {
+    sandbox: AsyncFd<Sandbox>,
+    pid: u32,
+    /// What it was booted from.
+    plan: Arc<BootPlan>,
+    boots: Arc<ImageBoots>,
+    /// This process's ends of the pipes for its output, until it has booted.
+    pipes: Option<InstancePipes>,
+    log: InstanceLog,
+    /// What it said about its end, if anything.
+    end: Option<End>,
+    /// It was asked to come to rest.
+    asked_to_rest: bool,
+    /// This node has ended it, or does so after the recording.
+    killed: bool,
+    gone: bool,
+    /// Its working set is being recorded.
+    recording: Option<JoinHandle<()>>,
+    /// When it is ended although its working set is still being recorded.
+    last_moment: Option<Pin<Box<Sleep>>>,
+    /// It has hung up, and how it ended is not known yet.
+    parting: Option<Parting>,
+    /// It outlives this daemon.
+    kept: Option<KeptForSuccessor>,
+}
+
+/// The zygote parent tells a moment later how a process has ended.
+struct Parting {
+    next_look: Pin<Box<Sleep>>,
+    looks_left: u32,
+}
+
+/// How often it is looked how a process has ended, and how long between two looks.
+const PARTING_LOOKS: (u32, Duration) = (20, Duration::from_millis(1));
+
+/// Hands connections to a sandbox.
+struct SandboxConnector {
+    connector: thaw_sandbox::Connector,
+    port: u16,
+}
+
+impl Connector for SandboxConnector {
+    fn connect(&self, client: &Client) -> io::Result<()> {
+        let local = (client.local.ip(), self.port).into();
+        let connection = connection(client.id, client.peer, local);
+        self.connector.send_connection(&connection, client.socket.as_fd())
+    }
+}
+
+impl SandboxInstance {
+    /// One that runs, of the function whose image `boots` boots.
+    ///
+    /// # Errors
+    /// The host has no descriptors left to watch it.
+    pub fn new(
+        sandbox: Sandbox,
+        plan: Arc<BootPlan>,
+        boots: Arc<ImageBoots>,
+        log: InstanceLog,
+    ) -> io::Result<Self> {
+        let sandbox = watch_sandbox(sandbox)?;
+        sandbox.get_ref().label(&boots.terms.label);
+        Ok(Self {
+            pid: sandbox.get_ref().pid(),
+            sandbox,
+            plan,
+            boots,
+            pipes: None,
+            log,
+            end: None,
+            asked_to_rest: false,
+            killed: false,
+            gone: false,
+            recording: None,
+            last_moment: None,
+            parting: None,
+            kept: None,
+        })
+    }
+
+    /// The same with this process's ends of the pipes for its output, until it has booted.
+    pub fn with_pipes(self, pipes: Option<InstancePipes>) -> Self {
+        Self { pipes, ..self }
+    }
+
+    /// The same for one that outlives this daemon.
+    pub fn kept_as(self, kept: KeptForSuccessor) -> Self {
+        Self { kept: Some(kept), ..self }
+    }
+
+    pub fn sandbox(&self) -> &Sandbox {
+        self.sandbox.get_ref()
+    }
+
+    /// Sends what waits for room, and has the task woken when there is some.
+    fn flush(&mut self, context: &mut Context<'_>) {
+        while let Poll::Ready(Ok(mut ready)) = self.sandbox.poll_write_ready_mut(context) {
+            // That its process has ended is what the next read says.
+            let ended = ready.get_inner_mut().flush().is_err();
+            if ended || !ready.get_inner().wants_write() {
+                return;
+            }
+            ready.clear_ready();
+        }
+    }
+
+    /// What its policy has denied since the last call.
+    fn denials(&self) -> Option<Report> {
+        let denials = self.sandbox.get_ref().take_denials();
+        (!denials.is_empty()).then_some(Report::Denied(denials))
+    }
+
+    /// How it ended; waits a moment for an end that nobody here has wanted.
+    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        if let Some(end) = self.end.take() {
+            return Poll::Ready(end);
+        }
+        let (looks, between) = PARTING_LOOKS;
+        loop {
+            let status = self.sandbox.get_ref().try_wait();
+            let left = self.parting.as_ref().map_or(looks, |parting| parting.looks_left);
+            if self.killed || status.is_some() || left == 0 {
+                // Why this node has ended it, it knows.
+                let limit = if self.killed { None } else { self.sandbox.get_ref().limit_reached() };
+                let killed = || End::Killed(status.and_then(|status| status.signal()));
+                return Poll::Ready(limit.map_or_else(killed, End::LimitReached));
+            }
+            let parting = self.parting.get_or_insert_with(|| Parting {
+                next_look: Box::pin(sleep(between)),
+                looks_left: looks,
+            });
+            ready!(parting.next_look.as_mut().poll(context));
+            parting.looks_left -= 1;
+            parting.next_look = Box::pin(sleep(between));
+        }
+    }
+
+    /// It has hung up: says how it ended, as soon as that is known.
+    fn part(&mut self, context: &mut Context<'_>) -> Poll<Report> {
+        let end = ready!(self.poll_end(context));
+        self.gone = true;
+        Poll::Ready(Report::Gone(end))
+    }
+
+    /// Ends it now if that has waited for the recording, which is over.
+    fn poll_recording(&mut self, context: &mut Context<'_>) {
+        let Some(recording) = &mut self.recording else { return };
+        let is_late = |moment: &mut Pin<Box<Sleep>>| moment.as_mut().poll(context).is_ready();
+        let is_late = self.last_moment.as_mut().is_some_and(is_late);
+        if is_late || Pin::new(recording).poll(context).is_ready() {
+            // One that is late finds that its process has ended.
+            self.recording = None;
+            if self.killed {
+                self.end_process();
+            }
+        }
+    }
+
+    fn end_process(&self) {
+        if let Err(error) = self.sandbox.get_ref().kill() {
+            tracing::warn!(pid = self.pid, "cannot end a sandbox: {error}");
+        }
+    }
+}
+
+impl Instance for SandboxInstance {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn identify(&mut self, id: u64) {
+        self.log.identify(id, self.pid);
+    }
+
+    fn connector(&self) -> Arc<dyn Connector> {
+        let connector = self.sandbox.get_ref().connector();
+        Arc::new(SandboxConnector { connector, port: self.boots.terms.port })
+    }
+
+    fn keep(&mut self, note: &str) -> io::Result<()> {
+        // One that is about to be frozen would wait for this daemon for ever.
+        if self.kept.is_none() && !self.asked_to_rest {
+            let readers = self.log.for_successor()?;
+            let readers = [readers[0].as_fd(), readers[1].as_fd()];
+            self.kept = self.sandbox.get_ref().keep(note, &readers)?;
+        }
+        Ok(())
+    }
+
+    fn ring_if_unread(&mut self) {
+        if let Err(error) = self.sandbox.get_ref().ring_if_unread() {
+            tracing::warn!(pid = self.pid, "cannot ring the doorbell of a sandbox: {error}");
+        }
+    }
+
+    fn kill(&mut self) {
+        self.killed = true;
+        // An instance that serves one request shows its working set before it ends.
+        if self.recording.is_some() {
+            self.last_moment.get_or_insert_with(|| Box::pin(sleep(RECORDING_PATIENCE)));
+        } else {
+            self.end_process();
+        }
+    }
+
+    fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report> {
+        if self.gone {
+            return Poll::Pending;
+        }
+        self.poll_recording(context);
+        if self.parting.is_some() {
+            return self.part(context);
+        }
+        if self.sandbox.get_ref().wants_write() {
+            self.flush(context);
+        }
+        if let Some(report) = self.denials() {
+            return Poll::Ready(report);
+        }
+        loop {
+            // The runtime is shutting down if it fails.
+            let Ok(mut ready) = ready!(self.sandbox.poll_read_ready_mut(context)) else {
+                return Poll::Pending;
+            };
+            match ready.get_inner_mut().poll_event() {
+                Progress::Event(Event::Booted(times)) => {
+                    if let Some(pipes) = self.pipes.take() {
+                        pipes.handed_over();
+                    }
+                    return Poll::Ready(Report::Booted(times));
+                }
+                Progress::Event(Event::ConnectionClosed { id }) => {
+                    return Poll::Ready(Report::ConnectionClosed(id));
+                }
+                Progress::Event(Event::Exit(exit)) => self.end = Some(End::Exited(exit)),
+                Progress::Event(Event::Failed(reason)) => self.end = Some(End::Failed(reason)),
+                Progress::Event(Event::Violation(violation)) => {
+                    self.end = Some(End::Violation(violation.to_string()));
+                }
+                Progress::Event(Event::Prepared) => {
+                    self.end = Some(End::Violation("it was prepared twice".into()));
+                    self.kill();
+                }
+                // A thawed copy reports its entry point only if asked to freeze.
+                Progress::Event(Event::EntryPoint(rest)) if self.asked_to_rest => {
+                    self.asked_to_rest = false;
+                    return Poll::Ready(Report::AtRest(rest));
+                }
+                Progress::Event(Event::EntryPoint(_)) => {
+                    self.end = Some(End::Violation("it reported an entry point unasked".into()));
+                    self.kill();
+                }
+                Progress::Event(Event::Hangup) => return self.part(context),
+                Progress::Busy => {
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Progress::Idle => {
+                    ready.clear_ready();
+                    if let Some(report) = self.denials() {
+                        return Poll::Ready(report);
+                    }
+                    if self.sandbox.get_ref().wants_write() {
+                        self.flush(context);
+                    }
+                }
+            }
+        }
+    }
+
+    fn first_request_done(&mut self) {
+        self.recording = self.boots.begin_recording(self.sandbox.get_ref(), &self.plan);
+        if self.plan.prefetches() {
+            self.boots.fill_cache_behind();
+        }
+    }
+
+    fn request_rest(&mut self) -> io::Result<()> {
+        self.asked_to_rest = true;
+        self.kept = None;
+        self.sandbox.get_mut().request_freeze()
+    }
+
+    fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String> {
+        self.boots.freeze(self.sandbox.get_ref(), rest)
+    }
+}

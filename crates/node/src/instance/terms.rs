@@ -1,0 +1,99 @@
+//! What every instance of a function gets, however it is booted.
+
+use super::launch::LaunchError;
+use super::options::Techniques;
+use crate::config::{FunctionConfig, FunctionName};
+use crate::logs::{FunctionLog, InstanceLog, InstancePipes, Logs};
+use crate::tenants::{Lease, Tenant};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+use thaw_sandbox::{EgressPolicy, Processes, ResourceLimits, ThawOptions};
+
+/// The limits, rights and names of each instance.
+pub(super) struct InstanceTerms {
+    pub function: FunctionName,
+    /// The function's name for the lines of its kernels.
+    pub label: Arc<str>,
+    pub limits: ResourceLimits,
+    pub cpu_time_limit: Option<Duration>,
+    /// Which zygotes it is booted in.
+    pub processes: Processes,
+    /// The port that the program listens on.
+    pub port: u16,
+    flags: u32,
+    pub egress: Arc<EgressPolicy>,
+    pub tenant: Arc<Tenant>,
+}
+
+impl InstanceTerms {
+    /// Those that the configuration of a function says, within what its tenant may have.
+    pub fn new(config: &FunctionConfig, tenant: Arc<Tenant>, techniques: Techniques) -> Self {
+        Self {
+            function: config.name.clone(),
+            label: config.name.as_str().into(),
+            limits: config.limits.of_an_instance(),
+            cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
+            processes: config.processes(),
+            port: config.port_number(),
+            flags: crate::debug::flags() | config.entry_flags() | techniques.flags(),
+            egress: config.egress.policy_within(tenant.egress()),
+            tenant,
+        }
+    }
+
+    /// Room of the tenant for something that is kept ready.
+    pub fn lease(&self) -> Option<Lease> {
+        self.tenant.room().try_enter(self.limits.memory)
+    }
+
+    /// What every boot is told. A copy that was booted ahead has its pipes, and a
+    /// template gets none.
+    pub fn options<'a>(&'a self, pipes: Option<&'a InstancePipes>) -> ThawOptions<'a> {
+        ThawOptions {
+            streams: pipes.map(|pipes| [pipes.stdout(), pipes.stderr()]),
+            limits: self.limits,
+            cpu_time_limit: self.cpu_time_limit,
+            flags: self.flags,
+            hostname: "",
+            egress: &self.egress,
+            cores: self.tenant.cores(),
+        }
+    }
+}
+
+/// Where the output of a function's instances goes.
+pub(super) struct FunctionOutput {
+    pub logs: Arc<Logs>,
+    pub log: Arc<FunctionLog>,
+}
+
+impl FunctionOutput {
+    /// Pipes for the output of one copy.
+    pub fn pipes(&self) -> Result<InstancePipes, LaunchError> {
+        self.logs.pipes(&self.log).map_err(|error| {
+            LaunchError(format!(
+                "cannot make pipes for the output of an instance ({error}); raise the limit of open files"
+            ))
+        })
+    }
+
+    /// The log of an instance that an earlier daemon has booted, whose pipes end here.
+    pub fn adopt(&self, readers: [OwnedFd; 2]) -> io::Result<InstanceLog> {
+        self.logs.adopt(&self.log, readers)
+    }
+}
+
+/// Where the output of a copy goes.
+pub(super) struct Output {
+    pub log: InstanceLog,
+    /// This process's ends of the pipes, as long as it has them.
+    pub pipes: Option<InstancePipes>,
+}
+
+impl From<InstancePipes> for Output {
+    fn from(pipes: InstancePipes) -> Self {
+        Self { log: pipes.log(), pipes: Some(pipes) }
+    }
+}
