@@ -446,12 +446,23 @@ pub fn unblock_signals() {
 /// Gives every signal its default action. What is ignored would stay so over exec; what has a
 /// handler would not.
 pub fn reset_signal_actions() {
-    // SAFETY: resetting an action to the default leaves no handler that could run. Failures (SIGKILL, SIGSTOP, numbers that
-    // libc keeps for itself) leave the default, which is what is wanted.
-    unsafe {
-        for signal in 1..=64 {
-            libc::signal(signal, libc::SIG_DFL);
-        }
+    /// `struct kernel_sigaction` of this architecture: the default action, no flags, no mask.
+    const DEFAULT: [u64; 4] = [libc::SIG_DFL as u64, 0, 0, 0];
+    const SET_LEN: usize = 8;
+    for signal in 1..=64 {
+        // SAFETY: resetting an action to the default leaves no handler that could run. The
+        // call reads the structure. Failures (SIGKILL, SIGSTOP) leave the default, which is
+        // wanted. libc keeps two numbers for itself, which posix_spawn(3) has ignored; hence
+        // not by libc.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                DEFAULT.as_ptr(),
+                ptr::null_mut::<u64>(),
+                SET_LEN,
+            )
+        };
     }
 }
 
