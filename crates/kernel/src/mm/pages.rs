@@ -275,8 +275,7 @@ mod tests {
         // SAFETY: the size is not zero.
         let memory = unsafe { std::alloc::alloc_zeroed(MEMORY) };
         // SAFETY: nobody else has the memory.
-        let pages =
-            unsafe { PageAllocator::new(memory.expose_provenance() as u64, |_, _| Ok(())) };
+        let pages = unsafe { PageAllocator::new(memory.expose_provenance() as u64, |_, _| Ok(())) };
         TestStore { pages, memory }
     }
 
