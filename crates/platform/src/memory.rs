@@ -270,6 +270,7 @@ impl Drop for Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::sync::atomic::AtomicU32;
     use thaw_abi::layout::{BOOT_BASE, GATE_BASE, HEAP_BASE, KERNEL_BASE, LAYOUT_END, PAGES_BASE};
 
     #[test]
@@ -299,9 +300,10 @@ mod tests {
 
     #[test]
     fn a_table_has_cells_up_to_its_end() {
-        let memory = Box::leak(Box::new([0u32; 4]));
+        static MEMORY: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
+        let address = MEMORY.as_ptr().expose_provenance() as u64;
         // SAFETY: the memory is the table's alone.
-        let table = unsafe { Table::new(memory.as_mut_ptr().expose_provenance() as u64, 4) };
+        let table = unsafe { Table::new(address, MEMORY.len()) };
         let (first, again) = (table.cells(4), table.cells(2));
         first[1].set(7);
         again[1].set(again[1].get() + 1);

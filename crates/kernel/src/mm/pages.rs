@@ -257,22 +257,54 @@ impl Drop for PageBox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::alloc::Layout;
 
-    fn allocator() -> PageAllocator {
-        // Four blocks of real, 4 MiB aligned memory.
-        let layout =
-            std::alloc::Layout::from_size_align(4 * BLOCK as usize, BLOCK as usize).unwrap();
-        // SAFETY: the size is not zero; leaked on purpose.
-        let base = unsafe { std::alloc::alloc_zeroed(layout) }.expose_provenance() as u64;
+    /// A page store in memory of its own.
+    struct TestStore {
+        pages: PageAllocator,
+        memory: *mut u8,
+    }
+
+    /// Four blocks.
+    const MEMORY: Layout = match Layout::from_size_align(4 * BLOCK as usize, BLOCK as usize) {
+        Ok(layout) => layout,
+        Err(_) => panic!("not a layout"),
+    };
+
+    fn allocator() -> TestStore {
+        // SAFETY: the size is not zero.
+        let memory = unsafe { std::alloc::alloc_zeroed(MEMORY) };
         // SAFETY: nobody else has the memory.
-        unsafe { PageAllocator::new(base, |_, _| Ok(())) }
+        let pages = unsafe { PageAllocator::new(memory.expose_provenance() as u64, |_, _| Ok(())) };
+        TestStore { pages, memory }
+    }
+
+    impl Drop for TestStore {
+        fn drop(&mut self) {
+            // SAFETY: allocated in `allocator`.
+            unsafe { std::alloc::dealloc(self.memory, MEMORY) };
+        }
+    }
+
+    impl Deref for TestStore {
+        type Target = PageAllocator;
+        fn deref(&self) -> &PageAllocator {
+            &self.pages
+        }
+    }
+
+    impl DerefMut for TestStore {
+        fn deref_mut(&mut self) -> &mut PageAllocator {
+            &mut self.pages
+        }
     }
 
     #[test]
     fn pages_are_distinct_zeroed_and_reused() {
         let mut pages = allocator();
         let mut seen = std::collections::BTreeSet::new();
-        for _ in 0..2000 {
+        // More than a block has.
+        for _ in 0..1200 {
             let page = pages.take(4 * BLOCK).unwrap();
             // SAFETY: the page is ours.
             unsafe {
@@ -282,7 +314,7 @@ mod tests {
             assert!(seen.insert(page as u64));
             assert_ne!(page as u64 % BLOCK, 0, "control pages are not handed out");
         }
-        assert_eq!(pages.bytes_in_use(), 2000 * PAGE as u64);
+        assert_eq!(pages.bytes_in_use(), 1200 * PAGE as u64);
         let first = *seen.first().unwrap();
         pages.release(first);
         let again = pages.take(4 * BLOCK).unwrap();
