@@ -188,7 +188,7 @@ impl Host {
 
     /// Serves a sandbox until it closes its end.
     fn serve(&self, socket: OwnedFd) {
-        let mut message = vec![0; MESSAGE_MAX as usize];
+        let mut message = vec![0; MESSAGE_MAX];
         loop {
             // SAFETY: `message` may be written to.
             let len = unsafe {
