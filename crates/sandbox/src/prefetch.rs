@@ -296,7 +296,7 @@ mod tests {
             mapping(30, 9, SOURCE_ZERO, 0, eager),
             mapping(50, 9, SOURCE_BLOB, 3, 0),
         ];
-        // Pages 14 and 24 lie between touched ones.
+        // Pages 14 and 22 lie between touched ones.
         let touched = set(&[
             (12, 2, Use::Read),
             (15, 1, Use::Written),

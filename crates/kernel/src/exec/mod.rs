@@ -10,9 +10,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
+use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::fs::Context;
-use crate::fs::fd_table;
 use crate::fs::file::OpenFile;
 use crate::fs::open::{open_program, open_program_at};
 use crate::fs::path::Path;
@@ -58,13 +58,13 @@ impl Program {
     /// Opens the program behind a descriptor (execveat(2), `AT_EMPTY_PATH`).
     pub fn open_descriptor(
         context: &Context,
-        fd: i32,
+        fd: Fd,
         argv: Vec<Vec<u8>>,
         envp: Vec<Vec<u8>>,
     ) -> Result<Self> {
-        let place = fd_table::file(fd)?.path.clone().ok_or(Errno::EACCES)?;
+        let place = fd.file()?.path.clone().ok_or(Errno::EACCES)?;
         let file = open_program_at(context, place)?;
-        let name = alloc::format!("/dev/fd/{fd}").into_bytes();
+        let name = alloc::format!("/dev/fd/{}", fd.0).into_bytes();
         script::resolve(context, Self { file, name, argv, envp })
     }
 

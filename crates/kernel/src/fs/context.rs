@@ -2,6 +2,7 @@
 
 use super::path::Path;
 use super::permission::Identity;
+use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::task::Process;
 
@@ -37,7 +38,7 @@ pub struct Context {
 }
 
 /// `AT_FDCWD`: relative paths start at the working directory.
-pub const AT_FDCWD: i32 = -100;
+pub const AT_FDCWD: Fd = Fd(-100);
 
 impl Context {
     /// Of the running process.
@@ -54,11 +55,10 @@ impl Context {
     }
 
     /// Where a relative path of an `*at` call starts.
-    pub fn start(&self, dirfd: i32) -> Result<Path> {
+    pub fn start(&self, dirfd: Fd) -> Result<Path> {
         if dirfd == AT_FDCWD {
             return Ok(self.cwd.clone());
         }
-        let open = crate::task::current_process().files.lock().get(dirfd)?;
-        open.path.clone().ok_or(Errno::ENOTDIR)
+        dirfd.file()?.path.clone().ok_or(Errno::ENOTDIR)
     }
 }

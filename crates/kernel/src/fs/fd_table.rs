@@ -4,6 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::file::{OpenFile, OpenFlags};
+use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::sync::Lock;
@@ -255,9 +256,17 @@ impl FdTable {
     }
 }
 
-/// The open file behind a descriptor of the running process; `EBADF`.
-pub fn file(fd: i32) -> Result<Arc<OpenFile>> {
-    current_process().files.lock().get(fd)
+impl Fd {
+    /// The open file behind a descriptor of the running process; `EBADF`.
+    pub fn file(self) -> Result<Arc<OpenFile>> {
+        current_process().files.lock().get(self.0)
+    }
+
+    /// As [`Fd::file`], but not for descriptors that only name a place (`O_PATH`).
+    pub fn usable_file(self) -> Result<Arc<OpenFile>> {
+        let open = self.file()?;
+        if open.flags().contains(OpenFlags::PATH) { Err(Errno::EBADF) } else { Ok(open) }
+    }
 }
 
 /// Gives a file the lowest free descriptor of the running process; `EMFILE`. Only

@@ -4,7 +4,7 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::any::Any;
 
-use crate::args::Args;
+use crate::args::Flags;
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
@@ -124,13 +124,13 @@ impl File for EventFd {
 }
 
 /// eventfd(2) without flags.
-pub fn sys_eventfd(args: &Args) -> Result<u64> {
-    make_eventfd(args.u32(0), 0)
+pub fn eventfd(value: u32) -> Result<u64> {
+    make_eventfd(value, 0)
 }
 
 /// eventfd2: eventfd(2) with flags.
-pub fn sys_eventfd2(args: &Args) -> Result<u64> {
-    make_eventfd(args.u32(0), args.u32(1))
+pub fn eventfd2(value: u32, Flags(flags): Flags) -> Result<u64> {
+    make_eventfd(value, flags)
 }
 
 fn make_eventfd(initial: u32, flags: u32) -> Result<u64> {

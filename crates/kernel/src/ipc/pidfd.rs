@@ -4,7 +4,7 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::any::Any;
 
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
@@ -75,15 +75,15 @@ fn new_file(process: Arc<Process>, flags: OpenFlags) -> Arc<OpenFile> {
 }
 
 /// The process behind a descriptor; `EBADF` if it is no pidfd.
-pub fn process_of(fd: i32) -> Result<Arc<Process>> {
-    let open = fd_table::file(fd)?;
+pub fn process_of(fd: Fd) -> Result<Arc<Process>> {
+    let open = fd.file()?;
     let pidfd = open.downcast::<PidFd>().ok_or(Errno::EBADF)?;
     Ok(pidfd.process.clone())
 }
 
 /// The process that a pidfd or an open `/proc/PID` stands for (pidfd_send_signal(2)).
-fn signalled(fd: i32) -> Result<Arc<Process>> {
-    let open = fd_table::file(fd)?;
+fn signalled(fd: Fd) -> Result<Arc<Process>> {
+    let open = fd.file()?;
     match open.path.as_ref().and_then(|path| path.inode().process()) {
         Some(pid) => kernel().tasks.process(pid).ok_or(Errno::ESRCH),
         None => process_of(fd),
@@ -91,30 +91,29 @@ fn signalled(fd: i32) -> Result<Arc<Process>> {
 }
 
 /// pidfd_open(2).
-pub fn sys_pidfd_open(args: &Args) -> Result<u64> {
-    let flags = OpenFlags::from_bits_retain(args.u32(1));
-    if args.i32(0) <= 0 || !OpenFlags::NONBLOCK.contains(flags) {
+pub fn pidfd_open(pid: i32, Flags(flags): Flags) -> Result<u64> {
+    let flags = OpenFlags::from_bits_retain(flags);
+    if pid <= 0 || !OpenFlags::NONBLOCK.contains(flags) {
         return Err(Errno::EINVAL);
     }
     let tasks = &kernel().tasks;
-    let process = match tasks.process(args.u32(0)) {
+    let process = match tasks.process(pid as u32) {
         Some(process) => process,
         // pidfd_open(2): of a thread that is not the main one.
-        None if tasks.thread(args.u32(0)).is_some() => return Err(Errno::EINVAL),
+        None if tasks.thread(pid as u32).is_some() => return Err(Errno::EINVAL),
         None => return Err(Errno::ESRCH),
     };
     fd_table::install(new_file(process, flags), OpenFlags::CLOEXEC).map(|fd| fd as u64)
 }
 
 /// pidfd_send_signal(2).
-pub fn sys_pidfd_send_signal(args: &Args) -> Result<u64> {
-    let signal = args.u32(1);
-    if args.u32(3) != 0 || signal > SIGNAL_COUNT {
+pub fn pidfd_send_signal(fd: Fd, signal: u32, info: UserAddress, flags: u32) -> Result<u64> {
+    if flags != 0 || signal > SIGNAL_COUNT {
         return Err(Errno::EINVAL);
     }
-    let process = signalled(args.fd(0))?;
+    let process = signalled(fd)?;
     let own = crate::task::current_process();
-    let info = match args.address(2) {
+    let info = match info {
         UserAddress::NULL => {
             SignalInfo::from_process(signal, SI_USER, own.pid, own.credentials.lock().uid)
         }
@@ -140,14 +139,14 @@ pub fn sys_pidfd_send_signal(args: &Args) -> Result<u64> {
 }
 
 /// pidfd_getfd(2).
-pub fn sys_pidfd_getfd(args: &Args) -> Result<u64> {
-    if args.u32(2) != 0 {
+pub fn pidfd_getfd(pidfd: Fd, fd: Fd, Flags(flags): Flags) -> Result<u64> {
+    if flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let process = process_of(args.fd(0))?;
+    let process = process_of(pidfd)?;
     if process.is_zombie() {
         return Err(Errno::ESRCH);
     }
-    let file = process.files.lock().get(args.fd(1))?;
+    let file = process.files.lock().get(fd.0)?;
     fd_table::install(file, OpenFlags::CLOEXEC).map(|fd| fd as u64)
 }

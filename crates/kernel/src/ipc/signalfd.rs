@@ -4,12 +4,13 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::any::Any;
 
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};
+use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::current;
 use crate::task::signal::{SignalInfo, SignalSet, pending_set, take_pending};
@@ -134,28 +135,27 @@ impl File for SignalFd {
 }
 
 /// signalfd(2) without flags.
-pub fn sys_signalfd(args: &Args) -> Result<u64> {
-    signalfd(args, OpenFlags::empty())
+pub fn signalfd(fd: Fd, mask: UserAddress, size: usize) -> Result<u64> {
+    open(fd, mask, size, OpenFlags::empty())
 }
 
 /// signalfd4: signalfd(2) with flags.
-pub fn sys_signalfd4(args: &Args) -> Result<u64> {
-    signalfd(args, OpenFlags::from_bits_retain(args.u32(3)))
+pub fn signalfd4(fd: Fd, mask: UserAddress, size: usize, Flags(flags): Flags) -> Result<u64> {
+    open(fd, mask, size, OpenFlags::from_bits_retain(flags))
 }
 
-fn signalfd(args: &Args, flags: OpenFlags) -> Result<u64> {
-    if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags)
-        || args.usize(2) != size_of::<SignalSet>()
+fn open(fd: Fd, mask: UserAddress, size: usize, flags: OpenFlags) -> Result<u64> {
+    if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) || size != size_of::<SignalSet>()
     {
         return Err(Errno::EINVAL);
     }
-    let mask = args.address(1).read::<SignalSet>()? & !NEVER;
-    if args.fd(0) != -1 {
-        let open = fd_table::file(args.fd(0))?;
+    let mask = mask.read::<SignalSet>()? & !NEVER;
+    if fd.0 != -1 {
+        let open = fd.file()?;
         let file = open.downcast::<SignalFd>().ok_or(Errno::EINVAL)?;
         file.mask.set(mask);
         file.arrived.wake_all(Events::IN);
-        return Ok(args.fd(0) as u64);
+        return Ok(fd.0 as u64);
     }
     let arrived = current().process.signals.lock().arrived.clone();
     let file = Arc::new(SignalFd { mask: Lock::new(mask), arrived });

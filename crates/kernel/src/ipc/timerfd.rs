@@ -8,12 +8,13 @@ use alloc::sync::{Arc, Weak};
 use core::any::Any;
 
 use super::timeout::Timespec;
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};
+use crate::platform::user::UserAddress;
 use crate::sync::Lock;
 use crate::task::wait::WaitQueue;
 use crate::time::Instant;
@@ -225,37 +226,41 @@ impl Drop for TimerFd {
 }
 
 /// timerfd_create(2).
-pub fn sys_timerfd_create(args: &Args) -> Result<u64> {
-    let flags = OpenFlags::from_bits_retain(args.u32(1));
+pub fn timerfd_create(clock: i32, Flags(flags): Flags) -> Result<u64> {
+    let flags = OpenFlags::from_bits_retain(flags);
     if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
         return Err(Errno::EINVAL);
     }
-    let file = Arc::new(TimerFd::new(Clock::from_number(args.i32(0))?));
+    let file = Arc::new(TimerFd::new(Clock::from_number(clock)?));
     let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
     fd_table::install(OpenFile::new(file, status, None), flags).map(|fd| fd as u64)
 }
 
 /// timerfd_settime(2).
-pub fn sys_timerfd_settime(args: &Args) -> Result<u64> {
-    let flags = args.u32(1);
+pub fn timerfd_settime(
+    fd: Fd,
+    Flags(flags): Flags,
+    new: UserAddress,
+    old_to: UserAddress,
+) -> Result<u64> {
     if flags & !(TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET) != 0 {
         return Err(Errno::EINVAL);
     }
-    let new: TimerSpec = args.address(2).read()?;
+    let new: TimerSpec = new.read()?;
     let (value, interval) = (new.value.to_ns()?, new.interval.to_ns()?);
-    let open = fd_table::file(args.fd(0))?;
+    let open = fd.file()?;
     let timer = open.downcast::<TimerFd>().ok_or(Errno::EINVAL)?;
     let old = timer.get();
     timer.set(value, interval, flags & TFD_TIMER_ABSTIME != 0);
-    args.address(3).write_if_some(&old)?;
+    old_to.write_if_some(&old)?;
     Ok(0)
 }
 
 /// timerfd_gettime(2).
-pub fn sys_timerfd_gettime(args: &Args) -> Result<u64> {
-    let open = fd_table::file(args.fd(0))?;
+pub fn timerfd_gettime(fd: Fd, to: UserAddress) -> Result<u64> {
+    let open = fd.file()?;
     let timer = open.downcast::<TimerFd>().ok_or(Errno::EINVAL)?;
-    args.address(1).write(&timer.get())?;
+    to.write(&timer.get())?;
     Ok(0)
 }
 

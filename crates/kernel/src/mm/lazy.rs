@@ -280,6 +280,7 @@ pub fn map_all() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use thaw_abi::image::SOURCE_ZERO;
 
     fn cut_at(page: u64) -> alloc::vec::Vec<(u64, u64, u64)> {
         let whole = Mapping {
@@ -306,6 +307,30 @@ mod tests {
             ((0x10_000, 0x2000, 0x7000), (0x12_000, 0x1000, 0x9000), (0x13_000, 0x1000, 0xa000));
         assert_eq!(cut_at(0x12_000), [before, page, after]);
         assert_eq!(cut_at(0x13_000), [(0x10_000, 0x3000, 0x7000), (0x13_000, 0x1000, 0xa000)]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps memory")]
+    fn a_recorded_copy_maps_page_by_page_what_is_touched() {
+        use crate::testing::{Sandbox, is_mapped};
+        let _sandbox = Sandbox::new();
+        let (start, len) = (0x10_0000_0000, 0x4000);
+        let whole =
+            Mapping { start, len, offset: 0, source: SOURCE_ZERO, blob: 0, prot: 3, flags: 0 };
+        initialize([whole].into_iter(), Granularity::Page).unwrap();
+        let mapped = || [0, 0x1000, 0x2000, 0x3000].map(|offset| is_mapped(start + offset));
+        assert!(map_page(start + 0x2fff));
+        assert_eq!(mapped(), [false, false, true, false]);
+        assert!(!map_page(start + 0x2000), "it is there already");
+        // The rest of the first piece is mapped, since it reaches beyond what is forgotten.
+        forget(start, start + 0x1000);
+        assert_eq!(mapped(), [true, true, true, false]);
+        // What goes altogether is not.
+        forget(start + 0x3000, start + 0x4000);
+        map_all();
+        assert_eq!(mapped(), [true, true, true, false]);
+        host::unmap(GuestRange::new(start, len).unwrap()).unwrap();
+        initialize(core::iter::empty(), Granularity::Mapping).unwrap();
     }
 
     #[test]

@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 use super::address::{AF_INET, AF_INET6, AF_UNIX};
 use super::departure::Departure;
 use super::socket::{Ancillary, Outgoing, PeerCredentials};
+use crate::args::Fd;
 use crate::errno::{Errno, Result};
-use crate::fs::fd_table;
 use crate::fs::fd_table::NewDescriptor;
 use crate::fs::fd_table::OnExec;
 use crate::fs::file::{OpenFile, OpenFlags};
@@ -97,7 +97,7 @@ pub fn read_control(at: UserAddress, len: u64, family: u16, message: &mut Outgoi
     let mut bytes = alloc::vec![0; len];
     at.read_bytes(&mut bytes)?;
     match family {
-        AF_UNIX => message.ancillary = parse(&bytes, fd_table::file)?,
+        AF_UNIX => message.ancillary = parse(&bytes, |fd| Fd(fd).file())?,
         AF_INET | AF_INET6 => message.departure = Departure::parse(&bytes, family)?,
         _ => {}
     }

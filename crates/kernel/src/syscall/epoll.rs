@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table;
 use crate::fs::file::{OpenFile, OpenFlags};
@@ -19,16 +19,16 @@ const EPOLL_CTL_MOD: i32 = 3;
 const MAX_EVENTS: i32 = i32::MAX / size_of::<EpollEvent>() as i32;
 
 /// epoll_create(2): the size is a hint that must be positive.
-pub fn sys_epoll_create(args: &Args) -> Result<u64> {
-    if args.i32(0) <= 0 {
+pub fn epoll_create(size: i32) -> Result<u64> {
+    if size <= 0 {
         return Err(Errno::EINVAL);
     }
     make_epoll(OpenFlags::empty())
 }
 
 /// epoll_create1(2).
-pub fn sys_epoll_create1(args: &Args) -> Result<u64> {
-    make_epoll(OpenFlags::from_bits_retain(args.u32(0)))
+pub fn epoll_create1(Flags(flags): Flags) -> Result<u64> {
+    make_epoll(OpenFlags::from_bits_retain(flags))
 }
 
 fn make_epoll(flags: OpenFlags) -> Result<u64> {
@@ -40,16 +40,15 @@ fn make_epoll(flags: OpenFlags) -> Result<u64> {
 }
 
 /// epoll_ctl(2).
-pub fn sys_epoll_ctl(args: &Args) -> Result<u64> {
-    let (set, operation, fd) = (args.fd(0), args.i32(1), args.fd(2));
+pub fn epoll_ctl(set: Fd, operation: i32, fd: Fd, event: UserAddress) -> Result<u64> {
     // As on Linux, EFAULT comes before everything else.
     let event = if operation == EPOLL_CTL_DEL {
         EpollEvent { events: 0, data: 0 }
     } else {
-        args.address(3).read()?
+        event.read()?
     };
-    let set = fd_table::file(set)?;
-    let target = fd_table::file(fd)?;
+    let set = set.file()?;
+    let target = fd.file()?;
     if target.file.wait_queue().is_none() {
         return Err(Errno::EPERM);
     }
@@ -58,32 +57,42 @@ pub fn sys_epoll_ctl(args: &Args) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     match operation {
-        EPOLL_CTL_ADD => epoll.add(fd, &target, event)?,
-        EPOLL_CTL_MOD => epoll.modify(fd, &target, event)?,
-        EPOLL_CTL_DEL => epoll.remove(fd, &target)?,
+        EPOLL_CTL_ADD => epoll.add(fd.0, &target, event)?,
+        EPOLL_CTL_MOD => epoll.modify(fd.0, &target, event)?,
+        EPOLL_CTL_DEL => epoll.remove(fd.0, &target)?,
         _ => return Err(Errno::EINVAL),
     }
     Ok(0)
 }
 
 /// epoll_wait(2).
-pub fn sys_epoll_wait(args: &Args) -> Result<u64> {
-    wait(args.fd(0), args.address(1), args.i32(2), Timeout::from_ms(args.i32(3)))
+pub fn epoll_wait(set: Fd, events: UserAddress, max: i32, timeout_ms: i32) -> Result<u64> {
+    wait(set, events, max, Timeout::from_ms(timeout_ms))
 }
 
 /// epoll_pwait(2).
-pub fn sys_epoll_pwait(args: &Args) -> Result<u64> {
-    under_mask(args.address(4), args.usize(5), || {
-        wait(args.fd(0), args.address(1), args.i32(2), Timeout::from_ms(args.i32(3)))
-    })
+pub fn epoll_pwait(
+    set: Fd,
+    events: UserAddress,
+    max: i32,
+    timeout_ms: i32,
+    mask: UserAddress,
+    mask_size: usize,
+) -> Result<u64> {
+    under_mask(mask, mask_size, || wait(set, events, max, Timeout::from_ms(timeout_ms)))
 }
 
 /// epoll_pwait2(2).
-pub fn sys_epoll_pwait2(args: &Args) -> Result<u64> {
-    let timeout = Timeout::from_timespec(args.address(3))?;
-    under_mask(args.address(4), args.usize(5), || {
-        wait(args.fd(0), args.address(1), args.i32(2), timeout)
-    })
+pub fn epoll_pwait2(
+    set: Fd,
+    events: UserAddress,
+    max: i32,
+    timeout: UserAddress,
+    mask: UserAddress,
+    mask_size: usize,
+) -> Result<u64> {
+    let timeout = Timeout::from_timespec(timeout)?;
+    under_mask(mask, mask_size, || wait(set, events, max, timeout))
 }
 
 /// Makes a call under the signal mask at `at`, unless that is null. A signal that ends
@@ -104,13 +113,13 @@ pub fn under_mask(at: UserAddress, size: usize, call: impl FnOnce() -> Result<u6
     outcome
 }
 
-fn wait(set: i32, events: UserAddress, max: i32, timeout: Timeout) -> Result<u64> {
+fn wait(set: Fd, events: UserAddress, max: i32, timeout: Timeout) -> Result<u64> {
     if !(1..=MAX_EVENTS).contains(&max) {
         return Err(Errno::EINVAL);
     }
     let size = size_of::<EpollEvent>();
     events.check(max as usize * size)?;
-    let set = fd_table::file(set)?;
+    let set = set.file()?;
     let epoll = set.downcast::<Epoll>().ok_or(Errno::EINVAL)?;
     let report = || {
         epoll

@@ -14,25 +14,10 @@ pub mod tasks;
 pub mod timers;
 pub mod trace;
 
-use crate::args::{Args, Handler};
+use crate::args::{Args, Handler, Kind};
 use crate::errno::Errno;
 use crate::platform::entry::Frame;
 use crate::task::host_process;
-
-/// How an argument is shown in the trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arg {
-    /// A descriptor.
-    Fd,
-    /// A signed number.
-    Int,
-    /// Flags or an address, in hexadecimal.
-    Hex,
-    /// A NUL-terminated string in guest memory.
-    Str,
-    /// Permissions, in octal.
-    Octal,
-}
 
 /// How well a system call is supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +38,7 @@ pub struct Entry {
     /// Name.
     pub name: &'static str,
     /// How to show the arguments.
-    pub args: &'static [Arg],
+    pub args: &'static [Kind],
     /// The handler.
     pub handler: Handler,
     /// What works.

@@ -4,9 +4,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::epoll::under_mask;
-use crate::args::Args;
+use crate::args::Fd;
 use crate::errno::{Errno, Result};
-use crate::fs::fd_table;
 use crate::fs::file::{Events, OpenFile};
 use crate::ipc::timeout::{Timeout, Timespec};
 use crate::platform::user::UserAddress;
@@ -77,7 +76,7 @@ fn scan(requests: &mut [PollRequest], mut files: Option<&mut Vec<Arc<OpenFile>>>
         if request.fd < 0 {
             continue;
         }
-        let found = match fd_table::file(request.fd) {
+        let found = match Fd(request.fd).file() {
             Ok(file) => {
                 let asked = Events::from_bits_truncate(request.events as u16 as u32);
                 let found = file.file.poll() & (asked | Events::ERR | Events::HUP);
@@ -95,25 +94,29 @@ fn scan(requests: &mut [PollRequest], mut files: Option<&mut Vec<Arc<OpenFile>>>
 }
 
 /// poll(2).
-pub fn sys_poll(args: &Args) -> Result<u64> {
-    poll(args.address(0), args.u32(1) as usize, Timeout::from_ms(args.i32(2)))
+pub fn poll(requests: UserAddress, count: u32, timeout_ms: i32) -> Result<u64> {
+    poll_all(requests, count as usize, Timeout::from_ms(timeout_ms))
 }
 
 /// ppoll(2); like the system call, and unlike the library function, it reports
 /// the time left.
-pub fn sys_ppoll(args: &Args) -> Result<u64> {
-    let timeout = Timeout::from_timespec(args.address(2))?;
-    let outcome = under_mask(args.address(3), args.usize(4), || {
-        poll(args.address(0), args.u32(1) as usize, timeout)
-    });
+pub fn ppoll(
+    requests: UserAddress,
+    count: u32,
+    timeout_at: UserAddress,
+    mask: UserAddress,
+    mask_size: usize,
+) -> Result<u64> {
+    let timeout = Timeout::from_timespec(timeout_at)?;
+    let outcome = under_mask(mask, mask_size, || poll_all(requests, count as usize, timeout));
     if let Some(ns) = timeout.left_ns() {
         // The call has done its work: a read-only time-out is no error.
-        let _ = args.address(2).write(&Timespec::from_ns(ns));
+        let _ = timeout_at.write(&Timespec::from_ns(ns));
     }
     outcome
 }
 
-fn poll(at: UserAddress, count: usize, timeout: Timeout) -> Result<u64> {
+fn poll_all(at: UserAddress, count: usize, timeout: Timeout) -> Result<u64> {
     if count as u64 > crate::task::current_process().limits.lock()[RLIMIT_NOFILE].current {
         return Err(Errno::EINVAL);
     }

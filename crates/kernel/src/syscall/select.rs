@@ -5,9 +5,8 @@ use alloc::vec::Vec;
 
 use super::epoll::under_mask;
 use super::poll::wait_for_any;
-use crate::args::Args;
+use crate::args::Fd;
 use crate::errno::{Errno, Result};
-use crate::fs::fd_table;
 use crate::fs::file::{Events, OpenFile};
 use crate::ipc::timeout::{Timeout, Timespec, Timeval};
 use crate::platform::user::UserAddress;
@@ -91,37 +90,50 @@ fn scan(
 }
 
 /// select(2). Reports the time left.
-pub fn sys_select(args: &Args) -> Result<u64> {
-    let timeout = Timeout::from_timeval(args.address(4))?;
-    let outcome = select(args, timeout);
+pub fn select(
+    count: i32,
+    readable: UserAddress,
+    writable: UserAddress,
+    exceptional: UserAddress,
+    timeout_at: UserAddress,
+) -> Result<u64> {
+    let timeout = Timeout::from_timeval(timeout_at)?;
+    let outcome = wait_for_sets(count, [readable, writable, exceptional], timeout);
     if let Some(ns) = timeout.left_ns() {
         // The call has done its work: a read-only time-out is no error.
-        let _ = args.address(4).write(&Timeval::from_ns(ns));
+        let _ = timeout_at.write(&Timeval::from_ns(ns));
     }
     outcome
 }
 
 /// pselect6: pselect(2) with the signal mask behind a pointer to its address
 /// and size. Reports the time left.
-pub fn sys_pselect6(args: &Args) -> Result<u64> {
-    let timeout = Timeout::from_timespec(args.address(4))?;
-    let [mask, size] =
-        if args.address(5).is_null() { [0; 2] } else { args.address(5).read::<[u64; 2]>()? };
-    let outcome = under_mask(UserAddress(mask), size as usize, || select(args, timeout));
+pub fn pselect6(
+    count: i32,
+    readable: UserAddress,
+    writable: UserAddress,
+    exceptional: UserAddress,
+    timeout_at: UserAddress,
+    mask: UserAddress,
+) -> Result<u64> {
+    let timeout = Timeout::from_timespec(timeout_at)?;
+    let [mask, size] = if mask.is_null() { [0; 2] } else { mask.read::<[u64; 2]>()? };
+    let outcome = under_mask(UserAddress(mask), size as usize, || {
+        wait_for_sets(count, [readable, writable, exceptional], timeout)
+    });
     if let Some(ns) = timeout.left_ns() {
-        let _ = args.address(4).write(&Timespec::from_ns(ns));
+        let _ = timeout_at.write(&Timespec::from_ns(ns));
     }
     outcome
 }
 
-fn select(args: &Args, timeout: Timeout) -> Result<u64> {
-    let count = usize::try_from(args.i32(0)).map_err(|_| Errno::EINVAL)?;
+fn wait_for_sets(count: i32, at: [UserAddress; 3], timeout: Timeout) -> Result<u64> {
+    let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
     // Bits of descriptors that cannot be open are ignored, not refused.
     let count = count.min(descriptor_capacity());
     let words = count.div_ceil(64);
     let mut asked = Sets::new(words);
     let mut found = Sets::new(words);
-    let at = [args.address(1), args.address(2), args.address(3)];
     for (set, at) in at.iter().enumerate().filter(|(_, at)| !at.is_null()) {
         let words = asked.get_mut(set);
         at.read_bytes(bytemuck::cast_slice_mut(words))?;
@@ -129,7 +141,7 @@ fn select(args: &Args, timeout: Timeout) -> Result<u64> {
             *last &= (1 << (count % 64)) - 1;
         }
     }
-    let bits = wait_for_any(timeout, |files| scan(&asked, &mut found, fd_table::file, files))?;
+    let bits = wait_for_any(timeout, |files| scan(&asked, &mut found, |fd| Fd(fd).file(), files))?;
     for (set, at) in at.iter().enumerate().filter(|(_, at)| !at.is_null()) {
         at.write_bytes(bytemuck::cast_slice(found.get(set)))?;
     }

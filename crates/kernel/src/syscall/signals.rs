@@ -1,6 +1,5 @@
 //! System calls on signals.
 
-use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
@@ -20,11 +19,15 @@ fn check_signal(signal: u32) -> Result<u32> {
 }
 
 /// rt_sigaction(2).
-pub fn rt_sigaction(args: &Args) -> Result<u64> {
-    check_set_size(args.usize(3))?;
-    let signal = check_signal(args.u32(0))?;
+pub fn rt_sigaction(
+    signal: u32,
+    new: UserAddress,
+    old_to: UserAddress,
+    size: usize,
+) -> Result<u64> {
+    check_set_size(size)?;
+    let signal = check_signal(signal)?;
     let thread = current();
-    let new = args.address(1);
     if !new.is_null() && UNBLOCKABLE & bit(signal) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -44,18 +47,18 @@ pub fn rt_sigaction(args: &Args) -> Result<u64> {
     } else {
         drop(signals);
     }
-    args.address(2).write_if_some(&old)?;
+    old_to.write_if_some(&old)?;
     Ok(0)
 }
 
 /// rt_sigprocmask(2).
-pub fn rt_sigprocmask(args: &Args) -> Result<u64> {
-    check_set_size(args.usize(3))?;
+pub fn rt_sigprocmask(how: u32, new: UserAddress, old_to: UserAddress, size: usize) -> Result<u64> {
+    check_set_size(size)?;
     let thread = current();
     let old = thread.signals.lock().mask;
-    if !args.address(1).is_null() {
-        let set: SignalSet = args.address(1).read()?;
-        let new = match args.u32(0) {
+    if !new.is_null() {
+        let set: SignalSet = new.read()?;
+        let new = match how {
             0 => old | set,
             1 => old & !set,
             2 => set,
@@ -65,39 +68,44 @@ pub fn rt_sigprocmask(args: &Args) -> Result<u64> {
         crate::task::signal::pass_on(&thread.process);
         thread.needs_attention();
     }
-    args.address(2).write_if_some(&old)?;
+    old_to.write_if_some(&old)?;
     Ok(0)
 }
 
 /// rt_sigpending(2).
-pub fn rt_sigpending(args: &Args) -> Result<u64> {
-    if args.usize(1) > 8 {
+pub fn rt_sigpending(to: UserAddress, size: usize) -> Result<u64> {
+    if size > 8 {
         return Err(Errno::EINVAL);
     }
     let thread = current();
     let blocked = thread.signals.lock().mask;
-    args.address(0).write_bytes(&(pending_set(thread) & blocked).to_le_bytes()[..args.usize(1)])?;
+    to.write_bytes(&(pending_set(thread) & blocked).to_le_bytes()[..size])?;
     Ok(0)
 }
 
 /// rt_sigsuspend(2).
-pub fn rt_sigsuspend(args: &Args) -> Result<u64> {
-    check_set_size(args.usize(1))?;
-    set_temporary_mask(args.address(0).read()?);
-    pause(args)
+pub fn rt_sigsuspend(mask: UserAddress, size: usize) -> Result<u64> {
+    check_set_size(size)?;
+    set_temporary_mask(mask.read()?);
+    pause()
 }
 
 /// pause(2).
-pub fn pause(_args: &Args) -> Result<u64> {
+pub fn pause() -> Result<u64> {
     let _: Result<()> = wait_until(&[], None, || None);
     Err(Errno::ERESTARTNOHAND)
 }
 
 /// rt_sigtimedwait(2).
-pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
-    check_set_size(args.usize(3))?;
-    let set: SignalSet = args.address(0).read()?;
-    let deadline = match args.address(2) {
+pub fn rt_sigtimedwait(
+    set: UserAddress,
+    info_to: UserAddress,
+    timeout: UserAddress,
+    size: usize,
+) -> Result<u64> {
+    check_set_size(size)?;
+    let set: SignalSet = set.read()?;
+    let deadline = match timeout {
         UserAddress::NULL => None,
         at => Some(Instant::after_ns(crate::time::read_timespec(at)?)),
     };
@@ -119,7 +127,7 @@ pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
     thread.needs_attention();
     match outcome {
         Ok(info) => {
-            args.address(1).write_if_some(&info)?;
+            info_to.write_if_some(&info)?;
             Ok(info.signal as u64)
         }
         Err(Errno::ETIMEDOUT) => Err(Errno::EAGAIN),
@@ -128,14 +136,14 @@ pub fn rt_sigtimedwait(args: &Args) -> Result<u64> {
 }
 
 /// sigaltstack(2).
-pub fn sigaltstack(args: &Args) -> Result<u64> {
+pub fn sigaltstack(new: UserAddress, old_to: UserAddress) -> Result<u64> {
     const MINSIGSTKSZ: u64 = 2048;
     let thread = current();
     let rsp = thread.frame().rsp();
     let old = thread.signals.lock().alternate_stack;
     let reported = reported_stack(&old, rsp);
-    if !args.address(0).is_null() {
-        let new: AlternateStack = args.address(0).read()?;
+    if !new.is_null() {
+        let new: AlternateStack = new.read()?;
         if reported.flags & SS_ONSTACK != 0 {
             return Err(Errno::EPERM);
         }
@@ -152,26 +160,25 @@ pub fn sigaltstack(args: &Args) -> Result<u64> {
         };
         thread.signals.lock().alternate_stack = stack;
     }
-    args.address(1).write_if_some(&reported)?;
+    old_to.write_if_some(&reported)?;
     Ok(0)
 }
 
 /// rt_sigreturn(2).
-pub fn rt_sigreturn(_args: &Args) -> Result<u64> {
+pub fn rt_sigreturn() -> Result<u64> {
     sigreturn();
     // The dispatcher stores the result in rax, which the frame has just set.
     Ok(current().frame().rax())
 }
 
 /// restart_syscall(2): goes on with an interrupted sleep.
-pub fn restart_syscall(_args: &Args) -> Result<u64> {
+pub fn restart_syscall() -> Result<u64> {
     let deadline = current().signals.lock().restart_deadline.take().ok_or(Errno::EINTR)?;
     super::timers::sleep_until(deadline, UserAddress::NULL)
 }
 
 /// kill(2).
-pub fn kill(args: &Args) -> Result<u64> {
-    let (pid, signal) = (args.i32(0), args.u32(1));
+pub fn kill(pid: i32, signal: u32) -> Result<u64> {
     if signal > SIGNAL_COUNT {
         return Err(Errno::EINVAL);
     }
@@ -226,8 +233,7 @@ fn send_to_tid(tgid: Option<u32>, tid: u32, signal: u32, info: SignalInfo) -> Re
 }
 
 /// tgkill(2).
-pub fn tgkill(args: &Args) -> Result<u64> {
-    let (tgid, tid, signal) = (args.i32(0), args.i32(1), args.u32(2));
+pub fn tgkill(tgid: i32, tid: i32, signal: u32) -> Result<u64> {
     if tgid <= 0 || tid <= 0 || signal > SIGNAL_COUNT {
         return Err(Errno::EINVAL);
     }
@@ -237,8 +243,7 @@ pub fn tgkill(args: &Args) -> Result<u64> {
 }
 
 /// tkill(2).
-pub fn tkill(args: &Args) -> Result<u64> {
-    let (tid, signal) = (args.i32(0), args.u32(1));
+pub fn tkill(tid: i32, signal: u32) -> Result<u64> {
     if tid <= 0 || signal > SIGNAL_COUNT {
         return Err(Errno::EINVAL);
     }
@@ -248,9 +253,8 @@ pub fn tkill(args: &Args) -> Result<u64> {
 }
 
 /// rt_sigqueueinfo(2).
-pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
-    let (pid, signal) = (args.i32(0), args.u32(1));
-    let mut info: SignalInfo = args.address(2).read()?;
+pub fn rt_sigqueueinfo(pid: i32, signal: u32, info: UserAddress) -> Result<u64> {
+    let mut info: SignalInfo = info.read()?;
     if signal > SIGNAL_COUNT {
         return Err(Errno::EINVAL);
     }
@@ -268,9 +272,8 @@ pub fn rt_sigqueueinfo(args: &Args) -> Result<u64> {
 }
 
 /// rt_tgsigqueueinfo(2).
-pub fn rt_tgsigqueueinfo(args: &Args) -> Result<u64> {
-    let (tgid, tid, signal) = (args.i32(0), args.i32(1), args.u32(2));
-    let mut info: SignalInfo = args.address(3).read()?;
+pub fn rt_tgsigqueueinfo(tgid: i32, tid: i32, signal: u32, info: UserAddress) -> Result<u64> {
+    let mut info: SignalInfo = info.read()?;
     if tgid <= 0 || tid <= 0 || signal > SIGNAL_COUNT {
         return Err(Errno::EINVAL);
     }

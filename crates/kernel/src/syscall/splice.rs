@@ -4,9 +4,8 @@
 
 use alloc::vec::Vec;
 
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
-use crate::fs::fd_table;
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::fs::pipe::PipeEnd;
 use crate::io::{IOV_MAX, MAX_RW_COUNT, Sink, Source};
@@ -159,16 +158,22 @@ fn check(input: &OpenFile, output: &OpenFile) -> Result<()> {
 }
 
 /// splice(2).
-pub fn sys_splice(args: &Args) -> Result<u64> {
-    let (from, to) = (args.address(1), args.address(3));
-    let (len, flags) = (args.usize(4).min(MAX_RW_COUNT), args.u32(5));
+pub fn splice(
+    input: Fd,
+    from: UserAddress,
+    output: Fd,
+    to: UserAddress,
+    count: usize,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    let len = count.min(MAX_RW_COUNT);
     if len == 0 {
         return Ok(0);
     }
     if flags & !FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
-    let (input, output) = (fd_table::file(args.fd(0))?, fd_table::file(args.fd(2))?);
+    let (input, output) = (input.file()?, output.file()?);
     check(&input, &output)?;
     let waits = flags & NONBLOCK == 0;
     let transfer = Transfer { input: &input, output: &output, waits };
@@ -226,15 +231,15 @@ fn drain(transfer: &Transfer<'_>, pipe: &PipeEnd, start: u64, len: usize) -> Res
 }
 
 /// tee(2).
-pub fn sys_tee(args: &Args) -> Result<u64> {
-    let (len, flags) = (args.usize(2).min(MAX_RW_COUNT), args.u32(3));
+pub fn tee(input: Fd, output: Fd, count: usize, Flags(flags): Flags) -> Result<u64> {
+    let len = count.min(MAX_RW_COUNT);
     if flags & !FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
     if len == 0 {
         return Ok(0);
     }
-    let (input, output) = (fd_table::file(args.fd(0))?, fd_table::file(args.fd(1))?);
+    let (input, output) = (input.file()?, output.file()?);
     check(&input, &output)?;
     let first = input.downcast::<PipeEnd>().ok_or(Errno::EINVAL)?;
     let second = output.downcast::<PipeEnd>().ok_or(Errno::EINVAL)?;
@@ -246,21 +251,20 @@ pub fn sys_tee(args: &Args) -> Result<u64> {
 }
 
 /// vmsplice(2): as writev(2) or readv(2) of a pipe that moves what it can at once.
-pub fn sys_vmsplice(args: &Args) -> Result<u64> {
-    let (count, flags) = (args.usize(2), args.u32(3));
+pub fn vmsplice(fd: Fd, vectors: UserAddress, count: usize, Flags(flags): Flags) -> Result<u64> {
     if flags & !FLAGS != 0 || count > IOV_MAX {
         return Err(Errno::EINVAL);
     }
-    let open = fd_table::file(args.fd(0))?;
+    let open = fd.file()?;
     if open.flags().contains(OpenFlags::PATH) || open.downcast::<PipeEnd>().is_none() {
         return Err(Errno::EBADF);
     }
     let transfer = Transfer { input: &open, output: &open, waits: flags & NONBLOCK == 0 };
     let moved = if open.flags().can_write() {
-        let mut source = Source::user_vectors(args.address(1), count)?;
+        let mut source = Source::user_vectors(vectors, count)?;
         transfer.run(|| open.file.write(&mut source, 0).map_err(stuck_on(Stuck::Output)))
     } else {
-        let mut sink = Sink::user_vectors(args.address(1), count)?;
+        let mut sink = Sink::user_vectors(vectors, count)?;
         transfer.run(|| open.file.read(&mut sink, 0).map_err(stuck_on(Stuck::Input)))
     };
     moved.map(|count| count as u64)

@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::{Arg, Args, Entry, Support};
+use super::{Args, Entry, Kind, Support};
 use crate::errno::Errno;
 use crate::platform::entry::Frame;
 use crate::platform::panic::Console;
@@ -108,15 +108,15 @@ fn write_call(line: &mut Console, entry: Option<&Entry>, frame: &Frame) {
     let _ = write!(line, ")");
 }
 
-fn write_argument(line: &mut Console, kind: Arg, value: u64) {
+fn write_argument(line: &mut Console, kind: Kind, value: u64) {
     let _ = match kind {
-        Arg::Fd if value as i32 == -100 => write!(line, "AT_FDCWD"),
-        Arg::Fd => write!(line, "{}", value as i32),
-        Arg::Int => write!(line, "{}", value as i64),
-        Arg::Hex if value == 0 => write!(line, "0"),
-        Arg::Hex => write!(line, "{value:#x}"),
-        Arg::Octal => write!(line, "{value:#o}"),
-        Arg::Str => match UserAddress(value).read_string(200) {
+        Kind::Fd if value as i32 == -100 => write!(line, "AT_FDCWD"),
+        Kind::Fd => write!(line, "{}", value as i32),
+        Kind::Int => write!(line, "{}", value as i64),
+        Kind::Hex if value == 0 => write!(line, "0"),
+        Kind::Hex => write!(line, "{value:#x}"),
+        Kind::Octal => write!(line, "{value:#o}"),
+        Kind::Str => match UserAddress(value).read_string(200) {
             Ok(text) => write!(line, "\"{}\"", text.escape_ascii()),
             Err(_) => write!(line, "{value:#x}"),
         },

@@ -11,7 +11,7 @@ use super::signal::{AlternateStack, SIGCHLD, SIGNAL_COUNT, SS_DISABLE};
 use super::thread::{Thread, current};
 use super::wait::wait_uninterruptibly;
 use super::{host_process, scheduler};
-use crate::args::Args;
+use crate::args::Word;
 use crate::errno::{Errno, Result};
 use crate::platform::entry::RETURN_FULL;
 use crate::platform::filter;
@@ -73,28 +73,34 @@ struct Request {
 }
 
 /// fork(2).
-pub fn fork(_args: &Args) -> Result<u64> {
+pub fn fork() -> Result<u64> {
     clone_task(&Request::plain(CloneFlags::empty()))
 }
 
 /// vfork(2).
-pub fn vfork(_args: &Args) -> Result<u64> {
+pub fn vfork() -> Result<u64> {
     clone_task(&Request::plain(CloneFlags::VM | CloneFlags::VFORK))
 }
 
 /// clone(2): flags, stack, parent_tid, child_tid, tls.
-pub fn clone(args: &Args) -> Result<u64> {
+pub fn clone(
+    Word(flags_and_signal): Word,
+    UserAddress(stack): UserAddress,
+    parent_tid: UserAddress,
+    child_tid: UserAddress,
+    Word(tls): Word,
+) -> Result<u64> {
     const SIGNAL_MASK: u64 = 0xff;
-    let flags = CloneFlags::from_bits_truncate(args.u64(0) & !SIGNAL_MASK & 0xffff_ffff);
+    let flags = CloneFlags::from_bits_truncate(flags_and_signal & !SIGNAL_MASK & 0xffff_ffff);
     clone_task(&Request {
         flags,
-        exit_signal: (args.u64(0) & SIGNAL_MASK) as u32,
-        stack: args.u64(1),
-        parent_tid: args.address(2),
-        child_tid: args.address(3),
+        exit_signal: (flags_and_signal & SIGNAL_MASK) as u32,
+        stack,
+        parent_tid,
+        child_tid,
         // clone(2): the pidfd goes where the thread id would.
-        pidfd: args.address(2),
-        tls: args.u64(4),
+        pidfd: parent_tid,
+        tls,
     })
 }
 
@@ -116,17 +122,16 @@ struct CloneArgs {
 }
 
 /// clone3(2).
-pub fn clone3(args: &Args) -> Result<u64> {
+pub fn clone3(arguments: UserAddress, size: usize) -> Result<u64> {
     const OLDEST: usize = 64;
-    let size = args.usize(1);
     if size < OLDEST {
         return Err(Errno::EINVAL);
     }
     let mut bytes = [0u8; size_of::<CloneArgs>()];
     let known = size.min(bytes.len());
-    args.address(0).read_bytes(&mut bytes[..known])?;
+    arguments.read_bytes(&mut bytes[..known])?;
     for at in known..size.min(4096) {
-        if args.address(0).offset(at as u64).read::<u8>()? != 0 {
+        if arguments.offset(at as u64).read::<u8>()? != 0 {
             return Err(Errno::E2BIG);
         }
     }

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::scheduler;
 use super::thread::{Thread, current, current_arc, current_process};
 use super::wait::{Wake, wait_until};
-use crate::args::Args;
+use crate::args::Flags;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
@@ -82,40 +82,45 @@ const OWNER_DIED: u32 = 0x4000_0000;
 const TID_MASK: u32 = 0x3fff_ffff;
 
 /// futex(2).
-pub fn futex(args: &Args) -> Result<u64> {
-    let address = args.address(0);
-    let operation = args.u32(1);
+pub fn futex(
+    address: UserAddress,
+    Flags(operation): Flags,
+    value: u32,
+    timeout: UserAddress,
+    address2: UserAddress,
+    value3: u32,
+) -> Result<u64> {
     let realtime = operation & CLOCK_REALTIME != 0;
     let scope = if operation & PRIVATE != 0 { Scope::Private } else { Scope::Shared };
-    let second = args.u32(3);
+    let second = timeout.0 as u32;
     let takes_clock = matches!(operation & !(PRIVATE | CLOCK_REALTIME), WAIT_BITSET | LOCK_PI2);
     if realtime && !takes_clock {
         return Err(Errno::ENOSYS);
     }
     match operation & !(PRIVATE | CLOCK_REALTIME) {
         WAIT => {
-            let deadline = match args.address(3) {
+            let deadline = match timeout {
                 UserAddress::NULL => None,
                 at => Some(Instant::after_ns(read_timespec(at)?)),
             };
-            wait(address, scope, args.u32(2), ANY, deadline)
+            wait(address, scope, value, ANY, deadline)
         }
         WAIT_BITSET => {
-            let deadline = absolute(args.address(3), realtime)?;
-            wait(address, scope, args.u32(2), args.u32(5), deadline)
+            let deadline = absolute(timeout, realtime)?;
+            wait(address, scope, value, value3, deadline)
         }
-        WAKE => wake(address, args.u32(2), ANY, scope),
-        WAKE_BITSET => wake(address, args.u32(2), args.u32(5), scope),
-        REQUEUE => requeue(address, args.u32(2), second, args.address(4), scope),
+        WAKE => wake(address, value, ANY, scope),
+        WAKE_BITSET => wake(address, value, value3, scope),
+        REQUEUE => requeue(address, value, second, address2, scope),
         CMP_REQUEUE => {
-            if address.load_u32()? != args.u32(5) {
+            if address.load_u32()? != value3 {
                 return Err(Errno::EAGAIN);
             }
-            requeue(address, args.u32(2), second, args.address(4), scope)
+            requeue(address, value, second, address2, scope)
         }
-        WAKE_OP => wake_op(address, args.u32(2), second, args.address(4), args.u32(5), scope),
-        LOCK_PI => lock_pi(address, scope, absolute(args.address(3), true)?),
-        LOCK_PI2 => lock_pi(address, scope, absolute(args.address(3), realtime)?),
+        WAKE_OP => wake_op(address, value, second, address2, value3, scope),
+        LOCK_PI => lock_pi(address, scope, absolute(timeout, true)?),
+        LOCK_PI2 => lock_pi(address, scope, absolute(timeout, realtime)?),
         TRYLOCK_PI => try_lock_pi(address),
         UNLOCK_PI => unlock_pi(address, scope),
         // FUTEX_FD is gone from Linux; the C libraries do not requeue to PI

@@ -11,7 +11,7 @@ use alloc::sync::Arc;
 use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::args::Args;
+use crate::args::Flags;
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::{InodeNumbers, pipe_stat};
 use crate::fs::fd_table;
@@ -457,13 +457,13 @@ pub fn set_pipe_size(file: &OpenFile, bytes: u64) -> Result<u64> {
 }
 
 /// pipe(2).
-pub fn sys_pipe(args: &Args) -> Result<u64> {
-    make_pipe(args.address(0), OpenFlags::empty())
+pub fn pipe(to: UserAddress) -> Result<u64> {
+    make_pipe(to, OpenFlags::empty())
 }
 
 /// pipe2(2).
-pub fn sys_pipe2(args: &Args) -> Result<u64> {
-    make_pipe(args.address(0), OpenFlags::from_bits_retain(args.u32(1)))
+pub fn pipe2(to: UserAddress, Flags(flags): Flags) -> Result<u64> {
+    make_pipe(to, OpenFlags::from_bits_retain(flags))
 }
 
 fn make_pipe(at: UserAddress, flags: OpenFlags) -> Result<u64> {

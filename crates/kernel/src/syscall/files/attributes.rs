@@ -1,7 +1,7 @@
 //! Changing permissions, owners and times.
 
-use super::{AtFlags, place_of, resolve, resolve_at, usable_file};
-use crate::args::Args;
+use super::{AtFlags, place_of, resolve, resolve_at};
+use crate::args::{Fd, Flags, Mode, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::inode::{AttributeChanges, Attributes, FileType, S_ISGID, S_ISUID, Timestamp};
@@ -13,9 +13,9 @@ use crate::platform::user::UserAddress;
 use crate::task::{Capabilities, current_process};
 
 /// umask(2).
-pub fn umask(args: &Args) -> Result<u64> {
+pub fn umask(Mode(mask): Mode) -> Result<u64> {
     let mut fs = current_process().fs.lock();
-    Ok(core::mem::replace(&mut fs.umask, args.u32(0) & 0o777).into())
+    Ok(core::mem::replace(&mut fs.umask, mask & 0o777).into())
 }
 
 fn change(path: &Path, changes: &AttributeChanges) -> Result<u64> {
@@ -41,32 +41,37 @@ fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<u64> 
 }
 
 /// chmod(2).
-pub fn chmod(args: &Args) -> Result<u64> {
+pub fn chmod(path: UserString, Mode(mode): Mode) -> Result<u64> {
     let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?;
-    change_permissions(&context, &path, args.u32(1))
+    let path = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
+    change_permissions(&context, &path, mode)
 }
 
 /// fchmod(2).
-pub fn fchmod(args: &Args) -> Result<u64> {
-    usable_file(args.fd(0))?;
+pub fn fchmod(fd: Fd, Mode(mode): Mode) -> Result<u64> {
+    fd.usable_file()?;
     let context = Context::current();
-    change_permissions(&context, &place_of(&context, args.fd(0))?, args.u32(1))
+    change_permissions(&context, &place_of(&context, fd)?, mode)
 }
 
 /// fchmodat(2): the kernel's call has no flags.
-pub fn fchmodat(args: &Args) -> Result<u64> {
+pub fn fchmodat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<u64> {
     let context = Context::current();
-    let path = resolve(&context, args.fd(0), args.address(1), Follow::Yes)?;
-    change_permissions(&context, &path, args.u32(2))
+    let path = resolve(&context, dirfd, path, Follow::Yes)?;
+    change_permissions(&context, &path, mode)
 }
 
 /// fchmodat2(2).
-pub fn fchmodat2(args: &Args) -> Result<u64> {
-    let flags = AtFlags::parse(args.u32(3), AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
+pub fn fchmodat2(
+    dirfd: Fd,
+    path: UserString,
+    Mode(mode): Mode,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
     let context = Context::current();
-    let path = resolve_at(&context, args.fd(0), args.address(1), flags)?;
-    change_permissions(&context, &path, args.u32(2))
+    let path = resolve_at(&context, dirfd, path, flags)?;
+    change_permissions(&context, &path, mode)
 }
 
 /// An id argument: -1 leaves the id alone (chown(2)).
@@ -99,32 +104,38 @@ fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<u6
 }
 
 /// chown(2).
-pub fn chown(args: &Args) -> Result<u64> {
+pub fn chown(path: UserString, uid: u32, gid: u32) -> Result<u64> {
     let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?;
-    change_owner(&context, &path, args.u32(1), args.u32(2))
+    let path = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
+    change_owner(&context, &path, uid, gid)
 }
 
 /// lchown(2).
-pub fn lchown(args: &Args) -> Result<u64> {
+pub fn lchown(path: UserString, uid: u32, gid: u32) -> Result<u64> {
     let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, args.address(0), Follow::No)?;
-    change_owner(&context, &path, args.u32(1), args.u32(2))
+    let path = resolve(&context, AT_FDCWD, path, Follow::No)?;
+    change_owner(&context, &path, uid, gid)
 }
 
 /// fchown(2).
-pub fn fchown(args: &Args) -> Result<u64> {
-    usable_file(args.fd(0))?;
+pub fn fchown(fd: Fd, uid: u32, gid: u32) -> Result<u64> {
+    fd.usable_file()?;
     let context = Context::current();
-    change_owner(&context, &place_of(&context, args.fd(0))?, args.u32(1), args.u32(2))
+    change_owner(&context, &place_of(&context, fd)?, uid, gid)
 }
 
 /// fchownat(2).
-pub fn fchownat(args: &Args) -> Result<u64> {
-    let flags = AtFlags::parse(args.u32(4), AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
+pub fn fchownat(
+    dirfd: Fd,
+    path: UserString,
+    uid: u32,
+    gid: u32,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
     let context = Context::current();
-    let path = resolve_at(&context, args.fd(0), args.address(1), flags)?;
-    change_owner(&context, &path, args.u32(2), args.u32(3))
+    let path = resolve_at(&context, dirfd, path, flags)?;
+    change_owner(&context, &path, uid, gid)
 }
 
 /// A time to set.
@@ -183,19 +194,23 @@ fn from_timeval([sec, usec]: [i64; 2]) -> Result<NewTime> {
 }
 
 /// utimensat(2).
-pub fn utimensat(args: &Args) -> Result<u64> {
-    let (dirfd, path, times) = (args.fd(0), args.address(1), args.address(2));
+pub fn utimensat(
+    dirfd: Fd,
+    path: UserString,
+    times: UserAddress,
+    Flags(flags): Flags,
+) -> Result<u64> {
     let (atime, mtime) = if times.is_null() {
         (NewTime::Now, NewTime::Now)
     } else {
         let [atime, mtime]: [[i64; 2]; 2] = times.read()?;
         (from_timespec(atime)?, from_timespec(mtime)?)
     };
-    let flags = AtFlags::parse(args.u32(3), AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
+    let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
     let context = Context::current();
     let place = if path.is_null() && dirfd != AT_FDCWD {
         // futimens(3): the descriptor's file itself.
-        usable_file(dirfd)?;
+        dirfd.usable_file()?;
         place_of(&context, dirfd)?
     } else {
         resolve_at(&context, dirfd, path, flags)?
@@ -203,7 +218,7 @@ pub fn utimensat(args: &Args) -> Result<u64> {
     change_times(&context, &place, atime, mtime)
 }
 
-fn timeval_times(dirfd: i32, path: UserAddress, times: UserAddress) -> Result<u64> {
+fn timeval_times(dirfd: Fd, path: UserString, times: UserAddress) -> Result<u64> {
     let (atime, mtime) = if times.is_null() {
         (NewTime::Now, NewTime::Now)
     } else {
@@ -212,7 +227,7 @@ fn timeval_times(dirfd: i32, path: UserAddress, times: UserAddress) -> Result<u6
     };
     let context = Context::current();
     let place = if path.is_null() && dirfd != AT_FDCWD {
-        usable_file(dirfd)?;
+        dirfd.usable_file()?;
         place_of(&context, dirfd)?
     } else {
         resolve(&context, dirfd, path, Follow::Yes)?
@@ -221,24 +236,24 @@ fn timeval_times(dirfd: i32, path: UserAddress, times: UserAddress) -> Result<u6
 }
 
 /// utimes(2).
-pub fn utimes(args: &Args) -> Result<u64> {
-    timeval_times(AT_FDCWD, args.address(0), args.address(1))
+pub fn utimes(path: UserString, times: UserAddress) -> Result<u64> {
+    timeval_times(AT_FDCWD, path, times)
 }
 
 /// futimesat(2).
-pub fn futimesat(args: &Args) -> Result<u64> {
-    timeval_times(args.fd(0), args.address(1), args.address(2))
+pub fn futimesat(dirfd: Fd, path: UserString, times: UserAddress) -> Result<u64> {
+    timeval_times(dirfd, path, times)
 }
 
 /// utime(2).
-pub fn utime(args: &Args) -> Result<u64> {
-    let (atime, mtime) = if args.address(1).is_null() {
+pub fn utime(path: UserString, times: UserAddress) -> Result<u64> {
+    let (atime, mtime) = if times.is_null() {
         (NewTime::Now, NewTime::Now)
     } else {
-        let [atime, mtime]: [i64; 2] = args.address(1).read()?;
+        let [atime, mtime]: [i64; 2] = times.read()?;
         (from_timespec([atime, 0])?, from_timespec([mtime, 0])?)
     };
     let context = Context::current();
-    let place = resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?;
+    let place = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
     change_times(&context, &place, atime, mtime)
 }

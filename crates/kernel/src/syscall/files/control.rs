@@ -1,8 +1,8 @@
 //! fcntl(2) and ioctl(2).
 
 use super::locking::LockedBy;
-use super::{descriptor_limit, file, locking, usable_file};
-use crate::args::Args;
+use super::{descriptor_limit, locking};
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::async_io::Owner;
 use crate::fs::fd_table::OnExec;
@@ -10,6 +10,7 @@ use crate::fs::file::{OpenFile, OpenFlags};
 use crate::fs::locks::Patience;
 use crate::fs::overlay::{RegularFile, Seals};
 use crate::net::socket::Socket;
+use crate::platform::user::UserAddress;
 use crate::task::current_process;
 
 const F_DUPFD: u32 = 0;
@@ -46,9 +47,9 @@ const SETTABLE: OpenFlags = OpenFlags::APPEND
     .union(OpenFlags::NONBLOCK);
 
 /// fcntl(2).
-pub fn fcntl(args: &Args) -> Result<u64> {
-    let (fd, command, argument) = (args.fd(0), args.u32(1), args.u64(2));
-    let open = file(fd)?;
+pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
+    let argument = at.0;
+    let open = fd.file()?;
     if open.flags().contains(OpenFlags::PATH)
         && !matches!(command, F_DUPFD | F_DUPFD_CLOEXEC | F_GETFD | F_SETFD | F_GETFL)
     {
@@ -60,12 +61,12 @@ pub fn fcntl(args: &Args) -> Result<u64> {
         F_DUPFD => duplicate(&open, argument, OnExec::Keep),
         F_DUPFD_CLOEXEC => duplicate(&open, argument, OnExec::Close),
         F_GETFD => {
-            let on_exec = current_process().files.lock().on_exec(fd)?;
+            let on_exec = current_process().files.lock().on_exec(fd.0)?;
             Ok(if on_exec == OnExec::Close { FD_CLOEXEC } else { 0 })
         }
         F_SETFD => {
             let on_exec = if argument & FD_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep };
-            current_process().files.lock().set_on_exec(fd, on_exec).map(|()| 0)
+            current_process().files.lock().set_on_exec(fd.0, on_exec).map(|()| 0)
         }
         F_GETFL => Ok(open.flags().bits().into()),
         F_SETFL => {
@@ -79,31 +80,20 @@ pub fn fcntl(args: &Args) -> Result<u64> {
                 }
             }
             open.set_flags((old - SETTABLE) | wanted);
-            open.note_async_flag(fd);
+            open.note_async_flag(fd.0);
             Ok(0)
         }
-        F_GETLK => locking::get_record_lock(&open, args.address(2), LockedBy::Process),
-        F_OFD_GETLK => locking::get_record_lock(&open, args.address(2), LockedBy::Description),
-        F_SETLK => {
-            locking::set_record_lock(&open, args.address(2), LockedBy::Process, Patience::Refuse)
-        }
-        F_SETLKW => {
-            locking::set_record_lock(&open, args.address(2), LockedBy::Process, Patience::Wait)
-        }
-        F_OFD_SETLK => locking::set_record_lock(
-            &open,
-            args.address(2),
-            LockedBy::Description,
-            Patience::Refuse,
-        ),
-        F_OFD_SETLKW => {
-            locking::set_record_lock(&open, args.address(2), LockedBy::Description, Patience::Wait)
-        }
+        F_GETLK => locking::get_record_lock(&open, at, LockedBy::Process),
+        F_OFD_GETLK => locking::get_record_lock(&open, at, LockedBy::Description),
+        F_SETLK => locking::set_record_lock(&open, at, LockedBy::Process, Patience::Refuse),
+        F_SETLKW => locking::set_record_lock(&open, at, LockedBy::Process, Patience::Wait),
+        F_OFD_SETLK => locking::set_record_lock(&open, at, LockedBy::Description, Patience::Refuse),
+        F_OFD_SETLKW => locking::set_record_lock(&open, at, LockedBy::Description, Patience::Wait),
         F_GETOWN => Ok(open.async_owner().number() as u64),
         F_SETOWN => open.set_async_owner(Owner::from_number(argument as i32)?).map(|()| 0),
-        F_GETOWN_EX => args.address(2).write(&open.async_owner().pair()).map(|()| 0),
+        F_GETOWN_EX => at.write(&open.async_owner().pair()).map(|()| 0),
         F_SETOWN_EX => {
-            let owner = Owner::from_pair(args.address(2).read()?)?;
+            let owner = Owner::from_pair(at.read()?)?;
             open.set_async_owner(owner).map(|()| 0)
         }
         F_GETSIG => Ok(open.async_signal().into()),
@@ -149,12 +139,11 @@ const FIOGETOWN: u32 = 0x8903;
 const SIOCGPGRP: u32 = 0x8904;
 
 /// ioctl(2).
-pub fn ioctl(args: &Args) -> Result<u64> {
-    let (fd, request, argument) = (args.fd(0), args.u32(1), args.address(2));
-    let open = usable_file(fd)?;
+pub fn ioctl(fd: Fd, Flags(request): Flags, argument: UserAddress) -> Result<u64> {
+    let open = fd.usable_file()?;
     match request {
-        FIOCLEX => current_process().files.lock().set_on_exec(fd, OnExec::Close).map(|()| 0),
-        FIONCLEX => current_process().files.lock().set_on_exec(fd, OnExec::Keep).map(|()| 0),
+        FIOCLEX => current_process().files.lock().set_on_exec(fd.0, OnExec::Close).map(|()| 0),
+        FIONCLEX => current_process().files.lock().set_on_exec(fd.0, OnExec::Keep).map(|()| 0),
         FIONBIO => {
             let on: i32 = argument.read()?;
             let mut flags = open.flags();
@@ -170,7 +159,7 @@ pub fn ioctl(args: &Args) -> Result<u64> {
             let mut flags = open.flags();
             flags.set(OpenFlags::ASYNC, on != 0);
             open.set_flags(flags);
-            open.note_async_flag(fd);
+            open.note_async_flag(fd.0);
             Ok(0)
         }
         FIOSETOWN | SIOCSPGRP if open.downcast::<Socket>().is_some() => {

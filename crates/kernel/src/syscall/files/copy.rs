@@ -2,8 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::usable_file;
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::fs::inode::FileType;
@@ -70,22 +69,22 @@ fn finish(open: &OpenFile, pointer: UserAddress, end: u64) -> Result<()> {
 }
 
 /// sendfile(2).
-pub fn sendfile(args: &Args) -> Result<u64> {
-    let input = usable_file(args.fd(1))?;
-    let output = usable_file(args.fd(0))?;
+pub fn sendfile(output: Fd, input: Fd, offset: UserAddress, count: usize) -> Result<u64> {
+    let input = input.usable_file()?;
+    let output = output.usable_file()?;
     if !input.flags().can_read() || !output.flags().can_write() {
         return Err(Errno::EBADF);
     }
     if !input.file.seekable() {
-        return Err(if args.address(2).is_null() { Errno::EINVAL } else { Errno::ESPIPE });
+        return Err(if offset.is_null() { Errno::EINVAL } else { Errno::ESPIPE });
     }
     if output.flags().contains(OpenFlags::APPEND) {
         return Err(Errno::EINVAL);
     }
-    let start = start_of(&input, args.address(2))?;
-    let len = args.usize(3).min(MAX_RW_COUNT);
+    let start = start_of(&input, offset)?;
+    let len = count.min(MAX_RW_COUNT);
     let count = transfer((&input, start), &output, len, |source, _| output.write(source))?;
-    finish(&input, args.address(2), start + count)?;
+    finish(&input, offset, start + count)?;
     Ok(count)
 }
 
@@ -99,10 +98,17 @@ fn must_be_regular(open: &OpenFile) -> Result<()> {
 }
 
 /// copy_file_range(2).
-pub fn copy_file_range(args: &Args) -> Result<u64> {
-    let input = usable_file(args.fd(0))?;
-    let output = usable_file(args.fd(2))?;
-    if args.u32(5) != 0 {
+pub fn copy_file_range(
+    input: Fd,
+    input_offset: UserAddress,
+    output: Fd,
+    output_offset: UserAddress,
+    len: usize,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    let input = input.usable_file()?;
+    let output = output.usable_file()?;
+    if flags != 0 {
         return Err(Errno::EINVAL);
     }
     must_be_regular(&input)?;
@@ -113,9 +119,9 @@ pub fn copy_file_range(args: &Args) -> Result<u64> {
     {
         return Err(Errno::EBADF);
     }
-    let from = start_of(&input, args.address(1))?;
-    let to = start_of(&output, args.address(3))?;
-    let len = args.usize(4).min(MAX_RW_COUNT).min(input.file.size().saturating_sub(from) as usize);
+    let from = start_of(&input, input_offset)?;
+    let to = start_of(&output, output_offset)?;
+    let len = len.min(MAX_RW_COUNT).min(input.file.size().saturating_sub(from) as usize);
     let len = writing::room(to, len as u64)? as usize;
     let same = match (input.downcast::<RegularFile>(), output.downcast::<RegularFile>()) {
         (Some(input), Some(output)) => alloc::sync::Arc::ptr_eq(input.node(), output.node()),
@@ -128,7 +134,7 @@ pub fn copy_file_range(args: &Args) -> Result<u64> {
     let count = transfer((&input, from), &output, len, |source, done| {
         output.write_at(source, to.checked_add(done).ok_or(Errno::EFBIG)?)
     })?;
-    finish(&input, args.address(1), from + count)?;
-    finish(&output, args.address(3), to + count)?;
+    finish(&input, input_offset, from + count)?;
+    finish(&output, output_offset, to + count)?;
     Ok(count)
 }

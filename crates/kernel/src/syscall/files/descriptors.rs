@@ -2,8 +2,8 @@
 
 use alloc::sync::Arc;
 
-use super::{descriptor_limit, file, install, start};
-use crate::args::Args;
+use super::{descriptor_limit, install, start};
+use crate::args::{Fd, Flags, Mode, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::dentry::Dentry;
@@ -20,22 +20,22 @@ use crate::state::kernel;
 use crate::task::current_process;
 
 /// open(2).
-pub fn open(args: &Args) -> Result<u64> {
-    open_at(AT_FDCWD, args.address(0), args.u32(1), args.u32(2))
+pub fn open(path: UserString, Flags(flags): Flags, Mode(mode): Mode) -> Result<u64> {
+    open_at(AT_FDCWD, path, flags, mode)
 }
 
 /// openat(2).
-pub fn openat(args: &Args) -> Result<u64> {
-    open_at(args.fd(0), args.address(1), args.u32(2), args.u32(3))
+pub fn openat(dirfd: Fd, path: UserString, Flags(flags): Flags, Mode(mode): Mode) -> Result<u64> {
+    open_at(dirfd, path, flags, mode)
 }
 
 /// creat(2).
-pub fn creat(args: &Args) -> Result<u64> {
+pub fn creat(path: UserString, Mode(mode): Mode) -> Result<u64> {
     let flags = OpenFlags::CREAT | OpenFlags::WRONLY | OpenFlags::TRUNC;
-    open_at(AT_FDCWD, args.address(0), flags.bits(), args.u32(1))
+    open_at(AT_FDCWD, path, flags.bits(), mode)
 }
 
-fn open_at(dirfd: i32, path: UserAddress, flags: u32, permissions: u32) -> Result<u64> {
+fn open_at(dirfd: Fd, path: UserString, flags: u32, permissions: u32) -> Result<u64> {
     // open(2): unknown flags have always been ignored.
     let flags = OpenFlags::from_bits_retain(flags & KNOWN_FLAGS);
     finish_open(
@@ -48,7 +48,7 @@ fn open_at(dirfd: i32, path: UserAddress, flags: u32, permissions: u32) -> Resul
 /// Every flag that open(2) documents.
 const KNOWN_FLAGS: u32 = 0o37777703 & !0o74 | 0o3;
 
-fn finish_open(dirfd: i32, path: UserAddress, how: How) -> Result<u64> {
+fn finish_open(dirfd: Fd, path: UserString, how: How) -> Result<u64> {
     let path = path.read_path()?;
     // Without a free descriptor nothing may be created or truncated.
     let descriptor = NewDescriptor::reserve()?;
@@ -58,7 +58,7 @@ fn finish_open(dirfd: i32, path: UserAddress, how: How) -> Result<u64> {
     Ok(descriptor.install(open, on_exec(how.flags)) as u64)
 }
 
-fn start_for(context: &Context, dirfd: i32, path: &[u8], resolve: Resolve) -> Result<Path> {
+fn start_for(context: &Context, dirfd: Fd, path: &[u8], resolve: Resolve) -> Result<Path> {
     // With RESOLVE_IN_ROOT an absolute path starts at the descriptor, too.
     if resolve.intersects(Resolve::IN_ROOT | Resolve::BENEATH) {
         context.start(dirfd)
@@ -81,8 +81,7 @@ struct OpenHow {
 }
 
 /// openat2(2).
-pub fn openat2(args: &Args) -> Result<u64> {
-    let size = args.usize(3);
+pub fn openat2(dirfd: Fd, path: UserString, how: UserAddress, size: usize) -> Result<u64> {
     if size < size_of::<OpenHow>() {
         return Err(Errno::EINVAL);
     }
@@ -90,11 +89,11 @@ pub fn openat2(args: &Args) -> Result<u64> {
         return Err(Errno::E2BIG);
     }
     let mut bytes = alloc::vec![0u8; size];
-    args.address(2).read_bytes(&mut bytes)?;
+    how.read_bytes(&mut bytes)?;
     if bytes[size_of::<OpenHow>()..].iter().any(|&byte| byte != 0) {
         return Err(Errno::E2BIG);
     }
-    let how: OpenHow = args.address(2).read()?;
+    let how: OpenHow = how.read()?;
     if how.flags & !u64::from(KNOWN_FLAGS) != 0 || how.mode & !0o7777 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -111,7 +110,7 @@ pub fn openat2(args: &Args) -> Result<u64> {
         // openat2(2): whoever asks for this must be ready to ask without it.
         return Err(Errno::EAGAIN);
     }
-    finish_open(args.fd(0), args.address(1), How { flags, permissions: how.mode as u32, resolve })
+    finish_open(dirfd, path, How { flags, permissions: how.mode as u32, resolve })
 }
 
 /// Ends the use of a descriptor that has been taken out of the table.
@@ -133,8 +132,8 @@ fn release_record_locks(open: &OpenFile) {
 }
 
 /// close(2).
-pub fn close(args: &Args) -> Result<u64> {
-    let open = current_process().files.lock().remove(args.fd(0))?;
+pub fn close(fd: Fd) -> Result<u64> {
+    let open = current_process().files.lock().remove(fd.0)?;
     closed(open);
     Ok(0)
 }
@@ -143,8 +142,7 @@ const CLOSE_RANGE_UNSHARE: u32 = 2;
 const CLOSE_RANGE_CLOEXEC: u32 = 4;
 
 /// close_range(2).
-pub fn close_range(args: &Args) -> Result<u64> {
-    let (first, last, flags) = (args.u32(0), args.u32(1), args.u32(2));
+pub fn close_range(first: u32, last: u32, Flags(flags): Flags) -> Result<u64> {
     if first > last || flags & !(CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -159,40 +157,39 @@ pub fn close_range(args: &Args) -> Result<u64> {
 }
 
 /// dup(2).
-pub fn dup(args: &Args) -> Result<u64> {
-    install(file(args.fd(0))?, OnExec::Keep)
+pub fn dup(fd: Fd) -> Result<u64> {
+    install(fd.file()?, OnExec::Keep)
 }
 
 /// dup2(2).
-pub fn dup2(args: &Args) -> Result<u64> {
-    let (old, new) = (args.fd(0), args.fd(1));
+pub fn dup2(old: Fd, new: Fd) -> Result<u64> {
     if old == new {
-        file(old)?;
-        return Ok(new as u64);
+        old.file()?;
+        return Ok(new.0 as u64);
     }
     duplicate_to(old, new, OnExec::Keep)
 }
 
 /// dup3(2).
-pub fn dup3(args: &Args) -> Result<u64> {
-    let (old, new, flags) = (args.fd(0), args.fd(1), OpenFlags::from_bits_retain(args.u32(2)));
+pub fn dup3(old: Fd, new: Fd, Flags(flags): Flags) -> Result<u64> {
+    let flags = OpenFlags::from_bits_retain(flags);
     if !(flags - OpenFlags::CLOEXEC).is_empty() || old == new {
         return Err(Errno::EINVAL);
     }
     duplicate_to(old, new, on_exec(flags))
 }
 
-fn duplicate_to(old: i32, new: i32, on_exec: OnExec) -> Result<u64> {
+fn duplicate_to(old: Fd, new: Fd, on_exec: OnExec) -> Result<u64> {
     let limit = descriptor_limit();
     let replaced = {
         let mut files = current_process().files.lock();
-        let open = files.get(old)?;
-        files.replace(new, open, on_exec, limit)?
+        let open = files.get(old.0)?;
+        files.replace(new.0, open, on_exec, limit)?
     };
     if let Some(open) = replaced {
         closed(open);
     }
-    Ok(new as u64)
+    Ok(new.0 as u64)
 }
 
 const MFD_CLOEXEC: u32 = 0x01;
@@ -204,8 +201,7 @@ const MFD_EXEC: u32 = 0x10;
 const MFD_NAME_MAX: usize = 249;
 
 /// memfd_create(2).
-pub fn memfd_create(args: &Args) -> Result<u64> {
-    let flags = args.u32(1);
+pub fn memfd_create(name: UserString, Flags(flags): Flags) -> Result<u64> {
     let known = MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | MFD_NOEXEC_SEAL | MFD_EXEC;
     if flags & !known != 0 || flags & MFD_EXEC != 0 && flags & MFD_NOEXEC_SEAL != 0 {
         return Err(Errno::EINVAL);
@@ -214,7 +210,7 @@ pub fn memfd_create(args: &Args) -> Result<u64> {
         // As on a machine without huge pages set aside.
         return Err(Errno::ENOMEM);
     }
-    let name = args.address(0).read_string(MFD_NAME_MAX).map_err(|error| match error {
+    let name = name.read_string(MFD_NAME_MAX).map_err(|error| match error {
         Errno::ENAMETOOLONG => Errno::EINVAL,
         error => error,
     })?;

@@ -2,8 +2,8 @@
 
 use alloc::vec::Vec;
 
-use super::{place_of, resolve, usable_file};
-use crate::args::Args;
+use super::{place_of, resolve};
+use crate::args::{Fd, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::file::{Dirent, OpenFile};
@@ -13,6 +13,7 @@ use crate::fs::notify;
 use crate::fs::path::{AbsoluteName, Path};
 use crate::fs::permission::Access;
 use crate::fs::walk::Follow;
+use crate::platform::user::UserAddress;
 use crate::task::{Capabilities, current_process};
 
 /// How entries are laid out in the guest's buffer.
@@ -100,28 +101,28 @@ fn read_entries(open: &OpenFile, room: usize, layout: Layout) -> Result<(Vec<u8>
 /// Most bytes of entries in one call: more than any C library asks for.
 const ENTRIES_MAX: usize = 64 << 10;
 
-fn get_entries(args: &Args, layout: Layout) -> Result<u64> {
-    let open = usable_file(args.fd(0))?;
-    let room = (args.u32(2) as usize).min(ENTRIES_MAX);
+fn get_entries(fd: Fd, to: UserAddress, len: u32, layout: Layout) -> Result<u64> {
+    let open = fd.usable_file()?;
+    let room = (len as usize).min(ENTRIES_MAX);
     let (buffer, position) = read_entries(&open, room, layout)?;
     notify::open_file(&open, Mask::ACCESS);
-    args.address(1).write_bytes(&buffer)?;
+    to.write_bytes(&buffer)?;
     open.set_position(position);
     Ok(buffer.len() as u64)
 }
 
 /// getdents(2).
-pub fn getdents(args: &Args) -> Result<u64> {
-    get_entries(args, Layout::Old)
+pub fn getdents(fd: Fd, entries: UserAddress, len: u32) -> Result<u64> {
+    get_entries(fd, entries, len, Layout::Old)
 }
 
 /// getdents64(2).
-pub fn getdents64(args: &Args) -> Result<u64> {
-    get_entries(args, Layout::New)
+pub fn getdents64(fd: Fd, entries: UserAddress, len: u32) -> Result<u64> {
+    get_entries(fd, entries, len, Layout::New)
 }
 
 /// getcwd(2).
-pub fn getcwd(args: &Args) -> Result<u64> {
+pub fn getcwd(buffer: UserAddress, size: usize) -> Result<u64> {
     let context = Context::current();
     let mut name = match context.cwd.absolute_name(&context.root) {
         AbsoluteName::Reachable(name) => name,
@@ -129,10 +130,10 @@ pub fn getcwd(args: &Args) -> Result<u64> {
         AbsoluteName::Unreachable(name) => [&b"(unreachable)"[..], &name].concat(),
     };
     name.push(0);
-    if args.usize(1) < name.len() {
+    if size < name.len() {
         return Err(Errno::ERANGE);
     }
-    args.address(0).write_bytes(&name)?;
+    buffer.write_bytes(&name)?;
     Ok(name.len() as u64)
 }
 
@@ -145,20 +146,20 @@ fn enterable(context: &Context, path: Path) -> Result<Path> {
 }
 
 /// chdir(2).
-pub fn chdir(args: &Args) -> Result<u64> {
+pub fn chdir(path: UserString) -> Result<u64> {
     let context = Context::current();
-    let path = enterable(&context, resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?)?;
+    let path = enterable(&context, resolve(&context, AT_FDCWD, path, Follow::Yes)?)?;
     set_cwd(path);
     Ok(0)
 }
 
 /// fchdir(2).
-pub fn fchdir(args: &Args) -> Result<u64> {
+pub fn fchdir(fd: Fd) -> Result<u64> {
     let context = Context::current();
-    if args.fd(0) == AT_FDCWD {
+    if fd == AT_FDCWD {
         return Err(Errno::EBADF);
     }
-    let path = enterable(&context, place_of(&context, args.fd(0))?)?;
+    let path = enterable(&context, place_of(&context, fd)?)?;
     set_cwd(path);
     Ok(0)
 }
@@ -169,9 +170,9 @@ fn set_cwd(path: Path) {
 }
 
 /// chroot(2).
-pub fn chroot(args: &Args) -> Result<u64> {
+pub fn chroot(path: UserString) -> Result<u64> {
     let context = Context::current();
-    let path = enterable(&context, resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?)?;
+    let path = enterable(&context, resolve(&context, AT_FDCWD, path, Follow::Yes)?)?;
     if !context.identity.can(Capabilities::SYS_CHROOT) {
         return Err(Errno::EPERM);
     }

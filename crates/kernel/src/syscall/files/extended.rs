@@ -3,8 +3,8 @@
 
 use alloc::vec::Vec;
 
-use super::{place_of, resolve, usable_file};
-use crate::args::Args;
+use super::{place_of, resolve};
+use crate::args::{Fd, Flags, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::inotify::Mask;
@@ -14,7 +14,7 @@ use crate::fs::walk::Follow;
 use crate::fs::xattr::{Existing, NAME_MAX, SIZE_MAX, Use, attributes};
 use crate::platform::user::UserAddress;
 
-fn read_name(name: UserAddress) -> Result<Vec<u8>> {
+fn read_name(name: UserString) -> Result<Vec<u8>> {
     let name = name.read_string(NAME_MAX + 1).map_err(|error| match error {
         Errno::ENAMETOOLONG => Errno::ERANGE,
         error => error,
@@ -22,19 +22,21 @@ fn read_name(name: UserAddress) -> Result<Vec<u8>> {
     if name.is_empty() || name.len() > NAME_MAX { Err(Errno::ERANGE) } else { Ok(name) }
 }
 
-/// The file that the first argument names: by path, or by descriptor.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum By {
-    Path(Follow),
-    Descriptor,
+/// The file that the first argument names.
+#[derive(Clone, Copy)]
+enum Named {
+    Path(UserString, Follow),
+    Descriptor(Fd),
 }
 
-fn place(context: &Context, args: &Args, by: By) -> Result<Path> {
-    match by {
-        By::Path(follow) => resolve(context, AT_FDCWD, args.address(0), follow),
-        By::Descriptor => {
-            usable_file(args.fd(0))?;
-            place_of(context, args.fd(0))
+impl Named {
+    fn place(self, context: &Context) -> Result<Path> {
+        match self {
+            Named::Path(path, follow) => resolve(context, AT_FDCWD, path, follow),
+            Named::Descriptor(fd) => {
+                fd.usable_file()?;
+                place_of(context, fd)
+            }
         }
     }
 }
@@ -50,49 +52,48 @@ fn give(bytes: &[u8], to: UserAddress, size: usize) -> Result<u64> {
     Ok(bytes.len() as u64)
 }
 
-fn get_by(args: &Args, by: By) -> Result<u64> {
+fn get(file: Named, name: UserString, value: UserAddress, size: usize) -> Result<u64> {
     let context = Context::current();
     // A path is looked at before the name, a descriptor before both.
-    let path = place(&context, args, by)?;
-    let name = read_name(args.address(1))?;
+    let path = file.place(&context)?;
+    let name = read_name(name)?;
     let all = attributes(&context.identity, &**path.inode(), &name, Use::Read)?;
-    give(&all.get(&name)?, args.address(2), args.usize(3))
+    give(&all.get(&name)?, value, size)
 }
 
-fn set_by(args: &Args, by: By) -> Result<u64> {
+fn set(file: Named, name: UserString, value: UserAddress, size: usize, flags: u32) -> Result<u64> {
     const XATTR_CREATE: u32 = 1;
     const XATTR_REPLACE: u32 = 2;
-    let existing = match args.u32(4) {
+    let existing = match flags {
         0 => Existing::Any,
         XATTR_CREATE => Existing::Absent,
         XATTR_REPLACE => Existing::Present,
-        flags if flags == XATTR_CREATE | XATTR_REPLACE => Existing::Present,
+        both if both == XATTR_CREATE | XATTR_REPLACE => Existing::Present,
         _ => return Err(Errno::EINVAL),
     };
-    let name = read_name(args.address(1))?;
-    let size = args.usize(3);
+    let name = read_name(name)?;
     if size > SIZE_MAX {
         return Err(Errno::E2BIG);
     }
-    let mut value = alloc::vec![0; size];
+    let mut bytes = alloc::vec![0; size];
     if size > 0 {
-        args.address(2).read_bytes(&mut value)?;
+        value.read_bytes(&mut bytes)?;
     }
     let context = Context::current();
-    let path = place(&context, args, by)?;
+    let path = file.place(&context)?;
     let all = attributes(&context.identity, &**path.inode(), &name, Use::Write)?;
-    if args.u32(4) == XATTR_CREATE | XATTR_REPLACE && all.get(&name).is_ok() {
+    if flags == XATTR_CREATE | XATTR_REPLACE && all.get(&name).is_ok() {
         return Err(Errno::EEXIST);
     }
-    all.set(&name, &value, existing)?;
+    all.set(&name, &bytes, existing)?;
     changed(&path);
     Ok(0)
 }
 
-fn remove_by(args: &Args, by: By) -> Result<u64> {
+fn remove(file: Named, name: UserString) -> Result<u64> {
     let context = Context::current();
-    let path = place(&context, args, by)?;
-    let name = read_name(args.address(1))?;
+    let path = file.place(&context)?;
+    let name = read_name(name)?;
     attributes(&context.identity, &**path.inode(), &name, Use::Write)?.remove(&name)?;
     changed(&path);
     Ok(0)
@@ -103,84 +104,97 @@ fn changed(path: &Path) {
     notify::at(path, Mask::ATTRIB);
 }
 
-fn list_by(args: &Args, by: By) -> Result<u64> {
+fn list_names(file: Named, list: UserAddress, size: usize) -> Result<u64> {
     let context = Context::current();
-    let path = place(&context, args, by)?;
+    let path = file.place(&context)?;
     let names = path.inode().extended_attributes().map(|all| all.list(&context.identity));
-    give(&names.unwrap_or_default(), args.address(1), args.usize(2))
+    give(&names.unwrap_or_default(), list, size)
 }
 
 /// getxattr(2).
-pub fn get(args: &Args) -> Result<u64> {
-    get_by(args, By::Path(Follow::Yes))
+pub fn getxattr(
+    path: UserString,
+    name: UserString,
+    value: UserAddress,
+    size: usize,
+) -> Result<u64> {
+    get(Named::Path(path, Follow::Yes), name, value, size)
 }
 
 /// lgetxattr(2).
-pub fn get_link(args: &Args) -> Result<u64> {
-    get_by(args, By::Path(Follow::No))
+pub fn lgetxattr(
+    path: UserString,
+    name: UserString,
+    value: UserAddress,
+    size: usize,
+) -> Result<u64> {
+    get(Named::Path(path, Follow::No), name, value, size)
 }
 
 /// fgetxattr(2).
-pub fn get_descriptor(args: &Args) -> Result<u64> {
-    get_by(args, By::Descriptor)
+pub fn fgetxattr(fd: Fd, name: UserString, value: UserAddress, size: usize) -> Result<u64> {
+    get(Named::Descriptor(fd), name, value, size)
 }
 
 /// setxattr(2).
-pub fn set(args: &Args) -> Result<u64> {
-    set_by(args, By::Path(Follow::Yes))
+pub fn setxattr(
+    path: UserString,
+    name: UserString,
+    value: UserAddress,
+    size: usize,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    set(Named::Path(path, Follow::Yes), name, value, size, flags)
 }
 
 /// lsetxattr(2).
-pub fn set_link(args: &Args) -> Result<u64> {
-    set_by(args, By::Path(Follow::No))
+pub fn lsetxattr(
+    path: UserString,
+    name: UserString,
+    value: UserAddress,
+    size: usize,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    set(Named::Path(path, Follow::No), name, value, size, flags)
 }
 
 /// fsetxattr(2).
-pub fn set_descriptor(args: &Args) -> Result<u64> {
-    set_by(args, By::Descriptor)
+pub fn fsetxattr(
+    fd: Fd,
+    name: UserString,
+    value: UserAddress,
+    size: usize,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    set(Named::Descriptor(fd), name, value, size, flags)
 }
 
 /// removexattr(2).
-pub fn remove(args: &Args) -> Result<u64> {
-    remove_by(args, By::Path(Follow::Yes))
+pub fn removexattr(path: UserString, name: UserString) -> Result<u64> {
+    remove(Named::Path(path, Follow::Yes), name)
 }
 
 /// lremovexattr(2).
-pub fn remove_link(args: &Args) -> Result<u64> {
-    remove_by(args, By::Path(Follow::No))
+pub fn lremovexattr(path: UserString, name: UserString) -> Result<u64> {
+    remove(Named::Path(path, Follow::No), name)
 }
 
 /// fremovexattr(2).
-pub fn remove_descriptor(args: &Args) -> Result<u64> {
-    remove_by(args, By::Descriptor)
+pub fn fremovexattr(fd: Fd, name: UserString) -> Result<u64> {
+    remove(Named::Descriptor(fd), name)
 }
 
 /// listxattr(2).
-pub fn list(args: &Args) -> Result<u64> {
-    list_by(args, By::Path(Follow::Yes))
+pub fn listxattr(path: UserString, list: UserAddress, size: usize) -> Result<u64> {
+    list_names(Named::Path(path, Follow::Yes), list, size)
 }
 
 /// llistxattr(2).
-pub fn list_link(args: &Args) -> Result<u64> {
-    list_by(args, By::Path(Follow::No))
+pub fn llistxattr(path: UserString, list: UserAddress, size: usize) -> Result<u64> {
+    list_names(Named::Path(path, Follow::No), list, size)
 }
 
 /// flistxattr(2).
-pub fn list_descriptor(args: &Args) -> Result<u64> {
-    list_by(args, By::Descriptor)
-}
-
-/// name_to_handle_at(2), open_by_handle_at(2): file systems without handles.
-pub fn no_handles(_: &Args) -> Result<u64> {
-    Err(Errno::EOPNOTSUPP)
-}
-
-/// ustat(2): obsolete; only for devices that are mounted.
-pub fn ustat(_: &Args) -> Result<u64> {
-    Err(Errno::EINVAL)
-}
-
-/// mount(2), umount2(2), pivot_root(2): the tree is put together at boot.
-pub fn no_mounts(_: &Args) -> Result<u64> {
-    Err(Errno::EPERM)
+pub fn flistxattr(fd: Fd, list: UserAddress, size: usize) -> Result<u64> {
+    list_names(Named::Descriptor(fd), list, size)
 }

@@ -1,69 +1,69 @@
 //! Reading, writing and seeking.
 
-use super::{file, usable_file};
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFile;
 use crate::fs::overlay::RegularFile;
 use crate::io::{Sink, Source};
+use crate::platform::user::UserAddress;
 
 /// read(2).
-pub fn read(args: &Args) -> Result<u64> {
-    let open = file(args.fd(0))?;
-    let mut sink = Sink::user(args.address(1), args.usize(2))?;
+pub fn read(fd: Fd, buffer: UserAddress, len: usize) -> Result<u64> {
+    let open = fd.file()?;
+    let mut sink = Sink::user(buffer, len)?;
     open.read(&mut sink).map(|count| count as u64)
 }
 
 /// write(2).
-pub fn write(args: &Args) -> Result<u64> {
-    let open = file(args.fd(0))?;
-    let mut source = Source::user(args.address(1), args.usize(2))?;
+pub fn write(fd: Fd, buffer: UserAddress, len: usize) -> Result<u64> {
+    let open = fd.file()?;
+    let mut source = Source::user(buffer, len)?;
     open.write(&mut source).map(|count| count as u64)
 }
 
 /// readv(2).
-pub fn readv(args: &Args) -> Result<u64> {
-    let open = file(args.fd(0))?;
-    let mut sink = Sink::user_vectors(args.address(1), vector_count(args)?)?;
+pub fn readv(fd: Fd, vectors: UserAddress, count: i64) -> Result<u64> {
+    let open = fd.file()?;
+    let mut sink = Sink::user_vectors(vectors, vector_count(count)?)?;
     open.read(&mut sink).map(|count| count as u64)
 }
 
 /// writev(2).
-pub fn writev(args: &Args) -> Result<u64> {
-    let open = file(args.fd(0))?;
-    let mut source = Source::user_vectors(args.address(1), vector_count(args)?)?;
+pub fn writev(fd: Fd, vectors: UserAddress, count: i64) -> Result<u64> {
+    let open = fd.file()?;
+    let mut source = Source::user_vectors(vectors, vector_count(count)?)?;
     open.write(&mut source).map(|count| count as u64)
 }
 
 /// pread64(2).
-pub fn pread64(args: &Args) -> Result<u64> {
-    let offset = offset(args.i64(3))?;
-    let open = file(args.fd(0))?;
-    let mut sink = Sink::user(args.address(1), args.usize(2))?;
+pub fn pread64(fd: Fd, buffer: UserAddress, len: usize, at: i64) -> Result<u64> {
+    let offset = offset(at)?;
+    let open = fd.file()?;
+    let mut sink = Sink::user(buffer, len)?;
     open.read_at(&mut sink, offset).map(|count| count as u64)
 }
 
 /// pwrite64(2).
-pub fn pwrite64(args: &Args) -> Result<u64> {
-    let offset = offset(args.i64(3))?;
-    let open = file(args.fd(0))?;
-    let mut source = Source::user(args.address(1), args.usize(2))?;
+pub fn pwrite64(fd: Fd, buffer: UserAddress, len: usize, at: i64) -> Result<u64> {
+    let offset = offset(at)?;
+    let open = fd.file()?;
+    let mut source = Source::user(buffer, len)?;
     open.write_at(&mut source, offset).map(|count| count as u64)
 }
 
 /// preadv(2).
-pub fn preadv(args: &Args) -> Result<u64> {
-    let offset = offset(args.i64(3))?;
-    let open = file(args.fd(0))?;
-    let mut sink = Sink::user_vectors(args.address(1), vector_count(args)?)?;
+pub fn preadv(fd: Fd, vectors: UserAddress, count: i64, at: i64) -> Result<u64> {
+    let offset = offset(at)?;
+    let open = fd.file()?;
+    let mut sink = Sink::user_vectors(vectors, vector_count(count)?)?;
     open.read_at(&mut sink, offset).map(|count| count as u64)
 }
 
 /// pwritev(2).
-pub fn pwritev(args: &Args) -> Result<u64> {
-    let offset = offset(args.i64(3))?;
-    let open = file(args.fd(0))?;
-    let mut source = Source::user_vectors(args.address(1), vector_count(args)?)?;
+pub fn pwritev(fd: Fd, vectors: UserAddress, count: i64, at: i64) -> Result<u64> {
+    let offset = offset(at)?;
+    let open = fd.file()?;
+    let mut source = Source::user_vectors(vectors, vector_count(count)?)?;
     open.write_at(&mut source, offset).map(|count| count as u64)
 }
 
@@ -76,15 +76,21 @@ const RWF_NOWAIT: u32 = 0x08;
 const RWF_APPEND: u32 = 0x10;
 
 /// preadv2(2).
-pub fn preadv2(args: &Args) -> Result<u64> {
-    let open = file(args.fd(0))?;
-    let flags = args.u32(5);
+pub fn preadv2(
+    fd: Fd,
+    vectors: UserAddress,
+    count: i64,
+    at: i64,
+    _: u64,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    let open = fd.file()?;
     if flags & !(RWF_HARMLESS | RWF_NOWAIT) != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    let mut sink = Sink::user_vectors(args.address(1), vector_count(args)?)?;
-    if args.i64(3) != -1 {
-        return open.read_at(&mut sink, offset(args.i64(3))?).map(|count| count as u64);
+    let mut sink = Sink::user_vectors(vectors, vector_count(count)?)?;
+    if at != -1 {
+        return open.read_at(&mut sink, offset(at)?).map(|count| count as u64);
     }
     if flags & RWF_NOWAIT != 0 && !open.file.seekable() {
         if !open.flags().can_read() {
@@ -96,30 +102,36 @@ pub fn preadv2(args: &Args) -> Result<u64> {
 }
 
 /// pwritev2(2).
-pub fn pwritev2(args: &Args) -> Result<u64> {
-    let open = file(args.fd(0))?;
-    let flags = args.u32(5);
+pub fn pwritev2(
+    fd: Fd,
+    vectors: UserAddress,
+    count: i64,
+    at: i64,
+    _: u64,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    let open = fd.file()?;
     if flags & !(RWF_HARMLESS | RWF_APPEND) != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    let mut source = Source::user_vectors(args.address(1), vector_count(args)?)?;
+    let mut source = Source::user_vectors(vectors, vector_count(count)?)?;
     if flags & RWF_APPEND != 0 && open.file.seekable() {
         let end = open.file.size();
         let written = open.write_at(&mut source, end)? as u64;
-        if args.i64(3) == -1 {
+        if at == -1 {
             open.set_position(end + written);
         }
         return Ok(written);
     }
-    let written = match args.i64(3) {
+    let written = match at {
         -1 => open.write(&mut source)?,
         at => open.write_at(&mut source, offset(at)?)?,
     };
     Ok(written as u64)
 }
 
-fn vector_count(args: &Args) -> Result<usize> {
-    usize::try_from(args.i64(2)).map_err(|_| Errno::EINVAL)
+fn vector_count(count: i64) -> Result<usize> {
+    usize::try_from(count).map_err(|_| Errno::EINVAL)
 }
 
 fn offset(value: i64) -> Result<u64> {
@@ -133,9 +145,8 @@ const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
 /// lseek(2).
-pub fn lseek(args: &Args) -> Result<u64> {
-    let open = usable_file(args.fd(0))?;
-    let (delta, whence) = (args.i64(1), args.u32(2));
+pub fn lseek(fd: Fd, delta: i64, whence: u32) -> Result<u64> {
+    let open = fd.usable_file()?;
     if whence > SEEK_HOLE {
         return Err(Errno::EINVAL);
     }

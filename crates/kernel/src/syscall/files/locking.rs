@@ -2,8 +2,7 @@
 
 use alloc::sync::Arc;
 
-use super::usable_file;
-use crate::args::Args;
+use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFile;
 use crate::fs::locks::{Family, FileKey, Held, LockKind, Owner, Patience, Range};
@@ -30,9 +29,8 @@ const LOCK_NB: u32 = 4;
 const LOCK_UN: u32 = 8;
 
 /// flock(2).
-pub fn flock(args: &Args) -> Result<u64> {
-    let open = usable_file(args.fd(0))?;
-    let operation = args.u32(1);
+pub fn flock(fd: Fd, operation: u32) -> Result<u64> {
+    let open = fd.usable_file()?;
     let locks = &kernel().fs.locks;
     let owner = Owner::Description(description_id(&open));
     let key = key(&open, Family::Flock)?;

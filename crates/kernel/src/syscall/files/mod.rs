@@ -18,14 +18,14 @@ use alloc::sync::Arc;
 
 use bitflags::bitflags;
 
+use crate::args::{Fd, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::Context;
 use crate::fs::fd_table::OnExec;
-use crate::fs::file::{OpenFile, OpenFlags};
+use crate::fs::file::OpenFile;
 use crate::fs::open::OpenFileInode;
 use crate::fs::path::Path;
 use crate::fs::walk::{Follow, walk};
-use crate::platform::user::UserAddress;
 use crate::task::current_process;
 use crate::task::process::RLIMIT_NOFILE;
 
@@ -56,17 +56,6 @@ impl AtFlags {
     }
 }
 
-/// The open file behind a descriptor.
-pub(super) fn file(fd: i32) -> Result<Arc<OpenFile>> {
-    current_process().files.lock().get(fd)
-}
-
-/// As [`file`], but not for descriptors that only name a place (`O_PATH`).
-pub(super) fn usable_file(fd: i32) -> Result<Arc<OpenFile>> {
-    let open = file(fd)?;
-    if open.flags().contains(OpenFlags::PATH) { Err(Errno::EBADF) } else { Ok(open) }
-}
-
 /// `RLIMIT_NOFILE`.
 pub(super) fn descriptor_limit() -> u64 {
     current_process().limits.lock()[RLIMIT_NOFILE].current
@@ -81,8 +70,8 @@ pub(super) fn install(open: Arc<OpenFile>, on_exec: OnExec) -> Result<u64> {
 /// Resolves the path argument of a call.
 pub(super) fn resolve(
     context: &Context,
-    dirfd: i32,
-    path: UserAddress,
+    dirfd: Fd,
+    path: UserString,
     follow: Follow,
 ) -> Result<Path> {
     let path = path.read_path()?;
@@ -90,15 +79,15 @@ pub(super) fn resolve(
 }
 
 /// Where `path` starts. An absolute one needs no valid descriptor.
-pub(super) fn start(context: &Context, dirfd: i32, path: &[u8]) -> Result<Path> {
+pub(super) fn start(context: &Context, dirfd: Fd, path: &[u8]) -> Result<Path> {
     if path.first() == Some(&b'/') { Ok(context.root.clone()) } else { context.start(dirfd) }
 }
 
 /// As [`resolve`], but an empty path with `AT_EMPTY_PATH` means the descriptor itself.
 pub(super) fn resolve_at(
     context: &Context,
-    dirfd: i32,
-    path: UserAddress,
+    dirfd: Fd,
+    path: UserString,
     flags: AtFlags,
 ) -> Result<Path> {
     let path = path.read_path()?;
@@ -109,9 +98,9 @@ pub(super) fn resolve_at(
 }
 
 /// The place that a descriptor stands for, `AT_FDCWD` included.
-pub(super) fn place_of(context: &Context, fd: i32) -> Result<Path> {
+pub(super) fn place_of(context: &Context, fd: Fd) -> Result<Path> {
     if fd == crate::fs::context::AT_FDCWD {
         return Ok(context.cwd.clone());
     }
-    Ok(OpenFileInode::path(&*file(fd)?))
+    Ok(OpenFileInode::path(&*fd.file()?))
 }

@@ -1,15 +1,14 @@
 //! Creating, linking, removing and renaming.
 
 use super::{AtFlags, resolve_at, start};
-use crate::args::Args;
+use crate::args::{Fd, Flags, Mode, UserString, Word};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::inode::{FileType, NewKind, S_IFMT};
 use crate::fs::namespace::{self, Removal, RenameKind};
-use crate::platform::user::UserAddress;
 use crate::task::Capabilities;
 
-fn create(dirfd: i32, path: UserAddress, kind: NewKind, permissions: u32) -> Result<u64> {
+fn create(dirfd: Fd, path: UserString, kind: NewKind, permissions: u32) -> Result<u64> {
     let path = path.read_path()?;
     let context = Context::current();
     namespace::create(&context, &start(&context, dirfd, &path)?, &path, kind, permissions)?;
@@ -17,26 +16,26 @@ fn create(dirfd: i32, path: UserAddress, kind: NewKind, permissions: u32) -> Res
 }
 
 /// mkdir(2).
-pub fn mkdir(args: &Args) -> Result<u64> {
-    create(AT_FDCWD, args.address(0), NewKind::Directory, args.u32(1) & 0o1777)
+pub fn mkdir(path: UserString, Mode(mode): Mode) -> Result<u64> {
+    create(AT_FDCWD, path, NewKind::Directory, mode & 0o1777)
 }
 
 /// mkdirat(2).
-pub fn mkdirat(args: &Args) -> Result<u64> {
-    create(args.fd(0), args.address(1), NewKind::Directory, args.u32(2) & 0o1777)
+pub fn mkdirat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<u64> {
+    create(dirfd, path, NewKind::Directory, mode & 0o1777)
 }
 
 /// mknod(2).
-pub fn mknod(args: &Args) -> Result<u64> {
-    make_node(AT_FDCWD, args.address(0), args.u32(1), args.u64(2))
+pub fn mknod(path: UserString, Mode(mode): Mode, Word(device): Word) -> Result<u64> {
+    make_node(AT_FDCWD, path, mode, device)
 }
 
 /// mknodat(2).
-pub fn mknodat(args: &Args) -> Result<u64> {
-    make_node(args.fd(0), args.address(1), args.u32(2), args.u64(3))
+pub fn mknodat(dirfd: Fd, path: UserString, Mode(mode): Mode, Word(device): Word) -> Result<u64> {
+    make_node(dirfd, path, mode, device)
 }
 
-fn make_node(dirfd: i32, path: UserAddress, mode: u32, device: u64) -> Result<u64> {
+fn make_node(dirfd: Fd, path: UserString, mode: u32, device: u64) -> Result<u64> {
     let kind = match FileType::from_mode(mode) {
         Some(FileType::Regular) => NewKind::Regular,
         None if mode & S_IFMT == 0 => NewKind::Regular,
@@ -55,16 +54,16 @@ fn make_node(dirfd: i32, path: UserAddress, mode: u32, device: u64) -> Result<u6
 }
 
 /// symlink(2).
-pub fn symlink(args: &Args) -> Result<u64> {
-    make_link(args.address(0), AT_FDCWD, args.address(1))
+pub fn symlink(target: UserString, path: UserString) -> Result<u64> {
+    make_link(target, AT_FDCWD, path)
 }
 
 /// symlinkat(2).
-pub fn symlinkat(args: &Args) -> Result<u64> {
-    make_link(args.address(0), args.fd(1), args.address(2))
+pub fn symlinkat(target: UserString, dirfd: Fd, path: UserString) -> Result<u64> {
+    make_link(target, dirfd, path)
 }
 
-fn make_link(target: UserAddress, dirfd: i32, path: UserAddress) -> Result<u64> {
+fn make_link(target: UserString, dirfd: Fd, path: UserString) -> Result<u64> {
     let target = target.read_path()?;
     if target.is_empty() {
         return Err(Errno::ENOENT);
@@ -73,21 +72,27 @@ fn make_link(target: UserAddress, dirfd: i32, path: UserAddress) -> Result<u64> 
 }
 
 /// link(2).
-pub fn link(args: &Args) -> Result<u64> {
-    hard_link(AT_FDCWD, args.address(0), AT_FDCWD, args.address(1), AtFlags::empty())
+pub fn link(old: UserString, new: UserString) -> Result<u64> {
+    hard_link(AT_FDCWD, old, AT_FDCWD, new, AtFlags::empty())
 }
 
 /// linkat(2).
-pub fn linkat(args: &Args) -> Result<u64> {
-    let flags = AtFlags::parse(args.u32(4), AtFlags::SYMLINK_FOLLOW | AtFlags::EMPTY_PATH)?;
-    hard_link(args.fd(0), args.address(1), args.fd(2), args.address(3), flags)
+pub fn linkat(
+    old_dirfd: Fd,
+    old: UserString,
+    new_dirfd: Fd,
+    new: UserString,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    let flags = AtFlags::parse(flags, AtFlags::SYMLINK_FOLLOW | AtFlags::EMPTY_PATH)?;
+    hard_link(old_dirfd, old, new_dirfd, new, flags)
 }
 
 fn hard_link(
-    old_dir: i32,
-    old: UserAddress,
-    new_dir: i32,
-    new: UserAddress,
+    old_dir: Fd,
+    old: UserString,
+    new_dir: Fd,
+    new: UserString,
     flags: AtFlags,
 ) -> Result<u64> {
     let context = Context::current();
@@ -103,7 +108,7 @@ fn hard_link(
     Ok(0)
 }
 
-fn remove(dirfd: i32, path: UserAddress, removal: Removal) -> Result<u64> {
+fn remove(dirfd: Fd, path: UserString, removal: Removal) -> Result<u64> {
     let path = path.read_path()?;
     let context = Context::current();
     namespace::remove(&context, &start(&context, dirfd, &path)?, &path, removal)?;
@@ -111,51 +116,57 @@ fn remove(dirfd: i32, path: UserAddress, removal: Removal) -> Result<u64> {
 }
 
 /// unlink(2).
-pub fn unlink(args: &Args) -> Result<u64> {
-    remove(AT_FDCWD, args.address(0), Removal::File)
+pub fn unlink(path: UserString) -> Result<u64> {
+    remove(AT_FDCWD, path, Removal::File)
 }
 
 /// rmdir(2).
-pub fn rmdir(args: &Args) -> Result<u64> {
-    remove(AT_FDCWD, args.address(0), Removal::Directory)
+pub fn rmdir(path: UserString) -> Result<u64> {
+    remove(AT_FDCWD, path, Removal::Directory)
 }
 
 /// unlinkat(2).
-pub fn unlinkat(args: &Args) -> Result<u64> {
-    let flags = AtFlags::parse(args.u32(2), AtFlags::EACCESS_OR_REMOVEDIR)?;
+pub fn unlinkat(dirfd: Fd, path: UserString, Flags(flags): Flags) -> Result<u64> {
+    let flags = AtFlags::parse(flags, AtFlags::EACCESS_OR_REMOVEDIR)?;
     let removal = if flags.is_empty() { Removal::File } else { Removal::Directory };
-    remove(args.fd(0), args.address(1), removal)
+    remove(dirfd, path, removal)
 }
 
 /// rename(2).
-pub fn rename(args: &Args) -> Result<u64> {
-    rename_at(AT_FDCWD, args.address(0), AT_FDCWD, args.address(1), RenameKind::Replace)
+pub fn rename(old: UserString, new: UserString) -> Result<u64> {
+    rename_at(AT_FDCWD, old, AT_FDCWD, new, RenameKind::Replace)
 }
 
 /// renameat(2).
-pub fn renameat(args: &Args) -> Result<u64> {
-    rename_at(args.fd(0), args.address(1), args.fd(2), args.address(3), RenameKind::Replace)
+pub fn renameat(old_dirfd: Fd, old: UserString, new_dirfd: Fd, new: UserString) -> Result<u64> {
+    rename_at(old_dirfd, old, new_dirfd, new, RenameKind::Replace)
 }
 
 const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
 
 /// renameat2(2).
-pub fn renameat2(args: &Args) -> Result<u64> {
-    let kind = match args.u32(4) {
+pub fn renameat2(
+    old_dirfd: Fd,
+    old: UserString,
+    new_dirfd: Fd,
+    new: UserString,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    let kind = match flags {
         0 => RenameKind::Replace,
         RENAME_NOREPLACE => RenameKind::NoReplace,
         RENAME_EXCHANGE => RenameKind::Exchange,
         _ => return Err(Errno::EINVAL),
     };
-    rename_at(args.fd(0), args.address(1), args.fd(2), args.address(3), kind)
+    rename_at(old_dirfd, old, new_dirfd, new, kind)
 }
 
 fn rename_at(
-    old_dir: i32,
-    old: UserAddress,
-    new_dir: i32,
-    new: UserAddress,
+    old_dir: Fd,
+    old: UserString,
+    new_dir: Fd,
+    new: UserString,
     kind: RenameKind,
 ) -> Result<u64> {
     let (old, new) = (old.read_path()?, new.read_path()?);

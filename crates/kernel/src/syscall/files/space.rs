@@ -1,7 +1,7 @@
 //! The size of files and the room they take.
 
-use super::{resolve, usable_file};
-use crate::args::Args;
+use super::resolve;
+use crate::args::{Fd, Flags, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::inode::FileType;
@@ -13,10 +13,10 @@ use crate::fs::permission::Access;
 use crate::fs::walk::Follow;
 
 /// truncate(2).
-pub fn truncate(args: &Args) -> Result<u64> {
-    let size = u64::try_from(args.i64(1)).map_err(|_| Errno::EINVAL)?;
+pub fn truncate(path: UserString, len: i64) -> Result<u64> {
+    let size = u64::try_from(len).map_err(|_| Errno::EINVAL)?;
     let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, args.address(0), Follow::Yes)?;
+    let path = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
     match path.inode().file_type() {
         FileType::Regular => {}
         FileType::Directory => return Err(Errno::EISDIR),
@@ -30,9 +30,9 @@ pub fn truncate(args: &Args) -> Result<u64> {
 }
 
 /// ftruncate(2).
-pub fn ftruncate(args: &Args) -> Result<u64> {
-    let size = u64::try_from(args.i64(1)).map_err(|_| Errno::EINVAL)?;
-    let open = usable_file(args.fd(0))?;
+pub fn ftruncate(fd: Fd, len: i64) -> Result<u64> {
+    let size = u64::try_from(len).map_err(|_| Errno::EINVAL)?;
+    let open = fd.usable_file()?;
     if !open.flags().can_write() {
         return Err(Errno::EINVAL);
     }
@@ -74,9 +74,8 @@ fn check_mode(mode: u32) -> Result<()> {
 }
 
 /// fallocate(2).
-pub fn fallocate(args: &Args) -> Result<u64> {
-    let open = usable_file(args.fd(0))?;
-    let (mode, offset, len) = (args.u32(1), args.i64(2), args.i64(3));
+pub fn fallocate(fd: Fd, Flags(mode): Flags, offset: i64, len: i64) -> Result<u64> {
+    let open = fd.usable_file()?;
     if offset < 0 || len <= 0 {
         return Err(Errno::EINVAL);
     }

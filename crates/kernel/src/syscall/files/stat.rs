@@ -1,7 +1,7 @@
 //! Looking at files: attributes, access, link targets, file systems.
 
-use super::{AtFlags, file, place_of, resolve, resolve_at, start};
-use crate::args::Args;
+use super::{AtFlags, place_of, resolve, resolve_at, start};
+use crate::args::{Fd, Flags, Mode, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::file::{OpenFile, Stat};
@@ -12,15 +12,15 @@ use crate::platform::user::UserAddress;
 use crate::task::current_process;
 
 /// stat(2).
-pub fn stat(args: &Args) -> Result<u64> {
-    let path = resolve(&Context::current(), AT_FDCWD, args.address(0), Follow::Yes)?;
-    args.address(1).write(&path.inode().attributes().to_stat()).map(|()| 0)
+pub fn stat(path: UserString, to: UserAddress) -> Result<u64> {
+    let path = resolve(&Context::current(), AT_FDCWD, path, Follow::Yes)?;
+    to.write(&path.inode().attributes().to_stat()).map(|()| 0)
 }
 
 /// lstat(2).
-pub fn lstat(args: &Args) -> Result<u64> {
-    let path = resolve(&Context::current(), AT_FDCWD, args.address(0), Follow::No)?;
-    args.address(1).write(&path.inode().attributes().to_stat()).map(|()| 0)
+pub fn lstat(path: UserString, to: UserAddress) -> Result<u64> {
+    let path = resolve(&Context::current(), AT_FDCWD, path, Follow::No)?;
+    to.write(&path.inode().attributes().to_stat()).map(|()| 0)
 }
 
 /// Attributes of an open file.
@@ -32,26 +32,31 @@ fn stat_of(open: &OpenFile) -> Result<Stat> {
 }
 
 /// fstat(2).
-pub fn fstat(args: &Args) -> Result<u64> {
-    let stat = stat_of(&*file(args.fd(0))?)?;
-    args.address(1).write(&stat).map(|()| 0)
+pub fn fstat(fd: Fd, to: UserAddress) -> Result<u64> {
+    let stat = stat_of(&*fd.file()?)?;
+    to.write(&stat).map(|()| 0)
 }
 
 const STAT_FLAGS: AtFlags =
     AtFlags::SYMLINK_NOFOLLOW.union(AtFlags::NO_AUTOMOUNT).union(AtFlags::EMPTY_PATH);
 
 /// newfstatat(2).
-pub fn newfstatat(args: &Args) -> Result<u64> {
-    let flags = AtFlags::parse(args.u32(3), STAT_FLAGS)?;
-    let stat = attributes_at(args.fd(0), args.address(1), flags)?.to_stat();
-    args.address(2).write(&stat).map(|()| 0)
+pub fn newfstatat(
+    dirfd: Fd,
+    path: UserString,
+    to: UserAddress,
+    Flags(flags): Flags,
+) -> Result<u64> {
+    let flags = AtFlags::parse(flags, STAT_FLAGS)?;
+    let stat = attributes_at(dirfd, path, flags)?.to_stat();
+    to.write(&stat).map(|()| 0)
 }
 
-fn attributes_at(dirfd: i32, path: UserAddress, flags: AtFlags) -> Result<Attributes> {
+fn attributes_at(dirfd: Fd, path: UserString, flags: AtFlags) -> Result<Attributes> {
     // The usual way of glibc to call fstat.
     let empty = flags.contains(AtFlags::EMPTY_PATH) && (path.is_null() || path.read::<u8>()? == 0);
     if empty && dirfd != AT_FDCWD {
-        let open = file(dirfd)?;
+        let open = dirfd.file()?;
         return match &open.path {
             Some(path) => Ok(path.inode().attributes()),
             None => Ok(Attributes::from_stat(&open.file.stat()?)),
@@ -122,12 +127,18 @@ fn minor(device: u64) -> u32 {
 }
 
 /// statx(2).
-pub fn statx(args: &Args) -> Result<u64> {
-    let flags = AtFlags::parse(args.u32(2), STAT_FLAGS | AtFlags::STATX_SYNC)?;
-    if args.u32(3) & STATX_RESERVED != 0 || flags.contains(AtFlags::STATX_SYNC) {
+pub fn statx(
+    dirfd: Fd,
+    path: UserString,
+    Flags(flags): Flags,
+    Flags(mask): Flags,
+    to: UserAddress,
+) -> Result<u64> {
+    let flags = AtFlags::parse(flags, STAT_FLAGS | AtFlags::STATX_SYNC)?;
+    if mask & STATX_RESERVED != 0 || flags.contains(AtFlags::STATX_SYNC) {
         return Err(Errno::EINVAL);
     }
-    let found = attributes_at(args.fd(0), args.address(1), flags)?;
+    let found = attributes_at(dirfd, path, flags)?;
     let statx = Statx {
         mask: STATX_BASIC_STATS | STATX_BTIME,
         blksize: 4096,
@@ -152,27 +163,32 @@ pub fn statx(args: &Args) -> Result<u64> {
         mount_id: 0,
         rest: [0; 13],
     };
-    args.address(4).write(&statx).map(|()| 0)
+    to.write(&statx).map(|()| 0)
 }
 
 /// access(2).
-pub fn access(args: &Args) -> Result<u64> {
-    check_access(AT_FDCWD, args.address(0), args.u32(1), AtFlags::empty())
+pub fn access(path: UserString, Mode(mode): Mode) -> Result<u64> {
+    check_access(AT_FDCWD, path, mode, AtFlags::empty())
 }
 
 /// faccessat(2): the kernel's call has no flags.
-pub fn faccessat(args: &Args) -> Result<u64> {
-    check_access(args.fd(0), args.address(1), args.u32(2), AtFlags::empty())
+pub fn faccessat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<u64> {
+    check_access(dirfd, path, mode, AtFlags::empty())
 }
 
 /// faccessat2(2).
-pub fn faccessat2(args: &Args) -> Result<u64> {
+pub fn faccessat2(
+    dirfd: Fd,
+    path: UserString,
+    Mode(mode): Mode,
+    Flags(flags): Flags,
+) -> Result<u64> {
     let allowed = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EACCESS_OR_REMOVEDIR | AtFlags::EMPTY_PATH;
-    let flags = AtFlags::parse(args.u32(3), allowed)?;
-    check_access(args.fd(0), args.address(1), args.u32(2), flags)
+    let flags = AtFlags::parse(flags, allowed)?;
+    check_access(dirfd, path, mode, flags)
 }
 
-fn check_access(dirfd: i32, path: UserAddress, mode: u32, flags: AtFlags) -> Result<u64> {
+fn check_access(dirfd: Fd, path: UserString, mode: u32, flags: AtFlags) -> Result<u64> {
     let access = Access::from_bits(mode).ok_or(Errno::EINVAL)?;
     let mut context = Context::current();
     if !flags.contains(AtFlags::EACCESS_OR_REMOVEDIR) {
@@ -186,16 +202,16 @@ fn check_access(dirfd: i32, path: UserAddress, mode: u32, flags: AtFlags) -> Res
 }
 
 /// readlink(2).
-pub fn readlink(args: &Args) -> Result<u64> {
-    read_link_at(AT_FDCWD, args.address(0), args.address(1), args.i32(2))
+pub fn readlink(path: UserString, buffer: UserAddress, size: i32) -> Result<u64> {
+    read_link_at(AT_FDCWD, path, buffer, size)
 }
 
 /// readlinkat(2).
-pub fn readlinkat(args: &Args) -> Result<u64> {
-    read_link_at(args.fd(0), args.address(1), args.address(2), args.i32(3))
+pub fn readlinkat(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> Result<u64> {
+    read_link_at(dirfd, path, buffer, size)
 }
 
-fn read_link_at(dirfd: i32, path: UserAddress, buffer: UserAddress, size: i32) -> Result<u64> {
+fn read_link_at(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> Result<u64> {
     let size = usize::try_from(size).ok().filter(|&size| size > 0).ok_or(Errno::EINVAL)?;
     let path = path.read_path()?;
     let context = Context::current();
@@ -219,13 +235,13 @@ fn read_link_at(dirfd: i32, path: UserAddress, buffer: UserAddress, size: i32) -
 }
 
 /// statfs(2).
-pub fn statfs(args: &Args) -> Result<u64> {
-    let path = resolve(&Context::current(), AT_FDCWD, args.address(0), Follow::Yes)?;
-    args.address(1).write(&path.inode().statfs()).map(|()| 0)
+pub fn statfs(path: UserString, to: UserAddress) -> Result<u64> {
+    let path = resolve(&Context::current(), AT_FDCWD, path, Follow::Yes)?;
+    to.write(&path.inode().statfs()).map(|()| 0)
 }
 
 /// fstatfs(2).
-pub fn fstatfs(args: &Args) -> Result<u64> {
-    let statfs: Statfs = place_of(&Context::current(), args.fd(0))?.inode().statfs();
-    args.address(1).write(&statfs).map(|()| 0)
+pub fn fstatfs(fd: Fd, to: UserAddress) -> Result<u64> {
+    let statfs: Statfs = place_of(&Context::current(), fd)?.inode().statfs();
+    to.write(&statfs).map(|()| 0)
 }

@@ -1,7 +1,6 @@
 //! Calls about disks and caches, which a file system in memory does not have.
 
-use super::{file, usable_file};
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFile;
 
@@ -12,24 +11,24 @@ fn synchronized(open: &OpenFile) -> Result<u64> {
 }
 
 /// fsync(2) and fdatasync(2).
-pub fn fsync(args: &Args) -> Result<u64> {
-    synchronized(&*usable_file(args.fd(0))?)
+pub fn fsync(fd: Fd) -> Result<u64> {
+    synchronized(&*fd.usable_file()?)
 }
 
 /// sync(2).
-pub fn sync(_: &Args) -> Result<u64> {
+pub fn sync() -> Result<u64> {
     Ok(0)
 }
 
 /// syncfs(2).
-pub fn syncfs(args: &Args) -> Result<u64> {
-    file(args.fd(0)).map(|_| 0)
+pub fn syncfs(fd: Fd) -> Result<u64> {
+    fd.file().map(|_| 0)
 }
 
 /// sync_file_range(2).
-pub fn sync_file_range(args: &Args) -> Result<u64> {
-    let open = usable_file(args.fd(0))?;
-    if args.i64(1) < 0 || args.i64(2) < 0 || args.u32(3) & !7 != 0 {
+pub fn sync_file_range(fd: Fd, offset: i64, len: i64, Flags(flags): Flags) -> Result<u64> {
+    let open = fd.usable_file()?;
+    if offset < 0 || len < 0 || flags & !7 != 0 {
         return Err(Errno::EINVAL);
     }
     if open.file.seekable() { Ok(0) } else { Err(Errno::ESPIPE) }
@@ -38,17 +37,17 @@ pub fn sync_file_range(args: &Args) -> Result<u64> {
 const POSIX_FADV_NOREUSE: u32 = 5;
 
 /// fadvise64(2): advice, which may be ignored.
-pub fn fadvise64(args: &Args) -> Result<u64> {
-    let open = usable_file(args.fd(0))?;
-    if args.u32(3) > POSIX_FADV_NOREUSE || args.i64(2) < 0 {
+pub fn fadvise64(fd: Fd, _: u64, len: i64, advice: u32) -> Result<u64> {
+    let open = fd.usable_file()?;
+    if advice > POSIX_FADV_NOREUSE || len < 0 {
         return Err(Errno::EINVAL);
     }
     if open.file.seekable() { Ok(0) } else { Err(Errno::ESPIPE) }
 }
 
 /// readahead(2): advice, too.
-pub fn readahead(args: &Args) -> Result<u64> {
-    let open = usable_file(args.fd(0))?;
+pub fn readahead(fd: Fd, _: u64, _: u64) -> Result<u64> {
+    let open = fd.usable_file()?;
     if !open.flags().can_read() {
         return Err(Errno::EBADF);
     }

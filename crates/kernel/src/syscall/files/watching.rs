@@ -1,7 +1,7 @@
 //! inotify_init(2), inotify_add_watch(2), inotify_rm_watch(2), fanotify_init(2).
 
-use super::{file, install, resolve};
-use crate::args::Args;
+use super::{install, resolve};
+use crate::args::{Fd, Flags, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::fd_table::OnExec;
@@ -12,13 +12,13 @@ use crate::fs::walk::Follow;
 use crate::state::kernel;
 
 /// inotify_init(2).
-pub fn inotify_init(_: &Args) -> Result<u64> {
+pub fn inotify_init() -> Result<u64> {
     init(OpenFlags::empty())
 }
 
 /// inotify_init1(2).
-pub fn inotify_init1(args: &Args) -> Result<u64> {
-    init(OpenFlags::from_bits_retain(args.u32(0)))
+pub fn inotify_init1(Flags(flags): Flags) -> Result<u64> {
+    init(OpenFlags::from_bits_retain(flags))
 }
 
 fn init(flags: OpenFlags) -> Result<u64> {
@@ -36,21 +36,20 @@ fn instance(open: &OpenFile) -> Result<alloc::sync::Arc<Inotify>> {
 }
 
 /// inotify_add_watch(2).
-pub fn inotify_add_watch(args: &Args) -> Result<u64> {
-    let bits = args.u32(2);
+pub fn inotify_add_watch(fd: Fd, path: UserString, Flags(bits): Flags) -> Result<u64> {
     let mask = Mask::from_bits_truncate(bits);
     // Unknown bits are refused, and so is a mask that asks for nothing.
     if Mask::from_bits(bits).is_none() || mask.is_empty() {
         return Err(Errno::EINVAL);
     }
-    let open = file(args.fd(0))?;
+    let open = fd.file()?;
     if mask.contains(Mask::MASK_ADD | Mask::MASK_CREATE) {
         return Err(Errno::EINVAL);
     }
     let instance = instance(&open)?;
     let follow = if mask.contains(Mask::DONT_FOLLOW) { Follow::No } else { Follow::Yes };
     let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, args.address(1), follow)?;
+    let path = resolve(&context, AT_FDCWD, path, follow)?;
     if mask.contains(Mask::ONLYDIR) && !path.is_directory() {
         return Err(Errno::ENOTDIR);
     }
@@ -59,7 +58,7 @@ pub fn inotify_add_watch(args: &Args) -> Result<u64> {
 }
 
 /// inotify_rm_watch(2).
-pub fn inotify_rm_watch(args: &Args) -> Result<u64> {
-    let open = file(args.fd(0))?;
-    kernel().fs.watches.remove(&*instance(&open)?, args.i32(1)).map(|()| 0)
+pub fn inotify_rm_watch(fd: Fd, watch: i32) -> Result<u64> {
+    let open = fd.file()?;
+    kernel().fs.watches.remove(&*instance(&open)?, watch).map(|()| 0)
 }

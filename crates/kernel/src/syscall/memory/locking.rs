@@ -2,11 +2,12 @@
 
 use thaw_abi::layout::GUEST_MAX;
 
-use crate::args::Args;
+use crate::args::Flags;
 use crate::errno::{Errno, Result};
 use crate::mm::AddressSpace;
 use crate::mm::mlock::LockLimit;
 use crate::mm::vma::VmaFlags;
+use crate::platform::user::UserAddress;
 use crate::task::process::RLIMIT_MEMLOCK;
 use crate::task::{Capabilities, current_process};
 
@@ -18,9 +19,9 @@ pub fn own_limit() -> LockLimit {
 }
 
 /// The pages of a range of bytes: start and bytes, which wrap around as on Linux.
-fn pages(args: &Args) -> (u64, u64) {
-    let start = args.u64(0) & !4095;
-    (start, args.u64(1).wrapping_add(args.u64(0) - start).wrapping_add(4095) & !4095)
+fn pages(UserAddress(at): UserAddress, len: u64) -> (u64, u64) {
+    let start = at & !4095;
+    (start, len.wrapping_add(at - start).wrapping_add(4095) & !4095)
 }
 
 /// Changes whether a range is locked, as far as it is mapped.
@@ -35,9 +36,9 @@ fn mark(mm: &AddressSpace, (start, len): (u64, u64), set: VmaFlags) -> Result<u6
 }
 
 /// mlock(2).
-pub fn mlock(args: &Args) -> Result<u64> {
+pub fn mlock(start: UserAddress, len: u64) -> Result<u64> {
     own_limit().check_right()?;
-    let (start, len) = pages(args);
+    let (start, len) = pages(start, len);
     let mm = current_process().mm();
     if !own_limit().fits(&mm, len - mm.locked(start, start.saturating_add(len))) {
         return Err(Errno::ENOMEM);
@@ -46,25 +47,24 @@ pub fn mlock(args: &Args) -> Result<u64> {
 }
 
 /// mlock2(2).
-pub fn mlock2(args: &Args) -> Result<u64> {
+pub fn mlock2(start: UserAddress, len: u64, Flags(flags): Flags) -> Result<u64> {
     const ONFAULT: u32 = 1;
-    if args.u32(2) & !ONFAULT != 0 {
+    if flags & !ONFAULT != 0 {
         return Err(Errno::EINVAL);
     }
-    mlock(args)
+    mlock(start, len)
 }
 
 /// munlock(2).
-pub fn munlock(args: &Args) -> Result<u64> {
-    mark(&current_process().mm(), pages(args), VmaFlags::empty())
+pub fn munlock(start: UserAddress, len: u64) -> Result<u64> {
+    mark(&current_process().mm(), pages(start, len), VmaFlags::empty())
 }
 
 /// mlockall(2).
-pub fn mlockall(args: &Args) -> Result<u64> {
+pub fn mlockall(Flags(flags): Flags) -> Result<u64> {
     const CURRENT: u32 = 1;
     const FUTURE: u32 = 2;
     const ONFAULT: u32 = 4;
-    let flags = args.u32(0);
     if flags & (CURRENT | FUTURE) == 0 || flags & !(CURRENT | FUTURE | ONFAULT) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -82,7 +82,7 @@ pub fn mlockall(args: &Args) -> Result<u64> {
 }
 
 /// munlockall(2).
-pub fn munlockall(_args: &Args) -> Result<u64> {
+pub fn munlockall() -> Result<u64> {
     let mm = current_process().mm();
     mm.set_locks_new(false);
     mm.change_flags(0, GUEST_MAX, VmaFlags::empty(), VmaFlags::LOCKED);

@@ -6,16 +6,15 @@ use alloc::sync::Arc;
 
 use thaw_abi::page_align_up;
 
-use crate::mm::backing::FileBacking;
-
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFlags;
-use crate::mm::backing::MmapSource;
+use crate::mm::backing::{FileBacking, MmapSource};
 use crate::mm::space::{MapRequest, Placement, Remap};
 use crate::mm::vma::VmaFlags;
 use crate::platform::host::{self, Populate};
 use crate::platform::memory::GuestRange;
+use crate::platform::user::UserAddress;
 use crate::task::current_process;
 
 const MAP_SHARED: u32 = 0x01;
@@ -45,9 +44,14 @@ const MAP_KNOWN: u32 = MAP_TYPE
     | MAP_IGNORED;
 
 /// mmap(2).
-pub fn mmap(args: &Args) -> Result<u64> {
-    let (hint, len, prot, flags) = (args.u64(0), args.u64(1), args.u32(2), args.u32(3));
-    let offset = args.u64(5);
+pub fn mmap(
+    UserAddress(hint): UserAddress,
+    len: u64,
+    Flags(prot): Flags,
+    Flags(flags): Flags,
+    fd: Fd,
+    offset: u64,
+) -> Result<u64> {
     if offset & 4095 != 0 || len == 0 {
         return Err(Errno::EINVAL);
     }
@@ -81,7 +85,7 @@ pub fn mmap(args: &Args) -> Result<u64> {
     let (file, shared) = if flags & MAP_ANONYMOUS != 0 {
         (None, shared)
     } else {
-        let (file, shared) = file_backing(args.fd(4), prot, shared)?;
+        let (file, shared) = file_backing(fd, prot, shared)?;
         (Some(file), shared)
     };
     if file.is_some() && page_align_up(len).and_then(|len| offset.checked_add(len)).is_none() {
@@ -107,8 +111,8 @@ pub fn mmap(args: &Args) -> Result<u64> {
 }
 
 /// What a mapping of a file shows, and whether it is shared.
-fn file_backing(fd: i32, prot: u32, shared: bool) -> Result<(Arc<FileBacking>, bool)> {
-    let open = current_process().files.lock().get(fd)?;
+fn file_backing(fd: Fd, prot: u32, shared: bool) -> Result<(Arc<FileBacking>, bool)> {
+    let open = fd.file()?;
     if open.flags().contains(OpenFlags::PATH) {
         return Err(Errno::EBADF);
     }
@@ -140,16 +144,15 @@ fn file_backing(fd: i32, prot: u32, shared: bool) -> Result<(Arc<FileBacking>, b
 }
 
 /// munmap(2).
-pub fn munmap(args: &Args) -> Result<u64> {
-    current_process().mm().unmap(args.u64(0), args.u64(1))?;
+pub fn munmap(UserAddress(start): UserAddress, len: u64) -> Result<u64> {
+    current_process().mm().unmap(start, len)?;
     Ok(0)
 }
 
 /// mprotect(2).
-pub fn mprotect(args: &Args) -> Result<u64> {
+pub fn mprotect(UserAddress(start): UserAddress, len: u64, Flags(prot): Flags) -> Result<u64> {
     const PROT_GROWSDOWN: u32 = 0x0100_0000;
     const PROT_GROWSUP: u32 = 0x0200_0000;
-    let (start, len, prot) = (args.u64(0), args.u64(1), args.u32(2));
     if start & 4095 != 0 || prot & !(7 | 8 | PROT_GROWSDOWN | PROT_GROWSUP) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -168,29 +171,33 @@ pub fn mprotect(args: &Args) -> Result<u64> {
 }
 
 /// brk(2): the system call returns the break, whether or not it moved.
-pub fn brk(args: &Args) -> Result<u64> {
-    Ok(current_process().mm().brk(args.u64(0), locking::own_limit()))
+pub fn brk(UserAddress(wanted): UserAddress) -> Result<u64> {
+    Ok(current_process().mm().brk(wanted, locking::own_limit()))
 }
 
 /// mremap(2).
-pub fn mremap(args: &Args) -> Result<u64> {
+pub fn mremap(
+    UserAddress(start): UserAddress,
+    old_len: u64,
+    new_len: u64,
+    Flags(flags): Flags,
+    UserAddress(new_start): UserAddress,
+) -> Result<u64> {
     const MAYMOVE: u32 = 1;
     const FIXED: u32 = 2;
-    let flags = args.u32(3);
     if flags & !(MAYMOVE | FIXED) != 0 || flags & FIXED != 0 && flags & MAYMOVE == 0 {
         return Err(Errno::EINVAL);
     }
     let how = match flags {
         0 => Remap::InPlace,
         MAYMOVE => Remap::MayMove,
-        _ => Remap::Fixed(args.u64(4)),
+        _ => Remap::Fixed(new_start),
     };
-    current_process().mm().remap(args.u64(0), args.u64(1), args.u64(2), how, locking::own_limit())
+    current_process().mm().remap(start, old_len, new_len, how, locking::own_limit())
 }
 
 /// madvise(2).
-pub fn madvise(args: &Args) -> Result<u64> {
-    let (start, len, advice) = (args.u64(0), args.u64(1), args.u32(2));
+pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result<u64> {
     if start & 4095 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -246,11 +253,10 @@ pub fn madvise(args: &Args) -> Result<u64> {
 }
 
 /// msync(2): a shared mapping and its file are the same pages already.
-pub fn msync(args: &Args) -> Result<u64> {
+pub fn msync(UserAddress(start): UserAddress, len: u64, Flags(flags): Flags) -> Result<u64> {
     const ASYNC: u32 = 1;
     const INVALIDATE: u32 = 2;
     const SYNC: u32 = 4;
-    let (start, len, flags) = (args.u64(0), args.u64(1), args.u32(2));
     if start & 4095 != 0
         || flags & !(ASYNC | INVALIDATE | SYNC) != 0
         || flags & (ASYNC | SYNC) == ASYNC | SYNC
@@ -262,8 +268,7 @@ pub fn msync(args: &Args) -> Result<u64> {
 }
 
 /// mincore(2): every mapped page counts as resident, since nothing is paged out.
-pub fn mincore(args: &Args) -> Result<u64> {
-    let (start, len) = (args.u64(0), args.u64(1));
+pub fn mincore(UserAddress(start): UserAddress, len: u64, to: UserAddress) -> Result<u64> {
     if start & 4095 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -272,7 +277,7 @@ pub fn mincore(args: &Args) -> Result<u64> {
         return Err(Errno::ENOMEM);
     }
     for page in 0..(end - start) / 4096 {
-        args.address(2).offset(page).write(&1u8)?;
+        to.offset(page).write(&1u8)?;
     }
     Ok(0)
 }

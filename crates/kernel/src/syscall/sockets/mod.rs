@@ -4,11 +4,10 @@ pub mod transfer;
 
 use alloc::sync::Arc;
 
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table;
-use crate::fs::fd_table::NewDescriptor;
-use crate::fs::fd_table::OnExec;
+use crate::fs::fd_table::{NewDescriptor, OnExec};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::net::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, SocketAddress};
 use crate::net::netlink::NETLINK_ROUTE;
@@ -35,8 +34,8 @@ pub struct SocketFd {
 
 impl SocketFd {
     /// Looks up `fd`.
-    pub fn get(fd: i32) -> Result<Self> {
-        let open = fd_table::file(fd)?;
+    pub fn get(fd: Fd) -> Result<Self> {
+        let open = fd.file()?;
         if open.downcast::<Socket>().is_none() {
             return Err(Errno::ENOTSOCK);
         }
@@ -119,24 +118,23 @@ fn unix_type(kind: u32) -> Result<SocketType> {
 }
 
 /// socket(2).
-pub fn sys_socket(args: &Args) -> Result<u64> {
-    let (kind, flags) = split_type(args.u32(1))?;
-    let open = new_file(create(args.u32(0), kind, args.u32(2))?, flags);
+pub fn socket(family: u32, Flags(kind): Flags, protocol: u32) -> Result<u64> {
+    let (kind, flags) = split_type(kind)?;
+    let open = new_file(create(family, kind, protocol)?, flags);
     fd_table::install(open, flags).map(|fd| fd as u64)
 }
 
 /// socketpair(2).
-pub fn sys_socketpair(args: &Args) -> Result<u64> {
-    let (kind, flags) = split_type(args.u32(1))?;
-    if args.u32(0) != AF_UNIX as u32 {
+pub fn socketpair(family: u32, Flags(kind): Flags, protocol: u32, at: UserAddress) -> Result<u64> {
+    let (kind, flags) = split_type(kind)?;
+    if family != AF_UNIX as u32 {
         // Whatever the family, there must be such a socket first.
-        create(args.u32(0), kind, args.u32(2))?.close();
+        create(family, kind, protocol)?.close();
         return Err(Errno::EOPNOTSUPP);
     }
-    if args.u32(2) > 1 {
+    if protocol > 1 {
         return Err(Errno::EPROTONOSUPPORT);
     }
-    let at = args.address(3);
     at.check(8)?;
     let net = &crate::state::kernel().net;
     let (first, second) = net.unix.pair(unix_type(kind)?, &net.inodes);
@@ -144,40 +142,45 @@ pub fn sys_socketpair(args: &Args) -> Result<u64> {
 }
 
 /// bind(2).
-pub fn sys_bind(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    let address = SocketAddress::from_user(args.address(1), args.u32(2) as usize)?;
+pub fn bind(fd: Fd, address: UserAddress, len: u32) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    let address = SocketAddress::from_user(address, len as usize)?;
     socket.protocol()?.bind(&address)?;
     crate::net::ready_for_clients();
     Ok(0)
 }
 
 /// listen(2).
-pub fn sys_listen(args: &Args) -> Result<u64> {
-    SocketFd::get(args.fd(0))?.protocol()?.listen(args.i32(1))?;
+pub fn listen(fd: Fd, backlog: i32) -> Result<u64> {
+    SocketFd::get(fd)?.protocol()?.listen(backlog)?;
     crate::net::ready_for_clients();
     Ok(0)
 }
 
 /// accept(2).
-pub fn sys_accept(args: &Args) -> Result<u64> {
-    accept(args, OpenFlags::empty())
+pub fn accept(fd: Fd, address: UserAddress, len: UserAddress) -> Result<u64> {
+    accept_connection(fd, address, len, OpenFlags::empty())
 }
 
 /// accept4(2).
-pub fn sys_accept4(args: &Args) -> Result<u64> {
-    let flags = OpenFlags::from_bits_retain(args.u32(3));
+pub fn accept4(fd: Fd, address: UserAddress, len: UserAddress, Flags(flags): Flags) -> Result<u64> {
+    let flags = OpenFlags::from_bits_retain(flags);
     if !TYPE_FLAGS.contains(flags) {
         return Err(Errno::EINVAL);
     }
-    accept(args, flags)
+    accept_connection(fd, address, len, flags)
 }
 
-fn accept(args: &Args, flags: OpenFlags) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
+fn accept_connection(
+    fd: Fd,
+    address: UserAddress,
+    len: UserAddress,
+    flags: OpenFlags,
+) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
     let protocol = socket.protocol()?;
-    if !args.address(1).is_null() {
-        args.address(2).read::<i32>()?;
+    if !address.is_null() {
+        len.read::<i32>()?;
     }
     let timeout = protocol.common().options.lock().receive_timeout_ns;
     // Without a free descriptor the connection goes on waiting.
@@ -187,14 +190,14 @@ fn accept(args: &Args, flags: OpenFlags) -> Result<u64> {
     let peer = accepted.peer_address().unwrap_or(SocketAddress::Unspecified);
     let open = new_file(accepted, flags);
     // As on Linux, a connection whose address cannot be told is closed.
-    peer.to_user(args.address(1), args.address(2))?;
+    peer.to_user(address, len)?;
     Ok(descriptor.install(open, OnExec::of(flags)) as u64)
 }
 
 /// connect(2).
-pub fn sys_connect(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    let address = SocketAddress::from_user(args.address(1), args.u32(2) as usize)?;
+pub fn connect(fd: Fd, address: UserAddress, len: u32) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    let address = SocketAddress::from_user(address, len as usize)?;
     let protocol = socket.protocol()?;
     let blocking = socket.blocking();
     let timeout = protocol.common().options.lock().send_timeout_ns;
@@ -212,43 +215,49 @@ pub fn sys_connect(args: &Args) -> Result<u64> {
 }
 
 /// getsockname(2).
-pub fn sys_getsockname(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    name_to_user(&socket.protocol()?.local_address(), args)
+pub fn getsockname(fd: Fd, address: UserAddress, len: UserAddress) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    name_to_user(&socket.protocol()?.local_address(), address, len)
 }
 
 /// getpeername(2).
-pub fn sys_getpeername(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    name_to_user(&socket.protocol()?.peer_address()?, args)
+pub fn getpeername(fd: Fd, address: UserAddress, len: UserAddress) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    name_to_user(&socket.protocol()?.peer_address()?, address, len)
 }
 
-fn name_to_user(address: &SocketAddress, args: &Args) -> Result<u64> {
-    if args.address(1).is_null() {
+fn name_to_user(address: &SocketAddress, at: UserAddress, len: UserAddress) -> Result<u64> {
+    if at.is_null() {
         return Err(Errno::EFAULT);
     }
-    address.to_user(args.address(1), args.address(2)).map(|()| 0)
+    address.to_user(at, len).map(|()| 0)
 }
 
 /// shutdown(2).
-pub fn sys_shutdown(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    let how = ShutdownHow::from_raw(args.i32(1))?;
+pub fn shutdown(fd: Fd, how: i32) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    let how = ShutdownHow::from_raw(how)?;
     socket.protocol()?.shutdown(how).map(|()| 0)
 }
 
 /// setsockopt(2).
-pub fn sys_setsockopt(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    let len = usize::try_from(args.i32(4)).map_err(|_| Errno::EINVAL)?;
+pub fn setsockopt(fd: Fd, level: i32, name: i32, value: UserAddress, len: i32) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    let len = usize::try_from(len).map_err(|_| Errno::EINVAL)?;
     let protocol = socket.protocol()?;
-    options::set(protocol.as_ref(), args.i32(1), args.i32(2), args.address(3), len).map(|()| 0)
+    options::set(protocol.as_ref(), level, name, value, len).map(|()| 0)
 }
 
 /// getsockopt(2).
-pub fn sys_getsockopt(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    let (at, len): (UserAddress, UserAddress) = (args.address(3), args.address(4));
+pub fn getsockopt(
+    fd: Fd,
+    level: i32,
+    name: i32,
+    value: UserAddress,
+    len: UserAddress,
+) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    let (at, len): (UserAddress, UserAddress) = (value, len);
     let protocol = socket.protocol()?;
-    options::get(protocol.as_ref(), args.i32(1), args.i32(2), at, len).map(|()| 0)
+    options::get(protocol.as_ref(), level, name, at, len).map(|()| 0)
 }

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFlags;
 use crate::io::{Sink, Source};
@@ -114,26 +114,40 @@ fn flags(raw: u32) -> MessageFlags {
 }
 
 /// sendto(2), and send(2) of the C library.
-pub fn sys_sendto(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    let mut source = Source::user(args.address(1), args.usize(2))?;
-    let mut message = Outgoing { flags: flags(args.u32(3)), ..Outgoing::default() };
-    if !args.address(4).is_null() {
-        message.to = Some(SocketAddress::from_user(args.address(4), args.u32(5) as usize)?);
+pub fn sendto(
+    fd: Fd,
+    buffer: UserAddress,
+    len: usize,
+    Flags(bits): Flags,
+    address: UserAddress,
+    address_len: u32,
+) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    let mut source = Source::user(buffer, len)?;
+    let mut message = Outgoing { flags: flags(bits), ..Outgoing::default() };
+    if !address.is_null() {
+        message.to = Some(SocketAddress::from_user(address, address_len as usize)?);
     }
     send(&socket, &mut source, &mut message).map(|count| count as u64)
 }
 
 /// recvfrom(2), and recv(2) of the C library.
-pub fn sys_recvfrom(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    let mut sink = Sink::user(args.address(1), args.usize(2))?;
-    let flags = flags(args.u32(3));
+pub fn recvfrom(
+    fd: Fd,
+    buffer: UserAddress,
+    len: usize,
+    Flags(bits): Flags,
+    address: UserAddress,
+    address_len: UserAddress,
+) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    let mut sink = Sink::user(buffer, len)?;
+    let flags = flags(bits);
     let received = receive(&socket, &mut sink, flags)?;
-    if !args.address(4).is_null() {
+    if !address.is_null() {
         match &received.from {
-            Some(from) => from.to_user(args.address(4), args.address(5))?,
-            None => args.address(5).write_if_some(&0u32)?,
+            Some(from) => from.to_user(address, address_len)?,
+            None => address_len.write_if_some(&0u32)?,
         }
     }
     Ok(count(&received, flags))
@@ -157,9 +171,9 @@ fn send_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> Resu
 }
 
 /// sendmsg(2).
-pub fn sys_sendmsg(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    send_message(&socket, args.address(1), flags(args.u32(2))).map(|count| count as u64)
+pub fn sendmsg(fd: Fd, message: UserAddress, Flags(bits): Flags) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    send_message(&socket, message, flags(bits)).map(|count| count as u64)
 }
 
 fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> Result<u64> {
@@ -203,19 +217,19 @@ fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> R
 }
 
 /// recvmsg(2).
-pub fn sys_recvmsg(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    receive_message(&socket, args.address(1), flags(args.u32(2)))
+pub fn recvmsg(fd: Fd, message: UserAddress, Flags(bits): Flags) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    receive_message(&socket, message, flags(bits))
 }
 
 /// sendmmsg(2): stops at the first error, which is reported only if nothing
 /// was sent.
-pub fn sys_sendmmsg(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
+pub fn sendmmsg(fd: Fd, messages: UserAddress, count: u32, Flags(bits): Flags) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
     let mut done = 0;
-    for index in 0..args.u32(2).min(MESSAGES_MAX) {
-        let at = args.address(1).offset(index as u64 * MULTI_HEADER);
-        match send_message(&socket, at, flags(args.u32(3))) {
+    for index in 0..count.min(MESSAGES_MAX) {
+        let at = messages.offset(index as u64 * MULTI_HEADER);
+        match send_message(&socket, at, flags(bits)) {
             Ok(sent) => at.offset(MULTI_LEN_AT).write(&(sent as u32))?,
             Err(error) if done == 0 => return Err(error),
             Err(_) => break,
@@ -226,13 +240,19 @@ pub fn sys_sendmmsg(args: &Args) -> Result<u64> {
 }
 
 /// recvmmsg(2). As on Linux, the time-out is looked at after each message only.
-pub fn sys_recvmmsg(args: &Args) -> Result<u64> {
-    let socket = SocketFd::get(args.fd(0))?;
-    let timeout = Timeout::from_timespec(args.address(4))?;
-    let mut flags = flags(args.u32(3));
+pub fn recvmmsg(
+    fd: Fd,
+    messages: UserAddress,
+    count: u32,
+    Flags(bits): Flags,
+    timeout: UserAddress,
+) -> Result<u64> {
+    let socket = SocketFd::get(fd)?;
+    let timeout = Timeout::from_timespec(timeout)?;
+    let mut flags = flags(bits);
     let mut done = 0;
-    for index in 0..args.u32(2).min(MESSAGES_MAX) {
-        let at = args.address(1).offset(index as u64 * MULTI_HEADER);
+    for index in 0..count.min(MESSAGES_MAX) {
+        let at = messages.offset(index as u64 * MULTI_HEADER);
         match receive_message(&socket, at, flags - MessageFlags::WAITFORONE) {
             Ok(count) => at.offset(MULTI_LEN_AT).write(&(count as u32))?,
             Err(error) if done == 0 => return Err(error),

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::Args;
+use crate::args::Mode;
 use crate::errno::{Errno, Result};
 use crate::ipc::sysv::memory::{SHM_LOCKED, Segment, condemn};
 use crate::ipc::sysv::permissions::{EXECUTE, READ, UserPermissions, WRITE};
@@ -15,9 +15,8 @@ use crate::mm::vma::VmaFlags;
 use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::task::current_process;
 use crate::task::process::RLIMIT_MEMLOCK;
-use crate::task::{Capabilities, Credentials};
+use crate::task::{Capabilities, Credentials, current_process};
 
 /// Most bytes of a segment (`SHMMAX`), and most pages of all (`SHMALL`).
 const SIZE_MAX: u64 = u64::MAX - (1 << 24);
@@ -47,26 +46,19 @@ fn pages_in_use() -> u64 {
 }
 
 /// shmget(2).
-pub fn shmget(args: &Args) -> Result<u64> {
-    let (size, flags) = (args.u64(1), args.u32(2));
+pub fn shmget(key: i32, size: u64, Mode(flags): Mode) -> Result<u64> {
     let fits = |segment: &Segment| if size > segment.size { Err(Errno::EINVAL) } else { Ok(()) };
-    let id = system_v().memory.get(
-        (args.i32(0), flags),
-        &caller(),
-        SEGMENTS_MAX,
-        fits,
-        |permissions| {
-            if size == 0 || size > SIZE_MAX {
-                return Err(Errno::EINVAL);
-            }
-            let too_much = size > kernel().commit_limit() && flags & SHM_NORESERVE == 0;
-            // Huge pages: as on a machine without any set aside.
-            if too_much || size > i64::MAX as u64 || flags & SHM_HUGETLB != 0 {
-                return Err(Errno::ENOMEM);
-            }
-            Segment::new(permissions, size, current_process().pid)
-        },
-    )?;
+    let id = system_v().memory.get((key, flags), &caller(), SEGMENTS_MAX, fits, |permissions| {
+        if size == 0 || size > SIZE_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let too_much = size > kernel().commit_limit() && flags & SHM_NORESERVE == 0;
+        // Huge pages: as on a machine without any set aside.
+        if too_much || size > i64::MAX as u64 || flags & SHM_HUGETLB != 0 {
+            return Err(Errno::ENOMEM);
+        }
+        Segment::new(permissions, size, current_process().pid)
+    })?;
     Ok(id as u64)
 }
 
@@ -88,12 +80,11 @@ fn placement(at: u64, flags: u32) -> Result<Placement> {
 }
 
 /// shmat(2).
-pub fn shmat(args: &Args) -> Result<u64> {
-    let (id, flags) = (args.i32(0), args.u32(2));
+pub fn shmat(id: i32, UserAddress(hint): UserAddress, Mode(flags): Mode) -> Result<u64> {
     if id < 0 {
         return Err(Errno::EINVAL);
     }
-    let placement = placement(args.u64(1), flags)?;
+    let placement = placement(hint, flags)?;
     let is_writable = flags & SHM_RDONLY == 0;
     let (mut prot, mut access) =
         if is_writable { (PROT_READ | PROT_WRITE, READ | WRITE) } else { (PROT_READ, READ) };
@@ -120,8 +111,7 @@ pub fn shmat(args: &Args) -> Result<u64> {
 }
 
 /// shmdt(2): unmaps what is left of the attachment at an address.
-pub fn shmdt(args: &Args) -> Result<u64> {
-    let at = args.u64(0);
+pub fn shmdt(UserAddress(at): UserAddress) -> Result<u64> {
     if at & 4095 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -152,8 +142,7 @@ struct Status {
 }
 
 /// shmctl(2).
-pub fn shmctl(args: &Args) -> Result<u64> {
-    let (id, command, argument) = (args.i32(0), args.u32(1), args.address(2));
+pub fn shmctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
     if id < 0 {
         return Err(Errno::EINVAL);
     }

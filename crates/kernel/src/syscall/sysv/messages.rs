@@ -2,16 +2,15 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::Args;
+use crate::args::Mode;
 use crate::errno::{Errno, Result};
 use crate::ipc::sysv::messages::{Message, MessageQueue, QUEUE_BYTES, Wanted, Wish};
 use crate::ipc::sysv::permissions::{READ, UserPermissions, WRITE};
 use crate::ipc::sysv::registry::{Object, place_of};
 use crate::ipc::sysv::{IPC_INFO, IPC_NOWAIT, IPC_RMID, IPC_SET, IPC_STAT, system_v};
 use crate::platform::user::UserAddress;
-use crate::task::current_process;
 use crate::task::wait::wait_until;
-use crate::task::{Capabilities, Credentials};
+use crate::task::{Capabilities, Credentials, current_process};
 
 /// Most queues (`MSGMNI`).
 const QUEUES_MAX: usize = 32000;
@@ -33,9 +32,9 @@ fn caller() -> Credentials {
 }
 
 /// msgget(2).
-pub fn msgget(args: &Args) -> Result<u64> {
+pub fn msgget(key: i32, Mode(flags): Mode) -> Result<u64> {
     let id = system_v().messages.get(
-        (args.i32(0), args.u32(1)),
+        (key, flags),
         &caller(),
         QUEUES_MAX,
         |_| Ok(()),
@@ -50,8 +49,7 @@ fn interrupted(error: Errno) -> Errno {
 }
 
 /// msgsnd(2).
-pub fn msgsnd(args: &Args) -> Result<u64> {
-    let (id, at, len) = (args.i32(0), args.address(1), args.u64(2));
+pub fn msgsnd(id: i32, at: UserAddress, len: u64, Mode(flags): Mode) -> Result<u64> {
     let kind: i64 = at.read()?;
     let len = usize::try_from(len).ok().filter(|&len| len <= MESSAGE_MAX);
     let len = len.filter(|_| id >= 0 && kind >= 1).ok_or(Errno::EINVAL)?;
@@ -63,7 +61,7 @@ pub fn msgsnd(args: &Args) -> Result<u64> {
         queue.permissions().get().check(WRITE, &caller())?;
         queue.send(&mut message, pid)
     };
-    if args.u32(3) & IPC_NOWAIT != 0 {
+    if flags & IPC_NOWAIT != 0 {
         return attempt().map(|()| 0);
     }
     wait_until(&[&queue.senders], None, || match attempt() {
@@ -85,9 +83,8 @@ fn wanted(kind: i64, flags: u32) -> Wanted {
 }
 
 /// msgrcv(2).
-pub fn msgrcv(args: &Args) -> Result<u64> {
-    let (id, to, kind, flags) = (args.i32(0), args.address(1), args.i64(3), args.u32(4));
-    let room = usize::try_from(args.i64(2)).ok().filter(|_| id >= 0).ok_or(Errno::EINVAL)?;
+pub fn msgrcv(id: i32, to: UserAddress, len: i64, kind: i64, Mode(flags): Mode) -> Result<u64> {
+    let room = usize::try_from(len).ok().filter(|_| id >= 0).ok_or(Errno::EINVAL)?;
     if flags & MSG_COPY != 0 && (flags & MSG_EXCEPT != 0 || flags & IPC_NOWAIT == 0) {
         return Err(Errno::EINVAL);
     }
@@ -142,8 +139,7 @@ struct Status {
 }
 
 /// msgctl(2).
-pub fn msgctl(args: &Args) -> Result<u64> {
-    let (id, command, argument) = (args.i32(0), args.u32(1), args.address(2));
+pub fn msgctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
     if id < 0 {
         return Err(Errno::EINVAL);
     }

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::Args;
+use crate::args::Mode;
 use crate::errno::{Errno, Result};
 use crate::ipc::sysv::permissions::{READ, UserPermissions, WRITE};
 use crate::ipc::sysv::registry::{Object, place_of};
@@ -10,9 +10,8 @@ use crate::ipc::sysv::semaphores::{Attempt, Operation, SemaphoreSet, VALUE_MAX};
 use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, system_v};
 use crate::ipc::timeout::{Timeout, Timespec};
 use crate::platform::user::UserAddress;
-use crate::task::Credentials;
-use crate::task::current_process;
 use crate::task::wait::wait_until;
+use crate::task::{Credentials, current_process};
 
 /// Most semaphores in a set (`SEMMSL`) and sets (`SEMMNI`).
 const SET_MAX: i32 = 32000;
@@ -42,15 +41,14 @@ fn in_use() -> usize {
 }
 
 /// semget(2).
-pub fn semget(args: &Args) -> Result<u64> {
-    let count = args.i32(1);
+pub fn semget(key: i32, count: i32, Mode(flags): Mode) -> Result<u64> {
     if !(0..=SET_MAX).contains(&count) {
         return Err(Errno::EINVAL);
     }
     let count = count as usize;
     let fits = |set: &SemaphoreSet| if count > set.len() { Err(Errno::EINVAL) } else { Ok(()) };
     let id = system_v().semaphores.get(
-        (args.i32(0), args.u32(2)),
+        (key, flags),
         &caller(),
         SET_MAX as usize,
         fits,
@@ -68,38 +66,43 @@ pub fn semget(args: &Args) -> Result<u64> {
 }
 
 /// semop(2).
-pub fn semop(args: &Args) -> Result<u64> {
-    operate(args, Timeout::Never)
+pub fn semop(id: i32, operations: UserAddress, count: u32) -> Result<u64> {
+    operate(id, operations, count, Timeout::Never)
 }
 
 /// semtimedop(2).
-pub fn semtimedop(args: &Args) -> Result<u64> {
+pub fn semtimedop(
+    id: i32,
+    operations: UserAddress,
+    count: u32,
+    timeout: UserAddress,
+) -> Result<u64> {
     // The time is looked at after the operations, but must be readable.
-    let time = match args.address(3) {
+    let time = match timeout {
         UserAddress::NULL => None,
         at => Some(at.read::<Timespec>()?),
     };
     match time.map(Timespec::to_ns) {
-        None => operate(args, Timeout::Never),
-        Some(Ok(ns)) => operate(args, Timeout::after_ns(ns)),
-        Some(Err(error)) => read_operations(args).and(Err(error)),
+        None => operate(id, operations, count, Timeout::Never),
+        Some(Ok(ns)) => operate(id, operations, count, Timeout::after_ns(ns)),
+        Some(Err(error)) => read_operations(id, operations, count).and(Err(error)),
     }
 }
 
-fn read_operations(args: &Args) -> Result<alloc::vec::Vec<Operation>> {
-    let count = args.u32(2) as usize;
-    if count == 0 || args.i32(0) < 0 {
+fn read_operations(id: i32, at: UserAddress, count: u32) -> Result<alloc::vec::Vec<Operation>> {
+    let count = count as usize;
+    if count == 0 || id < 0 {
         return Err(Errno::EINVAL);
     }
     if count > OPERATIONS_MAX {
         return Err(Errno::E2BIG);
     }
-    args.address(1).read_array(count)
+    at.read_array(count)
 }
 
-fn operate(args: &Args, timeout: Timeout) -> Result<u64> {
-    let operations = read_operations(args)?;
-    let set = system_v().semaphores.find(args.i32(0))?;
+fn operate(id: i32, at: UserAddress, count: u32, timeout: Timeout) -> Result<u64> {
+    let operations = read_operations(id, at, count)?;
+    let set = system_v().semaphores.find(id)?;
     let last = operations.iter().map(|operation| usize::from(operation.number)).max();
     if last.is_some_and(|last| last >= set.len()) {
         return Err(Errno::EFBIG);
@@ -134,8 +137,7 @@ struct Status {
 }
 
 /// semctl(2).
-pub fn semctl(args: &Args) -> Result<u64> {
-    let (id, number, command, argument) = (args.i32(0), args.i32(1), args.u32(2), args.address(3));
+pub fn semctl(id: i32, number: i32, command: u32, argument: UserAddress) -> Result<u64> {
     if id < 0 {
         return Err(Errno::EINVAL);
     }
@@ -182,7 +184,7 @@ pub fn semctl(args: &Args) -> Result<u64> {
             set.set(0, &values, current_process().pid);
             Ok(0)
         }
-        SETVAL => set_value(id, number, args.i32(3)),
+        SETVAL => set_value(id, number, argument.0 as i32),
         GETPID | GETVAL | GETNCNT | GETZCNT => one(id, number, command),
         _ => Err(Errno::EINVAL),
     }

@@ -2,8 +2,8 @@
 
 use alloc::sync::Arc;
 
-use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::credentials::SecureBits;
 use crate::task::{Capabilities, Credentials, Process, current_process};
@@ -21,13 +21,13 @@ struct Header {
 
 impl Header {
     /// None if the version is unknown; the guest then reads which one is.
-    fn read(args: &Args) -> Result<Option<Self>> {
-        let [version, pid]: [u32; 2] = args.address(0).read()?;
+    fn read(at: UserAddress) -> Result<Option<Self>> {
+        let [version, pid]: [u32; 2] = at.read()?;
         let words = match version {
             VERSION_1 => 1,
             version if VERSIONS_WIDE.contains(&version) => 2,
             _ => {
-                args.address(0).write(&VERSIONS_WIDE[1])?;
+                at.write(&VERSIONS_WIDE[1])?;
                 return Ok(None);
             }
         };
@@ -47,32 +47,32 @@ impl Header {
 }
 
 /// capget(2): effective, permitted and inheritable words, then the high ones.
-pub fn capget(args: &Args) -> Result<u64> {
-    let Some(header) = Header::read(args)? else {
-        return if args.address(1).is_null() { Ok(0) } else { Err(Errno::EINVAL) };
+pub fn capget(header: UserAddress, data: UserAddress) -> Result<u64> {
+    let Some(header) = Header::read(header)? else {
+        return if data.is_null() { Ok(0) } else { Err(Errno::EINVAL) };
     };
     let process = header.process()?;
-    if args.address(1).is_null() {
+    if data.is_null() {
         return Ok(0);
     }
     let c = process.credentials.lock().clone();
     let sets = [c.effective, c.permitted, c.inheritable].map(|set| set.bits());
     for word in 0..header.words {
         let words = sets.map(|set| (set >> (32 * word)) as u32);
-        args.address(1).offset(12 * word as u64).write(&words)?;
+        data.offset(12 * word as u64).write(&words)?;
     }
     Ok(0)
 }
 
 /// capset(2).
-pub fn capset(args: &Args) -> Result<u64> {
-    let header = Header::read(args)?.ok_or(Errno::EINVAL)?;
+pub fn capset(header: UserAddress, data: UserAddress) -> Result<u64> {
+    let header = Header::read(header)?.ok_or(Errno::EINVAL)?;
     if header.pid != 0 && header.pid != crate::task::current().tid() as i32 {
         return Err(Errno::EPERM);
     }
     let mut sets = [0u64; 3];
     for word in 0..header.words {
-        let words: [u32; 3] = args.address(1).offset(12 * word as u64).read()?;
+        let words: [u32; 3] = data.offset(12 * word as u64).read()?;
         for (set, half) in sets.iter_mut().zip(words) {
             *set |= (half as u64) << (32 * word);
         }
@@ -84,7 +84,7 @@ pub fn capset(args: &Args) -> Result<u64> {
 }
 
 /// The part of prctl(2) that is about capabilities; none for other options.
-pub fn prctl(args: &Args) -> Option<Result<u64>> {
+pub fn prctl(option: u32, arguments: [u64; 4]) -> Option<Result<u64>> {
     const PR_GET_KEEPCAPS: u32 = 7;
     const PR_SET_KEEPCAPS: u32 = 8;
     const PR_CAPBSET_READ: u32 = 23;
@@ -94,26 +94,26 @@ pub fn prctl(args: &Args) -> Option<Result<u64>> {
     const PR_SET_NO_NEW_PRIVS: u32 = 38;
     const PR_GET_NO_NEW_PRIVS: u32 = 39;
     const PR_CAP_AMBIENT: u32 = 47;
-    let rest_is_zero = |from: usize| (from..5).all(|i| args.u64(i) == 0);
+    let rest_is_zero = |from: usize| arguments[from..].iter().all(|&argument| argument == 0);
     let mut c = current_process().credentials.lock();
     let keeps = c.secure_bits.contains(SecureBits::KEEP_CAPS);
-    let one = || Capabilities::from_number(args.u64(1));
-    let changed = match args.u32(0) {
+    let one = || Capabilities::from_number(arguments[0]);
+    let changed = match option {
         PR_GET_KEEPCAPS => return Some(Ok(keeps as u64)),
         PR_GET_SECUREBITS => return Some(Ok(c.secure_bits.bits() as u64)),
         PR_CAPBSET_READ => return Some(one().map(|one| c.bounding.contains(one) as u64)),
-        PR_GET_NO_NEW_PRIVS if !rest_is_zero(1) => Err(Errno::EINVAL),
+        PR_GET_NO_NEW_PRIVS if !rest_is_zero(0) => Err(Errno::EINVAL),
         PR_GET_NO_NEW_PRIVS => return Some(Ok(c.no_new_privileges as u64)),
-        PR_CAP_AMBIENT => return Some(ambient(&mut c, args)),
-        PR_SET_KEEPCAPS if args.u64(1) > 1 => Err(Errno::EINVAL),
-        PR_SET_KEEPCAPS => c.set_keeps_capabilities(args.u64(1) == 1),
+        PR_CAP_AMBIENT => return Some(ambient(&mut c, arguments)),
+        PR_SET_KEEPCAPS if arguments[0] > 1 => Err(Errno::EINVAL),
+        PR_SET_KEEPCAPS => c.set_keeps_capabilities(arguments[0] == 1),
         // The right is asked for first.
         PR_CAPBSET_DROP => c
             .require(Capabilities::SETPCAP)
             .and_then(|()| one())
             .and_then(|one| c.drop_from_bounding(one)),
-        PR_SET_SECUREBITS => c.set_secure_bits(args.u32(1)),
-        PR_SET_NO_NEW_PRIVS if args.u64(1) != 1 || !rest_is_zero(2) => Err(Errno::EINVAL),
+        PR_SET_SECUREBITS => c.set_secure_bits(arguments[0] as u32),
+        PR_SET_NO_NEW_PRIVS if arguments[0] != 1 || !rest_is_zero(1) => Err(Errno::EINVAL),
         PR_SET_NO_NEW_PRIVS => {
             c.no_new_privileges = true;
             Ok(())
@@ -124,17 +124,17 @@ pub fn prctl(args: &Args) -> Option<Result<u64>> {
 }
 
 /// `PR_CAP_AMBIENT`.
-fn ambient(c: &mut Credentials, args: &Args) -> Result<u64> {
+fn ambient(c: &mut Credentials, [action, number, rest @ ..]: [u64; 4]) -> Result<u64> {
     const IS_SET: u64 = 1;
     const RAISE: u64 = 2;
     const LOWER: u64 = 3;
     const CLEAR_ALL: u64 = 4;
-    if args.u64(3) != 0 || args.u64(4) != 0 {
+    if rest != [0; 2] {
         return Err(Errno::EINVAL);
     }
-    let one = Capabilities::from_number(args.u64(2));
-    match args.u64(1) {
-        CLEAR_ALL if args.u64(2) != 0 => return Err(Errno::EINVAL),
+    let one = Capabilities::from_number(number);
+    match action {
+        CLEAR_ALL if number != 0 => return Err(Errno::EINVAL),
         CLEAR_ALL => c.ambient = Capabilities::empty(),
         IS_SET => return Ok(c.ambient.contains(one?) as u64),
         RAISE => c.raise_ambient(one?)?,

@@ -3,17 +3,15 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::args::Args;
+use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
-use crate::fs::fd_table;
 use crate::ipc::pidfd;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::task::exit;
 use crate::task::process::{Life, Process};
 use crate::task::signal::{self, SIGCHLD};
 use crate::task::wait::wait_until;
-use crate::task::{current, current_process};
+use crate::task::{current, current_process, exit};
 
 const WNOHANG: u32 = 0x1;
 const WSTOPPED: u32 = 0x2;
@@ -124,13 +122,17 @@ fn wait_for(which: Which, options: u32) -> Result<Option<(Arc<Process>, News)>> 
 }
 
 /// wait4(2).
-pub fn wait4(args: &Args) -> Result<u64> {
+pub fn wait4(
+    pid: i32,
+    status: UserAddress,
+    Flags(options): Flags,
+    usage: UserAddress,
+) -> Result<u64> {
     const KNOWN: u32 = WNOHANG | WSTOPPED | WCONTINUED | WNOTHREAD | WCLONE | WALL;
-    let options = args.u32(2);
     if options & !KNOWN != 0 {
         return Err(Errno::EINVAL);
     }
-    let which = match args.i32(0) {
+    let which = match pid {
         -1 => Which::Any,
         0 => Which::Group(current_process().process_group()),
         i32::MIN => return Err(Errno::ESRCH),
@@ -138,8 +140,8 @@ pub fn wait4(args: &Args) -> Result<u64> {
         group => Which::Group(group.unsigned_abs()),
     };
     let Some((child, news)) = wait_for(which, options | WEXITED)? else { return Ok(0) };
-    args.address(1).write_if_some(&news.to_wait_status())?;
-    write_usage(&child, args.address(3))?;
+    status.write_if_some(&news.to_wait_status())?;
+    write_usage(&child, usage)?;
     Ok(child.pid as u64)
 }
 
@@ -155,33 +157,37 @@ fn write_usage(child: &Process, at: UserAddress) -> Result<()> {
 }
 
 /// waitid(2).
-pub fn waitid(args: &Args) -> Result<u64> {
+pub fn waitid(
+    kind: u32,
+    id: i32,
+    info_to: UserAddress,
+    Flags(asked): Flags,
+    usage: UserAddress,
+) -> Result<u64> {
     const P_ALL: u32 = 0;
     const P_PID: u32 = 1;
     const P_PGID: u32 = 2;
     const P_PIDFD: u32 = 3;
     const WHAT: u32 = WSTOPPED | WEXITED | WCONTINUED;
-    let options = args.u32(3);
-    if options & !(WHAT | WNOHANG | WNOWAIT | WNOTHREAD | WCLONE | WALL) != 0 || options & WHAT == 0
-    {
+    if asked & !(WHAT | WNOHANG | WNOWAIT | WNOTHREAD | WCLONE | WALL) != 0 || asked & WHAT == 0 {
         return Err(Errno::EINVAL);
     }
-    let mut options = options;
-    let which = match (args.u32(0), args.i32(1)) {
+    let mut options = asked;
+    let which = match (kind, id) {
         (P_ALL, _) => Which::Any,
-        (P_PID, 1..) => Which::Process(args.u32(1)),
+        (P_PID, 1..) => Which::Process(id as u32),
         (P_PGID, 0) => Which::Group(current_process().process_group()),
-        (P_PGID, 1..) => Which::Group(args.u32(1)),
+        (P_PGID, 1..) => Which::Group(id as u32),
         (P_PIDFD, 0..) => {
-            if fd_table::file(args.fd(1))?.flags().contains(crate::fs::file::OpenFlags::NONBLOCK) {
+            if Fd(id).file()?.flags().contains(crate::fs::file::OpenFlags::NONBLOCK) {
                 options |= WNOHANG;
             }
-            Which::Process(pidfd::process_of(args.fd(1))?.pid)
+            Which::Process(pidfd::process_of(Fd(id))?.pid)
         }
         _ => return Err(Errno::EINVAL),
     };
     let found = wait_for(which, options)?;
-    if found.is_none() && options & WNOHANG != 0 && args.u32(3) & WNOHANG == 0 {
+    if found.is_none() && options & WNOHANG != 0 && asked & WNOHANG == 0 {
         return Err(Errno::EAGAIN);
     }
     let info = match &found {
@@ -190,9 +196,9 @@ pub fn waitid(args: &Args) -> Result<u64> {
         Some((child, News::Continued)) => signal::child_continued(child),
         None => bytemuck::Zeroable::zeroed(),
     };
-    args.address(2).write_if_some(&info)?;
+    info_to.write_if_some(&info)?;
     if let Some((child, _)) = &found {
-        write_usage(child, args.address(4))?;
+        write_usage(child, usage)?;
     }
     Ok(0)
 }

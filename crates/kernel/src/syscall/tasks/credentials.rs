@@ -1,7 +1,7 @@
 //! System calls on user and group ids.
 
-use crate::args::Args;
 use crate::errno::{Errno, Result};
+use crate::platform::user::UserAddress;
 use crate::task::{Capabilities, Credentials, current_process};
 
 fn credentials() -> Credentials {
@@ -9,46 +9,46 @@ fn credentials() -> Credentials {
 }
 
 /// getuid(2).
-pub fn getuid(_args: &Args) -> Result<u64> {
+pub fn getuid() -> Result<u64> {
     Ok(credentials().uid as u64)
 }
 /// geteuid(2).
-pub fn geteuid(_args: &Args) -> Result<u64> {
+pub fn geteuid() -> Result<u64> {
     Ok(credentials().euid as u64)
 }
 /// getgid(2).
-pub fn getgid(_args: &Args) -> Result<u64> {
+pub fn getgid() -> Result<u64> {
     Ok(credentials().gid as u64)
 }
 /// getegid(2).
-pub fn getegid(_args: &Args) -> Result<u64> {
+pub fn getegid() -> Result<u64> {
     Ok(credentials().egid as u64)
 }
 
 /// getresuid(2).
-pub fn getresuid(args: &Args) -> Result<u64> {
+pub fn getresuid(real: UserAddress, effective: UserAddress, saved: UserAddress) -> Result<u64> {
     let c = credentials();
-    for (i, id) in [c.uid, c.euid, c.suid].iter().enumerate() {
-        args.address(i).write(id)?;
-    }
+    real.write(&c.uid)?;
+    effective.write(&c.euid)?;
+    saved.write(&c.suid)?;
     Ok(0)
 }
 
 /// getresgid(2).
-pub fn getresgid(args: &Args) -> Result<u64> {
+pub fn getresgid(real: UserAddress, effective: UserAddress, saved: UserAddress) -> Result<u64> {
     let c = credentials();
-    for (i, id) in [c.gid, c.egid, c.sgid].iter().enumerate() {
-        args.address(i).write(id)?;
-    }
+    real.write(&c.gid)?;
+    effective.write(&c.egid)?;
+    saved.write(&c.sgid)?;
     Ok(0)
 }
 
 /// Which of real, effective and saved id stay as they are.
 const UNCHANGED: u32 = u32::MAX;
 
-/// The ids that a call asks for in its first arguments, in place of `old`.
-fn wanted<const N: usize>(args: &Args, old: [u32; N]) -> [u32; N] {
-    core::array::from_fn(|i| if args.u32(i) == UNCHANGED { old[i] } else { args.u32(i) })
+/// The ids that a call asks for, in place of `old`.
+fn wanted<const N: usize>(asked: [u32; N], old: [u32; N]) -> [u32; N] {
+    core::array::from_fn(|i| if asked[i] == UNCHANGED { old[i] } else { asked[i] })
 }
 
 /// `EPERM` unless all `ids` are among `own` or `capability` allows any.
@@ -57,18 +57,18 @@ fn check(c: &Credentials, capability: Capabilities, ids: &[u32], own: &[u32]) ->
 }
 
 /// setresuid(2).
-pub fn setresuid(args: &Args) -> Result<u64> {
+pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<u64> {
     let mut c = current_process().credentials.lock();
-    let new = wanted(args, c.users());
+    let new = wanted([real, effective, saved], c.users());
     check(&c, Capabilities::SETUID, &new, &c.users())?;
     c.set_users(new);
     Ok(0)
 }
 
 /// setresgid(2).
-pub fn setresgid(args: &Args) -> Result<u64> {
+pub fn setresgid(real: u32, effective: u32, saved: u32) -> Result<u64> {
     let mut c = current_process().credentials.lock();
-    let new = wanted(args, c.groups_of_process());
+    let new = wanted([real, effective, saved], c.groups_of_process());
     check(&c, Capabilities::SETGID, &new, &c.groups_of_process())?;
     c.set_groups(new);
     Ok(0)
@@ -80,8 +80,8 @@ fn valid(id: u32) -> Result<u32> {
 }
 
 /// setuid(2).
-pub fn setuid(args: &Args) -> Result<u64> {
-    let id = valid(args.u32(0))?;
+pub fn setuid(id: u32) -> Result<u64> {
+    let id = valid(id)?;
     let mut c = current_process().credentials.lock();
     check(&c, Capabilities::SETUID, &[id], &[c.uid, c.suid])?;
     let [uid, _, suid] = c.users();
@@ -91,8 +91,8 @@ pub fn setuid(args: &Args) -> Result<u64> {
 }
 
 /// setgid(2).
-pub fn setgid(args: &Args) -> Result<u64> {
-    let id = valid(args.u32(0))?;
+pub fn setgid(id: u32) -> Result<u64> {
+    let id = valid(id)?;
     let mut c = current_process().credentials.lock();
     check(&c, Capabilities::SETGID, &[id], &[c.gid, c.sgid])?;
     let [gid, _, sgid] = c.groups_of_process();
@@ -103,37 +103,37 @@ pub fn setgid(args: &Args) -> Result<u64> {
 
 /// The saved id after a call that sets real and effective id: it follows the
 /// effective one if the real id is set or the effective one differs from it.
-fn saved(args: &Args, old: [u32; 3], effective: u32) -> u32 {
-    let follows = args.u32(0) != UNCHANGED || effective != old[0];
+fn saved(real: u32, old: [u32; 3], effective: u32) -> u32 {
+    let follows = real != UNCHANGED || effective != old[0];
     if follows { effective } else { old[2] }
 }
 
 /// setreuid(2).
-pub fn setreuid(args: &Args) -> Result<u64> {
+pub fn setreuid(real: u32, effective: u32) -> Result<u64> {
     let mut c = current_process().credentials.lock();
     let old = c.users();
-    let [real, effective] = wanted(args, [old[0], old[1]]);
+    let [real, effective] = wanted([real, effective], [old[0], old[1]]);
     check(&c, Capabilities::SETUID, &[real], &old[..2])?;
     check(&c, Capabilities::SETUID, &[effective], &old)?;
-    c.set_users([real, effective, saved(args, old, effective)]);
+    c.set_users([real, effective, saved(real, old, effective)]);
     Ok(0)
 }
 
 /// setregid(2).
-pub fn setregid(args: &Args) -> Result<u64> {
+pub fn setregid(real: u32, effective: u32) -> Result<u64> {
     let mut c = current_process().credentials.lock();
     let old = c.groups_of_process();
-    let [real, effective] = wanted(args, [old[0], old[1]]);
+    let [real, effective] = wanted([real, effective], [old[0], old[1]]);
     check(&c, Capabilities::SETGID, &[real], &old[..2])?;
     check(&c, Capabilities::SETGID, &[effective], &old)?;
-    c.set_groups([real, effective, saved(args, old, effective)]);
+    c.set_groups([real, effective, saved(real, old, effective)]);
     Ok(0)
 }
 
 /// setfsuid(2): returns the old id and never fails.
-pub fn setfsuid(args: &Args) -> Result<u64> {
+pub fn setfsuid(id: u32) -> Result<u64> {
     let mut c = current_process().credentials.lock();
-    let (old, new) = (c.fsuid, args.u32(0));
+    let (old, new) = (c.fsuid, id);
     let own = [c.uid, c.euid, c.suid, c.fsuid];
     if new != UNCHANGED && check(&c, Capabilities::SETUID, &[new], &own).is_ok() {
         c.set_file_user(new);
@@ -142,9 +142,9 @@ pub fn setfsuid(args: &Args) -> Result<u64> {
 }
 
 /// setfsgid(2): returns the old id and never fails.
-pub fn setfsgid(args: &Args) -> Result<u64> {
+pub fn setfsgid(id: u32) -> Result<u64> {
     let mut c = current_process().credentials.lock();
-    let (old, new) = (c.fsgid, args.u32(0));
+    let (old, new) = (c.fsgid, id);
     let own = [c.gid, c.egid, c.sgid, c.fsgid];
     if new != UNCHANGED && check(&c, Capabilities::SETGID, &[new], &own).is_ok() {
         c.fsgid = new;
@@ -153,25 +153,24 @@ pub fn setfsgid(args: &Args) -> Result<u64> {
 }
 
 /// getgroups(2).
-pub fn getgroups(args: &Args) -> Result<u64> {
+pub fn getgroups(size: i32, to: UserAddress) -> Result<u64> {
     let groups = credentials().groups;
-    let size = args.i32(0);
     if size < 0 || size > 0 && (size as usize) < groups.len() {
         return Err(Errno::EINVAL);
     }
     if size > 0 {
-        args.address(1).write_bytes(bytemuck::cast_slice(&groups))?;
+        to.write_bytes(bytemuck::cast_slice(&groups))?;
     }
     Ok(groups.len() as u64)
 }
 
 /// setgroups(2).
-pub fn setgroups(args: &Args) -> Result<u64> {
+pub fn setgroups(count: usize, from: UserAddress) -> Result<u64> {
     credentials().require(Capabilities::SETGID)?;
-    if args.usize(0) > 65536 {
+    if count > 65536 {
         return Err(Errno::EINVAL);
     }
-    let groups = args.address(1).read_array(args.usize(0))?;
+    let groups = from.read_array(count)?;
     current_process().credentials.lock().groups = groups;
     Ok(0)
 }

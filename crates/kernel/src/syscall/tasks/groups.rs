@@ -2,29 +2,28 @@
 
 use alloc::sync::Arc;
 
-use crate::args::Args;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
 use crate::task::{Process, current, current_process};
 
 /// getppid(2): the first process has no parent.
-pub fn getppid(_args: &Args) -> Result<u64> {
+pub fn getppid() -> Result<u64> {
     Ok(current_process().parent_pid() as u64)
 }
 
 /// getpgid(2).
-pub fn getpgid(args: &Args) -> Result<u64> {
-    of_process(args.i32(0)).map(|process| process.process_group() as u64)
+pub fn getpgid(pid: i32) -> Result<u64> {
+    of_process(pid).map(|process| process.process_group() as u64)
 }
 
 /// getpgrp(2).
-pub fn getpgrp(_args: &Args) -> Result<u64> {
+pub fn getpgrp() -> Result<u64> {
     Ok(current_process().process_group() as u64)
 }
 
 /// getsid(2).
-pub fn getsid(args: &Args) -> Result<u64> {
-    of_process(args.i32(0)).map(|process| process.session() as u64)
+pub fn getsid(pid: i32) -> Result<u64> {
+    of_process(pid).map(|process| process.session() as u64)
 }
 
 /// A process by id, 0 being the caller; `ESRCH`.
@@ -37,7 +36,7 @@ pub(super) fn of_process(pid: i32) -> Result<Arc<Process>> {
 }
 
 /// setsid(2).
-pub fn setsid(_args: &Args) -> Result<u64> {
+pub fn setsid() -> Result<u64> {
     let own = current_process();
     let leads_a_group =
         !kernel().tasks.processes_where(|process| process.process_group() == own.pid).is_empty();
@@ -51,12 +50,12 @@ pub fn setsid(_args: &Args) -> Result<u64> {
 }
 
 /// setpgid(2).
-pub fn setpgid(args: &Args) -> Result<u64> {
+pub fn setpgid(pid: i32, group: i32) -> Result<u64> {
     let own = current_process();
-    if args.i32(1) < 0 {
+    if group < 0 {
         return Err(Errno::EINVAL);
     }
-    let target = of_process(args.i32(0))?;
+    let target = of_process(pid)?;
     let family = target.family.get();
     if target.pid != own.pid {
         if family.parent != own.pid {
@@ -69,7 +68,7 @@ pub fn setpgid(args: &Args) -> Result<u64> {
     if family.session == target.pid || family.session != own.session() {
         return Err(Errno::EPERM);
     }
-    let group = if args.i32(1) == 0 { target.pid } else { args.u32(1) };
+    let group = if group == 0 { target.pid } else { group as u32 };
     let exists = group == target.pid
         || !kernel()
             .tasks

@@ -15,7 +15,7 @@ pub use scheduling::*;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::args::Args;
+use crate::args::{Fd, Flags, UserString, Word};
 use crate::errno::{Errno, Result};
 use crate::exec::{ARGUMENTS_MAX, Program};
 use crate::fs::Context;
@@ -26,7 +26,7 @@ use crate::task::process::ResourceLimit;
 use crate::task::{Capabilities, current, current_process, exit, fork_id};
 
 /// getpid(2).
-pub fn getpid(_args: &Args) -> Result<u64> {
+pub fn getpid() -> Result<u64> {
     let process = current_process();
     let stack = UserAddress(current().frame().rsp());
     let generation = kernel().generation.get();
@@ -34,51 +34,56 @@ pub fn getpid(_args: &Args) -> Result<u64> {
 }
 
 /// gettid(2).
-pub fn gettid(_args: &Args) -> Result<u64> {
+pub fn gettid() -> Result<u64> {
     Ok(current().tid() as u64)
 }
 
 /// exit_group(2).
-pub fn exit_group(args: &Args) -> Result<u64> {
-    exit::exit_group(args.u32(0))
+pub fn exit_group(code: u32) -> Result<u64> {
+    exit::exit_group(code)
 }
 
 /// exit(2).
-pub fn exit(args: &Args) -> Result<u64> {
-    exit::exit_thread(crate::task::process::ExitStatus::Exited(args.u32(0) as u8))
+pub fn exit(code: u32) -> Result<u64> {
+    exit::exit_thread(crate::task::process::ExitStatus::Exited(code as u8))
 }
 
 /// execve(2).
-pub fn execve(args: &Args) -> Result<u64> {
+pub fn execve(path: UserString, argv: UserAddress, envp: UserAddress) -> Result<u64> {
     let context = Context::current();
     let start = context.cwd.clone();
-    execute(&context, &start, args.address(0), args.address(1), args.address(2), Follow::Yes)
+    execute(&context, &start, path, argv, envp, Follow::Yes)
 }
 
 /// execveat(2).
-pub fn execveat(args: &Args) -> Result<u64> {
+pub fn execveat(
+    dirfd: Fd,
+    path: UserString,
+    argv: UserAddress,
+    envp: UserAddress,
+    Flags(flags): Flags,
+) -> Result<u64> {
     const AT_SYMLINK_NOFOLLOW: u32 = 0x100;
     const AT_EMPTY_PATH: u32 = 0x1000;
-    let flags = args.u32(4);
     if flags & !(AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH) != 0 {
         return Err(Errno::EINVAL);
     }
     let context = Context::current();
-    if flags & AT_EMPTY_PATH != 0 && args.address(1).read_path()?.is_empty() {
-        let (argv, envp) = read_arguments(args.address(2), args.address(3))?;
-        let program = Program::open_descriptor(&context, args.fd(0), argv, envp)?;
+    if flags & AT_EMPTY_PATH != 0 && path.read_path()?.is_empty() {
+        let (argv, envp) = read_arguments(argv, envp)?;
+        let program = Program::open_descriptor(&context, dirfd, argv, envp)?;
         let name = program.name.clone();
         return crate::exec::replace_program(program, &name);
     }
-    let start = context.start(args.fd(0))?;
+    let start = context.start(dirfd)?;
     let follow = if flags & AT_SYMLINK_NOFOLLOW != 0 { Follow::No } else { Follow::Yes };
-    execute(&context, &start, args.address(1), args.address(2), args.address(3), follow)
+    execute(&context, &start, path, argv, envp, follow)
 }
 
 fn execute(
     context: &Context,
     start: &crate::fs::path::Path,
-    path: UserAddress,
+    path: UserString,
     argv: UserAddress,
     envp: UserAddress,
     follow: Follow,
@@ -125,58 +130,58 @@ fn read_strings(array: UserAddress, budget: &mut usize) -> Result<Vec<Vec<u8>>> 
 }
 
 /// set_tid_address(2).
-pub fn set_tid_address(args: &Args) -> Result<u64> {
+pub fn set_tid_address(UserAddress(at): UserAddress) -> Result<u64> {
     let thread = current();
-    thread.clear_child_tid.store(args.u64(0), Relaxed);
+    thread.clear_child_tid.store(at, Relaxed);
     Ok(thread.tid() as u64)
 }
 
 /// set_robust_list(2).
-pub fn set_robust_list(args: &Args) -> Result<u64> {
+pub fn set_robust_list(UserAddress(head): UserAddress, size: usize) -> Result<u64> {
     const HEAD_SIZE: usize = 24;
-    if args.usize(1) != HEAD_SIZE {
+    if size != HEAD_SIZE {
         return Err(Errno::EINVAL);
     }
-    current().robust_list.store(args.u64(0), Relaxed);
+    current().robust_list.store(head, Relaxed);
     Ok(0)
 }
 
 /// get_robust_list(2).
-pub fn get_robust_list(args: &Args) -> Result<u64> {
-    let thread = match args.u32(0) {
+pub fn get_robust_list(tid: u32, head: UserAddress, size: UserAddress) -> Result<u64> {
+    let thread = match tid {
         0 => crate::task::thread::current_arc(),
         tid => kernel().tasks.thread(tid).ok_or(Errno::ESRCH)?,
     };
-    args.address(1).write(&thread.robust_list.load(Relaxed))?;
-    args.address(2).write(&24u64)?;
+    head.write(&thread.robust_list.load(Relaxed))?;
+    size.write(&24u64)?;
     Ok(0)
 }
 
 /// arch_prctl(2).
-pub fn arch_prctl(args: &Args) -> Result<u64> {
+pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<u64> {
     const ARCH_SET_GS: u32 = 0x1001;
     const ARCH_GET_GS: u32 = 0x1004;
     const ARCH_SET_FS: u32 = 0x1002;
     const ARCH_GET_FS: u32 = 0x1003;
     const ARCH_GET_CPUID: u32 = 0x1011;
     const ARCH_SET_CPUID: u32 = 0x1012;
-    match args.u32(0) {
-        ARCH_SET_FS if args.u64(1) >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
+    match code {
+        ARCH_SET_FS if argument.0 >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
         ARCH_SET_FS => {
-            crate::platform::segment::set_fs_base(args.u64(1));
+            crate::platform::segment::set_fs_base(argument.0);
             Ok(0)
         }
         ARCH_GET_FS => {
-            args.address(1).write(&crate::platform::segment::fs_base())?;
+            argument.write(&crate::platform::segment::fs_base())?;
             Ok(0)
         }
         ARCH_GET_GS => {
-            args.address(1).write(&current().context.gs_base())?;
+            argument.write(&current().context.gs_base())?;
             Ok(0)
         }
-        ARCH_SET_GS if args.u64(1) >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
+        ARCH_SET_GS if argument.0 >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
         ARCH_SET_GS => {
-            current().context.set_gs_base(args.u64(1));
+            current().context.set_gs_base(argument.0);
             crate::platform::segment::close_entry_if_wanted(&current().context);
             Ok(0)
         }
@@ -187,7 +192,7 @@ pub fn arch_prctl(args: &Args) -> Result<u64> {
 }
 
 /// `struct new_utsname`: six fields of 65 bytes.
-pub fn uname(args: &Args) -> Result<u64> {
+pub fn uname(to: UserAddress) -> Result<u64> {
     let mut name = [0u8; 6 * 65];
     let hostname = kernel().hostname.lock().clone();
     let fields: [&[u8]; 6] =
@@ -196,18 +201,18 @@ pub fn uname(args: &Args) -> Result<u64> {
         let len = field.len().min(64);
         name[i * 65..i * 65 + len].copy_from_slice(&field[..len]);
     }
-    args.address(0).write_bytes(&name)?;
+    to.write_bytes(&name)?;
     Ok(0)
 }
 
 /// sethostname(2).
-pub fn sethostname(args: &Args) -> Result<u64> {
+pub fn sethostname(from: UserString, len: usize) -> Result<u64> {
     current_process().credentials.lock().require(Capabilities::SYS_ADMIN)?;
-    if args.usize(1) > 64 {
+    if len > 64 {
         return Err(Errno::EINVAL);
     }
-    let mut name = alloc::vec![0; args.usize(1)];
-    args.address(0).read_bytes(&mut name)?;
+    let mut name = alloc::vec![0; len];
+    from.read_bytes(&mut name)?;
     *kernel().hostname.lock() = name;
     Ok(0)
 }
@@ -233,7 +238,7 @@ struct SystemInfo {
 }
 
 /// sysinfo(2).
-pub fn sysinfo(args: &Args) -> Result<u64> {
+pub fn sysinfo(to: UserAddress) -> Result<u64> {
     let total = kernel().memory_total();
     let used = crate::mm::heap::bytes_in_use() + kernel().pages.lock().bytes_in_use();
     let info = SystemInfo {
@@ -244,12 +249,18 @@ pub fn sysinfo(args: &Args) -> Result<u64> {
         unit: 1,
         ..bytemuck::Zeroable::zeroed()
     };
-    args.address(0).write(&info)?;
+    to.write(&info)?;
     Ok(0)
 }
 
 /// prctl(2).
-pub fn prctl(args: &Args) -> Result<u64> {
+pub fn prctl(
+    option: u32,
+    argument: UserAddress,
+    Word(second): Word,
+    Word(third): Word,
+    Word(fourth): Word,
+) -> Result<u64> {
     const PR_SET_PDEATHSIG: u32 = 1;
     const PR_GET_PDEATHSIG: u32 = 2;
     const PR_GET_DUMPABLE: u32 = 3;
@@ -262,12 +273,12 @@ pub fn prctl(args: &Args) -> Result<u64> {
     const PR_GET_CHILD_SUBREAPER: u32 = 37;
     const PR_SET_VMA: u32 = 0x5356_4d41;
     let thread = current();
-    match args.u32(0) {
+    match option {
         PR_SET_NAME => {
             let mut name = [0u8; 16];
             // The name ends at its terminator or after 15 bytes.
             for (i, byte) in name[..15].iter_mut().enumerate() {
-                *byte = args.address(1).offset(i as u64).read()?;
+                *byte = argument.offset(i as u64).read()?;
                 if *byte == 0 {
                     break;
                 }
@@ -276,30 +287,30 @@ pub fn prctl(args: &Args) -> Result<u64> {
             Ok(0)
         }
         PR_GET_NAME => {
-            args.address(1).write_bytes(&thread.name.get())?;
+            argument.write_bytes(&thread.name.get())?;
             Ok(0)
         }
         PR_GET_DUMPABLE => Ok(thread.process.dumpable.get() as u64),
-        PR_SET_DUMPABLE if args.u64(1) > 1 => Err(Errno::EINVAL),
+        PR_SET_DUMPABLE if argument.0 > 1 => Err(Errno::EINVAL),
         PR_SET_DUMPABLE => {
-            thread.process.dumpable.set(args.u64(1) == 1);
+            thread.process.dumpable.set(argument.0 == 1);
             Ok(0)
         }
-        PR_SET_PDEATHSIG if args.u64(1) > 64 => Err(Errno::EINVAL),
+        PR_SET_PDEATHSIG if argument.0 > 64 => Err(Errno::EINVAL),
         PR_SET_PDEATHSIG => {
-            thread.process.parent_death_signal.set(args.u32(1));
+            thread.process.parent_death_signal.set(argument.0 as u32);
             Ok(0)
         }
         PR_GET_PDEATHSIG => {
-            args.address(1).write(&(thread.process.parent_death_signal.get() as i32))?;
+            argument.write(&(thread.process.parent_death_signal.get() as i32))?;
             Ok(0)
         }
         PR_SET_CHILD_SUBREAPER => {
-            thread.process.is_subreaper.set(args.u64(1) != 0);
+            thread.process.is_subreaper.set(argument.0 != 0);
             Ok(0)
         }
         PR_GET_CHILD_SUBREAPER => {
-            args.address(1).write(&(thread.process.is_subreaper.get() as i32))?;
+            argument.write(&(thread.process.is_subreaper.get() as i32))?;
             Ok(0)
         }
         PR_GET_TIMERSLACK => Ok(50_000),
@@ -307,24 +318,25 @@ pub fn prctl(args: &Args) -> Result<u64> {
         PR_SET_TIMERSLACK => Ok(0),
         // Names of anonymous memory are optional (CONFIG_ANON_VMA_NAME).
         PR_SET_VMA => Err(Errno::EINVAL),
-        _ => capabilities::prctl(args).unwrap_or(Err(Errno::EINVAL)),
+        _ => capabilities::prctl(option, [argument.0, second, third, fourth])
+            .unwrap_or(Err(Errno::EINVAL)),
     }
 }
 
 /// prlimit64(2).
-pub fn prlimit64(args: &Args) -> Result<u64> {
-    let process = of_process(args.i32(0))?;
-    limit(&process, args.usize(1), args.address(2), args.address(3))
+pub fn prlimit64(pid: i32, resource: usize, new: UserAddress, old: UserAddress) -> Result<u64> {
+    let process = of_process(pid)?;
+    limit(&process, resource, new, old)
 }
 
 /// getrlimit(2).
-pub fn getrlimit(args: &Args) -> Result<u64> {
-    limit(current_process(), args.usize(0), UserAddress::NULL, args.address(1))
+pub fn getrlimit(resource: usize, to: UserAddress) -> Result<u64> {
+    limit(current_process(), resource, UserAddress::NULL, to)
 }
 
 /// setrlimit(2).
-pub fn setrlimit(args: &Args) -> Result<u64> {
-    limit(current_process(), args.usize(0), args.address(1), UserAddress::NULL)
+pub fn setrlimit(resource: usize, from: UserAddress) -> Result<u64> {
+    limit(current_process(), resource, from, UserAddress::NULL)
 }
 
 fn limit(
@@ -352,8 +364,8 @@ fn limit(
 }
 
 /// personality(2): Linux, and nothing else.
-pub fn personality(args: &Args) -> Result<u64> {
-    match args.u32(0) {
+pub fn personality(Flags(persona): Flags) -> Result<u64> {
+    match persona {
         0 | u32::MAX => Ok(0),
         // ADDR_NO_RANDOMIZE would show at the next execve.
         0x0004_0000 => Ok(0),
@@ -361,23 +373,12 @@ pub fn personality(args: &Args) -> Result<u64> {
     }
 }
 
-/// Calls that need privileges on the host
-/// fail as for an unprivileged process.
-pub fn not_permitted(_args: &Args) -> Result<u64> {
-    Err(Errno::EPERM)
-}
-
-/// Calls that a kernel may be built without.
-pub fn not_configured(_args: &Args) -> Result<u64> {
-    Err(Errno::ENOSYS)
-}
-
 /// membarrier(2): with one virtual CPU every barrier is in place; otherwise the
 /// host is made to interrupt all processors on which the sandbox runs.
-pub fn membarrier(args: &Args) -> Result<u64> {
+pub fn membarrier(command: i32, _: UserAddress, _: u64) -> Result<u64> {
     const QUERY: i32 = 0;
     const SUPPORTED: u64 = 1 | 2 | 4 | 8 | 16;
-    match args.i32(0) {
+    match command {
         QUERY => Ok(SUPPORTED),
         command if command > 0 && SUPPORTED & command as u64 == command as u64 => {
             if crate::task::host_process::own_host_process().vcpu_count() > 1 {
@@ -390,23 +391,22 @@ pub fn membarrier(args: &Args) -> Result<u64> {
 }
 
 /// getrandom(2).
-pub fn getrandom(args: &Args) -> Result<u64> {
+pub fn getrandom(to: UserAddress, len: usize, Flags(flags): Flags) -> Result<u64> {
     const NONBLOCK: u32 = 1;
     const RANDOM: u32 = 2;
     const INSECURE: u32 = 4;
-    let flags = args.u32(2);
     if flags & !(NONBLOCK | RANDOM | INSECURE) != 0
         || flags & (RANDOM | INSECURE) == RANDOM | INSECURE
     {
         return Err(Errno::EINVAL);
     }
-    let len = args.usize(1).min(i32::MAX as usize);
+    let len = len.min(i32::MAX as usize);
     let mut done = 0;
     let mut chunk = [0u8; 256];
     while done < len {
         let step = (len - done).min(chunk.len());
         kernel().random.lock().fill(&mut chunk[..step]);
-        args.address(0).offset(done as u64).write_bytes(&chunk[..step])?;
+        to.offset(done as u64).write_bytes(&chunk[..step])?;
         done += step;
     }
     Ok(len as u64)

@@ -6,18 +6,17 @@ use alloc::vec::Vec;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::Args;
+use crate::args::Flags;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::process::{RLIMIT_NICE, RLIMIT_RTPRIO};
-use crate::task::sched_attributes::present_cpus;
-use crate::task::sched_attributes::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling};
+use crate::task::sched_attributes::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling, present_cpus};
 use crate::task::thread::current_arc;
 use crate::task::{Capabilities, Process, Thread, current_process, scheduler};
 
 /// sched_yield(2).
-pub fn sched_yield(_args: &Args) -> Result<u64> {
+pub fn sched_yield() -> Result<u64> {
     scheduler::yield_now();
     Ok(0)
 }
@@ -50,21 +49,21 @@ fn is_own(process: &Process) -> bool {
 }
 
 /// sched_getaffinity(2).
-pub fn sched_getaffinity(args: &Args) -> Result<u64> {
-    if args.usize(1) < 8 || !args.usize(1).is_multiple_of(8) {
+pub fn sched_getaffinity(pid: i32, size: usize, to: UserAddress) -> Result<u64> {
+    if size < 8 || !size.is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
-    let scheduling = thread(args.i32(0))?.scheduling.get();
-    args.address(2).write(&scheduling.cpus(present_cpus()))?;
+    let scheduling = thread(pid)?.scheduling.get();
+    to.write(&scheduling.cpus(present_cpus()))?;
     Ok(8)
 }
 
 /// sched_setaffinity(2).
-pub fn sched_setaffinity(args: &Args) -> Result<u64> {
+pub fn sched_setaffinity(pid: i32, size: usize, from: UserAddress) -> Result<u64> {
     let mut bytes = [0u8; 8];
-    let len = args.usize(1).min(8);
-    args.address(2).read_bytes(&mut bytes[..len])?;
-    let thread = thread(args.i32(0))?;
+    let len = size.min(8);
+    from.read_bytes(&mut bytes[..len])?;
+    let thread = thread(pid)?;
     if !is_own(&thread.process) && !is_privileged() {
         return Err(Errno::EPERM);
     }
@@ -80,19 +79,18 @@ pub fn sched_setaffinity(args: &Args) -> Result<u64> {
 const RESET_ON_FORK: i32 = 0x4000_0000;
 
 /// sched_getscheduler(2).
-pub fn sched_getscheduler(args: &Args) -> Result<u64> {
-    let scheduling = thread_or_invalid(args.i32(0))?.scheduling.get();
+pub fn sched_getscheduler(pid: i32) -> Result<u64> {
+    let scheduling = thread_or_invalid(pid)?.scheduling.get();
     let flag = if scheduling.resets_on_fork { RESET_ON_FORK as u64 } else { 0 };
     Ok(scheduling.policy as u64 | flag)
 }
 
 /// sched_setscheduler(2).
-pub fn sched_setscheduler(args: &Args) -> Result<u64> {
-    let policy = args.i32(1);
+pub fn sched_setscheduler(pid: i32, policy: i32, parameters: UserAddress) -> Result<u64> {
     if policy < 0 {
         return Err(Errno::EINVAL);
     }
-    set_policy(args.i32(0), args.address(2), |old, priority| {
+    set_policy(pid, parameters, |old, priority| {
         Ok(Scheduling {
             policy: Policy::from_number(policy & !RESET_ON_FORK)?,
             priority,
@@ -103,8 +101,8 @@ pub fn sched_setscheduler(args: &Args) -> Result<u64> {
 }
 
 /// sched_setparam(2): the policy stays.
-pub fn sched_setparam(args: &Args) -> Result<u64> {
-    set_policy(args.i32(0), args.address(1), |old, priority| Ok(Scheduling { priority, ..old }))
+pub fn sched_setparam(pid: i32, parameters: UserAddress) -> Result<u64> {
+    set_policy(pid, parameters, |old, priority| Ok(Scheduling { priority, ..old }))
 }
 
 /// Reads a `struct sched_param` and changes a thread's scheduling.
@@ -160,12 +158,12 @@ fn may_change(thread: &Thread, wanted: Scheduling) -> bool {
 }
 
 /// sched_getparam(2).
-pub fn sched_getparam(args: &Args) -> Result<u64> {
-    if args.address(1).is_null() {
+pub fn sched_getparam(pid: i32, parameters: UserAddress) -> Result<u64> {
+    if parameters.is_null() {
         return Err(Errno::EINVAL);
     }
-    let scheduling = thread_or_invalid(args.i32(0))?.scheduling.get();
-    args.address(1).write(&scheduling.priority)?;
+    let scheduling = thread_or_invalid(pid)?.scheduling.get();
+    parameters.write(&scheduling.priority)?;
     Ok(0)
 }
 
@@ -221,15 +219,15 @@ fn read_attributes(at: UserAddress) -> Result<SchedAttributes> {
 }
 
 /// sched_setattr(2).
-pub fn sched_setattr(args: &Args) -> Result<u64> {
-    if args.i32(0) < 0 || args.address(1).is_null() || args.u32(2) != 0 {
+pub fn sched_setattr(pid: i32, from: UserAddress, Flags(flags): Flags) -> Result<u64> {
+    if pid < 0 || from.is_null() || flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let wanted = read_attributes(args.address(1))?;
+    let wanted = read_attributes(from)?;
     if (wanted.policy as i32) < 0 {
         return Err(Errno::EINVAL);
     }
-    let thread = thread(args.i32(0))?;
+    let thread = thread(pid)?;
     let old = thread.scheduling.get();
     let mut scheduling = old;
     let has = |flag| wanted.flags & flag != 0;
@@ -261,16 +259,14 @@ pub fn sched_setattr(args: &Args) -> Result<u64> {
 }
 
 /// sched_getattr(2).
-pub fn sched_getattr(args: &Args) -> Result<u64> {
-    let size = args.u32(2) as usize;
-    let is_valid = args.i32(0) >= 0
-        && !args.address(1).is_null()
-        && (ATTRIBUTES_OLDEST..=4096).contains(&size)
-        && args.u32(3) == 0;
+pub fn sched_getattr(pid: i32, to: UserAddress, size: u32, Flags(flags): Flags) -> Result<u64> {
+    let size = size as usize;
+    let is_valid =
+        pid >= 0 && !to.is_null() && (ATTRIBUTES_OLDEST..=4096).contains(&size) && flags == 0;
     if !is_valid {
         return Err(Errno::EINVAL);
     }
-    let scheduling = thread(args.i32(0))?.scheduling.get();
+    let scheduling = thread(pid)?.scheduling.get();
     let is_real_time = scheduling.policy.is_real_time();
     let size = size.min(size_of::<SchedAttributes>());
     let attributes = SchedAttributes {
@@ -281,21 +277,21 @@ pub fn sched_getattr(args: &Args) -> Result<u64> {
         priority: scheduling.priority as u32,
         ..Zeroable::zeroed()
     };
-    args.address(1).write_bytes(&bytemuck::bytes_of(&attributes)[..size])?;
+    to.write_bytes(&bytemuck::bytes_of(&attributes)[..size])?;
     Ok(0)
 }
 
 /// sched_rr_get_interval(2): time slices as Linux has them by default.
-pub fn sched_rr_get_interval(args: &Args) -> Result<u64> {
+pub fn sched_rr_get_interval(pid: i32, to: UserAddress) -> Result<u64> {
     const SLICE_NS: u64 = 4_000_000;
     /// `RR_TIMESLICE`.
     const ROUND_ROBIN_NS: u64 = 100_000_000;
-    let slice_ns = match thread_or_invalid(args.i32(0))?.scheduling.get().policy {
+    let slice_ns = match thread_or_invalid(pid)?.scheduling.get().policy {
         Policy::Fifo => 0,
         Policy::RoundRobin => ROUND_ROBIN_NS,
         _ => SLICE_NS,
     };
-    args.address(1).write(&crate::time::Timespec::from_ns(slice_ns))?;
+    to.write(&crate::time::Timespec::from_ns(slice_ns))?;
     Ok(0)
 }
 
@@ -310,20 +306,20 @@ fn priorities(policy: i32) -> Result<(i32, i32)> {
 }
 
 /// sched_get_priority_max(2).
-pub fn sched_get_priority_max(args: &Args) -> Result<u64> {
-    Ok(priorities(args.i32(0))?.1 as u64)
+pub fn sched_get_priority_max(policy: i32) -> Result<u64> {
+    Ok(priorities(policy)?.1 as u64)
 }
 
 /// sched_get_priority_min(2).
-pub fn sched_get_priority_min(args: &Args) -> Result<u64> {
-    Ok(priorities(args.i32(0))?.0 as u64)
+pub fn sched_get_priority_min(policy: i32) -> Result<u64> {
+    Ok(priorities(policy)?.0 as u64)
 }
 
 /// getcpu(2): a CPU that the thread may run on.
-pub fn getcpu(args: &Args) -> Result<u64> {
+pub fn getcpu(cpu: UserAddress, node: UserAddress, _: UserAddress) -> Result<u64> {
     let cpus = current_arc().scheduling.get().cpus(present_cpus());
-    args.address(0).write_if_some(&cpus.trailing_zeros())?;
-    args.address(1).write_if_some(&0u32)?;
+    cpu.write_if_some(&cpus.trailing_zeros())?;
+    node.write_if_some(&0u32)?;
     Ok(0)
 }
 
@@ -353,16 +349,16 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
 }
 
 /// getpriority(2): the highest priority of those named, as 20 minus nice.
-pub fn getpriority(args: &Args) -> Result<u64> {
-    let named = named(args.u32(0), args.u32(1))?;
+pub fn getpriority(which: u32, who: u32) -> Result<u64> {
+    let named = named(which, who)?;
     let highest = named.iter().map(|thread| 20 - thread.scheduling.get().nice).max();
     Ok(highest.unwrap_or(20) as u64)
 }
 
 /// setpriority(2).
-pub fn setpriority(args: &Args) -> Result<u64> {
-    let named = named(args.u32(0), args.u32(1))?;
-    let nice = args.i32(2).clamp(NICE_RANGE.0, NICE_RANGE.1);
+pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<u64> {
+    let named = named(which, who)?;
+    let nice = priority.clamp(NICE_RANGE.0, NICE_RANGE.1);
     let mut outcome = Ok(0);
     for thread in named {
         let process = &thread.process;

@@ -8,7 +8,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 
 use super::cpu_clock::{CpuClock, MIN_WAIT_NS};
-use crate::args::Args;
+use crate::args::Flags;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
@@ -279,19 +279,19 @@ pub fn signal_taken(thread: &Thread, info: &mut SignalInfo) -> bool {
     true
 }
 
-fn find(args: &Args) -> Result<Arc<PosixTimer>> {
-    current().process.posix_timers.find(args.i32(0)).ok_or(Errno::EINVAL)
+fn find(id: i32) -> Result<Arc<PosixTimer>> {
+    current().process.posix_timers.find(id).ok_or(Errno::EINVAL)
 }
 
 /// timer_create(2).
-pub fn timer_create(args: &Args) -> Result<u64> {
+pub fn timer_create(clock: i32, event: UserAddress, id_to: UserAddress) -> Result<u64> {
     const SIGEV_SIGNAL: i32 = 0;
     const SIGEV_NONE: i32 = 1;
     const SIGEV_THREAD: i32 = 2;
     const SIGEV_THREAD_ID: i32 = 4;
     let process = &current().process;
-    let clock = Clock::from_number(args.i32(0))?;
-    let event = match args.address(1) {
+    let clock = Clock::from_number(clock)?;
+    let event = match event {
         UserAddress::NULL => None,
         at => Some(at.read::<SignalEvent>()?),
     };
@@ -326,7 +326,7 @@ pub fn timer_create(args: &Args) -> Result<u64> {
         }
         id
     };
-    args.address(2).write(&id)?;
+    id_to.write(&id)?;
     let timer = PosixTimer {
         id,
         process: Arc::downgrade(process),
@@ -343,35 +343,40 @@ pub fn timer_create(args: &Args) -> Result<u64> {
 }
 
 /// timer_settime(2).
-pub fn timer_settime(args: &Args) -> Result<u64> {
+pub fn timer_settime(
+    id: i32,
+    Flags(flags): Flags,
+    new: UserAddress,
+    old_to: UserAddress,
+) -> Result<u64> {
     const TIMER_ABSTIME: u32 = 1;
-    if args.address(2).is_null() {
+    if new.is_null() {
         return Err(Errno::EINVAL);
     }
-    let new: TimerSpec = args.address(2).read()?;
+    let new: TimerSpec = new.read()?;
     let (value, interval) = (new.value.to_ns()?, new.interval.to_ns()?);
-    let timer = find(args)?;
+    let timer = find(id)?;
     let old = timer.get();
-    timer.set(value, interval, args.u32(1) & TIMER_ABSTIME != 0);
-    args.address(3).write_if_some(&old)?;
+    timer.set(value, interval, flags & TIMER_ABSTIME != 0);
+    old_to.write_if_some(&old)?;
     Ok(0)
 }
 
 /// timer_gettime(2).
-pub fn timer_gettime(args: &Args) -> Result<u64> {
-    let timer = find(args)?;
-    args.address(1).write(&timer.get())?;
+pub fn timer_gettime(id: i32, to: UserAddress) -> Result<u64> {
+    let timer = find(id)?;
+    to.write(&timer.get())?;
     Ok(0)
 }
 
 /// timer_getoverrun(2).
-pub fn timer_getoverrun(args: &Args) -> Result<u64> {
-    Ok(find(args)?.schedule.get().last_overrun as u64)
+pub fn timer_getoverrun(id: i32) -> Result<u64> {
+    Ok(find(id)?.schedule.get().last_overrun as u64)
 }
 
 /// timer_delete(2).
-pub fn timer_delete(args: &Args) -> Result<u64> {
-    let removed = current().process.posix_timers.timers.lock().by_id.remove(&args.i32(0));
+pub fn timer_delete(id: i32) -> Result<u64> {
+    let removed = current().process.posix_timers.timers.lock().by_id.remove(&id);
     removed.ok_or(Errno::EINVAL)?.disarm();
     Ok(0)
 }
