@@ -88,7 +88,7 @@ impl Header {
         if header.magic != MAGIC || header.version != VERSION {
             return Err("it is not a prefetch file that this program knows");
         }
-        if header.len > PREFETCH_MAX || header.len % 4096 != 0 {
+        if header.len > PREFETCH_MAX || !header.len.is_multiple_of(4096) {
             return Err("it has an impossible length");
         }
         if file_len != PREFETCH_HEAD + header.len {
