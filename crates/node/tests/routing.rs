@@ -825,7 +825,11 @@ fn forged_senders_of_datagrams_take_few_descriptors() {
         });
         line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or(0)
     };
-    eventually(|| refused() >= 300);
+    eventually(|| {
+        // On a busy machine, the host drops those for which the socket has no room.
+        own.iter().for_each(|socket| drop(socket.send_to(b"x", address)));
+        refused() >= 300
+    });
     let taken = descriptors().saturating_sub(own.len());
     assert!(taken < 400, "{taken} descriptors");
 }
