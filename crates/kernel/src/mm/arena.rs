@@ -107,13 +107,13 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
     for space in kernel().tasks.spaces() {
         space.recall_shared(0, u64::MAX);
     }
-    *kernel().has_shared_arena.lock() = true;
+    *kernel().has_shared_arena.borrow_mut() = true;
     let areas: Vec<Vma> = match image {
         Some(_) => Vec::new(),
         None => kernel().tasks.spaces().iter().flat_map(|space| space.shared_anonymous()).collect(),
     };
     let mut runs: Vec<(u64, u64)> = Vec::with_capacity(64);
-    kernel().pages.lock().for_each_used_run(|start, len| runs.push((start, len)));
+    kernel().pages.borrow_mut().for_each_used_run(|start, len| runs.push((start, len)));
     let (blob_table, blob_len) = blobs::table_range();
 
     // From here to the last mapping nothing may be allocated or changed.
