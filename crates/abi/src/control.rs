@@ -99,10 +99,10 @@ pub const MSG_FS_OPEN: u32 = 205;
 /// Give me memory that my processes can share: a memory file of [`crate::layout::ARENA_FILE_SIZE`]
 /// bytes, all zeros. Without body; granted once. Reply: that file.
 pub const MSG_MEMORY_FILE: u32 = 211;
-/// Give me a bell, with which my processes wake each other: a pair of connected,
+/// Give me a wake socket, with which my processes wake each other: a pair of connected,
 /// non-blocking stream sockets. Without body; granted twice. Reply: first the end
-/// that is rung, then the end that hears it.
-pub const MSG_BELL: u32 = 212;
+/// that sends, then the end that receives.
+pub const MSG_WAKE_SOCKET: u32 = 212;
 /// A socket to a destination outside: [`OpenSocket`]. The reply has one
 /// descriptor: a non-blocking socket that is connected, or whose connection is
 /// in progress (its outcome is what the socket's readiness and a receive tell), and

@@ -453,7 +453,7 @@ fn check_held(held: &BTreeMap<u32, Descriptor>, callers: &BTreeMap<u32, Descript
             _ if target.starts_with("pipe:") => descriptor.is_write_only(),
             // Image, index, blobs and files of the root.
             _ if is_file => descriptor.is_read_only(),
-            // Memory that its processes share, and the bell with which they wake each other.
+            // Memory that its processes share, and the socket with which they wake each other.
             _ => target.starts_with("/memfd:thaw-") || target == "anon_inode:[eventfd]",
         };
         assert!(is_known, "{number} is {descriptor:?}");

@@ -16,7 +16,7 @@ use thaw_abi::control::FLAG_ENTRY_STDIN;
 pub use crate::fs::process::ProcessFiles;
 use crate::mm::pages::PageAllocator;
 use crate::platform::saved::assert_saved;
-use crate::sync::{Late, Lock};
+use crate::sync::{KernelCell, Late};
 use crate::time::random::Generator;
 
 /// The Linux release whose behaviour Thaw follows.
@@ -35,17 +35,17 @@ pub struct Kernel {
     /// Sockets that others can find: bound addresses.
     pub net: crate::net::Network,
     /// Host name, as in uname(2).
-    pub hostname: Lock<Vec<u8>>,
+    pub hostname: KernelCell<Vec<u8>>,
     /// Clock offsets.
     pub clocks: crate::time::clock::Clocks,
     /// Random numbers for the guest.
-    pub random: Lock<crate::time::random::Generator>,
+    pub random: KernelCell<crate::time::random::Generator>,
     /// Pages of files, pipes and sockets.
-    pub pages: Lock<crate::mm::pages::PageAllocator>,
+    pub pages: KernelCell<crate::mm::pages::PageAllocator>,
     /// Shared anonymous memory of the guest.
     pub shared_memory: crate::mm::shm::SharedMemory,
     /// Whether several host processes share the arena, or did when it was frozen.
-    pub has_shared_arena: Lock<bool>,
+    pub has_shared_arena: KernelCell<bool>,
     /// System V semaphores, message queues and shared memory.
     pub system_v: crate::ipc::sysv::SystemV,
     /// Futexes that somebody waits on.
@@ -53,13 +53,13 @@ pub struct Kernel {
     /// Timers by deadline.
     pub timers: crate::time::timer::Timers,
     /// How often this state has been thawed on the way to this copy.
-    pub generation: Lock<u64>,
+    pub generation: KernelCell<u64>,
     /// Those who wait for a freeze that they have asked for.
     pub frozen: crate::task::wait::WaitQueue,
     /// Size of the terminal.
-    pub window: Lock<thaw_abi::control::WindowSize>,
+    pub window: KernelCell<thaw_abi::control::WindowSize>,
     /// How the sandbox was started.
-    pub config: Lock<Config>,
+    pub config: KernelCell<Config>,
 }
 
 /// What the start command fixed.
@@ -97,18 +97,18 @@ impl Kernel {
             net: Default::default(),
             hostname: Default::default(),
             clocks: Default::default(),
-            random: Lock::new(random),
-            pages: Lock::new(pages),
+            random: KernelCell::new(random),
+            pages: KernelCell::new(pages),
             shared_memory: Default::default(),
-            has_shared_arena: Lock::new(false),
+            has_shared_arena: KernelCell::new(false),
             system_v: Default::default(),
             futexes: Default::default(),
             timers: Default::default(),
             host_poll: Default::default(),
-            generation: Lock::new(0),
+            generation: KernelCell::new(0),
             frozen: Default::default(),
-            window: Lock::new(bytemuck::Zeroable::zeroed()),
-            config: Lock::new(config),
+            window: KernelCell::new(bytemuck::Zeroable::zeroed()),
+            config: KernelCell::new(config),
         }
     }
 

@@ -242,7 +242,7 @@ const CGROUP: &[Item] = &[
     text("cgroup.stat", "nr_descendants 0\nnr_dying_descendants 0\n"),
     text("cgroup.subtree_control", "\n"),
     file("cgroup.threads", || {
-        let threads = kernel().tasks.threads.lock();
+        let threads = kernel().tasks.threads.borrow_mut();
         Ok(threads.keys().flat_map(|tid| format!("{tid}\n").into_bytes()).collect())
     }),
     text("cgroup.type", "domain\n"),
@@ -276,7 +276,7 @@ const CGROUP: &[Item] = &[
     text("memory.min", "0\n"),
     text("memory.oom.group", "0\n"),
     file("memory.stat", || {
-        let files = kernel().pages.lock().bytes_in_use();
+        let files = kernel().pages.borrow_mut().bytes_in_use();
         Ok(format!(
             "anon 0\nfile {files}\nkernel 0\nshmem {files}\ninactive_file 0\nactive_file 0\n"
         )
@@ -285,7 +285,9 @@ const CGROUP: &[Item] = &[
     text("memory.swap.current", "0\n"),
     text("memory.swap.high", "max\n"),
     text("memory.swap.max", "0\n"),
-    file("pids.current", || Ok(format!("{}\n", kernel().tasks.threads.lock().len()).into_bytes())),
+    file("pids.current", || {
+        Ok(format!("{}\n", kernel().tasks.threads.borrow_mut().len()).into_bytes())
+    }),
     text("pids.events", "max 0\n"),
     text("pids.max", "32768\n"),
 ];

@@ -78,12 +78,13 @@ impl Sandbox {
 
     /// Gives the running process other users and groups.
     pub fn become_user(&self, credentials: Credentials) {
-        *crate::task::current_process().credentials.lock() = credentials;
+        *crate::task::current_process().credentials.borrow_mut() = credentials;
     }
 
     /// Takes the signals that are pending for the running thread.
     pub fn take_signals(&self) -> Vec<u32> {
-        let pending = core::mem::take(&mut crate::task::thread::current().signals.lock().pending);
+        let pending =
+            core::mem::take(&mut crate::task::thread::current().signals.borrow_mut().pending);
         pending.iter().map(|info| info.number()).collect()
     }
 }
@@ -110,11 +111,11 @@ fn first_thread(credentials: Credentials) -> Arc<Thread> {
     let process =
         Arc::new(Process::first(credentials, ProcessFiles::new(kernel().fs.root.clone())));
     host_process::begin(process.mm());
-    kernel().tasks.processes.lock().insert(FIRST_PID, process.clone());
+    kernel().tasks.processes.borrow_mut().insert(FIRST_PID, process.clone());
     let thread = Thread::new(FIRST_PID, process.clone(), TrapFrame::zeroed());
-    thread.sched.lock().state = crate::task::scheduler::RunState::Runnable;
-    process.threads.lock().push(thread.clone());
-    kernel().tasks.threads.lock().insert(FIRST_PID, thread.clone());
+    thread.sched.borrow_mut().state = crate::task::scheduler::RunState::Runnable;
+    process.threads.borrow_mut().push(thread.clone());
+    kernel().tasks.threads.borrow_mut().insert(FIRST_PID, thread.clone());
     thread
 }
 

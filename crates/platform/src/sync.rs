@@ -2,7 +2,7 @@
 //!
 //! Kernel code runs on one vCPU at a time and is not preempted: entering the
 //! kernel takes the kernel lock, blocking or returning to the guest gives it
-//! up. A [`Lock`] therefore never waits. It only checks, at run time, that no
+//! up. A [`KernelCell`] therefore never waits. It only checks, at run time, that no
 //! reference into it lives twice, in particular not across a point where the
 //! thread blocks; a violation is a kernel bug and panics.
 #![allow(unsafe_code)]
@@ -13,75 +13,75 @@ use core::panic::RefUnwindSafe;
 
 /// A value that kernel code may change, one borrower at a time.
 #[derive(Default)]
-pub struct Lock<T: ?Sized> {
+pub struct KernelCell<T: ?Sized> {
     borrowed: Cell<bool>,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the kernel lock serializes all kernel code, which is why `borrowed` need
 // not be atomic, and `borrowed` rejects a second reference.
-unsafe impl<T: ?Sized + Send> Sync for Lock<T> {}
-// SAFETY: owning the lock is owning the value.
-unsafe impl<T: ?Sized + Send> Send for Lock<T> {}
+unsafe impl<T: ?Sized + Send> Sync for KernelCell<T> {}
+// SAFETY: owning the cell is owning the value.
+unsafe impl<T: ?Sized + Send> Send for KernelCell<T> {}
 
 /// Nothing unwinds here; see [`crate::saved`].
-impl<T: ?Sized + RefUnwindSafe> RefUnwindSafe for Lock<T> {}
+impl<T: ?Sized + RefUnwindSafe> RefUnwindSafe for KernelCell<T> {}
 
-impl<T> Lock<T> {
+impl<T> KernelCell<T> {
     /// Wraps `value`.
     pub const fn new(value: T) -> Self {
         Self { borrowed: Cell::new(false), value: UnsafeCell::new(value) }
     }
 }
 
-impl<T: ?Sized> Lock<T> {
+impl<T: ?Sized> KernelCell<T> {
     /// Borrows the value. Panics if it is borrowed already.
     #[track_caller]
-    pub fn lock(&self) -> Guard<'_, T> {
+    pub fn borrow_mut(&self) -> Borrowed<'_, T> {
         if self.borrowed.replace(true) {
             panic!("kernel state borrowed twice");
         }
-        Guard { lock: self }
+        Borrowed { cell: self }
     }
 }
 
-impl<T: Copy> Lock<T> {
+impl<T: Copy> KernelCell<T> {
     /// A copy of the value.
     #[track_caller]
     pub fn get(&self) -> T {
-        *self.lock()
+        *self.borrow_mut()
     }
 
     /// Replaces the value.
     #[track_caller]
     pub fn set(&self, value: T) {
-        *self.lock() = value;
+        *self.borrow_mut() = value;
     }
 }
 
 /// A borrowed value; the borrow ends when this is dropped.
-pub struct Guard<'a, T: ?Sized> {
-    lock: &'a Lock<T>,
+pub struct Borrowed<'a, T: ?Sized> {
+    cell: &'a KernelCell<T>,
 }
 
-impl<T: ?Sized> Deref for Guard<'_, T> {
+impl<T: ?Sized> Deref for Borrowed<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
         // SAFETY: `borrowed` is set, so this is the only reference.
-        unsafe { &*self.lock.value.get() }
+        unsafe { &*self.cell.value.get() }
     }
 }
 
-impl<T: ?Sized> DerefMut for Guard<'_, T> {
+impl<T: ?Sized> DerefMut for Borrowed<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`, and `self` is borrowed mutably.
-        unsafe { &mut *self.lock.value.get() }
+        unsafe { &mut *self.cell.value.get() }
     }
 }
 
-impl<T: ?Sized> Drop for Guard<'_, T> {
+impl<T: ?Sized> Drop for Borrowed<'_, T> {
     fn drop(&mut self) {
-        self.lock.borrowed.set(false);
+        self.cell.borrowed.set(false);
     }
 }
 
@@ -130,11 +130,12 @@ mod tests {
 
     #[test]
     fn a_second_borrow_panics() {
-        let lock = Lock::new(1);
-        *lock.lock() += 1;
-        assert_eq!(lock.get(), 2);
-        let _first = lock.lock();
-        let second = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(lock.lock())));
+        let cell = KernelCell::new(1);
+        *cell.borrow_mut() += 1;
+        assert_eq!(cell.get(), 2);
+        let _first = cell.borrow_mut();
+        let second =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(cell.borrow_mut())));
         assert!(second.is_err());
     }
 }

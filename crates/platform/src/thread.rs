@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::entry::{self, Frame, TrapFrame};
 use crate::fpu::FpuState;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::{kernel_lock, segment, switch, vcpu};
 
 /// Bytes of a kernel stack.
@@ -71,7 +71,7 @@ pub struct ThreadContext {
     /// Base of `%gs` if the guest has one of its own ([`crate::segment`]); 0 if not.
     gs_base: AtomicU64,
     /// Vector state while the registers belong to another thread.
-    fpu: Lock<FpuState>,
+    fpu: KernelCell<FpuState>,
     /// Stack pointer of the kernel while the thread does not run.
     stack_pointer: AtomicU64,
     stack: KernelStack,
@@ -89,7 +89,7 @@ impl ThreadContext {
             attention: AtomicBool::new(false),
             fs_base: AtomicU64::new(0),
             gs_base: AtomicU64::new(0),
-            fpu: Lock::new(FpuState::initial()),
+            fpu: KernelCell::new(FpuState::initial()),
             stack_pointer: AtomicU64::new(0),
             stack,
         };
@@ -167,27 +167,27 @@ impl ThreadContext {
     /// holds all of the thread.
     pub fn save_fpu(&self) {
         if core::ptr::eq(vcpu::block().fpu_owner.get(), self) {
-            self.fpu.lock().save();
+            self.fpu.borrow_mut().save();
             vcpu::block().fpu_owner.set(core::ptr::null());
         }
     }
 
     /// Takes over the vector state of the running thread.
     pub fn copy_fpu(&self, running: &Self) {
-        running.fpu.lock().save();
-        self.fpu.lock().copy_from(&running.fpu.lock());
+        running.fpu.borrow_mut().save();
+        self.fpu.borrow_mut().copy_from(&running.fpu.borrow_mut());
     }
 
     /// The vector state in memory: that of the registers for the running thread is only
     /// there after [`ThreadContext::save_fpu`] or [`FpuState::save`].
-    pub fn fpu(&self) -> &Lock<FpuState> {
+    pub fn fpu(&self) -> &KernelCell<FpuState> {
         &self.fpu
     }
 
     /// Puts the vector state of the running thread back to that of a new program.
     pub fn reset_fpu(&self) {
-        *self.fpu.lock() = FpuState::initial();
-        self.fpu.lock().load();
+        *self.fpu.borrow_mut() = FpuState::initial();
+        self.fpu.borrow_mut().load();
     }
 
     /// Gives up the vector state in the registers: the thread has ended.
@@ -235,9 +235,9 @@ fn take_fpu(block: &vcpu::VcpuBlock, context: &ThreadContext) {
     }
     // SAFETY: the owner is alive, as `GuestThread` promises.
     if let Some(owner) = unsafe { owner.as_ref() } {
-        owner.fpu.lock().save();
+        owner.fpu.borrow_mut().save();
     }
-    context.fpu.lock().load();
+    context.fpu.borrow_mut().load();
     block.fpu_owner.set(context);
 }
 

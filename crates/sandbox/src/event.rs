@@ -2,9 +2,9 @@
 
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
-    ConnectionClosed, EntryPoint, Exit, MSG_BELL, MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED,
+    ConnectionClosed, EntryPoint, Exit, MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED,
     MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY,
-    MSG_TERMINAL_GET, MSG_TERMINAL_SET, MessageHeader,
+    MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_WAKE_SOCKET, MessageHeader,
 };
 
 use crate::broker::{Question, Request};
@@ -148,7 +148,7 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
             })
         }
         MSG_FAILED => Event::Failed(printable(body)),
-        MSG_OPEN_BLOB..=MSG_BELL
+        MSG_OPEN_BLOB..=MSG_WAKE_SOCKET
         | MSG_OPEN_SOCKET
         | MSG_BIND
         | MSG_TERMINAL_GET..=MSG_TERMINAL_SET => {

@@ -58,7 +58,7 @@ pub use sys::{set_terminal_mode, terminal_mode};
 pub use text::escape;
 pub use working_set::{PopulatePolicy, Recorder, WorkingSet, WorkingSetError};
 pub use zygote::{
-    Adopted, Held, KeptForSuccessor, Legacy, Orphan, OrphanConnection, PoolConfig, PoolStats,
-    Processes, Template, TemplateError, UserIds, Zygote, ZygoteConfig, ZygoteError, ZygoteParent,
-    ZygotePool, keep_connection, take_over, zygote_parent_main,
+    Adopted, KeptForSuccessor, Legacy, Orphan, OrphanConnection, PoolConfig, PoolStats, Processes,
+    ReadySandbox, Template, TemplateError, UserIds, Zygote, ZygoteConfig, ZygoteError,
+    ZygoteParent, ZygotePool, keep_connection, take_over, zygote_parent_main,
 };

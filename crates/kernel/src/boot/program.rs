@@ -18,7 +18,7 @@ use crate::mm::{heap, lazy};
 use crate::net::outside;
 use crate::platform::host::{self, HostFd};
 use crate::state::{Config, Kernel, ProcessFiles, install, kernel};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::Credentials;
 use crate::task::process::FIRST_PID;
 use crate::task::{Process, Thread, host_process, scheduler};
@@ -74,8 +74,8 @@ pub fn start(message: &Message) -> Result<()> {
     // SAFETY: the area is the page store's, and this is the only one.
     let pages = unsafe { PageAllocator::of_sandbox() };
     let root = install(Kernel {
-        hostname: Lock::new(strings.hostname.clone()),
-        window: Lock::new(command.window),
+        hostname: KernelCell::new(strings.hostname.clone()),
+        window: KernelCell::new(command.window),
         ..Kernel::new(config, random, pages)
     });
     heap::set_root(root);
@@ -135,11 +135,11 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
     let credentials = Credentials::of_user(command.uid, command.gid);
     let process = Arc::new(Process::first(credentials, ProcessFiles::new(root)));
     host_process::begin(process.mm());
-    kernel().tasks.processes.lock().insert(FIRST_PID, process.clone());
+    kernel().tasks.processes.borrow_mut().insert(FIRST_PID, process.clone());
     let thread =
         Thread::new(FIRST_PID, process.clone(), crate::platform::entry::TrapFrame::zeroed());
-    process.threads.lock().push(thread.clone());
-    kernel().tasks.threads.lock().insert(FIRST_PID, thread.clone());
+    process.threads.borrow_mut().push(thread.clone());
+    kernel().tasks.threads.borrow_mut().insert(FIRST_PID, thread.clone());
     // File systems ask who is calling: let the new thread be the caller.
     thread.with_identity(|| load(&process, strings, &thread))?;
     Ok(thread)
@@ -163,10 +163,10 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
                 b" is not a directory in the sandbox; name one that is",
             )
         }
-        process.fs.lock().cwd = cwd.clone();
+        process.fs.borrow_mut().cwd = cwd.clone();
         context.cwd = cwd;
     }
-    let hostname = kernel().hostname.lock().clone();
+    let hostname = kernel().hostname.borrow_mut().clone();
     if outside::reach().v4 {
         if let Err(error) = crate::net::resolver_files::provide(&context, &hostname) {
             say(b"/etc/resolv.conf", b" cannot be made: ", error.name().as_bytes());
@@ -176,7 +176,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
     }
     for stream in 0..3 {
         let file = crate::fs::stdio::open(crate::fs::stdio::Stream(stream));
-        process.files.lock().insert(file, OnExec::Keep, u64::MAX)?;
+        process.files.borrow_mut().insert(file, OnExec::Keep, u64::MAX)?;
     }
     let program = find_program(&context, strings)?;
     let name = program.argv.first().cloned().unwrap_or_default();

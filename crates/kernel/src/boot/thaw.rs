@@ -151,7 +151,7 @@ fn adopt(memory: &mut Memory<'_>) -> Result<()> {
     memory.mappings.forget()?;
     populate::begin(memory.ranges);
     let space = find_state()?;
-    if core::mem::take(&mut *kernel().has_shared_arena.lock()) {
+    if core::mem::take(&mut *kernel().has_shared_arena.borrow_mut()) {
         // It has had more processes, or may have: what they shared is its own now.
         space.forget_shown();
     }
@@ -180,7 +180,7 @@ fn find_state() -> Result<Arc<Space>> {
     heap::restored();
     // SAFETY: the heap is the one that `install` filled in the frozen sandbox.
     unsafe { restore(heap::root()) };
-    *kernel().generation.lock() += 1;
+    *kernel().generation.borrow_mut() += 1;
     Ok(kernel().tasks.process(FIRST_PID).ok_or(Errno::EINVAL)?.mm())
 }
 
@@ -199,14 +199,14 @@ fn fill(space: &AddressSpace, number: u32, mappings: &mut Mappings<'_>) -> Resul
 fn renew(identity: &Identity, hostname: &[u8]) {
     let kernel = kernel();
     kernel.clocks.thaw();
-    let mut config = kernel.config.lock();
+    let mut config = kernel.config.borrow_mut();
     config.memory_limit = identity.memory_limit;
     config.flags = identity.flags;
     drop(config);
     if !hostname.is_empty() {
-        *kernel.hostname.lock() = hostname.to_vec();
+        *kernel.hostname.borrow_mut() = hostname.to_vec();
     }
-    let mut random = kernel.random.lock();
+    let mut random = kernel.random.borrow_mut();
     random.reseed(identity.seed);
     let (mut boot_id, mut at_random) = ([0u8; 16], [0u8; 16]);
     random.fill(&mut boot_id);
@@ -221,7 +221,7 @@ fn renew(identity: &Identity, hostname: &[u8]) {
 fn renew_at_random(bytes: [u8; 16]) {
     const AT_RANDOM: u64 = 25;
     let Some(process) = kernel().tasks.process(FIRST_PID) else { return };
-    let auxv = process.auxiliary_vector.lock();
+    let auxv = process.auxiliary_vector.borrow_mut();
     let address = auxv.chunks_exact(2).find(|pair| pair[0] == AT_RANDOM).map(|pair| pair[1]);
     if let Some(address) = address {
         // The program may have unmapped its first stack; then nobody reads them.

@@ -115,7 +115,7 @@ impl PreparedProgram {
         };
         let vdso = vdso::map(process)?;
         let rsp = stack::build(process, &program, &loaded, interpreter_base, vdso, &layout)?;
-        process.executable.lock().clone_from(&program.file.path);
+        process.executable.borrow_mut().clone_from(&program.file.path);
         Ok(TrapFrame::at(entry, rsp))
     }
 }
@@ -133,8 +133,9 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
         host_process::move_to_new_space()?;
     }
     exit::release_memory(process);
-    let new = credentials::after_exec(&process.credentials.lock(), &attributes.unwrap_or_default());
-    *process.credentials.lock() = new;
+    let new =
+        credentials::after_exec(&process.credentials.borrow_mut(), &attributes.unwrap_or_default());
+    *process.credentials.borrow_mut() = new;
     let frame = match prepared.load(process) {
         Ok(frame) => frame,
         Err(error) => {
@@ -142,7 +143,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
             exit::killed_by(signal::SIGKILL)
         }
     };
-    let closed = process.files.lock().close_on_exec();
+    let closed = process.files.borrow_mut().close_on_exec();
     drop(closed);
     reset_thread(thread, path);
     thread.context.set_fs_base(0);
@@ -164,10 +165,10 @@ fn become_only_thread(thread: &Thread) -> Result<()> {
     }
     exit::end_threads(process, Some(thread));
     wait_uninterruptibly(&process.thread_ended, || {
-        (process.threads.lock().len() == 1).then_some(Ok(()))
+        (process.threads.borrow_mut().len() == 1).then_some(Ok(()))
     })?;
     if thread.tid() != process.pid {
-        let mut threads = kernel().tasks.threads.lock();
+        let mut threads = kernel().tasks.threads.borrow_mut();
         if let Some(this) = threads.remove(&thread.tid()) {
             this.set_tid(process.pid);
             threads.insert(process.pid, this);
@@ -183,11 +184,11 @@ pub fn reset_thread(thread: &Thread, name: &[u8]) {
     let len = base.len().min(15);
     short[..len].copy_from_slice(&base[..len]);
     thread.name.set(short);
-    thread.process.family.lock().has_executed = true;
-    thread.process.dumpable.set(!thread.process.credentials.lock().is_secure());
-    thread.process.signals.lock().reset_for_exec();
+    thread.process.family.borrow_mut().has_executed = true;
+    thread.process.dumpable.set(!thread.process.credentials.borrow_mut().is_secure());
+    thread.process.signals.borrow_mut().reset_for_exec();
     thread.process.posix_timers.remove_all();
-    let mut signals = thread.signals.lock();
+    let mut signals = thread.signals.borrow_mut();
     signals.alternate_stack =
         signal::AlternateStack { flags: signal::SS_DISABLE, ..Default::default() };
     drop(signals);

@@ -33,7 +33,7 @@ pub struct Layout {
 impl Layout {
     /// Chooses a layout.
     pub fn random() -> Self {
-        let mut random = kernel().random.lock();
+        let mut random = kernel().random.borrow_mut();
         // 22 bits of pages for the stack, 28 for mappings and 13 for the heap:
         // as Linux on x86-64.
         let stack_top = GUEST_MAX - ((random.next_u64() & 0x3f_ffff) << 12);
@@ -78,7 +78,7 @@ pub fn build(
     vdso: u64,
     layout: &Layout,
 ) -> Result<u64> {
-    let size = process.limits.lock()[RLIMIT_STACK].current.clamp(1 << 20, STACK_MAX) & !4095;
+    let size = process.limits.borrow_mut()[RLIMIT_STACK].current.clamp(1 << 20, STACK_MAX) & !4095;
     let exec = if loaded.executable_stack { PROT_EXEC } else { 0 };
     process.mm().map(MapRequest {
         placement: Placement::Fixed(layout.stack_top - size),
@@ -95,10 +95,10 @@ pub fn build(
     let arguments: Vec<u64> = stack.push_strings(&program.argv)?;
     let platform = stack.push_string(b"x86_64")?;
     let mut random = [0u8; 16];
-    kernel().random.lock().fill(&mut random);
+    kernel().random.borrow_mut().fill(&mut random);
     let random = stack.push(&random)?;
 
-    let credentials = process.credentials.lock().clone();
+    let credentials = process.credentials.borrow_mut().clone();
     let mut words: Vec<u64> = Vec::new();
     words.push(arguments.len() as u64);
     words.extend(&arguments);
@@ -136,9 +136,9 @@ pub fn build(
 
     let rsp = (stack.at - words.len() as u64 * 8) & !15;
     UserAddress(rsp).write_bytes(bytemuck::cast_slice(&words))?;
-    *process.auxiliary_vector.lock() = auxiliary;
-    *process.command_line.lock() = joined(&program.argv);
-    *process.environment.lock() = joined(&program.envp);
+    *process.auxiliary_vector.borrow_mut() = auxiliary;
+    *process.command_line.borrow_mut() = joined(&program.argv);
+    *process.environment.borrow_mut() = joined(&program.envp);
     Ok(rsp)
 }
 

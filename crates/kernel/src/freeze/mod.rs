@@ -47,7 +47,7 @@ pub fn freeze_if_due() -> bool {
 /// come back here: it begins in [`crate::boot::thaw`].
 fn freeze(cause: u32) {
     freeze_request::clear();
-    kernel().config.lock().flags &= !FLAG_FREEZE_AT_ENTRY;
+    kernel().config.borrow_mut().flags &= !FLAG_FREEZE_AT_ENTRY;
     crate::net::prepare_freeze();
     lazy::map_all();
     let spaces = kernel().tasks.spaces();

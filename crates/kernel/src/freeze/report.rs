@@ -37,12 +37,12 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>]) -> Vec<u8> {
         .collect();
     let frozen: Vec<FrozenThread> = threads.iter().map(|thread| frozen_thread(thread)).collect();
     let blobs = crate::host::blobs::open_blobs();
-    let auxv = process.auxiliary_vector.lock().clone();
+    let auxv = process.auxiliary_vector.borrow_mut().clone();
 
     // The pages in use and the heap's end are read last, with room for
     // themselves set aside before: building the report moves them.
     let mut runs = 0;
-    kernel().pages.lock().for_each_used_run(|_, _| runs += 1);
+    kernel().pages.borrow_mut().for_each_used_run(|_, _| runs += 1);
     let room = runs + shared_memory.len() + others.len() + 16;
     let capacity = size_of::<ReportHeader>()
         + 8
@@ -59,7 +59,7 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>]) -> Vec<u8> {
     let first_stack = threads.iter().find_map(|thread| thread.first_stack_in_use());
     let (heap_start, heap_len) = heap::saved_range(first_stack);
     regions.push(kernel_region(heap_start, heap_len, writable));
-    kernel().pages.lock().for_each_used_run(|start, len| {
+    kernel().pages.borrow_mut().for_each_used_run(|start, len| {
         regions.push(kernel_region(start, len, writable));
     });
     for (start, end) in shared_memory {

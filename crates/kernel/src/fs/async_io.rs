@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 
 use super::file::{Events, OpenFile, OpenFlags};
 use crate::errno::{Errno, Result};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::signal::{
     SI_KERNEL, SIGNAL_COUNT, SIGURG, SignalInfo, send_to_group, send_to_process, send_to_thread,
 };
@@ -74,7 +74,7 @@ impl Owner {
         let tasks = &crate::state::kernel().tasks;
         let exists = match self {
             Self::Nobody => true,
-            Self::Thread(id) => tasks.threads.lock().contains_key(&id),
+            Self::Thread(id) => tasks.threads.borrow_mut().contains_key(&id),
             Self::Process(id) => tasks.process(id).is_some(),
             Self::Group(id) => !tasks.processes_where(|p| p.process_group() == id).is_empty(),
         };
@@ -86,7 +86,7 @@ impl Owner {
         match self {
             Self::Nobody => {}
             Self::Thread(id) => {
-                let thread = tasks.threads.lock().get(&id).cloned();
+                let thread = tasks.threads.borrow_mut().get(&id).cloned();
                 if let Some(thread) = thread {
                     send_to_thread(&thread, info);
                 }
@@ -103,11 +103,11 @@ impl Owner {
 
 /// Hears of a file's changes and tells the owner.
 struct Teller {
-    state: Lock<(Owner, u32)>,
+    state: KernelCell<(Owner, u32)>,
     /// Whether `O_ASYNC` is on.
-    tells_all: Lock<bool>,
+    tells_all: KernelCell<bool>,
     /// The descriptor on which telling was turned on.
-    fd: Lock<i32>,
+    fd: KernelCell<i32>,
 }
 
 impl Waiter for Teller {
@@ -143,22 +143,22 @@ impl Waiter for Teller {
 /// What an open file description knows of this.
 #[derive(Default)]
 pub struct AsyncIo {
-    teller: Lock<Option<Arc<Teller>>>,
-    registered: Lock<Option<WaitToken>>,
+    teller: KernelCell<Option<Arc<Teller>>>,
+    registered: KernelCell<Option<WaitToken>>,
 }
 
 impl AsyncIo {
     fn get(&self) -> (Owner, u32) {
-        self.teller.lock().as_ref().map_or((Owner::Nobody, 0), |teller| teller.state.get())
+        self.teller.borrow_mut().as_ref().map_or((Owner::Nobody, 0), |teller| teller.state.get())
     }
 
     fn set(&self, owner: Owner, signal: u32) -> Arc<Teller> {
-        let mut teller = self.teller.lock();
+        let mut teller = self.teller.borrow_mut();
         let teller = teller.get_or_insert_with(|| {
             Arc::new(Teller {
-                state: Lock::new((owner, signal)),
-                tells_all: Lock::new(false),
-                fd: Lock::new(-1),
+                state: KernelCell::new((owner, signal)),
+                tells_all: KernelCell::new(false),
+                fd: KernelCell::new(-1),
             })
         });
         teller.state.set((owner, signal));
@@ -196,7 +196,7 @@ impl OpenFile {
     /// The status flags have changed by way of `fd`: begins or ends telling.
     pub fn note_async_flag(&self, fd: i32) {
         let wanted = self.flags().contains(OpenFlags::ASYNC);
-        if !wanted && self.async_io.teller.lock().is_none() {
+        if !wanted && self.async_io.teller.borrow_mut().is_none() {
             return;
         }
         let (owner, signal) = self.async_io.get();
@@ -209,7 +209,7 @@ impl OpenFile {
     }
 
     fn register(&self, teller: Arc<Teller>) {
-        let mut registered = self.async_io.registered.lock();
+        let mut registered = self.async_io.registered.borrow_mut();
         if let (None, Some(queue)) = (*registered, self.file.wait_queue()) {
             *registered = Some(queue.register(teller));
         }
@@ -217,7 +217,7 @@ impl OpenFile {
 
     /// The description is about to go.
     pub(super) fn end_async(&self) {
-        let token = self.async_io.registered.lock().take();
+        let token = self.async_io.registered.borrow_mut().take();
         if let (Some(token), Some(queue)) = (token, self.file.wait_queue()) {
             queue.unregister(token);
         }

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use super::inode::Inode;
 use super::mount::Mount;
 use crate::errno::Result;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// Negative entries that one directory may cache; beyond, they are forgotten.
 const NEGATIVE_MAX: usize = 4096;
@@ -21,10 +21,10 @@ const PRUNE_DEPTH: usize = 64;
 pub struct Dentry {
     /// What the name stands for.
     pub inode: Arc<dyn Inode>,
-    name: Lock<Arc<[u8]>>,
-    parent: Lock<Option<Arc<Dentry>>>,
-    children: Lock<Children>,
-    mount: Lock<MountLink>,
+    name: KernelCell<Arc<[u8]>>,
+    parent: KernelCell<Option<Arc<Dentry>>>,
+    children: KernelCell<Children>,
+    mount: KernelCell<MountLink>,
     unlinked: AtomicBool,
     /// Whether a later walk can come to this dentry again, so that what it caches
     /// is of use. Without that, it and its children would only hold each other.
@@ -71,10 +71,10 @@ impl Dentry {
     ) -> Arc<Self> {
         Arc::new(Self {
             inode,
-            name: Lock::new(name.into()),
-            parent: Lock::new(parent),
-            children: Lock::default(),
-            mount: Lock::new(MountLink::None),
+            name: KernelCell::new(name.into()),
+            parent: KernelCell::new(parent),
+            children: KernelCell::default(),
+            mount: KernelCell::new(MountLink::None),
             unlinked: AtomicBool::new(false),
             can_be_found,
         })
@@ -82,12 +82,12 @@ impl Dentry {
 
     /// The name in the parent.
     pub fn name(&self) -> Arc<[u8]> {
-        self.name.lock().clone()
+        self.name.borrow_mut().clone()
     }
 
     /// The parent in the same tree.
     pub fn parent(&self) -> Option<Arc<Dentry>> {
-        self.parent.lock().clone()
+        self.parent.borrow_mut().clone()
     }
 
     /// Whether the name has been removed.
@@ -111,7 +111,7 @@ impl Dentry {
             let inode = self.inode.lookup(name)?;
             return Ok(inode.map(|inode| Self::detached(inode, name, self)));
         }
-        if let Some(cached) = self.children.lock().by_name.get(name) {
+        if let Some(cached) = self.children.borrow_mut().by_name.get(name) {
             return Ok(cached.clone());
         }
         match self.inode.lookup(name)? {
@@ -132,7 +132,7 @@ impl Dentry {
 
     fn insert(&self, name: &[u8], child: Arc<Dentry>) {
         let old = {
-            let mut children = self.children.lock();
+            let mut children = self.children.borrow_mut();
             let old = children.by_name.insert(name.into(), Some(child));
             if matches!(old, Some(None)) {
                 children.negative -= 1;
@@ -143,7 +143,7 @@ impl Dentry {
     }
 
     fn attach_negative(&self, name: &[u8]) {
-        let mut children = self.children.lock();
+        let mut children = self.children.borrow_mut();
         if children.negative >= NEGATIVE_MAX {
             children.by_name.retain(|_, child| child.is_some());
             children.negative = 0;
@@ -156,7 +156,7 @@ impl Dentry {
     /// The name is gone: whoever holds the dentry sees it as deleted.
     pub fn detach(&self, name: &[u8]) {
         let old = {
-            let mut children = self.children.lock();
+            let mut children = self.children.borrow_mut();
             let old = children.by_name.remove(name);
             if matches!(old, Some(None)) {
                 children.negative -= 1;
@@ -190,7 +190,7 @@ impl Dentry {
     }
 
     fn take(&self, name: &[u8]) -> Option<Arc<Dentry>> {
-        let mut children = self.children.lock();
+        let mut children = self.children.borrow_mut();
         let old = children.by_name.remove(name);
         if matches!(old, Some(None)) {
             children.negative -= 1;
@@ -199,8 +199,8 @@ impl Dentry {
     }
 
     fn adopt(self: &Arc<Self>, name: &[u8], child: Arc<Dentry>) {
-        *child.name.lock() = name.into();
-        let old = child.parent.lock().replace(self.clone());
+        *child.name.borrow_mut() = name.into();
+        let old = child.parent.borrow_mut().replace(self.clone());
         drop(old);
         self.insert(name, child);
     }
@@ -213,14 +213,14 @@ impl Dentry {
 
     fn prune_down(&self, depth: usize) {
         let children: Vec<Arc<Dentry>> =
-            self.children.lock().by_name.values().flatten().cloned().collect();
+            self.children.borrow_mut().by_name.values().flatten().cloned().collect();
         if depth > 0 {
             children.iter().for_each(|child| child.prune_down(depth - 1));
         }
         drop(children);
         let mut dropped = Vec::new();
         {
-            let mut children = self.children.lock();
+            let mut children = self.children.borrow_mut();
             children.negative = 0;
             children.by_name.retain(|_, slot| {
                 let Some(child) = slot else { return false };
@@ -236,7 +236,7 @@ impl Dentry {
 
     /// The mount whose root hides this directory.
     pub fn covered_by(&self) -> Option<Arc<Mount>> {
-        match &*self.mount.lock() {
+        match &*self.mount.borrow_mut() {
             MountLink::Covered(mount) => Some(mount.clone()),
             _ => None,
         }
@@ -244,7 +244,7 @@ impl Dentry {
 
     /// The mount whose root this is.
     pub fn root_of(&self) -> Option<Arc<Mount>> {
-        match &*self.mount.lock() {
+        match &*self.mount.borrow_mut() {
             MountLink::Root(mount) => Some(mount.clone()),
             _ => None,
         }
@@ -252,15 +252,15 @@ impl Dentry {
 
     /// Whether a file system is mounted here.
     pub fn is_mount_point(&self) -> bool {
-        !matches!(*self.mount.lock(), MountLink::None)
+        !matches!(*self.mount.borrow_mut(), MountLink::None)
     }
 
     pub(super) fn set_covered(&self, mount: Arc<Mount>) {
-        *self.mount.lock() = MountLink::Covered(mount);
+        *self.mount.borrow_mut() = MountLink::Covered(mount);
     }
 
     pub(super) fn set_root_of(&self, mount: Arc<Mount>) {
-        *self.mount.lock() = MountLink::Root(mount);
+        *self.mount.borrow_mut() = MountLink::Root(mount);
     }
 }
 
@@ -268,9 +268,9 @@ impl Drop for Dentry {
     /// Lets go of the ancestors in a loop: a long chain of removed directories
     /// must not become a deep recursion on the kernel stack.
     fn drop(&mut self) {
-        let mut next = self.parent.lock().take();
+        let mut next = self.parent.borrow_mut().take();
         while let Some(dentry) = next {
-            next = Arc::into_inner(dentry).and_then(|last| last.parent.lock().take());
+            next = Arc::into_inner(dentry).and_then(|last| last.parent.borrow_mut().take());
         }
     }
 }

@@ -7,7 +7,7 @@ use super::file::{OpenFile, OpenFlags};
 use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::current_process;
 use crate::task::process::RLIMIT_NOFILE;
 
@@ -259,7 +259,7 @@ impl FdTable {
 impl Fd {
     /// The open file behind a descriptor of the running process; `EBADF`.
     pub fn file(self) -> Result<Arc<OpenFile>> {
-        current_process().files.lock().get(self.0)
+        current_process().files.borrow_mut().get(self.0)
     }
 
     /// As [`Fd::file`], but not for descriptors that only name a place (`O_PATH`).
@@ -273,8 +273,8 @@ impl Fd {
 /// `O_CLOEXEC` of `flags` is looked at.
 pub fn install(file: Arc<OpenFile>, flags: OpenFlags) -> Result<i32> {
     let process = current_process();
-    let limit = process.limits.lock()[RLIMIT_NOFILE].current;
-    process.files.lock().insert(file, OnExec::of(flags), limit)
+    let limit = process.limits.borrow_mut()[RLIMIT_NOFILE].current;
+    process.files.borrow_mut().insert(file, OnExec::of(flags), limit)
 }
 
 /// Gives two files descriptors and writes the numbers to `at` (pipe(2), socketpair(2)).
@@ -291,7 +291,7 @@ pub fn install_pair(at: UserAddress, files: [Arc<OpenFile>; 2], flags: OpenFlags
 /// again: a call takes the number first, does what can fail, and installs the file
 /// last.
 pub struct NewDescriptor {
-    table: &'static Lock<FdTable>,
+    table: &'static KernelCell<FdTable>,
     fd: i32,
     is_open: bool,
 }
@@ -300,8 +300,8 @@ impl NewDescriptor {
     /// Reserves the lowest free descriptor; `EMFILE`.
     pub fn reserve() -> Result<Self> {
         let process = current_process();
-        let limit = process.limits.lock()[RLIMIT_NOFILE].current;
-        let fd = process.files.lock().reserve(limit)?;
+        let limit = process.limits.borrow_mut()[RLIMIT_NOFILE].current;
+        let fd = process.files.borrow_mut().reserve(limit)?;
         Ok(Self { table: &process.files, fd, is_open: false })
     }
 
@@ -312,7 +312,7 @@ impl NewDescriptor {
 
     /// Gives the number to a file.
     pub fn install(mut self, file: Arc<OpenFile>, on_exec: OnExec) -> i32 {
-        self.table.lock().fill(self.fd, file, on_exec);
+        self.table.borrow_mut().fill(self.fd, file, on_exec);
         self.is_open = true;
         self.fd
     }
@@ -321,7 +321,7 @@ impl NewDescriptor {
 impl Drop for NewDescriptor {
     fn drop(&mut self) {
         if !self.is_open {
-            self.table.lock().cancel(self.fd);
+            self.table.borrow_mut().cancel(self.fd);
         }
     }
 }

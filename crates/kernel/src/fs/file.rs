@@ -15,7 +15,7 @@ use crate::io::{Sink, Source};
 use crate::mm::backing::MmapSource;
 use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 pub use crate::task::wait::Events;
 use crate::task::wait::{WaitQueue, wait_until};
 use crate::time::Instant;
@@ -230,7 +230,7 @@ pub struct OpenFile {
     /// Where it was opened, for `/proc`, `fchdir` and the `*at` calls.
     pub path: Option<super::path::Path>,
     flags: AtomicU32,
-    position: Lock<u64>,
+    position: KernelCell<u64>,
     /// Advisory locks may belong to this description, to be given up with it.
     has_locks: AtomicBool,
     /// `O_ASYNC`.
@@ -248,7 +248,7 @@ impl OpenFile {
             file,
             path,
             flags: AtomicU32::new(flags.bits()),
-            position: Lock::new(0),
+            position: KernelCell::new(0),
             has_locks: AtomicBool::new(false),
             async_io: Default::default(),
         })

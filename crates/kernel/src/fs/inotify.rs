@@ -20,7 +20,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::anonymous::anonymous_stat;
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
 
 /// `fs.inotify.max_queued_events`.
@@ -119,9 +119,9 @@ impl Event {
 /// An inotify instance: an open file that events are read from.
 #[derive(Default)]
 pub struct Inotify {
-    queue: Lock<VecDeque<Event>>,
+    queue: KernelCell<VecDeque<Event>>,
     /// Watched inodes by watch descriptor.
-    watches: Lock<BTreeMap<i32, InodeKey>>,
+    watches: KernelCell<BTreeMap<i32, InodeKey>>,
     last: AtomicU32,
     readers: WaitQueue,
 }
@@ -155,7 +155,7 @@ impl Mark {
 /// All watches of the sandbox.
 #[derive(Default)]
 pub struct Watches {
-    by_inode: Lock<BTreeMap<InodeKey, Watched>>,
+    by_inode: KernelCell<BTreeMap<InodeKey, Watched>>,
     count: AtomicUsize,
     instances: AtomicUsize,
     last_cookie: AtomicU32,
@@ -198,7 +198,7 @@ impl Watches {
         wanted: Mask,
     ) -> Result<i32> {
         let kept = wanted & (Mask::ALL_EVENTS | Mask::EXCL_UNLINK | Mask::ONESHOT);
-        let mut table = self.by_inode.lock();
+        let mut table = self.by_inode.borrow_mut();
         let watched = table
             .entry(key(inode))
             .or_insert_with(|| Watched { inode: inode.clone(), marks: Vec::new() });
@@ -217,14 +217,14 @@ impl Watches {
         }
         let watch = instance.last.fetch_add(1, Ordering::Relaxed) as i32 + 1;
         watched.marks.push(Mark { instance: Arc::downgrade(instance), watch, mask: kept });
-        instance.watches.lock().insert(watch, key(inode));
+        instance.watches.borrow_mut().insert(watch, key(inode));
         self.count.fetch_add(1, Ordering::Relaxed);
         Ok(watch)
     }
 
     /// Removes a watch; `EINVAL` if there is none. `IN_IGNORED` follows.
     pub fn remove(&self, instance: &Inotify, watch: i32) -> Result<()> {
-        let inode = instance.watches.lock().remove(&watch).ok_or(Errno::EINVAL)?;
+        let inode = instance.watches.borrow_mut().remove(&watch).ok_or(Errno::EINVAL)?;
         self.forget(instance, inode);
         instance.push(Event { watch, mask: Mask::IGNORED, cookie: 0, name: Vec::new() });
         Ok(())
@@ -232,7 +232,7 @@ impl Watches {
 
     fn forget(&self, instance: &Inotify, inode: InodeKey) {
         let dropped = {
-            let mut table = self.by_inode.lock();
+            let mut table = self.by_inode.borrow_mut();
             let Some(watched) = table.get_mut(&inode) else { return };
             let before = watched.marks.len();
             watched.marks.retain(|mark| !mark.is_of(instance));
@@ -246,7 +246,7 @@ impl Watches {
     /// a name in it.
     pub fn report(&self, inode: &Arc<dyn Inode>, what: Mask, cookie: u32, name: Option<Name<'_>>) {
         let interested: Vec<(Arc<Inotify>, i32, Mask)> = {
-            let table = self.by_inode.lock();
+            let table = self.by_inode.borrow_mut();
             let Some(watched) = table.get(&key(inode)) else { return };
             let marks = watched.marks.iter().filter(|mark| {
                 let unlinked = name.is_some_and(|name| name.unlinked);
@@ -269,12 +269,12 @@ impl Watches {
 
     /// The inode is gone: its watches end.
     pub fn gone(&self, inode: &Arc<dyn Inode>) {
-        let watched = self.by_inode.lock().remove(&key(inode));
+        let watched = self.by_inode.borrow_mut().remove(&key(inode));
         let Some(watched) = watched else { return };
         self.count.fetch_sub(watched.marks.len(), Ordering::Relaxed);
         for mark in &watched.marks {
             if let Some(instance) = mark.instance.upgrade() {
-                instance.watches.lock().remove(&mark.watch);
+                instance.watches.borrow_mut().remove(&mark.watch);
                 let ignored = Mask::IGNORED;
                 instance.push(Event {
                     watch: mark.watch,
@@ -288,7 +288,7 @@ impl Watches {
     }
 
     fn instance_closed(&self, instance: &Inotify) {
-        let inodes = core::mem::take(&mut *instance.watches.lock());
+        let inodes = core::mem::take(&mut *instance.watches.borrow_mut());
         for inode in inodes.into_values() {
             self.forget(instance, inode);
         }
@@ -300,7 +300,7 @@ impl Inotify {
     /// Queues an event, unless it repeats the last one.
     fn push(&self, event: Event) {
         {
-            let mut queue = self.queue.lock();
+            let mut queue = self.queue.borrow_mut();
             if event.mask != Mask::IGNORED && queue.back() == Some(&event) {
                 return;
             }
@@ -326,7 +326,7 @@ impl File for Inotify {
         let mut done = 0;
         loop {
             let event = {
-                let mut queue = self.queue.lock();
+                let mut queue = self.queue.borrow_mut();
                 match queue.front() {
                     None if done == 0 => return Err(Errno::EAGAIN),
                     None => return Ok(done),
@@ -353,7 +353,7 @@ impl File for Inotify {
     }
 
     fn poll(&self) -> Events {
-        match self.queue.lock().is_empty() {
+        match self.queue.borrow_mut().is_empty() {
             true => Events::empty(),
             false => Events::IN | Events::RDNORM,
         }
@@ -371,7 +371,7 @@ impl File for Inotify {
         if request != FIONREAD {
             return Err(Errno::ENOTTY);
         }
-        let bytes: usize = self.queue.lock().iter().map(Event::len).sum();
+        let bytes: usize = self.queue.borrow_mut().iter().map(Event::len).sum();
         argument.write(&(bytes as i32)).map(|()| 0)
     }
 
@@ -462,7 +462,7 @@ mod tests {
         for number in 0..QUEUE_MAX as u32 + 10 {
             watches.report(file.inode(), Mask::MODIFY, number, None);
         }
-        assert_eq!(instance.queue.lock().len(), QUEUE_MAX + 1);
-        assert_eq!(instance.queue.lock().back().unwrap().mask, Mask::Q_OVERFLOW);
+        assert_eq!(instance.queue.borrow_mut().len(), QUEUE_MAX + 1);
+        assert_eq!(instance.queue.borrow_mut().back().unwrap().mask, Mask::Q_OVERFLOW);
     }
 }

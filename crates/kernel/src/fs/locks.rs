@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use super::file::Events;
 use crate::errno::{Errno, Result};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::{WaitQueue, wait_until};
 
 /// Who holds a lock.
@@ -56,7 +56,7 @@ impl Range {
 
 /// A lock that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldLock {
     /// Who.
     pub owner: Owner,
     /// How.
@@ -71,10 +71,10 @@ pub type FileKey = (u64, u64, Family);
 /// All advisory locks.
 #[derive(Default)]
 pub struct LockTable {
-    files: Lock<BTreeMap<FileKey, Vec<Held>>>,
+    files: KernelCell<BTreeMap<FileKey, Vec<HeldLock>>>,
     released: Arc<WaitQueue>,
     /// Processes that wait for a record lock, and what for.
-    waiting: Lock<BTreeMap<u32, (FileKey, Held)>>,
+    waiting: KernelCell<BTreeMap<u32, (FileKey, HeldLock)>>,
 }
 
 /// Whether to wait for a lock that somebody else holds.
@@ -94,19 +94,19 @@ pub fn release_process(process: &crate::task::Process) {
 impl LockTable {
     /// Whether nobody holds any lock.
     pub fn is_empty(&self) -> bool {
-        self.files.lock().is_empty()
+        self.files.borrow_mut().is_empty()
     }
 
     /// Shows every lock, file by file.
-    pub fn for_each(&self, emit: &mut dyn FnMut(FileKey, &Held)) {
-        for (file, held) in self.files.lock().iter() {
+    pub fn for_each(&self, emit: &mut dyn FnMut(FileKey, &HeldLock)) {
+        for (file, held) in self.files.borrow_mut().iter() {
             held.iter().for_each(|lock| emit(*file, lock));
         }
     }
 
     /// The lock that stands in the way of `wanted`, if there is one.
-    pub fn conflict(&self, file: FileKey, wanted: &Held) -> Option<Held> {
-        let files = self.files.lock();
+    pub fn conflict(&self, file: FileKey, wanted: &HeldLock) -> Option<HeldLock> {
+        let files = self.files.borrow_mut();
         files.get(&file)?.iter().copied().find(|held| {
             held.owner != wanted.owner
                 && held.range.overlaps(wanted.range)
@@ -115,7 +115,7 @@ impl LockTable {
     }
 
     /// Takes a lock, replacing what the owner held of the range.
-    pub fn acquire(&self, file: FileKey, wanted: Held, patience: Patience) -> Result<()> {
+    pub fn acquire(&self, file: FileKey, wanted: HeldLock, patience: Patience) -> Result<()> {
         if self.conflict(file, &wanted).is_some() {
             if patience == Patience::Refuse {
                 return Err(Errno::EAGAIN);
@@ -130,7 +130,7 @@ impl LockTable {
     }
 
     /// Waits until nothing stands in the way; `EDEADLK` if that would never be.
-    fn wait_for(&self, file: FileKey, wanted: &Held) -> Result<()> {
+    fn wait_for(&self, file: FileKey, wanted: &HeldLock) -> Result<()> {
         let process = match wanted.owner {
             Owner::Process(pid) => Some(pid),
             // Linux looks for deadlocks among processes only.
@@ -142,12 +142,12 @@ impl LockTable {
                 if self.would_wait_for_itself(pid, held.owner) {
                     return Some(Err(Errno::EDEADLK));
                 }
-                self.waiting.lock().insert(pid, (file, *wanted));
+                self.waiting.borrow_mut().insert(pid, (file, *wanted));
             }
             None
         });
         if let Some(pid) = process {
-            self.waiting.lock().remove(&pid);
+            self.waiting.borrow_mut().remove(&pid);
         }
         outcome
     }
@@ -156,13 +156,13 @@ impl LockTable {
     fn would_wait_for_itself(&self, pid: u32, owner: Owner) -> bool {
         let mut at = owner;
         // No chain of waits is longer than there are waiters.
-        let longest = self.waiting.lock().len();
+        let longest = self.waiting.borrow_mut().len();
         for _ in 0..=longest {
             let Owner::Process(next) = at else { return false };
             if next == pid {
                 return true;
             }
-            let Some((file, wanted)) = self.waiting.lock().get(&next).copied() else {
+            let Some((file, wanted)) = self.waiting.borrow_mut().get(&next).copied() else {
                 return false;
             };
             match self.conflict(file, &wanted) {
@@ -175,8 +175,8 @@ impl LockTable {
 
     /// Adds a lock to those of a file, in order. Record locks of one owner and
     /// kind that touch become one (fcntl(2)).
-    fn insert(&self, file: FileKey, mut new: Held) {
-        let mut files = self.files.lock();
+    fn insert(&self, file: FileKey, mut new: HeldLock) {
+        let mut files = self.files.borrow_mut();
         let held = files.entry(file).or_default();
         held.retain(|lock| {
             let touches = lock.owner == new.owner
@@ -194,8 +194,8 @@ impl LockTable {
     }
 
     /// What an owner holds of a file.
-    pub fn held_by(&self, file: FileKey, owner: Owner) -> Option<Held> {
-        self.files.lock().get(&file)?.iter().copied().find(|lock| lock.owner == owner)
+    pub fn held_by(&self, file: FileKey, owner: Owner) -> Option<HeldLock> {
+        self.files.borrow_mut().get(&file)?.iter().copied().find(|lock| lock.owner == owner)
     }
 
     /// Gives up what the owner holds of a range.
@@ -208,7 +208,7 @@ impl LockTable {
     /// Gives up everything that an owner holds anywhere.
     pub fn release_all(&self, owner: Owner) {
         let mut changed = false;
-        self.files.lock().retain(|_, held| {
+        self.files.borrow_mut().retain(|_, held| {
             let before = held.len();
             held.retain(|lock| lock.owner != owner);
             changed |= held.len() != before;
@@ -221,7 +221,7 @@ impl LockTable {
 
     /// Cuts a range out of an owner's locks.
     fn carve(&self, file: FileKey, owner: Owner, range: Range) -> bool {
-        let mut files = self.files.lock();
+        let mut files = self.files.borrow_mut();
         let Some(held) = files.get_mut(&file) else { return false };
         let mut changed = false;
         let mut kept = Vec::with_capacity(held.len() + 1);
@@ -232,13 +232,16 @@ impl LockTable {
             }
             changed = true;
             if lock.range.start < range.start {
-                kept.push(Held {
+                kept.push(HeldLock {
                     range: Range { start: lock.range.start, end: range.start },
                     ..lock
                 });
             }
             if lock.range.end > range.end {
-                kept.push(Held { range: Range { start: range.end, end: lock.range.end }, ..lock });
+                kept.push(HeldLock {
+                    range: Range { start: range.end, end: lock.range.end },
+                    ..lock
+                });
             }
         }
         *held = kept;
@@ -255,8 +258,8 @@ mod tests {
 
     const FILE: FileKey = (1, 2, Family::Record);
 
-    fn lock(owner: u32, kind: LockKind, start: u64, end: u64) -> Held {
-        Held { owner: Owner::Process(owner), kind, range: Range { start, end } }
+    fn lock(owner: u32, kind: LockKind, start: u64, end: u64) -> HeldLock {
+        HeldLock { owner: Owner::Process(owner), kind, range: Range { start, end } }
     }
 
     #[test]
@@ -310,8 +313,8 @@ mod tests {
         table.acquire(FILE, lock(1, LockKind::Write, 0, 1), Patience::Refuse).unwrap();
         table.acquire(FILE, lock(2, LockKind::Write, 1, 2), Patience::Refuse).unwrap();
         table.acquire(FILE, lock(3, LockKind::Write, 2, 3), Patience::Refuse).unwrap();
-        table.waiting.lock().insert(1, (FILE, lock(1, LockKind::Write, 1, 2)));
-        table.waiting.lock().insert(2, (FILE, lock(2, LockKind::Write, 2, 3)));
+        table.waiting.borrow_mut().insert(1, (FILE, lock(1, LockKind::Write, 1, 2)));
+        table.waiting.borrow_mut().insert(2, (FILE, lock(2, LockKind::Write, 2, 3)));
         assert!(table.would_wait_for_itself(3, Owner::Process(1)));
         assert!(!table.would_wait_for_itself(4, Owner::Process(1)));
         let wanted = lock(3, LockKind::Write, 0, 1);

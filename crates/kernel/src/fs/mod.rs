@@ -60,7 +60,7 @@ use path::Path;
 use thaw_abi::bind::{MOUNT_BIND, MOUNT_BIND_WRITABLE, MOUNT_TMPFS};
 
 use crate::errno::{Errno, Result};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 const ROOT_FS: FilesystemId = FilesystemId(1);
 const DEV_FS: FilesystemId = FilesystemId(2);
@@ -93,7 +93,7 @@ pub struct FileSystems {
     /// The root of the tree.
     pub root: Path,
     /// What is mounted where.
-    pub mounts: Lock<MountTable>,
+    pub mounts: KernelCell<MountTable>,
     /// Advisory locks.
     pub locks: LockTable,
     /// Terminals.
@@ -105,9 +105,9 @@ pub struct FileSystems {
     /// Where memory files live (memfd_create(2)).
     memory: Arc<Node>,
     /// `/proc/sys/kernel/random/boot_id`, new in every boot.
-    boot_id: Lock<[u8; 16]>,
+    boot_id: KernelCell<[u8; 16]>,
     /// `/proc/PID/oom_score_adj`, for processes that have set it.
-    oom_adjustments: Lock<BTreeMap<u32, i32>>,
+    oom_adjustments: KernelCell<BTreeMap<u32, i32>>,
 }
 
 impl FileSystems {
@@ -148,14 +148,14 @@ impl FileSystems {
         }
         Ok(Self {
             root: Path::new(root),
-            mounts: Lock::new(mounts),
+            mounts: KernelCell::new(mounts),
             locks: LockTable::default(),
             terminals: Default::default(),
             watches: Default::default(),
             root_node,
             memory: Overlay::empty(MEMORY_FS, 0o700),
-            boot_id: Lock::new([0; 16]),
-            oom_adjustments: Lock::default(),
+            boot_id: KernelCell::new([0; 16]),
+            oom_adjustments: KernelCell::default(),
         })
     }
 
@@ -179,7 +179,7 @@ impl FileSystems {
             point = Path::new(dentry).topmost();
         }
         let new = NewMount { kind, source: kind, options, root: Dentry::root(root) };
-        self.mounts.lock().mount(new, Some(point.dentry().clone()));
+        self.mounts.borrow_mut().mount(new, Some(point.dentry().clone()));
         Ok(())
     }
 
@@ -208,12 +208,12 @@ impl FileSystems {
 
     /// What a process has set as `/proc/PID/oom_score_adj`.
     pub fn oom_adjustment(&self, pid: u32) -> i32 {
-        self.oom_adjustments.lock().get(&pid).copied().unwrap_or(0)
+        self.oom_adjustments.borrow_mut().get(&pid).copied().unwrap_or(0)
     }
 
     /// Sets it.
     pub fn set_oom_adjustment(&self, pid: u32, value: i32) {
-        self.oom_adjustments.lock().insert(pid, value);
+        self.oom_adjustments.borrow_mut().insert(pid, value);
     }
 
     pub(crate) fn memory_files(&self) -> &Arc<Node> {

@@ -205,7 +205,7 @@ fn open_checked(target: Path, flags: OpenFlags) -> Result<Arc<OpenFile>> {
 pub fn check_not_running(inode: &Arc<dyn Inode>) -> Result<()> {
     for process in crate::state::kernel().tasks.all_processes() {
         let runs =
-            process.executable.lock().as_ref().is_some_and(|path| {
+            process.executable.borrow_mut().as_ref().is_some_and(|path| {
                 core::ptr::addr_eq(Arc::as_ptr(path.inode()), Arc::as_ptr(inode))
             });
         if runs {

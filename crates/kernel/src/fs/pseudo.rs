@@ -15,7 +15,7 @@ use core::panic::RefUnwindSafe;
 use crate::errno::{Errno, Result};
 use crate::io::{Sink, Source};
 use crate::platform::saved::Saved;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// What the file systems of this kind share.
 #[derive(Clone, Copy)]
@@ -230,7 +230,7 @@ impl Inode for Generated {
         if flags.can_write() && self.accept.is_none() {
             return Err(Errno::EACCES);
         }
-        Ok(Arc::new(GeneratedFile { inode: self, content: Lock::new(None) }))
+        Ok(Arc::new(GeneratedFile { inode: self, content: KernelCell::new(None) }))
     }
     fn truncate(&self, _: u64) -> Result<()> {
         // `echo 1 > /proc/…` opens with O_TRUNC; there is nothing to cut off.
@@ -243,17 +243,17 @@ impl Inode for Generated {
 /// again whenever reading starts at the beginning.
 struct GeneratedFile {
     inode: Arc<Generated>,
-    content: Lock<Option<Arc<[u8]>>>,
+    content: KernelCell<Option<Arc<[u8]>>>,
 }
 
 impl File for GeneratedFile {
     fn read(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
-        let known = self.content.lock().clone();
+        let known = self.content.borrow_mut().clone();
         let content = match known {
             Some(content) if offset > 0 => content,
             _ => {
                 let fresh: Arc<[u8]> = (self.inode.generate)()?.into();
-                *self.content.lock() = Some(fresh.clone());
+                *self.content.borrow_mut() = Some(fresh.clone());
                 fresh
             }
         };

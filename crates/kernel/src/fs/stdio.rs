@@ -33,7 +33,7 @@ pub struct Stream(pub usize);
 impl Stream {
     fn is_terminal(self) -> bool {
         let flag = [FLAG_STDIN_TTY, FLAG_STDOUT_TTY, FLAG_STDERR_TTY][self.0.min(2)];
-        crate::state::kernel().config.lock().flags & flag != 0
+        crate::state::kernel().config.borrow_mut().flags & flag != 0
     }
 
     fn descriptor(self) -> Option<HostFd> {

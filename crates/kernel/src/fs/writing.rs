@@ -25,12 +25,12 @@ pub fn check_size(old: u64, new: u64) -> Result<()> {
 
 /// Whether the running process may leave set-user-ID on a file that it writes to.
 pub fn keeps_privilege_bits() -> bool {
-    running().is_none_or(|t| t.process.credentials.lock().can(Capabilities::FSETID))
+    running().is_none_or(|t| t.process.credentials.borrow_mut().can(Capabilities::FSETID))
 }
 
 /// `RLIMIT_FSIZE` of the running process, in bytes. The kernel itself has no limit.
 fn size_limit() -> u64 {
-    running().map_or(u64::MAX, |thread| thread.process.limits.lock()[RLIMIT_FSIZE].current)
+    running().map_or(u64::MAX, |thread| thread.process.limits.borrow_mut()[RLIMIT_FSIZE].current)
 }
 
 fn too_big() -> Errno {

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use super::inode::{FileType, Inode, S_ISVTX};
 use super::permission::{Access, Identity};
 use crate::errno::{Errno, Result};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::Capabilities;
 
 /// `XATTR_NAME_MAX`.
@@ -25,7 +25,7 @@ type ByName = BTreeMap<Box<[u8]>, Box<[u8]>>;
 /// The attributes of one file.
 #[derive(Default)]
 pub struct ExtendedAttributes {
-    by_name: Lock<ByName>,
+    by_name: KernelCell<ByName>,
 }
 
 /// What must be true of an attribute that is set.
@@ -42,12 +42,12 @@ pub enum Existing {
 impl ExtendedAttributes {
     /// The value of an attribute; `ENODATA`.
     pub fn get(&self, name: &[u8]) -> Result<Vec<u8>> {
-        self.by_name.lock().get(name).map(|value| value.to_vec()).ok_or(Errno::ENODATA)
+        self.by_name.borrow_mut().get(name).map(|value| value.to_vec()).ok_or(Errno::ENODATA)
     }
 
     /// Sets an attribute; `EEXIST`, `ENODATA`, `ENOSPC`.
     pub fn set(&self, name: &[u8], value: &[u8], existing: Existing) -> Result<()> {
-        let mut all = self.by_name.lock();
+        let mut all = self.by_name.borrow_mut();
         match (existing, all.contains_key(name)) {
             (Existing::Absent, true) => return Err(Errno::EEXIST),
             (Existing::Present, false) => return Err(Errno::ENODATA),
@@ -63,12 +63,12 @@ impl ExtendedAttributes {
 
     /// Removes an attribute; `ENODATA`.
     pub fn remove(&self, name: &[u8]) -> Result<()> {
-        self.by_name.lock().remove(name).map(drop).ok_or(Errno::ENODATA)
+        self.by_name.borrow_mut().remove(name).map(drop).ok_or(Errno::ENODATA)
     }
 
     /// The names, each terminated. `trusted.*` takes `CAP_SYS_ADMIN`.
     pub fn list(&self, identity: &Identity) -> Vec<u8> {
-        let all = self.by_name.lock();
+        let all = self.by_name.borrow_mut();
         let shown = all
             .keys()
             .filter(|name| !name.starts_with(b"trusted.") || identity.can(Capabilities::SYS_ADMIN));

@@ -16,7 +16,7 @@ use crate::errno::{Errno, Result};
 use crate::platform::clock;
 use crate::platform::host::{self, HostFd, PollFd, Populate};
 use crate::platform::message::{self, Received};
-use crate::sync::{Late, Lock};
+use crate::sync::{KernelCell, Late};
 
 /// The control socket.
 pub const CONTROL: HostFd = HostFd::new(CONTROL_FD);
@@ -101,7 +101,7 @@ const EAGERNESS_NS: u64 = 100_000;
 const WORK_NS: u64 = 200_000;
 
 /// Messages kept for the idle loop. Empty whenever the sandbox is frozen.
-static KEPT: Lock<Option<VecDeque<Kept>>> = Lock::new(None);
+static KEPT: KernelCell<Option<VecDeque<Kept>>> = KernelCell::new(None);
 /// Knows what they mean.
 static HANDLER: Late<fn(&Kept)> = Late::empty();
 
@@ -173,7 +173,7 @@ pub fn expect_second_command(mut work: impl FnMut() -> bool) -> Message {
 /// The second command; `None` if it is not there and `nonblocking`. It may have come
 /// while an answer of the broker was waited for.
 fn second_command(nonblocking: bool) -> Option<Message> {
-    if let Some(kept) = KEPT.lock().as_mut().and_then(VecDeque::pop_front) {
+    if let Some(kept) = KEPT.borrow_mut().as_mut().and_then(VecDeque::pop_front) {
         let Kept { kind, sequence, body, fds } = kept;
         return Some(Message { kind, sequence, content: Content::Kept { body, fds } });
     }
@@ -188,14 +188,14 @@ pub fn handle_messages() {
 }
 
 fn next_message() -> Option<Kept> {
-    let kept = KEPT.lock().as_mut().and_then(VecDeque::pop_front);
+    let kept = KEPT.borrow_mut().as_mut().and_then(VecDeque::pop_front);
     kept.or_else(|| receive(true).map(|message| keep(&message)))
 }
 
 /// Whether a message was kept that nobody has handled. The host's socket says
 /// nothing about those, so look here before waiting on it.
 pub fn has_kept() -> bool {
-    KEPT.lock().as_ref().is_some_and(|kept| !kept.is_empty())
+    KEPT.borrow_mut().as_ref().is_some_and(|kept| !kept.is_empty())
 }
 
 fn keep(message: &Message) -> Kept {
@@ -213,7 +213,7 @@ pub fn receive_reply(sequence: u64) -> Option<Message> {
         }
         let kept = keep(&message);
         // Others may have asked, too, who do not wait here.
-        KEPT.lock().get_or_insert_default().push_back(kept);
+        KEPT.borrow_mut().get_or_insert_default().push_back(kept);
         if message.kind == MSG_RENEWED {
             return None;
         }
@@ -228,7 +228,7 @@ pub fn wait_for(kind: u32) -> Kept {
         if message.kind == kind {
             return kept;
         }
-        KEPT.lock().get_or_insert_default().push_back(kept);
+        KEPT.borrow_mut().get_or_insert_default().push_back(kept);
     }
 }
 

@@ -12,11 +12,11 @@ use super::broker;
 use crate::errno::{Errno, Result};
 use crate::platform::host::{self, HostFd};
 use crate::state;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// Host descriptors by path. Rebuilt in every boot.
-static DESCRIPTORS: Lock<Descriptors> =
-    Lock::new(Descriptors { generation: 0, by_path: BTreeMap::new() });
+static DESCRIPTORS: KernelCell<Descriptors> =
+    KernelCell::new(Descriptors { generation: 0, by_path: BTreeMap::new() });
 
 struct Descriptors {
     generation: u64,
@@ -28,7 +28,7 @@ struct Descriptors {
 pub fn descriptor(path: &Arc<[u8]>) -> Result<HostFd> {
     let generation = state::generation();
     {
-        let mut cache = DESCRIPTORS.lock();
+        let mut cache = DESCRIPTORS.borrow_mut();
         if cache.generation != generation {
             // Dropped without closing: the numbers mean nothing in this boot.
             cache.by_path.clear();
@@ -44,6 +44,6 @@ pub fn descriptor(path: &Arc<[u8]>) -> Result<HostFd> {
     }
     let mut reply = Vec::new();
     let fd = broker::request(MSG_FS_OPEN, &[], path, &mut reply)?.ok_or(Errno::EIO)?;
-    DESCRIPTORS.lock().by_path.insert(path.clone(), fd);
+    DESCRIPTORS.borrow_mut().by_path.insert(path.clone(), fd);
     Ok(fd)
 }

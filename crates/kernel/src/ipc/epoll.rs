@@ -17,7 +17,7 @@ use bitflags::bitflags;
 use crate::errno::{Errno, Result};
 use crate::fs::anonymous::anonymous_stat;
 use crate::fs::file::{Events, File, OpenFile, Stat};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::{WaitQueue, WaitToken, Waiter};
 
 /// How deep interest sets may watch each other (epoll_ctl(2), `ELOOP`).
@@ -71,10 +71,10 @@ struct Item {
     this: Weak<Item>,
     set: Weak<Shared>,
     file: Weak<OpenFile>,
-    interest: Lock<Interest>,
+    interest: KernelCell<Interest>,
     /// On the ready list.
     queued: AtomicBool,
-    token: Lock<Option<WaitToken>>,
+    token: KernelCell<Option<WaitToken>>,
 }
 
 impl Item {
@@ -88,7 +88,7 @@ impl Item {
     }
 
     fn forget(&self) {
-        let token = self.token.lock().take();
+        let token = self.token.borrow_mut().take();
         let file = self.file.upgrade();
         let queue = file.as_ref().and_then(|file| file.file.wait_queue());
         if let (Some(token), Some(queue)) = (token, queue) {
@@ -105,7 +105,7 @@ impl Waiter for Item {
         }
         let (Some(set), Some(this)) = (self.set.upgrade(), self.this.upgrade()) else { return };
         if !self.queued.swap(true, Ordering::Relaxed) {
-            set.state.lock().ready.push_back(this);
+            set.state.borrow_mut().ready.push_back(this);
         }
         set.queue.wake_all(Events::IN | Events::RDNORM);
     }
@@ -122,16 +122,17 @@ struct State {
 }
 
 struct Shared {
-    state: Lock<State>,
+    state: KernelCell<State>,
     queue: WaitQueue,
     /// Interest sets that watch this one, for the nesting limit.
-    watchers: Lock<Vec<Weak<Shared>>>,
+    watchers: KernelCell<Vec<Weak<Shared>>>,
 }
 
 impl Shared {
     /// How many interest sets lie above this one.
     fn height_above(&self) -> usize {
-        let watchers: Vec<_> = self.watchers.lock().iter().filter_map(Weak::upgrade).collect();
+        let watchers: Vec<_> =
+            self.watchers.borrow_mut().iter().filter_map(Weak::upgrade).collect();
         watchers.iter().map(|above| above.height_above() + 1).max().unwrap_or(0)
     }
 
@@ -142,7 +143,7 @@ impl Shared {
             return Err(Errno::ELOOP);
         }
         let files: Vec<_> =
-            self.state.lock().items.values().filter_map(|item| item.file.upgrade()).collect();
+            self.state.borrow_mut().items.values().filter_map(|item| item.file.upgrade()).collect();
         let mut depth = 0;
         for file in files {
             if let Some(nested) = file.downcast::<Epoll>() {
@@ -167,8 +168,11 @@ impl Default for Epoll {
 impl Epoll {
     /// An empty interest set.
     pub fn new() -> Self {
-        let shared =
-            Shared { state: Lock::default(), queue: WaitQueue::new(), watchers: Lock::default() };
+        let shared = Shared {
+            state: KernelCell::default(),
+            queue: WaitQueue::new(),
+            watchers: KernelCell::default(),
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -188,7 +192,7 @@ impl Epoll {
         {
             // Descriptors that were closed while they were watched leave their
             // items behind until the number is used again.
-            let mut state = self.shared.state.lock();
+            let mut state = self.shared.state.borrow_mut();
             if state.items.contains_key(&key) {
                 return Err(Errno::EEXIST);
             }
@@ -201,7 +205,7 @@ impl Epoll {
             if depth + 1 + self.shared.height_above() > MAX_NESTING {
                 return Err(Errno::ELOOP);
             }
-            let mut watchers = nested.shared.watchers.lock();
+            let mut watchers = nested.shared.watchers.borrow_mut();
             watchers.retain(|watcher| watcher.strong_count() > 0);
             watchers.push(Arc::downgrade(&self.shared));
         }
@@ -209,19 +213,19 @@ impl Epoll {
             this: this.clone(),
             set: Arc::downgrade(&self.shared),
             file: Arc::downgrade(file),
-            interest: Lock::new(interest),
+            interest: KernelCell::new(interest),
             queued: AtomicBool::new(false),
-            token: Lock::new(None),
+            token: KernelCell::new(None),
         });
         {
-            let mut state = self.shared.state.lock();
+            let mut state = self.shared.state.borrow_mut();
             state.items.insert(key, item.clone());
             // Every item fits, so that a wake-up never allocates.
             let missing = state.items.len().saturating_sub(state.ready.len());
             state.ready.reserve(missing);
         }
         let token = queue.register(item.clone());
-        *item.token.lock() = Some(token);
+        *item.token.borrow_mut() = Some(token);
         self.queue_if_ready(&item, file);
         Ok(())
     }
@@ -244,14 +248,14 @@ impl Epoll {
     pub fn remove(&self, fd: i32, file: &Arc<OpenFile>) -> Result<()> {
         let item = self.item(fd, file)?;
         item.forget();
-        let mut state = self.shared.state.lock();
+        let mut state = self.shared.state.borrow_mut();
         state.items.remove(&(fd, Arc::as_ptr(file) as usize));
         if item.queued.load(Ordering::Relaxed) {
             state.ready.retain(|other| !Arc::ptr_eq(other, &item));
         }
         drop(state);
         if let Some(nested) = file.downcast::<Epoll>() {
-            let mut watchers = nested.shared.watchers.lock();
+            let mut watchers = nested.shared.watchers.borrow_mut();
             if let Some(at) =
                 watchers.iter().position(|w| core::ptr::eq(w.as_ptr(), Arc::as_ptr(&self.shared)))
             {
@@ -263,7 +267,7 @@ impl Epoll {
 
     fn item(&self, fd: i32, file: &Arc<OpenFile>) -> Result<Arc<Item>> {
         let key = (fd, Arc::as_ptr(file) as usize);
-        self.shared.state.lock().items.get(&key).cloned().ok_or(Errno::ENOENT)
+        self.shared.state.borrow_mut().items.get(&key).cloned().ok_or(Errno::ENOENT)
     }
 
     fn queue_if_ready(&self, item: &Arc<Item>, file: &OpenFile) {
@@ -271,7 +275,7 @@ impl Epoll {
             return;
         }
         if !item.queued.swap(true, Ordering::Relaxed) {
-            self.shared.state.lock().ready.push_back(item.clone());
+            self.shared.state.borrow_mut().ready.push_back(item.clone());
         }
         self.shared.queue.wake_all(Events::IN | Events::RDNORM);
     }
@@ -284,12 +288,12 @@ impl Epoll {
         mut emit: impl FnMut(usize, EpollEvent) -> Result<()>,
     ) -> Result<usize> {
         let mut done = 0;
-        let candidates = self.shared.state.lock().ready.len();
+        let candidates = self.shared.state.borrow_mut().ready.len();
         for _ in 0..candidates {
             if done == max {
                 break;
             }
-            let Some(item) = self.shared.state.lock().ready.pop_front() else { break };
+            let Some(item) = self.shared.state.borrow_mut().ready.pop_front() else { break };
             item.queued.store(false, Ordering::Relaxed);
             let Some(file) = item.file.upgrade() else { continue };
             let events = item.ready(&file);
@@ -301,17 +305,17 @@ impl Epoll {
                 emit(done, EpollEvent { events: events.bits(), data: interest.data })
             {
                 if !item.queued.swap(true, Ordering::Relaxed) {
-                    self.shared.state.lock().ready.push_front(item);
+                    self.shared.state.borrow_mut().ready.push_front(item);
                 }
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
             done += 1;
             if interest.mode.contains(Mode::ONESHOT) {
-                item.interest.lock().armed = false;
+                item.interest.borrow_mut().armed = false;
             } else if !interest.mode.contains(Mode::EDGE)
                 && !item.queued.swap(true, Ordering::Relaxed)
             {
-                self.shared.state.lock().ready.push_back(item);
+                self.shared.state.borrow_mut().ready.push_back(item);
             }
         }
         Ok(done)
@@ -331,14 +335,14 @@ fn stale_key(items: &BTreeMap<Key, Arc<Item>>, fd: i32) -> Option<Key> {
 
 impl File for Epoll {
     fn poll(&self) -> Events {
-        let candidates = self.shared.state.lock().ready.len();
+        let candidates = self.shared.state.borrow_mut().ready.len();
         for _ in 0..candidates {
-            let Some(item) = self.shared.state.lock().ready.pop_front() else { break };
+            let Some(item) = self.shared.state.borrow_mut().ready.pop_front() else { break };
             item.queued.store(false, Ordering::Relaxed);
             let Some(file) = item.file.upgrade() else { continue };
             if !item.ready(&file).is_empty() {
                 if !item.queued.swap(true, Ordering::Relaxed) {
-                    self.shared.state.lock().ready.push_front(item);
+                    self.shared.state.borrow_mut().ready.push_front(item);
                 }
                 return Events::IN | Events::RDNORM;
             }
@@ -370,7 +374,7 @@ impl File for Epoll {
 impl Drop for Epoll {
     fn drop(&mut self) {
         let (items, ready) = {
-            let mut state = self.shared.state.lock();
+            let mut state = self.shared.state.borrow_mut();
             (core::mem::take(&mut state.items), core::mem::take(&mut state.ready))
         };
         for item in items.values() {

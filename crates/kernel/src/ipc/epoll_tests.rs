@@ -129,7 +129,7 @@ fn closing_the_description_ends_the_watch() {
     // The number is free for another file.
     let (other, _writer) = pipe();
     epoll.add(3, &other, event(IN, 2)).unwrap();
-    assert_eq!(epoll.shared.state.lock().items.len(), 1);
+    assert_eq!(epoll.shared.state.borrow_mut().items.len(), 1);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
 
 /// `EFD_SEMAPHORE`; the other flags are `O_CLOEXEC` and `O_NONBLOCK`.
@@ -29,7 +29,7 @@ pub enum ReadMode {
 
 /// An eventfd object.
 pub struct EventFd {
-    count: Lock<u64>,
+    count: KernelCell<u64>,
     mode: ReadMode,
     queue: WaitQueue,
 }
@@ -37,7 +37,7 @@ pub struct EventFd {
 impl EventFd {
     /// A counter at `initial`.
     pub fn new(initial: u64, mode: ReadMode) -> Self {
-        Self { count: Lock::new(initial), mode, queue: WaitQueue::new() }
+        Self { count: KernelCell::new(initial), mode, queue: WaitQueue::new() }
     }
 }
 
@@ -47,7 +47,7 @@ impl File for EventFd {
             return Err(Errno::EINVAL);
         }
         let value = {
-            let mut count = self.count.lock();
+            let mut count = self.count.borrow_mut();
             let value = match self.mode {
                 _ if *count == 0 => return Err(Errno::EAGAIN),
                 ReadMode::Whole => *count,
@@ -68,7 +68,7 @@ impl File for EventFd {
         {
             // The value is looked at before it is consumed: a write that has to
             // wait is tried again with the same source.
-            let mut count = self.count.lock();
+            let mut count = self.count.borrow_mut();
             let mut bytes = [0; 8];
             if source.peek(&mut bytes)? < 8 {
                 return Err(Errno::EFAULT);

@@ -115,7 +115,7 @@ pub fn pidfd_send_signal(fd: Fd, signal: u32, info: UserAddress, flags: u32) -> 
     let own = crate::task::current_process();
     let info = match info {
         UserAddress::NULL => {
-            SignalInfo::from_process(signal, SI_USER, own.pid, own.credentials.lock().uid)
+            SignalInfo::from_process(signal, SI_USER, own.pid, own.credentials.borrow_mut().uid)
         }
         at => {
             let info: SignalInfo = at.read()?;
@@ -147,6 +147,6 @@ pub fn pidfd_getfd(pidfd: Fd, fd: Fd, Flags(flags): Flags) -> Result<u64> {
     if process.is_zombie() {
         return Err(Errno::ESRCH);
     }
-    let file = process.files.lock().get(fd.0)?;
+    let file = process.files.borrow_mut().get(fd.0)?;
     fd_table::install(file, OpenFlags::CLOEXEC).map(|fd| fd as u64)
 }

@@ -11,7 +11,7 @@ use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::current;
 use crate::task::signal::{SignalInfo, SignalSet, pending_set, take_pending};
 use crate::task::wait::WaitQueue;
@@ -82,7 +82,7 @@ impl SignalRecord {
 /// A signal set behind a descriptor. Like Linux, it looks at the signals of
 /// whoever reads it.
 pub struct SignalFd {
-    mask: Lock<SignalSet>,
+    mask: KernelCell<SignalSet>,
     /// Woken when a signal arrives at the process.
     arrived: Arc<WaitQueue>,
 }
@@ -157,8 +157,8 @@ fn open(fd: Fd, mask: UserAddress, size: usize, flags: OpenFlags) -> Result<u64>
         file.arrived.wake_all(Events::IN);
         return Ok(fd.0 as u64);
     }
-    let arrived = current().process.signals.lock().arrived.clone();
-    let file = Arc::new(SignalFd { mask: Lock::new(mask), arrived });
+    let arrived = current().process.signals.borrow_mut().arrived.clone();
+    let file = Arc::new(SignalFd { mask: KernelCell::new(mask), arrived });
     let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
     fd_table::install(OpenFile::new(file, status, None), flags).map(|fd| fd as u64)
 }

@@ -15,7 +15,7 @@ use crate::fs::fd_table;
 use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
 use crate::time::Instant;
 use crate::time::timer::{self, TimerCallback, TimerId};
@@ -107,7 +107,7 @@ impl Schedule {
 }
 
 struct Shared {
-    schedule: Lock<Schedule>,
+    schedule: KernelCell<Schedule>,
     queue: WaitQueue,
 }
 
@@ -115,7 +115,7 @@ struct Shared {
 pub struct TimerFd {
     clock: Clock,
     shared: Arc<Shared>,
-    timer: Lock<Option<TimerId>>,
+    timer: KernelCell<Option<TimerId>>,
 }
 
 struct Expiry(Weak<Shared>);
@@ -123,7 +123,7 @@ struct Expiry(Weak<Shared>);
 impl TimerCallback for Expiry {
     fn fire(&self, _now: Instant) {
         if let Some(shared) = self.0.upgrade() {
-            shared.schedule.lock().expire();
+            shared.schedule.borrow_mut().expire();
             shared.queue.wake_all(Events::IN);
         }
     }
@@ -131,8 +131,8 @@ impl TimerCallback for Expiry {
 
 impl TimerFd {
     fn new(clock: Clock) -> Self {
-        let shared = Arc::new(Shared { schedule: Lock::default(), queue: WaitQueue::new() });
-        Self { clock, shared, timer: Lock::new(None) }
+        let shared = Arc::new(Shared { schedule: KernelCell::default(), queue: WaitQueue::new() });
+        Self { clock, shared, timer: KernelCell::new(None) }
     }
 
     fn arm(&self, next: u64) {
@@ -142,13 +142,13 @@ impl TimerFd {
     }
 
     fn disarm(&self) {
-        if let Some(id) = self.timer.lock().take() {
+        if let Some(id) = self.timer.borrow_mut().take() {
             timer::cancel(id);
         }
     }
 
     fn catch_up(&self) {
-        let next = self.shared.schedule.lock().catch_up(self.clock.now_ns());
+        let next = self.shared.schedule.borrow_mut().catch_up(self.clock.now_ns());
         if let Some(next) = next {
             self.arm(next);
         }
@@ -170,7 +170,7 @@ impl TimerFd {
             value if absolute => value,
             value => self.clock.now_ns().saturating_add(value),
         };
-        *self.shared.schedule.lock() = Schedule { next, interval, ticks: 0, expired: false };
+        *self.shared.schedule.borrow_mut() = Schedule { next, interval, ticks: 0, expired: false };
         if next != 0 {
             self.arm(next);
         }
@@ -183,7 +183,7 @@ impl File for TimerFd {
             return Err(Errno::EINVAL);
         }
         self.catch_up();
-        let ticks = core::mem::take(&mut self.shared.schedule.lock().ticks);
+        let ticks = core::mem::take(&mut self.shared.schedule.borrow_mut().ticks);
         if ticks == 0 {
             return Err(Errno::EAGAIN);
         }

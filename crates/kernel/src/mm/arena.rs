@@ -10,7 +10,7 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::control::{MSG_BELL, MSG_MEMORY_FILE};
+use thaw_abi::control::{MSG_MEMORY_FILE, MSG_WAKE_SOCKET};
 use thaw_abi::image::{Mapping, SOURCE_IMAGE};
 use thaw_abi::layout::{
     ARENA_BLOBS, ARENA_HEAP, ARENA_PAGES, ARENA_SHM, ARENA_VARIABLES, HEAP_BASE, HEAP_MAX,
@@ -80,8 +80,8 @@ pub fn prepare() -> Result<()> {
 /// Asks the host for the socket that wakes the watcher. May allocate.
 pub fn prepare_wake_socket() -> Result<()> {
     // The end that sends comes first.
-    ask_once(MSG_BELL, &WAKE_SENDER)?;
-    ask_once(MSG_BELL, &WAKE_SOCKET)
+    ask_once(MSG_WAKE_SOCKET, &WAKE_SENDER)?;
+    ask_once(MSG_WAKE_SOCKET, &WAKE_SOCKET)
 }
 
 fn ask_once(kind: u32, slot: &AtomicI32) -> Result<()> {
@@ -107,13 +107,13 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
     for space in kernel().tasks.spaces() {
         space.recall_shared(0, u64::MAX);
     }
-    *kernel().has_shared_arena.lock() = true;
+    *kernel().has_shared_arena.borrow_mut() = true;
     let areas: Vec<Vma> = match image {
         Some(_) => Vec::new(),
         None => kernel().tasks.spaces().iter().flat_map(|space| space.shared_anonymous()).collect(),
     };
     let mut runs: Vec<(u64, u64)> = Vec::with_capacity(64);
-    kernel().pages.lock().for_each_used_run(|start, len| runs.push((start, len)));
+    kernel().pages.borrow_mut().for_each_used_run(|start, len| runs.push((start, len)));
     let (blob_table, blob_len) = blobs::table_range();
 
     // From here to the last mapping nothing may be allocated or changed.

@@ -245,12 +245,12 @@ impl PageAllocator {
 
 /// Takes a zeroed page; `ENOMEM` when the sandbox's memory is used up.
 pub fn alloc_page() -> Result<PageBox> {
-    Ok(PageBox { at: kernel().pages.lock().take(PAGES_MAX)? })
+    Ok(PageBox { at: kernel().pages.borrow_mut().take(PAGES_MAX)? })
 }
 
 impl Drop for PageBox {
     fn drop(&mut self) {
-        kernel().pages.lock().release(self.at as u64);
+        kernel().pages.borrow_mut().release(self.at as u64);
     }
 }
 

@@ -18,12 +18,12 @@ use crate::mm::vma::{Vma, VmaFlags};
 use crate::platform::host::{self, Sharing};
 use crate::platform::memory::KernelRange;
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// Which offsets are in use.
 #[derive(Default)]
 pub struct SharedMemory {
-    state: Lock<State>,
+    state: KernelCell<State>,
 }
 
 #[derive(Default)]
@@ -36,7 +36,7 @@ struct State {
 impl SharedMemory {
     /// Takes `len` bytes of offsets, whole pages; `ENOMEM`.
     pub fn take(&self, len: u64) -> Result<u64> {
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         let fitting =
             state.free.iter().find(|&(_, &free)| free >= len).map(|(&at, &free)| (at, free));
         if let Some((at, free)) = fitting {
@@ -54,7 +54,7 @@ impl SharedMemory {
 
     /// Gives offsets back.
     pub fn give_back(&self, start: u64, len: u64) {
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         let (mut start, mut len) = (start, len);
         if let Some((&before, &bytes)) = state.free.range(..start).next_back()
             && before + bytes == start

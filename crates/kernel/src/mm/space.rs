@@ -19,7 +19,7 @@ use crate::platform::gate::{Code, Gate};
 use crate::platform::host::{self, Sharing};
 use crate::platform::memory::GuestRange;
 use crate::platform::user::UserAddress;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// `PROT_*` bits that mean something.
 pub const PROT_MASK: u32 = 7;
@@ -59,13 +59,13 @@ pub struct MapRequest {
 
 /// The guest's mappings, as one host process has them.
 pub struct AddressSpace {
-    state: Lock<State>,
+    state: KernelCell<State>,
     /// Pages of the page store that mappings show, by guest address. Each
     /// counts as a use of the page.
-    shown: Lock<BTreeMap<u64, u64>>,
+    shown: KernelCell<BTreeMap<u64, u64>>,
     /// Start and bytes of what a fork has left out, until the new host process has
     /// removed it.
-    left_out: Lock<Vec<(u64, u64)>>,
+    left_out: KernelCell<Vec<(u64, u64)>>,
     /// What is known of code that has asked for the process id after a thaw.
     pub generator_callers: KnownCallers,
     /// Patched system call sites.
@@ -74,8 +74,8 @@ pub struct AddressSpace {
 
 impl Drop for AddressSpace {
     fn drop(&mut self) {
-        for &page in self.shown.lock().values() {
-            crate::state::kernel().pages.lock().release(page);
+        for &page in self.shown.borrow_mut().values() {
+            crate::state::kernel().pages.borrow_mut().release(page);
         }
     }
 }
@@ -95,7 +95,7 @@ struct State {
 /// by its address.
 #[derive(Default)]
 pub struct KnownCallers {
-    known: Lock<Vec<(u64, bool)>>,
+    known: KernelCell<Vec<(u64, bool)>>,
 }
 
 impl KnownCallers {
@@ -104,13 +104,13 @@ impl KnownCallers {
 
     /// What is known of an address.
     pub fn get(&self, address: u64) -> Option<bool> {
-        let known = self.known.lock();
+        let known = self.known.borrow_mut();
         known.iter().find(|(known, _)| *known == address).map(|&(_, is_generator)| is_generator)
     }
 
     /// Remembers an address.
     pub fn add(&self, address: u64, is_generator: bool) {
-        let mut known = self.known.lock();
+        let mut known = self.known.borrow_mut();
         if known.len() >= Self::MOST {
             known.clear();
         }
@@ -118,7 +118,7 @@ impl KnownCallers {
     }
 
     fn forget(&self) {
-        self.known.lock().clear();
+        self.known.borrow_mut().clear();
     }
 }
 
@@ -145,9 +145,9 @@ impl AddressSpace {
 
     fn with(state: State) -> Self {
         Self {
-            state: Lock::new(state),
-            shown: Lock::new(BTreeMap::new()),
-            left_out: Lock::default(),
+            state: KernelCell::new(state),
+            shown: KernelCell::new(BTreeMap::new()),
+            left_out: KernelCell::default(),
             generator_callers: KnownCallers::default(),
             gate: Gate::default(),
         }
@@ -156,7 +156,7 @@ impl AddressSpace {
     /// If an address lies in shared memory: what names the place, as device and
     /// inode number of the file, or zeros, and offset.
     pub fn shared_place(&self, address: u64) -> Option<(u64, u64, u64)> {
-        let state = self.state.lock();
+        let state = self.state.borrow_mut();
         let vma = state.vmas.find(address)?;
         if !vma.flags.contains(VmaFlags::SHARED) {
             return None;
@@ -168,7 +168,7 @@ impl AddressSpace {
     /// The book-keeping of a copy, for a new process. The host copies the memory,
     /// that which the child is not to have (madvise(2), `MADV_DONTFORK`) too.
     pub fn fork(&self) -> Result<Self> {
-        let mut state = self.state.lock().clone();
+        let mut state = self.state.borrow_mut().clone();
         let dont_fork = state.vmas.iter().filter(|vma| vma.flags.contains(VmaFlags::DONT_FORK));
         let left_out: Vec<(u64, u64)> = dont_fork.map(|vma| (vma.start, vma.len())).collect();
         for &(start, len) in &left_out {
@@ -181,12 +181,12 @@ impl AddressSpace {
         }
         let mut copy = Self::with(state);
         copy.gate = self.gate.copy();
-        for (&address, &page) in self.shown.lock().iter() {
+        for (&address, &page) in self.shown.borrow_mut().iter() {
             if copy.find(address).is_some() {
                 copy.note_shown(address, page);
             }
         }
-        copy.left_out = Lock::new(left_out);
+        copy.left_out = KernelCell::new(left_out);
         Ok(copy)
     }
 
@@ -194,11 +194,11 @@ impl AddressSpace {
     /// have, and wipes what it is to have empty (madvise(2), `MADV_WIPEONFORK`). Runs
     /// in the child.
     pub fn after_fork(&self) -> Result<()> {
-        for (start, len) in core::mem::take(&mut *self.left_out.lock()) {
+        for (start, len) in core::mem::take(&mut *self.left_out.borrow_mut()) {
             host::unmap(GuestRange::new(start, len)?)?;
         }
         let wiped: Vec<Vma> = {
-            let state = self.state.lock();
+            let state = self.state.borrow_mut();
             let marked = state.vmas.iter().filter(|vma| vma.flags.contains(VmaFlags::WIPE_ON_FORK));
             marked.cloned().collect()
         };
@@ -207,49 +207,49 @@ impl AddressSpace {
 
     /// Notes that a mapping shows a page of the page store.
     pub fn note_shown(&self, address: u64, page: u64) {
-        crate::state::kernel().pages.lock().share(page);
-        let before = self.shown.lock().insert(address, page);
+        crate::state::kernel().pages.borrow_mut().share(page);
+        let before = self.shown.borrow_mut().insert(address, page);
         if let Some(page) = before {
-            crate::state::kernel().pages.lock().release(page);
+            crate::state::kernel().pages.borrow_mut().release(page);
         }
     }
 
     /// Forgets which pages mappings show, after a thaw: none is mapped.
     pub fn forget_shown(&self) {
-        let shown = core::mem::take(&mut *self.shown.lock());
+        let shown = core::mem::take(&mut *self.shown.borrow_mut());
         for page in shown.into_values() {
-            crate::state::kernel().pages.lock().release(page);
+            crate::state::kernel().pages.borrow_mut().release(page);
         }
     }
 
     /// Removes the pages of the page store from the mappings in a range.
     fn hide(&self, start: u64, end: u64) {
         let hidden: Vec<(u64, u64)> = {
-            let mut shown = self.shown.lock();
+            let mut shown = self.shown.borrow_mut();
             let found = shown.range(start..end).map(|(&at, &page)| (at, page)).collect();
             shown.retain(|at, _| !(start..end).contains(at));
             found
         };
         for (address, page) in hidden {
             let _ = GuestRange::new(address, 4096).and_then(host::unmap);
-            crate::state::kernel().pages.lock().release(page);
+            crate::state::kernel().pages.borrow_mut().release(page);
         }
     }
 
     /// The areas of shared anonymous memory.
     pub fn shared_anonymous(&self) -> Vec<Vma> {
-        let state = self.state.lock();
+        let state = self.state.borrow_mut();
         state.vmas.iter().filter(|vma| shm::is_shared_anonymous(vma)).cloned().collect()
     }
 
     /// Sets where mappings without a fixed address go: below `mmap_top`.
     pub fn set_mmap_top(&self, mmap_top: u64) {
-        self.state.lock().mmap_top = mmap_top;
+        self.state.borrow_mut().mmap_top = mmap_top;
     }
 
     /// Sets where the heap begins.
     pub fn set_brk_start(&self, start: u64) {
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         state.brk_start = start;
         state.brk = start;
     }
@@ -259,7 +259,7 @@ impl AddressSpace {
         self.generator_callers.forget();
         self.hide(0, GUEST_MAX);
         let all = {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             state.locks_new = false;
             state.vmas.remove(0, GUEST_MAX)
         };
@@ -310,12 +310,12 @@ impl AddressSpace {
             vma.offset = crate::state::kernel().shared_memory.take(len)?;
         }
         map_on_host(&mut vma)?;
-        self.state.lock().vmas.insert(vma);
+        self.state.borrow_mut().vmas.insert(vma);
         Ok(start)
     }
 
     fn place(&self, placement: Placement, len: u64) -> Result<u64> {
-        let state = self.state.lock();
+        let state = self.state.borrow_mut();
         let check_fixed = |at: u64| {
             if at & 4095 != 0 {
                 Err(Errno::EINVAL)
@@ -354,7 +354,7 @@ impl AddressSpace {
     pub fn unmap(&self, start: u64, len: u64) -> Result<()> {
         let end = check_range(start, len)?;
         self.hide(start, end);
-        let removed = self.state.lock().vmas.remove(start, end);
+        let removed = self.state.borrow_mut().vmas.remove(start, end);
         for vma in &removed {
             recall(vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
@@ -372,7 +372,7 @@ impl AddressSpace {
         let end = check_range(start, len)?;
         let covered_end;
         {
-            let state = self.state.lock();
+            let state = self.state.borrow_mut();
             covered_end = state.vmas.covered_end(start, end);
             for vma in state.vmas.overlapping(start, covered_end) {
                 let shared_file =
@@ -388,7 +388,10 @@ impl AddressSpace {
             for (from, to) in self.mapped_parts(start, covered_end) {
                 host::protect(GuestRange::new(from, to - from)?, prot & PROT_MASK)?;
             }
-            self.state.lock().vmas.update(start, covered_end, |vma| vma.prot = prot & PROT_MASK);
+            self.state
+                .borrow_mut()
+                .vmas
+                .update(start, covered_end, |vma| vma.prot = prot & PROT_MASK);
         }
         // As Linux does: what lies before a hole has changed.
         if covered_end == end { Ok(()) } else { Err(Errno::ENOMEM) }
@@ -399,7 +402,7 @@ impl AddressSpace {
     pub fn recall_shared(&self, start: u64, end: u64) {
         self.hide(start, end);
         let areas: Vec<Vma> = {
-            let state = self.state.lock();
+            let state = self.state.borrow_mut();
             let shared =
                 state.vmas.overlapping(start, end).filter(|vma| vma.shared_upper().is_some());
             shared.cloned().collect()
@@ -411,7 +414,7 @@ impl AddressSpace {
     /// behind the end of an upper-layer file, or comes and goes by itself.
     fn mapped_parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut parts: Vec<(u64, u64)> = Vec::new();
-        for vma in self.state.lock().vmas.overlapping(start, end) {
+        for vma in self.state.borrow_mut().vmas.overlapping(start, end) {
             let (from, to) = (vma.start.max(start), end.min(host_end(vma)));
             if from >= to {
                 continue;
@@ -427,7 +430,7 @@ impl AddressSpace {
     /// Moves the program break; returns the break that is in force.
     pub fn brk(&self, wanted: u64, limit: LockLimit) -> u64 {
         let (start, old) = {
-            let state = self.state.lock();
+            let state = self.state.borrow_mut();
             (state.brk_start, state.brk)
         };
         let most = crate::state::kernel().commit_limit();
@@ -453,7 +456,7 @@ impl AddressSpace {
         } else if new_end < old_end && self.unmap(new_end, old_end - new_end).is_err() {
             return old;
         }
-        self.state.lock().brk = wanted;
+        self.state.borrow_mut().brk = wanted;
         wanted
     }
 
@@ -475,7 +478,7 @@ impl AddressSpace {
         if new_len > GUEST_MAX {
             return Err(Errno::EINVAL);
         }
-        let vma = self.state.lock().vmas.find(old).cloned().ok_or(Errno::EFAULT)?;
+        let vma = self.state.borrow_mut().vmas.find(old).cloned().ok_or(Errno::EFAULT)?;
         if old_len == 0 {
             // Duplicating a shared mapping needs pages that two mappings share.
             return Err(Errno::EINVAL);
@@ -520,13 +523,13 @@ impl AddressSpace {
             let len = moved_end - old;
             host::move_mapping(GuestRange::new(old, len)?, GuestRange::new(to, len)?)?;
         }
-        let areas = self.state.lock().vmas.remove(old, old_end);
+        let areas = self.state.borrow_mut().vmas.remove(old, old_end);
         if old_len > kept {
             host::unmap(GuestRange::new(old + kept, old_len - kept)?)?;
         }
         let moved = areas.into_iter().next().ok_or(Errno::EFAULT)?;
         let moved = Vma { start: to, end: to + kept, ..moved };
-        self.state.lock().vmas.insert(moved.clone());
+        self.state.borrow_mut().vmas.insert(moved.clone());
         if new_len > kept {
             self.extend(&moved, to + kept, to + new_len)?;
         }
@@ -534,7 +537,7 @@ impl AddressSpace {
     }
 
     fn can_extend(&self, from: u64, to: u64) -> bool {
-        to <= GUEST_MAX && self.state.lock().vmas.is_free(from, to)
+        to <= GUEST_MAX && self.state.borrow_mut().vmas.is_free(from, to)
     }
 
     /// Lets an area grow: more of the same file, or zeros.
@@ -546,14 +549,15 @@ impl AddressSpace {
             more.offset = crate::state::kernel().shared_memory.take(more.len())?;
         }
         map_on_host(&mut more)?;
-        self.state.lock().vmas.insert(more);
+        self.state.borrow_mut().vmas.insert(more);
         Ok(())
     }
 
     /// `MADV_DONTNEED` and `MADV_FREE`: anonymous memory reads as zeros again,
     /// file mappings show the file again.
     pub fn discard(&self, start: u64, end: u64) -> Result<()> {
-        let areas: Vec<Vma> = self.state.lock().vmas.overlapping(start, end).cloned().collect();
+        let areas: Vec<Vma> =
+            self.state.borrow_mut().vmas.overlapping(start, end).cloned().collect();
         for vma in areas {
             let mut part =
                 Vma { start: vma.start.max(start), end: vma.end.min(end), ..vma.clone() };
@@ -579,17 +583,20 @@ impl AddressSpace {
 
     /// Whether every page of a range is mapped.
     pub fn covers(&self, start: u64, end: u64) -> bool {
-        self.state.lock().vmas.covers(start, end)
+        self.state.borrow_mut().vmas.covers(start, end)
     }
 
     /// Changes flags of all areas in a range.
     pub fn change_flags(&self, start: u64, end: u64, set: VmaFlags, clear: VmaFlags) {
-        self.state.lock().vmas.update(start, end, |vma| vma.flags = (vma.flags | set) - clear);
+        self.state
+            .borrow_mut()
+            .vmas
+            .update(start, end, |vma| vma.flags = (vma.flags | set) - clear);
     }
 
     /// Locked bytes in a range (mlock(2)).
     pub fn locked(&self, start: u64, end: u64) -> u64 {
-        let state = self.state.lock();
+        let state = self.state.borrow_mut();
         let locked = state.vmas.overlapping(start, end);
         let locked = locked.filter(|vma| vma.flags.contains(VmaFlags::LOCKED));
         locked.map(|vma| vma.end.min(end) - vma.start.max(start)).sum()
@@ -597,22 +604,22 @@ impl AddressSpace {
 
     /// Whether what is mapped from now on is locked.
     pub fn locks_new(&self) -> bool {
-        self.state.lock().locks_new
+        self.state.borrow_mut().locks_new
     }
 
     /// Sets whether what is mapped from now on is locked.
     pub fn set_locks_new(&self, locks_new: bool) {
-        self.state.lock().locks_new = locks_new;
+        self.state.borrow_mut().locks_new = locks_new;
     }
 
     /// The area that contains an address.
     pub fn find(&self, address: u64) -> Option<Vma> {
-        self.state.lock().vmas.find(address).cloned()
+        self.state.borrow_mut().vmas.find(address).cloned()
     }
 
     /// All areas.
     pub fn areas(&self) -> Vec<Vma> {
-        self.state.lock().vmas.iter().cloned().collect()
+        self.state.borrow_mut().vmas.iter().cloned().collect()
     }
 
     /// Calls `emit` for every area, in order, as `/proc/self/maps` shows them.
@@ -631,7 +638,7 @@ impl AddressSpace {
 
     /// Bytes of all areas.
     pub fn total(&self) -> u64 {
-        self.state.lock().vmas.total()
+        self.state.borrow_mut().vmas.total()
     }
 }
 
@@ -639,7 +646,7 @@ impl Code for AddressSpace {
     /// File-backed, executable, private memory is the only kind in which system call sites
     /// are patched.
     fn protection(&self, start: u64, end: u64) -> Option<u32> {
-        let state = self.state.lock();
+        let state = self.state.borrow_mut();
         let vma = state.vmas.find(start)?;
         let patchable = end <= vma.end
             && vma.prot & host::PROT_EXEC != 0

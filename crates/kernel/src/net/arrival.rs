@@ -53,7 +53,7 @@ impl Arrival {
         sender: &Common,
         receiver: &Common,
     ) -> Self {
-        let options = sender.options.lock();
+        let options = sender.options.borrow_mut();
         let value = |v4, v6, default| {
             let name = if to.is_ipv4() { v4 } else { v6 };
             options.value(name).map_or(default, |value| value as u8)
@@ -61,17 +61,17 @@ impl Arrival {
         let hops = departure.hops.unwrap_or_else(|| value(TTL, HOPS, 64));
         let class = departure.class.unwrap_or_else(|| value(TOS, TCLASS, 0));
         drop(options);
-        Self { to, time_ns: time_for(&receiver.options.lock()), hops, class }
+        Self { to, time_ns: time_for(&receiver.options.borrow_mut()), hops, class }
     }
 
     /// Of a datagram that the host has received at the sandbox's address `to`.
     pub fn from_outside(to: IpAddr, receiver: &Common) -> Self {
-        Self { to, time_ns: time_for(&receiver.options.lock()), hops: 64, class: 0 }
+        Self { to, time_ns: time_for(&receiver.options.borrow_mut()), hops: 64, class: 0 }
     }
 
     /// Tells the receiver what it has asked for.
     pub fn put(&self, receiver: &Common, control: &mut ControlWriter) -> Result<()> {
-        let wants = |name| receiver.options.lock().flag(name);
+        let wants = |name| receiver.options.borrow_mut().flag(name);
         let (seconds, ns) = (self.time_ns / 1_000_000_000, self.time_ns % 1_000_000_000);
         if self.time_ns != 0 && wants(TIMESTAMPNS) {
             control.put(SOL_SOCKET, 35, bytemuck::bytes_of(&[seconds, ns]))?;

@@ -41,7 +41,7 @@ impl HostConnection {
         ino: u64,
     ) -> Arc<Self> {
         let common = Common::new(family, SocketType::Stream, IPPROTO_TCP, ino);
-        *common.options.lock() = options;
+        *common.options.borrow_mut() = options;
         let stream = HostStream::of_this_boot(fd, Kind::Socket, common.queue.clone());
         Arc::new(Self {
             common,

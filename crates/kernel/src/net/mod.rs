@@ -46,7 +46,7 @@ use crate::fs::pipe::fifo::Fifos;
 use crate::host::control;
 use crate::platform::host::{self, HostFd};
 use crate::state::OfBoot;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use host_connection::HostConnection;
 use netlink::NetlinkNetwork;
 use socket::Protocol;
@@ -72,7 +72,7 @@ pub struct Network {
     pub outside: outside::Outside,
     /// Inode numbers of sockets and pipes.
     pub inodes: Arc<InodeNumbers>,
-    early: Lock<Early>,
+    early: KernelCell<Early>,
 }
 
 /// Connections that came before the program has listened for the first time: it
@@ -111,7 +111,7 @@ impl Network {
             fifos: Fifos::new(),
             outside: outside::Outside::new(),
             inodes: Arc::new(InodeNumbers::new()),
-            early: Lock::default(),
+            early: KernelCell::default(),
         }
     }
 
@@ -120,7 +120,7 @@ impl Network {
     /// one, and is closed otherwise.
     pub fn deliver(&self, port: u16, connection: &thaw_abi::control::Connection, fd: HostFd) {
         let Some(listener) = self.tcp.ports.listeners_at(port).filter(|_| port != 0) else {
-            let mut early = self.early.lock();
+            let mut early = self.early.borrow_mut();
             if port != 0 && !early.has_listened && early.waiting.len() < EARLY_MAX {
                 early.waiting.push((*connection, OfBoot::new(fd)));
                 return;
@@ -150,7 +150,7 @@ impl Network {
         if let Some(socket) = self.udp.ports.bound_to(port).filter(|_| port != 0) {
             return socket.add_client(connection, fd);
         }
-        let mut early = self.early.lock();
+        let mut early = self.early.borrow_mut();
         if port != 0 && !early.has_listened && early.waiting.len() < EARLY_MAX {
             early.waiting.push((*connection, OfBoot::new(fd)));
             return;
@@ -162,7 +162,7 @@ impl Network {
 
     /// A UDP socket was bound: as [`Network::listening`].
     pub fn bound(&self, port: u16) {
-        let mut early = self.early.lock();
+        let mut early = self.early.borrow_mut();
         if early.has_listened || port == 0 || self.udp.ports.bound_to(port).is_none() {
             return;
         }
@@ -177,7 +177,7 @@ impl Network {
     /// A socket has begun to listen: if it is on `port`, those who came early
     /// have somebody to wait for.
     pub fn listening(&self, port: u16) {
-        let mut early = self.early.lock();
+        let mut early = self.early.borrow_mut();
         if early.has_listened || port == 0 || self.tcp.ports.listeners_at(port).is_none() {
             return;
         }
@@ -242,7 +242,7 @@ pub fn prepare_freeze() {
 /// are made again when they are used, and those who wait for one hear of it.
 pub fn reset_connections() {
     let net = &crate::state::kernel().net;
-    net.early.lock().waiting.clear();
+    net.early.borrow_mut().waiting.clear();
     net.outside.reset();
     crate::state::kernel().host_poll.wake_lost();
 }
@@ -252,7 +252,7 @@ pub fn reset_connections() {
 /// has sent anything that was not read.
 pub fn waits_for_clients() -> bool {
     let kernel = crate::state::kernel();
-    let port = kernel.config.lock().port;
+    let port = kernel.config.borrow_mut().port;
     kernel.net.waits_for_clients(port) && !kernel.host_poll.has_unread_data()
 }
 
@@ -349,7 +349,7 @@ mod tests {
         let sandbox = Sandbox::new();
         let network = &kernel().net;
         drop(listening(network, 8080));
-        network.early.lock().has_listened = true;
+        network.early.borrow_mut().has_listened = true;
         let (mut client, ours) = UnixStream::pair().unwrap();
         network.deliver(8080, &connection(), HostFd::new(ours.into_raw_fd()));
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);

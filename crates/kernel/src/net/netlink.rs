@@ -19,7 +19,7 @@ use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
 use crate::net::socket::PeerCredentials;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// `NETLINK_ROUTE`.
 pub const NETLINK_ROUTE: u32 = 0;
@@ -29,15 +29,15 @@ const REQUEST_MAX: usize = 64 << 10;
 /// Port numbers in use.
 #[derive(Default)]
 pub struct NetlinkNetwork {
-    ports: Lock<BTreeSet<u32>>,
+    ports: KernelCell<BTreeSet<u32>>,
 }
 
 /// A netlink socket.
 pub struct NetlinkSocket {
     common: Common,
     network: Arc<NetlinkNetwork>,
-    state: Lock<State>,
-    inbox: Lock<Inbox>,
+    state: KernelCell<State>,
+    inbox: KernelCell<Inbox>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -50,7 +50,7 @@ struct State {
 impl NetlinkNetwork {
     /// Without sockets.
     pub const fn new() -> Self {
-        Self { ports: Lock::new(BTreeSet::new()) }
+        Self { ports: KernelCell::new(BTreeSet::new()) }
     }
 
     /// A fresh socket.
@@ -58,14 +58,14 @@ impl NetlinkNetwork {
         Arc::new(NetlinkSocket {
             common: Common::new(AF_NETLINK, kind, NETLINK_ROUTE, inodes.next()),
             network: self.clone(),
-            state: Lock::default(),
-            inbox: Lock::default(),
+            state: KernelCell::default(),
+            inbox: KernelCell::default(),
         })
     }
 
     /// Takes the port `wanted`, or with 0 the process' number or another.
     fn take(&self, wanted: u32) -> Result<u32> {
-        let mut ports = self.ports.lock();
+        let mut ports = self.ports.borrow_mut();
         if wanted != 0 {
             return if ports.insert(wanted) { Ok(wanted) } else { Err(Errno::EADDRINUSE) };
         }
@@ -84,7 +84,7 @@ impl NetlinkSocket {
             return Ok(port);
         }
         let port = self.network.take(0)?;
-        self.state.lock().port = Some(port);
+        self.state.borrow_mut().port = Some(port);
         Ok(port)
     }
 
@@ -110,10 +110,10 @@ impl Protocol for NetlinkSocket {
             Some(_) => {}
             None => {
                 let port = self.network.take(port)?;
-                self.state.lock().port = Some(port);
+                self.state.borrow_mut().port = Some(port);
             }
         }
-        self.state.lock().groups = groups;
+        self.state.borrow_mut().groups = groups;
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl Protocol for NetlinkSocket {
             _ => return Err(Errno::EINVAL),
         };
         self.port()?;
-        self.state.lock().peer = peer;
+        self.state.borrow_mut().peer = peer;
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl Protocol for NetlinkSocket {
         for bytes in route_messages::answer(&request, port) {
             let from = Some(SocketAddress::Netlink { port: 0, groups: 0 });
             let ancillary = Ancillary::default();
-            self.inbox.lock().push(Datagram { bytes, from, ancillary, arrival: None });
+            self.inbox.borrow_mut().push(Datagram { bytes, from, ancillary, arrival: None });
         }
         self.common.queue.wake_all(IN);
         Ok(request.len())
@@ -161,7 +161,7 @@ impl Protocol for NetlinkSocket {
         if flags.contains(MessageFlags::OOB) {
             return Err(Errno::EOPNOTSUPP);
         }
-        self.inbox.lock().receive(sink, flags)
+        self.inbox.borrow_mut().receive(sink, flags)
     }
 
     fn shutdown(&self, _how: ShutdownHow) -> Result<()> {
@@ -169,7 +169,7 @@ impl Protocol for NetlinkSocket {
     }
 
     fn poll(&self) -> Events {
-        let waiting = if self.inbox.lock().is_empty() { Events::empty() } else { IN };
+        let waiting = if self.inbox.borrow_mut().is_empty() { Events::empty() } else { IN };
         OUT | Events::WRBAND | waiting
     }
 
@@ -178,8 +178,8 @@ impl Protocol for NetlinkSocket {
     }
 
     fn close(&self) {
-        if let Some(port) = self.state.lock().port.take() {
-            self.network.ports.lock().remove(&port);
+        if let Some(port) = self.state.borrow_mut().port.take() {
+            self.network.ports.borrow_mut().remove(&port);
         }
     }
 }

@@ -153,7 +153,7 @@ pub fn set(
                     return Err(Errno::EINVAL);
                 }
                 let [on, seconds] = at.read::<[i32; 2]>()?;
-                common.options.lock().linger = (on != 0).then_some(seconds);
+                common.options.borrow_mut().linger = (on != 0).then_some(seconds);
                 return Ok(());
             }
             SO_RCVTIMEO | SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {
@@ -161,7 +161,7 @@ pub fn set(
                     return Err(Errno::EINVAL);
                 }
                 let timeout = parse_timeout(at.read()?)?;
-                let mut options = common.options.lock();
+                let mut options = common.options.borrow_mut();
                 let slot = if matches!(number, SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
                     &mut options.receive_timeout_ns
                 } else {
@@ -171,12 +171,12 @@ pub fn set(
                 return Ok(());
             }
             SO_SNDBUF | SO_SNDBUFFORCE => {
-                common.options.lock().send_buffer = Some(buffer_size(word()?, 4608));
+                common.options.borrow_mut().send_buffer = Some(buffer_size(word()?, 4608));
                 socket.options_changed();
                 return Ok(());
             }
             SO_RCVBUF | SO_RCVBUFFORCE => {
-                common.options.lock().receive_buffer = Some(buffer_size(word()?, 2304));
+                common.options.borrow_mut().receive_buffer = Some(buffer_size(word()?, 2304));
                 return Ok(());
             }
             _ => {}
@@ -225,7 +225,7 @@ pub fn set(
     {
         return Err(Errno::EINVAL);
     }
-    common.options.lock().set_value(option.name, value);
+    common.options.borrow_mut().set_value(option.name, value);
     socket.options_changed();
     Ok(())
 }
@@ -303,18 +303,19 @@ fn value(
             SO_ERROR => socket.take_error().map_or(0, |error| error.0),
             SO_ACCEPTCONN => socket.is_listening() as i32,
             SO_SNDBUF => {
-                common.options.lock().send_buffer.unwrap_or(default_buffer(common).0) as i32
+                common.options.borrow_mut().send_buffer.unwrap_or(default_buffer(common).0) as i32
             }
             SO_RCVBUF => {
-                common.options.lock().receive_buffer.unwrap_or(default_buffer(common).1) as i32
+                common.options.borrow_mut().receive_buffer.unwrap_or(default_buffer(common).1)
+                    as i32
             }
             SO_LINGER => {
-                let linger = common.options.lock().linger;
+                let linger = common.options.borrow_mut().linger;
                 let value = [linger.is_some() as i32, linger.unwrap_or(0)];
                 return store(bytemuck::bytes_of(&value));
             }
             SO_RCVTIMEO | SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW => {
-                let options = common.options.lock();
+                let options = common.options.borrow_mut();
                 let ns = if matches!(number, SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
                     options.receive_timeout_ns
                 } else {
@@ -384,7 +385,7 @@ fn plain_value(common: &Common, name: Name) -> Result<i32> {
         return Err(Errno::EOPNOTSUPP);
     }
     let option = find(common, name).ok_or_else(|| unknown(common, name.0, Operation::Get))?;
-    Ok(common.options.lock().value(name).unwrap_or(option.default))
+    Ok(common.options.borrow_mut().value(name).unwrap_or(option.default))
 }
 
 /// `SO_SNDBUF` and `SO_RCVBUF` of a fresh socket (tcp(7), `net.core.*mem_default`).

@@ -23,7 +23,7 @@ use crate::host::broker;
 use crate::host::control::{self, Kept};
 use crate::platform::host::{self, HostFd};
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// Which families of addresses the host connects to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,8 +71,8 @@ pub fn is_own(ip: IpAddr) -> bool {
 /// another boot hears of it after a thaw.
 #[derive(Default)]
 pub struct Outside {
-    waiting: Lock<BTreeMap<u64, Waiting>>,
-    reconnecting: Lock<Vec<Weak<TcpSocket>>>,
+    waiting: KernelCell<BTreeMap<u64, Waiting>>,
+    reconnecting: KernelCell<Vec<Weak<TcpSocket>>>,
 }
 
 /// A socket that waits for the host's answer.
@@ -94,18 +94,21 @@ pub struct Opened {
 impl Outside {
     /// Nobody waits.
     pub const fn new() -> Self {
-        Self { waiting: Lock::new(BTreeMap::new()), reconnecting: Lock::new(Vec::new()) }
+        Self {
+            waiting: KernelCell::new(BTreeMap::new()),
+            reconnecting: KernelCell::new(Vec::new()),
+        }
     }
 
     /// Notes that `socket` waits for the answer to request `sequence`.
     pub fn wait(&self, sequence: u64, socket: Weak<TcpSocket>, request: OpenSocket) {
-        self.waiting.lock().insert(sequence, Waiting { socket, request });
+        self.waiting.borrow_mut().insert(sequence, Waiting { socket, request });
     }
 
     /// Whoever was asked has ended: asks again for all that wait. Should there be two answers
     /// to a request, the first counts.
     pub fn ask_again(&self) {
-        let waiting = self.waiting.lock();
+        let waiting = self.waiting.borrow_mut();
         let requests: Vec<_> =
             waiting.iter().map(|(sequence, waiting)| (*sequence, waiting.request)).collect();
         drop(waiting);
@@ -116,7 +119,7 @@ impl Outside {
 
     /// The host has answered a request.
     pub fn answered(&self, reply: &Kept) {
-        let waiting = self.waiting.lock().remove(&reply.sequence);
+        let waiting = self.waiting.borrow_mut().remove(&reply.sequence);
         match waiting.and_then(|waiting| waiting.socket.upgrade()) {
             Some(socket) => socket.opened_outside(reply.sequence, opened(reply)),
             // It was closed meanwhile, or the answer comes a second time.
@@ -126,14 +129,14 @@ impl Outside {
 
     /// Notes that copies make the connection of `socket` again.
     pub fn may_sleep(&self, socket: &Weak<TcpSocket>) {
-        let mut reconnecting = self.reconnecting.lock();
+        let mut reconnecting = self.reconnecting.borrow_mut();
         reconnecting.retain(|other| other.strong_count() > 0 && !other.ptr_eq(socket));
         reconnecting.push(socket.clone());
     }
 
     /// Before a freeze: which connections can be made again is settled now.
     pub fn prepare_for_sleep(&self) {
-        let sockets = self.reconnecting.lock().clone();
+        let sockets = self.reconnecting.borrow_mut().clone();
         sockets.iter().filter_map(Weak::upgrade).for_each(|socket| socket.prepare_for_sleep());
     }
 
@@ -141,9 +144,9 @@ impl Outside {
     /// going to answer.
     pub fn reset(&self) {
         self.reconnecting
-            .lock()
+            .borrow_mut()
             .retain(|socket| socket.upgrade().is_some_and(|socket| socket.fall_asleep()));
-        let waiting = core::mem::take(&mut *self.waiting.lock());
+        let waiting = core::mem::take(&mut *self.waiting.borrow_mut());
         for (sequence, waiting) in waiting {
             if let Some(socket) = waiting.socket.upgrade() {
                 socket.opened_outside(sequence, Err(Errno::ECONNRESET));

@@ -8,7 +8,7 @@ use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::signal;
 use crate::task::thread::current;
 use crate::task::wait::WaitQueue;
@@ -63,7 +63,7 @@ struct Side {
 /// The state that two connected sockets share.
 pub struct Pair {
     flavor: Flavor,
-    sides: Lock<[Side; 2]>,
+    sides: KernelCell<[Side; 2]>,
     queues: [Arc<WaitQueue>; 2],
 }
 
@@ -87,7 +87,7 @@ impl Pair {
             send_limit,
             wants_credentials: false,
         };
-        Arc::new(Self { flavor, sides: Lock::new(send_limits.map(side)), queues })
+        Arc::new(Self { flavor, sides: KernelCell::new(send_limits.map(side)), queues })
     }
 
     fn queue(&self, end: End) -> &WaitQueue {
@@ -96,18 +96,18 @@ impl Pair {
 
     /// Changes the most bytes that may be on their way from `end`.
     pub fn set_send_limit(&self, end: End, limit: usize) {
-        self.sides.lock()[end as usize].send_limit = limit;
+        self.sides.borrow_mut()[end as usize].send_limit = limit;
         self.queue(end).wake_all(OUT);
     }
 
     /// Says whether `end` wants to know who sent what it receives (`SO_PASSCRED`).
     pub fn set_wants_credentials(&self, end: End, wanted: bool) {
-        self.sides.lock()[end as usize].wants_credentials = wanted;
+        self.sides.borrow_mut()[end as usize].wants_credentials = wanted;
     }
 
     /// Says whether `end` reads urgent bytes with the others (`SO_OOBINLINE`).
     pub fn set_urgent_inline(&self, end: End, inline: bool) {
-        let mut sides = self.sides.lock();
+        let mut sides = self.sides.borrow_mut();
         if let Some(stream) = sides[end as usize].incoming.as_stream() {
             stream.set_urgent_inline(inline);
         }
@@ -115,7 +115,7 @@ impl Pair {
 
     /// Whether the next byte that `end` reads is urgent.
     pub fn is_at_urgent(&self, end: End) -> bool {
-        let mut sides = self.sides.lock();
+        let mut sides = self.sides.borrow_mut();
         sides[end as usize].incoming.as_stream().is_some_and(|stream| stream.is_at_urgent())
     }
 
@@ -123,7 +123,7 @@ impl Pair {
     pub fn send(&self, end: End, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
         let urgent = message.flags.contains(MessageFlags::OOB);
         let sent = {
-            let mut sides = self.sides.lock();
+            let mut sides = self.sides.borrow_mut();
             let [first, second] = &mut *sides;
             let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
             // Only TCP tells of an error before it tells of the broken pipe.
@@ -183,7 +183,7 @@ impl Pair {
     /// Receives at `end`.
     pub fn receive(&self, end: End, sink: &mut Sink<'_>, flags: MessageFlags) -> Result<Received> {
         let (received, room) = {
-            let mut sides = self.sides.lock();
+            let mut sides = self.sides.borrow_mut();
             let [first, second] = &mut *sides;
             let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
             if flags.contains(MessageFlags::OOB) {
@@ -253,7 +253,7 @@ impl Pair {
 
     /// What is possible at `end`.
     pub fn poll(&self, end: End) -> Events {
-        let mut sides = self.sides.lock();
+        let mut sides = self.sides.borrow_mut();
         let [first, second] = &mut *sides;
         let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
         let unix = self.flavor == Flavor::Unix;
@@ -289,7 +289,7 @@ impl Pair {
 
     /// Bytes that `end` can read.
     pub fn readable_bytes(&self, end: End) -> usize {
-        let mut sides = self.sides.lock();
+        let mut sides = self.sides.borrow_mut();
         let incoming = &mut sides[end as usize].incoming;
         let border = incoming.as_stream().map_or(usize::MAX, |stream| stream.before_urgent());
         incoming.readable_bytes().min(border)
@@ -297,18 +297,18 @@ impl Pair {
 
     /// Bytes from `end` that the other side has not read.
     pub fn unsent_bytes(&self, end: End) -> usize {
-        self.sides.lock()[end.other() as usize].incoming.readable_bytes()
+        self.sides.borrow_mut()[end.other() as usize].incoming.readable_bytes()
     }
 
     /// Takes the pending error of `end`.
     pub fn take_error(&self, end: End) -> Option<Errno> {
-        self.sides.lock()[end as usize].error.take()
+        self.sides.borrow_mut()[end as usize].error.take()
     }
 
     /// Whether the connection has ended for `end`, as TCP sees it (`TCP_CLOSE`):
     /// by a reset, or because both sides have said that they send no more.
     pub fn has_ended(&self, end: End) -> bool {
-        let sides = self.sides.lock();
+        let sides = self.sides.borrow_mut();
         let (me, peer) = (&sides[end as usize], &sides[end.other() as usize]);
         me.reset || (me.writing_shut && (peer.writing_shut || peer.closed))
     }
@@ -319,7 +319,7 @@ impl Pair {
             return Err(Errno::ENOTCONN);
         }
         {
-            let mut sides = self.sides.lock();
+            let mut sides = self.sides.borrow_mut();
             let me = &mut sides[end as usize];
             me.reading_shut |= how.reads();
             me.writing_shut |= how.writes();
@@ -333,7 +333,7 @@ impl Pair {
     /// or `reset` asks for it, by an end of file otherwise.
     pub fn close(&self, end: End, how: Closing) {
         let unread = {
-            let mut sides = self.sides.lock();
+            let mut sides = self.sides.borrow_mut();
             let [first, second] = &mut *sides;
             let (me, peer) = if end == End::First { (first, second) } else { (second, first) };
             if me.closed {

@@ -7,7 +7,7 @@ use core::net::IpAddr;
 
 use super::address::Endpoint;
 use crate::errno::{Errno, Result};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// `net.ipv4.ip_local_port_range`.
 pub const EPHEMERAL_FIRST: u16 = 32768;
@@ -62,7 +62,7 @@ struct Ports<S> {
 
 /// The ports of one protocol.
 pub struct PortTable<S> {
-    ports: Lock<Ports<S>>,
+    ports: KernelCell<Ports<S>>,
 }
 
 impl<S> Default for PortTable<S> {
@@ -75,7 +75,10 @@ impl<S> PortTable<S> {
     /// No port in use.
     pub const fn new() -> Self {
         Self {
-            ports: Lock::new(Ports { by_port: BTreeMap::new(), next_ephemeral: EPHEMERAL_FIRST }),
+            ports: KernelCell::new(Ports {
+                by_port: BTreeMap::new(),
+                next_ephemeral: EPHEMERAL_FIRST,
+            }),
         }
     }
 
@@ -87,7 +90,7 @@ impl<S> PortTable<S> {
         endpoint: Endpoint,
         options: BindOptions,
     ) -> Result<Endpoint> {
-        let mut ports = self.ports.lock();
+        let mut ports = self.ports.borrow_mut();
         let port = if endpoint.port == 0 { ports.free_port()? } else { endpoint.port };
         let entries = ports.by_port.entry(port).or_default();
         entries.retain(|entry| entry.owner.strong_count() > 0);
@@ -108,7 +111,7 @@ impl<S> PortTable<S> {
     /// Marks a bound socket as listening. `EADDRINUSE` if another one listens
     /// where it would.
     pub fn listen(&self, owner: &Weak<S>, port: u16) -> Result<()> {
-        let mut ports = self.ports.lock();
+        let mut ports = self.ports.borrow_mut();
         let Some(entries) = ports.by_port.get_mut(&port) else { return Err(Errno::EINVAL) };
         let Some(own) = entries.iter().position(|entry| entry.owner.ptr_eq(owner)) else {
             return Err(Errno::EINVAL);
@@ -130,7 +133,7 @@ impl<S> PortTable<S> {
 
     /// Frees what `owner` has at `port`.
     pub fn release(&self, owner: &Weak<S>, port: u16) {
-        let mut ports = self.ports.lock();
+        let mut ports = self.ports.borrow_mut();
         if let Some(entries) = ports.by_port.get_mut(&port) {
             entries.retain(|entry| !entry.owner.ptr_eq(owner));
             if entries.is_empty() {
@@ -151,7 +154,7 @@ impl<S> PortTable<S> {
     }
 
     fn find(&self, to: Endpoint, suitable: impl Fn(&Entry<S>) -> bool) -> Option<Arc<S>> {
-        let ports = self.ports.lock();
+        let ports = self.ports.borrow_mut();
         let entries = ports.by_port.get(&to.port)?;
         let matching = entries.iter().filter(|entry| suitable(entry) && entry.accepts(to.ip));
         let exact_first = matching.clone().filter(|entry| entry.ip == to.ip).chain(matching);
@@ -160,13 +163,13 @@ impl<S> PortTable<S> {
 
     /// A socket bound to `port`, whatever its address.
     pub fn bound_to(&self, port: u16) -> Option<Arc<S>> {
-        let ports = self.ports.lock();
+        let ports = self.ports.borrow_mut();
         ports.by_port.get(&port)?.iter().find_map(|entry| entry.owner.upgrade())
     }
 
     /// All listening sockets at `port`, whatever their address.
     pub fn listeners_at(&self, port: u16) -> Option<Arc<S>> {
-        let ports = self.ports.lock();
+        let ports = self.ports.borrow_mut();
         let entries = ports.by_port.get(&port)?;
         entries.iter().filter(|entry| entry.listening).find_map(|entry| entry.owner.upgrade())
     }

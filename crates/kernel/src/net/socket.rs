@@ -19,7 +19,7 @@ use crate::fs::pipe::FIONREAD;
 use crate::io::{Sink, Source};
 use crate::platform::saved::Saved;
 use crate::platform::user::UserAddress;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::signal;
 use crate::task::wait::WaitQueue;
 use crate::task::{Capabilities, current_process};
@@ -136,7 +136,7 @@ impl PeerCredentials {
     /// (`SCM_CREDENTIALS`, unix(7)).
     pub fn of_sender() -> Self {
         let process = current_process();
-        let c = process.credentials.lock();
+        let c = process.credentials.borrow_mut();
         Self { pid: process.pid, uid: c.uid, gid: c.gid }
     }
 
@@ -144,7 +144,7 @@ impl PeerCredentials {
     /// peers see (`SO_PEERCRED`).
     pub fn of_peer() -> Self {
         let process = current_process();
-        let c = process.credentials.lock();
+        let c = process.credentials.borrow_mut();
         Self { pid: process.pid, uid: c.euid, gid: c.egid }
     }
 
@@ -152,7 +152,7 @@ impl PeerCredentials {
     /// net/core/scm.c).
     pub fn check_claim(&self) -> Result<()> {
         let process = current_process();
-        let c = process.credentials.lock();
+        let c = process.credentials.borrow_mut();
         let may = (self.pid == process.pid || c.can(Capabilities::SYS_ADMIN))
             && (c.users().contains(&self.uid) || c.can(Capabilities::SETUID))
             && (c.groups_of_process().contains(&self.gid) || c.can(Capabilities::SETGID));
@@ -226,11 +226,11 @@ pub struct Common {
     /// Inode number.
     pub ino: u64,
     /// What setsockopt(2) has set.
-    pub options: Lock<Options>,
+    pub options: KernelCell<Options>,
     /// Where to wait for changes.
     pub queue: Arc<WaitQueue>,
     /// `SO_ERROR`: reported once, by whatever comes first.
-    pub error: Lock<Option<Errno>>,
+    pub error: KernelCell<Option<Errno>>,
 }
 
 impl Common {
@@ -241,15 +241,15 @@ impl Common {
             kind,
             protocol,
             ino,
-            options: Lock::default(),
+            options: KernelCell::default(),
             queue: Arc::new(WaitQueue::new()),
-            error: Lock::new(None),
+            error: KernelCell::new(None),
         }
     }
 
     /// Takes the pending error.
     pub fn take_error(&self) -> Result<()> {
-        match self.error.lock().take() {
+        match self.error.borrow_mut().take() {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -326,7 +326,7 @@ pub trait Protocol: Saved + Send + Sync {
 
     /// Takes the pending error (`SO_ERROR`).
     fn take_error(&self) -> Option<Errno> {
-        self.common().error.lock().take()
+        self.common().error.borrow_mut().take()
     }
 
     /// An option that the protocol may care about was set.
@@ -404,11 +404,11 @@ impl File for Socket {
     }
 
     fn read_timeout_ns(&self) -> Option<u64> {
-        self.protocol.common().options.lock().receive_timeout_ns
+        self.protocol.common().options.borrow_mut().receive_timeout_ns
     }
 
     fn write_timeout_ns(&self) -> Option<u64> {
-        self.protocol.common().options.lock().send_timeout_ns
+        self.protocol.common().options.borrow_mut().send_timeout_ns
     }
 
     fn description(&self) -> String {

@@ -23,7 +23,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// `IPPROTO_TCP`.
 pub const IPPROTO_TCP: u32 = 6;
@@ -47,9 +47,9 @@ pub struct TcpSocket {
     pub(super) common: Common,
     network: Arc<TcpNetwork>,
     inodes: Arc<InodeNumbers>,
-    pub(super) state: Lock<State>,
+    pub(super) state: KernelCell<State>,
     /// Where it is bound.
-    bound: Lock<Option<Bound>>,
+    bound: KernelCell<Option<Bound>>,
 }
 
 #[derive(Clone, Copy)]
@@ -129,13 +129,13 @@ impl TcpSocket {
             common,
             network,
             inodes,
-            state: Lock::new(state),
-            bound: Lock::new(bound),
+            state: KernelCell::new(state),
+            bound: KernelCell::new(bound),
         })
     }
 
     fn link(&self) -> Option<Link> {
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Connected(link) => Some(link.clone()),
             _ => None,
         }
@@ -147,7 +147,7 @@ impl TcpSocket {
         &self,
         connection: Arc<dyn Protocol>,
     ) -> core::result::Result<(), Arc<dyn Protocol>> {
-        match &mut *self.state.lock() {
+        match &mut *self.state.borrow_mut() {
             State::Listening(listener) => listener.queue.push_back(connection),
             _ => return Err(connection),
         }
@@ -157,17 +157,17 @@ impl TcpSocket {
 
     /// Whether it listens and nobody waits to be accepted.
     pub fn waits_for_clients(&self) -> bool {
-        matches!(&*self.state.lock(), State::Listening(listener) if listener.queue.is_empty())
+        matches!(&*self.state.borrow_mut(), State::Listening(listener) if listener.queue.is_empty())
     }
 
     /// Options that accepted sockets take over.
     pub fn inherited_options(&self) -> super::options::Options {
-        self.common.options.lock().clone()
+        self.common.options.borrow_mut().clone()
     }
 
     fn bind_to(&self, endpoint: Endpoint) -> Result<Endpoint> {
         let options = {
-            let options = self.common.options.lock();
+            let options = self.common.options.borrow_mut();
             BindOptions {
                 reuse_address: options.flag(options::REUSEADDR),
                 reuse_port: options.flag(options::REUSEPORT),
@@ -191,7 +191,7 @@ impl TcpSocket {
     /// Chooses the source address of a connection to the outside.
     pub(super) fn bind_source(&self, ip: IpAddr) -> Result<()> {
         self.bound_or_any()?;
-        if let Some(Bound { endpoint, .. }) = &mut *self.bound.lock()
+        if let Some(Bound { endpoint, .. }) = &mut *self.bound.borrow_mut()
             && endpoint.ip.is_unspecified()
         {
             endpoint.ip = ip;
@@ -201,7 +201,7 @@ impl TcpSocket {
 
     /// Whether a connect is in progress.
     fn is_connecting(&self) -> bool {
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Connecting { .. } | State::Asking { .. } | State::Dormant(_) => true,
             State::Outside(link) => link.stage.is_connecting(),
             _ => false,
@@ -209,7 +209,7 @@ impl TcpSocket {
     }
 
     fn send_limit(&self) -> usize {
-        match self.common.options.lock().send_buffer {
+        match self.common.options.borrow_mut().send_buffer {
             Some(bytes) => bytes as usize + RECEIVE_SHARE,
             None => DEFAULT_IN_FLIGHT,
         }
@@ -226,7 +226,7 @@ impl TcpSocket {
             local
         };
         {
-            let mut state = listener.state.lock();
+            let mut state = listener.state.borrow_mut();
             let State::Listening(queue) = &mut *state else { return Attempt::Refused };
             if queue.queue.len() > queue.backlog {
                 queue.waiting.push_back(self.this.clone());
@@ -241,15 +241,15 @@ impl TcpSocket {
             State::Idle,
             Some(Bound { endpoint: to, owns_port: false }),
         );
-        *accepted.common.options.lock() = listener.inherited_options();
+        *accepted.common.options.borrow_mut() = listener.inherited_options();
         let queues = [self.common.queue.clone(), accepted.common.queue.clone()];
         let limits = [self.send_limit(), accepted.send_limit()];
         let pair = Pair::new(Flavor::Tcp, queues, limits, Incoming::stream);
         let link = |end, peer, announced| {
             State::Connected(Link { pair: pair.clone(), end, peer, announced })
         };
-        *accepted.state.lock() = link(End::Second, local.endpoint, true);
-        *self.state.lock() = link(End::First, to, false);
+        *accepted.state.borrow_mut() = link(End::Second, local.endpoint, true);
+        *self.state.borrow_mut() = link(End::First, to, false);
         self.options_changed();
         accepted.options_changed();
         match listener.deliver(accepted) {
@@ -260,7 +260,7 @@ impl TcpSocket {
 
     /// A place in the accept queue has become free.
     fn retry(&self) {
-        let State::Connecting { to } = *self.state.lock() else { return };
+        let State::Connecting { to } = *self.state.borrow_mut() else { return };
         match self.establish(to) {
             Attempt::Full => return,
             Attempt::Connected => {}
@@ -270,13 +270,13 @@ impl TcpSocket {
     }
 
     pub(super) fn fail(&self, error: Errno) {
-        *self.state.lock() = State::Failed;
-        *self.common.error.lock() = Some(error);
+        *self.state.borrow_mut() = State::Failed;
+        *self.common.error.borrow_mut() = Some(error);
         self.release_port();
     }
 
     fn release_port(&self) {
-        let bound = self.bound.lock().take();
+        let bound = self.bound.borrow_mut().take();
         if let Some(Bound { endpoint, owns_port: true }) = bound {
             self.network.ports.release(&self.this, endpoint.port);
         }
@@ -306,7 +306,7 @@ impl Protocol for TcpSocket {
 
     fn bind(&self, address: &SocketAddress) -> Result<()> {
         let endpoint = inet(address, self.common.family)?;
-        if self.bound.get().is_some() || !matches!(&*self.state.lock(), State::Idle) {
+        if self.bound.get().is_some() || !matches!(&*self.state.borrow_mut(), State::Idle) {
             return Err(Errno::EINVAL);
         }
         if !endpoint.is_local() {
@@ -319,7 +319,7 @@ impl Protocol for TcpSocket {
         // A negative backlog is a very large one: the comparison is unsigned.
         let backlog =
             if (0..=BACKLOG_MAX).contains(&backlog) { backlog } else { BACKLOG_MAX } as usize;
-        match &mut *self.state.lock() {
+        match &mut *self.state.borrow_mut() {
             State::Idle => {}
             State::Listening(listener) => {
                 listener.backlog = backlog;
@@ -330,16 +330,16 @@ impl Protocol for TcpSocket {
         let endpoint = self.bound_or_any()?;
         self.network.ports.listen(&self.this, endpoint.port)?;
         let listener = Listener { backlog, queue: VecDeque::new(), waiting: VecDeque::new() };
-        *self.state.lock() = State::Listening(listener);
+        *self.state.borrow_mut() = State::Listening(listener);
         Ok(())
     }
 
     fn is_listening(&self) -> bool {
-        matches!(&*self.state.lock(), State::Listening(_))
+        matches!(&*self.state.borrow_mut(), State::Listening(_))
     }
 
     fn accept(&self) -> Result<Arc<dyn Protocol>> {
-        let (connection, waiting) = match &mut *self.state.lock() {
+        let (connection, waiting) = match &mut *self.state.borrow_mut() {
             State::Listening(listener) => match listener.queue.pop_front() {
                 Some(connection) => (connection, listener.waiting.pop_front()),
                 None => return Err(Errno::EAGAIN),
@@ -354,7 +354,7 @@ impl Protocol for TcpSocket {
 
     fn connect(&self, address: &SocketAddress, blocking: Blocking) -> Result<()> {
         self.settle();
-        match &mut *self.state.lock() {
+        match &mut *self.state.borrow_mut() {
             State::Idle => {}
             State::Listening(_) => return Err(Errno::EISCONN),
             State::Connecting { .. } | State::Asking { .. } => return Err(Errno::EALREADY),
@@ -401,7 +401,7 @@ impl Protocol for TcpSocket {
                 Err(Errno::EINPROGRESS)
             }
             (Attempt::Full, _) => {
-                *self.state.lock() = State::Connecting { to };
+                *self.state.borrow_mut() = State::Connecting { to };
                 Err(Errno::EINPROGRESS)
             }
         }
@@ -409,7 +409,7 @@ impl Protocol for TcpSocket {
 
     fn finish_connect(&self) -> Result<()> {
         self.settle();
-        match &mut *self.state.lock() {
+        match &mut *self.state.borrow_mut() {
             State::Connecting { .. } | State::Asking { .. } => Err(Errno::EAGAIN),
             State::Outside(link) => link.announce(),
             State::Dormant(_) => Ok(()),
@@ -476,7 +476,7 @@ impl Protocol for TcpSocket {
             return link.pair.shutdown(link.end, how);
         }
         let listener = {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             match &*state {
                 // Stops listening; the port stays bound.
                 State::Listening(_) if how.reads() => core::mem::replace(&mut *state, State::Idle),
@@ -494,7 +494,7 @@ impl Protocol for TcpSocket {
             return stream.poll();
         }
         let error = if self.common.error.get().is_some() { Events::ERR } else { Events::empty() };
-        let events = match &*self.state.lock() {
+        let events = match &*self.state.borrow_mut() {
             State::Idle => OUT | Events::HUP,
             State::Listening(listener) if listener.queue.is_empty() => Events::empty(),
             State::Listening(_) => IN,
@@ -507,7 +507,7 @@ impl Protocol for TcpSocket {
     }
 
     fn readable_bytes(&self) -> Result<usize> {
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Listening(_) => Err(Errno::EINVAL),
             State::Connected(link) => Ok(link.pair.readable_bytes(link.end)),
             State::Outside(link) => Ok(link.stream.readable_bytes()),
@@ -527,24 +527,24 @@ impl Protocol for TcpSocket {
         if let Some(stream) = self.outside_stream() {
             return stream.take_error();
         }
-        let own = self.common.error.lock().take();
+        let own = self.common.error.borrow_mut().take();
         own.or_else(|| self.link().and_then(|link| link.pair.take_error(link.end)))
     }
 
     fn options_changed(&self) {
         if let Some(link) = self.link() {
             link.pair.set_send_limit(link.end, self.send_limit());
-            let inline = self.common.options.lock().flag(options::OOBINLINE);
+            let inline = self.common.options.borrow_mut().flag(options::OOBINLINE);
             link.pair.set_urgent_inline(link.end, inline);
         }
     }
 
     fn close(&self) {
-        let state = core::mem::replace(&mut *self.state.lock(), State::Idle);
+        let state = core::mem::replace(&mut *self.state.borrow_mut(), State::Idle);
         self.release_port();
         match state {
             State::Connected(link) => {
-                let abort = self.common.options.lock().linger == Some(0);
+                let abort = self.common.options.borrow_mut().linger == Some(0);
                 link.pair.close(link.end, if abort { Closing::Reset } else { Closing::Normal });
             }
             State::Outside(link) => {

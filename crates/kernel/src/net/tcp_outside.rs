@@ -87,14 +87,14 @@ impl TcpSocket {
         let source = outside::source_address(to.ip)?;
         self.bind_source(source)?;
         let sequence = outside::ask_for_stream(to, self.this.clone());
-        *self.state.lock() = State::Asking { to, sequence };
+        *self.state.borrow_mut() = State::Asking { to, sequence };
         Err(Errno::EINPROGRESS)
     }
 
     /// The host has answered request `sequence`, with a socket whose connect is
     /// in progress if all is well.
     pub fn opened_outside(&self, sequence: u64, outcome: Result<Opened>) {
-        let asked = match &*self.state.lock() {
+        let asked = match &*self.state.borrow_mut() {
             State::Asking { to, sequence: own } if *own == sequence => {
                 Some((*to, Stage::Connecting))
             }
@@ -107,7 +107,8 @@ impl TcpSocket {
             (Some((peer, stage)), Ok(Opened { fd, reconnects })) => {
                 let queue = self.common.queue.clone();
                 let stream = Arc::new(HostStream::of_this_boot(fd, Kind::Connecting, queue));
-                *self.state.lock() = State::Outside(Outside { stream, peer, stage, reconnects });
+                *self.state.borrow_mut() =
+                    State::Outside(Outside { stream, peer, stage, reconnects });
                 if reconnects {
                     kernel().net.outside.may_sleep(&self.this);
                 }
@@ -129,7 +130,7 @@ impl TcpSocket {
         match link.stream.connect_outcome() {
             Err(Errno::EAGAIN) => {}
             Ok(()) => {
-                if let State::Outside(link) = &mut *self.state.lock() {
+                if let State::Outside(link) = &mut *self.state.borrow_mut() {
                     link.stage = if again { Stage::Announced } else { Stage::Connected };
                 }
             }
@@ -144,14 +145,14 @@ impl TcpSocket {
     fn lose(&self, peer: Endpoint) {
         let stream = HostStream::lost(self.common.queue.clone());
         let stage = Stage::Announced;
-        *self.state.lock() =
+        *self.state.borrow_mut() =
             State::Outside(Outside { stream: Arc::new(stream), peer, stage, reconnects: false });
     }
 
     /// Before a freeze: copies are to make this connection again only if nothing
     /// is on its way in either direction, which would be lost.
     pub(super) fn prepare_for_sleep(&self) {
-        if let State::Outside(link) = &mut *self.state.lock() {
+        if let State::Outside(link) = &mut *self.state.borrow_mut() {
             link.reconnects &= match link.stage {
                 Stage::Connected | Stage::Announced => link.stream.is_at_rest(),
                 Stage::Reconnecting => true,
@@ -163,7 +164,7 @@ impl TcpSocket {
     /// After a thaw: the connection is made again when it is used; `false` if it
     /// is not one of those.
     pub(super) fn fall_asleep(&self) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         let peer = match &*state {
             State::Outside(link) if link.reconnects => link.peer,
             State::Dormant(dormant) => dormant.peer,
@@ -175,7 +176,7 @@ impl TcpSocket {
 
     /// Whether the connection sleeps; to whom it leads.
     pub(super) fn dormant_peer(&self) -> Option<Endpoint> {
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Dormant(dormant) => Some(dormant.peer),
             State::Outside(link) if link.stage == Stage::Reconnecting => Some(link.peer),
             _ => None,
@@ -184,14 +185,16 @@ impl TcpSocket {
 
     /// The program sends or receives: has a connection that sleeps made again.
     pub(super) fn awaken(&self) {
-        let State::Dormant(Dormant { peer, asked: None }) = *self.state.lock() else { return };
+        let State::Dormant(Dormant { peer, asked: None }) = *self.state.borrow_mut() else {
+            return;
+        };
         let asked = Some(outside::ask_for_stream(peer, self.this.clone()));
-        *self.state.lock() = State::Dormant(Dormant { peer, asked });
+        *self.state.borrow_mut() = State::Dormant(Dormant { peer, asked });
     }
 
     /// The connection to the outside, if it has one or will.
     pub(super) fn outside(&self) -> Option<Outside> {
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Outside(link) => Some(link.clone()),
             _ => None,
         }

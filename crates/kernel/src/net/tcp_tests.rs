@@ -132,7 +132,7 @@ fn closing_with_unread_data_resets() {
 fn a_zero_linger_resets() {
     let world = World::new();
     let (client, server) = world.connected();
-    client.common().options.lock().linger = Some(0);
+    client.common().options.borrow_mut().linger = Some(0);
     client.close();
     assert_eq!(receive(&*server, 1), Err(Errno::ECONNRESET));
 }
@@ -142,7 +142,7 @@ fn full_buffers_push_back() {
     let _sandbox = Sandbox::new();
     let world = World::new();
     let (client, server) = world.connected();
-    client.common().options.lock().send_buffer = Some(4608);
+    client.common().options.borrow_mut().send_buffer = Some(4608);
     client.options_changed();
     let limit = 4608 + RECEIVE_SHARE;
     assert_eq!(send(&*client, &vec![1; limit + 10]), Ok(limit));

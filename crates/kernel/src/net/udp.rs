@@ -19,7 +19,7 @@ use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
 use crate::platform::host::HostFd;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// Writable, as datagram sockets report it.
 const OUT: Events = super::socket::OUT.union(Events::WRBAND);
@@ -44,8 +44,8 @@ pub struct UdpSocket {
     this: Weak<UdpSocket>,
     common: Common,
     network: Arc<UdpNetwork>,
-    inbox: Lock<Inbox>,
-    state: Lock<State>,
+    inbox: KernelCell<Inbox>,
+    state: KernelCell<State>,
     /// Ways to the outside.
     flows: Flows,
 }
@@ -73,8 +73,8 @@ impl UdpNetwork {
             this: this.clone(),
             common: Common::new(family, SocketType::Datagram, self.protocol, inodes.next()),
             network: self.clone(),
-            inbox: Lock::default(),
-            state: Lock::default(),
+            inbox: KernelCell::default(),
+            state: KernelCell::default(),
             flows: Flows::default(),
         })
     }
@@ -101,7 +101,7 @@ impl UdpSocket {
 
     fn bind_to(&self, endpoint: Endpoint) -> Result<Endpoint> {
         let options = {
-            let options = self.common.options.lock();
+            let options = self.common.options.borrow_mut();
             BindOptions {
                 reuse_address: options.flag(options::REUSEADDR),
                 reuse_port: options.flag(options::REUSEPORT),
@@ -110,7 +110,7 @@ impl UdpSocket {
             }
         };
         let endpoint = self.network.ports.bind(&self.this, endpoint, options)?;
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         state.bound = Some(endpoint);
         state.asked = Some(endpoint);
         Ok(endpoint)
@@ -141,11 +141,11 @@ impl UdpSocket {
         let limit = self
             .common
             .options
-            .lock()
+            .borrow_mut()
             .receive_buffer
             .map_or(DEFAULT_RECEIVE_BUFFER, |b| b as usize);
         {
-            let mut inbox = self.inbox.lock();
+            let mut inbox = self.inbox.borrow_mut();
             if inbox.charge() > limit {
                 return true;
             }
@@ -188,14 +188,14 @@ impl Protocol for UdpSocket {
 
     fn connect(&self, address: &SocketAddress, _blocking: Blocking) -> Result<()> {
         if *address == SocketAddress::Unspecified {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             state.peer = None;
             state.bound = state.asked;
             return Ok(());
         }
         let peer = self.destination(address)?;
         let bound = self.bound_or_any()?;
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         state.peer = Some(peer);
         if bound.ip.is_unspecified() {
             let local = peer.is_local();
@@ -257,7 +257,7 @@ impl Protocol for UdpSocket {
         });
         if !delivered && state.peer == Some(to) {
             // "Port unreachable" comes back, and a connected socket hears of it.
-            *self.common.error.lock() = Some(Errno::ECONNREFUSED);
+            *self.common.error.borrow_mut() = Some(Errno::ECONNREFUSED);
             self.common.queue.wake_all(IN | OUT | Events::ERR);
         }
         Ok(len)
@@ -268,7 +268,7 @@ impl Protocol for UdpSocket {
             return Err(Errno::EOPNOTSUPP);
         }
         self.common.take_error()?;
-        let mut outcome = self.inbox.lock().receive(sink, flags);
+        let mut outcome = self.inbox.borrow_mut().receive(sink, flags);
         if outcome.as_ref().is_err_and(|error| *error == Errno::EAGAIN) {
             let peer = self.state.get().peer;
             outcome = self.flows.receive(sink, flags, peer, &self.common);
@@ -286,7 +286,7 @@ impl Protocol for UdpSocket {
 
     fn shutdown(&self, how: ShutdownHow) -> Result<()> {
         {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             if state.peer.is_none() {
                 return Err(Errno::ENOTCONN);
             }
@@ -300,7 +300,7 @@ impl Protocol for UdpSocket {
     fn poll(&self) -> Events {
         let state = self.state.get();
         let mut events = OUT;
-        if !self.inbox.lock().is_empty() || self.flows.readable() {
+        if !self.inbox.borrow_mut().is_empty() || self.flows.readable() {
             events |= IN;
         }
         if state.reading_shut {
@@ -316,7 +316,7 @@ impl Protocol for UdpSocket {
     }
 
     fn readable_bytes(&self) -> Result<usize> {
-        match self.inbox.lock().first_len() {
+        match self.inbox.borrow_mut().first_len() {
             0 => {}
             len => return Ok(len),
         }
@@ -411,6 +411,6 @@ mod tests {
         for _ in 0..1000 {
             assert_eq!(send(&sender, Some(receiver.local_address()), &[0; 1000]), Ok(1000));
         }
-        assert!(receiver.inbox.lock().len() < 100);
+        assert!(receiver.inbox.borrow_mut().len() < 100);
     }
 }

@@ -20,7 +20,7 @@ use crate::host::phases;
 use crate::io::Sink;
 use crate::net::outside;
 use crate::platform::host::{self, HostFd};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::host_poll::{HostFile, Kind};
 use crate::task::wait::WaitQueue;
 
@@ -68,7 +68,7 @@ impl Drop for Flow {
 /// The flows of one socket, those used last at the end.
 #[derive(Default)]
 pub struct Flows {
-    flows: Lock<Vec<Arc<Flow>>>,
+    flows: KernelCell<Vec<Arc<Flow>>>,
 }
 
 impl Flows {
@@ -84,7 +84,7 @@ impl Flows {
         let peer = Endpoint::from_host(&connection.peer);
         let flow = Arc::new(Flow { peer, host, client: Some(client) });
         let old = {
-            let mut flows = self.flows.lock();
+            let mut flows = self.flows.borrow_mut();
             let old = flows.iter().position(|flow| flow.peer == peer).map(|at| flows.remove(at));
             flows.push(flow);
             old
@@ -95,7 +95,7 @@ impl Flows {
 
     /// Whether `peer` is a client.
     pub fn is_client(&self, peer: Endpoint) -> bool {
-        let flows = self.flows.lock();
+        let flows = self.flows.borrow_mut();
         let mut clients = flows.iter().filter(|flow| flow.client.is_some());
         clients.any(|flow| flow.peer == peer && flow.host.fd().is_ok())
     }
@@ -135,7 +135,7 @@ impl Flows {
 
     fn flow_to(&self, to: Endpoint, queue: &Arc<WaitQueue>) -> Result<Arc<Flow>> {
         let found = {
-            let mut flows = self.flows.lock();
+            let mut flows = self.flows.borrow_mut();
             flows.retain(|flow| flow.host.fd().is_ok());
             let found = flows.iter().position(|flow| flow.peer == to).map(|at| flows.remove(at));
             if let Some(flow) = &found {
@@ -153,7 +153,7 @@ impl Flows {
         let host = HostFile::of_this_boot(fd, Kind::Datagram, queue.clone());
         let flow = Arc::new(Flow { peer: to, host, client: None });
         let oldest = {
-            let mut flows = self.flows.lock();
+            let mut flows = self.flows.borrow_mut();
             flows.push(flow.clone());
             let own = flows.iter().filter(|flow| flow.client.is_none()).count();
             let oldest = flows.iter().position(|flow| flow.client.is_none());
@@ -164,24 +164,24 @@ impl Flows {
     }
 
     fn remove(&self, flow: &Arc<Flow>) {
-        self.flows.lock().retain(|other| !Arc::ptr_eq(flow, other));
+        self.flows.borrow_mut().retain(|other| !Arc::ptr_eq(flow, other));
     }
 
     /// Forgets all flows but the one to `peer`.
     pub fn keep_only(&self, peer: Endpoint) {
-        let flows = core::mem::take(&mut *self.flows.lock());
+        let flows = core::mem::take(&mut *self.flows.borrow_mut());
         let kept = flows.into_iter().filter(|flow| flow.peer == peer).collect();
-        *self.flows.lock() = kept;
+        *self.flows.borrow_mut() = kept;
     }
 
     /// Ends all flows.
     pub fn clear(&self) {
-        let flows = core::mem::take(&mut *self.flows.lock());
+        let flows = core::mem::take(&mut *self.flows.borrow_mut());
         drop(flows);
     }
 
     fn snapshot(&self) -> Vec<Arc<Flow>> {
-        self.flows.lock().clone()
+        self.flows.borrow_mut().clone()
     }
 
     /// Receives a datagram from whichever flow has one; `EAGAIN` if none has.

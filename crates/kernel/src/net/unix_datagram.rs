@@ -15,7 +15,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
 
 /// `net.unix.max_dgram_qlen`: datagrams that wait at a socket which is not
@@ -27,9 +27,9 @@ pub struct UnixDatagram {
     this: Weak<UnixDatagram>,
     common: Common,
     names: Arc<Names>,
-    inbox: Lock<Inbox>,
-    state: Lock<State>,
-    binding: Lock<Option<Binding>>,
+    inbox: KernelCell<Inbox>,
+    state: KernelCell<State>,
+    binding: KernelCell<Option<Binding>>,
 }
 
 #[derive(Default)]
@@ -56,9 +56,9 @@ impl UnixDatagram {
             this: this.clone(),
             common: Common::new(AF_UNIX, SocketType::Datagram, 0, inodes.next()),
             names: names.clone(),
-            inbox: Lock::default(),
-            state: Lock::default(),
-            binding: Lock::new(None),
+            inbox: KernelCell::default(),
+            state: KernelCell::default(),
+            binding: KernelCell::new(None),
         })
     }
 
@@ -70,13 +70,13 @@ impl UnixDatagram {
             name: UnixName::Unnamed,
             credentials: Some(PeerCredentials::of_peer()),
         };
-        first.state.lock().peer = Some(peer(&second));
-        second.state.lock().peer = Some(peer(&first));
+        first.state.borrow_mut().peer = Some(peer(&second));
+        second.state.borrow_mut().peer = Some(peer(&first));
         (first, second)
     }
 
     fn own_name(&self) -> UnixName {
-        self.binding.lock().as_ref().map_or(UnixName::Unnamed, |binding| binding.name.clone())
+        self.binding.borrow_mut().as_ref().map_or(UnixName::Unnamed, |binding| binding.name.clone())
     }
 
     fn find(&self, name: &UnixName) -> Result<Arc<UnixDatagram>> {
@@ -89,36 +89,40 @@ impl UnixDatagram {
     }
 
     fn is_connected_to(&self, other: &UnixDatagram) -> bool {
-        self.state.lock().peer.as_ref().is_some_and(|peer| peer.socket.ptr_eq(&other.this))
+        self.state.borrow_mut().peer.as_ref().is_some_and(|peer| peer.socket.ptr_eq(&other.this))
     }
 
     /// A connected socket takes datagrams from its peer only.
     fn takes_from(&self, sender: &UnixDatagram) -> bool {
-        self.state.lock().peer.is_none() || self.is_connected_to(sender)
+        self.state.borrow_mut().peer.is_none() || self.is_connected_to(sender)
     }
 
     fn send_limit(&self) -> usize {
-        self.common.options.lock().send_buffer.map_or(DEFAULT_SEND_BUFFER, |bytes| bytes as usize)
+        self.common
+            .options
+            .borrow_mut()
+            .send_buffer
+            .map_or(DEFAULT_SEND_BUFFER, |bytes| bytes as usize)
     }
 
     /// Whether a datagram from `sender` finds room here.
     fn has_room_for(&self, sender: &UnixDatagram) -> bool {
         let (len, charge) = {
-            let inbox = self.inbox.lock();
+            let inbox = self.inbox.borrow_mut();
             (inbox.len(), inbox.charge())
         };
         charge < sender.send_limit() && (len <= QUEUE_MAX || self.is_connected_to(sender))
     }
 
     fn wait_for_room(&self, queue: &Arc<WaitQueue>) {
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         if !state.waiting.iter().any(|other| Arc::ptr_eq(other, queue)) {
             state.waiting.push(queue.clone());
         }
     }
 
     fn wake_senders(&self) {
-        let waiting = core::mem::take(&mut self.state.lock().waiting);
+        let waiting = core::mem::take(&mut self.state.borrow_mut().waiting);
         waiting.iter().for_each(|queue| queue.wake_all(OUT | Events::WRBAND));
     }
 }
@@ -130,11 +134,11 @@ impl Protocol for UnixDatagram {
 
     fn bind(&self, address: &SocketAddress) -> Result<()> {
         let SocketAddress::Unix(name) = address else { return Err(Errno::EINVAL) };
-        if self.binding.lock().is_some() {
+        if self.binding.borrow_mut().is_some() {
             return if *name == UnixName::Unnamed { Ok(()) } else { Err(self.names.refusal(name)) };
         }
         let binding = self.names.bind(name, Named::Datagram(self.this.clone()))?;
-        *self.binding.lock() = Some(binding);
+        *self.binding.borrow_mut() = Some(binding);
         Ok(())
     }
 
@@ -147,7 +151,7 @@ impl Protocol for UnixDatagram {
             }
             _ => return Err(Errno::EINVAL),
         };
-        self.state.lock().peer = peer;
+        self.state.borrow_mut().peer = peer;
         self.common.queue.wake_all(OUT);
         Ok(())
     }
@@ -157,7 +161,7 @@ impl Protocol for UnixDatagram {
     }
 
     fn peer_address(&self) -> Result<SocketAddress> {
-        let state = self.state.lock();
+        let state = self.state.borrow_mut();
         state
             .peer
             .as_ref()
@@ -173,7 +177,7 @@ impl Protocol for UnixDatagram {
             return Err(Errno::EMSGSIZE);
         }
         let (peer, writing_shut) = {
-            let state = self.state.lock();
+            let state = self.state.borrow_mut();
             (state.peer.clone(), state.writing_shut)
         };
         let to = match (&message.to, peer) {
@@ -181,17 +185,17 @@ impl Protocol for UnixDatagram {
             (Some(_), _) => return Err(Errno::EINVAL),
             (None, None) => return Err(Errno::ENOTCONN),
             (None, Some(peer)) => {
-                match peer.socket.upgrade().filter(|peer| !peer.state.lock().closed) {
+                match peer.socket.upgrade().filter(|peer| !peer.state.borrow_mut().closed) {
                     Some(peer) => peer,
                     None => {
                         // The peer is gone: say so once, then be unconnected.
-                        self.state.lock().peer = None;
+                        self.state.borrow_mut().peer = None;
                         return Err(Errno::ECONNREFUSED);
                     }
                 }
             }
         };
-        if writing_shut || to.state.lock().reading_shut {
+        if writing_shut || to.state.borrow_mut().reading_shut {
             return Err(Errno::EPIPE);
         }
         if !to.has_room_for(self) {
@@ -208,7 +212,7 @@ impl Protocol for UnixDatagram {
             UnixName::Unnamed => None,
             name => Some(SocketAddress::Unix(name)),
         };
-        to.inbox.lock().push(Datagram { bytes, from, ancillary, arrival: None });
+        to.inbox.borrow_mut().push(Datagram { bytes, from, ancillary, arrival: None });
         to.common.queue.wake_all(IN);
         Ok(len)
     }
@@ -217,11 +221,12 @@ impl Protocol for UnixDatagram {
         if flags.contains(MessageFlags::OOB) {
             return Err(Errno::EOPNOTSUPP);
         }
-        let outcome = self.inbox.lock().receive(sink, flags);
+        let outcome = self.inbox.borrow_mut().receive(sink, flags);
         match outcome {
             // As on Linux, who does not wait is not told of the end.
             Err(Errno::EAGAIN)
-                if self.state.lock().reading_shut && !flags.contains(MessageFlags::DONTWAIT) =>
+                if self.state.borrow_mut().reading_shut
+                    && !flags.contains(MessageFlags::DONTWAIT) =>
             {
                 Ok(Received::default())
             }
@@ -236,7 +241,7 @@ impl Protocol for UnixDatagram {
     fn shutdown(&self, how: ShutdownHow) -> Result<()> {
         {
             // As on Linux, it need not be connected.
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             state.reading_shut |= how.reads();
             state.writing_shut |= how.writes();
         }
@@ -247,11 +252,11 @@ impl Protocol for UnixDatagram {
 
     fn poll(&self) -> Events {
         let (peer, reading_shut, writing_shut) = {
-            let state = self.state.lock();
+            let state = self.state.borrow_mut();
             (state.peer.clone(), state.reading_shut, state.writing_shut)
         };
         let mut events = Events::empty();
-        if !self.inbox.lock().is_empty() {
+        if !self.inbox.borrow_mut().is_empty() {
             events |= IN;
         }
         if reading_shut {
@@ -270,20 +275,20 @@ impl Protocol for UnixDatagram {
     }
 
     fn readable_bytes(&self) -> Result<usize> {
-        Ok(self.inbox.lock().first_len())
+        Ok(self.inbox.borrow_mut().first_len())
     }
 
     fn peer_credentials(&self) -> Option<PeerCredentials> {
-        self.state.lock().peer.as_ref().and_then(|peer| peer.credentials)
+        self.state.borrow_mut().peer.as_ref().and_then(|peer| peer.credentials)
     }
 
     fn close(&self) {
-        self.state.lock().closed = true;
-        let binding = self.binding.lock().take();
+        self.state.borrow_mut().closed = true;
+        let binding = self.binding.borrow_mut().take();
         if let Some(binding) = binding {
             self.names.release(binding);
         }
-        let unread = self.inbox.lock().take_all();
+        let unread = self.inbox.borrow_mut().take_all();
         self.wake_senders();
         // May close other files, which travelled here: last, and without a lock.
         drop(unread);

@@ -17,7 +17,7 @@ use crate::fs::inode::{FileType, NewKind};
 use crate::fs::path::Path;
 use crate::fs::permission::Access;
 use crate::fs::walk::{Follow, walk};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// A socket that has a name.
 #[derive(Clone)]
@@ -56,14 +56,14 @@ pub struct Binding {
 /// All names.
 #[derive(Default)]
 pub struct Names {
-    sockets: Lock<BTreeMap<Key, Named>>,
-    next_autobind: Lock<u32>,
+    sockets: KernelCell<BTreeMap<Key, Named>>,
+    next_autobind: KernelCell<u32>,
 }
 
 impl Names {
     /// None.
     pub const fn new() -> Self {
-        Self { sockets: Lock::new(BTreeMap::new()), next_autobind: Lock::new(0) }
+        Self { sockets: KernelCell::new(BTreeMap::new()), next_autobind: KernelCell::new(0) }
     }
 
     /// Gives `socket` a name: creates the file of a path, or chooses an abstract
@@ -82,7 +82,7 @@ impl Names {
             },
             UnixName::Unnamed => self.autobind(),
         };
-        let mut sockets = self.sockets.lock();
+        let mut sockets = self.sockets.borrow_mut();
         if sockets.get(&binding.key).is_some_and(Named::is_alive) {
             return Err(Errno::EADDRINUSE);
         }
@@ -94,13 +94,13 @@ impl Names {
     fn autobind(&self) -> Binding {
         loop {
             let number = {
-                let mut next = self.next_autobind.lock();
+                let mut next = self.next_autobind.borrow_mut();
                 *next = (*next + 1) & 0xf_ffff;
                 *next
             };
             let name: Arc<[u8]> = format!("{number:05x}").into_bytes().into();
             let key = Key::Abstract(name.clone());
-            if !self.sockets.lock().get(&key).is_some_and(Named::is_alive) {
+            if !self.sockets.borrow_mut().get(&key).is_some_and(Named::is_alive) {
                 return Binding { name: UnixName::Abstract(name), key, _path: None };
             }
         }
@@ -117,7 +117,7 @@ impl Names {
 
     /// Gives a name up. The file of a path stays.
     pub fn release(&self, binding: Binding) {
-        let socket = self.sockets.lock().remove(&binding.key);
+        let socket = self.sockets.borrow_mut().remove(&binding.key);
         drop(socket);
         drop(binding);
     }
@@ -130,7 +130,7 @@ impl Names {
             UnixName::Abstract(name) => Key::Abstract(name.clone()),
             UnixName::Unnamed => return Err(Errno::EINVAL),
         };
-        self.sockets.lock().get(&key).cloned().ok_or(Errno::ECONNREFUSED)
+        self.sockets.borrow_mut().get(&key).cloned().ok_or(Errno::ECONNREFUSED)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
 
 /// `net.core.wmem_default`.
@@ -31,8 +31,8 @@ pub struct UnixStream {
     common: Common,
     names: Arc<Names>,
     inodes: Arc<InodeNumbers>,
-    state: Lock<State>,
-    binding: Lock<Option<Binding>>,
+    state: KernelCell<State>,
+    binding: KernelCell<Option<Binding>>,
 }
 
 enum State {
@@ -68,8 +68,8 @@ impl UnixStream {
             common: Common::new(AF_UNIX, kind, 0, inodes.next()),
             names: names.clone(),
             inodes: inodes.clone(),
-            state: Lock::new(State::Idle),
-            binding: Lock::new(None),
+            state: KernelCell::new(State::Idle),
+            binding: KernelCell::new(None),
         })
     }
 
@@ -96,14 +96,14 @@ impl UnixStream {
             _ => Pair::new(Flavor::Unix, queues, limits, Incoming::packets),
         };
         let own_name = self.own_name();
-        *other.state.lock() = State::Connected(Link {
+        *other.state.borrow_mut() = State::Connected(Link {
             pair: pair.clone(),
             end: End::Second,
             local: name.clone(),
             peer: own_name.clone(),
             peer_credentials: credentials[0],
         });
-        *self.state.lock() = State::Connected(Link {
+        *self.state.borrow_mut() = State::Connected(Link {
             pair,
             end: End::First,
             local: own_name,
@@ -115,11 +115,11 @@ impl UnixStream {
     }
 
     fn own_name(&self) -> UnixName {
-        self.binding.lock().as_ref().map_or(UnixName::Unnamed, |binding| binding.name.clone())
+        self.binding.borrow_mut().as_ref().map_or(UnixName::Unnamed, |binding| binding.name.clone())
     }
 
     fn link(&self) -> Option<Link> {
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Connected(link) => Some(link.clone()),
             _ => None,
         }
@@ -127,14 +127,18 @@ impl UnixStream {
 
     /// The connection without its names, for the paths that carry data.
     fn ends(&self) -> Option<(Arc<Pair>, End)> {
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Connected(link) => Some((link.pair.clone(), link.end)),
             _ => None,
         }
     }
 
     fn send_limit(&self) -> usize {
-        self.common.options.lock().send_buffer.map_or(DEFAULT_SEND_BUFFER, |bytes| bytes as usize)
+        self.common
+            .options
+            .borrow_mut()
+            .send_buffer
+            .map_or(DEFAULT_SEND_BUFFER, |bytes| bytes as usize)
     }
 }
 
@@ -145,22 +149,22 @@ impl Protocol for UnixStream {
 
     fn bind(&self, address: &SocketAddress) -> Result<()> {
         let SocketAddress::Unix(name) = address else { return Err(Errno::EINVAL) };
-        if self.binding.lock().is_some() {
+        if self.binding.borrow_mut().is_some() {
             // Autobind of a socket that has a name does nothing.
             return if *name == UnixName::Unnamed { Ok(()) } else { Err(self.names.refusal(name)) };
         }
         let binding = self.names.bind(name, Named::Stream(self.this.clone()))?;
-        *self.binding.lock() = Some(binding);
+        *self.binding.borrow_mut() = Some(binding);
         Ok(())
     }
 
     fn listen(&self, backlog: i32) -> Result<()> {
-        if self.binding.lock().is_none() {
+        if self.binding.borrow_mut().is_none() {
             return Err(Errno::EINVAL);
         }
         let backlog =
             if (0..=BACKLOG_MAX).contains(&backlog) { backlog } else { BACKLOG_MAX } as usize;
-        let waiting = match &mut *self.state.lock() {
+        let waiting = match &mut *self.state.borrow_mut() {
             state @ State::Idle => {
                 *state = State::Listening(Listener {
                     backlog,
@@ -181,11 +185,11 @@ impl Protocol for UnixStream {
     }
 
     fn is_listening(&self) -> bool {
-        matches!(&*self.state.lock(), State::Listening(_))
+        matches!(&*self.state.borrow_mut(), State::Listening(_))
     }
 
     fn accept(&self) -> Result<Arc<dyn Protocol>> {
-        let (socket, waiting) = match &mut *self.state.lock() {
+        let (socket, waiting) = match &mut *self.state.borrow_mut() {
             State::Listening(listener) => match listener.queue.pop_front() {
                 Some(socket) => (socket, core::mem::take(&mut listener.waiting)),
                 None => return Err(Errno::EAGAIN),
@@ -203,12 +207,12 @@ impl Protocol for UnixStream {
         if listener.common.kind != self.common.kind {
             return Err(Errno::EPROTOTYPE);
         }
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Idle => {}
             State::Listening(_) => return Err(Errno::EINVAL),
             State::Connected(_) => return Err(Errno::EISCONN),
         }
-        let theirs = match &mut *listener.state.lock() {
+        let theirs = match &mut *listener.state.borrow_mut() {
             State::Listening(queue) => {
                 if queue.queue.len() > queue.backlog {
                     if !queue.waiting.iter().any(|other| Arc::ptr_eq(other, &self.common.queue)) {
@@ -222,9 +226,9 @@ impl Protocol for UnixStream {
         };
         let accepted = Self::new(&self.names, &self.inodes, self.common.kind);
         // Like Linux, an accepted socket passes credentials if its listener does.
-        *accepted.common.options.lock() = listener.common.options.lock().clone();
+        *accepted.common.options.borrow_mut() = listener.common.options.borrow_mut().clone();
         self.join(&accepted, listener.own_name(), [PeerCredentials::of_peer(), theirs]);
-        if let State::Listening(queue) = &mut *listener.state.lock() {
+        if let State::Listening(queue) = &mut *listener.state.borrow_mut() {
             queue.queue.push_back(accepted);
         }
         listener.common.queue.wake_all(IN);
@@ -279,7 +283,7 @@ impl Protocol for UnixStream {
     }
 
     fn poll(&self) -> Events {
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Idle => OUT | Events::WRBAND | Events::HUP,
             State::Listening(listener) if listener.queue.is_empty() => Events::empty(),
             State::Listening(_) => IN,
@@ -288,7 +292,7 @@ impl Protocol for UnixStream {
     }
 
     fn readable_bytes(&self) -> Result<usize> {
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Listening(_) => Err(Errno::EINVAL),
             State::Connected(link) => Ok(link.pair.readable_bytes(link.end)),
             State::Idle => Ok(0),
@@ -300,7 +304,7 @@ impl Protocol for UnixStream {
     }
 
     fn peer_credentials(&self) -> Option<PeerCredentials> {
-        match &*self.state.lock() {
+        match &*self.state.borrow_mut() {
             State::Connected(link) => Some(link.peer_credentials),
             State::Listening(listener) => Some(listener.credentials),
             State::Idle => None,
@@ -313,15 +317,15 @@ impl Protocol for UnixStream {
 
     fn options_changed(&self) {
         if let Some((pair, end)) = self.ends() {
-            let wanted = self.common.options.lock().flag(options::PASSCRED);
+            let wanted = self.common.options.borrow_mut().flag(options::PASSCRED);
             pair.set_wants_credentials(end, wanted);
             pair.set_send_limit(end, self.send_limit());
         }
     }
 
     fn close(&self) {
-        let state = core::mem::replace(&mut *self.state.lock(), State::Idle);
-        let binding = self.binding.lock().take();
+        let state = core::mem::replace(&mut *self.state.borrow_mut(), State::Idle);
+        let binding = self.binding.borrow_mut().take();
         if let Some(binding) = binding {
             self.names.release(binding);
         }

@@ -24,7 +24,7 @@ fn parse_id(name: &[u8]) -> Option<u32> {
 
 /// The thread with this id; `ESRCH` if it has ended.
 pub(super) fn thread(tid: u32) -> Result<Arc<Thread>> {
-    kernel().tasks.threads.lock().get(&tid).cloned().ok_or(Errno::ESRCH)
+    kernel().tasks.threads.borrow_mut().get(&tid).cloned().ok_or(Errno::ESRCH)
 }
 
 /// The process with this id, even if it has ended and waits for its parent;
@@ -36,13 +36,13 @@ pub(super) fn process(pid: u32) -> Result<Arc<Process>> {
 /// A thread that stands for a process: its main one, or another if that has
 /// ended. `None` for a zombie.
 fn representative(process: &Process) -> Option<Arc<Thread>> {
-    let threads = process.threads.lock();
+    let threads = process.threads.borrow_mut();
     threads.iter().find(|thread| thread.tid() == process.pid).or(threads.first()).cloned()
 }
 
 /// Ids of the threads of a process.
 pub(super) fn thread_ids(pid: u32) -> Vec<u32> {
-    let threads = kernel().tasks.threads.lock();
+    let threads = kernel().tasks.threads.borrow_mut();
     threads.iter().filter(|(_, thread)| thread.process.pid == pid).map(|(&tid, _)| tid).collect()
 }
 
@@ -51,7 +51,7 @@ pub fn directory(name: &[u8], parent: &Place) -> Option<Arc<dyn Inode>> {
     let pid = parse_id(name)?;
     let process = process(pid).ok()?;
     let owner = {
-        let credentials = process.credentials.lock();
+        let credentials = process.credentials.borrow_mut();
         (credentials.euid, credentials.egid)
     };
     let place = Place { owner, ..parent.below(name) };
@@ -89,14 +89,14 @@ type Content = fn(&Thread, &Process) -> Result<Vec<u8>>;
 /// Files by name, with their permissions.
 const FILES: &[(&str, u32, Content)] = &[
     ("auxv", 0o400, |_, process| {
-        Ok(bytemuck::cast_slice(&process.auxiliary_vector.lock()).to_vec())
+        Ok(bytemuck::cast_slice(&process.auxiliary_vector.borrow_mut()).to_vec())
     }),
     ("cgroup", 0o444, |_, _| Ok(b"0::/\n".to_vec())),
     ("children", 0o444, children),
-    ("cmdline", 0o444, |_, process| Ok(process.command_line.lock().clone())),
+    ("cmdline", 0o444, |_, process| Ok(process.command_line.borrow_mut().clone())),
     ("coredump_filter", 0o444, |_, _| Ok(b"00000033\n".to_vec())),
     ("cpuset", 0o444, |_, _| Ok(b"/\n".to_vec())),
-    ("environ", 0o400, |_, process| Ok(process.environment.lock().clone())),
+    ("environ", 0o400, |_, process| Ok(process.environment.borrow_mut().clone())),
     ("io", 0o400, status::io),
     ("limits", 0o444, status::limits),
     ("loginuid", 0o444, |_, _| Ok(b"4294967295".to_vec())),
@@ -150,13 +150,13 @@ impl Names for ProcessNames {
         }
         let inode: Arc<dyn Inode> = match name {
             b"exe" => SymbolicLink::new(place, move || {
-                process(pid)?.executable.lock().clone().map(Link::Magic).ok_or(Errno::ENOENT)
+                process(pid)?.executable.borrow_mut().clone().map(Link::Magic).ok_or(Errno::ENOENT)
             }),
             b"cwd" => SymbolicLink::new(place, move || {
-                Ok(Link::Magic(process(pid)?.fs.lock().cwd.clone()))
+                Ok(Link::Magic(process(pid)?.fs.borrow_mut().cwd.clone()))
             }),
             b"root" => SymbolicLink::new(place, move || {
-                Ok(Link::Magic(process(pid)?.fs.lock().root.clone()))
+                Ok(Link::Magic(process(pid)?.fs.borrow_mut().root.clone()))
             }),
             b"fd" => Directory::new(place, Descriptors { pid }),
             b"fdinfo" => Directory::new(place, DescriptorInfos { pid }),

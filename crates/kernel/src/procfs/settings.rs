@@ -79,7 +79,7 @@ const RANDOM: &[Item] = &[
     text("urandom_min_reseed_secs", "60\n"),
     file("uuid", || {
         let mut random = [0; 16];
-        kernel().random.lock().fill(&mut random);
+        kernel().random.borrow_mut().fill(&mut random);
         Ok(uuid(random))
     }),
     text("write_wakeup_threshold", "256\n"),
@@ -112,7 +112,7 @@ const FS: &[Item] = &[
     file("file-nr", || {
         let processes = kernel().tasks.all_processes();
         let open: usize =
-            processes.iter().map(|process| process.files.lock().numbers().count()).sum();
+            processes.iter().map(|process| process.files.borrow_mut().numbers().count()).sum();
         Ok(format!("{open}\t0\t9223372036854775807\n").into_bytes())
     }),
     text("inode-nr", "0\t0\n"),
@@ -184,7 +184,7 @@ pub(super) fn uuid(mut random: [u8; 16]) -> Vec<u8> {
 }
 
 fn hostname() -> Result<Vec<u8>> {
-    let mut name = kernel().hostname.lock().clone();
+    let mut name = kernel().hostname.borrow_mut().clone();
     name.push(b'\n');
     Ok(name)
 }
@@ -194,7 +194,7 @@ fn set_hostname(text: &[u8]) -> Result<()> {
     if name.len() > 64 {
         return Err(Errno::EINVAL);
     }
-    *kernel().hostname.lock() = name.to_vec();
+    *kernel().hostname.borrow_mut() = name.to_vec();
     Ok(())
 }
 

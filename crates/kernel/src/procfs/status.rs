@@ -37,7 +37,7 @@ fn state(thread: &Thread, process: &Process) -> (char, &'static str) {
     if let Life::Stopped(_) = process.life.get() {
         return ('T', "stopped");
     }
-    match thread.sched.lock().state {
+    match thread.sched.borrow_mut().state {
         RunState::Runnable => ('R', "running"),
         RunState::Blocked => ('S', "sleeping"),
         RunState::Uninterruptible => ('D', "disk sleep"),
@@ -47,7 +47,7 @@ fn state(thread: &Thread, process: &Process) -> (char, &'static str) {
 
 /// A file of a process that has ended and waits for its parent.
 pub(super) fn of_zombie(file: &[u8], process: &Process) -> Vec<u8> {
-    let path = process.executable.lock().clone();
+    let path = process.executable.borrow_mut().clone();
     let name = path.map(|path| path.dentry().name());
     let name = String::from_utf8_lossy(name.as_deref().unwrap_or(b"?")).into_owned();
     let name: String = name.chars().take(15).collect();
@@ -96,8 +96,8 @@ fn set_of<'a>(signals: impl Iterator<Item = &'a SignalInfo>) -> u64 {
 
 impl SignalSets {
     fn of(thread: &Thread, process: &Process) -> Self {
-        let own = thread.signals.lock();
-        let shared = process.signals.lock();
+        let own = thread.signals.borrow_mut();
+        let shared = process.signals.borrow_mut();
         let mut sets = Self {
             pending: set_of(own.pending.iter()),
             shared_pending: set_of(shared.pending.iter()),
@@ -127,9 +127,9 @@ pub(super) fn status(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
 
 fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::fmt::Result {
     let (letter, word) = state(thread, process);
-    let credentials = process.credentials.lock().clone();
+    let credentials = process.credentials.borrow_mut().clone();
     writeln!(text, "Name:\t{}", name(thread))?;
-    writeln!(text, "Umask:\t{:04o}", process.fs.lock().umask)?;
+    writeln!(text, "Umask:\t{:04o}", process.fs.borrow_mut().umask)?;
     writeln!(text, "State:\t{letter} ({word})")?;
     writeln!(text, "Tgid:\t{}\nNgid:\t0\nPid:\t{}", process.pid, thread.tid())?;
     writeln!(text, "PPid:\t{}\nTracerPid:\t0", process.parent_pid())?;
@@ -137,7 +137,7 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
         credentials;
     writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;
     writeln!(text, "Gid:\t{gid}\t{egid}\t{sgid}\t{fsgid}")?;
-    writeln!(text, "FDSize:\t{}", process.files.lock().capacity())?;
+    writeln!(text, "FDSize:\t{}", process.files.borrow_mut().capacity())?;
     text.push_str("Groups:\t");
     for group in groups {
         write!(text, "{group} ")?;
@@ -167,7 +167,7 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
     writeln!(text, "HugetlbPages:\t{:>8} kB\nCoreDumping:\t0\nTHP_enabled:\t1", 0)?;
     writeln!(text, "Threads:\t{}", thread_ids(process.pid).len())?;
     let sets = SignalSets::of(thread, process);
-    writeln!(text, "SigQ:\t{}/{}", sets.queued, process.limits.lock()[11].current)?;
+    writeln!(text, "SigQ:\t{}/{}", sets.queued, process.limits.borrow_mut()[11].current)?;
     for (name, set) in [
         ("SigPnd", sets.pending),
         ("ShdPnd", sets.shared_pending),
@@ -202,7 +202,7 @@ pub(super) fn stat(thread: &Thread, process: &Process) -> Result<Vec<u8>> {
     let start = start_ticks(process);
     let spent = ticks(if thread.tid() == process.pid { process.cpu_ns() } else { thread.cpu_ns() });
     let children = ticks(process.children_cpu_ns.load(Relaxed));
-    let limit = process.limits.lock()[5].current;
+    let limit = process.limits.borrow_mut()[5].current;
     let terminals = &kernel().fs.terminals;
     let (terminal, foreground) = terminals.numbers_of(process.pid, process.session());
     let scheduling = thread.scheduling.get();
@@ -263,7 +263,7 @@ pub(super) fn limits(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     let mut text = String::from(
         "Limit                     Soft Limit           Hard Limit           Units     \n",
     );
-    for ((name, unit), limit) in LIMITS.iter().zip(*process.limits.lock()) {
+    for ((name, unit), limit) in LIMITS.iter().zip(*process.limits.borrow_mut()) {
         let (soft, hard) = (shown(limit.current), shown(limit.maximum));
         text += &format!("{name:<25} {soft:<20} {hard:<20} {unit:<10}\n");
     }

@@ -59,14 +59,14 @@ pub(super) fn locks() -> Result<Vec<u8>> {
 /// Bytes of memory in all, and bytes that are free.
 pub fn memory() -> (u64, u64) {
     let total = kernel().memory_total();
-    let used = crate::mm::heap::bytes_in_use() + kernel().pages.lock().bytes_in_use();
+    let used = crate::mm::heap::bytes_in_use() + kernel().pages.borrow_mut().bytes_in_use();
     (total, total.saturating_sub(used))
 }
 
 /// `meminfo`, by the sandbox's limit.
 pub(super) fn meminfo() -> Result<Vec<u8>> {
     let (total, free) = memory();
-    let files = kernel().pages.lock().bytes_in_use();
+    let files = kernel().pages.borrow_mut().bytes_in_use();
     let heap = crate::mm::heap::bytes_in_use();
     let mut text = String::new();
     for (name, bytes) in [
@@ -128,7 +128,7 @@ pub(super) fn stat() -> Result<Vec<u8>> {
     }
     let booted =
         (crate::fs::inode::Timestamp::now().sec as u64).saturating_sub(uptime_ns() / 1_000_000_000);
-    let threads = kernel().tasks.threads.lock().len();
+    let threads = kernel().tasks.threads.borrow_mut().len();
     text += &format!(
         "intr 0\nctxt 0\nbtime {booted}\nprocesses {threads}\nprocs_running 1\nprocs_blocked 0\n\
          softirq 0 0 0 0 0 0 0 0 0 0 0\n"
@@ -147,7 +147,7 @@ pub(super) fn uptime() -> Result<Vec<u8>> {
 /// `loadavg`.
 pub(super) fn loadavg() -> Result<Vec<u8>> {
     let running = kernel().tasks.runnable();
-    let threads = kernel().tasks.threads.lock();
+    let threads = kernel().tasks.threads.borrow_mut();
     let last = threads.keys().next_back().copied().unwrap_or(1);
     Ok(format!("0.00 0.00 0.00 {running}/{} {last}\n", threads.len()).into_bytes())
 }
@@ -187,14 +187,14 @@ fn escaped(name: &[u8]) -> String {
 
 /// Where a mount lies, as seen from the process' root.
 fn mount_point(mount: &Mount, process: &Process) -> String {
-    let root = process.fs.lock().root.clone();
+    let root = process.fs.borrow_mut().root.clone();
     escaped(&Path::new(mount.root.clone()).absolute_name(&root).display())
 }
 
 /// `mounts`.
 pub(super) fn mounts(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     let mut text = String::new();
-    for mount in kernel().fs.mounts.lock().iter() {
+    for mount in kernel().fs.mounts.borrow_mut().iter() {
         let at = mount_point(mount, process);
         text += &format!("{} {at} {} {} 0 0\n", mount.source, mount.kind, mount.options);
     }
@@ -204,7 +204,7 @@ pub(super) fn mounts(_: &Thread, process: &Process) -> Result<Vec<u8>> {
 /// `mountstats`.
 pub(super) fn mountstats(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     let mut text = String::new();
-    for mount in kernel().fs.mounts.lock().iter() {
+    for mount in kernel().fs.mounts.borrow_mut().iter() {
         let at = mount_point(mount, process);
         text += &format!("device {} mounted on {at} with fstype {}\n", mount.source, mount.kind);
     }
@@ -214,7 +214,7 @@ pub(super) fn mountstats(_: &Thread, process: &Process) -> Result<Vec<u8>> {
 /// `mountinfo`.
 pub(super) fn mountinfo(_: &Thread, process: &Process) -> Result<Vec<u8>> {
     let mut text = String::new();
-    for mount in kernel().fs.mounts.lock().iter() {
+    for mount in kernel().fs.mounts.borrow_mut().iter() {
         let at = mount_point(mount, process);
         let device = mount.root.inode.attributes().dev;
         let minor = (device & 0xff) | ((device >> 12) & !0xff);

@@ -117,7 +117,7 @@ pub fn ppoll(
 }
 
 fn poll_all(at: UserAddress, count: usize, timeout: Timeout) -> Result<u64> {
-    if count as u64 > crate::task::current_process().limits.lock()[RLIMIT_NOFILE].current {
+    if count as u64 > crate::task::current_process().limits.borrow_mut()[RLIMIT_NOFILE].current {
         return Err(Errno::EINVAL);
     }
     let mut inline = [PollRequest { fd: 0, events: 0, revents: 0 }; INLINE];

@@ -32,7 +32,7 @@ pub fn rt_sigaction(
         return Err(Errno::EINVAL);
     }
     let wanted = if new.is_null() { None } else { Some(new.read::<Action>()?) };
-    let mut signals = thread.process.signals.lock();
+    let mut signals = thread.process.signals.borrow_mut();
     let slot = &mut signals.actions[signal as usize - 1];
     let old = *slot;
     if let Some(mut action) = wanted {
@@ -42,7 +42,7 @@ pub fn rt_sigaction(
             // sigaction(2): pending signals that are now ignored are discarded.
             signals.pending.retain(|info| info.number() != signal);
             drop(signals);
-            thread.signals.lock().pending.retain(|info| info.number() != signal);
+            thread.signals.borrow_mut().pending.retain(|info| info.number() != signal);
         }
     } else {
         drop(signals);
@@ -55,7 +55,7 @@ pub fn rt_sigaction(
 pub fn rt_sigprocmask(how: u32, new: UserAddress, old_to: UserAddress, size: usize) -> Result<u64> {
     check_set_size(size)?;
     let thread = current();
-    let old = thread.signals.lock().mask;
+    let old = thread.signals.borrow_mut().mask;
     if !new.is_null() {
         let set: SignalSet = new.read()?;
         let new = match how {
@@ -64,7 +64,7 @@ pub fn rt_sigprocmask(how: u32, new: UserAddress, old_to: UserAddress, size: usi
             2 => set,
             _ => return Err(Errno::EINVAL),
         };
-        thread.signals.lock().mask = new & !UNBLOCKABLE;
+        thread.signals.borrow_mut().mask = new & !UNBLOCKABLE;
         crate::task::signal::pass_on(&thread.process);
         thread.needs_attention();
     }
@@ -78,7 +78,7 @@ pub fn rt_sigpending(to: UserAddress, size: usize) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let thread = current();
-    let blocked = thread.signals.lock().mask;
+    let blocked = thread.signals.borrow_mut().mask;
     to.write_bytes(&(pending_set(thread) & blocked).to_le_bytes()[..size])?;
     Ok(0)
 }
@@ -112,7 +112,7 @@ pub fn rt_sigtimedwait(
     let thread = current();
     // While waiting, the signals count as not blocked, so that they wake the thread.
     let old = {
-        let mut signals = thread.signals.lock();
+        let mut signals = thread.signals.borrow_mut();
         let old = signals.mask;
         signals.mask = old & !set;
         signals.awaited = set;
@@ -120,7 +120,7 @@ pub fn rt_sigtimedwait(
     };
     let outcome = wait_until(&[], deadline, || take_pending(thread, set & !UNBLOCKABLE).map(Ok));
     {
-        let mut signals = thread.signals.lock();
+        let mut signals = thread.signals.borrow_mut();
         signals.mask = old;
         signals.awaited = 0;
     }
@@ -140,7 +140,7 @@ pub fn sigaltstack(new: UserAddress, old_to: UserAddress) -> Result<u64> {
     const MINSIGSTKSZ: u64 = 2048;
     let thread = current();
     let rsp = thread.frame().rsp();
-    let old = thread.signals.lock().alternate_stack;
+    let old = thread.signals.borrow_mut().alternate_stack;
     let reported = reported_stack(&old, rsp);
     if !new.is_null() {
         let new: AlternateStack = new.read()?;
@@ -158,7 +158,7 @@ pub fn sigaltstack(new: UserAddress, old_to: UserAddress) -> Result<u64> {
         } else {
             AlternateStack { flags: new.flags & SS_AUTODISARM, pad: 0, ..new }
         };
-        thread.signals.lock().alternate_stack = stack;
+        thread.signals.borrow_mut().alternate_stack = stack;
     }
     old_to.write_if_some(&reported)?;
     Ok(0)
@@ -173,7 +173,7 @@ pub fn rt_sigreturn() -> Result<u64> {
 
 /// restart_syscall(2): goes on with an interrupted sleep.
 pub fn restart_syscall() -> Result<u64> {
-    let deadline = current().signals.lock().restart_deadline.take().ok_or(Errno::EINTR)?;
+    let deadline = current().signals.borrow_mut().restart_deadline.take().ok_or(Errno::EINTR)?;
     super::timers::sleep_until(deadline, UserAddress::NULL)
 }
 
@@ -199,7 +199,7 @@ pub fn kill(pid: i32, signal: u32) -> Result<u64> {
     if crate::task::freeze_request::takes_signal(signal) {
         return Ok(0);
     }
-    let uid = own.credentials.lock().uid;
+    let uid = own.credentials.borrow_mut().uid;
     let mut outcome = Err(Errno::EPERM);
     for target in targets {
         if check_permission(&target, signal).is_ok() {
@@ -238,7 +238,8 @@ pub fn tgkill(tgid: i32, tid: i32, signal: u32) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let own = &current().process;
-    let info = SignalInfo::from_process(signal, SI_TKILL, own.pid, own.credentials.lock().uid);
+    let info =
+        SignalInfo::from_process(signal, SI_TKILL, own.pid, own.credentials.borrow_mut().uid);
     send_to_tid(Some(tgid as u32), tid as u32, signal, info)
 }
 
@@ -248,7 +249,8 @@ pub fn tkill(tid: i32, signal: u32) -> Result<u64> {
         return Err(Errno::EINVAL);
     }
     let own = &current().process;
-    let info = SignalInfo::from_process(signal, SI_TKILL, own.pid, own.credentials.lock().uid);
+    let info =
+        SignalInfo::from_process(signal, SI_TKILL, own.pid, own.credentials.borrow_mut().uid);
     send_to_tid(None, tid as u32, signal, info)
 }
 

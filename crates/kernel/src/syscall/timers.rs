@@ -150,7 +150,7 @@ pub fn sleep_until(deadline: Instant, remaining: UserAddress) -> Result<u64> {
         Err(_) => {
             let left = deadline.0.saturating_sub(Instant::now().0);
             remaining.write_if_some(&Timespec::from_ns(left))?;
-            current().signals.lock().restart_deadline = Some(deadline);
+            current().signals.borrow_mut().restart_deadline = Some(deadline);
             Err(Errno::ERESTART_RESTARTBLOCK)
         }
         Ok(value) => Ok(value),

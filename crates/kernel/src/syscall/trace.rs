@@ -10,12 +10,12 @@ use crate::errno::Errno;
 use crate::platform::entry::Frame;
 use crate::platform::panic::Console;
 use crate::platform::user::UserAddress;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::current;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 /// Numbers of unknown calls and how often they were made, in this boot.
-static UNKNOWN: Lock<BTreeMap<u64, u64>> = Lock::new(BTreeMap::new());
+static UNKNOWN: KernelCell<BTreeMap<u64, u64>> = KernelCell::new(BTreeMap::new());
 
 /// Switches the trace on or off for this boot.
 pub fn enable(on: bool) {
@@ -29,7 +29,7 @@ pub fn enabled() -> bool {
 
 /// Counts a call that is not in the table, and names it when it is first seen.
 pub fn count_unknown(number: u64) {
-    let mut unknown = UNKNOWN.lock();
+    let mut unknown = UNKNOWN.borrow_mut();
     let count = unknown.entry(number).or_insert(0);
     *count += 1;
     if *count == 1 && enabled() {
@@ -39,7 +39,7 @@ pub fn count_unknown(number: u64) {
 
 /// How often each unknown call was made.
 pub fn unknown_calls() -> BTreeMap<u64, u64> {
-    UNKNOWN.lock().clone()
+    UNKNOWN.borrow_mut().clone()
 }
 
 /// Prints the unknown calls at the end of a traced program.

@@ -217,8 +217,8 @@ fn clone_task(request: &Request) -> Result<u64> {
     request.check()?;
     let maker = current();
     let tasks = &kernel().tasks;
-    let limit = maker.process.limits.lock()[RLIMIT_NPROC].current.min(PID_MAX as u64);
-    if tasks.threads.lock().len() as u64 >= limit {
+    let limit = maker.process.limits.borrow_mut()[RLIMIT_NPROC].current.min(PID_MAX as u64);
+    if tasks.threads.borrow_mut().len() as u64 >= limit {
         return Err(Errno::EAGAIN);
     }
     let tid = tasks.new_id();
@@ -289,9 +289,9 @@ impl Drop for UnpublishedProcess {
 /// clone(2) may fail after this.
 pub(super) fn publish(thread: &Arc<Thread>) {
     let (process, tasks) = (&thread.process, &kernel().tasks);
-    process.threads.lock().push(thread.clone());
-    tasks.threads.lock().insert(thread.tid(), thread.clone());
-    tasks.processes.lock().entry(process.pid).or_insert_with(|| process.clone());
+    process.threads.borrow_mut().push(thread.clone());
+    tasks.threads.borrow_mut().insert(thread.tid(), thread.clone());
+    tasks.processes.borrow_mut().entry(process.pid).or_insert_with(|| process.clone());
 }
 
 fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
@@ -308,7 +308,7 @@ fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
     };
     let child = maker.child(pid, parent, exit_signal, shares);
     if has(CloneFlags::CLEAR_SIGHAND) {
-        child.signals.lock().reset_handlers();
+        child.signals.borrow_mut().reset_handlers();
     }
     Ok(Arc::new(child))
 }
@@ -333,11 +333,11 @@ fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread>
     thread.context.set_gs_base(maker.context.gs_base());
     thread.context.copy_fpu(&maker.context);
     let (mask, alternate_stack) = {
-        let signals = maker.signals.lock();
+        let signals = maker.signals.borrow_mut();
         (signals.saved_mask.unwrap_or(signals.mask), signals.alternate_stack)
     };
     let shares_stack = has(CloneFlags::VM) && !has(CloneFlags::VFORK);
-    let mut signals = thread.signals.lock();
+    let mut signals = thread.signals.borrow_mut();
     signals.mask = mask;
     signals.alternate_stack = if shares_stack {
         AlternateStack { flags: SS_DISABLE, ..Default::default() }

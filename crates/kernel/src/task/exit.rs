@@ -29,14 +29,14 @@ pub fn killed_by(signal: u32) -> ! {
 
 /// Makes all threads of a process end; the first status counts.
 pub fn begin_group_exit(process: &Process, status: ExitStatus) {
-    process.exiting.lock().get_or_insert(status);
+    process.exiting.borrow_mut().get_or_insert(status);
     end_threads(process, None);
     process.resumed.wake_all(Events::IN);
 }
 
 /// Tells all threads of a process except `survivor` to end.
 pub fn end_threads(process: &Process, survivor: Option<&Thread>) {
-    let threads = process.threads.lock().clone();
+    let threads = process.threads.borrow_mut().clone();
     for thread in &threads {
         if survivor.is_some_and(|survivor| core::ptr::eq(survivor, Arc::as_ptr(thread))) {
             continue;
@@ -67,24 +67,24 @@ fn leave(status: ExitStatus) {
     futex::release_robust(thread);
     let clear = crate::platform::user::UserAddress(thread.clear_child_tid.load(Relaxed));
     // Nobody could look if the memory goes with the thread.
-    let is_shared = process.threads.lock().len() > 1 || process.mm().users() > 1;
+    let is_shared = process.threads.borrow_mut().len() > 1 || process.mm().users() > 1;
     if is_shared && !clear.is_null() && clear.write(&0u32).is_ok() {
         let _ = futex::wake(clear, 1, u32::MAX, futex::Scope::Shared);
     }
     process.ended_cpu_ns.fetch_add(thread.cpu_ns(), Relaxed);
-    process.threads.lock().retain(|other| !core::ptr::eq(Arc::as_ptr(other), thread));
-    let removed = kernel().tasks.threads.lock().remove(&thread.tid());
+    process.threads.borrow_mut().retain(|other| !core::ptr::eq(Arc::as_ptr(other), thread));
+    let removed = kernel().tasks.threads.borrow_mut().remove(&thread.tid());
     // The idle loop keeps the thread until it is off its stack.
     drop(removed);
     thread.context.forget_fpu();
     signal::pass_on(&process);
     process.thread_ended.wake_all(Events::IN);
-    if process.threads.lock().is_empty() {
+    if process.threads.borrow_mut().is_empty() {
         // Without exit_group(2), the last thread's status counts (since Linux 5.17).
         let status = process.exiting.get().unwrap_or(status);
         end_process(&process, status);
     }
-    thread.sched.lock().state = scheduler::RunState::Dead;
+    thread.sched.borrow_mut().state = scheduler::RunState::Dead;
 }
 
 /// Ends a process whose last thread ends.
@@ -107,7 +107,7 @@ fn end_process(process: &Arc<Process>, status: ExitStatus) {
 
 /// Ends the loan of vfork(2): the maker goes on.
 pub fn release_memory(process: &Process) {
-    let borrowed = core::mem::take(&mut *process.borrows_memory.lock());
+    let borrowed = core::mem::take(&mut *process.borrows_memory.borrow_mut());
     if borrowed {
         process.released.wake_all(Events::IN);
     }
@@ -131,7 +131,7 @@ fn leave_children(process: &Process) -> Vec<Arc<Process>> {
     let heir_pid = heir.map_or(FIRST_PID, |heir| heir.pid);
     for child in &children {
         {
-            let mut family = child.family.lock();
+            let mut family = child.family.borrow_mut();
             family.parent = heir_pid;
             // Whatever its maker wanted to hear: the heir waits for children.
             family.exit_signal = signal::SIGCHLD;
@@ -168,7 +168,7 @@ fn report_end(process: &Arc<Process>, status: ExitStatus) {
 
 /// Removes a process that nobody has to wait for any more.
 pub fn forget(process: &Process) {
-    let removed = kernel().tasks.processes.lock().remove(&process.pid);
+    let removed = kernel().tasks.processes.borrow_mut().remove(&process.pid);
     drop(removed);
 }
 

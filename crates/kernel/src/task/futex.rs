@@ -12,7 +12,7 @@ use crate::args::Flags;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::time::Instant;
 use crate::time::read_timespec;
 
@@ -42,12 +42,12 @@ pub type Futexes = Queues<Arc<Thread>>;
 
 /// Waiters, which are `T`s, by futex and in order of arrival.
 pub struct Queues<T> {
-    waiters: Lock<BTreeMap<Key, VecDeque<Arc<Waiter<T>>>>>,
+    waiters: KernelCell<BTreeMap<Key, VecDeque<Arc<Waiter<T>>>>>,
 }
 
 impl<T> Default for Queues<T> {
     fn default() -> Self {
-        Self { waiters: Lock::default() }
+        Self { waiters: KernelCell::default() }
     }
 }
 
@@ -55,7 +55,7 @@ struct Waiter<T> {
     who: T,
     bitset: u32,
     /// Where it waits; a requeue changes it.
-    key: Lock<Key>,
+    key: KernelCell<Key>,
     woken: AtomicBool,
 }
 
@@ -191,15 +191,15 @@ impl<T> Queues<T> {
     /// Adds a waiter.
     fn add(&self, who: T, key: Key, bitset: u32) -> Arc<Waiter<T>> {
         let woken = AtomicBool::new(false);
-        let waiter = Arc::new(Waiter { who, bitset, key: Lock::new(key), woken });
-        self.waiters.lock().entry(key).or_default().push_back(waiter.clone());
+        let waiter = Arc::new(Waiter { who, bitset, key: KernelCell::new(key), woken });
+        self.waiters.borrow_mut().entry(key).or_default().push_back(waiter.clone());
         waiter
     }
 
     /// Removes a waiter, if it is still there.
     fn forget(&self, waiter: &Arc<Waiter<T>>) {
         let key = waiter.key.get();
-        let mut waiters = self.waiters.lock();
+        let mut waiters = self.waiters.borrow_mut();
         if let Some(queue) = waiters.get_mut(&key) {
             queue.retain(|other| !Arc::ptr_eq(other, waiter));
             if queue.is_empty() {
@@ -211,7 +211,7 @@ impl<T> Queues<T> {
     /// Takes up to `count` waiters out of a queue.
     fn take(&self, key: Key, count: u32, bitset: u32) -> Vec<Arc<Waiter<T>>> {
         let mut taken = Vec::new();
-        let mut waiters = self.waiters.lock();
+        let mut waiters = self.waiters.borrow_mut();
         if let Some(queue) = waiters.get_mut(&key) {
             queue.retain(|waiter| {
                 let chosen = taken.len() < count as usize && waiter.bitset & bitset != 0;
@@ -232,7 +232,7 @@ impl<T> Queues<T> {
         let moved = self.take(from, count, ANY);
         let moved_count = moved.len() as u64;
         if moved_count > 0 {
-            let mut waiters = self.waiters.lock();
+            let mut waiters = self.waiters.borrow_mut();
             let queue = waiters.entry(to).or_default();
             for waiter in moved {
                 waiter.key.set(to);
@@ -244,7 +244,7 @@ impl<T> Queues<T> {
 
     /// Whether somebody waits.
     fn has_waiters(&self, key: Key) -> bool {
-        self.waiters.lock().contains_key(&key)
+        self.waiters.borrow_mut().contains_key(&key)
     }
 }
 

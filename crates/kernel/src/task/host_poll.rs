@@ -19,7 +19,7 @@ use crate::platform::host::{self, HostFd, Peek, PollFd};
 use crate::platform::kernel_lock;
 use crate::platform::user::UserAddress;
 use crate::state::{OfBoot, kernel};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::{Events, WaitQueue};
 
 const IN: Events = Events::IN.union(Events::RDNORM);
@@ -384,11 +384,11 @@ pub struct Waited {
 /// boot is dropped at the first look.
 #[derive(Default)]
 pub struct HostPoll {
-    files: Lock<Vec<Weak<HostFile>>>,
+    files: KernelCell<Vec<Weak<HostFile>>>,
     /// Reused from call to call.
-    requests: Lock<Requests>,
+    requests: KernelCell<Requests>,
     /// Descriptors and events that the watcher waits for.
-    watched: Lock<Vec<(i32, i16)>>,
+    watched: KernelCell<Vec<(i32, i16)>>,
     busy: AtomicU32,
 }
 
@@ -404,20 +404,20 @@ impl HostPoll {
     /// No files.
     pub const fn new() -> Self {
         Self {
-            files: Lock::new(Vec::new()),
-            requests: Lock::new(Requests {
+            files: KernelCell::new(Vec::new()),
+            requests: KernelCell::new(Requests {
                 fds: Vec::new(),
                 files: Vec::new(),
                 has_control: false,
             }),
-            watched: Lock::new(Vec::new()),
+            watched: KernelCell::new(Vec::new()),
             busy: AtomicU32::new(0),
         }
     }
 
     /// Includes `file` in every look at the host, for as long as it lives.
     pub fn register(&self, file: &Arc<HostFile>) {
-        let mut files = self.files.lock();
+        let mut files = self.files.borrow_mut();
         files.retain(|file| file.strong_count() > 0);
         files.push(Arc::downgrade(file));
     }
@@ -444,7 +444,7 @@ impl HostPoll {
         let wake_socket = arena::wake_socket().filter(|_| kernel_lock::is_enabled());
         let mut requests = self.requests(Some(control::CONTROL), wake_socket);
         if wake_socket.is_some() {
-            let mut watched = self.watched.lock();
+            let mut watched = self.watched.borrow_mut();
             watched.clear();
             watched.extend(requests.fds.iter().map(|request| (request.fd, request.events)));
         }
@@ -464,7 +464,7 @@ impl HostPoll {
     pub fn has_unwatched(&self) -> bool {
         let requests = self.requests(None, None);
         let any = {
-            let watched = self.watched.lock();
+            let watched = self.watched.borrow_mut();
             requests.fds.iter().any(|wanted| {
                 !watched.iter().any(|&(fd, events)| fd == wanted.fd && wanted.events & !events == 0)
             })
@@ -476,11 +476,11 @@ impl HostPoll {
     /// What to ask the host: the files that somebody waits for, the control
     /// socket and the wake socket, in this order.
     fn requests(&self, control: Option<HostFd>, wake_socket: Option<HostFd>) -> Requests {
-        let mut requests = core::mem::take(&mut *self.requests.lock());
+        let mut requests = core::mem::take(&mut *self.requests.borrow_mut());
         requests.fds.clear();
         requests.files.clear();
         requests.has_control = control.is_some();
-        for file in self.files.lock().iter().filter_map(Weak::upgrade) {
+        for file in self.files.borrow_mut().iter().filter_map(Weak::upgrade) {
             let (Ok(fd), false, asked) = (file.fd(), file.queue.is_empty(), file.unknown()) else {
                 continue;
             };
@@ -517,13 +517,13 @@ impl HostPoll {
     /// Keeps the memory of a list, not the files.
     fn give_back(&self, mut requests: Requests) {
         requests.files.clear();
-        *self.requests.lock() = requests;
+        *self.requests.borrow_mut() = requests;
     }
 
     /// Wakes those who wait for a descriptor that is not of this boot, after a
     /// thaw: nothing else would ever tell them that it is gone.
     pub fn wake_lost(&self) {
-        let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
+        let files: Vec<_> = self.files.borrow_mut().iter().filter_map(Weak::upgrade).collect();
         for file in files.iter().filter(|file| file.fd().is_err()) {
             file.queue.wake_all(IN | OUT | END | Events::RDHUP);
         }
@@ -544,14 +544,14 @@ impl HostPoll {
     }
 
     fn standard(&self, stream: u8) -> Vec<Arc<HostFile>> {
-        let files = self.files.lock();
+        let files = self.files.borrow_mut();
         let all = files.iter().filter_map(Weak::upgrade);
         all.filter(|file| file.handle == Handle::Standard(stream)).collect()
     }
 
     /// Whether a socket has something to read, as of a look made now.
     pub fn has_unread_data(&self) -> bool {
-        let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
+        let files: Vec<_> = self.files.borrow_mut().iter().filter_map(Weak::upgrade).collect();
         files.iter().filter(|file| file.kind == Kind::Socket).any(|file| {
             // The end of the stream is readable too, but is no data.
             let look = |fd| host::recv(fd, [0u8; 1][..].as_mut().into(), Peek::Yes);

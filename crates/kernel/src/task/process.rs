@@ -12,16 +12,16 @@ use super::signal::ProcessSignals;
 use super::wait::WaitQueue;
 use super::{Credentials, Space, Thread};
 use crate::state::{ProcessFiles, kernel};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// All processes and threads of the sandbox.
 #[derive(Default)]
 pub struct Tasks {
     /// Living threads by thread id.
-    pub threads: Lock<BTreeMap<u32, Arc<Thread>>>,
+    pub threads: KernelCell<BTreeMap<u32, Arc<Thread>>>,
     /// Processes by process id, those included that have ended and that nobody
     /// has waited for.
-    pub processes: Lock<BTreeMap<u32, Arc<Process>>>,
+    pub processes: KernelCell<BTreeMap<u32, Arc<Process>>>,
     /// The last process or thread id that was given out.
     last_id: AtomicU32,
     /// The last number of an address space.
@@ -39,8 +39,8 @@ pub const FIRST_PID: u32 = 1;
 impl Tasks {
     /// An id that no process, thread, group or session uses.
     pub fn new_id(&self) -> u32 {
-        let threads = self.threads.lock();
-        let processes = self.processes.lock();
+        let threads = self.threads.borrow_mut();
+        let processes = self.processes.borrow_mut();
         loop {
             let mut id = self.last_id.load(Relaxed) + 1;
             if id >= PID_MAX {
@@ -66,12 +66,12 @@ impl Tasks {
 
     /// The process with an id, unless it is gone.
     pub fn process(&self, pid: u32) -> Option<Arc<Process>> {
-        self.processes.lock().get(&pid).cloned()
+        self.processes.borrow_mut().get(&pid).cloned()
     }
 
     /// The thread with an id.
     pub fn thread(&self, tid: u32) -> Option<Arc<Thread>> {
-        self.threads.lock().get(&tid).cloned()
+        self.threads.borrow_mut().get(&tid).cloned()
     }
 
     /// All processes, those included that have ended and that nobody has waited for.
@@ -81,17 +81,17 @@ impl Tasks {
 
     /// All processes that fulfil a condition.
     pub fn processes_where(&self, condition: impl Fn(&Process) -> bool) -> Vec<Arc<Process>> {
-        self.processes.lock().values().filter(|process| condition(process)).cloned().collect()
+        self.processes.borrow_mut().values().filter(|process| condition(process)).cloned().collect()
     }
 
     /// All threads.
     pub fn all_threads(&self) -> Vec<Arc<Thread>> {
-        self.threads.lock().values().cloned().collect()
+        self.threads.borrow_mut().values().cloned().collect()
     }
 
     /// Number of threads that run or could run.
     pub fn runnable(&self) -> usize {
-        let threads = self.threads.lock();
+        let threads = self.threads.borrow_mut();
         threads.values().filter(|thread| thread.sched.get().state == RunState::Runnable).count()
     }
 
@@ -99,7 +99,7 @@ impl Tasks {
     /// process first.
     pub fn spaces(&self) -> Vec<Arc<Space>> {
         let mut spaces: Vec<Arc<Space>> = Vec::new();
-        for process in self.processes.lock().values().filter(|process| !process.is_zombie()) {
+        for process in self.processes.borrow_mut().values().filter(|process| !process.is_zombie()) {
             let space = process.mm();
             if !spaces.iter().any(|known| Arc::ptr_eq(known, &space)) {
                 spaces.push(space);
@@ -214,17 +214,17 @@ pub struct Process {
     /// Process id, as the guest sees it.
     pub pid: u32,
     /// Memory; shared between processes only after vfork(2) and its like.
-    mm: Lock<Arc<Space>>,
+    mm: KernelCell<Arc<Space>>,
     /// Its living threads.
-    pub threads: Lock<Vec<Arc<Thread>>>,
+    pub threads: KernelCell<Vec<Arc<Thread>>>,
     /// Relations.
-    pub family: Lock<Family>,
+    pub family: KernelCell<Family>,
     /// Whether it runs, is stopped or has ended.
-    pub life: Lock<Life>,
+    pub life: KernelCell<Life>,
     /// What the parent has not been told.
-    pub unreported: Lock<Unreported>,
+    pub unreported: KernelCell<Unreported>,
     /// Set once all threads have to end.
-    pub exiting: Lock<Option<ExitStatus>>,
+    pub exiting: KernelCell<Option<ExitStatus>>,
     /// Woken when a child changes its state.
     pub children_changed: WaitQueue,
     /// Woken when a thread ends (execve(2) waits for the others).
@@ -234,31 +234,31 @@ pub struct Process {
     /// Woken when the process ends, or has its own memory after vfork(2).
     pub released: WaitQueue,
     /// Whether it still uses the memory that vfork(2) has lent.
-    pub borrows_memory: Lock<bool>,
+    pub borrows_memory: KernelCell<bool>,
     /// What it has of the layers above.
     resources: ProcessFiles,
     /// User and group ids.
-    pub credentials: Lock<Credentials>,
+    pub credentials: KernelCell<Credentials>,
     /// Resource limits by `RLIMIT_*`.
-    pub limits: Lock<[ResourceLimit; 16]>,
+    pub limits: KernelCell<[ResourceLimit; 16]>,
     /// Arguments, each NUL-terminated, for `/proc/self/cmdline`.
-    pub command_line: Lock<Vec<u8>>,
+    pub command_line: KernelCell<Vec<u8>>,
     /// Environment at start, each NUL-terminated, for `/proc/self/environ`.
-    pub environment: Lock<Vec<u8>>,
+    pub environment: KernelCell<Vec<u8>>,
     /// Auxiliary vector at start, for `/proc/self/auxv`.
-    pub auxiliary_vector: Lock<Vec<u64>>,
+    pub auxiliary_vector: KernelCell<Vec<u64>>,
     /// Signal actions, and signals for any thread of the process.
-    pub signals: Lock<ProcessSignals>,
+    pub signals: KernelCell<ProcessSignals>,
     /// Interval timers (setitimer(2)).
     pub timers: crate::task::timers::itimer::IntervalTimers,
     /// POSIX timers (timer_create(2)).
     pub posix_timers: crate::task::timers::posix::PosixTimers,
     /// `PR_SET_DUMPABLE` (prctl(2)); nothing is ever dumped.
-    pub dumpable: Lock<bool>,
+    pub dumpable: KernelCell<bool>,
     /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).
-    pub is_subreaper: Lock<bool>,
+    pub is_subreaper: KernelCell<bool>,
     /// `PR_SET_PDEATHSIG` (prctl(2)); 0 for none.
-    pub parent_death_signal: Lock<u32>,
+    pub parent_death_signal: KernelCell<u32>,
     /// When it started, on the guest's monotonic clock, in nanoseconds.
     pub start_ns: u64,
     /// CPU time of threads that have ended, in nanoseconds.
@@ -287,20 +287,20 @@ impl Process {
             has_executed: true,
         };
         let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
-        Self { credentials: Lock::new(credentials), ..Self::new(FIRST_PID, family, shares) }
+        Self { credentials: KernelCell::new(credentials), ..Self::new(FIRST_PID, family, shares) }
     }
 
     /// A child of this process, without threads.
     pub fn child(&self, pid: u32, parent: u32, exit_signal: u32, shares: Shares) -> Self {
         let family = Family { parent, exit_signal, has_executed: false, ..self.family.get() };
         Self {
-            credentials: Lock::new(self.credentials.lock().clone()),
-            limits: Lock::new(self.limits.get()),
-            command_line: Lock::new(self.command_line.lock().clone()),
-            environment: Lock::new(self.environment.lock().clone()),
-            auxiliary_vector: Lock::new(self.auxiliary_vector.lock().clone()),
-            signals: Lock::new(self.signals.lock().inherited()),
-            dumpable: Lock::new(self.dumpable.get()),
+            credentials: KernelCell::new(self.credentials.borrow_mut().clone()),
+            limits: KernelCell::new(self.limits.get()),
+            command_line: KernelCell::new(self.command_line.borrow_mut().clone()),
+            environment: KernelCell::new(self.environment.borrow_mut().clone()),
+            auxiliary_vector: KernelCell::new(self.auxiliary_vector.borrow_mut().clone()),
+            signals: KernelCell::new(self.signals.borrow_mut().inherited()),
+            dumpable: KernelCell::new(self.dumpable.get()),
             ..Self::new(pid, family, shares)
         }
     }
@@ -309,29 +309,29 @@ impl Process {
         shares.mm.attach();
         Self {
             pid,
-            mm: Lock::new(shares.mm),
-            threads: Lock::default(),
-            family: Lock::new(family),
-            life: Lock::new(Life::Running),
-            unreported: Lock::default(),
-            exiting: Lock::new(None),
+            mm: KernelCell::new(shares.mm),
+            threads: KernelCell::default(),
+            family: KernelCell::new(family),
+            life: KernelCell::new(Life::Running),
+            unreported: KernelCell::default(),
+            exiting: KernelCell::new(None),
             children_changed: WaitQueue::new(),
             thread_ended: WaitQueue::new(),
             resumed: WaitQueue::new(),
             released: WaitQueue::new(),
-            borrows_memory: Lock::new(shares.borrows_memory),
+            borrows_memory: KernelCell::new(shares.borrows_memory),
             resources: shares.resources,
-            credentials: Lock::default(),
-            limits: Lock::new(DEFAULT_LIMITS),
-            command_line: Lock::default(),
-            environment: Lock::default(),
-            auxiliary_vector: Lock::default(),
-            signals: Lock::default(),
+            credentials: KernelCell::default(),
+            limits: KernelCell::new(DEFAULT_LIMITS),
+            command_line: KernelCell::default(),
+            environment: KernelCell::default(),
+            auxiliary_vector: KernelCell::default(),
+            signals: KernelCell::default(),
             timers: Default::default(),
             posix_timers: Default::default(),
-            dumpable: Lock::new(true),
-            is_subreaper: Lock::new(false),
-            parent_death_signal: Lock::new(0),
+            dumpable: KernelCell::new(true),
+            is_subreaper: KernelCell::new(false),
+            parent_death_signal: KernelCell::new(0),
             start_ns: crate::time::Instant::now().0,
             ended_cpu_ns: AtomicU64::new(0),
             children_cpu_ns: AtomicU64::new(0),
@@ -340,13 +340,13 @@ impl Process {
 
     /// The memory.
     pub fn mm(&self) -> Arc<Space> {
-        self.mm.lock().clone()
+        self.mm.borrow_mut().clone()
     }
 
     /// Gives the process other memory (execve(2) of one that shares it).
     pub fn set_mm(&self, mm: Arc<Space>) -> Arc<Space> {
         mm.attach();
-        let old = core::mem::replace(&mut *self.mm.lock(), mm);
+        let old = core::mem::replace(&mut *self.mm.borrow_mut(), mm);
         old.detach();
         old
     }
@@ -378,7 +378,7 @@ impl Process {
 
     /// CPU time of all threads, in nanoseconds.
     pub fn cpu_ns(&self) -> u64 {
-        let living: u64 = self.threads.lock().iter().map(|thread| thread.cpu_ns()).sum();
+        let living: u64 = self.threads.borrow_mut().iter().map(|thread| thread.cpu_ns()).sum();
         living + self.ended_cpu_ns.load(Relaxed)
     }
 }

@@ -14,7 +14,7 @@ use super::{Thread, host_process};
 use crate::platform::host;
 use crate::platform::{clock, fault, vcpu};
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::time::{Instant, timer};
 
 /// How long a thread may run while others wait, in nanoseconds.
@@ -63,7 +63,7 @@ impl SchedState {
 /// The threads of an address space that can run, first come first served.
 #[derive(Default)]
 pub struct RunQueue {
-    threads: Lock<VecDeque<Arc<Thread>>>,
+    threads: KernelCell<VecDeque<Arc<Thread>>>,
     /// When it was first seen that a thread waits while none is taken, as
     /// [`clock::monotonic_ns`] tells it; 0 if not yet.
     waiting_since: AtomicU64,
@@ -72,26 +72,26 @@ pub struct RunQueue {
 impl RunQueue {
     /// An empty queue.
     pub const fn new() -> Self {
-        Self { threads: Lock::new(VecDeque::new()), waiting_since: AtomicU64::new(0) }
+        Self { threads: KernelCell::new(VecDeque::new()), waiting_since: AtomicU64::new(0) }
     }
 
     /// Number of threads in the queue.
     pub fn len(&self) -> usize {
-        self.threads.lock().len()
+        self.threads.borrow_mut().len()
     }
 
     /// Whether no thread waits for a vCPU.
     pub fn is_empty(&self) -> bool {
-        self.threads.lock().is_empty()
+        self.threads.borrow_mut().is_empty()
     }
 
     pub(super) fn push(&self, thread: Arc<Thread>) {
-        self.threads.lock().push_back(thread);
+        self.threads.borrow_mut().push_back(thread);
     }
 
     pub(super) fn pop(&self) -> Option<Arc<Thread>> {
         self.waiting_since.store(0, Relaxed);
-        self.threads.lock().pop_front()
+        self.threads.borrow_mut().pop_front()
     }
 
     /// For how long threads have waited, none of them taken, in nanoseconds, as far as
@@ -111,7 +111,7 @@ impl RunQueue {
 
 /// Makes a blocked thread runnable; the first reason to wake counts.
 pub fn wake(thread: &Thread, reason: Wake) {
-    let mut sched = thread.sched.lock();
+    let mut sched = thread.sched.borrow_mut();
     if !matches!(sched.state, RunState::Blocked | RunState::Uninterruptible) {
         return;
     }
@@ -128,7 +128,7 @@ pub fn wake(thread: &Thread, reason: Wake) {
 /// Wakes a thread because a signal is there for it, unless its wait is not to
 /// be interrupted.
 pub fn interrupt(thread: &Thread) {
-    let state = thread.sched.lock().state;
+    let state = thread.sched.borrow_mut().state;
     if state == RunState::Blocked || state == RunState::Uninterruptible && thread.is_dying() {
         wake(thread, Wake::Interrupted);
     } else {
@@ -173,7 +173,7 @@ pub fn block_in_turn(
         *place = queue.register_at(*place, waiter.clone());
     }
     let alarm = deadline.map(|deadline| timer::add(deadline, current_arc()));
-    thread.sched.lock().state = RunState::Blocked;
+    thread.sched.borrow_mut().state = RunState::Blocked;
     thread.switch_to_idle();
     if let Some(alarm) = alarm {
         timer::cancel(alarm);
@@ -181,14 +181,14 @@ pub fn block_in_turn(
     for (index, queue) in queues.iter().enumerate() {
         queue.unregister(*places.of(index));
     }
-    thread.sched.lock().reason
+    thread.sched.borrow_mut().reason
 }
 
 /// Blocks the running thread until `queue` is woken.
 pub fn block_uninterruptibly(queue: &WaitQueue) {
     let thread = current();
     let token = queue.register(current_arc());
-    thread.sched.lock().state = RunState::Uninterruptible;
+    thread.sched.borrow_mut().state = RunState::Uninterruptible;
     thread.switch_to_idle();
     queue.unregister(token);
 }

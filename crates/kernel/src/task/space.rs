@@ -9,7 +9,7 @@ use super::scheduler::RunQueue;
 use crate::errno::Result;
 use crate::mm::AddressSpace;
 use crate::state::{OfBoot, kernel};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// The memory of a guest process, or of several after vfork(2), with their threads that can
 /// run. Saved; the host process that has the memory is of one boot.
@@ -20,7 +20,7 @@ pub struct Space {
     users: AtomicU32,
     /// Threads that can run in it.
     pub run_queue: RunQueue,
-    host_process: Lock<Option<OfBoot<Arc<HostProcess>>>>,
+    host_process: KernelCell<Option<OfBoot<Arc<HostProcess>>>>,
 }
 
 impl Deref for Space {
@@ -54,7 +54,7 @@ impl Space {
             id: kernel().tasks.new_space_id(),
             users: AtomicU32::new(0),
             run_queue: RunQueue::new(),
-            host_process: Lock::default(),
+            host_process: KernelCell::default(),
         }
     }
 
@@ -80,13 +80,13 @@ impl Space {
 
     /// The host process that has this memory, if this boot has made one.
     pub fn host_process(&self) -> Option<Arc<HostProcess>> {
-        self.host_process.lock().as_ref().and_then(OfBoot::get).cloned()
+        self.host_process.borrow_mut().as_ref().and_then(OfBoot::get).cloned()
     }
 
     /// Gives the memory a host process, which has no id and no virtual CPU yet.
     pub(super) fn begin_host_process(&self) -> Arc<HostProcess> {
         let host_process = Arc::new(HostProcess::default());
-        *self.host_process.lock() = Some(OfBoot::new(host_process.clone()));
+        *self.host_process.borrow_mut() = Some(OfBoot::new(host_process.clone()));
         host_process
     }
 }

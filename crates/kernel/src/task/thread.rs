@@ -13,7 +13,7 @@ use crate::platform::clock;
 use crate::platform::entry::{Frame, TrapFrame};
 use crate::platform::thread::{self, GuestThread, Identity, ThreadContext};
 use crate::platform::user::UserAddress;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::Events;
 
 /// A guest thread.
@@ -23,13 +23,13 @@ pub struct Thread {
     /// The process it belongs to.
     pub process: Arc<Process>,
     /// Name (`PR_SET_NAME`), NUL-padded.
-    pub name: Lock<[u8; 16]>,
+    pub name: KernelCell<[u8; 16]>,
     /// Whether it runs, could run or waits.
-    pub sched: Lock<SchedState>,
+    pub sched: KernelCell<SchedState>,
     /// CPUs, policy, priority and nice value that it has asked for.
-    pub scheduling: Lock<Scheduling>,
+    pub scheduling: KernelCell<Scheduling>,
     /// Signal mask, pending signals, alternate stack.
-    pub signals: Lock<ThreadSignals>,
+    pub signals: KernelCell<ThreadSignals>,
     /// Set when the thread has to end: its process exits or executes a program.
     pub dying: AtomicBool,
     /// Where to write the thread id before the thread first runs
@@ -55,10 +55,10 @@ impl Thread {
         Arc::new(Self {
             tid: AtomicU32::new(tid),
             process,
-            name: Lock::new([0; 16]),
-            sched: Lock::new(SchedState::new()),
-            scheduling: Lock::default(),
-            signals: Lock::new(ThreadSignals::default()),
+            name: KernelCell::new([0; 16]),
+            sched: KernelCell::new(SchedState::new()),
+            scheduling: KernelCell::default(),
+            signals: KernelCell::new(ThreadSignals::default()),
             dying: AtomicBool::new(false),
             set_child_tid: AtomicU64::new(0),
             clear_child_tid: AtomicU64::new(0),

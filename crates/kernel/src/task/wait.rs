@@ -9,7 +9,7 @@ use bitflags::bitflags;
 
 use crate::errno::{Errno, Result};
 use crate::platform::saved::Saved;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::time::Instant;
 
 bitflags! {
@@ -60,7 +60,7 @@ impl WaitToken {
 /// Those who wait for one thing, in order of arrival.
 #[derive(Default)]
 pub struct WaitQueue {
-    state: Lock<QueueState>,
+    state: KernelCell<QueueState>,
 }
 
 #[derive(Default)]
@@ -72,12 +72,12 @@ struct QueueState {
 impl WaitQueue {
     /// An empty queue.
     pub const fn new() -> Self {
-        Self { state: Lock::new(QueueState { next_token: 0, waiters: Vec::new() }) }
+        Self { state: KernelCell::new(QueueState { next_token: 0, waiters: Vec::new() }) }
     }
 
     /// Adds a waiter, to be woken until it is removed with [`WaitQueue::unregister`].
     pub fn register(&self, waiter: Arc<dyn Waiter>) -> WaitToken {
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         state.next_token += 1;
         let token = WaitToken(state.next_token);
         state.waiters.push((token, waiter));
@@ -90,7 +90,7 @@ impl WaitQueue {
         if place == WaitToken::NONE {
             return self.register(waiter);
         }
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         let at = state.waiters.partition_point(|(token, _)| token.0 < place.0);
         state.waiters.insert(at, (place, waiter));
         place
@@ -98,12 +98,12 @@ impl WaitQueue {
 
     /// Removes a waiter.
     pub fn unregister(&self, token: WaitToken) {
-        self.state.lock().waiters.retain(|(other, _)| *other != token);
+        self.state.borrow_mut().waiters.retain(|(other, _)| *other != token);
     }
 
     /// Whether nobody waits.
     pub fn is_empty(&self) -> bool {
-        self.state.lock().waiters.is_empty()
+        self.state.borrow_mut().waiters.is_empty()
     }
 
     /// Wakes everybody.
@@ -112,7 +112,7 @@ impl WaitQueue {
         // each waiter. Tokens rise along the queue; whoever comes while this
         // goes on is not woken.
         let (mut after, last) = {
-            let state = self.state.lock();
+            let state = self.state.borrow_mut();
             match state.waiters.first() {
                 Some((first, _)) => (first.0 - 1, state.next_token),
                 None => return,
@@ -120,7 +120,7 @@ impl WaitQueue {
         };
         loop {
             let waiter = {
-                let state = self.state.lock();
+                let state = self.state.borrow_mut();
                 let next = state.waiters.partition_point(|(token, _)| token.0 <= after);
                 match state.waiters.get(next) {
                     Some((token, waiter)) if token.0 <= last => {
@@ -228,13 +228,13 @@ mod tests {
 
     #[test]
     fn who_was_woken_in_vain_comes_before_newer_ones() {
-        struct Named(u32, Arc<Lock<Vec<u32>>>);
+        struct Named(u32, Arc<KernelCell<Vec<u32>>>);
         impl Waiter for Named {
             fn wake(&self, _: Events) {
-                self.1.lock().push(self.0);
+                self.1.borrow_mut().push(self.0);
             }
         }
-        let (queue, woken) = (WaitQueue::new(), Arc::new(Lock::new(Vec::new())));
+        let (queue, woken) = (WaitQueue::new(), Arc::new(KernelCell::new(Vec::new())));
         let waiter = |name| Arc::new(Named(name, woken.clone()));
         let mut places = [Places::default(), Places::default()];
         for place in &mut places {
@@ -247,7 +247,7 @@ mod tests {
         queue.register_at(WaitToken::NONE, waiter(1));
         queue.register_at(*places[1].of(5), waiter(2));
         queue.wake_all(Events::OUT);
-        assert_eq!(*woken.lock(), [2, 1]);
+        assert_eq!(*woken.borrow_mut(), [2, 1]);
     }
 
     #[test]

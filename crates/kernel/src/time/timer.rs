@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use super::Instant;
 use crate::platform::saved::Saved;
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// Something to be done at a deadline.
 pub trait TimerCallback: Saved + Send + Sync {
@@ -24,7 +24,7 @@ pub struct TimerId {
 /// All timers of the sandbox.
 #[derive(Default)]
 pub struct Timers {
-    state: Lock<State>,
+    state: KernelCell<State>,
 }
 
 #[derive(Default)]
@@ -35,7 +35,7 @@ struct State {
 
 /// Adds a timer.
 pub fn add(deadline: Instant, callback: Arc<dyn TimerCallback>) -> TimerId {
-    let mut state = kernel().timers.state.lock();
+    let mut state = kernel().timers.state.borrow_mut();
     state.last_number += 1;
     let id = TimerId { deadline, number: state.last_number };
     state.queue.insert(id, callback);
@@ -44,19 +44,19 @@ pub fn add(deadline: Instant, callback: Arc<dyn TimerCallback>) -> TimerId {
 
 /// Removes a timer; nothing happens if it has fired.
 pub fn cancel(id: TimerId) {
-    let removed = kernel().timers.state.lock().queue.remove(&id);
+    let removed = kernel().timers.state.borrow_mut().queue.remove(&id);
     drop(removed);
 }
 
 /// Fires all timers that are due; `false` if none was.
 pub fn fire_due() -> bool {
-    if kernel().timers.state.lock().queue.is_empty() {
+    if kernel().timers.state.borrow_mut().queue.is_empty() {
         return false;
     }
     let now = Instant::now();
     let mut any = false;
     loop {
-        let mut state = kernel().timers.state.lock();
+        let mut state = kernel().timers.state.borrow_mut();
         let due = state.queue.first_key_value().is_some_and(|(id, _)| id.deadline <= now);
         let fired = if due { state.queue.pop_first() } else { None };
         drop(state);
@@ -68,7 +68,7 @@ pub fn fire_due() -> bool {
 
 /// The next deadline.
 pub fn next_deadline() -> Option<Instant> {
-    kernel().timers.state.lock().queue.first_key_value().map(|(id, _)| id.deadline)
+    kernel().timers.state.borrow_mut().queue.first_key_value().map(|(id, _)| id.deadline)
 }
 
 /// Nanoseconds to the next deadline.

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use thaw_sandbox::{Held, Template};
+use thaw_sandbox::{ReadySandbox, Template};
 
 /// How long the background leaves the processors to the boot that has just
 /// begun, as long as there is something left for the next one.
@@ -61,7 +61,7 @@ pub(super) struct Standby {
 
 /// An instance that was booted ahead.
 struct Ready {
-    held: Held,
+    held: ReadySandbox,
     log: InstanceLog,
     /// Its share of what the tenant may have, unless a boot that is about to use it has
     /// taken it.
@@ -70,7 +70,7 @@ struct Ready {
 
 /// A copy that a template has forked ahead.
 struct Forked {
-    held: Held,
+    held: ReadySandbox,
     /// For its output, which it gets with its connection.
     pipes: InstancePipes,
     /// As that of [`Ready`].

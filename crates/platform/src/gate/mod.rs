@@ -30,7 +30,7 @@ use thaw_abi::layout::{GATE_BASE, GATE_CODE_BASE, GATE_CODE_SIZE, GATE_END, GATE
 use crate::entry::Frame;
 use crate::errno::{Errno, Result};
 use crate::memory::{GuestRange, KernelRange};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::user::UserAddress;
 use crate::{clock, entry, host};
 
@@ -46,13 +46,13 @@ const FIRST_SITE: u64 = 8;
 /// The gate's book-keeping, for one address space.
 #[derive(Default)]
 pub struct Gate {
-    state: Lock<State>,
+    state: KernelCell<State>,
 }
 
 impl Gate {
     /// That of a forked address space, which has a copy of the gate's memory.
     pub fn copy(&self) -> Self {
-        Self { state: Lock::new(self.state.lock().clone()) }
+        Self { state: KernelCell::new(self.state.borrow_mut().clone()) }
     }
 }
 
@@ -180,7 +180,7 @@ impl Gate {
     /// The host cannot map it.
     pub fn create(&self, vdso: VdsoSlots) -> Result<()> {
         let mapped = {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             let before = core::mem::take(&mut *state);
             state.mapped_end = FIRST_MAPPED_END;
             before.mapped_end
@@ -203,7 +203,7 @@ impl Gate {
 
     /// The part of the gate that is mapped: start and bytes.
     pub fn mapped_range(&self) -> (u64, u64) {
-        (GATE_BASE, self.state.lock().mapped_end - GATE_BASE)
+        (GATE_BASE, self.state.borrow_mut().mapped_end - GATE_BASE)
     }
 
     /// Rewrites the site of the trapped system call in `frame` if its form is known and it
@@ -212,7 +212,7 @@ impl Gate {
     pub fn patch(&self, frame: &Frame, code: &dyn Code, patience: Patience) -> Patched {
         let syscall = frame.rip().wrapping_sub(2);
         // Counted as far as the traps of other sites do not come in between.
-        let Some(counted) = self.state.lock().traps.count(syscall) else {
+        let Some(counted) = self.state.borrow_mut().traps.count(syscall) else {
             return Patched::Nothing;
         };
         let traps = if patience.traps == Patience::NONE { u32::MAX } else { counted };
@@ -237,7 +237,7 @@ impl Gate {
         match self.patch_behind(frame, code) {
             Ok(()) => Patched::Behind,
             Err(_) => {
-                self.state.lock().traps.give_up(syscall);
+                self.state.borrow_mut().traps.give_up(syscall);
                 Patched::Nothing
             }
         }
@@ -253,7 +253,7 @@ impl Gate {
         let entry = trampoline.code + text.at as u64;
         text.push_entry(syscall + 2);
         self.write(&trampoline, &text)?;
-        self.state.lock().sites.insert(syscall, entry);
+        self.state.borrow_mut().sites.insert(syscall, entry);
 
         // Nops first: the jump ends with the `syscall`, so that its last two bytes,
         // which fault, lie where that was.
@@ -287,7 +287,7 @@ impl Gate {
         self.write(&trampoline, &text)?;
         let slot = trampoline.slot;
         {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             // Of a thread that waits in the system call.
             state.sites.insert(after - 2, entry);
             state.moved.insert(syscall, Moved { to: entry, jump: syscall, slot });
@@ -305,7 +305,7 @@ impl Gate {
 
     /// Takes room for a trampoline.
     fn reserve(&self) -> Result<Trampoline> {
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         let index = FIRST_SITE + state.used;
         if index >= SLOTS || (index + 1) * TRAMPOLINE_SIZE > GATE_CODE_SIZE {
             return Err(Errno::ENOMEM);
@@ -326,7 +326,7 @@ impl Gate {
 
     /// Writes a trampoline that no jump leads to yet.
     fn write(&self, trampoline: &Trampoline, text: &Text) -> Result<()> {
-        let mapped = part_of_gate(GATE_BASE, self.state.lock().mapped_end);
+        let mapped = part_of_gate(GATE_BASE, self.state.borrow_mut().mapped_end);
         host::protect(mapped, host::PROT_READ | host::PROT_WRITE)?;
         // SAFETY: slot and code lie inside the gate, which is writable now, and
         // no jump leads to them yet.
@@ -347,13 +347,13 @@ impl Gate {
         let syscall = rip.wrapping_sub(2);
         match UserAddress(syscall).read::<[u8; 2]>() {
             Ok([0x0f, 0x05]) => syscall,
-            _ => self.state.lock().sites.get(&syscall).copied().unwrap_or(syscall),
+            _ => self.state.borrow_mut().sites.get(&syscall).copied().unwrap_or(syscall),
         }
     }
 
     /// If the frame faulted at a displaced `syscall`: sends it to the trampoline.
     pub fn restart_displaced(&self, frame: &Frame) -> bool {
-        let target = self.state.lock().sites.get(&frame.rip()).copied();
+        let target = self.state.borrow_mut().sites.get(&frame.rip()).copied();
         let Some(target) = target else { return false };
         // Only if the patch is still there; the memory may hold something else now.
         match UserAddress(frame.rip()).read::<[u8; 2]>() {
@@ -368,7 +368,7 @@ impl Gate {
     /// Where the instruction at `rip` is now. For addresses that a program has kept:
     /// those in the frames of its signal handlers.
     pub fn relocated(&self, rip: u64) -> u64 {
-        let Some(moved) = self.state.lock().moved.get(&rip).copied() else { return rip };
+        let Some(moved) = self.state.borrow_mut().moved.get(&rip).copied() else { return rip };
         // Only if the jump is still there; the memory may hold something else now.
         match UserAddress(moved.jump).read::<[u8; JUMP_SIZE]>() {
             Ok(bytes) if bytes == jump_through(moved.slot) => moved.to,
@@ -382,7 +382,7 @@ impl Gate {
         if !(GATE_CODE_BASE..GATE_END).contains(&rip) {
             return rip;
         }
-        let state = self.state.lock();
+        let state = self.state.borrow_mut();
         let moved = state.moved.iter().map(|(original, moved)| (*original, moved.to));
         let displaced = state.sites.iter().map(|(syscall, entry)| (*syscall, *entry));
         let mut all = moved
@@ -401,7 +401,7 @@ impl Gate {
         let at = frame.address();
         frame.error() & INSTRUCTION_FETCH != 0
             && at.wrapping_sub(frame.rip()) < LONGEST_INSTRUCTION
-            && ((GATE_BASE..self.state.lock().mapped_end).contains(&at)
+            && ((GATE_BASE..self.state.borrow_mut().mapped_end).contains(&at)
                 || code.protection(at, at + 1).is_some())
     }
 }

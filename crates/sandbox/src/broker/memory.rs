@@ -1,4 +1,4 @@
-//! What the host processes of one sandbox share: memory and a bell. Both are
+//! What the host processes of one sandbox share: memory and a socket that wakes them. Both are
 //! made for it alone, are charged to its control group as it touches them, and
 //! reach nothing else.
 
@@ -11,24 +11,24 @@ use thaw_abi::layout::ARENA_FILE_SIZE;
 
 /// What has been given out.
 #[derive(Debug, Default)]
-pub struct Shared {
+pub struct Granted {
     has_memory: bool,
-    bell: Bell,
+    wake_socket: WakeSocket,
 }
 
-/// How much of the bell has been given out.
+/// How much of the wake socket has been given out.
 #[derive(Debug, Default)]
-enum Bell {
+enum WakeSocket {
     /// Neither end.
     #[default]
     Unasked,
-    /// The end that is rung; this is the other.
+    /// The end that sends; this is the other.
     Half(OwnedFd),
     /// Both.
     Given,
 }
 
-impl Shared {
+impl Granted {
     /// The memory file; `EEXIST` the second time. Its size is sealed, so that no
     /// process of the sandbox can take pages from under the others.
     pub fn memory_file(&mut self) -> Result<OwnedFd, Errno> {
@@ -43,20 +43,21 @@ impl Shared {
         Ok(file)
     }
 
-    /// The bell: first the end that is rung, then the one that hears it; `EEXIST`
+    /// The wake socket: first the end that sends, then the one that receives; `EEXIST`
     /// the third time. Sockets and not an eventfd, since a sandbox may receive from
     /// any descriptor, but read none.
-    pub fn bell(&mut self) -> Result<OwnedFd, Errno> {
-        match std::mem::replace(&mut self.bell, Bell::Given) {
-            Bell::Unasked => {
+    pub fn wake_socket(&mut self) -> Result<OwnedFd, Errno> {
+        match std::mem::replace(&mut self.wake_socket, WakeSocket::Given) {
+            WakeSocket::Unasked => {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 let ends = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-                let (rung, hears) = ends.inspect_err(|_| self.bell = Bell::Unasked)?;
-                self.bell = Bell::Half(hears);
-                Ok(rung)
+                let (sends, receives) =
+                    ends.inspect_err(|_| self.wake_socket = WakeSocket::Unasked)?;
+                self.wake_socket = WakeSocket::Half(receives);
+                Ok(sends)
             }
-            Bell::Half(hears) => Ok(hears),
-            Bell::Given => Err(Errno::EXIST),
+            WakeSocket::Half(receives) => Ok(receives),
+            WakeSocket::Given => Err(Errno::EXIST),
         }
     }
 }
@@ -68,16 +69,16 @@ mod tests {
     use rustix::net::{RecvFlags, SendFlags, recv, send};
 
     #[test]
-    fn each_is_granted_once_and_a_bell_has_two_ends() {
-        let mut shared = Shared::default();
+    fn each_is_granted_once_and_a_wake_socket_has_two_ends() {
+        let mut shared = Granted::default();
         let file = shared.memory_file().unwrap();
         assert_eq!(fstat(&file).unwrap().st_size as u64, ARENA_FILE_SIZE);
         assert_eq!(fstat(&file).unwrap().st_blocks, 0);
         assert!(ftruncate(&file, 0).is_err());
         assert_eq!(shared.memory_file().unwrap_err(), Errno::EXIST);
-        let (rung, hears) = (shared.bell().unwrap(), shared.bell().unwrap());
-        assert_eq!(shared.bell().unwrap_err(), Errno::EXIST);
-        send(&rung, b"!", SendFlags::empty()).unwrap();
-        assert_eq!(recv(&hears, &mut [0; 8], RecvFlags::empty()).unwrap().1, 1);
+        let (sends, receives) = (shared.wake_socket().unwrap(), shared.wake_socket().unwrap());
+        assert_eq!(shared.wake_socket().unwrap_err(), Errno::EXIST);
+        send(&sends, b"!", SendFlags::empty()).unwrap();
+        assert_eq!(recv(&receives, &mut [0; 8], RecvFlags::empty()).unwrap().1, 1);
     }
 }

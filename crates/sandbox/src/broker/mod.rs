@@ -82,7 +82,7 @@ pub(crate) struct Broker {
     /// Blobs that the sandbox has asked for, each once.
     asked: BTreeSet<u32>,
     /// What its processes share.
-    shared: memory::Shared,
+    shared: memory::Granted,
     /// Sockets to the outside; none: nothing may be reached.
     sockets: Option<Sockets>,
     /// The terminal behind the standard streams.
@@ -102,7 +102,7 @@ impl Broker {
         Self {
             rootfs,
             asked: BTreeSet::new(),
-            shared: memory::Shared::default(),
+            shared: memory::Granted::default(),
             sockets,
             terminal: None,
             files: None,
@@ -198,7 +198,9 @@ impl Broker {
             (_, Question::MemoryFile) => {
                 self.shared.memory_file().map(|file| Answer::file(file, Vec::new()))
             }
-            (_, Question::Bell) => self.shared.bell().map(|bell| Answer::file(bell, Vec::new())),
+            (_, Question::WakeSocket) => {
+                self.shared.wake_socket().map(|socket| Answer::file(socket, Vec::new()))
+            }
             (_, Question::TerminalMode) => {
                 let terminal = self.terminal.as_ref().ok_or(Errno::NOTTY)?;
                 let mode = sys::terminal_mode(terminal.as_fd()).map_err(|e| errno_of(&e))?;

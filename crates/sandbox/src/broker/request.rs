@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use bytemuck::AnyBitPattern;
 use thaw_abi::bind::BindRequest;
 use thaw_abi::control::{
-    Address, ListDirectory, MSG_BELL, MSG_BIND, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK,
-    MSG_FS_STAT, MSG_MEMORY_FILE, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_TERMINAL_GET,
-    MSG_TERMINAL_SET, OpenBlob, OpenSocket, TRANSPORT_DATAGRAM, TRANSPORT_STREAM, TerminalMode,
+    Address, ListDirectory, MSG_BIND, MSG_FS_LIST, MSG_FS_OPEN, MSG_FS_READLINK, MSG_FS_STAT,
+    MSG_MEMORY_FILE, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_TERMINAL_GET, MSG_TERMINAL_SET,
+    MSG_WAKE_SOCKET, OpenBlob, OpenSocket, TRANSPORT_DATAGRAM, TRANSPORT_STREAM, TerminalMode,
 };
 
 use super::path::is_harmless;
@@ -44,7 +44,7 @@ pub(crate) enum Question<'a> {
     /// Memory that the processes of the sandbox share.
     MemoryFile,
     /// An eventfd(2) with which they wake each other.
-    Bell,
+    WakeSocket,
     /// A socket to a destination outside.
     OpenSocket(Destination),
     /// Something about a bound directory.
@@ -72,7 +72,7 @@ impl<'a> Question<'a> {
             MSG_FS_READLINK => path(body).map(Self::ReadLink),
             MSG_FS_OPEN => path(body).map(Self::Open),
             MSG_MEMORY_FILE => body.is_empty().then_some(Self::MemoryFile),
-            MSG_BELL => body.is_empty().then_some(Self::Bell),
+            MSG_WAKE_SOCKET => body.is_empty().then_some(Self::WakeSocket),
             MSG_OPEN_SOCKET => {
                 let (body, rest): (OpenSocket, _) = split(body)?;
                 let transport = match body.transport {

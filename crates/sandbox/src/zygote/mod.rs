@@ -2,13 +2,13 @@
 
 mod adopt;
 mod handle;
-mod held;
 mod id_range;
 mod kernel_file;
 mod parent;
 mod pool;
 mod process;
 mod protocol;
+mod ready;
 mod template;
 mod verify;
 
@@ -16,10 +16,10 @@ pub use adopt::{
     Adopted, KeptForSuccessor, Legacy, Orphan, OrphanConnection, keep_connection, take_over,
 };
 pub use handle::ZygoteParent;
-pub use held::Held;
 pub use parent::zygote_parent_main;
 pub use pool::{PoolConfig, PoolStats, ZygotePool};
 pub use protocol::UserIds;
+pub use ready::ReadySandbox;
 pub use template::{Template, TemplateError};
 
 pub(crate) use handle::refuse_weak_limits;
@@ -287,12 +287,16 @@ impl Zygote {
 
     /// Becomes a copy of a frozen image that waits, with all done that can be
     /// done before it is wanted. Takes milliseconds.
-    pub fn hold(self, plan: &Arc<BootPlan>, options: &ThawOptions<'_>) -> Result<Held, BootError> {
+    pub fn hold(
+        self,
+        plan: &Arc<BootPlan>,
+        options: &ThawOptions<'_>,
+    ) -> Result<ReadySandbox, BootError> {
         self.set_limits(options.limits, options.cpu_time_limit)?;
         self.join(options.cores)?;
         plan.send(&self.control, THAW_AND_HOLD, None, options).map_err(boot_error)?;
         let broker = self.broker(plan.rootfs(), options.egress)?;
-        Held::prepare(self.into_sandbox(broker), plan.clone())
+        ReadySandbox::prepare(self.into_sandbox(broker), plan.clone())
     }
 
     /// Lets it share cores with the members of a group only. What it becomes, and all that

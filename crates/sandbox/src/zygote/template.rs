@@ -15,7 +15,7 @@ use thaw_abi::control::{Connection, Fork, MSG_FORK, MSG_READY, MessageHeader, TH
 use super::handle::{Alive, Connected};
 use super::process::{KnownAs, Numbers, Process, affinity_of};
 use super::verify::verify;
-use super::{Held, ZygoteError, ZygoteParent, boot_error, broker};
+use super::{ReadySandbox, ZygoteError, ZygoteParent, boot_error, broker};
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
 use crate::console::{Console, HostEnd};
 use crate::limits::{Limits, ResourceLimits};
@@ -166,8 +166,8 @@ impl Template {
 
     /// Forks a copy that waits to be wanted, as one that was booted ahead from the image
     /// does: all that takes long, and long at times, is done. Call it where nobody waits.
-    pub fn fork_ahead(&self, options: &ThawOptions<'_>) -> Result<Held, BootError> {
-        Ok(Held::new(self.make_copy(options)?, self.plan.clone()))
+    pub fn fork_ahead(&self, options: &ThawOptions<'_>) -> Result<ReadySandbox, BootError> {
+        Ok(ReadySandbox::new(self.make_copy(options)?, self.plan.clone()))
     }
 
     /// Forks a copy, which takes over the image's memory and then waits for its identity.

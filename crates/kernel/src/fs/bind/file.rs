@@ -32,7 +32,7 @@ struct Pages {
 
 impl BoundFile {
     pub(super) fn new(node: Arc<BoundNode>, handle: u64) -> Self {
-        node.open.lock().push(handle);
+        node.open.borrow_mut().push(handle);
         let generation = state::generation();
         Self { pages: Arc::new(Pages { node, handle, generation }) }
     }
@@ -100,7 +100,7 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         let handle = self.handle;
-        self.node.open.lock().retain(|open| *open != handle);
+        self.node.open.borrow_mut().retain(|open| *open != handle);
         if self.handle().is_ok() {
             // Nobody is left to hear of a failure.
             let _ = self.node.bind.ask(BIND_CLOSE, [handle, 0, 0], &[]);

@@ -15,19 +15,19 @@ use crate::fs::inode::{
     RenameMode, Statfs, Timestamp,
 };
 use crate::fs::overlay::{DirectoryFile, device_number};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// A file of the host.
 pub struct BoundNode {
     pub(super) bind: Arc<Bind>,
     file_type: FileType,
-    place: Lock<Place>,
+    place: KernelCell<Place>,
     /// What the host said last.
-    known: Lock<FileAttributes>,
+    known: KernelCell<FileAttributes>,
     /// A new file is open already, with the rights that its permissions may deny.
-    fresh: Lock<Option<u64>>,
+    fresh: KernelCell<Option<u64>>,
     /// Open files, by the host's numbers: they are there even if the name is not.
-    pub(super) open: Lock<Vec<u64>>,
+    pub(super) open: KernelCell<Vec<u64>>,
 }
 
 /// Where a file lies in the bound directory.
@@ -47,10 +47,10 @@ impl BoundNode {
         Arc::new(Self {
             bind,
             file_type,
-            place: Lock::new(Place { parent, name: name.to_vec() }),
-            known: Lock::new(attributes),
-            fresh: Lock::new(None),
-            open: Lock::default(),
+            place: KernelCell::new(Place { parent, name: name.to_vec() }),
+            known: KernelCell::new(attributes),
+            fresh: KernelCell::new(None),
+            open: KernelCell::default(),
         })
     }
 
@@ -58,14 +58,14 @@ impl BoundNode {
     pub(super) fn path(&self) -> Vec<u8> {
         let mut names = Vec::new();
         let mut parent = {
-            let place = self.place.lock();
+            let place = self.place.borrow_mut();
             if place.parent.is_some() {
                 names.push(place.name.clone());
             }
             place.parent.clone()
         };
         while let Some(node) = parent {
-            let place = node.place.lock();
+            let place = node.place.borrow_mut();
             if place.parent.is_some() {
                 names.push(place.name.clone());
             }
@@ -92,21 +92,21 @@ impl BoundNode {
 
     /// This node, as children hold it: a node of its own that says the same.
     fn parent_of_child(&self) -> Option<Arc<BoundNode>> {
-        let place = self.place.lock();
+        let place = self.place.borrow_mut();
         let copy = Place { parent: place.parent.clone(), name: place.name.clone() };
         Some(Arc::new(Self {
             bind: self.bind.clone(),
             file_type: self.file_type,
-            place: Lock::new(copy),
-            known: Lock::new(self.known.get()),
-            fresh: Lock::new(None),
-            open: Lock::default(),
+            place: KernelCell::new(copy),
+            known: KernelCell::new(self.known.get()),
+            fresh: KernelCell::new(None),
+            open: KernelCell::default(),
         }))
     }
 
     /// What the host says about the file now, or said last if it is gone.
     fn look(&self) -> FileAttributes {
-        let handle = self.open.lock().last().copied();
+        let handle = self.open.borrow_mut().last().copied();
         let found = match handle {
             Some(handle) => {
                 self.bind.ask(BIND_FSTAT, [handle, 0, 0], &[]).and_then(|reply| parse(&reply))
@@ -115,7 +115,7 @@ impl BoundNode {
         };
         match found {
             Ok(attributes) => self.known.set(attributes),
-            Err(_) => self.known.lock().nlink = 0,
+            Err(_) => self.known.borrow_mut().nlink = 0,
         }
         self.known.get()
     }
@@ -187,7 +187,7 @@ impl Inode for BoundNode {
         match self.file_type {
             FileType::Directory => Ok(Arc::new(DirectoryFile::new(self))),
             FileType::Regular => {
-                let fresh = self.fresh.lock().take();
+                let fresh = self.fresh.borrow_mut().take();
                 let handle = match fresh {
                     Some(handle) => handle,
                     None => {
@@ -252,7 +252,7 @@ impl Inode for BoundNode {
             }
         }
         let node = self.child(name)?;
-        *node.fresh.lock() = fresh;
+        *node.fresh.borrow_mut() = fresh;
         Ok(node)
     }
 
@@ -305,7 +305,7 @@ impl Inode for BoundNode {
     }
 
     fn is_open(&self) -> bool {
-        !self.open.lock().is_empty()
+        !self.open.borrow_mut().is_empty()
     }
 
     fn statfs(&self) -> Statfs {
@@ -323,7 +323,7 @@ impl Inode for BoundNode {
 
 impl Drop for BoundNode {
     fn drop(&mut self) {
-        if let Some(handle) = self.fresh.lock().take() {
+        if let Some(handle) = self.fresh.borrow_mut().take() {
             // Nobody is left to hear of a failure.
             let _ = self.bind.ask(BIND_CLOSE, [handle, 0, 0], &[]);
         }

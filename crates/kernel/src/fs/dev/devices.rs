@@ -123,7 +123,7 @@ impl File for Random {
         let mut block = [0u8; 256];
         while sink.remaining() > 0 {
             let step = sink.remaining().min(block.len());
-            crate::state::kernel().random.lock().fill(&mut block[..step]);
+            crate::state::kernel().random.borrow_mut().fill(&mut block[..step]);
             match sink.put(&block[..step]) {
                 Ok(count) if count == step => done += count,
                 Ok(count) => return Ok(done + count),

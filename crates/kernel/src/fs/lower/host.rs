@@ -20,11 +20,11 @@ use crate::fs::lower::host_file;
 use crate::host::{broker, files};
 use crate::io::Sink;
 use crate::mm::backing::MmapSource;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// The lower layer that the broker serves.
 pub struct HostLower {
-    state: Lock<State>,
+    state: KernelCell<State>,
 }
 
 #[derive(Default)]
@@ -50,18 +50,18 @@ struct Entry {
 impl HostLower {
     /// Asks for the root directory.
     pub fn new() -> Result<Self> {
-        let layer = Self { state: Lock::default() };
+        let layer = Self { state: KernelCell::default() };
         layer.find(b"")?.ok_or(Errno::ENOENT)?;
         Ok(layer)
     }
 
     fn entry(&self, id: LowerId) -> Result<Entry> {
-        self.state.lock().files.get(id.0 as usize).cloned().ok_or(Errno::EIO)
+        self.state.borrow_mut().files.get(id.0 as usize).cloned().ok_or(Errno::EIO)
     }
 
     /// The file with this path, if there is one.
     fn find(&self, path: &[u8]) -> Result<Option<LowerId>> {
-        if let Some(id) = self.state.lock().by_path.get(path) {
+        if let Some(id) = self.state.borrow_mut().by_path.get(path) {
             return Ok(Some(*id));
         }
         let mut reply = Vec::new();
@@ -76,7 +76,7 @@ impl HostLower {
             Err(error) => return Err(error),
         }
         let attributes: FileAttributes = parse(&reply)?;
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         let device = match state.devices.iter().position(|&known| known == attributes.device) {
             Some(position) => position,
             None => {
@@ -168,13 +168,13 @@ impl Lower for HostLower {
     }
 
     fn read_link(&self, id: LowerId) -> Result<Vec<u8>> {
-        if let Some(target) = self.state.lock().links.get(&id) {
+        if let Some(target) = self.state.borrow_mut().links.get(&id) {
             return Ok(target.clone());
         }
         let path = self.entry(id)?.path;
         let mut target = Vec::new();
         broker::request(MSG_FS_READLINK, &[], &path, &mut target)?;
-        self.state.lock().links.insert(id, target.clone());
+        self.state.borrow_mut().links.insert(id, target.clone());
         Ok(target)
     }
 

@@ -14,7 +14,7 @@ use crate::fs::file::{Dirent, Events, File, Stat};
 use crate::fs::inode::{FileType, Inode, RenameMode};
 use crate::fs::lower::LowerId;
 use crate::io::{Sink, Source};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// What a directory holds.
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl Node {
     /// Finds a name. A file of the lower layer becomes a node here.
     pub(super) fn lookup_node(&self, name: &[u8]) -> Result<Option<Arc<Node>>> {
         let below = {
-            let entries = self.entries()?.lock();
+            let entries = self.entries()?.borrow_mut();
             match entries.changed.get(name) {
                 Some(Entry::Node(node)) => return Ok(Some(node.clone())),
                 Some(Entry::Whiteout) => return Ok(None),
@@ -46,7 +46,7 @@ impl Node {
         };
         let Some(id) = self.lookup_below(below, name)? else { return Ok(None) };
         let node = self.fs.node_of(id)?;
-        self.entries()?.lock().changed.insert(name.into(), Entry::Node(node.clone()));
+        self.entries()?.borrow_mut().changed.insert(name.into(), Entry::Node(node.clone()));
         Ok(Some(node))
     }
 
@@ -59,13 +59,13 @@ impl Node {
 
     /// All names, sorted by the lower layer first, then those above it.
     pub(super) fn list_entries(&self, emit: &mut dyn FnMut(&[u8], u64, FileType)) -> Result<()> {
-        let below = self.entries()?.lock().lower;
+        let below = self.entries()?.borrow_mut().lower;
         let mut seen: BTreeSet<Box<[u8]>> = BTreeSet::new();
         if let (Some(directory), Some(lower)) = (below, self.lower()) {
             // The lower layer may ask the host, so nothing is borrowed here.
             lower.0.list(directory, &mut |name, ino, kind| {
                 let entries = match self.entries() {
-                    Ok(entries) => entries.lock(),
+                    Ok(entries) => entries.borrow_mut(),
                     Err(_) => return,
                 };
                 match entries.changed.get(name) {
@@ -78,7 +78,7 @@ impl Node {
                 }
             })?;
         }
-        let entries = self.entries()?.lock();
+        let entries = self.entries()?.borrow_mut();
         for (name, entry) in &entries.changed {
             if let Entry::Node(node) = entry
                 && !seen.contains(name)
@@ -99,23 +99,23 @@ impl Node {
     /// Adds a name. A directory gives its new parent a link (`..`).
     pub(super) fn add_entry(&self, name: &[u8], node: Arc<Node>) -> Result<()> {
         let directory = node.file_type() == FileType::Directory;
-        if self.meta.lock().nlink == 0 {
+        if self.meta.borrow_mut().nlink == 0 {
             return Err(Errno::ENOENT);
         }
-        self.entries()?.lock().changed.insert(name.into(), Entry::Node(node));
+        self.entries()?.borrow_mut().changed.insert(name.into(), Entry::Node(node));
         self.touch_content();
         if directory {
-            self.meta.lock().nlink += 1;
+            self.meta.borrow_mut().nlink += 1;
         }
         Ok(())
     }
 
     /// Removes a name, leaving a whiteout where the lower layer has it.
     pub(super) fn remove_entry(&self, name: &[u8], node: &Arc<Node>) -> Result<()> {
-        let below = self.entries()?.lock().lower;
+        let below = self.entries()?.borrow_mut().lower;
         let covered = self.lookup_below(below, name)?.is_some();
         let old = {
-            let mut entries = self.entries()?.lock();
+            let mut entries = self.entries()?.borrow_mut();
             if covered {
                 entries.changed.insert(name.into(), Entry::Whiteout)
             } else {
@@ -125,7 +125,7 @@ impl Node {
         drop(old);
         self.touch_content();
         if node.file_type() == FileType::Directory {
-            let mut meta = self.meta.lock();
+            let mut meta = self.meta.borrow_mut();
             meta.nlink = meta.nlink.saturating_sub(1).max(1);
         }
         Ok(())
@@ -135,7 +135,7 @@ impl Node {
     pub(super) fn prune_entries(&self, depth: usize) {
         let Body::Directory(entries) = &self.body else { return };
         let nodes: Vec<Arc<Node>> = {
-            let entries = entries.lock();
+            let entries = entries.borrow_mut();
             let nodes = entries.changed.values().filter_map(|entry| match entry {
                 Entry::Node(node) if node.file_type() == FileType::Directory => Some(node.clone()),
                 _ => None,
@@ -147,7 +147,7 @@ impl Node {
         }
         drop(nodes);
         let mut dropped = Vec::new();
-        entries.lock().changed.retain(|_, entry| match entry {
+        entries.borrow_mut().changed.retain(|_, entry| match entry {
             Entry::Node(node) if Arc::strong_count(node) == 1 && node.is_as_below() => {
                 dropped.push(node.clone());
                 false
@@ -158,13 +158,13 @@ impl Node {
 
     /// Whether a node made anew from the lower layer would be the same.
     fn is_as_below(&self) -> bool {
-        if self.meta.lock().changed {
+        if self.meta.borrow_mut().changed {
             return false;
         }
         match &self.body {
-            Body::Regular(content) => content.lock().untouched().is_some(),
+            Body::Regular(content) => content.borrow_mut().untouched().is_some(),
             Body::Directory(entries) => {
-                let entries = entries.lock();
+                let entries = entries.borrow_mut();
                 entries.lower.is_some() && entries.changed.is_empty()
             }
             Body::LowerSymlink(..) | Body::Special => true,
@@ -213,7 +213,7 @@ impl Node {
 /// while reading skips none and repeats none. `rewinddir` takes them anew.
 pub struct DirectoryFile {
     inode: Arc<dyn Inode>,
-    snapshot: Lock<Option<Snapshot>>,
+    snapshot: KernelCell<Option<Snapshot>>,
 }
 
 struct Snapshot {
@@ -231,7 +231,7 @@ struct SnapshotEntry {
 impl DirectoryFile {
     /// An open directory of any file system.
     pub fn new(inode: Arc<dyn Inode>) -> Self {
-        Self { inode, snapshot: Lock::new(None) }
+        Self { inode, snapshot: KernelCell::new(None) }
     }
 
     fn take_snapshot(&self) -> Result<()> {
@@ -241,7 +241,7 @@ impl DirectoryFile {
             snapshot.names.extend_from_slice(name);
             snapshot.entries.push(SnapshotEntry { ino, start, len: name.len() as u8, kind });
         })?;
-        *self.snapshot.lock() = Some(snapshot);
+        *self.snapshot.borrow_mut() = Some(snapshot);
         Ok(())
     }
 }
@@ -271,10 +271,10 @@ impl File for DirectoryFile {
         // Positions 0 and 1 are `.` and `..`, which the caller emits: only it
         // knows the parent's inode number.
         let offset = offset.saturating_sub(2);
-        if offset == 0 || self.snapshot.lock().is_none() {
+        if offset == 0 || self.snapshot.borrow_mut().is_none() {
             self.take_snapshot()?;
         }
-        let guard = self.snapshot.lock();
+        let guard = self.snapshot.borrow_mut();
         let Some(snapshot) = guard.as_ref() else { return Ok(()) };
         let first = usize::try_from(offset).unwrap_or(usize::MAX);
         for (position, entry) in snapshot.entries.iter().enumerate().skip(first) {

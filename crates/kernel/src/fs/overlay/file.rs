@@ -109,12 +109,12 @@ impl RegularFile {
 
     /// The next data from `offset` on (`SEEK_DATA`, lseek(2)).
     pub fn next_data(&self, offset: u64) -> Result<u64> {
-        self.node.content()?.lock().next_data(offset).ok_or(Errno::ENXIO)
+        self.node.content()?.borrow_mut().next_data(offset).ok_or(Errno::ENXIO)
     }
 
     /// The next hole from `offset` on (`SEEK_HOLE`).
     pub fn next_hole(&self, offset: u64) -> Result<u64> {
-        self.node.content()?.lock().next_hole(offset).ok_or(Errno::ENXIO)
+        self.node.content()?.borrow_mut().next_hole(offset).ok_or(Errno::ENXIO)
     }
 
     /// fallocate(2), without a mode or with `KEEP_SIZE`.
@@ -130,7 +130,7 @@ impl RegularFile {
             return Err(Errno::EPERM);
         }
         self.node.begin_change();
-        let mut content = self.node.content()?.lock();
+        let mut content = self.node.content()?.borrow_mut();
         content.allocate(self.node.lower(), offset, len)?;
         if grows {
             content.truncate(end);
@@ -146,7 +146,7 @@ impl RegularFile {
             return Err(Errno::EPERM);
         }
         self.node.begin_change();
-        self.node.content()?.lock().punch(self.node.lower(), offset, len)?;
+        self.node.content()?.borrow_mut().punch(self.node.lower(), offset, len)?;
         self.node.touch_content();
         Ok(())
     }
@@ -196,7 +196,7 @@ impl File for RegularFile {
     }
 
     fn size(&self) -> u64 {
-        self.node.content().map_or(0, |content| content.lock().size())
+        self.node.content().map_or(0, |content| content.borrow_mut().size())
     }
 
     fn stat(&self) -> Result<Stat> {
@@ -208,7 +208,7 @@ impl File for RegularFile {
     }
 
     fn mmap_source(&self) -> Result<MmapSource> {
-        let untouched = self.node.content()?.lock().untouched();
+        let untouched = self.node.content()?.borrow_mut().untouched();
         match (untouched, self.node.lower()) {
             // A file that may be written to through this description must show
             // the writes in its mappings.
@@ -244,7 +244,7 @@ impl Drop for RegularFile {
 
 impl UpperPages for Node {
     fn len(&self) -> u64 {
-        self.content().map_or(0, |content| content.lock().size())
+        self.content().map_or(0, |content| content.borrow_mut().size())
     }
 
     fn read_at(&self, sink: &mut Sink<'_>, offset: u64) -> Result<usize> {
@@ -260,12 +260,12 @@ impl UpperPages for Node {
     }
 
     fn lend(&self, page: u64, address: u64, prot: u32) -> Result<Option<Placed>> {
-        self.content()?.lock().lend(self.lower(), page, address, prot)
+        self.content()?.borrow_mut().lend(self.lower(), page, address, prot)
     }
 
     fn recall(&self, start: u64, end: u64) {
         if let Ok(content) = self.content() {
-            content.lock().recall_addresses(start, end);
+            content.borrow_mut().recall_addresses(start, end);
         }
     }
 }

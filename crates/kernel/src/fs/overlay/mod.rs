@@ -26,7 +26,7 @@ pub use node::Node;
 use super::inode::{FilesystemId, Inode, NewInode, NewKind, Statfs};
 use super::lower::{LowerId, LowerLayer};
 use crate::errno::Result;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// First inode number of files that do not come from the lower layer: beyond
 /// the inode numbers of any rootfs index.
@@ -46,7 +46,7 @@ pub struct Overlay {
     made: AtomicUsize,
     /// Nodes of lower files with more than one name, which must be the same
     /// node under each of them.
-    linked: Lock<BTreeMap<LowerId, Arc<Node>>>,
+    linked: KernelCell<BTreeMap<LowerId, Arc<Node>>>,
 }
 
 impl Overlay {
@@ -70,7 +70,7 @@ impl Overlay {
             lower,
             next_ino: AtomicU64::new(FIRST_OWN_INO),
             made: AtomicUsize::new(0),
-            linked: Lock::default(),
+            linked: KernelCell::default(),
         })
     }
 
@@ -85,13 +85,13 @@ impl Overlay {
 
     /// The node that stands for a file of the lower layer.
     fn node_of(self: &Arc<Self>, lower: LowerId) -> Result<Arc<Node>> {
-        if let Some(node) = self.linked.lock().get(&lower) {
+        if let Some(node) = self.linked.borrow_mut().get(&lower) {
             return Ok(node.clone());
         }
         let node = Node::from_lower(self.clone(), lower)?;
         self.made.fetch_add(1, Ordering::Relaxed);
         if node.has_several_names_below() {
-            self.linked.lock().insert(lower, node.clone());
+            self.linked.borrow_mut().insert(lower, node.clone());
         }
         Ok(node)
     }

@@ -20,7 +20,7 @@ use crate::fs::inode::{
 use crate::fs::lower::{LowerId, LowerLayer};
 use crate::fs::writing;
 use crate::fs::xattr::ExtendedAttributes;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// A file of an overlay.
 pub struct Node {
@@ -28,7 +28,7 @@ pub struct Node {
     pub(super) ino: u64,
     device: u64,
     file_type: FileType,
-    pub(super) meta: Lock<Meta>,
+    pub(super) meta: KernelCell<Meta>,
     pub(super) body: Body,
     extended: ExtendedAttributes,
     uses: Uses,
@@ -42,10 +42,10 @@ struct Uses {
     /// Those of them that may write.
     writers: AtomicU32,
     /// What a memory file no longer allows; `None` for all other files.
-    seals: Lock<Option<Seals>>,
+    seals: KernelCell<Option<Seals>>,
     /// Whether it never had a name and may never get one (`O_TMPFILE | O_EXCL`),
     /// or may although it has none.
-    naming: Lock<Naming>,
+    naming: KernelCell<Naming>,
 }
 
 /// Whether a file without a name may get one (linkat(2)).
@@ -76,8 +76,8 @@ pub(super) struct Meta {
 
 /// What a node holds besides attributes.
 pub(super) enum Body {
-    Regular(Lock<Content>),
-    Directory(Lock<Entries>),
+    Regular(KernelCell<Content>),
+    Directory(KernelCell<Entries>),
     Symlink(Vec<u8>),
     /// Target in the lower layer, with its length.
     LowerSymlink(LowerId, u64),
@@ -89,8 +89,8 @@ impl Node {
     pub(super) fn new(fs: Arc<Overlay>, new: &NewInode) -> Arc<Self> {
         let now = Timestamp::now();
         let (file_type, body, rdev) = match &new.kind {
-            NewKind::Regular => (FileType::Regular, Body::Regular(Lock::default()), 0),
-            NewKind::Directory => (FileType::Directory, Body::Directory(Lock::default()), 0),
+            NewKind::Regular => (FileType::Regular, Body::Regular(KernelCell::default()), 0),
+            NewKind::Directory => (FileType::Directory, Body::Directory(KernelCell::default()), 0),
             NewKind::Symlink(target) => (FileType::Symlink, Body::Symlink(target.clone()), 0),
             NewKind::Fifo => (FileType::Fifo, Body::Special, 0),
             NewKind::Socket => (FileType::Socket, Body::Special, 0),
@@ -125,7 +125,7 @@ impl Node {
             ino,
             device,
             file_type,
-            meta: Lock::new(meta),
+            meta: KernelCell::new(meta),
             body,
             extended: ExtendedAttributes::default(),
             uses: Uses::default(),
@@ -137,10 +137,11 @@ impl Node {
         let below = fs.lower.as_ref().ok_or(Errno::EIO)?.0.attributes(id)?;
         let file_type = FileType::from_mode(below.mode).ok_or(Errno::EIO)?;
         let body = match file_type {
-            FileType::Regular => Body::Regular(Lock::new(Content::of_lower(id, below.size))),
-            FileType::Directory => {
-                Body::Directory(Lock::new(Entries { lower: Some(id), changed: BTreeMap::new() }))
-            }
+            FileType::Regular => Body::Regular(KernelCell::new(Content::of_lower(id, below.size))),
+            FileType::Directory => Body::Directory(KernelCell::new(Entries {
+                lower: Some(id),
+                changed: BTreeMap::new(),
+            })),
             FileType::Symlink => Body::LowerSymlink(id, below.size),
             _ => Body::Special,
         };
@@ -174,7 +175,7 @@ impl Node {
         if writable {
             self.uses.writers.fetch_sub(1, Relaxed);
         }
-        if self.meta.lock().nlink == 0 {
+        if self.meta.borrow_mut().nlink == 0 {
             let inode: Arc<dyn Inode> = self.clone();
             crate::fs::notify::gone_if_unused(&inode);
         }
@@ -206,7 +207,7 @@ impl Node {
     }
 
     pub(super) fn has_several_names_below(&self) -> bool {
-        self.file_type != FileType::Directory && self.meta.lock().nlink > 1
+        self.file_type != FileType::Directory && self.meta.borrow_mut().nlink > 1
     }
 
     pub(super) fn lower(&self) -> Option<&LowerLayer> {
@@ -216,7 +217,7 @@ impl Node {
     /// Notes a change of the content and, with it, of the attributes.
     pub(super) fn touch_content(&self) {
         let now = Timestamp::now();
-        let mut meta = self.meta.lock();
+        let mut meta = self.meta.borrow_mut();
         meta.mtime = now;
         meta.ctime = now;
         meta.changed = true;
@@ -225,7 +226,7 @@ impl Node {
     /// Changes attributes and notes when.
     pub(super) fn update(&self, change: impl FnOnce(&mut Meta)) {
         let now = Timestamp::now();
-        let mut meta = self.meta.lock();
+        let mut meta = self.meta.borrow_mut();
         change(&mut meta);
         meta.ctime = now;
         meta.changed = true;
@@ -235,7 +236,7 @@ impl Node {
     /// and set-group-ID away, and Linux does that before it looks at the bytes
     /// (write(2), truncate(2), `file_remove_privs`).
     pub(super) fn begin_change(&self) {
-        if self.meta.lock().permissions & (S_ISUID | S_ISGID) == 0
+        if self.meta.borrow_mut().permissions & (S_ISUID | S_ISGID) == 0
             || writing::keeps_privilege_bits()
         {
             return;
@@ -250,7 +251,7 @@ impl Node {
     }
 
     /// The content of a regular file.
-    pub(super) fn content(&self) -> Result<&Lock<Content>> {
+    pub(super) fn content(&self) -> Result<&KernelCell<Content>> {
         match &self.body {
             Body::Regular(content) => Ok(content),
             Body::Directory(_) => Err(Errno::EISDIR),
@@ -258,7 +259,7 @@ impl Node {
         }
     }
 
-    pub(super) fn entries(&self) -> Result<&Lock<Entries>> {
+    pub(super) fn entries(&self) -> Result<&KernelCell<Entries>> {
         match &self.body {
             Body::Directory(entries) => Ok(entries),
             _ => Err(Errno::ENOTDIR),
@@ -268,10 +269,10 @@ impl Node {
 
 impl Inode for Node {
     fn attributes(&self) -> Attributes {
-        let meta = *self.meta.lock();
+        let meta = *self.meta.borrow_mut();
         let (size, blocks) = match &self.body {
             Body::Regular(content) => {
-                let content = content.lock();
+                let content = content.borrow_mut();
                 (content.size(), content.blocks())
             }
             Body::Symlink(target) => (target.len() as u64, 0),
@@ -311,7 +312,7 @@ impl Inode for Node {
     fn open(self: Arc<Self>, flags: OpenFlags) -> Result<Arc<dyn File>> {
         match self.file_type {
             FileType::Regular => {
-                let below = self.content()?.lock().untouched();
+                let below = self.content()?.borrow_mut().untouched();
                 if let (Some(below), Some(lower)) = (below, self.lower()) {
                     lower.0.prepare(below)?;
                 }
@@ -345,7 +346,7 @@ impl Inode for Node {
 
     fn create_unnamed(&self, new: &NewInode) -> Result<Arc<dyn Inode>> {
         let node = Node::new(self.fs.clone(), new);
-        node.meta.lock().nlink = 0;
+        node.meta.borrow_mut().nlink = 0;
         node.uses.naming.set(Naming::Allowed);
         Ok(node)
     }
@@ -354,7 +355,7 @@ impl Inode for Node {
         let target = super::node_of_inode(target)
             .filter(|node| node.fs.id == self.fs.id)
             .ok_or(Errno::EXDEV)?;
-        let links = target.meta.lock().nlink;
+        let links = target.meta.borrow_mut().nlink;
         if links == 0 && target.uses.naming.get() == Naming::Forbidden {
             return Err(Errno::ENOENT);
         }
@@ -392,7 +393,7 @@ impl Inode for Node {
 
     fn change(&self, changes: &AttributeChanges) -> Result<()> {
         if let Some(bits) = changes.permissions
-            && (bits ^ self.meta.lock().permissions) & 0o111 != 0
+            && (bits ^ self.meta.borrow_mut().permissions) & 0o111 != 0
             && self.is_sealed(Seals::EXEC)
         {
             return Err(Errno::EPERM);
@@ -409,7 +410,7 @@ impl Inode for Node {
 
     fn truncate(&self, size: u64) -> Result<()> {
         let content = self.content()?;
-        let old = content.lock().size();
+        let old = content.borrow_mut().size();
         if size > MAX_FILE_SIZE {
             return Err(Errno::EFBIG);
         }
@@ -419,7 +420,7 @@ impl Inode for Node {
             return Err(Errno::EPERM);
         }
         self.begin_change();
-        content.lock().truncate(size);
+        content.borrow_mut().truncate(size);
         self.touch_content();
         Ok(())
     }

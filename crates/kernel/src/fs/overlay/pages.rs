@@ -13,7 +13,7 @@ use crate::io::{Sink, Source};
 use crate::mm::pages::{self, PageBox};
 use crate::mm::shared::{Placed, place_page, take_page};
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -253,7 +253,7 @@ impl Content {
 /// an error and not the end of the sandbox (tmpfs(5) has half).
 pub fn page_counts() -> (u64, u64) {
     let limit = kernel().memory_total() / 4 * 3;
-    let used = kernel().pages.lock().bytes_in_use();
+    let used = kernel().pages.borrow_mut().bytes_in_use();
     (limit / PAGE, limit.saturating_sub(used) / PAGE)
 }
 
@@ -295,7 +295,7 @@ enum Piece {
 /// touch, from this very file, so the content must not be borrowed meanwhile:
 /// bytes for such a page go through a buffer on the stack.
 pub fn read(
-    content: &Lock<Content>,
+    content: &KernelCell<Content>,
     lower: Option<&LowerLayer>,
     sink: &mut Sink<'_>,
     offset: u64,
@@ -310,7 +310,7 @@ pub fn read(
 
 fn read_through(
     buffer: &mut [u8],
-    content: &Lock<Content>,
+    content: &KernelCell<Content>,
     lower: Option<&LowerLayer>,
     sink: &mut Sink<'_>,
     offset: u64,
@@ -322,7 +322,7 @@ fn read_through(
             None => break,
         };
         let piece = {
-            let mut content = content.lock();
+            let mut content = content.borrow_mut();
             if at >= content.size {
                 break;
             }
@@ -379,7 +379,7 @@ fn read_through(
 
 /// Writes at `offset`, growing the file.
 pub fn write(
-    content: &Lock<Content>,
+    content: &KernelCell<Content>,
     lower: Option<&LowerLayer>,
     source: &mut Source<'_>,
     offset: u64,
@@ -394,7 +394,7 @@ pub fn write(
 
 fn write_through(
     buffer: &mut [u8],
-    content: &Lock<Content>,
+    content: &KernelCell<Content>,
     lower: Option<&LowerLayer>,
     source: &mut Source<'_>,
     offset: u64,
@@ -405,14 +405,14 @@ fn write_through(
         let at = offset + done as u64;
         let in_page = (at % PAGE) as usize;
         let len = (PAGE as usize - in_page).min(max - done);
-        let direct = content.lock().write_page(lower, at, |page| {
+        let direct = content.borrow_mut().write_page(lower, at, |page| {
             source.take_where_present(&mut page[in_page..in_page + len])
         });
         let moved = match direct {
             Ok(0) => {
                 let len = len.min(buffer.len());
                 source.take(&mut buffer[..len]).and_then(|count| {
-                    content.lock().write_page(lower, at, |page| {
+                    content.borrow_mut().write_page(lower, at, |page| {
                         page[in_page..in_page + count].copy_from_slice(&buffer[..count]);
                         count
                     })

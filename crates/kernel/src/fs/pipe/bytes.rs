@@ -20,13 +20,13 @@ impl PipeEnd {
 
     /// Whether there is nothing to read.
     pub fn is_empty(&self) -> bool {
-        self.pipe.ring.lock().slots.is_empty()
+        self.pipe.ring.borrow_mut().slots.is_empty()
     }
 
     /// Copies up to `max` bytes from the front, at most one packet. Nothing is
     /// the end; `EAGAIN` if something may come.
     pub fn look(&self, max: usize) -> Result<Vec<u8>> {
-        let ring = self.pipe.ring.lock();
+        let ring = self.pipe.ring.borrow_mut();
         if ring.slots.is_empty() {
             return if ring.writers > 0 { Err(Errno::EAGAIN) } else { Ok(Vec::new()) };
         }
@@ -47,7 +47,7 @@ impl PipeEnd {
     /// Takes `count` bytes, which must have been looked at, off the front.
     pub fn discard(&self, count: usize) {
         let freed = {
-            let mut ring = self.pipe.ring.lock();
+            let mut ring = self.pipe.ring.borrow_mut();
             let was_full = ring.is_full();
             let mut left = count;
             while let Some(slot) = ring.slots.front_mut().filter(|_| left > 0) {
@@ -72,7 +72,7 @@ impl PipeEnd {
     /// signal, if nobody reads.
     pub fn room(&self) -> Result<usize> {
         let (readers, free) = {
-            let ring = self.pipe.ring.lock();
+            let ring = self.pipe.ring.borrow_mut();
             (ring.readers, ring.limit.saturating_sub(ring.slots.len()))
         };
         match (readers, free) {

@@ -8,7 +8,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::OpenFlags;
 use crate::fs::inode::Inode;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::wait_until;
 
 /// Device and inode number of a file.
@@ -17,18 +17,18 @@ type FileId = (u64, u64);
 /// The FIFOs that are open. A pipe lives as long as somebody has it open.
 #[derive(Default)]
 pub struct Fifos {
-    pipes: Lock<BTreeMap<FileId, Weak<Pipe>>>,
+    pipes: KernelCell<BTreeMap<FileId, Weak<Pipe>>>,
 }
 
 impl Fifos {
     /// None.
     pub const fn new() -> Self {
-        Self { pipes: Lock::new(BTreeMap::new()) }
+        Self { pipes: KernelCell::new(BTreeMap::new()) }
     }
 
     /// The pipe behind a file.
     fn pipe(&self, file: FileId, inodes: &InodeNumbers) -> Arc<Pipe> {
-        let mut pipes = self.pipes.lock();
+        let mut pipes = self.pipes.borrow_mut();
         pipes.retain(|_, pipe| pipe.strong_count() > 0);
         if let Some(pipe) = pipes.get(&file).and_then(Weak::upgrade) {
             return pipe;

@@ -20,7 +20,7 @@ use crate::fs::inode::Inode;
 use crate::io::{Sink, Source};
 use crate::mm::pages::{PageBox, alloc_page};
 use crate::platform::user::UserAddress;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::signal;
 use crate::task::wait::WaitQueue;
 
@@ -83,7 +83,7 @@ impl Ring {
 /// What the ends of a pipe share.
 pub struct Pipe {
     ino: u64,
-    pub(super) ring: Lock<Ring>,
+    pub(super) ring: KernelCell<Ring>,
     readers_queue: WaitQueue,
     writers_queue: WaitQueue,
 }
@@ -122,7 +122,7 @@ impl Pipe {
     pub fn new(ino: u64) -> Arc<Self> {
         Arc::new(Self {
             ino,
-            ring: Lock::new(Ring {
+            ring: KernelCell::new(Ring {
                 slots: VecDeque::new(),
                 spare: VecDeque::new(),
                 limit: DEFAULT_SLOTS,
@@ -149,7 +149,7 @@ impl Pipe {
 
     fn open_end(self: &Arc<Self>, access: Access, file: Option<Arc<dyn Inode>>) -> Arc<PipeEnd> {
         {
-            let mut ring = self.ring.lock();
+            let mut ring = self.ring.borrow_mut();
             ring.readers += access.reads() as u32;
             ring.writers += access.writes() as u32;
             ring.duplex_ends += (access == Access::Both) as u32;
@@ -170,13 +170,13 @@ impl Pipe {
 
     /// Number of open reading and writing ends, for opening a FIFO.
     pub fn ends(&self) -> (u32, u32) {
-        let ring = self.ring.lock();
+        let ring = self.ring.borrow_mut();
         (ring.readers, ring.writers)
     }
 
     /// Number of times that reading and writing ends were opened.
     pub fn openings(&self) -> (u64, u64) {
-        self.ring.lock().opened
+        self.ring.borrow_mut().opened
     }
 
     /// Where the opening of a FIFO waits until the other side is open.
@@ -190,7 +190,7 @@ impl Pipe {
 
     pub(super) fn wake_writers(&self, events: Events) {
         self.writers_queue.wake_all(events);
-        if self.ring.lock().duplex_ends > 0 {
+        if self.ring.borrow_mut().duplex_ends > 0 {
             self.readers_queue.wake_all(events);
         }
     }
@@ -204,7 +204,7 @@ impl PipeEnd {
 
     /// The capacity in bytes (`F_GETPIPE_SZ`).
     pub fn capacity(&self) -> usize {
-        self.pipe.ring.lock().limit * PAGE
+        self.pipe.ring.borrow_mut().limit * PAGE
     }
 
     /// Changes the capacity (`F_SETPIPE_SZ`), rounded up to a power of two
@@ -219,7 +219,7 @@ impl PipeEnd {
         }
         let limit = bytes.div_ceil(PAGE).max(1).next_power_of_two();
         let grown = {
-            let mut ring = self.pipe.ring.lock();
+            let mut ring = self.pipe.ring.borrow_mut();
             if ring.slots.len() > limit {
                 return Err(Errno::EBUSY);
             }
@@ -252,7 +252,7 @@ impl File for PipeEnd {
         let mut freed = false;
         let mut outcome = Ok(());
         {
-            let mut ring = self.pipe.ring.lock();
+            let mut ring = self.pipe.ring.borrow_mut();
             let ring = &mut *ring;
             let was_full = ring.is_full();
             while let Some(slot) = ring.slots.front_mut() {
@@ -302,7 +302,7 @@ impl File for PipeEnd {
         let mut done = 0;
         let mut outcome = Ok(());
         {
-            let mut ring = self.pipe.ring.lock();
+            let mut ring = self.pipe.ring.borrow_mut();
             let ring = &mut *ring;
             if ring.readers > 0 && !packet {
                 // The odd part of a write joins the last slot if it fits whole:
@@ -367,7 +367,7 @@ impl File for PipeEnd {
     }
 
     fn poll(&self) -> Events {
-        let ring = self.pipe.ring.lock();
+        let ring = self.pipe.ring.borrow_mut();
         let mut events = Events::empty();
         if self.access.reads() {
             if !ring.slots.is_empty() {
@@ -402,7 +402,7 @@ impl File for PipeEnd {
     fn ioctl(&self, request: u32, argument: UserAddress) -> Result<u64> {
         match request {
             FIONREAD => {
-                let bytes = self.pipe.ring.lock().bytes as i32;
+                let bytes = self.pipe.ring.borrow_mut().bytes as i32;
                 argument.write(&bytes).map(|()| 0)
             }
             _ => Err(Errno::ENOTTY),
@@ -425,7 +425,7 @@ impl File for PipeEnd {
 impl Drop for PipeEnd {
     fn drop(&mut self) {
         let (readers, writers) = {
-            let mut ring = self.pipe.ring.lock();
+            let mut ring = self.pipe.ring.borrow_mut();
             ring.readers -= self.access.reads() as u32;
             ring.writers -= self.access.writes() as u32;
             ring.duplex_ends -= (self.access == Access::Both) as u32;

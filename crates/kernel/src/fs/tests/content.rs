@@ -243,7 +243,7 @@ fn unnamed_files_can_be_given_a_name() {
 /// Makes the running process that of a user with this limit.
 fn write_as_a_user(world: &World, file_size_limit: u64) {
     world.sandbox.become_user(Credentials::of_user(1000, 1000));
-    current_process().limits.lock()[RLIMIT_FSIZE].current = file_size_limit;
+    current_process().limits.borrow_mut()[RLIMIT_FSIZE].current = file_size_limit;
 }
 
 #[test]
@@ -307,10 +307,10 @@ fn every_change_by_a_user_takes_set_user_id_away() {
 fn nothing_writes_to_the_program_of_a_process() {
     let world = World::new();
     let tool = world.walk("/bin/tool").unwrap();
-    *current_process().executable.lock() = Some(tool.clone());
+    *current_process().executable.borrow_mut() = Some(tool.clone());
     assert_eq!(error(world.open("/bin/tool", OpenFlags::RDWR)), Errno::ETXTBSY);
     assert_eq!(error(world.open("/bin/tool", OpenFlags::TRUNC)), Errno::ETXTBSY);
     assert!(world.open("/bin/tool", OpenFlags::empty()).is_ok());
-    *current_process().executable.lock() = None;
+    *current_process().executable.borrow_mut() = None;
     assert!(world.open("/bin/tool", OpenFlags::RDWR).is_ok());
 }

@@ -48,7 +48,7 @@ pub fn attributes(ino: u64, number: u32, access: Access) -> Attributes {
 
 /// The place of a slave in the tree.
 pub fn path_of(pty: &Arc<Pty>) -> Result<Path> {
-    let mounts = kernel().fs.mounts.lock();
+    let mounts = kernel().fs.mounts.borrow_mut();
     let here = mounts.iter().find(|mount| mount.root.inode.filesystem() == FILESYSTEM);
     let root = here.ok_or(Errno::ENXIO)?.root.clone();
     let name = alloc::format!("{}", pty.number);
@@ -116,7 +116,7 @@ impl Inode for SlaveInode {
         Slave::open(&self.pty, flags)
     }
     fn change(&self, changes: &AttributeChanges) -> Result<()> {
-        let mut access = self.pty.access.lock();
+        let mut access = self.pty.access.borrow_mut();
         access.permissions = changes.permissions.unwrap_or(access.permissions) & 0o7777;
         access.uid = changes.uid.unwrap_or(access.uid);
         access.gid = changes.gid.unwrap_or(access.gid);

@@ -19,7 +19,7 @@ use crate::fs::dev::makedev;
 use crate::host::broker;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::signal::{SIGHUP, SIGTSTP, SIGWINCH};
 
 /// Session of the first process.
@@ -28,21 +28,24 @@ const FIRST_SESSION: u32 = 1;
 /// What the kernel knows of the host's terminal.
 pub struct HostTerminal {
     /// Session and foreground group.
-    pub job: Lock<JobControl>,
+    pub job: KernelCell<JobControl>,
     /// The modes, once they have been asked for.
-    modes: Lock<Option<Termios>>,
+    modes: KernelCell<Option<Termios>>,
 }
 
 impl Default for HostTerminal {
     fn default() -> Self {
-        Self { job: Lock::new(JobControl::of_session(FIRST_SESSION)), modes: Lock::new(None) }
+        Self {
+            job: KernelCell::new(JobControl::of_session(FIRST_SESSION)),
+            modes: KernelCell::new(None),
+        }
     }
 }
 
 /// Whether a standard stream is a terminal.
 pub fn is_there() -> bool {
     let flags = FLAG_STDIN_TTY | FLAG_STDOUT_TTY | FLAG_STDERR_TTY;
-    kernel().config.lock().flags & flags != 0
+    kernel().config.borrow_mut().flags & flags != 0
 }
 
 /// A signal from the host that a terminal sends, not a person by kill(1): it is

@@ -22,10 +22,10 @@ pub fn master(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64
         TIOCGPTLCK => argument.write(&u32::from(pty.locked.load(Relaxed)))?,
         TIOCPKT => {
             let on = argument.read::<i32>()? != 0;
-            let mut packet = pty.packet.lock();
+            let mut packet = pty.packet.borrow_mut();
             *packet = if on { Some(packet.unwrap_or(0)) } else { None };
         }
-        TIOCGPKT => argument.write(&u32::from(pty.packet.lock().is_some()))?,
+        TIOCGPKT => argument.write(&u32::from(pty.packet.borrow_mut().is_some()))?,
         TIOCGPTPEER => return open_peer(pty, OpenFlags::from_bits_retain(argument.0 as u32)),
         TIOCSIG => {
             // The argument is the number itself.
@@ -35,11 +35,11 @@ pub fn master(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64
             }
             job::signal_foreground(&pty.job, signal);
         }
-        FIONREAD => argument.write(&(pty.discipline.lock().output.len() as i32))?,
+        FIONREAD => argument.write(&(pty.discipline.borrow_mut().output.len() as i32))?,
         TIOCOUTQ => argument.write(&0i32)?,
         // Of the slave, whichever process asks.
-        TIOCGPGRP => argument.write(&pty.job.lock().foreground)?,
-        TIOCGSID => argument.write(&pty.job.lock().session.ok_or(Errno::ENOTTY)?)?,
+        TIOCGPGRP => argument.write(&pty.job.borrow_mut().foreground)?,
+        TIOCGSID => argument.write(&pty.job.borrow_mut().session.ok_or(Errno::ENOTTY)?)?,
         TIOCSCTTY | TIOCNOTTY | TIOCSPGRP => return Err(Errno::ENOTTY),
         _ => return both(pty, request, argument),
     }
@@ -67,8 +67,8 @@ pub fn slave(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64>
             job::acquire(&pty.job, if argument.0 == 1 { Force::Steal } else { Force::No })?;
         }
         TIOCNOTTY => job::give_up(&pty.job)?,
-        FIONREAD => argument.write(&(pty.discipline.lock().available() as i32))?,
-        TIOCOUTQ => argument.write(&(pty.discipline.lock().output.len() as i32))?,
+        FIONREAD => argument.write(&(pty.discipline.borrow_mut().available() as i32))?,
+        TIOCOUTQ => argument.write(&(pty.discipline.borrow_mut().output.len() as i32))?,
         TIOCEXCL => pty.exclusive.store(true, Relaxed),
         TIOCNXCL => pty.exclusive.store(false, Relaxed),
         TCSETS | TCSETSW | TCSETSF | TCSETS2 | TCSETSW2 | TCSETSF2 | TCSETA | TCSETAW | TCSETAF
@@ -84,15 +84,15 @@ pub fn slave(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64>
 /// What works on either end and means the slave.
 fn both(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64> {
     match request {
-        TCGETS => argument.write(&pty.discipline.lock().termios)?,
-        TCGETA => argument.write(&pty.discipline.lock().termios.to_termio())?,
+        TCGETS => argument.write(&pty.discipline.borrow_mut().termios)?,
+        TCGETA => argument.write(&pty.discipline.borrow_mut().termios.to_termio())?,
         TCSETA | TCSETAW | TCSETAF => {
             let termio: Termio = argument.read()?;
-            let termios = pty.discipline.lock().termios.with_termio(&termio);
+            let termios = pty.discipline.borrow_mut().termios.with_termio(&termio);
             set(pty, termios, request == TCSETAF);
         }
         TCGETS2 => {
-            let termios = pty.discipline.lock().termios;
+            let termios = pty.discipline.borrow_mut().termios;
             argument.write(&Termios2 { termios, input_speed: 38400, output_speed: 38400 })?;
         }
         TCSETS | TCSETSW | TCSETSF => set(pty, argument.read()?, request == TCSETSF),
@@ -122,7 +122,7 @@ fn both(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64> {
 
 fn set(pty: &Pty, termios: Termios, flush: bool) {
     {
-        let mut discipline = pty.discipline.lock();
+        let mut discipline = pty.discipline.borrow_mut();
         if flush {
             discipline.flush_input();
         }
@@ -137,11 +137,11 @@ fn flush(pty: &Pty, what: u64) -> Result<()> {
         return Err(Errno::EINVAL);
     }
     if what != 1 {
-        pty.discipline.lock().flush_input();
+        pty.discipline.borrow_mut().flush_input();
         pty.note_packet(PACKET_FLUSH_READ);
     }
     if what != 0 {
-        pty.discipline.lock().output.clear();
+        pty.discipline.borrow_mut().output.clear();
         pty.note_packet(PACKET_FLUSH_WRITE);
     }
     pty.wake();
@@ -152,7 +152,7 @@ fn flush(pty: &Pty, what: u64) -> Result<()> {
 /// character to whoever types.
 fn flow(pty: &Pty, what: u64) -> Result<()> {
     {
-        let mut discipline = pty.discipline.lock();
+        let mut discipline = pty.discipline.borrow_mut();
         let characters = discipline.termios.characters;
         match what {
             0 => discipline.stopped = true,

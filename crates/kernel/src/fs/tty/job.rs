@@ -6,7 +6,7 @@ use alloc::collections::BTreeSet;
 
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::Capabilities;
 use crate::task::signal::{
     Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, SignalInfo, bit, send_to_process,
@@ -46,8 +46,8 @@ pub fn signal_process_group(group: u32, signal: u32) {
 }
 
 /// Sends a signal to the foreground process group.
-pub fn signal_foreground(job: &Lock<JobControl>, signal: u32) {
-    let group = job.lock().foreground;
+pub fn signal_foreground(job: &KernelCell<JobControl>, signal: u32) {
+    let group = job.borrow_mut().foreground;
     if group != 0 {
         signal_process_group(group, signal);
     }
@@ -55,9 +55,9 @@ pub fn signal_foreground(job: &Lock<JobControl>, signal: u32) {
 
 /// Whether the running process is of the terminal's session and not in its
 /// foreground.
-fn is_background(job: &Lock<JobControl>) -> bool {
+fn is_background(job: &KernelCell<JobControl>) -> bool {
     let process = current_process();
-    let job = job.lock();
+    let job = job.borrow_mut();
     job.controls(process.pid, process.session())
         && job.foreground != 0
         && job.foreground != process.process_group()
@@ -66,13 +66,15 @@ fn is_background(job: &Lock<JobControl>) -> bool {
 /// Whether the running process would not notice a signal.
 fn does_not_notice(signal: u32) -> bool {
     let thread = crate::task::current();
-    let blocked = thread.signals.lock().mask & bit(signal) != 0;
-    blocked || thread.process.signals.lock().actions[signal as usize - 1].handler == Action::IGNORE
+    let blocked = thread.signals.borrow_mut().mask & bit(signal) != 0;
+    blocked
+        || thread.process.signals.borrow_mut().actions[signal as usize - 1].handler
+            == Action::IGNORE
 }
 
 /// What a background process hears when it reads from the terminal: `SIGTTIN`,
 /// or `EIO` if it does not listen.
-pub fn check_read(job: &Lock<JobControl>) -> Result<()> {
+pub fn check_read(job: &KernelCell<JobControl>) -> Result<()> {
     if !is_background(job) {
         return Ok(());
     }
@@ -85,7 +87,7 @@ pub fn check_read(job: &Lock<JobControl>) -> Result<()> {
 
 /// What a background process hears when it changes the terminal, or writes to
 /// it with `TOSTOP`: `SIGTTOU`, unless it does not listen.
-pub fn check_change(job: &Lock<JobControl>) -> Result<()> {
+pub fn check_change(job: &KernelCell<JobControl>) -> Result<()> {
     if !is_background(job) || does_not_notice(SIGTTOU) {
         return Ok(());
     }
@@ -94,20 +96,20 @@ pub fn check_change(job: &Lock<JobControl>) -> Result<()> {
 }
 
 /// `EIO` unless the terminal is the running process' controlling one.
-fn check_controlling(job: &Lock<JobControl>) -> Result<()> {
+fn check_controlling(job: &KernelCell<JobControl>) -> Result<()> {
     let process = current_process();
-    let controls = job.lock().controls(process.pid, process.session());
+    let controls = job.borrow_mut().controls(process.pid, process.session());
     if controls { Ok(()) } else { Err(Errno::ENOTTY) }
 }
 
 /// `TIOCGPGRP`.
-pub fn foreground(job: &Lock<JobControl>) -> Result<u32> {
+pub fn foreground(job: &KernelCell<JobControl>) -> Result<u32> {
     check_controlling(job)?;
-    Ok(job.lock().foreground)
+    Ok(job.borrow_mut().foreground)
 }
 
 /// `TIOCSPGRP`.
-pub fn set_foreground(job: &Lock<JobControl>, group: i32) -> Result<()> {
+pub fn set_foreground(job: &KernelCell<JobControl>, group: i32) -> Result<()> {
     check_controlling(job)?;
     check_change(job)?;
     let group = u32::try_from(group).map_err(|_| Errno::EINVAL)?;
@@ -118,14 +120,14 @@ pub fn set_foreground(job: &Lock<JobControl>, group: i32) -> Result<()> {
     if member.session() != own {
         return Err(Errno::EPERM);
     }
-    job.lock().foreground = group;
+    job.borrow_mut().foreground = group;
     Ok(())
 }
 
 /// `TIOCGSID`.
-pub fn session(job: &Lock<JobControl>) -> Result<u32> {
+pub fn session(job: &KernelCell<JobControl>) -> Result<u32> {
     check_controlling(job)?;
-    job.lock().session.ok_or(Errno::ENOTTY)
+    job.borrow_mut().session.ok_or(Errno::ENOTTY)
 }
 
 /// Whether a terminal may be taken from the session that has it (`TIOCSCTTY`).
@@ -139,34 +141,34 @@ pub enum Force {
 
 /// `TIOCSCTTY`: makes the terminal the controlling one of the running
 /// process' session, which it must lead and which must have none.
-pub fn acquire(job: &Lock<JobControl>, force: Force) -> Result<()> {
+pub fn acquire(job: &KernelCell<JobControl>, force: Force) -> Result<()> {
     let process = current_process();
     let session = process.session();
-    if job.lock().session == Some(session) && process.pid == session {
+    if job.borrow_mut().session == Some(session) && process.pid == session {
         return Ok(());
     }
     let terminals = &kernel().fs.terminals;
     if process.pid != session || terminals.controlling(process.pid, session).is_some() {
         return Err(Errno::EPERM);
     }
-    let taken = job.lock().session.is_some_and(|session| {
+    let taken = job.borrow_mut().session.is_some_and(|session| {
         // A session without processes is over.
         kernel().tasks.all_processes().iter().any(|process| process.session() == session)
     });
-    let may_steal = process.credentials.lock().can(Capabilities::SYS_ADMIN);
+    let may_steal = process.credentials.borrow_mut().can(Capabilities::SYS_ADMIN);
     if taken && !(force == Force::Steal && may_steal) {
         return Err(Errno::EPERM);
     }
-    *job.lock() = JobControl::of_session(session);
-    job.lock().foreground = process.process_group();
+    *job.borrow_mut() = JobControl::of_session(session);
+    job.borrow_mut().foreground = process.process_group();
     Ok(())
 }
 
 /// What open(2) of a terminal without `O_NOCTTY` does.
-pub fn acquire_if_free(job: &Lock<JobControl>) {
+pub fn acquire_if_free(job: &KernelCell<JobControl>) {
     let process = current_process();
     let session = process.session();
-    if process.pid == session && job.lock().session.is_none() {
+    if process.pid == session && job.borrow_mut().session.is_none() {
         // Whoever has one already keeps it: then this changes nothing.
         let _ = acquire(job, Force::No);
     }
@@ -174,11 +176,11 @@ pub fn acquire_if_free(job: &Lock<JobControl>) {
 
 /// `TIOCNOTTY`: the running process gives up the terminal; a session leader
 /// gives it up for all, and the foreground hears `SIGHUP` and `SIGCONT`.
-pub fn give_up(job: &Lock<JobControl>) -> Result<()> {
+pub fn give_up(job: &KernelCell<JobControl>) -> Result<()> {
     check_controlling(job)?;
     let process = current_process();
     if process.pid != process.session() {
-        job.lock().detached.insert(process.pid);
+        job.borrow_mut().detached.insert(process.pid);
         return Ok(());
     }
     hang_up_session(job);
@@ -186,8 +188,8 @@ pub fn give_up(job: &Lock<JobControl>) -> Result<()> {
 }
 
 /// The terminal leaves its session, whose foreground is told.
-pub fn hang_up_session(job: &Lock<JobControl>) {
-    let old = core::mem::take(&mut *job.lock());
+pub fn hang_up_session(job: &KernelCell<JobControl>) {
+    let old = core::mem::take(&mut *job.borrow_mut());
     if old.foreground != 0 {
         signal_process_group(old.foreground, SIGHUP);
         signal_process_group(old.foreground, SIGCONT);
@@ -209,8 +211,8 @@ pub fn process_ended(process: &Process) {
 }
 
 /// The terminal itself is gone: the leader of its session is told, too.
-pub fn hang_up(job: &Lock<JobControl>) {
-    let old = core::mem::take(&mut *job.lock());
+pub fn hang_up(job: &KernelCell<JobControl>) {
+    let old = core::mem::take(&mut *job.borrow_mut());
     let Some(session) = old.session else { return };
     for process in kernel().tasks.all_processes().iter() {
         let leads = process.pid == session;

@@ -21,7 +21,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 
 use crate::errno::{Errno, Result};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 
 use host::HostTerminal;
 use job::JobControl;
@@ -35,7 +35,7 @@ pub const PTY_MAX: u32 = 4096;
 pub struct Terminals {
     /// The terminal behind the standard streams.
     pub host: HostTerminal,
-    ptys: Lock<BTreeMap<u32, Weak<Pty>>>,
+    ptys: KernelCell<BTreeMap<u32, Weak<Pty>>>,
 }
 
 /// The controlling terminal of a session.
@@ -49,17 +49,17 @@ pub enum Controlling {
 impl Terminals {
     /// The pseudo terminal with this number.
     pub fn pty(&self, number: u32) -> Option<Arc<Pty>> {
-        self.ptys.lock().get(&number).and_then(Weak::upgrade)
+        self.ptys.borrow_mut().get(&number).and_then(Weak::upgrade)
     }
 
     /// The numbers of all pseudo terminals.
     pub fn numbers(&self) -> alloc::vec::Vec<u32> {
-        self.ptys.lock().keys().copied().collect()
+        self.ptys.borrow_mut().keys().copied().collect()
     }
 
     /// A new pseudo terminal with the lowest free number; `ENOSPC`.
     pub fn new_pty(&self, owner: (u32, u32)) -> Result<Arc<Pty>> {
-        let mut ptys = self.ptys.lock();
+        let mut ptys = self.ptys.borrow_mut();
         let mut numbers = if host::is_there() { devpts::HOST_NUMBER + 1 } else { 0 }..PTY_MAX;
         let number = numbers.find(|number| !ptys.contains_key(number)).ok_or(Errno::ENOSPC)?;
         let pty = Pty::new(number, owner);
@@ -68,17 +68,17 @@ impl Terminals {
     }
 
     fn forget(&self, number: u32) {
-        self.ptys.lock().remove(&number);
+        self.ptys.borrow_mut().remove(&number);
     }
 
     /// The controlling terminal of a process.
     pub fn controlling(&self, pid: u32, session: u32) -> Option<Controlling> {
-        let holds = |job: &Lock<JobControl>| job.lock().controls(pid, session);
+        let holds = |job: &KernelCell<JobControl>| job.borrow_mut().controls(pid, session);
         if host::is_there() && holds(&self.host.job) {
             return Some(Controlling::Host);
         }
         let ptys: alloc::vec::Vec<Arc<Pty>> =
-            self.ptys.lock().values().filter_map(Weak::upgrade).collect();
+            self.ptys.borrow_mut().values().filter_map(Weak::upgrade).collect();
         ptys.into_iter().find(|pty| holds(&pty.job)).map(Controlling::Pty)
     }
 
@@ -88,11 +88,12 @@ impl Terminals {
         match self.controlling(pid, session) {
             None => (0, -1),
             Some(Controlling::Host) => {
-                (super::dev::makedev(136, 0), self.host.job.lock().foreground.into())
+                (super::dev::makedev(136, 0), self.host.job.borrow_mut().foreground.into())
             }
-            Some(Controlling::Pty(pty)) => {
-                (super::dev::makedev(136, u64::from(pty.number)), pty.job.lock().foreground.into())
-            }
+            Some(Controlling::Pty(pty)) => (
+                super::dev::makedev(136, u64::from(pty.number)),
+                pty.job.borrow_mut().foreground.into(),
+            ),
         }
     }
 }

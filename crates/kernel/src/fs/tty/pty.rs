@@ -16,7 +16,7 @@ use crate::fs::inode::Attributes;
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::Capabilities;
 use crate::task::wait::WaitQueue;
 
@@ -28,19 +28,19 @@ pub struct Pty {
     /// Its number: the name of the slave in `/dev/pts`.
     pub number: u32,
     /// Line discipline and everything in flight.
-    pub discipline: Lock<Discipline>,
+    pub discipline: KernelCell<Discipline>,
     /// Size of the window.
-    pub size: Lock<WinSize>,
+    pub size: KernelCell<WinSize>,
     /// Session and foreground group.
-    pub job: Lock<JobControl>,
+    pub job: KernelCell<JobControl>,
     /// Permissions, owner and group of the slave's name.
-    pub access: Lock<Access>,
+    pub access: KernelCell<Access>,
     /// The slave cannot be opened yet (`TIOCSPTLCK`).
     pub locked: AtomicBool,
     /// The slave cannot be opened again (`TIOCEXCL`).
     pub exclusive: AtomicBool,
     /// Packet mode, with what has happened since the last read (`TIOCPKT`).
-    pub packet: Lock<Option<u8>>,
+    pub packet: KernelCell<Option<u8>>,
     /// Open slaves.
     slaves: AtomicU32,
     /// The slave was open at some time.
@@ -74,13 +74,13 @@ impl Pty {
     pub fn new(number: u32, (uid, gid): (u32, u32)) -> Arc<Self> {
         Arc::new(Self {
             number,
-            discipline: Lock::default(),
-            size: Lock::default(),
-            job: Lock::default(),
-            access: Lock::new(Access { permissions: 0o620, uid, gid }),
+            discipline: KernelCell::default(),
+            size: KernelCell::default(),
+            job: KernelCell::default(),
+            access: KernelCell::new(Access { permissions: 0o620, uid, gid }),
             locked: AtomicBool::new(true),
             exclusive: AtomicBool::new(false),
-            packet: Lock::new(None),
+            packet: KernelCell::new(None),
             slaves: AtomicU32::new(0),
             was_opened: AtomicBool::new(false),
             hung_up: AtomicBool::new(false),
@@ -102,7 +102,7 @@ impl Pty {
 
     /// Notes what a master in packet mode is told next.
     pub fn note_packet(&self, what: u8) {
-        if let Some(status) = self.packet.lock().as_mut() {
+        if let Some(status) = self.packet.borrow_mut().as_mut() {
             // The latest of two opposites counts.
             let opposite = match what {
                 PACKET_STOP => PACKET_START,
@@ -138,7 +138,7 @@ impl Master {
 
     /// Packet mode: what is told instead of data, if anything.
     fn packet_status(&self) -> Option<u8> {
-        self.pty.packet.lock().as_mut().map(core::mem::take)
+        self.pty.packet.borrow_mut().as_mut().map(core::mem::take)
     }
 }
 
@@ -156,7 +156,7 @@ impl File for Master {
             head = 1;
         }
         let bytes: alloc::vec::Vec<u8> = {
-            let output = &mut self.pty.discipline.lock().output;
+            let output = &mut self.pty.discipline.borrow_mut().output;
             let count = output.len().min(room - head);
             core::iter::repeat_n(0, head).chain(output.drain(..count)).collect()
         };
@@ -192,9 +192,9 @@ impl File for Master {
     }
 
     fn poll(&self) -> Events {
-        let discipline = self.pty.discipline.lock();
+        let discipline = self.pty.discipline.borrow_mut();
         let mut events = Events::empty();
-        let told = self.pty.packet.lock().is_some_and(|status| status != 0);
+        let told = self.pty.packet.borrow_mut().is_some_and(|status| status != 0);
         if !discipline.output.is_empty() || told {
             events |= Events::IN | Events::RDNORM;
         }
@@ -239,7 +239,7 @@ impl Master {
     /// Types a byte; `false` if there is no room for it.
     fn receive(&self, byte: u8) -> bool {
         let effect = {
-            let mut discipline = self.pty.discipline.lock();
+            let mut discipline = self.pty.discipline.borrow_mut();
             if !discipline.has_room() {
                 return false;
             }
@@ -278,7 +278,8 @@ impl Slave {
         if pty.is_hung_up() || pty.locked.load(Relaxed) {
             return Err(Errno::EIO);
         }
-        let may = crate::task::current_process().credentials.lock().can(Capabilities::SYS_ADMIN);
+        let may =
+            crate::task::current_process().credentials.borrow_mut().can(Capabilities::SYS_ADMIN);
         if pty.exclusive.load(Relaxed) && !may {
             return Err(Errno::EBUSY);
         }
@@ -297,7 +298,7 @@ impl File for Slave {
             return Ok(0);
         }
         job::check_read(&self.pty.job)?;
-        let bytes = self.pty.discipline.lock().read(sink.remaining()).ok_or(Errno::EAGAIN)?;
+        let bytes = self.pty.discipline.borrow_mut().read(sink.remaining()).ok_or(Errno::EAGAIN)?;
         let outcome = sink.put(&bytes);
         self.pty.master_queue.wake_all(Events::OUT | Events::WRNORM);
         outcome
@@ -307,7 +308,7 @@ impl File for Slave {
         if self.pty.is_hung_up() {
             return Err(Errno::EIO);
         }
-        if self.pty.discipline.lock().termios.has_local(TOSTOP) {
+        if self.pty.discipline.borrow_mut().termios.has_local(TOSTOP) {
             job::check_change(&self.pty.job)?;
         }
         let mut done = 0;
@@ -319,7 +320,7 @@ impl File for Slave {
                 Err(_) => break,
             };
             let taken = {
-                let mut discipline = self.pty.discipline.lock();
+                let mut discipline = self.pty.discipline.borrow_mut();
                 chunk[..count].iter().take_while(|&&byte| discipline.send(byte)).count()
             };
             source.advance(taken);
@@ -344,7 +345,7 @@ impl File for Slave {
                 | Events::RDNORM
                 | Events::WRNORM;
         }
-        let discipline = self.pty.discipline.lock();
+        let discipline = self.pty.discipline.borrow_mut();
         let mut events = Events::empty();
         if discipline.is_readable() {
             events |= Events::IN | Events::RDNORM;
@@ -360,7 +361,7 @@ impl File for Slave {
     }
 
     fn read_timeout_ns(&self) -> Option<u64> {
-        self.pty.discipline.lock().timeout_ns()
+        self.pty.discipline.borrow_mut().timeout_ns()
     }
 
     fn timeout_ends_read(&self) -> bool {
@@ -402,6 +403,6 @@ impl Drop for Slave {
 
 /// Attributes of the slave's name.
 pub fn slave_attributes(pty: &Pty) -> Attributes {
-    let access = *pty.access.lock();
+    let access = *pty.access.borrow_mut();
     super::devpts::attributes(u64::from(pty.number) + 3, pty.number, access)
 }

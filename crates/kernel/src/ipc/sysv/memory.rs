@@ -13,7 +13,7 @@ use crate::mm::backing::UpperPages;
 use crate::mm::shared::Placed;
 use crate::mm::vma::Vma;
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::Process;
 use crate::task::thread::running;
 
@@ -24,7 +24,7 @@ pub const SHM_LOCKED: u32 = 0o2000;
 
 /// A segment of shared memory.
 pub struct Segment {
-    permissions: Lock<Permissions>,
+    permissions: KernelCell<Permissions>,
     pages: Arc<SegmentPages>,
     /// Device and inode number of the file.
     file: (u64, u64),
@@ -33,7 +33,7 @@ pub struct Segment {
     /// Process that has made it.
     pub creator: u32,
     /// What changes.
-    pub state: Lock<State>,
+    pub state: KernelCell<State>,
 }
 
 /// What changes.
@@ -88,7 +88,7 @@ impl UpperPages for SegmentPages {
 }
 
 impl Object for Segment {
-    fn permissions(&self) -> &Lock<Permissions> {
+    fn permissions(&self) -> &KernelCell<Permissions> {
         &self.permissions
     }
 }
@@ -102,12 +102,12 @@ impl Segment {
         let pages = Arc::new(SegmentPages { file });
         let state = State { times_s: [0, 0, now_s()], ..State::default() };
         Ok(Self {
-            permissions: Lock::new(permissions),
+            permissions: KernelCell::new(permissions),
             pages,
             file: (attributes.dev, attributes.ino),
             size,
             creator,
-            state: Lock::new(state),
+            state: KernelCell::new(state),
         })
     }
 
@@ -138,14 +138,14 @@ impl Segment {
 
     /// Notes that a process has attached it.
     pub fn attached(&self, pid: u32) {
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         state.times_s[ATTACHED] = now_s();
         state.last_pid = pid;
     }
 
     /// Notes a change by shmctl(2).
     pub fn changed(&self) {
-        self.state.lock().times_s[CHANGED] = now_s();
+        self.state.borrow_mut().times_s[CHANGED] = now_s();
     }
 }
 
@@ -153,7 +153,7 @@ impl Segment {
 /// it was to.
 fn detached(id: i32, segment: &Segment, pid: u32) {
     let is_condemned = {
-        let mut state = segment.state.lock();
+        let mut state = segment.state.borrow_mut();
         state.times_s[DETACHED] = now_s();
         state.last_pid = pid;
         state.flags & SHM_DEST != 0
@@ -185,8 +185,8 @@ pub fn condemn(id: i32, segment: &Segment) {
         system_v().memory.remove(id);
         return;
     }
-    segment.state.lock().flags |= SHM_DEST;
-    let key = core::mem::replace(&mut segment.permissions.lock().key, IPC_PRIVATE);
+    segment.state.borrow_mut().flags |= SHM_DEST;
+    let key = core::mem::replace(&mut segment.permissions.borrow_mut().key, IPC_PRIVATE);
     if key != IPC_PRIVATE {
         system_v().memory.forget_key(key);
     }

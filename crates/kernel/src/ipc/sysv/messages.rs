@@ -9,7 +9,7 @@ use super::permissions::Permissions;
 use super::registry::Object;
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
 
 /// Bytes that a new queue takes (`MSGMNB`).
@@ -70,7 +70,7 @@ impl Wish {
 /// Somebody who waits for a message.
 pub struct Receiver {
     wish: Wish,
-    outcome: Lock<Option<Result<Message>>>,
+    outcome: KernelCell<Option<Result<Message>>>,
     /// Where the thread waits.
     pub queue: WaitQueue,
 }
@@ -78,19 +78,19 @@ pub struct Receiver {
 impl Receiver {
     /// What has come; `EAGAIN`: look again.
     pub fn take_outcome(&self) -> Option<Result<Message>> {
-        self.outcome.lock().take()
+        self.outcome.borrow_mut().take()
     }
 
     fn end(&self, outcome: Result<Message>) {
-        *self.outcome.lock() = Some(outcome);
+        *self.outcome.borrow_mut() = Some(outcome);
         self.queue.wake_all(Events::IN);
     }
 }
 
 /// A queue.
 pub struct MessageQueue {
-    permissions: Lock<Permissions>,
-    state: Lock<State>,
+    permissions: KernelCell<Permissions>,
+    state: KernelCell<State>,
     /// Those who wait for room.
     pub senders: WaitQueue,
 }
@@ -118,7 +118,7 @@ const RECEIVED: usize = 1;
 const CHANGED: usize = 2;
 
 impl Object for MessageQueue {
-    fn permissions(&self) -> &Lock<Permissions> {
+    fn permissions(&self) -> &KernelCell<Permissions> {
         &self.permissions
     }
 }
@@ -169,21 +169,21 @@ impl MessageQueue {
             last_receiver: 0,
         };
         Self {
-            permissions: Lock::new(permissions),
-            state: Lock::new(state),
+            permissions: KernelCell::new(permissions),
+            state: KernelCell::new(state),
             senders: WaitQueue::new(),
         }
     }
 
     /// Looks at the state.
     pub fn look<R>(&self, look: impl FnOnce(&State) -> R) -> R {
-        look(&self.state.lock())
+        look(&self.state.borrow_mut())
     }
 
     /// Sends a message, to one who waits for it if there is one; `EAGAIN` without
     /// room, `EIDRM` if the queue is gone.
     pub fn send(&self, message: &mut Option<Message>, pid: u32) -> Result<()> {
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         if state.is_removed {
             return Err(Errno::EIDRM);
         }
@@ -216,7 +216,7 @@ impl MessageQueue {
     /// Takes a message; `ENOMSG` if there is none, `E2BIG` if it is too long.
     pub fn take(&self, wish: &Wish) -> Result<Message> {
         let message = {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             if state.is_removed {
                 return Err(Errno::EIDRM);
             }
@@ -236,7 +236,7 @@ impl MessageQueue {
 
     /// A copy of the message at an index (`MSG_COPY`); `ENOMSG`, `E2BIG`.
     pub fn copy(&self, index: i64, wish: &Wish) -> Result<Message> {
-        let state = self.state.lock();
+        let state = self.state.borrow_mut();
         let index = usize::try_from(index).map_err(|_| Errno::ENOMSG)?;
         let message = state.messages.get(index).ok_or(Errno::ENOMSG)?;
         if message.text.len() <= wish.room {
@@ -249,20 +249,20 @@ impl MessageQueue {
     /// Waits in line for a message.
     pub fn line_up(&self, wish: Wish) -> Arc<Receiver> {
         let receiver =
-            Arc::new(Receiver { wish, outcome: Lock::new(None), queue: WaitQueue::new() });
-        self.state.lock().receivers.push_back(receiver.clone());
+            Arc::new(Receiver { wish, outcome: KernelCell::new(None), queue: WaitQueue::new() });
+        self.state.borrow_mut().receivers.push_back(receiver.clone());
         receiver
     }
 
     /// Leaves the line.
     pub fn give_up(&self, receiver: &Arc<Receiver>) {
-        self.state.lock().receivers.retain(|other| !Arc::ptr_eq(other, receiver));
+        self.state.borrow_mut().receivers.retain(|other| !Arc::ptr_eq(other, receiver));
     }
 
     /// `IPC_SET`: those who wait look again.
     pub fn changed(&self, bytes_max: u64) {
         {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             state.bytes_max = bytes_max;
             state.times_s[CHANGED] = now_s();
         }
@@ -271,12 +271,12 @@ impl MessageQueue {
 
     /// `IPC_RMID`: those who wait hear of it.
     pub fn removed(&self) {
-        self.state.lock().is_removed = true;
+        self.state.borrow_mut().is_removed = true;
         self.end_waiting(Errno::EIDRM);
     }
 
     fn end_waiting(&self, error: Errno) {
-        let receivers = core::mem::take(&mut self.state.lock().receivers);
+        let receivers = core::mem::take(&mut self.state.borrow_mut().receivers);
         receivers.iter().for_each(|receiver| receiver.end(Err(error)));
         self.senders.wake_all(Events::OUT);
     }

@@ -55,7 +55,7 @@ pub fn memory() -> Result<Vec<u8>> {
     );
     for (id, segment) in system_v().memory.all() {
         let owner = segment.permissions().get();
-        let state = *segment.state.lock();
+        let state = *segment.state.borrow_mut();
         let [attached_s, detached_s, changed_s] = state.times_s;
         text += &format!(
             "{:>10} {id:>10}  {:>4o} {:>21} {:>5} {:>5}  {:>5} {:>5} {:>5} {:>5} {:>5} {attached_s:>10} {detached_s:>10} {changed_s:>10} {:>21} {:>21}\n",

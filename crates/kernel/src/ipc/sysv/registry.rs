@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::IPC_PRIVATE;
 use super::permissions::Permissions;
 use crate::errno::{Errno, Result};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::Credentials;
 
 /// Makes the object if there is none with the key (semget(2)).
@@ -32,12 +32,12 @@ pub fn place_of(id: i32) -> u32 {
 /// What has an owner.
 pub trait Object {
     /// Owner and mode.
-    fn permissions(&self) -> &Lock<Permissions>;
+    fn permissions(&self) -> &KernelCell<Permissions>;
 }
 
 /// All objects of a kind.
 pub struct Registry<T> {
-    table: Lock<Table<T>>,
+    table: KernelCell<Table<T>>,
 }
 
 struct Table<T> {
@@ -51,7 +51,7 @@ struct Table<T> {
 impl<T> Default for Registry<T> {
     fn default() -> Self {
         let table = Table { objects: BTreeMap::new(), keys: BTreeMap::new(), sequence: 0 };
-        Self { table: Lock::new(table) }
+        Self { table: KernelCell::new(table) }
     }
 }
 
@@ -69,7 +69,7 @@ impl<T: Object> Registry<T> {
     ) -> Result<i32> {
         let known = match key {
             IPC_PRIVATE => None,
-            key => self.table.lock().keys.get(&key).copied(),
+            key => self.table.borrow_mut().keys.get(&key).copied(),
         };
         match known {
             Some(_) if flags & (IPC_CREAT | IPC_EXCL) == IPC_CREAT | IPC_EXCL => Err(Errno::EEXIST),
@@ -88,7 +88,7 @@ impl<T: Object> Registry<T> {
     }
 
     fn add(&self, key: i32, object: T, most: usize) -> Result<i32> {
-        let mut table = self.table.lock();
+        let mut table = self.table.borrow_mut();
         if table.objects.len() >= most {
             return Err(Errno::ENOSPC);
         }
@@ -113,12 +113,12 @@ impl<T: Object> Registry<T> {
 
     /// The object at a place, with its id; `EINVAL`.
     pub fn at_place(&self, place: u32) -> Result<(i32, Arc<T>)> {
-        self.table.lock().objects.get(&place).cloned().ok_or(Errno::EINVAL)
+        self.table.borrow_mut().objects.get(&place).cloned().ok_or(Errno::EINVAL)
     }
 
     /// Removes an object.
     pub fn remove(&self, id: i32) {
-        let removed = self.table.lock().objects.remove(&place_of(id));
+        let removed = self.table.borrow_mut().objects.remove(&place_of(id));
         if let Some((_, object)) = removed {
             self.forget_key(object.permissions().get().key);
         }
@@ -126,22 +126,22 @@ impl<T: Object> Registry<T> {
 
     /// Lets a key be used for another object.
     pub fn forget_key(&self, key: i32) {
-        self.table.lock().keys.remove(&key);
+        self.table.borrow_mut().keys.remove(&key);
     }
 
     /// All objects with their ids.
     pub fn all(&self) -> Vec<(i32, Arc<T>)> {
-        self.table.lock().objects.values().cloned().collect()
+        self.table.borrow_mut().objects.values().cloned().collect()
     }
 
     /// Number of objects.
     pub fn count(&self) -> usize {
-        self.table.lock().objects.len()
+        self.table.borrow_mut().objects.len()
     }
 
     /// The last place in use, 0 if none is: what `IPC_INFO` returns.
     pub fn last_place(&self) -> u32 {
-        self.table.lock().objects.last_key_value().map_or(0, |(&place, _)| place)
+        self.table.borrow_mut().objects.last_key_value().map_or(0, |(&place, _)| place)
     }
 }
 
@@ -149,17 +149,17 @@ impl<T: Object> Registry<T> {
 mod tests {
     use super::*;
 
-    struct Thing(Lock<Permissions>);
+    struct Thing(KernelCell<Permissions>);
 
     impl Object for Thing {
-        fn permissions(&self) -> &Lock<Permissions> {
+        fn permissions(&self) -> &KernelCell<Permissions> {
             &self.0
         }
     }
 
     fn get(things: &Registry<Thing>, key: i32, flags: u32) -> Result<i32> {
         let caller = Credentials { euid: 5, egid: 5, ..Credentials::default() };
-        let make = |permissions| Ok(Thing(Lock::new(permissions)));
+        let make = |permissions| Ok(Thing(KernelCell::new(permissions)));
         things.get((key, flags), &caller, 3, |_| Ok(()), make)
     }
 

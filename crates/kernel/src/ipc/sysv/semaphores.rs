@@ -11,7 +11,7 @@ use super::registry::Object;
 use super::{IPC_NOWAIT, now_s};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
 
 /// Largest value of a semaphore (`SEMVMX`).
@@ -51,8 +51,8 @@ pub struct Semaphore {
 pub struct Pending {
     operations: Vec<Operation>,
     pid: u32,
-    blocked_by: Lock<Operation>,
-    outcome: Lock<Option<Result<()>>>,
+    blocked_by: KernelCell<Operation>,
+    outcome: KernelCell<Option<Result<()>>>,
     /// Where their thread waits.
     pub queue: WaitQueue,
 }
@@ -84,8 +84,8 @@ enum Obstacle {
 
 /// A set of semaphores.
 pub struct SemaphoreSet {
-    permissions: Lock<Permissions>,
-    state: Lock<State>,
+    permissions: KernelCell<Permissions>,
+    state: KernelCell<State>,
 }
 
 /// What changes.
@@ -103,7 +103,7 @@ pub struct State {
 }
 
 impl Object for SemaphoreSet {
-    fn permissions(&self) -> &Lock<Permissions> {
+    fn permissions(&self) -> &KernelCell<Permissions> {
         &self.permissions
     }
 }
@@ -219,12 +219,12 @@ impl SemaphoreSet {
             pending: VecDeque::new(),
             is_removed: false,
         };
-        Self { permissions: Lock::new(permissions), state: Lock::new(state) }
+        Self { permissions: KernelCell::new(permissions), state: KernelCell::new(state) }
     }
 
     /// Number of semaphores.
     pub fn len(&self) -> usize {
-        self.state.lock().semaphores.len()
+        self.state.borrow_mut().semaphores.len()
     }
 
     /// Never: there are no sets without semaphores.
@@ -234,12 +234,12 @@ impl SemaphoreSet {
 
     /// Looks at the state.
     pub fn look<R>(&self, look: impl FnOnce(&State) -> R) -> R {
-        look(&self.state.lock())
+        look(&self.state.borrow_mut())
     }
 
     /// semop(2): the semaphores that `operations` name exist.
     pub fn operate(&self, operations: Vec<Operation>, pid: u32) -> Attempt {
-        let mut state = self.state.lock();
+        let mut state = self.state.borrow_mut();
         if state.is_removed {
             return Attempt::Ended(Err(Errno::EIDRM));
         }
@@ -258,8 +258,8 @@ impl SemaphoreSet {
                 let pending = Arc::new(Pending {
                     operations,
                     pid,
-                    blocked_by: Lock::new(operation),
-                    outcome: Lock::new(None),
+                    blocked_by: KernelCell::new(operation),
+                    outcome: KernelCell::new(None),
                     queue: WaitQueue::new(),
                 });
                 state.pending.push_back(pending.clone());
@@ -270,12 +270,12 @@ impl SemaphoreSet {
 
     /// Takes operations back that have not been done.
     pub fn give_up(&self, pending: &Arc<Pending>) {
-        self.state.lock().pending.retain(|other| !Arc::ptr_eq(other, pending));
+        self.state.borrow_mut().pending.retain(|other| !Arc::ptr_eq(other, pending));
     }
 
     /// Number of threads that wait for a semaphore to grow, or to be 0.
     pub fn waiting(&self, number: u16, for_zero: bool) -> usize {
-        let state = self.state.lock();
+        let state = self.state.borrow_mut();
         let blocking = state.pending.iter().map(|pending| pending.blocked_by.get());
         blocking
             .filter(|operation| operation.number == number && (operation.amount == 0) == for_zero)
@@ -286,7 +286,7 @@ impl SemaphoreSet {
     /// would undo of them is forgotten.
     pub fn set(&self, first: usize, values: &[u16], pid: u32) {
         let ended = {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             for (number, &value) in (first..).zip(values) {
                 state.semaphores[number] = Semaphore { value: value.into(), last_pid: pid };
                 state.undo.values_mut().for_each(|undo| undo[number] = 0);
@@ -299,13 +299,13 @@ impl SemaphoreSet {
 
     /// `IPC_SET`: notes the change.
     pub fn changed(&self) {
-        self.state.lock().changed_s = now_s();
+        self.state.borrow_mut().changed_s = now_s();
     }
 
     /// `IPC_RMID`: those who wait hear of it.
     pub fn removed(&self) {
         let pending = {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             state.is_removed = true;
             core::mem::take(&mut state.pending)
         };
@@ -318,7 +318,7 @@ impl SemaphoreSet {
     /// Undoes what a process has done with `SEM_UNDO` (exit_sem of Linux).
     pub fn undo(&self, pid: u32) {
         let ended = {
-            let mut state = self.state.lock();
+            let mut state = self.state.borrow_mut();
             let Some(undo) = state.undo.remove(&pid) else { return };
             for (semaphore, amount) in state.semaphores.iter_mut().zip(undo) {
                 if amount != 0 {

@@ -133,7 +133,7 @@ fn release_record_locks(open: &OpenFile) {
 
 /// close(2).
 pub fn close(fd: Fd) -> Result<u64> {
-    let open = current_process().files.lock().remove(fd.0)?;
+    let open = current_process().files.borrow_mut().remove(fd.0)?;
     closed(open);
     Ok(0)
 }
@@ -148,10 +148,10 @@ pub fn close_range(first: u32, last: u32, Flags(flags): Flags) -> Result<u64> {
     }
     // Tables are never shared between processes, so there is nothing to unshare.
     if flags & CLOSE_RANGE_CLOEXEC != 0 {
-        current_process().files.lock().close_range_on_exec(first, last);
+        current_process().files.borrow_mut().close_range_on_exec(first, last);
         return Ok(0);
     }
-    let files = current_process().files.lock().remove_range(first, last);
+    let files = current_process().files.borrow_mut().remove_range(first, last);
     files.into_iter().for_each(closed);
     Ok(0)
 }
@@ -182,7 +182,7 @@ pub fn dup3(old: Fd, new: Fd, Flags(flags): Flags) -> Result<u64> {
 fn duplicate_to(old: Fd, new: Fd, on_exec: OnExec) -> Result<u64> {
     let limit = descriptor_limit();
     let replaced = {
-        let mut files = current_process().files.lock();
+        let mut files = current_process().files.borrow_mut();
         let open = files.get(old.0)?;
         files.replace(new.0, open, on_exec, limit)?
     };

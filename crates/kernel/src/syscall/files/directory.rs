@@ -165,7 +165,7 @@ pub fn fchdir(fd: Fd) -> Result<u64> {
 }
 
 fn set_cwd(path: Path) {
-    let old = core::mem::replace(&mut current_process().fs.lock().cwd, path);
+    let old = core::mem::replace(&mut current_process().fs.borrow_mut().cwd, path);
     drop(old);
 }
 
@@ -176,7 +176,7 @@ pub fn chroot(path: UserString) -> Result<u64> {
     if !context.identity.can(Capabilities::SYS_CHROOT) {
         return Err(Errno::EPERM);
     }
-    let old = core::mem::replace(&mut current_process().fs.lock().root, path);
+    let old = core::mem::replace(&mut current_process().fs.borrow_mut().root, path);
     drop(old);
     Ok(0)
 }

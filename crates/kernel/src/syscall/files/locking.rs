@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFile;
-use crate::fs::locks::{Family, FileKey, Held, LockKind, Owner, Patience, Range};
+use crate::fs::locks::{Family, FileKey, HeldLock, LockKind, Owner, Patience, Range};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::current_process;
@@ -50,7 +50,7 @@ pub fn flock(fd: Fd, operation: u32) -> Result<u64> {
         locks.release(key, owner, Range::ALL);
     }
     open.note_lock();
-    locks.acquire(key, Held { owner, kind, range: Range::ALL }, patience)?;
+    locks.acquire(key, HeldLock { owner, kind, range: Range::ALL }, patience)?;
     Ok(0)
 }
 
@@ -116,7 +116,7 @@ fn owner(open: &Arc<OpenFile>, by: LockedBy) -> Owner {
     }
 }
 
-fn wanted(open: &Arc<OpenFile>, flock: &Flock, by: LockedBy) -> Result<Option<Held>> {
+fn wanted(open: &Arc<OpenFile>, flock: &Flock, by: LockedBy) -> Result<Option<HeldLock>> {
     if by == LockedBy::Description && flock.pid != 0 {
         return Err(Errno::EINVAL);
     }
@@ -126,7 +126,7 @@ fn wanted(open: &Arc<OpenFile>, flock: &Flock, by: LockedBy) -> Result<Option<He
         F_UNLCK => return Ok(None),
         _ => return Err(Errno::EINVAL),
     };
-    Ok(Some(Held { owner: owner(open, by), kind, range: range(open, flock)? }))
+    Ok(Some(HeldLock { owner: owner(open, by), kind, range: range(open, flock)? }))
 }
 
 /// `F_GETLK` and `F_OFD_GETLK`.

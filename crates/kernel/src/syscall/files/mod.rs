@@ -58,13 +58,13 @@ impl AtFlags {
 
 /// `RLIMIT_NOFILE`.
 pub(super) fn descriptor_limit() -> u64 {
-    current_process().limits.lock()[RLIMIT_NOFILE].current
+    current_process().limits.borrow_mut()[RLIMIT_NOFILE].current
 }
 
 /// Gives a file the lowest free descriptor.
 pub(super) fn install(open: Arc<OpenFile>, on_exec: OnExec) -> Result<u64> {
     let limit = descriptor_limit();
-    current_process().files.lock().insert(open, on_exec, limit).map(|fd| fd as u64)
+    current_process().files.borrow_mut().insert(open, on_exec, limit).map(|fd| fd as u64)
 }
 
 /// Resolves the path argument of a call.

@@ -192,7 +192,7 @@ fn check_access(dirfd: Fd, path: UserString, mode: u32, flags: AtFlags) -> Resul
     let access = Access::from_bits(mode).ok_or(Errno::EINVAL)?;
     let mut context = Context::current();
     if !flags.contains(AtFlags::EACCESS_OR_REMOVEDIR) {
-        context.identity = Identity::real(&current_process().credentials.lock());
+        context.identity = Identity::real(&current_process().credentials.borrow_mut());
     }
     let path = resolve_at(&context, dirfd, path, flags)?;
     if !access.is_empty() {

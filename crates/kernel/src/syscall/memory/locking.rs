@@ -14,8 +14,8 @@ use crate::task::{Capabilities, current_process};
 /// What the running process may lock: all it likes with `CAP_IPC_LOCK`.
 pub fn own_limit() -> LockLimit {
     let process = current_process();
-    let is_privileged = process.credentials.lock().can(Capabilities::IPC_LOCK);
-    LockLimit((!is_privileged).then(|| process.limits.lock()[RLIMIT_MEMLOCK].current))
+    let is_privileged = process.credentials.borrow_mut().can(Capabilities::IPC_LOCK);
+    LockLimit((!is_privileged).then(|| process.limits.borrow_mut()[RLIMIT_MEMLOCK].current))
 }
 
 /// The pages of a range of bytes: start and bytes, which wrap around as on Linux.

@@ -182,7 +182,7 @@ fn accept_connection(
     if !address.is_null() {
         len.read::<i32>()?;
     }
-    let timeout = protocol.common().options.lock().receive_timeout_ns;
+    let timeout = protocol.common().options.borrow_mut().receive_timeout_ns;
     // Without a free descriptor the connection goes on waiting.
     let descriptor = NewDescriptor::reserve()?;
     let accepted = socket.open.blocking(timeout, || protocol.accept())?;
@@ -200,7 +200,7 @@ pub fn connect(fd: Fd, address: UserAddress, len: u32) -> Result<u64> {
     let address = SocketAddress::from_user(address, len as usize)?;
     let protocol = socket.protocol()?;
     let blocking = socket.blocking();
-    let timeout = protocol.common().options.lock().send_timeout_ns;
+    let timeout = protocol.common().options.borrow_mut().send_timeout_ns;
     let outcome = socket.open.blocking(timeout, || protocol.connect(&address, blocking));
     match outcome {
         Err(Errno::EINPROGRESS | Errno::EALREADY) if blocking == Blocking::Yes => {

@@ -39,7 +39,7 @@ fn maybe_wait<T>(
 fn send(socket: &SocketFd, source: &mut Source<'_>, message: &mut Outgoing) -> Result<usize> {
     let protocol: &Arc<dyn Protocol> = socket.protocol()?;
     let common = protocol.common();
-    let timeout = common.options.lock().send_timeout_ns;
+    let timeout = common.options.borrow_mut().send_timeout_ns;
     let flags = message.flags;
     if common.family == AF_UNIX {
         message.sender = Some(PeerCredentials::of_sender());
@@ -77,7 +77,7 @@ fn receive(socket: &SocketFd, sink: &mut Sink<'_>, flags: MessageFlags) -> Resul
     }
     let nonblocking = socket.open.flags().contains(OpenFlags::NONBLOCK);
     let flags = if nonblocking { flags | MessageFlags::DONTWAIT } else { flags };
-    let timeout = common.options.lock().receive_timeout_ns;
+    let timeout = common.options.borrow_mut().receive_timeout_ns;
     let stream = common.kind == SocketType::Stream;
     if stream && sink.remaining() == 0 {
         return Ok(Received::default());
@@ -188,7 +188,7 @@ fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> R
     let mut control = ControlWriter::new(UserAddress(header.control), header.control_len);
     let common = socket.protocol()?.common();
     if common.family == AF_UNIX {
-        if common.options.lock().flag(options::PASSCRED) {
+        if common.options.borrow_mut().flag(options::PASSCRED) {
             let credentials = received.ancillary.credentials.unwrap_or(PeerCredentials::UNKNOWN);
             control.put_credentials(credentials)?;
         }

@@ -37,7 +37,7 @@ const SHM_REMAP: u32 = 0o40000;
 const SHM_EXEC: u32 = 0o100000;
 
 fn caller() -> Credentials {
-    current_process().credentials.lock().clone()
+    current_process().credentials.borrow_mut().clone()
 }
 
 /// Pages of all segments.
@@ -187,7 +187,7 @@ pub fn shmctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
 fn lock(segment: &Segment, command: u32) -> Result<u64> {
     let caller = caller();
     segment.permissions().get().check_owner(&caller)?;
-    let limit = current_process().limits.lock()[RLIMIT_MEMLOCK].current;
+    let limit = current_process().limits.borrow_mut()[RLIMIT_MEMLOCK].current;
     if command == SHM_LOCK && !caller.can(Capabilities::IPC_LOCK) {
         if limit == 0 {
             return Err(Errno::EPERM);
@@ -196,7 +196,7 @@ fn lock(segment: &Segment, command: u32) -> Result<u64> {
             return Err(Errno::ENOMEM);
         }
     }
-    let mut state = segment.state.lock();
+    let mut state = segment.state.borrow_mut();
     if command == SHM_LOCK {
         state.flags |= SHM_LOCKED;
     } else {
@@ -206,7 +206,7 @@ fn lock(segment: &Segment, command: u32) -> Result<u64> {
 }
 
 fn status(id: i32, segment: &Segment) -> Status {
-    let state = *segment.state.lock();
+    let state = *segment.state.borrow_mut();
     let mut permissions = segment.permissions().get().to_user(id);
     permissions.mode |= state.flags;
     Status {

@@ -28,7 +28,7 @@ const MSG_EXCEPT: u32 = 0o20000;
 const MSG_COPY: u32 = 0o40000;
 
 fn caller() -> Credentials {
-    current_process().credentials.lock().clone()
+    current_process().credentials.borrow_mut().clone()
 }
 
 /// msgget(2).

@@ -32,7 +32,7 @@ const SEM_INFO: u32 = 19;
 const SEM_STAT_ANY: u32 = 20;
 
 fn caller() -> Credentials {
-    current_process().credentials.lock().clone()
+    current_process().credentials.borrow_mut().clone()
 }
 
 /// Number of semaphores in all sets.

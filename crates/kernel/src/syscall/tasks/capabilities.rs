@@ -39,7 +39,7 @@ impl Header {
             ..0 => Err(Errno::EINVAL),
             0 => Ok(crate::task::current().process.clone()),
             pid => {
-                let thread = kernel().tasks.threads.lock().get(&(pid as u32)).cloned();
+                let thread = kernel().tasks.threads.borrow_mut().get(&(pid as u32)).cloned();
                 Ok(thread.ok_or(Errno::ESRCH)?.process.clone())
             }
         }
@@ -55,7 +55,7 @@ pub fn capget(header: UserAddress, data: UserAddress) -> Result<u64> {
     if data.is_null() {
         return Ok(0);
     }
-    let c = process.credentials.lock().clone();
+    let c = process.credentials.borrow_mut().clone();
     let sets = [c.effective, c.permitted, c.inheritable].map(|set| set.bits());
     for word in 0..header.words {
         let words = sets.map(|set| (set >> (32 * word)) as u32);
@@ -78,7 +78,7 @@ pub fn capset(header: UserAddress, data: UserAddress) -> Result<u64> {
         }
     }
     let [effective, permitted, inheritable] = sets.map(Capabilities::from_bits_truncate);
-    let mut c = current_process().credentials.lock();
+    let mut c = current_process().credentials.borrow_mut();
     c.set_capabilities(effective, permitted, inheritable)?;
     Ok(0)
 }
@@ -95,7 +95,7 @@ pub fn prctl(option: u32, arguments: [u64; 4]) -> Option<Result<u64>> {
     const PR_GET_NO_NEW_PRIVS: u32 = 39;
     const PR_CAP_AMBIENT: u32 = 47;
     let rest_is_zero = |from: usize| arguments[from..].iter().all(|&argument| argument == 0);
-    let mut c = current_process().credentials.lock();
+    let mut c = current_process().credentials.borrow_mut();
     let keeps = c.secure_bits.contains(SecureBits::KEEP_CAPS);
     let one = || Capabilities::from_number(arguments[0]);
     let changed = match option {

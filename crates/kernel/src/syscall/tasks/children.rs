@@ -65,7 +65,7 @@ fn take_news(process: &Process, options: u32) -> Option<News> {
     if let Life::Zombie(status) = process.life.get() {
         return (options & WEXITED != 0).then_some(News::Ended(status));
     }
-    let mut unreported = process.unreported.lock();
+    let mut unreported = process.unreported.borrow_mut();
     if options & WSTOPPED != 0
         && let Some(signal) = unreported.stopped
     {

@@ -43,7 +43,7 @@ pub fn setsid() -> Result<u64> {
     if leads_a_group {
         return Err(Errno::EPERM);
     }
-    let mut family = own.family.lock();
+    let mut family = own.family.borrow_mut();
     family.session = own.pid;
     family.group = own.pid;
     Ok(own.pid as u64)
@@ -77,6 +77,6 @@ pub fn setpgid(pid: i32, group: i32) -> Result<u64> {
     if !exists {
         return Err(Errno::EPERM);
     }
-    target.family.lock().group = group;
+    target.family.borrow_mut().group = group;
     Ok(0)
 }

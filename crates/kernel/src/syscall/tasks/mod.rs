@@ -194,7 +194,7 @@ pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<u64> {
 /// `struct new_utsname`: six fields of 65 bytes.
 pub fn uname(to: UserAddress) -> Result<u64> {
     let mut name = [0u8; 6 * 65];
-    let hostname = kernel().hostname.lock().clone();
+    let hostname = kernel().hostname.borrow_mut().clone();
     let fields: [&[u8]; 6] =
         [b"Linux", &hostname, RELEASE.as_bytes(), VERSION.as_bytes(), b"x86_64", b"(none)"];
     for (i, field) in fields.iter().enumerate() {
@@ -207,13 +207,13 @@ pub fn uname(to: UserAddress) -> Result<u64> {
 
 /// sethostname(2).
 pub fn sethostname(from: UserString, len: usize) -> Result<u64> {
-    current_process().credentials.lock().require(Capabilities::SYS_ADMIN)?;
+    current_process().credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
     if len > 64 {
         return Err(Errno::EINVAL);
     }
     let mut name = alloc::vec![0; len];
     from.read_bytes(&mut name)?;
-    *kernel().hostname.lock() = name;
+    *kernel().hostname.borrow_mut() = name;
     Ok(0)
 }
 
@@ -240,12 +240,12 @@ struct SystemInfo {
 /// sysinfo(2).
 pub fn sysinfo(to: UserAddress) -> Result<u64> {
     let total = kernel().memory_total();
-    let used = crate::mm::heap::bytes_in_use() + kernel().pages.lock().bytes_in_use();
+    let used = crate::mm::heap::bytes_in_use() + kernel().pages.borrow_mut().bytes_in_use();
     let info = SystemInfo {
         uptime: (crate::time::clock::boottime_ns() / 1_000_000_000) as i64,
         total_ram: total,
         free_ram: total.saturating_sub(used),
-        processes: kernel().tasks.threads.lock().len() as u16,
+        processes: kernel().tasks.threads.borrow_mut().len() as u16,
         unit: 1,
         ..bytemuck::Zeroable::zeroed()
     };
@@ -345,19 +345,19 @@ fn limit(
     new: UserAddress,
     old: UserAddress,
 ) -> Result<u64> {
-    let current_limit = *process.limits.lock().get(resource).ok_or(Errno::EINVAL)?;
+    let current_limit = *process.limits.borrow_mut().get(resource).ok_or(Errno::EINVAL)?;
     if !new.is_null() {
         let wanted: ResourceLimit = new.read()?;
         if wanted.current > wanted.maximum {
             return Err(Errno::EINVAL);
         }
-        let privileged = current_process().credentials.lock().can(Capabilities::SYS_RESOURCE);
+        let privileged = current_process().credentials.borrow_mut().can(Capabilities::SYS_RESOURCE);
         let above_files =
             resource == crate::task::process::RLIMIT_NOFILE && wanted.maximum > 1 << 20;
         if above_files || wanted.maximum > current_limit.maximum && !privileged {
             return Err(Errno::EPERM);
         }
-        process.limits.lock()[resource] = wanted;
+        process.limits.borrow_mut()[resource] = wanted;
     }
     old.write_if_some(&current_limit)?;
     Ok(0)
@@ -405,7 +405,7 @@ pub fn getrandom(to: UserAddress, len: usize, Flags(flags): Flags) -> Result<u64
     let mut chunk = [0u8; 256];
     while done < len {
         let step = (len - done).min(chunk.len());
-        kernel().random.lock().fill(&mut chunk[..step]);
+        kernel().random.borrow_mut().fill(&mut chunk[..step]);
         to.offset(done as u64).write_bytes(&chunk[..step])?;
         done += step;
     }

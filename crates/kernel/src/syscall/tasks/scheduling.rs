@@ -38,13 +38,13 @@ fn thread_or_invalid(tid: i32) -> Result<Arc<Thread>> {
 
 /// A privileged thread may ask for anything: `CAP_SYS_NICE`.
 fn is_privileged() -> bool {
-    current_process().credentials.lock().can(Capabilities::SYS_NICE)
+    current_process().credentials.borrow_mut().can(Capabilities::SYS_NICE)
 }
 
 /// Whether the running thread may change another's scheduling without privilege.
 fn is_own(process: &Process) -> bool {
-    let euid = current_process().credentials.lock().euid;
-    let theirs = process.credentials.lock();
+    let euid = current_process().credentials.borrow_mut().euid;
+    let theirs = process.credentials.borrow_mut();
     euid == theirs.uid || euid == theirs.euid
 }
 
@@ -71,7 +71,7 @@ pub fn sched_setaffinity(pid: i32, size: usize, from: UserAddress) -> Result<u64
     if wanted & present_cpus() == 0 {
         return Err(Errno::EINVAL);
     }
-    thread.scheduling.lock().affinity = Some(wanted);
+    thread.scheduling.borrow_mut().affinity = Some(wanted);
     Ok(0)
 }
 
@@ -132,7 +132,7 @@ fn change_scheduling(thread: &Thread, wanted: Scheduling) -> Result<u64> {
 
 /// Whether a limit allows a nice value (getrlimit(2), `RLIMIT_NICE`).
 fn nice_is_within_limit(process: &Process, nice: i32) -> bool {
-    (20 - nice) as u64 <= process.limits.lock()[RLIMIT_NICE].current
+    (20 - nice) as u64 <= process.limits.borrow_mut()[RLIMIT_NICE].current
 }
 
 /// What an unprivileged thread may change: the rules of
@@ -140,7 +140,7 @@ fn nice_is_within_limit(process: &Process, nice: i32) -> bool {
 fn may_change(thread: &Thread, wanted: Scheduling) -> bool {
     let old = thread.scheduling.get();
     let process = &thread.process;
-    let most = process.limits.lock()[RLIMIT_RTPRIO].current;
+    let most = process.limits.borrow_mut()[RLIMIT_RTPRIO].current;
     let raises_nice = !wanted.policy.is_real_time()
         && wanted.nice < old.nice
         && !nice_is_within_limit(process, wanted.nice);
@@ -340,8 +340,8 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
             of_processes(&|process| process.process_group() == group)
         }
         PRIO_USER => {
-            let uid = if who == 0 { own.credentials.lock().uid } else { who };
-            of_processes(&|process| process.credentials.lock().uid == uid)
+            let uid = if who == 0 { own.credentials.borrow_mut().uid } else { who };
+            of_processes(&|process| process.credentials.borrow_mut().uid == uid)
         }
         _ => return Err(Errno::EINVAL),
     };
@@ -368,7 +368,7 @@ pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<u64> {
         } else if raises && !is_privileged() {
             outcome = Err(Errno::EACCES);
         } else {
-            thread.scheduling.lock().nice = nice;
+            thread.scheduling.borrow_mut().nice = nice;
         }
     }
     outcome

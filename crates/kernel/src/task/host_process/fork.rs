@@ -12,7 +12,7 @@ use crate::platform::host::{self, Forked};
 use crate::platform::memory::GuestRange;
 use crate::platform::{kernel_lock, vcpu};
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::Space;
 use crate::task::clone;
 use crate::task::scheduler::{self, RunState};
@@ -28,7 +28,7 @@ pub struct ForkRequest {
     moves: bool,
     /// The thread to publish once the new host process is there and before it runs.
     newborn: Option<Arc<Thread>>,
-    outcome: Lock<Option<Result<()>>>,
+    outcome: KernelCell<Option<Result<()>>>,
 }
 
 /// Gives `space`, a copy of the running process' memory, to a host process of
@@ -36,13 +36,13 @@ pub struct ForkRequest {
 pub fn fork(space: Arc<Space>, thread: &Arc<Thread>) -> Result<()> {
     arena::prepare()?;
     space.run_queue.push(thread.clone());
-    thread.sched.lock().state = RunState::Runnable;
+    thread.sched.borrow_mut().state = RunState::Runnable;
     let outcome = perform(ForkRequest {
         thread: current_arc(),
         space: space.clone(),
         moves: false,
         newborn: Some(thread.clone()),
-        outcome: Lock::new(None),
+        outcome: KernelCell::new(None),
     });
     if outcome.is_err() {
         drop(space.run_queue.pop());
@@ -57,13 +57,19 @@ pub fn move_to_new_space() -> Result<()> {
     let thread = current_arc();
     thread.context.save_fpu();
     let space = Arc::new(Space::new());
-    perform(ForkRequest { thread, space, moves: true, newborn: None, outcome: Lock::new(None) })
+    perform(ForkRequest {
+        thread,
+        space,
+        moves: true,
+        newborn: None,
+        outcome: KernelCell::new(None),
+    })
 }
 
 fn perform(fork_request: ForkRequest) -> Result<()> {
     let thread = current();
     own().fork_request.set(&raw const fork_request);
-    thread.sched.lock().state = RunState::Uninterruptible;
+    thread.sched.borrow_mut().state = RunState::Uninterruptible;
     thread.switch_to_idle();
     fork_request.outcome.get().unwrap_or(Err(Errno::EAGAIN))
 }

@@ -51,7 +51,7 @@ pub(super) fn note_rest() {
 
 fn wake_sleepers() {
     let sleepers: alloc::vec::Vec<Arc<Vcpu>> = {
-        let vcpus = own_host_process().vcpus.lock();
+        let vcpus = own_host_process().vcpus.borrow_mut();
         vcpus.iter().filter(|vcpu| vcpu.activity.get() == Activity::Sleeping).cloned().collect()
     };
     for vcpu in &sleepers {

@@ -40,7 +40,7 @@ impl HostProcess {
             return;
         }
         self.judged_at.store(clock::monotonic_ns(), Relaxed);
-        for vcpu in self.vcpus.lock().iter() {
+        for vcpu in self.vcpus.borrow_mut().iter() {
             let calls = vcpu.calls.load(Relaxed);
             let made = calls - vcpu.calls_judged.swap(calls, Relaxed);
             let left = match is_talkative(made, passed_ns) {
@@ -79,7 +79,7 @@ impl HostProcess {
         let is_talkative = |vcpu: &Arc<Vcpu>| {
             vcpu.activity.get() == Activity::Active && vcpu.talkative_for.load(Relaxed) > 0
         };
-        self.vcpus.lock().clone().into_iter().filter(is_talkative)
+        self.vcpus.borrow_mut().clone().into_iter().filter(is_talkative)
     }
 }
 

@@ -37,7 +37,7 @@ use crate::platform::saved::OfHost;
 use crate::platform::vcpu::{self, IdleVcpu, VcpuData};
 use crate::platform::{self, clock, fault, kernel_lock};
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::host_poll;
 use crate::time::timer;
 
@@ -47,7 +47,7 @@ pub struct HostProcess {
     /// Host process id in the sandbox' pid namespace; 0 if there is none.
     host_pid: AtomicU32,
     /// Its virtual CPUs.
-    vcpus: Lock<Vec<Arc<Vcpu>>>,
+    vcpus: KernelCell<Vec<Arc<Vcpu>>>,
     /// When its vCPUs were last judged ([`HostProcess::judge`]), on the host's monotonic
     /// clock in nanoseconds.
     judged_at: AtomicU64,
@@ -65,12 +65,12 @@ impl HostProcess {
 
     /// Number of virtual CPUs.
     pub fn vcpu_count(&self) -> usize {
-        self.vcpus.lock().len()
+        self.vcpus.borrow_mut().len()
     }
 
     /// A vCPU that does something, if there is one.
     fn with_activity(&self, activity: Activity) -> Option<Arc<Vcpu>> {
-        self.vcpus.lock().iter().find(|vcpu| vcpu.activity.get() == activity).cloned()
+        self.vcpus.borrow_mut().iter().find(|vcpu| vcpu.activity.get() == activity).cloned()
     }
 
     /// Whether the host was looked at for one of its threads a short while ago.
@@ -80,12 +80,15 @@ impl HostProcess {
 
     /// Whether a vCPU runs nothing.
     pub fn has_idle(&self) -> bool {
-        self.vcpus.lock().iter().any(|vcpu| vcpu.activity.get() != Activity::Active)
+        self.vcpus.borrow_mut().iter().any(|vcpu| vcpu.activity.get() != Activity::Active)
     }
 
     /// Whether no other vCPU than the calling one runs or is about to.
     pub fn is_alone(&self) -> bool {
-        self.vcpus.lock().iter().all(|vcpu| is_own(vcpu) || vcpu.activity.get() != Activity::Active)
+        self.vcpus
+            .borrow_mut()
+            .iter()
+            .all(|vcpu| is_own(vcpu) || vcpu.activity.get() != Activity::Active)
     }
 }
 
@@ -177,7 +180,7 @@ pub fn begin(space: Arc<Space>) {
 /// Makes the calling host thread the first vCPU of a host process.
 fn serve(space: Arc<Space>, host_process: Arc<HostProcess>) {
     let vcpu = Arc::new(Vcpu::new(vcpu::index(), host_process.host_pid()));
-    host_process.vcpus.lock().push(vcpu.clone());
+    host_process.vcpus.borrow_mut().push(vcpu.clone());
     vcpu::alarm_at().store(0, Relaxed);
     vcpu::install(OwnVcpu::new(space, host_process, vcpu));
 }
@@ -211,7 +214,7 @@ pub fn notify(space: &Space) {
 
 /// Makes all vCPUs of another host process come into the kernel.
 fn interrupt_all(host_process: &HostProcess) {
-    for vcpu in host_process.vcpus.lock().iter() {
+    for vcpu in host_process.vcpus.borrow_mut().iter() {
         if vcpu.activity.get() == Activity::Active {
             vcpu.interrupt(host_process.host_pid());
         }
@@ -221,7 +224,7 @@ fn interrupt_all(host_process: &HostProcess) {
 /// Makes the other vCPUs of this host process look whether their time slices are over.
 pub fn interrupt_others() {
     let host_process = own_host_process();
-    for vcpu in host_process.vcpus.lock().iter() {
+    for vcpu in host_process.vcpus.borrow_mut().iter() {
         if !is_own(vcpu) && vcpu.activity.get() == Activity::Active {
             vcpu.interrupt(host_process.host_pid());
         }
@@ -231,7 +234,7 @@ pub fn interrupt_others() {
 /// Makes a thread that runs on another vCPU come into the kernel.
 pub fn interrupt(thread: &Thread) {
     let Some(host_process) = thread.process.mm().host_process() else { return };
-    for vcpu in host_process.vcpus.lock().iter() {
+    for vcpu in host_process.vcpus.borrow_mut().iter() {
         if core::ptr::eq(vcpu.running(), thread) && !is_own(vcpu) {
             vcpu.interrupt(host_process.host_pid());
         }
@@ -344,7 +347,7 @@ fn others_rest() -> bool {
     kernel().tasks.spaces().iter().all(|space| {
         let rests = |vcpu: &Arc<Vcpu>| is_own(vcpu) || vcpu.activity.get() != Activity::Active;
         let is_at_rest =
-            |host_process: Arc<HostProcess>| host_process.vcpus.lock().iter().all(rests);
+            |host_process: Arc<HostProcess>| host_process.vcpus.borrow_mut().iter().all(rests);
         space.host_process().is_none_or(is_at_rest) && space.run_queue.is_empty()
     })
 }
@@ -446,7 +449,7 @@ fn hand_over_watch() -> bool {
 
 /// Whether nobody watches although there are threads that may wait for the host.
 pub fn needs_look() -> bool {
-    WATCHER.load(Relaxed).is_null() && kernel().tasks.threads.lock().len() > 1
+    WATCHER.load(Relaxed).is_null() && kernel().tasks.threads.borrow_mut().len() > 1
 }
 
 /// Ends a vCPU whose guest processes have ended; the host process ends with the
@@ -455,7 +458,7 @@ fn retire() -> ! {
     if WATCHER.load(Relaxed).is_null() {
         hand_over_watch();
     }
-    let others = own_host_process().vcpus.lock().clone();
+    let others = own_host_process().vcpus.borrow_mut().clone();
     for vcpu in others.iter() {
         match vcpu.activity.get() {
             Activity::Sleeping => wake_vcpu(vcpu),
@@ -464,7 +467,7 @@ fn retire() -> ! {
         }
     }
     drop(others);
-    own_host_process().vcpus.lock().retain(|vcpu| !is_own(vcpu));
+    own_host_process().vcpus.borrow_mut().retain(|vcpu| !is_own(vcpu));
     vcpu::end::<OwnVcpu>()
 }
 

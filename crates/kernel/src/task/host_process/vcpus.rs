@@ -12,7 +12,7 @@ use crate::mm::{arena, lazy};
 use crate::platform::saved::OfHost;
 use crate::platform::{filter, host, kernel_lock, vcpu};
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::thread::Thread;
 
 /// How many vCPUs have been given a wake word.
@@ -25,7 +25,7 @@ pub struct Vcpu {
     /// Host thread id in the sandbox' pid namespace.
     host_tid: AtomicU32,
     /// What it does.
-    pub(super) activity: Lock<Activity>,
+    pub(super) activity: KernelCell<Activity>,
     /// Number of the word whose change ends its sleep.
     wake_word: u32,
     /// The thread that it runs, or null.
@@ -50,7 +50,7 @@ impl Vcpu {
         Self {
             index,
             host_tid: AtomicU32::new(host_tid),
-            activity: Lock::new(Activity::Active),
+            activity: KernelCell::new(Activity::Active),
             wake_word: WAKE_WORDS_GIVEN.fetch_add(1, Relaxed),
             running: AtomicPtr::new(core::ptr::null_mut()),
             parked: AtomicBool::new(false),
@@ -155,13 +155,13 @@ fn add() -> Result<()> {
     let host_process = own_host_process();
     // Not 0: that area holds the tables of the process, too.
     let index = {
-        let vcpus = host_process.vcpus.lock();
+        let vcpus = host_process.vcpus.borrow_mut();
         (1..).find(|&index| vcpus.iter().all(|vcpu| vcpu.index != index)).unwrap_or(1)
     };
     let vcpu = Arc::new(Vcpu::new(index, 0));
     // The host process keeps a reference to its address space through this vCPU, too.
     let own = OwnVcpu::new(own().space.clone(), own().host_process.clone(), vcpu.clone());
     vcpu.host_tid.store(vcpu::start(index, own)?, Relaxed);
-    host_process.vcpus.lock().push(vcpu);
+    host_process.vcpus.borrow_mut().push(vcpu);
     Ok(())
 }

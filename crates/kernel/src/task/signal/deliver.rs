@@ -50,7 +50,7 @@ pub fn before_return(frame: &Frame) {
 fn deliver(thread: &Thread, frame: &Frame) {
     let mut handled = false;
     loop {
-        let mask = thread.signals.lock().mask;
+        let mask = thread.signals.borrow_mut().mask;
         let Some(info) = take_pending(thread, !mask) else { break };
         handled |= act(thread, frame, info);
         if matches!(thread.process.life.get(), Life::Stopped(_)) {
@@ -62,13 +62,13 @@ fn deliver(thread: &Thread, frame: &Frame) {
     if !handled {
         restart_without_handler(frame);
     }
-    let mut signals = thread.signals.lock();
+    let mut signals = thread.signals.borrow_mut();
     if let Some(saved) = signals.saved_mask.take() {
         signals.mask = saved;
     }
     drop(signals);
     // The old mask may let through what the temporary one blocked.
-    let mask = thread.signals.lock().mask;
+    let mask = thread.signals.borrow_mut().mask;
     if super::pending_set(thread) & !mask != 0 {
         thread.needs_attention();
     }
@@ -77,7 +77,7 @@ fn deliver(thread: &Thread, frame: &Frame) {
 /// Does what the signal's action says; whether a handler was set up.
 fn act(thread: &Thread, frame: &Frame, info: SignalInfo) -> bool {
     let signal = info.number();
-    let action = thread.process.signals.lock().actions[signal as usize - 1];
+    let action = thread.process.signals.borrow_mut().actions[signal as usize - 1];
     match action.handler {
         Action::IGNORE => false,
         Action::DEFAULT => {
@@ -102,7 +102,7 @@ fn act(thread: &Thread, frame: &Frame, info: SignalInfo) -> bool {
 fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInfo) {
     let signal = info.number();
     let mask = {
-        let mut signals = thread.signals.lock();
+        let mut signals = thread.signals.borrow_mut();
         signals.saved_mask.take().unwrap_or(signals.mask)
     };
     if push_frame(thread, frame, action, &info, mask).is_err() {
@@ -113,10 +113,10 @@ fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInf
     if action.flags & Action::NODEFER == 0 {
         blocked |= bit(signal);
     }
-    thread.signals.lock().mask = blocked & !UNBLOCKABLE;
+    thread.signals.borrow_mut().mask = blocked & !UNBLOCKABLE;
     super::pass_on(&thread.process);
     if action.flags & Action::RESETHAND != 0 {
-        thread.process.signals.lock().actions[signal as usize - 1] = Action::default();
+        thread.process.signals.borrow_mut().actions[signal as usize - 1] = Action::default();
     }
 }
 
@@ -177,13 +177,13 @@ pub fn guest_fault(frame: &Frame) {
     if signal == SIGTRAP && code == SI_KERNEL {
         info.payload[0] = 0;
     }
-    let action = thread.process.signals.lock().actions[signal as usize - 1];
-    let blocked = thread.signals.lock().mask & bit(signal) != 0;
+    let action = thread.process.signals.borrow_mut().actions[signal as usize - 1];
+    let blocked = thread.signals.borrow_mut().mask & bit(signal) != 0;
     if blocked || action.handler == Action::IGNORE || action.handler == Action::DEFAULT {
         above().fatal_fault(frame, signal, code, address);
         exit::killed_by(signal);
     }
-    thread.signals.lock().pending.push_front(info);
+    thread.signals.borrow_mut().pending.push_front(info);
     thread.needs_attention();
 }
 

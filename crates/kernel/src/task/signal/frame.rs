@@ -78,7 +78,7 @@ pub fn push_frame(
     mask: u64,
 ) -> Result<()> {
     let mut frame = registers.get();
-    let alternate = thread.signals.lock().alternate_stack;
+    let alternate = thread.signals.borrow_mut().alternate_stack;
     let enabled = alternate.size != 0 && alternate.flags & SS_DISABLE == 0;
     let already_there =
         enabled && is_on(&alternate, frame.rsp) && alternate.flags & SS_AUTODISARM == 0;
@@ -115,7 +115,7 @@ pub fn push_frame(
     let context = UserContext { machine, reserved: [0; 8], mask };
     at.write(&SignalFrame { restorer: action.restorer, context, info: *info })?;
     if alternate.flags & SS_AUTODISARM != 0 && action.flags & Action::ONSTACK != 0 {
-        thread.signals.lock().alternate_stack =
+        thread.signals.borrow_mut().alternate_stack =
             AlternateStack { flags: SS_DISABLE, ..Default::default() };
     }
 
@@ -138,7 +138,7 @@ pub fn push_frame(
 /// Writes the guest's vector state to guest memory and leaves the registers in
 /// the initial state, as a handler finds them.
 fn save_vector_state(thread: &Thread, frame: &mut TrapFrame, to: UserAddress) -> Result<()> {
-    let mut state = thread.context.fpu().lock();
+    let mut state = thread.context.fpu().borrow_mut();
     state.save();
     let size = fpu::size();
     let bytes = state.bytes_mut();
@@ -161,7 +161,7 @@ fn save_vector_state(thread: &Thread, frame: &mut TrapFrame, to: UserAddress) ->
 
 /// Takes the vector state from guest memory into the registers.
 fn restore_vector_state(thread: &Thread, frame: &mut TrapFrame, from: UserAddress) -> Result<()> {
-    let mut state = thread.context.fpu().lock();
+    let mut state = thread.context.fpu().borrow_mut();
     *state = FpuState::initial();
     if !from.is_null() {
         let size = fpu::size();
@@ -212,7 +212,7 @@ pub fn sigreturn() {
     frame.rip = own_space().gate.relocated(machine.rip);
     frame.rflags = (machine.eflags & USER_RFLAGS) | INITIAL_RFLAGS;
     thread.frame().set(frame);
-    let mut signals = thread.signals.lock();
+    let mut signals = thread.signals.borrow_mut();
     signals.mask = context.mask & !UNBLOCKABLE;
     let mut stack: AlternateStack = bytemuck::cast(machine.stack);
     if !is_on(&stack, machine.rsp) || stack.flags & SS_AUTODISARM != 0 {

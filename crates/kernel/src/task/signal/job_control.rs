@@ -41,10 +41,10 @@ pub(super) fn prepare(process: &Process, signal: u32) -> Prepared {
 
 fn discard(process: &Process, signals: SignalSet) {
     let keep = |info: &SignalInfo| signals & bit(info.number()) == 0;
-    process.signals.lock().pending.retain(keep);
-    let threads = process.threads.lock().clone();
+    process.signals.borrow_mut().pending.retain(keep);
+    let threads = process.threads.borrow_mut().clone();
     for thread in threads {
-        thread.signals.lock().pending.retain(keep);
+        thread.signals.borrow_mut().pending.retain(keep);
     }
 }
 
@@ -54,7 +54,7 @@ fn resume(process: &Process) {
     }
     process.life.set(Life::Running);
     {
-        let mut unreported = process.unreported.lock();
+        let mut unreported = process.unreported.borrow_mut();
         unreported.stopped = None;
         unreported.continued = true;
     }
@@ -71,11 +71,11 @@ pub(super) fn stop(process: &Process, signal: u32) {
     }
     process.life.set(Life::Stopped(signal));
     {
-        let mut unreported = process.unreported.lock();
+        let mut unreported = process.unreported.borrow_mut();
         unreported.stopped = Some(signal);
         unreported.continued = false;
     }
-    let threads = process.threads.lock().clone();
+    let threads = process.threads.borrow_mut().clone();
     for thread in &threads {
         thread.needs_attention();
         crate::task::scheduler::kick(thread);
@@ -87,7 +87,7 @@ pub(super) fn stop(process: &Process, signal: u32) {
 /// `SA_NOCLDSTOP`; wait(2) tells it in any case.
 fn tell_parent(process: &Process, info: SignalInfo) {
     let Some(parent) = process.parent() else { return };
-    let action = parent.signals.lock().actions[SIGCHLD as usize - 1];
+    let action = parent.signals.borrow_mut().actions[SIGCHLD as usize - 1];
     if action.flags & Action::NOCLDSTOP == 0 {
         send_to_process(&parent, info);
     }
@@ -145,10 +145,10 @@ pub fn check_permission(target: &Process, signal: u32) -> Result<()> {
         return Ok(());
     }
     let (uid, euid, may_kill) = {
-        let own = own.credentials.lock();
+        let own = own.credentials.borrow_mut();
         (own.uid, own.euid, own.can(Capabilities::KILL))
     };
-    let theirs = target.credentials.lock();
+    let theirs = target.credentials.borrow_mut();
     let matches = [uid, euid].iter().any(|&id| id == theirs.uid || id == theirs.suid);
     let same_session = signal == SIGCONT && target.session() == own.session();
     if may_kill || matches || same_session { Ok(()) } else { Err(Errno::EPERM) }
@@ -156,7 +156,7 @@ pub fn check_permission(target: &Process, signal: u32) -> Result<()> {
 
 /// Whether a process does not want to wait for its children (sigaction(2)).
 pub fn ignores_children(process: &Process) -> bool {
-    let action = process.signals.lock().actions[SIGCHLD as usize - 1];
+    let action = process.signals.borrow_mut().actions[SIGCHLD as usize - 1];
     action.handler == Action::IGNORE || action.flags & Action::NOCLDWAIT != 0
 }
 
@@ -168,7 +168,7 @@ const CLD_CONTINUED: i32 = 6;
 /// `siginfo_t` of `SIGCHLD`: `si_pid`, `si_uid`, `si_status`, times in ticks.
 fn child_info(process: &Process, signal: u32, code: i32, status: u32) -> SignalInfo {
     const TICK_NS: u64 = 10_000_000;
-    let uid = process.credentials.lock().uid;
+    let uid = process.credentials.borrow_mut().uid;
     let mut info = SignalInfo::from_process(signal, code, process.pid, uid);
     info.payload[1] = status as u64;
     info.payload[2] = process.cpu_ns() / TICK_NS;

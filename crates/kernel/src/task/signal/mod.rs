@@ -12,7 +12,7 @@ pub use job_control::*;
 
 use super::thread::{Thread, current};
 use super::wait::WaitQueue;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::wait::Events;
 
 /// Number of signals; they count from 1.
@@ -294,15 +294,15 @@ fn deposit_for_thread(thread: &Thread, info: SignalInfo, queueing: Queueing) -> 
     if prepare(&thread.process, signal) == Prepared::Done {
         return false;
     }
-    let action = thread.process.signals.lock().actions[signal as usize - 1];
+    let action = thread.process.signals.borrow_mut().actions[signal as usize - 1];
     let (blocked, awaited) = {
-        let signals = thread.signals.lock();
+        let signals = thread.signals.borrow_mut();
         (signals.mask & bit(signal) != 0, signals.awaited & bit(signal) != 0)
     };
     if is_ignored(&action, signal) && !blocked && !awaited {
         return false;
     }
-    queueing.add(&mut thread.signals.lock().pending, info);
+    queueing.add(&mut thread.signals.borrow_mut().pending, info);
     thread.needs_attention();
     notify(thread);
     if !blocked {
@@ -327,15 +327,16 @@ fn deposit_for_process(process: &super::Process, info: SignalInfo, queueing: Que
     if process.is_zombie() || prepare(process, signal) == Prepared::Done {
         return false;
     }
-    let threads = process.threads.lock().clone();
+    let threads = process.threads.borrow_mut().clone();
     // The main thread first, as Linux does.
-    let willing = threads.iter().find(|thread| thread.signals.lock().mask & bit(signal) == 0);
-    let action = process.signals.lock().actions[signal as usize - 1];
-    let awaited = threads.iter().any(|thread| thread.signals.lock().awaited & bit(signal) != 0);
+    let willing = threads.iter().find(|thread| thread.signals.borrow_mut().mask & bit(signal) == 0);
+    let action = process.signals.borrow_mut().actions[signal as usize - 1];
+    let awaited =
+        threads.iter().any(|thread| thread.signals.borrow_mut().awaited & bit(signal) != 0);
     if is_ignored(&action, signal) && willing.is_some() && !awaited {
         return false;
     }
-    queueing.add(&mut process.signals.lock().pending, info);
+    queueing.add(&mut process.signals.borrow_mut().pending, info);
     for thread in &threads {
         thread.needs_attention();
     }
@@ -351,13 +352,13 @@ fn deposit_for_process(process: &super::Process, info: SignalInfo, queueing: Que
 /// Has signals of a process taken by threads that do not block them, after the thread
 /// that was to take them has ended or blocked them.
 pub fn pass_on(process: &super::Process) {
-    let pending = process.signals.lock().pending.clone();
+    let pending = process.signals.borrow_mut().pending.clone();
     if pending.is_empty() {
         return;
     }
-    let threads = process.threads.lock().clone();
+    let threads = process.threads.borrow_mut().clone();
     for info in pending {
-        let blocks = |thread: &Thread| thread.signals.lock().mask & bit(info.number()) != 0;
+        let blocks = |thread: &Thread| thread.signals.borrow_mut().mask & bit(info.number()) != 0;
         if let Some(thread) = threads.iter().find(|thread| !blocks(thread)) {
             thread.needs_attention();
             super::scheduler::interrupt(thread);
@@ -366,7 +367,7 @@ pub fn pass_on(process: &super::Process) {
 }
 
 fn notify(thread: &Thread) {
-    let arrived = thread.process.signals.lock().arrived.clone();
+    let arrived = thread.process.signals.borrow_mut().arrived.clone();
     arrived.wake_all(Events::IN);
 }
 
@@ -380,18 +381,18 @@ pub fn is_pending(thread: &Thread) -> bool {
     if !thread.context.is_attention_needed() {
         return false;
     }
-    let mask = thread.signals.lock().mask;
+    let mask = thread.signals.borrow_mut().mask;
     thread.is_dying() || pending_set(thread) & !mask != 0
 }
 
 /// All pending signals, of the thread and of its process.
 pub fn pending_set(thread: &Thread) -> SignalSet {
     let of_thread =
-        thread.signals.lock().pending.iter().fold(0, |set, info| set | bit(info.number()));
+        thread.signals.borrow_mut().pending.iter().fold(0, |set, info| set | bit(info.number()));
     thread
         .process
         .signals
-        .lock()
+        .borrow_mut()
         .pending
         .iter()
         .fold(of_thread, |set, info| set | bit(info.number()))
@@ -401,8 +402,9 @@ pub fn pending_set(thread: &Thread) -> SignalSet {
 /// of the process, synchronous ones first, then by number (signal(7)).
 pub fn take_pending(thread: &Thread, wanted: SignalSet) -> Option<SignalInfo> {
     loop {
-        let own = take_next(&mut thread.signals.lock().pending, wanted);
-        let taken = own.or_else(|| take_next(&mut thread.process.signals.lock().pending, wanted));
+        let own = take_next(&mut thread.signals.borrow_mut().pending, wanted);
+        let taken =
+            own.or_else(|| take_next(&mut thread.process.signals.borrow_mut().pending, wanted));
         let mut info = taken?;
         if info.code != SI_TIMER || crate::task::timers::posix::signal_taken(thread, &mut info) {
             return Some(info);
@@ -428,7 +430,7 @@ fn take_next(queue: &mut VecDeque<SignalInfo>, wanted: SignalSet) -> Option<Sign
 /// old one is back (ppoll(2), sigsuspend(2)).
 pub fn set_temporary_mask(mask: SignalSet) {
     let thread = current();
-    let mut signals = thread.signals.lock();
+    let mut signals = thread.signals.borrow_mut();
     let old = signals.mask;
     signals.saved_mask.get_or_insert(old);
     signals.mask = mask & !UNBLOCKABLE;
@@ -440,7 +442,7 @@ pub fn set_temporary_mask(mask: SignalSet) {
 /// Takes a temporary mask back before the call ends, since no signal has ended it.
 pub fn restore_mask() {
     let thread = current();
-    let mut signals = thread.signals.lock();
+    let mut signals = thread.signals.borrow_mut();
     if let Some(saved) = signals.saved_mask.take() {
         signals.mask = saved;
     }
@@ -449,4 +451,4 @@ pub fn restore_mask() {
 }
 
 /// A lock around the process' signal state, for its field in `Process`.
-pub type SharedSignals = Lock<ProcessSignals>;
+pub type SharedSignals = KernelCell<ProcessSignals>;

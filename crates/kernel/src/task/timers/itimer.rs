@@ -4,7 +4,7 @@ use alloc::sync::{Arc, Weak};
 
 use super::cpu_clock::MIN_WAIT_NS;
 use crate::errno::{Errno, Result};
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::Process;
 use crate::task::signal::{SI_KERNEL, SIGALRM, SIGPROF, SIGVTALRM, SignalInfo, send_to_process};
 use crate::time::Instant;
@@ -81,7 +81,7 @@ struct Armed {
 /// The three timers of a process.
 #[derive(Default)]
 pub struct IntervalTimers {
-    armed: [Lock<Option<Armed>>; 3],
+    armed: [KernelCell<Option<Armed>>; 3],
 }
 
 struct Expiry {
@@ -92,7 +92,7 @@ struct Expiry {
 impl TimerCallback for Expiry {
     fn fire(&self, _now: Instant) {
         let Some(process) = self.process.upgrade() else { return };
-        let armed = process.timers.armed[self.which as usize].lock().take();
+        let armed = process.timers.armed[self.which as usize].borrow_mut().take();
         let Some(armed) = armed else { return };
         let now = self.which.now_ns(&process);
         if now < armed.deadline_ns {
@@ -122,7 +122,7 @@ impl IntervalTimers {
     /// Disarms all timers: the process ends.
     pub fn disarm_all(&self) {
         for slot in &self.armed {
-            if let Some(armed) = slot.lock().take() {
+            if let Some(armed) = slot.borrow_mut().take() {
                 timer::cancel(armed.id);
             }
         }
@@ -148,7 +148,7 @@ pub fn get(process: &Process, which: Which) -> TimerValue {
 pub fn set(process: &Arc<Process>, which: Which, value: TimerValue) -> Result<TimerValue> {
     let (next_ns, interval_ns) = (from_timeval(value.value)?, from_timeval(value.interval)?);
     let old = get(process, which);
-    if let Some(armed) = process.timers.armed[which as usize].lock().take() {
+    if let Some(armed) = process.timers.armed[which as usize].borrow_mut().take() {
         timer::cancel(armed.id);
     }
     if next_ns > 0 {

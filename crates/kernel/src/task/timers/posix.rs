@@ -12,7 +12,7 @@ use crate::args::Flags;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::sync::Lock;
+use crate::sync::KernelCell;
 use crate::task::process::RLIMIT_SIGPENDING;
 use crate::task::signal::{
     SI_TIMER, SIGALRM, SIGNAL_COUNT, SignalInfo, queue_to_process, queue_to_thread,
@@ -24,7 +24,7 @@ use crate::time::{Instant, Timespec, clock};
 /// The timers of a process.
 #[derive(Default)]
 pub struct PosixTimers {
-    timers: Lock<Table>,
+    timers: KernelCell<Table>,
 }
 
 #[derive(Default)]
@@ -92,7 +92,7 @@ struct PosixTimer {
     notification: Notification,
     signal: u32,
     value: u64,
-    schedule: Lock<Schedule>,
+    schedule: KernelCell<Schedule>,
 }
 
 /// Times are in nanoseconds of the timer's clock.
@@ -157,12 +157,12 @@ impl PosixTimer {
     fn arm(self: &Arc<Self>) {
         let next = self.schedule.get().next;
         let id = timer::add(self.clock.look_at(next), self.clone());
-        self.schedule.lock().alarm = Some(id);
+        self.schedule.borrow_mut().alarm = Some(id);
         crate::task::scheduler::watch_clock();
     }
 
     fn disarm(&self) {
-        let alarm = self.schedule.lock().alarm.take();
+        let alarm = self.schedule.borrow_mut().alarm.take();
         if let Some(alarm) = alarm {
             timer::cancel(alarm);
         }
@@ -170,7 +170,7 @@ impl PosixTimer {
 
     fn expire(self: &Arc<Self>, process: &Process) {
         let sequence = {
-            let mut schedule = self.schedule.lock();
+            let mut schedule = self.schedule.borrow_mut();
             schedule.alarm = None;
             schedule.sequence += 1;
             schedule.is_signal_pending = true;
@@ -197,7 +197,7 @@ impl PosixTimer {
     fn go_on(self: &Arc<Self>) -> u64 {
         let now = self.clock.now_ns();
         let (periods, again) = {
-            let mut schedule = self.schedule.lock();
+            let mut schedule = self.schedule.borrow_mut();
             schedule.is_signal_pending = false;
             let periods = schedule.catch_up(now);
             if periods == 0 {
@@ -234,7 +234,7 @@ impl PosixTimer {
             value => self.clock.now_ns().saturating_add(value),
         };
         {
-            let mut schedule = self.schedule.lock();
+            let mut schedule = self.schedule.borrow_mut();
             let sequence = schedule.sequence + 1;
             *schedule = Schedule { next, interval, sequence, ..Schedule::default() };
         }
@@ -246,12 +246,12 @@ impl PosixTimer {
 
 impl PosixTimers {
     fn find(&self, id: i32) -> Option<Arc<PosixTimer>> {
-        self.timers.lock().by_id.get(&id).cloned()
+        self.timers.borrow_mut().by_id.get(&id).cloned()
     }
 
     /// Removes all timers: the process ends or executes a program.
     pub fn remove_all(&self) {
-        let removed = core::mem::take(&mut self.timers.lock().by_id);
+        let removed = core::mem::take(&mut self.timers.borrow_mut().by_id);
         for timer in removed.values() {
             timer.disarm();
         }
@@ -274,7 +274,7 @@ pub fn signal_taken(thread: &Thread, info: &mut SignalInfo) -> bool {
     });
     let Some(timer) = expired else { return false };
     let overrun = i32::try_from(timer.go_on()).unwrap_or(i32::MAX);
-    timer.schedule.lock().last_overrun = overrun;
+    timer.schedule.borrow_mut().last_overrun = overrun;
     info.payload[0] |= (overrun as u64) << 32;
     true
 }
@@ -314,9 +314,9 @@ pub fn timer_create(clock: i32, event: UserAddress, id_to: UserAddress) -> Resul
     if has_signal && !(1..=SIGNAL_COUNT as i32).contains(&signal) {
         return Err(Errno::EINVAL);
     }
-    let limit = process.limits.lock()[RLIMIT_SIGPENDING].current;
+    let limit = process.limits.borrow_mut()[RLIMIT_SIGPENDING].current;
     let id = {
-        let table = process.posix_timers.timers.lock();
+        let table = process.posix_timers.timers.borrow_mut();
         if table.by_id.len() as u64 >= limit {
             return Err(Errno::EAGAIN);
         }
@@ -334,9 +334,9 @@ pub fn timer_create(clock: i32, event: UserAddress, id_to: UserAddress) -> Resul
         notification,
         signal: signal as u32,
         value: event.map_or(id as u64, |event| event.value),
-        schedule: Lock::default(),
+        schedule: KernelCell::default(),
     };
-    let mut table = process.posix_timers.timers.lock();
+    let mut table = process.posix_timers.timers.borrow_mut();
     table.next_id = id.checked_add(1).unwrap_or(0);
     table.by_id.insert(id, Arc::new(timer));
     Ok(0)
@@ -376,7 +376,7 @@ pub fn timer_getoverrun(id: i32) -> Result<u64> {
 
 /// timer_delete(2).
 pub fn timer_delete(id: i32) -> Result<u64> {
-    let removed = current().process.posix_timers.timers.lock().by_id.remove(&id);
+    let removed = current().process.posix_timers.timers.borrow_mut().by_id.remove(&id);
     removed.ok_or(Errno::EINVAL)?.disarm();
     Ok(0)
 }

@@ -16,18 +16,18 @@ use crate::sandbox::Sandbox;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A copy of an image that waits to be wanted. Dropping it kills it.
-pub struct Held {
+pub struct ReadySandbox {
     sandbox: Sandbox,
     plan: Arc<BootPlan>,
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for ReadySandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("pid", &self.pid()).finish_non_exhaustive()
+        f.debug_struct("ReadySandbox").field("pid", &self.pid()).finish_non_exhaustive()
     }
 }
 
-impl Held {
+impl ReadySandbox {
     /// A copy that a template has forked, and that waits by itself.
     pub(super) fn new(sandbox: Sandbox, plan: Arc<BootPlan>) -> Self {
         Self { sandbox, plan }
