@@ -341,6 +341,7 @@ impl Standby {
             let log = pipes.log();
             pipes.handed_over();
             let replaced = self.state().add(Ready { held, log, lease: Some(lease) });
+            boots.terms.kept_ready();
             drop(replaced);
         }
         Ok(())
@@ -378,6 +379,7 @@ impl Standby {
         template.label(&boots.terms.label);
         let template = Arc::new(template);
         let replaced = self.state().put_template(template.clone(), lease);
+        boots.terms.kept_ready();
         // Ended outside the lock.
         drop(replaced);
         self.fork_ahead(boots, &template)
@@ -396,6 +398,7 @@ impl Standby {
                 .fork_ahead(&boots.terms.options(None))
                 .map_err(|error| LaunchError(error.to_string()))?;
             let refused = self.state().add_forked(Forked { held, pipes, lease: Some(lease) });
+            boots.terms.kept_ready();
             drop(refused);
         }
         Ok(())

@@ -48,6 +48,11 @@ impl InstanceTerms {
         self.tenant.room().try_enter(self.limits.memory)
     }
 
+    /// Something is kept ready now: somebody who waits for room can have it ended.
+    pub fn kept_ready(&self) {
+        self.tenant.room().stir();
+    }
+
     /// What every boot is told. A copy that was booted ahead has its pipes, and a
     /// template gets none.
     pub fn options<'a>(&'a self, pipes: Option<&'a InstancePipes>) -> ThawOptions<'a> {
