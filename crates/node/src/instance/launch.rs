@@ -125,6 +125,8 @@ pub struct StandbyInfo {
 /// How often instances were put back into the state before their request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RewindInfo {
+    /// They are being put back now.
+    pub under_way: u64,
     /// They were, and were ready again.
     pub done: u64,
     /// They could not be, and were ended.

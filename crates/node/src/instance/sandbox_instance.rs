@@ -2,6 +2,7 @@
 
 use super::launch::{Client, Connector, End, FrozenInstance, Instance, Report};
 use super::sandboxed::ImageBoots;
+use super::standby::Standby;
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
 use crate::tenants::Lease;
@@ -311,8 +312,7 @@ impl Instance for SandboxInstance {
 
     fn rewind(self: Box<Self>, lease: Lease) {
         let Self { sandbox, boots, log, .. } = *self;
-        let sandbox = sandbox.into_inner();
-        tokio::task::spawn_blocking(move || boots.standby().rewind(&boots, sandbox, log, lease));
+        Standby::rewind(boots, sandbox.into_inner(), log, lease);
     }
 
     fn request_rest(&mut self) -> io::Result<()> {

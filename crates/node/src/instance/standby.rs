@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use thaw_sandbox::{ReadySandbox, RewindError, Sandbox, Template};
+use thaw_sandbox::{Effort, ReadySandbox, RewindError, Sandbox, Template};
 
 /// How long the background leaves the processors to the boot that has just
 /// begun, as long as there is something left for the next one.
@@ -86,6 +86,7 @@ struct Ready {
 /// What became of the instances that were to be put back.
 #[derive(Default)]
 struct Rewinds {
+    under_way: AtomicU64,
     done: AtomicU64,
     refused: AtomicU64,
     last_refusal: Mutex<Option<String>>,
@@ -99,6 +100,7 @@ impl Rewinds {
 
     fn info(&self) -> RewindInfo {
         RewindInfo {
+            under_way: self.under_way.load(Ordering::Acquire),
             done: self.done.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
             last_refusal: self.last_refusal.lock().expect("no holder panics").clone(),
@@ -398,11 +400,25 @@ impl Standby {
         self.policy.rewind.is_some()
     }
 
-    /// Puts an instance back into the state before its request, and keeps it ready with this
-    /// lease. Takes some hundred microseconds.
-    pub fn rewind(&self, boots: &ImageBoots, sandbox: Sandbox, log: InstanceLog, lease: Lease) {
+    /// Puts an instance back into the state before its request, elsewhere, and keeps it ready
+    /// with this lease.
+    pub fn rewind(boots: Arc<ImageBoots>, sandbox: Sandbox, log: InstanceLog, lease: Lease) {
+        boots.standby().rewinds.under_way.fetch_add(1, Ordering::Relaxed);
+        tokio::task::spawn_blocking(move || {
+            boots.standby().put_back(&boots, sandbox, log, lease);
+            boots.standby().rewinds.under_way.fetch_sub(1, Ordering::Release);
+        });
+    }
+
+    /// Takes some hundred microseconds.
+    fn put_back(&self, boots: &ImageBoots, sandbox: Sandbox, log: InstanceLog, lease: Lease) {
+        let begun = Instant::now();
         let held = match sandbox.rewind() {
-            Ok((held, _)) => held,
+            Ok((held, effort)) => {
+                let Effort { pages, calls } = effort;
+                tracing::debug!(pages, calls, took = ?begun.elapsed(), "an instance was put back");
+                held
+            }
             Err(error) => {
                 self.rewinds.refuse(&error);
                 tracing::debug!("an instance was not put back: {error}");

@@ -421,9 +421,9 @@ impl Supervisor {
 
     /// Makes the instance another one, as new.
     fn rewind(self) {
-        self.service.remove(self.id, &End::Rewound);
-        drop(self.connections.close());
         self.instance.rewind(self.place.lease);
+        drop(self.connections.close());
+        self.service.remove(self.id, &End::Rewound);
     }
 
     fn served(&mut self) {

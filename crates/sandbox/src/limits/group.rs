@@ -375,15 +375,6 @@ impl Group {
         place.map(|(directory, version)| memory_in_use(&directory, version)).transpose()
     }
 
-    /// How many processes and threads the group has now. `None`: nothing counts them.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn processes(&self) -> io::Result<Option<u64>> {
-        let place = self.place_of(Controller::Pids);
-        place.map(|(directory, _)| number_in(&directory.join("pids.current"))).transpose()
-    }
-
     /// Has `meter` told what the group has used when it is removed; whether it is the
     /// first meter, which stays.
     pub(super) fn count_by(&self, meter: &Arc<Meter>) -> bool {
@@ -428,11 +419,8 @@ pub(super) fn memory_in_use(directory: &Path, version: Version) -> io::Result<u6
         Version::V2 => "memory.current",
         Version::V1 => "memory.usage_in_bytes",
     };
-    number_in(&directory.join(file))
-}
-
-fn number_in(file: &Path) -> io::Result<u64> {
-    fs::read_to_string(file)?.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+    let text = fs::read_to_string(directory.join(file))?;
+    text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// The number after a name at the start of a line.

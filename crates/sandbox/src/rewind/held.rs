@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::time::Duration;
 
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::layout::{CONTROL_FD, KERNEL_BASE, KERNEL_END};
@@ -30,10 +31,12 @@ const NEW_RUNS_MAX: usize = 512;
 const CLOSES_MAX: usize = 64;
 /// Most parts of one write (`UIO_MAXIOV` of readv(2) is 1024).
 const PARTS_MAX: usize = 256;
-/// The end of what programs can map (`TASK_SIZE_MAX` of Linux).
-const ADDRESS_MAX: u64 = (1 << 47) - PAGE_SIZE;
+const EXECUTE: u32 = libc::PROT_EXEC as u32;
 /// Bytes of `struct itimerval` and of `stack_t`, whichever is longer.
 const SCRATCH_LEN: usize = 32;
+/// How often it is looked whether a sandbox waits yet, and how long between two looks.
+const STOPS_MAX: u32 = 100;
+const STOP_INTERVAL: Duration = Duration::from_millis(1);
 /// Bytes below the stack pointer where scratch memory lies; the red zone is 128.
 const SCRATCH_BELOW: u64 = 1024;
 
@@ -108,12 +111,10 @@ pub struct Held {
 impl Held {
     /// Takes down the state of a sandbox that waits for its second boot command.
     pub fn new(mut process: Process) -> Result<Self, Refusal> {
-        let stopped = Stopped::new(process.number)?;
+        let (stopped, thread) = stop_where_it_waits(&process)?;
         if !process.is_alone()? {
             return Err(Refusal::NotAlone);
         }
-        let mut thread = stopped.state()?;
-        wait_again(&mut thread)?;
         let layout = process.layout()?;
         if layout.regions().iter().any(is_shared) {
             return Err(Refusal::Shared);
@@ -174,8 +175,8 @@ impl Held {
     fn check_site(&mut self, found: &Layout) -> Result<(), Refusal> {
         let page = self.site() & !(PAGE_SIZE - 1);
         let wanted = self.layout.at(page).filter(|region| {
-            let execute = (libc::PROT_READ | libc::PROT_EXEC) as u32;
-            let access = Access { protection: execute, shared: false };
+            let protection = libc::PROT_READ as u32 | EXECUTE;
+            let access = Access { protection, shared: false };
             region.access == access && matches!(region.backing, Backing::File { .. })
         });
         // An instruction never lies in two pages here: one that waits has executed it.
@@ -327,17 +328,16 @@ impl Held {
         let (mut pages, mut in_text) = (0, false);
         let text = KERNEL_BASE..KERNEL_END;
         let layout = &self.layout;
-        self.process.pages.runs_with_content(0, ADDRESS_MAX, |run| {
-            if run.kind != PageKind::Private {
-                return;
-            }
-            pages += (run.end - run.start) / PAGE_SIZE;
-            in_text |= text.contains(&run.start)
-                && layout
-                    .at(run.start)
-                    .is_some_and(|region| region.access.protection & libc::PROT_EXEC as u32 != 0);
-            runs.push(run.start..run.end);
-        })?;
+        let is_executed = |address| {
+            layout.at(address).is_some_and(|region| region.access.protection & EXECUTE != 0)
+        };
+        for span in layout.spans() {
+            self.process.pages.private_runs(span.start, span.end, |run| {
+                pages += (run.end - run.start) / PAGE_SIZE;
+                in_text |= text.contains(&run.start) && is_executed(run.start);
+                runs.push(run);
+            })?;
+        }
         if in_text {
             return Err(Refusal::Text);
         }
@@ -429,19 +429,34 @@ impl Held {
     }
 }
 
-/// Makes a thread that was interrupted while it waited for a message wait again.
-fn wait_again(thread: &mut ThreadState) -> Result<(), Refusal> {
+/// Stops a sandbox that has said that it is ready, and is about to wait for its second boot
+/// command. Its state is that of the `syscall` instruction by which it waits.
+fn stop_where_it_waits(process: &Process) -> Result<(Stopped, ThreadState), Refusal> {
+    for _ in 0..STOPS_MAX {
+        let stopped = Stopped::new(process.number)?;
+        let mut state = stopped.state()?;
+        if wait_again(&mut state) {
+            return Ok((stopped, state));
+        }
+        stopped.go_on()?;
+        process.runs_after(STOP_INTERVAL)?;
+    }
+    Err(Refusal::NotWaiting)
+}
+
+/// Makes a thread that was interrupted while it waited for a message wait again; false: it did
+/// something else.
+fn wait_again(thread: &mut ThreadState) -> bool {
     let registers = &mut thread.registers;
     let waits = registers.orig_rax == libc::SYS_recvmsg as u64
         && registers.rdi == CONTROL_FD as u64
         && (KERNEL_BASE..KERNEL_END).contains(&registers.rip);
-    if !waits {
-        return Err(Refusal::NotWaiting);
+    if waits {
+        registers.rip -= SYSCALL_LEN;
+        registers.rax = registers.orig_rax;
+        registers.orig_rax = u64::MAX;
     }
-    registers.rip -= SYSCALL_LEN;
-    registers.rax = registers.orig_rax;
-    registers.orig_rax = u64::MAX;
-    Ok(())
+    waits
 }
 
 /// Whether others may see what is written there.

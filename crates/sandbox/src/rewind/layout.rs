@@ -2,8 +2,14 @@
 //! host merges and splits mappings as it likes.
 
 use std::io;
+use std::ops::Range;
 
 use thaw_abi::PAGE_SIZE;
+
+/// The end of what programs can map (`TASK_SIZE_MAX` of Linux).
+const ADDRESS_MAX: u64 = (1 << 47) - PAGE_SIZE;
+/// Most bytes between two mappings that are looked at together.
+const GAP_MAX: u64 = 1 << 30;
 
 /// What stands behind a mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,6 +146,18 @@ impl Layout {
 
     pub fn regions(&self) -> &[Region] {
         &self.0
+    }
+
+    /// Ranges that hold all that is mapped, and no large gaps.
+    pub fn spans(&self) -> Vec<Range<u64>> {
+        let mut spans: Vec<Range<u64>> = Vec::new();
+        for region in self.0.iter().filter(|region| region.end <= ADDRESS_MAX) {
+            match spans.last_mut() {
+                Some(last) if region.start - last.end <= GAP_MAX => last.end = region.end,
+                _ => spans.push(region.start..region.end),
+            }
+        }
+        spans
     }
 
     /// The region that holds an address.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, OFlags, RawDir, openat, statat};
@@ -74,11 +75,22 @@ impl Process {
     }
 
     pub fn runs(&self) -> io::Result<bool> {
-        let mut events = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        Ok(poll(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? == 0)
+        self.runs_after(Duration::ZERO)
     }
 
-    /// Whether it has one thread and no children.
+    /// Whether it still runs so long from now. Waits.
+    pub fn runs_after(&self, time: Duration) -> io::Result<bool> {
+        let mut events = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let time = Timespec {
+            tv_sec: time.as_secs() as i64,
+            tv_nsec: time.subsec_nanos().into(),
+        };
+        Ok(poll(&mut events, Some(&time))? == 0)
+    }
+
+    /// Whether it has one thread, and its sandbox no other process: it is process 1 of a pid
+    /// namespace of its own, so all others descend from it, and who has lost its parent becomes
+    /// its child (pid_namespaces(7)). To be asked while it is stopped.
     pub fn is_alone(&mut self) -> io::Result<bool> {
         let status = self.text(|process| &mut process.status, 8192)?;
         let threads = status.lines().find_map(|line| line.strip_prefix("Threads:"));
