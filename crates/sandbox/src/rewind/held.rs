@@ -149,6 +149,8 @@ impl Held {
         if !self.process.is_alone()? {
             return Err(Refusal::NotAlone);
         }
+        // The guest's segments and flags must not decide how host calls are made in its name.
+        stopped.set_state(&self.thread)?;
         let mut effort = Effort::default();
         let found = self.process.layout()?;
         self.check_site(&found)?;
