@@ -52,8 +52,7 @@ pub enum Served {
 
 impl Served {
     /// All.
-    pub const ALL: [Self; 5] =
-        [Self::Warm, Self::Fork, Self::Ready, Self::Rewind, Self::Reuse];
+    pub const ALL: [Self; 5] = [Self::Warm, Self::Fork, Self::Ready, Self::Rewind, Self::Reuse];
 
     /// The name, as in JSON.
     pub fn name(self) -> &'static str {

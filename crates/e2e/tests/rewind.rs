@@ -93,8 +93,11 @@ fn nothing_of_a_request_is_left_for_the_next_one() {
     settle(&daemon, NAME);
     // The search finds what is there: otherwise it proves nothing.
     let (found, fate) = ask(&daemon, NAME, &with_secret("/both"));
-    let count: u32 =
-        found.lines().last().and_then(|line| line.strip_prefix("found ")?.parse().ok()).expect("a count");
+    let count: u32 = found
+        .lines()
+        .last()
+        .and_then(|line| line.strip_prefix("found ")?.parse().ok())
+        .expect("a count");
     assert!(count > 20, "{found}");
     for place in ["heap", "pages", "memory"] {
         assert!(found.contains(&format!(", {place}")), "{place}: {found}");
@@ -144,7 +147,8 @@ fn what_its_kernel_does_not_know_of_is_put_right_or_ends_the_instance() {
 
 #[test]
 fn a_python_function_is_rewound_and_forgets() {
-    let function = Function::PythonVariant { program: "copies", name: "rewound", keys: "rewind = true" };
+    let function =
+        Function::PythonVariant { program: "copies", name: "rewound", keys: "rewind = true" };
     let home = built_home("rewind-python", &[function]);
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     settle(&daemon, "rewound");
@@ -156,17 +160,53 @@ fn a_python_function_is_rewound_and_forgets() {
     }
 }
 
+/// The rewinder of a daemon that has rewound something.
+fn rewinder(daemon: &Daemon) -> u32 {
+    let all = thaw_e2e::descendants(daemon.main_pid());
+    all.into_iter().find(|process| process.name == "thaw-rewind").expect("a rewinder").pid
+}
+
+#[test]
+fn the_rewinder_has_rights_over_sandboxes_only() {
+    let daemon = Daemon::start(&home("rewind-rights"), &DaemonOptions::default());
+    settle(&daemon, NAME);
+    let pid = rewinder(&daemon);
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_else(|| panic!("no {name}")).trim().to_owned()
+    };
+    // CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_KILL, CAP_SYS_PTRACE.
+    let kept = format!("{:016x}", 1 << 1 | 1 << 2 | 1 << 5 | 1 << 19);
+    for (name, value) in [
+        ("CapEff", kept.as_str()),
+        ("CapPrm", &kept),
+        ("CapInh", "0000000000000000"),
+        ("CapBnd", "0000000000000000"),
+        ("CapAmb", "0000000000000000"),
+        ("NoNewPrivs", "1"),
+        ("Seccomp", "2"),
+        ("Threads", "1"),
+    ] {
+        assert_eq!(field(name), value, "{name}");
+    }
+    let namespace = |pid: &str, name: &str| {
+        fs::read_link(format!("/proc/{pid}/ns/{name}")).expect("a namespace")
+    };
+    for name in ["user", "pid", "net", "mnt", "ipc", "uts", "cgroup"] {
+        assert_ne!(namespace(&pid.to_string(), name), namespace("self", name), "{name}");
+    }
+    assert_eq!(fs::read_dir(format!("/proc/{pid}/root/")).expect("its root").count(), 0);
+}
+
 #[test]
 fn a_rewinder_that_is_killed_costs_no_request() {
     let daemon = Daemon::start(&home("rewind-killed"), &DaemonOptions::default());
     settle(&daemon, NAME);
     for _ in 0..3 {
-        let rewinder = thaw_e2e::descendants(daemon.main_pid())
-            .into_iter()
-            .find(|process| process.name == "thaw-rewind")
-            .expect("a rewinder");
-        thaw_e2e::kill(rewinder.pid);
-        wait_until("the rewinder is gone", || !exists(rewinder.pid));
+        let rewinder = rewinder(&daemon);
+        thaw_e2e::kill(rewinder);
+        wait_until("the rewinder is gone", || !exists(rewinder));
         for _ in 0..5 {
             assert_eq!(get(daemon.gateway(), NAME, "/").status, 200);
         }

@@ -127,7 +127,8 @@ impl Sandbox {
         let control = self.control().try_clone().map_err(RewindError::Lost)?;
         let is_quiet = self.line.end();
         self.line = Arc::new(Line::new(control));
-        if !is_quiet || sys::unread_by_peer(self.control().as_fd()).map_err(RewindError::Lost)? > 0 {
+        if !is_quiet || sys::unread_by_peer(self.control().as_fd()).map_err(RewindError::Lost)? > 0
+        {
             return Err(RewindError::Busy);
         }
         let effort = taken_down.rewind()?;

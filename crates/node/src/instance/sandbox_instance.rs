@@ -2,7 +2,7 @@
 
 use super::launch::{Client, Connector, End, FrozenInstance, Instance, Report};
 use super::sandboxed::ImageBoots;
-use super::standby::Standby;
+use super::standby::{Lent, Spent, Standby};
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
 use crate::tenants::Lease;
@@ -48,6 +48,8 @@ pub(super) struct SandboxInstance {
     parting: Option<Parting>,
     /// It outlives this daemon.
     kept: Option<KeptForSuccessor>,
+    /// It will be ready again.
+    lent: Option<Lent>,
 }
 
 /// The zygote parent tells a moment later how a process has ended.
@@ -101,12 +103,18 @@ impl SandboxInstance {
             last_moment: None,
             parting: None,
             kept: None,
+            lent: None,
         })
     }
 
     /// The same with this process's ends of the pipes for its output, until it has booted.
     pub fn with_pipes(self, pipes: Option<InstancePipes>) -> Self {
         Self { pipes, ..self }
+    }
+
+    /// The same for one that will be ready again.
+    pub fn lent(self, lent: Option<Lent>) -> Self {
+        Self { lent, ..self }
     }
 
     /// The same for one that outlives this daemon.
@@ -311,8 +319,8 @@ impl Instance for SandboxInstance {
     }
 
     fn rewind(self: Box<Self>, lease: Lease) {
-        let Self { sandbox, boots, log, .. } = *self;
-        Standby::rewind(boots, sandbox.into_inner(), log, lease);
+        let Self { sandbox, boots, log, lent, .. } = *self;
+        Standby::rewind(boots, Spent { sandbox: sandbox.into_inner(), log, lease, lent });
     }
 
     fn request_rest(&mut self) -> io::Result<()> {

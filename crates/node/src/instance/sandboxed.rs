@@ -6,7 +6,7 @@ use super::launch::{
 };
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
 use super::sandbox_instance::SandboxInstance;
-use super::standby::{Standby, Unready};
+use super::standby::{Lent, Standby, Unready};
 use super::terms::{FunctionOutput, InstanceTerms, Output};
 use crate::boots::BootKind;
 use crate::build::freeze_instance;
@@ -179,14 +179,14 @@ impl SandboxLauncher {
     fn launched(&self, boot: Boot) -> Result<Launched, LaunchError> {
         let shared = &self.shared;
         shared.replenish();
-        let Boot { sandbox, plan, kind, taken_ns, output } = boot;
+        let Boot { sandbox, plan, kind, taken_ns, output, lent } = boot;
         let instance =
             SandboxInstance::new(sandbox, plan, shared.clone(), output.log).map_err(|error| {
                 LaunchError(format!(
                     "cannot watch the new instance ({error}); raise the limit of open files"
                 ))
             })?;
-        let instance = instance.with_pipes(output.pipes);
+        let instance = instance.with_pipes(output.pipes).lent(lent);
         instance.sandbox().count_by(shared.terms.tenant.cpu().meter());
         Ok(Launched { instance: Box::new(instance), kind, zygote_ns: taken_ns })
     }
@@ -273,6 +273,8 @@ pub(super) struct Boot {
     /// When what it begins from had been taken.
     pub taken_ns: u64,
     pub output: Output,
+    /// It will be ready again.
+    pub lent: Option<Lent>,
 }
 
 /// A client's socket on its way into a sandbox.
@@ -315,7 +317,7 @@ impl ImageBoots {
         self.image_boots.fetch_add(1, Ordering::Relaxed);
         let is_cold = cold.is_some() || may_be_gone && self.read_ahead(&plan);
         let kind = if is_cold { BootKind::Cold } else { BootKind::Warm };
-        Ok(Boot { sandbox, plan, kind, taken_ns, output: pipes.into() })
+        Ok(Boot { sandbox, plan, kind, taken_ns, output: pipes.into(), lent: None })
     }
 
     /// Makes the memory of an instance that is at rest the image of the function.

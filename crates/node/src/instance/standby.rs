@@ -9,7 +9,7 @@ use crate::clock::monotonic_ns;
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::tenants::Lease;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use thaw_sandbox::{Effort, ReadySandbox, RewindError, Sandbox, Template};
@@ -70,6 +70,8 @@ pub(super) struct Standby {
     policy: BootPolicy,
     state: Mutex<State>,
     rewinds: Rewinds,
+    /// Instances that run and will be ready again.
+    lent: Arc<AtomicUsize>,
     /// Somebody makes what is missing.
     busy: AtomicBool,
 }
@@ -81,6 +83,22 @@ struct Ready {
     /// Its share of what the tenant may have, unless a boot that is about to use it has
     /// taken it.
     lease: Option<Lease>,
+}
+
+/// Counts an instance that runs and will be ready again, until it is, or has ended.
+pub(super) struct Lent(Arc<AtomicUsize>);
+
+impl Lent {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What became of the instances that were to be put back.
@@ -106,6 +124,15 @@ impl Rewinds {
             last_refusal: self.last_refusal.lock().expect("no holder panics").clone(),
         }
     }
+}
+
+/// An instance that has served its request.
+pub(super) struct Spent {
+    pub sandbox: Sandbox,
+    pub log: InstanceLog,
+    /// Its share of what the tenant may have.
+    pub lease: Lease,
+    pub lent: Option<Lent>,
 }
 
 /// A copy that a template has forked ahead.
@@ -167,7 +194,8 @@ impl Standby {
             closed: false,
         };
         let rewinds = Rewinds::default();
-        Self { policy, state: Mutex::new(state), rewinds, busy: AtomicBool::new(false) }
+        let (lent, busy) = (Arc::default(), AtomicBool::new(false));
+        Self { policy, state: Mutex::new(state), rewinds, lent, busy }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -271,7 +299,8 @@ impl Standby {
                 Ok(sandbox) => {
                     let output = Output { log, pipes: None };
                     let kind = BootKind::Ready;
-                    return Some(Boot { sandbox, plan, kind, taken_ns, output });
+                    let lent = sandbox.can_rewind().then(|| Lent::new(&self.lent));
+                    return Some(Boot { sandbox, plan, kind, taken_ns, output, lent });
                 }
                 Err(error) => tracing::debug!("an instance that was ready is of no use: {error}"),
             }
@@ -288,7 +317,7 @@ impl Standby {
             match held.go(handed, &boots.terms.options(Some(&pipes))) {
                 Ok(sandbox) => {
                     let (kind, output) = (BootKind::Fork, pipes.into());
-                    return Some(Boot { sandbox, plan, kind, taken_ns, output });
+                    return Some(Boot { sandbox, plan, kind, taken_ns, output, lent: None });
                 }
                 Err(error) => tracing::debug!("a copy forked ahead is of no use: {error}"),
             }
@@ -310,7 +339,8 @@ impl Standby {
         match template.fork(handed, &boots.terms.options(Some(&pipes))) {
             Ok(sandbox) => {
                 let (plan, output) = (template.plan().clone(), pipes.into());
-                Some(Boot { sandbox, plan, kind: BootKind::Fork, taken_ns, output })
+                let kind = BootKind::Fork;
+                Some(Boot { sandbox, plan, kind, taken_ns, output, lent: None })
             }
             Err(error) => {
                 tracing::warn!("a template is given up: {error}");
@@ -352,7 +382,7 @@ impl Standby {
             self.busy.store(false, Ordering::Relaxed);
             // What was taken at the end of this, nobody else has been told of.
             let state = self.state();
-            let wants_ready = filled.is_ok() && state.wants_more(&boots.ready_plan());
+            let wants_ready = filled.is_ok() && state.wants_more(&boots.ready_plan(), self.lent());
             if !wants_ready && !state.forked_was_taken {
                 return;
             }
@@ -369,7 +399,7 @@ impl Standby {
         let surplus = self.state().prune(self.policy, || boots.terms.lease());
         // Ended outside the lock.
         drop(surplus);
-        while self.state().wants_more(&plan) {
+        while self.state().wants_more(&plan, self.lent()) {
             let lease = boots.terms.lease().ok_or(Unready::NoRoom)?;
             let zygote = boots
                 .pool
@@ -380,11 +410,8 @@ impl Standby {
                 .hold(&plan, &boots.terms.options(Some(&pipes)))
                 .map_err(|error| LaunchError(error.to_string()))?;
             held.label(&boots.terms.label);
-            if self.policy.rewind.is_some()
-                && let Err(error) = held.take_down()
-            {
-                // Its first request is served all the same, if it lives.
-                self.rewinds.refuse(&error);
+            if self.policy.rewind.is_some() {
+                self.take_down(&mut held)?;
             }
             let log = pipes.log();
             pipes.handed_over();
@@ -395,6 +422,17 @@ impl Standby {
         Ok(())
     }
 
+    /// Has the state taken down that an instance can be put back into. If there is nobody to do
+    /// so, its first request is served all the same, and it is ended.
+    fn take_down(&self, held: &mut ReadySandbox) -> Result<(), LaunchError> {
+        let Err(error) = held.take_down() else { return Ok(()) };
+        self.rewinds.refuse(&error);
+        match error {
+            RewindError::Refused(why) => Err(LaunchError(format!("it cannot be put back: {why}"))),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether instances are put back when they have served their request.
     pub fn rewinds(&self) -> bool {
         self.policy.rewind.is_some()
@@ -402,16 +440,17 @@ impl Standby {
 
     /// Puts an instance back into the state before its request, elsewhere, and keeps it ready
     /// with this lease.
-    pub fn rewind(boots: Arc<ImageBoots>, sandbox: Sandbox, log: InstanceLog, lease: Lease) {
+    pub fn rewind(boots: Arc<ImageBoots>, spent: Spent) {
         boots.standby().rewinds.under_way.fetch_add(1, Ordering::Relaxed);
         tokio::task::spawn_blocking(move || {
-            boots.standby().put_back(&boots, sandbox, log, lease);
+            boots.standby().put_back(&boots, spent);
             boots.standby().rewinds.under_way.fetch_sub(1, Ordering::Release);
         });
     }
 
     /// Takes some hundred microseconds.
-    fn put_back(&self, boots: &ImageBoots, sandbox: Sandbox, log: InstanceLog, lease: Lease) {
+    fn put_back(&self, boots: &ImageBoots, spent: Spent) {
+        let Spent { sandbox, log, lease, lent } = spent;
         let begun = Instant::now();
         let held = match sandbox.rewind() {
             Ok((held, effort)) => {
@@ -428,13 +467,16 @@ impl Standby {
         self.rewinds.done.fetch_add(1, Ordering::Relaxed);
         let surplus = {
             let mut state = self.state();
-            // It has waited for nothing: there is demand for as many.
-            state.target = state.target.max((state.ready.len() + 1).min(self.policy.most()));
             state.add(Ready { held, log, lease: Some(lease) })
         };
+        drop(lent);
         boots.terms.kept_ready();
         // Ended outside the lock.
         drop(surplus);
+    }
+
+    fn lent(&self) -> usize {
+        self.lent.load(Ordering::Relaxed)
     }
 
     /// Makes a template if there is none that is up to date, its next copies, and what further
@@ -538,10 +580,11 @@ impl State {
         surplus
     }
 
-    /// Whether there are fewer instances of `plan` than there should be.
-    fn wants_more(&self, plan: &Arc<thaw_sandbox::BootPlan>) -> bool {
+    /// Whether there are fewer instances of `plan` than there should be, with those that are
+    /// lent.
+    fn wants_more(&self, plan: &Arc<thaw_sandbox::BootPlan>, lent: usize) -> bool {
         let fresh = self.ready.iter().filter(|ready| Arc::ptr_eq(ready.held.plan(), plan)).count();
-        !self.closed && fresh < self.target
+        !self.closed && fresh + lent < self.target
     }
 
     /// Puts a template in the place of another one, whose room it has without a lease of its

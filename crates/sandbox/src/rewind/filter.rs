@@ -25,7 +25,11 @@ static CALLS: &[Call] = &[
          the sandboxes' user namespace",
     ),
     call(libc::SYS_wait4, &[], "waits until a sandbox has stopped"),
-    call(libc::SYS_kill, &[&[is(1, libc::SIGKILL as u64)]], "ends a sandbox that cannot be put back"),
+    call(
+        libc::SYS_kill,
+        &[&[is(1, libc::SIGKILL as u64)]],
+        "ends a sandbox that cannot be put back",
+    ),
     call(
         libc::SYS_openat,
         &[
@@ -36,6 +40,8 @@ static CALLS: &[Call] = &[
         ],
         "opens files in /proc of sandboxes, their memory for writing; the root is empty",
     ),
+    call(libc::SYS_readlinkat, &[], "asks /proc for its own number"),
+    call(libc::SYS_getpid, &[], "compares it with what the host says"),
     call(libc::SYS_read, &[], "reads files of /proc"),
     call(libc::SYS_lseek, &[], "reads them again"),
     call(libc::SYS_getdents64, &[], "lists the descriptors of a sandbox"),

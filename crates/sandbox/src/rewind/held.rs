@@ -53,7 +53,7 @@ pub enum Refusal {
     #[error("it does not wait for its second boot command")]
     NotWaiting,
     /// It has written too much.
-    #[error("it has written more than {} MiB", PAGES_MAX as u64 * PAGE_SIZE >> 20)]
+    #[error("it has written more than {} MiB", (PAGES_MAX as u64 * PAGE_SIZE) >> 20)]
     TooManyPages,
     /// Too much has changed in what it has mapped.
     #[error("its mappings have changed too much")]

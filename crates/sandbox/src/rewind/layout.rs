@@ -230,7 +230,9 @@ fn push(repairs: &mut Vec<Repair>, repair: Repair) {
             Some(Repair::Protect { end, protection, .. }),
             Repair::Protect { start, end: further, protection: other },
         ) if end == start && protection == other => *end = *further,
-        (Some(Repair::Map(last)), Repair::Map(next)) if last.goes_on_in(next) => last.end = next.end,
+        (Some(Repair::Map(last)), Repair::Map(next)) if last.goes_on_in(next) => {
+            last.end = next.end
+        }
         _ => repairs.push(repair),
     }
 }

@@ -81,10 +81,7 @@ impl Process {
     /// Whether it still runs so long from now. Waits.
     pub fn runs_after(&self, time: Duration) -> io::Result<bool> {
         let mut events = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        let time = Timespec {
-            tv_sec: time.as_secs() as i64,
-            tv_nsec: time.subsec_nanos().into(),
-        };
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
         Ok(poll(&mut events, Some(&time))? == 0)
     }
 

@@ -1,8 +1,11 @@
 //! The life of a rewinder: it serves one request after the other.
 
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
+
+use rustix::fs::readlinkat;
 
 use super::held::{Held, PAGES_MAX};
 use super::process::Process;
@@ -16,6 +19,14 @@ const SANDBOXES_MAX: usize = 1000;
 
 /// Serves requests until the caller closes its end. Returns the exit code.
 pub(crate) fn serve(control: &OwnedFd, proc: &OwnedFd) -> i32 {
+    // In a container it may see the numbers of another pid namespace: ptrace(2) would reach
+    // other processes than are meant.
+    let own = std::process::id().to_string();
+    if readlinkat(proc, "self", Vec::new()).ok().as_deref().map(CStr::to_bytes)
+        != Some(own.as_bytes())
+    {
+        return 1;
+    }
     let mut rewinder = Rewinder::default();
     let mut packet = [0; size_of::<Request>() + 1];
     loop {

@@ -73,11 +73,21 @@ pub(crate) fn spawn(
     }
     let (user, join) = match namespaces.user {
         Some(user) => (Stdio::from(user), Join::User),
+        // Its rights would be rights over the host.
+        None if task == Task::Rewind && is_in_first_user_namespace()? => {
+            return Err(io::Error::other("the host allows no user namespaces"));
+        }
         None => (Stdio::null(), Join::Nothing),
     };
     let mut launcher = launcher(socket, namespaces.pid, id, join, task);
     // The launcher's code says nothing that is not said on the socket, or by its end.
     launcher.stderr(user).spawn()?.wait().map(drop)
+}
+
+/// Whether this process has the ids of the host (user_namespaces(7)).
+fn is_in_first_user_namespace() -> io::Result<bool> {
+    let map = std::fs::read_to_string("/proc/self/uid_map")?;
+    Ok(map.split_whitespace().eq(["0", "0", "4294967295"]))
 }
 
 /// The command that starts a helper; see [`spawn`].
