@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, sockopt};
 use thaw_abi::control::{OpenedSocket, SOCKET_RECONNECTS};
@@ -299,14 +298,10 @@ impl LateAnswer {
 
     /// Sends it when there is room. Ends a sandbox that makes none.
     fn send_waiting(&self, control: &OwnedFd) {
+        let descriptors: Vec<_> = self.socket.iter().map(AsFd::as_fd).collect();
         let deadline = Instant::now() + UNREAD_TIMEOUT;
-        while self.send(control) == Delivery::NoRoom {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left =
-                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            if matches!(poll(&mut [PollFd::new(control, PollFlags::OUT)], Some(&left)), Ok(0)) {
-                return end(control);
-            }
+        if message::send_until(control, &self.reply, &descriptors, deadline).is_err() {
+            end(control);
         }
     }
 }
@@ -325,6 +320,7 @@ mod tests {
     use super::super::local::{GuardedPort, PortGuard};
 
     use bytemuck::pod_read_unaligned;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::net::{RecvFlags, SendFlags, recv, send};
     use thaw_abi::control::{MessageHeader, Reply};
     use thaw_abi::network::HOST_ADDRESS;

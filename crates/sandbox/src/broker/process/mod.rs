@@ -23,7 +23,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytemuck::{bytes_of, pod_read_unaligned};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, setsid};
@@ -189,34 +188,15 @@ impl Line {
                 return;
             };
             drop(backlog);
-            let Err(error) = self.send(&request) else { continue };
+            let deadline = Instant::now() + UNREAD_MAX;
+            let sent = message::send_until(&self.socket, &request, &[], deadline);
+            let Err(error) = sent else { continue };
             *self.backlog() = Backlog::default();
             // Of its end another thread says how it came about.
             if error.kind() == io::ErrorKind::TimedOut {
                 self.end(ENDED);
             }
             return;
-        }
-    }
-
-    /// Sends a request when there is room for it.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::TimedOut`]: it does not read; others: it has ended.
-    fn send(&self, request: &[u8]) -> io::Result<()> {
-        let deadline = Instant::now() + UNREAD_MAX;
-        loop {
-            match message::send(&self.socket, &[IoSlice::new(request)], &[]) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return result,
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left =
-                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            let mut events = [PollFd::new(&self.socket, PollFlags::OUT)];
-            if matches!(poll(&mut events, Some(&left)), Ok(0)) {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
         }
     }
 }
