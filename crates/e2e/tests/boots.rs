@@ -543,6 +543,42 @@ fn prefetch_file(home: &Path) -> Option<PathBuf> {
     paths.find(|path| path.extension().is_some_and(|extension| extension == "prefetch"))
 }
 
+/// Bytes of the only tenant in the store.
+fn stored_bytes(daemon: &Daemon) -> u64 {
+    let tenants: Value = daemon.admin("/tenants").json();
+    tenants[0]["store"].as_u64().expect("bytes")
+}
+
+/// The file counts for the tenant, as its functions do; it is written as soon as there is room.
+#[test]
+fn a_prefetch_file_needs_room_in_the_store_of_its_tenant() {
+    let function = Function::PythonVariant { program: "copies", name: "cold", keys: WARM };
+    let home = built_home("boots-cold-quota", &[function]);
+    let options = DaemonOptions::default();
+    let daemon = Daemon::start(&home, &options);
+    let stored = stored_bytes(&daemon);
+    daemon.stop();
+    // The working set has room there.
+    let quota = format!("[default]\nstore = \"{}B\"\n", stored + (256 << 10));
+    fs::write(home.join("tenants.toml"), quota).expect("tenants.toml");
+    let daemon = Daemon::start(&home, &options);
+    ask(&daemon, "cold");
+    wait_until("the file is refused", || daemon.log().contains("without a prefetch file"));
+    let log = daemon.log();
+    assert!(
+        log.contains("the quota of functions without a domain") && log.contains("cold"),
+        "{log}"
+    );
+    assert_eq!(prefetch_file(&home), None);
+    ask(&daemon, "cold");
+    daemon.stop();
+    fs::remove_file(home.join("tenants.toml")).expect("removed");
+    let daemon = Daemon::start(&home, &options);
+    wait_until("its prefetch file is stored", || prefetch_file(&home).is_some());
+    let more = stored_bytes(&daemon);
+    assert!(more > stored + (256 << 10), "{more}");
+}
+
 /// Asks once, and returns how the copy that answered was booted.
 fn kind_of_boot(daemon: &Daemon, function: &str) -> String {
     ask(daemon, function);

@@ -16,9 +16,6 @@ use thaw_e2e::{
     get, has_controller, kill, run, skip, thaw, wait_until,
 };
 
-/// How long after its boot an instance surely is kept.
-const KEPT: Duration = Duration::from_millis(600);
-
 const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\nmemory = \"96MiB\"\n\
                     timeout = \"20s\"\n[egress]\nallow = [\"host.thaw.internal:*\"]";
 
@@ -61,6 +58,17 @@ fn connections(daemon: &Daemon, function: &str) -> u64 {
     daemon.instances(function).iter().map(of).sum()
 }
 
+/// Waits until all instances of a function are kept for the next daemon, with so many
+/// connections in all.
+#[track_caller]
+fn wait_until_kept(daemon: &Daemon, function: &str, connections: u64) {
+    wait_until("its instances and connections are kept", || {
+        let kept: Option<Vec<u64>> =
+            daemon.instances(function).iter().map(|instance| instance["kept"].as_u64()).collect();
+        kept.is_some_and(|kept| !kept.is_empty() && kept.iter().sum::<u64>() == connections)
+    });
+}
+
 /// A request on a connection that is handed over whole.
 fn begin(daemon: &Daemon, function: &str, path: &str) -> Raw {
     let mut connection = Raw::connect(daemon.gateway());
@@ -87,7 +95,9 @@ fn instances_go_on_under_the_next_daemon() {
         let is_request = |line: &&str| line.contains("request");
         outcome.stdout.lines().filter(is_request).map(str::to_owned).collect::<Vec<_>>()
     };
-    thread::sleep(KEPT);
+    for function in functions {
+        wait_until_kept(&daemon, function, 0);
+    }
     // More than once: each daemon leaves to the next what it has got itself.
     for number in 2..5 {
         daemon.kill_and_await_next();
@@ -121,7 +131,8 @@ fn connections_that_were_handed_over_outlive_the_daemon() {
         .into_iter()
         .collect();
     let late = begin(&daemon, "warm", "/hold/60");
-    thread::sleep(KEPT);
+    wait_until_kept(&daemon, "warm", 2);
+    wait_until_kept(&daemon, "single", 2);
     daemon.kill_and_await_next();
     // Their instances are busy, and known to be.
     assert_eq!(daemon.instances("single").len(), 2, "{}", daemon.log());
@@ -141,7 +152,7 @@ fn connections_that_were_handed_over_outlive_the_daemon() {
 fn limits_hold_under_the_next_daemon() {
     let Some(mut daemon) = daemon("limits") else { return };
     assert_eq!(count(&daemon, "warm"), 1);
-    thread::sleep(KEPT);
+    wait_until_kept(&daemon, "warm", 0);
     daemon.kill_and_await_next();
     assert_eq!(count(&daemon, "warm"), 2);
     let beyond = get(daemon.gateway(), "warm", "/grow/200");
@@ -177,13 +188,13 @@ fn questions_that_nobody_has_answered_are_asked_again() {
     let Some(mut daemon) = daemon("questions") else { return };
     let (port, heard) = server();
     assert_eq!(count(&daemon, "warm"), 1);
-    thread::sleep(KEPT);
-    let connection = begin(&daemon, "warm", &format!("/later/1/{port}"));
-    thread::sleep(Duration::from_millis(500));
-    // It asks while nobody listens.
+    wait_until_kept(&daemon, "warm", 0);
+    let connection = begin(&daemon, "warm", &format!("/later/2/{port}"));
+    wait_until_kept(&daemon, "warm", 1);
+    // It asks while nobody listens, and nobody sees that.
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).expect("a process id");
     rustix::process::kill_process(pid, Signal::STOP).expect("the daemon runs");
-    thread::sleep(Duration::from_millis(1500));
+    thread::sleep(Duration::from_millis(2500));
     assert!(heard.try_recv().is_err(), "somebody has connected it");
     daemon.kill_and_await_next();
     assert_eq!(answer(connection).expect("an answer").status, 200, "{}", daemon.log());
@@ -205,7 +216,7 @@ fn instances_keep_their_share_of_a_quota() {
     set_quotas(&daemon, "[default]\ninstances = 2\n");
     let both = [1, 2].map(|_| begin(&daemon, "single", "/hold/4"));
     wait_until("both have an instance", || daemon.instances("single").len() == 2);
-    thread::sleep(KEPT);
+    wait_until_kept(&daemon, "single", 2);
     daemon.kill_and_await_next();
     assert_eq!(daemon.instances("single").len(), 2, "{}", daemon.log());
     for connection in both {
@@ -240,7 +251,7 @@ fn outgoing_connections_count_under_the_next_daemon() {
     let used = |daemon: &Daemon| daemon.admin("/tenants").json()[0]["egress_connections"].clone();
     // Before the instance is kept, and afterwards.
     assert_eq!(open(&daemon, 2), "made made", "{}", daemon.log());
-    thread::sleep(KEPT);
+    wait_until_kept(&daemon, "warm", 0);
     assert_eq!(open(&daemon, 1), "made");
     daemon.kill_and_await_next();
     assert_eq!(used(&daemon), 3, "{}", daemon.log());
@@ -261,11 +272,13 @@ fn outgoing_connections_count_under_the_next_daemon() {
 fn a_monitor_that_is_stopped_holds_up_no_client() {
     let Some(mut daemon) = daemon("stopped") else { return };
     assert_eq!(count(&daemon, "warm"), 1);
-    thread::sleep(KEPT);
+    wait_until_kept(&daemon, "warm", 0);
     daemon.signal(Signal::STOP);
     // These are to be kept, and forgotten, while the monitor does neither.
-    let held: Vec<_> = (0..6).map(|_| begin(&daemon, "warm", "/hold/1")).collect();
-    thread::sleep(KEPT);
+    let held: Vec<_> = (0..6).map(|_| begin(&daemon, "warm", "/hold/3")).collect();
+    wait_until("they have arrived", || connections(&daemon, "warm") == 6);
+    // The daemon asks for that some time after they have, and nobody hears of it.
+    thread::sleep(Duration::from_millis(600));
     let asked: Vec<_> = (0..12)
         .map(|_| {
             let gateway = daemon.gateway();
@@ -285,7 +298,7 @@ fn a_monitor_that_is_stopped_holds_up_no_client() {
     daemon.signal(Signal::CONT);
     // What was asked of it is done then.
     let late = begin(&daemon, "warm", "/hold/2");
-    thread::sleep(KEPT);
+    wait_until_kept(&daemon, "warm", 1);
     let pids = |daemon: &Daemon| {
         let of = |instance: &Value| instance["pid"].as_u64().expect("a process id");
         daemon.instances("warm").iter().map(of).collect::<BTreeSet<_>>()
@@ -301,15 +314,17 @@ fn a_monitor_that_is_stopped_holds_up_no_client() {
 fn connections_that_were_not_kept_end_no_others() {
     let Some(mut daemon) = daemon("numbers") else { return };
     assert_eq!(count(&daemon, "warm"), 1);
-    thread::sleep(KEPT);
+    wait_until_kept(&daemon, "warm", 0);
     // Too young to be kept.
     let young = begin(&daemon, "warm", "/hold/1");
-    thread::sleep(Duration::from_millis(30));
+    wait_until("it has arrived", || connections(&daemon, "warm") == 1);
     daemon.kill_and_await_next();
-    let held: Vec<_> = (0..4).map(|_| begin(&daemon, "warm", "/hold/3")).collect();
-    thread::sleep(Duration::from_millis(1500));
-    drop(young);
-    assert_eq!(connections(&daemon, "warm"), 4, "{}", daemon.log());
+    let held: Vec<_> = (0..4).map(|_| begin(&daemon, "warm", "/hold/5")).collect();
+    // The guest has it still, answers, and says then that it has closed it: before it says
+    // the same of the next one.
+    assert_eq!(answer(young).expect("an answer").status, 200);
+    count(&daemon, "warm");
+    wait_until("four are left", || connections(&daemon, "warm") == 4);
     for connection in held {
         assert_eq!(answer(connection).expect("an answer").status, 200);
     }
@@ -322,7 +337,7 @@ fn after_two_crashes_instances_begin_anew() {
     let ends = [Signal::ABORT, Signal::ABORT, Signal::KILL, Signal::ABORT];
     for (expected, signal) in [1, 2, 1, 2].into_iter().zip(ends) {
         assert_eq!(count(&daemon, "warm"), expected, "{}", daemon.log());
-        thread::sleep(KEPT);
+        wait_until_kept(&daemon, "warm", 0);
         daemon.end_and_await_next(signal);
     }
     assert_eq!(count(&daemon, "warm"), 1, "{}", daemon.log());
@@ -336,7 +351,9 @@ fn what_is_not_kept_ends_and_so_does_what_nobody_serves_any_more() {
     for function in ["warm", "ready", "fork"] {
         count(&daemon, function);
     }
-    thread::sleep(KEPT);
+    for function in ["warm", "ready", "fork"] {
+        wait_until_kept(&daemon, function, 0);
+    }
     let kept: BTreeSet<u32> = ["warm", "ready", "fork"]
         .iter()
         .flat_map(|function| daemon.instances(function))

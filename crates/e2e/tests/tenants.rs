@@ -8,7 +8,6 @@ use std::io::Read;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 use thaw_e2e::{
     Daemon, DaemonOptions, Function, Outcome, Response, built_home, get, has_controller, run, skip,
     thaw, wait_until,
@@ -303,7 +302,6 @@ fn the_functions_of_a_tenant_share_their_outgoing_connections() {
     wait_until("the new quota is in force", || {
         tenant(&daemon, "a")["quota"]["egress_per_second"] == 5
     });
-    thread::sleep(Duration::from_secs(1));
     let fast = get(daemon.gateway(), "a2", &format!("/connect/{port}/40/0")).text();
     let made = fast.split_whitespace().filter(|outcome| *outcome == "made").count();
     assert!((1..40).contains(&made), "{fast}");

@@ -444,6 +444,21 @@ mod tests {
         assert!(unsafe { block.take_data::<Data>() }.is_none());
     }
 
+    /// The host may still run the thread of a vCPU that has ended, on the stack that lies there.
+    #[test]
+    fn the_area_of_a_vcpu_that_has_ended_is_not_given_to_another() {
+        begin_first().unwrap();
+        let object = Arc::new(());
+        // As `end` leaves it.
+        process().ended.fetch_or(1 << 5, Relaxed);
+        assert_eq!(start(5, Box::new(Data(object.clone()))), Err(Errno::EBUSY));
+        assert_eq!(Arc::strong_count(&object), 1);
+        assert_eq!(process().vcpus.load(Relaxed), 1);
+        // A host process that was forked off has no such thread.
+        begin_forked();
+        assert_eq!(process().ended.load(Relaxed), 0);
+    }
+
     #[test]
     fn the_areas_of_vcpus_do_not_overlap() {
         for index in 1..MAX_VCPUS {

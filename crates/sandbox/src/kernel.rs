@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
-use bytemuck::pod_read_unaligned;
-
-use crate::image::elf::{FileHeader, PT_LOAD, ProgramHeader};
+use object::LittleEndian;
+use object::elf::{self, FileHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
 
 /// The kernel ELF that was built together with this library.
 pub static KERNEL_ELF: &[u8] = include_bytes!(env!("THAW_KERNEL_ELF_PATH"));
@@ -55,9 +55,14 @@ impl Kernel {
     /// The beginning of the ELF file: what is loaded to run it, without symbols and
     /// debugging information.
     pub fn loaded(&self) -> &[u8] {
-        let end = program_headers(&self.elf)
-            .filter(|header| header.kind == PT_LOAD)
-            .map(|header| header.offset.saturating_add(header.filesz))
+        let headers = FileHeader64::<LittleEndian>::parse(self.elf())
+            .and_then(|header| header.program_headers(LittleEndian, self.elf()));
+        let end = headers
+            .unwrap_or_default()
+            .iter()
+            .filter(|header| header.p_type(LittleEndian) == elf::PT_LOAD)
+            .map(|header| header.file_range(LittleEndian))
+            .map(|(offset, len)| offset.saturating_add(len))
             .max();
         &self.elf[..end.map_or(self.elf.len(), |end| self.elf.len().min(end as usize))]
     }
@@ -68,22 +73,13 @@ impl Kernel {
     }
 }
 
-fn program_headers(elf: &[u8]) -> impl Iterator<Item = ProgramHeader> {
-    let header = elf.get(..size_of::<FileHeader>()).map(pod_read_unaligned::<FileHeader>);
-    let (offset, count) = header.map_or((0, 0), |h| (h.phoff as usize, usize::from(h.phnum)));
-    elf.get(offset..)
-        .unwrap_or_default()
-        .chunks_exact(size_of::<ProgramHeader>())
-        .take(count)
-        .map(pod_read_unaligned)
-}
-
-fn check(elf: &[u8]) -> Result<(), KernelError> {
-    const ET_EXEC: u16 = 2;
-    const EM_X86_64: u16 = 62;
-    let half = |at: usize| elf.get(at..at + 2).map(|b| u16::from_le_bytes([b[0], b[1]]));
-    let is_executable = elf.starts_with(b"\x7fELF\x02\x01")
-        && half(16) == Some(ET_EXEC)
-        && half(18) == Some(EM_X86_64);
-    if is_executable { Ok(()) } else { Err(KernelError::NotAnExecutable) }
+fn check(bytes: &[u8]) -> Result<(), KernelError> {
+    let is_executable = |header: &FileHeader64<LittleEndian>| {
+        let (kind, machine) = (header.e_type(LittleEndian), header.e_machine(LittleEndian));
+        header.is_supported() && kind == elf::ET_EXEC && machine == elf::EM_X86_64
+    };
+    match FileHeader64::parse(bytes) {
+        Ok(header) if is_executable(header) => Ok(()),
+        _ => Err(KernelError::NotAnExecutable),
+    }
 }

@@ -151,16 +151,47 @@ pub(crate) fn receive(
     })
 }
 
+/// Sends a packet as [`send`], and waits until `deadline` for room in a socket that does not
+/// block.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`]: the peer does not read; others: it has ended.
+pub(crate) fn send_until(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    deadline: Instant,
+) -> io::Result<()> {
+    loop {
+        match send(socket, &[IoSlice::new(bytes)], descriptors) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            result => return result,
+        }
+        if !is_ready(socket, PollFlags::OUT, deadline) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+}
+
 /// Whether something is to be read before `deadline`.
 pub(crate) fn is_readable(file: impl AsFd, deadline: Instant) -> bool {
+    is_ready(file, PollFlags::IN, deadline)
+}
+
+/// Whether one of these things happens to a file before `deadline`.
+fn is_ready(file: impl AsFd, events: PollFlags, deadline: Instant) -> bool {
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&left)) {
+        match poll(&mut [PollFd::new(&file, events)], Some(&time_until(deadline))) {
             Err(Errno::INTR) => {}
             result => return result.is_ok_and(|ready| ready > 0),
         }
     }
+}
+
+/// How long it is until then; nothing if that is over.
+pub(crate) fn time_until(deadline: Instant) -> Timespec {
+    let left = deadline.saturating_duration_since(Instant::now());
+    Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
 }
 
 /// Messages that wait for room in the socket. Bounded: a sandbox that does not

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use thaw_abi::control::{
     Connection, MSG_CONNECTION, MSG_FREEZE, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL,
@@ -297,11 +297,7 @@ impl Sandbox {
                 Progress::Idle if self.state == State::HungUp => return Ok(None),
                 Progress::Idle => {}
             }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let left = left.map(|left| Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: left.subsec_nanos().into(),
-            });
+            let left = deadline.map(message::time_until);
             let mut interest = PollFlags::IN;
             if self.wants_write() {
                 interest |= PollFlags::OUT;

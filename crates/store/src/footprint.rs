@@ -42,10 +42,7 @@ impl Footprint {
         }
         let Some(image) = image else { return Ok(()) };
         if let Entry::Vacant(vacant) = self.images.entry(image) {
-            let layout = &store.layout;
-            let files = [layout.image(image), layout.working_set(image), layout.prefetch(image)];
-            let bytes: Result<u64> = files.iter().map(|path| allocated(path)).sum();
-            vacant.insert(bytes?);
+            vacant.insert(store.image_bytes(image)?);
         }
         Ok(())
     }
@@ -68,6 +65,16 @@ fn allocated(path: &Path) -> Result<u64> {
 }
 
 impl Store {
+    /// Bytes that an image, its working set and its prefetch file occupy on disk.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn image_bytes(&self, image: ImageId) -> Result<u64> {
+        let layout = &self.layout;
+        let files = [layout.image(image), layout.working_set(image), layout.prefetch(image)];
+        files.iter().map(|path| allocated(path)).sum()
+    }
+
     /// Waits for its turn among all that count what functions occupy before they store one:
     /// two must not both find room that is there once. The turn ends with the file.
     ///

@@ -82,3 +82,30 @@ pub fn open_blobs() -> Vec<u32> {
 pub fn table_range() -> (u64, u64) {
     BLOBS.range(COUNT.load(Ordering::Relaxed) as usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Sandbox;
+
+    #[test]
+    fn the_table_has_a_bound_and_tells_of_it_before_it_changes() {
+        let sandbox = Sandbox::new();
+        let capacity = BLOBS.capacity() as u32;
+        for too_many in [capacity + 1, u32::MAX] {
+            assert_eq!(initialize(too_many), Err(Errno::EINVAL));
+            assert!(slots().is_empty());
+        }
+        // Those in front are there from the beginning, all others are mapped now.
+        initialize(MAPPED_BLOBS as u32).unwrap();
+        initialize(capacity).unwrap();
+        remember(capacity - 1, HostFd::new(7)).unwrap();
+        assert_eq!(slot(capacity - 1).unwrap().replace(0), 7);
+        for beyond in [capacity, u32::MAX] {
+            assert_eq!(remember(beyond, HostFd::new(7)), Err(Errno::EIO));
+            assert_eq!(descriptor(beyond).err(), Some(Errno::EIO));
+        }
+        initialize(0).unwrap();
+        drop(sandbox);
+    }
+}

@@ -540,6 +540,7 @@ mod tests {
         let heap = TestHeap::new();
         assert!(heap.take(MEMORY.size(), 16, 0).is_none());
         assert!(heap.take(16, 8192, 0).is_none(), "no such alignment");
+        assert_eq!(heap.header.in_use.get(), 0, "nothing was handed out");
         let mut blocks = Vec::new();
         blocks.extend(std::iter::from_fn(|| heap.take(64 << 10, 4096, 7)));
         assert!(blocks.len() >= 8, "only {}", blocks.len());
@@ -547,7 +548,12 @@ mod tests {
         while let Some(block) = heap.take(4096, 4096, 8) {
             blocks.push(block);
         }
+        let bytes: usize = blocks.iter().map(|block| block.layout.size()).sum();
+        assert_eq!(heap.header.in_use.get(), bytes as u64);
+        assert!(heap.take(4096, 4096, 9).is_none() && heap.take(64 << 10, 4096, 9).is_none());
+        assert_eq!(heap.header.in_use.get(), bytes as u64, "nothing more was handed out");
         blocks.into_iter().for_each(|block| heap.give_back(block));
+        assert_eq!(heap.header.in_use.get(), 0);
     }
 
     #[test]
@@ -556,6 +562,7 @@ mod tests {
         heap.area.map = |_, _| Err(crate::errno::Errno::ENOMEM);
         heap.header.mapped_end.set(heap.header.used_end.get());
         assert!(heap.take(64 << 10, 16, 0).is_none());
+        assert_eq!(heap.header.in_use.get(), 0, "nothing was handed out");
         // What is there already is still handed out.
         assert!(heap.take(16, 16, 0).is_some());
     }

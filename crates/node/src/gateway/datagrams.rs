@@ -10,10 +10,11 @@
 //! has places, and some that wait for one. Datagrams of others are lost.
 
 use super::accept::Gateway;
+use super::exchange::routed_client;
 use super::refusal::Refusal;
 use super::ticket::Ticket;
 use crate::clock::monotonic_ns;
-use crate::instance::{Client, Outcome, Way};
+use crate::instance::{Client, Outcome};
 use crate::node::NodeState;
 use crate::reactor::watch;
 use crate::service::Service;
@@ -192,16 +193,7 @@ impl Flow {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (inside, socket) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         send(&inside, first, SendFlags::NOSIGNAL)?;
-        let client = Arc::new(Client {
-            id: shared.next_connection(),
-            socket,
-            peer,
-            local,
-            accepted_ns,
-            wants_head_only: false,
-            way: Way::Routed,
-            admitted: None,
-        });
+        let client = routed_client(shared, socket, (peer, local), accepted_ns);
         let (sender, arriving) = mpsc::channel(WAITING_MAX);
         let flow = Self {
             shared: shared.clone(),

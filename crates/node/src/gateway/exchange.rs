@@ -190,7 +190,7 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// The instance's end of a pair.
-fn routed_client(
+pub(super) fn routed_client(
     shared: &NodeState,
     socket: OwnedFd,
     (peer, local): (SocketAddr, SocketAddr),

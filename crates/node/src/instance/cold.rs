@@ -1,5 +1,6 @@
 //! Cold boots: those of an image whose pages have left the page cache.
 
+use crate::tenants::{Tenant, check_file};
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -35,13 +36,14 @@ pub(super) struct Plans {
 }
 
 impl ColdBoots {
-    /// Writes the pages of the working set to a prefetch file. `Ok(false)`: it has none
-    /// that are worth a file.
+    /// Writes the pages of the working set to a prefetch file, if the function's tenant may
+    /// have so much in the store. `Ok(false)`: it has none that are worth a file.
     ///
     /// # Errors
     /// One sentence that says what went wrong.
     pub fn store(
         store: &Store,
+        tenant: &Tenant,
         image: ImageId,
         plan: &BootPlan,
         set: &WorkingSet,
@@ -50,12 +52,15 @@ impl ColdBoots {
             return Ok(false);
         };
         let write = |file: &File| layout.write(plan, file).map(|()| layout.len());
+        let _turn = store.counting_turn().map_err(|error| error.to_string())?;
+        check_file(store, tenant, "a prefetch file", PREFETCH_HEAD + layout.len())
+            .map_err(|error| error.to_string())?;
         store.put_prefetch(image, layout.name(), write).map_err(|error| error.to_string())?;
         Ok(true)
     }
 
-    /// Uses the stored prefetch file of the image from now on, if there is one that belongs
-    /// to the working set. Reads all of it to see that it is intact.
+    /// Uses the stored prefetch file of the image from now on, if it belongs to the working
+    /// set. Reads all of it to see that it is intact. `Ok(false)`: there is none.
     ///
     /// # Errors
     /// One sentence that says what went wrong; boots go on without.
@@ -66,12 +71,12 @@ impl ColdBoots {
         Plans { warm, mut cold }: Plans,
         set: &Arc<WorkingSet>,
         policy: PopulatePolicy,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let Some(layout) = PrefetchLayout::new(&cold, set, PREFETCH_HEAD, PREFETCH_MAX) else {
-            return Ok(());
+            return Ok(false);
         };
         let stored = store.open_prefetch(image).map_err(|error| error.to_string())?;
-        let Some(stored) = stored else { return Ok(()) };
+        let Some(stored) = stored else { return Ok(false) };
         if stored.layout() != layout.name() || stored.len() != PREFETCH_HEAD + layout.len() {
             return Err("the prefetch file belongs to another working set".to_owned());
         }
@@ -86,7 +91,7 @@ impl ColdBoots {
             is_filling: AtomicBool::new(false),
         };
         *self.prefetched.write().expect("no holder panics") = Some(Arc::new(prefetched));
-        Ok(())
+        Ok(true)
     }
 
     /// How to boot if the pages are not in the page cache. Looks at one page, which takes

@@ -14,7 +14,7 @@ use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use thaw_sandbox::{KeptForSuccessor, keep_connection};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -131,6 +131,8 @@ pub(crate) struct ConnectionTable {
     is_watched: AtomicBool,
     /// The supervisor knows that a first request was answered.
     has_served: AtomicBool,
+    /// Whether the monitor has the instance, for the next daemon, if it was asked to.
+    is_kept: OnceLock<Arc<AtomicBool>>,
     /// How long after it was placed a connection is looked at; `None`: never.
     first_look: Option<Duration>,
     open: Mutex<Open>,
@@ -158,9 +160,15 @@ impl ConnectionTable {
         config: &FunctionConfig,
     ) -> Self {
         let first_look = Patience::of(config).map(|patience| patience.first_look);
-        let (is_watched, has_served) = (AtomicBool::new(false), AtomicBool::new(false));
-        let open = Mutex::default();
-        Self { connector, commands, is_watched, has_served, first_look, open }
+        Self {
+            connector,
+            commands,
+            is_watched: AtomicBool::new(false),
+            has_served: AtomicBool::new(false),
+            is_kept: OnceLock::new(),
+            first_look,
+            open: Mutex::default(),
+        }
     }
 
     /// Takes in the connection that the instance was booted with.
@@ -307,12 +315,31 @@ impl ConnectionTable {
         self.open().held.len()
     }
 
+    /// How many of them outlive this daemon together with the instance; `None`: it does not.
+    pub(crate) fn kept(&self) -> Option<usize> {
+        let is_kept = |held: &&OpenConnection| {
+            held.kept.as_ref().is_some_and(|kept| kept.has_arrived().load(SeqCst))
+        };
+        self.is_kept.get().is_some_and(|has_arrived| has_arrived.load(SeqCst)).then(|| {
+            let open = self.open();
+            open.held.values().filter(is_kept).count()
+        })
+    }
+
     /// Tells the supervisor something. One that has ended needs to know nothing.
     pub(crate) fn tell(&self, command: Command) {
         let _ = self.commands.send(command);
     }
 
     // For the supervisor.
+
+    /// The monitor was asked to keep the instance for the next daemon.
+    pub(super) fn note_kept(&self, has_arrived: Option<Arc<AtomicBool>>) {
+        if let Some(has_arrived) = has_arrived {
+            // Asked for once.
+            let _ = self.is_kept.set(has_arrived);
+        }
+    }
 
     /// It is about to look whether the instance has read everything: it wants to be told
     /// of what is sent from now on.

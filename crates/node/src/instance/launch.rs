@@ -10,6 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{BootTimes, Denials, GuestExit, LimitReached, Orphan};
@@ -193,12 +194,12 @@ pub trait Instance: Send {
     fn poll_report(&mut self, context: &mut Context<'_>) -> Poll<Report>;
 
     /// Has it outlive this daemon if that is killed, with a note for the next one. Does
-    /// nothing where nobody would keep it.
+    /// nothing where nobody would keep it. Returns what becomes true when that is so.
     ///
     /// # Errors
     /// It has ended, or as many are kept as may be.
-    fn keep(&mut self, _note: &str) -> io::Result<()> {
-        Ok(())
+    fn keep(&mut self, _note: &str) -> io::Result<Option<Arc<AtomicBool>>> {
+        Ok(None)
     }
 
     /// Called when the instance has served its first connection and still

@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
@@ -211,14 +212,14 @@ impl Instance for SandboxInstance {
         Arc::new(SandboxConnector { connector, port: self.boots.terms.port })
     }
 
-    fn keep(&mut self, note: &str) -> io::Result<()> {
+    fn keep(&mut self, note: &str) -> io::Result<Option<Arc<AtomicBool>>> {
         // One that is about to be frozen would wait for this daemon for ever.
         if self.kept.is_none() && !self.asked_to_rest {
             let readers = self.log.for_successor()?;
             let readers = [readers[0].as_fd(), readers[1].as_fd()];
             self.kept = self.sandbox.get_ref().keep(note, &readers)?;
         }
-        Ok(())
+        Ok(self.kept.as_ref().map(|kept| kept.has_arrived().clone()))
     }
 
     fn ring_if_unread(&mut self) {

@@ -129,10 +129,16 @@ impl SandboxLauncher {
             recordings_timed_out: AtomicU32::new(0),
         };
         shared.pool.keep(shared.terms.processes);
-        if let Some((set, policy)) = shared.known_working_set(working_set_use) {
-            shared.use_prefetch_file(&set, policy);
-        }
         let launcher = Self { shared: Arc::new(shared) };
+        if let Some((set, policy)) = launcher.shared.known_working_set(working_set_use)
+            && !launcher.shared.use_prefetch_file(&set, policy)
+        {
+            let shared = launcher.shared.clone();
+            in_background(move || {
+                shared.store_prefetch_file(&set, policy);
+                Ok(())
+            });
+        }
         launcher.shared.replenish();
         Ok(launcher)
     }
@@ -418,16 +424,19 @@ impl ImageBoots {
         }
     }
 
-    /// Makes cold boots begin from the stored prefetch file, if there is one.
-    fn use_prefetch_file(&self, set: &Arc<WorkingSet>, policy: PopulatePolicy) {
+    /// Makes cold boots begin from the stored prefetch file. False: there is none, not even one
+    /// that cannot be used.
+    fn use_prefetch_file(&self, set: &Arc<WorkingSet>, policy: PopulatePolicy) -> bool {
         let loaded = self.plan_with(set, policy).map_err(|error| error.to_string());
         let loaded = loaded.and_then(|cold| {
             let plans = Plans { warm: self.plan(), cold };
             self.cold.load(&self.store, self.image_id, plans, set, policy)
         });
-        if let Err(error) = loaded {
-            tracing::warn!("cold boots go on without a prefetch file: {error}");
-        }
+        loaded.unwrap_or_else(|error| {
+            let function = self.terms.function.as_str();
+            tracing::warn!(function, "cold boots go on without a prefetch file: {error}");
+            true
+        })
     }
 
     /// A plan that uses a working set.
@@ -522,10 +531,14 @@ impl ImageBoots {
 
     /// Writes the pages of a new working set to a file for cold boots.
     fn store_prefetch_file(&self, set: &Arc<WorkingSet>, policy: PopulatePolicy) {
-        match ColdBoots::store(&self.store, self.image_id, &self.plan(), set) {
-            Ok(true) => self.use_prefetch_file(set, policy),
+        let tenant = &self.terms.tenant;
+        match ColdBoots::store(&self.store, tenant, self.image_id, &self.plan(), set) {
+            Ok(true) => drop(self.use_prefetch_file(set, policy)),
             Ok(false) => {}
-            Err(error) => tracing::warn!("could not store a prefetch file: {error}"),
+            Err(error) => {
+                let function = self.terms.function.as_str();
+                tracing::warn!(function, "cold boots go on without a prefetch file: {error}");
+            }
         }
     }
 }

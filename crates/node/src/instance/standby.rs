@@ -415,9 +415,7 @@ impl Standby {
             }
             let log = pipes.log();
             pipes.handed_over();
-            let replaced = self.state().add(Ready { held, log, lease: Some(lease) });
-            boots.terms.kept_ready();
-            drop(replaced);
+            self.keep(boots, |state| state.add(Ready { held, log, lease: Some(lease) }));
         }
         Ok(())
     }
@@ -465,18 +463,18 @@ impl Standby {
             }
         };
         self.rewinds.done.fetch_add(1, Ordering::Relaxed);
-        let surplus = {
-            let mut state = self.state();
-            state.add(Ready { held, log, lease: Some(lease) })
-        };
+        self.keep(boots, |state| state.add(Ready { held, log, lease: Some(lease) }));
         drop(lent);
-        boots.terms.kept_ready();
-        // Ended outside the lock.
-        drop(surplus);
     }
 
     fn lent(&self) -> usize {
         self.lent.load(Ordering::Relaxed)
+    /// Adds something that is ready, and tells those who wait for its room.
+    fn keep<T>(&self, boots: &ImageBoots, add: impl FnOnce(&mut State) -> Option<T>) {
+        let refused = add(&mut self.state());
+        boots.terms.kept_ready();
+        // Ended outside the lock.
+        drop(refused);
     }
 
     /// Makes a template if there is none that is up to date, its next copies, and what further
@@ -510,10 +508,7 @@ impl Standby {
             parent.template(&plan, &boots.terms.options(None)).map_err(|error| failed(&error))?;
         template.label(&boots.terms.label);
         let template = Arc::new(template);
-        let replaced = self.state().put_template(template.clone(), lease);
-        boots.terms.kept_ready();
-        // Ended outside the lock.
-        drop(replaced);
+        self.keep(boots, |state| state.put_template(template.clone(), lease));
         self.fork_ahead(boots, &template)
     }
 
@@ -529,9 +524,7 @@ impl Standby {
             let held = template
                 .fork_ahead(&boots.terms.options(None))
                 .map_err(|error| LaunchError(error.to_string()))?;
-            let refused = self.state().add_forked(Forked { held, pipes, lease: Some(lease) });
-            boots.terms.kept_ready();
-            drop(refused);
+            self.keep(boots, |state| state.add_forked(Forked { held, pipes, lease: Some(lease) }));
         }
         Ok(())
     }

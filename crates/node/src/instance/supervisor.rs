@@ -257,7 +257,10 @@ impl Supervisor {
         };
         let note = serde_json::to_string(&note).expect("plain data");
         let kept = self.instance.keep(&note);
-        let next = kept.and_then(|()| self.connections.keep_old_ones(KEEP_AFTER));
+        let next = kept.and_then(|has_arrived| {
+            self.connections.note_kept(has_arrived);
+            self.connections.keep_old_ones(KEEP_AFTER)
+        });
         self.keep_at = next.unwrap_or_else(|error| {
             let function = self.service.name();
             tracing::debug!(%function, instance = self.id, "cannot be kept for the next daemon: {error}");

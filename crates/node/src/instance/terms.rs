@@ -102,3 +102,38 @@ impl From<InstancePipes> for Output {
         Self { log: pipes.log(), pipes: Some(pipes) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Quotas;
+    use crate::tenants::{TenantName, Tenants};
+    use std::future::ready;
+
+    /// While it is made it has the room, and there is nothing yet that could be ended.
+    #[tokio::test(flavor = "current_thread")]
+    async fn who_waits_for_room_hears_of_what_is_kept_ready() {
+        let tenants = Tenants::default();
+        tenants.set(Quotas::parse("t".as_ref(), "[default]\ninstances = 1").unwrap());
+        let tenant = tenants.of(TenantName::default());
+        let text = "name = \"f\"\ncommand = [\"/app\"]\nport = 8080\n[runtime]\nkind = \"binary\"";
+        let config = FunctionConfig::parse("thaw.toml".as_ref(), text).unwrap();
+        let techniques = Techniques { lazy_mapping: true, io_cache: true };
+        let terms = InstanceTerms::new(&config, tenant.clone(), techniques);
+        let lease = terms.lease().unwrap();
+        let mut turn = tenant.room().queue(0);
+        let stirred = tenant.room().stirred();
+        tokio::pin!(stirred);
+        tokio::select! {
+            biased;
+            () = &mut stirred => panic!("there is nothing to end yet"),
+            () = ready(()) => {}
+        }
+        terms.kept_ready();
+        stirred.await;
+        // Whoever has heard of it ends it, and has its room.
+        assert!(terms.lease().is_none() && turn.try_lease().is_none());
+        drop(lease);
+        assert!(turn.try_lease().is_some());
+    }
+}

@@ -142,6 +142,9 @@ pub struct InstanceInfo {
     pub served: u64,
     /// Seconds since its boot.
     pub age_s: u64,
+    /// Connections that outlive the daemon together with it; `None`: it does not itself, since
+    /// it is too young or there is no monitor.
+    pub kept: Option<usize>,
 }
 
 impl Service {
@@ -230,6 +233,7 @@ impl Service {
             connections: slot.connections,
             served: slot.served,
             age_s: slot.started.elapsed().as_secs(),
+            kept: slot.table.kept(),
         };
         slots.iter().map(info).collect()
     }

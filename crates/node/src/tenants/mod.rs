@@ -30,7 +30,7 @@ pub use store::{StoreQuotaError, StoreUse, TenantStore};
 pub use watch::{watch_cpu_time, write_down};
 
 pub(crate) use cpu::Standing;
-pub(crate) use store::{Planned, check as check_store};
+pub(crate) use store::{Planned, check as check_store, check_file};
 
 use crate::config::{ByteSize, DomainName, Quota, Quotas, QuotasError};
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! What tenants have in the store.
 
-use super::TenantName;
+use super::{Tenant, TenantName};
 use crate::config::{ByteSize, DomainName, QUOTAS_FILE, Quotas};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub struct TenantStore {
     pub bytes: u64,
 }
 
-/// What all tenants have in the store, as long as nothing is built.
+/// What all tenants have in the store, as long as nothing is stored.
 #[derive(Debug, Default)]
 pub struct StoreUse {
     measured: Mutex<Option<Measured>>,
@@ -26,17 +26,18 @@ pub struct StoreUse {
 
 #[derive(Debug)]
 struct Measured {
-    /// Every version of a function has a time of its own.
-    versions: Vec<(Name, u64)>,
+    /// Every version of a function has a time of its own, and its image gets a working set and
+    /// a prefetch file later.
+    versions: Vec<(Name, u64, u64)>,
     by_tenant: BTreeMap<TenantName, TenantStore>,
 }
 
-/// Why a build is not stored.
+/// Why something is not stored.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreQuotaError {
     /// The tenant would have too much.
     #[error(
-        "the quota of {tenant} is {} in the store, and with this build it would have {} there; \
+        "the quota of {tenant} is {} in the store, and with {with} it would have {} there; \
          remove functions with `thaw remove`, make this one smaller, or have the operator raise \
          `store` in {QUOTAS_FILE}",
         in_mebibytes(*.quota),
@@ -45,6 +46,8 @@ pub enum StoreQuotaError {
     Exceeded {
         /// The tenant.
         tenant: TenantName,
+        /// Words for what is not stored.
+        with: &'static str,
         /// Bytes that it may have.
         quota: u64,
         /// Bytes that it would have.
@@ -73,15 +76,18 @@ pub struct Planned<'a> {
 }
 
 impl StoreUse {
-    /// What every tenant has. Reads the indexes of all functions if something was built
+    /// What every tenant has. Reads the indexes of all functions if something was stored
     /// since the last time.
     ///
     /// # Errors
     /// The store cannot be read.
     pub fn measure(&self, store: &Store) -> Result<BTreeMap<TenantName, TenantStore>, StoreError> {
         let records = store.list_functions()?.records;
-        let version = |record: &FunctionRecord| (record.name.clone(), record.created_ms);
-        let versions: Vec<_> = records.iter().map(version).collect();
+        let version = |record: &FunctionRecord| {
+            let bytes = record.image.map_or(Ok(0), |image| store.image_bytes(image))?;
+            Ok((record.name.clone(), record.created_ms, bytes))
+        };
+        let versions = records.iter().map(version).collect::<Result<Vec<_>, StoreError>>()?;
         let mut measured = self.measured.lock().expect("no holder panics");
         if let Some(known) = measured.as_ref().filter(|known| known.versions == versions) {
             return Ok(known.by_tenant.clone());
@@ -98,12 +104,10 @@ fn measure(
 ) -> Result<BTreeMap<TenantName, TenantStore>, StoreError> {
     let mut footprints: BTreeMap<TenantName, (usize, Footprint)> = BTreeMap::new();
     for record in records {
-        let (functions, footprint) = footprints.entry(tenant_of(&record.config)).or_default();
-        *functions += 1;
-        footprint.add(store, record.index, record.image)?;
-        if let Some(previous) = &record.previous {
-            let (_, footprint) = footprints.entry(tenant_of(&previous.config)).or_default();
-            footprint.add(store, previous.index, previous.image)?;
+        footprints.entry(tenant_of(&record.config)).or_default().0 += 1;
+        for kept in versions(record) {
+            let (_, footprint) = footprints.entry(tenant_of(kept.config)).or_default();
+            footprint.add(store, kept.index, kept.image)?;
         }
     }
     let total = |(functions, footprint): (usize, Footprint)| TenantStore {
@@ -126,22 +130,57 @@ fn tenant_of(stored: &Value) -> TenantName {
 /// # Errors
 /// It would have too much, or that cannot be counted.
 pub fn check(store: &Store, quotas: &Quotas, planned: &Planned<'_>) -> Result<(), StoreQuotaError> {
-    let Some(quota) = quotas.of(planned.domain).store.map(ByteSize::bytes) else { return Ok(()) };
+    let Some(quota) = quotas.of(planned.domain).store else { return Ok(()) };
     let tenant = TenantName::of(planned.domain);
     let mut footprint = Footprint::default();
     footprint.add(store, planned.index, planned.image)?;
+    let kept = |record: &FunctionRecord, footprint: &mut Footprint| {
+        let of_tenant = kept_of(record, planned).filter(|kept| tenant_of(kept.config) == tenant);
+        add_all(store, footprint, of_tenant)
+    };
+    store.list_functions()?.records.iter().try_for_each(|record| kept(record, &mut footprint))?;
+    within(&tenant, "this build", quota, footprint.bytes())
+}
+
+/// Whether a tenant may have a file of `bytes` bytes beside what it has. To be asked during a
+/// [`Store::counting_turn`] that lasts until the file is there.
+///
+/// # Errors
+/// It would have too much, or that cannot be counted.
+pub fn check_file(
+    store: &Store,
+    tenant: &Tenant,
+    with: &'static str,
+    bytes: u64,
+) -> Result<(), StoreQuotaError> {
+    let Some(quota) = tenant.quota().store else { return Ok(()) };
+    let mut footprint = Footprint::default();
     for record in store.list_functions()?.records {
-        for kept in kept_of(&record, planned) {
-            if tenant_of(kept.config) == tenant {
-                footprint.add(store, kept.index, kept.image)?;
-            }
-        }
+        let of_tenant = versions(&record).filter(|kept| tenant_of(kept.config) == *tenant.name());
+        add_all(store, &mut footprint, of_tenant)?;
     }
-    let needed = footprint.bytes();
+    within(tenant.name(), with, quota, footprint.bytes().saturating_add(bytes))
+}
+
+fn within(
+    tenant: &TenantName,
+    with: &'static str,
+    quota: ByteSize,
+    needed: u64,
+) -> Result<(), StoreQuotaError> {
+    let quota = quota.bytes();
     if needed > quota {
-        return Err(StoreQuotaError::Exceeded { tenant, quota, needed });
+        return Err(StoreQuotaError::Exceeded { tenant: tenant.clone(), with, quota, needed });
     }
     Ok(())
+}
+
+fn add_all<'a>(
+    store: &Store,
+    footprint: &mut Footprint,
+    mut kept: impl Iterator<Item = Kept<'a>>,
+) -> Result<(), StoreQuotaError> {
+    Ok(kept.try_for_each(|kept| footprint.add(store, kept.index, kept.image))?)
 }
 
 struct Kept<'a> {
@@ -150,23 +189,31 @@ struct Kept<'a> {
     image: Option<ImageId>,
 }
 
-/// The versions in a record that stay when `planned` is stored.
-fn kept_of<'a>(record: &'a FunctionRecord, planned: &Planned<'_>) -> Vec<Kept<'a>> {
+/// The present version in a record, and the one before it.
+fn versions(record: &FunctionRecord) -> impl Iterator<Item = Kept<'_>> {
     let current = Kept { config: &record.config, index: record.index, image: record.image };
-    let is_replaced = record.name.as_str() == planned.name
-        && (record.index, record.image) != (planned.index, planned.image);
-    let of = |previous: &'a PreviousVersion| Kept {
+    let previous = record.previous.as_ref().map(|previous: &PreviousVersion| Kept {
         config: &previous.config,
         index: previous.index,
         image: previous.image,
-    };
-    let previous = record.previous.as_ref().filter(|_| !is_replaced).map(of);
-    [current].into_iter().chain(previous).collect()
+    });
+    [current].into_iter().chain(previous)
+}
+
+/// Those that stay when `planned` is stored.
+fn kept_of<'a>(
+    record: &'a FunctionRecord,
+    planned: &Planned<'_>,
+) -> impl Iterator<Item = Kept<'a>> {
+    let is_replaced = record.name.as_str() == planned.name
+        && (record.index, record.image) != (planned.index, planned.image);
+    versions(record).take(if is_replaced { 1 } else { 2 })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Quota;
     use serde_json::json;
     use std::path::Path;
     use thaw_store::index::{Attributes, Content, Node};
@@ -244,6 +291,28 @@ mod tests {
         assert!(check("one", Some(&domains[0]), large).is_err());
         check("two", Some(&domains[1]), large).unwrap();
         check("two", None, large).unwrap();
+    }
+
+    #[test]
+    fn a_file_needs_room_beside_all_that_its_tenant_has() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        put(&store, "one", Some("x"), &[file(b'a', 1024)]);
+        put(&store, "other", Some("y"), &[file(b'z', 4096)]);
+        put(&store, "two", Some("x"), &[file(b'b', 512)]);
+        let name = TenantName(Some("x".parse().unwrap()));
+        let has = StoreUse::default().measure(&store).unwrap()[&name].bytes;
+        assert!(has >= 1536 * KIB, "{has}");
+        let quota = Quota { store: Some(ByteSize(2048 * KIB)), ..Quota::default() };
+        let tenant = Tenant::new(name, quota);
+        let check = |bytes| check_file(&store, &tenant, "a prefetch file", bytes);
+        check(2048 * KIB - has).unwrap();
+        let text = check(2048 * KIB - has + 1).unwrap_err().to_string();
+        assert!(text.contains("`x` is 2.0 MiB") && text.contains("with a prefetch file"), "{text}");
+        assert!(check(u64::MAX).is_err());
+        // Nothing is counted for one without a quota.
+        let free = Tenant::new(TenantName::default(), Quota::default());
+        check_file(&store, &free, "a prefetch file", u64::MAX).unwrap();
     }
 
     #[test]

@@ -183,7 +183,7 @@ impl Broker {
         }
         let answer = match &request.question {
             Question::OpenSocket(to) => {
-                let sockets = self.sockets.as_mut().ok_or(Errno::NETUNREACH);
+                let sockets = self.sockets.as_ref().ok_or(Errno::NETUNREACH);
                 match sockets.and_then(|sockets| sockets.open(*to, request.sequence)) {
                     Ok(Opening::Opened(opened)) => {
                         let tail = bytemuck::bytes_of(&opened.tail()).to_vec();

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use super::budget::{Budget, Rate};
 use super::{ConsoleOutput, ConsoleRate};
+use crate::message::time_until;
 use crate::text::escape;
 
 /// Longest line, in bytes; a longer one is passed on in pieces.
@@ -243,8 +244,7 @@ impl Thread {
         if self.paused.is_empty() && self.dropped == 0 {
             return None;
         }
-        let left = self.next_tick.saturating_duration_since(Instant::now());
-        Some(Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
+        Some(time_until(self.next_tick))
     }
 
     fn take_in(&mut self) {

@@ -12,7 +12,8 @@
 //! | `local` | whether it is the host's own, or a port of this process |
 //! | `budget`, `rate` | how much the sandboxes of a function, and of a tenant, use together |
 //! | `ledger` | what the next daemon is to know of them |
-//! | `names`, `dns` | what is looked up, and in whose turn |
+//! | `names`, `dns` | what is looked up |
+//! | `pool` | whose turn it is to have something done that may wait |
 //! | `socket` | all of that in order, and the connection |
 
 mod budget;
@@ -22,6 +23,7 @@ mod ledger;
 mod local;
 mod names;
 mod policy;
+mod pool;
 mod rate;
 mod reach;
 mod rule;

@@ -4,12 +4,11 @@ use bytemuck::bytes_of;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, sockopt};
 use thaw_abi::control::{OpenedSocket, SOCKET_RECONNECTS};
 use thaw_abi::network::{RESOLVER_ADDRESS, RESOLVER_PORT};
 
@@ -18,21 +17,36 @@ use super::denials::Denials;
 use super::dns::{self, lookup};
 use super::ledger::Ledger;
 use super::local;
-use super::names::Names;
+use super::names::{Names, Slot};
 use super::policy::{AfterThaw, EgressPolicy, Permit, Verdict};
+use super::pool::{Bounds, Overloaded, Pool};
 use super::rule::Transport;
 use crate::message;
 
 /// How long a sandbox may leave an answer unread that came late.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Makes sockets. That takes host calls which may wait for the host: a question for a route
+/// takes a lock that whoever makes or removes a network namespace holds. They never wait for a
+/// sandbox or for a server, so that few threads are enough for all functions.
+static POOL: LazyLock<Pool> = LazyLock::new(|| {
+    Pool::new(Bounds {
+        name: "thaw-connect",
+        threads: 16,
+        of_function: 4,
+        shared: 8,
+        waiting: 16 * 1024,
+        waiting_of_function: 2048,
+    })
+});
+
 /// The sockets of one sandbox.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sockets {
     names: Arc<Names>,
     share: Arc<Share>,
     /// The control socket, for answers that come late.
-    control: OwnedFd,
+    control: Arc<OwnedFd>,
 }
 
 /// Sockets that a sandbox has from an earlier daemon.
@@ -85,7 +99,7 @@ impl Opened {
 pub(crate) enum Opening {
     /// Here it is.
     Opened(Opened),
-    /// Names are looked up first; the answer goes straight to the sandbox.
+    /// Another thread makes it; the answer goes straight to the sandbox.
     Later,
 }
 
@@ -100,7 +114,7 @@ impl Sockets {
     /// For a sandbox with this policy and this (host's end of the) control socket.
     pub fn new(policy: Arc<EgressPolicy>, control: OwnedFd) -> Self {
         let share = Arc::new(Share::new(policy.budget.clone()));
-        Self { names: Names::new(policy), share, control }
+        Self { names: Names::new(policy), share, control: Arc::new(control) }
     }
 
     /// What was denied since the last call.
@@ -118,68 +132,95 @@ impl Sockets {
         self.share.take_over(left.ledger, &left.inodes);
     }
 
-    /// Makes the socket that request `sequence` asks for. Never blocks.
-    pub fn open(&mut self, to: Destination, sequence: u64) -> Result<Opening, Errno> {
+    /// Makes the socket that request `sequence` asks for. Waits for nothing.
+    ///
+    /// # Errors
+    /// It may not be made, or too much waits already.
+    pub fn open(&self, to: Destination, sequence: u64) -> Result<Opening, Errno> {
         self.share.ask(Instant::now())?;
         let resolver = SocketAddr::from((RESOLVER_ADDRESS, RESOLVER_PORT));
         if SocketAddr::new(to.address.ip().to_canonical(), to.address.port()) == resolver {
             return self.open_resolver(to.transport).map(Opening::Opened);
         }
-        let names = match self.names.judge(to.address, to.transport) {
-            Verdict::Allowed(permit) => return self.open_permitted(permit, to, sequence),
+        let sockets = self.clone();
+        let submitted = match self.names.judge(to.address, to.transport) {
+            Verdict::Allowed(permit) => POOL.submit(self.names.function(), move || {
+                sockets.open_with_room(permit, to, sequence);
+            }),
             Verdict::Denied => return Err(self.names.deny(to.address, to.transport)),
-            Verdict::IfNamed(names) => names,
-        };
-        // A thawed copy knows addresses that its host has not told it in this
-        // life: they are allowed if they are still those of an allowed name.
-        let slot = self.names.lookup_slot().ok_or(Errno::AGAIN)?;
-        let control = rustix::io::dup(&self.control)?;
-        let (known, share) = (self.names.clone(), self.share.clone());
-        let job = move || {
-            for name in names {
-                known.look_up(&name);
+            Verdict::IfNamed(names) => {
+                let slot = self.names.lookup_slot().ok_or(Errno::AGAIN)?;
+                let job = move || sockets.open_if_named(&names, slot, to, sequence);
+                lookup::submit(self.names.function(), job)
             }
-            drop(slot);
-            let outcome = match known.judge(to.address, to.transport) {
-                Verdict::Allowed(permit) => {
-                    share.wait_for_room();
-                    open_permitted(&known, &share, &permit, to)
-                }
-                _ => Err(known.deny(to.address, to.transport)),
-            };
-            answer_late(&control, sequence, outcome);
         };
-        lookup::submit(self.names.function(), job).map_err(|_| Errno::AGAIN)?;
-        Ok(Opening::Later)
+        submitted.map(|()| Opening::Later).map_err(|Overloaded| Errno::AGAIN)
     }
 
-    /// Makes a socket. Where there may be no more the host is asked first which others are
-    /// closed, and where there are many it is asked meanwhile.
-    fn open_permitted(
-        &self,
-        permit: Permit,
-        to: Destination,
-        sequence: u64,
-    ) -> Result<Opening, Errno> {
+    /// Makes a socket and answers. Where there may be no more, it is made on a thread that
+    /// asks the host first which others are closed; where there are many, one asks meanwhile.
+    fn open_with_room(self, permit: Permit, to: Destination, sequence: u64) {
+        let function = self.names.function();
         if self.share.has_room().is_err() {
-            let control = rustix::io::dup(&self.control)?;
-            let (names, share) = (self.names.clone(), self.share.clone());
+            let sockets = self.clone();
             let job = move || {
-                share.wait_for_room();
-                answer_late(&control, sequence, open_permitted(&names, &share, &permit, to));
+                sockets.share.wait_for_room();
+                sockets.answer(sequence, sockets.open_permitted(&permit, to));
             };
-            lookup::submit(self.names.function(), job).map_err(|_| Errno::AGAIN)?;
-            return Ok(Opening::Later);
+            if lookup::submit(function, job).is_err() {
+                self.answer(sequence, Err(Errno::AGAIN));
+            }
+            return;
         }
-        let opened = open_permitted(&self.names, &self.share, &permit, to)?;
+        self.answer(sequence, self.open_permitted(&permit, to));
         if self.share.is_in_doubt(Instant::now()) {
             let (asking, failed) = (self.share.budget(), self.share.budget());
-            let job = move || asking.forget_closed();
-            if lookup::submit(self.names.function(), job).is_err() {
+            if lookup::submit(function, move || asking.forget_closed()).is_err() {
                 failed.cannot_ask();
             }
         }
-        Ok(Opening::Opened(opened))
+    }
+
+    /// Looks names up first. A thawed copy knows addresses that its host has not told it in
+    /// this life: they are allowed if they are still those of an allowed name.
+    fn open_if_named(self, names: &[String], slot: Slot, to: Destination, sequence: u64) {
+        for name in names {
+            self.names.look_up(name);
+        }
+        drop(slot);
+        let outcome = match self.names.judge(to.address, to.transport) {
+            Verdict::Allowed(permit) => {
+                self.share.wait_for_room();
+                self.open_permitted(&permit, to)
+            }
+            _ => Err(self.names.deny(to.address, to.transport)),
+        };
+        self.answer(sequence, outcome);
+    }
+
+    /// Connects to the address that was judged, and to no other, if it is not one of this
+    /// host that the sandbox may not reach.
+    fn open_permitted(&self, permit: &Permit, to: Destination) -> Result<Opened, Errno> {
+        if !local::is_permitted(permit, to.transport) {
+            return Err(self.names.deny(to.address, to.transport));
+        }
+        self.share.has_room()?;
+        let socket = connect(permit.address, to.transport)?;
+        self.share.note_open(&socket)?;
+        Ok(Opened { socket, after_thaw: permit.after_thaw })
+    }
+
+    /// Sends an answer. One for which there is no room is sent by a thread that may wait for
+    /// the sandbox.
+    fn answer(&self, sequence: u64, outcome: Result<Opened, Errno>) {
+        let answer = LateAnswer::new(sequence, outcome);
+        if answer.send(&self.control) == Delivery::NoRoom {
+            let control = self.control.clone();
+            let job = move || answer.send_waiting(&control);
+            if lookup::submit(self.names.function(), job).is_err() {
+                end(&self.control);
+            }
+        }
     }
 
     fn open_resolver(&self, transport: Transport) -> Result<Opened, Errno> {
@@ -192,23 +233,6 @@ impl Sockets {
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         Ok(Opened { socket, after_thaw: AfterThaw::Reset })
     }
-}
-
-/// Connects to the address that was judged, and to no other, if it is not one of
-/// this host that the sandbox may not reach.
-fn open_permitted(
-    names: &Names,
-    share: &Share,
-    permit: &Permit,
-    to: Destination,
-) -> Result<Opened, Errno> {
-    if !local::is_permitted(permit, to.transport) {
-        return Err(names.deny(to.address, to.transport));
-    }
-    share.has_room()?;
-    let socket = connect(permit.address, to.transport)?;
-    share.note_open(&socket)?;
-    Ok(Opened { socket, after_thaw: permit.after_thaw })
 }
 
 /// Makes a socket and begins to connect it. Never blocks.
@@ -235,28 +259,56 @@ pub(super) fn connect(to: SocketAddr, transport: Transport) -> Result<OwnedFd, E
     }
 }
 
-/// Sends an answer from a thread that may wait.
-fn answer_late(control: &OwnedFd, sequence: u64, outcome: Result<Opened, Errno>) {
-    let (reply, socket) = match outcome {
-        Ok(opened) => (message::reply(sequence, 0, bytes_of(&opened.tail())), Some(opened.socket)),
-        Err(errno) => (message::reply(sequence, errno.raw_os_error(), &[]), None),
-    };
-    let deadline = Instant::now() + UNREAD_TIMEOUT;
-    loop {
-        let descriptors: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
-        match message::send(control, &[IoSlice::new(&reply)], &descriptors) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            // Sent, or nobody is left to read it.
-            _ => return,
-        }
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        if matches!(poll(&mut [PollFd::new(control, PollFlags::OUT)], Some(&left)), Ok(0)) {
-            // It does not read what it has asked for: end it as a violator would be.
-            let _ = rustix::net::shutdown(control, rustix::net::Shutdown::Both);
-            return;
+/// An answer that another thread than the broker's sends.
+struct LateAnswer {
+    reply: Vec<u8>,
+    socket: Option<OwnedFd>,
+}
+
+/// What became of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Delivery {
+    /// It was sent, or nobody is left to read it.
+    Done,
+    /// The sandbox has to read others first.
+    NoRoom,
+}
+
+impl LateAnswer {
+    fn new(sequence: u64, outcome: Result<Opened, Errno>) -> Self {
+        match outcome {
+            Ok(opened) => Self {
+                reply: message::reply(sequence, 0, bytes_of(&opened.tail())),
+                socket: Some(opened.socket),
+            },
+            Err(errno) => {
+                let reply = message::reply(sequence, errno.raw_os_error(), &[]);
+                Self { reply, socket: None }
+            }
         }
     }
+
+    fn send(&self, control: &OwnedFd) -> Delivery {
+        let descriptors: Vec<_> = self.socket.iter().map(AsFd::as_fd).collect();
+        match message::send(control, &[IoSlice::new(&self.reply)], &descriptors) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Delivery::NoRoom,
+            _ => Delivery::Done,
+        }
+    }
+
+    /// Sends it when there is room. Ends a sandbox that makes none.
+    fn send_waiting(&self, control: &OwnedFd) {
+        let descriptors: Vec<_> = self.socket.iter().map(AsFd::as_fd).collect();
+        let deadline = Instant::now() + UNREAD_TIMEOUT;
+        if message::send_until(control, &self.reply, &descriptors, deadline).is_err() {
+            end(control);
+        }
+    }
+}
+
+/// Ends a sandbox that does not read what it has asked for, as a violator would be.
+fn end(control: &OwnedFd) {
+    let _ = shutdown(control, Shutdown::Both);
 }
 
 #[cfg(test)]
@@ -267,13 +319,17 @@ mod tests {
 
     use super::super::local::{GuardedPort, PortGuard};
 
+    use bytemuck::pod_read_unaligned;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::net::{RecvFlags, SendFlags, recv, send};
+    use thaw_abi::control::{MessageHeader, Reply};
     use thaw_abi::network::HOST_ADDRESS;
 
     /// The sockets of a sandbox with these rules, and its end of the control socket.
     fn sockets(rules: &[String]) -> (Sockets, OwnedFd) {
         let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let (host, sandbox) = message::control_pair().unwrap();
+        rustix::io::ioctl_fionbio(&host, true).unwrap();
         (Sockets::new(Arc::new(EgressPolicy::new(rules)), host), sandbox)
     }
 
@@ -281,19 +337,30 @@ mod tests {
         Destination { address: (Ipv4Addr::from(ip), port).into(), transport: Transport::Tcp }
     }
 
-    fn opened(outcome: Result<Opening, Errno>) -> OwnedFd {
-        match outcome.unwrap() {
-            Opening::Opened(opened) => opened.socket,
-            Opening::Later => panic!("no name is in question"),
+    /// The socket, or the error number, that comes for a request sooner or later.
+    fn open(sockets: &Sockets, sandbox: &OwnedFd, to: Destination) -> Result<OwnedFd, Errno> {
+        match sockets.open(to, 1)? {
+            Opening::Opened(opened) => Ok(opened.socket),
+            Opening::Later => answered(sandbox, 1),
         }
+    }
+
+    /// The answer to request `sequence`, which is the next one.
+    fn answered(sandbox: &OwnedFd, sequence: u64) -> Result<OwnedFd, Errno> {
+        let (mut buffer, mut descriptors) = ([0; 64], Vec::new());
+        let packet = message::receive(sandbox, &mut buffer, Some(&mut descriptors)).unwrap();
+        let (header, body) = buffer[..packet.len].split_at(size_of::<MessageHeader>());
+        assert_eq!(pod_read_unaligned::<MessageHeader>(header).sequence, sequence);
+        let reply: Reply = pod_read_unaligned(&body[..size_of::<Reply>()]);
+        descriptors.pop().ok_or_else(|| Errno::from_raw_os_error(reply.errno))
     }
 
     #[test]
     fn the_hosts_loopback_is_connected_where_it_is_allowed() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (mut sockets, _sandbox) = sockets(&[format!("host.thaw.internal:{port}")]);
-        let socket = opened(sockets.open(tcp(HOST_ADDRESS, port), 1));
+        let (sockets, sandbox) = sockets(&[format!("host.thaw.internal:{port}")]);
+        let socket = open(&sockets, &sandbox, tcp(HOST_ADDRESS, port)).unwrap();
         let (mut accepted, _) = listener.accept().unwrap();
         accepted.write_all(b"hello").unwrap();
         rustix::io::ioctl_fionbio(&socket, false).unwrap();
@@ -310,22 +377,22 @@ mod tests {
     fn ports_of_this_process_are_reached_where_they_are_written_out_or_never() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (mut wide, _sandbox) = sockets(&["host.thaw.internal:*".to_owned()]);
-        let (mut written, _sandbox) = sockets(&[format!("host.thaw.internal:{port}")]);
+        let (wide, of_wide) = sockets(&["host.thaw.internal:*".to_owned()]);
+        let (written, of_written) = sockets(&[format!("host.thaw.internal:{port}")]);
         let to = tcp(HOST_ADDRESS, port);
         let gateway = GuardedPort::new(Transport::Tcp, port, PortGuard::IfWrittenOut);
-        assert_eq!(wide.open(to, 1).unwrap_err(), Errno::ACCESS);
+        assert_eq!(open(&wide, &of_wide, to).unwrap_err(), Errno::ACCESS);
         assert_eq!(wide.take_denials().total, 1);
-        assert!(written.open(to, 1).is_ok());
+        assert!(open(&written, &of_written, to).is_ok());
         let admin = GuardedPort::new(Transport::Tcp, port, PortGuard::Never);
-        assert_eq!(written.open(to, 2).unwrap_err(), Errno::ACCESS);
+        assert_eq!(open(&written, &of_written, to).unwrap_err(), Errno::ACCESS);
         drop((gateway, admin));
-        assert!(wide.open(to, 2).is_ok());
+        assert!(open(&wide, &of_wide, to).is_ok());
     }
 
     #[test]
     fn who_asks_too_fast_is_slowed_down() {
-        let (mut sockets, _sandbox) = sockets(&["192.0.2.1:1".to_owned()]);
+        let (sockets, _sandbox) = sockets(&["192.0.2.1:1".to_owned()]);
         let refused = |_| sockets.open(tcp([192, 0, 2, 2], 1), 1).unwrap_err();
         let outcomes: Vec<Errno> = (0..5000).map(refused).collect();
         assert_eq!(outcomes[0], Errno::ACCESS);
@@ -336,21 +403,19 @@ mod tests {
     /// that no server is asked: another one than the sandbox wants.
     #[test]
     fn an_answer_that_waits_for_a_name_comes_by_itself() {
-        let (mut sockets, sandbox) = sockets(&["1.0x7f:443".to_owned()]);
+        let (sockets, sandbox) = sockets(&["1.0x7f:443".to_owned()]);
         // The name has been looked up by the time, whatever came of it.
         assert!(matches!(sockets.open(tcp([192, 0, 2, 1], 443), 77), Ok(Opening::Later)));
-        let mut buffer = [0; 64];
-        let packet = message::receive(&sandbox, &mut buffer, None).unwrap();
-        assert_eq!(&buffer[..packet.len], &message::reply(77, libc::EACCES, &[])[..]);
+        assert_eq!(answered(&sandbox, 77).unwrap_err(), Errno::ACCESS);
         assert_eq!(sockets.open(tcp([192, 0, 2, 1], 443), 78).unwrap_err(), Errno::ACCESS);
     }
 
     #[test]
     fn the_resolver_answers_over_a_socket_that_keeps_bounds() {
-        let (mut sockets, _sandbox) = sockets(&["host.thaw.internal:1".to_owned()]);
+        let (sockets, _sandbox) = sockets(&["host.thaw.internal:1".to_owned()]);
         let address = (Ipv4Addr::from(RESOLVER_ADDRESS), RESOLVER_PORT).into();
         let to = Destination { address, transport: Transport::Udp };
-        let socket = opened(sockets.open(to, 1));
+        let Ok(Opening::Opened(Opened { socket, .. })) = sockets.open(to, 1) else { panic!() };
         rustix::io::ioctl_fionbio(&socket, false).unwrap();
         let mut question = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
         question.extend(b"\x04host\x04thaw\x08internal\0\0\x01\0\x01");
@@ -362,5 +427,34 @@ mod tests {
         let outcomes: Vec<_> = (0..100).map(|_| sockets.open(to, 2)).collect();
         assert!(outcomes.iter().any(|outcome| matches!(outcome, Err(Errno::AGAIN))));
         drop(socket);
+    }
+
+    /// The threads that make sockets do not wait for a sandbox that does not read.
+    #[test]
+    fn who_reads_no_answers_holds_up_no_other() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let rules = [format!("host.thaw.internal:{port}")];
+        // More functions, each with its own budget, than there are threads.
+        let deaf: Vec<_> = (0..20)
+            .map(|_| {
+                let (sockets, sandbox) = sockets(&rules);
+                let full = message::reply(0, 0, &[0; 4096]);
+                while message::send(&*sockets.control, &[IoSlice::new(&full)], &[]).is_ok() {}
+                for sequence in 0..4 {
+                    let opening = sockets.open(tcp(HOST_ADDRESS, port), sequence);
+                    assert!(matches!(opening, Ok(Opening::Later)));
+                }
+                (sockets, sandbox)
+            })
+            .collect();
+        let (other, sandbox) = sockets(&rules);
+        assert!(open(&other, &sandbox, tcp(HOST_ADDRESS, port)).is_ok());
+        // In the end each of them is ended.
+        for (_, sandbox) in &deaf {
+            let mut ended = [PollFd::new(sandbox, PollFlags::RDHUP)];
+            poll(&mut ended, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })).unwrap();
+            assert!(ended[0].revents().contains(PollFlags::RDHUP));
+        }
     }
 }

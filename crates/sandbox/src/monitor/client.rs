@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -45,6 +45,8 @@ enum Queued {
         request: Request,
         note: Vec<u8>,
         descriptors: Vec<OwnedFd>,
+        /// Set when the monitor has it.
+        has_arrived: Arc<AtomicBool>,
     },
     /// It is not answered.
     Tell(Request),
@@ -109,9 +111,15 @@ impl Drop for IdShare {
 pub(crate) struct Keep {
     link: Arc<MonitorLink>,
     key: u64,
+    has_arrived: Arc<AtomicBool>,
 }
 
 impl Keep {
+    /// Becomes true when the monitor has it.
+    pub fn has_arrived(&self) -> &Arc<AtomicBool> {
+        &self.has_arrived
+    }
+
     /// The key, by which what is kept can refer to each other.
     pub fn key(&self) -> u64 {
         self.key
@@ -189,8 +197,10 @@ impl MonitorLink {
         let request = Request::keep(key, kind, group.unwrap_or_default());
         let own = descriptors.iter().map(|descriptor| descriptor.try_clone_to_owned());
         let descriptors = own.collect::<io::Result<_>>()?;
-        self.send(Queued::Keep { request, note: note.to_vec(), descriptors });
-        Ok(Keep { link: self.clone(), key })
+        let has_arrived = Arc::new(AtomicBool::new(false));
+        let (note, told) = (note.to_vec(), has_arrived.clone());
+        self.send(Queued::Keep { request, note, descriptors, has_arrived: told });
+        Ok(Keep { link: self.clone(), key, has_arrived })
     }
 
     /// How often the monitor has refused to keep something.
@@ -217,13 +227,14 @@ impl MonitorLink {
             match queued {
                 // A monitor that is gone takes this process with it.
                 Queued::Tell(request) => drop(send(&*socket, &request, &[])),
-                Queued::Keep { request, note, descriptors } => {
+                Queued::Keep { request, note, descriptors, has_arrived } => {
                     let parts = [IoSlice::new(bytemuck::bytes_of(&request)), IoSlice::new(&note)];
                     let lent: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
                     let kept = message::send(&*socket, &parts, &lent)
                         .and_then(|()| receive_answer(&socket));
-                    if kept.is_err() {
-                        self.refusals.fetch_add(1, Ordering::Relaxed);
+                    match kept {
+                        Ok(_) => has_arrived.store(true, Ordering::Release),
+                        Err(_) => drop(self.refusals.fetch_add(1, Ordering::Relaxed)),
                     }
                 }
             }
@@ -242,7 +253,8 @@ impl MonitorLink {
             send(&*socket, &Request::new(REQUEST_NEXT_KEPT, last), &[])?;
             let Some((key, kept)) = receive_kept(&*socket)? else { return Ok(all) };
             drop(socket);
-            all.push((Keep { link: self.clone(), key }, kept));
+            let has_arrived = Arc::new(AtomicBool::new(true));
+            all.push((Keep { link: self.clone(), key, has_arrived }, kept));
         }
     }
 

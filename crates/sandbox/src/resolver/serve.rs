@@ -5,7 +5,7 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, pidfd_open, pidfd_send_signal, waitid,
@@ -16,8 +16,8 @@ use super::filter::Filter;
 use super::protocol::{
     ADDRESSES_MAX, Answer, Found, LOOK_UP_MAX, Question, REQUEST_WORKER, Received, receive, send,
 };
-use crate::sys;
 use crate::zygote::receive as receive_with_descriptors;
+use crate::{message, sys};
 
 /// Most workers at a time: twice as many as a caller asks questions, since those whose
 /// questions it has given up may still be there.
@@ -94,10 +94,7 @@ fn wait(control: &OwnedFd, workers: &[Worker]) -> Result<bool, Errno> {
     let mut events = vec![PollFd::new(control, PollFlags::IN)];
     events.extend(workers.iter().map(|worker| PollFd::new(&worker.pidfd, PollFlags::IN)));
     let earliest = workers.iter().map(|worker| worker.deadline).min();
-    let timeout = earliest.map(|deadline| {
-        let left = deadline.saturating_duration_since(Instant::now());
-        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
-    });
+    let timeout = earliest.map(message::time_until);
     match poll(&mut events, timeout.as_ref()) {
         Ok(_) => Ok(!events[0].revents().is_empty()),
         Err(Errno::INTR) => Ok(false),

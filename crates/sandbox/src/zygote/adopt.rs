@@ -14,6 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -64,7 +65,14 @@ struct SandboxNote {
 
 /// Something that the monitor keeps for the next daemon, until this is dropped.
 #[derive(Debug)]
-pub struct KeptForSuccessor(#[expect(dead_code, reason = "held for its drop")] Keep);
+pub struct KeptForSuccessor(Keep);
+
+impl KeptForSuccessor {
+    /// Becomes true when the monitor has it: the daemon may end.
+    pub fn has_arrived(&self) -> &Arc<AtomicBool> {
+        self.0.has_arrived()
+    }
+}
 
 /// Has the monitor keep a connection of a sandbox for the next daemon. `None`: this process
 /// has no monitor.

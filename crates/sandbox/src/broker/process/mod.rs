@@ -12,17 +12,17 @@ mod filter;
 #[cfg(test)]
 mod tests;
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytemuck::{bytes_of, pod_read_unaligned};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, setsid};
@@ -43,6 +43,8 @@ const FILES_ARGUMENT: &str = "--thaw-files";
 const START_MAX: Duration = Duration::from_secs(10);
 /// How long it may leave requests unread.
 const UNREAD_MAX: Duration = Duration::from_secs(10);
+/// Most requests that wait until it reads, as many as may wait when it has read them.
+const BACKLOG_MAX: usize = 2048;
 /// Most bytes of what it is told of directories.
 const SETUP_MAX: usize = 128 * 1024;
 /// Most descriptors in a packet.
@@ -53,8 +55,24 @@ const FLOODED: i32 = 3;
 
 /// The process, from its caller's side. Dropping it ends it.
 pub struct FileProcess {
+    line: Arc<Line>,
+}
+
+/// What its caller's threads have of it.
+struct Line {
     socket: OwnedFd,
-    fate: Arc<AtomicU32>,
+    /// The caller's end of the sandbox' socket.
+    control: OwnedFd,
+    fate: AtomicU32,
+    backlog: Mutex<Backlog>,
+}
+
+/// Requests for which its socket has no room.
+#[derive(Default)]
+struct Backlog {
+    waiting: VecDeque<Vec<u8>>,
+    /// A thread sends them, and all that come behind them.
+    has_sender: bool,
 }
 
 /// What has become of the process: it serves.
@@ -75,21 +93,22 @@ impl FileProcess {
     pub fn start(directories: &Directories, control: OwnedFd) -> io::Result<Self> {
         let (socket, remote) = message::control_pair()?;
         let mut child = spawn(remote)?;
-        let server = Self { socket, fate: Arc::new(AtomicU32::new(SERVES)) };
-        let (fate, shared) = (server.fate.clone(), control.try_clone()?);
+        let server = Self::new(socket, control);
+        let line = server.line.clone();
         let watch = move || {
             // A file system that does not answer may keep it even from dying.
             let status = child.wait();
             let is_flooded = status.is_ok_and(|status| status.code() == Some(FLOODED));
-            let ended = if is_flooded { ENDED_FLOODED } else { ENDED };
-            if fate.compare_exchange(SERVES, ended, AcqRel, Acquire).is_ok() {
-                // Nobody answers what the sandbox has asked for.
-                let _ = shutdown(&shared, Shutdown::Both);
-            }
+            line.end(if is_flooded { ENDED_FLOODED } else { ENDED });
         };
         std::thread::Builder::new().name("files-watch".into()).spawn(watch)?;
-        tell(&server.socket, directories, &control)?;
+        tell(&server.line.socket, directories, &server.line.control)?;
         Ok(server)
+    }
+
+    fn new(socket: OwnedFd, control: OwnedFd) -> Self {
+        let (fate, backlog) = (AtomicU32::new(SERVES), Mutex::default());
+        Self { line: Arc::new(Line { socket, control, fate, backlog }) }
     }
 
     /// Waits until it serves. To be called before requests are passed on; the caller can do
@@ -98,13 +117,14 @@ impl FileProcess {
     /// # Errors
     /// It has not the rights, or does not come up.
     pub fn wait_until_serving(&self) -> io::Result<()> {
-        if !is_readable(&self.socket, Instant::now() + START_MAX) {
+        let socket = &self.line.socket;
+        if !is_readable(socket, Instant::now() + START_MAX) {
             return Err(Errno::TIMEDOUT.into());
         }
         let mut answer = [0; 256];
-        match message::receive(&self.socket, &mut answer, None)?.len {
+        match message::receive(socket, &mut answer, None)?.len {
             // From now on, it may stop reading what it is sent.
-            1 if answer[0] == 0 => Ok(rustix::io::ioctl_fionbio(&self.socket, true)?),
+            1 if answer[0] == 0 => Ok(rustix::io::ioctl_fionbio(socket, true)?),
             0 => Err(io::Error::other("the process that serves files has ended")),
             len => Err(io::Error::other(printable(&answer[1..len]))),
         }
@@ -112,44 +132,80 @@ impl FileProcess {
 
     /// Why it has ended, if it has.
     pub fn ended(&self) -> Option<Violation> {
-        match self.fate.load(Acquire) {
+        match self.line.fate.load(Acquire) {
             ENDED_FLOODED => Some(Violation::RepliesUnread),
             ENDED => Some(Violation::FilesUnserved),
             _ => None,
         }
     }
 
-    /// Passes a request on, which is answered straight to the sandbox.
+    /// Passes a request on, which is answered straight to the sandbox. Waits for nobody: the
+    /// process may have no processor for a while, and its sandbox is one of many.
     ///
     /// # Errors
     /// More requests wait than a sandbox has reason to make.
     pub fn pass_on(&self, kind: u32, sequence: u64, body: &[u8]) -> Result<(), QueueFull> {
         let header = message::header(kind, body.len(), sequence);
         let parts = [IoSlice::new(bytes_of(&header)), IoSlice::new(body)];
-        let deadline = Instant::now() + UNREAD_MAX;
-        loop {
-            match message::send(&self.socket, &parts, &[]) {
+        let mut backlog = self.line.backlog();
+        if !backlog.has_sender {
+            match message::send(&self.line.socket, &parts, &[]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // If it has ended, the sandbox is about to end, too.
                 _ => return Ok(()),
             }
-            // Its first thread does nothing but read, so that this takes a moment at most.
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left =
-                Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            let mut events = [PollFd::new(&self.socket, PollFlags::OUT)];
-            if matches!(poll(&mut events, Some(&left)), Ok(0)) {
-                return Err(QueueFull);
+            let line = self.line.clone();
+            let sender = std::thread::Builder::new().name("files-send".into());
+            sender.spawn(move || line.send_backlog()).map_err(|_| QueueFull)?;
+            backlog.has_sender = true;
+        }
+        if backlog.waiting.len() >= BACKLOG_MAX {
+            return Err(QueueFull);
+        }
+        backlog.waiting.push_back([bytes_of(&header), body].concat());
+        Ok(())
+    }
+}
+
+impl Line {
+    fn backlog(&self) -> MutexGuard<'_, Backlog> {
+        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that nobody answers what the sandbox has asked for, and ends the sandbox.
+    fn end(&self, how: u32) {
+        if self.fate.compare_exchange(SERVES, how, AcqRel, Acquire).is_ok() {
+            let _ = shutdown(&self.control, Shutdown::Both);
+        }
+    }
+
+    /// Sends what waits, until nothing does.
+    fn send_backlog(&self) {
+        loop {
+            let mut backlog = self.backlog();
+            let Some(request) = backlog.waiting.pop_front() else {
+                backlog.has_sender = false;
+                return;
+            };
+            drop(backlog);
+            let deadline = Instant::now() + UNREAD_MAX;
+            let sent = message::send_until(&self.socket, &request, &[], deadline);
+            let Err(error) = sent else { continue };
+            *self.backlog() = Backlog::default();
+            // Of its end another thread says how it came about.
+            if error.kind() == io::ErrorKind::TimedOut {
+                self.end(ENDED);
             }
+            return;
         }
     }
 }
 
 impl Drop for FileProcess {
     fn drop(&mut self) {
-        self.fate.store(DROPPED, Release);
+        self.line.fate.store(DROPPED, Release);
         // Whoever else has the socket: it hears of the end.
-        let _ = shutdown(&self.socket, Shutdown::Both);
+        let _ = shutdown(&self.line.socket, Shutdown::Both);
     }
 }
 

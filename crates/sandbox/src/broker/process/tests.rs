@@ -135,7 +135,10 @@ fn what_waits_is_bounded() {
     let directory = directory();
     let (server, sandbox) = serving(&root(directory.path(), &HostPolicy::default()));
     for number in 0..100_000 {
-        server.pass_on(MSG_FS_STAT, number, b"file").unwrap();
+        // The process itself is to find out, however much waits on the way to it.
+        while server.pass_on(MSG_FS_STAT, number, b"file").is_err() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
     assert_eq!(wait_for_end(&server), Violation::RepliesUnread);
     drop(sandbox);
@@ -157,6 +160,51 @@ fn a_moment_without_room_is_waited_for() {
     for _ in 0..100 {
         assert_eq!(reply(&sandbox).0, libc::EBADF);
     }
+}
+
+/// A process without a processor, or whose disk does not answer: whoever passes requests of
+/// many sandboxes on goes on with those of the others.
+#[test]
+fn who_passes_requests_on_waits_for_no_process() {
+    let (socket, slow) = message::control_pair().unwrap();
+    rustix::io::ioctl_fionbio(&socket, true).unwrap();
+    let (control, sandbox) = message::control_pair().unwrap();
+    let server = FileProcess::new(socket, control);
+    let request = |sequence: u64| [sequence as u8; 1024];
+    for sequence in 0..BACKLOG_MAX as u64 {
+        server.pass_on(MSG_FS_STAT, sequence, &request(sequence)).unwrap();
+    }
+    let directory = directory();
+    let (other, of_other) = serving(&root(directory.path(), &HostPolicy::default()));
+    assert_eq!(reply_after(&other, &of_other, b"file"), 0);
+    // It reads them all, in their order, when it goes on.
+    let mut buffer = [0; 2048];
+    for sequence in 0..BACKLOG_MAX as u64 {
+        let len = message::receive(&slow, &mut buffer, None).unwrap().len;
+        let (header, body) = buffer[..len].split_at(size_of::<MessageHeader>());
+        assert_eq!(pod_read_unaligned::<MessageHeader>(header).sequence, sequence);
+        assert_eq!(body, request(sequence));
+    }
+    // What waits for it is bounded.
+    let asked = (0..).take_while(|&number| server.pass_on(MSG_FS_STAT, number, &[0; 1024]).is_ok());
+    let taken = asked.count();
+    assert!((BACKLOG_MAX..2 * BACKLOG_MAX).contains(&taken), "{taken}");
+    drop(server);
+    drop(sandbox);
+}
+
+/// The sandbox would wait for ever.
+#[test]
+fn a_process_that_does_not_read_for_long_is_taken_for_ended() {
+    let (socket, _slow) = message::control_pair().unwrap();
+    rustix::io::ioctl_fionbio(&socket, true).unwrap();
+    let (control, sandbox) = message::control_pair().unwrap();
+    let server = FileProcess::new(socket, control);
+    for sequence in 0..1000 {
+        server.pass_on(MSG_FS_STAT, sequence, &[0; 1024]).unwrap();
+    }
+    assert_eq!(wait_for_end(&server), Violation::FilesUnserved);
+    assert_eq!(message::receive(&sandbox, &mut [0; 64], None).unwrap().len, 0);
 }
 
 #[test]
