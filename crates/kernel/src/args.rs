@@ -97,6 +97,32 @@ pub struct Args(pub [u64; 6]);
 /// A system call handler as the table has it.
 pub type Handler = fn(&Args) -> Result<u64>;
 
+/// A value that a system call returns.
+pub trait Returned {
+    /// The register that the guest finds it in.
+    fn into_register(self) -> u64;
+}
+
+impl Returned for () {
+    #[inline]
+    fn into_register(self) -> u64 {
+        0
+    }
+}
+
+macro_rules! returned {
+    ($($type:ty)*) => {
+        $(impl Returned for $type {
+            #[inline]
+            fn into_register(self) -> u64 {
+                self as u64
+            }
+        })*
+    };
+}
+
+returned! { bool u32 i32 u64 i64 usize }
+
 /// A system call handler as it is written; `A` is the tuple of its arguments.
 pub trait Signature<A> {
     /// How the trace shows its arguments.
@@ -108,14 +134,14 @@ pub trait Signature<A> {
 
 macro_rules! signatures {
     ($(($($argument:ident $index:literal),*))*) => {
-        $(impl<F: Fn($($argument),*) -> Result<u64>, $($argument: Argument),*>
+        $(impl<F: Fn($($argument),*) -> Result<R>, R: Returned, $($argument: Argument),*>
             Signature<($($argument,)*)> for F
         {
             const KINDS: &'static [Kind] = &[$($argument::KIND),*];
 
             #[inline]
             fn perform(self, _args: &Args) -> Result<u64> {
-                self($($argument::from_register(_args.0[$index])),*)
+                self($($argument::from_register(_args.0[$index])),*).map(Returned::into_register)
             }
         })*
     };
@@ -153,6 +179,17 @@ mod tests {
             Ok(7)
         }
         assert_eq!(longs.perform(&LARGE), Ok(7));
+    }
+
+    #[test]
+    fn a_result_fills_the_register() {
+        fn nothing() -> Result<()> {
+            Ok(())
+        }
+        fn negative() -> Result<i32> {
+            Ok(-3)
+        }
+        assert_eq!((nothing.perform(&LARGE), negative.perform(&LARGE)), (Ok(0), Ok(-3i64 as u64)));
     }
 
     #[test]

@@ -2,13 +2,11 @@
 
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
-use core::any::Any;
 
 use crate::args::Flags;
 use crate::errno::{Errno, Result};
-use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
-use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
+use crate::fs::file::{Events, File, OpenFile, OpenFlags};
 use crate::io::{Sink, Source};
 use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
@@ -106,20 +104,8 @@ impl File for EventFd {
         Some(&self.queue)
     }
 
-    fn stat(&self) -> Result<Stat> {
-        Ok(anonymous_stat())
-    }
-
     fn description(&self) -> String {
         "anon_inode:[eventfd]".to_string()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

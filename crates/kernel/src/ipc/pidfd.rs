@@ -2,14 +2,12 @@
 
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
-use core::any::Any;
 
 use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
-use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
 use crate::fs::fd_table::{NewDescriptor, OnExec};
-use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
+use crate::fs::file::{Events, File, OpenFile, OpenFlags};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::process::Process;
@@ -31,20 +29,8 @@ impl File for PidFd {
         Some(&self.process.released)
     }
 
-    fn stat(&self) -> Result<Stat> {
-        Ok(anonymous_stat())
-    }
-
     fn description(&self) -> String {
         "anon_inode:[pidfd]".to_string()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

@@ -2,13 +2,11 @@
 
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
-use core::any::Any;
 
 use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
-use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
-use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
+use crate::fs::file::{Events, File, OpenFile, OpenFlags};
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
@@ -117,20 +115,8 @@ impl File for SignalFd {
         Some(&self.arrived)
     }
 
-    fn stat(&self) -> Result<Stat> {
-        Ok(anonymous_stat())
-    }
-
     fn description(&self) -> String {
         "anon_inode:[signalfd]".to_string()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

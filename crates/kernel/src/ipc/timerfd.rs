@@ -5,14 +5,12 @@
 
 use alloc::string::{String, ToString};
 use alloc::sync::{Arc, Weak};
-use core::any::Any;
 
 use super::timeout::Timespec;
 use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
-use crate::fs::anonymous::anonymous_stat;
 use crate::fs::fd_table;
-use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
+use crate::fs::file::{Events, File, OpenFile, OpenFlags};
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
@@ -202,20 +200,8 @@ impl File for TimerFd {
         Some(&self.shared.queue)
     }
 
-    fn stat(&self) -> Result<Stat> {
-        Ok(anonymous_stat())
-    }
-
     fn description(&self) -> String {
         "anon_inode:[timerfd]".to_string()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

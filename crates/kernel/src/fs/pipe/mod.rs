@@ -8,7 +8,6 @@ use alloc::collections::VecDeque;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::args::Flags;
@@ -411,14 +410,6 @@ impl File for PipeEnd {
 
     fn description(&self) -> String {
         format!("pipe:[{}]", self.pipe.ino)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

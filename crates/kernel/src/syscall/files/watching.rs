@@ -1,5 +1,8 @@
 //! inotify_init(2), inotify_add_watch(2), inotify_rm_watch(2), fanotify_init(2).
 
+use alloc::sync::Arc;
+use core::any::Any;
+
 use super::{install, resolve};
 use crate::args::{Fd, Flags, UserString};
 use crate::errno::{Errno, Result};
@@ -31,8 +34,9 @@ fn init(flags: OpenFlags) -> Result<u64> {
     install(open, on_exec)
 }
 
-fn instance(open: &OpenFile) -> Result<alloc::sync::Arc<Inotify>> {
-    open.file.clone().into_any().downcast().map_err(|_| Errno::EINVAL)
+fn instance(open: &OpenFile) -> Result<Arc<Inotify>> {
+    let file: Arc<dyn Any + Send + Sync> = open.file.clone();
+    file.downcast().map_err(|_| Errno::EINVAL)
 }
 
 /// inotify_add_watch(2).
