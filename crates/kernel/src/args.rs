@@ -5,6 +5,10 @@
 //! Linux would take it: the upper half of an `int` is ignored. That never fails; what is
 //! allowed, and in which order that is looked at, is up to the handler.
 
+mod user_ptr;
+
+pub use user_ptr::UserPtr;
+
 use core::ops::Deref;
 
 use crate::errno::Result;
@@ -51,6 +55,20 @@ pub struct Mode(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word(pub u64);
 
+/// A signal number, not looked at yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub struct SignalNumber(pub u32);
+
+/// A clock, or what Linux makes one of (clock_gettime(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockId(pub i32);
+
+/// A process or thread, by the rules of the call: 0 often is the caller, and a negative
+/// number a process group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pid(pub i32);
+
 /// The address of a NUL-terminated string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserString(pub UserAddress);
@@ -83,6 +101,9 @@ arguments! {
     Int: u64 = |register| register;
     Int: usize = |register| register as usize;
     Fd: Fd = |register| Self(register as i32);
+    Int: SignalNumber = |register| Self(register as u32);
+    Int: ClockId = |register| Self(register as i32);
+    Int: Pid = |register| Self(register as i32);
     Hex: Flags = |register| Self(register as u32);
     Hex: Word = |register| Self(register);
     Octal: Mode = |register| Self(register as u32);

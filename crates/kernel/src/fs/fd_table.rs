@@ -3,10 +3,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::file::{OpenFile, OpenFlags};
-use crate::args::Fd;
+use super::file::{File, OpenFile, OpenFlags};
+use crate::args::{Fd, UserPtr};
 use crate::errno::{Errno, Result};
-use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
 use crate::task::current_process;
 use crate::task::process::RLIMIT_NOFILE;
@@ -277,14 +276,25 @@ pub fn install(file: Arc<OpenFile>, flags: OpenFlags) -> Result<i32> {
     process.files.borrow_mut().insert(file, OnExec::of(flags), limit)
 }
 
+/// Gives an anonymous file a descriptor; only `O_CLOEXEC` and `O_NONBLOCK` of `flags` are
+/// looked at.
+pub fn install_new(file: Arc<dyn File>, flags: OpenFlags) -> Result<i32> {
+    let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
+    install(OpenFile::new(file, status, None), flags)
+}
+
 /// Gives two files descriptors and writes the numbers to `at` (pipe(2), socketpair(2)).
-pub fn install_pair(at: UserAddress, files: [Arc<OpenFile>; 2], flags: OpenFlags) -> Result<u64> {
+pub fn install_pair(
+    at: UserPtr<[i32; 2]>,
+    files: [Arc<OpenFile>; 2],
+    flags: OpenFlags,
+) -> Result<()> {
     let descriptors = [NewDescriptor::reserve()?, NewDescriptor::reserve()?];
     at.write(&descriptors.each_ref().map(NewDescriptor::number))?;
     for (descriptor, file) in descriptors.into_iter().zip(files) {
         descriptor.install(file, OnExec::of(flags));
     }
-    Ok(0)
+    Ok(())
 }
 
 /// A descriptor that a call of the running process has reserved. Dropped, it is free

@@ -2,7 +2,7 @@
 
 use super::locking::LockedBy;
 use super::{descriptor_limit, locking};
-use crate::args::{Fd, Flags};
+use crate::args::{Fd, Flags, SignalNumber};
 use crate::errno::{Errno, Result};
 use crate::fs::async_io::Owner;
 use crate::fs::fd_table::OnExec;
@@ -12,6 +12,7 @@ use crate::fs::overlay::{RegularFile, Seals};
 use crate::net::socket::Socket;
 use crate::platform::user::UserAddress;
 use crate::task::current_process;
+use crate::task::signal::Signal;
 
 const F_DUPFD: u32 = 0;
 const F_GETFD: u32 = 1;
@@ -96,8 +97,12 @@ pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
             let owner = Owner::from_pair(at.read()?)?;
             open.set_async_owner(owner).map(|()| 0)
         }
-        F_GETSIG => Ok(open.async_signal().into()),
-        F_SETSIG => open.set_async_signal(argument).map(|()| 0),
+        F_GETSIG => Ok(open.async_signal().map_or(0, Signal::number).into()),
+        F_SETSIG => {
+            let number = u32::try_from(argument).map_err(|_| Errno::EINVAL)?;
+            open.set_async_signal(SignalNumber(number).or_probe()?);
+            Ok(0)
+        }
         F_GETPIPE_SZ => crate::fs::pipe::get_pipe_size(&open),
         F_SETPIPE_SZ => crate::fs::pipe::set_pipe_size(&open, argument),
         F_ADD_SEALS => add_seals(&open, argument),

@@ -4,7 +4,7 @@ pub mod transfer;
 
 use alloc::sync::Arc;
 
-use crate::args::{Fd, Flags};
+use crate::args::{Fd, Flags, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table;
 use crate::fs::fd_table::{NewDescriptor, OnExec};
@@ -125,7 +125,12 @@ pub fn socket(family: u32, Flags(kind): Flags, protocol: u32) -> Result<u64> {
 }
 
 /// socketpair(2).
-pub fn socketpair(family: u32, Flags(kind): Flags, protocol: u32, at: UserAddress) -> Result<u64> {
+pub fn socketpair(
+    family: u32,
+    Flags(kind): Flags,
+    protocol: u32,
+    at: UserPtr<[i32; 2]>,
+) -> Result<()> {
     let (kind, flags) = split_type(kind)?;
     if family != AF_UNIX as u32 {
         // Whatever the family, there must be such a socket first.
@@ -135,7 +140,7 @@ pub fn socketpair(family: u32, Flags(kind): Flags, protocol: u32, at: UserAddres
     if protocol > 1 {
         return Err(Errno::EPROTONOSUPPORT);
     }
-    at.check(8)?;
+    at.check(1)?;
     let net = &crate::state::kernel().net;
     let (first, second) = net.unix.pair(unix_type(kind)?, &net.inodes);
     fd_table::install_pair(at, [new_file(first, flags), new_file(second, flags)], flags)

@@ -2,9 +2,15 @@
 
 mod capabilities;
 mod children;
+pub mod clone;
 mod credentials;
+pub mod futex;
 mod groups;
+pub mod pidfd;
+pub mod posix_timers;
 mod scheduling;
+pub mod signals;
+pub mod timers;
 
 pub use capabilities::{capget, capset};
 pub use children::*;
@@ -15,7 +21,7 @@ pub use scheduling::*;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::args::{Fd, Flags, UserString, Word};
+use crate::args::{Fd, Flags, SignalNumber, UserString, Word};
 use crate::errno::{Errno, Result};
 use crate::exec::{ARGUMENTS_MAX, Program};
 use crate::fs::Context;
@@ -23,6 +29,7 @@ use crate::fs::walk::Follow;
 use crate::platform::user::UserAddress;
 use crate::state::{RELEASE, VERSION, kernel};
 use crate::task::process::ResourceLimit;
+use crate::task::signal::Signal;
 use crate::task::{Capabilities, current, current_process, exit, fork_id};
 
 /// getpid(2).
@@ -296,14 +303,14 @@ pub fn prctl(
             thread.process.dumpable.set(argument.0 == 1);
             Ok(0)
         }
-        PR_SET_PDEATHSIG if argument.0 > 64 => Err(Errno::EINVAL),
         PR_SET_PDEATHSIG => {
-            thread.process.parent_death_signal.set(argument.0 as u32);
+            let number = u32::try_from(argument.0).map_err(|_| Errno::EINVAL)?;
+            thread.process.parent_death_signal.set(SignalNumber(number).or_probe()?);
             Ok(0)
         }
         PR_GET_PDEATHSIG => {
-            argument.write(&(thread.process.parent_death_signal.get() as i32))?;
-            Ok(0)
+            let signal = thread.process.parent_death_signal.get();
+            argument.write(&signal.map_or(0, Signal::number)).map(|()| 0)
         }
         PR_SET_CHILD_SUBREAPER => {
             thread.process.is_subreaper.set(argument.0 != 0);

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::Flags;
+use crate::args::{Flags, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
@@ -14,6 +14,7 @@ use crate::task::process::{RLIMIT_NICE, RLIMIT_RTPRIO};
 use crate::task::sched_attributes::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling, present_cpus};
 use crate::task::thread::current_arc;
 use crate::task::{Capabilities, Process, Thread, current_process, scheduler};
+use crate::time::Timespec;
 
 /// sched_yield(2).
 pub fn sched_yield() -> Result<u64> {
@@ -282,7 +283,7 @@ pub fn sched_getattr(pid: i32, to: UserAddress, size: u32, Flags(flags): Flags) 
 }
 
 /// sched_rr_get_interval(2): time slices as Linux has them by default.
-pub fn sched_rr_get_interval(pid: i32, to: UserAddress) -> Result<u64> {
+pub fn sched_rr_get_interval(pid: i32, to: UserPtr<Timespec>) -> Result<()> {
     const SLICE_NS: u64 = 4_000_000;
     /// `RR_TIMESLICE`.
     const ROUND_ROBIN_NS: u64 = 100_000_000;
@@ -291,8 +292,7 @@ pub fn sched_rr_get_interval(pid: i32, to: UserAddress) -> Result<u64> {
         Policy::RoundRobin => ROUND_ROBIN_NS,
         _ => SLICE_NS,
     };
-    to.write(&crate::time::Timespec::from_ns(slice_ns))?;
-    Ok(0)
+    to.write(&Timespec::from_ns(slice_ns))
 }
 
 /// The lowest and highest priority of a policy; `EINVAL`.

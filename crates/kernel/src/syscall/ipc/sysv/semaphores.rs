@@ -2,16 +2,16 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::Mode;
+use crate::args::{Mode, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::ipc::sysv::permissions::{READ, UserPermissions, WRITE};
 use crate::ipc::sysv::registry::{Object, place_of};
 use crate::ipc::sysv::semaphores::{Attempt, Operation, SemaphoreSet, VALUE_MAX};
 use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, system_v};
-use crate::ipc::timeout::{Timeout, Timespec};
 use crate::platform::user::UserAddress;
 use crate::task::wait::wait_until;
 use crate::task::{Credentials, current_process};
+use crate::time::{Timeout, Timespec};
 
 /// Most semaphores in a set (`SEMMSL`) and sets (`SEMMNI`).
 const SET_MAX: i32 = 32000;
@@ -66,30 +66,30 @@ pub fn semget(key: i32, count: i32, Mode(flags): Mode) -> Result<u64> {
 }
 
 /// semop(2).
-pub fn semop(id: i32, operations: UserAddress, count: u32) -> Result<u64> {
+pub fn semop(id: i32, operations: UserPtr<Operation>, count: u32) -> Result<()> {
     operate(id, operations, count, Timeout::Never)
 }
 
 /// semtimedop(2).
 pub fn semtimedop(
     id: i32,
-    operations: UserAddress,
+    operations: UserPtr<Operation>,
     count: u32,
-    timeout: UserAddress,
-) -> Result<u64> {
+    timeout: UserPtr<Timespec>,
+) -> Result<()> {
     // The time is looked at after the operations, but must be readable.
-    let time = match timeout {
-        UserAddress::NULL => None,
-        at => Some(at.read::<Timespec>()?),
-    };
-    match time.map(Timespec::to_ns) {
+    match timeout.read_if_some()?.map(Timespec::to_ns) {
         None => operate(id, operations, count, Timeout::Never),
         Some(Ok(ns)) => operate(id, operations, count, Timeout::after_ns(ns)),
         Some(Err(error)) => read_operations(id, operations, count).and(Err(error)),
     }
 }
 
-fn read_operations(id: i32, at: UserAddress, count: u32) -> Result<alloc::vec::Vec<Operation>> {
+fn read_operations(
+    id: i32,
+    at: UserPtr<Operation>,
+    count: u32,
+) -> Result<alloc::vec::Vec<Operation>> {
     let count = count as usize;
     if count == 0 || id < 0 {
         return Err(Errno::EINVAL);
@@ -100,7 +100,7 @@ fn read_operations(id: i32, at: UserAddress, count: u32) -> Result<alloc::vec::V
     at.read_array(count)
 }
 
-fn operate(id: i32, at: UserAddress, count: u32, timeout: Timeout) -> Result<u64> {
+fn operate(id: i32, at: UserPtr<Operation>, count: u32, timeout: Timeout) -> Result<()> {
     let operations = read_operations(id, at, count)?;
     let set = system_v().semaphores.find(id)?;
     let last = operations.iter().map(|operation| usize::from(operation.number)).max();
@@ -110,13 +110,13 @@ fn operate(id: i32, at: UserAddress, count: u32, timeout: Timeout) -> Result<u64
     let alters = operations.iter().any(|operation| operation.amount != 0);
     set.permissions().get().check(if alters { WRITE } else { READ }, &caller())?;
     let pending = match set.operate(operations, current_process().pid) {
-        Attempt::Ended(outcome) => return outcome.map(|()| 0),
+        Attempt::Ended(outcome) => return outcome,
         Attempt::Waits(pending) => pending,
     };
     let outcome = wait_until(&[&pending.queue], timeout.deadline(), || pending.outcome());
     set.give_up(&pending);
     // semop(2): never restarted after a signal.
-    outcome.map(|()| 0).map_err(|error| match error {
+    outcome.map_err(|error| match error {
         Errno::ETIMEDOUT => Errno::EAGAIN,
         Errno::ERESTARTSYS => Errno::EINTR,
         error => error,
