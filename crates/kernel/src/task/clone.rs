@@ -21,31 +21,57 @@ bitflags! {
     /// `CLONE_*` (clone(2)).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct CloneFlags: u64 {
+        /// Share memory.
         const VM = 0x100;
+        /// Share root, working directory and umask.
         const FS = 0x200;
+        /// Share descriptors.
         const FILES = 0x400;
+        /// Share signal handlers.
         const SIGHAND = 0x800;
+        /// Make a pidfd.
         const PIDFD = 0x1000;
+        /// Trace the child, too.
         const PTRACE = 0x2000;
+        /// Wait until the child gives the memory back.
         const VFORK = 0x4000;
+        /// The caller's parent is the parent.
         const PARENT = 0x8000;
+        /// In the same process.
         const THREAD = 0x1_0000;
+        /// New mounts.
         const NEWNS = 0x2_0000;
+        /// Share semaphore undos.
         const SYSVSEM = 0x4_0000;
+        /// Set the segment base.
         const SETTLS = 0x8_0000;
+        /// Tell the maker the id.
         const PARENT_SETTID = 0x10_0000;
+        /// Clear the id at the end.
         const CHILD_CLEARTID = 0x20_0000;
+        /// Ignored.
         const DETACHED = 0x40_0000;
+        /// Do not trace the child.
         const UNTRACED = 0x80_0000;
+        /// Tell the child its id.
         const CHILD_SETTID = 0x100_0000;
+        /// New view of control groups.
         const NEWCGROUP = 0x200_0000;
+        /// New host name.
         const NEWUTS = 0x400_0000;
+        /// New System V objects.
         const NEWIPC = 0x800_0000;
+        /// New users.
         const NEWUSER = 0x1000_0000;
+        /// New process ids.
         const NEWPID = 0x2000_0000;
+        /// New network.
         const NEWNET = 0x4000_0000;
+        /// Share the I/O context.
         const IO = 0x8000_0000;
+        /// Default signal handlers.
         const CLEAR_SIGHAND = 0x1_0000_0000;
+        /// Into a control group.
         const INTO_CGROUP = 0x2_0000_0000;
     }
 }

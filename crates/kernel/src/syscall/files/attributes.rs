@@ -13,18 +13,18 @@ use crate::platform::user::UserAddress;
 use crate::task::{Capabilities, current_process};
 
 /// umask(2).
-pub fn umask(Mode(mask): Mode) -> Result<u64> {
+pub fn umask(Mode(mask): Mode) -> Result<u32> {
     let mut fs = current_process().fs.borrow_mut();
-    Ok(core::mem::replace(&mut fs.umask, mask & 0o777).into())
+    Ok(core::mem::replace(&mut fs.umask, mask & 0o777))
 }
 
-fn change(path: &Path, changes: &AttributeChanges) -> Result<u64> {
+fn change(path: &Path, changes: &AttributeChanges) -> Result<()> {
     path.inode().change(changes)?;
     notify::changed(path, changes);
-    Ok(0)
+    Ok(())
 }
 
-fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<u64> {
+fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<()> {
     let attributes = path.inode().attributes();
     if !context.identity.owns(&attributes) {
         return Err(Errno::EPERM);
@@ -41,33 +41,28 @@ fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<u64> 
 }
 
 /// chmod(2).
-pub fn chmod(path: UserString, Mode(mode): Mode) -> Result<u64> {
+pub fn chmod(path: UserString, Mode(mode): Mode) -> Result<()> {
     let context = Context::current();
     let path = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
     change_permissions(&context, &path, mode)
 }
 
 /// fchmod(2).
-pub fn fchmod(fd: Fd, Mode(mode): Mode) -> Result<u64> {
+pub fn fchmod(fd: Fd, Mode(mode): Mode) -> Result<()> {
     fd.usable_file()?;
     let context = Context::current();
     change_permissions(&context, &place_of(&context, fd)?, mode)
 }
 
 /// fchmodat(2): the kernel's call has no flags.
-pub fn fchmodat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<u64> {
+pub fn fchmodat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<()> {
     let context = Context::current();
     let path = resolve(&context, dirfd, path, Follow::Yes)?;
     change_permissions(&context, &path, mode)
 }
 
 /// fchmodat2(2).
-pub fn fchmodat2(
-    dirfd: Fd,
-    path: UserString,
-    Mode(mode): Mode,
-    Flags(flags): Flags,
-) -> Result<u64> {
+pub fn fchmodat2(dirfd: Fd, path: UserString, Mode(mode): Mode, Flags(flags): Flags) -> Result<()> {
     let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
     let context = Context::current();
     let path = resolve_at(&context, dirfd, path, flags)?;
@@ -79,7 +74,7 @@ fn id(value: u32) -> Option<u32> {
     (value != u32::MAX).then_some(value)
 }
 
-fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<u64> {
+fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<()> {
     let (uid, gid) = (id(uid), id(gid));
     let attributes = path.inode().attributes();
     let identity = &context.identity;
@@ -104,21 +99,21 @@ fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<u6
 }
 
 /// chown(2).
-pub fn chown(path: UserString, uid: u32, gid: u32) -> Result<u64> {
+pub fn chown(path: UserString, uid: u32, gid: u32) -> Result<()> {
     let context = Context::current();
     let path = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
     change_owner(&context, &path, uid, gid)
 }
 
 /// lchown(2).
-pub fn lchown(path: UserString, uid: u32, gid: u32) -> Result<u64> {
+pub fn lchown(path: UserString, uid: u32, gid: u32) -> Result<()> {
     let context = Context::current();
     let path = resolve(&context, AT_FDCWD, path, Follow::No)?;
     change_owner(&context, &path, uid, gid)
 }
 
 /// fchown(2).
-pub fn fchown(fd: Fd, uid: u32, gid: u32) -> Result<u64> {
+pub fn fchown(fd: Fd, uid: u32, gid: u32) -> Result<()> {
     fd.usable_file()?;
     let context = Context::current();
     change_owner(&context, &place_of(&context, fd)?, uid, gid)
@@ -131,7 +126,7 @@ pub fn fchownat(
     uid: u32,
     gid: u32,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<()> {
     let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
     let context = Context::current();
     let path = resolve_at(&context, dirfd, path, flags)?;
@@ -156,9 +151,9 @@ impl NewTime {
     }
 }
 
-fn change_times(context: &Context, path: &Path, atime: NewTime, mtime: NewTime) -> Result<u64> {
+fn change_times(context: &Context, path: &Path, atime: NewTime, mtime: NewTime) -> Result<()> {
     if atime == NewTime::Omit && mtime == NewTime::Omit {
-        return Ok(0);
+        return Ok(());
     }
     let attributes: Attributes = path.inode().attributes();
     if !context.identity.owns(&attributes) {
@@ -199,7 +194,7 @@ pub fn utimensat(
     path: UserString,
     times: UserAddress,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<()> {
     let (atime, mtime) = if times.is_null() {
         (NewTime::Now, NewTime::Now)
     } else {
@@ -218,7 +213,7 @@ pub fn utimensat(
     change_times(&context, &place, atime, mtime)
 }
 
-fn timeval_times(dirfd: Fd, path: UserString, times: UserAddress) -> Result<u64> {
+fn timeval_times(dirfd: Fd, path: UserString, times: UserAddress) -> Result<()> {
     let (atime, mtime) = if times.is_null() {
         (NewTime::Now, NewTime::Now)
     } else {
@@ -236,17 +231,17 @@ fn timeval_times(dirfd: Fd, path: UserString, times: UserAddress) -> Result<u64>
 }
 
 /// utimes(2).
-pub fn utimes(path: UserString, times: UserAddress) -> Result<u64> {
+pub fn utimes(path: UserString, times: UserAddress) -> Result<()> {
     timeval_times(AT_FDCWD, path, times)
 }
 
 /// futimesat(2).
-pub fn futimesat(dirfd: Fd, path: UserString, times: UserAddress) -> Result<u64> {
+pub fn futimesat(dirfd: Fd, path: UserString, times: UserAddress) -> Result<()> {
     timeval_times(dirfd, path, times)
 }
 
 /// utime(2).
-pub fn utime(path: UserString, times: UserAddress) -> Result<u64> {
+pub fn utime(path: UserString, times: UserAddress) -> Result<()> {
     let (atime, mtime) = if times.is_null() {
         (NewTime::Now, NewTime::Now)
     } else {

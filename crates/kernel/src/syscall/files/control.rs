@@ -59,8 +59,8 @@ pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
     match command {
         // There is no dnotify, which inotify has replaced; to end it is no error.
         F_NOTIFY if argument as u32 & !DN_MULTISHOT == 0 => Ok(0),
-        F_DUPFD => duplicate(&open, argument, OnExec::Keep),
-        F_DUPFD_CLOEXEC => duplicate(&open, argument, OnExec::Close),
+        F_DUPFD => duplicate(&open, argument, OnExec::Keep).map(|fd| fd as u64),
+        F_DUPFD_CLOEXEC => duplicate(&open, argument, OnExec::Close).map(|fd| fd as u64),
         F_GETFD => {
             let on_exec = current_process().files.borrow_mut().on_exec(fd.0)?;
             Ok(if on_exec == OnExec::Close { FD_CLOEXEC } else { 0 })
@@ -84,12 +84,15 @@ pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
             open.note_async_flag(fd.0);
             Ok(0)
         }
-        F_GETLK => locking::get_record_lock(&open, at, LockedBy::Process),
-        F_OFD_GETLK => locking::get_record_lock(&open, at, LockedBy::Description),
-        F_SETLK => locking::set_record_lock(&open, at, LockedBy::Process, Patience::Refuse),
-        F_SETLKW => locking::set_record_lock(&open, at, LockedBy::Process, Patience::Wait),
-        F_OFD_SETLK => locking::set_record_lock(&open, at, LockedBy::Description, Patience::Refuse),
-        F_OFD_SETLKW => locking::set_record_lock(&open, at, LockedBy::Description, Patience::Wait),
+        F_GETLK => locking::get_record_lock(&open, at, LockedBy::Process).map(|()| 0),
+        F_OFD_GETLK => locking::get_record_lock(&open, at, LockedBy::Description).map(|()| 0),
+        F_SETLK | F_SETLKW | F_OFD_SETLK | F_OFD_SETLKW => {
+            let of_process = matches!(command, F_SETLK | F_SETLKW);
+            let waits = matches!(command, F_SETLKW | F_OFD_SETLKW);
+            let owner = if of_process { LockedBy::Process } else { LockedBy::Description };
+            let patience = if waits { Patience::Wait } else { Patience::Refuse };
+            locking::set_record_lock(&open, at, owner, patience).map(|()| 0)
+        }
         F_GETOWN => Ok(open.async_owner().number() as u64),
         F_SETOWN => open.set_async_owner(Owner::from_number(argument as i32)?).map(|()| 0),
         F_GETOWN_EX => at.write(&open.async_owner().pair()).map(|()| 0),
@@ -105,7 +108,7 @@ pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
         }
         F_GETPIPE_SZ => crate::fs::pipe::get_pipe_size(&open),
         F_SETPIPE_SZ => crate::fs::pipe::set_pipe_size(&open, argument),
-        F_ADD_SEALS => add_seals(&open, argument),
+        F_ADD_SEALS => add_seals(&open, argument).map(|()| 0),
         F_GET_SEALS => {
             let regular = open.downcast::<RegularFile>().ok_or(Errno::EINVAL)?;
             regular.seals().map(|seals| seals.bits().into())
@@ -114,22 +117,22 @@ pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
     }
 }
 
-fn duplicate(open: &alloc::sync::Arc<OpenFile>, from: u64, on_exec: OnExec) -> Result<u64> {
+fn duplicate(open: &alloc::sync::Arc<OpenFile>, from: u64, on_exec: OnExec) -> Result<i32> {
     let limit = descriptor_limit();
     if from >= limit {
         return Err(Errno::EINVAL);
     }
     let mut files = current_process().files.borrow_mut();
-    files.insert_from(from as i32, open.clone(), on_exec, limit).map(|fd| fd as u64)
+    files.insert_from(from as i32, open.clone(), on_exec, limit)
 }
 
-fn add_seals(open: &OpenFile, bits: u64) -> Result<u64> {
+fn add_seals(open: &OpenFile, bits: u64) -> Result<()> {
     let seals = u32::try_from(bits).ok().and_then(Seals::from_bits).ok_or(Errno::EINVAL)?;
     let regular = open.downcast::<RegularFile>().ok_or(Errno::EINVAL)?;
     if !open.flags().can_write() {
         return Err(Errno::EPERM);
     }
-    regular.add_seals(seals).map(|()| 0)
+    regular.add_seals(seals)
 }
 
 const FIONREAD: u32 = 0x541b;

@@ -8,31 +8,31 @@ use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 
 /// read(2).
-pub fn read(fd: Fd, buffer: UserAddress, len: usize) -> Result<u64> {
+pub fn read(fd: Fd, buffer: UserAddress, len: usize) -> Result<usize> {
     let open = fd.file()?;
     let mut sink = Sink::user(buffer, len)?;
-    open.read(&mut sink).map(|count| count as u64)
+    open.read(&mut sink)
 }
 
 /// write(2).
-pub fn write(fd: Fd, buffer: UserAddress, len: usize) -> Result<u64> {
+pub fn write(fd: Fd, buffer: UserAddress, len: usize) -> Result<usize> {
     let open = fd.file()?;
     let mut source = Source::user(buffer, len)?;
-    open.write(&mut source).map(|count| count as u64)
+    open.write(&mut source)
 }
 
 /// readv(2).
-pub fn readv(fd: Fd, vectors: UserAddress, count: i64) -> Result<u64> {
+pub fn readv(fd: Fd, vectors: UserAddress, count: i64) -> Result<usize> {
     let open = fd.file()?;
     let mut sink = Sink::user_vectors(vectors, vector_count(count)?)?;
-    open.read(&mut sink).map(|count| count as u64)
+    open.read(&mut sink)
 }
 
 /// writev(2).
-pub fn writev(fd: Fd, vectors: UserAddress, count: i64) -> Result<u64> {
+pub fn writev(fd: Fd, vectors: UserAddress, count: i64) -> Result<usize> {
     let open = fd.file()?;
     let mut source = Source::user_vectors(vectors, vector_count(count)?)?;
-    open.write(&mut source).map(|count| count as u64)
+    open.write(&mut source)
 }
 
 /// pread64(2).

@@ -15,16 +15,16 @@ use crate::fs::walk::Follow;
 use crate::state::kernel;
 
 /// inotify_init(2).
-pub fn inotify_init() -> Result<u64> {
+pub fn inotify_init() -> Result<i32> {
     init(OpenFlags::empty())
 }
 
 /// inotify_init1(2).
-pub fn inotify_init1(Flags(flags): Flags) -> Result<u64> {
+pub fn inotify_init1(Flags(flags): Flags) -> Result<i32> {
     init(OpenFlags::from_bits_retain(flags))
 }
 
-fn init(flags: OpenFlags) -> Result<u64> {
+fn init(flags: OpenFlags) -> Result<i32> {
     if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
         return Err(Errno::EINVAL);
     }
@@ -40,7 +40,7 @@ fn instance(open: &OpenFile) -> Result<Arc<Inotify>> {
 }
 
 /// inotify_add_watch(2).
-pub fn inotify_add_watch(fd: Fd, path: UserString, Flags(bits): Flags) -> Result<u64> {
+pub fn inotify_add_watch(fd: Fd, path: UserString, Flags(bits): Flags) -> Result<i32> {
     let mask = Mask::from_bits_truncate(bits);
     // Unknown bits are refused, and so is a mask that asks for nothing.
     if Mask::from_bits(bits).is_none() || mask.is_empty() {
@@ -58,11 +58,11 @@ pub fn inotify_add_watch(fd: Fd, path: UserString, Flags(bits): Flags) -> Result
         return Err(Errno::ENOTDIR);
     }
     context.identity.check(&**path.inode(), Access::READ)?;
-    kernel().fs.watches.add(&instance, path.inode(), mask).map(|watch| watch as u64)
+    kernel().fs.watches.add(&instance, path.inode(), mask)
 }
 
 /// inotify_rm_watch(2).
-pub fn inotify_rm_watch(fd: Fd, watch: i32) -> Result<u64> {
+pub fn inotify_rm_watch(fd: Fd, watch: i32) -> Result<()> {
     let open = fd.file()?;
-    kernel().fs.watches.remove(&*instance(&open)?, watch).map(|()| 0)
+    kernel().fs.watches.remove(&*instance(&open)?, watch)
 }

@@ -118,10 +118,10 @@ fn unix_type(kind: u32) -> Result<SocketType> {
 }
 
 /// socket(2).
-pub fn socket(family: u32, Flags(kind): Flags, protocol: u32) -> Result<u64> {
+pub fn socket(family: u32, Flags(kind): Flags, protocol: u32) -> Result<i32> {
     let (kind, flags) = split_type(kind)?;
     let open = new_file(create(family, kind, protocol)?, flags);
-    fd_table::install(open, flags).map(|fd| fd as u64)
+    fd_table::install(open, flags)
 }
 
 /// socketpair(2).
@@ -147,28 +147,28 @@ pub fn socketpair(
 }
 
 /// bind(2).
-pub fn bind(fd: Fd, address: UserAddress, len: u32) -> Result<u64> {
+pub fn bind(fd: Fd, address: UserAddress, len: u32) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let address = SocketAddress::from_user(address, len as usize)?;
     socket.protocol()?.bind(&address)?;
     crate::net::ready_for_clients();
-    Ok(0)
+    Ok(())
 }
 
 /// listen(2).
-pub fn listen(fd: Fd, backlog: i32) -> Result<u64> {
+pub fn listen(fd: Fd, backlog: i32) -> Result<()> {
     SocketFd::get(fd)?.protocol()?.listen(backlog)?;
     crate::net::ready_for_clients();
-    Ok(0)
+    Ok(())
 }
 
 /// accept(2).
-pub fn accept(fd: Fd, address: UserAddress, len: UserAddress) -> Result<u64> {
+pub fn accept(fd: Fd, address: UserAddress, len: UserAddress) -> Result<i32> {
     accept_connection(fd, address, len, OpenFlags::empty())
 }
 
 /// accept4(2).
-pub fn accept4(fd: Fd, address: UserAddress, len: UserAddress, Flags(flags): Flags) -> Result<u64> {
+pub fn accept4(fd: Fd, address: UserAddress, len: UserAddress, Flags(flags): Flags) -> Result<i32> {
     let flags = OpenFlags::from_bits_retain(flags);
     if !TYPE_FLAGS.contains(flags) {
         return Err(Errno::EINVAL);
@@ -181,7 +181,7 @@ fn accept_connection(
     address: UserAddress,
     len: UserAddress,
     flags: OpenFlags,
-) -> Result<u64> {
+) -> Result<i32> {
     let socket = SocketFd::get(fd)?;
     let protocol = socket.protocol()?;
     if !address.is_null() {
@@ -196,11 +196,11 @@ fn accept_connection(
     let open = new_file(accepted, flags);
     // As on Linux, a connection whose address cannot be told is closed.
     peer.to_user(address, len)?;
-    Ok(descriptor.install(open, OnExec::of(flags)) as u64)
+    Ok(descriptor.install(open, OnExec::of(flags)))
 }
 
 /// connect(2).
-pub fn connect(fd: Fd, address: UserAddress, len: u32) -> Result<u64> {
+pub fn connect(fd: Fd, address: UserAddress, len: u32) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let address = SocketAddress::from_user(address, len as usize)?;
     let protocol = socket.protocol()?;
@@ -212,45 +212,45 @@ pub fn connect(fd: Fd, address: UserAddress, len: u32) -> Result<u64> {
             match socket.open.blocking(timeout, || protocol.finish_connect()) {
                 // connect(2) with SO_SNDTIMEO: goes on in the background.
                 Err(Errno::EAGAIN) => Err(Errno::EINPROGRESS),
-                outcome => outcome.map(|()| 0),
+                outcome => outcome,
             }
         }
-        outcome => outcome.map(|()| 0),
+        outcome => outcome,
     }
 }
 
 /// getsockname(2).
-pub fn getsockname(fd: Fd, address: UserAddress, len: UserAddress) -> Result<u64> {
+pub fn getsockname(fd: Fd, address: UserAddress, len: UserAddress) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     name_to_user(&socket.protocol()?.local_address(), address, len)
 }
 
 /// getpeername(2).
-pub fn getpeername(fd: Fd, address: UserAddress, len: UserAddress) -> Result<u64> {
+pub fn getpeername(fd: Fd, address: UserAddress, len: UserAddress) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     name_to_user(&socket.protocol()?.peer_address()?, address, len)
 }
 
-fn name_to_user(address: &SocketAddress, at: UserAddress, len: UserAddress) -> Result<u64> {
+fn name_to_user(address: &SocketAddress, at: UserAddress, len: UserAddress) -> Result<()> {
     if at.is_null() {
         return Err(Errno::EFAULT);
     }
-    address.to_user(at, len).map(|()| 0)
+    address.to_user(at, len)
 }
 
 /// shutdown(2).
-pub fn shutdown(fd: Fd, how: i32) -> Result<u64> {
+pub fn shutdown(fd: Fd, how: i32) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let how = ShutdownHow::from_raw(how)?;
-    socket.protocol()?.shutdown(how).map(|()| 0)
+    socket.protocol()?.shutdown(how)
 }
 
 /// setsockopt(2).
-pub fn setsockopt(fd: Fd, level: i32, name: i32, value: UserAddress, len: i32) -> Result<u64> {
+pub fn setsockopt(fd: Fd, level: i32, name: i32, value: UserAddress, len: i32) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let len = usize::try_from(len).map_err(|_| Errno::EINVAL)?;
     let protocol = socket.protocol()?;
-    options::set(protocol.as_ref(), level, name, value, len).map(|()| 0)
+    options::set(protocol.as_ref(), level, name, value, len)
 }
 
 /// getsockopt(2).
@@ -260,9 +260,9 @@ pub fn getsockopt(
     name: i32,
     value: UserAddress,
     len: UserAddress,
-) -> Result<u64> {
+) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let (at, len): (UserAddress, UserAddress) = (value, len);
     let protocol = socket.protocol()?;
-    options::get(protocol.as_ref(), level, name, at, len).map(|()| 0)
+    options::get(protocol.as_ref(), level, name, at, len)
 }

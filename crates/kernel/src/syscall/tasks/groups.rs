@@ -7,8 +7,8 @@ use crate::state::kernel;
 use crate::task::{Process, current, current_process};
 
 /// getppid(2): the first process has no parent.
-pub fn getppid() -> Result<u64> {
-    Ok(current_process().parent_pid() as u64)
+pub fn getppid() -> Result<u32> {
+    Ok(current_process().parent_pid())
 }
 
 /// getpgid(2).
@@ -17,8 +17,8 @@ pub fn getpgid(pid: i32) -> Result<u64> {
 }
 
 /// getpgrp(2).
-pub fn getpgrp() -> Result<u64> {
-    Ok(current_process().process_group() as u64)
+pub fn getpgrp() -> Result<u32> {
+    Ok(current_process().process_group())
 }
 
 /// getsid(2).
@@ -36,7 +36,7 @@ pub(super) fn of_process(pid: i32) -> Result<Arc<Process>> {
 }
 
 /// setsid(2).
-pub fn setsid() -> Result<u64> {
+pub fn setsid() -> Result<u32> {
     let own = current_process();
     let leads_a_group =
         !kernel().tasks.processes_where(|process| process.process_group() == own.pid).is_empty();
@@ -46,11 +46,11 @@ pub fn setsid() -> Result<u64> {
     let mut family = own.family.borrow_mut();
     family.session = own.pid;
     family.group = own.pid;
-    Ok(own.pid as u64)
+    Ok(own.pid)
 }
 
 /// setpgid(2).
-pub fn setpgid(pid: i32, group: i32) -> Result<u64> {
+pub fn setpgid(pid: i32, group: i32) -> Result<()> {
     let own = current_process();
     if group < 0 {
         return Err(Errno::EINVAL);
@@ -78,5 +78,5 @@ pub fn setpgid(pid: i32, group: i32) -> Result<u64> {
         return Err(Errno::EPERM);
     }
     target.family.borrow_mut().group = group;
-    Ok(0)
+    Ok(())
 }

@@ -41,17 +41,17 @@ pub fn getpid() -> Result<u64> {
 }
 
 /// gettid(2).
-pub fn gettid() -> Result<u64> {
-    Ok(current().tid() as u64)
+pub fn gettid() -> Result<u32> {
+    Ok(current().tid())
 }
 
 /// exit_group(2).
-pub fn exit_group(code: u32) -> Result<u64> {
+pub fn exit_group(code: u32) -> Result<()> {
     exit::exit_group(code)
 }
 
 /// exit(2).
-pub fn exit(code: u32) -> Result<u64> {
+pub fn exit(code: u32) -> Result<()> {
     exit::exit_thread(crate::task::process::ExitStatus::Exited(code as u8))
 }
 
@@ -137,35 +137,34 @@ fn read_strings(array: UserAddress, budget: &mut usize) -> Result<Vec<Vec<u8>>> 
 }
 
 /// set_tid_address(2).
-pub fn set_tid_address(UserAddress(at): UserAddress) -> Result<u64> {
+pub fn set_tid_address(UserAddress(at): UserAddress) -> Result<u32> {
     let thread = current();
     thread.clear_child_tid.store(at, Relaxed);
-    Ok(thread.tid() as u64)
+    Ok(thread.tid())
 }
 
 /// set_robust_list(2).
-pub fn set_robust_list(UserAddress(head): UserAddress, size: usize) -> Result<u64> {
+pub fn set_robust_list(UserAddress(head): UserAddress, size: usize) -> Result<()> {
     const HEAD_SIZE: usize = 24;
     if size != HEAD_SIZE {
         return Err(Errno::EINVAL);
     }
     current().robust_list.store(head, Relaxed);
-    Ok(0)
+    Ok(())
 }
 
 /// get_robust_list(2).
-pub fn get_robust_list(tid: u32, head: UserAddress, size: UserAddress) -> Result<u64> {
+pub fn get_robust_list(tid: u32, head: UserAddress, size: UserAddress) -> Result<()> {
     let thread = match tid {
         0 => crate::task::thread::current_arc(),
         tid => kernel().tasks.thread(tid).ok_or(Errno::ESRCH)?,
     };
     head.write(&thread.robust_list.load(Relaxed))?;
-    size.write(&24u64)?;
-    Ok(0)
+    size.write(&24u64)
 }
 
 /// arch_prctl(2).
-pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<u64> {
+pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<i32> {
     const ARCH_SET_GS: u32 = 0x1001;
     const ARCH_GET_GS: u32 = 0x1004;
     const ARCH_SET_FS: u32 = 0x1002;
@@ -199,7 +198,7 @@ pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<u64> {
 }
 
 /// `struct new_utsname`: six fields of 65 bytes.
-pub fn uname(to: UserAddress) -> Result<u64> {
+pub fn uname(to: UserAddress) -> Result<()> {
     let mut name = [0u8; 6 * 65];
     let hostname = kernel().hostname.borrow_mut().clone();
     let fields: [&[u8]; 6] =
@@ -208,12 +207,11 @@ pub fn uname(to: UserAddress) -> Result<u64> {
         let len = field.len().min(64);
         name[i * 65..i * 65 + len].copy_from_slice(&field[..len]);
     }
-    to.write_bytes(&name)?;
-    Ok(0)
+    to.write_bytes(&name)
 }
 
 /// sethostname(2).
-pub fn sethostname(from: UserString, len: usize) -> Result<u64> {
+pub fn sethostname(from: UserString, len: usize) -> Result<()> {
     current_process().credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
     if len > 64 {
         return Err(Errno::EINVAL);
@@ -221,7 +219,7 @@ pub fn sethostname(from: UserString, len: usize) -> Result<u64> {
     let mut name = alloc::vec![0; len];
     from.read_bytes(&mut name)?;
     *kernel().hostname.borrow_mut() = name;
-    Ok(0)
+    Ok(())
 }
 
 /// `struct sysinfo`.
@@ -245,7 +243,7 @@ struct SystemInfo {
 }
 
 /// sysinfo(2).
-pub fn sysinfo(to: UserAddress) -> Result<u64> {
+pub fn sysinfo(to: UserAddress) -> Result<()> {
     let total = kernel().memory_total();
     let used = crate::mm::heap::bytes_in_use() + kernel().pages.borrow_mut().bytes_in_use();
     let info = SystemInfo {
@@ -256,8 +254,7 @@ pub fn sysinfo(to: UserAddress) -> Result<u64> {
         unit: 1,
         ..bytemuck::Zeroable::zeroed()
     };
-    to.write(&info)?;
-    Ok(0)
+    to.write(&info)
 }
 
 /// prctl(2).
@@ -331,18 +328,18 @@ pub fn prctl(
 }
 
 /// prlimit64(2).
-pub fn prlimit64(pid: i32, resource: usize, new: UserAddress, old: UserAddress) -> Result<u64> {
+pub fn prlimit64(pid: i32, resource: usize, new: UserAddress, old: UserAddress) -> Result<()> {
     let process = of_process(pid)?;
     limit(&process, resource, new, old)
 }
 
 /// getrlimit(2).
-pub fn getrlimit(resource: usize, to: UserAddress) -> Result<u64> {
+pub fn getrlimit(resource: usize, to: UserAddress) -> Result<()> {
     limit(current_process(), resource, UserAddress::NULL, to)
 }
 
 /// setrlimit(2).
-pub fn setrlimit(resource: usize, from: UserAddress) -> Result<u64> {
+pub fn setrlimit(resource: usize, from: UserAddress) -> Result<()> {
     limit(current_process(), resource, from, UserAddress::NULL)
 }
 
@@ -351,7 +348,7 @@ fn limit(
     resource: usize,
     new: UserAddress,
     old: UserAddress,
-) -> Result<u64> {
+) -> Result<()> {
     let current_limit = *process.limits.borrow_mut().get(resource).ok_or(Errno::EINVAL)?;
     if !new.is_null() {
         let wanted: ResourceLimit = new.read()?;
@@ -366,16 +363,15 @@ fn limit(
         }
         process.limits.borrow_mut()[resource] = wanted;
     }
-    old.write_if_some(&current_limit)?;
-    Ok(0)
+    old.write_if_some(&current_limit)
 }
 
 /// personality(2): Linux, and nothing else.
-pub fn personality(Flags(persona): Flags) -> Result<u64> {
+pub fn personality(Flags(persona): Flags) -> Result<()> {
     match persona {
-        0 | u32::MAX => Ok(0),
+        0 | u32::MAX => Ok(()),
         // ADDR_NO_RANDOMIZE would show at the next execve.
-        0x0004_0000 => Ok(0),
+        0x0004_0000 => Ok(()),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -398,7 +394,7 @@ pub fn membarrier(command: i32, _: UserAddress, _: u64) -> Result<u64> {
 }
 
 /// getrandom(2).
-pub fn getrandom(to: UserAddress, len: usize, Flags(flags): Flags) -> Result<u64> {
+pub fn getrandom(to: UserAddress, len: usize, Flags(flags): Flags) -> Result<usize> {
     const NONBLOCK: u32 = 1;
     const RANDOM: u32 = 2;
     const INSECURE: u32 = 4;
@@ -416,5 +412,5 @@ pub fn getrandom(to: UserAddress, len: usize, Flags(flags): Flags) -> Result<u64
         to.offset(done as u64).write_bytes(&chunk[..step])?;
         done += step;
     }
-    Ok(len as u64)
+    Ok(len)
 }

@@ -17,9 +17,9 @@ use crate::task::{Capabilities, Process, Thread, current_process, scheduler};
 use crate::time::Timespec;
 
 /// sched_yield(2).
-pub fn sched_yield() -> Result<u64> {
+pub fn sched_yield() -> Result<()> {
     scheduler::yield_now();
-    Ok(0)
+    Ok(())
 }
 
 /// The thread with an id, the running one for 0; `ESRCH`.
@@ -50,7 +50,7 @@ fn is_own(process: &Process) -> bool {
 }
 
 /// sched_getaffinity(2).
-pub fn sched_getaffinity(pid: i32, size: usize, to: UserAddress) -> Result<u64> {
+pub fn sched_getaffinity(pid: i32, size: usize, to: UserAddress) -> Result<i32> {
     if size < 8 || !size.is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
@@ -60,7 +60,7 @@ pub fn sched_getaffinity(pid: i32, size: usize, to: UserAddress) -> Result<u64> 
 }
 
 /// sched_setaffinity(2).
-pub fn sched_setaffinity(pid: i32, size: usize, from: UserAddress) -> Result<u64> {
+pub fn sched_setaffinity(pid: i32, size: usize, from: UserAddress) -> Result<()> {
     let mut bytes = [0u8; 8];
     let len = size.min(8);
     from.read_bytes(&mut bytes[..len])?;
@@ -73,7 +73,7 @@ pub fn sched_setaffinity(pid: i32, size: usize, from: UserAddress) -> Result<u64
         return Err(Errno::EINVAL);
     }
     thread.scheduling.borrow_mut().affinity = Some(wanted);
-    Ok(0)
+    Ok(())
 }
 
 /// `SCHED_RESET_ON_FORK`, part of the policy in the older calls.
@@ -87,7 +87,7 @@ pub fn sched_getscheduler(pid: i32) -> Result<u64> {
 }
 
 /// sched_setscheduler(2).
-pub fn sched_setscheduler(pid: i32, policy: i32, parameters: UserAddress) -> Result<u64> {
+pub fn sched_setscheduler(pid: i32, policy: i32, parameters: UserAddress) -> Result<()> {
     if policy < 0 {
         return Err(Errno::EINVAL);
     }
@@ -102,7 +102,7 @@ pub fn sched_setscheduler(pid: i32, policy: i32, parameters: UserAddress) -> Res
 }
 
 /// sched_setparam(2): the policy stays.
-pub fn sched_setparam(pid: i32, parameters: UserAddress) -> Result<u64> {
+pub fn sched_setparam(pid: i32, parameters: UserAddress) -> Result<()> {
     set_policy(pid, parameters, |old, priority| Ok(Scheduling { priority, ..old }))
 }
 
@@ -111,7 +111,7 @@ fn set_policy(
     tid: i32,
     parameter: UserAddress,
     change: impl FnOnce(Scheduling, i32) -> Result<Scheduling>,
-) -> Result<u64> {
+) -> Result<()> {
     if tid < 0 || parameter.is_null() {
         return Err(Errno::EINVAL);
     }
@@ -122,13 +122,13 @@ fn set_policy(
 }
 
 /// Makes a change if it is valid (`EINVAL`) and the caller may make it (`EPERM`).
-fn change_scheduling(thread: &Thread, wanted: Scheduling) -> Result<u64> {
+fn change_scheduling(thread: &Thread, wanted: Scheduling) -> Result<()> {
     Scheduling::check(wanted.policy, wanted.priority)?;
     if !may_change(thread, wanted) && !is_privileged() {
         return Err(Errno::EPERM);
     }
     thread.scheduling.set(wanted);
-    Ok(0)
+    Ok(())
 }
 
 /// Whether a limit allows a nice value (getrlimit(2), `RLIMIT_NICE`).
@@ -159,13 +159,12 @@ fn may_change(thread: &Thread, wanted: Scheduling) -> bool {
 }
 
 /// sched_getparam(2).
-pub fn sched_getparam(pid: i32, parameters: UserAddress) -> Result<u64> {
+pub fn sched_getparam(pid: i32, parameters: UserAddress) -> Result<()> {
     if parameters.is_null() {
         return Err(Errno::EINVAL);
     }
     let scheduling = thread_or_invalid(pid)?.scheduling.get();
-    parameters.write(&scheduling.priority)?;
-    Ok(0)
+    parameters.write(&scheduling.priority)
 }
 
 /// `struct sched_attr` (sched_setattr(2)) as of `SCHED_ATTR_SIZE_VER1`.
@@ -220,7 +219,7 @@ fn read_attributes(at: UserAddress) -> Result<SchedAttributes> {
 }
 
 /// sched_setattr(2).
-pub fn sched_setattr(pid: i32, from: UserAddress, Flags(flags): Flags) -> Result<u64> {
+pub fn sched_setattr(pid: i32, from: UserAddress, Flags(flags): Flags) -> Result<()> {
     if pid < 0 || from.is_null() || flags != 0 {
         return Err(Errno::EINVAL);
     }
@@ -260,7 +259,7 @@ pub fn sched_setattr(pid: i32, from: UserAddress, Flags(flags): Flags) -> Result
 }
 
 /// sched_getattr(2).
-pub fn sched_getattr(pid: i32, to: UserAddress, size: u32, Flags(flags): Flags) -> Result<u64> {
+pub fn sched_getattr(pid: i32, to: UserAddress, size: u32, Flags(flags): Flags) -> Result<()> {
     let size = size as usize;
     let is_valid =
         pid >= 0 && !to.is_null() && (ATTRIBUTES_OLDEST..=4096).contains(&size) && flags == 0;
@@ -278,8 +277,7 @@ pub fn sched_getattr(pid: i32, to: UserAddress, size: u32, Flags(flags): Flags) 
         priority: scheduling.priority as u32,
         ..Zeroable::zeroed()
     };
-    to.write_bytes(&bytemuck::bytes_of(&attributes)[..size])?;
-    Ok(0)
+    to.write_bytes(&bytemuck::bytes_of(&attributes)[..size])
 }
 
 /// sched_rr_get_interval(2): time slices as Linux has them by default.
@@ -306,21 +304,20 @@ fn priorities(policy: i32) -> Result<(i32, i32)> {
 }
 
 /// sched_get_priority_max(2).
-pub fn sched_get_priority_max(policy: i32) -> Result<u64> {
-    Ok(priorities(policy)?.1 as u64)
+pub fn sched_get_priority_max(policy: i32) -> Result<i32> {
+    Ok(priorities(policy)?.1)
 }
 
 /// sched_get_priority_min(2).
-pub fn sched_get_priority_min(policy: i32) -> Result<u64> {
-    Ok(priorities(policy)?.0 as u64)
+pub fn sched_get_priority_min(policy: i32) -> Result<i32> {
+    Ok(priorities(policy)?.0)
 }
 
 /// getcpu(2): a CPU that the thread may run on.
-pub fn getcpu(cpu: UserAddress, node: UserAddress, _: UserAddress) -> Result<u64> {
+pub fn getcpu(cpu: UserAddress, node: UserAddress, _: UserAddress) -> Result<()> {
     let cpus = current_arc().scheduling.get().cpus(present_cpus());
     cpu.write_if_some(&cpus.trailing_zeros())?;
-    node.write_if_some(&0u32)?;
-    Ok(0)
+    node.write_if_some(&0u32)
 }
 
 /// The threads that `which` and `who` name (getpriority(2)); `ESRCH` if none.
@@ -349,17 +346,17 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
 }
 
 /// getpriority(2): the highest priority of those named, as 20 minus nice.
-pub fn getpriority(which: u32, who: u32) -> Result<u64> {
+pub fn getpriority(which: u32, who: u32) -> Result<i32> {
     let named = named(which, who)?;
     let highest = named.iter().map(|thread| 20 - thread.scheduling.get().nice).max();
-    Ok(highest.unwrap_or(20) as u64)
+    Ok(highest.unwrap_or(20))
 }
 
 /// setpriority(2).
-pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<u64> {
+pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<()> {
     let named = named(which, who)?;
     let nice = priority.clamp(NICE_RANGE.0, NICE_RANGE.1);
-    let mut outcome = Ok(0);
+    let mut outcome = Ok(());
     for thread in named {
         let process = &thread.process;
         let raises = nice < thread.scheduling.get().nice && !nice_is_within_limit(process, nice);

@@ -41,7 +41,7 @@ fn in_use() -> usize {
 }
 
 /// semget(2).
-pub fn semget(key: i32, count: i32, Mode(flags): Mode) -> Result<u64> {
+pub fn semget(key: i32, count: i32, Mode(flags): Mode) -> Result<i32> {
     if !(0..=SET_MAX).contains(&count) {
         return Err(Errno::EINVAL);
     }
@@ -62,7 +62,7 @@ pub fn semget(key: i32, count: i32, Mode(flags): Mode) -> Result<u64> {
             Ok(SemaphoreSet::new(permissions, count))
         },
     )?;
-    Ok(id as u64)
+    Ok(id)
 }
 
 /// semop(2).
@@ -143,7 +143,7 @@ pub fn semctl(id: i32, number: i32, command: u32, argument: UserAddress) -> Resu
     }
     let sets = &system_v().semaphores;
     match command {
-        IPC_INFO | SEM_INFO => info(command, argument),
+        IPC_INFO | SEM_INFO => info(command, argument).map(u64::from),
         IPC_STAT => status(id, &*sets.find(id)?, argument, Readers::Permitted).map(|()| 0),
         SEM_STAT | SEM_STAT_ANY => {
             let (id, set) = sets.at_place(place_of(id))?;
@@ -184,13 +184,13 @@ pub fn semctl(id: i32, number: i32, command: u32, argument: UserAddress) -> Resu
             set.set(0, &values, current_process().pid);
             Ok(0)
         }
-        SETVAL => set_value(id, number, argument.0 as i32),
+        SETVAL => set_value(id, number, argument.0 as i32).map(|()| 0),
         GETPID | GETVAL | GETNCNT | GETZCNT => one(id, number, command),
         _ => Err(Errno::EINVAL),
     }
 }
 
-fn set_value(id: i32, number: i32, value: i32) -> Result<u64> {
+fn set_value(id: i32, number: i32, value: i32) -> Result<()> {
     if !(0..=VALUE_MAX).contains(&value) {
         return Err(Errno::ERANGE);
     }
@@ -199,7 +199,7 @@ fn set_value(id: i32, number: i32, value: i32) -> Result<u64> {
     let number = number.ok_or(Errno::EINVAL)?;
     set.permissions().get().check(WRITE, &caller())?;
     set.set(number, &[value as u16], current_process().pid);
-    Ok(0)
+    Ok(())
 }
 
 /// What there is to know about one semaphore.
@@ -242,7 +242,7 @@ fn status(id: i32, set: &SemaphoreSet, to: UserAddress, readers: Readers) -> Res
 }
 
 /// `struct seminfo`: the limits, with what is in use for `SEM_INFO`.
-fn info(command: u32, to: UserAddress) -> Result<u64> {
+fn info(command: u32, to: UserAddress) -> Result<u32> {
     const BYTES_OF_UNDO: i32 = 20;
     let sets = &system_v().semaphores;
     let (sets_or_size, semaphores_or_value) = match command {
@@ -266,5 +266,5 @@ fn info(command: u32, to: UserAddress) -> Result<u64> {
         semaphores_or_value,
     ];
     to.write(&info)?;
-    Ok(sets.last_place().into())
+    Ok(sets.last_place())
 }
