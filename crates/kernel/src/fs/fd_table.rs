@@ -91,6 +91,11 @@ impl FdTable {
         (self.users == 0).then(|| core::mem::take(self))
     }
 
+    /// Number of processes that have this table.
+    pub fn users(&self) -> u32 {
+        self.users
+    }
+
     /// The open file behind a descriptor; `EBADF` if there is none.
     pub fn get(&self, fd: i32) -> Result<Arc<OpenFile>> {
         match self.slots.get(fd as usize) {
@@ -258,7 +263,7 @@ impl FdTable {
 impl Fd {
     /// The open file behind a descriptor of the running process; `EBADF`.
     pub fn file(self) -> Result<Arc<OpenFile>> {
-        current_process().files.borrow_mut().get(self.0)
+        current_process().files.borrow_mut().borrow_mut().get(self.0)
     }
 
     /// As [`Fd::file`], but not for descriptors that only name a place (`O_PATH`).
@@ -273,7 +278,7 @@ impl Fd {
 pub fn install(file: Arc<OpenFile>, flags: OpenFlags) -> Result<i32> {
     let process = current_process();
     let limit = process.limits.borrow_mut()[RLIMIT_NOFILE].current;
-    process.files.borrow_mut().insert(file, OnExec::of(flags), limit)
+    process.files.borrow_mut().borrow_mut().insert(file, OnExec::of(flags), limit)
 }
 
 /// Gives an anonymous file a descriptor; only `O_CLOEXEC` and `O_NONBLOCK` of `flags` are
@@ -301,7 +306,7 @@ pub fn install_pair(
 /// again: a call takes the number first, does what can fail, and installs the file
 /// last.
 pub struct NewDescriptor {
-    table: &'static KernelCell<FdTable>,
+    table: Arc<KernelCell<FdTable>>,
     fd: i32,
     is_open: bool,
 }
@@ -311,8 +316,9 @@ impl NewDescriptor {
     pub fn reserve() -> Result<Self> {
         let process = current_process();
         let limit = process.limits.borrow_mut()[RLIMIT_NOFILE].current;
-        let fd = process.files.borrow_mut().reserve(limit)?;
-        Ok(Self { table: &process.files, fd, is_open: false })
+        let table = process.files.borrow_mut().clone();
+        let fd = table.borrow_mut().reserve(limit)?;
+        Ok(Self { table, fd, is_open: false })
     }
 
     /// The number.

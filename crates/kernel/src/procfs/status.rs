@@ -132,7 +132,7 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
         credentials;
     writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;
     writeln!(text, "Gid:\t{gid}\t{egid}\t{sgid}\t{fsgid}")?;
-    writeln!(text, "FDSize:\t{}", process.files.borrow_mut().capacity())?;
+    writeln!(text, "FDSize:\t{}", process.files.borrow_mut().borrow_mut().capacity())?;
     text.push_str("Groups:\t");
     for group in groups {
         write!(text, "{group} ")?;

@@ -201,7 +201,11 @@ pub const ENTRIES: &[Entry] = &[
     call!(327, files::io::preadv2, Full),
     call!(328, files::io::pwritev2, Full),
     call!(332, files::stat::statx, Partial("no attribute flags, no mount id")),
-    call!(436, files::descriptors::close_range, Full),
+    call!(
+        436,
+        files::descriptors::close_range,
+        Partial("CLOSE_RANGE_UNSHARE takes the whole process out of a shared table, not one thread")
+    ),
     call!(437, files::descriptors::openat2, Partial("RESOLVE_CACHED is always EAGAIN")),
     call!(439, files::stat::faccessat2, Full),
     call!(452, files::attributes::fchmodat2, Full),

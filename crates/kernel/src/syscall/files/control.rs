@@ -62,12 +62,12 @@ pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
         F_DUPFD => duplicate(&open, argument, OnExec::Keep).map(|fd| fd as u64),
         F_DUPFD_CLOEXEC => duplicate(&open, argument, OnExec::Close).map(|fd| fd as u64),
         F_GETFD => {
-            let on_exec = current_process().files.borrow_mut().on_exec(fd.0)?;
+            let on_exec = current_process().files.borrow_mut().borrow_mut().on_exec(fd.0)?;
             Ok(if on_exec == OnExec::Close { FD_CLOEXEC } else { 0 })
         }
         F_SETFD => {
             let on_exec = if argument & FD_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep };
-            current_process().files.borrow_mut().set_on_exec(fd.0, on_exec).map(|()| 0)
+            current_process().files.borrow_mut().borrow_mut().set_on_exec(fd.0, on_exec).map(|()| 0)
         }
         F_GETFL => Ok(open.flags().bits().into()),
         F_SETFL => {
@@ -122,7 +122,8 @@ fn duplicate(open: &alloc::sync::Arc<OpenFile>, from: u64, on_exec: OnExec) -> R
     if from >= limit {
         return Err(Errno::EINVAL);
     }
-    let mut files = current_process().files.borrow_mut();
+    let table = current_process().files.borrow_mut().clone();
+    let mut files = table.borrow_mut();
     files.insert_from(from as i32, open.clone(), on_exec, limit)
 }
 
@@ -151,10 +152,10 @@ pub fn ioctl(fd: Fd, Flags(request): Flags, argument: UserAddress) -> Result<u64
     let open = fd.usable_file()?;
     match request {
         FIOCLEX => {
-            current_process().files.borrow_mut().set_on_exec(fd.0, OnExec::Close).map(|()| 0)
+            current_process().files.borrow_mut().borrow_mut().set_on_exec(fd.0, OnExec::Close).map(|()| 0)
         }
         FIONCLEX => {
-            current_process().files.borrow_mut().set_on_exec(fd.0, OnExec::Keep).map(|()| 0)
+            current_process().files.borrow_mut().borrow_mut().set_on_exec(fd.0, OnExec::Keep).map(|()| 0)
         }
         FIONBIO => {
             let on: i32 = argument.read()?;

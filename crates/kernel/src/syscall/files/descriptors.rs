@@ -133,7 +133,7 @@ fn release_record_locks(open: &OpenFile) {
 
 /// close(2).
 pub fn close(fd: Fd) -> Result<()> {
-    let open = current_process().files.borrow_mut().remove(fd.0)?;
+    let open = current_process().files.borrow_mut().borrow_mut().remove(fd.0)?;
     closed(open);
     Ok(())
 }
@@ -146,12 +146,14 @@ pub fn close_range(first: u32, last: u32, Flags(flags): Flags) -> Result<()> {
     if first > last || flags & !(CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC) != 0 {
         return Err(Errno::EINVAL);
     }
-    // Tables are never shared between processes, so there is nothing to unshare.
+    if flags & CLOSE_RANGE_UNSHARE != 0 {
+        current_process().unshare_files();
+    }
     if flags & CLOSE_RANGE_CLOEXEC != 0 {
-        current_process().files.borrow_mut().close_range_on_exec(first, last);
+        current_process().files.borrow_mut().borrow_mut().close_range_on_exec(first, last);
         return Ok(());
     }
-    let files = current_process().files.borrow_mut().remove_range(first, last);
+    let files = current_process().files.borrow_mut().borrow_mut().remove_range(first, last);
     files.into_iter().for_each(closed);
     Ok(())
 }
@@ -182,7 +184,8 @@ pub fn dup3(old: Fd, new: Fd, Flags(flags): Flags) -> Result<i32> {
 fn duplicate_to(old: Fd, new: Fd, on_exec: OnExec) -> Result<i32> {
     let limit = descriptor_limit();
     let replaced = {
-        let mut files = current_process().files.borrow_mut();
+        let table = current_process().files.borrow_mut().clone();
+        let mut files = table.borrow_mut();
         let open = files.get(old.0)?;
         files.replace(new.0, open, on_exec, limit)?
     };

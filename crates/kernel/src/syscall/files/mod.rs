@@ -66,7 +66,7 @@ pub(super) fn descriptor_limit() -> u64 {
 /// Gives a file the lowest free descriptor.
 pub(super) fn install(open: Arc<OpenFile>, on_exec: OnExec) -> Result<i32> {
     let limit = descriptor_limit();
-    current_process().files.borrow_mut().insert(open, on_exec, limit)
+    current_process().files.borrow_mut().borrow_mut().insert(open, on_exec, limit)
 }
 
 /// Resolves the path argument of a call.

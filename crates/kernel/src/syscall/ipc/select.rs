@@ -154,7 +154,7 @@ fn wait_for_sets(count: i32, at: [SetPtr; 3], timeout: Timeout) -> Result<usize>
 /// Number of descriptors that the running process' table has room for. A
 /// program that a shell starts finds room for 256 on Linux.
 fn descriptor_capacity() -> usize {
-    current_process().files.borrow_mut().capacity().max(256)
+    current_process().files.borrow_mut().borrow_mut().capacity().max(256)
 }
 
 #[cfg(test)]

@@ -78,6 +78,6 @@ pub fn pidfd_getfd(pidfd: Fd, fd: Fd, Flags(flags): Flags) -> Result<i32> {
     if process.is_zombie() {
         return Err(Errno::ESRCH);
     }
-    let file = process.files.borrow_mut().get(fd.0)?;
+    let file = process.files.borrow_mut().borrow_mut().get(fd.0)?;
     fd_table::install(file, OpenFlags::CLOEXEC)
 }
