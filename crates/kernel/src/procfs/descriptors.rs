@@ -44,7 +44,8 @@ impl Names for Descriptors {
             return Ok(None);
         }
         Ok(Some(SymbolicLink::new(directory.below(name), move || {
-            let open = process(pid)?.files.borrow_mut().borrow_mut().get(fd).map_err(|_| Errno::ENOENT)?;
+            let open =
+                process(pid)?.files.borrow_mut().borrow_mut().get(fd).map_err(|_| Errno::ENOENT)?;
             Ok(Link::Magic(OpenFileInode::path(&open)))
         })))
     }

@@ -204,7 +204,9 @@ pub const ENTRIES: &[Entry] = &[
     call!(
         436,
         files::descriptors::close_range,
-        Partial("CLOSE_RANGE_UNSHARE takes the whole process out of a shared table, not one thread")
+        Partial(
+            "CLOSE_RANGE_UNSHARE takes the whole process out of a shared table, not one thread"
+        )
     ),
     call!(437, files::descriptors::openat2, Partial("RESOLVE_CACHED is always EAGAIN")),
     call!(439, files::stat::faccessat2, Full),

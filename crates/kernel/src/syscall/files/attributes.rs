@@ -1,16 +1,15 @@
 //! Changing permissions, owners and times.
 
-use super::{AtFlags, place_of, resolve, resolve_at};
-use crate::args::{Fd, Flags, Mode, UserString};
+use super::{AtFlags, place_of, resolve_at};
+use crate::args::{Fd, Flags, Mode, UserPtr, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::inode::{AttributeChanges, Attributes, FileType, S_ISGID, S_ISUID, Timestamp};
 use crate::fs::notify;
 use crate::fs::path::Path;
 use crate::fs::permission::Access;
-use crate::fs::walk::Follow;
-use crate::platform::user::UserAddress;
 use crate::task::{Capabilities, current_process};
+use crate::time::{Timespec, Timeval};
 
 /// umask(2).
 pub fn umask(Mode(mask): Mode) -> Result<u32> {
@@ -41,10 +40,8 @@ fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<()> {
 }
 
 /// chmod(2).
-pub fn chmod(path: UserString, Mode(mode): Mode) -> Result<()> {
-    let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
-    change_permissions(&context, &path, mode)
+pub fn chmod(path: UserString, mode: Mode) -> Result<()> {
+    fchmodat(AT_FDCWD, path, mode)
 }
 
 /// fchmod(2).
@@ -55,10 +52,8 @@ pub fn fchmod(fd: Fd, Mode(mode): Mode) -> Result<()> {
 }
 
 /// fchmodat(2): the kernel's call has no flags.
-pub fn fchmodat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<()> {
-    let context = Context::current();
-    let path = resolve(&context, dirfd, path, Follow::Yes)?;
-    change_permissions(&context, &path, mode)
+pub fn fchmodat(dirfd: Fd, path: UserString, mode: Mode) -> Result<()> {
+    fchmodat2(dirfd, path, mode, Flags(0))
 }
 
 /// fchmodat2(2).
@@ -100,16 +95,12 @@ fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<()
 
 /// chown(2).
 pub fn chown(path: UserString, uid: u32, gid: u32) -> Result<()> {
-    let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
-    change_owner(&context, &path, uid, gid)
+    fchownat(AT_FDCWD, path, uid, gid, Flags(0))
 }
 
 /// lchown(2).
 pub fn lchown(path: UserString, uid: u32, gid: u32) -> Result<()> {
-    let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, path, Follow::No)?;
-    change_owner(&context, &path, uid, gid)
+    fchownat(AT_FDCWD, path, uid, gid, Flags(AtFlags::SYMLINK_NOFOLLOW.bits()))
 }
 
 /// fchown(2).
@@ -172,39 +163,38 @@ fn change_times(context: &Context, path: &Path, atime: NewTime, mtime: NewTime) 
 const UTIME_NOW: i64 = 0x3fff_ffff;
 const UTIME_OMIT: i64 = 0x3fff_fffe;
 
-fn from_timespec([sec, nsec]: [i64; 2]) -> Result<NewTime> {
-    match nsec {
+fn from_timespec(time: Timespec) -> Result<NewTime> {
+    match time.nanoseconds {
         UTIME_NOW => Ok(NewTime::Now),
         UTIME_OMIT => Ok(NewTime::Omit),
-        0..=999_999_999 => Ok(NewTime::At(Timestamp { sec, nsec: nsec as u32 })),
+        0..=999_999_999 => {
+            Ok(NewTime::At(Timestamp { sec: time.seconds, nsec: time.nanoseconds as u32 }))
+        }
         _ => Err(Errno::EINVAL),
     }
 }
 
-fn from_timeval([sec, usec]: [i64; 2]) -> Result<NewTime> {
-    match usec {
-        0..=999_999 => Ok(NewTime::At(Timestamp { sec, nsec: usec as u32 * 1000 })),
+fn from_timeval(time: Timeval) -> Result<NewTime> {
+    match time.microseconds {
+        0..=999_999 => {
+            let nsec = time.microseconds as u32 * 1000;
+            Ok(NewTime::At(Timestamp { sec: time.seconds, nsec }))
+        }
         _ => Err(Errno::EINVAL),
     }
 }
 
-/// utimensat(2).
-pub fn utimensat(
+/// Sets the times of a file, or of the descriptor's own file for a null path (futimens(3)).
+/// Without times, that is now.
+fn set_times(
     dirfd: Fd,
     path: UserString,
-    times: UserAddress,
-    Flags(flags): Flags,
+    times: Option<[NewTime; 2]>,
+    flags: AtFlags,
 ) -> Result<()> {
-    let (atime, mtime) = if times.is_null() {
-        (NewTime::Now, NewTime::Now)
-    } else {
-        let [atime, mtime]: [[i64; 2]; 2] = times.read()?;
-        (from_timespec(atime)?, from_timespec(mtime)?)
-    };
-    let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
+    let [atime, mtime] = times.unwrap_or([NewTime::Now; 2]);
     let context = Context::current();
     let place = if path.is_null() && dirfd != AT_FDCWD {
-        // futimens(3): the descriptor's file itself.
         dirfd.usable_file()?;
         place_of(&context, dirfd)?
     } else {
@@ -213,42 +203,37 @@ pub fn utimensat(
     change_times(&context, &place, atime, mtime)
 }
 
-fn timeval_times(dirfd: Fd, path: UserString, times: UserAddress) -> Result<()> {
-    let (atime, mtime) = if times.is_null() {
-        (NewTime::Now, NewTime::Now)
-    } else {
-        let [atime, mtime]: [[i64; 2]; 2] = times.read()?;
-        (from_timeval(atime)?, from_timeval(mtime)?)
+/// utimensat(2).
+pub fn utimensat(
+    dirfd: Fd,
+    path: UserString,
+    times: UserPtr<[Timespec; 2]>,
+    Flags(flags): Flags,
+) -> Result<()> {
+    let times = match times.read_if_some()? {
+        Some([atime, mtime]) => Some([from_timespec(atime)?, from_timespec(mtime)?]),
+        None => None,
     };
-    let context = Context::current();
-    let place = if path.is_null() && dirfd != AT_FDCWD {
-        dirfd.usable_file()?;
-        place_of(&context, dirfd)?
-    } else {
-        resolve(&context, dirfd, path, Follow::Yes)?
-    };
-    change_times(&context, &place, atime, mtime)
+    let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
+    set_times(dirfd, path, times, flags)
 }
 
 /// utimes(2).
-pub fn utimes(path: UserString, times: UserAddress) -> Result<()> {
-    timeval_times(AT_FDCWD, path, times)
+pub fn utimes(path: UserString, times: UserPtr<[Timeval; 2]>) -> Result<()> {
+    futimesat(AT_FDCWD, path, times)
 }
 
 /// futimesat(2).
-pub fn futimesat(dirfd: Fd, path: UserString, times: UserAddress) -> Result<()> {
-    timeval_times(dirfd, path, times)
+pub fn futimesat(dirfd: Fd, path: UserString, times: UserPtr<[Timeval; 2]>) -> Result<()> {
+    let times = match times.read_if_some()? {
+        Some([atime, mtime]) => Some([from_timeval(atime)?, from_timeval(mtime)?]),
+        None => None,
+    };
+    set_times(dirfd, path, times, AtFlags::empty())
 }
 
-/// utime(2).
-pub fn utime(path: UserString, times: UserAddress) -> Result<()> {
-    let (atime, mtime) = if times.is_null() {
-        (NewTime::Now, NewTime::Now)
-    } else {
-        let [atime, mtime]: [i64; 2] = times.read()?;
-        (from_timespec([atime, 0])?, from_timespec([mtime, 0])?)
-    };
-    let context = Context::current();
-    let place = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
-    change_times(&context, &place, atime, mtime)
+/// utime(2): whole seconds.
+pub fn utime(path: UserString, times: UserPtr<[i64; 2]>) -> Result<()> {
+    let at = |sec| NewTime::At(Timestamp { sec, nsec: 0 });
+    set_times(AT_FDCWD, path, times.read_if_some()?.map(|times| times.map(at)), AtFlags::empty())
 }

@@ -151,12 +151,18 @@ const SIOCGPGRP: u32 = 0x8904;
 pub fn ioctl(fd: Fd, Flags(request): Flags, argument: UserAddress) -> Result<u64> {
     let open = fd.usable_file()?;
     match request {
-        FIOCLEX => {
-            current_process().files.borrow_mut().borrow_mut().set_on_exec(fd.0, OnExec::Close).map(|()| 0)
-        }
-        FIONCLEX => {
-            current_process().files.borrow_mut().borrow_mut().set_on_exec(fd.0, OnExec::Keep).map(|()| 0)
-        }
+        FIOCLEX => current_process()
+            .files
+            .borrow_mut()
+            .borrow_mut()
+            .set_on_exec(fd.0, OnExec::Close)
+            .map(|()| 0),
+        FIONCLEX => current_process()
+            .files
+            .borrow_mut()
+            .borrow_mut()
+            .set_on_exec(fd.0, OnExec::Keep)
+            .map(|()| 0),
         FIONBIO => {
             let on: i32 = argument.read()?;
             let mut flags = open.flags();

@@ -2,12 +2,12 @@
 
 use alloc::sync::Arc;
 
-use super::{descriptor_limit, install, start};
-use crate::args::{Fd, Flags, Mode, UserString};
+use super::{descriptor_limit, start};
+use crate::args::{Fd, Flags, Mode, UserPtr, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::dentry::Dentry;
-use crate::fs::fd_table::{NewDescriptor, OnExec};
+use crate::fs::fd_table::{NewDescriptor, OnExec, install};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::fs::inode::{Inode, NewInode, NewKind};
 use crate::fs::locks::{Owner, Range};
@@ -15,34 +15,26 @@ use crate::fs::open::{How, open as open_path};
 use crate::fs::overlay::{RegularFile, Seals, node_of_inode};
 use crate::fs::path::Path;
 use crate::fs::walk::Resolve;
-use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::current_process;
 
 /// open(2).
-pub fn open(path: UserString, Flags(flags): Flags, Mode(mode): Mode) -> Result<i32> {
-    open_at(AT_FDCWD, path, flags, mode)
+pub fn open(path: UserString, flags: Flags, mode: Mode) -> Result<i32> {
+    openat(AT_FDCWD, path, flags, mode)
+}
+
+/// creat(2).
+pub fn creat(path: UserString, mode: Mode) -> Result<i32> {
+    let flags = OpenFlags::CREAT | OpenFlags::WRONLY | OpenFlags::TRUNC;
+    openat(AT_FDCWD, path, Flags(flags.bits()), mode)
 }
 
 /// openat(2).
 pub fn openat(dirfd: Fd, path: UserString, Flags(flags): Flags, Mode(mode): Mode) -> Result<i32> {
-    open_at(dirfd, path, flags, mode)
-}
-
-/// creat(2).
-pub fn creat(path: UserString, Mode(mode): Mode) -> Result<i32> {
-    let flags = OpenFlags::CREAT | OpenFlags::WRONLY | OpenFlags::TRUNC;
-    open_at(AT_FDCWD, path, flags.bits(), mode)
-}
-
-fn open_at(dirfd: Fd, path: UserString, flags: u32, permissions: u32) -> Result<i32> {
     // open(2): unknown flags have always been ignored.
     let flags = OpenFlags::from_bits_retain(flags & KNOWN_FLAGS);
-    finish_open(
-        dirfd,
-        path,
-        How { flags, permissions: permissions & 0o7777, resolve: Resolve::empty() },
-    )
+    let permissions = mode & 0o7777;
+    finish_open(dirfd, path, How { flags, permissions, resolve: Resolve::empty() })
 }
 
 /// Every flag that open(2) documents.
@@ -55,7 +47,7 @@ fn finish_open(dirfd: Fd, path: UserString, how: How) -> Result<i32> {
     let context = Context::current();
     let start = start_for(&context, dirfd, &path, how.resolve)?;
     let open = open_path(&context, &start, &path, how)?;
-    Ok(descriptor.install(open, on_exec(how.flags)))
+    Ok(descriptor.install(open, OnExec::of(how.flags)))
 }
 
 fn start_for(context: &Context, dirfd: Fd, path: &[u8], resolve: Resolve) -> Result<Path> {
@@ -67,33 +59,21 @@ fn start_for(context: &Context, dirfd: Fd, path: &[u8], resolve: Resolve) -> Res
     }
 }
 
-fn on_exec(flags: OpenFlags) -> OnExec {
-    if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep }
-}
-
 /// `struct open_how` (openat2(2)).
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct OpenHow {
+pub struct OpenHow {
     flags: u64,
     mode: u64,
     resolve: u64,
 }
 
 /// openat2(2).
-pub fn openat2(dirfd: Fd, path: UserString, how: UserAddress, size: usize) -> Result<i32> {
+pub fn openat2(dirfd: Fd, path: UserString, how: UserPtr<OpenHow>, size: usize) -> Result<i32> {
     if size < size_of::<OpenHow>() {
         return Err(Errno::EINVAL);
     }
-    if size > 4096 {
-        return Err(Errno::E2BIG);
-    }
-    let mut bytes = alloc::vec![0u8; size];
-    how.read_bytes(&mut bytes)?;
-    if bytes[size_of::<OpenHow>()..].iter().any(|&byte| byte != 0) {
-        return Err(Errno::E2BIG);
-    }
-    let how: OpenHow = how.read()?;
+    let how = how.read_extensible(size)?;
     if how.flags & !u64::from(KNOWN_FLAGS) != 0 || how.mode & !0o7777 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -160,7 +140,7 @@ pub fn close_range(first: u32, last: u32, Flags(flags): Flags) -> Result<()> {
 
 /// dup(2).
 pub fn dup(fd: Fd) -> Result<i32> {
-    install(fd.file()?, OnExec::Keep)
+    install(fd.file()?, OpenFlags::empty())
 }
 
 /// dup2(2).
@@ -178,7 +158,7 @@ pub fn dup3(old: Fd, new: Fd, Flags(flags): Flags) -> Result<i32> {
     if !(flags - OpenFlags::CLOEXEC).is_empty() || old == new {
         return Err(Errno::EINVAL);
     }
-    duplicate_to(old, new, on_exec(flags))
+    duplicate_to(old, new, OnExec::of(flags))
 }
 
 fn duplicate_to(old: Fd, new: Fd, on_exec: OnExec) -> Result<i32> {
@@ -240,5 +220,6 @@ pub fn memfd_create(name: UserString, Flags(flags): Flags) -> Result<i32> {
     let file = Arc::new(RegularFile::memory(node, seals));
     let flags_of_file = OpenFlags::RDWR | OpenFlags::LARGEFILE;
     let open = OpenFile::new(file, flags_of_file, Some(Path::new(dentry)));
-    install(open, if flags & MFD_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep })
+    let cloexec = flags & MFD_CLOEXEC != 0;
+    install(open, if cloexec { OpenFlags::CLOEXEC } else { OpenFlags::empty() })
 }

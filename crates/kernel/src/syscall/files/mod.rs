@@ -16,15 +16,11 @@ pub mod stat;
 pub mod sync;
 pub mod watching;
 
-use alloc::sync::Arc;
-
 use bitflags::bitflags;
 
 use crate::args::{Fd, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::Context;
-use crate::fs::fd_table::OnExec;
-use crate::fs::file::OpenFile;
 use crate::fs::open::OpenFileInode;
 use crate::fs::path::Path;
 use crate::fs::walk::{Follow, walk};
@@ -61,12 +57,6 @@ impl AtFlags {
 /// `RLIMIT_NOFILE`.
 pub(super) fn descriptor_limit() -> u64 {
     current_process().limits.borrow_mut()[RLIMIT_NOFILE].current
-}
-
-/// Gives a file the lowest free descriptor.
-pub(super) fn install(open: Arc<OpenFile>, on_exec: OnExec) -> Result<i32> {
-    let limit = descriptor_limit();
-    current_process().files.borrow_mut().borrow_mut().insert(open, on_exec, limit)
 }
 
 /// Resolves the path argument of a call.

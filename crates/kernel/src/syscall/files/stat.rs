@@ -1,7 +1,7 @@
 //! Looking at files: attributes, access, link targets, file systems.
 
 use super::{AtFlags, place_of, resolve, resolve_at, start};
-use crate::args::{Fd, Flags, Mode, UserString};
+use crate::args::{Fd, Flags, Mode, UserPtr, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::file::{OpenFile, Stat};
@@ -12,13 +12,13 @@ use crate::platform::user::UserAddress;
 use crate::task::current_process;
 
 /// stat(2).
-pub fn stat(path: UserString, to: UserAddress) -> Result<()> {
+pub fn stat(path: UserString, to: UserPtr<Stat>) -> Result<()> {
     let path = resolve(&Context::current(), AT_FDCWD, path, Follow::Yes)?;
     to.write(&path.inode().attributes().to_stat())
 }
 
 /// lstat(2).
-pub fn lstat(path: UserString, to: UserAddress) -> Result<()> {
+pub fn lstat(path: UserString, to: UserPtr<Stat>) -> Result<()> {
     let path = resolve(&Context::current(), AT_FDCWD, path, Follow::No)?;
     to.write(&path.inode().attributes().to_stat())
 }
@@ -32,7 +32,7 @@ fn stat_of(open: &OpenFile) -> Result<Stat> {
 }
 
 /// fstat(2).
-pub fn fstat(fd: Fd, to: UserAddress) -> Result<()> {
+pub fn fstat(fd: Fd, to: UserPtr<Stat>) -> Result<()> {
     let stat = stat_of(&*fd.file()?)?;
     to.write(&stat)
 }
@@ -41,7 +41,12 @@ const STAT_FLAGS: AtFlags =
     AtFlags::SYMLINK_NOFOLLOW.union(AtFlags::NO_AUTOMOUNT).union(AtFlags::EMPTY_PATH);
 
 /// newfstatat(2).
-pub fn newfstatat(dirfd: Fd, path: UserString, to: UserAddress, Flags(flags): Flags) -> Result<()> {
+pub fn newfstatat(
+    dirfd: Fd,
+    path: UserString,
+    to: UserPtr<Stat>,
+    Flags(flags): Flags,
+) -> Result<()> {
     let flags = AtFlags::parse(flags, STAT_FLAGS)?;
     let stat = attributes_at(dirfd, path, flags)?.to_stat();
     to.write(&stat)
@@ -230,13 +235,12 @@ fn read_link_at(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> 
 }
 
 /// statfs(2).
-pub fn statfs(path: UserString, to: UserAddress) -> Result<()> {
+pub fn statfs(path: UserString, to: UserPtr<Statfs>) -> Result<()> {
     let path = resolve(&Context::current(), AT_FDCWD, path, Follow::Yes)?;
     to.write(&path.inode().statfs())
 }
 
 /// fstatfs(2).
-pub fn fstatfs(fd: Fd, to: UserAddress) -> Result<()> {
-    let statfs: Statfs = place_of(&Context::current(), fd)?.inode().statfs();
-    to.write(&statfs)
+pub fn fstatfs(fd: Fd, to: UserPtr<Statfs>) -> Result<()> {
+    to.write(&place_of(&Context::current(), fd)?.inode().statfs())
 }

@@ -3,11 +3,11 @@
 use alloc::sync::Arc;
 use core::any::Any;
 
-use super::{install, resolve};
+use super::resolve;
 use crate::args::{Fd, Flags, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
-use crate::fs::fd_table::OnExec;
+use crate::fs::fd_table::install;
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::fs::inotify::{Inotify, Mask};
 use crate::fs::permission::Access;
@@ -16,22 +16,17 @@ use crate::state::kernel;
 
 /// inotify_init(2).
 pub fn inotify_init() -> Result<i32> {
-    init(OpenFlags::empty())
+    inotify_init1(Flags(0))
 }
 
 /// inotify_init1(2).
 pub fn inotify_init1(Flags(flags): Flags) -> Result<i32> {
-    init(OpenFlags::from_bits_retain(flags))
-}
-
-fn init(flags: OpenFlags) -> Result<i32> {
+    let flags = OpenFlags::from_bits_retain(flags);
     if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
         return Err(Errno::EINVAL);
     }
     let instance = kernel().fs.watches.instance()?;
-    let open = OpenFile::new(instance, flags & OpenFlags::NONBLOCK, None);
-    let on_exec = if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep };
-    install(open, on_exec)
+    install(OpenFile::new(instance, flags & OpenFlags::NONBLOCK, None), flags)
 }
 
 fn instance(open: &OpenFile) -> Result<Arc<Inotify>> {

@@ -1,7 +1,7 @@
 //! System calls on user and group ids.
 
+use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
-use crate::platform::user::UserAddress;
 use crate::task::{Capabilities, Credentials, current_process};
 
 fn credentials() -> Credentials {
@@ -26,19 +26,17 @@ pub fn getegid() -> Result<u32> {
 }
 
 /// getresuid(2).
-pub fn getresuid(real: UserAddress, effective: UserAddress, saved: UserAddress) -> Result<()> {
-    let c = credentials();
-    real.write(&c.uid)?;
-    effective.write(&c.euid)?;
-    saved.write(&c.suid)
+pub fn getresuid(real: UserPtr<u32>, effective: UserPtr<u32>, saved: UserPtr<u32>) -> Result<()> {
+    tell(credentials().users(), [real, effective, saved])
 }
 
 /// getresgid(2).
-pub fn getresgid(real: UserAddress, effective: UserAddress, saved: UserAddress) -> Result<()> {
-    let c = credentials();
-    real.write(&c.gid)?;
-    effective.write(&c.egid)?;
-    saved.write(&c.sgid)
+pub fn getresgid(real: UserPtr<u32>, effective: UserPtr<u32>, saved: UserPtr<u32>) -> Result<()> {
+    tell(credentials().groups_of_process(), [real, effective, saved])
+}
+
+fn tell(ids: [u32; 3], to: [UserPtr<u32>; 3]) -> Result<()> {
+    ids.iter().zip(to).try_for_each(|(id, to)| to.write(id))
 }
 
 /// Which of real, effective and saved id stay as they are.
@@ -151,19 +149,19 @@ pub fn setfsgid(id: u32) -> Result<u32> {
 }
 
 /// getgroups(2).
-pub fn getgroups(size: i32, to: UserAddress) -> Result<usize> {
+pub fn getgroups(size: i32, to: UserPtr<u32>) -> Result<usize> {
     let groups = credentials().groups;
     if size < 0 || size > 0 && (size as usize) < groups.len() {
         return Err(Errno::EINVAL);
     }
     if size > 0 {
-        to.write_bytes(bytemuck::cast_slice(&groups))?;
+        to.write_slice(&groups)?;
     }
     Ok(groups.len())
 }
 
 /// setgroups(2).
-pub fn setgroups(count: usize, from: UserAddress) -> Result<()> {
+pub fn setgroups(count: usize, from: UserPtr<u32>) -> Result<()> {
     credentials().require(Capabilities::SETGID)?;
     if count > 65536 {
         return Err(Errno::EINVAL);

@@ -1,10 +1,9 @@
 //! System calls on process groups and sessions (credentials(7)).
 
-use alloc::sync::Arc;
-
+use crate::args::Pid;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
-use crate::task::{Process, current, current_process};
+use crate::task::current_process;
 
 /// getppid(2): the first process has no parent.
 pub fn getppid() -> Result<u32> {
@@ -12,8 +11,8 @@ pub fn getppid() -> Result<u32> {
 }
 
 /// getpgid(2).
-pub fn getpgid(pid: i32) -> Result<u64> {
-    of_process(pid).map(|process| process.process_group() as u64)
+pub fn getpgid(pid: Pid) -> Result<u32> {
+    pid.process().map(|process| process.process_group())
 }
 
 /// getpgrp(2).
@@ -22,17 +21,8 @@ pub fn getpgrp() -> Result<u32> {
 }
 
 /// getsid(2).
-pub fn getsid(pid: i32) -> Result<u64> {
-    of_process(pid).map(|process| process.session() as u64)
-}
-
-/// A process by id, 0 being the caller; `ESRCH`.
-pub(super) fn of_process(pid: i32) -> Result<Arc<Process>> {
-    match pid {
-        0 => Ok(current().process.clone()),
-        1.. => kernel().tasks.process(pid as u32).ok_or(Errno::ESRCH),
-        _ => Err(Errno::ESRCH),
-    }
+pub fn getsid(pid: Pid) -> Result<u32> {
+    pid.process().map(|process| process.session())
 }
 
 /// setsid(2).
@@ -50,12 +40,12 @@ pub fn setsid() -> Result<u32> {
 }
 
 /// setpgid(2).
-pub fn setpgid(pid: i32, group: i32) -> Result<()> {
+pub fn setpgid(pid: Pid, group: i32) -> Result<()> {
     let own = current_process();
     if group < 0 {
         return Err(Errno::EINVAL);
     }
-    let target = of_process(pid)?;
+    let target = pid.process()?;
     let family = target.family.get();
     if target.pid != own.pid {
         if family.parent != own.pid {

@@ -21,7 +21,7 @@ pub use scheduling::*;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::args::{Fd, Flags, SignalNumber, UserString, Word};
+use crate::args::{Fd, Flags, Pid, SignalNumber, UserString, Word};
 use crate::errno::{Errno, Result};
 use crate::exec::{ARGUMENTS_MAX, Program};
 use crate::fs::Context;
@@ -328,8 +328,8 @@ pub fn prctl(
 }
 
 /// prlimit64(2).
-pub fn prlimit64(pid: i32, resource: usize, new: UserAddress, old: UserAddress) -> Result<()> {
-    let process = of_process(pid)?;
+pub fn prlimit64(pid: Pid, resource: usize, new: UserAddress, old: UserAddress) -> Result<()> {
+    let process = pid.process()?;
     limit(&process, resource, new, old)
 }
 

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::{Flags, UserPtr};
+use crate::args::{Flags, Pid, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
@@ -22,19 +22,10 @@ pub fn sched_yield() -> Result<()> {
     Ok(())
 }
 
-/// The thread with an id, the running one for 0; `ESRCH`.
-fn thread(tid: i32) -> Result<Arc<Thread>> {
-    match u32::try_from(tid) {
-        Ok(0) => Ok(current_arc()),
-        Ok(tid) => kernel().tasks.thread(tid).ok_or(Errno::ESRCH),
-        Err(_) => Err(Errno::ESRCH),
-    }
-}
-
-/// The same for calls that take a negative id for an invalid argument: all but
+/// The thread with an id, for calls that take a negative one for an invalid argument: all but
 /// those on affinity.
-fn thread_or_invalid(tid: i32) -> Result<Arc<Thread>> {
-    if tid < 0 { Err(Errno::EINVAL) } else { thread(tid) }
+fn thread_or_invalid(tid: Pid) -> Result<Arc<Thread>> {
+    if tid.0 < 0 { Err(Errno::EINVAL) } else { tid.thread() }
 }
 
 /// A privileged thread may ask for anything: `CAP_SYS_NICE`.
@@ -50,21 +41,21 @@ fn is_own(process: &Process) -> bool {
 }
 
 /// sched_getaffinity(2).
-pub fn sched_getaffinity(pid: i32, size: usize, to: UserAddress) -> Result<i32> {
+pub fn sched_getaffinity(pid: Pid, size: usize, to: UserAddress) -> Result<i32> {
     if size < 8 || !size.is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
-    let scheduling = thread(pid)?.scheduling.get();
+    let scheduling = pid.thread()?.scheduling.get();
     to.write(&scheduling.cpus(present_cpus()))?;
     Ok(8)
 }
 
 /// sched_setaffinity(2).
-pub fn sched_setaffinity(pid: i32, size: usize, from: UserAddress) -> Result<()> {
+pub fn sched_setaffinity(pid: Pid, size: usize, from: UserAddress) -> Result<()> {
     let mut bytes = [0u8; 8];
     let len = size.min(8);
     from.read_bytes(&mut bytes[..len])?;
-    let thread = thread(pid)?;
+    let thread = pid.thread()?;
     if !is_own(&thread.process) && !is_privileged() {
         return Err(Errno::EPERM);
     }
@@ -80,14 +71,14 @@ pub fn sched_setaffinity(pid: i32, size: usize, from: UserAddress) -> Result<()>
 const RESET_ON_FORK: i32 = 0x4000_0000;
 
 /// sched_getscheduler(2).
-pub fn sched_getscheduler(pid: i32) -> Result<u64> {
+pub fn sched_getscheduler(pid: Pid) -> Result<u64> {
     let scheduling = thread_or_invalid(pid)?.scheduling.get();
     let flag = if scheduling.resets_on_fork { RESET_ON_FORK as u64 } else { 0 };
     Ok(scheduling.policy as u64 | flag)
 }
 
 /// sched_setscheduler(2).
-pub fn sched_setscheduler(pid: i32, policy: i32, parameters: UserAddress) -> Result<()> {
+pub fn sched_setscheduler(pid: Pid, policy: i32, parameters: UserAddress) -> Result<()> {
     if policy < 0 {
         return Err(Errno::EINVAL);
     }
@@ -102,21 +93,21 @@ pub fn sched_setscheduler(pid: i32, policy: i32, parameters: UserAddress) -> Res
 }
 
 /// sched_setparam(2): the policy stays.
-pub fn sched_setparam(pid: i32, parameters: UserAddress) -> Result<()> {
+pub fn sched_setparam(pid: Pid, parameters: UserAddress) -> Result<()> {
     set_policy(pid, parameters, |old, priority| Ok(Scheduling { priority, ..old }))
 }
 
 /// Reads a `struct sched_param` and changes a thread's scheduling.
 fn set_policy(
-    tid: i32,
+    tid: Pid,
     parameter: UserAddress,
     change: impl FnOnce(Scheduling, i32) -> Result<Scheduling>,
 ) -> Result<()> {
-    if tid < 0 || parameter.is_null() {
+    if tid.0 < 0 || parameter.is_null() {
         return Err(Errno::EINVAL);
     }
     let priority: i32 = parameter.read()?;
-    let thread = thread(tid)?;
+    let thread = tid.thread()?;
     let wanted = change(thread.scheduling.get(), priority)?;
     change_scheduling(&thread, wanted)
 }
@@ -159,7 +150,7 @@ fn may_change(thread: &Thread, wanted: Scheduling) -> bool {
 }
 
 /// sched_getparam(2).
-pub fn sched_getparam(pid: i32, parameters: UserAddress) -> Result<()> {
+pub fn sched_getparam(pid: Pid, parameters: UserAddress) -> Result<()> {
     if parameters.is_null() {
         return Err(Errno::EINVAL);
     }
@@ -219,15 +210,15 @@ fn read_attributes(at: UserAddress) -> Result<SchedAttributes> {
 }
 
 /// sched_setattr(2).
-pub fn sched_setattr(pid: i32, from: UserAddress, Flags(flags): Flags) -> Result<()> {
-    if pid < 0 || from.is_null() || flags != 0 {
+pub fn sched_setattr(pid: Pid, from: UserAddress, Flags(flags): Flags) -> Result<()> {
+    if pid.0 < 0 || from.is_null() || flags != 0 {
         return Err(Errno::EINVAL);
     }
     let wanted = read_attributes(from)?;
     if (wanted.policy as i32) < 0 {
         return Err(Errno::EINVAL);
     }
-    let thread = thread(pid)?;
+    let thread = pid.thread()?;
     let old = thread.scheduling.get();
     let mut scheduling = old;
     let has = |flag| wanted.flags & flag != 0;
@@ -259,14 +250,14 @@ pub fn sched_setattr(pid: i32, from: UserAddress, Flags(flags): Flags) -> Result
 }
 
 /// sched_getattr(2).
-pub fn sched_getattr(pid: i32, to: UserAddress, size: u32, Flags(flags): Flags) -> Result<()> {
+pub fn sched_getattr(pid: Pid, to: UserAddress, size: u32, Flags(flags): Flags) -> Result<()> {
     let size = size as usize;
     let is_valid =
-        pid >= 0 && !to.is_null() && (ATTRIBUTES_OLDEST..=4096).contains(&size) && flags == 0;
+        pid.0 >= 0 && !to.is_null() && (ATTRIBUTES_OLDEST..=4096).contains(&size) && flags == 0;
     if !is_valid {
         return Err(Errno::EINVAL);
     }
-    let scheduling = thread(pid)?.scheduling.get();
+    let scheduling = pid.thread()?.scheduling.get();
     let is_real_time = scheduling.policy.is_real_time();
     let size = size.min(size_of::<SchedAttributes>());
     let attributes = SchedAttributes {
@@ -281,7 +272,7 @@ pub fn sched_getattr(pid: i32, to: UserAddress, size: u32, Flags(flags): Flags) 
 }
 
 /// sched_rr_get_interval(2): time slices as Linux has them by default.
-pub fn sched_rr_get_interval(pid: i32, to: UserPtr<Timespec>) -> Result<()> {
+pub fn sched_rr_get_interval(pid: Pid, to: UserPtr<Timespec>) -> Result<()> {
     const SLICE_NS: u64 = 4_000_000;
     /// `RR_TIMESLICE`.
     const ROUND_ROBIN_NS: u64 = 100_000_000;
@@ -331,7 +322,7 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
         threads.into_iter().filter(|thread| condition(&thread.process)).collect()
     };
     let found: Vec<_> = match which {
-        PRIO_PROCESS => thread(who as i32).into_iter().collect(),
+        PRIO_PROCESS => Pid(who as i32).thread().into_iter().collect(),
         PRIO_PGRP => {
             let group = if who == 0 { own.process_group() } else { who };
             of_processes(&|process| process.process_group() == group)
