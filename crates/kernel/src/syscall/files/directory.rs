@@ -148,8 +148,7 @@ fn enterable(context: &Context, path: Path) -> Result<Path> {
 /// chdir(2).
 pub fn chdir(path: UserString) -> Result<()> {
     let context = Context::current();
-    let path = enterable(&context, resolve(&context, AT_FDCWD, path, Follow::Yes)?)?;
-    set_cwd(path);
+    set_cwd(enterable(&context, resolve(&context, AT_FDCWD, path, Follow::Yes)?)?);
     Ok(())
 }
 

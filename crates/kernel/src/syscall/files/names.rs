@@ -11,13 +11,12 @@ use crate::task::Capabilities;
 fn create(dirfd: Fd, path: UserString, kind: NewKind, permissions: u32) -> Result<()> {
     let path = path.read_path()?;
     let context = Context::current();
-    namespace::create(&context, &start(&context, dirfd, &path)?, &path, kind, permissions)?;
-    Ok(())
+    namespace::create(&context, &start(&context, dirfd, &path)?, &path, kind, permissions).map(drop)
 }
 
 /// mkdir(2).
-pub fn mkdir(path: UserString, Mode(mode): Mode) -> Result<()> {
-    create(AT_FDCWD, path, NewKind::Directory, mode & 0o1777)
+pub fn mkdir(path: UserString, mode: Mode) -> Result<()> {
+    mkdirat(AT_FDCWD, path, mode)
 }
 
 /// mkdirat(2).
@@ -26,16 +25,12 @@ pub fn mkdirat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<()> {
 }
 
 /// mknod(2).
-pub fn mknod(path: UserString, Mode(mode): Mode, Word(device): Word) -> Result<()> {
-    make_node(AT_FDCWD, path, mode, device)
+pub fn mknod(path: UserString, mode: Mode, device: Word) -> Result<()> {
+    mknodat(AT_FDCWD, path, mode, device)
 }
 
 /// mknodat(2).
 pub fn mknodat(dirfd: Fd, path: UserString, Mode(mode): Mode, Word(device): Word) -> Result<()> {
-    make_node(dirfd, path, mode, device)
-}
-
-fn make_node(dirfd: Fd, path: UserString, mode: u32, device: u64) -> Result<()> {
     let kind = match FileType::from_mode(mode) {
         Some(FileType::Regular) => NewKind::Regular,
         None if mode & S_IFMT == 0 => NewKind::Regular,
@@ -55,15 +50,11 @@ fn make_node(dirfd: Fd, path: UserString, mode: u32, device: u64) -> Result<()> 
 
 /// symlink(2).
 pub fn symlink(target: UserString, path: UserString) -> Result<()> {
-    make_link(target, AT_FDCWD, path)
+    symlinkat(target, AT_FDCWD, path)
 }
 
 /// symlinkat(2).
 pub fn symlinkat(target: UserString, dirfd: Fd, path: UserString) -> Result<()> {
-    make_link(target, dirfd, path)
-}
-
-fn make_link(target: UserString, dirfd: Fd, path: UserString) -> Result<()> {
     let target = target.read_path()?;
     if target.is_empty() {
         return Err(Errno::ENOENT);
@@ -73,7 +64,7 @@ fn make_link(target: UserString, dirfd: Fd, path: UserString) -> Result<()> {
 
 /// link(2).
 pub fn link(old: UserString, new: UserString) -> Result<()> {
-    hard_link(AT_FDCWD, old, AT_FDCWD, new, AtFlags::empty())
+    linkat(AT_FDCWD, old, AT_FDCWD, new, Flags(0))
 }
 
 /// linkat(2).
@@ -85,16 +76,6 @@ pub fn linkat(
     Flags(flags): Flags,
 ) -> Result<()> {
     let flags = AtFlags::parse(flags, AtFlags::SYMLINK_FOLLOW | AtFlags::EMPTY_PATH)?;
-    hard_link(old_dirfd, old, new_dirfd, new, flags)
-}
-
-fn hard_link(
-    old_dir: Fd,
-    old: UserString,
-    new_dir: Fd,
-    new: UserString,
-    flags: AtFlags,
-) -> Result<()> {
     let context = Context::current();
     // link(2) does not follow by default: the inverse of the other calls.
     let follow = if flags.contains(AtFlags::SYMLINK_FOLLOW) {
@@ -102,9 +83,9 @@ fn hard_link(
     } else {
         AtFlags::SYMLINK_NOFOLLOW
     };
-    let target = resolve_at(&context, old_dir, old, follow | (flags & AtFlags::EMPTY_PATH))?;
+    let target = resolve_at(&context, old_dirfd, old, follow | (flags & AtFlags::EMPTY_PATH))?;
     let path = new.read_path()?;
-    namespace::link(&context, &target, &start(&context, new_dir, &path)?, &path)
+    namespace::link(&context, &target, &start(&context, new_dirfd, &path)?, &path)
 }
 
 fn remove(dirfd: Fd, path: UserString, removal: Removal) -> Result<()> {
@@ -132,12 +113,12 @@ pub fn unlinkat(dirfd: Fd, path: UserString, Flags(flags): Flags) -> Result<()> 
 
 /// rename(2).
 pub fn rename(old: UserString, new: UserString) -> Result<()> {
-    rename_at(AT_FDCWD, old, AT_FDCWD, new, RenameKind::Replace)
+    renameat2(AT_FDCWD, old, AT_FDCWD, new, Flags(0))
 }
 
 /// renameat(2).
 pub fn renameat(old_dirfd: Fd, old: UserString, new_dirfd: Fd, new: UserString) -> Result<()> {
-    rename_at(old_dirfd, old, new_dirfd, new, RenameKind::Replace)
+    renameat2(old_dirfd, old, new_dirfd, new, Flags(0))
 }
 
 const RENAME_NOREPLACE: u32 = 1;
@@ -157,19 +138,9 @@ pub fn renameat2(
         RENAME_EXCHANGE => RenameKind::Exchange,
         _ => return Err(Errno::EINVAL),
     };
-    rename_at(old_dirfd, old, new_dirfd, new, kind)
-}
-
-fn rename_at(
-    old_dir: Fd,
-    old: UserString,
-    new_dir: Fd,
-    new: UserString,
-    kind: RenameKind,
-) -> Result<()> {
     let (old, new) = (old.read_path()?, new.read_path()?);
     let context = Context::current();
-    let from = start(&context, old_dir, &old)?;
-    let to = start(&context, new_dir, &new)?;
+    let from = start(&context, old_dirfd, &old)?;
+    let to = start(&context, new_dirfd, &new)?;
     namespace::rename(&context, (&from, &old), (&to, &new), kind)
 }

@@ -163,29 +163,25 @@ pub fn listen(fd: Fd, backlog: i32) -> Result<()> {
 }
 
 /// accept(2).
-pub fn accept(fd: Fd, address: UserAddress, len: UserAddress) -> Result<i32> {
-    accept_connection(fd, address, len, OpenFlags::empty())
+pub fn accept(fd: Fd, address: UserAddress, len: UserPtr<i32>) -> Result<i32> {
+    accept4(fd, address, len, Flags(0))
 }
 
 /// accept4(2).
-pub fn accept4(fd: Fd, address: UserAddress, len: UserAddress, Flags(flags): Flags) -> Result<i32> {
+pub fn accept4(
+    fd: Fd,
+    address: UserAddress,
+    len: UserPtr<i32>,
+    Flags(flags): Flags,
+) -> Result<i32> {
     let flags = OpenFlags::from_bits_retain(flags);
     if !TYPE_FLAGS.contains(flags) {
         return Err(Errno::EINVAL);
     }
-    accept_connection(fd, address, len, flags)
-}
-
-fn accept_connection(
-    fd: Fd,
-    address: UserAddress,
-    len: UserAddress,
-    flags: OpenFlags,
-) -> Result<i32> {
     let socket = SocketFd::get(fd)?;
     let protocol = socket.protocol()?;
     if !address.is_null() {
-        len.read::<i32>()?;
+        len.read()?;
     }
     let timeout = protocol.common().options.borrow_mut().receive_timeout_ns;
     // Without a free descriptor the connection goes on waiting.
@@ -195,7 +191,7 @@ fn accept_connection(
     let peer = accepted.peer_address().unwrap_or(SocketAddress::Unspecified);
     let open = new_file(accepted, flags);
     // As on Linux, a connection whose address cannot be told is closed.
-    peer.to_user(address, len)?;
+    peer.to_user(address, len.0)?;
     Ok(descriptor.install(open, OnExec::of(flags)))
 }
 
