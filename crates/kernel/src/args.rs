@@ -5,6 +5,10 @@
 //! Linux would take it: the upper half of an `int` is ignored. That never fails; what is
 //! allowed, and in which order that is looked at, is up to the handler.
 
+mod user_ptr;
+
+pub use user_ptr::UserPtr;
+
 use core::ops::Deref;
 
 use crate::errno::Result;
@@ -51,6 +55,20 @@ pub struct Mode(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word(pub u64);
 
+/// A signal number, not looked at yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(transparent)]
+pub struct SignalNumber(pub u32);
+
+/// A clock, or what Linux makes one of (clock_gettime(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockId(pub i32);
+
+/// A process or thread, by the rules of the call: 0 often is the caller, and a negative
+/// number a process group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pid(pub i32);
+
 /// The address of a NUL-terminated string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserString(pub UserAddress);
@@ -83,6 +101,9 @@ arguments! {
     Int: u64 = |register| register;
     Int: usize = |register| register as usize;
     Fd: Fd = |register| Self(register as i32);
+    Int: SignalNumber = |register| Self(register as u32);
+    Int: ClockId = |register| Self(register as i32);
+    Int: Pid = |register| Self(register as i32);
     Hex: Flags = |register| Self(register as u32);
     Hex: Word = |register| Self(register);
     Octal: Mode = |register| Self(register as u32);
@@ -97,6 +118,32 @@ pub struct Args(pub [u64; 6]);
 /// A system call handler as the table has it.
 pub type Handler = fn(&Args) -> Result<u64>;
 
+/// A value that a system call returns.
+pub trait Returned {
+    /// The register that the guest finds it in.
+    fn into_register(self) -> u64;
+}
+
+impl Returned for () {
+    #[inline]
+    fn into_register(self) -> u64 {
+        0
+    }
+}
+
+macro_rules! returned {
+    ($($type:ty)*) => {
+        $(impl Returned for $type {
+            #[inline]
+            fn into_register(self) -> u64 {
+                self as u64
+            }
+        })*
+    };
+}
+
+returned! { bool u32 i32 u64 i64 usize }
+
 /// A system call handler as it is written; `A` is the tuple of its arguments.
 pub trait Signature<A> {
     /// How the trace shows its arguments.
@@ -108,14 +155,14 @@ pub trait Signature<A> {
 
 macro_rules! signatures {
     ($(($($argument:ident $index:literal),*))*) => {
-        $(impl<F: Fn($($argument),*) -> Result<u64>, $($argument: Argument),*>
+        $(impl<F: Fn($($argument),*) -> Result<R>, R: Returned, $($argument: Argument),*>
             Signature<($($argument,)*)> for F
         {
             const KINDS: &'static [Kind] = &[$($argument::KIND),*];
 
             #[inline]
             fn perform(self, _args: &Args) -> Result<u64> {
-                self($($argument::from_register(_args.0[$index])),*)
+                self($($argument::from_register(_args.0[$index])),*).map(Returned::into_register)
             }
         })*
     };
@@ -153,6 +200,17 @@ mod tests {
             Ok(7)
         }
         assert_eq!(longs.perform(&LARGE), Ok(7));
+    }
+
+    #[test]
+    fn a_result_fills_the_register() {
+        fn nothing() -> Result<()> {
+            Ok(())
+        }
+        fn negative() -> Result<i32> {
+            Ok(-3)
+        }
+        assert_eq!((nothing.perform(&LARGE), negative.perform(&LARGE)), (Ok(0), Ok(-3i64 as u64)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 use thaw_abi::control::{
     Connection, MSG_CONNECTION, MSG_FREEZE, MSG_RENEWED, MSG_REPLY, MSG_SIGNAL, MSG_WINDOW_SIZE,
-    Signal, WindowSize,
+    Signal as SignalMessage, WindowSize,
 };
 
 use crate::console;
@@ -12,7 +12,7 @@ use crate::platform::host::HostFd;
 use crate::state::kernel;
 use crate::task::freeze_request;
 use crate::task::process::FIRST_PID;
-use crate::task::signal::{SI_KERNEL, SIGNAL_COUNT, SIGWINCH, SignalInfo, send_to_process};
+use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
 
 /// Does what a message says.
 pub fn handle(message: &Kept) {
@@ -22,7 +22,10 @@ pub fn handle(message: &Kept) {
                 crate::net::deliver_connection(&body::<Connection>(message), HostFd::new(fd));
             }
         }
-        MSG_SIGNAL => signal_from_host(body::<Signal>(message).number),
+        MSG_SIGNAL => {
+            let number = body::<SignalMessage>(message).number;
+            Signal::from_number(number).into_iter().for_each(signal_from_host);
+        }
         MSG_WINDOW_SIZE => {
             kernel().window.set(body::<WindowSize>(message));
             signal_from_host(SIGWINCH);
@@ -36,15 +39,12 @@ pub fn handle(message: &Kept) {
 }
 
 /// A signal that the host forwards (Ctrl-C, `kill` of `thaw run`).
-fn signal_from_host(number: u32) {
-    if !(1..=SIGNAL_COUNT).contains(&number) {
-        return;
-    }
-    if freeze_request::takes_signal_from_host(number) || crate::fs::tty::host::signal(number) {
+fn signal_from_host(signal: Signal) {
+    if freeze_request::takes_signal_from_host(signal) || crate::fs::tty::host::signal(signal) {
         return;
     }
     if let Some(process) = kernel().tasks.process(FIRST_PID) {
-        send_to_process(&process, SignalInfo::new(number, SI_KERNEL));
+        send_to_process(&process, SignalInfo::new(signal, SI_KERNEL));
     }
 }
 

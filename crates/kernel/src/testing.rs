@@ -82,10 +82,10 @@ impl Sandbox {
     }
 
     /// Takes the signals that are pending for the running thread.
-    pub fn take_signals(&self) -> Vec<u32> {
+    pub fn take_signals(&self) -> Vec<crate::task::signal::Signal> {
         let pending =
             core::mem::take(&mut crate::task::thread::current().signals.borrow_mut().pending);
-        pending.iter().map(|info| info.number()).collect()
+        pending.iter().map(|info| info.signal).collect()
     }
 }
 

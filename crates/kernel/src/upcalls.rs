@@ -1,28 +1,25 @@
 //! The top of the kernel as what lies below sees it: where system calls, faults and signals of
 //! the host come in from the platform, and what processes ask of the layers above theirs.
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use thaw_abi::control::{FLAG_FREEZE_AT_ENTRY, FLAG_NO_PATCHING};
 
-use crate::errno::Result;
 use crate::freeze;
 use crate::fs::{locks, tty};
-use crate::ipc::pidfd::NewPidFd;
 use crate::ipc::sysv;
 use crate::mm::{AddressSpace, lazy, shared};
 use crate::platform::entry::Frame;
 use crate::platform::fault::{SIGSEGV, is_memory_fault};
 use crate::platform::gate::{Patched, Patience};
 use crate::platform::upcalls::Upcalls;
-use crate::platform::user::UserAddress;
 use crate::platform::vcpu::IdleVcpu;
 use crate::state::kernel;
 use crate::syscall::trace;
 use crate::task::hooks::Hooks;
 use crate::task::host_process::{self, own_space};
-use crate::task::{Process, signal, thread};
+use crate::task::signal::{self, Signal};
+use crate::task::{Process, thread};
 
 /// The kernel.
 pub struct Kernel;
@@ -89,12 +86,7 @@ impl Hooks for Kernel {
         sysv::process_ended(process);
     }
 
-    fn new_pidfd(&self, process: Arc<Process>, at: UserAddress) -> Result<Box<dyn FnOnce()>> {
-        let new = NewPidFd::prepare(process, at)?;
-        Ok(Box::new(|| new.install()))
-    }
-
-    fn fatal_fault(&self, frame: &Frame, signal: u32, code: i32, address: u64) {
+    fn fatal_fault(&self, frame: &Frame, signal: Signal, code: i32, address: u64) {
         trace::fatal_fault(frame, signal, code, address);
     }
 

@@ -1,12 +1,58 @@
 /* dup(2), dup2(2), dup3(2), fcntl(2), close_range(2), descriptor limits, file
- * locks, ioctl(2) errors. */
+ * locks, ioctl(2) errors, tables that processes share. */
 #include "guest.h"
+#include <linux/close_range.h>
+#include <sched.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
-int main(void)
+static pid_t sharing_descriptors(void)
 {
+    return (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
+}
+
+/* A table that two processes share: each sees what the other does, until one of them executes a
+ * program or asks for a table of its own. */
+static void shared_table(char *own_path)
+{
+    char *argv[] = {own_path, "leave", NULL}, *envp[] = {NULL};
+    int status;
+
+    PART("a shared table");
+    int fd = (int)MUST(open("/", O_RDONLY | O_CLOEXEC));
+    pid_t pid = sharing_descriptors();
+    if (pid == 0)
+        _exit(dup2(fd, 40) == 40 ? 3 : 4);
+    MUST(waitpid(pid, &status, 0));
+    say("status %x\n", status);
+    TRY(fcntl(40, F_GETFD));
+    TRY(close(40));
+    pid = sharing_descriptors();
+    if (pid == 0) {
+        execve(own_path, argv, envp);
+        _exit(4);
+    }
+    MUST(waitpid(pid, &status, 0));
+    say("status %x\n", status);
+    TRY(fcntl(fd, F_GETFD));
+    pid = sharing_descriptors();
+    if (pid == 0) {
+        int unshared = (int)syscall(SYS_close_range, fd, fd, CLOSE_RANGE_UNSHARE);
+        _exit(unshared == 0 && fcntl(fd, F_GETFD) == -1 ? 5 : 6);
+    }
+    MUST(waitpid(pid, &status, 0));
+    say("status %x\n", status);
+    TRY(fcntl(fd, F_GETFD));
+    close(fd);
+}
+
+int main(int argc, char **argv)
+{
+    char *own_path = realpath(argv[0], NULL);
+    if (argc > 1 && !strcmp(argv[1], "leave"))
+        return 3;
     char *scratch = enter_scratch();
     char data[16];
 
@@ -141,6 +187,7 @@ int main(void)
     TRY(ioctl(pipes[0], FIONCLEX));
     TRY(fcntl(pipes[0], F_GETFD));
     TRY(ioctl(fd, FIONREAD, &number));
+    shared_table(own_path);
     leave_scratch(scratch);
     return 0;
 }

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <sys/epoll.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
@@ -548,6 +549,32 @@ static void answers(void)
     close(pair[1]);
 }
 
+/* Several messages at once: one whose length cannot be told ends the call, which says how many
+ * came before it. */
+static void several_messages(void)
+{
+    int pair[2];
+    char texts[2][4] = {"one", "two"};
+    struct iovec parts[2] = {{texts[0], 3}, {texts[1], 3}};
+    char *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    PART("messages whose length cannot be told");
+    MUST(mprotect(pages + 4096, 4096, PROT_NONE));
+    MUST(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0, pair));
+    /* The length of the last message lies in the page that is not there. */
+    struct mmsghdr *last = (void *)(pages + 4096 - offsetof(struct mmsghdr, msg_len));
+    struct mmsghdr *both = last - 1;
+    both->msg_hdr = (struct msghdr){.msg_iov = &parts[0], .msg_iovlen = 1};
+    last->msg_hdr = (struct msghdr){.msg_iov = &parts[1], .msg_iovlen = 1};
+    TRY(sendmmsg(pair[0], both, 2, 0));
+    TRY(sendmmsg(pair[0], last, 1, 0));
+    TRY(recvmmsg(pair[1], both, 2, 0, NULL));
+    TRY(recvmmsg(pair[1], last, 1, 0, NULL));
+    close(pair[0]);
+    close(pair[1]);
+    MUST(munmap(pages, 8192));
+}
+
 /* A mask for the time of a call ends with the call, whether it failed or not. */
 static void masks(void)
 {
@@ -656,6 +683,7 @@ int main(int argc, char **argv)
     connections();
     ipc();
     answers();
+    several_messages();
     masks();
     locks();
     terminals();

@@ -176,7 +176,7 @@ fn load(process: &Arc<Process>, strings: Strings, thread: &Arc<Thread>) -> Resul
     }
     for stream in 0..3 {
         let file = crate::fs::stdio::open(crate::fs::stdio::Stream(stream));
-        process.files.borrow_mut().insert(file, OnExec::Keep, u64::MAX)?;
+        process.files.borrow_mut().borrow_mut().insert(file, OnExec::Keep, u64::MAX)?;
     }
     let program = find_program(&context, strings)?;
     let name = program.argv.first().cloned().unwrap_or_default();

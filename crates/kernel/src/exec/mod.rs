@@ -143,7 +143,9 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
             exit::killed_by(signal::SIGKILL)
         }
     };
-    let closed = process.files.borrow_mut().close_on_exec();
+    // execve(2): a table that is shared with other processes is copied.
+    process.unshare_files();
+    let closed = process.files.borrow_mut().borrow_mut().close_on_exec();
     drop(closed);
     reset_thread(thread, path);
     thread.context.set_fs_base(0);

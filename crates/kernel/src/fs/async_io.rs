@@ -7,12 +7,9 @@ use super::file::{Events, OpenFile, OpenFlags};
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
 use crate::task::signal::{
-    SI_KERNEL, SIGNAL_COUNT, SIGURG, SignalInfo, send_to_group, send_to_process, send_to_thread,
+    SI_KERNEL, SIGIO, SIGURG, Signal, SignalInfo, send_to_group, send_to_process, send_to_thread,
 };
 use crate::task::wait::{WaitToken, Waiter};
-
-/// `SIGIO`.
-const SIGIO: u32 = 29;
 
 /// Who is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +100,7 @@ impl Owner {
 
 /// Hears of a file's changes and tells the owner.
 struct Teller {
-    state: KernelCell<(Owner, u32)>,
+    state: KernelCell<(Owner, Option<Signal>)>,
     /// Whether `O_ASYNC` is on.
     tells_all: KernelCell<bool>,
     /// The descriptor on which telling was turned on.
@@ -121,9 +118,9 @@ impl Waiter for Teller {
             return;
         }
         let info = match signal {
-            0 => SignalInfo::new(SIGIO, SI_KERNEL),
+            None => SignalInfo::new(SIGIO, SI_KERNEL),
             // POLL_IN, POLL_OUT, POLL_ERR, POLL_HUP: si_band holds the events.
-            signal => {
+            Some(signal) => {
                 let code = match events {
                     events if events.contains(Events::HUP) => 6,
                     events if events.contains(Events::ERR) => 4,
@@ -148,11 +145,11 @@ pub struct AsyncIo {
 }
 
 impl AsyncIo {
-    fn get(&self) -> (Owner, u32) {
-        self.teller.borrow_mut().as_ref().map_or((Owner::Nobody, 0), |teller| teller.state.get())
+    fn get(&self) -> (Owner, Option<Signal>) {
+        self.teller.borrow_mut().as_ref().map_or((Owner::Nobody, None), |teller| teller.state.get())
     }
 
-    fn set(&self, owner: Owner, signal: u32) -> Arc<Teller> {
+    fn set(&self, owner: Owner, signal: Option<Signal>) -> Arc<Teller> {
         let mut teller = self.teller.borrow_mut();
         let teller = teller.get_or_insert_with(|| {
             Arc::new(Teller {
@@ -180,17 +177,14 @@ impl OpenFile {
         Ok(())
     }
 
-    /// The signal that tells; 0 is `SIGIO` without details.
-    pub fn async_signal(&self) -> u32 {
+    /// The signal that tells; none is `SIGIO` without details.
+    pub fn async_signal(&self) -> Option<Signal> {
         self.async_io.get().1
     }
 
     /// Chooses the signal.
-    pub fn set_async_signal(&self, signal: u64) -> Result<()> {
-        let signal = u32::try_from(signal).ok().filter(|signal| *signal <= SIGNAL_COUNT);
-        let signal = signal.ok_or(Errno::EINVAL)?;
+    pub fn set_async_signal(&self, signal: Option<Signal>) {
         self.async_io.set(self.async_io.get().0, signal);
-        Ok(())
     }
 
     /// The status flags have changed by way of `fd`: begins or ends telling.

@@ -3,10 +3,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::file::{OpenFile, OpenFlags};
-use crate::args::Fd;
+use super::file::{File, OpenFile, OpenFlags};
+use crate::args::{Fd, UserPtr};
 use crate::errno::{Errno, Result};
-use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
 use crate::task::current_process;
 use crate::task::process::RLIMIT_NOFILE;
@@ -90,6 +89,11 @@ impl FdTable {
     pub fn detach(&mut self) -> Option<Self> {
         self.users -= 1;
         (self.users == 0).then(|| core::mem::take(self))
+    }
+
+    /// Number of processes that have this table.
+    pub fn users(&self) -> u32 {
+        self.users
     }
 
     /// The open file behind a descriptor; `EBADF` if there is none.
@@ -259,7 +263,7 @@ impl FdTable {
 impl Fd {
     /// The open file behind a descriptor of the running process; `EBADF`.
     pub fn file(self) -> Result<Arc<OpenFile>> {
-        current_process().files.borrow_mut().get(self.0)
+        current_process().files.borrow_mut().borrow_mut().get(self.0)
     }
 
     /// As [`Fd::file`], but not for descriptors that only name a place (`O_PATH`).
@@ -274,24 +278,35 @@ impl Fd {
 pub fn install(file: Arc<OpenFile>, flags: OpenFlags) -> Result<i32> {
     let process = current_process();
     let limit = process.limits.borrow_mut()[RLIMIT_NOFILE].current;
-    process.files.borrow_mut().insert(file, OnExec::of(flags), limit)
+    process.files.borrow_mut().borrow_mut().insert(file, OnExec::of(flags), limit)
+}
+
+/// Gives an anonymous file a descriptor; only `O_CLOEXEC` and `O_NONBLOCK` of `flags` are
+/// looked at.
+pub fn install_new(file: Arc<dyn File>, flags: OpenFlags) -> Result<i32> {
+    let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
+    install(OpenFile::new(file, status, None), flags)
 }
 
 /// Gives two files descriptors and writes the numbers to `at` (pipe(2), socketpair(2)).
-pub fn install_pair(at: UserAddress, files: [Arc<OpenFile>; 2], flags: OpenFlags) -> Result<u64> {
+pub fn install_pair(
+    at: UserPtr<[i32; 2]>,
+    files: [Arc<OpenFile>; 2],
+    flags: OpenFlags,
+) -> Result<()> {
     let descriptors = [NewDescriptor::reserve()?, NewDescriptor::reserve()?];
     at.write(&descriptors.each_ref().map(NewDescriptor::number))?;
     for (descriptor, file) in descriptors.into_iter().zip(files) {
         descriptor.install(file, OnExec::of(flags));
     }
-    Ok(0)
+    Ok(())
 }
 
 /// A descriptor that a call of the running process has reserved. Dropped, it is free
 /// again: a call takes the number first, does what can fail, and installs the file
 /// last.
 pub struct NewDescriptor {
-    table: &'static KernelCell<FdTable>,
+    table: Arc<KernelCell<FdTable>>,
     fd: i32,
     is_open: bool,
 }
@@ -301,8 +316,9 @@ impl NewDescriptor {
     pub fn reserve() -> Result<Self> {
         let process = current_process();
         let limit = process.limits.borrow_mut()[RLIMIT_NOFILE].current;
-        let fd = process.files.borrow_mut().reserve(limit)?;
-        Ok(Self { table: &process.files, fd, is_open: false })
+        let table = process.files.borrow_mut().clone();
+        let fd = table.borrow_mut().reserve(limit)?;
+        Ok(Self { table, fd, is_open: false })
     }
 
     /// The number.

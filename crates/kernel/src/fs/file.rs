@@ -157,8 +157,10 @@ pub trait File: Any + Saved + Send + Sync {
         None
     }
 
-    /// Attributes.
-    fn stat(&self) -> Result<Stat>;
+    /// Attributes: those of a file without a place in any file system.
+    fn stat(&self) -> Result<Stat> {
+        Ok(super::anonymous::anonymous_stat())
+    }
 
     /// ioctl(2).
     fn ioctl(&self, _request: u32, _argument: UserAddress) -> Result<u64> {
@@ -214,12 +216,6 @@ pub trait File: Any + Saved + Send + Sync {
     /// What `/proc/self/fd/N` shows for files without a path, such as
     /// `pipe:[7]` or `anon_inode:[eventfd]`.
     fn description(&self) -> String;
-
-    /// The file as `Any`, for system calls that want one kind of file.
-    fn as_any(&self) -> &dyn Any;
-
-    /// The file as a shared `Any`.
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
 /// An open file description (open(2)): shared by all descriptors made from it
@@ -292,7 +288,8 @@ impl OpenFile {
 
     /// The file as one particular kind.
     pub fn downcast<T: File>(&self) -> Option<&T> {
-        self.file.as_any().downcast_ref()
+        let file: &dyn Any = &*self.file;
+        file.downcast_ref()
     }
 
     /// read(2): from the current position, waiting for data if the flags say so.

@@ -327,10 +327,4 @@ pub trait Inode: Any + Saved + Send + Sync {
 
     /// Attributes of the file system.
     fn statfs(&self) -> Statfs;
-
-    /// The inode as `Any`.
-    fn as_any(&self) -> &dyn Any;
-
-    /// The inode as a shared `Any`.
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }

@@ -9,15 +9,13 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use bitflags::bitflags;
 
-use super::file::{Events, File, Stat};
+use super::file::{Events, File};
 use super::inode::Inode;
 use crate::errno::{Errno, Result};
-use crate::fs::anonymous::anonymous_stat;
 use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
@@ -363,10 +361,6 @@ impl File for Inotify {
         Some(&self.readers)
     }
 
-    fn stat(&self) -> Result<Stat> {
-        Ok(anonymous_stat())
-    }
-
     fn ioctl(&self, request: u32, argument: UserAddress) -> Result<u64> {
         if request != FIONREAD {
             return Err(Errno::ENOTTY);
@@ -377,14 +371,6 @@ impl File for Inotify {
 
     fn description(&self) -> String {
         String::from("anon_inode:inotify")
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

@@ -2,7 +2,6 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::any::Any;
 
 use super::context::Context;
 use super::dentry::Dentry;
@@ -252,12 +251,6 @@ impl File for PathFile {
     fn description(&self) -> String {
         String::from("path")
     }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
 }
 
 /// An inode for an open file that has no name, so that `/proc/self/fd/N` can
@@ -305,11 +298,5 @@ impl Inode for OpenFileInode {
             _ => 0x0904_1934,
         };
         super::inode::Statfs { kind, bsize: 4096, frsize: 4096, namelen: 255, ..Default::default() }
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }

@@ -10,8 +10,8 @@ use crate::task::process::{Resources, Sharing};
 
 /// Descriptors, directories and program of a process.
 pub struct ProcessFiles {
-    /// Open descriptors.
-    pub files: Arc<KernelCell<FdTable>>,
+    /// Open descriptors; processes may have the same table (clone(2), `CLONE_FILES`).
+    pub files: KernelCell<Arc<KernelCell<FdTable>>>,
     /// Working directory, root directory, umask.
     pub fs: Arc<KernelCell<FsContext>>,
     /// The program being run, for `/proc/self/exe`.
@@ -31,15 +31,28 @@ impl ProcessFiles {
         executable: Option<Path>,
     ) -> Self {
         files.borrow_mut().attach();
-        Self { files, fs, executable: KernelCell::new(executable) }
+        Self { files: KernelCell::new(files), fs, executable: KernelCell::new(executable) }
+    }
+
+    /// Gives the process a table of its own, with the same files, if it shares one with other
+    /// processes.
+    pub fn unshare_files(&self) {
+        let shared = self.files.borrow_mut().clone();
+        if shared.borrow_mut().users() > 1 {
+            let mut own = shared.borrow_mut().copy();
+            own.attach();
+            *self.files.borrow_mut() = Arc::new(KernelCell::new(own));
+            // Others have it still, so nothing is to be closed.
+            shared.borrow_mut().detach();
+        }
     }
 }
 
 impl Resources for ProcessFiles {
     fn for_child(&self, sharing: Sharing) -> Self {
         let files = match sharing.descriptors {
-            true => self.files.clone(),
-            false => Arc::new(KernelCell::new(self.files.borrow_mut().copy())),
+            true => self.files.borrow_mut().clone(),
+            false => Arc::new(KernelCell::new(self.files.borrow_mut().borrow_mut().copy())),
         };
         let fs = match sharing.directories {
             true => self.fs.clone(),
@@ -51,7 +64,7 @@ impl Resources for ProcessFiles {
     /// Processes that have ended and are not gone do not count among those that have the
     /// same table (clone(2), `CLONE_FILES`).
     fn release(&self) {
-        let table = self.files.borrow_mut().detach();
+        let table = self.files.borrow_mut().borrow_mut().detach();
         drop(table);
     }
 }

@@ -5,7 +5,6 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 
 use super::file::{File, OpenFlags, Stat};
 use super::inode::{Attributes, FileType, FilesystemId, Inode, Link, NewInode, Statfs, Timestamp};
@@ -71,12 +70,6 @@ macro_rules! pseudo_inode {
         }
         fn statfs(&self) -> Statfs {
             self.place.statfs()
-        }
-        fn as_any(&self) -> &dyn Any {
-            self
-        }
-        fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-            self
         }
     };
 }
@@ -281,14 +274,6 @@ impl File for GeneratedFile {
 
     fn description(&self) -> String {
         String::from("generated")
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

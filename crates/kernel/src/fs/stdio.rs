@@ -7,7 +7,6 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::any::Any;
 
 use thaw_abi::control::{FLAG_STDERR_TTY, FLAG_STDIN_TTY, FLAG_STDOUT_TTY};
 
@@ -168,14 +167,6 @@ impl File for StandardStream {
             alloc::format!("pipe:[{}]", 3 + self.stream.0)
         }
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
 }
 
 /// The inode behind a standard stream, so that `/dev/stdout` and
@@ -199,12 +190,6 @@ impl Inode for StreamInode {
     }
     fn statfs(&self) -> Statfs {
         Statfs { kind: 0x5049_5045, bsize: 4096, frsize: 4096, namelen: 255, ..Statfs::default() }
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

@@ -9,14 +9,12 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::{String, ToString};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use bitflags::bitflags;
 
 use crate::errno::{Errno, Result};
-use crate::fs::anonymous::anonymous_stat;
-use crate::fs::file::{Events, File, OpenFile, Stat};
+use crate::fs::file::{Events, File, OpenFile};
 use crate::sync::KernelCell;
 use crate::task::wait::{WaitQueue, WaitToken, Waiter};
 
@@ -354,20 +352,8 @@ impl File for Epoll {
         Some(&self.shared.queue)
     }
 
-    fn stat(&self) -> Result<Stat> {
-        Ok(anonymous_stat())
-    }
-
     fn description(&self) -> String {
         "anon_inode:[eventpoll]".to_string()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

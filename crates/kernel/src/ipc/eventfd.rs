@@ -1,20 +1,13 @@
 //! eventfd(2): a counter that can be waited for.
 
 use alloc::string::{String, ToString};
-use alloc::sync::Arc;
-use core::any::Any;
 
-use crate::args::Flags;
 use crate::errno::{Errno, Result};
-use crate::fs::anonymous::anonymous_stat;
-use crate::fs::fd_table;
-use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
+use crate::fs::file::{Events, File};
 use crate::io::{Sink, Source};
 use crate::sync::KernelCell;
 use crate::task::wait::WaitQueue;
 
-/// `EFD_SEMAPHORE`; the other flags are `O_CLOEXEC` and `O_NONBLOCK`.
-const EFD_SEMAPHORE: u32 = 1;
 /// The counter never exceeds this.
 const MAXIMUM: u64 = u64::MAX - 1;
 
@@ -106,42 +99,9 @@ impl File for EventFd {
         Some(&self.queue)
     }
 
-    fn stat(&self) -> Result<Stat> {
-        Ok(anonymous_stat())
-    }
-
     fn description(&self) -> String {
         "anon_inode:[eventfd]".to_string()
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
-}
-
-/// eventfd(2) without flags.
-pub fn eventfd(value: u32) -> Result<u64> {
-    make_eventfd(value, 0)
-}
-
-/// eventfd2: eventfd(2) with flags.
-pub fn eventfd2(value: u32, Flags(flags): Flags) -> Result<u64> {
-    make_eventfd(value, flags)
-}
-
-fn make_eventfd(initial: u32, flags: u32) -> Result<u64> {
-    let open_flags = OpenFlags::from_bits_retain(flags & !EFD_SEMAPHORE);
-    if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(open_flags) {
-        return Err(Errno::EINVAL);
-    }
-    let mode = if flags & EFD_SEMAPHORE != 0 { ReadMode::One } else { ReadMode::Whole };
-    let file = Arc::new(EventFd::new(initial as u64, mode));
-    let status = OpenFlags::RDWR | (open_flags & OpenFlags::NONBLOCK);
-    fd_table::install(OpenFile::new(file, status, None), open_flags).map(|fd| fd as u64)
 }
 
 #[cfg(test)]

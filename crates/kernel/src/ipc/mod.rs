@@ -9,5 +9,4 @@ pub mod eventfd;
 pub mod pidfd;
 pub mod signalfd;
 pub mod sysv;
-pub mod timeout;
 pub mod timerfd;

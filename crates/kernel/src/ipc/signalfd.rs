@@ -2,26 +2,19 @@
 
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
-use core::any::Any;
 
-use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
-use crate::fs::anonymous::anonymous_stat;
-use crate::fs::fd_table;
-use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
-use crate::io::{Sink, Source};
-use crate::platform::user::UserAddress;
+use crate::fs::file::{Events, File};
+use crate::io::Sink;
 use crate::sync::KernelCell;
 use crate::task::current;
-use crate::task::signal::{SignalInfo, SignalSet, pending_set, take_pending};
+use crate::task::signal::{
+    SI_TIMER, SIGBUS, SIGCHLD, SIGFPE, SIGILL, SIGSEGV, SIGTRAP, SignalInfo, SignalSet,
+    UNBLOCKABLE, pending_set, take_pending,
+};
 use crate::task::wait::WaitQueue;
 
-/// `SIGKILL` and `SIGSTOP`, which cannot be read.
-const NEVER: SignalSet = 1 << (9 - 1) | 1 << (19 - 1);
-
 const SI_QUEUE: i32 = -1;
-const SI_TIMER: i32 = -2;
-const SIGCHLD: i32 = 17;
 
 /// `struct signalfd_siginfo`.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -55,13 +48,12 @@ impl SignalRecord {
     /// Picks the fields that a signal of this kind has (signalfd(2), sigaction(2)).
     fn new(info: &SignalInfo) -> Self {
         let mut record = <Self as bytemuck::Zeroable>::zeroed();
-        record.signal = info.number();
+        record.signal = info.signal.number();
         record.errno = info.errno;
         record.code = info.code;
         let [first, second, ..] = info.payload;
         match (info.signal, info.code) {
-            // Faults: SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV.
-            (4 | 5 | 7 | 8 | 11, 1..) => record.address = first,
+            (SIGILL | SIGTRAP | SIGBUS | SIGFPE | SIGSEGV, 1..) => record.address = first,
             (_, SI_TIMER) => {
                 (record.timer, record.overrun) = (first as u32, (first >> 32) as u32);
                 (record.pointer, record.int) = (second, second as i32);
@@ -87,6 +79,20 @@ pub struct SignalFd {
     arrived: Arc<WaitQueue>,
 }
 
+impl SignalFd {
+    /// For the signals of `mask`, woken by those of the running process.
+    pub fn new(mask: SignalSet) -> Self {
+        let arrived = current().process.signals.borrow_mut().arrived.clone();
+        Self { mask: KernelCell::new(mask & !UNBLOCKABLE), arrived }
+    }
+
+    /// Replaces the set.
+    pub fn set_mask(&self, mask: SignalSet) {
+        self.mask.set(mask & !UNBLOCKABLE);
+        self.arrived.wake_all(Events::IN);
+    }
+}
+
 impl File for SignalFd {
     fn read(&self, sink: &mut Sink<'_>, _offset: u64) -> Result<usize> {
         let size = size_of::<SignalRecord>();
@@ -105,10 +111,6 @@ impl File for SignalFd {
         if done == 0 { Err(Errno::EAGAIN) } else { Ok(done) }
     }
 
-    fn write(&self, _source: &mut Source<'_>, _offset: u64) -> Result<usize> {
-        Err(Errno::EINVAL)
-    }
-
     fn poll(&self) -> Events {
         if pending_set(current()) & self.mask.get() != 0 { Events::IN } else { Events::empty() }
     }
@@ -117,50 +119,9 @@ impl File for SignalFd {
         Some(&self.arrived)
     }
 
-    fn stat(&self) -> Result<Stat> {
-        Ok(anonymous_stat())
-    }
-
     fn description(&self) -> String {
         "anon_inode:[signalfd]".to_string()
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
-}
-
-/// signalfd(2) without flags.
-pub fn signalfd(fd: Fd, mask: UserAddress, size: usize) -> Result<u64> {
-    open(fd, mask, size, OpenFlags::empty())
-}
-
-/// signalfd4: signalfd(2) with flags.
-pub fn signalfd4(fd: Fd, mask: UserAddress, size: usize, Flags(flags): Flags) -> Result<u64> {
-    open(fd, mask, size, OpenFlags::from_bits_retain(flags))
-}
-
-fn open(fd: Fd, mask: UserAddress, size: usize, flags: OpenFlags) -> Result<u64> {
-    if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) || size != size_of::<SignalSet>()
-    {
-        return Err(Errno::EINVAL);
-    }
-    let mask = mask.read::<SignalSet>()? & !NEVER;
-    if fd.0 != -1 {
-        let open = fd.file()?;
-        let file = open.downcast::<SignalFd>().ok_or(Errno::EINVAL)?;
-        file.mask.set(mask);
-        file.arrived.wake_all(Events::IN);
-        return Ok(fd.0 as u64);
-    }
-    let arrived = current().process.signals.borrow_mut().arrived.clone();
-    let file = Arc::new(SignalFd { mask: KernelCell::new(mask), arrived });
-    let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
-    fd_table::install(OpenFile::new(file, status, None), flags).map(|fd| fd as u64)
 }
 
 #[cfg(test)]
@@ -172,9 +133,11 @@ mod tests {
         assert_eq!(size_of::<SignalRecord>(), 128);
         assert_eq!(core::mem::offset_of!(SignalRecord, pointer), 48);
         assert_eq!(core::mem::offset_of!(SignalRecord, address), 72);
-        let sent = SignalRecord::new(&SignalInfo::from_process(10, 0, 7, 1000));
-        assert_eq!((sent.signal, sent.pid, sent.uid), (10, 7, 1000));
-        let fault = SignalRecord::new(&SignalInfo::fault(11, 1, 0xdead));
+        let mut info = SignalInfo::new(SIGSEGV, 0);
+        info.payload[0] = 1000 << 32 | 7;
+        let sent = SignalRecord::new(&info);
+        assert_eq!((sent.signal, sent.pid, sent.uid), (11, 7, 1000));
+        let fault = SignalRecord::new(&SignalInfo::fault(SIGSEGV, 1, 0xdead));
         assert_eq!((fault.address, fault.pid), (0xdead, 0));
     }
 }

@@ -5,70 +5,15 @@
 
 use alloc::string::{String, ToString};
 use alloc::sync::{Arc, Weak};
-use core::any::Any;
 
-use super::timeout::Timespec;
-use crate::args::{Fd, Flags};
 use crate::errno::{Errno, Result};
-use crate::fs::anonymous::anonymous_stat;
-use crate::fs::fd_table;
-use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
-use crate::io::{Sink, Source};
-use crate::platform::user::UserAddress;
+use crate::fs::file::{Events, File};
+use crate::io::Sink;
 use crate::sync::KernelCell;
+use crate::task::timers::clock::Clock;
 use crate::task::wait::WaitQueue;
-use crate::time::Instant;
 use crate::time::timer::{self, TimerCallback, TimerId};
-
-/// `struct itimerspec` (timerfd_settime(2)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub struct TimerSpec {
-    /// Period; zero for a single expiry.
-    pub interval: Timespec,
-    /// First expiry; zero disarms.
-    pub value: Timespec,
-}
-
-const TFD_TIMER_ABSTIME: u32 = 1;
-const TFD_TIMER_CANCEL_ON_SET: u32 = 2;
-
-/// A clock that a timer can run on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Clock {
-    Realtime,
-    Monotonic,
-    Boottime,
-}
-
-impl Clock {
-    fn from_number(number: i32) -> Result<Self> {
-        match number {
-            0 => Ok(Self::Realtime),
-            1 => Ok(Self::Monotonic),
-            7 => Ok(Self::Boottime),
-            // The alarm clocks need CAP_WAKE_ALARM.
-            8 | 9 => Err(Errno::EPERM),
-            _ => Err(Errno::EINVAL),
-        }
-    }
-
-    fn now_ns(self) -> u64 {
-        match self {
-            Self::Realtime => crate::time::clock::realtime_ns(),
-            Self::Monotonic => Instant::now().0,
-            Self::Boottime => crate::time::clock::boottime_ns(),
-        }
-    }
-
-    /// The point of the monotonic clock at which this one reads `ns`.
-    fn instant(self, ns: u64) -> Instant {
-        match self {
-            Self::Monotonic => Instant(ns),
-            clock => Instant::after_ns(ns.saturating_sub(clock.now_ns())),
-        }
-    }
-}
+use crate::time::{Instant, TimerSpec, Timespec};
 
 /// What a timer does next; all times in nanoseconds of its clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,14 +75,15 @@ impl TimerCallback for Expiry {
 }
 
 impl TimerFd {
-    fn new(clock: Clock) -> Self {
+    /// A timer that counts a clock other than of CPU time.
+    pub fn new(clock: Clock) -> Self {
         let shared = Arc::new(Shared { schedule: KernelCell::default(), queue: WaitQueue::new() });
         Self { clock, shared, timer: KernelCell::new(None) }
     }
 
     fn arm(&self, next: u64) {
         let callback = Arc::new(Expiry(Arc::downgrade(&self.shared)));
-        let id = timer::add(self.clock.instant(next), callback);
+        let id = timer::add(self.clock.look_at(next), callback);
         self.timer.set(Some(id));
     }
 
@@ -154,7 +100,8 @@ impl TimerFd {
         }
     }
 
-    fn get(&self) -> TimerSpec {
+    /// The time to the next expiry, and the period.
+    pub fn get(&self) -> TimerSpec {
         self.catch_up();
         let schedule = self.shared.schedule.get();
         TimerSpec {
@@ -163,7 +110,8 @@ impl TimerFd {
         }
     }
 
-    fn set(&self, value_ns: u64, interval: u64, absolute: bool) {
+    /// Sets the timer: times in nanoseconds, `value_ns` of the clock if `absolute`; 0 disarms.
+    pub fn set(&self, value_ns: u64, interval: u64, absolute: bool) {
         self.disarm();
         let next = match value_ns {
             0 => 0,
@@ -190,10 +138,6 @@ impl File for TimerFd {
         if sink.put(&ticks.to_ne_bytes())? < 8 { Err(Errno::EFAULT) } else { Ok(8) }
     }
 
-    fn write(&self, _source: &mut Source<'_>, _offset: u64) -> Result<usize> {
-        Err(Errno::EINVAL)
-    }
-
     fn poll(&self) -> Events {
         if self.shared.schedule.get().ticks > 0 { Events::IN } else { Events::empty() }
     }
@@ -202,20 +146,8 @@ impl File for TimerFd {
         Some(&self.shared.queue)
     }
 
-    fn stat(&self) -> Result<Stat> {
-        Ok(anonymous_stat())
-    }
-
     fn description(&self) -> String {
         "anon_inode:[timerfd]".to_string()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 
@@ -223,45 +155,6 @@ impl Drop for TimerFd {
     fn drop(&mut self) {
         self.disarm();
     }
-}
-
-/// timerfd_create(2).
-pub fn timerfd_create(clock: i32, Flags(flags): Flags) -> Result<u64> {
-    let flags = OpenFlags::from_bits_retain(flags);
-    if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK).contains(flags) {
-        return Err(Errno::EINVAL);
-    }
-    let file = Arc::new(TimerFd::new(Clock::from_number(clock)?));
-    let status = OpenFlags::RDWR | (flags & OpenFlags::NONBLOCK);
-    fd_table::install(OpenFile::new(file, status, None), flags).map(|fd| fd as u64)
-}
-
-/// timerfd_settime(2).
-pub fn timerfd_settime(
-    fd: Fd,
-    Flags(flags): Flags,
-    new: UserAddress,
-    old_to: UserAddress,
-) -> Result<u64> {
-    if flags & !(TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET) != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let new: TimerSpec = new.read()?;
-    let (value, interval) = (new.value.to_ns()?, new.interval.to_ns()?);
-    let open = fd.file()?;
-    let timer = open.downcast::<TimerFd>().ok_or(Errno::EINVAL)?;
-    let old = timer.get();
-    timer.set(value, interval, flags & TFD_TIMER_ABSTIME != 0);
-    old_to.write_if_some(&old)?;
-    Ok(0)
-}
-
-/// timerfd_gettime(2).
-pub fn timerfd_gettime(fd: Fd, to: UserAddress) -> Result<u64> {
-    let open = fd.file()?;
-    let timer = open.downcast::<TimerFd>().ok_or(Errno::EINVAL)?;
-    to.write(&timer.get())?;
-    Ok(0)
 }
 
 #[cfg(test)]

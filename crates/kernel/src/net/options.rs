@@ -11,8 +11,8 @@ use super::address::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, Endpoint, SocketAdd
 use super::option_table::{Name, Of, Range, applies, find};
 use super::socket::{Common, PeerCredentials, Protocol, SocketType};
 use crate::errno::{Errno, Result};
-use crate::ipc::timeout::Timeval;
 use crate::platform::user::UserAddress;
+use crate::time::Timeval;
 
 const SOL_IP: i32 = 0;
 const SOL_SOCKET: i32 = 1;

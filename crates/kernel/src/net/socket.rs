@@ -4,7 +4,6 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 
 use bitflags::bitflags;
 
@@ -413,13 +412,5 @@ impl File for Socket {
 
     fn description(&self) -> String {
         format!("socket:[{}]", self.protocol.common().ino)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }

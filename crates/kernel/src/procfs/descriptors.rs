@@ -20,11 +20,11 @@ fn parse(name: &[u8]) -> Option<i32> {
 }
 
 fn is_open(pid: u32, fd: i32) -> Result<bool> {
-    Ok(process(pid)?.files.borrow_mut().get(fd).is_ok())
+    Ok(process(pid)?.files.borrow_mut().borrow_mut().get(fd).is_ok())
 }
 
 fn list(pid: u32, kind: FileType, emit: &mut dyn FnMut(&[u8], FileType)) -> Result<()> {
-    let numbers: Vec<i32> = process(pid)?.files.borrow_mut().numbers().collect();
+    let numbers: Vec<i32> = process(pid)?.files.borrow_mut().borrow_mut().numbers().collect();
     for fd in numbers {
         emit(alloc::format!("{fd}").as_bytes(), kind);
     }
@@ -44,7 +44,8 @@ impl Names for Descriptors {
             return Ok(None);
         }
         Ok(Some(SymbolicLink::new(directory.below(name), move || {
-            let open = process(pid)?.files.borrow_mut().get(fd).map_err(|_| Errno::ENOENT)?;
+            let open =
+                process(pid)?.files.borrow_mut().borrow_mut().get(fd).map_err(|_| Errno::ENOENT)?;
             Ok(Link::Magic(OpenFileInode::path(&open)))
         })))
     }
@@ -81,7 +82,8 @@ impl Names for DescriptorInfos {
 fn info(pid: u32, fd: i32) -> Result<Vec<u8>> {
     let process = process(pid)?;
     let (open, on_exec) = {
-        let files = process.files.borrow_mut();
+        let table = process.files.borrow_mut().clone();
+        let files = table.borrow_mut();
         (files.get(fd).map_err(|_| Errno::ENOENT)?, files.on_exec(fd).map_err(|_| Errno::ENOENT)?)
     };
     let mut flags = open.flags();

@@ -111,8 +111,10 @@ const FS: &[Item] = &[
     text("file-max", "9223372036854775807\n"),
     file("file-nr", || {
         let processes = kernel().tasks.all_processes();
-        let open: usize =
-            processes.iter().map(|process| process.files.borrow_mut().numbers().count()).sum();
+        let open: usize = processes
+            .iter()
+            .map(|process| process.files.borrow_mut().borrow_mut().numbers().count())
+            .sum();
         Ok(format!("{open}\t0\t9223372036854775807\n").into_bytes())
     }),
     text("inode-nr", "0\t0\n"),

@@ -14,7 +14,7 @@ use crate::state::kernel;
 use crate::task::Credentials;
 use crate::task::process::{Life, RLIM_INFINITY};
 use crate::task::scheduler::RunState;
-use crate::task::signal::{Action, SignalInfo};
+use crate::task::signal::{Action, set_of};
 use crate::task::{Process, Thread};
 
 /// Clock ticks in a second (`sysconf(_SC_CLK_TCK)`).
@@ -89,18 +89,13 @@ struct SignalSets {
     queued: usize,
 }
 
-fn set_of<'a>(signals: impl Iterator<Item = &'a SignalInfo>) -> u64 {
-    signals
-        .fold(0, |set, signal| set | 1u64.checked_shl(signal.number().wrapping_sub(1)).unwrap_or(0))
-}
-
 impl SignalSets {
     fn of(thread: &Thread, process: &Process) -> Self {
         let own = thread.signals.borrow_mut();
         let shared = process.signals.borrow_mut();
         let mut sets = Self {
-            pending: set_of(own.pending.iter()),
-            shared_pending: set_of(shared.pending.iter()),
+            pending: set_of(&own.pending),
+            shared_pending: set_of(&shared.pending),
             blocked: own.mask,
             ignored: 0,
             caught: 0,
@@ -137,7 +132,7 @@ fn write_status(text: &mut String, thread: &Thread, process: &Process) -> core::
         credentials;
     writeln!(text, "Uid:\t{uid}\t{euid}\t{suid}\t{fsuid}")?;
     writeln!(text, "Gid:\t{gid}\t{egid}\t{sgid}\t{fsgid}")?;
-    writeln!(text, "FDSize:\t{}", process.files.borrow_mut().capacity())?;
+    writeln!(text, "FDSize:\t{}", process.files.borrow_mut().borrow_mut().capacity())?;
     text.push_str("Groups:\t");
     for group in groups {
         write!(text, "{group} ")?;

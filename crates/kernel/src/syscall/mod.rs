@@ -1,17 +1,11 @@
 //! System calls: the table and the trace.
 
-pub mod epoll;
 pub mod files;
+pub mod ipc;
 pub mod memory;
-pub mod poll;
-pub mod select;
-pub mod signals;
 pub mod sockets;
-pub mod splice;
-pub mod sysv;
 pub mod table;
 pub mod tasks;
-pub mod timers;
 pub mod trace;
 
 use crate::args::{Args, Handler, Kind};

@@ -12,6 +12,7 @@ use crate::platform::panic::Console;
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
 use crate::task::current;
+use crate::task::signal::Signal;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 /// Numbers of unknown calls and how often they were made, in this boot.
@@ -124,11 +125,12 @@ fn write_argument(line: &mut Console, kind: Kind, value: u64) {
 }
 
 /// A fault that ends the process, with the registers.
-pub fn fatal_fault(frame: &Frame, signal: u32, code: i32, address: u64) {
+pub fn fatal_fault(frame: &Frame, signal: Signal, code: i32, address: u64) {
     if enabled() {
         crate::console!(
-            "[{}] --- signal {signal} code {code} address {address:#x} at rip {:#x}, rsp {:#x}, rax {:#x} ---",
+            "[{}] --- signal {} code {code} address {address:#x} at rip {:#x}, rsp {:#x}, rax {:#x} ---",
             current().tid(),
+            signal.number(),
             frame.rip(),
             frame.rsp(),
             frame.rax()

@@ -5,13 +5,12 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use bitflags::bitflags;
 
-use super::hooks::above;
 use super::process::{PID_MAX, Process, RLIMIT_NPROC, Resources, Shares, Sharing};
-use super::signal::{AlternateStack, SIGCHLD, SIGNAL_COUNT, SS_DISABLE};
+use super::signal::{AlternateStack, SIGCHLD, SS_DISABLE, Signal};
 use super::thread::{Thread, current};
 use super::wait::wait_uninterruptibly;
 use super::{host_process, scheduler};
-use crate::args::Word;
+use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
 use crate::platform::entry::RETURN_FULL;
 use crate::platform::filter;
@@ -21,32 +20,58 @@ use crate::state::kernel;
 bitflags! {
     /// `CLONE_*` (clone(2)).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    struct CloneFlags: u64 {
+    pub struct CloneFlags: u64 {
+        /// Share memory.
         const VM = 0x100;
+        /// Share root, working directory and umask.
         const FS = 0x200;
+        /// Share descriptors.
         const FILES = 0x400;
+        /// Share signal handlers.
         const SIGHAND = 0x800;
+        /// Make a pidfd.
         const PIDFD = 0x1000;
+        /// Trace the child, too.
         const PTRACE = 0x2000;
+        /// Wait until the child gives the memory back.
         const VFORK = 0x4000;
+        /// The caller's parent is the parent.
         const PARENT = 0x8000;
+        /// In the same process.
         const THREAD = 0x1_0000;
+        /// New mounts.
         const NEWNS = 0x2_0000;
+        /// Share semaphore undos.
         const SYSVSEM = 0x4_0000;
+        /// Set the segment base.
         const SETTLS = 0x8_0000;
+        /// Tell the maker the id.
         const PARENT_SETTID = 0x10_0000;
+        /// Clear the id at the end.
         const CHILD_CLEARTID = 0x20_0000;
+        /// Ignored.
         const DETACHED = 0x40_0000;
+        /// Do not trace the child.
         const UNTRACED = 0x80_0000;
+        /// Tell the child its id.
         const CHILD_SETTID = 0x100_0000;
+        /// New view of control groups.
         const NEWCGROUP = 0x200_0000;
+        /// New host name.
         const NEWUTS = 0x400_0000;
+        /// New System V objects.
         const NEWIPC = 0x800_0000;
+        /// New users.
         const NEWUSER = 0x1000_0000;
+        /// New process ids.
         const NEWPID = 0x2000_0000;
+        /// New network.
         const NEWNET = 0x4000_0000;
+        /// Share the I/O context.
         const IO = 0x8000_0000;
+        /// Default signal handlers.
         const CLEAR_SIGHAND = 0x1_0000_0000;
+        /// Into a control group.
         const INTO_CGROUP = 0x2_0000_0000;
     }
 }
@@ -61,126 +86,31 @@ const NAMESPACES: CloneFlags = CloneFlags::NEWNS
     .union(CloneFlags::NEWNET);
 
 /// What clone(2) and clone3(2) ask for.
-struct Request {
-    flags: CloneFlags,
-    exit_signal: u32,
+pub struct Request {
+    /// `CLONE_*`.
+    pub flags: CloneFlags,
+    /// Sent to the parent when the child ends.
+    pub exit_signal: Option<Signal>,
     /// Stack pointer of the new thread; 0 for the caller's.
-    stack: u64,
-    parent_tid: UserAddress,
-    child_tid: UserAddress,
-    pidfd: UserAddress,
-    tls: u64,
-}
-
-/// fork(2).
-pub fn fork() -> Result<u64> {
-    clone_task(&Request::plain(CloneFlags::empty()))
-}
-
-/// vfork(2).
-pub fn vfork() -> Result<u64> {
-    clone_task(&Request::plain(CloneFlags::VM | CloneFlags::VFORK))
-}
-
-/// clone(2): flags, stack, parent_tid, child_tid, tls.
-pub fn clone(
-    Word(flags_and_signal): Word,
-    UserAddress(stack): UserAddress,
-    parent_tid: UserAddress,
-    child_tid: UserAddress,
-    Word(tls): Word,
-) -> Result<u64> {
-    const SIGNAL_MASK: u64 = 0xff;
-    let flags = CloneFlags::from_bits_truncate(flags_and_signal & !SIGNAL_MASK & 0xffff_ffff);
-    clone_task(&Request {
-        flags,
-        exit_signal: (flags_and_signal & SIGNAL_MASK) as u32,
-        stack,
-        parent_tid,
-        child_tid,
-        // clone(2): the pidfd goes where the thread id would.
-        pidfd: parent_tid,
-        tls,
-    })
-}
-
-/// `struct clone_args`, as far as all versions have it.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-struct CloneArgs {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-    set_tid: u64,
-    set_tid_size: u64,
-    cgroup: u64,
-}
-
-/// clone3(2).
-pub fn clone3(arguments: UserAddress, size: usize) -> Result<u64> {
-    const OLDEST: usize = 64;
-    if size < OLDEST {
-        return Err(Errno::EINVAL);
-    }
-    let mut bytes = [0u8; size_of::<CloneArgs>()];
-    let known = size.min(bytes.len());
-    arguments.read_bytes(&mut bytes[..known])?;
-    for at in known..size.min(4096) {
-        if arguments.offset(at as u64).read::<u8>()? != 0 {
-            return Err(Errno::E2BIG);
-        }
-    }
-    let wanted: CloneArgs = bytemuck::pod_read_unaligned(&bytes);
-    let flags = CloneFlags::from_bits(wanted.flags).ok_or(Errno::EINVAL)?;
-    let stack = wanted.stack.checked_add(wanted.stack_size).ok_or(Errno::EINVAL)?;
-    let stack_is_odd = (wanted.stack == 0) != (wanted.stack_size == 0);
-    if flags.contains(CloneFlags::DETACHED)
-        || flags.contains(CloneFlags::INTO_CGROUP)
-        || flags.contains(CloneFlags::SIGHAND | CloneFlags::CLEAR_SIGHAND)
-        || stack_is_odd
-        || wanted.exit_signal > SIGNAL_COUNT as u64
-    {
-        return Err(Errno::EINVAL);
-    }
-    if flags.intersects(CloneFlags::THREAD | CloneFlags::PARENT) && wanted.exit_signal != 0 {
-        return Err(Errno::EINVAL);
-    }
-    if wanted.set_tid_size != 0 {
-        return Err(Errno::EPERM);
-    }
-    clone_task(&Request {
-        flags,
-        exit_signal: wanted.exit_signal as u32,
-        stack,
-        parent_tid: UserAddress(wanted.parent_tid),
-        child_tid: UserAddress(wanted.child_tid),
-        pidfd: UserAddress(wanted.pidfd),
-        tls: wanted.tls,
-    })
+    pub stack: u64,
+    /// Where `CLONE_PARENT_SETTID` wants the id.
+    pub parent_tid: UserPtr<u32>,
+    /// Where `CLONE_CHILD_SETTID` wants the id and `CLONE_CHILD_CLEARTID` a 0.
+    pub child_tid: UserAddress,
+    /// The segment base of `CLONE_SETTLS`.
+    pub tls: u64,
 }
 
 impl Request {
-    fn plain(flags: CloneFlags) -> Self {
+    /// Of fork(2) or vfork(2).
+    pub fn plain(flags: CloneFlags) -> Self {
         Self {
             flags,
-            exit_signal: SIGCHLD,
+            exit_signal: Some(SIGCHLD),
             stack: 0,
-            parent_tid: UserAddress::NULL,
+            parent_tid: UserPtr::NULL,
             child_tid: UserAddress::NULL,
-            pidfd: UserAddress::NULL,
             tls: 0,
-        }
-    }
-
-    /// `CLONE_PARENT_SETTID`. An address that cannot be written to does not fail the call.
-    fn tell_maker(&self, tid: u32) {
-        if self.flags.contains(CloneFlags::PARENT_SETTID) {
-            let _ = self.parent_tid.write(&tid);
         }
     }
 
@@ -196,13 +126,10 @@ impl Request {
         let signals_without_memory = has(CloneFlags::SIGHAND) && !has(CloneFlags::VM);
         // Signal actions are shared by the threads of a process only.
         let signals_between_processes = has(CloneFlags::SIGHAND) && !has(CloneFlags::THREAD);
-        let pidfd_for_two = has(CloneFlags::PIDFD)
-            && (has(CloneFlags::THREAD)
-                || self.pidfd == self.parent_tid && has(CloneFlags::PARENT_SETTID));
         if thread_without_signals
             || signals_without_memory
             || signals_between_processes
-            || pidfd_for_two
+            || has(CloneFlags::PIDFD | CloneFlags::THREAD)
             || has(CloneFlags::SETTLS) && self.tls >= thaw_abi::layout::GUEST_MAX
             || has(CloneFlags::PARENT) && current().process.pid == super::process::FIRST_PID
         {
@@ -212,76 +139,91 @@ impl Request {
     }
 }
 
-/// Makes the thread or process; its id.
-fn clone_task(request: &Request) -> Result<u64> {
-    request.check()?;
-    let maker = current();
-    let tasks = &kernel().tasks;
-    let limit = maker.process.limits.borrow_mut()[RLIMIT_NPROC].current.min(PID_MAX as u64);
-    if tasks.threads.borrow_mut().len() as u64 >= limit {
-        return Err(Errno::EAGAIN);
-    }
-    let tid = tasks.new_id();
-    if request.flags.contains(CloneFlags::THREAD) {
-        let thread = new_thread(request, tid, maker.process.clone());
-        publish(&thread);
-        request.tell_maker(tid);
-        scheduler::start(&thread);
-        return Ok(tid as u64);
-    }
-    if !filter::may_clone() {
-        // As at the limit of processes: that is what it is.
-        return Err(Errno::EAGAIN);
-    }
-    let child = UnpublishedProcess { process: new_process(request, tid)?, is_known: false };
-    let thread = new_thread(request, tid, child.process.clone());
-    let pidfd = request.flags.contains(CloneFlags::PIDFD);
-    let pidfd =
-        pidfd.then(|| above().new_pidfd(child.process.clone(), request.pidfd)).transpose()?;
-    // From here on, the child is there.
-    let shares_memory = request.flags.contains(CloneFlags::VM);
-    if shares_memory {
-        publish(&thread);
-    } else {
-        host_process::fork(child.process.mm(), &thread)?;
-    }
-    let child = child.published();
-    request.tell_maker(tid);
-    if let Some(open) = pidfd {
-        open();
-    }
-    if shares_memory {
-        scheduler::start(&thread);
-    }
-    if request.flags.contains(CloneFlags::VFORK) {
-        let _: Result<()> = wait_uninterruptibly(&child.released, || {
-            (!child.borrows_memory.get()).then_some(Ok(()))
-        });
-    }
-    Ok(tid as u64)
-}
-
-/// A process that nobody knows yet. Dropped, it gives back what it shares with its
-/// maker, and nobody will ever have known it.
-struct UnpublishedProcess {
-    process: Arc<Process>,
+/// A thread, and its process if that is new, too, of which nobody knows yet. Dropped, it
+/// gives back what it shares with its maker, and nobody will ever have known it.
+pub struct NewTask {
+    thread: Arc<Thread>,
+    flags: CloneFlags,
     is_known: bool,
 }
 
-impl UnpublishedProcess {
-    /// The process, which others know now.
-    fn published(mut self) -> Arc<Process> {
+impl NewTask {
+    /// Makes what a call asks for; `EINVAL`, `EPERM`, `EAGAIN`.
+    pub fn prepare(request: &Request) -> Result<Self> {
+        request.check()?;
+        let maker = &current().process;
+        let tasks = &kernel().tasks;
+        let limit = maker.limits.borrow_mut()[RLIMIT_NPROC].current.min(PID_MAX as u64);
+        if tasks.threads.borrow_mut().len() as u64 >= limit {
+            return Err(Errno::EAGAIN);
+        }
+        let tid = tasks.new_id();
+        let process = if request.flags.contains(CloneFlags::THREAD) {
+            maker.clone()
+        } else if filter::may_clone() {
+            new_process(request, tid)?
+        } else {
+            // As at the limit of processes: that is what it is.
+            return Err(Errno::EAGAIN);
+        };
+        let thread = new_thread(request, tid, process);
+        Ok(Self { thread, flags: request.flags, is_known: false })
+    }
+
+    /// The thread's process.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.thread.process
+    }
+
+    /// Whether only the scheduler is to be told: the thread runs in the maker's memory.
+    fn shares_memory(&self) -> bool {
+        self.flags.contains(CloneFlags::VM)
+    }
+
+    /// Lets everybody find it. From here on nothing can fail. With memory of its own it may
+    /// run already.
+    pub fn publish(mut self) -> Result<PublishedTask> {
+        if self.shares_memory() {
+            publish(&self.thread);
+        } else {
+            host_process::fork(self.process().mm(), &self.thread)?;
+        }
         self.is_known = true;
-        self.process.clone()
+        Ok(PublishedTask(self))
     }
 }
 
-impl Drop for UnpublishedProcess {
+impl Drop for NewTask {
     fn drop(&mut self) {
-        if !self.is_known {
-            self.process.mm().detach();
-            self.process.release();
+        if !self.is_known && !self.flags.contains(CloneFlags::THREAD) {
+            self.process().mm().detach();
+            self.process().release();
         }
+    }
+}
+
+/// A thread that everybody can find.
+pub struct PublishedTask(NewTask);
+
+impl PublishedTask {
+    /// Its id.
+    pub fn tid(&self) -> u32 {
+        self.0.thread.tid()
+    }
+
+    /// Has the thread run, and waits until it gives borrowed memory back (vfork(2)); its id.
+    pub fn start(self) -> u32 {
+        let tid = self.tid();
+        if self.0.shares_memory() {
+            scheduler::start(&self.0.thread);
+        }
+        if self.0.flags.contains(CloneFlags::VFORK) {
+            let child = self.0.process();
+            let _: Result<()> = wait_uninterruptibly(&child.released, || {
+                (!child.borrows_memory.get()).then_some(Ok(()))
+            });
+        }
+        tid
     }
 }
 
@@ -294,6 +236,7 @@ pub(super) fn publish(thread: &Arc<Thread>) {
     tasks.processes.borrow_mut().entry(process.pid).or_insert_with(|| process.clone());
 }
 
+/// A process that nobody knows yet, and without threads.
 fn new_process(request: &Request, pid: u32) -> Result<Arc<Process>> {
     let maker = &current().process;
     let has = |flags| request.flags.contains(flags);

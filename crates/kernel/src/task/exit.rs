@@ -8,7 +8,7 @@ use thaw_abi::control::{Exit, MSG_EXIT};
 
 use super::hooks::above;
 use super::process::{ExitStatus, FIRST_PID, Life, Process, Resources};
-use super::signal::{self, SignalInfo};
+use super::signal::{self, Signal, SignalInfo};
 use super::thread::{Thread, current};
 use super::{futex, scheduler};
 use crate::host::control;
@@ -22,7 +22,7 @@ pub fn exit_group(code: u32) -> ! {
 }
 
 /// Ends the running process by a signal.
-pub fn killed_by(signal: u32) -> ! {
+pub fn killed_by(signal: Signal) -> ! {
     begin_group_exit(&current().process, ExitStatus::Killed(signal));
     exit_thread(ExitStatus::Killed(signal))
 }
@@ -134,11 +134,10 @@ fn leave_children(process: &Process) -> Vec<Arc<Process>> {
             let mut family = child.family.borrow_mut();
             family.parent = heir_pid;
             // Whatever its maker wanted to hear: the heir waits for children.
-            family.exit_signal = signal::SIGCHLD;
+            family.exit_signal = Some(signal::SIGCHLD);
         }
-        let death_signal = child.parent_death_signal.get();
-        if death_signal != 0 && !child.is_zombie() {
-            let info = SignalInfo::from_process(death_signal, signal::SI_USER, process.pid, 0);
+        if let Some(death) = child.parent_death_signal.get().filter(|_| !child.is_zombie()) {
+            let info = SignalInfo::from_process(death, signal::SI_USER, process);
             signal::send_to_process(child, info);
         }
         if let Life::Zombie(status) = child.life.get() {
@@ -156,11 +155,10 @@ fn report_end(process: &Arc<Process>, status: ExitStatus) {
         return;
     };
     let exit_signal = process.family.get().exit_signal;
-    if exit_signal == signal::SIGCHLD && signal::ignores_children(&parent) {
+    if exit_signal == Some(signal::SIGCHLD) && signal::ignores_children(&parent) {
         forget(process);
     }
-    // clone(2) takes any number in its lowest byte; one that is no signal is not sent.
-    if (1..=signal::SIGNAL_COUNT).contains(&exit_signal) {
+    if let Some(exit_signal) = exit_signal {
         signal::send_to_process(&parent, signal::child_ended(process, exit_signal, status));
     }
     parent.children_changed.wake_all(Events::IN);
@@ -176,7 +174,7 @@ fn end_sandbox(status: ExitStatus) -> ! {
     above().sandbox_ends();
     let exit = match status {
         ExitStatus::Exited(code) => Exit { code: code.into(), signal: 0 },
-        ExitStatus::Killed(signal) => Exit { code: 0, signal },
+        ExitStatus::Killed(signal) => Exit { code: 0, signal: signal.number() },
     };
     control::send(MSG_EXIT, 0, bytemuck::bytes_of(&exit), &[]);
     let code = if exit.signal != 0 { 128 + exit.signal } else { exit.code };

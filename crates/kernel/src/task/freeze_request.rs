@@ -6,6 +6,7 @@ use thaw_abi::control::{
     CAUSE_ASKED, CAUSE_HOST, CAUSE_SIGNAL, FLAG_ENTRY_ASKED, FLAG_FREEZE_AT_ENTRY,
 };
 
+use super::signal::Signal;
 use super::wait::{WaitQueue, wait_uninterruptibly};
 use crate::errno::{Errno, Result};
 use crate::state::{Config, kernel};
@@ -34,7 +35,7 @@ fn ask_because(cause: u32) -> Result<()> {
 
 /// The program sends `signal`. If that is what it is to be frozen at, waits until
 /// it has happened, says so, and the signal is not delivered.
-pub fn takes_signal(signal: u32) -> bool {
+pub fn takes_signal(signal: Signal) -> bool {
     if !kernel().config.get().freezes_at(signal) {
         return false;
     }
@@ -47,7 +48,7 @@ pub fn takes_signal(signal: u32) -> bool {
 }
 
 /// The host sends `signal`: as [`takes_signal`], without waiting.
-pub fn takes_signal_from_host(signal: u32) -> bool {
+pub fn takes_signal_from_host(signal: Signal) -> bool {
     let takes = kernel().config.get().freezes_at(signal);
     if takes {
         REQUESTED.store(CAUSE_SIGNAL, Relaxed);
@@ -57,8 +58,8 @@ pub fn takes_signal_from_host(signal: u32) -> bool {
 
 impl Config {
     /// Whether `signal` freezes the program.
-    fn freezes_at(&self, signal: u32) -> bool {
-        self.flags & FLAG_FREEZE_AT_ENTRY != 0 && signal != 0 && signal == self.entry_signal
+    fn freezes_at(&self, signal: Signal) -> bool {
+        self.flags & FLAG_FREEZE_AT_ENTRY != 0 && signal.number() == self.entry_signal
     }
 
     /// Whether the first wait for a client freezes the program.
@@ -88,15 +89,16 @@ mod tests {
 
     #[test]
     fn what_freezes_is_what_the_host_said() {
+        let [ten, twelve] = [10, 12].map(|number| Signal::from_number(number).unwrap());
         let config = |flags, entry_signal| Config { flags, entry_signal, ..Config::default() };
         let waiting = config(FLAG_FREEZE_AT_ENTRY, 0);
         assert!(waiting.freezes_when_waiting());
-        assert!(!waiting.freezes_at(0) && !waiting.freezes_at(12));
+        assert!(!waiting.freezes_at(ten) && !waiting.freezes_at(twelve));
         let signal = config(FLAG_FREEZE_AT_ENTRY | FLAG_ENTRY_ASKED, 12);
         assert!(!signal.freezes_when_waiting());
-        assert!(signal.freezes_at(12) && !signal.freezes_at(10));
+        assert!(signal.freezes_at(twelve) && !signal.freezes_at(ten));
         // A copy, and a program that nobody wants to freeze.
         let copy = config(0, 12);
-        assert!(!copy.freezes_when_waiting() && !copy.freezes_at(12));
+        assert!(!copy.freezes_when_waiting() && !copy.freezes_at(twelve));
     }
 }

@@ -8,13 +8,11 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::scheduler;
 use super::thread::{Thread, current, current_arc, current_process};
 use super::wait::{Wake, wait_until};
-use crate::args::Flags;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::time::Instant;
-use crate::time::read_timespec;
 
 /// What names a futex: processes that share memory share its futexes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,20 +57,8 @@ struct Waiter<T> {
     woken: AtomicBool,
 }
 
-const WAIT: u32 = 0;
-const WAKE: u32 = 1;
-const REQUEUE: u32 = 3;
-const CMP_REQUEUE: u32 = 4;
-const WAKE_OP: u32 = 5;
-const LOCK_PI: u32 = 6;
-const UNLOCK_PI: u32 = 7;
-const TRYLOCK_PI: u32 = 8;
-const WAIT_BITSET: u32 = 9;
-const WAKE_BITSET: u32 = 10;
-const LOCK_PI2: u32 = 13;
-const PRIVATE: u32 = 128;
-const CLOCK_REALTIME: u32 = 256;
-const ANY: u32 = u32::MAX;
+/// Bits that every waiter and every waker has (`FUTEX_BITSET_MATCH_ANY`).
+pub const ANY: u32 = u32::MAX;
 
 /// `FUTEX_WAITERS`: the word has waiters.
 const WAITERS: u32 = 0x8000_0000;
@@ -80,62 +66,6 @@ const WAITERS: u32 = 0x8000_0000;
 const OWNER_DIED: u32 = 0x4000_0000;
 /// `FUTEX_TID_MASK`.
 const TID_MASK: u32 = 0x3fff_ffff;
-
-/// futex(2).
-pub fn futex(
-    address: UserAddress,
-    Flags(operation): Flags,
-    value: u32,
-    timeout: UserAddress,
-    address2: UserAddress,
-    value3: u32,
-) -> Result<u64> {
-    let realtime = operation & CLOCK_REALTIME != 0;
-    let scope = if operation & PRIVATE != 0 { Scope::Private } else { Scope::Shared };
-    let second = timeout.0 as u32;
-    let takes_clock = matches!(operation & !(PRIVATE | CLOCK_REALTIME), WAIT_BITSET | LOCK_PI2);
-    if realtime && !takes_clock {
-        return Err(Errno::ENOSYS);
-    }
-    match operation & !(PRIVATE | CLOCK_REALTIME) {
-        WAIT => {
-            let deadline = match timeout {
-                UserAddress::NULL => None,
-                at => Some(Instant::after_ns(read_timespec(at)?)),
-            };
-            wait(address, scope, value, ANY, deadline)
-        }
-        WAIT_BITSET => {
-            let deadline = absolute(timeout, realtime)?;
-            wait(address, scope, value, value3, deadline)
-        }
-        WAKE => wake(address, value, ANY, scope),
-        WAKE_BITSET => wake(address, value, value3, scope),
-        REQUEUE => requeue(address, value, second, address2, scope),
-        CMP_REQUEUE => {
-            if address.load_u32()? != value3 {
-                return Err(Errno::EAGAIN);
-            }
-            requeue(address, value, second, address2, scope)
-        }
-        WAKE_OP => wake_op(address, value, second, address2, value3, scope),
-        LOCK_PI => lock_pi(address, scope, absolute(timeout, true)?),
-        LOCK_PI2 => lock_pi(address, scope, absolute(timeout, realtime)?),
-        TRYLOCK_PI => try_lock_pi(address),
-        UNLOCK_PI => unlock_pi(address, scope),
-        // FUTEX_FD is gone from Linux; the C libraries do not requeue to PI
-        // futexes any more.
-        _ => Err(Errno::ENOSYS),
-    }
-}
-
-fn absolute(at: UserAddress, realtime: bool) -> Result<Option<Instant>> {
-    if at.is_null() {
-        return Ok(None);
-    }
-    let ns = read_timespec(at)?;
-    Ok(Some(if realtime { Instant::from_realtime(ns) } else { Instant(ns) }))
-}
 
 /// The futex at an address; `EINVAL` if it is misaligned.
 fn key_of(address: UserAddress, scope: Scope) -> Result<Key> {
@@ -155,7 +85,8 @@ fn key_of(address: UserAddress, scope: Scope) -> Result<Key> {
     })
 }
 
-fn wait(
+/// Waits for a wake-up that shares a bit with `bitset`, if the word is what is expected.
+pub fn wait(
     address: UserAddress,
     scope: Scope,
     expected: u32,
@@ -265,7 +196,8 @@ pub fn wake(address: UserAddress, count: u32, bitset: u32, scope: Scope) -> Resu
     Ok(wake_key(key_of(address, scope)?, count, bitset))
 }
 
-fn requeue(
+/// Wakes waiters and moves others to another futex.
+pub fn requeue(
     from: UserAddress,
     wake_count: u32,
     move_count: u32,
@@ -282,7 +214,7 @@ fn requeue(
 
 /// `FUTEX_WAKE_OP`: changes a second word, wakes at the first, and at the
 /// second if its old value compares as asked.
-fn wake_op(
+pub fn wake_op(
     first: UserAddress,
     first_count: u32,
     second_count: u32,
@@ -327,7 +259,7 @@ fn wake_op(
 
 /// Takes a PI futex if it is free; `EAGAIN` if somebody has it, `EDEADLK` if
 /// that is the caller.
-fn try_lock_pi(address: UserAddress) -> Result<u64> {
+pub fn try_lock_pi(address: UserAddress) -> Result<u64> {
     address.load_u32()?;
     let tid = current().tid();
     let taken = address.update_u32(|old| match old & TID_MASK {
@@ -343,7 +275,7 @@ fn try_lock_pi(address: UserAddress) -> Result<u64> {
 
 /// `FUTEX_LOCK_PI`. There are no priorities to inherit: the lock is handed to
 /// waiters in order of arrival.
-fn lock_pi(address: UserAddress, scope: Scope, deadline: Option<Instant>) -> Result<u64> {
+pub fn lock_pi(address: UserAddress, scope: Scope, deadline: Option<Instant>) -> Result<u64> {
     let key = key_of(address, scope)?;
     loop {
         match try_lock_pi(address) {
@@ -367,7 +299,7 @@ fn lock_pi(address: UserAddress, scope: Scope, deadline: Option<Instant>) -> Res
 }
 
 /// `FUTEX_UNLOCK_PI`.
-fn unlock_pi(address: UserAddress, scope: Scope) -> Result<u64> {
+pub fn unlock_pi(address: UserAddress, scope: Scope) -> Result<u64> {
     let key = key_of(address, scope)?;
     if address.load_u32()? & TID_MASK != current().tid() {
         return Err(Errno::EPERM);

@@ -1,12 +1,8 @@
 //! What processes ask of the layers above theirs, which `boot` registers at start.
 
-use alloc::boxed::Box;
-use alloc::sync::Arc;
-
 use super::Process;
-use crate::errno::Result;
+use super::signal::Signal;
 use crate::platform::entry::Frame;
-use crate::platform::user::UserAddress;
 use crate::sync::Late;
 
 /// The layers above processes. All is called with the kernel lock.
@@ -18,13 +14,9 @@ pub trait Hooks: Sync {
     /// given back; nobody has been told yet. What files and the like keep for it goes.
     fn process_ended(&self, process: &Process);
 
-    /// Reserves a descriptor of the running process for one that is being made, and writes
-    /// its number to `at`. It is there once the result is called (clone(2), `CLONE_PIDFD`).
-    fn new_pidfd(&self, process: Arc<Process>, at: UserAddress) -> Result<Box<dyn FnOnce()>>;
-
     /// A fault ends the process of the running thread. `code` and `address` are those of
     /// the signal (sigaction(2)).
-    fn fatal_fault(&self, frame: &Frame, signal: u32, code: i32, address: u64);
+    fn fatal_fault(&self, frame: &Frame, signal: Signal, code: i32, address: u64);
 
     /// The first process has ended, and so the sandbox does.
     fn sandbox_ends(&self);

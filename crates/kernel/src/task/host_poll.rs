@@ -242,15 +242,12 @@ impl HostFile {
                         break;
                     }
                 }
-                Err(Errno::EAGAIN) => {
-                    self.clear(IN);
-                    if done == 0 {
-                        return Err(Errno::EAGAIN);
+                Err(error) => {
+                    if error == Errno::EAGAIN {
+                        self.clear(IN);
                     }
-                    break;
+                    return if done > 0 { Ok(done) } else { Err(error) };
                 }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
             }
         }
         Ok(done)
@@ -313,15 +310,12 @@ impl HostFile {
                         break;
                     }
                 }
-                Err(Errno::EAGAIN) => {
-                    self.clear(OUT);
-                    if done == 0 {
-                        return Err(Errno::EAGAIN);
+                Err(error) => {
+                    if error == Errno::EAGAIN {
+                        self.clear(OUT);
                     }
-                    break;
+                    return if done > 0 { Ok(done) } else { Err(error) };
                 }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
             }
         }
         Ok(done)

@@ -9,6 +9,7 @@ pub mod futex;
 pub mod hooks;
 pub mod host_poll;
 pub mod host_process;
+pub mod ids;
 pub mod process;
 pub mod sched_attributes;
 pub mod scheduler;

@@ -8,7 +8,7 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::scheduler::RunState;
-use super::signal::ProcessSignals;
+use super::signal::{ProcessSignals, Signal};
 use super::wait::WaitQueue;
 use super::{Credentials, Space, Thread};
 use crate::state::{ProcessFiles, kernel};
@@ -143,7 +143,7 @@ pub enum ExitStatus {
     /// exit(2) with the low 8 bits of the code.
     Exited(u8),
     /// By a signal.
-    Killed(u32),
+    Killed(Signal),
 }
 
 impl ExitStatus {
@@ -151,7 +151,7 @@ impl ExitStatus {
     pub fn to_wait_status(self) -> u32 {
         match self {
             ExitStatus::Exited(code) => (code as u32) << 8,
-            ExitStatus::Killed(signal) => signal,
+            ExitStatus::Killed(signal) => signal.number(),
         }
     }
 }
@@ -162,7 +162,7 @@ pub enum Life {
     /// Its threads may run.
     Running,
     /// Stopped by a signal.
-    Stopped(u32),
+    Stopped(Signal),
     /// Ended; waits for its parent to ask.
     Zombie(ExitStatus),
 }
@@ -171,7 +171,7 @@ pub enum Life {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unreported {
     /// The signal that has stopped the process.
-    pub stopped: Option<u32>,
+    pub stopped: Option<Signal>,
     /// It has been continued.
     pub continued: bool,
 }
@@ -185,8 +185,8 @@ pub struct Family {
     pub group: u32,
     /// Session (setsid(2)).
     pub session: u32,
-    /// The signal that the parent gets at the end; 0 for none.
-    pub exit_signal: u32,
+    /// The signal that the parent gets at the end.
+    pub exit_signal: Option<Signal>,
     /// Whether it has executed a program since it was made (setpgid(2), `EACCES`).
     pub has_executed: bool,
 }
@@ -258,7 +258,7 @@ pub struct Process {
     /// `PR_SET_CHILD_SUBREAPER` (prctl(2)).
     pub is_subreaper: KernelCell<bool>,
     /// `PR_SET_PDEATHSIG` (prctl(2)); 0 for none.
-    pub parent_death_signal: KernelCell<u32>,
+    pub parent_death_signal: KernelCell<Option<Signal>>,
     /// When it started, on the guest's monotonic clock, in nanoseconds.
     pub start_ns: u64,
     /// CPU time of threads that have ended, in nanoseconds.
@@ -283,7 +283,7 @@ impl Process {
             parent: 0,
             group: FIRST_PID,
             session: FIRST_PID,
-            exit_signal: 0,
+            exit_signal: None,
             has_executed: true,
         };
         let shares = Shares { mm: Arc::new(Space::new()), resources, borrows_memory: false };
@@ -291,7 +291,13 @@ impl Process {
     }
 
     /// A child of this process, without threads.
-    pub fn child(&self, pid: u32, parent: u32, exit_signal: u32, shares: Shares) -> Self {
+    pub fn child(
+        &self,
+        pid: u32,
+        parent: u32,
+        exit_signal: Option<Signal>,
+        shares: Shares,
+    ) -> Self {
         let family = Family { parent, exit_signal, has_executed: false, ..self.family.get() };
         Self {
             credentials: KernelCell::new(self.credentials.borrow_mut().clone()),
@@ -331,7 +337,7 @@ impl Process {
             posix_timers: Default::default(),
             dumpable: KernelCell::new(true),
             is_subreaper: KernelCell::new(false),
-            parent_death_signal: KernelCell::new(0),
+            parent_death_signal: KernelCell::new(None),
             start_ns: crate::time::Instant::now().0,
             ended_cpu_ns: AtomicU64::new(0),
             children_cpu_ns: AtomicU64::new(0),

@@ -2,8 +2,8 @@
 
 pub mod clock;
 pub mod random;
+mod timeout;
 pub mod timer;
-mod timespec;
 
 pub use clock::Instant;
-pub use timespec::{Timespec, read_timespec};
+pub use timeout::{Timeout, TimerSpec, TimerValue, Timespec, Timeval};

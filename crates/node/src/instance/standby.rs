@@ -469,6 +469,8 @@ impl Standby {
 
     fn lent(&self) -> usize {
         self.lent.load(Ordering::Relaxed)
+    }
+
     /// Adds something that is ready, and tells those who wait for its room.
     fn keep<T>(&self, boots: &ImageBoots, add: impl FnOnce(&mut State) -> Option<T>) {
         let refused = add(&mut self.state());

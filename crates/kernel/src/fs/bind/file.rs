@@ -2,7 +2,6 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::any::Any;
 
 use thaw_abi::bind::*;
 
@@ -153,14 +152,6 @@ impl File for BoundFile {
 
     fn description(&self) -> String {
         String::from("file")
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

@@ -2,7 +2,6 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 
 use thaw_abi::bind::*;
 use thaw_abi::control::{DirectoryEntry, FileAttributes};
@@ -132,7 +131,8 @@ impl BoundNode {
 
 /// The node behind an inode of this bound directory.
 fn bound<'i>(inode: &'i Arc<dyn Inode>, bind: &Bind) -> Result<&'i BoundNode> {
-    let node = inode.as_any().downcast_ref::<BoundNode>().ok_or(Errno::EXDEV)?;
+    let inode: &dyn core::any::Any = &**inode;
+    let node = inode.downcast_ref::<BoundNode>().ok_or(Errno::EXDEV)?;
     if node.bind.mount == bind.mount { Ok(node) } else { Err(Errno::EXDEV) }
 }
 
@@ -310,14 +310,6 @@ impl Inode for BoundNode {
 
     fn statfs(&self) -> Statfs {
         self.bind.statfs(&self.path())
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

@@ -2,7 +2,6 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::any::Any;
 
 use crate::errno::{Errno, Result};
 use crate::fs::file::{File, Stat};
@@ -25,12 +24,6 @@ macro_rules! device_file {
         }
         fn description(&self) -> String {
             String::from("device")
-        }
-        fn as_any(&self) -> &dyn Any {
-            self
-        }
-        fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-            self
         }
     };
 }
@@ -184,11 +177,5 @@ impl File for Thaw {
     }
     fn description(&self) -> String {
         String::from("/dev/thaw")
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }

@@ -2,7 +2,6 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::any::Any;
 
 use bitflags::bitflags;
 
@@ -223,14 +222,6 @@ impl File for RegularFile {
 
     fn description(&self) -> String {
         self.node.describe()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

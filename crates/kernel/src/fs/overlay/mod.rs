@@ -146,5 +146,6 @@ pub fn device_number(id: FilesystemId, below: u32) -> u64 {
 
 /// Finds the node behind an inode of any overlay.
 pub fn node_of_inode(inode: &Arc<dyn Inode>) -> Option<Arc<Node>> {
-    inode.clone().into_any().downcast().ok()
+    let inode: Arc<dyn core::any::Any + Send + Sync> = inode.clone();
+    inode.downcast().ok()
 }

@@ -4,7 +4,6 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::directory::Entries;
@@ -439,14 +438,6 @@ impl Inode for Node {
 
     fn statfs(&self) -> Statfs {
         self.fs.statfs()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

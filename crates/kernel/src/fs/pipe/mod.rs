@@ -8,14 +8,11 @@ use alloc::collections::VecDeque;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::args::Flags;
 use crate::errno::{Errno, Result};
-use crate::fs::anonymous::{InodeNumbers, pipe_stat};
-use crate::fs::fd_table;
-use crate::fs::file::{Events, File, OpenFile, OpenFlags, Stat};
+use crate::fs::anonymous::pipe_stat;
+use crate::fs::file::{Events, File, OpenFile, Stat};
 use crate::fs::inode::Inode;
 use crate::io::{Sink, Source};
 use crate::mm::pages::{PageBox, alloc_page};
@@ -412,14 +409,6 @@ impl File for PipeEnd {
     fn description(&self) -> String {
         format!("pipe:[{}]", self.pipe.ino)
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
 }
 
 impl Drop for PipeEnd {
@@ -454,36 +443,6 @@ pub fn get_pipe_size(file: &OpenFile) -> Result<u64> {
 pub fn set_pipe_size(file: &OpenFile, bytes: u64) -> Result<u64> {
     let end = file.downcast::<PipeEnd>().ok_or(Errno::EBADF)?;
     end.set_capacity(bytes as u32 as usize).map(|capacity| capacity as u64)
-}
-
-/// pipe(2).
-pub fn pipe(to: UserAddress) -> Result<u64> {
-    make_pipe(to, OpenFlags::empty())
-}
-
-/// pipe2(2).
-pub fn pipe2(to: UserAddress, Flags(flags): Flags) -> Result<u64> {
-    make_pipe(to, OpenFlags::from_bits_retain(flags))
-}
-
-fn make_pipe(at: UserAddress, flags: OpenFlags) -> Result<u64> {
-    // O_NOTIFICATION_PIPE has the value of O_EXCL and needs CONFIG_WATCH_QUEUE.
-    if !(OpenFlags::CLOEXEC | OpenFlags::NONBLOCK | OpenFlags::DIRECT).contains(flags) {
-        return Err(Errno::EINVAL);
-    }
-    at.check(8)?;
-    let status = flags & (OpenFlags::NONBLOCK | OpenFlags::DIRECT);
-    let (reader, writer) = Pipe::pair(inode_numbers().next());
-    if flags.contains(OpenFlags::DIRECT) {
-        writer.set_packet_mode(PacketMode::On);
-    }
-    let reader = OpenFile::new(reader, status, None);
-    let writer = OpenFile::new(writer, status | OpenFlags::WRONLY, None);
-    fd_table::install_pair(at, [reader, writer], flags)
-}
-
-fn inode_numbers() -> &'static InodeNumbers {
-    &crate::state::kernel().net.inodes
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! `/dev/pts`: the names of the slaves (pts(4)).
 
 use alloc::sync::Arc;
-use core::any::Any;
 
 use super::host;
 use super::pty::{Access, Pty, Slave, slave_attributes};
@@ -125,12 +124,6 @@ impl Inode for SlaveInode {
     fn statfs(&self) -> Statfs {
         statfs()
     }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
 }
 
 /// Number of the host's terminal here, if there is one.
@@ -164,12 +157,6 @@ impl Inode for HostInode {
     fn statfs(&self) -> Statfs {
         statfs()
     }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
 }
 
 /// `/dev/pts/ptmx`: the same as `/dev/ptmx`, for nobody by default.
@@ -192,11 +179,5 @@ impl Inode for Multiplexer {
     }
     fn statfs(&self) -> Statfs {
         statfs()
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }

@@ -5,12 +5,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use super::termios::*;
-use crate::task::signal::SIGTSTP;
-
-/// Interrupt from the keyboard (signal(7)).
-pub const SIGINT: u32 = 2;
-/// Quit from the keyboard.
-pub const SIGQUIT: u32 = 3;
+use crate::task::signal::{SIGINT, SIGQUIT, SIGTSTP, Signal};
 
 /// Longest line in canonical mode, in bytes (termios(3), MAX_CANON).
 const LINE_MAX: usize = 4095;
@@ -36,7 +31,7 @@ pub enum Effect {
     /// Nothing.
     None,
     /// Send this signal to the foreground process group.
-    Signal(u32),
+    Signal(Signal),
 }
 
 /// The state of a terminal's line discipline.

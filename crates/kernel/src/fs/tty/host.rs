@@ -11,7 +11,6 @@ use thaw_abi::control::{
     TerminalMode, WindowSize,
 };
 
-use super::discipline::{SIGINT, SIGQUIT};
 use super::job::{self, Force, JobControl};
 use super::termios::*;
 use crate::errno::{Errno, Result};
@@ -20,7 +19,7 @@ use crate::host::broker;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::sync::KernelCell;
-use crate::task::signal::{SIGHUP, SIGTSTP, SIGWINCH};
+use crate::task::signal::{SIGHUP, SIGINT, SIGQUIT, SIGTSTP, SIGWINCH, Signal};
 
 /// Session of the first process.
 const FIRST_SESSION: u32 = 1;
@@ -50,13 +49,13 @@ pub fn is_there() -> bool {
 
 /// A signal from the host that a terminal sends, not a person by kill(1): it is
 /// for the foreground. `false` if it is none, or there is no terminal.
-pub fn signal(number: u32) -> bool {
+pub fn signal(signal: Signal) -> bool {
     if !is_there() {
         return false;
     }
     let job = &kernel().fs.terminals.host.job;
-    match number {
-        SIGINT | SIGQUIT | SIGTSTP | SIGWINCH => job::signal_foreground(job, number),
+    match signal {
+        SIGINT | SIGQUIT | SIGTSTP | SIGWINCH => job::signal_foreground(job, signal),
         SIGHUP => job::hang_up(job),
         _ => return false,
     }

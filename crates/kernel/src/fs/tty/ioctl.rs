@@ -6,13 +6,14 @@ use core::sync::atomic::Ordering::Relaxed;
 use super::job::{self, Force};
 use super::pty::{PACKET_FLUSH_READ, PACKET_FLUSH_WRITE, PACKET_START, PACKET_STOP, Pty};
 use super::termios::*;
+use crate::args::SignalNumber;
 use crate::errno::{Errno, Result};
 use crate::fs::dev::makedev;
 use crate::fs::fd_table::NewDescriptor;
 use crate::fs::fd_table::OnExec;
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::platform::user::UserAddress;
-use crate::task::signal::{SIGNAL_COUNT, SIGWINCH};
+use crate::task::signal::SIGWINCH;
 
 /// ioctl(2) on a master.
 pub fn master(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64> {
@@ -29,10 +30,7 @@ pub fn master(pty: &Arc<Pty>, request: u32, argument: UserAddress) -> Result<u64
         TIOCGPTPEER => return open_peer(pty, OpenFlags::from_bits_retain(argument.0 as u32)),
         TIOCSIG => {
             // The argument is the number itself.
-            let signal = argument.0 as u32;
-            if !(1..=SIGNAL_COUNT).contains(&signal) {
-                return Err(Errno::EINVAL);
-            }
+            let signal = SignalNumber(argument.0 as u32).signal()?;
             job::signal_foreground(&pty.job, signal);
         }
         FIONREAD => argument.write(&(pty.discipline.borrow_mut().output.len() as i32))?,

@@ -9,7 +9,7 @@ use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::Capabilities;
 use crate::task::signal::{
-    Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, SignalInfo, bit, send_to_process,
+    Action, SI_KERNEL, SIGCONT, SIGHUP, SIGTTIN, SIGTTOU, Signal, SignalInfo, bit, send_to_process,
 };
 use crate::task::{Process, current_process};
 
@@ -37,7 +37,7 @@ impl JobControl {
 }
 
 /// Sends a signal to all processes of a group.
-pub fn signal_process_group(group: u32, signal: u32) {
+pub fn signal_process_group(group: u32, signal: Signal) {
     for process in
         kernel().tasks.all_processes().iter().filter(|process| process.process_group() == group)
     {
@@ -46,7 +46,7 @@ pub fn signal_process_group(group: u32, signal: u32) {
 }
 
 /// Sends a signal to the foreground process group.
-pub fn signal_foreground(job: &KernelCell<JobControl>, signal: u32) {
+pub fn signal_foreground(job: &KernelCell<JobControl>, signal: Signal) {
     let group = job.borrow_mut().foreground;
     if group != 0 {
         signal_process_group(group, signal);
@@ -64,12 +64,10 @@ fn is_background(job: &KernelCell<JobControl>) -> bool {
 }
 
 /// Whether the running process would not notice a signal.
-fn does_not_notice(signal: u32) -> bool {
+fn does_not_notice(signal: Signal) -> bool {
     let thread = crate::task::current();
     let blocked = thread.signals.borrow_mut().mask & bit(signal) != 0;
-    blocked
-        || thread.process.signals.borrow_mut().actions[signal as usize - 1].handler
-            == Action::IGNORE
+    blocked || thread.process.signals.borrow_mut().action(signal).handler == Action::IGNORE
 }
 
 /// What a background process hears when it reads from the terminal: `SIGTTIN`,

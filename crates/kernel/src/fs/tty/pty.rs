@@ -3,7 +3,6 @@
 
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::any::Any;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use super::discipline::{Discipline, Effect};
@@ -225,14 +224,6 @@ impl File for Master {
     fn description(&self) -> String {
         String::from("/dev/ptmx")
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
-    }
 }
 
 impl Master {
@@ -381,14 +372,6 @@ impl File for Slave {
 
     fn description(&self) -> String {
         alloc::format!("/dev/pts/{}", self.pty.number)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }
 

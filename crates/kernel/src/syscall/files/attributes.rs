@@ -1,30 +1,29 @@
 //! Changing permissions, owners and times.
 
-use super::{AtFlags, place_of, resolve, resolve_at};
-use crate::args::{Fd, Flags, Mode, UserString};
+use super::{AtFlags, place_of, resolve_at};
+use crate::args::{Fd, Flags, Mode, UserPtr, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::inode::{AttributeChanges, Attributes, FileType, S_ISGID, S_ISUID, Timestamp};
 use crate::fs::notify;
 use crate::fs::path::Path;
 use crate::fs::permission::Access;
-use crate::fs::walk::Follow;
-use crate::platform::user::UserAddress;
 use crate::task::{Capabilities, current_process};
+use crate::time::{Timespec, Timeval};
 
 /// umask(2).
-pub fn umask(Mode(mask): Mode) -> Result<u64> {
+pub fn umask(Mode(mask): Mode) -> Result<u32> {
     let mut fs = current_process().fs.borrow_mut();
-    Ok(core::mem::replace(&mut fs.umask, mask & 0o777).into())
+    Ok(core::mem::replace(&mut fs.umask, mask & 0o777))
 }
 
-fn change(path: &Path, changes: &AttributeChanges) -> Result<u64> {
+fn change(path: &Path, changes: &AttributeChanges) -> Result<()> {
     path.inode().change(changes)?;
     notify::changed(path, changes);
-    Ok(0)
+    Ok(())
 }
 
-fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<u64> {
+fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<()> {
     let attributes = path.inode().attributes();
     if !context.identity.owns(&attributes) {
         return Err(Errno::EPERM);
@@ -41,33 +40,24 @@ fn change_permissions(context: &Context, path: &Path, bits: u32) -> Result<u64> 
 }
 
 /// chmod(2).
-pub fn chmod(path: UserString, Mode(mode): Mode) -> Result<u64> {
-    let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
-    change_permissions(&context, &path, mode)
+pub fn chmod(path: UserString, mode: Mode) -> Result<()> {
+    fchmodat(AT_FDCWD, path, mode)
 }
 
 /// fchmod(2).
-pub fn fchmod(fd: Fd, Mode(mode): Mode) -> Result<u64> {
+pub fn fchmod(fd: Fd, Mode(mode): Mode) -> Result<()> {
     fd.usable_file()?;
     let context = Context::current();
     change_permissions(&context, &place_of(&context, fd)?, mode)
 }
 
 /// fchmodat(2): the kernel's call has no flags.
-pub fn fchmodat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<u64> {
-    let context = Context::current();
-    let path = resolve(&context, dirfd, path, Follow::Yes)?;
-    change_permissions(&context, &path, mode)
+pub fn fchmodat(dirfd: Fd, path: UserString, mode: Mode) -> Result<()> {
+    fchmodat2(dirfd, path, mode, Flags(0))
 }
 
 /// fchmodat2(2).
-pub fn fchmodat2(
-    dirfd: Fd,
-    path: UserString,
-    Mode(mode): Mode,
-    Flags(flags): Flags,
-) -> Result<u64> {
+pub fn fchmodat2(dirfd: Fd, path: UserString, Mode(mode): Mode, Flags(flags): Flags) -> Result<()> {
     let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
     let context = Context::current();
     let path = resolve_at(&context, dirfd, path, flags)?;
@@ -79,7 +69,7 @@ fn id(value: u32) -> Option<u32> {
     (value != u32::MAX).then_some(value)
 }
 
-fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<u64> {
+fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<()> {
     let (uid, gid) = (id(uid), id(gid));
     let attributes = path.inode().attributes();
     let identity = &context.identity;
@@ -104,21 +94,17 @@ fn change_owner(context: &Context, path: &Path, uid: u32, gid: u32) -> Result<u6
 }
 
 /// chown(2).
-pub fn chown(path: UserString, uid: u32, gid: u32) -> Result<u64> {
-    let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
-    change_owner(&context, &path, uid, gid)
+pub fn chown(path: UserString, uid: u32, gid: u32) -> Result<()> {
+    fchownat(AT_FDCWD, path, uid, gid, Flags(0))
 }
 
 /// lchown(2).
-pub fn lchown(path: UserString, uid: u32, gid: u32) -> Result<u64> {
-    let context = Context::current();
-    let path = resolve(&context, AT_FDCWD, path, Follow::No)?;
-    change_owner(&context, &path, uid, gid)
+pub fn lchown(path: UserString, uid: u32, gid: u32) -> Result<()> {
+    fchownat(AT_FDCWD, path, uid, gid, Flags(AtFlags::SYMLINK_NOFOLLOW.bits()))
 }
 
 /// fchown(2).
-pub fn fchown(fd: Fd, uid: u32, gid: u32) -> Result<u64> {
+pub fn fchown(fd: Fd, uid: u32, gid: u32) -> Result<()> {
     fd.usable_file()?;
     let context = Context::current();
     change_owner(&context, &place_of(&context, fd)?, uid, gid)
@@ -131,7 +117,7 @@ pub fn fchownat(
     uid: u32,
     gid: u32,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<()> {
     let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
     let context = Context::current();
     let path = resolve_at(&context, dirfd, path, flags)?;
@@ -156,9 +142,9 @@ impl NewTime {
     }
 }
 
-fn change_times(context: &Context, path: &Path, atime: NewTime, mtime: NewTime) -> Result<u64> {
+fn change_times(context: &Context, path: &Path, atime: NewTime, mtime: NewTime) -> Result<()> {
     if atime == NewTime::Omit && mtime == NewTime::Omit {
-        return Ok(0);
+        return Ok(());
     }
     let attributes: Attributes = path.inode().attributes();
     if !context.identity.owns(&attributes) {
@@ -177,39 +163,38 @@ fn change_times(context: &Context, path: &Path, atime: NewTime, mtime: NewTime) 
 const UTIME_NOW: i64 = 0x3fff_ffff;
 const UTIME_OMIT: i64 = 0x3fff_fffe;
 
-fn from_timespec([sec, nsec]: [i64; 2]) -> Result<NewTime> {
-    match nsec {
+fn from_timespec(time: Timespec) -> Result<NewTime> {
+    match time.nanoseconds {
         UTIME_NOW => Ok(NewTime::Now),
         UTIME_OMIT => Ok(NewTime::Omit),
-        0..=999_999_999 => Ok(NewTime::At(Timestamp { sec, nsec: nsec as u32 })),
+        0..=999_999_999 => {
+            Ok(NewTime::At(Timestamp { sec: time.seconds, nsec: time.nanoseconds as u32 }))
+        }
         _ => Err(Errno::EINVAL),
     }
 }
 
-fn from_timeval([sec, usec]: [i64; 2]) -> Result<NewTime> {
-    match usec {
-        0..=999_999 => Ok(NewTime::At(Timestamp { sec, nsec: usec as u32 * 1000 })),
+fn from_timeval(time: Timeval) -> Result<NewTime> {
+    match time.microseconds {
+        0..=999_999 => {
+            let nsec = time.microseconds as u32 * 1000;
+            Ok(NewTime::At(Timestamp { sec: time.seconds, nsec }))
+        }
         _ => Err(Errno::EINVAL),
     }
 }
 
-/// utimensat(2).
-pub fn utimensat(
+/// Sets the times of a file, or of the descriptor's own file for a null path (futimens(3)).
+/// Without times, that is now.
+fn set_times(
     dirfd: Fd,
     path: UserString,
-    times: UserAddress,
-    Flags(flags): Flags,
-) -> Result<u64> {
-    let (atime, mtime) = if times.is_null() {
-        (NewTime::Now, NewTime::Now)
-    } else {
-        let [atime, mtime]: [[i64; 2]; 2] = times.read()?;
-        (from_timespec(atime)?, from_timespec(mtime)?)
-    };
-    let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
+    times: Option<[NewTime; 2]>,
+    flags: AtFlags,
+) -> Result<()> {
+    let [atime, mtime] = times.unwrap_or([NewTime::Now; 2]);
     let context = Context::current();
     let place = if path.is_null() && dirfd != AT_FDCWD {
-        // futimens(3): the descriptor's file itself.
         dirfd.usable_file()?;
         place_of(&context, dirfd)?
     } else {
@@ -218,42 +203,37 @@ pub fn utimensat(
     change_times(&context, &place, atime, mtime)
 }
 
-fn timeval_times(dirfd: Fd, path: UserString, times: UserAddress) -> Result<u64> {
-    let (atime, mtime) = if times.is_null() {
-        (NewTime::Now, NewTime::Now)
-    } else {
-        let [atime, mtime]: [[i64; 2]; 2] = times.read()?;
-        (from_timeval(atime)?, from_timeval(mtime)?)
+/// utimensat(2).
+pub fn utimensat(
+    dirfd: Fd,
+    path: UserString,
+    times: UserPtr<[Timespec; 2]>,
+    Flags(flags): Flags,
+) -> Result<()> {
+    let times = match times.read_if_some()? {
+        Some([atime, mtime]) => Some([from_timespec(atime)?, from_timespec(mtime)?]),
+        None => None,
     };
-    let context = Context::current();
-    let place = if path.is_null() && dirfd != AT_FDCWD {
-        dirfd.usable_file()?;
-        place_of(&context, dirfd)?
-    } else {
-        resolve(&context, dirfd, path, Follow::Yes)?
-    };
-    change_times(&context, &place, atime, mtime)
+    let flags = AtFlags::parse(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
+    set_times(dirfd, path, times, flags)
 }
 
 /// utimes(2).
-pub fn utimes(path: UserString, times: UserAddress) -> Result<u64> {
-    timeval_times(AT_FDCWD, path, times)
+pub fn utimes(path: UserString, times: UserPtr<[Timeval; 2]>) -> Result<()> {
+    futimesat(AT_FDCWD, path, times)
 }
 
 /// futimesat(2).
-pub fn futimesat(dirfd: Fd, path: UserString, times: UserAddress) -> Result<u64> {
-    timeval_times(dirfd, path, times)
+pub fn futimesat(dirfd: Fd, path: UserString, times: UserPtr<[Timeval; 2]>) -> Result<()> {
+    let times = match times.read_if_some()? {
+        Some([atime, mtime]) => Some([from_timeval(atime)?, from_timeval(mtime)?]),
+        None => None,
+    };
+    set_times(dirfd, path, times, AtFlags::empty())
 }
 
-/// utime(2).
-pub fn utime(path: UserString, times: UserAddress) -> Result<u64> {
-    let (atime, mtime) = if times.is_null() {
-        (NewTime::Now, NewTime::Now)
-    } else {
-        let [atime, mtime]: [i64; 2] = times.read()?;
-        (from_timespec([atime, 0])?, from_timespec([mtime, 0])?)
-    };
-    let context = Context::current();
-    let place = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
-    change_times(&context, &place, atime, mtime)
+/// utime(2): whole seconds.
+pub fn utime(path: UserString, times: UserPtr<[i64; 2]>) -> Result<()> {
+    let at = |sec| NewTime::At(Timestamp { sec, nsec: 0 });
+    set_times(AT_FDCWD, path, times.read_if_some()?.map(|times| times.map(at)), AtFlags::empty())
 }

@@ -2,7 +2,7 @@
 
 use super::locking::LockedBy;
 use super::{descriptor_limit, locking};
-use crate::args::{Fd, Flags};
+use crate::args::{Fd, Flags, SignalNumber};
 use crate::errno::{Errno, Result};
 use crate::fs::async_io::Owner;
 use crate::fs::fd_table::OnExec;
@@ -12,6 +12,7 @@ use crate::fs::overlay::{RegularFile, Seals};
 use crate::net::socket::Socket;
 use crate::platform::user::UserAddress;
 use crate::task::current_process;
+use crate::task::signal::Signal;
 
 const F_DUPFD: u32 = 0;
 const F_GETFD: u32 = 1;
@@ -58,15 +59,15 @@ pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
     match command {
         // There is no dnotify, which inotify has replaced; to end it is no error.
         F_NOTIFY if argument as u32 & !DN_MULTISHOT == 0 => Ok(0),
-        F_DUPFD => duplicate(&open, argument, OnExec::Keep),
-        F_DUPFD_CLOEXEC => duplicate(&open, argument, OnExec::Close),
+        F_DUPFD => duplicate(&open, argument, OnExec::Keep).map(|fd| fd as u64),
+        F_DUPFD_CLOEXEC => duplicate(&open, argument, OnExec::Close).map(|fd| fd as u64),
         F_GETFD => {
-            let on_exec = current_process().files.borrow_mut().on_exec(fd.0)?;
+            let on_exec = current_process().files.borrow_mut().borrow_mut().on_exec(fd.0)?;
             Ok(if on_exec == OnExec::Close { FD_CLOEXEC } else { 0 })
         }
         F_SETFD => {
             let on_exec = if argument & FD_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep };
-            current_process().files.borrow_mut().set_on_exec(fd.0, on_exec).map(|()| 0)
+            current_process().files.borrow_mut().borrow_mut().set_on_exec(fd.0, on_exec).map(|()| 0)
         }
         F_GETFL => Ok(open.flags().bits().into()),
         F_SETFL => {
@@ -83,12 +84,15 @@ pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
             open.note_async_flag(fd.0);
             Ok(0)
         }
-        F_GETLK => locking::get_record_lock(&open, at, LockedBy::Process),
-        F_OFD_GETLK => locking::get_record_lock(&open, at, LockedBy::Description),
-        F_SETLK => locking::set_record_lock(&open, at, LockedBy::Process, Patience::Refuse),
-        F_SETLKW => locking::set_record_lock(&open, at, LockedBy::Process, Patience::Wait),
-        F_OFD_SETLK => locking::set_record_lock(&open, at, LockedBy::Description, Patience::Refuse),
-        F_OFD_SETLKW => locking::set_record_lock(&open, at, LockedBy::Description, Patience::Wait),
+        F_GETLK => locking::get_record_lock(&open, at, LockedBy::Process).map(|()| 0),
+        F_OFD_GETLK => locking::get_record_lock(&open, at, LockedBy::Description).map(|()| 0),
+        F_SETLK | F_SETLKW | F_OFD_SETLK | F_OFD_SETLKW => {
+            let of_process = matches!(command, F_SETLK | F_SETLKW);
+            let waits = matches!(command, F_SETLKW | F_OFD_SETLKW);
+            let owner = if of_process { LockedBy::Process } else { LockedBy::Description };
+            let patience = if waits { Patience::Wait } else { Patience::Refuse };
+            locking::set_record_lock(&open, at, owner, patience).map(|()| 0)
+        }
         F_GETOWN => Ok(open.async_owner().number() as u64),
         F_SETOWN => open.set_async_owner(Owner::from_number(argument as i32)?).map(|()| 0),
         F_GETOWN_EX => at.write(&open.async_owner().pair()).map(|()| 0),
@@ -96,11 +100,15 @@ pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
             let owner = Owner::from_pair(at.read()?)?;
             open.set_async_owner(owner).map(|()| 0)
         }
-        F_GETSIG => Ok(open.async_signal().into()),
-        F_SETSIG => open.set_async_signal(argument).map(|()| 0),
+        F_GETSIG => Ok(open.async_signal().map_or(0, Signal::number).into()),
+        F_SETSIG => {
+            let number = u32::try_from(argument).map_err(|_| Errno::EINVAL)?;
+            open.set_async_signal(SignalNumber(number).or_probe()?);
+            Ok(0)
+        }
         F_GETPIPE_SZ => crate::fs::pipe::get_pipe_size(&open),
         F_SETPIPE_SZ => crate::fs::pipe::set_pipe_size(&open, argument),
-        F_ADD_SEALS => add_seals(&open, argument),
+        F_ADD_SEALS => add_seals(&open, argument).map(|()| 0),
         F_GET_SEALS => {
             let regular = open.downcast::<RegularFile>().ok_or(Errno::EINVAL)?;
             regular.seals().map(|seals| seals.bits().into())
@@ -109,22 +117,23 @@ pub fn fcntl(fd: Fd, command: u32, at: UserAddress) -> Result<u64> {
     }
 }
 
-fn duplicate(open: &alloc::sync::Arc<OpenFile>, from: u64, on_exec: OnExec) -> Result<u64> {
+fn duplicate(open: &alloc::sync::Arc<OpenFile>, from: u64, on_exec: OnExec) -> Result<i32> {
     let limit = descriptor_limit();
     if from >= limit {
         return Err(Errno::EINVAL);
     }
-    let mut files = current_process().files.borrow_mut();
-    files.insert_from(from as i32, open.clone(), on_exec, limit).map(|fd| fd as u64)
+    let table = current_process().files.borrow_mut().clone();
+    let mut files = table.borrow_mut();
+    files.insert_from(from as i32, open.clone(), on_exec, limit)
 }
 
-fn add_seals(open: &OpenFile, bits: u64) -> Result<u64> {
+fn add_seals(open: &OpenFile, bits: u64) -> Result<()> {
     let seals = u32::try_from(bits).ok().and_then(Seals::from_bits).ok_or(Errno::EINVAL)?;
     let regular = open.downcast::<RegularFile>().ok_or(Errno::EINVAL)?;
     if !open.flags().can_write() {
         return Err(Errno::EPERM);
     }
-    regular.add_seals(seals).map(|()| 0)
+    regular.add_seals(seals)
 }
 
 const FIONREAD: u32 = 0x541b;
@@ -142,12 +151,18 @@ const SIOCGPGRP: u32 = 0x8904;
 pub fn ioctl(fd: Fd, Flags(request): Flags, argument: UserAddress) -> Result<u64> {
     let open = fd.usable_file()?;
     match request {
-        FIOCLEX => {
-            current_process().files.borrow_mut().set_on_exec(fd.0, OnExec::Close).map(|()| 0)
-        }
-        FIONCLEX => {
-            current_process().files.borrow_mut().set_on_exec(fd.0, OnExec::Keep).map(|()| 0)
-        }
+        FIOCLEX => current_process()
+            .files
+            .borrow_mut()
+            .borrow_mut()
+            .set_on_exec(fd.0, OnExec::Close)
+            .map(|()| 0),
+        FIONCLEX => current_process()
+            .files
+            .borrow_mut()
+            .borrow_mut()
+            .set_on_exec(fd.0, OnExec::Keep)
+            .map(|()| 0),
         FIONBIO => {
             let on: i32 = argument.read()?;
             let mut flags = open.flags();

@@ -2,12 +2,12 @@
 
 use alloc::sync::Arc;
 
-use super::{descriptor_limit, install, start};
-use crate::args::{Fd, Flags, Mode, UserString};
+use super::{descriptor_limit, start};
+use crate::args::{Fd, Flags, Mode, UserPtr, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::dentry::Dentry;
-use crate::fs::fd_table::{NewDescriptor, OnExec};
+use crate::fs::fd_table::{NewDescriptor, OnExec, install};
 use crate::fs::file::{OpenFile, OpenFlags};
 use crate::fs::inode::{Inode, NewInode, NewKind};
 use crate::fs::locks::{Owner, Range};
@@ -15,47 +15,39 @@ use crate::fs::open::{How, open as open_path};
 use crate::fs::overlay::{RegularFile, Seals, node_of_inode};
 use crate::fs::path::Path;
 use crate::fs::walk::Resolve;
-use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::current_process;
 
 /// open(2).
-pub fn open(path: UserString, Flags(flags): Flags, Mode(mode): Mode) -> Result<u64> {
-    open_at(AT_FDCWD, path, flags, mode)
-}
-
-/// openat(2).
-pub fn openat(dirfd: Fd, path: UserString, Flags(flags): Flags, Mode(mode): Mode) -> Result<u64> {
-    open_at(dirfd, path, flags, mode)
+pub fn open(path: UserString, flags: Flags, mode: Mode) -> Result<i32> {
+    openat(AT_FDCWD, path, flags, mode)
 }
 
 /// creat(2).
-pub fn creat(path: UserString, Mode(mode): Mode) -> Result<u64> {
+pub fn creat(path: UserString, mode: Mode) -> Result<i32> {
     let flags = OpenFlags::CREAT | OpenFlags::WRONLY | OpenFlags::TRUNC;
-    open_at(AT_FDCWD, path, flags.bits(), mode)
+    openat(AT_FDCWD, path, Flags(flags.bits()), mode)
 }
 
-fn open_at(dirfd: Fd, path: UserString, flags: u32, permissions: u32) -> Result<u64> {
+/// openat(2).
+pub fn openat(dirfd: Fd, path: UserString, Flags(flags): Flags, Mode(mode): Mode) -> Result<i32> {
     // open(2): unknown flags have always been ignored.
     let flags = OpenFlags::from_bits_retain(flags & KNOWN_FLAGS);
-    finish_open(
-        dirfd,
-        path,
-        How { flags, permissions: permissions & 0o7777, resolve: Resolve::empty() },
-    )
+    let permissions = mode & 0o7777;
+    finish_open(dirfd, path, How { flags, permissions, resolve: Resolve::empty() })
 }
 
 /// Every flag that open(2) documents.
 const KNOWN_FLAGS: u32 = 0o37777703 & !0o74 | 0o3;
 
-fn finish_open(dirfd: Fd, path: UserString, how: How) -> Result<u64> {
+fn finish_open(dirfd: Fd, path: UserString, how: How) -> Result<i32> {
     let path = path.read_path()?;
     // Without a free descriptor nothing may be created or truncated.
     let descriptor = NewDescriptor::reserve()?;
     let context = Context::current();
     let start = start_for(&context, dirfd, &path, how.resolve)?;
     let open = open_path(&context, &start, &path, how)?;
-    Ok(descriptor.install(open, on_exec(how.flags)) as u64)
+    Ok(descriptor.install(open, OnExec::of(how.flags)))
 }
 
 fn start_for(context: &Context, dirfd: Fd, path: &[u8], resolve: Resolve) -> Result<Path> {
@@ -67,33 +59,21 @@ fn start_for(context: &Context, dirfd: Fd, path: &[u8], resolve: Resolve) -> Res
     }
 }
 
-fn on_exec(flags: OpenFlags) -> OnExec {
-    if flags.contains(OpenFlags::CLOEXEC) { OnExec::Close } else { OnExec::Keep }
-}
-
 /// `struct open_how` (openat2(2)).
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct OpenHow {
+pub struct OpenHow {
     flags: u64,
     mode: u64,
     resolve: u64,
 }
 
 /// openat2(2).
-pub fn openat2(dirfd: Fd, path: UserString, how: UserAddress, size: usize) -> Result<u64> {
+pub fn openat2(dirfd: Fd, path: UserString, how: UserPtr<OpenHow>, size: usize) -> Result<i32> {
     if size < size_of::<OpenHow>() {
         return Err(Errno::EINVAL);
     }
-    if size > 4096 {
-        return Err(Errno::E2BIG);
-    }
-    let mut bytes = alloc::vec![0u8; size];
-    how.read_bytes(&mut bytes)?;
-    if bytes[size_of::<OpenHow>()..].iter().any(|&byte| byte != 0) {
-        return Err(Errno::E2BIG);
-    }
-    let how: OpenHow = how.read()?;
+    let how = how.read_extensible(size)?;
     if how.flags & !u64::from(KNOWN_FLAGS) != 0 || how.mode & !0o7777 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -132,64 +112,67 @@ fn release_record_locks(open: &OpenFile) {
 }
 
 /// close(2).
-pub fn close(fd: Fd) -> Result<u64> {
-    let open = current_process().files.borrow_mut().remove(fd.0)?;
+pub fn close(fd: Fd) -> Result<()> {
+    let open = current_process().files.borrow_mut().borrow_mut().remove(fd.0)?;
     closed(open);
-    Ok(0)
+    Ok(())
 }
 
 const CLOSE_RANGE_UNSHARE: u32 = 2;
 const CLOSE_RANGE_CLOEXEC: u32 = 4;
 
 /// close_range(2).
-pub fn close_range(first: u32, last: u32, Flags(flags): Flags) -> Result<u64> {
+pub fn close_range(first: u32, last: u32, Flags(flags): Flags) -> Result<()> {
     if first > last || flags & !(CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC) != 0 {
         return Err(Errno::EINVAL);
     }
-    // Tables are never shared between processes, so there is nothing to unshare.
-    if flags & CLOSE_RANGE_CLOEXEC != 0 {
-        current_process().files.borrow_mut().close_range_on_exec(first, last);
-        return Ok(0);
+    if flags & CLOSE_RANGE_UNSHARE != 0 {
+        current_process().unshare_files();
     }
-    let files = current_process().files.borrow_mut().remove_range(first, last);
+    if flags & CLOSE_RANGE_CLOEXEC != 0 {
+        current_process().files.borrow_mut().borrow_mut().close_range_on_exec(first, last);
+        return Ok(());
+    }
+    let files = current_process().files.borrow_mut().borrow_mut().remove_range(first, last);
     files.into_iter().for_each(closed);
-    Ok(0)
+    Ok(())
 }
 
 /// dup(2).
-pub fn dup(fd: Fd) -> Result<u64> {
-    install(fd.file()?, OnExec::Keep)
+pub fn dup(fd: Fd) -> Result<i32> {
+    install(fd.file()?, OpenFlags::empty())
 }
 
 /// dup2(2).
-pub fn dup2(old: Fd, new: Fd) -> Result<u64> {
+pub fn dup2(old: Fd, new: Fd) -> Result<i32> {
     if old == new {
         old.file()?;
-        return Ok(new.0 as u64);
+        return Ok(new.0);
     }
     duplicate_to(old, new, OnExec::Keep)
 }
 
 /// dup3(2).
-pub fn dup3(old: Fd, new: Fd, Flags(flags): Flags) -> Result<u64> {
+pub fn dup3(old: Fd, new: Fd, Flags(flags): Flags) -> Result<i32> {
     let flags = OpenFlags::from_bits_retain(flags);
     if !(flags - OpenFlags::CLOEXEC).is_empty() || old == new {
         return Err(Errno::EINVAL);
     }
-    duplicate_to(old, new, on_exec(flags))
+    duplicate_to(old, new, OnExec::of(flags))
 }
 
-fn duplicate_to(old: Fd, new: Fd, on_exec: OnExec) -> Result<u64> {
+fn duplicate_to(old: Fd, new: Fd, on_exec: OnExec) -> Result<i32> {
     let limit = descriptor_limit();
     let replaced = {
-        let mut files = current_process().files.borrow_mut();
+        let table = current_process().files.borrow_mut().clone();
+        let mut files = table.borrow_mut();
         let open = files.get(old.0)?;
         files.replace(new.0, open, on_exec, limit)?
     };
     if let Some(open) = replaced {
         closed(open);
     }
-    Ok(new.0 as u64)
+    Ok(new.0)
 }
 
 const MFD_CLOEXEC: u32 = 0x01;
@@ -201,7 +184,7 @@ const MFD_EXEC: u32 = 0x10;
 const MFD_NAME_MAX: usize = 249;
 
 /// memfd_create(2).
-pub fn memfd_create(name: UserString, Flags(flags): Flags) -> Result<u64> {
+pub fn memfd_create(name: UserString, Flags(flags): Flags) -> Result<i32> {
     let known = MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | MFD_NOEXEC_SEAL | MFD_EXEC;
     if flags & !known != 0 || flags & MFD_EXEC != 0 && flags & MFD_NOEXEC_SEAL != 0 {
         return Err(Errno::EINVAL);
@@ -237,5 +220,6 @@ pub fn memfd_create(name: UserString, Flags(flags): Flags) -> Result<u64> {
     let file = Arc::new(RegularFile::memory(node, seals));
     let flags_of_file = OpenFlags::RDWR | OpenFlags::LARGEFILE;
     let open = OpenFile::new(file, flags_of_file, Some(Path::new(dentry)));
-    install(open, if flags & MFD_CLOEXEC != 0 { OnExec::Close } else { OnExec::Keep })
+    let cloexec = flags & MFD_CLOEXEC != 0;
+    install(open, if cloexec { OpenFlags::CLOEXEC } else { OpenFlags::empty() })
 }

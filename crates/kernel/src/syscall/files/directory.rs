@@ -101,28 +101,28 @@ fn read_entries(open: &OpenFile, room: usize, layout: Layout) -> Result<(Vec<u8>
 /// Most bytes of entries in one call: more than any C library asks for.
 const ENTRIES_MAX: usize = 64 << 10;
 
-fn get_entries(fd: Fd, to: UserAddress, len: u32, layout: Layout) -> Result<u64> {
+fn get_entries(fd: Fd, to: UserAddress, len: u32, layout: Layout) -> Result<usize> {
     let open = fd.usable_file()?;
     let room = (len as usize).min(ENTRIES_MAX);
     let (buffer, position) = read_entries(&open, room, layout)?;
     notify::open_file(&open, Mask::ACCESS);
     to.write_bytes(&buffer)?;
     open.set_position(position);
-    Ok(buffer.len() as u64)
+    Ok(buffer.len())
 }
 
 /// getdents(2).
-pub fn getdents(fd: Fd, entries: UserAddress, len: u32) -> Result<u64> {
+pub fn getdents(fd: Fd, entries: UserAddress, len: u32) -> Result<usize> {
     get_entries(fd, entries, len, Layout::Old)
 }
 
 /// getdents64(2).
-pub fn getdents64(fd: Fd, entries: UserAddress, len: u32) -> Result<u64> {
+pub fn getdents64(fd: Fd, entries: UserAddress, len: u32) -> Result<usize> {
     get_entries(fd, entries, len, Layout::New)
 }
 
 /// getcwd(2).
-pub fn getcwd(buffer: UserAddress, size: usize) -> Result<u64> {
+pub fn getcwd(buffer: UserAddress, size: usize) -> Result<usize> {
     let context = Context::current();
     let mut name = match context.cwd.absolute_name(&context.root) {
         AbsoluteName::Reachable(name) => name,
@@ -134,7 +134,7 @@ pub fn getcwd(buffer: UserAddress, size: usize) -> Result<u64> {
         return Err(Errno::ERANGE);
     }
     buffer.write_bytes(&name)?;
-    Ok(name.len() as u64)
+    Ok(name.len())
 }
 
 fn enterable(context: &Context, path: Path) -> Result<Path> {
@@ -146,22 +146,21 @@ fn enterable(context: &Context, path: Path) -> Result<Path> {
 }
 
 /// chdir(2).
-pub fn chdir(path: UserString) -> Result<u64> {
+pub fn chdir(path: UserString) -> Result<()> {
     let context = Context::current();
-    let path = enterable(&context, resolve(&context, AT_FDCWD, path, Follow::Yes)?)?;
-    set_cwd(path);
-    Ok(0)
+    set_cwd(enterable(&context, resolve(&context, AT_FDCWD, path, Follow::Yes)?)?);
+    Ok(())
 }
 
 /// fchdir(2).
-pub fn fchdir(fd: Fd) -> Result<u64> {
+pub fn fchdir(fd: Fd) -> Result<()> {
     let context = Context::current();
     if fd == AT_FDCWD {
         return Err(Errno::EBADF);
     }
     let path = enterable(&context, place_of(&context, fd)?)?;
     set_cwd(path);
-    Ok(0)
+    Ok(())
 }
 
 fn set_cwd(path: Path) {
@@ -170,7 +169,7 @@ fn set_cwd(path: Path) {
 }
 
 /// chroot(2).
-pub fn chroot(path: UserString) -> Result<u64> {
+pub fn chroot(path: UserString) -> Result<()> {
     let context = Context::current();
     let path = enterable(&context, resolve(&context, AT_FDCWD, path, Follow::Yes)?)?;
     if !context.identity.can(Capabilities::SYS_CHROOT) {
@@ -178,5 +177,5 @@ pub fn chroot(path: UserString) -> Result<u64> {
     }
     let old = core::mem::replace(&mut current_process().fs.borrow_mut().root, path);
     drop(old);
-    Ok(0)
+    Ok(())
 }

@@ -42,17 +42,17 @@ impl Named {
 }
 
 /// Writes a value or list; a size of 0 asks how large it is.
-fn give(bytes: &[u8], to: UserAddress, size: usize) -> Result<u64> {
+fn give(bytes: &[u8], to: UserAddress, size: usize) -> Result<usize> {
     if size > 0 {
         if bytes.len() > size {
             return Err(Errno::ERANGE);
         }
         to.write_bytes(bytes)?;
     }
-    Ok(bytes.len() as u64)
+    Ok(bytes.len())
 }
 
-fn get(file: Named, name: UserString, value: UserAddress, size: usize) -> Result<u64> {
+fn get(file: Named, name: UserString, value: UserAddress, size: usize) -> Result<usize> {
     let context = Context::current();
     // A path is looked at before the name, a descriptor before both.
     let path = file.place(&context)?;
@@ -61,7 +61,7 @@ fn get(file: Named, name: UserString, value: UserAddress, size: usize) -> Result
     give(&all.get(&name)?, value, size)
 }
 
-fn set(file: Named, name: UserString, value: UserAddress, size: usize, flags: u32) -> Result<u64> {
+fn set(file: Named, name: UserString, value: UserAddress, size: usize, flags: u32) -> Result<()> {
     const XATTR_CREATE: u32 = 1;
     const XATTR_REPLACE: u32 = 2;
     let existing = match flags {
@@ -87,16 +87,16 @@ fn set(file: Named, name: UserString, value: UserAddress, size: usize, flags: u3
     }
     all.set(&name, &bytes, existing)?;
     changed(&path);
-    Ok(0)
+    Ok(())
 }
 
-fn remove(file: Named, name: UserString) -> Result<u64> {
+fn remove(file: Named, name: UserString) -> Result<()> {
     let context = Context::current();
     let path = file.place(&context)?;
     let name = read_name(name)?;
     attributes(&context.identity, &**path.inode(), &name, Use::Write)?.remove(&name)?;
     changed(&path);
-    Ok(0)
+    Ok(())
 }
 
 fn changed(path: &Path) {
@@ -104,7 +104,7 @@ fn changed(path: &Path) {
     notify::at(path, Mask::ATTRIB);
 }
 
-fn list_names(file: Named, list: UserAddress, size: usize) -> Result<u64> {
+fn list_names(file: Named, list: UserAddress, size: usize) -> Result<usize> {
     let context = Context::current();
     let path = file.place(&context)?;
     let names = path.inode().extended_attributes().map(|all| all.list(&context.identity));
@@ -117,7 +117,7 @@ pub fn getxattr(
     name: UserString,
     value: UserAddress,
     size: usize,
-) -> Result<u64> {
+) -> Result<usize> {
     get(Named::Path(path, Follow::Yes), name, value, size)
 }
 
@@ -127,12 +127,12 @@ pub fn lgetxattr(
     name: UserString,
     value: UserAddress,
     size: usize,
-) -> Result<u64> {
+) -> Result<usize> {
     get(Named::Path(path, Follow::No), name, value, size)
 }
 
 /// fgetxattr(2).
-pub fn fgetxattr(fd: Fd, name: UserString, value: UserAddress, size: usize) -> Result<u64> {
+pub fn fgetxattr(fd: Fd, name: UserString, value: UserAddress, size: usize) -> Result<usize> {
     get(Named::Descriptor(fd), name, value, size)
 }
 
@@ -143,7 +143,7 @@ pub fn setxattr(
     value: UserAddress,
     size: usize,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<()> {
     set(Named::Path(path, Follow::Yes), name, value, size, flags)
 }
 
@@ -154,7 +154,7 @@ pub fn lsetxattr(
     value: UserAddress,
     size: usize,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<()> {
     set(Named::Path(path, Follow::No), name, value, size, flags)
 }
 
@@ -165,36 +165,36 @@ pub fn fsetxattr(
     value: UserAddress,
     size: usize,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<()> {
     set(Named::Descriptor(fd), name, value, size, flags)
 }
 
 /// removexattr(2).
-pub fn removexattr(path: UserString, name: UserString) -> Result<u64> {
+pub fn removexattr(path: UserString, name: UserString) -> Result<()> {
     remove(Named::Path(path, Follow::Yes), name)
 }
 
 /// lremovexattr(2).
-pub fn lremovexattr(path: UserString, name: UserString) -> Result<u64> {
+pub fn lremovexattr(path: UserString, name: UserString) -> Result<()> {
     remove(Named::Path(path, Follow::No), name)
 }
 
 /// fremovexattr(2).
-pub fn fremovexattr(fd: Fd, name: UserString) -> Result<u64> {
+pub fn fremovexattr(fd: Fd, name: UserString) -> Result<()> {
     remove(Named::Descriptor(fd), name)
 }
 
 /// listxattr(2).
-pub fn listxattr(path: UserString, list: UserAddress, size: usize) -> Result<u64> {
+pub fn listxattr(path: UserString, list: UserAddress, size: usize) -> Result<usize> {
     list_names(Named::Path(path, Follow::Yes), list, size)
 }
 
 /// llistxattr(2).
-pub fn llistxattr(path: UserString, list: UserAddress, size: usize) -> Result<u64> {
+pub fn llistxattr(path: UserString, list: UserAddress, size: usize) -> Result<usize> {
     list_names(Named::Path(path, Follow::No), list, size)
 }
 
 /// flistxattr(2).
-pub fn flistxattr(fd: Fd, list: UserAddress, size: usize) -> Result<u64> {
+pub fn flistxattr(fd: Fd, list: UserAddress, size: usize) -> Result<usize> {
     list_names(Named::Descriptor(fd), list, size)
 }

@@ -8,63 +8,63 @@ use crate::io::{Sink, Source};
 use crate::platform::user::UserAddress;
 
 /// read(2).
-pub fn read(fd: Fd, buffer: UserAddress, len: usize) -> Result<u64> {
+pub fn read(fd: Fd, buffer: UserAddress, len: usize) -> Result<usize> {
     let open = fd.file()?;
     let mut sink = Sink::user(buffer, len)?;
-    open.read(&mut sink).map(|count| count as u64)
+    open.read(&mut sink)
 }
 
 /// write(2).
-pub fn write(fd: Fd, buffer: UserAddress, len: usize) -> Result<u64> {
+pub fn write(fd: Fd, buffer: UserAddress, len: usize) -> Result<usize> {
     let open = fd.file()?;
     let mut source = Source::user(buffer, len)?;
-    open.write(&mut source).map(|count| count as u64)
+    open.write(&mut source)
 }
 
 /// readv(2).
-pub fn readv(fd: Fd, vectors: UserAddress, count: i64) -> Result<u64> {
+pub fn readv(fd: Fd, vectors: UserAddress, count: i64) -> Result<usize> {
     let open = fd.file()?;
     let mut sink = Sink::user_vectors(vectors, vector_count(count)?)?;
-    open.read(&mut sink).map(|count| count as u64)
+    open.read(&mut sink)
 }
 
 /// writev(2).
-pub fn writev(fd: Fd, vectors: UserAddress, count: i64) -> Result<u64> {
+pub fn writev(fd: Fd, vectors: UserAddress, count: i64) -> Result<usize> {
     let open = fd.file()?;
     let mut source = Source::user_vectors(vectors, vector_count(count)?)?;
-    open.write(&mut source).map(|count| count as u64)
+    open.write(&mut source)
 }
 
 /// pread64(2).
-pub fn pread64(fd: Fd, buffer: UserAddress, len: usize, at: i64) -> Result<u64> {
+pub fn pread64(fd: Fd, buffer: UserAddress, len: usize, at: i64) -> Result<usize> {
     let offset = offset(at)?;
     let open = fd.file()?;
     let mut sink = Sink::user(buffer, len)?;
-    open.read_at(&mut sink, offset).map(|count| count as u64)
+    open.read_at(&mut sink, offset)
 }
 
 /// pwrite64(2).
-pub fn pwrite64(fd: Fd, buffer: UserAddress, len: usize, at: i64) -> Result<u64> {
+pub fn pwrite64(fd: Fd, buffer: UserAddress, len: usize, at: i64) -> Result<usize> {
     let offset = offset(at)?;
     let open = fd.file()?;
     let mut source = Source::user(buffer, len)?;
-    open.write_at(&mut source, offset).map(|count| count as u64)
+    open.write_at(&mut source, offset)
 }
 
 /// preadv(2).
-pub fn preadv(fd: Fd, vectors: UserAddress, count: i64, at: i64) -> Result<u64> {
+pub fn preadv(fd: Fd, vectors: UserAddress, count: i64, at: i64) -> Result<usize> {
     let offset = offset(at)?;
     let open = fd.file()?;
     let mut sink = Sink::user_vectors(vectors, vector_count(count)?)?;
-    open.read_at(&mut sink, offset).map(|count| count as u64)
+    open.read_at(&mut sink, offset)
 }
 
 /// pwritev(2).
-pub fn pwritev(fd: Fd, vectors: UserAddress, count: i64, at: i64) -> Result<u64> {
+pub fn pwritev(fd: Fd, vectors: UserAddress, count: i64, at: i64) -> Result<usize> {
     let offset = offset(at)?;
     let open = fd.file()?;
     let mut source = Source::user_vectors(vectors, vector_count(count)?)?;
-    open.write_at(&mut source, offset).map(|count| count as u64)
+    open.write_at(&mut source, offset)
 }
 
 const RWF_HIPRI: u32 = 0x01;
@@ -83,22 +83,22 @@ pub fn preadv2(
     at: i64,
     _: u64,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<usize> {
     let open = fd.file()?;
     if flags & !(RWF_HARMLESS | RWF_NOWAIT) != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     let mut sink = Sink::user_vectors(vectors, vector_count(count)?)?;
     if at != -1 {
-        return open.read_at(&mut sink, offset(at)?).map(|count| count as u64);
+        return open.read_at(&mut sink, offset(at)?);
     }
     if flags & RWF_NOWAIT != 0 && !open.file.seekable() {
         if !open.flags().can_read() {
             return Err(Errno::EBADF);
         }
-        return open.file.read(&mut sink, 0).map(|count| count as u64);
+        return open.file.read(&mut sink, 0);
     }
-    open.read(&mut sink).map(|count| count as u64)
+    open.read(&mut sink)
 }
 
 /// pwritev2(2).
@@ -109,7 +109,7 @@ pub fn pwritev2(
     at: i64,
     _: u64,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<usize> {
     let open = fd.file()?;
     if flags & !(RWF_HARMLESS | RWF_APPEND) != 0 {
         return Err(Errno::EOPNOTSUPP);
@@ -117,17 +117,16 @@ pub fn pwritev2(
     let mut source = Source::user_vectors(vectors, vector_count(count)?)?;
     if flags & RWF_APPEND != 0 && open.file.seekable() {
         let end = open.file.size();
-        let written = open.write_at(&mut source, end)? as u64;
+        let written = open.write_at(&mut source, end)?;
         if at == -1 {
-            open.set_position(end + written);
+            open.set_position(end + written as u64);
         }
         return Ok(written);
     }
-    let written = match at {
-        -1 => open.write(&mut source)?,
-        at => open.write_at(&mut source, offset(at)?)?,
-    };
-    Ok(written as u64)
+    match at {
+        -1 => open.write(&mut source),
+        at => open.write_at(&mut source, offset(at)?),
+    }
 }
 
 fn vector_count(count: i64) -> Result<usize> {

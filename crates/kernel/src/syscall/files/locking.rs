@@ -29,7 +29,7 @@ const LOCK_NB: u32 = 4;
 const LOCK_UN: u32 = 8;
 
 /// flock(2).
-pub fn flock(fd: Fd, operation: u32) -> Result<u64> {
+pub fn flock(fd: Fd, operation: u32) -> Result<()> {
     let open = fd.usable_file()?;
     let locks = &kernel().fs.locks;
     let owner = Owner::Description(description_id(&open));
@@ -39,7 +39,7 @@ pub fn flock(fd: Fd, operation: u32) -> Result<u64> {
         LOCK_EX => LockKind::Write,
         LOCK_UN => {
             locks.release(key, owner, Range::ALL);
-            return Ok(0);
+            return Ok(());
         }
         _ => return Err(Errno::EINVAL),
     };
@@ -51,7 +51,7 @@ pub fn flock(fd: Fd, operation: u32) -> Result<u64> {
     }
     open.note_lock();
     locks.acquire(key, HeldLock { owner, kind, range: Range::ALL }, patience)?;
-    Ok(0)
+    Ok(())
 }
 
 fn description_id(open: &Arc<OpenFile>) -> u64 {
@@ -134,7 +134,7 @@ pub(super) fn get_record_lock(
     open: &Arc<OpenFile>,
     argument: UserAddress,
     by: LockedBy,
-) -> Result<u64> {
+) -> Result<()> {
     let mut flock: Flock = argument.read()?;
     let wanted = wanted(open, &flock, by)?.ok_or(Errno::EINVAL)?;
     match kernel().fs.locks.conflict(record_key(open)?, &wanted) {
@@ -154,7 +154,7 @@ pub(super) fn get_record_lock(
             };
         }
     }
-    argument.write(&flock).map(|()| 0)
+    argument.write(&flock)
 }
 
 /// `F_SETLK`, `F_SETLKW` and their relatives for open file descriptions.
@@ -163,12 +163,12 @@ pub(super) fn set_record_lock(
     argument: UserAddress,
     by: LockedBy,
     patience: Patience,
-) -> Result<u64> {
+) -> Result<()> {
     let flock: Flock = argument.read()?;
     let key = record_key(open)?;
     let Some(wanted) = wanted(open, &flock, by)? else {
         kernel().fs.locks.release(key, owner(open, by), range(open, &flock)?);
-        return Ok(0);
+        return Ok(());
     };
     let allowed = match wanted.kind {
         LockKind::Read => open.flags().can_read(),
@@ -180,6 +180,5 @@ pub(super) fn set_record_lock(
     if by == LockedBy::Description {
         open.note_lock();
     }
-    kernel().fs.locks.acquire(key, wanted, patience)?;
-    Ok(0)
+    kernel().fs.locks.acquire(key, wanted, patience)
 }

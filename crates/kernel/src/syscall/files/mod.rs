@@ -9,20 +9,18 @@ pub mod extended;
 pub mod io;
 pub mod locking;
 pub mod names;
+pub mod pipes;
 pub mod space;
+pub mod splice;
 pub mod stat;
 pub mod sync;
 pub mod watching;
-
-use alloc::sync::Arc;
 
 use bitflags::bitflags;
 
 use crate::args::{Fd, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::Context;
-use crate::fs::fd_table::OnExec;
-use crate::fs::file::OpenFile;
 use crate::fs::open::OpenFileInode;
 use crate::fs::path::Path;
 use crate::fs::walk::{Follow, walk};
@@ -59,12 +57,6 @@ impl AtFlags {
 /// `RLIMIT_NOFILE`.
 pub(super) fn descriptor_limit() -> u64 {
     current_process().limits.borrow_mut()[RLIMIT_NOFILE].current
-}
-
-/// Gives a file the lowest free descriptor.
-pub(super) fn install(open: Arc<OpenFile>, on_exec: OnExec) -> Result<u64> {
-    let limit = descriptor_limit();
-    current_process().files.borrow_mut().insert(open, on_exec, limit).map(|fd| fd as u64)
 }
 
 /// Resolves the path argument of a call.

@@ -8,34 +8,29 @@ use crate::fs::inode::{FileType, NewKind, S_IFMT};
 use crate::fs::namespace::{self, Removal, RenameKind};
 use crate::task::Capabilities;
 
-fn create(dirfd: Fd, path: UserString, kind: NewKind, permissions: u32) -> Result<u64> {
+fn create(dirfd: Fd, path: UserString, kind: NewKind, permissions: u32) -> Result<()> {
     let path = path.read_path()?;
     let context = Context::current();
-    namespace::create(&context, &start(&context, dirfd, &path)?, &path, kind, permissions)?;
-    Ok(0)
+    namespace::create(&context, &start(&context, dirfd, &path)?, &path, kind, permissions).map(drop)
 }
 
 /// mkdir(2).
-pub fn mkdir(path: UserString, Mode(mode): Mode) -> Result<u64> {
-    create(AT_FDCWD, path, NewKind::Directory, mode & 0o1777)
+pub fn mkdir(path: UserString, mode: Mode) -> Result<()> {
+    mkdirat(AT_FDCWD, path, mode)
 }
 
 /// mkdirat(2).
-pub fn mkdirat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<u64> {
+pub fn mkdirat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<()> {
     create(dirfd, path, NewKind::Directory, mode & 0o1777)
 }
 
 /// mknod(2).
-pub fn mknod(path: UserString, Mode(mode): Mode, Word(device): Word) -> Result<u64> {
-    make_node(AT_FDCWD, path, mode, device)
+pub fn mknod(path: UserString, mode: Mode, device: Word) -> Result<()> {
+    mknodat(AT_FDCWD, path, mode, device)
 }
 
 /// mknodat(2).
-pub fn mknodat(dirfd: Fd, path: UserString, Mode(mode): Mode, Word(device): Word) -> Result<u64> {
-    make_node(dirfd, path, mode, device)
-}
-
-fn make_node(dirfd: Fd, path: UserString, mode: u32, device: u64) -> Result<u64> {
+pub fn mknodat(dirfd: Fd, path: UserString, Mode(mode): Mode, Word(device): Word) -> Result<()> {
     let kind = match FileType::from_mode(mode) {
         Some(FileType::Regular) => NewKind::Regular,
         None if mode & S_IFMT == 0 => NewKind::Regular,
@@ -54,16 +49,12 @@ fn make_node(dirfd: Fd, path: UserString, mode: u32, device: u64) -> Result<u64>
 }
 
 /// symlink(2).
-pub fn symlink(target: UserString, path: UserString) -> Result<u64> {
-    make_link(target, AT_FDCWD, path)
+pub fn symlink(target: UserString, path: UserString) -> Result<()> {
+    symlinkat(target, AT_FDCWD, path)
 }
 
 /// symlinkat(2).
-pub fn symlinkat(target: UserString, dirfd: Fd, path: UserString) -> Result<u64> {
-    make_link(target, dirfd, path)
-}
-
-fn make_link(target: UserString, dirfd: Fd, path: UserString) -> Result<u64> {
+pub fn symlinkat(target: UserString, dirfd: Fd, path: UserString) -> Result<()> {
     let target = target.read_path()?;
     if target.is_empty() {
         return Err(Errno::ENOENT);
@@ -72,8 +63,8 @@ fn make_link(target: UserString, dirfd: Fd, path: UserString) -> Result<u64> {
 }
 
 /// link(2).
-pub fn link(old: UserString, new: UserString) -> Result<u64> {
-    hard_link(AT_FDCWD, old, AT_FDCWD, new, AtFlags::empty())
+pub fn link(old: UserString, new: UserString) -> Result<()> {
+    linkat(AT_FDCWD, old, AT_FDCWD, new, Flags(0))
 }
 
 /// linkat(2).
@@ -83,18 +74,8 @@ pub fn linkat(
     new_dirfd: Fd,
     new: UserString,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<()> {
     let flags = AtFlags::parse(flags, AtFlags::SYMLINK_FOLLOW | AtFlags::EMPTY_PATH)?;
-    hard_link(old_dirfd, old, new_dirfd, new, flags)
-}
-
-fn hard_link(
-    old_dir: Fd,
-    old: UserString,
-    new_dir: Fd,
-    new: UserString,
-    flags: AtFlags,
-) -> Result<u64> {
     let context = Context::current();
     // link(2) does not follow by default: the inverse of the other calls.
     let follow = if flags.contains(AtFlags::SYMLINK_FOLLOW) {
@@ -102,44 +83,42 @@ fn hard_link(
     } else {
         AtFlags::SYMLINK_NOFOLLOW
     };
-    let target = resolve_at(&context, old_dir, old, follow | (flags & AtFlags::EMPTY_PATH))?;
+    let target = resolve_at(&context, old_dirfd, old, follow | (flags & AtFlags::EMPTY_PATH))?;
     let path = new.read_path()?;
-    namespace::link(&context, &target, &start(&context, new_dir, &path)?, &path)?;
-    Ok(0)
+    namespace::link(&context, &target, &start(&context, new_dirfd, &path)?, &path)
 }
 
-fn remove(dirfd: Fd, path: UserString, removal: Removal) -> Result<u64> {
+fn remove(dirfd: Fd, path: UserString, removal: Removal) -> Result<()> {
     let path = path.read_path()?;
     let context = Context::current();
-    namespace::remove(&context, &start(&context, dirfd, &path)?, &path, removal)?;
-    Ok(0)
+    namespace::remove(&context, &start(&context, dirfd, &path)?, &path, removal)
 }
 
 /// unlink(2).
-pub fn unlink(path: UserString) -> Result<u64> {
+pub fn unlink(path: UserString) -> Result<()> {
     remove(AT_FDCWD, path, Removal::File)
 }
 
 /// rmdir(2).
-pub fn rmdir(path: UserString) -> Result<u64> {
+pub fn rmdir(path: UserString) -> Result<()> {
     remove(AT_FDCWD, path, Removal::Directory)
 }
 
 /// unlinkat(2).
-pub fn unlinkat(dirfd: Fd, path: UserString, Flags(flags): Flags) -> Result<u64> {
+pub fn unlinkat(dirfd: Fd, path: UserString, Flags(flags): Flags) -> Result<()> {
     let flags = AtFlags::parse(flags, AtFlags::EACCESS_OR_REMOVEDIR)?;
     let removal = if flags.is_empty() { Removal::File } else { Removal::Directory };
     remove(dirfd, path, removal)
 }
 
 /// rename(2).
-pub fn rename(old: UserString, new: UserString) -> Result<u64> {
-    rename_at(AT_FDCWD, old, AT_FDCWD, new, RenameKind::Replace)
+pub fn rename(old: UserString, new: UserString) -> Result<()> {
+    renameat2(AT_FDCWD, old, AT_FDCWD, new, Flags(0))
 }
 
 /// renameat(2).
-pub fn renameat(old_dirfd: Fd, old: UserString, new_dirfd: Fd, new: UserString) -> Result<u64> {
-    rename_at(old_dirfd, old, new_dirfd, new, RenameKind::Replace)
+pub fn renameat(old_dirfd: Fd, old: UserString, new_dirfd: Fd, new: UserString) -> Result<()> {
+    renameat2(old_dirfd, old, new_dirfd, new, Flags(0))
 }
 
 const RENAME_NOREPLACE: u32 = 1;
@@ -152,27 +131,16 @@ pub fn renameat2(
     new_dirfd: Fd,
     new: UserString,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<()> {
     let kind = match flags {
         0 => RenameKind::Replace,
         RENAME_NOREPLACE => RenameKind::NoReplace,
         RENAME_EXCHANGE => RenameKind::Exchange,
         _ => return Err(Errno::EINVAL),
     };
-    rename_at(old_dirfd, old, new_dirfd, new, kind)
-}
-
-fn rename_at(
-    old_dir: Fd,
-    old: UserString,
-    new_dir: Fd,
-    new: UserString,
-    kind: RenameKind,
-) -> Result<u64> {
     let (old, new) = (old.read_path()?, new.read_path()?);
     let context = Context::current();
-    let from = start(&context, old_dir, &old)?;
-    let to = start(&context, new_dir, &new)?;
-    namespace::rename(&context, (&from, &old), (&to, &new), kind)?;
-    Ok(0)
+    let from = start(&context, old_dirfd, &old)?;
+    let to = start(&context, new_dirfd, &new)?;
+    namespace::rename(&context, (&from, &old), (&to, &new), kind)
 }

@@ -13,7 +13,7 @@ use crate::fs::permission::Access;
 use crate::fs::walk::Follow;
 
 /// truncate(2).
-pub fn truncate(path: UserString, len: i64) -> Result<u64> {
+pub fn truncate(path: UserString, len: i64) -> Result<()> {
     let size = u64::try_from(len).map_err(|_| Errno::EINVAL)?;
     let context = Context::current();
     let path = resolve(&context, AT_FDCWD, path, Follow::Yes)?;
@@ -26,11 +26,11 @@ pub fn truncate(path: UserString, len: i64) -> Result<u64> {
     check_not_running(path.inode())?;
     path.inode().truncate(size)?;
     notify::at(&path, Mask::MODIFY);
-    Ok(0)
+    Ok(())
 }
 
 /// ftruncate(2).
-pub fn ftruncate(fd: Fd, len: i64) -> Result<u64> {
+pub fn ftruncate(fd: Fd, len: i64) -> Result<()> {
     let size = u64::try_from(len).map_err(|_| Errno::EINVAL)?;
     let open = fd.usable_file()?;
     if !open.flags().can_write() {
@@ -38,7 +38,7 @@ pub fn ftruncate(fd: Fd, len: i64) -> Result<u64> {
     }
     open.file.truncate(size)?;
     notify::open_file(&open, Mask::MODIFY);
-    Ok(0)
+    Ok(())
 }
 
 const FALLOC_FL_KEEP_SIZE: u32 = 0x01;
@@ -74,7 +74,7 @@ fn check_mode(mode: u32) -> Result<()> {
 }
 
 /// fallocate(2).
-pub fn fallocate(fd: Fd, Flags(mode): Flags, offset: i64, len: i64) -> Result<u64> {
+pub fn fallocate(fd: Fd, Flags(mode): Flags, offset: i64, len: i64) -> Result<()> {
     let open = fd.usable_file()?;
     if offset < 0 || len <= 0 {
         return Err(Errno::EINVAL);
@@ -102,5 +102,5 @@ pub fn fallocate(fd: Fd, Flags(mode): Flags, offset: i64, len: i64) -> Result<u6
         _ => return Err(Errno::EOPNOTSUPP),
     }
     notify::open_file(&open, Mask::MODIFY);
-    Ok(0)
+    Ok(())
 }

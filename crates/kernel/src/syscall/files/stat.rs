@@ -1,7 +1,7 @@
 //! Looking at files: attributes, access, link targets, file systems.
 
 use super::{AtFlags, place_of, resolve, resolve_at, start};
-use crate::args::{Fd, Flags, Mode, UserString};
+use crate::args::{Fd, Flags, Mode, UserPtr, UserString};
 use crate::errno::{Errno, Result};
 use crate::fs::context::{AT_FDCWD, Context};
 use crate::fs::file::{OpenFile, Stat};
@@ -12,15 +12,15 @@ use crate::platform::user::UserAddress;
 use crate::task::current_process;
 
 /// stat(2).
-pub fn stat(path: UserString, to: UserAddress) -> Result<u64> {
+pub fn stat(path: UserString, to: UserPtr<Stat>) -> Result<()> {
     let path = resolve(&Context::current(), AT_FDCWD, path, Follow::Yes)?;
-    to.write(&path.inode().attributes().to_stat()).map(|()| 0)
+    to.write(&path.inode().attributes().to_stat())
 }
 
 /// lstat(2).
-pub fn lstat(path: UserString, to: UserAddress) -> Result<u64> {
+pub fn lstat(path: UserString, to: UserPtr<Stat>) -> Result<()> {
     let path = resolve(&Context::current(), AT_FDCWD, path, Follow::No)?;
-    to.write(&path.inode().attributes().to_stat()).map(|()| 0)
+    to.write(&path.inode().attributes().to_stat())
 }
 
 /// Attributes of an open file.
@@ -32,9 +32,9 @@ fn stat_of(open: &OpenFile) -> Result<Stat> {
 }
 
 /// fstat(2).
-pub fn fstat(fd: Fd, to: UserAddress) -> Result<u64> {
+pub fn fstat(fd: Fd, to: UserPtr<Stat>) -> Result<()> {
     let stat = stat_of(&*fd.file()?)?;
-    to.write(&stat).map(|()| 0)
+    to.write(&stat)
 }
 
 const STAT_FLAGS: AtFlags =
@@ -44,12 +44,12 @@ const STAT_FLAGS: AtFlags =
 pub fn newfstatat(
     dirfd: Fd,
     path: UserString,
-    to: UserAddress,
+    to: UserPtr<Stat>,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<()> {
     let flags = AtFlags::parse(flags, STAT_FLAGS)?;
     let stat = attributes_at(dirfd, path, flags)?.to_stat();
-    to.write(&stat).map(|()| 0)
+    to.write(&stat)
 }
 
 fn attributes_at(dirfd: Fd, path: UserString, flags: AtFlags) -> Result<Attributes> {
@@ -133,7 +133,7 @@ pub fn statx(
     Flags(flags): Flags,
     Flags(mask): Flags,
     to: UserAddress,
-) -> Result<u64> {
+) -> Result<()> {
     let flags = AtFlags::parse(flags, STAT_FLAGS | AtFlags::STATX_SYNC)?;
     if mask & STATX_RESERVED != 0 || flags.contains(AtFlags::STATX_SYNC) {
         return Err(Errno::EINVAL);
@@ -163,16 +163,16 @@ pub fn statx(
         mount_id: 0,
         rest: [0; 13],
     };
-    to.write(&statx).map(|()| 0)
+    to.write(&statx)
 }
 
 /// access(2).
-pub fn access(path: UserString, Mode(mode): Mode) -> Result<u64> {
+pub fn access(path: UserString, Mode(mode): Mode) -> Result<()> {
     check_access(AT_FDCWD, path, mode, AtFlags::empty())
 }
 
 /// faccessat(2): the kernel's call has no flags.
-pub fn faccessat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<u64> {
+pub fn faccessat(dirfd: Fd, path: UserString, Mode(mode): Mode) -> Result<()> {
     check_access(dirfd, path, mode, AtFlags::empty())
 }
 
@@ -182,13 +182,13 @@ pub fn faccessat2(
     path: UserString,
     Mode(mode): Mode,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<()> {
     let allowed = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EACCESS_OR_REMOVEDIR | AtFlags::EMPTY_PATH;
     let flags = AtFlags::parse(flags, allowed)?;
     check_access(dirfd, path, mode, flags)
 }
 
-fn check_access(dirfd: Fd, path: UserString, mode: u32, flags: AtFlags) -> Result<u64> {
+fn check_access(dirfd: Fd, path: UserString, mode: u32, flags: AtFlags) -> Result<()> {
     let access = Access::from_bits(mode).ok_or(Errno::EINVAL)?;
     let mut context = Context::current();
     if !flags.contains(AtFlags::EACCESS_OR_REMOVEDIR) {
@@ -198,20 +198,20 @@ fn check_access(dirfd: Fd, path: UserString, mode: u32, flags: AtFlags) -> Resul
     if !access.is_empty() {
         context.identity.check(&**path.inode(), access)?;
     }
-    Ok(0)
+    Ok(())
 }
 
 /// readlink(2).
-pub fn readlink(path: UserString, buffer: UserAddress, size: i32) -> Result<u64> {
+pub fn readlink(path: UserString, buffer: UserAddress, size: i32) -> Result<usize> {
     read_link_at(AT_FDCWD, path, buffer, size)
 }
 
 /// readlinkat(2).
-pub fn readlinkat(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> Result<u64> {
+pub fn readlinkat(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> Result<usize> {
     read_link_at(dirfd, path, buffer, size)
 }
 
-fn read_link_at(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> Result<u64> {
+fn read_link_at(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> Result<usize> {
     let size = usize::try_from(size).ok().filter(|&size| size > 0).ok_or(Errno::EINVAL)?;
     let path = path.read_path()?;
     let context = Context::current();
@@ -231,17 +231,16 @@ fn read_link_at(dirfd: Fd, path: UserString, buffer: UserAddress, size: i32) -> 
     };
     let len = target.len().min(size);
     buffer.write_bytes(&target[..len])?;
-    Ok(len as u64)
+    Ok(len)
 }
 
 /// statfs(2).
-pub fn statfs(path: UserString, to: UserAddress) -> Result<u64> {
+pub fn statfs(path: UserString, to: UserPtr<Statfs>) -> Result<()> {
     let path = resolve(&Context::current(), AT_FDCWD, path, Follow::Yes)?;
-    to.write(&path.inode().statfs()).map(|()| 0)
+    to.write(&path.inode().statfs())
 }
 
 /// fstatfs(2).
-pub fn fstatfs(fd: Fd, to: UserAddress) -> Result<u64> {
-    let statfs: Statfs = place_of(&Context::current(), fd)?.inode().statfs();
-    to.write(&statfs).map(|()| 0)
+pub fn fstatfs(fd: Fd, to: UserPtr<Statfs>) -> Result<()> {
+    to.write(&place_of(&Context::current(), fd)?.inode().statfs())
 }

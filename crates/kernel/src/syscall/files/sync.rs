@@ -6,50 +6,50 @@ use crate::fs::file::OpenFile;
 
 /// Nothing lies between a write and the file, so there is nothing to wait for,
 /// unless the file is on the host.
-fn synchronized(open: &OpenFile) -> Result<u64> {
-    if open.file.seekable() { open.file.sync().map(|()| 0) } else { Err(Errno::EINVAL) }
+fn synchronized(open: &OpenFile) -> Result<()> {
+    if open.file.seekable() { open.file.sync() } else { Err(Errno::EINVAL) }
 }
 
 /// fsync(2) and fdatasync(2).
-pub fn fsync(fd: Fd) -> Result<u64> {
+pub fn fsync(fd: Fd) -> Result<()> {
     synchronized(&*fd.usable_file()?)
 }
 
 /// sync(2).
-pub fn sync() -> Result<u64> {
-    Ok(0)
+pub fn sync() -> Result<()> {
+    Ok(())
 }
 
 /// syncfs(2).
-pub fn syncfs(fd: Fd) -> Result<u64> {
-    fd.file().map(|_| 0)
+pub fn syncfs(fd: Fd) -> Result<()> {
+    fd.file().map(drop)
 }
 
 /// sync_file_range(2).
-pub fn sync_file_range(fd: Fd, offset: i64, len: i64, Flags(flags): Flags) -> Result<u64> {
+pub fn sync_file_range(fd: Fd, offset: i64, len: i64, Flags(flags): Flags) -> Result<()> {
     let open = fd.usable_file()?;
     if offset < 0 || len < 0 || flags & !7 != 0 {
         return Err(Errno::EINVAL);
     }
-    if open.file.seekable() { Ok(0) } else { Err(Errno::ESPIPE) }
+    if open.file.seekable() { Ok(()) } else { Err(Errno::ESPIPE) }
 }
 
 const POSIX_FADV_NOREUSE: u32 = 5;
 
 /// fadvise64(2): advice, which may be ignored.
-pub fn fadvise64(fd: Fd, _: u64, len: i64, advice: u32) -> Result<u64> {
+pub fn fadvise64(fd: Fd, _: u64, len: i64, advice: u32) -> Result<()> {
     let open = fd.usable_file()?;
     if advice > POSIX_FADV_NOREUSE || len < 0 {
         return Err(Errno::EINVAL);
     }
-    if open.file.seekable() { Ok(0) } else { Err(Errno::ESPIPE) }
+    if open.file.seekable() { Ok(()) } else { Err(Errno::ESPIPE) }
 }
 
 /// readahead(2): advice, too.
-pub fn readahead(fd: Fd, _: u64, _: u64) -> Result<u64> {
+pub fn readahead(fd: Fd, _: u64, _: u64) -> Result<()> {
     let open = fd.usable_file()?;
     if !open.flags().can_read() {
         return Err(Errno::EBADF);
     }
-    if open.file.mmap_source().is_ok() { Ok(0) } else { Err(Errno::EINVAL) }
+    if open.file.mmap_source().is_ok() { Ok(()) } else { Err(Errno::EINVAL) }
 }

@@ -25,18 +25,18 @@ fn pages(UserAddress(at): UserAddress, len: u64) -> (u64, u64) {
 }
 
 /// Changes whether a range is locked, as far as it is mapped.
-fn mark(mm: &AddressSpace, (start, len): (u64, u64), set: VmaFlags) -> Result<u64> {
+fn mark(mm: &AddressSpace, (start, len): (u64, u64), set: VmaFlags) -> Result<()> {
     let end = start.checked_add(len).ok_or(Errno::EINVAL)?;
     if start == end {
-        return Ok(0);
+        return Ok(());
     }
     let is_covered = mm.covers(start, end);
     mm.change_flags(start, end, set, VmaFlags::LOCKED - set);
-    if is_covered { Ok(0) } else { Err(Errno::ENOMEM) }
+    if is_covered { Ok(()) } else { Err(Errno::ENOMEM) }
 }
 
 /// mlock(2).
-pub fn mlock(start: UserAddress, len: u64) -> Result<u64> {
+pub fn mlock(start: UserAddress, len: u64) -> Result<()> {
     own_limit().check_right()?;
     let (start, len) = pages(start, len);
     let mm = current_process().mm();
@@ -47,7 +47,7 @@ pub fn mlock(start: UserAddress, len: u64) -> Result<u64> {
 }
 
 /// mlock2(2).
-pub fn mlock2(start: UserAddress, len: u64, Flags(flags): Flags) -> Result<u64> {
+pub fn mlock2(start: UserAddress, len: u64, Flags(flags): Flags) -> Result<()> {
     const ONFAULT: u32 = 1;
     if flags & !ONFAULT != 0 {
         return Err(Errno::EINVAL);
@@ -56,12 +56,12 @@ pub fn mlock2(start: UserAddress, len: u64, Flags(flags): Flags) -> Result<u64> 
 }
 
 /// munlock(2).
-pub fn munlock(start: UserAddress, len: u64) -> Result<u64> {
+pub fn munlock(start: UserAddress, len: u64) -> Result<()> {
     mark(&current_process().mm(), pages(start, len), VmaFlags::empty())
 }
 
 /// mlockall(2).
-pub fn mlockall(Flags(flags): Flags) -> Result<u64> {
+pub fn mlockall(Flags(flags): Flags) -> Result<()> {
     const CURRENT: u32 = 1;
     const FUTURE: u32 = 2;
     const ONFAULT: u32 = 4;
@@ -78,13 +78,13 @@ pub fn mlockall(Flags(flags): Flags) -> Result<u64> {
     if is_current {
         mm.change_flags(0, GUEST_MAX, VmaFlags::LOCKED, VmaFlags::empty());
     }
-    Ok(0)
+    Ok(())
 }
 
 /// munlockall(2).
-pub fn munlockall() -> Result<u64> {
+pub fn munlockall() -> Result<()> {
     let mm = current_process().mm();
     mm.set_locks_new(false);
     mm.change_flags(0, GUEST_MAX, VmaFlags::empty(), VmaFlags::LOCKED);
-    Ok(0)
+    Ok(())
 }

@@ -144,13 +144,13 @@ fn file_backing(fd: Fd, prot: u32, shared: bool) -> Result<(Arc<FileBacking>, bo
 }
 
 /// munmap(2).
-pub fn munmap(UserAddress(start): UserAddress, len: u64) -> Result<u64> {
+pub fn munmap(UserAddress(start): UserAddress, len: u64) -> Result<()> {
     current_process().mm().unmap(start, len)?;
-    Ok(0)
+    Ok(())
 }
 
 /// mprotect(2).
-pub fn mprotect(UserAddress(start): UserAddress, len: u64, Flags(prot): Flags) -> Result<u64> {
+pub fn mprotect(UserAddress(start): UserAddress, len: u64, Flags(prot): Flags) -> Result<()> {
     const PROT_GROWSDOWN: u32 = 0x0100_0000;
     const PROT_GROWSUP: u32 = 0x0200_0000;
     if start & 4095 != 0 || prot & !(7 | 8 | PROT_GROWSDOWN | PROT_GROWSUP) != 0 {
@@ -166,7 +166,7 @@ pub fn mprotect(UserAddress(start): UserAddress, len: u64, Flags(prot): Flags) -
     }
     match current_process().mm().protect(from, bytes, prot & 7) {
         Err(Errno::EINVAL) => Err(Errno::ENOMEM),
-        outcome => outcome.map(|()| 0),
+        outcome => outcome,
     }
 }
 
@@ -197,7 +197,7 @@ pub fn mremap(
 }
 
 /// madvise(2).
-pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result<u64> {
+pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result<()> {
     if start & 4095 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -226,7 +226,7 @@ pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result
         _ => return Err(Errno::EINVAL),
     };
     if start == end {
-        return Ok(0);
+        return Ok(());
     }
     let covered = mm.covers(start, end);
     match act {
@@ -249,11 +249,11 @@ pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result
             mm.change_flags(start, end, set, clear);
         }
     }
-    if covered { Ok(0) } else { Err(Errno::ENOMEM) }
+    if covered { Ok(()) } else { Err(Errno::ENOMEM) }
 }
 
 /// msync(2): a shared mapping and its file are the same pages already.
-pub fn msync(UserAddress(start): UserAddress, len: u64, Flags(flags): Flags) -> Result<u64> {
+pub fn msync(UserAddress(start): UserAddress, len: u64, Flags(flags): Flags) -> Result<()> {
     const ASYNC: u32 = 1;
     const INVALIDATE: u32 = 2;
     const SYNC: u32 = 4;
@@ -264,11 +264,11 @@ pub fn msync(UserAddress(start): UserAddress, len: u64, Flags(flags): Flags) -> 
         return Err(Errno::EINVAL);
     }
     let end = page_align_up(len).and_then(|len| start.checked_add(len)).ok_or(Errno::ENOMEM)?;
-    if current_process().mm().covers(start, end) { Ok(0) } else { Err(Errno::ENOMEM) }
+    if current_process().mm().covers(start, end) { Ok(()) } else { Err(Errno::ENOMEM) }
 }
 
 /// mincore(2): every mapped page counts as resident, since nothing is paged out.
-pub fn mincore(UserAddress(start): UserAddress, len: u64, to: UserAddress) -> Result<u64> {
+pub fn mincore(UserAddress(start): UserAddress, len: u64, to: UserAddress) -> Result<()> {
     if start & 4095 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -279,5 +279,5 @@ pub fn mincore(UserAddress(start): UserAddress, len: u64, to: UserAddress) -> Re
     for page in 0..(end - start) / 4096 {
         to.offset(page).write(&1u8)?;
     }
-    Ok(0)
+    Ok(())
 }

@@ -4,7 +4,7 @@ pub mod transfer;
 
 use alloc::sync::Arc;
 
-use crate::args::{Fd, Flags};
+use crate::args::{Fd, Flags, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table;
 use crate::fs::fd_table::{NewDescriptor, OnExec};
@@ -118,14 +118,19 @@ fn unix_type(kind: u32) -> Result<SocketType> {
 }
 
 /// socket(2).
-pub fn socket(family: u32, Flags(kind): Flags, protocol: u32) -> Result<u64> {
+pub fn socket(family: u32, Flags(kind): Flags, protocol: u32) -> Result<i32> {
     let (kind, flags) = split_type(kind)?;
     let open = new_file(create(family, kind, protocol)?, flags);
-    fd_table::install(open, flags).map(|fd| fd as u64)
+    fd_table::install(open, flags)
 }
 
 /// socketpair(2).
-pub fn socketpair(family: u32, Flags(kind): Flags, protocol: u32, at: UserAddress) -> Result<u64> {
+pub fn socketpair(
+    family: u32,
+    Flags(kind): Flags,
+    protocol: u32,
+    at: UserPtr<[i32; 2]>,
+) -> Result<()> {
     let (kind, flags) = split_type(kind)?;
     if family != AF_UNIX as u32 {
         // Whatever the family, there must be such a socket first.
@@ -135,52 +140,48 @@ pub fn socketpair(family: u32, Flags(kind): Flags, protocol: u32, at: UserAddres
     if protocol > 1 {
         return Err(Errno::EPROTONOSUPPORT);
     }
-    at.check(8)?;
+    at.check(1)?;
     let net = &crate::state::kernel().net;
     let (first, second) = net.unix.pair(unix_type(kind)?, &net.inodes);
     fd_table::install_pair(at, [new_file(first, flags), new_file(second, flags)], flags)
 }
 
 /// bind(2).
-pub fn bind(fd: Fd, address: UserAddress, len: u32) -> Result<u64> {
+pub fn bind(fd: Fd, address: UserAddress, len: u32) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let address = SocketAddress::from_user(address, len as usize)?;
     socket.protocol()?.bind(&address)?;
     crate::net::ready_for_clients();
-    Ok(0)
+    Ok(())
 }
 
 /// listen(2).
-pub fn listen(fd: Fd, backlog: i32) -> Result<u64> {
+pub fn listen(fd: Fd, backlog: i32) -> Result<()> {
     SocketFd::get(fd)?.protocol()?.listen(backlog)?;
     crate::net::ready_for_clients();
-    Ok(0)
+    Ok(())
 }
 
 /// accept(2).
-pub fn accept(fd: Fd, address: UserAddress, len: UserAddress) -> Result<u64> {
-    accept_connection(fd, address, len, OpenFlags::empty())
+pub fn accept(fd: Fd, address: UserAddress, len: UserPtr<i32>) -> Result<i32> {
+    accept4(fd, address, len, Flags(0))
 }
 
 /// accept4(2).
-pub fn accept4(fd: Fd, address: UserAddress, len: UserAddress, Flags(flags): Flags) -> Result<u64> {
+pub fn accept4(
+    fd: Fd,
+    address: UserAddress,
+    len: UserPtr<i32>,
+    Flags(flags): Flags,
+) -> Result<i32> {
     let flags = OpenFlags::from_bits_retain(flags);
     if !TYPE_FLAGS.contains(flags) {
         return Err(Errno::EINVAL);
     }
-    accept_connection(fd, address, len, flags)
-}
-
-fn accept_connection(
-    fd: Fd,
-    address: UserAddress,
-    len: UserAddress,
-    flags: OpenFlags,
-) -> Result<u64> {
     let socket = SocketFd::get(fd)?;
     let protocol = socket.protocol()?;
     if !address.is_null() {
-        len.read::<i32>()?;
+        len.read()?;
     }
     let timeout = protocol.common().options.borrow_mut().receive_timeout_ns;
     // Without a free descriptor the connection goes on waiting.
@@ -190,12 +191,12 @@ fn accept_connection(
     let peer = accepted.peer_address().unwrap_or(SocketAddress::Unspecified);
     let open = new_file(accepted, flags);
     // As on Linux, a connection whose address cannot be told is closed.
-    peer.to_user(address, len)?;
-    Ok(descriptor.install(open, OnExec::of(flags)) as u64)
+    peer.to_user(address, len.0)?;
+    Ok(descriptor.install(open, OnExec::of(flags)))
 }
 
 /// connect(2).
-pub fn connect(fd: Fd, address: UserAddress, len: u32) -> Result<u64> {
+pub fn connect(fd: Fd, address: UserAddress, len: u32) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let address = SocketAddress::from_user(address, len as usize)?;
     let protocol = socket.protocol()?;
@@ -207,45 +208,45 @@ pub fn connect(fd: Fd, address: UserAddress, len: u32) -> Result<u64> {
             match socket.open.blocking(timeout, || protocol.finish_connect()) {
                 // connect(2) with SO_SNDTIMEO: goes on in the background.
                 Err(Errno::EAGAIN) => Err(Errno::EINPROGRESS),
-                outcome => outcome.map(|()| 0),
+                outcome => outcome,
             }
         }
-        outcome => outcome.map(|()| 0),
+        outcome => outcome,
     }
 }
 
 /// getsockname(2).
-pub fn getsockname(fd: Fd, address: UserAddress, len: UserAddress) -> Result<u64> {
+pub fn getsockname(fd: Fd, address: UserAddress, len: UserAddress) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     name_to_user(&socket.protocol()?.local_address(), address, len)
 }
 
 /// getpeername(2).
-pub fn getpeername(fd: Fd, address: UserAddress, len: UserAddress) -> Result<u64> {
+pub fn getpeername(fd: Fd, address: UserAddress, len: UserAddress) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     name_to_user(&socket.protocol()?.peer_address()?, address, len)
 }
 
-fn name_to_user(address: &SocketAddress, at: UserAddress, len: UserAddress) -> Result<u64> {
+fn name_to_user(address: &SocketAddress, at: UserAddress, len: UserAddress) -> Result<()> {
     if at.is_null() {
         return Err(Errno::EFAULT);
     }
-    address.to_user(at, len).map(|()| 0)
+    address.to_user(at, len)
 }
 
 /// shutdown(2).
-pub fn shutdown(fd: Fd, how: i32) -> Result<u64> {
+pub fn shutdown(fd: Fd, how: i32) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let how = ShutdownHow::from_raw(how)?;
-    socket.protocol()?.shutdown(how).map(|()| 0)
+    socket.protocol()?.shutdown(how)
 }
 
 /// setsockopt(2).
-pub fn setsockopt(fd: Fd, level: i32, name: i32, value: UserAddress, len: i32) -> Result<u64> {
+pub fn setsockopt(fd: Fd, level: i32, name: i32, value: UserAddress, len: i32) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let len = usize::try_from(len).map_err(|_| Errno::EINVAL)?;
     let protocol = socket.protocol()?;
-    options::set(protocol.as_ref(), level, name, value, len).map(|()| 0)
+    options::set(protocol.as_ref(), level, name, value, len)
 }
 
 /// getsockopt(2).
@@ -255,9 +256,9 @@ pub fn getsockopt(
     name: i32,
     value: UserAddress,
     len: UserAddress,
-) -> Result<u64> {
+) -> Result<()> {
     let socket = SocketFd::get(fd)?;
     let (at, len): (UserAddress, UserAddress) = (value, len);
     let protocol = socket.protocol()?;
-    options::get(protocol.as_ref(), level, name, at, len).map(|()| 0)
+    options::get(protocol.as_ref(), level, name, at, len)
 }

@@ -2,11 +2,10 @@
 
 use alloc::sync::Arc;
 
-use crate::args::{Fd, Flags};
+use crate::args::{Fd, Flags, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::fs::file::OpenFlags;
 use crate::io::{Sink, Source};
-use crate::ipc::timeout::Timeout;
 use crate::net::address::{AF_UNIX, SocketAddress};
 use crate::net::message::{ControlWriter, MessageHeader, read_control};
 use crate::net::options;
@@ -14,12 +13,22 @@ use crate::net::socket::{MessageFlags, Outgoing, PeerCredentials, Protocol, Rece
 use crate::platform::user::UserAddress;
 use crate::syscall::sockets::SocketFd;
 use crate::task::signal;
+use crate::time::{Timeout, Timespec};
 
 /// Most messages in one call (sendmmsg(2)).
 const MESSAGES_MAX: u32 = 1024;
-/// Bytes of `struct mmsghdr`, and where its `msg_len` lies.
-const MULTI_HEADER: u64 = 64;
-const MULTI_LEN_AT: u64 = 56;
+
+/// `struct mmsghdr`.
+#[repr(C)]
+pub struct MultiMessage {
+    header: MessageHeader,
+    len: u32,
+}
+
+impl MultiMessage {
+    /// Where the length of what was transferred goes.
+    const LEN_AT: u64 = core::mem::offset_of!(Self, len) as u64;
+}
 
 /// Runs `attempt`, waiting in between unless the call or the descriptor forbids it.
 fn maybe_wait<T>(
@@ -104,9 +113,8 @@ fn receive(socket: &SocketFd, sink: &mut Sink<'_>, flags: MessageFlags) -> Resul
 }
 
 /// What a receive returns: with `MSG_TRUNC`, the length that the datagram had.
-fn count(received: &Received, flags: MessageFlags) -> u64 {
-    let length = if flags.contains(MessageFlags::TRUNC) { received.length } else { received.bytes };
-    length as u64
+fn count(received: &Received, flags: MessageFlags) -> usize {
+    if flags.contains(MessageFlags::TRUNC) { received.length } else { received.bytes }
 }
 
 fn flags(raw: u32) -> MessageFlags {
@@ -121,14 +129,14 @@ pub fn sendto(
     Flags(bits): Flags,
     address: UserAddress,
     address_len: u32,
-) -> Result<u64> {
+) -> Result<usize> {
     let socket = SocketFd::get(fd)?;
     let mut source = Source::user(buffer, len)?;
     let mut message = Outgoing { flags: flags(bits), ..Outgoing::default() };
     if !address.is_null() {
         message.to = Some(SocketAddress::from_user(address, address_len as usize)?);
     }
-    send(&socket, &mut source, &mut message).map(|count| count as u64)
+    send(&socket, &mut source, &mut message)
 }
 
 /// recvfrom(2), and recv(2) of the C library.
@@ -139,7 +147,7 @@ pub fn recvfrom(
     Flags(bits): Flags,
     address: UserAddress,
     address_len: UserAddress,
-) -> Result<u64> {
+) -> Result<usize> {
     let socket = SocketFd::get(fd)?;
     let mut sink = Sink::user(buffer, len)?;
     let flags = flags(bits);
@@ -171,12 +179,12 @@ fn send_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> Resu
 }
 
 /// sendmsg(2).
-pub fn sendmsg(fd: Fd, message: UserAddress, Flags(bits): Flags) -> Result<u64> {
+pub fn sendmsg(fd: Fd, message: UserAddress, Flags(bits): Flags) -> Result<usize> {
     let socket = SocketFd::get(fd)?;
-    send_message(&socket, message, flags(bits)).map(|count| count as u64)
+    send_message(&socket, message, flags(bits))
 }
 
-fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> Result<u64> {
+fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> Result<usize> {
     let header: MessageHeader = at.read()?;
     let vector_count = usize::try_from(header.vector_count).map_err(|_| Errno::EMSGSIZE)?;
     if vector_count > crate::io::IOV_MAX {
@@ -217,52 +225,63 @@ fn receive_message(socket: &SocketFd, at: UserAddress, flags: MessageFlags) -> R
 }
 
 /// recvmsg(2).
-pub fn recvmsg(fd: Fd, message: UserAddress, Flags(bits): Flags) -> Result<u64> {
+pub fn recvmsg(fd: Fd, message: UserAddress, Flags(bits): Flags) -> Result<usize> {
     let socket = SocketFd::get(fd)?;
     receive_message(&socket, message, flags(bits))
 }
 
 /// sendmmsg(2): stops at the first error, which is reported only if nothing
 /// was sent.
-pub fn sendmmsg(fd: Fd, messages: UserAddress, count: u32, Flags(bits): Flags) -> Result<u64> {
+pub fn sendmmsg(
+    fd: Fd,
+    messages: UserPtr<MultiMessage>,
+    count: u32,
+    Flags(bits): Flags,
+) -> Result<usize> {
     let socket = SocketFd::get(fd)?;
-    let mut done = 0;
-    for index in 0..count.min(MESSAGES_MAX) {
-        let at = messages.offset(index as u64 * MULTI_HEADER);
-        match send_message(&socket, at, flags(bits)) {
-            Ok(sent) => at.offset(MULTI_LEN_AT).write(&(sent as u32))?,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
-        }
-        done += 1;
-    }
-    Ok(done)
+    several(messages, count, |message| send_message(&socket, message, flags(bits)), || false)
 }
 
 /// recvmmsg(2). As on Linux, the time-out is looked at after each message only.
 pub fn recvmmsg(
     fd: Fd,
-    messages: UserAddress,
+    messages: UserPtr<MultiMessage>,
     count: u32,
     Flags(bits): Flags,
-    timeout: UserAddress,
-) -> Result<u64> {
+    timeout: UserPtr<Timespec>,
+) -> Result<usize> {
     let socket = SocketFd::get(fd)?;
     let timeout = Timeout::from_timespec(timeout)?;
     let mut flags = flags(bits);
-    let mut done = 0;
-    for index in 0..count.min(MESSAGES_MAX) {
-        let at = messages.offset(index as u64 * MULTI_HEADER);
-        match receive_message(&socket, at, flags - MessageFlags::WAITFORONE) {
-            Ok(count) => at.offset(MULTI_LEN_AT).write(&(count as u32))?,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
-        }
-        done += 1;
+    let receive = |message| {
+        let received = receive_message(&socket, message, flags - MessageFlags::WAITFORONE);
         if flags.contains(MessageFlags::WAITFORONE) {
             flags |= MessageFlags::DONTWAIT;
         }
-        if timeout.left_ns() == Some(0) {
+        received
+    };
+    several(messages, count, receive, || timeout.left_ns() == Some(0))
+}
+
+/// Transfers messages one by one, and notes the length of each; how many that were. The error of
+/// the first counts, also that of noting its length.
+fn several(
+    messages: UserPtr<MultiMessage>,
+    count: u32,
+    mut transfer: impl FnMut(UserAddress) -> Result<usize>,
+    mut is_over: impl FnMut() -> bool,
+) -> Result<usize> {
+    let mut done = 0;
+    for index in 0..count.min(MESSAGES_MAX) as usize {
+        let at = messages.at(index).0;
+        let outcome =
+            transfer(at).and_then(|len| at.offset(MultiMessage::LEN_AT).write(&(len as u32)));
+        match outcome {
+            Ok(()) => done += 1,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        if is_over() {
             break;
         }
     }

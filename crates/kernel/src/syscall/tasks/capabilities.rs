@@ -47,13 +47,13 @@ impl Header {
 }
 
 /// capget(2): effective, permitted and inheritable words, then the high ones.
-pub fn capget(header: UserAddress, data: UserAddress) -> Result<u64> {
+pub fn capget(header: UserAddress, data: UserAddress) -> Result<()> {
     let Some(header) = Header::read(header)? else {
-        return if data.is_null() { Ok(0) } else { Err(Errno::EINVAL) };
+        return if data.is_null() { Ok(()) } else { Err(Errno::EINVAL) };
     };
     let process = header.process()?;
     if data.is_null() {
-        return Ok(0);
+        return Ok(());
     }
     let c = process.credentials.borrow_mut().clone();
     let sets = [c.effective, c.permitted, c.inheritable].map(|set| set.bits());
@@ -61,11 +61,11 @@ pub fn capget(header: UserAddress, data: UserAddress) -> Result<u64> {
         let words = sets.map(|set| (set >> (32 * word)) as u32);
         data.offset(12 * word as u64).write(&words)?;
     }
-    Ok(0)
+    Ok(())
 }
 
 /// capset(2).
-pub fn capset(header: UserAddress, data: UserAddress) -> Result<u64> {
+pub fn capset(header: UserAddress, data: UserAddress) -> Result<()> {
     let header = Header::read(header)?.ok_or(Errno::EINVAL)?;
     if header.pid != 0 && header.pid != crate::task::current().tid() as i32 {
         return Err(Errno::EPERM);
@@ -79,8 +79,7 @@ pub fn capset(header: UserAddress, data: UserAddress) -> Result<u64> {
     }
     let [effective, permitted, inheritable] = sets.map(Capabilities::from_bits_truncate);
     let mut c = current_process().credentials.borrow_mut();
-    c.set_capabilities(effective, permitted, inheritable)?;
-    Ok(0)
+    c.set_capabilities(effective, permitted, inheritable)
 }
 
 /// The part of prctl(2) that is about capabilities; none for other options.

@@ -3,13 +3,14 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::args::{Fd, Flags};
+use super::timers::ResourceUsage;
+use crate::args::{Fd, Flags, Pid, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::ipc::pidfd;
-use crate::platform::user::UserAddress;
 use crate::state::kernel;
-use crate::task::process::{Life, Process};
-use crate::task::signal::{self, SIGCHLD};
+use crate::task::ids::Processes;
+use crate::task::process::{ExitStatus, Life, Process};
+use crate::task::signal::{self, SIGCHLD, Signal, SignalRecord};
 use crate::task::wait::wait_until;
 use crate::task::{current, current_process, exit};
 
@@ -22,19 +23,11 @@ const WNOTHREAD: u32 = 0x2000_0000;
 const WALL: u32 = 0x4000_0000;
 const WCLONE: u32 = 0x8000_0000;
 
-/// Which children.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Which {
-    Any,
-    Process(u32),
-    Group(u32),
-}
-
 /// What a child has to tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum News {
-    Ended(crate::task::process::ExitStatus),
-    Stopped(u32),
+    Ended(ExitStatus),
+    Stopped(Signal),
     Continued,
 }
 
@@ -43,18 +36,8 @@ impl News {
     fn to_wait_status(self) -> u32 {
         match self {
             News::Ended(status) => status.to_wait_status(),
-            News::Stopped(signal) => signal << 8 | 0x7f,
+            News::Stopped(signal) => signal.number() << 8 | 0x7f,
             News::Continued => 0xffff,
-        }
-    }
-}
-
-impl Which {
-    fn includes(self, process: &Process) -> bool {
-        match self {
-            Which::Any => true,
-            Which::Process(pid) => process.pid == pid,
-            Which::Group(group) => process.process_group() == group,
         }
     }
 }
@@ -82,11 +65,11 @@ fn take_news(process: &Process, options: u32) -> Option<News> {
 }
 
 /// Waits for news of a child; `None` with `WNOHANG` if there is none yet.
-fn wait_for(which: Which, options: u32) -> Result<Option<(Arc<Process>, News)>> {
+fn wait_for(which: Processes, options: u32) -> Result<Option<(Arc<Process>, News)>> {
     let own = current().process.clone();
     let waits_for_kind = |child: &Process| {
         // wait(2): "clone" children are those that do not send SIGCHLD.
-        let is_clone = child.family.get().exit_signal != SIGCHLD;
+        let is_clone = child.family.get().exit_signal != Some(SIGCHLD);
         options & WALL != 0 || is_clone == (options & WCLONE != 0)
     };
     let attempt = || {
@@ -123,47 +106,29 @@ fn wait_for(which: Which, options: u32) -> Result<Option<(Arc<Process>, News)>> 
 
 /// wait4(2).
 pub fn wait4(
-    pid: i32,
-    status: UserAddress,
+    pid: Pid,
+    status: UserPtr<u32>,
     Flags(options): Flags,
-    usage: UserAddress,
-) -> Result<u64> {
+    usage: UserPtr<ResourceUsage>,
+) -> Result<u32> {
     const KNOWN: u32 = WNOHANG | WSTOPPED | WCONTINUED | WNOTHREAD | WCLONE | WALL;
     if options & !KNOWN != 0 {
         return Err(Errno::EINVAL);
     }
-    let which = match pid {
-        -1 => Which::Any,
-        0 => Which::Group(current_process().process_group()),
-        i32::MIN => return Err(Errno::ESRCH),
-        pid if pid > 0 => Which::Process(pid as u32),
-        group => Which::Group(group.unsigned_abs()),
-    };
-    let Some((child, news)) = wait_for(which, options | WEXITED)? else { return Ok(0) };
+    let Some((child, news)) = wait_for(pid.processes()?, options | WEXITED)? else { return Ok(0) };
     status.write_if_some(&news.to_wait_status())?;
-    write_usage(&child, usage)?;
-    Ok(child.pid as u64)
-}
-
-fn write_usage(child: &Process, at: UserAddress) -> Result<()> {
-    if at.is_null() {
-        return Ok(());
-    }
-    let mut usage = [0i64; 18];
-    let ns = child.cpu_ns();
-    usage[0] = (ns / 1_000_000_000) as i64;
-    usage[1] = (ns % 1_000_000_000 / 1000) as i64;
-    at.write(&usage)
+    usage.write_if_some(&ResourceUsage::of_cpu_ns(child.cpu_ns()))?;
+    Ok(child.pid)
 }
 
 /// waitid(2).
 pub fn waitid(
     kind: u32,
     id: i32,
-    info_to: UserAddress,
+    info_to: UserPtr<SignalRecord>,
     Flags(asked): Flags,
-    usage: UserAddress,
-) -> Result<u64> {
+    usage: UserPtr<ResourceUsage>,
+) -> Result<()> {
     const P_ALL: u32 = 0;
     const P_PID: u32 = 1;
     const P_PGID: u32 = 2;
@@ -174,15 +139,15 @@ pub fn waitid(
     }
     let mut options = asked;
     let which = match (kind, id) {
-        (P_ALL, _) => Which::Any,
-        (P_PID, 1..) => Which::Process(id as u32),
-        (P_PGID, 0) => Which::Group(current_process().process_group()),
-        (P_PGID, 1..) => Which::Group(id as u32),
+        (P_ALL, _) => Processes::All,
+        (P_PID, 1..) => Processes::One(id as u32),
+        (P_PGID, 0) => Processes::Group(current_process().process_group()),
+        (P_PGID, 1..) => Processes::Group(id as u32),
         (P_PIDFD, 0..) => {
             if Fd(id).file()?.flags().contains(crate::fs::file::OpenFlags::NONBLOCK) {
                 options |= WNOHANG;
             }
-            Which::Process(pidfd::process_of(Fd(id))?.pid)
+            Processes::One(pidfd::process_of(Fd(id))?.pid)
         }
         _ => return Err(Errno::EINVAL),
     };
@@ -190,15 +155,14 @@ pub fn waitid(
     if found.is_none() && options & WNOHANG != 0 && asked & WNOHANG == 0 {
         return Err(Errno::EAGAIN);
     }
-    let info = match &found {
-        Some((child, News::Ended(status))) => signal::child_ended(child, SIGCHLD, *status),
-        Some((child, News::Stopped(signal))) => signal::child_stopped(child, *signal),
-        Some((child, News::Continued)) => signal::child_continued(child),
-        None => bytemuck::Zeroable::zeroed(),
+    let Some((child, news)) = found else {
+        return info_to.write_if_some(&SignalRecord::EMPTY);
     };
-    info_to.write_if_some(&info)?;
-    if let Some((child, _)) = &found {
-        write_usage(child, usage)?;
-    }
-    Ok(0)
+    let info = match news {
+        News::Ended(status) => signal::child_ended(&child, SIGCHLD, status),
+        News::Stopped(signal) => signal::child_stopped(&child, signal),
+        News::Continued => signal::child_continued(&child),
+    };
+    info_to.write_if_some(&info.into())?;
+    usage.write_if_some(&ResourceUsage::of_cpu_ns(child.cpu_ns()))
 }

@@ -1,7 +1,7 @@
 //! System calls on user and group ids.
 
+use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
-use crate::platform::user::UserAddress;
 use crate::task::{Capabilities, Credentials, current_process};
 
 fn credentials() -> Credentials {
@@ -9,38 +9,34 @@ fn credentials() -> Credentials {
 }
 
 /// getuid(2).
-pub fn getuid() -> Result<u64> {
-    Ok(credentials().uid as u64)
+pub fn getuid() -> Result<u32> {
+    Ok(credentials().uid)
 }
 /// geteuid(2).
-pub fn geteuid() -> Result<u64> {
-    Ok(credentials().euid as u64)
+pub fn geteuid() -> Result<u32> {
+    Ok(credentials().euid)
 }
 /// getgid(2).
-pub fn getgid() -> Result<u64> {
-    Ok(credentials().gid as u64)
+pub fn getgid() -> Result<u32> {
+    Ok(credentials().gid)
 }
 /// getegid(2).
-pub fn getegid() -> Result<u64> {
-    Ok(credentials().egid as u64)
+pub fn getegid() -> Result<u32> {
+    Ok(credentials().egid)
 }
 
 /// getresuid(2).
-pub fn getresuid(real: UserAddress, effective: UserAddress, saved: UserAddress) -> Result<u64> {
-    let c = credentials();
-    real.write(&c.uid)?;
-    effective.write(&c.euid)?;
-    saved.write(&c.suid)?;
-    Ok(0)
+pub fn getresuid(real: UserPtr<u32>, effective: UserPtr<u32>, saved: UserPtr<u32>) -> Result<()> {
+    tell(credentials().users(), [real, effective, saved])
 }
 
 /// getresgid(2).
-pub fn getresgid(real: UserAddress, effective: UserAddress, saved: UserAddress) -> Result<u64> {
-    let c = credentials();
-    real.write(&c.gid)?;
-    effective.write(&c.egid)?;
-    saved.write(&c.sgid)?;
-    Ok(0)
+pub fn getresgid(real: UserPtr<u32>, effective: UserPtr<u32>, saved: UserPtr<u32>) -> Result<()> {
+    tell(credentials().groups_of_process(), [real, effective, saved])
+}
+
+fn tell(ids: [u32; 3], to: [UserPtr<u32>; 3]) -> Result<()> {
+    ids.iter().zip(to).try_for_each(|(id, to)| to.write(id))
 }
 
 /// Which of real, effective and saved id stay as they are.
@@ -57,21 +53,21 @@ fn check(c: &Credentials, capability: Capabilities, ids: &[u32], own: &[u32]) ->
 }
 
 /// setresuid(2).
-pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<u64> {
+pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<()> {
     let mut c = current_process().credentials.borrow_mut();
     let new = wanted([real, effective, saved], c.users());
     check(&c, Capabilities::SETUID, &new, &c.users())?;
     c.set_users(new);
-    Ok(0)
+    Ok(())
 }
 
 /// setresgid(2).
-pub fn setresgid(real: u32, effective: u32, saved: u32) -> Result<u64> {
+pub fn setresgid(real: u32, effective: u32, saved: u32) -> Result<()> {
     let mut c = current_process().credentials.borrow_mut();
     let new = wanted([real, effective, saved], c.groups_of_process());
     check(&c, Capabilities::SETGID, &new, &c.groups_of_process())?;
     c.set_groups(new);
-    Ok(0)
+    Ok(())
 }
 
 /// `EINVAL` for the number that is no id.
@@ -80,25 +76,25 @@ fn valid(id: u32) -> Result<u32> {
 }
 
 /// setuid(2).
-pub fn setuid(id: u32) -> Result<u64> {
+pub fn setuid(id: u32) -> Result<()> {
     let id = valid(id)?;
     let mut c = current_process().credentials.borrow_mut();
     check(&c, Capabilities::SETUID, &[id], &[c.uid, c.suid])?;
     let [uid, _, suid] = c.users();
     let new = if c.can(Capabilities::SETUID) { [id; 3] } else { [uid, id, suid] };
     c.set_users(new);
-    Ok(0)
+    Ok(())
 }
 
 /// setgid(2).
-pub fn setgid(id: u32) -> Result<u64> {
+pub fn setgid(id: u32) -> Result<()> {
     let id = valid(id)?;
     let mut c = current_process().credentials.borrow_mut();
     check(&c, Capabilities::SETGID, &[id], &[c.gid, c.sgid])?;
     let [gid, _, sgid] = c.groups_of_process();
     let new = if c.can(Capabilities::SETGID) { [id; 3] } else { [gid, id, sgid] };
     c.set_groups(new);
-    Ok(0)
+    Ok(())
 }
 
 /// The saved id after a call that sets real and effective id: it follows the
@@ -109,68 +105,68 @@ fn saved(real: u32, old: [u32; 3], effective: u32) -> u32 {
 }
 
 /// setreuid(2).
-pub fn setreuid(real: u32, effective: u32) -> Result<u64> {
+pub fn setreuid(real: u32, effective: u32) -> Result<()> {
     let mut c = current_process().credentials.borrow_mut();
     let old = c.users();
     let [real, effective] = wanted([real, effective], [old[0], old[1]]);
     check(&c, Capabilities::SETUID, &[real], &old[..2])?;
     check(&c, Capabilities::SETUID, &[effective], &old)?;
     c.set_users([real, effective, saved(real, old, effective)]);
-    Ok(0)
+    Ok(())
 }
 
 /// setregid(2).
-pub fn setregid(real: u32, effective: u32) -> Result<u64> {
+pub fn setregid(real: u32, effective: u32) -> Result<()> {
     let mut c = current_process().credentials.borrow_mut();
     let old = c.groups_of_process();
     let [real, effective] = wanted([real, effective], [old[0], old[1]]);
     check(&c, Capabilities::SETGID, &[real], &old[..2])?;
     check(&c, Capabilities::SETGID, &[effective], &old)?;
     c.set_groups([real, effective, saved(real, old, effective)]);
-    Ok(0)
+    Ok(())
 }
 
 /// setfsuid(2): returns the old id and never fails.
-pub fn setfsuid(id: u32) -> Result<u64> {
+pub fn setfsuid(id: u32) -> Result<u32> {
     let mut c = current_process().credentials.borrow_mut();
     let (old, new) = (c.fsuid, id);
     let own = [c.uid, c.euid, c.suid, c.fsuid];
     if new != UNCHANGED && check(&c, Capabilities::SETUID, &[new], &own).is_ok() {
         c.set_file_user(new);
     }
-    Ok(old as u64)
+    Ok(old)
 }
 
 /// setfsgid(2): returns the old id and never fails.
-pub fn setfsgid(id: u32) -> Result<u64> {
+pub fn setfsgid(id: u32) -> Result<u32> {
     let mut c = current_process().credentials.borrow_mut();
     let (old, new) = (c.fsgid, id);
     let own = [c.gid, c.egid, c.sgid, c.fsgid];
     if new != UNCHANGED && check(&c, Capabilities::SETGID, &[new], &own).is_ok() {
         c.fsgid = new;
     }
-    Ok(old as u64)
+    Ok(old)
 }
 
 /// getgroups(2).
-pub fn getgroups(size: i32, to: UserAddress) -> Result<u64> {
+pub fn getgroups(size: i32, to: UserPtr<u32>) -> Result<usize> {
     let groups = credentials().groups;
     if size < 0 || size > 0 && (size as usize) < groups.len() {
         return Err(Errno::EINVAL);
     }
     if size > 0 {
-        to.write_bytes(bytemuck::cast_slice(&groups))?;
+        to.write_slice(&groups)?;
     }
-    Ok(groups.len() as u64)
+    Ok(groups.len())
 }
 
 /// setgroups(2).
-pub fn setgroups(count: usize, from: UserAddress) -> Result<u64> {
+pub fn setgroups(count: usize, from: UserPtr<u32>) -> Result<()> {
     credentials().require(Capabilities::SETGID)?;
     if count > 65536 {
         return Err(Errno::EINVAL);
     }
     let groups = from.read_array(count)?;
     current_process().credentials.borrow_mut().groups = groups;
-    Ok(0)
+    Ok(())
 }

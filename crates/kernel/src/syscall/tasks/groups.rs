@@ -1,42 +1,32 @@
 //! System calls on process groups and sessions (credentials(7)).
 
-use alloc::sync::Arc;
-
+use crate::args::Pid;
 use crate::errno::{Errno, Result};
 use crate::state::kernel;
-use crate::task::{Process, current, current_process};
+use crate::task::current_process;
 
 /// getppid(2): the first process has no parent.
-pub fn getppid() -> Result<u64> {
-    Ok(current_process().parent_pid() as u64)
+pub fn getppid() -> Result<u32> {
+    Ok(current_process().parent_pid())
 }
 
 /// getpgid(2).
-pub fn getpgid(pid: i32) -> Result<u64> {
-    of_process(pid).map(|process| process.process_group() as u64)
+pub fn getpgid(pid: Pid) -> Result<u32> {
+    pid.process().map(|process| process.process_group())
 }
 
 /// getpgrp(2).
-pub fn getpgrp() -> Result<u64> {
-    Ok(current_process().process_group() as u64)
+pub fn getpgrp() -> Result<u32> {
+    Ok(current_process().process_group())
 }
 
 /// getsid(2).
-pub fn getsid(pid: i32) -> Result<u64> {
-    of_process(pid).map(|process| process.session() as u64)
-}
-
-/// A process by id, 0 being the caller; `ESRCH`.
-pub(super) fn of_process(pid: i32) -> Result<Arc<Process>> {
-    match pid {
-        0 => Ok(current().process.clone()),
-        1.. => kernel().tasks.process(pid as u32).ok_or(Errno::ESRCH),
-        _ => Err(Errno::ESRCH),
-    }
+pub fn getsid(pid: Pid) -> Result<u32> {
+    pid.process().map(|process| process.session())
 }
 
 /// setsid(2).
-pub fn setsid() -> Result<u64> {
+pub fn setsid() -> Result<u32> {
     let own = current_process();
     let leads_a_group =
         !kernel().tasks.processes_where(|process| process.process_group() == own.pid).is_empty();
@@ -46,16 +36,16 @@ pub fn setsid() -> Result<u64> {
     let mut family = own.family.borrow_mut();
     family.session = own.pid;
     family.group = own.pid;
-    Ok(own.pid as u64)
+    Ok(own.pid)
 }
 
 /// setpgid(2).
-pub fn setpgid(pid: i32, group: i32) -> Result<u64> {
+pub fn setpgid(pid: Pid, group: i32) -> Result<()> {
     let own = current_process();
     if group < 0 {
         return Err(Errno::EINVAL);
     }
-    let target = of_process(pid)?;
+    let target = pid.process()?;
     let family = target.family.get();
     if target.pid != own.pid {
         if family.parent != own.pid {
@@ -78,5 +68,5 @@ pub fn setpgid(pid: i32, group: i32) -> Result<u64> {
         return Err(Errno::EPERM);
     }
     target.family.borrow_mut().group = group;
-    Ok(0)
+    Ok(())
 }

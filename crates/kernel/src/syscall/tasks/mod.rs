@@ -2,9 +2,15 @@
 
 mod capabilities;
 mod children;
+pub mod clone;
 mod credentials;
+pub mod futex;
 mod groups;
+pub mod pidfd;
+pub mod posix_timers;
 mod scheduling;
+pub mod signals;
+pub mod timers;
 
 pub use capabilities::{capget, capset};
 pub use children::*;
@@ -15,7 +21,7 @@ pub use scheduling::*;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::args::{Fd, Flags, UserString, Word};
+use crate::args::{Fd, Flags, Pid, SignalNumber, UserString, Word};
 use crate::errno::{Errno, Result};
 use crate::exec::{ARGUMENTS_MAX, Program};
 use crate::fs::Context;
@@ -23,6 +29,7 @@ use crate::fs::walk::Follow;
 use crate::platform::user::UserAddress;
 use crate::state::{RELEASE, VERSION, kernel};
 use crate::task::process::ResourceLimit;
+use crate::task::signal::Signal;
 use crate::task::{Capabilities, current, current_process, exit, fork_id};
 
 /// getpid(2).
@@ -34,17 +41,17 @@ pub fn getpid() -> Result<u64> {
 }
 
 /// gettid(2).
-pub fn gettid() -> Result<u64> {
-    Ok(current().tid() as u64)
+pub fn gettid() -> Result<u32> {
+    Ok(current().tid())
 }
 
 /// exit_group(2).
-pub fn exit_group(code: u32) -> Result<u64> {
+pub fn exit_group(code: u32) -> Result<()> {
     exit::exit_group(code)
 }
 
 /// exit(2).
-pub fn exit(code: u32) -> Result<u64> {
+pub fn exit(code: u32) -> Result<()> {
     exit::exit_thread(crate::task::process::ExitStatus::Exited(code as u8))
 }
 
@@ -130,35 +137,34 @@ fn read_strings(array: UserAddress, budget: &mut usize) -> Result<Vec<Vec<u8>>> 
 }
 
 /// set_tid_address(2).
-pub fn set_tid_address(UserAddress(at): UserAddress) -> Result<u64> {
+pub fn set_tid_address(UserAddress(at): UserAddress) -> Result<u32> {
     let thread = current();
     thread.clear_child_tid.store(at, Relaxed);
-    Ok(thread.tid() as u64)
+    Ok(thread.tid())
 }
 
 /// set_robust_list(2).
-pub fn set_robust_list(UserAddress(head): UserAddress, size: usize) -> Result<u64> {
+pub fn set_robust_list(UserAddress(head): UserAddress, size: usize) -> Result<()> {
     const HEAD_SIZE: usize = 24;
     if size != HEAD_SIZE {
         return Err(Errno::EINVAL);
     }
     current().robust_list.store(head, Relaxed);
-    Ok(0)
+    Ok(())
 }
 
 /// get_robust_list(2).
-pub fn get_robust_list(tid: u32, head: UserAddress, size: UserAddress) -> Result<u64> {
+pub fn get_robust_list(tid: u32, head: UserAddress, size: UserAddress) -> Result<()> {
     let thread = match tid {
         0 => crate::task::thread::current_arc(),
         tid => kernel().tasks.thread(tid).ok_or(Errno::ESRCH)?,
     };
     head.write(&thread.robust_list.load(Relaxed))?;
-    size.write(&24u64)?;
-    Ok(0)
+    size.write(&24u64)
 }
 
 /// arch_prctl(2).
-pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<u64> {
+pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<i32> {
     const ARCH_SET_GS: u32 = 0x1001;
     const ARCH_GET_GS: u32 = 0x1004;
     const ARCH_SET_FS: u32 = 0x1002;
@@ -192,7 +198,7 @@ pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<u64> {
 }
 
 /// `struct new_utsname`: six fields of 65 bytes.
-pub fn uname(to: UserAddress) -> Result<u64> {
+pub fn uname(to: UserAddress) -> Result<()> {
     let mut name = [0u8; 6 * 65];
     let hostname = kernel().hostname.borrow_mut().clone();
     let fields: [&[u8]; 6] =
@@ -201,12 +207,11 @@ pub fn uname(to: UserAddress) -> Result<u64> {
         let len = field.len().min(64);
         name[i * 65..i * 65 + len].copy_from_slice(&field[..len]);
     }
-    to.write_bytes(&name)?;
-    Ok(0)
+    to.write_bytes(&name)
 }
 
 /// sethostname(2).
-pub fn sethostname(from: UserString, len: usize) -> Result<u64> {
+pub fn sethostname(from: UserString, len: usize) -> Result<()> {
     current_process().credentials.borrow_mut().require(Capabilities::SYS_ADMIN)?;
     if len > 64 {
         return Err(Errno::EINVAL);
@@ -214,7 +219,7 @@ pub fn sethostname(from: UserString, len: usize) -> Result<u64> {
     let mut name = alloc::vec![0; len];
     from.read_bytes(&mut name)?;
     *kernel().hostname.borrow_mut() = name;
-    Ok(0)
+    Ok(())
 }
 
 /// `struct sysinfo`.
@@ -238,7 +243,7 @@ struct SystemInfo {
 }
 
 /// sysinfo(2).
-pub fn sysinfo(to: UserAddress) -> Result<u64> {
+pub fn sysinfo(to: UserAddress) -> Result<()> {
     let total = kernel().memory_total();
     let used = crate::mm::heap::bytes_in_use() + kernel().pages.borrow_mut().bytes_in_use();
     let info = SystemInfo {
@@ -249,8 +254,7 @@ pub fn sysinfo(to: UserAddress) -> Result<u64> {
         unit: 1,
         ..bytemuck::Zeroable::zeroed()
     };
-    to.write(&info)?;
-    Ok(0)
+    to.write(&info)
 }
 
 /// prctl(2).
@@ -296,14 +300,14 @@ pub fn prctl(
             thread.process.dumpable.set(argument.0 == 1);
             Ok(0)
         }
-        PR_SET_PDEATHSIG if argument.0 > 64 => Err(Errno::EINVAL),
         PR_SET_PDEATHSIG => {
-            thread.process.parent_death_signal.set(argument.0 as u32);
+            let number = u32::try_from(argument.0).map_err(|_| Errno::EINVAL)?;
+            thread.process.parent_death_signal.set(SignalNumber(number).or_probe()?);
             Ok(0)
         }
         PR_GET_PDEATHSIG => {
-            argument.write(&(thread.process.parent_death_signal.get() as i32))?;
-            Ok(0)
+            let signal = thread.process.parent_death_signal.get();
+            argument.write(&signal.map_or(0, Signal::number)).map(|()| 0)
         }
         PR_SET_CHILD_SUBREAPER => {
             thread.process.is_subreaper.set(argument.0 != 0);
@@ -324,18 +328,18 @@ pub fn prctl(
 }
 
 /// prlimit64(2).
-pub fn prlimit64(pid: i32, resource: usize, new: UserAddress, old: UserAddress) -> Result<u64> {
-    let process = of_process(pid)?;
+pub fn prlimit64(pid: Pid, resource: usize, new: UserAddress, old: UserAddress) -> Result<()> {
+    let process = pid.process()?;
     limit(&process, resource, new, old)
 }
 
 /// getrlimit(2).
-pub fn getrlimit(resource: usize, to: UserAddress) -> Result<u64> {
+pub fn getrlimit(resource: usize, to: UserAddress) -> Result<()> {
     limit(current_process(), resource, UserAddress::NULL, to)
 }
 
 /// setrlimit(2).
-pub fn setrlimit(resource: usize, from: UserAddress) -> Result<u64> {
+pub fn setrlimit(resource: usize, from: UserAddress) -> Result<()> {
     limit(current_process(), resource, from, UserAddress::NULL)
 }
 
@@ -344,7 +348,7 @@ fn limit(
     resource: usize,
     new: UserAddress,
     old: UserAddress,
-) -> Result<u64> {
+) -> Result<()> {
     let current_limit = *process.limits.borrow_mut().get(resource).ok_or(Errno::EINVAL)?;
     if !new.is_null() {
         let wanted: ResourceLimit = new.read()?;
@@ -359,16 +363,15 @@ fn limit(
         }
         process.limits.borrow_mut()[resource] = wanted;
     }
-    old.write_if_some(&current_limit)?;
-    Ok(0)
+    old.write_if_some(&current_limit)
 }
 
 /// personality(2): Linux, and nothing else.
-pub fn personality(Flags(persona): Flags) -> Result<u64> {
+pub fn personality(Flags(persona): Flags) -> Result<()> {
     match persona {
-        0 | u32::MAX => Ok(0),
+        0 | u32::MAX => Ok(()),
         // ADDR_NO_RANDOMIZE would show at the next execve.
-        0x0004_0000 => Ok(0),
+        0x0004_0000 => Ok(()),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -391,7 +394,7 @@ pub fn membarrier(command: i32, _: UserAddress, _: u64) -> Result<u64> {
 }
 
 /// getrandom(2).
-pub fn getrandom(to: UserAddress, len: usize, Flags(flags): Flags) -> Result<u64> {
+pub fn getrandom(to: UserAddress, len: usize, Flags(flags): Flags) -> Result<usize> {
     const NONBLOCK: u32 = 1;
     const RANDOM: u32 = 2;
     const INSECURE: u32 = 4;
@@ -409,5 +412,5 @@ pub fn getrandom(to: UserAddress, len: usize, Flags(flags): Flags) -> Result<u64
         to.offset(done as u64).write_bytes(&chunk[..step])?;
         done += step;
     }
-    Ok(len as u64)
+    Ok(len)
 }

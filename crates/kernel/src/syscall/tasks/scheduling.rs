@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::Flags;
+use crate::args::{Flags, Pid, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
@@ -14,26 +14,18 @@ use crate::task::process::{RLIMIT_NICE, RLIMIT_RTPRIO};
 use crate::task::sched_attributes::{NICE_RANGE, PRIORITY_MAX, Policy, Scheduling, present_cpus};
 use crate::task::thread::current_arc;
 use crate::task::{Capabilities, Process, Thread, current_process, scheduler};
+use crate::time::Timespec;
 
 /// sched_yield(2).
-pub fn sched_yield() -> Result<u64> {
+pub fn sched_yield() -> Result<()> {
     scheduler::yield_now();
-    Ok(0)
+    Ok(())
 }
 
-/// The thread with an id, the running one for 0; `ESRCH`.
-fn thread(tid: i32) -> Result<Arc<Thread>> {
-    match u32::try_from(tid) {
-        Ok(0) => Ok(current_arc()),
-        Ok(tid) => kernel().tasks.thread(tid).ok_or(Errno::ESRCH),
-        Err(_) => Err(Errno::ESRCH),
-    }
-}
-
-/// The same for calls that take a negative id for an invalid argument: all but
+/// The thread with an id, for calls that take a negative one for an invalid argument: all but
 /// those on affinity.
-fn thread_or_invalid(tid: i32) -> Result<Arc<Thread>> {
-    if tid < 0 { Err(Errno::EINVAL) } else { thread(tid) }
+fn thread_or_invalid(tid: Pid) -> Result<Arc<Thread>> {
+    if tid.0 < 0 { Err(Errno::EINVAL) } else { tid.thread() }
 }
 
 /// A privileged thread may ask for anything: `CAP_SYS_NICE`.
@@ -49,21 +41,21 @@ fn is_own(process: &Process) -> bool {
 }
 
 /// sched_getaffinity(2).
-pub fn sched_getaffinity(pid: i32, size: usize, to: UserAddress) -> Result<u64> {
+pub fn sched_getaffinity(pid: Pid, size: usize, to: UserAddress) -> Result<i32> {
     if size < 8 || !size.is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
-    let scheduling = thread(pid)?.scheduling.get();
+    let scheduling = pid.thread()?.scheduling.get();
     to.write(&scheduling.cpus(present_cpus()))?;
     Ok(8)
 }
 
 /// sched_setaffinity(2).
-pub fn sched_setaffinity(pid: i32, size: usize, from: UserAddress) -> Result<u64> {
+pub fn sched_setaffinity(pid: Pid, size: usize, from: UserAddress) -> Result<()> {
     let mut bytes = [0u8; 8];
     let len = size.min(8);
     from.read_bytes(&mut bytes[..len])?;
-    let thread = thread(pid)?;
+    let thread = pid.thread()?;
     if !is_own(&thread.process) && !is_privileged() {
         return Err(Errno::EPERM);
     }
@@ -72,21 +64,21 @@ pub fn sched_setaffinity(pid: i32, size: usize, from: UserAddress) -> Result<u64
         return Err(Errno::EINVAL);
     }
     thread.scheduling.borrow_mut().affinity = Some(wanted);
-    Ok(0)
+    Ok(())
 }
 
 /// `SCHED_RESET_ON_FORK`, part of the policy in the older calls.
 const RESET_ON_FORK: i32 = 0x4000_0000;
 
 /// sched_getscheduler(2).
-pub fn sched_getscheduler(pid: i32) -> Result<u64> {
+pub fn sched_getscheduler(pid: Pid) -> Result<u64> {
     let scheduling = thread_or_invalid(pid)?.scheduling.get();
     let flag = if scheduling.resets_on_fork { RESET_ON_FORK as u64 } else { 0 };
     Ok(scheduling.policy as u64 | flag)
 }
 
 /// sched_setscheduler(2).
-pub fn sched_setscheduler(pid: i32, policy: i32, parameters: UserAddress) -> Result<u64> {
+pub fn sched_setscheduler(pid: Pid, policy: i32, parameters: UserAddress) -> Result<()> {
     if policy < 0 {
         return Err(Errno::EINVAL);
     }
@@ -101,33 +93,33 @@ pub fn sched_setscheduler(pid: i32, policy: i32, parameters: UserAddress) -> Res
 }
 
 /// sched_setparam(2): the policy stays.
-pub fn sched_setparam(pid: i32, parameters: UserAddress) -> Result<u64> {
+pub fn sched_setparam(pid: Pid, parameters: UserAddress) -> Result<()> {
     set_policy(pid, parameters, |old, priority| Ok(Scheduling { priority, ..old }))
 }
 
 /// Reads a `struct sched_param` and changes a thread's scheduling.
 fn set_policy(
-    tid: i32,
+    tid: Pid,
     parameter: UserAddress,
     change: impl FnOnce(Scheduling, i32) -> Result<Scheduling>,
-) -> Result<u64> {
-    if tid < 0 || parameter.is_null() {
+) -> Result<()> {
+    if tid.0 < 0 || parameter.is_null() {
         return Err(Errno::EINVAL);
     }
     let priority: i32 = parameter.read()?;
-    let thread = thread(tid)?;
+    let thread = tid.thread()?;
     let wanted = change(thread.scheduling.get(), priority)?;
     change_scheduling(&thread, wanted)
 }
 
 /// Makes a change if it is valid (`EINVAL`) and the caller may make it (`EPERM`).
-fn change_scheduling(thread: &Thread, wanted: Scheduling) -> Result<u64> {
+fn change_scheduling(thread: &Thread, wanted: Scheduling) -> Result<()> {
     Scheduling::check(wanted.policy, wanted.priority)?;
     if !may_change(thread, wanted) && !is_privileged() {
         return Err(Errno::EPERM);
     }
     thread.scheduling.set(wanted);
-    Ok(0)
+    Ok(())
 }
 
 /// Whether a limit allows a nice value (getrlimit(2), `RLIMIT_NICE`).
@@ -158,13 +150,12 @@ fn may_change(thread: &Thread, wanted: Scheduling) -> bool {
 }
 
 /// sched_getparam(2).
-pub fn sched_getparam(pid: i32, parameters: UserAddress) -> Result<u64> {
+pub fn sched_getparam(pid: Pid, parameters: UserAddress) -> Result<()> {
     if parameters.is_null() {
         return Err(Errno::EINVAL);
     }
     let scheduling = thread_or_invalid(pid)?.scheduling.get();
-    parameters.write(&scheduling.priority)?;
-    Ok(0)
+    parameters.write(&scheduling.priority)
 }
 
 /// `struct sched_attr` (sched_setattr(2)) as of `SCHED_ATTR_SIZE_VER1`.
@@ -219,15 +210,15 @@ fn read_attributes(at: UserAddress) -> Result<SchedAttributes> {
 }
 
 /// sched_setattr(2).
-pub fn sched_setattr(pid: i32, from: UserAddress, Flags(flags): Flags) -> Result<u64> {
-    if pid < 0 || from.is_null() || flags != 0 {
+pub fn sched_setattr(pid: Pid, from: UserAddress, Flags(flags): Flags) -> Result<()> {
+    if pid.0 < 0 || from.is_null() || flags != 0 {
         return Err(Errno::EINVAL);
     }
     let wanted = read_attributes(from)?;
     if (wanted.policy as i32) < 0 {
         return Err(Errno::EINVAL);
     }
-    let thread = thread(pid)?;
+    let thread = pid.thread()?;
     let old = thread.scheduling.get();
     let mut scheduling = old;
     let has = |flag| wanted.flags & flag != 0;
@@ -259,14 +250,14 @@ pub fn sched_setattr(pid: i32, from: UserAddress, Flags(flags): Flags) -> Result
 }
 
 /// sched_getattr(2).
-pub fn sched_getattr(pid: i32, to: UserAddress, size: u32, Flags(flags): Flags) -> Result<u64> {
+pub fn sched_getattr(pid: Pid, to: UserAddress, size: u32, Flags(flags): Flags) -> Result<()> {
     let size = size as usize;
     let is_valid =
-        pid >= 0 && !to.is_null() && (ATTRIBUTES_OLDEST..=4096).contains(&size) && flags == 0;
+        pid.0 >= 0 && !to.is_null() && (ATTRIBUTES_OLDEST..=4096).contains(&size) && flags == 0;
     if !is_valid {
         return Err(Errno::EINVAL);
     }
-    let scheduling = thread(pid)?.scheduling.get();
+    let scheduling = pid.thread()?.scheduling.get();
     let is_real_time = scheduling.policy.is_real_time();
     let size = size.min(size_of::<SchedAttributes>());
     let attributes = SchedAttributes {
@@ -277,12 +268,11 @@ pub fn sched_getattr(pid: i32, to: UserAddress, size: u32, Flags(flags): Flags) 
         priority: scheduling.priority as u32,
         ..Zeroable::zeroed()
     };
-    to.write_bytes(&bytemuck::bytes_of(&attributes)[..size])?;
-    Ok(0)
+    to.write_bytes(&bytemuck::bytes_of(&attributes)[..size])
 }
 
 /// sched_rr_get_interval(2): time slices as Linux has them by default.
-pub fn sched_rr_get_interval(pid: i32, to: UserAddress) -> Result<u64> {
+pub fn sched_rr_get_interval(pid: Pid, to: UserPtr<Timespec>) -> Result<()> {
     const SLICE_NS: u64 = 4_000_000;
     /// `RR_TIMESLICE`.
     const ROUND_ROBIN_NS: u64 = 100_000_000;
@@ -291,8 +281,7 @@ pub fn sched_rr_get_interval(pid: i32, to: UserAddress) -> Result<u64> {
         Policy::RoundRobin => ROUND_ROBIN_NS,
         _ => SLICE_NS,
     };
-    to.write(&crate::time::Timespec::from_ns(slice_ns))?;
-    Ok(0)
+    to.write(&Timespec::from_ns(slice_ns))
 }
 
 /// The lowest and highest priority of a policy; `EINVAL`.
@@ -306,21 +295,20 @@ fn priorities(policy: i32) -> Result<(i32, i32)> {
 }
 
 /// sched_get_priority_max(2).
-pub fn sched_get_priority_max(policy: i32) -> Result<u64> {
-    Ok(priorities(policy)?.1 as u64)
+pub fn sched_get_priority_max(policy: i32) -> Result<i32> {
+    Ok(priorities(policy)?.1)
 }
 
 /// sched_get_priority_min(2).
-pub fn sched_get_priority_min(policy: i32) -> Result<u64> {
-    Ok(priorities(policy)?.0 as u64)
+pub fn sched_get_priority_min(policy: i32) -> Result<i32> {
+    Ok(priorities(policy)?.0)
 }
 
 /// getcpu(2): a CPU that the thread may run on.
-pub fn getcpu(cpu: UserAddress, node: UserAddress, _: UserAddress) -> Result<u64> {
+pub fn getcpu(cpu: UserAddress, node: UserAddress, _: UserAddress) -> Result<()> {
     let cpus = current_arc().scheduling.get().cpus(present_cpus());
     cpu.write_if_some(&cpus.trailing_zeros())?;
-    node.write_if_some(&0u32)?;
-    Ok(0)
+    node.write_if_some(&0u32)
 }
 
 /// The threads that `which` and `who` name (getpriority(2)); `ESRCH` if none.
@@ -334,7 +322,7 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
         threads.into_iter().filter(|thread| condition(&thread.process)).collect()
     };
     let found: Vec<_> = match which {
-        PRIO_PROCESS => thread(who as i32).into_iter().collect(),
+        PRIO_PROCESS => Pid(who as i32).thread().into_iter().collect(),
         PRIO_PGRP => {
             let group = if who == 0 { own.process_group() } else { who };
             of_processes(&|process| process.process_group() == group)
@@ -349,17 +337,17 @@ fn named(which: u32, who: u32) -> Result<Vec<Arc<Thread>>> {
 }
 
 /// getpriority(2): the highest priority of those named, as 20 minus nice.
-pub fn getpriority(which: u32, who: u32) -> Result<u64> {
+pub fn getpriority(which: u32, who: u32) -> Result<i32> {
     let named = named(which, who)?;
     let highest = named.iter().map(|thread| 20 - thread.scheduling.get().nice).max();
-    Ok(highest.unwrap_or(20) as u64)
+    Ok(highest.unwrap_or(20))
 }
 
 /// setpriority(2).
-pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<u64> {
+pub fn setpriority(which: u32, who: u32, priority: i32) -> Result<()> {
     let named = named(which, who)?;
     let nice = priority.clamp(NICE_RANGE.0, NICE_RANGE.1);
-    let mut outcome = Ok(0);
+    let mut outcome = Ok(());
     for thread in named {
         let process = &thread.process;
         let raises = nice < thread.scheduling.get().nice && !nice_is_within_limit(process, nice);

@@ -3,7 +3,7 @@
 
 use super::frame::push_frame;
 use super::{
-    Action, DefaultAction, SI_KERNEL, SIGSEGV, SIGTRAP, SignalInfo, UNBLOCKABLE, bit,
+    Action, DefaultAction, SI_KERNEL, SIGSEGV, SIGTRAP, Signal, SignalInfo, UNBLOCKABLE, bit,
     default_action, take_pending,
 };
 use crate::errno::{Errno, Result};
@@ -76,8 +76,8 @@ fn deliver(thread: &Thread, frame: &Frame) {
 
 /// Does what the signal's action says; whether a handler was set up.
 fn act(thread: &Thread, frame: &Frame, info: SignalInfo) -> bool {
-    let signal = info.number();
-    let action = thread.process.signals.borrow_mut().actions[signal as usize - 1];
+    let signal = info.signal;
+    let action = *thread.process.signals.borrow_mut().action(signal);
     match action.handler {
         Action::IGNORE => false,
         Action::DEFAULT => {
@@ -100,7 +100,7 @@ fn act(thread: &Thread, frame: &Frame, info: SignalInfo) -> bool {
 }
 
 fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInfo) {
-    let signal = info.number();
+    let signal = info.signal;
     let mask = {
         let mut signals = thread.signals.borrow_mut();
         signals.saved_mask.take().unwrap_or(signals.mask)
@@ -116,7 +116,7 @@ fn call_handler(thread: &Thread, frame: &Frame, action: &Action, info: SignalInf
     thread.signals.borrow_mut().mask = blocked & !UNBLOCKABLE;
     super::pass_on(&thread.process);
     if action.flags & Action::RESETHAND != 0 {
-        thread.process.signals.borrow_mut().actions[signal as usize - 1] = Action::default();
+        *thread.process.signals.borrow_mut().action(signal) = Action::default();
     }
 }
 
@@ -166,18 +166,19 @@ fn restart(frame: &Frame, number: u64) {
 /// process ends (sigprocmask(2), NOTES).
 pub fn guest_fault(frame: &Frame) {
     let thread = current();
-    if frame.signal() == SIGSEGV
+    if frame.signal() == SIGSEGV.number()
         && page_in(host_process::own_space(), frame.address(), frame.code())
     {
         return;
     }
     let (code, address) = classify(thread, frame);
-    let signal = frame.signal();
+    // The host has no others either.
+    let Some(signal) = Signal::from_number(frame.signal()) else { return };
     let mut info = SignalInfo::fault(signal, code, address);
     if signal == SIGTRAP && code == SI_KERNEL {
         info.payload[0] = 0;
     }
-    let action = thread.process.signals.borrow_mut().actions[signal as usize - 1];
+    let action = *thread.process.signals.borrow_mut().action(signal);
     let blocked = thread.signals.borrow_mut().mask & bit(signal) != 0;
     if blocked || action.handler == Action::IGNORE || action.handler == Action::DEFAULT {
         above().fatal_fault(frame, signal, code, address);
@@ -192,7 +193,7 @@ pub fn guest_fault(frame: &Frame) {
 fn classify(thread: &Thread, frame: &Frame) -> (i32, u64) {
     const SEGV_ACCERR: i32 = 2;
     const BUS_ADRERR: i32 = 2;
-    if frame.signal() != SIGSEGV || frame.code() != SEGV_MAPERR {
+    if frame.signal() != SIGSEGV.number() || frame.code() != SEGV_MAPERR {
         return (frame.code(), frame.address());
     }
     match thread.process.mm().find(frame.address()) {
@@ -202,7 +203,7 @@ fn classify(thread: &Thread, frame: &Frame) -> (i32, u64) {
         Some(_) => {
             // A page of the area that the host does not have: it lies behind the
             // end of the mapped file.
-            frame.set_signal(super::SIGBUS);
+            frame.set_signal(super::SIGBUS.number());
             (BUS_ADRERR, frame.address())
         }
     }

@@ -23,7 +23,7 @@ struct UserContext {
     mask: u64,
 }
 
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 #[repr(C)]
 struct SignalFrame {
     /// Return address of the handler: the restorer.
@@ -119,7 +119,7 @@ pub fn push_frame(
             AlternateStack { flags: SS_DISABLE, ..Default::default() };
     }
 
-    frame.rdi = info.signal as u64;
+    frame.rdi = info.signal.number() as u64;
     frame.rsi = at.offset(core::mem::offset_of!(SignalFrame, info) as u64).0;
     frame.rdx = at.offset(core::mem::offset_of!(SignalFrame, context) as u64).0;
     frame.rax = 0;

@@ -25,7 +25,7 @@ pub(super) enum Prepared {
 /// What a signal does the moment it is sent, whatever the process does with it
 /// (signal(7), kill(2)): `SIGKILL` ends, `SIGCONT` continues, and a stop and a
 /// continue signal discard each other.
-pub(super) fn prepare(process: &Process, signal: u32) -> Prepared {
+pub(super) fn prepare(process: &Process, signal: Signal) -> Prepared {
     if signal == SIGKILL {
         begin_group_exit(process, ExitStatus::Killed(SIGKILL));
         return Prepared::Done;
@@ -40,7 +40,7 @@ pub(super) fn prepare(process: &Process, signal: u32) -> Prepared {
 }
 
 fn discard(process: &Process, signals: SignalSet) {
-    let keep = |info: &SignalInfo| signals & bit(info.number()) == 0;
+    let keep = |info: &SignalInfo| signals & bit(info.signal) == 0;
     process.signals.borrow_mut().pending.retain(keep);
     let threads = process.threads.borrow_mut().clone();
     for thread in threads {
@@ -64,7 +64,7 @@ fn resume(process: &Process) {
 
 /// Stops the running process by a signal whose action is to stop. Its threads
 /// wait on their way back to the guest.
-pub(super) fn stop(process: &Process, signal: u32) {
+pub(super) fn stop(process: &Process, signal: Signal) {
     // setpgid(2), "orphaned": nobody could continue it.
     if signal != SIGSTOP && is_orphaned(process.process_group()) {
         return;
@@ -87,7 +87,7 @@ pub(super) fn stop(process: &Process, signal: u32) {
 /// `SA_NOCLDSTOP`; wait(2) tells it in any case.
 fn tell_parent(process: &Process, info: SignalInfo) {
     let Some(parent) = process.parent() else { return };
-    let action = parent.signals.borrow_mut().actions[SIGCHLD as usize - 1];
+    let action = *parent.signals.borrow_mut().action(SIGCHLD);
     if action.flags & Action::NOCLDSTOP == 0 {
         send_to_process(&parent, info);
     }
@@ -138,8 +138,8 @@ pub fn send_to_group(group: u32, info: SignalInfo) -> bool {
     !members.is_empty()
 }
 
-/// `EPERM` unless the running process may send `signal` to `target` (kill(2)).
-pub fn check_permission(target: &Process, signal: u32) -> Result<()> {
+/// `EPERM` unless the running process may send `signal`, or nothing, to `target` (kill(2)).
+pub fn check_permission(target: &Process, signal: Option<Signal>) -> Result<()> {
     let own = crate::task::current_process();
     if target.pid == own.pid {
         return Ok(());
@@ -150,13 +150,13 @@ pub fn check_permission(target: &Process, signal: u32) -> Result<()> {
     };
     let theirs = target.credentials.borrow_mut();
     let matches = [uid, euid].iter().any(|&id| id == theirs.uid || id == theirs.suid);
-    let same_session = signal == SIGCONT && target.session() == own.session();
+    let same_session = signal == Some(SIGCONT) && target.session() == own.session();
     if may_kill || matches || same_session { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// Whether a process does not want to wait for its children (sigaction(2)).
 pub fn ignores_children(process: &Process) -> bool {
-    let action = process.signals.borrow_mut().actions[SIGCHLD as usize - 1];
+    let action = *process.signals.borrow_mut().action(SIGCHLD);
     action.handler == Action::IGNORE || action.flags & Action::NOCLDWAIT != 0
 }
 
@@ -166,29 +166,28 @@ const CLD_STOPPED: i32 = 5;
 const CLD_CONTINUED: i32 = 6;
 
 /// `siginfo_t` of `SIGCHLD`: `si_pid`, `si_uid`, `si_status`, times in ticks.
-fn child_info(process: &Process, signal: u32, code: i32, status: u32) -> SignalInfo {
+fn child_info(process: &Process, signal: Signal, code: i32, status: u32) -> SignalInfo {
     const TICK_NS: u64 = 10_000_000;
-    let uid = process.credentials.borrow_mut().uid;
-    let mut info = SignalInfo::from_process(signal, code, process.pid, uid);
+    let mut info = SignalInfo::from_process(signal, code, process);
     info.payload[1] = status as u64;
     info.payload[2] = process.cpu_ns() / TICK_NS;
     info
 }
 
 /// A child has ended.
-pub fn child_ended(process: &Process, signal: u32, status: ExitStatus) -> SignalInfo {
+pub fn child_ended(process: &Process, signal: Signal, status: ExitStatus) -> SignalInfo {
     match status {
         ExitStatus::Exited(code) => child_info(process, signal, CLD_EXITED, code.into()),
-        ExitStatus::Killed(by) => child_info(process, signal, CLD_KILLED, by),
+        ExitStatus::Killed(by) => child_info(process, signal, CLD_KILLED, by.number()),
     }
 }
 
 /// A child has been stopped.
-pub fn child_stopped(process: &Process, by: u32) -> SignalInfo {
-    child_info(process, SIGCHLD, CLD_STOPPED, by)
+pub fn child_stopped(process: &Process, by: Signal) -> SignalInfo {
+    child_info(process, SIGCHLD, CLD_STOPPED, by.number())
 }
 
 /// A child goes on.
 pub fn child_continued(process: &Process) -> SignalInfo {
-    child_info(process, SIGCHLD, CLD_CONTINUED, SIGCONT)
+    child_info(process, SIGCHLD, CLD_CONTINUED, SIGCONT.number())
 }

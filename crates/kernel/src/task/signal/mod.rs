@@ -3,67 +3,27 @@
 mod deliver;
 pub mod frame;
 mod job_control;
+mod number;
 
 use alloc::collections::VecDeque;
 
 pub use deliver::{before_return, guest_fault};
 pub use frame::sigreturn;
 pub use job_control::*;
+pub use number::*;
 
+use super::Process;
 use super::thread::{Thread, current};
 use super::wait::WaitQueue;
 use crate::sync::KernelCell;
 use crate::task::wait::Events;
 
-/// Number of signals; they count from 1.
-pub const SIGNAL_COUNT: u32 = 64;
-/// First real-time signal, as the kernel counts.
-const SIGRTMIN: u32 = 32;
-
-#[allow(missing_docs)]
-mod numbers {
-    pub const SIGHUP: u32 = 1;
-    pub const SIGILL: u32 = 4;
-    pub const SIGTRAP: u32 = 5;
-    pub const SIGABRT: u32 = 6;
-    pub const SIGBUS: u32 = 7;
-    pub const SIGFPE: u32 = 8;
-    pub const SIGKILL: u32 = 9;
-    pub const SIGSEGV: u32 = 11;
-    pub const SIGPIPE: u32 = 13;
-    pub const SIGALRM: u32 = 14;
-    pub const SIGCHLD: u32 = 17;
-    pub const SIGCONT: u32 = 18;
-    pub const SIGSTOP: u32 = 19;
-    pub const SIGTSTP: u32 = 20;
-    pub const SIGTTIN: u32 = 21;
-    pub const SIGTTOU: u32 = 22;
-    pub const SIGURG: u32 = 23;
-    pub const SIGXFSZ: u32 = 25;
-    pub const SIGVTALRM: u32 = 26;
-    pub const SIGPROF: u32 = 27;
-    pub const SIGWINCH: u32 = 28;
-    pub const SIGSYS: u32 = 31;
-}
-pub use numbers::*;
-
-/// A set of signals: bit `n - 1` is signal `n`.
-pub type SignalSet = u64;
-
-/// The bit of a signal.
-pub const fn bit(signal: u32) -> SignalSet {
-    1 << (signal - 1)
-}
-
-/// Signals that cannot be blocked, caught or ignored.
-pub const UNBLOCKABLE: SignalSet = bit(SIGKILL) | bit(SIGSTOP);
-
 /// `siginfo_t` (sigaction(2)).
-#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Clone, Copy, Debug, bytemuck::NoUninit)]
 #[repr(C)]
 pub struct SignalInfo {
-    /// Signal number.
-    pub signal: i32,
+    /// The signal.
+    pub signal: Signal,
     /// `si_errno`.
     pub errno: i32,
     /// `si_code`.
@@ -85,27 +45,63 @@ pub const SI_TIMER: i32 = -2;
 
 impl SignalInfo {
     /// A signal without further information.
-    pub fn new(signal: u32, code: i32) -> Self {
-        Self { signal: signal as i32, errno: 0, code, pad: 0, payload: [0; 14] }
+    pub fn new(signal: Signal, code: i32) -> Self {
+        Self { signal, errno: 0, code, pad: 0, payload: [0; 14] }
     }
 
-    /// A signal sent by a process.
-    pub fn from_process(signal: u32, code: i32, pid: u32, uid: u32) -> Self {
+    /// A signal sent by, or about, a process.
+    pub fn from_process(signal: Signal, code: i32, process: &Process) -> Self {
         let mut info = Self::new(signal, code);
-        info.payload[0] = pid as u64 | (uid as u64) << 32;
+        let uid = process.credentials.borrow_mut().uid;
+        info.payload[0] = process.pid as u64 | (uid as u64) << 32;
         info
     }
 
     /// A fault at an address.
-    pub fn fault(signal: u32, code: i32, address: u64) -> Self {
+    pub fn fault(signal: Signal, code: i32, address: u64) -> Self {
         let mut info = Self::new(signal, code);
         info.payload[0] = address;
         info
     }
+}
 
-    /// The signal number.
+/// A `siginfo_t` of the guest, with any number in place of a signal.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct SignalRecord {
+    number: u32,
+    errno: i32,
+    code: i32,
+    pad: i32,
+    payload: [u64; 14],
+}
+
+impl From<SignalInfo> for SignalRecord {
+    fn from(info: SignalInfo) -> Self {
+        let SignalInfo { signal, errno, code, pad, payload } = info;
+        Self { number: signal.number(), errno, code, pad, payload }
+    }
+}
+
+impl SignalRecord {
+    /// Says nothing.
+    pub const EMPTY: Self = Self { number: 0, errno: 0, code: 0, pad: 0, payload: [0; 14] };
+
+    /// The number in place of a signal.
     pub fn number(&self) -> u32 {
-        self.signal as u32
+        self.number
+    }
+
+    /// Whether a process may send it to itself only: it looks as if it came from the kernel or
+    /// from kill(2).
+    pub fn is_only_for_itself(&self) -> bool {
+        self.code >= 0 || self.code == SI_TKILL
+    }
+
+    /// The same for a signal.
+    pub fn with_signal(self, signal: Signal) -> SignalInfo {
+        let Self { number: _, errno, code, pad, payload } = self;
+        SignalInfo { signal, errno, code, pad, payload }
     }
 }
 
@@ -225,6 +221,11 @@ impl ProcessSignals {
         Self { actions: self.actions, ..Self::default() }
     }
 
+    /// What is done with a signal.
+    pub fn action(&mut self, signal: Signal) -> &mut Action {
+        &mut self.actions[signal.index()]
+    }
+
     /// `CLONE_CLEAR_SIGHAND`: handlers go back to the default, ignored signals
     /// stay ignored.
     pub fn reset_handlers(&mut self) {
@@ -244,7 +245,7 @@ pub enum DefaultAction {
 }
 
 /// The default action of a signal.
-pub fn default_action(signal: u32) -> DefaultAction {
+pub fn default_action(signal: Signal) -> DefaultAction {
     match signal {
         SIGCHLD | SIGCONT | SIGURG | SIGWINCH => DefaultAction::Ignore,
         SIGSTOP | SIGTSTP | SIGTTIN | SIGTTOU => DefaultAction::Stop,
@@ -253,7 +254,7 @@ pub fn default_action(signal: u32) -> DefaultAction {
 }
 
 /// Whether an action lets a signal pass without effect (signal(7)).
-pub fn is_ignored(action: &Action, signal: u32) -> bool {
+pub fn is_ignored(action: &Action, signal: Signal) -> bool {
     action.handler == Action::IGNORE
         || action.handler == Action::DEFAULT && default_action(signal) == DefaultAction::Ignore
 }
@@ -270,7 +271,7 @@ enum Queueing {
 
 impl Queueing {
     fn add(self, queue: &mut VecDeque<SignalInfo>, info: SignalInfo) {
-        let merges = self == Queueing::Merged && info.number() < SIGRTMIN;
+        let merges = self == Queueing::Merged && !info.signal.is_real_time();
         if merges && queue.iter().any(|pending| pending.signal == info.signal) {
             return;
         }
@@ -290,11 +291,11 @@ pub fn queue_to_thread(thread: &Thread, info: SignalInfo) -> bool {
 }
 
 fn deposit_for_thread(thread: &Thread, info: SignalInfo, queueing: Queueing) -> bool {
-    let signal = info.number();
+    let signal = info.signal;
     if prepare(&thread.process, signal) == Prepared::Done {
         return false;
     }
-    let action = thread.process.signals.borrow_mut().actions[signal as usize - 1];
+    let action = *thread.process.signals.borrow_mut().action(signal);
     let (blocked, awaited) = {
         let signals = thread.signals.borrow_mut();
         (signals.mask & bit(signal) != 0, signals.awaited & bit(signal) != 0)
@@ -312,25 +313,25 @@ fn deposit_for_thread(thread: &Thread, info: SignalInfo, queueing: Queueing) -> 
 }
 
 /// Sends a signal to a process: to whichever of its threads does not block it.
-pub fn send_to_process(process: &super::Process, info: SignalInfo) {
+pub fn send_to_process(process: &Process, info: SignalInfo) {
     deposit_for_process(process, info, Queueing::Merged);
 }
 
 /// Like [`send_to_process`], even if the same signal is pending; whether it is
 /// queued rather than ignored.
-pub fn queue_to_process(process: &super::Process, info: SignalInfo) -> bool {
+pub fn queue_to_process(process: &Process, info: SignalInfo) -> bool {
     deposit_for_process(process, info, Queueing::Always)
 }
 
-fn deposit_for_process(process: &super::Process, info: SignalInfo, queueing: Queueing) -> bool {
-    let signal = info.number();
+fn deposit_for_process(process: &Process, info: SignalInfo, queueing: Queueing) -> bool {
+    let signal = info.signal;
     if process.is_zombie() || prepare(process, signal) == Prepared::Done {
         return false;
     }
     let threads = process.threads.borrow_mut().clone();
     // The main thread first, as Linux does.
     let willing = threads.iter().find(|thread| thread.signals.borrow_mut().mask & bit(signal) == 0);
-    let action = process.signals.borrow_mut().actions[signal as usize - 1];
+    let action = *process.signals.borrow_mut().action(signal);
     let awaited =
         threads.iter().any(|thread| thread.signals.borrow_mut().awaited & bit(signal) != 0);
     if is_ignored(&action, signal) && willing.is_some() && !awaited {
@@ -351,14 +352,14 @@ fn deposit_for_process(process: &super::Process, info: SignalInfo, queueing: Que
 
 /// Has signals of a process taken by threads that do not block them, after the thread
 /// that was to take them has ended or blocked them.
-pub fn pass_on(process: &super::Process) {
+pub fn pass_on(process: &Process) {
     let pending = process.signals.borrow_mut().pending.clone();
     if pending.is_empty() {
         return;
     }
     let threads = process.threads.borrow_mut().clone();
     for info in pending {
-        let blocks = |thread: &Thread| thread.signals.borrow_mut().mask & bit(info.number()) != 0;
+        let blocks = |thread: &Thread| thread.signals.borrow_mut().mask & bit(info.signal) != 0;
         if let Some(thread) = threads.iter().find(|thread| !blocks(thread)) {
             thread.needs_attention();
             super::scheduler::interrupt(thread);
@@ -387,15 +388,13 @@ pub fn is_pending(thread: &Thread) -> bool {
 
 /// All pending signals, of the thread and of its process.
 pub fn pending_set(thread: &Thread) -> SignalSet {
-    let of_thread =
-        thread.signals.borrow_mut().pending.iter().fold(0, |set, info| set | bit(info.number()));
-    thread
-        .process
-        .signals
-        .borrow_mut()
-        .pending
-        .iter()
-        .fold(of_thread, |set, info| set | bit(info.number()))
+    let of_thread = set_of(&thread.signals.borrow_mut().pending);
+    of_thread | set_of(&thread.process.signals.borrow_mut().pending)
+}
+
+/// The signals in a queue.
+pub fn set_of(queue: &VecDeque<SignalInfo>) -> SignalSet {
+    queue.iter().fold(0, |set, info| set | bit(info.signal))
 }
 
 /// Takes the next pending signal out of `wanted`: the thread's own before those
@@ -415,12 +414,9 @@ pub fn take_pending(thread: &Thread, wanted: SignalSet) -> Option<SignalInfo> {
 fn take_next(queue: &mut VecDeque<SignalInfo>, wanted: SignalSet) -> Option<SignalInfo> {
     const SYNCHRONOUS: SignalSet =
         bit(SIGSEGV) | bit(SIGBUS) | bit(SIGILL) | bit(SIGTRAP) | bit(SIGFPE) | bit(SIGSYS);
-    let candidates = queue.iter().fold(0, |set, info| set | bit(info.number())) & wanted;
+    let candidates = set_of(queue) & wanted;
     let first = if candidates & SYNCHRONOUS != 0 { candidates & SYNCHRONOUS } else { candidates };
-    if first == 0 {
-        return None;
-    }
-    let signal = first.trailing_zeros() as i32 + 1;
+    let signal = Signal::from_number(first.trailing_zeros() + 1)?;
     let at = queue.iter().position(|info| info.signal == signal)?;
     queue.remove(at)
 }

@@ -2,23 +2,17 @@
 
 use alloc::sync::{Arc, Weak};
 
-use super::cpu_clock::MIN_WAIT_NS;
+use bytemuck::Zeroable;
+
+use super::clock::MIN_WAIT_NS;
 use crate::errno::{Errno, Result};
 use crate::sync::KernelCell;
 use crate::task::Process;
-use crate::task::signal::{SI_KERNEL, SIGALRM, SIGPROF, SIGVTALRM, SignalInfo, send_to_process};
-use crate::time::Instant;
+use crate::task::signal::{
+    SI_KERNEL, SIGALRM, SIGPROF, SIGVTALRM, Signal, SignalInfo, send_to_process,
+};
 use crate::time::timer::{self, TimerCallback, TimerId};
-
-/// `struct itimerval`: seconds and microseconds.
-#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub struct TimerValue {
-    /// Period, 0 for a single shot.
-    pub interval: [i64; 2],
-    /// Time to the next expiry, 0 if disarmed.
-    pub value: [i64; 2],
-}
+use crate::time::{Instant, TimerValue, Timeval};
 
 /// Which timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +35,7 @@ impl Which {
             _ => Err(Errno::EINVAL),
         }
     }
-}
 
-impl Which {
     /// What the timer counts, in nanoseconds: the monotonic clock, or CPU time.
     /// That is not split into the program's and the kernel's.
     fn now_ns(self, process: &Process) -> u64 {
@@ -61,7 +53,7 @@ impl Which {
         }
     }
 
-    fn signal(self) -> u32 {
+    fn signal(self) -> Signal {
         match self {
             Which::Real => SIGALRM,
             Which::Virtual => SIGVTALRM,
@@ -130,11 +122,11 @@ impl IntervalTimers {
 
     fn get(&self, which: Which, now_ns: u64) -> TimerValue {
         match self.armed[which as usize].get() {
-            None => TimerValue { interval: [0, 0], value: [0, 0] },
-            Some(armed) => {
-                let left = armed.deadline_ns.saturating_sub(now_ns).max(1000);
-                TimerValue { interval: to_timeval(armed.interval_ns), value: to_timeval(left) }
-            }
+            None => TimerValue::zeroed(),
+            Some(armed) => TimerValue {
+                interval: Timeval::from_ns(armed.interval_ns),
+                value: Timeval::from_ns(armed.deadline_ns.saturating_sub(now_ns).max(1000)),
+            },
         }
     }
 }
@@ -146,7 +138,7 @@ pub fn get(process: &Process, which: Which) -> TimerValue {
 
 /// Arms or disarms a timer and returns what it was.
 pub fn set(process: &Arc<Process>, which: Which, value: TimerValue) -> Result<TimerValue> {
-    let (next_ns, interval_ns) = (from_timeval(value.value)?, from_timeval(value.interval)?);
+    let (next_ns, interval_ns) = (value.value.normalized_ns()?, value.interval.normalized_ns()?);
     let old = get(process, which);
     if let Some(armed) = process.timers.armed[which as usize].borrow_mut().take() {
         timer::cancel(armed.id);
@@ -155,18 +147,4 @@ pub fn set(process: &Arc<Process>, which: Which, value: TimerValue) -> Result<Ti
         arm(process, which, which.now_ns(process).saturating_add(next_ns), interval_ns);
     }
     Ok(old)
-}
-
-fn to_timeval(ns: u64) -> [i64; 2] {
-    [(ns / 1_000_000_000) as i64, (ns % 1_000_000_000 / 1000) as i64]
-}
-
-fn from_timeval(value: [i64; 2]) -> Result<u64> {
-    if value[0] < 0 || !(0..1_000_000).contains(&value[1]) {
-        return Err(Errno::EINVAL);
-    }
-    Ok((value[0] as u64)
-        .saturating_mul(1_000_000_000)
-        .saturating_add(value[1] as u64 * 1000)
-        .min(u64::MAX / 4))
 }

@@ -1,5 +1,5 @@
 //! Timers of processes and threads, and the system calls on time.
 
-pub mod cpu_clock;
+pub mod clock;
 pub mod itimer;
 pub mod posix;

@@ -7,19 +7,14 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 
-use super::cpu_clock::{CpuClock, MIN_WAIT_NS};
-use crate::args::Flags;
+use super::clock::Clock;
 use crate::errno::{Errno, Result};
-use crate::platform::user::UserAddress;
-use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::process::RLIMIT_SIGPENDING;
-use crate::task::signal::{
-    SI_TIMER, SIGALRM, SIGNAL_COUNT, SignalInfo, queue_to_process, queue_to_thread,
-};
-use crate::task::{Process, Thread, current};
+use crate::task::signal::{SI_TIMER, Signal, SignalInfo, queue_to_process, queue_to_thread};
+use crate::task::{Process, Thread};
 use crate::time::timer::{self, TimerCallback, TimerId};
-use crate::time::{Instant, Timespec, clock};
+use crate::time::{Instant, TimerSpec, Timespec};
 
 /// The timers of a process.
 #[derive(Default)]
@@ -33,50 +28,22 @@ struct Table {
     by_id: BTreeMap<i32, Arc<PosixTimer>>,
 }
 
-/// What a timer counts.
-enum Clock {
-    /// `CLOCK_REALTIME` and `CLOCK_TAI`.
-    Realtime,
-    Monotonic,
-    Boottime,
-    Cpu(CpuClock),
-}
-
-impl Clock {
-    fn from_number(number: i32) -> Result<Self> {
-        match number {
-            0 | 11 => Ok(Self::Realtime),
-            1 => Ok(Self::Monotonic),
-            7 => Ok(Self::Boottime),
-            // No timers run on the raw and coarse clocks; those of the alarm
-            // clocks need a device that can wake the machine.
-            4..=6 | 8 | 9 => Err(Errno::EOPNOTSUPP),
-            number => CpuClock::from_number(number).map(Self::Cpu),
+impl Table {
+    /// An id that no timer has; `EAGAIN` if there are as many timers as the limit allows.
+    fn free_id(&self, limit: u64) -> Result<i32> {
+        if self.by_id.len() as u64 >= limit {
+            return Err(Errno::EAGAIN);
         }
-    }
-
-    fn now_ns(&self) -> u64 {
-        match self {
-            Self::Realtime => clock::realtime_ns(),
-            Self::Monotonic => Instant::now().0,
-            Self::Boottime => clock::boottime_ns(),
-            Self::Cpu(cpu) => cpu.now_ns(),
+        let mut id = self.next_id;
+        while self.by_id.contains_key(&id) {
+            id = id.checked_add(1).unwrap_or(0);
         }
-    }
-
-    /// When to look whether this clock reads `ns`, on the monotonic one.
-    fn look_at(&self, ns: u64) -> Instant {
-        let ahead = ns.saturating_sub(self.now_ns());
-        match self {
-            Self::Monotonic => Instant(ns),
-            Self::Cpu(_) => Instant::after_ns(ahead.max(MIN_WAIT_NS)),
-            _ => Instant::after_ns(ahead),
-        }
+        Ok(id)
     }
 }
 
 /// What happens at an expiry (sigevent(3type)).
-enum Notification {
+pub enum Notification {
     /// `SIGEV_NONE`.
     Nothing,
     /// `SIGEV_SIGNAL`.
@@ -85,12 +52,25 @@ enum Notification {
     Thread(Weak<Thread>),
 }
 
-struct PosixTimer {
+/// A timer as timer_create(2) asks for it.
+pub struct Request {
+    /// Its clock.
+    pub clock: Clock,
+    /// What an expiry does.
+    pub notification: Notification,
+    /// The signal of an expiry, unless it does nothing.
+    pub signal: Signal,
+    /// `si_value` of the signal; the timer's id if there is none.
+    pub value: Option<u64>,
+}
+
+/// A timer of a process.
+pub struct PosixTimer {
     id: i32,
     process: Weak<Process>,
     clock: Clock,
     notification: Notification,
-    signal: u32,
+    signal: Signal,
     value: u64,
     schedule: KernelCell<Schedule>,
 }
@@ -120,29 +100,10 @@ impl Schedule {
     }
 }
 
-/// `struct itimerspec`.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-struct TimerSpec {
-    interval: Timespec,
-    value: Timespec,
-}
-
-/// `struct sigevent`, as far as the kernel reads it.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-struct SignalEvent {
-    value: u64,
-    signal: i32,
-    notify: i32,
-    tid: i32,
-    pad: i32,
-}
-
 impl TimerCallback for PosixTimer {
     fn fire(&self, _now: Instant) {
         let Some(process) = self.process.upgrade() else { return };
-        let Some(this) = process.posix_timers.find(self.id) else { return };
+        let Ok(this) = process.posix_timers.find(self.id) else { return };
         let schedule = this.schedule.get();
         if this.clock.now_ns() < schedule.next {
             // CPU time passes slower than time.
@@ -211,7 +172,13 @@ impl PosixTimer {
         periods.saturating_sub(1)
     }
 
-    fn get(&self) -> TimerSpec {
+    /// Expiries that were missed until the last signal was taken (timer_getoverrun(2)).
+    pub fn overrun(&self) -> i32 {
+        self.schedule.get().last_overrun
+    }
+
+    /// The time to the next expiry, and the period.
+    pub fn get(&self) -> TimerSpec {
         let now = self.clock.now_ns();
         let mut schedule = self.schedule.get();
         let has_no_signal = matches!(self.notification, Notification::Nothing);
@@ -226,7 +193,9 @@ impl PosixTimer {
         TimerSpec { interval: Timespec::from_ns(schedule.interval), value: Timespec::from_ns(left) }
     }
 
-    fn set(self: &Arc<Self>, value_ns: u64, interval: u64, is_absolute: bool) {
+    /// Sets the timer: times in nanoseconds, `value_ns` of the clock if `is_absolute`; 0
+    /// disarms.
+    pub fn set(self: &Arc<Self>, value_ns: u64, interval: u64, is_absolute: bool) {
         self.disarm();
         let next = match value_ns {
             0 => 0,
@@ -245,8 +214,42 @@ impl PosixTimer {
 }
 
 impl PosixTimers {
-    fn find(&self, id: i32) -> Option<Arc<PosixTimer>> {
-        self.timers.borrow_mut().by_id.get(&id).cloned()
+    /// The timer with an id; `EINVAL`.
+    pub fn find(&self, id: i32) -> Result<Arc<PosixTimer>> {
+        self.timers.borrow_mut().by_id.get(&id).cloned().ok_or(Errno::EINVAL)
+    }
+
+    /// Makes a timer of `process`, whose timers these are. `tell` hears its id before it is
+    /// there, and there will be none if that fails. `EAGAIN` at the limit.
+    pub fn create(
+        &self,
+        process: &Arc<Process>,
+        request: Request,
+        tell: impl FnOnce(i32) -> Result<()>,
+    ) -> Result<()> {
+        let limit = process.limits.borrow_mut()[RLIMIT_SIGPENDING].current;
+        let id = self.timers.borrow_mut().free_id(limit)?;
+        tell(id)?;
+        let timer = PosixTimer {
+            id,
+            process: Arc::downgrade(process),
+            clock: request.clock,
+            notification: request.notification,
+            signal: request.signal,
+            value: request.value.unwrap_or(id as u64),
+            schedule: KernelCell::default(),
+        };
+        let mut table = self.timers.borrow_mut();
+        table.next_id = id.checked_add(1).unwrap_or(0);
+        table.by_id.insert(id, Arc::new(timer));
+        Ok(())
+    }
+
+    /// Removes a timer; `EINVAL`.
+    pub fn remove(&self, id: i32) -> Result<()> {
+        let removed = self.timers.borrow_mut().by_id.remove(&id);
+        removed.ok_or(Errno::EINVAL)?.disarm();
+        Ok(())
     }
 
     /// Removes all timers: the process ends or executes a program.
@@ -268,117 +271,15 @@ pub fn signal_taken(thread: &Thread, info: &mut SignalInfo) -> bool {
         return true;
     }
     let timer = thread.process.posix_timers.find(info.payload[0] as u32 as i32);
-    let expired = timer.filter(|timer| {
-        let schedule = timer.schedule.get();
-        schedule.sequence == sequence && schedule.is_signal_pending
-    });
-    let Some(timer) = expired else { return false };
+    let Ok(timer) = timer else { return false };
+    let schedule = timer.schedule.get();
+    if schedule.sequence != sequence || !schedule.is_signal_pending {
+        return false;
+    }
     let overrun = i32::try_from(timer.go_on()).unwrap_or(i32::MAX);
     timer.schedule.borrow_mut().last_overrun = overrun;
     info.payload[0] |= (overrun as u64) << 32;
     true
-}
-
-fn find(id: i32) -> Result<Arc<PosixTimer>> {
-    current().process.posix_timers.find(id).ok_or(Errno::EINVAL)
-}
-
-/// timer_create(2).
-pub fn timer_create(clock: i32, event: UserAddress, id_to: UserAddress) -> Result<u64> {
-    const SIGEV_SIGNAL: i32 = 0;
-    const SIGEV_NONE: i32 = 1;
-    const SIGEV_THREAD: i32 = 2;
-    const SIGEV_THREAD_ID: i32 = 4;
-    let process = &current().process;
-    let clock = Clock::from_number(clock)?;
-    let event = match event {
-        UserAddress::NULL => None,
-        at => Some(at.read::<SignalEvent>()?),
-    };
-    let notification = match event.map_or(SIGEV_SIGNAL, |event| event.notify) {
-        SIGEV_NONE => Notification::Nothing,
-        // The C library makes a thread of the signal.
-        SIGEV_SIGNAL | SIGEV_THREAD => Notification::Process,
-        SIGEV_THREAD_ID => {
-            let tid = event.map_or(0, |event| event.tid);
-            let thread = kernel().tasks.thread(tid as u32).ok_or(Errno::EINVAL)?;
-            if !Arc::ptr_eq(&thread.process, process) {
-                return Err(Errno::EINVAL);
-            }
-            Notification::Thread(Arc::downgrade(&thread))
-        }
-        _ => return Err(Errno::EINVAL),
-    };
-    let signal = event.map_or(SIGALRM as i32, |event| event.signal);
-    let has_signal = !matches!(notification, Notification::Nothing);
-    if has_signal && !(1..=SIGNAL_COUNT as i32).contains(&signal) {
-        return Err(Errno::EINVAL);
-    }
-    let limit = process.limits.borrow_mut()[RLIMIT_SIGPENDING].current;
-    let id = {
-        let table = process.posix_timers.timers.borrow_mut();
-        if table.by_id.len() as u64 >= limit {
-            return Err(Errno::EAGAIN);
-        }
-        let mut id = table.next_id;
-        while table.by_id.contains_key(&id) {
-            id = id.checked_add(1).unwrap_or(0);
-        }
-        id
-    };
-    id_to.write(&id)?;
-    let timer = PosixTimer {
-        id,
-        process: Arc::downgrade(process),
-        clock,
-        notification,
-        signal: signal as u32,
-        value: event.map_or(id as u64, |event| event.value),
-        schedule: KernelCell::default(),
-    };
-    let mut table = process.posix_timers.timers.borrow_mut();
-    table.next_id = id.checked_add(1).unwrap_or(0);
-    table.by_id.insert(id, Arc::new(timer));
-    Ok(0)
-}
-
-/// timer_settime(2).
-pub fn timer_settime(
-    id: i32,
-    Flags(flags): Flags,
-    new: UserAddress,
-    old_to: UserAddress,
-) -> Result<u64> {
-    const TIMER_ABSTIME: u32 = 1;
-    if new.is_null() {
-        return Err(Errno::EINVAL);
-    }
-    let new: TimerSpec = new.read()?;
-    let (value, interval) = (new.value.to_ns()?, new.interval.to_ns()?);
-    let timer = find(id)?;
-    let old = timer.get();
-    timer.set(value, interval, flags & TIMER_ABSTIME != 0);
-    old_to.write_if_some(&old)?;
-    Ok(0)
-}
-
-/// timer_gettime(2).
-pub fn timer_gettime(id: i32, to: UserAddress) -> Result<u64> {
-    let timer = find(id)?;
-    to.write(&timer.get())?;
-    Ok(0)
-}
-
-/// timer_getoverrun(2).
-pub fn timer_getoverrun(id: i32) -> Result<u64> {
-    Ok(find(id)?.schedule.get().last_overrun as u64)
-}
-
-/// timer_delete(2).
-pub fn timer_delete(id: i32) -> Result<u64> {
-    let removed = current().process.posix_timers.timers.borrow_mut().by_id.remove(&id);
-    removed.ok_or(Errno::EINVAL)?.disarm();
-    Ok(0)
 }
 
 #[cfg(test)]

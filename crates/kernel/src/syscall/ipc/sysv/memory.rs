@@ -46,7 +46,7 @@ fn pages_in_use() -> u64 {
 }
 
 /// shmget(2).
-pub fn shmget(key: i32, size: u64, Mode(flags): Mode) -> Result<u64> {
+pub fn shmget(key: i32, size: u64, Mode(flags): Mode) -> Result<i32> {
     let fits = |segment: &Segment| if size > segment.size { Err(Errno::EINVAL) } else { Ok(()) };
     let id = system_v().memory.get((key, flags), &caller(), SEGMENTS_MAX, fits, |permissions| {
         if size == 0 || size > SIZE_MAX {
@@ -59,7 +59,7 @@ pub fn shmget(key: i32, size: u64, Mode(flags): Mode) -> Result<u64> {
         }
         Segment::new(permissions, size, current_process().pid)
     })?;
-    Ok(id as u64)
+    Ok(id)
 }
 
 /// Where shmat(2) is to map.
@@ -111,7 +111,7 @@ pub fn shmat(id: i32, UserAddress(hint): UserAddress, Mode(flags): Mode) -> Resu
 }
 
 /// shmdt(2): unmaps what is left of the attachment at an address.
-pub fn shmdt(UserAddress(at): UserAddress) -> Result<u64> {
+pub fn shmdt(UserAddress(at): UserAddress) -> Result<()> {
     if at & 4095 != 0 {
         return Err(Errno::EINVAL);
     }
@@ -125,7 +125,7 @@ pub fn shmdt(UserAddress(at): UserAddress) -> Result<u64> {
     for vma in of_attachment().filter(|vma| segment.is_shown_by(vma)) {
         mm.unmap(vma.start, vma.len())?;
     }
-    Ok(0)
+    Ok(())
 }
 
 /// `struct shmid64_ds`.
@@ -148,8 +148,8 @@ pub fn shmctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
     }
     let segments = &system_v().memory;
     match command {
-        IPC_INFO => limits(argument),
-        SHM_INFO => usage(argument),
+        IPC_INFO => limits(argument).map(u64::from),
+        SHM_INFO => usage(argument).map(u64::from),
         IPC_STAT => {
             let segment = segments.find(id)?;
             segment.permissions().get().check(READ, &caller())?;
@@ -178,13 +178,13 @@ pub fn shmctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
             condemn(id, &segment);
             Ok(0)
         }
-        SHM_LOCK | SHM_UNLOCK => lock(&*segments.find(id)?, command),
+        SHM_LOCK | SHM_UNLOCK => lock(&*segments.find(id)?, command).map(|()| 0),
         _ => Err(Errno::EINVAL),
     }
 }
 
 /// `SHM_LOCK` and `SHM_UNLOCK`: noted, since nothing is paged out.
-fn lock(segment: &Segment, command: u32) -> Result<u64> {
+fn lock(segment: &Segment, command: u32) -> Result<()> {
     let caller = caller();
     segment.permissions().get().check_owner(&caller)?;
     let limit = current_process().limits.borrow_mut()[RLIMIT_MEMLOCK].current;
@@ -202,7 +202,7 @@ fn lock(segment: &Segment, command: u32) -> Result<u64> {
     } else {
         state.flags &= !SHM_LOCKED;
     }
-    Ok(0)
+    Ok(())
 }
 
 fn status(id: i32, segment: &Segment) -> Status {
@@ -222,16 +222,16 @@ fn status(id: i32, segment: &Segment) -> Status {
 
 /// `struct shminfo64`: largest and smallest segment, segments, segments of a
 /// process, pages.
-fn limits(to: UserAddress) -> Result<u64> {
+fn limits(to: UserAddress) -> Result<u32> {
     let most = SEGMENTS_MAX as u64;
     to.write(&[SIZE_MAX, 1, most, most, SIZE_MAX, 0, 0, 0, 0])?;
-    Ok(system_v().memory.last_place().into())
+    Ok(system_v().memory.last_place())
 }
 
 /// `struct shm_info`: segments, pages of them, pages in memory and paged out.
-fn usage(to: UserAddress) -> Result<u64> {
+fn usage(to: UserAddress) -> Result<u32> {
     let segments = &system_v().memory;
     let pages = pages_in_use();
     to.write(&[segments.count() as u64, pages, pages, 0, 0, 0])?;
-    Ok(segments.last_place().into())
+    Ok(segments.last_place())
 }

@@ -4,15 +4,14 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::epoll::under_mask;
-use crate::args::Fd;
+use crate::args::{Fd, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, OpenFile};
-use crate::ipc::timeout::{Timeout, Timespec};
-use crate::platform::user::UserAddress;
 use crate::task::process::RLIMIT_NOFILE;
-use crate::task::signal;
+use crate::task::signal::{self, SignalSet};
 use crate::task::thread::current;
 use crate::task::wait::{WaitQueue, wait_until};
+use crate::time::{Timeout, Timespec};
 
 /// `struct pollfd` (poll(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -94,19 +93,19 @@ fn scan(requests: &mut [PollRequest], mut files: Option<&mut Vec<Arc<OpenFile>>>
 }
 
 /// poll(2).
-pub fn poll(requests: UserAddress, count: u32, timeout_ms: i32) -> Result<u64> {
+pub fn poll(requests: UserPtr<PollRequest>, count: u32, timeout_ms: i32) -> Result<usize> {
     poll_all(requests, count as usize, Timeout::from_ms(timeout_ms))
 }
 
 /// ppoll(2); like the system call, and unlike the library function, it reports
 /// the time left.
 pub fn ppoll(
-    requests: UserAddress,
+    requests: UserPtr<PollRequest>,
     count: u32,
-    timeout_at: UserAddress,
-    mask: UserAddress,
+    timeout_at: UserPtr<Timespec>,
+    mask: UserPtr<SignalSet>,
     mask_size: usize,
-) -> Result<u64> {
+) -> Result<usize> {
     let timeout = Timeout::from_timespec(timeout_at)?;
     let outcome = under_mask(mask, mask_size, || poll_all(requests, count as usize, timeout));
     if let Some(ns) = timeout.left_ns() {
@@ -116,7 +115,7 @@ pub fn ppoll(
     outcome
 }
 
-fn poll_all(at: UserAddress, count: usize, timeout: Timeout) -> Result<u64> {
+fn poll_all(at: UserPtr<PollRequest>, count: usize, timeout: Timeout) -> Result<usize> {
     if count as u64 > crate::task::current_process().limits.borrow_mut()[RLIMIT_NOFILE].current {
         return Err(Errno::EINVAL);
     }
@@ -129,8 +128,8 @@ fn poll_all(at: UserAddress, count: usize, timeout: Timeout) -> Result<u64> {
             heap.as_mut_slice()
         }
     };
-    at.read_bytes(bytemuck::cast_slice_mut(requests))?;
+    at.read_slice(requests)?;
     let found = wait_for_any(timeout, |files| Ok(scan(requests, files)))?;
-    at.write_bytes(bytemuck::cast_slice(requests))?;
-    Ok(found as u64)
+    at.write_slice(requests)?;
+    Ok(found)
 }

@@ -2,15 +2,14 @@
 
 use alloc::sync::Arc;
 
-use crate::args::{Fd, Flags};
+use crate::args::{Fd, Flags, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::fs::fd_table;
-use crate::fs::file::{OpenFile, OpenFlags};
+use crate::fs::file::OpenFlags;
 use crate::ipc::epoll::{Epoll, EpollEvent};
-use crate::ipc::timeout::Timeout;
-use crate::platform::user::UserAddress;
-use crate::task::signal;
+use crate::task::signal::{self, SignalSet};
 use crate::task::wait::wait_until;
+use crate::time::{Timeout, Timespec};
 
 const EPOLL_CTL_ADD: i32 = 1;
 const EPOLL_CTL_DEL: i32 = 2;
@@ -19,28 +18,21 @@ const EPOLL_CTL_MOD: i32 = 3;
 const MAX_EVENTS: i32 = i32::MAX / size_of::<EpollEvent>() as i32;
 
 /// epoll_create(2): the size is a hint that must be positive.
-pub fn epoll_create(size: i32) -> Result<u64> {
-    if size <= 0 {
-        return Err(Errno::EINVAL);
-    }
-    make_epoll(OpenFlags::empty())
+pub fn epoll_create(size: i32) -> Result<i32> {
+    if size <= 0 { Err(Errno::EINVAL) } else { epoll_create1(Flags(0)) }
 }
 
 /// epoll_create1(2).
-pub fn epoll_create1(Flags(flags): Flags) -> Result<u64> {
-    make_epoll(OpenFlags::from_bits_retain(flags))
-}
-
-fn make_epoll(flags: OpenFlags) -> Result<u64> {
+pub fn epoll_create1(Flags(flags): Flags) -> Result<i32> {
+    let flags = OpenFlags::from_bits_retain(flags);
     if !OpenFlags::CLOEXEC.contains(flags) {
         return Err(Errno::EINVAL);
     }
-    let file = OpenFile::new(Arc::new(Epoll::new()), OpenFlags::RDWR, None);
-    fd_table::install(file, flags).map(|fd| fd as u64)
+    fd_table::install_new(Arc::new(Epoll::new()), flags)
 }
 
 /// epoll_ctl(2).
-pub fn epoll_ctl(set: Fd, operation: i32, fd: Fd, event: UserAddress) -> Result<u64> {
+pub fn epoll_ctl(set: Fd, operation: i32, fd: Fd, event: UserPtr<EpollEvent>) -> Result<()> {
     // As on Linux, EFAULT comes before everything else.
     let event = if operation == EPOLL_CTL_DEL {
         EpollEvent { events: 0, data: 0 }
@@ -57,40 +49,44 @@ pub fn epoll_ctl(set: Fd, operation: i32, fd: Fd, event: UserAddress) -> Result<
         return Err(Errno::EINVAL);
     }
     match operation {
-        EPOLL_CTL_ADD => epoll.add(fd.0, &target, event)?,
-        EPOLL_CTL_MOD => epoll.modify(fd.0, &target, event)?,
-        EPOLL_CTL_DEL => epoll.remove(fd.0, &target)?,
-        _ => return Err(Errno::EINVAL),
+        EPOLL_CTL_ADD => epoll.add(fd.0, &target, event),
+        EPOLL_CTL_MOD => epoll.modify(fd.0, &target, event),
+        EPOLL_CTL_DEL => epoll.remove(fd.0, &target),
+        _ => Err(Errno::EINVAL),
     }
-    Ok(0)
 }
 
 /// epoll_wait(2).
-pub fn epoll_wait(set: Fd, events: UserAddress, max: i32, timeout_ms: i32) -> Result<u64> {
+pub fn epoll_wait(
+    set: Fd,
+    events: UserPtr<EpollEvent>,
+    max: i32,
+    timeout_ms: i32,
+) -> Result<usize> {
     wait(set, events, max, Timeout::from_ms(timeout_ms))
 }
 
 /// epoll_pwait(2).
 pub fn epoll_pwait(
     set: Fd,
-    events: UserAddress,
+    events: UserPtr<EpollEvent>,
     max: i32,
     timeout_ms: i32,
-    mask: UserAddress,
+    mask: UserPtr<SignalSet>,
     mask_size: usize,
-) -> Result<u64> {
+) -> Result<usize> {
     under_mask(mask, mask_size, || wait(set, events, max, Timeout::from_ms(timeout_ms)))
 }
 
 /// epoll_pwait2(2).
 pub fn epoll_pwait2(
     set: Fd,
-    events: UserAddress,
+    events: UserPtr<EpollEvent>,
     max: i32,
-    timeout: UserAddress,
-    mask: UserAddress,
+    timeout: UserPtr<Timespec>,
+    mask: UserPtr<SignalSet>,
     mask_size: usize,
-) -> Result<u64> {
+) -> Result<usize> {
     let timeout = Timeout::from_timespec(timeout)?;
     under_mask(mask, mask_size, || wait(set, events, max, timeout))
 }
@@ -98,7 +94,11 @@ pub fn epoll_pwait2(
 /// Makes a call under the signal mask at `at`, unless that is null. A signal that ends
 /// the call is handled under this mask; a call that ends otherwise, by an error too,
 /// takes its mask back at once (`restore_saved_sigmask_unless`).
-pub fn under_mask(at: UserAddress, size: usize, call: impl FnOnce() -> Result<u64>) -> Result<u64> {
+pub fn under_mask<T>(
+    at: UserPtr<SignalSet>,
+    size: usize,
+    call: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     if at.is_null() {
         return call();
     }
@@ -113,27 +113,23 @@ pub fn under_mask(at: UserAddress, size: usize, call: impl FnOnce() -> Result<u6
     outcome
 }
 
-fn wait(set: Fd, events: UserAddress, max: i32, timeout: Timeout) -> Result<u64> {
+fn wait(set: Fd, events: UserPtr<EpollEvent>, max: i32, timeout: Timeout) -> Result<usize> {
     if !(1..=MAX_EVENTS).contains(&max) {
         return Err(Errno::EINVAL);
     }
-    let size = size_of::<EpollEvent>();
-    events.check(max as usize * size)?;
+    events.check(max as usize)?;
     let set = set.file()?;
     let epoll = set.downcast::<Epoll>().ok_or(Errno::EINVAL)?;
-    let report = || {
-        epoll
-            .report(max as usize, |index, event| events.offset((index * size) as u64).write(&event))
-    };
+    let report = || epoll.report(max as usize, |index, event| events.at(index).write(&event));
     let first = report()?;
     if first > 0 {
         crate::task::host_poll::note_busy();
-        return Ok(first as u64);
+        return Ok(first);
     }
     if timeout == Timeout::Zero {
         // Only the host knows about its sockets, and nobody will ask it for us.
         crate::task::host_poll::check();
-        return report().map(|count| count as u64);
+        return report();
     }
     let outcome = wait_until(&[epoll.queue()], timeout.deadline(), || match report() {
         Ok(0) => None,
@@ -143,6 +139,6 @@ fn wait(set: Fd, events: UserAddress, max: i32, timeout: Timeout) -> Result<u64>
         Err(Errno::ETIMEDOUT) => Ok(0),
         // signal(7): never restarted after a handler has run.
         Err(Errno::ERESTARTSYS) => Err(Errno::EINTR),
-        outcome => outcome.map(|count| count as u64),
+        outcome => outcome,
     }
 }

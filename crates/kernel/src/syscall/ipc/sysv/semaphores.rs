@@ -2,16 +2,16 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::Mode;
+use crate::args::{Mode, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::ipc::sysv::permissions::{READ, UserPermissions, WRITE};
 use crate::ipc::sysv::registry::{Object, place_of};
 use crate::ipc::sysv::semaphores::{Attempt, Operation, SemaphoreSet, VALUE_MAX};
 use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, system_v};
-use crate::ipc::timeout::{Timeout, Timespec};
 use crate::platform::user::UserAddress;
 use crate::task::wait::wait_until;
 use crate::task::{Credentials, current_process};
+use crate::time::{Timeout, Timespec};
 
 /// Most semaphores in a set (`SEMMSL`) and sets (`SEMMNI`).
 const SET_MAX: i32 = 32000;
@@ -41,7 +41,7 @@ fn in_use() -> usize {
 }
 
 /// semget(2).
-pub fn semget(key: i32, count: i32, Mode(flags): Mode) -> Result<u64> {
+pub fn semget(key: i32, count: i32, Mode(flags): Mode) -> Result<i32> {
     if !(0..=SET_MAX).contains(&count) {
         return Err(Errno::EINVAL);
     }
@@ -62,34 +62,34 @@ pub fn semget(key: i32, count: i32, Mode(flags): Mode) -> Result<u64> {
             Ok(SemaphoreSet::new(permissions, count))
         },
     )?;
-    Ok(id as u64)
+    Ok(id)
 }
 
 /// semop(2).
-pub fn semop(id: i32, operations: UserAddress, count: u32) -> Result<u64> {
+pub fn semop(id: i32, operations: UserPtr<Operation>, count: u32) -> Result<()> {
     operate(id, operations, count, Timeout::Never)
 }
 
 /// semtimedop(2).
 pub fn semtimedop(
     id: i32,
-    operations: UserAddress,
+    operations: UserPtr<Operation>,
     count: u32,
-    timeout: UserAddress,
-) -> Result<u64> {
+    timeout: UserPtr<Timespec>,
+) -> Result<()> {
     // The time is looked at after the operations, but must be readable.
-    let time = match timeout {
-        UserAddress::NULL => None,
-        at => Some(at.read::<Timespec>()?),
-    };
-    match time.map(Timespec::to_ns) {
+    match timeout.read_if_some()?.map(Timespec::to_ns) {
         None => operate(id, operations, count, Timeout::Never),
         Some(Ok(ns)) => operate(id, operations, count, Timeout::after_ns(ns)),
         Some(Err(error)) => read_operations(id, operations, count).and(Err(error)),
     }
 }
 
-fn read_operations(id: i32, at: UserAddress, count: u32) -> Result<alloc::vec::Vec<Operation>> {
+fn read_operations(
+    id: i32,
+    at: UserPtr<Operation>,
+    count: u32,
+) -> Result<alloc::vec::Vec<Operation>> {
     let count = count as usize;
     if count == 0 || id < 0 {
         return Err(Errno::EINVAL);
@@ -100,7 +100,7 @@ fn read_operations(id: i32, at: UserAddress, count: u32) -> Result<alloc::vec::V
     at.read_array(count)
 }
 
-fn operate(id: i32, at: UserAddress, count: u32, timeout: Timeout) -> Result<u64> {
+fn operate(id: i32, at: UserPtr<Operation>, count: u32, timeout: Timeout) -> Result<()> {
     let operations = read_operations(id, at, count)?;
     let set = system_v().semaphores.find(id)?;
     let last = operations.iter().map(|operation| usize::from(operation.number)).max();
@@ -110,13 +110,13 @@ fn operate(id: i32, at: UserAddress, count: u32, timeout: Timeout) -> Result<u64
     let alters = operations.iter().any(|operation| operation.amount != 0);
     set.permissions().get().check(if alters { WRITE } else { READ }, &caller())?;
     let pending = match set.operate(operations, current_process().pid) {
-        Attempt::Ended(outcome) => return outcome.map(|()| 0),
+        Attempt::Ended(outcome) => return outcome,
         Attempt::Waits(pending) => pending,
     };
     let outcome = wait_until(&[&pending.queue], timeout.deadline(), || pending.outcome());
     set.give_up(&pending);
     // semop(2): never restarted after a signal.
-    outcome.map(|()| 0).map_err(|error| match error {
+    outcome.map_err(|error| match error {
         Errno::ETIMEDOUT => Errno::EAGAIN,
         Errno::ERESTARTSYS => Errno::EINTR,
         error => error,
@@ -143,7 +143,7 @@ pub fn semctl(id: i32, number: i32, command: u32, argument: UserAddress) -> Resu
     }
     let sets = &system_v().semaphores;
     match command {
-        IPC_INFO | SEM_INFO => info(command, argument),
+        IPC_INFO | SEM_INFO => info(command, argument).map(u64::from),
         IPC_STAT => status(id, &*sets.find(id)?, argument, Readers::Permitted).map(|()| 0),
         SEM_STAT | SEM_STAT_ANY => {
             let (id, set) = sets.at_place(place_of(id))?;
@@ -184,13 +184,13 @@ pub fn semctl(id: i32, number: i32, command: u32, argument: UserAddress) -> Resu
             set.set(0, &values, current_process().pid);
             Ok(0)
         }
-        SETVAL => set_value(id, number, argument.0 as i32),
+        SETVAL => set_value(id, number, argument.0 as i32).map(|()| 0),
         GETPID | GETVAL | GETNCNT | GETZCNT => one(id, number, command),
         _ => Err(Errno::EINVAL),
     }
 }
 
-fn set_value(id: i32, number: i32, value: i32) -> Result<u64> {
+fn set_value(id: i32, number: i32, value: i32) -> Result<()> {
     if !(0..=VALUE_MAX).contains(&value) {
         return Err(Errno::ERANGE);
     }
@@ -199,7 +199,7 @@ fn set_value(id: i32, number: i32, value: i32) -> Result<u64> {
     let number = number.ok_or(Errno::EINVAL)?;
     set.permissions().get().check(WRITE, &caller())?;
     set.set(number, &[value as u16], current_process().pid);
-    Ok(0)
+    Ok(())
 }
 
 /// What there is to know about one semaphore.
@@ -242,7 +242,7 @@ fn status(id: i32, set: &SemaphoreSet, to: UserAddress, readers: Readers) -> Res
 }
 
 /// `struct seminfo`: the limits, with what is in use for `SEM_INFO`.
-fn info(command: u32, to: UserAddress) -> Result<u64> {
+fn info(command: u32, to: UserAddress) -> Result<u32> {
     const BYTES_OF_UNDO: i32 = 20;
     let sets = &system_v().semaphores;
     let (sets_or_size, semaphores_or_value) = match command {
@@ -266,5 +266,5 @@ fn info(command: u32, to: UserAddress) -> Result<u64> {
         semaphores_or_value,
     ];
     to.write(&info)?;
-    Ok(sets.last_place().into())
+    Ok(sets.last_place())
 }

@@ -5,12 +5,12 @@ use alloc::vec::Vec;
 
 use super::epoll::under_mask;
 use super::poll::wait_for_any;
-use crate::args::Fd;
+use crate::args::{Fd, UserPtr};
 use crate::errno::{Errno, Result};
 use crate::fs::file::{Events, OpenFile};
-use crate::ipc::timeout::{Timeout, Timespec, Timeval};
 use crate::platform::user::UserAddress;
 use crate::task::current_process;
+use crate::time::{Timeout, Timespec, Timeval};
 
 /// What each of the three sets stands for (`fs/select.c`).
 const READ: Events =
@@ -89,14 +89,17 @@ fn scan(
     Ok(count)
 }
 
+/// The words of a set in guest memory.
+type SetPtr = UserPtr<u64>;
+
 /// select(2). Reports the time left.
 pub fn select(
     count: i32,
-    readable: UserAddress,
-    writable: UserAddress,
-    exceptional: UserAddress,
-    timeout_at: UserAddress,
-) -> Result<u64> {
+    readable: SetPtr,
+    writable: SetPtr,
+    exceptional: SetPtr,
+    timeout_at: UserPtr<Timeval>,
+) -> Result<usize> {
     let timeout = Timeout::from_timeval(timeout_at)?;
     let outcome = wait_for_sets(count, [readable, writable, exceptional], timeout);
     if let Some(ns) = timeout.left_ns() {
@@ -110,15 +113,15 @@ pub fn select(
 /// and size. Reports the time left.
 pub fn pselect6(
     count: i32,
-    readable: UserAddress,
-    writable: UserAddress,
-    exceptional: UserAddress,
-    timeout_at: UserAddress,
-    mask: UserAddress,
-) -> Result<u64> {
+    readable: SetPtr,
+    writable: SetPtr,
+    exceptional: SetPtr,
+    timeout_at: UserPtr<Timespec>,
+    mask: UserPtr<[u64; 2]>,
+) -> Result<usize> {
     let timeout = Timeout::from_timespec(timeout_at)?;
-    let [mask, size] = if mask.is_null() { [0; 2] } else { mask.read::<[u64; 2]>()? };
-    let outcome = under_mask(UserAddress(mask), size as usize, || {
+    let [mask, size] = mask.read_if_some()?.unwrap_or_default();
+    let outcome = under_mask(UserPtr::new(UserAddress(mask)), size as usize, || {
         wait_for_sets(count, [readable, writable, exceptional], timeout)
     });
     if let Some(ns) = timeout.left_ns() {
@@ -127,7 +130,7 @@ pub fn pselect6(
     outcome
 }
 
-fn wait_for_sets(count: i32, at: [UserAddress; 3], timeout: Timeout) -> Result<u64> {
+fn wait_for_sets(count: i32, at: [SetPtr; 3], timeout: Timeout) -> Result<usize> {
     let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
     // Bits of descriptors that cannot be open are ignored, not refused.
     let count = count.min(descriptor_capacity());
@@ -136,22 +139,22 @@ fn wait_for_sets(count: i32, at: [UserAddress; 3], timeout: Timeout) -> Result<u
     let mut found = Sets::new(words);
     for (set, at) in at.iter().enumerate().filter(|(_, at)| !at.is_null()) {
         let words = asked.get_mut(set);
-        at.read_bytes(bytemuck::cast_slice_mut(words))?;
+        at.read_slice(words)?;
         if let (Some(last), 1..) = (words.last_mut(), count % 64) {
             *last &= (1 << (count % 64)) - 1;
         }
     }
     let bits = wait_for_any(timeout, |files| scan(&asked, &mut found, |fd| Fd(fd).file(), files))?;
     for (set, at) in at.iter().enumerate().filter(|(_, at)| !at.is_null()) {
-        at.write_bytes(bytemuck::cast_slice(found.get(set)))?;
+        at.write_slice(found.get(set))?;
     }
-    Ok(bits as u64)
+    Ok(bits)
 }
 
 /// Number of descriptors that the running process' table has room for. A
 /// program that a shell starts finds room for 256 on Linux.
 fn descriptor_capacity() -> usize {
-    current_process().files.borrow_mut().capacity().max(256)
+    current_process().files.borrow_mut().borrow_mut().capacity().max(256)
 }
 
 #[cfg(test)]

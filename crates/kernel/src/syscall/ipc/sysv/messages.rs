@@ -32,7 +32,7 @@ fn caller() -> Credentials {
 }
 
 /// msgget(2).
-pub fn msgget(key: i32, Mode(flags): Mode) -> Result<u64> {
+pub fn msgget(key: i32, Mode(flags): Mode) -> Result<i32> {
     let id = system_v().messages.get(
         (key, flags),
         &caller(),
@@ -40,7 +40,7 @@ pub fn msgget(key: i32, Mode(flags): Mode) -> Result<u64> {
         |_| Ok(()),
         |permissions| Ok(MessageQueue::new(permissions)),
     )?;
-    Ok(id as u64)
+    Ok(id)
 }
 
 /// As Linux: restarted after a signal only if no handler ran.
@@ -49,7 +49,7 @@ fn interrupted(error: Errno) -> Errno {
 }
 
 /// msgsnd(2).
-pub fn msgsnd(id: i32, at: UserAddress, len: u64, Mode(flags): Mode) -> Result<u64> {
+pub fn msgsnd(id: i32, at: UserAddress, len: u64, Mode(flags): Mode) -> Result<()> {
     let kind: i64 = at.read()?;
     let len = usize::try_from(len).ok().filter(|&len| len <= MESSAGE_MAX);
     let len = len.filter(|_| id >= 0 && kind >= 1).ok_or(Errno::EINVAL)?;
@@ -62,13 +62,12 @@ pub fn msgsnd(id: i32, at: UserAddress, len: u64, Mode(flags): Mode) -> Result<u
         queue.send(&mut message, pid)
     };
     if flags & IPC_NOWAIT != 0 {
-        return attempt().map(|()| 0);
+        return attempt();
     }
     wait_until(&[&queue.senders], None, || match attempt() {
         Err(Errno::EAGAIN) => None,
         outcome => Some(outcome),
     })
-    .map(|()| 0)
     .map_err(interrupted)
 }
 
@@ -83,7 +82,7 @@ fn wanted(kind: i64, flags: u32) -> Wanted {
 }
 
 /// msgrcv(2).
-pub fn msgrcv(id: i32, to: UserAddress, len: i64, kind: i64, Mode(flags): Mode) -> Result<u64> {
+pub fn msgrcv(id: i32, to: UserAddress, len: i64, kind: i64, Mode(flags): Mode) -> Result<usize> {
     let room = usize::try_from(len).ok().filter(|_| id >= 0).ok_or(Errno::EINVAL)?;
     if flags & MSG_COPY != 0 && (flags & MSG_EXCEPT != 0 || flags & IPC_NOWAIT == 0) {
         return Err(Errno::EINVAL);
@@ -104,7 +103,7 @@ pub fn msgrcv(id: i32, to: UserAddress, len: i64, kind: i64, Mode(flags): Mode) 
     let len = message.text.len().min(room);
     to.write(&message.kind)?;
     to.offset(8).write_bytes(&message.text[..len])?;
-    Ok(len as u64)
+    Ok(len)
 }
 
 fn receive(queue: &MessageQueue, wish: Wish, flags: u32) -> Result<Message> {
@@ -145,7 +144,7 @@ pub fn msgctl(id: i32, command: u32, argument: UserAddress) -> Result<u64> {
     }
     let queues = &system_v().messages;
     match command {
-        IPC_INFO | MSG_INFO => info(command, argument),
+        IPC_INFO | MSG_INFO => info(command, argument).map(u64::from),
         IPC_STAT => {
             let queue = queues.find(id)?;
             queue.permissions().get().check(READ, &caller())?;
@@ -197,7 +196,7 @@ fn status(id: i32, queue: &MessageQueue) -> Status {
 }
 
 /// `struct msginfo`: the limits, with what is in use for `MSG_INFO`.
-fn info(command: u32, to: UserAddress) -> Result<u64> {
+fn info(command: u32, to: UserAddress) -> Result<u32> {
     let queues = &system_v().messages;
     let (queues_max, queue_bytes) = (QUEUES_MAX as i32, QUEUE_BYTES as i32);
     let (pool, map, headers) = match command {
@@ -216,5 +215,5 @@ fn info(command: u32, to: UserAddress) -> Result<u64> {
     let info: [i32; 8] =
         [pool, map, MESSAGE_MAX as i32, queue_bytes, queues_max, SEGMENT_BYTES, headers, SEGMENTS];
     to.write(&info)?;
-    Ok(queues.last_place().into())
+    Ok(queues.last_place())
 }

@@ -165,7 +165,7 @@ pub fn splice(
     to: UserAddress,
     count: usize,
     Flags(flags): Flags,
-) -> Result<u64> {
+) -> Result<usize> {
     let len = count.min(MAX_RW_COUNT);
     if len == 0 {
         return Ok(0);
@@ -210,7 +210,7 @@ pub fn splice(
         }
         (None, None) => return Err(Errno::EINVAL),
     };
-    Ok(count as u64)
+    Ok(count)
 }
 
 /// Moves what a pipe has, up to `len` bytes; waits for the first of them only.
@@ -231,7 +231,7 @@ fn drain(transfer: &Transfer<'_>, pipe: &PipeEnd, start: u64, len: usize) -> Res
 }
 
 /// tee(2).
-pub fn tee(input: Fd, output: Fd, count: usize, Flags(flags): Flags) -> Result<u64> {
+pub fn tee(input: Fd, output: Fd, count: usize, Flags(flags): Flags) -> Result<usize> {
     let len = count.min(MAX_RW_COUNT);
     if flags & !FLAGS != 0 {
         return Err(Errno::EINVAL);
@@ -247,11 +247,11 @@ pub fn tee(input: Fd, output: Fd, count: usize, Flags(flags): Flags) -> Result<u
         return Err(Errno::EINVAL);
     }
     let transfer = Transfer { input: &input, output: &output, waits: flags & NONBLOCK == 0 };
-    transfer.run(|| between(first, second, len, Keep::Yes)).map(|count| count as u64)
+    transfer.run(|| between(first, second, len, Keep::Yes))
 }
 
 /// vmsplice(2): as writev(2) or readv(2) of a pipe that moves what it can at once.
-pub fn vmsplice(fd: Fd, vectors: UserAddress, count: usize, Flags(flags): Flags) -> Result<u64> {
+pub fn vmsplice(fd: Fd, vectors: UserAddress, count: usize, Flags(flags): Flags) -> Result<usize> {
     if flags & !FLAGS != 0 || count > IOV_MAX {
         return Err(Errno::EINVAL);
     }
@@ -260,12 +260,12 @@ pub fn vmsplice(fd: Fd, vectors: UserAddress, count: usize, Flags(flags): Flags)
         return Err(Errno::EBADF);
     }
     let transfer = Transfer { input: &open, output: &open, waits: flags & NONBLOCK == 0 };
-    let moved = if open.flags().can_write() {
+
+    if open.flags().can_write() {
         let mut source = Source::user_vectors(vectors, count)?;
         transfer.run(|| open.file.write(&mut source, 0).map_err(stuck_on(Stuck::Output)))
     } else {
         let mut sink = Sink::user_vectors(vectors, count)?;
         transfer.run(|| open.file.read(&mut sink, 0).map_err(stuck_on(Stuck::Input)))
-    };
-    moved.map(|count| count as u64)
+    }
 }
