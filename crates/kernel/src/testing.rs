@@ -29,9 +29,9 @@ use crate::fs::lower::LowerLayer;
 use crate::host::blobs;
 use crate::mm::heap;
 use crate::mm::pages::PageAllocator;
-use crate::platform::entry::TrapFrame;
+use crate::platform::machine::{Clocks, HostFiles, Machine, Vcpus};
+use crate::platform::registers::TrapFrame;
 use crate::platform::thread::Identity;
-use crate::platform::{clock, host, vcpu};
 use crate::state::{self, Config, Kernel, ProcessFiles, kernel};
 use crate::task::process::FIRST_PID;
 use crate::task::{Credentials, Process, Thread, host_process};
@@ -56,10 +56,11 @@ impl Sandbox {
     /// A sandbox over a lower layer whose files have these contents.
     pub fn over(lower: LowerLayer, blobs: Vec<Vec<u8>>, credentials: Credentials) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        vcpu::begin_first().unwrap();
+        Machine::begin_first().unwrap();
         heap::map_front().unwrap();
+        host_process::map_first().unwrap();
         // SAFETY: getauxval(3) only looks values up.
-        clock::find_host_vdso(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) });
+        Machine::find_clocks(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) });
         blobs::initialize(blobs.len() as u32).unwrap();
         let host = Arc::new(Host {
             known: Mutex::new(Known { blobs, ..Known::default() }),
@@ -92,7 +93,7 @@ impl Sandbox {
 impl Drop for Sandbox {
     fn drop(&mut self) {
         for blob in blobs::open_blobs() {
-            host::close(blobs::descriptor(blob).unwrap());
+            Machine::close(blobs::descriptor(blob).unwrap());
         }
         reserve_numbers();
         // SAFETY: nobody finds the state at address 0, so nobody uses that of this test.

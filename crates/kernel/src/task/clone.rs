@@ -13,8 +13,8 @@ use super::wait::wait_uninterruptibly;
 use super::{host_process, scheduler};
 use crate::args::Word;
 use crate::errno::{Errno, Result};
-use crate::platform::entry::RETURN_FULL;
-use crate::platform::filter;
+use crate::platform::machine::{Machine, Processes, ThreadState, Threads};
+use crate::platform::registers::RETURN_FULL;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 
@@ -229,7 +229,7 @@ fn clone_task(request: &Request) -> Result<u64> {
         scheduler::start(&thread);
         return Ok(tid as u64);
     }
-    if !filter::may_clone() {
+    if !Machine::may_fork() {
         // As at the limit of processes: that is what it is.
         return Err(Errno::EAGAIN);
     }
@@ -327,8 +327,7 @@ fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread>
     let thread = Thread::new(tid, process, frame);
     thread.name.set(maker.name.get());
     thread.scheduling.set(maker.scheduling.get().inherited());
-    let fs_base =
-        if has(CloneFlags::SETTLS) { request.tls } else { crate::platform::segment::fs_base() };
+    let fs_base = if has(CloneFlags::SETTLS) { request.tls } else { Machine::fs_base() };
     thread.context.set_fs_base(fs_base);
     thread.context.set_gs_base(maker.context.gs_base());
     thread.context.copy_fpu(&maker.context);

@@ -12,6 +12,7 @@ use super::signal::{self, SignalInfo};
 use super::thread::{Thread, current};
 use super::{futex, scheduler};
 use crate::host::control;
+use crate::platform::machine::ThreadState;
 use crate::state::kernel;
 use crate::task::wait::Events;
 

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 
 use super::Process;
 use crate::errno::Result;
-use crate::platform::entry::Frame;
+use crate::platform::registers::Frame;
 use crate::platform::user::UserAddress;
 use crate::sync::Late;
 

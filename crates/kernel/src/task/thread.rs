@@ -9,9 +9,9 @@ use super::sched_attributes::Scheduling;
 use super::scheduler::SchedState;
 use super::signal::ThreadSignals;
 use crate::mm::heap;
-use crate::platform::clock;
-use crate::platform::entry::{Frame, TrapFrame};
-use crate::platform::thread::{self, GuestThread, Identity, ThreadContext};
+use crate::platform::machine::{Clocks, Machine, ThreadContext, ThreadState};
+use crate::platform::registers::{Frame, TrapFrame};
+use crate::platform::thread::{self, GuestThread, Identity};
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
 use crate::task::wait::Events;
@@ -94,7 +94,7 @@ impl Thread {
     pub fn ran_ns(&self) -> u64 {
         match self.running_since_ns.load(Relaxed) {
             0 => 0,
-            since => clock::monotonic_ns().saturating_sub(since),
+            since => Machine::monotonic_ns().saturating_sub(since),
         }
     }
 
@@ -113,7 +113,7 @@ impl Thread {
     /// Runs the thread on this vCPU until it blocks or ends.
     pub(super) fn switch_from_idle(self: &Arc<Self>) {
         thread::switch_from_idle(self, || {
-            self.running_since_ns.store(clock::monotonic_ns(), Relaxed);
+            self.running_since_ns.store(Machine::monotonic_ns(), Relaxed);
             super::scheduler::watch_clock();
         });
         self.cpu_ns.fetch_add(self.ran_ns(), Relaxed);

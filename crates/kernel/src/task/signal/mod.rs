@@ -12,6 +12,7 @@ pub use job_control::*;
 
 use super::thread::{Thread, current};
 use super::wait::WaitQueue;
+use crate::platform::machine::ThreadState;
 use crate::sync::KernelCell;
 use crate::task::wait::Events;
 
