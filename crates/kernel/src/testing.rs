@@ -29,9 +29,9 @@ use crate::fs::lower::LowerLayer;
 use crate::host::blobs;
 use crate::mm::heap;
 use crate::mm::pages::PageAllocator;
-use crate::platform::machine::{Clocks, HostFiles, Machine, Vcpus};
+use crate::platform::machine::{Clocks, HostFiles, Machine, Threads, Vcpus};
 use crate::platform::registers::TrapFrame;
-use crate::platform::thread::Identity;
+use crate::platform::thread::assume_identity;
 use crate::state::{self, Config, Kernel, ProcessFiles, kernel};
 use crate::task::process::FIRST_PID;
 use crate::task::{Credentials, Process, Thread, host_process};
@@ -41,7 +41,6 @@ use crate::time::random::Generator;
 pub struct Sandbox {
     /// What the host has and hears.
     pub host: Arc<Host>,
-    _identity: Identity<Thread>,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -73,8 +72,9 @@ impl Sandbox {
         state::install(Kernel::new(config, Generator::new([7; 32]), pages));
         kernel().fs.set(FileSystems::new(lower, crate::boot::program::views()).unwrap());
         let thread = first_thread(credentials);
-        let identity = Identity::of(thread);
-        Self { host, _identity: identity, _turn: turn }
+        // SAFETY: the task table keeps the thread, and no state is ever freed.
+        unsafe { assume_identity(&thread) };
+        Self { host, _turn: turn }
     }
 
     /// Gives the running process other users and groups.
@@ -96,6 +96,7 @@ impl Drop for Sandbox {
             Machine::close(blobs::descriptor(blob).unwrap());
         }
         reserve_numbers();
+        Machine::set_running(core::ptr::null(), core::ptr::null());
         // SAFETY: nobody finds the state at address 0, so nobody uses that of this test.
         unsafe { state::restore(0) };
     }

@@ -2,8 +2,11 @@
 #![allow(unsafe_code)]
 
 use alloc::sync::Arc;
+use core::ops::Deref;
+use core::ptr::NonNull;
 
 use crate::machine::{Machine, ThreadContext, Threads};
+use crate::saved::OfHost;
 
 /// Bytes of a kernel stack.
 pub const KERNEL_STACK_SIZE: usize = 64 << 10;
@@ -50,8 +53,8 @@ impl Drop for KernelStack {
 /// A guest thread of the kernel, which has a [`ThreadContext`].
 ///
 /// # Safety
-/// One type of a program implements this: the one that all its threads have. A thread
-/// must not be dropped while it runs or while its vector state is in the registers
+/// One type of a program implements this: the one that all its threads have. A thread that
+/// runs is in an `Arc`, and must not be dropped while it runs or while its vector state is in the registers
 /// ([`crate::machine::ThreadState::forget_fpu`]).
 pub unsafe trait GuestThread: Sized + 'static {
     /// The platform's part.
@@ -65,41 +68,69 @@ pub fn switch_from_idle<T: GuestThread>(thread: &Arc<T>, prepare: impl FnOnce())
     unsafe { Machine::switch_from_idle(Arc::as_ptr(thread).cast(), thread.context(), prepare) };
 }
 
-/// As long as this is there, the kernel works as if on behalf of a thread, which must not
-/// run yet.
-pub struct Identity<T: GuestThread> {
-    _thread: Arc<T>,
+/// Does `work` as if on behalf of a thread, which must not run yet. Nothing that refers to the
+/// thread gets out of it: a [`Running`] cannot be sent.
+pub fn with_identity<T: GuestThread, R: Send>(
+    thread: &Arc<T>,
+    work: impl FnOnce() -> R + Send,
+) -> R {
+    // SAFETY: `thread` is there until `work` is done.
+    unsafe { assume_identity(thread) };
+    let outcome = work();
+    Machine::set_running(core::ptr::null(), core::ptr::null());
+    outcome
 }
 
-impl<T: GuestThread> Identity<T> {
-    /// That of a thread.
-    pub fn of(thread: Arc<T>) -> Self {
-        Machine::set_running(Arc::as_ptr(&thread).cast(), thread.context());
-        Self { _thread: thread }
+/// Makes a thread the running one of a vCPU that never runs any, as those of unit tests.
+///
+/// # Safety
+/// The thread is there for as long as anybody asks for the running one.
+pub unsafe fn assume_identity<T: GuestThread>(thread: &Arc<T>) {
+    Machine::set_running(Arc::as_ptr(thread).cast(), thread.context());
+}
+
+/// The running thread, for code that works on its behalf, on its kernel stack.
+///
+/// The thread is there for as long as its stack is in use, and this never leaves the stack: it
+/// cannot be sent, nor be part of saved state. The one way around that is to leak it, which no
+/// line of the kernel does (`tests/layers.rs` looks).
+pub struct Running<T> {
+    thread: NonNull<T>,
+    _of_host: OfHost,
+}
+
+impl<T> Clone for Running<T> {
+    fn clone(&self) -> Self {
+        *self
     }
 }
 
-impl<T: GuestThread> Drop for Identity<T> {
-    fn drop(&mut self) {
-        Machine::set_running(core::ptr::null(), core::ptr::null());
+impl<T> Copy for Running<T> {}
+
+impl<T> Deref for Running<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the thread is there, as `Running` says.
+        unsafe { self.thread.as_ref() }
     }
 }
 
-/// The running thread; `None` while the kernel works on its own behalf. The reference
-/// must not be kept beyond the thread's end.
-#[inline]
-pub fn running<T: GuestThread>() -> Option<&'static T> {
-    // SAFETY: `GuestThread` has one type and so has what `name` was given; the
-    // running thread is not dropped.
-    unsafe { Machine::running().cast::<T>().as_ref() }
-}
+impl<T: GuestThread> Running<T> {
+    /// The running thread; `None` while the kernel works on its own behalf.
+    #[inline]
+    pub fn get() -> Option<Self> {
+        let thread = NonNull::new(Machine::running().cast_mut().cast())?;
+        Some(Self { thread, _of_host: OfHost::new() })
+    }
 
-/// The running thread, shared.
-pub fn running_arc<T: GuestThread>() -> Option<Arc<T>> {
-    let thread: *const T = running()?;
-    // SAFETY: `switch_from_idle` and `Identity` were given an `Arc`, and the running thread is not dropped.
-    unsafe {
-        Arc::increment_strong_count(thread);
-        Some(Arc::from_raw(thread))
+    /// The thread, shared.
+    pub fn to_arc(self) -> Arc<T> {
+        // SAFETY: all threads that run are in an `Arc`, and this one is there.
+        unsafe {
+            Arc::increment_strong_count(self.thread.as_ptr());
+            Arc::from_raw(self.thread.as_ptr())
+        }
     }
 }

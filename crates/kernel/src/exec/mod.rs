@@ -129,7 +129,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
     let prepared = program.prepare(process)?;
     // Nothing but a host that has no process left fails from here on.
-    become_only_thread(thread)?;
+    become_only_thread(&thread)?;
     if process.mm().users() > 1 {
         host_process::move_to_new_space()?;
     }
@@ -146,7 +146,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     };
     let closed = process.files.borrow_mut().close_on_exec();
     drop(closed);
-    reset_thread(thread, path);
+    reset_thread(&thread, path);
     thread.context.set_fs_base(0);
     Machine::set_fs_base(0);
     thread.context.set_gs_base(0);

@@ -10,6 +10,7 @@ use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
 use crate::task::current_process;
 use crate::task::process::RLIMIT_NOFILE;
+use crate::task::thread::CurrentProcess;
 
 /// What happens to a descriptor at execve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,7 +292,7 @@ pub fn install_pair(at: UserAddress, files: [Arc<OpenFile>; 2], flags: OpenFlags
 /// again: a call takes the number first, does what can fail, and installs the file
 /// last.
 pub struct NewDescriptor {
-    table: &'static KernelCell<FdTable>,
+    process: CurrentProcess,
     fd: i32,
     is_open: bool,
 }
@@ -302,7 +303,7 @@ impl NewDescriptor {
         let process = current_process();
         let limit = process.limits.borrow_mut()[RLIMIT_NOFILE].current;
         let fd = process.files.borrow_mut().reserve(limit)?;
-        Ok(Self { table: &process.files, fd, is_open: false })
+        Ok(Self { process, fd, is_open: false })
     }
 
     /// The number.
@@ -312,7 +313,7 @@ impl NewDescriptor {
 
     /// Gives the number to a file.
     pub fn install(mut self, file: Arc<OpenFile>, on_exec: OnExec) -> i32 {
-        self.table.borrow_mut().fill(self.fd, file, on_exec);
+        self.process.files.borrow_mut().fill(self.fd, file, on_exec);
         self.is_open = true;
         self.fd
     }
@@ -321,7 +322,7 @@ impl NewDescriptor {
 impl Drop for NewDescriptor {
     fn drop(&mut self) {
         if !self.is_open {
-            self.table.borrow_mut().cancel(self.fd);
+            self.process.files.borrow_mut().cancel(self.fd);
         }
     }
 }

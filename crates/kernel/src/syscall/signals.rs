@@ -79,7 +79,7 @@ pub fn rt_sigpending(to: UserAddress, size: usize) -> Result<u64> {
     }
     let thread = current();
     let blocked = thread.signals.borrow_mut().mask;
-    to.write_bytes(&(pending_set(thread) & blocked).to_le_bytes()[..size])?;
+    to.write_bytes(&(pending_set(&thread) & blocked).to_le_bytes()[..size])?;
     Ok(0)
 }
 
@@ -118,7 +118,7 @@ pub fn rt_sigtimedwait(
         signals.awaited = set;
         old
     };
-    let outcome = wait_until(&[], deadline, || take_pending(thread, set & !UNBLOCKABLE).map(Ok));
+    let outcome = wait_until(&[], deadline, || take_pending(&thread, set & !UNBLOCKABLE).map(Ok));
     {
         let mut signals = thread.signals.borrow_mut();
         signals.mask = old;

@@ -174,7 +174,7 @@ pub fn getrusage(who: i32, to: UserAddress) -> Result<u64> {
     usage[1] = (cpu % NS / 1000) as i64;
     if who != RUSAGE_CHILDREN {
         // ru_maxrss, in KiB, by the same reckoning as /proc/self/status.
-        let totals = crate::procfs::Totals::of(current_process());
+        let totals = crate::procfs::Totals::of(&current_process());
         usage[4] = (totals.resident / 1024) as i64;
     }
     to.write(&usage)?;
@@ -183,7 +183,7 @@ pub fn getrusage(who: i32, to: UserAddress) -> Result<u64> {
 
 /// getitimer(2).
 pub fn getitimer(which: u32, to: UserAddress) -> Result<u64> {
-    let value = itimer::get(current_process(), itimer::Which::from_number(which)?);
+    let value = itimer::get(&current_process(), itimer::Which::from_number(which)?);
     to.write(&value)?;
     Ok(0)
 }

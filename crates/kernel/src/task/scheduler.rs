@@ -161,7 +161,7 @@ pub fn block_in_turn(
     places: &mut Places,
 ) -> Wake {
     let thread = current();
-    if super::signal::is_pending(thread) {
+    if super::signal::is_pending(&thread) {
         return Wake::Interrupted;
     }
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {

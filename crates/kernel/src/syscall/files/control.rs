@@ -114,7 +114,8 @@ fn duplicate(open: &alloc::sync::Arc<OpenFile>, from: u64, on_exec: OnExec) -> R
     if from >= limit {
         return Err(Errno::EINVAL);
     }
-    let mut files = current_process().files.borrow_mut();
+    let process = current_process();
+    let mut files = process.files.borrow_mut();
     files.insert_from(from as i32, open.clone(), on_exec, limit).map(|fd| fd as u64)
 }
 

@@ -182,7 +182,8 @@ pub fn dup3(old: Fd, new: Fd, Flags(flags): Flags) -> Result<u64> {
 fn duplicate_to(old: Fd, new: Fd, on_exec: OnExec) -> Result<u64> {
     let limit = descriptor_limit();
     let replaced = {
-        let mut files = current_process().files.borrow_mut();
+        let process = current_process();
+        let mut files = process.files.borrow_mut();
         let open = files.get(old.0)?;
         files.replace(new.0, open, on_exec, limit)?
     };

@@ -31,7 +31,7 @@ pub fn getpid() -> Result<u64> {
     let process = current_process();
     let stack = UserAddress(current().frame().rsp());
     let generation = kernel().generation.get();
-    Ok(fork_id::process_id(process, generation, stack))
+    Ok(fork_id::process_id(&process, generation, stack))
 }
 
 /// gettid(2).
@@ -332,12 +332,12 @@ pub fn prlimit64(pid: i32, resource: usize, new: UserAddress, old: UserAddress) 
 
 /// getrlimit(2).
 pub fn getrlimit(resource: usize, to: UserAddress) -> Result<u64> {
-    limit(current_process(), resource, UserAddress::NULL, to)
+    limit(&current_process(), resource, UserAddress::NULL, to)
 }
 
 /// setrlimit(2).
 pub fn setrlimit(resource: usize, from: UserAddress) -> Result<u64> {
-    limit(current_process(), resource, from, UserAddress::NULL)
+    limit(&current_process(), resource, from, UserAddress::NULL)
 }
 
 fn limit(

@@ -90,7 +90,8 @@ pub(super) fn run_fork_request() -> Option<Forked> {
         Ok(Forked::Child) => {
             // This reference is the parent's.
             core::mem::forget(thread);
-            begin_child(fork_request);
+            // A request of another kind may be gone: the old side does not wait for this one.
+            begin_child(moves.then_some(fork_request));
             return Some(Forked::Child);
         }
         Ok(Forked::Parent { .. }) => {
@@ -147,16 +148,20 @@ pub fn begin_others(mut fill: impl FnMut(u32, &Space) -> Result<()>) -> Result<(
     Ok(())
 }
 
-/// The new host process: gets the memory of its space ready.
-fn begin_child(fork_request: &ForkRequest) {
-    let ForkRequest { thread, space, moves, .. } = fork_request;
-    let outcome = if *moves { Machine::unmap(GuestRange::ALL) } else { space.after_fork() };
+/// The new host process: gets the memory of its space ready, for the thread of the request if
+/// that moves here.
+fn begin_child(moving: Option<&ForkRequest>) {
+    let space = own_space();
+    let outcome = match moving {
+        Some(_) => Machine::unmap(GuestRange::ALL),
+        None => space.after_fork(),
+    };
     if outcome.is_err() {
         crate::platform::panic::die_with("the memory of a new process cannot be set up")
     }
-    if *moves {
+    if let Some(fork_request) = moving {
         fork_request.outcome.set(Some(Ok(())));
-        thread.process.set_mm(space.clone());
-        scheduler::wake(thread, Wake::Woken);
+        fork_request.thread.process.set_mm(space);
+        scheduler::wake(&fork_request.thread, Wake::Woken);
     }
 }

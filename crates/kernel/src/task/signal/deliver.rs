@@ -45,7 +45,7 @@ pub fn before_return(frame: &Frame) {
     if thread.is_dying() {
         exit::exit_dying();
     }
-    deliver(thread, frame);
+    deliver(&thread, frame);
 }
 
 fn deliver(thread: &Thread, frame: &Frame) {
@@ -172,7 +172,7 @@ pub fn guest_fault(frame: &Frame) {
     {
         return;
     }
-    let (code, address) = classify(thread, frame);
+    let (code, address) = classify(&thread, frame);
     let signal = frame.signal();
     let mut info = SignalInfo::fault(signal, code, address);
     if signal == SIGTRAP && code == SI_KERNEL {

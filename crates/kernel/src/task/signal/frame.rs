@@ -207,7 +207,7 @@ pub fn sigreturn() {
     // fault with such a stack is one of the kernel.
     if machine.rip >= ADDRESSES_END
         || machine.rsp >= KERNEL_BASE
-        || restore_vector_state(thread, &mut frame, UserAddress(machine.fpstate)).is_err()
+        || restore_vector_state(&thread, &mut frame, UserAddress(machine.fpstate)).is_err()
     {
         bad_frame()
     }

@@ -374,7 +374,7 @@ fn notify(thread: &Thread) {
 
 /// Sends `SIGPIPE` to the running thread (write(2), EPIPE).
 pub fn send_sigpipe() {
-    send_to_thread(current(), SignalInfo::new(SIGPIPE, SI_KERNEL));
+    send_to_thread(&current(), SignalInfo::new(SIGPIPE, SI_KERNEL));
 }
 
 /// Whether a signal is pending that the thread does not block.
