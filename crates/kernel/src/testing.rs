@@ -29,9 +29,9 @@ use crate::fs::lower::LowerLayer;
 use crate::host::blobs;
 use crate::mm::heap;
 use crate::mm::pages::PageAllocator;
-use crate::platform::machine::{Clocks, HostFiles, Machine, Threads, Vcpus};
+use crate::platform::machine::{Clocks, HostFiles, Machine, Vcpus};
 use crate::platform::registers::TrapFrame;
-use crate::platform::thread::assume_identity;
+use crate::platform::thread::{assume_identity, forget_identity};
 use crate::state::{self, Config, Kernel, ProcessFiles, kernel};
 use crate::task::process::FIRST_PID;
 use crate::task::{Credentials, Process, Thread, host_process};
@@ -96,7 +96,7 @@ impl Drop for Sandbox {
             Machine::close(blobs::descriptor(blob).unwrap());
         }
         reserve_numbers();
-        Machine::set_running(core::ptr::null(), core::ptr::null());
+        forget_identity();
         // SAFETY: nobody finds the state at address 0, so nobody uses that of this test.
         unsafe { state::restore(0) };
     }

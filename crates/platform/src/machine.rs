@@ -347,8 +347,11 @@ pub trait Threads {
     fn running() -> *const ();
 
     /// Names the thread that the kernel works for, without running it, and what the platform has
-    /// of it. Both are there until another one, or none, is named.
-    fn set_running(thread: *const (), state: *const Self::State);
+    /// of it; nulls for none.
+    ///
+    /// # Safety
+    /// Both are there until another one, or none, is named.
+    unsafe fn set_running(thread: *const (), state: *const Self::State);
 
     /// Runs a thread on this vCPU until it calls [`ThreadState::switch_to_idle`]. To be called by
     /// the idle loop. `prepare` is called as soon as signals count for the thread, so that none

@@ -77,7 +77,7 @@ pub fn with_identity<T: GuestThread, R: Send>(
     // SAFETY: `thread` is there until `work` is done.
     unsafe { assume_identity(thread) };
     let outcome = work();
-    Machine::set_running(core::ptr::null(), core::ptr::null());
+    forget_identity();
     outcome
 }
 
@@ -86,14 +86,36 @@ pub fn with_identity<T: GuestThread, R: Send>(
 /// # Safety
 /// The thread is there for as long as anybody asks for the running one.
 pub unsafe fn assume_identity<T: GuestThread>(thread: &Arc<T>) {
-    Machine::set_running(Arc::as_ptr(thread).cast(), thread.context());
+    // SAFETY: the caller's promise.
+    unsafe { Machine::set_running(Arc::as_ptr(thread).cast(), thread.context()) };
+}
+
+/// Undoes [`assume_identity`]: the kernel works on its own behalf.
+pub fn forget_identity() {
+    // SAFETY: none is there for as long as anybody likes.
+    unsafe { Machine::set_running(core::ptr::null(), core::ptr::null()) };
 }
 
 /// The running thread, for code that works on its behalf, on its kernel stack.
 ///
-/// The thread is there for as long as its stack is in use, and this never leaves the stack: it
-/// cannot be sent, nor be part of saved state. The one way around that is to leak it, which no
-/// line of the kernel does (`tests/layers.rs` looks).
+/// The thread is there for as long as its stack is in use, and this never leaves the stack. It
+/// cannot be sent:
+///
+/// ```compile_fail
+/// fn send(_: impl Send) {}
+/// fn elsewhere(thread: thaw_platform::thread::Running<u32>) {
+///     send(thread)
+/// }
+/// ```
+///
+/// nor be part of saved state:
+///
+/// ```compile_fail
+/// thaw_platform::saved::assert_saved::<thaw_platform::thread::Running<u32>>();
+/// ```
+///
+/// The one way around that is to leak it, which no line of the kernel does (the kernel's
+/// `tests/layers.rs` looks).
 pub struct Running<T> {
     thread: NonNull<T>,
     _of_host: OfHost,

@@ -7,7 +7,6 @@ use super::file::{OpenFile, OpenFlags};
 use crate::args::Fd;
 use crate::errno::{Errno, Result};
 use crate::platform::user::UserAddress;
-use crate::sync::KernelCell;
 use crate::task::current_process;
 use crate::task::process::RLIMIT_NOFILE;
 use crate::task::thread::CurrentProcess;

@@ -198,7 +198,7 @@ impl Threads for HostProcesses {
         block().thread_object.get()
     }
 
-    fn set_running(thread: *const (), state: *const ThreadContext) {
+    unsafe fn set_running(thread: *const (), state: *const ThreadContext) {
         block().thread_object.set(thread);
         block().thread.set(state);
     }
@@ -206,7 +206,8 @@ impl Threads for HostProcesses {
     unsafe fn switch_from_idle(thread: *const (), state: &ThreadContext, prepare: impl FnOnce()) {
         let block = block();
         block.kernel_stack_top.set(state.stack.top());
-        Self::set_running(thread, state);
+        // SAFETY: the caller's promise.
+        unsafe { Self::set_running(thread, state) };
         take_fpu(block, state);
         prepare();
         Self::set_fs_base(state.fs_base.load(Relaxed));
@@ -216,7 +217,8 @@ impl Threads for HostProcesses {
             // Another vCPU may run it next.
             state.save_fpu();
         }
-        Self::set_running(core::ptr::null(), core::ptr::null());
+        // SAFETY: none.
+        unsafe { Self::set_running(core::ptr::null(), core::ptr::null()) };
     }
 
     fn stack_end(rsp: u64) -> u64 {

@@ -229,3 +229,91 @@ impl HostProcess {
         self.vcpus().all(|vcpu| is_own(vcpu) || vcpu.activity.get() != Activity::Active)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::host_process::{own_host_process, own_space, own_vcpu};
+    use crate::testing::Sandbox;
+    use thaw_abi::layout::{BOOT_BASE, BOOT_MAX};
+
+    /// Lets the table have more than the first host process, as `share` does.
+    fn map(count: usize) {
+        TABLE.map(count).unwrap();
+    }
+
+    #[test]
+    fn an_image_has_nothing_of_host_processes() {
+        let _sandbox = Sandbox::new();
+        let host_process = core::ptr::from_ref(own_host_process()) as u64;
+        let vcpu = core::ptr::from_ref(own_vcpu()) as u64;
+        for address in [host_process, vcpu] {
+            assert!((BOOT_BASE..BOOT_BASE + BOOT_MAX).contains(&address));
+        }
+        let (start, len) = boot_area::HOST_PROCESSES;
+        assert!(start + len <= BOOT_BASE + BOOT_MAX);
+    }
+
+    #[test]
+    fn a_thawed_copy_makes_its_own() {
+        let _sandbox = Sandbox::new();
+        let space = own_space();
+        // As in an image that was frozen with two host processes, whose vCPUs had other numbers.
+        map(2);
+        let second = Arc::new(Space::new());
+        assert_eq!(HostProcess::begin(&second).unwrap().number(), 1);
+        let users = Arc::strong_count(&second);
+        map(1);
+        Machine::set_number(0);
+        assert!(space.host_process().is_none(), "nothing is found before it is made anew");
+        super::super::begin(space.clone());
+        assert!(second.host_process().is_none());
+        assert_eq!(
+            Arc::strong_count(&second),
+            users - 1,
+            "the copy keeps nothing of the frozen one"
+        );
+        assert!(core::ptr::eq(space.host_process().unwrap(), own_host_process()));
+        assert_eq!((own_host_process().vcpu_count(), own_host_process().host_pid()), (1, 1));
+    }
+
+    #[test]
+    fn a_host_process_that_has_ended_is_found_no_more_and_makes_room() {
+        let _sandbox = Sandbox::new();
+        map(4);
+        super::super::begin(own_space());
+        let spaces = [(); 3].map(|()| Arc::new(Space::new()));
+        let numbers = spaces.each_ref().map(|space| HostProcess::begin(space).unwrap().number());
+        assert_eq!(numbers, [1, 2, 3]);
+        for space in &spaces[..2] {
+            space.host_process().unwrap().end();
+            assert!(space.host_process().is_none());
+            assert_eq!(Arc::strong_count(space), 1);
+        }
+        let next = Arc::new(Space::new());
+        assert_eq!(HostProcess::begin(&next).unwrap().number(), 2, "the last one to end");
+        assert!(spaces[1].host_process().is_none(), "another space has it now");
+        assert_eq!(HostProcess::begin(&spaces[0]).unwrap().number(), 1);
+        assert_eq!(FREE.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_full_table_is_an_error() {
+        let _sandbox = Sandbox::new();
+        USED.store(CAPACITY as u32, Relaxed);
+        let refused = HostProcess::begin(&Arc::new(Space::new())).map(HostProcess::number);
+        assert_eq!(refused, Err(Errno::EAGAIN));
+    }
+
+    #[test]
+    fn a_number_finds_a_vcpu_or_nothing() {
+        let _sandbox = Sandbox::new();
+        let number = own_host_process().add_vcpu(5, 77);
+        assert!(core::ptr::eq(vcpu(number).unwrap(), own_host_process().vcpu(5)));
+        assert!(core::ptr::eq(of_vcpu(number).unwrap(), own_host_process()));
+        assert_eq!((own_host_process().vcpu_count(), own_host_process().free_index()), (2, 1));
+        assert!(!own_host_process().remove_vcpu(5) && own_host_process().remove_vcpu(0));
+        assert!(vcpu(0).is_none() && vcpu(CAPACITY * VCPUS + 1).is_none());
+        assert!(vcpu(usize::MAX).is_none() && vcpu(CAPACITY * VCPUS).is_some());
+    }
+}
