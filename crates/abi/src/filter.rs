@@ -75,8 +75,8 @@ pub const CLONE_VCPU: u32 = 0x100 | 0x200 | 0x400 | 0x800 | 0x1_0000 | 0x4_0000;
 const CLONE_FLAGS: &[u32] = &[CLONE_PROCESS, CLONE_SIBLING, CLONE_VCPU];
 
 /// A copy of a template: a sibling in namespaces of its own
-/// (`CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PARENT`).
-pub const CLONE_COPY: u32 = 0x2000_0000 | 0x800_0000 | 0x400_0000 | 0x8000;
+/// (`CLONE_NEWPID | CLONE_NEWUTS | CLONE_PARENT`).
+pub const CLONE_COPY: u32 = 0x2000_0000 | 0x400_0000 | 0x8000;
 
 /// `PIDFD_SELF_THREAD` (linux/pidfd.h), -10000 as an `int`.
 pub const PIDFD_SELF: u32 = 0xffff_d8f0;
@@ -265,7 +265,7 @@ static TEMPLATE_CALLS: &[HostCall] = &[
         number: 56,
         name: "clone",
         checks: &[Check::OneOf(0, &[CLONE_PROCESS, CLONE_SIBLING, CLONE_VCPU, CLONE_COPY])],
-        reason: "as above; a template forks copies, each in pid, ipc and host-name namespaces of its own, which takes a capability that copies do not have",
+        reason: "as above; a template forks copies, each in pid and host-name namespaces of its own, which takes a capability that copies do not have",
     },
     HostCall {
         number: 33,

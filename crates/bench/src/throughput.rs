@@ -44,13 +44,16 @@ pub enum Served {
     Fork,
     /// An instance for each request, booted ahead as long as there are such.
     Ready,
+    /// Instances that are put back into the state before their request.
+    Rewind,
     /// Instances that stay.
     Reuse,
 }
 
 impl Served {
     /// All.
-    pub const ALL: [Self; 4] = [Self::Warm, Self::Fork, Self::Ready, Self::Reuse];
+    pub const ALL: [Self; 5] =
+        [Self::Warm, Self::Fork, Self::Ready, Self::Rewind, Self::Reuse];
 
     /// The name, as in JSON.
     pub fn name(self) -> &'static str {
@@ -58,6 +61,7 @@ impl Served {
             Self::Warm => "warm",
             Self::Fork => "fork",
             Self::Ready => "ready",
+            Self::Rewind => "rewind",
             Self::Reuse => "reuse",
         }
     }
@@ -66,16 +70,25 @@ impl Served {
         let kind = match self {
             Self::Warm | Self::Reuse => BootKind::Warm,
             Self::Fork => BootKind::Fork,
-            Self::Ready => BootKind::Ready,
+            Self::Ready | Self::Rewind => BootKind::Ready,
         };
         let isolation = match self {
             Self::Reuse => Isolation::Instance,
             _ => Isolation::Request,
         };
-        let ready = if self == Self::Ready { READY } else { 0 };
+        let ready = match self {
+            Self::Ready => READY,
+            Self::Rewind => 1,
+            _ => 0,
+        };
         let single = RigOptions::single(kind);
         let mut options = RigOptions { isolation, zygotes: READY, instances: INSTANCES, ..single };
-        options.launch.policy = BootPolicy { ready, template: self == Self::Fork, automatic: true };
+        options.launch.policy = BootPolicy {
+            ready,
+            rewind: (self == Self::Rewind).then_some(INSTANCES as usize),
+            template: self == Self::Fork,
+            automatic: true,
+        };
         options
     }
 }

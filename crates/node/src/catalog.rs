@@ -247,6 +247,7 @@ impl Catalog {
                 working_set: self.working_set,
                 policy: BootPolicy {
                     ready: config.ready.into(),
+                    rewind: config.rewind.then(|| config.limits.instances.get() as usize),
                     template: config.template,
                     automatic: true,
                 },

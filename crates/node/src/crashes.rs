@@ -50,7 +50,8 @@ pub fn is_crash(end: &End) -> bool {
         | End::LimitReached(_)
         | End::TenantSpent
         | End::Killed(None)
-        | End::KilledInBoot(None) => false,
+        | End::KilledInBoot(None)
+        | End::Rewound => false,
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
@@ -48,6 +48,8 @@ enum Wanted {
     All,
     /// Not the page of zeros, where the host kernel can tell.
     NotZero,
+    /// Only private memory, where the host kernel can tell.
+    Private,
 }
 
 /// Most bytes of address space that the host kernel looks at in one call, which
@@ -96,6 +98,21 @@ impl PageMap {
         })
     }
 
+    /// Calls `found` for each run of private pages between two page boundaries, in order.
+    pub fn private_runs(
+        &mut self,
+        start: u64,
+        end: u64,
+        mut found: impl FnMut(Range<u64>),
+    ) -> io::Result<()> {
+        self.walk(start, end, Wanted::Private, &mut |run| {
+            if run.kind == PageKind::Private {
+                found(run.start..run.end);
+            }
+            ControlFlow::Continue(())
+        })
+    }
+
     /// The first run of pages that are there, if there are any.
     pub fn first(&mut self, start: u64, end: u64) -> io::Result<Option<PageRun>> {
         let mut first = None;
@@ -140,7 +157,11 @@ impl PageMap {
         const REGIONS: usize = 512;
         let mut regions = [Region::default(); REGIONS];
         // With its bit inverted, a category is required to be absent.
-        let absent = if wanted == Wanted::NotZero { PAGE_IS_PFNZERO } else { 0 };
+        let absent = match wanted {
+            Wanted::All => 0,
+            Wanted::NotZero => PAGE_IS_PFNZERO,
+            Wanted::Private => PAGE_IS_PFNZERO | PAGE_IS_FILE,
+        };
         let mut from = start;
         while from < end {
             self.check_time()?;

@@ -15,16 +15,17 @@ use thaw_abi::control::{
     MSG_WINDOW_SIZE, Signal, WindowSize,
 };
 
-use crate::boot::{BootError, Rootfs};
+use crate::boot::{BootError, BootPlan, Rootfs};
 use crate::broker::{Broker, QueueFull};
 use crate::console::HostEnd;
 use crate::egress::Denials;
 use crate::event::{Event, Incoming, Progress, Violation, parse};
 use crate::limits::{LimitReached, Meter};
 use crate::message::{self, Outbox, OutboxFull};
-use crate::state::Subject;
+use crate::rewind::{Effort, RewindError, TakenDown};
+use crate::state::{StateError, Subject};
 use crate::sys;
-use crate::zygote::Process;
+use crate::zygote::{Process, ReadySandbox};
 
 /// Most broker requests served by one call of [`Sandbox::poll_event`].
 const REQUEST_BUDGET: usize = 32;
@@ -33,6 +34,8 @@ const INCOMING_MAX: usize = 8192;
 /// Most bytes of replies that a sandbox may leave unread. It asks one thing at a
 /// time per virtual CPU, so even one large reply for each stays below.
 const UNREAD_MAX: usize = 256 * 1024;
+/// Most messages that a sandbox can have left unread by the host: its socket holds no more.
+const FORGOTTEN_MAX: usize = 4096;
 
 /// A booted sandbox. Dropping it kills it.
 ///
@@ -44,6 +47,8 @@ pub struct Sandbox {
     console: HostEnd,
     broker: Broker,
     state: State,
+    /// The state that it can be put back into.
+    held: Option<(TakenDown, Arc<BootPlan>)>,
 }
 
 /// What is sent to a sandbox goes through here: by its owner, and by whoever accepts
@@ -54,6 +59,8 @@ struct Line {
     /// Whether something waits in the outbox: who asks does not have to wait while
     /// somebody else sends.
     wants_write: AtomicBool,
+    /// Nothing is sent any more: the sandbox has begun anew, with another line.
+    has_ended: AtomicBool,
 }
 
 /// Hands connections to a sandbox, beside its owner.
@@ -85,12 +92,62 @@ impl Sandbox {
         console: HostEnd,
         broker: Broker,
     ) -> Self {
-        let line = Arc::new(Line {
-            control,
-            outbox: Mutex::default(),
-            wants_write: AtomicBool::new(false),
-        });
-        Self { process, line, console, broker, state: State::Open }
+        let line = Arc::new(Line::new(control));
+        Self { process, line, console, broker, state: State::Open, held: None }
+    }
+
+    /// Has the state taken down in which it waits now to be wanted.
+    ///
+    /// # Errors
+    /// It cannot be put back later; it may have ended.
+    pub(crate) fn take_down(&mut self, plan: &Arc<BootPlan>) -> Result<(), RewindError> {
+        let rewinder = self.process.parent.rewinder();
+        let subject = self.subject().map_err(StateError::from_start)?;
+        self.held = Some((rewinder.take_down(&subject)?, plan.clone()));
+        Ok(())
+    }
+
+    /// Whether [`Sandbox::rewind`] may succeed.
+    pub fn can_rewind(&self) -> bool {
+        self.held.is_some() && self.state == State::Open && self.broker.is_as_new()
+    }
+
+    /// Puts it back into the state in which it waited to be wanted, whatever its guest has
+    /// done meanwhile: nothing of that is left. What it has said since is dropped. For a
+    /// thread that may wait.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn rewind(mut self) -> Result<(ReadySandbox, Effort), RewindError> {
+        let refuse = |why: &str| Err(RewindError::Refused(why.to_owned()));
+        let (true, Some((taken_down, plan))) = (self.can_rewind(), self.held.take()) else {
+            return refuse("it has got something that would have to be taken back");
+        };
+        // Whoever holds on to the old line finds that the sandbox has gone.
+        let control = self.control().try_clone().map_err(RewindError::Lost)?;
+        let is_quiet = self.line.end();
+        self.line = Arc::new(Line::new(control));
+        if !is_quiet || sys::unread_by_peer(self.control().as_fd()).map_err(RewindError::Lost)? > 0 {
+            return Err(RewindError::Busy);
+        }
+        let effort = taken_down.rewind()?;
+        self.forget_messages().map_err(RewindError::Lost)?;
+        self.held = Some((taken_down, plan.clone()));
+        Ok((ReadySandbox::new(self, plan), effort))
+    }
+
+    /// Drops what it has said and nobody has read.
+    fn forget_messages(&self) -> io::Result<()> {
+        let mut buffer = [0; INCOMING_MAX];
+        for _ in 0..FORGOTTEN_MAX {
+            match message::receive(self.control(), &mut buffer, None) {
+                Ok(packet) if packet.len == 0 && !packet.truncated => break,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::from(io::ErrorKind::ConnectionAborted))
     }
 
     /// Waits until it says [`Event::Prepared`]; it must say nothing else before.
@@ -406,6 +463,19 @@ impl Sandbox {
 }
 
 impl Line {
+    fn new(control: OwnedFd) -> Self {
+        let outbox = Mutex::default();
+        let (wants_write, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { control, outbox, wants_write, has_ended }
+    }
+
+    /// Sends nothing from now on; whether nothing waits to be sent.
+    fn end(&self) -> bool {
+        let outbox = self.outbox.lock().expect("no holder panics");
+        self.has_ended.store(true, Ordering::Release);
+        outbox.is_empty()
+    }
+
     fn with_outbox<T>(&self, act: impl FnOnce(&mut Outbox, BorrowedFd<'_>) -> T) -> T {
         let mut outbox = self.outbox.lock().expect("no holder panics");
         let result = act(&mut outbox, self.control.as_fd());
@@ -417,7 +487,14 @@ impl Line {
         &self,
         send: impl FnOnce(&mut Outbox, BorrowedFd<'_>) -> io::Result<Result<(), OutboxFull>>,
     ) -> io::Result<()> {
-        self.with_outbox(send)?.map_err(|OutboxFull| io::Error::from(io::ErrorKind::OutOfMemory))
+        self.with_outbox(|outbox, control| {
+            // It was set with the outbox locked.
+            if self.has_ended.load(Ordering::Acquire) {
+                return Err(Errno::PIPE.into());
+            }
+            send(outbox, control)
+        })?
+        .map_err(|OutboxFull| io::Error::from(io::ErrorKind::OutOfMemory))
     }
 }
 

@@ -128,10 +128,10 @@ fn each_zygote_has_namespaces_of_its_own() {
     let (first, second) = (parent.create().unwrap(), parent.create().unwrap());
     let of =
         |pid: u32, namespace: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
-    for namespace in ["pid", "ipc", "uts"] {
+    for namespace in ["pid", "uts"] {
         assert_ne!(of(first.pid(), namespace), of(second.pid(), namespace), "{namespace}");
     }
-    for namespace in ["net", "mnt", "user", "cgroup"] {
+    for namespace in ["net", "mnt", "ipc", "user", "cgroup"] {
         assert_eq!(of(first.pid(), namespace), of(parent.pid(), namespace), "{namespace}");
     }
 }

@@ -16,7 +16,7 @@ use thaw_node::boots::BootRecord;
 use thaw_node::config::{FunctionConfig, FunctionName};
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
-use thaw_node::instance::StandbyInfo;
+use thaw_node::instance::{RewindInfo, StandbyInfo};
 use thaw_node::service::InstanceInfo;
 use thaw_sandbox::{Fit, Image, cpu_features, escape};
 use thaw_store::Store;
@@ -248,12 +248,16 @@ fn summary(report: &Report) -> String {
     if let Some(problem) = &image.problem {
         row("IMAGE", format!("{} cannot be used: {problem}", short(&image.id)));
     }
-    if let Some(StandbyInfo { ready, template, forked }) = &report.standby {
+    if let Some(StandbyInfo { ready, template, forked, rewinds }) = &report.standby {
         let ahead = forked.len();
         let template = template.map_or("no template".to_owned(), |pid| {
             format!("template {pid}, {ahead} of its copies forked ahead")
         });
         row("STANDBY", format!("{} ready instances, {template}", ready.len()));
+        if let Some(RewindInfo { done, refused, last_refusal, .. }) = rewinds {
+            let why = last_refusal.as_ref().map_or(String::new(), |why| format!("; last: {why}"));
+            row("REWOUND", format!("{done} times, refused {refused} times{why}"));
+        }
     }
     table.text()
 }

@@ -84,6 +84,10 @@ pub struct FunctionConfig {
     /// times of demand.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub ready: u16,
+    /// Whether an instance that has served its request is put back into the state before it, and
+    /// serves the next one, instead of being ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rewind: bool,
     /// Whether a live template of the function is kept, from which instances
     /// are forked instead of booted from the image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -15,9 +15,31 @@ impl FunctionConfig {
             .or_else(|| self.wrong_command())
             .or_else(|| self.wrong_limits())
             .or_else(|| self.wrong_processes())
+            .or_else(|| self.wrong_rewind())
             .or_else(|| self.wrong_entry())
             .or_else(|| self.wrong_training())
             .or_else(|| self.wrong_build())
+    }
+
+    /// An instance that is put back must not owe anything to its earlier life, nor be owed.
+    fn wrong_rewind(&self) -> Option<Contradiction> {
+        if !self.rewind {
+            return None;
+        }
+        let other = if self.isolation != Isolation::Request {
+            "`rewind` is for isolation = \"request\", under which no instance serves twice"
+        } else if matches!(self.entry.kind, EntryKind::Stdin | EntryKind::Udp) {
+            "`rewind` is for kind = \"http\" and \"tcp\""
+        } else if !self.egress.is_closed() {
+            "`rewind` is not for functions with [egress]: their connections outlive a request"
+        } else if self.limits.cpu_time.is_some() {
+            "`rewind` is not for functions with `cpu_time`, which bounds the whole life of an instance"
+        } else if self.template {
+            "`rewind` and `template` exclude each other: instances that were put back are ready sooner than a fork"
+        } else {
+            return None;
+        };
+        Some((&["rewind"], format!("{other}; remove one of them")))
     }
 
     fn wrong_build(&self) -> Option<Contradiction> {

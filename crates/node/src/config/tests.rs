@@ -100,6 +100,20 @@ fn wrong_values_name_the_place() {
 }
 
 #[test]
+fn only_what_leaves_nothing_behind_is_rewound() {
+    assert!(parse(&format!("rewind = true\n{MINIMAL}")).unwrap().rewind);
+    for (keys, tables) in [
+        ("isolation = \"instance\"", ""),
+        ("template = true", ""),
+        ("", "[limits]\ncpu_time = \"1s\""),
+        ("", "[egress]\nallow = [\"example.com:443\"]"),
+    ] {
+        let error = parse(&format!("rewind = true\n{keys}\n{MINIMAL}\n{tables}\n")).unwrap_err();
+        assert!(error.to_string().starts_with("f/thaw.toml:1:1: `rewind`"), "{error}");
+    }
+}
+
+#[test]
 fn keys_that_contradict_each_other_are_refused() {
     assert!(broken("[runtime]\nkind = \"python3\"\n", "").contains("has no root file system"));
     assert!(

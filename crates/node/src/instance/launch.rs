@@ -117,6 +117,22 @@ pub struct StandbyInfo {
     /// Process ids of the copies that it has forked ahead.
     #[serde(default)]
     pub forked: Vec<u32>,
+    /// What became of instances that had served their request, if they are put back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewinds: Option<RewindInfo>,
+}
+
+/// How often instances were put back into the state before their request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RewindInfo {
+    /// They are being put back now.
+    pub under_way: u64,
+    /// They were, and were ready again.
+    pub done: u64,
+    /// They could not be, and were ended.
+    pub refused: u64,
+    /// Why, the last time.
+    pub last_refusal: Option<String>,
 }
 
 /// An instance whose boot command has been sent.
@@ -189,6 +205,16 @@ pub trait Instance: Send {
     /// lives. It may be looked at for a moment afterwards: [`Instance::kill`] waits
     /// for that, two seconds at most.
     fn first_request_done(&mut self);
+
+    /// Whether the instance, which has served its request, can be put back into the state before
+    /// it.
+    fn can_rewind(&self) -> bool {
+        false
+    }
+
+    /// Puts it back, elsewhere, and keeps it for a later boot with its share of what the tenant
+    /// may have. If that fails it is ended. Only where [`Instance::can_rewind`] says so.
+    fn rewind(self: Box<Self>, _lease: Lease) {}
 
     /// Asks the instance to come to rest; [`Report::AtRest`] follows when nothing
     /// in it can run.
@@ -269,6 +295,9 @@ pub enum End {
     /// first waits or answers. If a connection is untouched, another instance can have it.
     #[error("the sandbox was killed{}", .0.map(explain_signal).unwrap_or_default())]
     KilledInBoot(Option<i32>),
+    /// It has served its request, and is another instance from now on.
+    #[error("the sandbox was put back into the state before its request")]
+    Rewound,
 }
 
 fn describe(exit: GuestExit) -> String {

@@ -16,7 +16,7 @@ pub(crate) use connections::{ConnectionNote, ConnectionTable, Delivery, Done, Le
 pub use connections::{Outcome, Placed};
 pub use launch::{
     Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow,
-    Report, StandbyInfo, Way,
+    Report, RewindInfo, StandbyInfo, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;

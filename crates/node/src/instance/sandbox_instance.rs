@@ -2,8 +2,10 @@
 
 use super::launch::{Client, Connector, End, FrozenInstance, Instance, Report};
 use super::sandboxed::ImageBoots;
+use super::standby::Standby;
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
+use crate::tenants::Lease;
 use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
@@ -297,6 +299,20 @@ impl Instance for SandboxInstance {
         if self.plan.prefetches() {
             self.boots.fill_cache_behind();
         }
+    }
+
+    fn can_rewind(&self) -> bool {
+        let goes_on = !self.killed && !self.gone && self.end.is_none() && self.parting.is_none();
+        let is_looked_at = self.recording.is_some() || self.asked_to_rest;
+        goes_on
+            && !is_looked_at
+            && self.boots.standby().rewinds()
+            && self.sandbox.get_ref().can_rewind()
+    }
+
+    fn rewind(self: Box<Self>, lease: Lease) {
+        let Self { sandbox, boots, log, .. } = *self;
+        Standby::rewind(boots, sandbox.into_inner(), log, lease);
     }
 
     fn request_rest(&mut self) -> io::Result<()> {

@@ -336,6 +336,11 @@ impl ImageBoots {
         })
     }
 
+    /// What is kept ready for the next boots.
+    pub fn standby(&self) -> &Standby {
+        &self.standby
+    }
+
     /// What templates are made from.
     pub fn plan(&self) -> Arc<BootPlan> {
         self.plan.read().expect("no holder panics").clone()

@@ -1,7 +1,7 @@
 //! What is kept ready for the next boots of one image: instances that were
 //! booted ahead, and a live template.
 
-use super::launch::{LaunchError, StandbyInfo};
+use super::launch::{LaunchError, RewindInfo, StandbyInfo};
 use super::sandboxed::{Boot, Handed, ImageBoots};
 use super::terms::Output;
 use crate::boots::BootKind;
@@ -9,10 +9,10 @@ use crate::clock::monotonic_ns;
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::tenants::Lease;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use thaw_sandbox::{ReadySandbox, Template};
+use thaw_sandbox::{Effort, ReadySandbox, RewindError, Sandbox, Template};
 
 /// How long the background leaves the processors to the boot that has just
 /// begun, as long as there is something left for the next one.
@@ -34,6 +34,9 @@ const RETRY: Duration = Duration::from_secs(5);
 pub struct BootPolicy {
     /// Instances that are kept booted ahead, at least.
     pub ready: usize,
+    /// Whether instances that have served their request are put back into the state before it,
+    /// and how many of them wait at most.
+    pub rewind: Option<usize>,
     /// Whether boots fork from a live template.
     pub template: bool,
     /// Whether what was used is made again by itself.
@@ -45,9 +48,20 @@ impl BootPolicy {
     pub fn only(kind: BootKind) -> Self {
         Self {
             ready: (kind == BootKind::Ready).into(),
+            rewind: None,
             template: kind == BootKind::Fork,
             automatic: false,
         }
+    }
+
+    /// Instances that are kept ready at least: what is to be put back has to wait first.
+    fn least(self) -> usize {
+        self.ready.max(self.rewind.is_some().into())
+    }
+
+    /// Most instances that are kept ready.
+    fn most(self) -> usize {
+        self.ready.saturating_mul(GROWTH_MAX).max(self.rewind.unwrap_or(0))
     }
 }
 
@@ -55,6 +69,7 @@ impl BootPolicy {
 pub(super) struct Standby {
     policy: BootPolicy,
     state: Mutex<State>,
+    rewinds: Rewinds,
     /// Somebody makes what is missing.
     busy: AtomicBool,
 }
@@ -66,6 +81,31 @@ struct Ready {
     /// Its share of what the tenant may have, unless a boot that is about to use it has
     /// taken it.
     lease: Option<Lease>,
+}
+
+/// What became of the instances that were to be put back.
+#[derive(Default)]
+struct Rewinds {
+    under_way: AtomicU64,
+    done: AtomicU64,
+    refused: AtomicU64,
+    last_refusal: Mutex<Option<String>>,
+}
+
+impl Rewinds {
+    fn refuse(&self, error: &RewindError) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        *self.last_refusal.lock().expect("no holder panics") = Some(error.to_string());
+    }
+
+    fn info(&self) -> RewindInfo {
+        RewindInfo {
+            under_way: self.under_way.load(Ordering::Acquire),
+            done: self.done.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+            last_refusal: self.last_refusal.lock().expect("no holder panics").clone(),
+        }
+    }
 }
 
 /// A copy that a template has forked ahead.
@@ -118,7 +158,7 @@ impl Standby {
     pub fn new(policy: BootPolicy) -> Self {
         let state = State {
             ready: VecDeque::new(),
-            target: policy.ready,
+            target: policy.least(),
             changed: Instant::now(),
             template: None,
             forked: VecDeque::new(),
@@ -126,7 +166,8 @@ impl Standby {
             template_after: None,
             closed: false,
         };
-        Self { policy, state: Mutex::new(state), busy: AtomicBool::new(false) }
+        let rewinds = Rewinds::default();
+        Self { policy, state: Mutex::new(state), rewinds, busy: AtomicBool::new(false) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -140,6 +181,7 @@ impl Standby {
             ready: state.ready.iter().map(|ready| ready.held.pid()).collect(),
             template: state.template.as_ref().map(|leased| leased.template.pid()),
             forked: state.forked.iter().map(|forked| forked.held.pid()).collect(),
+            rewinds: self.policy.rewind.map(|_| self.rewinds.info()),
         }
     }
 
@@ -216,12 +258,12 @@ impl Standby {
     }
 
     fn boot_ready(&self, boots: &ImageBoots, handed: Handed<'_>) -> Option<Boot> {
-        if self.policy.ready == 0 {
+        if self.policy.least() == 0 {
             return None;
         }
         loop {
             // Who boots has a lease.
-            let Ready { held, log, lease: _ } = self.state().take(self.policy.ready)?;
+            let Ready { held, log, lease: _ } = self.state().take(self.policy)?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
             log.begins();
@@ -284,7 +326,7 @@ impl Standby {
     pub fn is_wanting(&self, boots: &ImageBoots) -> bool {
         let policy = self.policy;
         policy.automatic
-            && (policy.ready > 0 || policy.template && boots.is_settled())
+            && (policy.least() > 0 || policy.template && boots.is_settled())
             && !self.busy.load(Ordering::Relaxed)
     }
 
@@ -320,11 +362,11 @@ impl Standby {
     /// Boots instances ahead until there are as many as wanted of the newest plan. Older
     /// ones are kept until there are: the next boot must find something.
     pub fn fill_ready(&self, boots: &ImageBoots) -> Result<(), Unready> {
-        if self.policy.ready == 0 {
+        if self.policy.least() == 0 {
             return Ok(());
         }
         let plan = boots.ready_plan();
-        let surplus = self.state().prune(self.policy.ready, || boots.terms.lease());
+        let surplus = self.state().prune(self.policy, || boots.terms.lease());
         // Ended outside the lock.
         drop(surplus);
         while self.state().wants_more(&plan) {
@@ -334,10 +376,16 @@ impl Standby {
                 .take_with(boots.terms.processes)
                 .map_err(|error| LaunchError(error.to_string()))?;
             let pipes = boots.output.pipes()?;
-            let held = zygote
+            let mut held = zygote
                 .hold(&plan, &boots.terms.options(Some(&pipes)))
                 .map_err(|error| LaunchError(error.to_string()))?;
             held.label(&boots.terms.label);
+            if self.policy.rewind.is_some()
+                && let Err(error) = held.take_down()
+            {
+                // Its first request is served all the same, if it lives.
+                self.rewinds.refuse(&error);
+            }
             let log = pipes.log();
             pipes.handed_over();
             let replaced = self.state().add(Ready { held, log, lease: Some(lease) });
@@ -345,6 +393,48 @@ impl Standby {
             drop(replaced);
         }
         Ok(())
+    }
+
+    /// Whether instances are put back when they have served their request.
+    pub fn rewinds(&self) -> bool {
+        self.policy.rewind.is_some()
+    }
+
+    /// Puts an instance back into the state before its request, elsewhere, and keeps it ready
+    /// with this lease.
+    pub fn rewind(boots: Arc<ImageBoots>, sandbox: Sandbox, log: InstanceLog, lease: Lease) {
+        boots.standby().rewinds.under_way.fetch_add(1, Ordering::Relaxed);
+        tokio::task::spawn_blocking(move || {
+            boots.standby().put_back(&boots, sandbox, log, lease);
+            boots.standby().rewinds.under_way.fetch_sub(1, Ordering::Release);
+        });
+    }
+
+    /// Takes some hundred microseconds.
+    fn put_back(&self, boots: &ImageBoots, sandbox: Sandbox, log: InstanceLog, lease: Lease) {
+        let begun = Instant::now();
+        let held = match sandbox.rewind() {
+            Ok((held, effort)) => {
+                let Effort { pages, calls } = effort;
+                tracing::debug!(pages, calls, took = ?begun.elapsed(), "an instance was put back");
+                held
+            }
+            Err(error) => {
+                self.rewinds.refuse(&error);
+                tracing::debug!("an instance was not put back: {error}");
+                return;
+            }
+        };
+        self.rewinds.done.fetch_add(1, Ordering::Relaxed);
+        let surplus = {
+            let mut state = self.state();
+            // It has waited for nothing: there is demand for as many.
+            state.target = state.target.max((state.ready.len() + 1).min(self.policy.most()));
+            state.add(Ready { held, log, lease: Some(lease) })
+        };
+        boots.terms.kept_ready();
+        // Ended outside the lock.
+        drop(surplus);
     }
 
     /// Makes a template if there is none that is up to date, its next copies, and what further
@@ -406,28 +496,32 @@ impl Standby {
 }
 
 impl State {
-    /// An instance that is ready. Notes the demand if there is none; at `least`
-    /// as many as that are kept.
-    fn take(&mut self, least: usize) -> Option<Ready> {
-        while let Some(ready) = self.ready.pop_front() {
+    /// An instance that is ready. Notes the demand if there is none.
+    fn take(&mut self, policy: BootPolicy) -> Option<Ready> {
+        // One that was put back just now has its memory in the processor's caches.
+        let next = match policy.rewind {
+            Some(_) => VecDeque::pop_back,
+            None => VecDeque::pop_front,
+        };
+        while let Some(ready) = next(&mut self.ready) {
             if !ready.held.has_ended() {
                 return Some(ready);
             }
         }
         // Somebody may be booting until the target is reached: it must not run
         // away from them while boots find nothing.
-        self.target = self.target.saturating_mul(2).clamp(least, most(least));
+        self.target = self.target.saturating_mul(2).clamp(policy.least(), policy.most());
         self.changed = Instant::now();
         None
     }
 
     /// Adjusts the target, and returns what is not wanted any more.
-    fn prune(&mut self, least: usize, lease: impl Fn() -> Option<Lease>) -> Vec<Ready> {
+    fn prune(&mut self, policy: BootPolicy, lease: impl Fn() -> Option<Lease>) -> Vec<Ready> {
         if self.changed.elapsed() > DECAY {
             self.target = self.target.saturating_sub(1);
             self.changed = Instant::now();
         }
-        self.target = self.target.clamp(least, most(least));
+        self.target = self.target.clamp(policy.least(), policy.most());
         let (mut keep, mut surplus) = (VecDeque::new(), Vec::new());
         // The newest are at the end.
         for mut ready in self.ready.drain(..).rev() {
@@ -529,24 +623,19 @@ impl State {
     }
 }
 
-/// Most instances that are kept ready where `least` are configured.
-fn most(least: usize) -> usize {
-    least.saturating_mul(GROWTH_MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn demand_raises_the_target_only_so_far() {
-        let policy = BootPolicy { ready: 3, template: false, automatic: true };
+        let policy = BootPolicy { ready: 3, rewind: None, template: false, automatic: true };
         let standby = Standby::new(policy);
         let mut state = standby.state();
-        assert!(state.take(policy.ready).is_none());
+        assert!(state.take(policy).is_none());
         assert_eq!(state.target, 6);
         for _ in 0..100 {
-            assert!(state.take(policy.ready).is_none());
+            assert!(state.take(policy).is_none());
         }
         assert_eq!(state.target, 3 * GROWTH_MAX);
     }

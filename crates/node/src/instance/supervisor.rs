@@ -103,7 +103,7 @@ pub(crate) struct Supervisor {
     ring_at: Option<Instant>,
     /// When to have it and its connections kept for the next daemon.
     keep_at: Option<Instant>,
-    _place: Place,
+    place: Place,
 }
 
 /// The place of one instance.
@@ -112,7 +112,7 @@ pub(crate) struct Place {
     /// Its share of the node's capacity.
     pub _capacity: OwnedSemaphorePermit,
     /// Its share of what its tenant may have.
-    pub _lease: Lease,
+    pub lease: Lease,
 }
 
 enum Step {
@@ -170,7 +170,7 @@ impl Supervisor {
             idle_look,
             ring_at: None,
             keep_at: keep_time(),
-            _place: place,
+            place,
         }
     }
 
@@ -192,7 +192,12 @@ impl Supervisor {
             };
             match step {
                 Step::Report(Report::Booted(times)) => self.booted(&times),
-                Step::Report(Report::ConnectionClosed(connection)) => self.closed(connection),
+                Step::Report(Report::ConnectionClosed(connection)) => {
+                    self.closed(connection);
+                    if self.is_spent_and_sound() {
+                        return self.rewind();
+                    }
+                }
                 Step::Report(Report::Denied(denials)) => self.denied(&denials),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Report(Report::AtRest(rest)) => self.freeze(rest),
@@ -391,7 +396,9 @@ impl Supervisor {
         if self.service.is_single_use() {
             self.retained.extend(permit);
             self.service.retire(self.id);
-            self.instance.kill();
+            if !self.is_spent_and_sound() {
+                self.instance.kill();
+            }
         } else if let Some(permit) = permit {
             self.service.disconnected(self.id);
             drop(permit);
@@ -399,6 +406,24 @@ impl Supervisor {
             // It was kept for requests to come.
             self.service.forget_upstream(self.id, connection);
         }
+    }
+
+    /// Whether the instance has served the one request that it was for, and can be put back
+    /// into the state before it.
+    fn is_spent_and_sound(&self) -> bool {
+        self.service.is_single_use()
+            && self.served > 0
+            && self.late.is_empty()
+            && self.freeze.is_none()
+            && self.connections.count() == 0
+            && self.instance.can_rewind()
+    }
+
+    /// Makes the instance another one, as new.
+    fn rewind(self) {
+        self.instance.rewind(self.place.lease);
+        drop(self.connections.close());
+        self.service.remove(self.id, &End::Rewound);
     }
 
     fn served(&mut self) {

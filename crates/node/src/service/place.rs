@@ -115,7 +115,7 @@ impl Service {
             return Placement::Later;
         }
         let Some(lease) = self.lease_now() else { return Placement::Later };
-        let place = Place { _capacity: capacity, _lease: lease };
+        let place = Place { _capacity: capacity, lease };
         match self.launcher.launch_now(Some(client)) {
             Ok(launched) => Placement::Placed(self.adopt(launched, delivery, place)),
             Err(NotNow::WouldWait) => Placement::Later,
@@ -161,7 +161,7 @@ impl Service {
         };
         // It may have been spent meanwhile.
         self.solvent()?;
-        let place = Place { _capacity: capacity, _lease: lease };
+        let place = Place { _capacity: capacity, lease };
         let launched = match self.launcher.launch_now(Some(client)) {
             Ok(launched) => Ok(launched),
             Err(NotNow::Failed(error)) => Err(error),
@@ -478,7 +478,7 @@ impl Service {
             let delivery = Delivery { client, permit, done };
             table.inherit(delivery, placed, kept);
         }
-        let place = Place { _capacity: capacity, _lease: lease };
+        let place = Place { _capacity: capacity, lease };
         let supervisor = Supervisor::adopted(id, self.clone(), instance, receiver, table, place);
         let mut slots = self.slots();
         slots.insert(id, slot);

@@ -29,6 +29,11 @@ enum WakeSocket {
 }
 
 impl Granted {
+    /// Whether nothing was given out.
+    pub fn is_empty(&self) -> bool {
+        !self.has_memory && matches!(self.wake_socket, WakeSocket::Unasked)
+    }
+
     /// The memory file; `EEXIST` the second time. Its size is sealed, so that no
     /// process of the sandbox can take pages from under the others.
     pub fn memory_file(&mut self) -> Result<OwnedFd, Errno> {

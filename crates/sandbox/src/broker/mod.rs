@@ -157,6 +157,15 @@ impl Broker {
         }
     }
 
+    /// Whether it has given the sandbox nothing that outlives a request and that it would have
+    /// to take back, or answers later.
+    pub fn is_as_new(&self) -> bool {
+        self.shared.is_empty()
+            && self.sockets.is_none()
+            && self.terminal.is_none()
+            && self.files.is_none()
+    }
+
     pub fn rootfs(&self) -> &Rootfs {
         &self.rootfs
     }

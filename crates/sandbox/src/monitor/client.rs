@@ -16,6 +16,7 @@ use super::protocol::{
 use crate::egress::Transport;
 use crate::limits::{GroupName, InForceByGroup};
 use crate::message;
+use crate::state::Task;
 use crate::zygote::{receive, send};
 
 /// The connection of this process to its monitor.
@@ -256,8 +257,10 @@ impl MonitorLink {
         socket: OwnedFd,
         pid_namespace: OwnedFd,
         id: u32,
+        task: Task,
     ) -> io::Result<()> {
-        let request = Request::new(REQUEST_STATE_HELPER, id.into());
+        let number = u64::from(task.number()) << 32 | u64::from(id);
+        let request = Request::new(REQUEST_STATE_HELPER, number);
         self.ask(request, &[socket.as_fd(), pid_namespace.as_fd()]).map(drop)
     }
 

@@ -26,7 +26,7 @@ use crate::host::RESERVE_IDS;
 use crate::join::Join;
 use crate::limits::{self, Group, GroupName, Hierarchy, Version, WeakLimits};
 use crate::resolver;
-use crate::state::launcher;
+use crate::state::{Task, launcher};
 use crate::sys;
 use crate::zygote::{IdRange, PARENT_ARGUMENT, ZygoteError, refuse_weak_limits, send};
 
@@ -336,12 +336,12 @@ impl Monitor {
         self.launch(launcher)
     }
 
-    /// Starts a state helper, which has rights in the daemon's user namespace only.
-    fn start_state_helper(&self, descriptors: Vec<OwnedFd>, id: u64) -> io::Result<()> {
+    /// Starts a state helper or a rewinder, which has rights in the daemon's user namespace only.
+    fn start_state_helper(&self, descriptors: Vec<OwnedFd>, number: u64) -> io::Result<()> {
         let [socket, pid_namespace] =
             <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Errno::INVAL)?;
-        let id = u32::try_from(id).map_err(|_| Errno::INVAL)?;
-        self.launch(launcher(socket, pid_namespace, id, Join::AsRoot))
+        let task = Task::from_number((number >> 32) as u32).ok_or(Errno::INVAL)?;
+        self.launch(launcher(socket, pid_namespace, number as u32, Join::AsRoot, task))
     }
 
     /// Starts a resolver process, with the id that no sandbox has. It gives up its rights as

@@ -14,7 +14,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use super::launch::{Namespaces, spawn};
 use super::protocol::{
     ANSWER_DONE, ANSWER_FAILED, ANSWER_IDLE, ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED,
-    Answer, ERROR_PANIC, PACKET_MAX, PIECE_MAX, REQUEST_CHECK, errno_of,
+    Answer, ERROR_PANIC, PACKET_MAX, PIECE_MAX, REQUEST_CHECK, Task, errno_of,
 };
 use crate::message::{self, is_readable};
 
@@ -68,6 +68,11 @@ pub enum StateError {
 }
 
 impl StateError {
+    /// The error of a helper that could not even be asked for.
+    pub(crate) fn from_start(source: io::Error) -> Self {
+        Self::Start { step: "find the sandbox".to_owned(), source }
+    }
+
     pub(crate) fn kind(&self) -> io::ErrorKind {
         match self {
             Self::Late(_) => io::ErrorKind::TimedOut,
@@ -125,9 +130,15 @@ impl Failed {
 
 /// A running helper.
 #[derive(Debug)]
-struct Running {
-    socket: OwnedFd,
+pub(crate) struct Running {
+    pub socket: OwnedFd,
     child: Child,
+}
+
+impl Running {
+    pub fn has_ended(&self) -> bool {
+        self.child.has_ended()
+    }
 }
 
 /// Its process, by its pidfd. Dropping it kills it.
@@ -197,7 +208,7 @@ impl Subject {
         let mut slot = self.helper.turn(Instant::now() + time)?;
         self.require_running()?;
         let running = match slot.running.take() {
-            Some(running) if !running.child.has_ended() => running,
+            Some(running) if !running.has_ended() => running,
             // None, or it has died: that is nothing to be told of.
             _ if slot.stopped => return Err(StateError::SandboxEnded),
             _ => self.start_in(&mut slot)?,
@@ -225,7 +236,7 @@ impl Subject {
         {
             return Err(failed.clone().error());
         }
-        let result = self.start();
+        let result = self.start(Task::Read);
         slot.failed = None;
         match result {
             // One that ends meanwhile has no namespaces.
@@ -239,13 +250,14 @@ impl Subject {
         }
     }
 
-    fn start(&self) -> Result<Running, StateError> {
+    /// Starts a helper for the sandboxes of the same zygote parent.
+    pub fn start(&self, task: Task) -> Result<Running, StateError> {
         let namespaces =
             Namespaces::of_sandbox(self.pid).map_err(failed("find the sandboxes' namespaces"))?;
         // If it runs still, these were its own.
         self.require_running()?;
         let (socket, remote) = control_pair()?;
-        spawn(remote, namespaces, self.helper_id).map_err(failed("execute it"))?;
+        spawn(remote, namespaces, self.helper_id, task).map_err(failed("execute it"))?;
         let mut conversation = Conversation::new(&socket, START_MAX);
         let mut child = None;
         loop {
@@ -265,7 +277,7 @@ impl Subject {
     }
 
     /// An error if the sandbox has ended.
-    fn require_running(&self) -> Result<(), StateError> {
+    pub fn require_running(&self) -> Result<(), StateError> {
         match is_readable(&self.pidfd, Instant::now()) {
             true => Err(StateError::SandboxEnded),
             false => Ok(()),

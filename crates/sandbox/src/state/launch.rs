@@ -21,13 +21,14 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::confine::confine;
 use super::protocol::{
-    ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED, Answer, HELPER_ARGUMENT, errno_of,
+    ANSWER_NOT_SERVING, ANSWER_SERVING, ANSWER_STARTED, Answer, HELPER_ARGUMENT, Task, errno_of,
 };
 use super::serve::serve;
 use crate::confine::{During, Failure};
 use crate::join::Join;
 use crate::message;
 use crate::monitor;
+use crate::rewind;
 use crate::sys::{self, CloseOnExec, Forked};
 
 /// What the helper joins.
@@ -60,25 +61,36 @@ const OWN_NAMESPACES: i32 = libc::CLONE_NEWNET
 
 /// Starts a helper that serves requests on `socket` and has user and group `id` of the
 /// namespaces. It says so there, with its pidfd. The zygote parent reaps it.
-pub(crate) fn spawn(socket: OwnedFd, namespaces: Namespaces, id: u32) -> io::Result<()> {
+pub(crate) fn spawn(
+    socket: OwnedFd,
+    namespaces: Namespaces,
+    id: u32,
+    task: Task,
+) -> io::Result<()> {
     if let Some(link) = monitor::of_this_process() {
         // It knows the user namespace itself.
-        return link.start_state_helper(socket, namespaces.pid, id);
+        return link.start_state_helper(socket, namespaces.pid, id, task);
     }
     let (user, join) = match namespaces.user {
         Some(user) => (Stdio::from(user), Join::User),
         None => (Stdio::null(), Join::Nothing),
     };
-    let mut launcher = launcher(socket, namespaces.pid, id, join);
+    let mut launcher = launcher(socket, namespaces.pid, id, join, task);
     // The launcher's code says nothing that is not said on the socket, or by its end.
     launcher.stderr(user).spawn()?.wait().map(drop)
 }
 
 /// The command that starts a helper; see [`spawn`].
-pub(crate) fn launcher(socket: OwnedFd, pid_namespace: OwnedFd, id: u32, join: Join) -> Command {
+pub(crate) fn launcher(
+    socket: OwnedFd,
+    pid_namespace: OwnedFd,
+    id: u32,
+    join: Join,
+    task: Task,
+) -> Command {
     let mut launcher = Command::new("/proc/self/exe");
     launcher
-        .args([HELPER_ARGUMENT, &id.to_string(), join.argument()])
+        .args([HELPER_ARGUMENT, &id.to_string(), join.argument(), &task.number().to_string()])
         .env_clear()
         .current_dir("/")
         .stdin(Stdio::from(socket))
@@ -96,11 +108,15 @@ pub(crate) fn helper_main() -> Option<i32> {
     }
     let mut next = || arguments.next()?.into_string().ok();
     let (id, join) = (next()?.parse().ok()?, Join::from_argument(next()?.as_ref())?);
+    let task = Task::from_number(next()?.parse().ok()?)?;
     let Ok((socket, pid, user)) = take_descriptors() else { return Some(1) };
     let joined = join.enter(&user).map_err(|(step, errno)| Failure { step, source: errno.into() });
     drop(user);
-    Some(match joined.and_then(|()| launch(&socket, pid, id)) {
-        Ok(Role::Helper { proc }) => sys::exit_at_once(serve(socket, proc)),
+    Some(match joined.and_then(|()| launch(&socket, pid, id, task)) {
+        Ok(Role::Helper { proc }) => sys::exit_at_once(match task {
+            Task::Read => serve(socket, proc),
+            Task::Rewind => rewind::serve(&socket, &proc),
+        }),
         Ok(Role::Launcher) => 0,
         Err(Failure { step, source }) => {
             let answer = Answer { errno: errno_of(&source), ..Answer::new(ANSWER_NOT_SERVING) };
@@ -137,7 +153,7 @@ fn take_descriptors() -> io::Result<(OwnedFd, OwnedFd, OwnedFd)> {
     Ok((socket, pid, user))
 }
 
-fn launch(socket: &OwnedFd, pid: OwnedFd, id: u32) -> Result<Role, Failure> {
+fn launch(socket: &OwnedFd, pid: OwnedFd, id: u32, task: Task) -> Result<Role, Failure> {
     move_into_link_name_space(pid.as_fd(), Some(LinkNameSpaceType::ProcessID))
         .during("join the sandboxes' pid namespace")?;
     drop(pid);
@@ -147,12 +163,12 @@ fn launch(socket: &OwnedFd, pid: OwnedFd, id: u32) -> Result<Role, Failure> {
         Some(between) => waitpid(Some(between), WaitOptions::empty())
             .map(|_| Role::Launcher)
             .during("wait for the process between"),
-        None => fork_helper(socket, id),
+        None => fork_helper(socket, id, task),
     }
 }
 
 /// Runs in the process between launcher and helper, and in the helper.
-fn fork_helper(socket: &OwnedFd, id: u32) -> Result<Role, Failure> {
+fn fork_helper(socket: &OwnedFd, id: u32, task: Task) -> Result<Role, Failure> {
     let (go, start) = pipe_with(PipeFlags::CLOEXEC).during("make a pipe")?;
     // SAFETY: this process has one thread; the flags share nothing.
     match unsafe { sys::fork_with(OWN_NAMESPACES as u64) }
@@ -172,7 +188,7 @@ fn fork_helper(socket: &OwnedFd, id: u32) -> Result<Role, Failure> {
                 return Err(Errno::PIPE).during("wait for its maker");
             }
             drop(go);
-            let proc = confine(id)?;
+            let proc = confine(id, task)?;
             let serving = Answer::new(ANSWER_SERVING).with_text("");
             message::send(socket, &[IoSlice::new(&serving)], &[]).during("answer")?;
             Ok(Role::Helper { proc })

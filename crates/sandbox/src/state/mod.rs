@@ -31,6 +31,7 @@ pub(crate) mod protocol;
 mod serve;
 
 pub use handle::StateError;
-pub(crate) use handle::{Conversation, StateHelper, Subject};
+pub(crate) use handle::{Conversation, Running, StateHelper, Subject};
 pub(crate) use launch::{helper_main, launcher};
-pub(crate) use processes::{FIRST_PROCESS, Space};
+pub(crate) use processes::{FIRST_PROCESS, Space, number_of};
+pub(crate) use protocol::Task;

@@ -173,7 +173,7 @@ impl Sandbox {
 }
 
 /// The number of the process behind a pidfd, as this `/proc` has it.
-fn number_of(proc: &OwnedFd, pidfd: &OwnedFd) -> io::Result<u32> {
+pub(crate) fn number_of(proc: &OwnedFd, pidfd: &OwnedFd) -> io::Result<u32> {
     let information = format!("self/fdinfo/{}", pidfd.as_fd().as_raw_fd());
     read_small(open(proc, &information)?)?
         .lines()

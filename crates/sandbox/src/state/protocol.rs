@@ -14,6 +14,30 @@ use crate::text::printable;
 /// Hidden first argument that makes an executable the launcher of a state helper.
 pub const HELPER_ARGUMENT: &str = "--thaw-state-helper";
 
+/// What a helper is for, as its launcher's last argument says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// To read the state of sandboxes.
+    Read,
+    /// To put sandboxes back into an earlier state ([`crate::rewind`]).
+    Rewind,
+}
+
+impl Task {
+    /// All of them, by number.
+    const ALL: [Self; 2] = [Self::Read, Self::Rewind];
+
+    /// Its number.
+    pub fn number(self) -> u32 {
+        self as u32
+    }
+
+    /// The task with this number.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+}
+
 /// Most bytes of a packet, either way.
 pub const PACKET_MAX: usize = 32 * 1024;
 /// Most bytes of what an image says about its function.

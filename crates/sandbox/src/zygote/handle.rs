@@ -33,6 +33,7 @@ use crate::host::{RESERVE_IDS, STORE_KERNEL};
 use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
 use crate::monitor::{self, IdShare, Keep, MonitorLink};
+use crate::rewind::Rewinder;
 use crate::state::StateHelper;
 
 /// How long the parent may take to start.
@@ -68,6 +69,7 @@ pub(crate) struct Connected {
     pub(super) kernel_build_id: [u8; 32],
     pub(super) registry: Arc<Mutex<Registry>>,
     pub(super) state: Arc<StateHelper>,
+    pub(super) rewinder: Arc<Rewinder>,
     /// Whether a monitor has started it, and so keeps it for the next daemon if asked to.
     pub(super) has_monitor: bool,
     /// Whether the monitor keeps it for the next daemon.
@@ -188,9 +190,11 @@ impl ZygoteParent {
         let registry = Arc::new(Mutex::new(Registry::default()));
         let (started_to, started_from) = mpsc::sync_channel(1);
         let state = Arc::new(StateHelper::default());
-        let (own_registry, own_state) = (registry.clone(), state.clone());
+        let rewinder = Arc::new(Rewinder::default());
+        let helpers = (state.clone(), rewinder.clone());
+        let own_registry = registry.clone();
         let thread_of_parent =
-            ParentThread { control: listening, registry: own_registry, state: own_state, ids };
+            ParentThread { control: listening, registry: own_registry, helpers, ids };
         std::thread::Builder::new()
             .name("zygote-parent".into())
             .spawn(move || thread_of_parent.run(remote, kernel, started_to))
@@ -220,6 +224,7 @@ impl ZygoteParent {
             kernel_build_id: config.kernel.build_id(),
             registry,
             state,
+            rewinder,
             has_monitor,
             kept: Mutex::default(),
         };
@@ -416,6 +421,13 @@ impl Connected {
     }
 }
 
+impl Connected {
+    /// What puts these sandboxes back into an earlier state.
+    pub fn rewinder(&self) -> &Arc<Rewinder> {
+        &self.rewinder
+    }
+}
+
 impl Drop for Connected {
     fn drop(&mut self) {
         // The parent thread notices and reaps it. The parent would also end by itself,
@@ -429,7 +441,8 @@ impl Drop for Connected {
 pub(super) struct ParentThread {
     pub control: OwnedFd,
     pub registry: Arc<Mutex<Registry>>,
-    pub state: Arc<StateHelper>,
+    /// What ends with the sandboxes.
+    pub helpers: (Arc<StateHelper>, Arc<Rewinder>),
     /// Held until the parent has been reaped, and no sandbox has one any more.
     pub ids: Ids,
 }
@@ -602,7 +615,8 @@ impl ParentThread {
             // It may only have closed its socket.
             let _ = pidfd_send_signal(&pidfd, Signal::KILL);
             // It is in the same pid namespace; no other may be started there.
-            self.state.stop();
+            self.helpers.0.stop();
+            self.helpers.1.stop();
             // Process 1 of a pid namespace is dead only when all others in it are.
             match self.ids {
                 Ids::Own { .. } => {

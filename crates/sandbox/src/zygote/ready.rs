@@ -10,6 +10,7 @@ use thaw_abi::control::Connection;
 
 use super::boot_error;
 use crate::boot::{BootError, BootPlan, ThawOptions, send_identity};
+use crate::rewind::RewindError;
 use crate::sandbox::Sandbox;
 
 /// How long a copy may take to be prepared.
@@ -28,8 +29,8 @@ impl fmt::Debug for ReadySandbox {
 }
 
 impl ReadySandbox {
-    /// A copy that a template has forked, and that waits by itself.
-    pub(super) fn new(sandbox: Sandbox, plan: Arc<BootPlan>) -> Self {
+    /// One that waits by itself: a template has forked it, or it was put back.
+    pub(crate) fn new(sandbox: Sandbox, plan: Arc<BootPlan>) -> Self {
         Self { sandbox, plan }
     }
 
@@ -49,6 +50,15 @@ impl ReadySandbox {
         let send = || send_identity(self.sandbox.control(), connection, options);
         self.sandbox.process().woken_here(send).map_err(boot_error)?;
         Ok(self.sandbox)
+    }
+
+    /// Has the state taken down that it is in, so that it can be put back into it when it has
+    /// run ([`Sandbox::rewind`]).
+    ///
+    /// # Errors
+    /// It cannot be put back later; it may have ended.
+    pub fn take_down(&mut self) -> Result<(), RewindError> {
+        self.sandbox.take_down(&self.plan)
     }
 
     /// What it was booted from.

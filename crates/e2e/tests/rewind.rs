@@ -1,0 +1,179 @@
+//! Instances that are put back into the state before their request: nothing of the request is
+//! left, whatever the guest did, behind its kernel's back, too.
+
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Linking, built_home, compile, exists, get, kernel_symbol, run,
+    thaw, wait_until,
+};
+
+const NAME: &str = "secrets";
+/// As the program expects it: masked.
+const SECRET: &[u8; 32] = b"the-first-client's-secret:7Q2xR9";
+const MASK: u8 = 0x55;
+
+/// A store with the program that hides secrets as a function that is rewound.
+fn home(label: &str) -> PathBuf {
+    let home = built_home(label, &[]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = compile("hostile/secrets", Linking::Static);
+    fs::copy(program, directory.path().join("secrets")).expect("a program");
+    let text = format!(
+        "name = \"{NAME}\"\ncommand = [\"/app/secrets\"]\nport = 8080\nfiles = [\"secrets\"]\n\
+         rewind = true\n[runtime]\nkind = \"binary\"\n[env]\nTHAW_TEST_HOSTCALL = \"{:x}\"\n",
+        kernel_symbol("thaw_hostcall"),
+    );
+    fs::write(directory.path().join("thaw.toml"), text).expect("thaw.toml");
+    run(thaw().env("THAW_HOME", &home).arg("build").arg(directory.path())).success();
+    home
+}
+
+/// How often instances of a function were put back, and how often not, and why not. Waits until
+/// no request is being served, and nothing is being put back.
+fn rewinds(daemon: &Daemon, function: &str) -> (u64, u64, String) {
+    let detail = || daemon.admin(&format!("/functions/{function}")).json();
+    let is_quiet = |detail: &Value| {
+        detail["live"].as_array().is_some_and(Vec::is_empty)
+            && detail["standby"]["rewinds"]["under_way"] == 0
+    };
+    wait_until("nothing goes on", || is_quiet(&detail()));
+    let rewinds = &detail()["standby"]["rewinds"];
+    let count = |name: &str| rewinds[name].as_u64().expect("a count");
+    (count("done"), count("refused"), rewinds["last_refusal"].to_string())
+}
+
+/// What became of an instance after its request.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    Rewound,
+    Refused(String),
+}
+
+/// Asks, and waits until the instance is ready again or has ended.
+#[track_caller]
+fn ask(daemon: &Daemon, function: &str, path: &str) -> (String, Fate) {
+    let before = rewinds(daemon, function);
+    let response = get(daemon.gateway(), function, path);
+    assert_eq!(response.status, 200, "{path}: {}", response.text());
+    let (done, refused, why) = rewinds(daemon, function);
+    let fate = match (done - before.0, refused - before.1) {
+        (1, 0) => Fate::Rewound,
+        (0, 1) => Fate::Refused(why),
+        other => panic!("{path}: {other:?} of one request"),
+    };
+    (response.text(), fate)
+}
+
+fn with_secret(path: &str) -> String {
+    let masked: String = SECRET.iter().map(|byte| format!("{:02x}", byte ^ MASK)).collect();
+    format!("{path}?{masked}")
+}
+
+/// Waits until the next instance is one that can be put back.
+fn settle(daemon: &Daemon, function: &str) {
+    // The first ones show what they touch, and end.
+    for _ in 0..3 {
+        assert_eq!(get(daemon.gateway(), function, "/").status, 200);
+    }
+    let done = rewinds(daemon, function).0;
+    wait_until("an instance was put back", || {
+        get(daemon.gateway(), function, "/");
+        rewinds(daemon, function).0 > done
+    });
+    let is_ready = |standby: &Value| standby["ready"].as_array().is_some_and(|all| !all.is_empty());
+    let standby = || daemon.admin(&format!("/functions/{function}")).json()["standby"].clone();
+    wait_until("an instance is ready", || is_ready(&standby()));
+}
+
+#[test]
+fn nothing_of_a_request_is_left_for_the_next_one() {
+    let daemon = Daemon::start(&home("rewind"), &DaemonOptions::default());
+    settle(&daemon, NAME);
+    // The search finds what is there: otherwise it proves nothing.
+    let (found, fate) = ask(&daemon, NAME, &with_secret("/both"));
+    let count: u32 =
+        found.lines().last().and_then(|line| line.strip_prefix("found ")?.parse().ok()).expect("a count");
+    assert!(count > 20, "{found}");
+    for place in ["heap", "pages", "memory"] {
+        assert!(found.contains(&format!(", {place}")), "{place}: {found}");
+    }
+    assert_eq!(fate, Fate::Rewound);
+    let (before, fate) = ask(&daemon, NAME, "/state");
+    assert_eq!(fate, Fate::Rewound);
+    assert!(before.contains("secret (null)"), "{before}");
+
+    for _ in 0..3 {
+        assert_eq!(ask(&daemon, NAME, &with_secret("/hide")), ("done\n".into(), Fate::Rewound));
+        assert_eq!(ask(&daemon, NAME, &with_secret("/find")), ("found 0\n".into(), Fate::Rewound));
+        assert_eq!(ask(&daemon, NAME, &with_secret("/hide")), ("done\n".into(), Fate::Rewound));
+        assert_eq!(ask(&daemon, NAME, "/state"), (before.clone(), Fate::Rewound));
+    }
+}
+
+#[test]
+fn what_its_kernel_does_not_know_of_is_put_right_or_ends_the_instance() {
+    let daemon = Daemon::start(&home("rewind-attacked"), &DaemonOptions::default());
+    settle(&daemon, NAME);
+    let (before, _) = ask(&daemon, NAME, "/state");
+    for attack in ["mapping", "window", "gate", "protection", "timer"] {
+        let (said, fate) = ask(&daemon, NAME, &with_secret(&format!("/attack/{attack}")));
+        assert_eq!((said, fate), (format!("attacked by {attack}: done\n"), Fate::Rewound));
+        assert_eq!(ask(&daemon, NAME, &with_secret("/find")).0, "found 0\n", "{attack}");
+        assert_eq!(ask(&daemon, NAME, "/state").0, before, "{attack}");
+    }
+    // With another signal stack the next signal ends it, before or after its answer.
+    get(daemon.gateway(), NAME, &with_secret("/attack/stack"));
+    settle(&daemon, NAME);
+    assert_eq!(ask(&daemon, NAME, "/state").0, before);
+    for (attack, why) in [
+        ("text", "the text of its kernel was changed"),
+        ("descriptor", "is not what it was"),
+        ("process", "several threads or processes"),
+        ("grandchild", "several threads or processes"),
+    ] {
+        let (said, fate) = ask(&daemon, NAME, &with_secret(&format!("/attack/{attack}")));
+        assert_eq!(said, format!("attacked by {attack}: done\n"));
+        let Fate::Refused(reason) = fate else { panic!("{attack}: {fate:?}") };
+        assert!(reason.contains(why), "{attack}: {reason}");
+        settle(&daemon, NAME);
+        assert_eq!(ask(&daemon, NAME, &with_secret("/find")).0, "found 0\n", "{attack}");
+    }
+}
+
+#[test]
+fn a_python_function_is_rewound_and_forgets() {
+    let function = Function::PythonVariant { program: "copies", name: "rewound", keys: "rewind = true" };
+    let home = built_home("rewind-python", &[function]);
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    settle(&daemon, "rewound");
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..20 {
+        let (text, fate) = ask(&daemon, "rewound", "/");
+        assert_eq!(fate, Fate::Rewound);
+        assert!(seen.insert(text), "two lives are equal");
+    }
+}
+
+#[test]
+fn a_rewinder_that_is_killed_costs_no_request() {
+    let daemon = Daemon::start(&home("rewind-killed"), &DaemonOptions::default());
+    settle(&daemon, NAME);
+    for _ in 0..3 {
+        let rewinder = thaw_e2e::descendants(daemon.main_pid())
+            .into_iter()
+            .find(|process| process.name == "thaw-rewind")
+            .expect("a rewinder");
+        thaw_e2e::kill(rewinder.pid);
+        wait_until("the rewinder is gone", || !exists(rewinder.pid));
+        for _ in 0..5 {
+            assert_eq!(get(daemon.gateway(), NAME, "/").status, 200);
+        }
+        let before = rewinds(&daemon, NAME).0;
+        wait_until("instances are put back again", || {
+            assert_eq!(get(daemon.gateway(), NAME, "/").status, 200);
+            rewinds(&daemon, NAME).0 > before
+        });
+    }
+}
