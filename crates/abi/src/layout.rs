@@ -52,8 +52,10 @@ pub const ARENA_PAGES: u64 = ARENA_HEAP + HEAP_MAX;
 pub const ARENA_VARIABLES: u64 = ARENA_PAGES + PAGES_MAX;
 /// Offset of the table of open blobs.
 pub const ARENA_BLOBS: u64 = ARENA_VARIABLES + (1 << 24);
+/// Offset of the table of host processes.
+pub const ARENA_HOST_PROCESSES: u64 = ARENA_BLOBS + (1 << 28);
 /// Offset of the shared anonymous memory of guest processes.
-pub const ARENA_SHM: u64 = ARENA_BLOBS + (1 << 28);
+pub const ARENA_SHM: u64 = ARENA_HOST_PROCESSES + (1 << 28);
 /// Bytes of the file; only what is touched takes memory.
 pub const ARENA_FILE_SIZE: u64 = ARENA_SHM + SHM_MAX;
 

@@ -8,7 +8,7 @@ use thaw_abi::control::{
 
 use crate::console;
 use crate::host::control::Kept;
-use crate::platform::host::HostFd;
+use crate::platform::machine::HostFd;
 use crate::state::kernel;
 use crate::task::freeze_request;
 use crate::task::process::FIRST_PID;

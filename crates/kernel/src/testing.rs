@@ -29,9 +29,9 @@ use crate::fs::lower::LowerLayer;
 use crate::host::blobs;
 use crate::mm::heap;
 use crate::mm::pages::PageAllocator;
-use crate::platform::entry::TrapFrame;
-use crate::platform::thread::Identity;
-use crate::platform::{clock, host, vcpu};
+use crate::platform::machine::{Clocks, HostFiles, Machine, Vcpus};
+use crate::platform::registers::TrapFrame;
+use crate::platform::thread::{assume_identity, forget_identity};
 use crate::state::{self, Config, Kernel, ProcessFiles, kernel};
 use crate::task::process::FIRST_PID;
 use crate::task::{Credentials, Process, Thread, host_process};
@@ -41,7 +41,6 @@ use crate::time::random::Generator;
 pub struct Sandbox {
     /// What the host has and hears.
     pub host: Arc<Host>,
-    _identity: Identity<Thread>,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -56,10 +55,11 @@ impl Sandbox {
     /// A sandbox over a lower layer whose files have these contents.
     pub fn over(lower: LowerLayer, blobs: Vec<Vec<u8>>, credentials: Credentials) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        vcpu::begin_first().unwrap();
+        Machine::begin_first().unwrap();
         heap::map_front().unwrap();
+        host_process::map_first().unwrap();
         // SAFETY: getauxval(3) only looks values up.
-        clock::find_host_vdso(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) });
+        Machine::find_clocks(unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) });
         blobs::initialize(blobs.len() as u32).unwrap();
         let host = Arc::new(Host {
             known: Mutex::new(Known { blobs, ..Known::default() }),
@@ -72,8 +72,9 @@ impl Sandbox {
         state::install(Kernel::new(config, Generator::new([7; 32]), pages));
         kernel().fs.set(FileSystems::new(lower, crate::boot::program::views()).unwrap());
         let thread = first_thread(credentials);
-        let identity = Identity::of(thread);
-        Self { host, _identity: identity, _turn: turn }
+        // SAFETY: the task table keeps the thread, and no state is ever freed.
+        unsafe { assume_identity(&thread) };
+        Self { host, _turn: turn }
     }
 
     /// Gives the running process other users and groups.
@@ -92,9 +93,10 @@ impl Sandbox {
 impl Drop for Sandbox {
     fn drop(&mut self) {
         for blob in blobs::open_blobs() {
-            host::close(blobs::descriptor(blob).unwrap());
+            Machine::close(blobs::descriptor(blob).unwrap());
         }
         reserve_numbers();
+        forget_identity();
         // SAFETY: nobody finds the state at address 0, so nobody uses that of this test.
         unsafe { state::restore(0) };
     }

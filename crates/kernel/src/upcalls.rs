@@ -9,11 +9,9 @@ use crate::freeze;
 use crate::fs::{locks, tty};
 use crate::ipc::sysv;
 use crate::mm::{AddressSpace, lazy, shared};
-use crate::platform::entry::Frame;
-use crate::platform::fault::{SIGSEGV, is_memory_fault};
-use crate::platform::gate::{Patched, Patience};
+use crate::platform::machine::{Patched, Patience, SystemCallSites};
+use crate::platform::registers::{Frame, SIGSEGV, is_memory_fault};
 use crate::platform::upcalls::Upcalls;
-use crate::platform::vcpu::IdleVcpu;
 use crate::state::kernel;
 use crate::syscall::trace;
 use crate::task::hooks::Hooks;
@@ -38,12 +36,12 @@ impl Upcalls for Kernel {
         if is_memory_fault(frame.signal()) && lazy::map_page(frame.address()) {
             return;
         }
-        let space: &AddressSpace = own_space();
+        let space = own_space();
         if frame.signal() == SIGSEGV && space.gate.restart_displaced(frame) {
             // The thread was at a `syscall` that has been patched away under it.
             return;
         }
-        if frame.signal() == SIGSEGV && space.gate.is_being_written(frame, space) {
+        if frame.signal() == SIGSEGV && space.gate.is_being_written(frame, &**space) {
             frame.set_rip(space.gate.relocated(frame.rip()));
             return;
         }
@@ -51,7 +49,7 @@ impl Upcalls for Kernel {
     }
 
     fn map_missing(&self, address: u64, code: i32, may_page_in: bool) -> bool {
-        lazy::map_page(address) || may_page_in && shared::page_in(own_space(), address, code)
+        lazy::map_page(address) || may_page_in && shared::page_in(&own_space(), address, code)
     }
 
     fn before_return(&self, frame: &Frame) {
@@ -66,8 +64,8 @@ impl Upcalls for Kernel {
         host_process::run()
     }
 
-    fn interrupt_idle(&self, vcpu: IdleVcpu) {
-        host_process::end_wait(&vcpu);
+    fn interrupt_idle(&self, vcpu: usize) {
+        host_process::end_wait(vcpu);
     }
 
     fn panicked(&self) {
@@ -98,7 +96,7 @@ impl Hooks for Kernel {
 /// Patches the site of a trapped system call, if that pays.
 fn patch(frame: &Frame) {
     let (kernel, space) = (kernel(), own_space());
-    let memory: &AddressSpace = space;
+    let memory: &AddressSpace = &space;
     let flags = kernel.config.get().flags;
     if flags & FLAG_NO_PATCHING != 0 {
         return;
@@ -111,7 +109,7 @@ fn patch(frame: &Frame) {
     let patience = Patience { traps, may_move_behind: host_process::own_host_process().is_alone() };
     if memory.gate.patch(frame, memory, patience) == Patched::Behind {
         for thread in kernel.tasks.all_threads() {
-            if core::ptr::eq(Arc::as_ptr(&thread.process.mm()), space) {
+            if Arc::ptr_eq(&thread.process.mm(), &space) {
                 let frame = thread.frame();
                 frame.set_rip(space.gate.relocated(frame.rip()));
             }

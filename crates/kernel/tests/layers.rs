@@ -34,6 +34,18 @@ fn modules_use_those_below_them() {
     assert!(upward.is_empty(), "uses of a higher module, as (user, used): {upward:#?}");
 }
 
+/// A leaked handle of the running thread would outlive the thread
+/// (`thaw_platform::thread::Running`).
+#[test]
+fn nothing_is_leaked() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let files =
+        [source.clone(), source.join("../../platform/src")].map(|folder| source_files(&folder));
+    let leaks = |file: &PathBuf| product_code(file).contains("leak(");
+    let leaking: Vec<_> = files.into_iter().flatten().filter(leaks).collect();
+    assert_eq!(leaking, [Path::new(""); 0]);
+}
+
 #[test]
 fn a_use_is_found_in_every_form() {
     let used = |text: &str| modules_used(text).into_iter().collect::<Vec<_>>();

@@ -3,15 +3,19 @@
 //!
 //! ```text
 //! 0x0000_0000  first vCPU: block, the process' block in the same page, stacks
-//! 0x0009_0000  page of [`crate::vcpu::barrier`]
+//! 0x0009_0000  page of [`crate::machine::Memory::barrier`]
 //! 0x000a_0000  words of [`crate::kernel_lock`]
 //! 0x0010_0000  buffers of [`crate::message`]
 //! 0x0030_0000  tables
 //! 0x1000_0000  the other vCPUs
+//! 0x2000_0000  the kernel's table of host processes
 //! ```
 //!
-//! The first [`crate::vcpu::FIRST_SIZE`] bytes are mapped from the beginning.
+//! The first [`FIRST_SIZE`] bytes are mapped from the beginning.
 #![allow(unsafe_code)]
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use thaw_abi::image::Mapping;
 use thaw_abi::layout::BOOT_BASE;
@@ -19,11 +23,40 @@ use thaw_abi::layout::BOOT_BASE;
 use crate::io::IoVec;
 use crate::memory::Table;
 
+/// Bytes of the area that are mapped from the beginning.
+pub const FIRST_SIZE: u64 = 8 << 20;
+const OF_PROCESS_AT: u64 = BOOT_BASE + 0x800;
 const MAPPINGS_AT: u64 = BOOT_BASE + 0x30_0000;
 const RANGES_AT: u64 = BOOT_BASE + 0x38_0000;
 const BLOBS_AT: u64 = BOOT_BASE + 0x40_0000;
 /// Where the areas of the vCPUs other than the first begin.
 pub(crate) const OTHER_VCPUS: u64 = BOOT_BASE + 0x1000_0000;
+
+/// What all vCPUs of a host process have in common, behind the block of its first.
+pub struct OfProcess {
+    /// When the alarm goes off that the kernel has set; 0 if it is not set, or has gone off and
+    /// was taken.
+    pub alarm_at: AtomicU64,
+    /// Bit n: vCPU n is there.
+    pub(crate) vcpus: AtomicU64,
+    /// Bit n: vCPU n is there no more. Its host thread uses the stack until the host has
+    /// ended it, which nobody sees.
+    pub(crate) ended: AtomicU64,
+    /// There is a [`crate::memory::Window`].
+    pub(crate) window_is_used: AtomicBool,
+    /// Bit n: buffer n of [`crate::message`] is in use.
+    pub(crate) messages_used: AtomicU32,
+}
+
+/// That of the calling host process.
+pub fn of_process() -> &'static OfProcess {
+    // SAFETY: in the first page of the per-boot area, which is mapped from the beginning,
+    // zero, and holds nothing else there.
+    unsafe { &*(OF_PROCESS_AT as *const OfProcess) }
+}
+
+/// Where the kernel's table of host processes lies, and its most bytes.
+pub const HOST_PROCESSES: (u64, u64) = (BOOT_BASE + 0x2000_0000, 1 << 28);
 
 const fn room<T>(start: u64, end: u64) -> usize {
     (end - start) as usize / size_of::<T>()
@@ -31,21 +64,22 @@ const fn room<T>(start: u64, end: u64) -> usize {
 
 /// Mappings that a thaw has left out.
 // SAFETY: this part of the area is the table's alone, and mapped from the beginning.
-pub static MAPPINGS: Table<Mapping> =
+pub static MAPPINGS: Table<Cell<Mapping>> =
     unsafe { Table::new(MAPPINGS_AT, room::<Mapping>(MAPPINGS_AT, RANGES_AT)) };
 
 /// Ranges of the guest that are to be populated.
 // SAFETY: as above.
-pub static RANGES: Table<IoVec> =
+pub static RANGES: Table<Cell<IoVec>> =
     unsafe { Table::new(RANGES_AT, room::<IoVec>(RANGES_AT, BLOBS_AT)) };
 
 /// Host descriptors of blobs, by number. [`MAPPED_BLOBS`] of them are mapped from the
 /// beginning; [`Table::map`] maps more.
 // SAFETY: this part of the area is the table's alone.
-pub static BLOBS: Table<i32> = unsafe { Table::new(BLOBS_AT, room::<i32>(BLOBS_AT, OTHER_VCPUS)) };
+pub static BLOBS: Table<Cell<i32>> =
+    unsafe { Table::new(BLOBS_AT, room::<i32>(BLOBS_AT, OTHER_VCPUS)) };
 
 /// Blobs whose place in [`BLOBS`] is mapped from the beginning.
-pub const MAPPED_BLOBS: usize = room::<i32>(BLOBS_AT, BOOT_BASE + crate::vcpu::FIRST_SIZE);
+pub const MAPPED_BLOBS: usize = room::<i32>(BLOBS_AT, BOOT_BASE + FIRST_SIZE);
 
 const _: () = assert!(crate::message::END <= MAPPINGS_AT);
-const _: () = assert!(BLOBS_AT < BOOT_BASE + crate::vcpu::FIRST_SIZE);
+const _: () = assert!(BLOBS_AT < BOOT_BASE + FIRST_SIZE);

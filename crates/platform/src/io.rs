@@ -9,7 +9,8 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use crate::errno::{Errno, Result};
-use crate::user::{UserAddress, copy_catching_faults, copy_what_is_present};
+use crate::machine::{Machine, Memory};
+use crate::user::UserAddress;
 
 /// Most segments in one call (`IOV_MAX`, readv(2)).
 pub const IOV_MAX: usize = 1024;
@@ -232,7 +233,7 @@ impl<'a> Sink<'a> {
             let step = len.min(bytes.len());
             // SAFETY: `base` is checked guest memory or a live kernel buffer;
             // `bytes` is valid; faults are caught.
-            let left = unsafe { copy_catching_faults(base as *mut u8, bytes.as_ptr(), step) };
+            let left = unsafe { Machine::copy(base as *mut u8, bytes.as_ptr(), step) };
             let copied = step - left;
             self.segments.advance(copied);
             done += copied;
@@ -252,7 +253,7 @@ impl<'a> Sink<'a> {
             let step = len.min(bytes.len() - done);
             // SAFETY: as in `put`.
             let left =
-                unsafe { copy_what_is_present(base as *mut u8, bytes[done..].as_ptr(), step) };
+                unsafe { Machine::copy_present(base as *mut u8, bytes[done..].as_ptr(), step) };
             self.segments.advance(step - left);
             done += step - left;
             if left > 0 {
@@ -346,9 +347,8 @@ impl<'a> Source<'a> {
             let step = len.min(buffer.len() - done);
             // SAFETY: `base` is checked guest memory or a live kernel buffer;
             // `buffer` is valid; faults are caught.
-            let left = unsafe {
-                copy_catching_faults(buffer[done..].as_mut_ptr(), base as *const u8, step)
-            };
+            let left =
+                unsafe { Machine::copy(buffer[done..].as_mut_ptr(), base as *const u8, step) };
             let copied = step - left;
             self.segments.advance(copied);
             done += copied;
@@ -367,7 +367,7 @@ impl<'a> Source<'a> {
             let step = len.min(buffer.len() - done);
             // SAFETY: as in `take`.
             let left = unsafe {
-                copy_what_is_present(buffer[done..].as_mut_ptr(), base as *const u8, step)
+                Machine::copy_present(buffer[done..].as_mut_ptr(), base as *const u8, step)
             };
             self.segments.advance(step - left);
             done += step - left;

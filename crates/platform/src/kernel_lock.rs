@@ -15,7 +15,7 @@ use core::sync::atomic::{
 use thaw_abi::layout::BOOT_BASE;
 
 use crate::errno::Result;
-use crate::host::{self, PROT_READ, PROT_WRITE, Sharing};
+use crate::machine::{Machine, Memory, PROT_READ, PROT_WRITE, Processes, Sharing, Vcpus};
 use crate::memory::KernelRange;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
@@ -48,7 +48,7 @@ pub fn enable() -> Result<()> {
     if !is_enabled() {
         // SAFETY: nobody uses the words before the lock is real.
         let words = unsafe { KernelRange::new(WORDS, WORDS_SIZE) };
-        host::map_anonymous_as(words, PROT_READ | PROT_WRITE, Sharing::Shared)?;
+        Machine::map_anonymous(words, PROT_READ | PROT_WRITE, Sharing::Shared)?;
         lock_word().store(TAKEN, Relaxed);
         ENABLED.store(true, Release);
     }
@@ -92,7 +92,7 @@ fn wait() {
         match word.swap(CONTENDED, Acquire) {
             FREE => return,
             DEAD => die(),
-            _ => host::futex_wait(word, CONTENDED, None),
+            _ => Machine::wait(word, CONTENDED, None),
         }
     }
 }
@@ -102,13 +102,13 @@ fn wait() {
 pub fn abandon() {
     if is_enabled() {
         lock_word().store(DEAD, Release);
-        host::futex_wake(lock_word(), i32::MAX as u32);
+        Machine::wake(lock_word(), i32::MAX as u32);
     }
 }
 
 fn die() -> ! {
     abandon();
-    crate::panic::exit(crate::panic::PANIC_EXIT_CODE)
+    Machine::exit(crate::panic::PANIC_EXIT_CODE)
 }
 
 /// Makes a host call that takes long without the lock, which the caller has.
@@ -135,5 +135,5 @@ fn wake(was: u32) {
     if was == DEAD {
         die()
     }
-    host::futex_wake(lock_word(), 1);
+    Machine::wake(lock_word(), 1);
 }

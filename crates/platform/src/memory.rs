@@ -2,7 +2,7 @@
 //!
 //! The kernel shares its address space with the guest, and its own memory is writable: a
 //! host call over the wrong pages would break every promise of Rust. So the calls of
-//! [`crate::host`] that change mappings take no addresses but one of these:
+//! [`crate::machine`] that change mappings take no addresses but one of these:
 //!
 //! - [`GuestRange`]: pages of the guest. The kernel has no reference into guest memory
 //!   ([`crate::user`] copies it and catches faults), so that they may be mapped, changed
@@ -15,18 +15,17 @@
 //! A [`Table`] is memory of the per-boot area that holds plain values.
 #![allow(unsafe_code)]
 
-use core::cell::Cell;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::Relaxed;
 
-use bytemuck::AnyBitPattern;
+use bytemuck::Zeroable;
 
 use thaw_abi::layout::{GUEST_MAX, GUEST_MIN, WINDOW_BASE, WINDOW_END};
 use thaw_abi::page_align_up;
 
+use crate::boot_area::of_process;
 use crate::errno::{Errno, Result};
-use crate::host::{self, HostFd, PROT_READ, PROT_WRITE, Sharing};
-use crate::vcpu;
+use crate::machine::{HostFd, Machine, Memory, PROT_READ, PROT_WRITE, Sharing};
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
@@ -123,24 +122,25 @@ impl Pages for KernelRange {
     }
 }
 
-/// A table of plain values in the per-boot area, of which every host process has its own. It
-/// is used under the kernel lock, and by the handler of a fault in the middle of that: its
-/// values are cells. Those of this program are in [`crate::boot_area`].
+/// A table in the per-boot area, which stays there until the host process ends, so that
+/// references to its values are good for ever. It is used under the kernel lock, and by the
+/// handler of a fault in the middle of that: its values are cells, or made of cells. They begin
+/// as zeros. Where the tables lie says [`crate::boot_area`].
 pub struct Table<T> {
     address: u64,
     capacity: usize,
-    values: PhantomData<Cell<T>>,
+    values: PhantomData<T>,
 }
 
 // SAFETY: the kernel lock serializes all kernel code.
-unsafe impl<T: AnyBitPattern> Sync for Table<T> {}
+unsafe impl<T: Zeroable> Sync for Table<T> {}
 
-impl<T: AnyBitPattern> Table<T> {
+impl<T: Zeroable> Table<T> {
     /// A table at `address`, with room for `capacity` values.
     ///
     /// # Safety
     /// The memory is aligned, in the per-boot area, and the table's alone; as many values as
-    /// are used are mapped, and stay so.
+    /// are used are mapped, zero at first, and stay so. Every `T` is a cell, or made of cells.
     pub const unsafe fn new(address: u64, capacity: usize) -> Self {
         Self { address, capacity, values: PhantomData }
     }
@@ -164,15 +164,16 @@ impl<T: AnyBitPattern> Table<T> {
         let (start, len) = self.range(count);
         // SAFETY: the memory is the table's, whose values may change at any time.
         let range = unsafe { KernelRange::new(start, len) };
-        host::map_anonymous(range, PROT_READ | PROT_WRITE)
+        Machine::map_anonymous(range, PROT_READ | PROT_WRITE, Sharing::Private)
     }
 
     /// The first `count` values, which have to be mapped.
-    pub fn cells(&self, count: usize) -> &'static [Cell<T>] {
+    #[inline]
+    pub fn cells(&self, count: usize) -> &'static [T] {
         assert!(count <= self.capacity, "beyond the table");
-        // SAFETY: inside the table, which nobody else refers to in another way; any bytes,
-        // such as the zeros of fresh memory, make a value.
-        unsafe { core::slice::from_raw_parts(self.address as *const Cell<T>, count) }
+        // SAFETY: inside the table, which nobody else refers to in another way; the zeros of
+        // fresh memory make a value.
+        unsafe { core::slice::from_raw_parts(self.address as *const T, count) }
     }
 }
 
@@ -190,7 +191,7 @@ impl Window {
     /// `ENOMEM` if they do not fit, and those of mmap(2).
     pub fn anonymous(len: u64) -> Result<Self> {
         let mut window = Self::take(len)?;
-        host::map_anonymous(window.range(), PROT_READ | PROT_WRITE)?;
+        Machine::map_anonymous(window.range(), PROT_READ | PROT_WRITE, Sharing::Private)?;
         window.is_mapped = true;
         Ok(window)
     }
@@ -203,7 +204,7 @@ impl Window {
     pub fn of_file(file: HostFd, len: u64, offset: u64) -> Result<Self> {
         let mut window = Self::take(len)?;
         let protection = PROT_READ | PROT_WRITE;
-        host::map_file(file, window.range(), protection, Sharing::Shared, offset)?;
+        Machine::map_file(file, window.range(), protection, Sharing::Shared, offset)?;
         window.is_mapped = true;
         Ok(window)
     }
@@ -214,9 +215,9 @@ impl Window {
     /// As [`Window::anonymous`], and those of mremap(2): if the host has no memory there.
     pub fn of_guest(range: GuestRange) -> Result<Self> {
         let mut window = Self::take(range.len)?;
-        host::move_pages(range, window.range())?;
+        Machine::move_pages(range, window.range())?;
         window.is_mapped = true;
-        host::protect(window.range(), PROT_READ | PROT_WRITE)?;
+        Machine::protect(window.range(), PROT_READ | PROT_WRITE)?;
         Ok(window)
     }
 
@@ -225,13 +226,10 @@ impl Window {
     /// # Errors
     /// `EINVAL` if the guest's range has another length, and those of mremap(2).
     pub fn move_to(mut self, range: GuestRange, protection: u32) -> Result<()> {
-        if range.len != self.len {
-            return Err(Errno::EINVAL);
-        }
         if protection != PROT_READ | PROT_WRITE {
-            host::protect(self.range(), protection)?;
+            Machine::protect(self.range(), protection)?;
         }
-        host::move_pages(self.range(), range)?;
+        Machine::move_pages(self.range(), range)?;
         self.is_mapped = false;
         Ok(())
     }
@@ -246,7 +244,7 @@ impl Window {
     fn take(len: u64) -> Result<Self> {
         let len = page_align_up(len).filter(|&len| 0 < len && len <= WINDOW_END - WINDOW_BASE);
         let len = len.ok_or(Errno::ENOMEM)?;
-        assert!(!vcpu::window_is_used().swap(true, Relaxed), "the window is in use");
+        assert!(!of_process().window_is_used.swap(true, Relaxed), "the window is in use");
         Ok(Self { len, is_mapped: false })
     }
 
@@ -261,15 +259,16 @@ impl Drop for Window {
     fn drop(&mut self) {
         if self.is_mapped {
             // Memory that stays there is replaced by that of the next window.
-            let _ = host::unmap(self.range());
+            let _ = Machine::unmap(self.range());
         }
-        vcpu::window_is_used().store(false, Relaxed);
+        of_process().window_is_used.store(false, Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::cell::Cell;
     use core::sync::atomic::AtomicU32;
     use thaw_abi::layout::{BOOT_BASE, GATE_BASE, HEAP_BASE, KERNEL_BASE, LAYOUT_END, PAGES_BASE};
 
@@ -303,11 +302,11 @@ mod tests {
         static MEMORY: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
         let address = MEMORY.as_ptr().expose_provenance() as u64;
         // SAFETY: the memory is the table's alone.
-        let table = unsafe { Table::new(address, MEMORY.len()) };
+        let table = unsafe { Table::<Cell<u32>>::new(address, MEMORY.len()) };
         let (first, again) = (table.cells(4), table.cells(2));
         first[1].set(7);
         again[1].set(again[1].get() + 1);
-        assert_eq!(first.iter().map(Cell::get).collect::<Vec<u32>>(), [0, 8, 0, 0]);
+        assert_eq!(first.iter().map(Cell::get).collect::<Vec<_>>(), [0, 8, 0, 0]);
         assert_eq!(table.range(3).1, PAGE);
         let beyond = std::panic::AssertUnwindSafe(|| table.cells(5).len());
         assert!(std::panic::catch_unwind(beyond).is_err());

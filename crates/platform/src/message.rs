@@ -9,17 +9,13 @@ use core::sync::atomic::Ordering::Relaxed;
 use thaw_abi::control::MESSAGE_MAX;
 use thaw_abi::layout::BOOT_BASE;
 
-use crate::errno::{Errno, Result};
-use crate::host::{HostFd, hostcall, nr};
-use crate::vcpu;
+use crate::boot_area::of_process;
+use crate::errno::Result;
+use crate::machine::{FdBuffer, HostFd, HostFiles, Machine};
 
 /// Messages that can be in use at once: the boot command, the one that follows it, and an
 /// answer of the broker.
 pub const COUNT: usize = 3;
-/// Most descriptors that come with one message.
-pub const MAX_FDS: usize = 253;
-/// Bytes of the head of a control message (`struct cmsghdr`, cmsg(3)).
-const CMSG_HEAD: usize = 16;
 
 /// Where the buffers lie, one behind the other.
 const BUFFERS: u64 = BOOT_BASE + 0x10_0000;
@@ -36,16 +32,7 @@ pub(crate) const END: u64 = BUFFERS + COUNT as u64 * STRIDE;
 struct Buffer {
     bytes: [u64; MESSAGE_MAX / 8],
     padding: [u8; CONTROL as usize - MESSAGE_MAX],
-    control: Control,
-}
-
-#[repr(C)]
-struct Control {
-    /// Bytes, with the head.
-    len: u64,
-    level: u32,
-    kind: u32,
-    fds: [i32; MAX_FDS],
+    control: FdBuffer,
 }
 
 /// A message that was received.
@@ -63,8 +50,9 @@ impl Received {
     /// those of recvmsg(2).
     pub fn from(socket: HostFd, nonblocking: bool) -> Result<Self> {
         let mut message = Self::with_free_buffer();
-        let (bytes, fds) = receive(socket, message.buffer_mut(), nonblocking)?;
-        (message.len, message.fd_count) = (bytes, fds);
+        let Buffer { bytes, control, .. } = message.buffer_mut();
+        let arrived = Machine::receive(socket, bytes, control, nonblocking)?;
+        (message.len, message.fd_count) = (arrived.bytes, arrived.fds);
         Ok(message)
     }
 
@@ -80,7 +68,7 @@ impl Received {
 
     /// A message without anything in it.
     fn with_free_buffer() -> Self {
-        let used = vcpu::messages_used();
+        let used = &of_process().messages_used;
         let index = used.load(Relaxed).trailing_ones() as usize;
         assert!(index < COUNT, "all message buffers are in use");
         used.fetch_or(1 << index, Relaxed);
@@ -105,55 +93,13 @@ impl Received {
 
 impl Drop for Received {
     fn drop(&mut self) {
-        vcpu::messages_used().fetch_and(!(1 << self.index), Relaxed);
+        of_process().messages_used.fetch_and(!(1 << self.index), Relaxed);
     }
 }
 
 /// What receiving a message into the next free buffer touches first, as starts and bytes.
 pub fn next_buffer() -> [(u64, u64); 2] {
-    let index = u64::from(vcpu::messages_used().load(Relaxed).trailing_ones());
+    let index = u64::from(of_process().messages_used.load(Relaxed).trailing_ones());
     let start = BUFFERS + index * STRIDE;
     [(start, 32 << 10), (start + CONTROL, 4096)]
-}
-
-/// recvmsg(2): how many bytes were received, and how many descriptors.
-fn receive(socket: HostFd, buffer: &mut Buffer, nonblocking: bool) -> Result<(usize, usize)> {
-    /// `struct msghdr`.
-    #[repr(C)]
-    struct MessageVector {
-        name: u64,
-        name_len: u64,
-        vectors: u64,
-        vector_count: u64,
-        control: u64,
-        control_len: u64,
-        flags: u64,
-    }
-    const MSG_DONTWAIT: u64 = 0x40;
-    const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
-    let vector = [(&raw mut buffer.bytes) as u64, MESSAGE_MAX as u64];
-    let mut message = MessageVector {
-        name: 0,
-        name_len: 0,
-        vectors: vector.as_ptr() as u64,
-        vector_count: 1,
-        control: (&raw mut buffer.control) as u64,
-        control_len: size_of::<Control>() as u64,
-        flags: 0,
-    };
-    let flags = MSG_CMSG_CLOEXEC | if nonblocking { MSG_DONTWAIT } else { 0 };
-    let args = [socket.0 as u64, &raw mut message as u64, flags, 0, 0, 0];
-    let len = loop {
-        // SAFETY: the host fills the buffer, which is borrowed mutably, and `message`.
-        match unsafe { hostcall(nr::RECVMSG, args) } {
-            Ok(0) => return Err(Errno::EPIPE),
-            Ok(len) => break len as usize,
-            Err(Errno::EINTR) => {}
-            Err(error) => return Err(error),
-        }
-    };
-    let has_control = message.control_len as usize > CMSG_HEAD;
-    let fd_bytes = (buffer.control.len as usize).saturating_sub(CMSG_HEAD);
-    let fds = if has_control { (fd_bytes / size_of::<i32>()).min(MAX_FDS) } else { 0 };
-    Ok((len.min(MESSAGE_MAX), fds))
 }

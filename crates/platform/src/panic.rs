@@ -4,7 +4,7 @@
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::host::{self, hostcall, nr};
+use crate::machine::{HostFd, HostFiles, Machine, Processes, Threads};
 use crate::upcalls;
 
 /// Exit code of a sandbox whose kernel has panicked.
@@ -24,7 +24,8 @@ impl Console {
 
     /// Writes out what the buffer holds.
     pub fn flush(&mut self) {
-        host::console_write(&self.buffer[..self.len]);
+        let console = HostFd::new(thaw_abi::layout::CONSOLE_FD);
+        let _ = Machine::write(console, self.buffer[..self.len].into());
         self.len = 0;
     }
 }
@@ -90,7 +91,7 @@ pub(crate) fn tell_others() {
 /// Ends this host process, and each of the others when it comes to the kernel.
 pub fn end_all() -> ! {
     crate::kernel_lock::abandon();
-    exit(PANIC_EXIT_CODE)
+    Machine::exit(PANIC_EXIT_CODE)
 }
 
 fn frame_pointer() -> u64 {
@@ -104,7 +105,7 @@ fn frame_pointer() -> u64 {
 /// -e KERNEL.elf` turns them into functions (docs/debugging.md).
 pub fn print_stack(rsp: u64) {
     use thaw_abi::layout::KERNEL_BASE;
-    let top = crate::vcpu::stack_top_of(rsp);
+    let top = Machine::stack_end(rsp);
     let mut console = Console::new();
     let _ = write!(console, "stack:");
     let mut at = rsp & !7;
@@ -120,12 +121,4 @@ pub fn print_stack(rsp: u64) {
     }
     let _ = writeln!(console);
     console.flush();
-}
-
-/// Ends the sandbox.
-pub fn exit(code: u64) -> ! {
-    loop {
-        // SAFETY: does not return.
-        let _ = unsafe { hostcall(nr::EXIT_GROUP, [code, 0, 0, 0, 0, 0]) };
-    }
 }

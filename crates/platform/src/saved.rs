@@ -21,7 +21,7 @@ pub trait Saved: RefUnwindSafe {}
 impl<T: RefUnwindSafe + ?Sized> Saved for T {}
 
 /// A member that makes a type one of a single boot, which cannot be saved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, bytemuck::Zeroable)]
 pub struct OfHost(PhantomData<NotSaved>);
 
 impl OfHost {

@@ -5,9 +5,8 @@
 //! begins or is interrupted while it is idle; the kernel has panicked. The kernel
 //! implements [`Upcalls`] for these, and [`register`]s them before the first guest runs.
 
-use crate::entry::Frame;
+use crate::registers::Frame;
 use crate::sync::Late;
-use crate::vcpu::IdleVcpu;
 
 /// The kernel, as the platform sees it.
 ///
@@ -20,7 +19,7 @@ pub trait Upcalls: Sync {
     fn system_call(&self, frame: &Frame);
 
     /// As [`Upcalls::system_call`], by a `syscall` instruction that is not patched and has
-    /// trapped: the kernel may patch it first ([`crate::gate::Gate::patch`]).
+    /// trapped: the kernel may patch it first ([`crate::machine::SystemCallSites::patch`]).
     fn trapped_system_call(&self, frame: &Frame);
 
     /// The running thread has raised `frame.signal()`, a signal of the processor, at
@@ -33,7 +32,7 @@ pub trait Upcalls: Sync {
     fn map_missing(&self, address: u64, code: i32, may_page_in: bool) -> bool;
 
     /// The running thread is about to return to the guest, and its
-    /// [`crate::thread::ThreadContext::needs_attention`] was called. Called again for as
+    /// [`crate::machine::ThreadState::needs_attention`] was called. Called again for as
     /// long as it is. With the kernel lock.
     fn before_return(&self, frame: &Frame);
 
@@ -45,8 +44,9 @@ pub trait Upcalls: Sync {
     fn run_vcpu(&self) -> !;
 
     /// A signal of the host has come for an idle virtual CPU, in the middle of anything:
-    /// ends its wait, if it waits or is about to. Without the kernel lock.
-    fn interrupt_idle(&self, vcpu: IdleVcpu);
+    /// ends its wait, if it waits or is about to. `vcpu` is its number
+    /// ([`crate::machine::Vcpus::number`]). Without the kernel lock.
+    fn interrupt_idle(&self, vcpu: usize);
 
     /// The kernel has panicked in this host process: tells the others.
     fn panicked(&self);

@@ -2,8 +2,8 @@
 //!
 //! The guest shares the kernel's address space, but its addresses are never
 //! dereferenced directly: a guest may pass anything. Copies go through one
-//! routine whose faults are caught by address range (see
-//! [`crate::fault`]) and come back as `EFAULT`.
+//! routine of the platform whose faults are caught ([`Memory::copy`]) and come back as
+//! `EFAULT`.
 #![allow(unsafe_code)]
 
 use alloc::vec;
@@ -12,6 +12,7 @@ use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use thaw_abi::layout::GUEST_MAX;
 
 use crate::errno::{Errno, Result};
+use crate::machine::{Machine, Memory};
 
 /// An address in guest memory, unchecked.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash, Default)]
@@ -45,7 +46,7 @@ impl UserAddress {
     pub fn read_bytes(self, to: &mut [u8]) -> Result<()> {
         self.check(to.len())?;
         // SAFETY: `to` is valid for writing; reads that fault are caught.
-        match unsafe { copy_catching_faults(to.as_mut_ptr(), self.0 as *const u8, to.len()) } {
+        match unsafe { Machine::copy(to.as_mut_ptr(), self.0 as *const u8, to.len()) } {
             0 => Ok(()),
             _ => Err(Errno::EFAULT),
         }
@@ -63,7 +64,7 @@ impl UserAddress {
     pub fn write_some(self, from: &[u8]) -> Result<usize> {
         self.check(from.len())?;
         // SAFETY: `from` is valid for reading; writes that fault are caught.
-        let left = unsafe { copy_catching_faults(self.0 as *mut u8, from.as_ptr(), from.len()) };
+        let left = unsafe { Machine::copy(self.0 as *mut u8, from.as_ptr(), from.len()) };
         Ok(from.len() - left)
     }
 
@@ -86,9 +87,8 @@ impl UserAddress {
         self.check(size_of::<T>())?;
         // SAFETY: `value` is valid for writing and any bit pattern is a `T`;
         // reads that fault are caught.
-        let left = unsafe {
-            copy_catching_faults((&raw mut value).cast(), self.0 as *const u8, size_of::<T>())
-        };
+        let left =
+            unsafe { Machine::copy((&raw mut value).cast(), self.0 as *const u8, size_of::<T>()) };
         if left == 0 { Ok(value) } else { Err(Errno::EFAULT) }
     }
 
@@ -149,11 +149,10 @@ impl UserAddress {
             let Some(new) = change(old) else { return Ok(Err(old)) };
             // SAFETY: the address is below GUEST_MAX, since it was loaded from;
             // a fault is caught.
-            let found = unsafe { thaw_compare_exchange(self.0 as *mut u32, old, new) };
-            match u32::try_from(found) {
-                Ok(found) if found == old => return Ok(Ok(old)),
-                Ok(found) => old = found,
-                Err(_) => return Err(Errno::EFAULT),
+            let found = unsafe { Machine::compare_exchange(self.0 as *mut u32, old, new) };
+            match found.ok_or(Errno::EFAULT)? {
+                found if found == old => return Ok(Ok(old)),
+                found => old = found,
             }
         }
     }
@@ -165,121 +164,6 @@ impl UserAddress {
         }
         self.read::<u32>()
     }
-}
-
-/// usize NAME(dst: rdi, src: rsi, len: rdx) -> bytes not copied.
-/// A fault between NAME_begin and NAME_end resumes at NAME_fault; `rep movsb`
-/// keeps the bytes left in rcx.
-macro_rules! copy_routine {
-    ($name:literal) => {
-        core::arch::global_asm!(
-            concat!(".globl ", $name, "_begin, ", $name, "_end, ", $name, "_fault, ", $name),
-            concat!($name, ":"),
-            "mov rcx, rdx",
-            concat!($name, "_begin:"),
-            "cmp rcx, 32",
-            "ja 2f",
-            "1: test rcx, rcx",
-            concat!("jz ", $name, "_fault"),
-            "mov al, [rsi]",
-            "mov [rdi], al",
-            "inc rsi",
-            "inc rdi",
-            "dec rcx",
-            "jmp 1b",
-            "2: rep movsb",
-            concat!($name, "_end:"),
-            concat!($name, "_fault:"),
-            "mov rax, rcx",
-            "ret",
-        );
-    };
-}
-
-copy_routine!("thaw_copy");
-copy_routine!("thaw_copy_present");
-
-core::arch::global_asm!(
-    // u64 thaw_compare_exchange(word: rdi, expected: esi, new: edx) -> the old
-    // value, or all ones after a fault.
-    ".globl thaw_compare_exchange, thaw_exchange_begin, thaw_exchange_end, thaw_exchange_fault",
-    "thaw_compare_exchange:",
-    "mov eax, esi",
-    "thaw_exchange_begin:",
-    "lock cmpxchg dword ptr [rdi], edx",
-    "thaw_exchange_end:",
-    "ret",
-    "thaw_exchange_fault:",
-    "mov rax, -1",
-    "ret",
-);
-
-unsafe extern "C" {
-    fn thaw_compare_exchange(word: *mut u32, expected: u32, new: u32) -> u64;
-    static thaw_exchange_begin: u8;
-    static thaw_exchange_end: u8;
-    static thaw_exchange_fault: u8;
-    fn thaw_copy(to: *mut u8, from: *const u8, len: usize) -> usize;
-    static thaw_copy_begin: u8;
-    static thaw_copy_end: u8;
-    static thaw_copy_fault: u8;
-    fn thaw_copy_present(to: *mut u8, from: *const u8, len: usize) -> usize;
-    static thaw_copy_present_begin: u8;
-    static thaw_copy_present_end: u8;
-    static thaw_copy_present_fault: u8;
-}
-
-/// Copies `len` bytes and returns how many were not copied because of a fault.
-///
-/// # Safety
-/// Whichever of the two ranges is kernel memory must be valid; the other may
-/// be anything below `GUEST_MAX`.
-pub unsafe fn copy_catching_faults(to: *mut u8, from: *const u8, len: usize) -> usize {
-    // SAFETY: the caller's promise; faults on the guest's side are resumed at
-    // `thaw_copy_fault` by the fault handler.
-    unsafe { thaw_copy(to, from, len) }
-}
-
-/// As [`copy_catching_faults`], and stops at guest memory that is not there until
-/// the kernel maps a page of a file: it may be called with that file borrowed.
-///
-/// # Safety
-/// As [`copy_catching_faults`].
-pub unsafe fn copy_what_is_present(to: *mut u8, from: *const u8, len: usize) -> usize {
-    // SAFETY: as in `copy_catching_faults`.
-    unsafe { thaw_copy_present(to, from, len) }
-}
-
-/// What becomes of a fault in a routine that touches guest memory.
-pub struct FaultExit {
-    /// Where the routine goes on if the fault stays.
-    pub resume_at: u64,
-    /// Whether a page of a file may be mapped so that it does not.
-    pub may_page_in: bool,
-}
-
-/// If `rip` lies in a routine that touches guest memory: what becomes of a fault
-/// there.
-pub fn fault_exit(rip: u64) -> Option<FaultExit> {
-    let routines = [
-        (&raw const thaw_copy_begin, &raw const thaw_copy_end, &raw const thaw_copy_fault, true),
-        (
-            &raw const thaw_exchange_begin,
-            &raw const thaw_exchange_end,
-            &raw const thaw_exchange_fault,
-            true,
-        ),
-        (
-            &raw const thaw_copy_present_begin,
-            &raw const thaw_copy_present_end,
-            &raw const thaw_copy_present_fault,
-            false,
-        ),
-    ];
-    routines
-        .into_iter()
-        .find(|&(begin, end, ..)| (begin as u64..end as u64).contains(&rip))
-        .map(|(_, _, resume, may_page_in)| FaultExit { resume_at: resume as u64, may_page_in })
 }
 
 #[cfg(test)]
@@ -297,7 +181,7 @@ mod tests {
         for len in 0..=200 {
             let mut to = vec![0xffu8; 201];
             // SAFETY: both are valid for `len` bytes.
-            let left = unsafe { copy_catching_faults(to.as_mut_ptr(), from.as_ptr(), len) };
+            let left = unsafe { Machine::copy(to.as_mut_ptr(), from.as_ptr(), len) };
             assert_eq!(left, 0);
             assert_eq!(&to[..len], &from[..len]);
             assert_eq!(to[len], 0xff);

@@ -20,10 +20,13 @@ use thaw_abi::filter::List;
 use crate::errno::Result;
 use crate::host::{control, phases};
 use crate::mm::{arena, heap};
+use crate::platform;
 use crate::platform::boot_area::{BLOBS, MAPPINGS, RANGES};
-use crate::platform::host::{self, Populate};
+use crate::platform::machine::{Clocks, Machine, Memory, Populate, Processes, Threads, Vcpus};
+use crate::platform::message;
+use crate::platform::panic;
 use crate::platform::start::{InitialStack, Segment};
-use crate::platform::{self, clock, fault, filter, message, panic, vcpu};
+use crate::task::host_process;
 
 /// Entry point of the freestanding program.
 ///
@@ -34,9 +37,9 @@ pub unsafe extern "C" fn start(stack: *const u64) -> ! {
     let stack = unsafe { InitialStack::new(stack) };
     if let Err(error) = become_zygote(&stack) {
         crate::console!("thaw zygote cannot set itself up: {error:?}");
-        panic::exit(panic::PANIC_EXIT_CODE)
+        Machine::exit(panic::PANIC_EXIT_CODE)
     }
-    vcpu::leave_first_stack(zygote_main)
+    Machine::leave_first_stack(zygote_main)
 }
 
 /// Which host calls the zygote parent wants the zygote to make: its name says so.
@@ -62,18 +65,19 @@ fn touch(own: impl Iterator<Item = Segment>, list: List) {
         if how == Populate::Write {
             arena::set_variables(first, len);
         }
-        let _ = host::populate(first, len, how);
+        let _ = Machine::populate(first, len, how);
     }
-    let own = [MAPPINGS.range(200), RANGES.range(500), BLOBS.range(2000)];
+    let own =
+        [MAPPINGS.range(200), RANGES.range(500), BLOBS.range(2000), host_process::first_range()];
     let own = message::next_buffer().into_iter().chain(own);
-    for (start, len) in vcpu::used_from_the_beginning().into_iter().chain(own) {
-        let _ = host::populate(start, len, Populate::Write);
+    for (start, len) in Machine::first_touched().into_iter().chain(own) {
+        let _ = Machine::populate(start, len, Populate::Write);
     }
     if list != List::Templates {
         // What a template touches, its copies would have to copy.
         heap::touch_front();
     }
-    clock::monotonic_ns();
+    Machine::monotonic_ns();
 }
 
 fn become_zygote(stack: &InitialStack) -> Result<()> {
@@ -81,15 +85,16 @@ fn become_zygote(stack: &InitialStack) -> Result<()> {
     platform::upcalls::register(&crate::upcalls::Kernel);
     control::register_handler(crate::messages::handle);
     crate::task::hooks::register(&crate::upcalls::Kernel);
-    vcpu::begin_first()?;
+    Machine::begin_first()?;
     heap::map_front()?;
-    clock::find_host_vdso(stack.vdso());
-    fault::install_handlers()?;
+    host_process::map_first()?;
+    Machine::find_clocks(stack.vdso());
+    Machine::catch_guest()?;
     touch(stack.segments(), list);
     if list == List::Templates {
         template::keep_capabilities()?;
     }
-    filter::install(list)?;
+    Machine::confine(list)?;
     Ok(())
 }
 
@@ -105,7 +110,7 @@ extern "C" fn zygote_main() -> ! {
     // Its buffer is for the next message.
     drop(message);
     match outcome {
-        Ok(()) => crate::task::host_process::run(),
+        Ok(()) => host_process::run(),
         Err(error) => fail(error.name().as_bytes()),
     }
 }
@@ -115,5 +120,5 @@ pub fn fail(reason: &[u8]) -> ! {
     // It may quote a name of any length.
     const LONGEST: usize = 4096;
     control::send(MSG_FAILED, 0, &reason[..reason.len().min(LONGEST)], &[]);
-    panic::exit(panic::PANIC_EXIT_CODE)
+    Machine::exit(panic::PANIC_EXIT_CODE)
 }

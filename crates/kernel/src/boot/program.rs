@@ -16,7 +16,7 @@ use crate::host::{blobs, phases, stdio};
 use crate::mm::pages::PageAllocator;
 use crate::mm::{heap, lazy};
 use crate::net::outside;
-use crate::platform::host::{self, HostFd};
+use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::{Config, Kernel, ProcessFiles, install, kernel};
 use crate::sync::KernelCell;
 use crate::task::Credentials;
@@ -96,7 +96,7 @@ pub fn start(message: &Message) -> Result<()> {
 /// Receives the standard streams into the numbers 0 to 2, the only ones that the
 /// filter lets be read.
 fn take_standard_streams(flags: u32) -> Result<()> {
-    (0..3).map(HostFd::new).for_each(host::close);
+    (0..3).map(HostFd::new).for_each(Machine::close);
     let message = control::receive_second_command();
     if message.kind != MSG_STDIO || message.fds() != [0, 1, 2] {
         return Err(Errno::EINVAL);
@@ -137,7 +137,7 @@ fn first_thread(command: &Start, strings: Strings) -> Result<Arc<Thread>> {
     host_process::begin(process.mm());
     kernel().tasks.processes.borrow_mut().insert(FIRST_PID, process.clone());
     let thread =
-        Thread::new(FIRST_PID, process.clone(), crate::platform::entry::TrapFrame::zeroed());
+        Thread::new(FIRST_PID, process.clone(), crate::platform::registers::TrapFrame::zeroed());
     process.threads.borrow_mut().push(thread.clone());
     kernel().tasks.threads.borrow_mut().insert(FIRST_PID, thread.clone());
     // File systems ask who is calling: let the new thread be the caller.

@@ -11,7 +11,7 @@ use thaw_abi::layout::CONSOLE_FD;
 
 use crate::errno::{Errno, Result};
 use crate::host::control::{self, CONTROL};
-use crate::platform::host::{self, Forked, HostFd};
+use crate::platform::machine::{Forked, HostFd, HostFiles, Kinship, Machine, Processes};
 use crate::platform::panic;
 
 /// `CAP_SETGID`, `CAP_SETUID` and `CAP_SYS_ADMIN` (for pid namespaces).
@@ -19,7 +19,7 @@ const CAPABILITIES: u32 = 1 << 6 | 1 << 7 | 1 << 21;
 
 /// Keeps the capabilities that forking copies takes, and no way to pass them on.
 pub fn keep_capabilities() -> Result<()> {
-    host::set_capabilities(CAPABILITIES)
+    Machine::set_capabilities(CAPABILITIES)
 }
 
 /// Forks a copy for each request. Returns in the copies only, each confined like
@@ -32,10 +32,10 @@ pub fn serve() -> Result<()> {
         let (MSG_FORK, [socket, group @ .., console]) = (message.kind, message.fds()) else {
             return Err(Errno::EINVAL);
         };
-        match host::fork_copy() {
+        match Machine::fork(Kinship::Sandbox) {
             Ok(Forked::Child) => {
                 if become_copy(fork, HostFd::new(*socket), group, HostFd::new(*console)).is_err() {
-                    panic::exit(panic::PANIC_EXIT_CODE)
+                    Machine::exit(panic::PANIC_EXIT_CODE)
                 }
                 return Ok(());
             }
@@ -43,7 +43,7 @@ pub fn serve() -> Result<()> {
             // The host sees the end of the copy's control socket.
             Err(error) => crate::console!("thaw template: cannot fork a copy: {error:?}"),
         }
-        message.fds().iter().for_each(|&fd| host::close(HostFd::new(fd)));
+        message.fds().iter().for_each(|&fd| Machine::close(HostFd::new(fd)));
     }
 }
 
@@ -51,20 +51,20 @@ pub fn serve() -> Result<()> {
 /// thread that writes to them into the copy's own control groups.
 fn become_copy(fork: &Fork, socket: HostFd, groups: &[i32], console: HostFd) -> Result<()> {
     for (own, number) in [(socket, CONTROL), (console, HostFd::new(CONSOLE_FD))] {
-        host::duplicate_to(own, number)?;
-        host::close(own);
+        Machine::duplicate_to(own, number)?;
+        Machine::close(own);
     }
     for &group in groups {
         // The thread that writes is meant (cgroups(7)). It takes microseconds, but
         // later a guest could keep processes out of it.
-        host::write(HostFd::new(group), b"0"[..].into())?;
-        host::close(HostFd::new(group));
+        Machine::write(HostFd::new(group), b"0"[..].into())?;
+        Machine::close(HostFd::new(group));
     }
-    host::new_process_group()?;
+    Machine::new_process_group()?;
     // Ends the capabilities, too (capabilities(7), "effect of user id changes"),
     // but not where all sandboxes share the template's id.
-    host::set_ids(fork.id)?;
-    host::set_capabilities(0)?;
+    Machine::set_ids(fork.id)?;
+    Machine::set_capabilities(0)?;
     control::send(MSG_READY, 0, &[], &[]);
     Ok(())
 }

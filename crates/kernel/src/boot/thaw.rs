@@ -19,7 +19,7 @@ use crate::host::control::{self, Message};
 use crate::host::{blobs, phases, stdio};
 use crate::mm::image::{Mappings, Memory};
 use crate::mm::{AddressSpace, arena, heap, lazy, populate, shm};
-use crate::platform::host::HostFd;
+use crate::platform::machine::HostFd;
 use crate::platform::user::UserAddress;
 use crate::state::{kernel, restore};
 use crate::task::process::FIRST_PID;

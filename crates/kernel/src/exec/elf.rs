@@ -13,7 +13,7 @@ use crate::mm::backing::FileBacking;
 use crate::mm::elf_symbols::{PT_LOAD, ProgramHeader};
 use crate::mm::space::{MapRequest, Placement};
 use crate::mm::vma::VmaFlags;
-use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
+use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::platform::user::UserAddress;
 use crate::task::Process;
 

@@ -18,7 +18,8 @@ use crate::fs::open::{open_program, open_program_at};
 use crate::fs::path::Path;
 use crate::fs::walk::Follow;
 use crate::io::Sink;
-use crate::platform::entry::TrapFrame;
+use crate::platform::machine::{Machine, SystemCallSites, ThreadState, Threads};
+use crate::platform::registers::TrapFrame;
 use crate::state::kernel;
 use crate::task::thread::{Thread, current};
 use crate::task::wait::wait_uninterruptibly;
@@ -128,7 +129,7 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     let attributes = program.file.path.as_ref().map(|path| path.inode().attributes());
     let prepared = program.prepare(process)?;
     // Nothing but a host that has no process left fails from here on.
-    become_only_thread(thread)?;
+    become_only_thread(&thread)?;
     if process.mm().users() > 1 {
         host_process::move_to_new_space()?;
     }
@@ -147,11 +148,11 @@ pub fn replace_program(program: Program, path: &[u8]) -> Result<u64> {
     process.unshare_files();
     let closed = process.files.borrow_mut().borrow_mut().close_on_exec();
     drop(closed);
-    reset_thread(thread, path);
+    reset_thread(&thread, path);
     thread.context.set_fs_base(0);
-    crate::platform::segment::set_fs_base(0);
+    Machine::set_fs_base(0);
     thread.context.set_gs_base(0);
-    crate::platform::segment::open_entry();
+    Machine::forget_own_gs();
     thread.context.reset_fpu();
     thread.frame().set(frame);
     Ok(frame.rax)

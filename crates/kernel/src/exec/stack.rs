@@ -10,7 +10,7 @@ use super::elf::Loaded;
 use crate::errno::Result;
 use crate::mm::space::{MapRequest, Placement};
 use crate::mm::vma::VmaFlags;
-use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
+use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::Process;

@@ -6,9 +6,7 @@
 use crate::errno::Result;
 use crate::mm::space::{MapRequest, Placement};
 use crate::mm::vma::VmaFlags;
-use crate::platform::clock as host_clock;
-use crate::platform::gate::VdsoSlots;
-use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
+use crate::platform::machine::{Clocks, Machine, PROT_EXEC, PROT_READ, PROT_WRITE, VdsoSlots};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::Process;
@@ -44,10 +42,10 @@ pub struct Time {
 pub extern "C" fn clock(clock: u32) -> Time {
     match clock {
         // CLOCK_REALTIME and its coarse variant, CLOCK_TAI.
-        0 | 5 => read(host_clock::REALTIME, 0),
+        0 | 5 => read(Machine::REALTIME, 0),
         // CLOCK_MONOTONIC, raw, coarse.
-        1 | 4 | 6 => read(host_clock::MONOTONIC, kernel().clocks.offset()),
-        7 => read(host_clock::BOOTTIME, kernel().clocks.boottime_offset()),
+        1 | 4 | 6 => read(Machine::MONOTONIC, kernel().clocks.offset()),
+        7 => read(Machine::BOOTTIME, kernel().clocks.boottime_offset()),
         _ => Time { seconds: -1, nanoseconds: 0 },
     }
 }
@@ -62,7 +60,7 @@ pub fn slots() -> VdsoSlots {
 
 fn read(clock: u32, offset: u64) -> Time {
     const NS: u64 = 1_000_000_000;
-    let (seconds, nanoseconds) = host_clock::read(clock);
+    let (seconds, nanoseconds) = Machine::read_clock(clock);
     if offset == 0 {
         return Time { seconds, nanoseconds };
     }

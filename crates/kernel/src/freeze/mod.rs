@@ -15,6 +15,7 @@ use thaw_abi::control::{
 use crate::host::control;
 use crate::mm::vma::VmaFlags;
 use crate::mm::{arena, lazy};
+use crate::platform::machine::ThreadState;
 use crate::state::kernel;
 use crate::task::freeze_request;
 use crate::task::wait::Events;

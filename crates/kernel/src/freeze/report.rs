@@ -14,7 +14,7 @@ use crate::mm::arena;
 use crate::mm::backing::MmapSource;
 use crate::mm::vma::{Vma, VmaFlags};
 use crate::mm::{AddressSpace, heap, shm};
-use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
+use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE, SystemCallSites, ThreadState};
 use crate::state::kernel;
 use crate::task::Space;
 use crate::task::Thread;

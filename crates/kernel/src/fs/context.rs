@@ -44,7 +44,7 @@ impl Context {
     /// Of the running process.
     pub fn current() -> Self {
         crate::state::kernel().fs.prune_if_due();
-        Self::of(crate::task::current_process())
+        Self::of(&crate::task::current_process())
     }
 
     /// Of a process.

@@ -19,7 +19,7 @@ use super::tty::job;
 use crate::errno::{Errno, Result};
 use crate::host::phases;
 use crate::io::{Sink, Source};
-use crate::platform::host::{HostFd, Peek};
+use crate::platform::machine::{HostFd, HostFiles, Machine, Peek};
 use crate::platform::user::UserAddress;
 use crate::task::host_poll::{Handle, HostFile, Kind as HostKind};
 use crate::task::signal;
@@ -55,7 +55,7 @@ pub fn deliver_request(fd: HostFd) {
     if crate::host::stdio::descriptor(0).is_some() {
         // One copy serves one request; the host knows that.
         crate::console!("thaw kernel: a second request for standard input is dropped");
-        return crate::platform::host::close(fd);
+        return Machine::close(fd);
     }
     for stream in [0, 1] {
         crate::host::stdio::set(stream.into(), fd.0);

@@ -35,7 +35,7 @@ fn size_limit() -> u64 {
 
 fn too_big() -> Errno {
     if let Some(thread) = running() {
-        send_to_thread(thread, SignalInfo::new(SIGXFSZ, SI_KERNEL));
+        send_to_thread(&thread, SignalInfo::new(SIGXFSZ, SI_KERNEL));
     }
     Errno::EFBIG
 }

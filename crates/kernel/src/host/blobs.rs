@@ -8,7 +8,7 @@ use thaw_abi::control::{MSG_OPEN_BLOB, OpenBlob};
 
 use crate::errno::{Errno, Result};
 use crate::platform::boot_area::{BLOBS, MAPPED_BLOBS};
-use crate::platform::host::{self, HostFd};
+use crate::platform::machine::{HostFd, HostFiles, Machine};
 
 /// Most files of the lower layer that are open on the host. The sandbox may have
 /// 4096 descriptors; its connections need some, too.
@@ -67,7 +67,7 @@ pub fn descriptor(blob: u32) -> Result<HostFd> {
 /// Makes room: those that are needed again are asked for again.
 fn close_all() {
     for fd in slots().iter().map(|slot| slot.replace(0)).filter(|&fd| fd != 0) {
-        host::close(HostFd::new(fd));
+        Machine::close(HostFd::new(fd));
     }
     OPEN.store(0, Ordering::Relaxed);
 }

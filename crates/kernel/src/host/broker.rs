@@ -7,7 +7,7 @@ use thaw_abi::control::Reply;
 
 use super::control;
 use crate::errno::{Errno, Result};
-use crate::platform::host::HostFd;
+use crate::platform::machine::HostFd;
 
 /// Number of the last request of this boot.
 static LAST_SEQUENCE: AtomicU64 = AtomicU64::new(0);

@@ -13,8 +13,9 @@ use thaw_abi::control::{
 use thaw_abi::layout::CONTROL_FD;
 
 use crate::errno::{Errno, Result};
-use crate::platform::clock;
-use crate::platform::host::{self, HostFd, PollFd, Populate};
+use crate::platform::machine::{
+    Clocks, HostFd, HostFiles, Machine, Memory, PollFd, Populate, Processes,
+};
 use crate::platform::message::{self, Received};
 use crate::sync::{KernelCell, Late};
 
@@ -125,7 +126,7 @@ fn receive(nonblocking: bool) -> Option<Message> {
 
 /// The host is gone: nobody is left to run for.
 fn hung_up() -> ! {
-    crate::platform::panic::exit(crate::platform::panic::PANIC_EXIT_CODE)
+    Machine::exit(crate::platform::panic::PANIC_EXIT_CODE)
 }
 
 /// Waits for the boot command.
@@ -141,7 +142,7 @@ pub fn receive_command() -> Message {
 /// in a hurry.
 pub fn prepare_for_second_command() {
     for (start, _) in message::next_buffer() {
-        let _ = host::populate(start, 4096, Populate::Write);
+        let _ = Machine::populate(start, 4096, Populate::Write);
     }
 }
 
@@ -158,13 +159,13 @@ pub fn receive_second_command() -> Message {
 /// has `work` done meanwhile, a little at each call, as long as that says that there
 /// is any; but not for ever, since who sends it may wait for this very processor.
 pub fn expect_second_command(mut work: impl FnMut() -> bool) -> Message {
-    let begun = clock::monotonic_ns();
+    let begun = Machine::monotonic_ns();
     loop {
         if let Some(message) = second_command(true) {
             return message;
         }
         let patience = if work() { WORK_NS } else { EAGERNESS_NS };
-        if clock::monotonic_ns() - begun > patience {
+        if Machine::monotonic_ns() - begun > patience {
             return receive_second_command();
         }
     }
@@ -260,12 +261,14 @@ fn send_through(packet: &mut [u8], kind: u32, sequence: u64, parts: [&[u8]; 2]) 
         at += part.len();
     }
     loop {
-        match host::send(CONTROL, packet[..at].as_ref().into()) {
+        match Machine::send(CONTROL, packet[..at].as_ref().into()) {
             Ok(_) => return,
             Err(Errno::EAGAIN) => {
                 const POLLOUT: i16 = 4;
-                let _ =
-                    host::poll(&mut [PollFd { fd: CONTROL_FD, events: POLLOUT, revents: 0 }], None);
+                let _ = Machine::poll(
+                    &mut [PollFd { fd: CONTROL_FD, events: POLLOUT, revents: 0 }],
+                    None,
+                );
             }
             Err(Errno::EINTR) => {}
             Err(_) => hung_up(),

@@ -10,7 +10,7 @@ use thaw_abi::control::MSG_FS_OPEN;
 use super::blobs::OPEN_MAX;
 use super::broker;
 use crate::errno::{Errno, Result};
-use crate::platform::host::{self, HostFd};
+use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state;
 use crate::sync::KernelCell;
 
@@ -39,7 +39,7 @@ pub fn descriptor(path: &Arc<[u8]>) -> Result<HostFd> {
         }
         if cache.by_path.len() >= OPEN_MAX {
             // Those that are needed again are asked for again.
-            core::mem::take(&mut cache.by_path).into_values().for_each(host::close);
+            core::mem::take(&mut cache.by_path).into_values().for_each(Machine::close);
         }
     }
     let mut reply = Vec::new();

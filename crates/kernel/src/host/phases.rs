@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use thaw_abi::control::{Booted, MSG_BOOTED};
 
 use super::control;
-use crate::platform::clock::monotonic_ns;
+use crate::platform::machine::{Clocks, Machine};
 
 static RECEIVED: AtomicU64 = AtomicU64::new(0);
 static MAPPED: AtomicU64 = AtomicU64::new(0);
@@ -16,7 +16,7 @@ static REPORTED: AtomicBool = AtomicBool::new(false);
 fn note(phase: &AtomicU64) -> bool {
     let first = phase.load(Relaxed) == 0;
     if first {
-        phase.store(monotonic_ns(), Relaxed);
+        phase.store(Machine::monotonic_ns(), Relaxed);
     }
     first
 }
@@ -24,7 +24,7 @@ fn note(phase: &AtomicU64) -> bool {
 /// The command is here that starts the copy; for one that was held or forked,
 /// this is not the first.
 pub fn received() {
-    RECEIVED.store(monotonic_ns(), Relaxed);
+    RECEIVED.store(Machine::monotonic_ns(), Relaxed);
 }
 
 /// All eager mappings are in place.
@@ -51,7 +51,8 @@ const FIRST_REQUEST_NS: u64 = 1_000_000_000;
 /// Whether the guest has sent no response byte yet, and has not run for long.
 pub fn may_be_in_first_request() -> bool {
     FIRST_BYTE.load(Relaxed) == 0
-        && monotonic_ns().saturating_sub(FIRST_INSTRUCTION.load(Relaxed)) < FIRST_REQUEST_NS
+        && Machine::monotonic_ns().saturating_sub(FIRST_INSTRUCTION.load(Relaxed))
+            < FIRST_REQUEST_NS
 }
 
 /// Reports the phases once, when the sandbox first waits if nothing was sent.

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicI32, Ordering};
 
-use crate::platform::host::HostFd;
+use crate::platform::machine::HostFd;
 
 static DESCRIPTORS: [AtomicI32; 3] = [AtomicI32::new(-1), AtomicI32::new(-1), AtomicI32::new(-1)];
 

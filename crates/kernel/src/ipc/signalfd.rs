@@ -102,7 +102,7 @@ impl File for SignalFd {
         let wanted = self.mask.get();
         let mut done = 0;
         while sink.remaining() >= size {
-            let Some(info) = take_pending(current(), wanted) else { break };
+            let Some(info) = take_pending(&current(), wanted) else { break };
             if sink.put(bytemuck::bytes_of(&SignalRecord::new(&info)))? < size {
                 return Err(Errno::EFAULT);
             }
@@ -112,7 +112,7 @@ impl File for SignalFd {
     }
 
     fn poll(&self) -> Events {
-        if pending_set(current()) & self.mask.get() != 0 { Events::IN } else { Events::empty() }
+        if pending_set(&current()) & self.mask.get() != 0 { Events::IN } else { Events::empty() }
     }
 
     fn wait_queue(&self) -> Option<&WaitQueue> {

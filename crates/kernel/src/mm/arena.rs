@@ -2,7 +2,7 @@
 //!
 //! A sandbox with one guest process has its kernel's memory for itself, mapped
 //! from the image: the cheapest boot. Before the first fork of a host process,
-//! [`share`] moves it all (heap, page area, variables, table of open blobs) to
+//! [`share`] moves it all (heap, page area, variables, tables of blobs and host processes) to
 //! a memory file that every process maps at the same addresses. What belongs to
 //! one process or virtual CPU lies in the rest of the per-boot area.
 #![allow(unsafe_code)]
@@ -13,8 +13,8 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use thaw_abi::control::{MSG_MEMORY_FILE, MSG_WAKE_SOCKET};
 use thaw_abi::image::{Mapping, SOURCE_IMAGE};
 use thaw_abi::layout::{
-    ARENA_BLOBS, ARENA_HEAP, ARENA_PAGES, ARENA_SHM, ARENA_VARIABLES, HEAP_BASE, HEAP_MAX,
-    PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX,
+    ARENA_BLOBS, ARENA_HEAP, ARENA_HOST_PROCESSES, ARENA_PAGES, ARENA_SHM, ARENA_VARIABLES,
+    HEAP_BASE, HEAP_MAX, PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX,
 };
 
 use super::image::{Mappings, is_shm};
@@ -23,8 +23,9 @@ use crate::errno::{Errno, Result};
 use crate::host::{blobs, broker};
 use crate::mm::vma::Vma;
 use crate::mm::{heap, shm};
-use crate::platform::host::{self, HostFd, PROT_READ, PROT_WRITE, Populate, Sharing};
+use crate::platform::boot_area::HOST_PROCESSES;
 use crate::platform::kernel_lock;
+use crate::platform::machine::{HostFd, Machine, Memory, PROT_READ, PROT_WRITE, Populate, Sharing};
 use crate::platform::memory::{GuestRange, KernelRange, Window};
 use crate::state::kernel;
 
@@ -125,16 +126,18 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
         mappings.iter().filter(is_stored).try_for_each(|stored| read(file, stored))?;
     }
     for vma in &areas {
-        host::protect(vma.range()?, PROT_READ)?;
+        Machine::protect(vma.range()?, PROT_READ)?;
         copy(file, (vma.start, vma.len()), ARENA_SHM + vma.offset)?;
     }
     copy(file, (blob_table, blob_len), ARENA_BLOBS)?;
+    copy(file, (HOST_PROCESSES.0, 4096), ARENA_HOST_PROCESSES)?;
     let variables = (VARIABLES_START.load(Relaxed), VARIABLES_LEN.load(Relaxed));
     copy(file, heap::used_range(), ARENA_HEAP)?;
     copy(file, variables, ARENA_VARIABLES)?;
     for ((start, len), offset) in [
         ((PAGES_BASE, PAGES_MAX), ARENA_PAGES),
         ((blob_table, blob_len), ARENA_BLOBS),
+        (HOST_PROCESSES, ARENA_HOST_PROCESSES),
         ((HEAP_BASE, HEAP_MAX), ARENA_HEAP),
         (variables, ARENA_VARIABLES),
         ((SHM_BASE, SHM_MAX), ARENA_SHM),
@@ -143,7 +146,7 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
             // SAFETY: the file holds the same bytes, so that whoever refers to a value finds
             // it unchanged; nothing has been changed since they were copied.
             let area = unsafe { KernelRange::new(start, len) };
-            host::map_file(file, area, WRITABLE, Sharing::Shared, offset)?;
+            Machine::map_file(file, area, WRITABLE, Sharing::Shared, offset)?;
         }
     }
     heap::mapped_whole();
@@ -155,7 +158,7 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
 fn read(file: HostFd, stored: Mapping) -> Result<()> {
     let offset = ARENA_SHM + (stored.start - SHM_BASE);
     let mut window = Window::of_file(file, stored.len, offset)?;
-    host::populate(window.bytes_mut().as_ptr() as u64, stored.len, Populate::Write)?;
+    Machine::populate(window.bytes_mut().as_ptr() as u64, stored.len, Populate::Write)?;
     lazy::read_into(window.bytes_mut(), stored.offset)
 }
 
@@ -184,7 +187,7 @@ fn copy_pages(pages: &[Page], to: &mut [Page]) -> Result<()> {
         at += zeros;
         let run = pages[at..].iter().position(is_zero).unwrap_or(pages.len() - at);
         let place = &mut to[at..at + run];
-        host::populate(place.as_ptr() as u64, run as u64 * 4096, Populate::Write)?;
+        Machine::populate(place.as_ptr() as u64, run as u64 * 4096, Populate::Write)?;
         place.copy_from_slice(&pages[at..at + run]);
         at += run;
     }
@@ -195,5 +198,5 @@ fn copy_pages(pages: &[Page], to: &mut [Page]) -> Result<()> {
 pub fn map_page(page: u64, address: u64, prot: u32) -> Result<()> {
     let file = HostFd::new(FILE.load(Relaxed));
     let (at, offset) = (GuestRange::new(address, 4096)?, ARENA_PAGES + (page - PAGES_BASE));
-    host::map_file(file, at, prot, Sharing::Shared, offset)
+    Machine::map_file(file, at, prot, Sharing::Shared, offset)
 }

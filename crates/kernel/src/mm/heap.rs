@@ -22,7 +22,7 @@ use core::ptr::null_mut;
 use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT, HEAP_MAX};
 
 use crate::errno::Result;
-use crate::platform::host::{self, Populate};
+use crate::platform::machine::{Machine, Memory, PROT_READ, PROT_WRITE, Populate, Sharing};
 use crate::platform::memory::KernelRange;
 use crate::platform::thread::{KERNEL_STACK_SIZE, KernelStack};
 
@@ -135,7 +135,7 @@ fn map(start: u64, len: u64) -> Result<()> {
     // SAFETY: nothing of the heap beyond `mapped_end` has been handed out, nor its front
     // before there is a heap.
     let range = unsafe { KernelRange::new(start, len) };
-    host::map_anonymous(range, host::PROT_READ | host::PROT_WRITE)
+    Machine::map_anonymous(range, PROT_READ | PROT_WRITE, Sharing::Private)
 }
 
 /// Maps the front, for a zygote.
@@ -148,7 +148,7 @@ pub fn touch_front() {
     for (start, end) in [(HEAP_BASE, NURSERY_END), (FIRST_STACK_END - FIRST_STACK_USED, FRONT_END)]
     {
         // Whatever cannot be populated is faulted in when it is touched.
-        let _ = host::populate(start, end - start, Populate::Write);
+        let _ = Machine::populate(start, end - start, Populate::Write);
     }
 }
 

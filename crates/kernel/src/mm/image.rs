@@ -11,7 +11,7 @@ use thaw_abi::page_align_up;
 use super::{lazy, pages};
 use crate::errno::{Errno, Result};
 use crate::host::control;
-use crate::platform::host::{self, HostFd, Sharing};
+use crate::platform::machine::{HostFd, Machine, Memory as _, PROT_READ, PROT_WRITE, Sharing};
 use crate::platform::memory::KernelRange;
 
 /// The mappings of an image, as bytes: in a file they need not be aligned.
@@ -39,7 +39,7 @@ impl<'a> Mappings<'a> {
         let len = len.ok_or(Errno::EINVAL)?;
         let offset = command.mappings_at - inside;
         let area = area_of_mappings(len);
-        host::map_file(image, area, host::PROT_READ, Sharing::Private, offset)?;
+        Machine::map_file(image, area, PROT_READ, Sharing::Private, offset)?;
         // SAFETY: just mapped, in an area of its own, and there until `forget`.
         let bytes =
             unsafe { core::slice::from_raw_parts((MAPPINGS_BASE + inside) as *const u8, bytes) };
@@ -56,7 +56,7 @@ impl<'a> Mappings<'a> {
         self.bytes = &[];
         match core::mem::take(&mut self.len) {
             0 => Ok(()),
-            len => host::unmap(area_of_mappings(len)),
+            len => Machine::unmap(area_of_mappings(len)),
         }
     }
 }
@@ -160,5 +160,5 @@ fn map_page_blocks(mappings: &Mappings<'_>) -> Result<()> {
     let len = (end - PAGES_BASE).next_multiple_of(pages::BLOCK);
     // SAFETY: nobody has used the area before the kernel's state is there.
     let blocks = unsafe { KernelRange::new(PAGES_BASE, len) };
-    host::map_anonymous(blocks, host::PROT_READ | host::PROT_WRITE)
+    Machine::map_anonymous(blocks, PROT_READ | PROT_WRITE, Sharing::Private)
 }

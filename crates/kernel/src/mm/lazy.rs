@@ -21,7 +21,7 @@ use crate::errno::{Errno, Result};
 use crate::host::blobs;
 use crate::io::IoSliceMut;
 use crate::platform::boot_area::MAPPINGS;
-use crate::platform::host::{self, HostFd, Sharing};
+use crate::platform::machine::{HostFd, HostFiles, Machine, Memory, PROT_READ, Processes, Sharing};
 use crate::platform::memory::{GuestRange, KernelRange, Pages};
 
 /// Most mappings in a plan.
@@ -86,17 +86,17 @@ fn map_at(at: impl Pages, mapping: &Mapping) -> Result<()> {
     let private = Sharing::Private;
     match mapping.source {
         SOURCE_IMAGE | SOURCE_PREFETCH => {
-            host::map_file(file_of(mapping), at, mapping.prot, private, mapping.offset)
+            Machine::map_file(file_of(mapping), at, mapping.prot, private, mapping.offset)
         }
         SOURCE_INDEX => {
             let index = HostFd::new(INDEX.load(Relaxed));
-            host::map_file(index, at, mapping.prot, Sharing::Shared, mapping.offset)
+            Machine::map_file(index, at, mapping.prot, Sharing::Shared, mapping.offset)
         }
         SOURCE_BLOB => {
             let fd = blobs::descriptor(mapping.blob)?;
-            host::map_file(fd, at, mapping.prot, private, mapping.offset)
+            Machine::map_file(fd, at, mapping.prot, private, mapping.offset)
         }
-        _ => host::map_anonymous(at, mapping.prot),
+        _ => Machine::map_anonymous(at, mapping.prot, Sharing::Private),
     }
 }
 
@@ -124,7 +124,7 @@ pub unsafe fn read(mapping: &Mapping) -> Result<()> {
 
 fn read_file(file: HostFd, mut memory: IoSliceMut<'_>, mut offset: u64) -> Result<()> {
     while !memory.is_empty() {
-        match host::pread(file, memory.first(usize::MAX), offset)? {
+        match Machine::pread(file, memory.first(usize::MAX), offset)? {
             0 => return Err(Errno::EIO),
             read => {
                 memory.advance(read);
@@ -152,7 +152,7 @@ pub fn index(index: HostFd, len: u64) -> Result<Mapping> {
         offset: 0,
         source: SOURCE_INDEX,
         blob: 0,
-        prot: host::PROT_READ,
+        prot: PROT_READ,
         flags: 0,
     })
 }
@@ -240,7 +240,7 @@ pub fn map_range(start: u64, end: u64) -> bool {
                 "thaw kernel: the image's memory at {:#x} cannot be mapped: {error:?}",
                 mapping.start
             );
-            crate::platform::panic::exit(crate::platform::panic::PANIC_EXIT_CODE)
+            Machine::exit(crate::platform::panic::PANIC_EXIT_CODE)
         }
         any = true;
     }
@@ -329,7 +329,7 @@ mod tests {
         forget(start + 0x3000, start + 0x4000);
         map_all();
         assert_eq!(mapped(), [true, true, true, false]);
-        host::unmap(GuestRange::new(start, len).unwrap()).unwrap();
+        Machine::unmap(GuestRange::new(start, len).unwrap()).unwrap();
         initialize(core::iter::empty(), Granularity::Mapping).unwrap();
     }
 

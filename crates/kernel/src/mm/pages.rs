@@ -15,7 +15,7 @@ use thaw_abi::layout::PAGES_BASE;
 
 use super::arena;
 use crate::errno::{Errno, Result};
-use crate::platform::host;
+use crate::platform::machine::{Machine, Memory, PROT_READ, PROT_WRITE, Sharing};
 use crate::platform::memory::KernelRange;
 use crate::state::kernel;
 
@@ -122,7 +122,7 @@ fn map_block(address: u64, len: u64) -> Result<()> {
     // SAFETY: the allocator, which alone has this area, adds the block to its own when it is
     // there.
     let block = unsafe { KernelRange::new(address, len) };
-    host::map_anonymous(block, host::PROT_READ | host::PROT_WRITE)
+    Machine::map_anonymous(block, PROT_READ | PROT_WRITE, Sharing::Private)
 }
 
 /// Blocks that the allocator has, in the order of their addresses.

@@ -12,7 +12,7 @@ use thaw_abi::layout::GUEST_MAX;
 
 use crate::io::{IOV_MAX, IoVec};
 use crate::platform::boot_area::RANGES;
-use crate::platform::host::{self, Populate};
+use crate::platform::machine::{Machine, Memory, Populate};
 
 /// Most ranges that are remembered.
 const MAX: usize = 4096;
@@ -40,7 +40,7 @@ pub fn begin(ranges: &[PopulateRange]) {
     for range in ranges {
         if range.how != POPULATE_WRITE {
             // A range that cannot be populated is faulted in when it is touched.
-            let _ = host::populate(range.start, range.len, Populate::Read);
+            let _ = Machine::populate(range.start, range.len, Populate::Read);
         } else if count < MAX {
             plan[count].set(IoVec { base: range.start, len: range.len });
             count += 1;
@@ -116,9 +116,9 @@ pub fn before_return() -> bool {
 
 fn copy_pages(ranges: &[Cell<IoVec>]) {
     for chunk in ranges.chunks(IOV_MAX) {
-        if host::populate_ranges(chunk, Populate::Write).is_err() {
+        if Machine::populate_ranges(chunk, Populate::Write).is_err() {
             for range in chunk.iter().map(Cell::get).filter(|range| range.len >= LONG) {
-                let _ = host::populate(range.base, range.len, Populate::Write);
+                let _ = Machine::populate(range.base, range.len, Populate::Write);
             }
         }
     }

@@ -15,7 +15,7 @@ use thaw_abi::layout::{ARENA_SHM, SHM_BASE, SHM_MAX};
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
 use crate::mm::vma::{Vma, VmaFlags};
-use crate::platform::host::{self, Sharing};
+use crate::platform::machine::{Machine, Memory, Sharing};
 use crate::platform::memory::KernelRange;
 use crate::state::kernel;
 use crate::sync::KernelCell;
@@ -83,9 +83,9 @@ pub fn map(vma: &Vma) -> Result<()> {
     match arena::file() {
         Some(file) => {
             let offset = ARENA_SHM + vma.offset;
-            host::map_file(file, vma.range()?, vma.prot, Sharing::Shared, offset)
+            Machine::map_file(file, vma.range()?, vma.prot, Sharing::Shared, offset)
         }
-        None => host::map_anonymous_as(vma.range()?, vma.prot, Sharing::Shared),
+        None => Machine::map_anonymous(vma.range()?, vma.prot, Sharing::Shared),
     }
 }
 
@@ -100,7 +100,7 @@ pub fn release(vma: &Vma) {
             // SAFETY: the kernel refers to no value in the shared memory of the guest.
             let pages = unsafe { KernelRange::new(SHM_BASE + start, end - start) };
             // Memory that cannot be freed now is freed with the sandbox.
-            let _ = host::remove(pages);
+            let _ = Machine::remove(pages);
         }
         kernel().shared_memory.give_back(start, end - start);
     }

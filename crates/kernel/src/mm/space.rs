@@ -15,8 +15,9 @@ use crate::errno::{Errno, Result};
 use crate::io::Sink;
 use crate::mm::backing::MmapSource;
 use crate::mm::lazy;
-use crate::platform::gate::{Code, Gate};
-use crate::platform::host::{self, Sharing};
+use crate::platform::machine::{
+    Code, Gate, Machine, Memory, PROT_EXEC, PROT_READ, PROT_WRITE, Sharing, SystemCallSites,
+};
 use crate::platform::memory::GuestRange;
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
@@ -195,7 +196,7 @@ impl AddressSpace {
     /// in the child.
     pub fn after_fork(&self) -> Result<()> {
         for (start, len) in core::mem::take(&mut *self.left_out.borrow_mut()) {
-            host::unmap(GuestRange::new(start, len)?)?;
+            Machine::unmap(GuestRange::new(start, len)?)?;
         }
         let wiped: Vec<Vma> = {
             let state = self.state.borrow_mut();
@@ -231,7 +232,7 @@ impl AddressSpace {
             found
         };
         for (address, page) in hidden {
-            let _ = GuestRange::new(address, 4096).and_then(host::unmap);
+            let _ = GuestRange::new(address, 4096).and_then(Machine::unmap);
             crate::state::kernel().pages.borrow_mut().release(page);
         }
     }
@@ -266,7 +267,7 @@ impl AddressSpace {
         for vma in all {
             recall(&vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
-            host::unmap(vma.range()?)?;
+            Machine::unmap(vma.range()?)?;
             self.forget(&vma);
         }
         Ok(())
@@ -358,7 +359,7 @@ impl AddressSpace {
         for vma in &removed {
             recall(vma, vma.start, vma.end);
             lazy::forget(vma.start, vma.end);
-            host::unmap(vma.range()?)?;
+            Machine::unmap(vma.range()?)?;
             self.forget(vma);
         }
         Ok(())
@@ -377,7 +378,7 @@ impl AddressSpace {
             for vma in state.vmas.overlapping(start, covered_end) {
                 let shared_file =
                     vma.flags.contains(VmaFlags::SHARED).then_some(vma.file.as_ref()).flatten();
-                if prot & host::PROT_WRITE != 0 && shared_file.is_some_and(|file| !file.writable) {
+                if prot & PROT_WRITE != 0 && shared_file.is_some_and(|file| !file.writable) {
                     return Err(Errno::EACCES);
                 }
             }
@@ -386,7 +387,7 @@ impl AddressSpace {
             lazy::map_range(start, covered_end);
             self.recall_shared(start, covered_end);
             for (from, to) in self.mapped_parts(start, covered_end) {
-                host::protect(GuestRange::new(from, to - from)?, prot & PROT_MASK)?;
+                Machine::protect(GuestRange::new(from, to - from)?, prot & PROT_MASK)?;
             }
             self.state
                 .borrow_mut()
@@ -445,7 +446,7 @@ impl AddressSpace {
             let request = MapRequest {
                 placement: Placement::FixedNoReplace(old_end),
                 len: new_end - old_end,
-                prot: host::PROT_READ | host::PROT_WRITE,
+                prot: PROT_READ | PROT_WRITE,
                 flags: VmaFlags::HEAP,
                 file: None,
                 offset: 0,
@@ -521,11 +522,11 @@ impl AddressSpace {
         let moved_end = host_end(&vma).min(old + kept);
         if moved_end > old {
             let len = moved_end - old;
-            host::move_mapping(GuestRange::new(old, len)?, GuestRange::new(to, len)?)?;
+            Machine::move_pages(GuestRange::new(old, len)?, GuestRange::new(to, len)?)?;
         }
         let areas = self.state.borrow_mut().vmas.remove(old, old_end);
         if old_len > kept {
-            host::unmap(GuestRange::new(old + kept, old_len - kept)?)?;
+            Machine::unmap(GuestRange::new(old + kept, old_len - kept)?)?;
         }
         let moved = areas.into_iter().next().ok_or(Errno::EFAULT)?;
         let moved = Vma { start: to, end: to + kept, ..moved };
@@ -575,7 +576,7 @@ impl AddressSpace {
             if replace {
                 map_on_host(&mut part)?;
             } else {
-                host::discard(part.range()?)?;
+                Machine::discard(part.range()?)?;
             }
         }
         Ok(())
@@ -649,7 +650,7 @@ impl Code for AddressSpace {
         let state = self.state.borrow_mut();
         let vma = state.vmas.find(start)?;
         let patchable = end <= vma.end
-            && vma.prot & host::PROT_EXEC != 0
+            && vma.prot & PROT_EXEC != 0
             && !vma.flags.contains(VmaFlags::SHARED)
             && (vma.file.is_some() || vma.flags.contains(VmaFlags::VDSO));
         patchable.then_some(vma.prot)
@@ -713,20 +714,20 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
     }
     let Some(file) = vma.file.clone() else {
         vma.flags.remove(VmaFlags::FROM_IMAGE);
-        return host::map_anonymous_as(vma.range()?, vma.prot, sharing);
+        return Machine::map_anonymous(vma.range()?, vma.prot, sharing);
     };
     match &file.source {
         MmapSource::Zero => {
             vma.file = None;
-            host::map_anonymous_as(vma.range()?, vma.prot, sharing)
+            Machine::map_anonymous(vma.range()?, vma.prot, sharing)
         }
         MmapSource::Blob(blob) => {
             let fd = crate::host::blobs::descriptor(*blob)?;
-            host::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
+            Machine::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
         }
         MmapSource::HostFile(path) => {
             let fd = crate::host::files::descriptor(path)?;
-            host::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
+            Machine::map_file(fd, vma.range()?, vma.prot, sharing, vma.offset)
         }
         MmapSource::Upper(upper) => {
             if sharing == Sharing::Shared {
@@ -739,7 +740,7 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
             }
             let len = end - vma.start;
             let range = GuestRange::new(vma.start, len)?;
-            host::map_anonymous(range, host::PROT_READ | host::PROT_WRITE)?;
+            Machine::map_anonymous(range, PROT_READ | PROT_WRITE, Sharing::Private)?;
             let mut sink = Sink::user(UserAddress(vma.start), len as usize)?;
             let mut at = vma.offset;
             while sink.remaining() > 0 {
@@ -748,7 +749,7 @@ fn map_on_host(vma: &mut Vma) -> Result<()> {
                     count => at += count as u64,
                 }
             }
-            host::protect(range, vma.prot)
+            Machine::protect(range, vma.prot)
         }
     }
 }

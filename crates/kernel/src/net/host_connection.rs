@@ -17,7 +17,7 @@ use crate::fs::file::Events;
 use crate::host::control;
 use crate::host::phases;
 use crate::io::{Sink, Source};
-use crate::platform::host::HostFd;
+use crate::platform::machine::HostFd;
 use crate::task::host_poll::Kind;
 
 /// A client of the function.

@@ -10,7 +10,7 @@ use super::socket::{IN, MessageFlags, OUT, Outgoing, Received, ShutdownHow};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::platform::host::{self, HostFd, Peek};
+use crate::platform::machine::{HostFd, HostFiles, Machine, Peek};
 use crate::state;
 use crate::task::host_poll::{Handle, HostFile, Kind};
 use crate::task::wait::WaitQueue;
@@ -122,7 +122,7 @@ impl HostStream {
     /// shutdown(2).
     pub fn shutdown(&self, how: ShutdownHow) -> Result<()> {
         let fd = self.host.fd().map_err(|_| Errno::ENOTCONN)?;
-        host::shutdown(fd, how as u32)?;
+        Machine::shutdown(fd, how as u32)?;
         if how.reads() {
             self.reading_shut.store(true, Ordering::Relaxed);
         }
@@ -155,7 +155,7 @@ impl HostStream {
         let Ok(fd) = self.host.fd() else { return 0 };
         // The host call for this is not on the list; a look at the data is.
         let mut buffer = [0u8; 4096];
-        host::recv(fd, buffer[..].as_mut().into(), Peek::Yes).unwrap_or(0)
+        Machine::recv(fd, buffer[..].as_mut().into(), Peek::Yes).unwrap_or(0)
     }
 
     /// The pending error, once.
@@ -176,9 +176,9 @@ impl HostStream {
         self.closed.store(true, Ordering::Relaxed);
         if let Ok(fd) = self.host.fd() {
             if ending == Ending::ForAll {
-                let _ = host::shutdown(fd, ShutdownHow::Both as u32);
+                let _ = Machine::shutdown(fd, ShutdownHow::Both as u32);
             }
-            host::close(fd);
+            Machine::close(fd);
         }
         true
     }
@@ -201,5 +201,5 @@ pub enum Ending {
 
 /// Peeks at one byte: what it says of the socket is what counts.
 fn look(fd: HostFd) -> Result<usize> {
-    host::recv(fd, [0u8; 1][..].as_mut().into(), Peek::Yes)
+    Machine::recv(fd, [0u8; 1][..].as_mut().into(), Peek::Yes)
 }

@@ -44,7 +44,7 @@ use thaw_abi::control::{FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP};
 use crate::fs::anonymous::InodeNumbers;
 use crate::fs::pipe::fifo::Fifos;
 use crate::host::control;
-use crate::platform::host::{self, HostFd};
+use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::OfBoot;
 use crate::sync::KernelCell;
 use host_connection::HostConnection;
@@ -126,8 +126,8 @@ impl Network {
                 return;
             }
             drop(early);
-            let _ = host::shutdown(fd, socket::ShutdownHow::Both as u32);
-            host::close(fd);
+            let _ = Machine::shutdown(fd, socket::ShutdownHow::Both as u32);
+            Machine::close(fd);
             control::connection_closed(connection.id);
             return;
         };
@@ -156,7 +156,7 @@ impl Network {
             return;
         }
         drop(early);
-        host::close(fd);
+        Machine::close(fd);
         control::connection_closed(connection.id);
     }
 

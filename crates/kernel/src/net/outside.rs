@@ -21,7 +21,7 @@ use super::tcp::TcpSocket;
 use crate::errno::{Errno, Result};
 use crate::host::broker;
 use crate::host::control::{self, Kept};
-use crate::platform::host::{self, HostFd};
+use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::kernel;
 use crate::sync::KernelCell;
 
@@ -123,7 +123,7 @@ impl Outside {
         match waiting.and_then(|waiting| waiting.socket.upgrade()) {
             Some(socket) => socket.opened_outside(reply.sequence, opened(reply)),
             // It was closed meanwhile, or the answer comes a second time.
-            None => reply.fds.iter().for_each(|&fd| host::close(HostFd::new(fd))),
+            None => reply.fds.iter().for_each(|&fd| Machine::close(HostFd::new(fd))),
         }
     }
 

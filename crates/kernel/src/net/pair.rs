@@ -196,7 +196,7 @@ impl Pair {
                     && !flags.contains(MessageFlags::PEEK)
                 {
                     // A program that is about to hear of it by SIGURG gets it.
-                    if signal::is_pending(current()) {
+                    if signal::is_pending(&current()) {
                         return Err(Errno::EAGAIN);
                     }
                     stream.skip_urgent();

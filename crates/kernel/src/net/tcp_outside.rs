@@ -9,7 +9,7 @@ use super::socket::{IN, OUT};
 use super::tcp::{State, TcpSocket};
 use crate::errno::{Errno, Result};
 use crate::fs::file::Events;
-use crate::platform::host;
+use crate::platform::machine::{HostFiles, Machine};
 use crate::state::kernel;
 use crate::task::host_poll::Kind;
 
@@ -117,7 +117,7 @@ impl TcpSocket {
             }
             (Some((peer, Stage::Reconnecting)), Err(_)) => self.lose(peer),
             (Some(_), Err(error)) => self.fail(connect_error(error)),
-            (None, Ok(Opened { fd, .. })) => host::close(fd),
+            (None, Ok(Opened { fd, .. })) => Machine::close(fd),
             (None, Err(_)) => {}
         }
         self.common.queue.wake_all(IN | OUT | Events::ERR | Events::HUP);

@@ -18,7 +18,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::anonymous::InodeNumbers;
 use crate::fs::file::Events;
 use crate::io::{Sink, Source};
-use crate::platform::host::HostFd;
+use crate::platform::machine::HostFd;
 use crate::sync::KernelCell;
 
 /// Writable, as datagram sockets report it.

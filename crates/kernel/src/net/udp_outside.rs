@@ -19,7 +19,7 @@ use crate::host::control;
 use crate::host::phases;
 use crate::io::Sink;
 use crate::net::outside;
-use crate::platform::host::{self, HostFd};
+use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::sync::KernelCell;
 use crate::task::host_poll::{HostFile, Kind};
 use crate::task::wait::WaitQueue;
@@ -57,7 +57,7 @@ impl Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         if let Ok(fd) = self.host.fd() {
-            host::close(fd);
+            Machine::close(fd);
             if let Some(client) = self.client {
                 control::connection_closed(client.id);
             }

@@ -10,7 +10,7 @@ pub mod trace;
 
 use crate::args::{Args, Handler, Kind};
 use crate::errno::Errno;
-use crate::platform::entry::Frame;
+use crate::platform::registers::Frame;
 use crate::task::host_process;
 
 /// How well a system call is supported.

@@ -7,8 +7,8 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::{Args, Entry, Kind, Support};
 use crate::errno::Errno;
-use crate::platform::entry::Frame;
 use crate::platform::panic::Console;
+use crate::platform::registers::Frame;
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
 use crate::task::current;

@@ -12,8 +12,8 @@ use super::wait::wait_uninterruptibly;
 use super::{host_process, scheduler};
 use crate::args::UserPtr;
 use crate::errno::{Errno, Result};
-use crate::platform::entry::RETURN_FULL;
-use crate::platform::filter;
+use crate::platform::machine::{Machine, Processes, ThreadState, Threads};
+use crate::platform::registers::RETURN_FULL;
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 
@@ -160,7 +160,7 @@ impl NewTask {
         let tid = tasks.new_id();
         let process = if request.flags.contains(CloneFlags::THREAD) {
             maker.clone()
-        } else if filter::may_clone() {
+        } else if Machine::may_fork() {
             new_process(request, tid)?
         } else {
             // As at the limit of processes: that is what it is.
@@ -270,8 +270,7 @@ fn new_thread(request: &Request, tid: u32, process: Arc<Process>) -> Arc<Thread>
     let thread = Thread::new(tid, process, frame);
     thread.name.set(maker.name.get());
     thread.scheduling.set(maker.scheduling.get().inherited());
-    let fs_base =
-        if has(CloneFlags::SETTLS) { request.tls } else { crate::platform::segment::fs_base() };
+    let fs_base = if has(CloneFlags::SETTLS) { request.tls } else { Machine::fs_base() };
     thread.context.set_fs_base(fs_base);
     thread.context.set_gs_base(maker.context.gs_base());
     thread.context.copy_fpu(&maker.context);

@@ -12,6 +12,7 @@ use super::signal::{self, Signal, SignalInfo};
 use super::thread::{Thread, current};
 use super::{futex, scheduler};
 use crate::host::control;
+use crate::platform::machine::ThreadState;
 use crate::state::kernel;
 use crate::task::wait::Events;
 
@@ -64,7 +65,7 @@ pub fn exit_thread(status: ExitStatus) -> ! {
 fn leave(status: ExitStatus) {
     let thread = current();
     let process = thread.process.clone();
-    futex::release_robust(thread);
+    futex::release_robust(&thread);
     let clear = crate::platform::user::UserAddress(thread.clear_child_tid.load(Relaxed));
     // Nobody could look if the memory goes with the thread.
     let is_shared = process.threads.borrow_mut().len() > 1 || process.mm().users() > 1;
@@ -72,7 +73,7 @@ fn leave(status: ExitStatus) {
         let _ = futex::wake(clear, 1, u32::MAX, futex::Scope::Shared);
     }
     process.ended_cpu_ns.fetch_add(thread.cpu_ns(), Relaxed);
-    process.threads.borrow_mut().retain(|other| !core::ptr::eq(Arc::as_ptr(other), thread));
+    process.threads.borrow_mut().retain(|other| !core::ptr::eq(Arc::as_ptr(other), &*thread));
     let removed = kernel().tasks.threads.borrow_mut().remove(&thread.tid());
     // The idle loop keeps the thread until it is off its stack.
     drop(removed);

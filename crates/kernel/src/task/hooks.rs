@@ -2,7 +2,7 @@
 
 use super::Process;
 use super::signal::Signal;
-use crate::platform::entry::Frame;
+use crate::platform::registers::Frame;
 use crate::sync::Late;
 
 /// The layers above processes. All is called with the kernel lock.

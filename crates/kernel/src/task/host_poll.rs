@@ -15,8 +15,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::errno::{Errno, Result};
 use crate::io::{IoSlice, Sink, Source};
-use crate::platform::host::{self, HostFd, Peek, PollFd};
 use crate::platform::kernel_lock;
+use crate::platform::machine::{HostFd, HostFiles, Machine, Peek, PollFd};
 use crate::platform::user::UserAddress;
 use crate::state::{OfBoot, kernel};
 use crate::sync::KernelCell;
@@ -188,7 +188,7 @@ impl HostFile {
     /// One call to the host about this descriptor alone.
     fn ask(&self, fd: HostFd) {
         let mut request = [PollFd { fd: fd.0, events: self.unknown().bits() as i16, revents: 0 }];
-        let found = match host::poll(&mut request, Some(0)) {
+        let found = match Machine::poll(&mut request, Some(0)) {
             Ok(_) => Events::from_bits_truncate(request[0].revents as u16 as u32),
             Err(_) => Events::empty(),
         };
@@ -215,11 +215,11 @@ impl HostFile {
         while let Some(mut piece) = sink.next_piece() {
             let (at, len) = (piece.address(), piece.len());
             let outcome = retry_after_fault(at, len, || match self.kind {
-                Kind::MayBlock if self.is_client() => host::recv(fd, piece.first(len), peek),
-                Kind::MayBlock => host::read(fd, piece.first(len)),
+                Kind::MayBlock if self.is_client() => Machine::recv(fd, piece.first(len), peek),
+                Kind::MayBlock => Machine::read(fd, piece.first(len)),
                 // The watcher may find news meanwhile, which is then taken for
                 // dealt with: the host is asked again before anybody waits.
-                _ => kernel_lock::unlocked(|| host::recv(fd, piece.first(len), peek)),
+                _ => kernel_lock::unlocked(|| Machine::recv(fd, piece.first(len), peek)),
             });
             match outcome {
                 Ok(count) => {
@@ -255,7 +255,7 @@ impl HostFile {
 
     /// Sends a datagram whole.
     pub fn send_datagram(&self, bytes: &[u8]) -> Result<()> {
-        host::send(self.fd()?, bytes.into()).map(drop)
+        Machine::send(self.fd()?, bytes.into()).map(drop)
     }
 
     /// Receives a datagram, or with `peek` looks at it: bytes stored, and bytes
@@ -265,7 +265,7 @@ impl HostFile {
         let fd = self.fd()?;
         let mut buffer = alloc::vec![0u8; sink.remaining().clamp(1, DATAGRAM_MAX)];
         let peek = if peek { Peek::Yes } else { Peek::No };
-        let outcome = host::recv_datagram(fd, &mut buffer, peek);
+        let outcome = Machine::recv_datagram(fd, &mut buffer, peek);
         match outcome {
             Err(Errno::EAGAIN) => self.clear(IN),
             _ => self.doubt(IN),
@@ -295,8 +295,8 @@ impl HostFile {
             };
             let len = piece.len();
             let outcome = retry_after_fault(piece.address(), len, || match self.kind {
-                Kind::MayBlock => host::write(fd, piece),
-                _ => kernel_lock::unlocked(|| host::send(fd, piece)),
+                Kind::MayBlock => Machine::write(fd, piece),
+                _ => kernel_lock::unlocked(|| Machine::send(fd, piece)),
             });
             match outcome {
                 Ok(count) => {
@@ -360,7 +360,7 @@ fn retry_after_fault(
 fn drain(socket: HostFd) {
     let mut received = [0u8; 256];
     // A short receive has taken all there was.
-    while host::recv(socket, received[..].as_mut().into(), Peek::No) == Ok(received.len()) {}
+    while Machine::recv(socket, received[..].as_mut().into(), Peek::No) == Ok(received.len()) {}
 }
 
 /// What ended a wait for the host.
@@ -425,7 +425,7 @@ impl HostPoll {
             return Waited::default();
         }
         let mut requests = requests;
-        let outcome = host::poll(&mut requests.fds, Some(0));
+        let outcome = Machine::poll(&mut requests.fds, Some(0));
         self.finish(requests, outcome.is_ok())
     }
 
@@ -443,7 +443,7 @@ impl HostPoll {
             watched.extend(requests.fds.iter().map(|request| (request.fd, request.events)));
         }
         kernel_lock::release();
-        let outcome = host::poll(&mut requests.fds, timeout_ns);
+        let outcome = Machine::poll(&mut requests.fds, timeout_ns);
         kernel_lock::acquire();
         if let Some(wake_socket) = wake_socket
             && outcome.is_ok()
@@ -548,7 +548,7 @@ impl HostPoll {
         let files: Vec<_> = self.files.borrow_mut().iter().filter_map(Weak::upgrade).collect();
         files.iter().filter(|file| file.kind == Kind::Socket).any(|file| {
             // The end of the stream is readable too, but is no data.
-            let look = |fd| host::recv(fd, [0u8; 1][..].as_mut().into(), Peek::Yes);
+            let look = |fd| Machine::recv(fd, [0u8; 1][..].as_mut().into(), Peek::Yes);
             file.fd().and_then(look).is_ok_and(|count| count > 0)
         })
     }

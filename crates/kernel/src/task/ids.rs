@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(Pid(0).processes(), Ok(Processes::Group(own.process_group())));
         assert_eq!(Pid(-1).processes(), Ok(Processes::All));
         assert_eq!(Pid(i32::MIN).processes(), Err(Errno::ESRCH));
-        assert!(Processes::One(own.pid).includes(own) && !Processes::One(77).includes(own));
+        assert!(Processes::One(own.pid).includes(&own) && !Processes::One(77).includes(&own));
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct Tasks {
     last_id: AtomicU32,
     /// The last number of an address space.
     last_space: AtomicU64,
+    /// The address space that each host process serves.
+    pub(super) hosted: KernelCell<Vec<Option<Arc<Space>>>>,
 }
 
 /// `kernel.pid_max`: ids are below this.

@@ -11,8 +11,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::thread::{current, current_arc};
 use super::wait::{Places, WaitQueue, Waiter, Wake};
 use super::{Thread, host_process};
-use crate::platform::host;
-use crate::platform::{clock, fault, vcpu};
+use crate::platform::boot_area::of_process;
+use crate::platform::machine::{Clocks, Machine, Vcpus};
 use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::time::{Instant, timer};
@@ -65,7 +65,7 @@ impl SchedState {
 pub struct RunQueue {
     threads: KernelCell<VecDeque<Arc<Thread>>>,
     /// When it was first seen that a thread waits while none is taken, as
-    /// [`clock::monotonic_ns`] tells it; 0 if not yet.
+    /// [`Machine::monotonic_ns`] tells it; 0 if not yet.
     waiting_since: AtomicU64,
 }
 
@@ -97,7 +97,7 @@ impl RunQueue {
     /// For how long threads have waited, none of them taken, in nanoseconds, as far as
     /// that has been looked at.
     fn waited_ns(&self) -> u64 {
-        let now = clock::monotonic_ns();
+        let now = Machine::monotonic_ns();
         match self.waiting_since.load(Relaxed) {
             _ if self.is_empty() => 0,
             0 => {
@@ -161,7 +161,7 @@ pub fn block_in_turn(
     places: &mut Places,
 ) -> Wake {
     let thread = current();
-    if super::signal::is_pending(thread) {
+    if super::signal::is_pending(&thread) {
         return Wake::Interrupted;
     }
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -258,7 +258,7 @@ pub fn watch_clock() {
         return;
     }
     // An alarm that went off while the vCPU was idle is not set any more.
-    fault::take_alarm();
+    Machine::take_alarm();
     set_alarm(slice_ns());
 }
 
@@ -278,11 +278,11 @@ fn set_alarm(wait: Option<u64>) {
     let now = Instant::now();
     let slice = wait.map(|wait| Instant(now.0 + wait));
     let wanted = [timer, slice].into_iter().flatten().min().unwrap_or(now);
-    let alarm_at = vcpu::alarm_at();
+    let alarm_at = &of_process().alarm_at;
     let set = alarm_at.load(Relaxed);
     if set == 0 || wanted.0 < set {
         alarm_at.store(wanted.0.max(1), Relaxed);
-        host::arm_alarm(wanted.0.saturating_sub(now.0));
+        Machine::arm_alarm(wanted.0.saturating_sub(now.0));
     }
 }
 

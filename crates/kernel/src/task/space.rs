@@ -1,6 +1,5 @@
 //! What one host process has to run: an address space, and the threads that can run in it.
 
-use alloc::sync::Arc;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -8,11 +7,10 @@ use super::host_process::HostProcess;
 use super::scheduler::RunQueue;
 use crate::errno::Result;
 use crate::mm::AddressSpace;
-use crate::state::{OfBoot, kernel};
-use crate::sync::KernelCell;
+use crate::state::kernel;
 
 /// The memory of a guest process, or of several after vfork(2), with their threads that can
-/// run. Saved; the host process that has the memory is of one boot.
+/// run. Saved; the host process that has the memory is of one boot, and found by its number.
 pub struct Space {
     memory: AddressSpace,
     id: u64,
@@ -20,7 +18,8 @@ pub struct Space {
     users: AtomicU32,
     /// Threads that can run in it.
     pub run_queue: RunQueue,
-    host_process: KernelCell<Option<OfBoot<Arc<HostProcess>>>>,
+    /// Number of its host process, if that serves this memory.
+    pub(super) host_process: AtomicU32,
 }
 
 impl Deref for Space {
@@ -54,7 +53,7 @@ impl Space {
             id: kernel().tasks.new_space_id(),
             users: AtomicU32::new(0),
             run_queue: RunQueue::new(),
-            host_process: KernelCell::default(),
+            host_process: AtomicU32::new(0),
         }
     }
 
@@ -79,14 +78,7 @@ impl Space {
     }
 
     /// The host process that has this memory, if this boot has made one.
-    pub fn host_process(&self) -> Option<Arc<HostProcess>> {
-        self.host_process.borrow_mut().as_ref().and_then(OfBoot::get).cloned()
-    }
-
-    /// Gives the memory a host process, which has no id and no virtual CPU yet.
-    pub(super) fn begin_host_process(&self) -> Arc<HostProcess> {
-        let host_process = Arc::new(HostProcess::default());
-        *self.host_process.borrow_mut() = Some(OfBoot::new(host_process.clone()));
-        host_process
+    pub fn host_process(&self) -> Option<&'static HostProcess> {
+        HostProcess::of_space(self.host_process.load(Relaxed), self.id)
     }
 }

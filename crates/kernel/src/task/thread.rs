@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use alloc::sync::Arc;
+use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::Process;
@@ -9,9 +10,9 @@ use super::sched_attributes::Scheduling;
 use super::scheduler::SchedState;
 use super::signal::ThreadSignals;
 use crate::mm::heap;
-use crate::platform::clock;
-use crate::platform::entry::{Frame, TrapFrame};
-use crate::platform::thread::{self, GuestThread, Identity, ThreadContext};
+use crate::platform::machine::{Clocks, Machine, ThreadContext, ThreadState};
+use crate::platform::registers::{Frame, TrapFrame};
+use crate::platform::thread::{self, GuestThread, Running};
 use crate::platform::user::UserAddress;
 use crate::sync::KernelCell;
 use crate::task::wait::Events;
@@ -94,7 +95,7 @@ impl Thread {
     pub fn ran_ns(&self) -> u64 {
         match self.running_since_ns.load(Relaxed) {
             0 => 0,
-            since => clock::monotonic_ns().saturating_sub(since),
+            since => Machine::monotonic_ns().saturating_sub(since),
         }
     }
 
@@ -113,7 +114,7 @@ impl Thread {
     /// Runs the thread on this vCPU until it blocks or ends.
     pub(super) fn switch_from_idle(self: &Arc<Self>) {
         thread::switch_from_idle(self, || {
-            self.running_since_ns.store(clock::monotonic_ns(), Relaxed);
+            self.running_since_ns.store(Machine::monotonic_ns(), Relaxed);
             super::scheduler::watch_clock();
         });
         self.cpu_ns.fetch_add(self.ran_ns(), Relaxed);
@@ -121,9 +122,8 @@ impl Thread {
     }
 
     /// Runs `work` as if on behalf of this thread, which must not run yet.
-    pub fn with_identity<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
-        let _identity = Identity::of(self.clone());
-        work()
+    pub fn with_identity<T: Send>(self: &Arc<Self>, work: impl FnOnce() -> T + Send) -> T {
+        thread::with_identity(self, work)
     }
 
     /// Gives the vCPU back to the idle loop; returns when the thread is chosen again.
@@ -166,30 +166,42 @@ pub fn begin() {
 }
 
 /// The running thread.
+pub type Current = Running<Thread>;
+
+/// The running thread.
 #[inline]
-pub fn current() -> &'static Thread {
+pub fn current() -> Current {
     match running() {
         Some(thread) => thread,
         None => panic!("no thread is running"),
     }
 }
 
-/// The running thread; `None` while the kernel works on its own behalf. The task table
-/// keeps it alive, and nobody holds the reference beyond its end.
+/// The running thread; `None` while the kernel works on its own behalf.
 #[inline]
-pub fn running() -> Option<&'static Thread> {
-    thread::running()
+pub fn running() -> Option<Current> {
+    Current::get()
 }
 
 /// The running thread, shared.
 pub fn current_arc() -> Arc<Thread> {
-    match thread::running_arc() {
-        Some(thread) => thread,
-        None => panic!("no thread runs"),
+    current().to_arc()
+}
+
+/// The running thread's process.
+pub struct CurrentProcess(Current);
+
+impl Deref for CurrentProcess {
+    type Target = Process;
+
+    #[inline]
+    fn deref(&self) -> &Process {
+        &self.0.process
     }
 }
 
 /// The running thread's process.
-pub fn current_process() -> &'static Process {
-    &current().process
+#[inline]
+pub fn current_process() -> CurrentProcess {
+    CurrentProcess(current())
 }

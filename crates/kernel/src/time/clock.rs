@@ -5,7 +5,7 @@
 //! may have booted later than the one that froze, and `CLOCK_BOOTTIME` must not go
 //! back.
 
-use crate::platform::clock as host;
+use crate::platform::machine::{Clocks as _, Machine};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Offsets of the guest's clocks from the host's.
@@ -63,13 +63,13 @@ impl Clocks {
     /// boot from there, too, with the time that has passed.
     pub fn thaw(&self) {
         let [monotonic, boottime, realtime] = self.frozen_at.each_ref().map(|at| at.load(Relaxed));
-        let offset = monotonic.wrapping_sub(host::monotonic_ns());
+        let offset = monotonic.wrapping_sub(Machine::monotonic_ns());
         self.monotonic_offset.store(offset, Relaxed);
         let (seconds, nanoseconds) = parts(offset as i64);
         self.offset_parts[0].store(seconds as u64, Relaxed);
         self.offset_parts[1].store(nanoseconds as u64, Relaxed);
         let boottime = boottime + passed(realtime, realtime_ns());
-        self.boottime_offset.store(boottime.wrapping_sub(host::boottime_ns()), Relaxed);
+        self.boottime_offset.store(boottime.wrapping_sub(Machine::boottime_ns()), Relaxed);
     }
 }
 
@@ -98,7 +98,7 @@ pub struct Instant(pub u64);
 impl Instant {
     /// Now.
     pub fn now() -> Instant {
-        Instant(host::monotonic_ns().wrapping_add(crate::state::kernel().clocks.offset()))
+        Instant(Machine::monotonic_ns().wrapping_add(crate::state::kernel().clocks.offset()))
     }
 
     /// The point at which `CLOCK_REALTIME` reads `ns`.
@@ -115,12 +115,12 @@ impl Instant {
 
 /// The guest's `CLOCK_REALTIME`, in nanoseconds since the epoch.
 pub fn realtime_ns() -> u64 {
-    host::realtime_ns()
+    Machine::realtime_ns()
 }
 
 /// The guest's `CLOCK_BOOTTIME`, in nanoseconds.
 pub fn boottime_ns() -> u64 {
-    host::boottime_ns().wrapping_add(crate::state::kernel().clocks.boottime_offset())
+    Machine::boottime_ns().wrapping_add(crate::state::kernel().clocks.boottime_offset())
 }
 
 #[cfg(test)]

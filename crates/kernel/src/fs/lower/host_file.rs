@@ -2,7 +2,7 @@
 
 use crate::errno::{Errno, Result};
 use crate::io::Sink;
-use crate::platform::host::{self, HostFd};
+use crate::platform::machine::{HostFd, HostFiles, Machine};
 
 /// Reads a blob at `offset`, at most `len` bytes.
 pub fn read_blob(blob: u32, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
@@ -27,7 +27,7 @@ pub fn read_file(
             Err(_) => break,
         };
         let step = piece.len().min(len - done);
-        match host::pread(fd, piece.first(step), offset + done as u64) {
+        match Machine::pread(fd, piece.first(step), offset + done as u64) {
             Ok(0) => break,
             Ok(count) => {
                 sink.advance(count);
@@ -51,6 +51,6 @@ pub fn read_file(
 fn read_bounced(fd: HostFd, sink: &mut Sink<'_>, offset: u64, len: usize) -> Result<usize> {
     let mut buffer = [0u8; 2048];
     let step = len.min(buffer.len());
-    let count = host::pread(fd, buffer[..step].as_mut().into(), offset)?;
+    let count = Machine::pread(fd, buffer[..step].as_mut().into(), offset)?;
     sink.put(&buffer[..count])
 }

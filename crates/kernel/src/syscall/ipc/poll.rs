@@ -46,7 +46,7 @@ pub fn wait_for_any(
         crate::task::host_poll::check();
         return match scan(None)? {
             // As on Linux, also for a caller that does not wait.
-            0 if signal::is_pending(current()) => Err(Errno::ERESTARTNOHAND),
+            0 if signal::is_pending(&current()) => Err(Errno::ERESTARTNOHAND),
             count => Ok(count),
         };
     }

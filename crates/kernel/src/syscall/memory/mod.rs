@@ -12,7 +12,7 @@ use crate::fs::file::OpenFlags;
 use crate::mm::backing::{FileBacking, MmapSource};
 use crate::mm::space::{MapRequest, Placement, Remap};
 use crate::mm::vma::VmaFlags;
-use crate::platform::host::{self, Populate};
+use crate::platform::machine::{Machine, Memory, PROT_WRITE, Populate};
 use crate::platform::memory::GuestRange;
 use crate::platform::user::UserAddress;
 use crate::task::current_process;
@@ -93,7 +93,7 @@ pub fn mmap(
     }
     const MAP_NORESERVE: u32 = 0x4000;
     let accounted =
-        prot & host::PROT_WRITE != 0 && flags & MAP_NORESERVE == 0 && (file.is_none() || !shared);
+        prot & PROT_WRITE != 0 && flags & MAP_NORESERVE == 0 && (file.is_none() || !shared);
     if accounted && len > crate::state::kernel().commit_limit() {
         // vm.overcommit_memory=0: obvious overcommits are refused.
         return Err(Errno::ENOMEM);
@@ -103,9 +103,9 @@ pub fn mmap(
     let request = MapRequest { placement, len, prot, flags: vma_flags, file, offset };
     let start = current_process().mm().map(request)?;
     if flags & MAP_POPULATE != 0 {
-        let how = if prot & host::PROT_WRITE != 0 { Populate::Write } else { Populate::Read };
+        let how = if prot & PROT_WRITE != 0 { Populate::Write } else { Populate::Read };
         // mmap(2): a failure to populate does not fail the call.
-        let _ = host::populate(start, len.next_multiple_of(4096), how);
+        let _ = Machine::populate(start, len.next_multiple_of(4096), how);
     }
     Ok(start)
 }
@@ -120,7 +120,7 @@ fn file_backing(fd: Fd, prot: u32, shared: bool) -> Result<(Arc<FileBacking>, bo
         return Err(Errno::EACCES);
     }
     let writable = open.flags().can_write() && open.file.allows_shared_writes();
-    if shared && prot & host::PROT_WRITE != 0 && !writable {
+    if shared && prot & PROT_WRITE != 0 && !writable {
         // fcntl(2), F_SEAL_WRITE; otherwise the descriptor is read-only.
         return Err(if open.flags().can_write() { Errno::EPERM } else { Errno::EACCES });
     }
@@ -236,7 +236,7 @@ pub fn madvise(UserAddress(start): UserAddress, len: u64, advice: u32) -> Result
             // Of the kernel's memory nothing is to be had.
             GuestRange::new(start, end - start).map_err(|_| Errno::ENOMEM)?;
             crate::mm::lazy::map_range(start, end);
-            host::populate(start, end - start, how)?;
+            Machine::populate(start, end - start, how)?;
         }
         Act::Flags(set, clear) => {
             let anonymous = |vma: &crate::mm::vma::Vma| {

@@ -78,7 +78,8 @@ pub fn capset(header: UserAddress, data: UserAddress) -> Result<()> {
         }
     }
     let [effective, permitted, inheritable] = sets.map(Capabilities::from_bits_truncate);
-    let mut c = current_process().credentials.borrow_mut();
+    let process = current_process();
+    let mut c = process.credentials.borrow_mut();
     c.set_capabilities(effective, permitted, inheritable)
 }
 
@@ -94,7 +95,8 @@ pub fn prctl(option: u32, arguments: [u64; 4]) -> Option<Result<u64>> {
     const PR_GET_NO_NEW_PRIVS: u32 = 39;
     const PR_CAP_AMBIENT: u32 = 47;
     let rest_is_zero = |from: usize| arguments[from..].iter().all(|&argument| argument == 0);
-    let mut c = current_process().credentials.borrow_mut();
+    let process = current_process();
+    let mut c = process.credentials.borrow_mut();
     let keeps = c.secure_bits.contains(SecureBits::KEEP_CAPS);
     let one = || Capabilities::from_number(arguments[0]);
     let changed = match option {

@@ -54,7 +54,8 @@ fn check(c: &Credentials, capability: Capabilities, ids: &[u32], own: &[u32]) ->
 
 /// setresuid(2).
 pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<()> {
-    let mut c = current_process().credentials.borrow_mut();
+    let process = current_process();
+    let mut c = process.credentials.borrow_mut();
     let new = wanted([real, effective, saved], c.users());
     check(&c, Capabilities::SETUID, &new, &c.users())?;
     c.set_users(new);
@@ -63,7 +64,8 @@ pub fn setresuid(real: u32, effective: u32, saved: u32) -> Result<()> {
 
 /// setresgid(2).
 pub fn setresgid(real: u32, effective: u32, saved: u32) -> Result<()> {
-    let mut c = current_process().credentials.borrow_mut();
+    let process = current_process();
+    let mut c = process.credentials.borrow_mut();
     let new = wanted([real, effective, saved], c.groups_of_process());
     check(&c, Capabilities::SETGID, &new, &c.groups_of_process())?;
     c.set_groups(new);
@@ -78,7 +80,8 @@ fn valid(id: u32) -> Result<u32> {
 /// setuid(2).
 pub fn setuid(id: u32) -> Result<()> {
     let id = valid(id)?;
-    let mut c = current_process().credentials.borrow_mut();
+    let process = current_process();
+    let mut c = process.credentials.borrow_mut();
     check(&c, Capabilities::SETUID, &[id], &[c.uid, c.suid])?;
     let [uid, _, suid] = c.users();
     let new = if c.can(Capabilities::SETUID) { [id; 3] } else { [uid, id, suid] };
@@ -89,7 +92,8 @@ pub fn setuid(id: u32) -> Result<()> {
 /// setgid(2).
 pub fn setgid(id: u32) -> Result<()> {
     let id = valid(id)?;
-    let mut c = current_process().credentials.borrow_mut();
+    let process = current_process();
+    let mut c = process.credentials.borrow_mut();
     check(&c, Capabilities::SETGID, &[id], &[c.gid, c.sgid])?;
     let [gid, _, sgid] = c.groups_of_process();
     let new = if c.can(Capabilities::SETGID) { [id; 3] } else { [gid, id, sgid] };
@@ -106,7 +110,8 @@ fn saved(real: u32, old: [u32; 3], effective: u32) -> u32 {
 
 /// setreuid(2).
 pub fn setreuid(real: u32, effective: u32) -> Result<()> {
-    let mut c = current_process().credentials.borrow_mut();
+    let process = current_process();
+    let mut c = process.credentials.borrow_mut();
     let old = c.users();
     let [real, effective] = wanted([real, effective], [old[0], old[1]]);
     check(&c, Capabilities::SETUID, &[real], &old[..2])?;
@@ -117,7 +122,8 @@ pub fn setreuid(real: u32, effective: u32) -> Result<()> {
 
 /// setregid(2).
 pub fn setregid(real: u32, effective: u32) -> Result<()> {
-    let mut c = current_process().credentials.borrow_mut();
+    let process = current_process();
+    let mut c = process.credentials.borrow_mut();
     let old = c.groups_of_process();
     let [real, effective] = wanted([real, effective], [old[0], old[1]]);
     check(&c, Capabilities::SETGID, &[real], &old[..2])?;
@@ -128,7 +134,8 @@ pub fn setregid(real: u32, effective: u32) -> Result<()> {
 
 /// setfsuid(2): returns the old id and never fails.
 pub fn setfsuid(id: u32) -> Result<u32> {
-    let mut c = current_process().credentials.borrow_mut();
+    let process = current_process();
+    let mut c = process.credentials.borrow_mut();
     let (old, new) = (c.fsuid, id);
     let own = [c.uid, c.euid, c.suid, c.fsuid];
     if new != UNCHANGED && check(&c, Capabilities::SETUID, &[new], &own).is_ok() {
@@ -139,7 +146,8 @@ pub fn setfsuid(id: u32) -> Result<u32> {
 
 /// setfsgid(2): returns the old id and never fails.
 pub fn setfsgid(id: u32) -> Result<u32> {
-    let mut c = current_process().credentials.borrow_mut();
+    let process = current_process();
+    let mut c = process.credentials.borrow_mut();
     let (old, new) = (c.fsgid, id);
     let own = [c.gid, c.egid, c.sgid, c.fsgid];
     if new != UNCHANGED && check(&c, Capabilities::SETGID, &[new], &own).is_ok() {

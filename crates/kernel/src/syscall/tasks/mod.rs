@@ -26,6 +26,7 @@ use crate::errno::{Errno, Result};
 use crate::exec::{ARGUMENTS_MAX, Program};
 use crate::fs::Context;
 use crate::fs::walk::Follow;
+use crate::platform::machine::{Machine, Memory, ThreadState, Threads};
 use crate::platform::user::UserAddress;
 use crate::state::{RELEASE, VERSION, kernel};
 use crate::task::process::ResourceLimit;
@@ -37,7 +38,7 @@ pub fn getpid() -> Result<u64> {
     let process = current_process();
     let stack = UserAddress(current().frame().rsp());
     let generation = kernel().generation.get();
-    Ok(fork_id::process_id(process, generation, stack))
+    Ok(fork_id::process_id(&process, generation, stack))
 }
 
 /// gettid(2).
@@ -174,11 +175,11 @@ pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<i32> {
     match code {
         ARCH_SET_FS if argument.0 >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
         ARCH_SET_FS => {
-            crate::platform::segment::set_fs_base(argument.0);
+            Machine::set_fs_base(argument.0);
             Ok(0)
         }
         ARCH_GET_FS => {
-            argument.write(&crate::platform::segment::fs_base())?;
+            argument.write(&Machine::fs_base())?;
             Ok(0)
         }
         ARCH_GET_GS => {
@@ -188,7 +189,7 @@ pub fn arch_prctl(Flags(code): Flags, argument: UserAddress) -> Result<i32> {
         ARCH_SET_GS if argument.0 >= thaw_abi::layout::GUEST_MAX => Err(Errno::EPERM),
         ARCH_SET_GS => {
             current().context.set_gs_base(argument.0);
-            crate::platform::segment::close_entry_if_wanted(&current().context);
+            Machine::keep_own_gs(&current().context);
             Ok(0)
         }
         ARCH_GET_CPUID => Ok(1),
@@ -335,12 +336,12 @@ pub fn prlimit64(pid: Pid, resource: usize, new: UserAddress, old: UserAddress) 
 
 /// getrlimit(2).
 pub fn getrlimit(resource: usize, to: UserAddress) -> Result<()> {
-    limit(current_process(), resource, UserAddress::NULL, to)
+    limit(&current_process(), resource, UserAddress::NULL, to)
 }
 
 /// setrlimit(2).
 pub fn setrlimit(resource: usize, from: UserAddress) -> Result<()> {
-    limit(current_process(), resource, from, UserAddress::NULL)
+    limit(&current_process(), resource, from, UserAddress::NULL)
 }
 
 fn limit(
@@ -385,7 +386,7 @@ pub fn membarrier(command: i32, _: UserAddress, _: u64) -> Result<u64> {
         QUERY => Ok(SUPPORTED),
         command if command > 0 && SUPPORTED & command as u64 == command as u64 => {
             if crate::task::host_process::own_host_process().vcpu_count() > 1 {
-                crate::platform::vcpu::barrier()?;
+                Machine::barrier()?;
             }
             Ok(0)
         }

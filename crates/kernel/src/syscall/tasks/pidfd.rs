@@ -50,7 +50,7 @@ pub fn pidfd_send_signal(
     let process = signalled(fd)?;
     let own = current_process();
     let info = match record.read_if_some()? {
-        None => signal.map(|signal| SignalInfo::from_process(signal, SI_USER, own)),
+        None => signal.map(|signal| SignalInfo::from_process(signal, SI_USER, &own)),
         Some(record) if record.number() != signal.map_or(0, |signal| signal.number()) => {
             return Err(Errno::EINVAL);
         }

@@ -77,7 +77,7 @@ pub fn rt_sigpending(to: UserAddress, size: usize) -> Result<()> {
     }
     let thread = current();
     let blocked = thread.signals.borrow_mut().mask;
-    to.write_bytes(&(pending_set(thread) & blocked).to_le_bytes()[..size])
+    to.write_bytes(&(pending_set(&thread) & blocked).to_le_bytes()[..size])
 }
 
 /// rt_sigsuspend(2).
@@ -112,7 +112,7 @@ pub fn rt_sigtimedwait(
         signals.awaited = set;
         old
     };
-    let outcome = wait_until(&[], deadline, || take_pending(thread, set & !UNBLOCKABLE).map(Ok));
+    let outcome = wait_until(&[], deadline, || take_pending(&thread, set & !UNBLOCKABLE).map(Ok));
     {
         let mut signals = thread.signals.borrow_mut();
         signals.mask = old;
@@ -192,7 +192,7 @@ pub fn kill(pid: Pid, signal: SignalNumber) -> Result<()> {
         if check_permission(&target, signal).is_ok() {
             outcome = Ok(());
             if let Some(signal) = signal {
-                send_to_process(&target, SignalInfo::from_process(signal, SI_USER, own));
+                send_to_process(&target, SignalInfo::from_process(signal, SI_USER, &own));
             }
         }
     }
@@ -226,7 +226,7 @@ fn send_to_tid(
 
 /// The `siginfo_t` of tkill(2).
 fn sent_by_own_process(signal: Signal) -> SignalInfo {
-    SignalInfo::from_process(signal, SI_TKILL, current_process())
+    SignalInfo::from_process(signal, SI_TKILL, &current_process())
 }
 
 /// tgkill(2).

@@ -172,14 +172,14 @@ pub fn getrusage(who: i32, to: UserPtr<ResourceUsage>) -> Result<()> {
     });
     if who != RUSAGE_CHILDREN {
         // By the same reckoning as /proc/self/status.
-        usage.max_resident_kib = crate::procfs::Totals::of(own).resident / 1024;
+        usage.max_resident_kib = crate::procfs::Totals::of(&own).resident / 1024;
     }
     to.write(&usage)
 }
 
 /// getitimer(2).
 pub fn getitimer(which: u32, to: UserPtr<TimerValue>) -> Result<()> {
-    to.write(&itimer::get(current_process(), itimer::Which::from_number(which)?))
+    to.write(&itimer::get(&current_process(), itimer::Which::from_number(which)?))
 }
 
 /// setitimer(2).

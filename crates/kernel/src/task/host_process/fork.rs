@@ -5,12 +5,12 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{HostProcess, halt, is_first, own, own_space, run, serve};
+use super::{HostProcess, halt, is_first, own_space, own_vcpu, run, serve};
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
-use crate::platform::host::{self, Forked};
+use crate::platform::kernel_lock;
+use crate::platform::machine::{Forked, Kinship, Machine, Memory, Processes, ThreadState, Vcpus};
 use crate::platform::memory::GuestRange;
-use crate::platform::{kernel_lock, vcpu};
 use crate::state::kernel;
 use crate::sync::KernelCell;
 use crate::task::Space;
@@ -68,7 +68,7 @@ pub fn move_to_new_space() -> Result<()> {
 
 fn perform(fork_request: ForkRequest) -> Result<()> {
     let thread = current();
-    own().fork_request.set(&raw const fork_request);
+    own_vcpu().fork_request.set(&raw const fork_request);
     thread.sched.borrow_mut().state = RunState::Uninterruptible;
     thread.switch_to_idle();
     fork_request.outcome.get().unwrap_or(Err(Errno::EAGAIN))
@@ -77,30 +77,24 @@ fn perform(fork_request: ForkRequest) -> Result<()> {
 /// Does what the thread that has just left the vCPU has asked for; which side
 /// of the fork this is, if there was one.
 pub(super) fn run_fork_request() -> Option<Forked> {
-    let fork_request = own().fork_request.replace(core::ptr::null());
+    let fork_request = own_vcpu().fork_request.replace(core::ptr::null());
     if fork_request.is_null() {
         return None;
     }
     // SAFETY: the request lies on the stack of a thread that waits for its outcome.
     let fork_request = unsafe { &*fork_request };
     let thread = fork_request.thread.clone();
-    // The child's references: its side of the fork lets go of them.
-    let for_child = Newborn {
-        host_process: fork_request.space.begin_host_process(),
-        space: fork_request.space.clone(),
-        thread: fork_request.thread.clone(),
-    };
     let moves = fork_request.moves;
-    let outcome = share_arena().and_then(|()| host::fork(!is_first()));
+    let outcome = share_arena().and_then(|()| fork_host_process(&fork_request.space));
     match outcome {
         Ok(Forked::Child) => {
+            // This reference is the parent's.
             core::mem::forget(thread);
-            begin_child(for_child, moves, fork_request);
+            // A request of another kind may be gone: the old side does not wait for this one.
+            begin_child(moves.then_some(fork_request));
             return Some(Forked::Child);
         }
-        Ok(Forked::Parent { pid }) => {
-            for_child.host_process.host_pid.store(pid, Relaxed);
-            core::mem::forget(for_child);
+        Ok(Forked::Parent { .. }) => {
             if let Some(thread) = &fork_request.newborn {
                 clone::publish(thread);
             }
@@ -112,6 +106,23 @@ pub(super) fn run_fork_request() -> Option<Forked> {
         scheduler::wake(&thread, Wake::Woken);
     }
     outcome.ok()
+}
+
+/// Forks the host process of a space. The new one serves it; the old one has noted its id
+/// before anybody else comes into the kernel.
+fn fork_host_process(space: &Arc<Space>) -> Result<Forked> {
+    let host_process = HostProcess::begin(space)?;
+    let kinship = if is_first() { Kinship::Child } else { Kinship::Sibling };
+    let forked = Machine::fork(kinship).inspect_err(|_| host_process.end())?;
+    match forked {
+        Forked::Parent { pid } => host_process.host_pid.store(pid, Relaxed),
+        Forked::Child => {
+            Machine::begin_forked();
+            kernel_lock::acquire();
+            serve(host_process);
+        }
+    }
+    Ok(forked)
 }
 
 fn share_arena() -> Result<()> {
@@ -127,53 +138,30 @@ fn share_arena() -> Result<()> {
 pub fn begin_others(mut fill: impl FnMut(u32, &Space) -> Result<()>) -> Result<()> {
     let spaces = kernel().tasks.spaces();
     for (number, space) in spaces.iter().enumerate().skip(1) {
-        let for_child = (space.clone(), space.begin_host_process());
-        match host::fork(!is_first())? {
-            Forked::Parent { pid } => {
-                for_child.1.host_pid.store(pid, Relaxed);
-                core::mem::forget(for_child);
+        if fork_host_process(space)? == Forked::Child {
+            if fill(number as u32, &own_space()).is_err() {
+                crate::platform::panic::die_with("the image of a process cannot be mapped")
             }
-            Forked::Child => {
-                vcpu::begin_forked();
-                kernel_lock::acquire();
-                let (space, host_process) = for_child;
-                serve(space, host_process);
-                if fill(number as u32, own_space()).is_err() {
-                    crate::platform::panic::die_with("the image of a process cannot be mapped")
-                }
-                run()
-            }
+            run()
         }
     }
     Ok(())
 }
 
-/// What a new host process has for itself.
-struct Newborn {
-    host_process: Arc<HostProcess>,
-    space: Arc<Space>,
-    thread: Arc<Thread>,
-}
-
-/// The new host process: becomes the host process of its space.
-fn begin_child(own: Newborn, moves: bool, fork_request: &ForkRequest) {
-    vcpu::begin_forked();
-    kernel_lock::acquire();
-    let Newborn { host_process, space, thread } = own;
-    // The parent has noted the process id before it gave up the lock.
-    serve(space.clone(), host_process);
-    let outcome = if moves { empty() } else { space.after_fork() };
+/// The new host process: gets the memory of its space ready, for the thread of the request if
+/// that moves here.
+fn begin_child(moving: Option<&ForkRequest>) {
+    let space = own_space();
+    let outcome = match moving {
+        Some(_) => Machine::unmap(GuestRange::ALL),
+        None => space.after_fork(),
+    };
     if outcome.is_err() {
         crate::platform::panic::die_with("the memory of a new process cannot be set up")
     }
-    if moves {
+    if let Some(fork_request) = moving {
         fork_request.outcome.set(Some(Ok(())));
-        thread.process.set_mm(space);
-        scheduler::wake(&thread, Wake::Woken);
+        fork_request.thread.process.set_mm(space);
+        scheduler::wake(&fork_request.thread, Wake::Woken);
     }
-}
-
-/// Removes all guest memory of this host process.
-fn empty() -> Result<()> {
-    host::unmap(GuestRange::ALL)
 }

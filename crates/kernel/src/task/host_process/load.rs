@@ -5,12 +5,10 @@
 //! What runs next on the vCPU that woke it needs no wake-up across processors, which
 //! costs more than most calls do.
 
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{Activity, HostProcess, Vcpu, is_own, own_host_process, own_space, own_vcpu};
-use crate::platform::clock;
+use crate::platform::machine::{Clocks, Machine};
 use crate::task::scheduler::TICK_NS;
 
 /// A vCPU on which system calls follow each other faster than this, in nanoseconds on
@@ -39,8 +37,8 @@ impl HostProcess {
         if passed_ns < TICK_NS / 2 {
             return;
         }
-        self.judged_at.store(clock::monotonic_ns(), Relaxed);
-        for vcpu in self.vcpus.borrow_mut().iter() {
+        self.judged_at.store(Machine::monotonic_ns(), Relaxed);
+        for vcpu in self.vcpus() {
             let calls = vcpu.calls.load(Relaxed);
             let made = calls - vcpu.calls_judged.swap(calls, Relaxed);
             let left = match is_talkative(made, passed_ns) {
@@ -53,7 +51,7 @@ impl HostProcess {
 
     /// For how long the vCPUs have not been judged, in nanoseconds.
     pub fn since_judged_ns(&self) -> u64 {
-        clock::monotonic_ns() - self.judged_at.load(Relaxed)
+        Machine::monotonic_ns() - self.judged_at.load(Relaxed)
     }
 
     /// Whether threads that wait are to have another vCPU: those in use compute.
@@ -63,23 +61,21 @@ impl HostProcess {
 
     /// As [`HostProcess::wants_help`], for a vCPU that is idle itself.
     pub(super) fn wants_own_help(&self) -> bool {
-        !self.talkative().any(|vcpu| !is_own(&vcpu))
+        !self.talkative().any(|vcpu| !is_own(vcpu))
     }
 
     /// Lets only one vCPU go on with threads that are talkative.
     pub fn gather(&self) {
-        let too_many: Vec<_> = self.talkative().skip(1).collect();
-        for vcpu in too_many {
+        for vcpu in self.talkative().skip(1) {
             vcpu.park(true);
             vcpu.interrupt(self.host_pid());
         }
     }
 
-    fn talkative(&self) -> impl Iterator<Item = Arc<Vcpu>> {
-        let is_talkative = |vcpu: &Arc<Vcpu>| {
+    fn talkative(&self) -> impl Iterator<Item = &Vcpu> {
+        self.vcpus().filter(|vcpu| {
             vcpu.activity.get() == Activity::Active && vcpu.talkative_for.load(Relaxed) > 0
-        };
-        self.vcpus.borrow_mut().clone().into_iter().filter(is_talkative)
+        })
     }
 }
 

@@ -10,203 +10,119 @@
 //! descriptors, messages and the nearest timer on behalf of all. The others
 //! sleep until there is something for them to run. There may be none for a while,
 //! as long as a host process that is busy has the host looked at at its ticks.
-#![allow(unsafe_code)]
-
 mod fork;
 mod halt;
 mod load;
+mod table;
 mod vcpus;
 
 pub use fork::{ForkRequest, begin_others, fork, move_to_new_space};
 pub use load::count_call;
+pub use table::{HostProcess, first_range, map_first};
 pub use vcpus::{Vcpu, add_if_wanted, may_grow};
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
-use core::cell::Cell;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::hooks::above;
 use super::thread::Thread;
 use super::{Space, scheduler};
 use crate::host::{control, phases};
 use crate::mm::{arena, populate};
-use crate::platform::host::{self, Forked};
-use crate::platform::saved::OfHost;
-use crate::platform::vcpu::{self, IdleVcpu, VcpuData};
-use crate::platform::{self, clock, fault, kernel_lock};
+use crate::platform::boot_area::of_process;
+use crate::platform::kernel_lock;
+use crate::platform::machine::{Clocks, Forked, HostFiles, Machine, Processes, Threads, Vcpus};
 use crate::state::kernel;
-use crate::sync::KernelCell;
 use crate::task::host_poll;
 use crate::time::timer;
 
-/// The host process of a space, of this boot.
-#[derive(Default)]
-pub struct HostProcess {
-    /// Host process id in the sandbox' pid namespace; 0 if there is none.
-    host_pid: AtomicU32,
-    /// Its virtual CPUs.
-    vcpus: KernelCell<Vec<Arc<Vcpu>>>,
-    /// When its vCPUs were last judged ([`HostProcess::judge`]), on the host's monotonic
-    /// clock in nanoseconds.
-    judged_at: AtomicU64,
-    /// When the host was last looked at beside a running thread, on the host's
-    /// monotonic clock in nanoseconds.
-    looked_at: AtomicU64,
-    _of_host: OfHost,
-}
-
-impl HostProcess {
-    /// Host process id in the sandbox' pid namespace; 0 if there is none.
-    pub fn host_pid(&self) -> u32 {
-        self.host_pid.load(Relaxed)
-    }
-
-    /// Number of virtual CPUs.
-    pub fn vcpu_count(&self) -> usize {
-        self.vcpus.borrow_mut().len()
-    }
-
-    /// A vCPU that does something, if there is one.
-    fn with_activity(&self, activity: Activity) -> Option<Arc<Vcpu>> {
-        self.vcpus.borrow_mut().iter().find(|vcpu| vcpu.activity.get() == activity).cloned()
-    }
-
-    /// Whether the host was looked at for one of its threads a short while ago.
-    pub fn has_looked(&self) -> bool {
-        clock::monotonic_ns() - self.looked_at.load(Relaxed) < scheduler::SLICE_NS
-    }
-
-    /// Whether a vCPU runs nothing.
-    pub fn has_idle(&self) -> bool {
-        self.vcpus.borrow_mut().iter().any(|vcpu| vcpu.activity.get() != Activity::Active)
-    }
-
-    /// Whether no other vCPU than the calling one runs or is about to.
-    pub fn is_alone(&self) -> bool {
-        self.vcpus
-            .borrow_mut()
-            .iter()
-            .all(|vcpu| is_own(vcpu) || vcpu.activity.get() != Activity::Active)
-    }
-}
-
 /// What a vCPU does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Activity {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Zeroable)]
+#[repr(u8)]
+pub(super) enum Activity {
     /// Runs threads, or is about to look for some.
-    Active,
+    Active = 0,
     /// Waits in the host for everybody.
     Watching,
     /// Waits for its wake word to change.
     Sleeping,
 }
 
-/// The vCPU that watches, or null.
-static WATCHER: AtomicPtr<Vcpu> = AtomicPtr::new(core::ptr::null_mut());
+/// The number of the vCPU that watches, or 0.
+static WATCHER: AtomicUsize = AtomicUsize::new(0);
 /// Until when it watches at most, on the guest's monotonic clock in nanoseconds.
 static WATCHES_UNTIL: AtomicU64 = AtomicU64::new(u64::MAX);
-/// The address space of the first host process, which ends the sandbox.
-static FIRST: AtomicPtr<Space> = AtomicPtr::new(core::ptr::null_mut());
 /// The exit code of the sandbox plus 1, once it is to end.
 static ENDING: AtomicU64 = AtomicU64::new(0);
 
-/// What a vCPU has for itself.
-struct OwnVcpu {
-    /// The space that it serves.
-    space: Arc<Space>,
-    /// Its host process.
-    host_process: Arc<HostProcess>,
-    /// As the others see it.
-    vcpu: Arc<Vcpu>,
-    /// What the thread that has just left it asks of the idle loop, or null.
-    fork_request: Cell<*const ForkRequest>,
-}
-
-// SAFETY: nothing else in the kernel is given to a vCPU of the platform.
-unsafe impl VcpuData for OwnVcpu {}
-
-impl OwnVcpu {
-    fn new(space: Arc<Space>, host_process: Arc<HostProcess>, vcpu: Arc<Vcpu>) -> Box<Self> {
-        Box::new(Self { space, host_process, vcpu, fork_request: Cell::new(core::ptr::null()) })
-    }
-}
-
-#[inline]
-fn own() -> &'static OwnVcpu {
-    match vcpu::data() {
-        Some(own) => own,
-        None => panic!("this vCPU serves no address space"),
-    }
-}
-
 /// The space that this vCPU serves.
-#[inline]
-pub fn own_space() -> &'static Space {
-    &own().space
+pub fn own_space() -> Arc<Space> {
+    own_host_process().space()
 }
 
 /// This host process.
 #[inline]
 pub fn own_host_process() -> &'static HostProcess {
-    &own().host_process
+    match table::of_vcpu(Machine::number()) {
+        Some(host_process) => host_process,
+        None => panic!("this vCPU serves no address space"),
+    }
 }
 
 /// This vCPU.
+#[inline]
 fn own_vcpu() -> &'static Vcpu {
-    &own().vcpu
+    match table::vcpu(Machine::number()) {
+        Some(vcpu) => vcpu,
+        None => panic!("this vCPU serves no address space"),
+    }
 }
 
 fn is_own(vcpu: &Vcpu) -> bool {
-    vcpu::data::<OwnVcpu>().is_some_and(|own| core::ptr::eq(Arc::as_ptr(&own.vcpu), vcpu))
-}
-
-/// Whether a space is the one that this vCPU serves.
-fn is_own_space(space: &Space) -> bool {
-    vcpu::data::<OwnVcpu>().is_some_and(|own| core::ptr::eq(Arc::as_ptr(&own.space), space))
+    table::vcpu(Machine::number()).is_some_and(|own| core::ptr::eq(own, vcpu))
 }
 
 /// Makes the first host process of a sandbox serve a space.
 pub fn begin(space: Arc<Space>) {
     const FIRST_HOST_PID: u32 = 1;
-    FIRST.store(Arc::as_ptr(&space).cast_mut(), Relaxed);
-    WATCHER.store(core::ptr::null_mut(), Relaxed);
-    let host_process = space.begin_host_process();
+    WATCHER.store(0, Relaxed);
+    let host_process = HostProcess::begin_first(&space);
     host_process.host_pid.store(FIRST_HOST_PID, Relaxed);
-    serve(space, host_process);
+    serve(host_process);
 }
 
 /// Makes the calling host thread the first vCPU of a host process.
-fn serve(space: Arc<Space>, host_process: Arc<HostProcess>) {
-    let vcpu = Arc::new(Vcpu::new(vcpu::index(), host_process.host_pid()));
-    host_process.vcpus.borrow_mut().push(vcpu.clone());
-    vcpu::alarm_at().store(0, Relaxed);
-    vcpu::install(OwnVcpu::new(space, host_process, vcpu));
+fn serve(host_process: &HostProcess) {
+    of_process().alarm_at.store(0, Relaxed);
+    Machine::set_number(host_process.add_vcpu(Machine::index(), host_process.host_pid()));
 }
 
 fn is_first() -> bool {
-    let first = FIRST.load(Relaxed);
-    vcpu::data::<OwnVcpu>().is_some_and(|own| core::ptr::eq(Arc::as_ptr(&own.space), first))
+    table::of_vcpu(Machine::number()).is_some_and(HostProcess::is_first)
+}
+
+/// Whether a vCPU watches.
+fn is_somebody_watching() -> bool {
+    WATCHER.load(Relaxed) != 0
 }
 
 /// Tells the vCPUs of a space that there is something in its queue.
 pub fn notify(space: &Space) {
-    if is_own_space(space) {
+    let Some(host_process) = space.host_process() else { return };
+    if core::ptr::eq(host_process, own_host_process()) {
         // This vCPU looks at the queue before it rests. If that takes long,
         // the alarm finds help.
         return;
     }
-    let Some(host_process) = space.host_process() else { return };
     if host_process.with_activity(Activity::Active).is_some() {
         if space.run_queue.len() == 1 {
             // They look at their queue when the threads that they run stop; should
             // that not be soon, an alarm of their own has to find help or end a
             // time slice.
-            interrupt_all(&host_process);
+            interrupt_all(host_process);
         }
     } else if let Some(sleeper) = host_process.with_activity(Activity::Sleeping) {
-        wake_vcpu(&sleeper);
+        wake_vcpu(sleeper);
     } else {
         wake_watcher();
     }
@@ -214,7 +130,7 @@ pub fn notify(space: &Space) {
 
 /// Makes all vCPUs of another host process come into the kernel.
 fn interrupt_all(host_process: &HostProcess) {
-    for vcpu in host_process.vcpus.borrow_mut().iter() {
+    for vcpu in host_process.vcpus() {
         if vcpu.activity.get() == Activity::Active {
             vcpu.interrupt(host_process.host_pid());
         }
@@ -224,7 +140,7 @@ fn interrupt_all(host_process: &HostProcess) {
 /// Makes the other vCPUs of this host process look whether their time slices are over.
 pub fn interrupt_others() {
     let host_process = own_host_process();
-    for vcpu in host_process.vcpus.borrow_mut().iter() {
+    for vcpu in host_process.vcpus() {
         if !is_own(vcpu) && vcpu.activity.get() == Activity::Active {
             vcpu.interrupt(host_process.host_pid());
         }
@@ -234,7 +150,7 @@ pub fn interrupt_others() {
 /// Makes a thread that runs on another vCPU come into the kernel.
 pub fn interrupt(thread: &Thread) {
     let Some(host_process) = thread.process.mm().host_process() else { return };
-    for vcpu in host_process.vcpus.borrow_mut().iter() {
+    for vcpu in host_process.vcpus() {
         if core::ptr::eq(vcpu.running(), thread) && !is_own(vcpu) {
             vcpu.interrupt(host_process.host_pid());
         }
@@ -243,13 +159,11 @@ pub fn interrupt(thread: &Thread) {
 
 /// A signal has come for an idle vCPU, in its handler: lets its wait end, if it
 /// waits or is about to. One that has not said so yet looks for signals once it
-/// has ([`fault::has_signal`]).
-pub fn end_wait(idle: &IdleVcpu) {
-    let Some(own) = idle.data::<OwnVcpu>() else { return };
-    let vcpu = &*own.vcpu;
-    if kernel_lock::is_enabled() {
+/// has ([`Machine::has_signal`]).
+pub fn end_wait(number: usize) {
+    if let Some(vcpu) = table::vcpu(number).filter(|_| kernel_lock::is_enabled()) {
         vcpu.wake_word().fetch_add(1, Relaxed);
-        if core::ptr::eq(WATCHER.load(Relaxed), vcpu) {
+        if WATCHER.load(Relaxed) == number {
             wake_watcher();
         }
     }
@@ -263,13 +177,13 @@ pub fn attend_interruption() {
 fn wake_vcpu(vcpu: &Vcpu) {
     vcpu.wake_word().fetch_add(1, Relaxed);
     // Other vCPUs may have the same wake_word: they look and sleep again.
-    host::futex_wake(vcpu.wake_word(), i32::MAX as u32);
+    Machine::wake(vcpu.wake_word(), i32::MAX as u32);
 }
 
 fn wake_watcher() {
     if let Some(wake_sender) = arena::wake_sender() {
         // Full means that somebody has woken it already.
-        let _ = host::send(wake_sender, [1u8][..].into());
+        let _ = Machine::send(wake_sender, [1u8][..].into());
     }
 }
 
@@ -285,10 +199,10 @@ pub fn run() -> ! {
             continue;
         }
         // Whoever watches sees the message that the host has rung for.
-        if fault::take_doorbell() && WATCHER.load(Relaxed).is_null() {
+        if Machine::take_doorbell() && !is_somebody_watching() {
             control::handle_messages();
         }
-        if fault::take_alarm() {
+        if Machine::take_alarm() {
             // It was for a vCPU that is busy; the timers have been fired.
             interrupt_others();
             if load::helps() {
@@ -306,7 +220,7 @@ pub fn run() -> ! {
         if !own_space().run_queue.is_empty() {
             scheduler::watch_clock_asleep();
         }
-        if WATCHER.load(Relaxed).is_null() && !others_look() {
+        if !is_somebody_watching() && !others_look() {
             watch();
         } else {
             sleep();
@@ -345,28 +259,27 @@ fn others_rest() -> bool {
         return true;
     }
     kernel().tasks.spaces().iter().all(|space| {
-        let rests = |vcpu: &Arc<Vcpu>| is_own(vcpu) || vcpu.activity.get() != Activity::Active;
-        let is_at_rest =
-            |host_process: Arc<HostProcess>| host_process.vcpus.borrow_mut().iter().all(rests);
-        space.host_process().is_none_or(is_at_rest) && space.run_queue.is_empty()
+        let rests = |vcpu: &Vcpu| is_own(vcpu) || vcpu.activity.get() != Activity::Active;
+        space.host_process().is_none_or(|host_process| host_process.vcpus().all(rests))
+            && space.run_queue.is_empty()
     })
 }
 
 /// Waits in the host for descriptors, messages, the nearest timer and the wake socket.
 fn watch() {
-    WATCHER.store(core::ptr::from_ref(own_vcpu()).cast_mut(), Relaxed);
+    WATCHER.store(Machine::number(), Relaxed);
     WATCHES_UNTIL.store(timer::next_deadline().map_or(u64::MAX, |next| next.0), Relaxed);
     own_vcpu().activity.set(Activity::Watching);
     own_vcpu().park(true);
     put_registers_away();
     halt::note_rest();
     // A signal that came before the watcher was known has ended nothing.
-    let timeout = if fault::has_signal() { Some(0) } else { timer::time_to_next() };
+    let timeout = if Machine::has_signal() { Some(0) } else { timer::time_to_next() };
     let has_message = host_poll::watch(timeout);
     own_vcpu().activity.set(Activity::Active);
     // What has been found to run is at hand here.
-    own_vcpu().park(fault::has_signal() || !own_host_process().wants_own_help());
-    WATCHER.store(core::ptr::null_mut(), Relaxed);
+    own_vcpu().park(Machine::has_signal() || !own_host_process().wants_own_help());
+    WATCHER.store(0, Relaxed);
     if has_message {
         control::handle_messages();
     }
@@ -376,23 +289,23 @@ fn watch() {
 /// must be in memory.
 fn put_registers_away() {
     if kernel_lock::is_enabled() {
-        platform::thread::put_registers_away();
+        Machine::put_registers_away();
     }
 }
 
 /// Sleeps until somebody wakes this vCPU. Whoever looks at the host meanwhile must know what
 /// is waited for.
 fn sleep() {
-    if WATCHER.load(Relaxed).is_null() {
-        scheduler::watch_clock_asleep();
-    } else {
+    if is_somebody_watching() {
         let deadline = timer::next_deadline().map_or(u64::MAX, |next| next.0);
         if deadline < WATCHES_UNTIL.load(Relaxed) || host_poll::has_unwatched() {
             wake_watcher();
         }
+    } else {
+        scheduler::watch_clock_asleep();
     }
     let seen = own_vcpu().wake_word().load(Relaxed);
-    if fault::has_signal() {
+    if Machine::has_signal() {
         // It came before the wake word was looked at. An alarm, above all, must not be
         // slept on: nobody sets another one before somebody has seen it.
         return;
@@ -408,7 +321,7 @@ fn sleep_until_woken(seen: u32) {
     put_registers_away();
     halt::note_rest();
     kernel_lock::release();
-    host::futex_wait(own.wake_word(), seen, None);
+    Machine::wait(own.wake_word(), seen, None);
     kernel_lock::acquire();
     own.activity.set(Activity::Active);
 }
@@ -424,24 +337,23 @@ fn others_look() -> bool {
 /// The host is looked at beside the running thread.
 pub fn note_look() {
     if kernel_lock::is_enabled() {
-        own_host_process().looked_at.store(clock::monotonic_ns(), Relaxed);
+        own_host_process().looked_at.store(Machine::monotonic_ns(), Relaxed);
     }
 }
 
 /// At a tick: whether somebody watches, who may have to be woken for it. A talkative
 /// vCPU looks itself.
 pub fn is_watched() -> bool {
-    !WATCHER.load(Relaxed).is_null() || own_host_process().wants_help() && hand_over_watch()
+    is_somebody_watching() || own_host_process().wants_help() && hand_over_watch()
 }
 
 /// Wakes somebody to watch; whether there is anybody.
 fn hand_over_watch() -> bool {
-    let host_processes =
-        kernel().tasks.spaces().into_iter().filter_map(|space| space.host_process());
-    let sleeper = host_processes
-        .into_iter()
-        .find_map(|host_process| host_process.with_activity(Activity::Sleeping));
-    if let Some(sleeper) = &sleeper {
+    let spaces = kernel().tasks.spaces();
+    let mut host_processes = spaces.iter().filter_map(|space| space.host_process());
+    let sleeper =
+        host_processes.find_map(|host_process| host_process.with_activity(Activity::Sleeping));
+    if let Some(sleeper) = sleeper {
         wake_vcpu(sleeper);
     }
     sleeper.is_some()
@@ -449,45 +361,47 @@ fn hand_over_watch() -> bool {
 
 /// Whether nobody watches although there are threads that may wait for the host.
 pub fn needs_look() -> bool {
-    WATCHER.load(Relaxed).is_null() && kernel().tasks.threads.borrow_mut().len() > 1
+    !is_somebody_watching() && kernel().tasks.threads.borrow_mut().len() > 1
 }
 
 /// Ends a vCPU whose guest processes have ended; the host process ends with the
 /// last one.
 fn retire() -> ! {
-    if WATCHER.load(Relaxed).is_null() {
+    if !is_somebody_watching() {
         hand_over_watch();
     }
-    let others = own_host_process().vcpus.borrow_mut().clone();
-    for vcpu in others.iter() {
+    let host_process = own_host_process();
+    let is_last = host_process.remove_vcpu(Machine::index());
+    for vcpu in host_process.vcpus() {
         match vcpu.activity.get() {
             Activity::Sleeping => wake_vcpu(vcpu),
             Activity::Watching => wake_watcher(),
             Activity::Active => {}
         }
     }
-    drop(others);
-    own_host_process().vcpus.borrow_mut().retain(|vcpu| !is_own(vcpu));
-    vcpu::end::<OwnVcpu>()
+    if is_last {
+        host_process.end();
+    }
+    Machine::set_number(0);
+    Machine::end()
 }
 
 /// Ends the sandbox: the first host process does, since all others end with it.
 pub fn end_sandbox(code: u64) -> ! {
     if is_first() {
-        crate::platform::panic::exit(code)
+        Machine::exit(code)
     }
     ENDING.store(code + 1, Relaxed);
     wake_first();
     kernel_lock::release();
-    host::exit_thread()
+    Machine::exit_thread()
 }
 
 /// Makes the first host process end the sandbox after a panic in this one. It would
 /// not hear of the end of a process that is not its child, and `SIGCHLD` of two that
 /// end at the same time arrives once.
 pub fn tell_of_panic() {
-    let first = FIRST.load(Relaxed);
-    let is_alone = !kernel_lock::is_enabled() || first.is_null() || is_first();
+    let is_alone = !kernel_lock::is_enabled() || Machine::number() == 0 || is_first();
     // What follows may panic, too.
     if is_alone || ENDING.swap(crate::platform::panic::PANIC_EXIT_CODE + 1, Relaxed) != 0 {
         return;
@@ -499,19 +413,18 @@ pub fn tell_of_panic() {
 
 /// Makes the first host process look whether the sandbox ends.
 fn wake_first() {
-    // SAFETY: the first host process never retires.
-    let Some(host_process) = unsafe { &*FIRST.load(Relaxed) }.host_process() else { return };
-    if let Some(sleeper) = host_process.with_activity(Activity::Sleeping) {
-        wake_vcpu(&sleeper);
+    let first = table::first();
+    if let Some(sleeper) = first.with_activity(Activity::Sleeping) {
+        wake_vcpu(sleeper);
     }
     wake_watcher();
-    interrupt_all(&host_process);
+    interrupt_all(first);
 }
 
 /// Ends the first host process if another one has ended the sandbox.
 pub fn end_if_told() {
     let ending = ENDING.load(Relaxed);
     if ending != 0 && is_first() {
-        crate::platform::panic::exit(ending - 1)
+        Machine::exit(ending - 1)
     }
 }

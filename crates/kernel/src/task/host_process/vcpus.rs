@@ -1,65 +1,66 @@
 //! Virtual CPUs: adding host threads to a host process.
 
-use alloc::sync::Arc;
+use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::FLAG_FREEZE_AT_ENTRY;
 
-use super::{Activity, OwnVcpu, halt, own, own_host_process, wake_vcpu, wake_watcher};
+use super::{Activity, ForkRequest, halt, own_host_process, wake_vcpu, wake_watcher};
 use crate::errno::Result;
 use crate::host::phases;
 use crate::mm::{arena, lazy};
-use crate::platform::saved::OfHost;
-use crate::platform::{filter, host, kernel_lock, vcpu};
+use crate::platform::kernel_lock;
+use crate::platform::machine::{Machine, Processes, Vcpus};
 use crate::state::kernel;
-use crate::sync::KernelCell;
 use crate::task::thread::Thread;
 
 /// How many vCPUs have been given a wake word.
 static WAKE_WORDS_GIVEN: AtomicU32 = AtomicU32::new(0);
 
-/// A virtual CPU, as the others see it.
+/// A virtual CPU, in the table of host processes.
+#[derive(bytemuck::Zeroable)]
+#[repr(C)]
 pub struct Vcpu {
-    /// Number in its host process.
-    index: u32,
     /// Host thread id in the sandbox' pid namespace.
     host_tid: AtomicU32,
-    /// What it does.
-    pub(super) activity: KernelCell<Activity>,
     /// Number of the word whose change ends its sleep.
-    wake_word: u32,
+    wake_word: AtomicU32,
     /// The thread that it runs, or null.
     running: AtomicPtr<Thread>,
-    /// It leaves the threads that can run to the vCPUs that are awake, if any are.
-    parked: AtomicBool,
+    /// What the thread that has just left it asks of the idle loop, or null.
+    pub(super) fork_request: Cell<*const ForkRequest>,
     /// How often threads have made system calls on it.
     pub(super) calls: AtomicU64,
     /// The same when it was last judged.
     pub(super) calls_judged: AtomicU64,
     /// For how many judgements it counts as talkative, this one included.
     pub(super) talkative_for: AtomicU32,
+    /// What it does.
+    pub(super) activity: Cell<Activity>,
+    /// It leaves the threads that can run to the vCPUs that are awake, if any are.
+    parked: AtomicBool,
     /// An interruption is on its way, and the vCPU has not looked since. More
     /// of them would only pile up on its signal stack.
     interrupted: AtomicBool,
-    _of_host: OfHost,
 }
 
 impl Vcpu {
-    /// A vCPU that is about to look for something to run.
-    pub(super) fn new(index: u32, host_tid: u32) -> Self {
-        Self {
-            index,
-            host_tid: AtomicU32::new(host_tid),
-            activity: KernelCell::new(Activity::Active),
-            wake_word: WAKE_WORDS_GIVEN.fetch_add(1, Relaxed),
-            running: AtomicPtr::new(core::ptr::null_mut()),
-            parked: AtomicBool::new(false),
-            calls: AtomicU64::new(0),
-            calls_judged: AtomicU64::new(0),
-            talkative_for: AtomicU32::new(0),
-            interrupted: AtomicBool::new(false),
-            _of_host: OfHost::default(),
-        }
+    /// Becomes a vCPU that is about to look for something to run.
+    pub(super) fn begin(&self, host_tid: u32) {
+        self.host_tid.store(host_tid, Relaxed);
+        self.wake_word.store(WAKE_WORDS_GIVEN.fetch_add(1, Relaxed), Relaxed);
+        self.running.store(core::ptr::null_mut(), Relaxed);
+        self.fork_request.set(core::ptr::null());
+        self.calls.store(0, Relaxed);
+        self.calls_judged.store(0, Relaxed);
+        self.talkative_for.store(0, Relaxed);
+        self.activity.set(Activity::Active);
+        self.parked.store(false, Relaxed);
+        self.interrupted.store(false, Relaxed);
+    }
+
+    pub(super) fn set_host_tid(&self, host_tid: u32) {
+        self.host_tid.store(host_tid, Relaxed);
     }
 
     /// Host thread id in the sandbox' pid namespace.
@@ -69,7 +70,7 @@ impl Vcpu {
 
     /// The word whose change ends its sleep. It sleeps only once the kernel lock is real.
     pub(super) fn wake_word(&self) -> &'static AtomicU32 {
-        kernel_lock::wake_word(self.wake_word)
+        kernel_lock::wake_word(self.wake_word.load(Relaxed))
     }
 
     /// Whether it leaves threads to others.
@@ -85,7 +86,7 @@ impl Vcpu {
     /// Makes it come into the kernel; `process` is its host process.
     pub(super) fn interrupt(&self, process: u32) {
         if !self.interrupted.swap(true, Relaxed) {
-            host::interrupt(process, self.host_tid());
+            Machine::interrupt(process, self.host_tid());
         }
     }
 
@@ -114,7 +115,7 @@ pub fn add_if_wanted() -> bool {
     let host_process = own_host_process();
     if let Some(sleeper) = host_process.with_activity(Activity::Sleeping) {
         sleeper.park(false);
-        wake_vcpu(&sleeper);
+        wake_vcpu(sleeper);
         return true;
     }
     if host_process.with_activity(Activity::Watching).is_some() {
@@ -130,13 +131,13 @@ pub fn add_if_wanted() -> bool {
 /// be frozen has one, and so has one whose filter allows no other. One whose working set is
 /// recorded has one until it has answered: for several, all of its memory is mapped.
 pub fn may_grow() -> bool {
-    if !filter::may_clone() {
+    if !Machine::may_fork() {
         return false;
     }
     let config = kernel().config.get();
     let is_recorded = lazy::maps_pages() && phases::may_be_in_first_request();
     let limit = match config.flags & FLAG_FREEZE_AT_ENTRY {
-        0 if !is_recorded => config.cpus.min(vcpu::MAX_VCPUS),
+        0 if !is_recorded => config.cpus.min(Machine::MAX_VCPUS),
         _ => 1,
     };
     own_host_process().vcpu_count() < limit as usize
@@ -153,15 +154,14 @@ fn become_several() -> Result<()> {
 /// Adds a vCPU to this host process. The caller has the kernel lock.
 fn add() -> Result<()> {
     let host_process = own_host_process();
-    // Not 0: that area holds the tables of the process, too.
-    let index = {
-        let vcpus = host_process.vcpus.borrow_mut();
-        (1..).find(|&index| vcpus.iter().all(|vcpu| vcpu.index != index)).unwrap_or(1)
-    };
-    let vcpu = Arc::new(Vcpu::new(index, 0));
-    // The host process keeps a reference to its address space through this vCPU, too.
-    let own = OwnVcpu::new(own().space.clone(), own().host_process.clone(), vcpu.clone());
-    vcpu.host_tid.store(vcpu::start(index, own)?, Relaxed);
-    host_process.vcpus.borrow_mut().push(vcpu);
+    let index = host_process.free_index();
+    let number = host_process.add_vcpu(index, 0);
+    match Machine::start(index, number) {
+        Ok(host_tid) => host_process.vcpu(index).set_host_tid(host_tid),
+        Err(error) => {
+            host_process.remove_vcpu(index);
+            return Err(error);
+        }
+    }
     Ok(())
 }

@@ -9,7 +9,8 @@ use super::{
 use crate::errno::{Errno, Result};
 use crate::host::control;
 use crate::mm::shared::{SEGV_MAPERR, page_in};
-use crate::platform::entry::{Frame, RETURN_FULL};
+use crate::platform::machine::{Machine, SystemCallSites, ThreadState, Vcpus};
+use crate::platform::registers::{Frame, RETURN_FULL};
 use crate::task::hooks::above;
 use crate::task::process::Life;
 use crate::task::thread::{Thread, current};
@@ -25,13 +26,13 @@ pub fn before_return(frame: &Frame) {
     thread.context.attended();
     host_process::attend_interruption();
     scheduler::rest_if_asked();
-    if crate::platform::fault::take_doorbell() {
+    if Machine::take_doorbell() {
         control::handle_messages();
         if !scheduler::yield_if_due() {
             scheduler::watch_clock();
         }
     }
-    if crate::platform::fault::take_alarm() {
+    if Machine::take_alarm() {
         scheduler::tick();
     }
     if crate::mm::populate::before_return() {
@@ -44,7 +45,7 @@ pub fn before_return(frame: &Frame) {
     if thread.is_dying() {
         exit::exit_dying();
     }
-    deliver(thread, frame);
+    deliver(&thread, frame);
 }
 
 fn deliver(thread: &Thread, frame: &Frame) {
@@ -167,11 +168,11 @@ fn restart(frame: &Frame, number: u64) {
 pub fn guest_fault(frame: &Frame) {
     let thread = current();
     if frame.signal() == SIGSEGV.number()
-        && page_in(host_process::own_space(), frame.address(), frame.code())
+        && page_in(&host_process::own_space(), frame.address(), frame.code())
     {
         return;
     }
-    let (code, address) = classify(thread, frame);
+    let (code, address) = classify(&thread, frame);
     // The host has no others either.
     let Some(signal) = Signal::from_number(frame.signal()) else { return };
     let mut info = SignalInfo::fault(signal, code, address);

@@ -7,9 +7,11 @@ use super::{
     Action, AlternateStack, SS_AUTODISARM, SS_DISABLE, SS_ONSTACK, SignalInfo, UNBLOCKABLE,
 };
 use crate::errno::{Errno, Result};
-use crate::platform::entry::{Frame, INITIAL_RFLAGS, RETURN_FULL, TrapFrame, USER_CS, USER_SS};
-use crate::platform::fault::MachineContext;
 use crate::platform::fpu::{self, FpuState};
+use crate::platform::machine::{SystemCallSites, ThreadState};
+use crate::platform::registers::{
+    Frame, INITIAL_RFLAGS, MachineContext, RETURN_FULL, TrapFrame, USER_CS, USER_SS,
+};
 use crate::platform::user::UserAddress;
 use crate::task::host_process::own_space;
 use crate::task::thread::{Thread, current};
@@ -205,7 +207,7 @@ pub fn sigreturn() {
     // fault with such a stack is one of the kernel.
     if machine.rip >= ADDRESSES_END
         || machine.rsp >= KERNEL_BASE
-        || restore_vector_state(thread, &mut frame, UserAddress(machine.fpstate)).is_err()
+        || restore_vector_state(&thread, &mut frame, UserAddress(machine.fpstate)).is_err()
     {
         bad_frame()
     }

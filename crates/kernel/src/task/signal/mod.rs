@@ -15,6 +15,7 @@ pub use number::*;
 use super::Process;
 use super::thread::{Thread, current};
 use super::wait::WaitQueue;
+use crate::platform::machine::ThreadState;
 use crate::sync::KernelCell;
 use crate::task::wait::Events;
 
@@ -374,7 +375,7 @@ fn notify(thread: &Thread) {
 
 /// Sends `SIGPIPE` to the running thread (write(2), EPIPE).
 pub fn send_sigpipe() {
-    send_to_thread(current(), SignalInfo::new(SIGPIPE, SI_KERNEL));
+    send_to_thread(&current(), SignalInfo::new(SIGPIPE, SI_KERNEL));
 }
 
 /// Whether a signal is pending that the thread does not block.

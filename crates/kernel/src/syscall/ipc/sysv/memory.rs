@@ -12,7 +12,7 @@ use crate::ipc::sysv::registry::{Object, place_of};
 use crate::ipc::sysv::{IPC_INFO, IPC_RMID, IPC_SET, IPC_STAT, system_v};
 use crate::mm::space::{MapRequest, Placement};
 use crate::mm::vma::VmaFlags;
-use crate::platform::host::{PROT_EXEC, PROT_READ, PROT_WRITE};
+use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use crate::platform::user::UserAddress;
 use crate::state::kernel;
 use crate::task::process::RLIMIT_MEMLOCK;

@@ -14,7 +14,7 @@
 //!   where the `syscall` was. Nothing in the text may jump to an instruction that
 //!   moves, and threads that are about to execute one go on in the trampoline: at
 //!   once, or when a signal handler returns to it
-//!   ([`Gate::relocated`]).
+//!   ([`SystemCallSites::relocated`]).
 //!
 //! The gate is saved with the image, and so are the patched pages, so a thawed
 //! program never traps at a site it has used before.
@@ -27,12 +27,17 @@ use alloc::collections::BTreeMap;
 
 use thaw_abi::layout::{GATE_BASE, GATE_CODE_BASE, GATE_CODE_SIZE, GATE_END, GATE_TABLE_SIZE};
 
-use crate::entry::Frame;
+use super::HostProcesses;
+use super::entry;
 use crate::errno::{Errno, Result};
+use crate::machine::{
+    Clocks, Code, Memory, PROT_EXEC, PROT_READ, PROT_WRITE, Patched, Patience, Sharing,
+    SystemCallSites, VdsoSlots,
+};
 use crate::memory::{GuestRange, KernelRange};
+use crate::registers::Frame;
 use crate::sync::KernelCell;
 use crate::user::UserAddress;
-use crate::{clock, entry, host};
 
 const SLOTS: u64 = GATE_TABLE_SIZE / 8;
 const TRAMPOLINE_SIZE: u64 = 48;
@@ -47,13 +52,6 @@ const FIRST_SITE: u64 = 8;
 #[derive(Default)]
 pub struct Gate {
     state: KernelCell<State>,
-}
-
-impl Gate {
-    /// That of a forked address space, which has a copy of the gate's memory.
-    pub fn copy(&self) -> Self {
-        Self { state: KernelCell::new(self.state.borrow_mut().clone()) }
-    }
 }
 
 #[derive(Clone, Default)]
@@ -115,70 +113,19 @@ struct Moved {
     slot: u64,
 }
 
-/// What the kernel knows of the guest's mappings.
-pub trait Code {
-    /// The protection (`PROT_*`) of a range, if it is executable code that may be
-    /// patched.
-    fn protection(&self, start: u64, end: u64) -> Option<u32>;
-
-    /// Start and end of the executable mappings around an address.
-    fn text_around(&self, address: u64) -> Option<(u64, u64)>;
-}
-
-/// When a site is patched.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// After so many traps in a row; a patch costs as much as a few of them.
-    pub traps: u32,
-    /// Instructions behind the `syscall` may move: no thread may be about to execute them
-    /// without the kernel's knowing.
-    pub may_move_behind: bool,
-}
-
-impl Patience {
-    /// At once: the patches travel in an image.
-    pub const NONE: u32 = 0;
-    /// In a copy, which may live for one request.
-    pub const OF_COPY: u32 = 2;
-    /// In a program that may end at once, as those that shells start do.
-    pub const OF_PROGRAM: u32 = 4;
-}
-
 /// The text has to be searched for jumps before instructions behind a `syscall` move, which
 /// costs more than a patch. With [`Patience::NONE`] that does not matter.
 const TRAPS_BEFORE_SEARCH: u32 = 64;
 
-/// Where the guest's vdso finds what it needs, in the first slots of the gate.
-#[derive(Clone, Copy, Debug)]
-pub struct VdsoSlots {
-    /// Address of the kernel's code for it.
-    pub clock: u64,
-    /// Address of the offsets of the guest's clocks.
-    pub offsets: u64,
-}
-
-/// What has been patched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patched {
-    /// Nothing.
-    Nothing,
-    /// The site, with what comes before the `syscall`.
-    Before,
-    /// The site, with what comes behind it: the frames of all threads of the address space
-    /// have to go through [`Gate::relocated`].
-    Behind,
-}
-
 /// Bytes of the patch: an indirect jump through an absolute address.
 const JUMP_SIZE: usize = 7;
 
-impl Gate {
-    /// Maps the gate of an address space that gets a new program, and fills in the way to
-    /// the kernel.
-    ///
-    /// # Errors
-    /// The host cannot map it.
-    pub fn create(&self, vdso: VdsoSlots) -> Result<()> {
+impl SystemCallSites for Gate {
+    fn copy(&self) -> Self {
+        Self { state: KernelCell::new(self.state.borrow_mut().clone()) }
+    }
+
+    fn create(&self, vdso: VdsoSlots) -> Result<()> {
         let mapped = {
             let mut state = self.state.borrow_mut();
             let before = core::mem::take(&mut *state);
@@ -186,30 +133,26 @@ impl Gate {
             before.mapped_end
         };
         if mapped > FIRST_MAPPED_END {
-            host::unmap(part_of_gate(FIRST_MAPPED_END, mapped))?;
+            HostProcesses::unmap(part_of_gate(FIRST_MAPPED_END, mapped))?;
         }
         let table = part_of_gate(GATE_BASE, FIRST_MAPPED_END);
-        host::map_anonymous(table, host::PROT_READ | host::PROT_WRITE)?;
+        HostProcesses::map_anonymous(table, PROT_READ | PROT_WRITE, Sharing::Private)?;
         let first = [
             &raw const entry::thaw_syscall_entry as u64,
             vdso.clock,
-            clock::host_function() as *const _ as u64,
+            HostProcesses::guest_clock() as *const _ as u64,
             vdso.offsets,
         ];
         // SAFETY: mapped above, and used by nobody yet.
         unsafe { (GATE_BASE as *mut [u64; 4]).write(first) };
-        host::protect(table, host::PROT_READ | host::PROT_EXEC)
+        HostProcesses::protect(table, PROT_READ | PROT_EXEC)
     }
 
-    /// The part of the gate that is mapped: start and bytes.
-    pub fn mapped_range(&self) -> (u64, u64) {
+    fn mapped_range(&self) -> (u64, u64) {
         (GATE_BASE, self.state.borrow_mut().mapped_end - GATE_BASE)
     }
 
-    /// Rewrites the site of the trapped system call in `frame` if its form is known and it
-    /// has trapped often enough. Failure leaves the site as it is: the trap is always
-    /// correct.
-    pub fn patch(&self, frame: &Frame, code: &dyn Code, patience: Patience) -> Patched {
+    fn patch(&self, frame: &Frame, code: &dyn Code, patience: Patience) -> Patched {
         let syscall = frame.rip().wrapping_sub(2);
         // Counted as far as the traps of other sites do not come in between.
         let Some(counted) = self.state.borrow_mut().traps.count(syscall) else {
@@ -243,6 +186,62 @@ impl Gate {
         }
     }
 
+    fn restart_address(&self, rip: u64) -> u64 {
+        let syscall = rip.wrapping_sub(2);
+        match UserAddress(syscall).read::<[u8; 2]>() {
+            Ok([0x0f, 0x05]) => syscall,
+            _ => self.state.borrow_mut().sites.get(&syscall).copied().unwrap_or(syscall),
+        }
+    }
+
+    fn restart_displaced(&self, frame: &Frame) -> bool {
+        let target = self.state.borrow_mut().sites.get(&frame.rip()).copied();
+        let Some(target) = target else { return false };
+        // Only if the patch is still there; the memory may hold something else now.
+        match UserAddress(frame.rip()).read::<[u8; 2]>() {
+            Ok([0x01, 0x00]) => {
+                frame.set_rip(target);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn relocated(&self, rip: u64) -> u64 {
+        let Some(moved) = self.state.borrow_mut().moved.get(&rip).copied() else { return rip };
+        // Only if the jump is still there; the memory may hold something else now.
+        match UserAddress(moved.jump).read::<[u8; JUMP_SIZE]>() {
+            Ok(bytes) if bytes == jump_through(moved.slot) => moved.to,
+            _ => rip,
+        }
+    }
+
+    fn as_seen(&self, rip: u64) -> u64 {
+        if !(GATE_CODE_BASE..GATE_END).contains(&rip) {
+            return rip;
+        }
+        let state = self.state.borrow_mut();
+        let moved = state.moved.iter().map(|(original, moved)| (*original, moved.to));
+        let displaced = state.sites.iter().map(|(syscall, entry)| (*syscall, *entry));
+        let mut all = moved
+            .chain(displaced)
+            .filter(|(original, _)| *original < GATE_CODE_BASE || *original >= GATE_END);
+        all.find(|(_, to)| *to == rip).map_or(rip, |(original, _)| original)
+    }
+
+    fn is_being_written(&self, frame: &Frame, code: &dyn Code) -> bool {
+        const INSTRUCTION_FETCH: u64 = 0x10;
+        /// Intel SDM vol. 2, 2.3.11.
+        const LONGEST_INSTRUCTION: u64 = 15;
+        let at = frame.address();
+        frame.error() & INSTRUCTION_FETCH != 0
+            && at.wrapping_sub(frame.rip()) < LONGEST_INSTRUCTION
+            && ((GATE_BASE..self.state.borrow_mut().mapped_end).contains(&at)
+                || code.protection(at, at + 1).is_some())
+    }
+}
+
+impl Gate {
     /// Moves the instruction before a `syscall`.
     fn patch_before(&self, syscall: u64, prefix: &[u8], code: &dyn Code) -> Result<()> {
         let start = syscall - prefix.len() as u64;
@@ -317,7 +316,7 @@ impl Gate {
         let code_end = (trampoline.code + TRAMPOLINE_SIZE).next_multiple_of(4096);
         if code_end > state.mapped_end {
             let more = part_of_gate(state.mapped_end, code_end);
-            host::map_anonymous(more, host::PROT_READ | host::PROT_EXEC)?;
+            HostProcesses::map_anonymous(more, PROT_READ | PROT_EXEC, Sharing::Private)?;
             state.mapped_end = code_end;
         }
         state.used += 1;
@@ -327,7 +326,7 @@ impl Gate {
     /// Writes a trampoline that no jump leads to yet.
     fn write(&self, trampoline: &Trampoline, text: &Text) -> Result<()> {
         let mapped = part_of_gate(GATE_BASE, self.state.borrow_mut().mapped_end);
-        host::protect(mapped, host::PROT_READ | host::PROT_WRITE)?;
+        HostProcesses::protect(mapped, PROT_READ | PROT_WRITE)?;
         // SAFETY: slot and code lie inside the gate, which is writable now, and
         // no jump leads to them yet.
         unsafe {
@@ -338,71 +337,7 @@ impl Gate {
                 text.bytes.len(),
             );
         }
-        host::protect(mapped, host::PROT_READ | host::PROT_EXEC)
-    }
-
-    /// Where a thread goes that is to execute again the system call that it
-    /// returned from at `rip`: the instruction, or the trampoline that replaced it.
-    pub fn restart_address(&self, rip: u64) -> u64 {
-        let syscall = rip.wrapping_sub(2);
-        match UserAddress(syscall).read::<[u8; 2]>() {
-            Ok([0x0f, 0x05]) => syscall,
-            _ => self.state.borrow_mut().sites.get(&syscall).copied().unwrap_or(syscall),
-        }
-    }
-
-    /// If the frame faulted at a displaced `syscall`: sends it to the trampoline.
-    pub fn restart_displaced(&self, frame: &Frame) -> bool {
-        let target = self.state.borrow_mut().sites.get(&frame.rip()).copied();
-        let Some(target) = target else { return false };
-        // Only if the patch is still there; the memory may hold something else now.
-        match UserAddress(frame.rip()).read::<[u8; 2]>() {
-            Ok([0x01, 0x00]) => {
-                frame.set_rip(target);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Where the instruction at `rip` is now. For addresses that a program has kept:
-    /// those in the frames of its signal handlers.
-    pub fn relocated(&self, rip: u64) -> u64 {
-        let Some(moved) = self.state.borrow_mut().moved.get(&rip).copied() else { return rip };
-        // Only if the jump is still there; the memory may hold something else now.
-        match UserAddress(moved.jump).read::<[u8; JUMP_SIZE]>() {
-            Ok(bytes) if bytes == jump_through(moved.slot) => moved.to,
-            _ => rip,
-        }
-    }
-
-    /// The address that a program is to see in place of `rip`, if that is in a
-    /// trampoline: unwinding tables know nothing of those.
-    pub fn as_seen(&self, rip: u64) -> u64 {
-        if !(GATE_CODE_BASE..GATE_END).contains(&rip) {
-            return rip;
-        }
-        let state = self.state.borrow_mut();
-        let moved = state.moved.iter().map(|(original, moved)| (*original, moved.to));
-        let displaced = state.sites.iter().map(|(syscall, entry)| (*syscall, *entry));
-        let mut all = moved
-            .chain(displaced)
-            .filter(|(original, _)| *original < GATE_CODE_BASE || *original >= GATE_END);
-        all.find(|(_, to)| *to == rip).map_or(rip, |(original, _)| original)
-    }
-
-    /// Whether a fault is of a vCPU that found code not executable, since another one
-    /// was writing to it. The page at fault is that in which the instruction begins, or the
-    /// next one, if the instruction ends there.
-    pub fn is_being_written(&self, frame: &Frame, code: &dyn Code) -> bool {
-        const INSTRUCTION_FETCH: u64 = 0x10;
-        /// Intel SDM vol. 2, 2.3.11.
-        const LONGEST_INSTRUCTION: u64 = 15;
-        let at = frame.address();
-        frame.error() & INSTRUCTION_FETCH != 0
-            && at.wrapping_sub(frame.rip()) < LONGEST_INSTRUCTION
-            && ((GATE_BASE..self.state.borrow_mut().mapped_end).contains(&at)
-                || code.protection(at, at + 1).is_some())
+        HostProcesses::protect(mapped, PROT_READ | PROT_EXEC)
     }
 }
 
@@ -414,15 +349,15 @@ fn part_of_gate(start: u64, end: u64) -> KernelRange {
 }
 
 /// Rewrites code. A vCPU that executes in these pages meanwhile faults and comes
-/// back ([`Gate::is_being_written`]).
+/// back ([`SystemCallSites::is_being_written`]).
 fn write_code(start: u64, patch: &[u8], protection: u32) -> Result<()> {
     let first_page = start & !4095;
     let pages = GuestRange::new(first_page, start + patch.len() as u64 - first_page)?;
-    host::protect(pages, host::PROT_READ | host::PROT_WRITE)?;
+    HostProcesses::protect(pages, PROT_READ | PROT_WRITE)?;
     let written = UserAddress(start).write_bytes(patch);
     // The range was executable a moment ago; if this fails the program faults,
     // which is all that is left to do.
-    host::protect(pages, protection)?;
+    HostProcesses::protect(pages, protection)?;
     written
 }
 

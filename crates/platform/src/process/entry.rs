@@ -1,198 +1,26 @@
 //! The two entries into the kernel and the way out.
 //!
 //! - The **direct entry** is reached by a patched site through the gate
-//!   ([`crate::gate`]): it switches to the thread's kernel stack, saves the
-//!   registers in a [`TrapFrame`] and calls [`crate::thread::dispatch`].
+//!   ([`super::gate`]): it switches to the thread's kernel stack, saves the
+//!   registers in a [`TrapFrame`] and calls [`super::thread::dispatch`].
 //! - The **trapped entry** is a signal of the host: `SIGSYS` for a system call that
 //!   is not patched, `SIGSEGV` and its relatives for faults. The handler runs
 //!   on the vCPU's signal stack only until the state of the interrupted code is
 //!   in a [`TrapFrame`] on the kernel stack; from there on it goes as through
 //!   the direct entry. The host's `rt_sigreturn` is never used.
 //!
-//! `%gs` points to the vCPU's block ([`crate::vcpu`]) unless the guest has changed it,
+//! `%gs` points to the vCPU's block ([`super::vcpu`]) unless the guest has changed it,
 //! as some runtimes do. The direct entry sees that by a word of the block, traps, and
-//! leads through the trapped entry, which knows its vCPU by the stack ([`crate::segment`]).
+//! leads through the trapped entry, which knows its vCPU by the stack ([`super::segment`]).
 //!
 //! The kernel's own code uses the low halves of the vector registers, so those
 //! are in the frame. The upper halves and the x87 state stay in the registers
 //! until another thread runs ([`crate::fpu`]).
 #![allow(unsafe_code)]
 
-use core::cell::Cell;
 use core::mem::offset_of;
 
-/// Registers of interrupted code. The first 21 words are in the order of
-/// `struct user_regs_struct`.
-#[repr(C, align(16))]
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
-pub struct TrapFrame {
-    pub r15: u64,
-    pub r14: u64,
-    pub r13: u64,
-    pub r12: u64,
-    pub rbp: u64,
-    pub rbx: u64,
-    pub r11: u64,
-    pub r10: u64,
-    pub r9: u64,
-    pub r8: u64,
-    pub rax: u64,
-    pub rcx: u64,
-    pub rdx: u64,
-    pub rsi: u64,
-    pub rdi: u64,
-    /// System call number, or -1 if the frame is not of a system call.
-    pub orig_rax: u64,
-    pub rip: u64,
-    pub cs: u64,
-    pub rflags: u64,
-    pub rsp: u64,
-    pub ss: u64,
-    /// [`RETURN_FAST`] or [`RETURN_FULL`].
-    pub how: u64,
-    /// Host signal that brought us here, 0 for the direct entry.
-    pub signal: u32,
-    /// `si_code` of the host signal.
-    pub code: i32,
-    /// `si_addr` of the host signal.
-    pub address: u64,
-    /// Trap number of the processor.
-    pub trap: u64,
-    /// Error code of the processor.
-    pub error: u64,
-    pub xmm: [[u64; 2]; 16],
-}
-
-/// Return as from `syscall`: rcx and r11 hold where and with which flags.
-pub const RETURN_FAST: u64 = 0;
-/// Restore every register, with `iretq`.
-pub const RETURN_FULL: u64 = 1;
-
-/// Code segment of 64-bit user mode.
-pub const USER_CS: u64 = 0x33;
-/// Stack segment of user mode.
-pub const USER_SS: u64 = 0x2b;
-/// Flag of alignment checks (`AC`, Intel SDM vol. 1, 3.4.3.3).
-pub const ALIGNMENT_CHECK: u64 = 1 << 18;
-/// Flag with which the processor traps after every instruction (`TF`).
-pub const TRAP_FLAG: u64 = 1 << 8;
-/// Flags of a new thread: interrupts enabled, as user code always sees them.
-pub const INITIAL_RFLAGS: u64 = 0x202;
-
-impl TrapFrame {
-    /// All registers zero.
-    pub const fn zeroed() -> Self {
-        TrapFrame {
-            r15: 0,
-            r14: 0,
-            r13: 0,
-            r12: 0,
-            rbp: 0,
-            rbx: 0,
-            r11: 0,
-            r10: 0,
-            r9: 0,
-            r8: 0,
-            rax: 0,
-            rcx: 0,
-            rdx: 0,
-            rsi: 0,
-            rdi: 0,
-            orig_rax: u64::MAX,
-            rip: 0,
-            cs: USER_CS,
-            rflags: INITIAL_RFLAGS,
-            rsp: 0,
-            ss: USER_SS,
-            how: RETURN_FULL,
-            signal: 0,
-            code: 0,
-            address: 0,
-            trap: 0,
-            error: 0,
-            xmm: [[0; 2]; 16],
-        }
-    }
-
-    /// A frame that starts a program at `rip` with `rsp`.
-    pub const fn at(rip: u64, rsp: u64) -> Self {
-        TrapFrame { rip, rsp, ..Self::zeroed() }
-    }
-}
-
-/// The registers of a thread that is in the kernel, at the top of its kernel stack: from
-/// there the way out restores them. Whoever refers to them may change them, as in a cell;
-/// none but the thread's virtual CPU and those with the kernel lock have a reference.
-#[repr(transparent)]
-pub struct Frame(Cell<TrapFrame>);
-
-/// Accessors of single registers, which are cheaper than to copy the whole frame.
-macro_rules! registers {
-    ($($field:ident, $set:ident: $type:ty;)*) => {
-        impl Frame {
-            $(
-                #[doc = concat!("[`TrapFrame::", stringify!($field), "`].")]
-                #[inline]
-                pub fn $field(&self) -> $type {
-                    // SAFETY: inside the cell, whose content nobody has a reference to.
-                    unsafe { (&raw const (*self.0.as_ptr()).$field).read() }
-                }
-
-                #[doc = concat!("Sets [`TrapFrame::", stringify!($field), "`].")]
-                #[inline]
-                pub fn $set(&self, value: $type) {
-                    // SAFETY: as above.
-                    unsafe { (&raw mut (*self.0.as_ptr()).$field).write(value) }
-                }
-            )*
-        }
-    };
-}
-
-registers! {
-    rax, set_rax: u64;
-    rcx, set_rcx: u64;
-    rdx, set_rdx: u64;
-    rsi, set_rsi: u64;
-    rdi, set_rdi: u64;
-    r8, set_r8: u64;
-    r9, set_r9: u64;
-    r10, set_r10: u64;
-    r11, set_r11: u64;
-    orig_rax, set_orig_rax: u64;
-    rip, set_rip: u64;
-    rsp, set_rsp: u64;
-    rflags, set_rflags: u64;
-    how, set_how: u64;
-    signal, set_signal: u32;
-    code, set_code: i32;
-    address, set_address: u64;
-    error, set_error: u64;
-}
-
-impl Frame {
-    /// Registers that no thread has yet.
-    pub const fn new(registers: TrapFrame) -> Self {
-        Self(Cell::new(registers))
-    }
-
-    /// All registers.
-    pub fn get(&self) -> TrapFrame {
-        self.0.get()
-    }
-
-    /// Replaces all registers.
-    pub fn set(&self, registers: TrapFrame) {
-        self.0.set(registers);
-    }
-
-    /// Arguments of the system call.
-    #[inline]
-    pub fn arguments(&self) -> [u64; 6] {
-        [self.rdi(), self.rsi(), self.rdx(), self.r10(), self.r8(), self.r9()]
-    }
-}
+use crate::registers::{ALIGNMENT_CHECK, INITIAL_RFLAGS, TrapFrame, USER_CS, USER_SS};
 
 const FRAME: usize = size_of::<TrapFrame>();
 const _: () = assert!(FRAME.is_multiple_of(16));
@@ -430,15 +258,15 @@ core::arch::global_asm!(
     initial_rflags = const INITIAL_RFLAGS,
     user_cs = const USER_CS,
     user_ss = const USER_SS,
-    attention = const crate::thread::ATTENTION,
-    gs_base = const crate::thread::GS_BASE,
-    entry = const offset_of!(crate::vcpu::VcpuBlock, entry),
-    open = const crate::vcpu::ENTRY_OPEN,
-    dispatch = sym crate::thread::dispatch,
-    attend = sym crate::thread::attend,
-    begin = sym crate::thread::begin,
-    prologue = sym crate::fault::prologue,
-    trap = sym crate::fault::handle,
+    attention = const super::thread::ATTENTION,
+    gs_base = const super::thread::GS_BASE,
+    entry = const offset_of!(super::vcpu::VcpuBlock, entry),
+    open = const super::vcpu::ENTRY_OPEN,
+    dispatch = sym super::thread::dispatch,
+    attend = sym super::thread::attend,
+    begin = sym super::thread::begin,
+    prologue = sym super::fault::prologue,
+    trap = sym super::fault::handle,
 );
 
 unsafe extern "C" {
@@ -487,22 +315,4 @@ pub fn is_before_flags_are_saved(rip: u64) -> bool {
 /// Whether `rip` is in the code that restores a frame on the way out.
 pub fn is_returning(rip: u64) -> bool {
     (&raw const thaw_return as u64..&raw const thaw_return_end as u64).contains(&rip)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_frame_is_changed_through_any_reference() {
-        let frame = Frame::new(TrapFrame::at(0x1000, 0x2000));
-        let (handler, kernel) = (&frame, &frame);
-        handler.set_orig_rax(39);
-        kernel.set_rip(kernel.rip() + 2);
-        assert_eq!((handler.rip(), handler.rsp(), kernel.orig_rax()), (0x1002, 0x2000, 39));
-        let saved = handler.get();
-        kernel.set(TrapFrame { rdi: 1, rsi: 2, rdx: 3, r10: 4, r8: 5, r9: 6, ..saved });
-        assert_eq!(handler.arguments(), [1, 2, 3, 4, 5, 6]);
-        assert_eq!(handler.rip(), 0x1002);
-    }
 }

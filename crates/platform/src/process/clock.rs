@@ -3,68 +3,38 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::HostProcesses;
+use crate::machine::Clocks;
+
 /// Address of the host's `__vdso_clock_gettime`; 0 if there is none.
 static CLOCK_GETTIME: AtomicU64 = AtomicU64::new(0);
 
-/// `CLOCK_REALTIME` (clock_gettime(2)).
-pub const REALTIME: u32 = 0;
-/// `CLOCK_MONOTONIC`.
-pub const MONOTONIC: u32 = 1;
-/// `CLOCK_MONOTONIC_RAW`.
-pub const MONOTONIC_RAW: u32 = 4;
-/// `CLOCK_BOOTTIME`.
-pub const BOOTTIME: u32 = 7;
-/// `CLOCK_TAI`.
-pub const TAI: u32 = 11;
-
-/// Finds the host's vdso functions.
-pub fn find_host_vdso(vdso: u64) {
-    if vdso != 0 {
-        // SAFETY: the host says that its vdso is mapped there.
-        let address = unsafe { find_symbol(vdso, b"__vdso_clock_gettime") };
-        CLOCK_GETTIME.store(address.unwrap_or(0), Ordering::Relaxed);
+impl Clocks for HostProcesses {
+    fn find_clocks(vdso: u64) {
+        if vdso != 0 {
+            // SAFETY: the host says that its vdso is mapped there.
+            let address = unsafe { find_symbol(vdso, b"__vdso_clock_gettime") };
+            CLOCK_GETTIME.store(address.unwrap_or(0), Ordering::Relaxed);
+        }
     }
-}
 
-/// Where the address of the host's function is, for the guest's vdso: another one
-/// in every boot.
-pub fn host_function() -> &'static AtomicU64 {
-    &CLOCK_GETTIME
-}
-
-/// Seconds and nanoseconds of a host clock.
-pub fn read(clock: u32) -> (i64, i64) {
-    let function = CLOCK_GETTIME.load(Ordering::Relaxed);
-    if function == 0 {
-        crate::panic::die_with("the host has no vdso clock; see `thaw doctor`");
+    fn guest_clock() -> &'static AtomicU64 {
+        &CLOCK_GETTIME
     }
-    let mut time = [0i64; 2];
-    // SAFETY: the function that the host's vdso documents (vdso(7)).
-    unsafe {
-        let function: extern "C" fn(i32, *mut i64) -> i32 = core::mem::transmute(function);
-        function(clock as i32, time.as_mut_ptr());
+
+    fn read_clock(clock: u32) -> (i64, i64) {
+        let function = CLOCK_GETTIME.load(Ordering::Relaxed);
+        if function == 0 {
+            crate::panic::die_with("the host has no vdso clock; see `thaw doctor`");
+        }
+        let mut time = [0i64; 2];
+        // SAFETY: the function that the host's vdso documents (vdso(7)).
+        unsafe {
+            let function: extern "C" fn(i32, *mut i64) -> i32 = core::mem::transmute(function);
+            function(clock as i32, time.as_mut_ptr());
+        }
+        (time[0], time[1])
     }
-    (time[0], time[1])
-}
-
-fn nanoseconds(clock: u32) -> u64 {
-    let (seconds, nanoseconds) = read(clock);
-    (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanoseconds as u64)
-}
-
-/// The host's `CLOCK_MONOTONIC`, in nanoseconds.
-pub fn monotonic_ns() -> u64 {
-    nanoseconds(MONOTONIC)
-}
-
-/// The host's `CLOCK_REALTIME`, in nanoseconds since the epoch.
-pub fn realtime_ns() -> u64 {
-    nanoseconds(REALTIME)
-}
-
-/// The host's `CLOCK_BOOTTIME`, in nanoseconds.
-pub fn boottime_ns() -> u64 {
-    nanoseconds(BOOTTIME)
 }
 
 /// Finds a symbol in a mapped ELF object by walking its dynamic section.

@@ -10,13 +10,13 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::filter::{Check, List};
 
+use super::calls::{hostcall, nr, thaw_hostcall_return};
 use crate::errno::Result;
-use crate::host::{hostcall, nr};
 
 /// `struct sock_filter` (linux/filter.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Instruction {
+pub(super) struct Instruction {
     code: u16,
     jump_true: u8,
     jump_false: u8,
@@ -51,14 +51,14 @@ const ARGUMENTS: u32 = 16;
 const MAX: usize = 320;
 
 /// A compiled filter.
-pub struct Filter {
+pub(super) struct Filter {
     instructions: [Instruction; MAX],
     len: usize,
 }
 
 impl Filter {
     /// Compiles a list for a host-call instruction that ends at `allowed_ip`.
-    pub fn compile(allowed_ip: u64, list: List) -> Self {
+    pub(super) fn compile(allowed_ip: u64, list: List) -> Self {
         let mut filter = Filter {
             instructions: [Instruction { code: 0, jump_true: 0, jump_false: 0, k: 0 }; MAX],
             len: 0,
@@ -79,11 +79,6 @@ impl Filter {
         }
         filter.push(RETURN, 0, 0, RET_EPERM);
         filter
-    }
-
-    /// The instructions.
-    pub fn instructions(&self) -> &[Instruction] {
-        &self.instructions[..self.len]
     }
 
     fn push(&mut self, code: u16, jump_true: u8, jump_false: u8, k: u32) -> usize {
@@ -132,14 +127,14 @@ impl Filter {
 static MAY_CLONE: AtomicBool = AtomicBool::new(true);
 
 /// Whether the host lets this sandbox have more than one host process and virtual CPU.
-pub fn may_clone() -> bool {
+pub(super) fn may_clone() -> bool {
     MAY_CLONE.load(Relaxed)
 }
 
 /// Installs the filter for good. From here on only `thaw_hostcall` reaches the host.
-pub fn install(list: List) -> Result<()> {
+pub(super) fn install(list: List) -> Result<()> {
     MAY_CLONE.store(list != List::SingleProcess, Relaxed);
-    let filter = Filter::compile(&raw const crate::host::thaw_hostcall_return as u64, list);
+    let filter = Filter::compile(&raw const thaw_hostcall_return as u64, list);
     let program = Program { len: filter.len as u16, filter: filter.instructions.as_ptr() };
     const SECCOMP_SET_MODE_FILTER: u64 = 1;
     // SAFETY: the program is valid for the call.
@@ -164,7 +159,7 @@ mod tests {
         }
         let (mut pc, mut accumulator) = (0, 0u32);
         loop {
-            let i = filter.instructions()[pc];
+            let i = filter.instructions[..filter.len][pc];
             pc += 1;
             match i.code {
                 LOAD_WORD => {

@@ -9,29 +9,12 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::thread::ThreadContext;
-use crate::vcpu::{self, ENTRY_OPEN};
-
-/// Base of `%fs` of the running thread.
-pub fn fs_base() -> u64 {
-    let base: u64;
-    // SAFETY: FSGSBASE is a requirement, checked by `thaw doctor`.
-    unsafe {
-        core::arch::asm!("rdfsbase {}", out(reg) base, options(nostack, preserves_flags, nomem))
-    };
-    base
-}
-
-/// Sets the base of `%fs` of the running thread.
-pub fn set_fs_base(base: u64) {
-    // SAFETY: as above; the kernel itself does not use `%fs`. Callers pass
-    // canonical addresses.
-    unsafe { core::arch::asm!("wrfsbase {}", in(reg) base, options(nostack, preserves_flags)) };
-}
+use super::vcpu;
+use crate::machine::ThreadState;
 
 fn gs_base() -> u64 {
     let base: u64;
-    // SAFETY: as above.
+    // SAFETY: FSGSBASE is a requirement, checked by `thaw doctor`.
     unsafe { core::arch::asm!("rdgsbase {}", out(reg) base, options(nostack, preserves_flags)) };
     base
 }
@@ -78,18 +61,4 @@ pub(super) fn take_gs(rsp: u64, interrupted: Interrupted) {
     if let Some(thread) = unsafe { block.thread.get().as_ref() } {
         thread.set_gs_base(if is_own { 0 } else { found });
     }
-}
-
-/// Closes the direct entry if the running thread has a `%gs` of its own. To be called with
-/// the kernel lock, before the thread goes on.
-pub fn close_entry_if_wanted(thread: &ThreadContext) {
-    if thread.gs_base() != 0 && vcpu::block().entry.load(Relaxed) == ENTRY_OPEN {
-        vcpu::set_entry(0);
-    }
-}
-
-/// Lets the system calls of this process come through the direct entry again, when no
-/// thread of it has a `%gs` of its own.
-pub fn open_entry() {
-    vcpu::set_entry(ENTRY_OPEN);
 }

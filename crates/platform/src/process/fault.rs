@@ -7,118 +7,26 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use thaw_abi::layout::{KERNEL_BASE, LAYOUT_END};
 
-use crate::entry::{Frame, RETURN_FULL, TRAP_FLAG, TrapFrame};
+use super::calls::{hostcall, nr};
+use super::segment::Interrupted;
+use super::{HostProcesses, copies, entry, segment, vcpu};
 use crate::errno::Result;
-use crate::host::{hostcall, nr};
-use crate::segment::Interrupted;
+use crate::machine::{ThreadState, Threads};
+use crate::registers::{
+    Frame, MachineContext, RETURN_FULL, SIGBUS, SIGSEGV, TRAP_FLAG, TrapFrame, is_memory_fault,
+};
 use crate::thread::KERNEL_STACK_SIZE;
-use crate::{kernel_lock, upcalls, vcpu};
+use crate::{kernel_lock, upcalls};
 
 const SIGILL: u32 = 4;
 const SIGTRAP: u32 = 5;
-const SIGBUS: u32 = 7;
 const SIGFPE: u32 = 8;
-/// Memory is not there, or must not be used so.
-pub const SIGSEGV: u32 = 11;
 const SIGPIPE: u32 = 13;
 const SIGCHLD: u32 = 17;
 const SIGSYS: u32 = 31;
 
 /// Trap number of a step (`#DB`).
 const DEBUG_EXCEPTION: u64 = 1;
-
-/// `ucontext_t` of the x86-64 ABI up to the end of the machine context: what the host hands
-/// to its handlers, and the kernel to the guest's.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-#[allow(missing_docs)]
-pub struct MachineContext {
-    pub flags: u64,
-    pub link: u64,
-    /// `stack_t`: address, flags, bytes.
-    pub stack: [u64; 3],
-    pub r8: u64,
-    pub r9: u64,
-    pub r10: u64,
-    pub r11: u64,
-    pub r12: u64,
-    pub r13: u64,
-    pub r14: u64,
-    pub r15: u64,
-    pub rdi: u64,
-    pub rsi: u64,
-    pub rbp: u64,
-    pub rbx: u64,
-    pub rdx: u64,
-    pub rax: u64,
-    pub rcx: u64,
-    pub rsp: u64,
-    pub rip: u64,
-    pub eflags: u64,
-    /// cs, gs, fs, ss from the low half up.
-    pub segments: u64,
-    pub error: u64,
-    pub trap: u64,
-    pub old_mask: u64,
-    pub cr2: u64,
-    /// Address of the vector state.
-    pub fpstate: u64,
-}
-
-// The entry code finds the vector state there.
-const _: () = assert!(core::mem::offset_of!(MachineContext, fpstate) == 224);
-
-impl MachineContext {
-    /// The general registers of a frame; all else is zero.
-    pub fn of(frame: &TrapFrame) -> Self {
-        Self {
-            r8: frame.r8,
-            r9: frame.r9,
-            r10: frame.r10,
-            r11: frame.r11,
-            r12: frame.r12,
-            r13: frame.r13,
-            r14: frame.r14,
-            r15: frame.r15,
-            rdi: frame.rdi,
-            rsi: frame.rsi,
-            rbp: frame.rbp,
-            rbx: frame.rbx,
-            rdx: frame.rdx,
-            rax: frame.rax,
-            rcx: frame.rcx,
-            rsp: frame.rsp,
-            rip: frame.rip,
-            eflags: frame.rflags,
-            ..bytemuck::Zeroable::zeroed()
-        }
-    }
-
-    /// A frame with these general registers.
-    pub fn to_frame(&self) -> TrapFrame {
-        TrapFrame {
-            r15: self.r15,
-            r14: self.r14,
-            r13: self.r13,
-            r12: self.r12,
-            rbp: self.rbp,
-            rbx: self.rbx,
-            r11: self.r11,
-            r10: self.r10,
-            r9: self.r9,
-            r8: self.r8,
-            rax: self.rax,
-            rcx: self.rcx,
-            rdx: self.rdx,
-            rsi: self.rsi,
-            rdi: self.rdi,
-            rip: self.rip,
-            rsp: self.rsp,
-            rflags: self.eflags,
-            ..TrapFrame::zeroed()
-        }
-    }
-}
 
 /// `siginfo_t`, as far as faults use it.
 #[repr(C)]
@@ -149,29 +57,6 @@ pub const SIGALRM: u32 = 14;
 /// In a frame: a system call came to the direct entry while it was closed.
 const CLOSED_DOOR: u32 = u32::MAX;
 
-/// Whether the host has rung the doorbell since the last look of this vCPU.
-pub fn take_doorbell() -> bool {
-    let doorbell_rang = &vcpu::block().doorbell_rang;
-    doorbell_rang.load(Relaxed) && doorbell_rang.swap(false, Relaxed)
-}
-
-/// Whether the host has rung the doorbell or the alarm gone off since the last look of this
-/// vCPU, which goes on being so.
-pub fn has_signal() -> bool {
-    let block = vcpu::block();
-    block.doorbell_rang.load(Relaxed) || block.alarmed.load(Relaxed)
-}
-
-/// Whether the alarm has gone off since the last look of this vCPU.
-pub fn take_alarm() -> bool {
-    let block = vcpu::block();
-    let alarmed = block.alarmed.load(Relaxed) && block.alarmed.swap(false, Relaxed);
-    if alarmed {
-        vcpu::alarm_at().store(0, Relaxed);
-    }
-    alarmed
-}
-
 /// First half of the trapped entry, on the signal stack: decides what to do and
 /// puts the interrupted registers where that needs them.
 pub(crate) extern "C" fn prologue(
@@ -188,7 +73,7 @@ pub(crate) extern "C" fn prologue(
         true if vcpu::is_on_signal_stack(local as u64, context.rsp) => Interrupted::Handler,
         true => Interrupted::Kernel,
     };
-    crate::segment::take_gs(local as u64, interrupted);
+    segment::take_gs(local as u64, interrupted);
     if matches!(signal, SIGUSR1 | SIGALRM | SIGCHLD) {
         return notice(signal, info, context, local, in_kernel);
     }
@@ -201,25 +86,25 @@ pub(crate) extern "C" fn prologue(
         if vcpu::block().thread.get().is_null() {
             die_in_kernel(signal, info, context)
         }
-        if crate::entry::is_at_closed_entry(context.rip) {
+        if entry::is_at_closed_entry(context.rip) {
             let call = frame_from(CLOSED_DOOR, info, context, context.rcx);
             return continue_in_kernel(TrapFrame { orig_rax: context.rax, ..call });
         }
         // A step can end in the direct entry's first instructions.
-        let rip = crate::entry::resumable(context.rip);
+        let rip = entry::resumable(context.rip);
         return continue_in_kernel(frame_from(signal, info, context, rip));
     }
     if signal == SIGTRAP && context.trap == DEBUG_EXCEPTION {
         // The guest steps through its instructions and has come in by the direct entry:
         // it goes on with that when the call returns, with the flags in its frame.
         let mut frame = frame_from(signal, info, context, context.rip);
-        if !crate::entry::is_before_flags_are_saved(context.rip) {
+        if !entry::is_before_flags_are_saved(context.rip) {
             frame.rflags &= !TRAP_FLAG;
         }
         return resume(local, frame);
     }
     // From here on this vCPU has the kernel lock.
-    let fault_exit = memory_fault.then(|| crate::user::fault_exit(context.rip)).flatten();
+    let fault_exit = memory_fault.then(|| copies::fault_exit(context.rip)).flatten();
     let may_page_in = fault_exit.as_ref().is_some_and(|exit| exit.may_page_in);
     let is_there =
         memory_fault && upcalls::kernel().map_missing(info.address, info.code, may_page_in);
@@ -250,11 +135,6 @@ fn child_ended(info: &HostSignalInfo) {
     }
     crate::panic::tell_others();
     crate::panic::end_all()
-}
-
-/// Whether a signal says that memory is not there or must not be used so.
-pub fn is_memory_fault(signal: u32) -> bool {
-    signal == SIGSEGV || signal == SIGBUS
 }
 
 /// Goes on with `frame` at the top of the running thread's kernel stack, which
@@ -293,7 +173,7 @@ fn notice(
     }
     if signal != SIGCHLD && block.thread.get().is_null() {
         // The host goes on with an interrupted wait by itself: end it.
-        upcalls::kernel().interrupt_idle(vcpu::IdleVcpu(block));
+        upcalls::kernel().interrupt_idle(block.number.get());
     }
     if !core::ptr::eq(block, vcpu::block()) {
         // A vCPU that is just starting: its idle loop will look.
@@ -319,7 +199,7 @@ fn interrupt(
     };
     thread.needs_attention();
     if !in_kernel {
-        let rip = crate::entry::resumable(context.rip);
+        let rip = entry::resumable(context.rip);
         return continue_in_kernel(frame_from(SIGUSR1, info, context, rip));
     }
     if is_on_its_way_out(context) {
@@ -332,7 +212,7 @@ fn interrupt(
 /// what is due any more.
 fn is_on_its_way_out(context: &MachineContext) -> bool {
     let below_top = vcpu::block().kernel_stack_top.get().wrapping_sub(context.rsp);
-    crate::entry::is_returning(context.rip) && below_top < KERNEL_STACK_SIZE as u64
+    entry::is_returning(context.rip) && below_top < KERNEL_STACK_SIZE as u64
 }
 
 /// Begins the running thread's return again: the frame being restored is still
@@ -377,7 +257,7 @@ pub(crate) extern "C" fn handle(frame: &Frame) {
     kernel_lock::acquire();
     // SAFETY: the running thread lives as long as it runs.
     if let Some(thread) = unsafe { vcpu::block().thread.get().as_ref() } {
-        crate::segment::close_entry_if_wanted(thread);
+        HostProcesses::keep_own_gs(thread);
     }
     match frame.signal() {
         SIGSYS => {
@@ -429,7 +309,7 @@ fn die_in_kernel(signal: u32, info: &HostSignalInfo, context: &MachineContext) -
 }
 
 /// Makes the host deliver signals of this host thread on its vCPU's signal stack.
-pub fn use_signal_stack(vcpu: u32) -> Result<()> {
+pub(super) fn use_signal_stack(vcpu: u32) -> Result<()> {
     /// `stack_t`.
     #[repr(C)]
     struct Stack {
@@ -443,7 +323,7 @@ pub fn use_signal_stack(vcpu: u32) -> Result<()> {
 }
 
 /// Installs the trapped entry for all signals that can mean something.
-pub fn install_handlers() -> Result<()> {
+pub(super) fn install_handlers() -> Result<()> {
     /// `struct kernel_sigaction`.
     #[repr(C)]
     struct Action {
@@ -468,7 +348,7 @@ pub fn install_handlers() -> Result<()> {
         // SAFETY: the handler never returns to the host's restorer.
         unsafe { hostcall(nr::RT_SIGACTION, args) }.map(drop)
     };
-    let entry = &raw const crate::entry::thaw_trap_entry as u64;
+    let entry = &raw const entry::thaw_trap_entry as u64;
     let of_children = SA_NOCLDWAIT | SA_NOCLDSTOP;
     let action = Action {
         handler: entry,
@@ -481,28 +361,4 @@ pub fn install_handlers() -> Result<()> {
     }
     // The guest's thread that writes gets its own signal.
     install(SIGPIPE, &Action { handler: SIG_IGN, flags: 0, restorer: 0, mask: 0 })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_context_and_a_frame_have_the_same_registers() {
-        // Bytes that all differ: every register has a place of its own.
-        let words: [u64; size_of::<MachineContext>() / 8] = core::array::from_fn(|n| n as u64 + 1);
-        let context: MachineContext = bytemuck::cast(words);
-        let frame = context.to_frame();
-        let back = MachineContext::of(&frame);
-        let registers = |context: &MachineContext| {
-            bytemuck::cast::<_, [u64; size_of::<MachineContext>() / 8]>(*context)[5..23].to_vec()
-        };
-        assert_eq!(registers(&back), registers(&context));
-        assert_eq!(
-            (frame.rip, frame.rsp, frame.rflags),
-            (context.rip, context.rsp, context.eflags)
-        );
-        // The order of `struct sigcontext` (bits/sigcontext.h).
-        assert_eq!((context.r8, context.rdi, context.rax, context.rip), (6, 14, 19, 22));
-    }
 }

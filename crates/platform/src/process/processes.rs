@@ -1,0 +1,63 @@
+//! Host processes, and what they may do.
+#![allow(unsafe_code)]
+
+use thaw_abi::filter::{CLONE_COPY, CLONE_PROCESS, CLONE_SIBLING, List};
+
+use super::calls::{hostcall, nr};
+use super::{HostProcesses, filter};
+use crate::errno::Result;
+use crate::machine::{Forked, Kinship, Processes};
+
+impl Processes for HostProcesses {
+    fn fork(kinship: Kinship) -> Result<Forked> {
+        let flags = match kinship {
+            Kinship::Child => CLONE_PROCESS,
+            Kinship::Sibling => CLONE_SIBLING,
+            Kinship::Sandbox => CLONE_COPY,
+        };
+        // SAFETY: no flag shares memory; the caller is on memory of its own process.
+        match unsafe { hostcall(nr::CLONE, [flags as u64, 0, 0, 0, 0, 0]) }? {
+            0 => Ok(Forked::Child),
+            pid => Ok(Forked::Parent { pid: pid as u32 }),
+        }
+    }
+
+    fn may_fork() -> bool {
+        filter::may_clone()
+    }
+
+    fn confine(list: List) -> Result<()> {
+        filter::install(list)
+    }
+
+    fn set_ids(id: u32) -> Result<()> {
+        let id = id as u64;
+        for number in [nr::SETRESGID, nr::SETRESUID] {
+            // SAFETY: touches no memory.
+            unsafe { hostcall(number, [id, id, id, 0, 0, 0]) }?;
+        }
+        Ok(())
+    }
+
+    fn set_capabilities(kept: u32) -> Result<()> {
+        const LINUX_CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+        let header = [LINUX_CAPABILITY_VERSION_3, 0];
+        let data = [kept, kept, 0, 0, 0, 0];
+        let args = [&raw const header as u64, &raw const data as u64, 0, 0, 0, 0];
+        // SAFETY: both arrays have the layout that capset(2) reads (two halves of
+        // three words), and live for the call.
+        unsafe { hostcall(nr::CAPSET, args) }.map(drop)
+    }
+
+    fn new_process_group() -> Result<()> {
+        // SAFETY: touches no memory.
+        unsafe { hostcall(nr::SETPGID, [0; 6]) }.map(drop)
+    }
+
+    fn exit(code: u64) -> ! {
+        loop {
+            // SAFETY: does not return.
+            let _ = unsafe { hostcall(nr::EXIT_GROUP, [code, 0, 0, 0, 0, 0]) };
+        }
+    }
+}
