@@ -217,7 +217,8 @@ impl PublishedTask {
         if self.0.shares_memory() {
             scheduler::start(&self.0.thread);
         }
-        if self.0.flags.contains(CloneFlags::VFORK) {
+        // A thread has nothing of its own to give back.
+        if self.0.flags.contains(CloneFlags::VFORK) && !self.0.flags.contains(CloneFlags::THREAD) {
             let child = self.0.process();
             let _: Result<()> = wait_uninterruptibly(&child.released, || {
                 (!child.borrows_memory.get()).then_some(Ok(()))
