@@ -229,8 +229,12 @@ impl HostProcess {
 
     /// Its virtual CPUs.
     pub(super) fn vcpus(&self) -> impl Iterator<Item = &Vcpu> {
-        let there = self.there.load(Relaxed);
-        (0..VCPUS).filter(move |index| there & (1 << index) != 0).map(|index| &self.vcpus[index])
+        let mut left = self.there.load(Relaxed);
+        core::iter::from_fn(move || {
+            let vcpu = self.vcpus.get(left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(vcpu)
+        })
     }
 
     /// Host process id in the sandbox' pid namespace; 0 if there is none.
