@@ -109,7 +109,7 @@ fn patch(frame: &Frame) {
     let patience = Patience { traps, may_move_behind: host_process::own_host_process().is_alone() };
     if memory.gate.patch(frame, memory, patience) == Patched::Behind {
         for thread in kernel.tasks.all_threads() {
-            if Arc::ptr_eq(&thread.process.mm(), &space) {
+            if core::ptr::eq(Arc::as_ptr(&thread.process.mm()), &*space) {
                 let frame = thread.frame();
                 frame.set_rip(space.gate.relocated(frame.rip()));
             }

@@ -5,7 +5,7 @@
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{HostProcess, halt, is_first, own_space, own_vcpu, run, serve};
+use super::{HostProcess, halt, is_first, own_host_process, own_space, own_vcpu, run, serve};
 use crate::errno::{Errno, Result};
 use crate::mm::arena;
 use crate::platform::kernel_lock;
@@ -151,7 +151,7 @@ pub fn begin_others(mut fill: impl FnMut(u32, &Space) -> Result<()>) -> Result<(
 /// The new host process: gets the memory of its space ready, for the thread of the request if
 /// that moves here.
 fn begin_child(moving: Option<&ForkRequest>) {
-    let space = own_space();
+    let space = own_host_process().space();
     let outcome = match moving {
         Some(_) => Machine::unmap(GuestRange::ALL),
         None => space.after_fork(),

@@ -18,7 +18,7 @@ mod vcpus;
 
 pub use fork::{ForkRequest, begin_others, fork, move_to_new_space};
 pub use load::count_call;
-pub use table::{HostProcess, first_range, map_first};
+pub use table::{HostProcess, Served, first_range, map_first};
 pub use vcpus::{Vcpu, add_if_wanted, may_grow};
 
 use alloc::sync::Arc;
@@ -56,8 +56,9 @@ static WATCHES_UNTIL: AtomicU64 = AtomicU64::new(u64::MAX);
 static ENDING: AtomicU64 = AtomicU64::new(0);
 
 /// The space that this vCPU serves.
-pub fn own_space() -> Arc<Space> {
-    own_host_process().space()
+#[inline]
+pub fn own_space() -> Served {
+    own_host_process().served()
 }
 
 /// This host process.

@@ -3,7 +3,9 @@
 #![allow(unsafe_code)]
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::ops::Deref;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use bytemuck::Zeroable;
 
@@ -41,6 +43,8 @@ static FREE: AtomicU32 = AtomicU32::new(0);
 pub struct HostProcess {
     /// Number of the space that it serves ([`Space::id`]); 0 if it is free.
     space: AtomicU64,
+    /// Address of that space, which `Tasks::hosted` keeps.
+    served: AtomicPtr<Space>,
     /// Host process id in the sandbox' pid namespace; 0 if there is none.
     pub(super) host_pid: AtomicU32,
     /// Of one that is free: the next one that is, or 0.
@@ -83,6 +87,24 @@ pub(super) fn of_vcpu(number: usize) -> Option<&'static HostProcess> {
 /// The one that ends the sandbox with itself.
 pub(super) fn first() -> &'static HostProcess {
     &TABLE.cells(1)[0]
+}
+
+/// The space that the calling vCPU serves. `Tasks::hosted` keeps it until the last process that
+/// has it has ended, and with it all threads on whose stacks this can be: it cannot be sent or
+/// saved.
+pub struct Served {
+    space: NonNull<Space>,
+    _of_host: OfHost,
+}
+
+impl Deref for Served {
+    type Target = Space;
+
+    #[inline]
+    fn deref(&self) -> &Space {
+        // SAFETY: it is there, as `Served` says.
+        unsafe { self.space.as_ref() }
+    }
 }
 
 impl HostProcess {
@@ -132,7 +154,8 @@ impl HostProcess {
         Ok(host_process.reset(number, space))
     }
 
-    fn reset(&'static self, number: u32, space: &Space) -> &'static HostProcess {
+    fn reset(&'static self, number: u32, space: &Arc<Space>) -> &'static HostProcess {
+        self.served.store(Arc::as_ptr(space).cast_mut(), Relaxed);
         self.space.store(space.id(), Relaxed);
         self.host_pid.store(0, Relaxed);
         self.there.store(0, Relaxed);
@@ -146,6 +169,7 @@ impl HostProcess {
     pub(super) fn end(&self) {
         let number = self.number();
         self.space.store(0, Relaxed);
+        self.served.store(core::ptr::null_mut(), Relaxed);
         self.next_free.store(FREE.swap(number, Relaxed), Relaxed);
         let space = kernel().tasks.hosted.borrow_mut()[number as usize].take();
         drop(space);
@@ -162,7 +186,17 @@ impl HostProcess {
         self.number() == 0
     }
 
-    /// The address space that it serves.
+    /// The address space that it serves, for as long as the running thread or the idle loop of
+    /// one of its vCPUs goes on.
+    #[inline]
+    pub(super) fn served(&self) -> Served {
+        match NonNull::new(self.served.load(Relaxed)) {
+            Some(space) => Served { space, _of_host: OfHost::new() },
+            None => panic!("this host process serves no address space"),
+        }
+    }
+
+    /// The address space that it serves, shared.
     pub(super) fn space(&self) -> Arc<Space> {
         match &kernel().tasks.hosted.borrow_mut()[self.number() as usize] {
             Some(space) => space.clone(),
@@ -195,8 +229,12 @@ impl HostProcess {
 
     /// Its virtual CPUs.
     pub(super) fn vcpus(&self) -> impl Iterator<Item = &Vcpu> {
-        let there = self.there.load(Relaxed);
-        (0..VCPUS).filter(move |index| there & (1 << index) != 0).map(|index| &self.vcpus[index])
+        let mut left = self.there.load(Relaxed);
+        core::iter::from_fn(move || {
+            let vcpu = self.vcpus.get(left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(vcpu)
+        })
     }
 
     /// Host process id in the sandbox' pid namespace; 0 if there is none.
@@ -233,7 +271,7 @@ impl HostProcess {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::task::host_process::{own_host_process, own_space, own_vcpu};
+    use crate::task::host_process::{own_host_process, own_vcpu};
     use crate::testing::Sandbox;
     use thaw_abi::layout::{BOOT_BASE, BOOT_MAX};
 
@@ -257,7 +295,7 @@ mod tests {
     #[test]
     fn a_thawed_copy_makes_its_own() {
         let _sandbox = Sandbox::new();
-        let space = own_space();
+        let space = own_host_process().space();
         // As in an image that was frozen with two host processes, whose vCPUs had other numbers.
         map(2);
         let second = Arc::new(Space::new());
@@ -281,7 +319,7 @@ mod tests {
     fn a_host_process_that_has_ended_is_found_no_more_and_makes_room() {
         let _sandbox = Sandbox::new();
         map(4);
-        super::super::begin(own_space());
+        super::super::begin(own_host_process().space());
         let spaces = [(); 3].map(|()| Arc::new(Space::new()));
         let numbers = spaces.each_ref().map(|space| HostProcess::begin(space).unwrap().number());
         assert_eq!(numbers, [1, 2, 3]);
