@@ -386,16 +386,14 @@ mod tests {
     /// The host may still run the thread of a vCPU that has ended, on the stack that lies there.
     #[test]
     fn the_area_of_a_vcpu_that_has_ended_is_not_given_to_another() {
-        begin_first().unwrap();
-        let object = Arc::new(());
+        HostProcesses::begin_first().unwrap();
         // As `end` leaves it.
-        process().ended.fetch_or(1 << 5, Relaxed);
-        assert_eq!(start(5, Box::new(Data(object.clone()))), Err(Errno::EBUSY));
-        assert_eq!(Arc::strong_count(&object), 1);
-        assert_eq!(process().vcpus.load(Relaxed), 1);
+        of_process().ended.fetch_or(1 << 5, Relaxed);
+        assert_eq!(HostProcesses::start(5, 7), Err(Errno::EBUSY));
+        assert_eq!(of_process().vcpus.load(Relaxed), 1);
         // A host process that was forked off has no such thread.
-        begin_forked();
-        assert_eq!(process().ended.load(Relaxed), 0);
+        HostProcesses::begin_forked();
+        assert_eq!(of_process().ended.load(Relaxed), 0);
     }
 
     #[test]
