@@ -122,7 +122,7 @@ fn rates_are_given_for_everything_that_serves() {
     let rates = report["rates"].as_array().expect("a list");
     let served: Vec<_> =
         rates.iter().map(|rate| rate["served"].as_str().expect("a name")).collect();
-    assert_eq!(served, ["warm", "fork", "ready", "reuse"].repeat(2), "{report}");
+    assert_eq!(served, ["warm", "fork", "ready", "rewind", "reuse"].repeat(2), "{report}");
     for rate in rates {
         assert!(rate["failure"].is_null(), "{rate}");
         assert!(rate["requests_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{rate}");

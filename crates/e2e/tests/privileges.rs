@@ -185,7 +185,11 @@ fn the_monitor_holds_listeners_and_nothing_of_clients() {
         let links = all.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
     };
-    wait_until("only the listener's and the daemon's are left", || sockets() == 2);
+    // The zygote parent's stays once an instance has lived for so long that it was kept for the
+    // next daemon, as some do on a busy machine.
+    wait_until("only the listener's, the daemon's and the zygote parent's are left", || {
+        (2..=3).contains(&sockets())
+    });
     assert_eq!(daemon.stop(), Some(0));
 }
 

@@ -146,7 +146,7 @@ fn a_kernel_without_a_filter_is_refused() {
 #[test]
 fn a_kernel_that_cannot_run_is_reported() {
     let mut elf = vec![0; 64];
-    elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
     elf[16] = 2;
     elf[18] = 62;
     let kernel = thaw_sandbox::Kernel::from_elf(elf).unwrap();
