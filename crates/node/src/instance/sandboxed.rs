@@ -201,7 +201,10 @@ impl SandboxLauncher {
 impl Launcher for SandboxLauncher {
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
         let (shared, handed) = (&self.shared, self.handed(client));
-        let boot = shared.standby.boot_waiting(shared, handed);
+        let boot = shared.standby.boot_waiting(shared, handed).or_else(|| {
+            shared.standby.await_rewound();
+            shared.standby.boot_waiting(shared, handed)
+        });
         let take = || {
             let zygote = shared.pool.take_in_haste(shared.terms.limits);
             zygote.map_err(|error| LaunchError(error.to_string()))
@@ -218,7 +221,9 @@ impl Launcher for SandboxLauncher {
         let take = || shared.pool.take_ready_in_haste(shared.terms.limits).ok_or(NotNow::WouldWait);
         let boot = match shared.standby.boot_waiting(shared, handed) {
             Some(boot) => boot,
-            None if !self.is_ready() => return Err(NotNow::WouldWait),
+            None if !self.is_ready() || shared.standby.is_rewinding() => {
+                return Err(NotNow::WouldWait);
+            }
             None => shared.boot_from_image(handed, take)?,
         };
         Ok(self.launched(boot)?)

@@ -10,7 +10,7 @@ use crate::logs::{InstanceLog, InstancePipes};
 use crate::tenants::Lease;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use thaw_sandbox::{Effort, ReadySandbox, RewindError, Sandbox, Template};
 
@@ -26,6 +26,8 @@ const DECAY: Duration = Duration::from_secs(10);
 /// Copies that a template has forked ahead: a fork that somebody waits for takes three times
 /// as long, and at times milliseconds, since the host has a new process wait for its turn.
 const FORKED_AHEAD: usize = 1;
+/// How long a boot waits for an instance that is being put back, before it begins elsewhere.
+const REWIND_PATIENCE: Duration = Duration::from_millis(50);
 /// After a template could not be made, boots go on from the image this long.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -70,6 +72,8 @@ pub(super) struct Standby {
     policy: BootPolicy,
     state: Mutex<State>,
     rewinds: Rewinds,
+    /// One of those that are being put back is ready, or has ended.
+    came_back: Condvar,
     /// Instances that run and will be ready again.
     lent: Arc<AtomicUsize>,
     /// Somebody makes what is missing.
@@ -195,7 +199,8 @@ impl Standby {
         };
         let rewinds = Rewinds::default();
         let (lent, busy) = (Arc::default(), AtomicBool::new(false));
-        Self { policy, state: Mutex::new(state), rewinds, lent, busy }
+        let came_back = Condvar::new();
+        Self { policy, state: Mutex::new(state), rewinds, came_back, lent, busy }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -441,9 +446,24 @@ impl Standby {
     pub fn rewind(boots: Arc<ImageBoots>, spent: Spent) {
         boots.standby().rewinds.under_way.fetch_add(1, Ordering::Relaxed);
         tokio::task::spawn_blocking(move || {
-            boots.standby().put_back(&boots, spent);
-            boots.standby().rewinds.under_way.fetch_sub(1, Ordering::Release);
+            let standby = boots.standby();
+            standby.put_back(&boots, spent);
+            standby.rewinds.under_way.fetch_sub(1, Ordering::Release);
+            standby.came_back.notify_one();
         });
+    }
+
+    /// Whether an instance will soon be ready again.
+    pub fn is_rewinding(&self) -> bool {
+        self.rewinds.under_way.load(Ordering::Acquire) > 0
+    }
+
+    /// Waits until an instance is ready, as long as some are being put back: that takes less
+    /// of the processors than to boot another one, which would have to be ended in their place.
+    pub fn await_rewound(&self) {
+        let state = self.state();
+        let wanted = |state: &mut State| state.ready.is_empty() && self.is_rewinding();
+        drop(self.came_back.wait_timeout_while(state, REWIND_PATIENCE, wanted));
     }
 
     /// Takes some hundred microseconds.

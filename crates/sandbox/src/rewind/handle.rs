@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,7 +38,29 @@ pub enum RewindError {
     Busy,
 }
 
-/// The rewinder of one zygote parent.
+/// Rewinders of one zygote parent, at most: each waits for the sandbox that it has stopped.
+const REWINDERS: usize = 2;
+
+/// The rewinders of one zygote parent, each of which is started when it is first needed.
+#[derive(Debug, Default)]
+pub(crate) struct Rewinders {
+    all: [Arc<Rewinder>; REWINDERS],
+    next: AtomicUsize,
+}
+
+impl Rewinders {
+    /// The next in turn.
+    pub fn next(&self) -> &Arc<Rewinder> {
+        &self.all[self.next.fetch_add(1, Ordering::Relaxed) % REWINDERS]
+    }
+
+    /// Ends them for good.
+    pub fn stop(&self) {
+        self.all.iter().for_each(|rewinder| rewinder.stop());
+    }
+}
+
+/// One rewinder.
 #[derive(Debug, Default)]
 pub(crate) struct Rewinder {
     slot: Mutex<Slot>,
@@ -65,8 +88,7 @@ impl Rewinder {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the rewinder for good.
-    pub fn stop(&self) {
+    fn stop(&self) {
         let mut slot = self.slot();
         slot.stopped = true;
         slot.running = None;

@@ -13,7 +13,7 @@
 //! [`held`] says what is put back and why the guest cannot prevent it. The rewinder parses
 //! nothing that a guest has made: it moves pages, and reads files of `/proc` that the host's
 //! kernel writes. It has no network, no files, and rights over sandboxes only; each zygote
-//! parent has one, started when it is first needed.
+//! parent has two, started when they are first needed.
 
 mod filter;
 mod handle;
@@ -26,6 +26,6 @@ mod trace;
 
 pub(crate) use filter::install as install_filter;
 pub use handle::RewindError;
-pub(crate) use handle::{Rewinder, TakenDown};
+pub(crate) use handle::{Rewinder, Rewinders, TakenDown};
 pub use held::Effort;
 pub(crate) use serve::serve;

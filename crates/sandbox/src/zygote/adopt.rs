@@ -154,7 +154,7 @@ impl Connected {
             kernel_build_id: note.kernel_build_id,
             registry: Arc::default(),
             state: Arc::default(),
-            rewinder: Arc::default(),
+            rewinders: Arc::default(),
             has_monitor: true,
             kept: Mutex::new(Some(keep)),
         }))
@@ -166,7 +166,7 @@ impl Connected {
         let thread_of_parent = ParentThread {
             control: self.control.try_clone()?,
             registry: self.registry.clone(),
-            helpers: (self.state.clone(), self.rewinder.clone()),
+            helpers: (self.state.clone(), self.rewinders.clone()),
             ids: Ids::Adopted { _each: ids },
         };
         let pidfd = self.pidfd.try_clone()?;

@@ -33,7 +33,7 @@ use crate::host::{RESERVE_IDS, STORE_KERNEL};
 use crate::limits::{self, Hierarchy, Limits, Missing, WeakLimits};
 use crate::message;
 use crate::monitor::{self, IdShare, Keep, MonitorLink};
-use crate::rewind::Rewinder;
+use crate::rewind::{Rewinder, Rewinders};
 use crate::state::StateHelper;
 
 /// How long the parent may take to start.
@@ -69,7 +69,7 @@ pub(crate) struct Connected {
     pub(super) kernel_build_id: [u8; 32],
     pub(super) registry: Arc<Mutex<Registry>>,
     pub(super) state: Arc<StateHelper>,
-    pub(super) rewinder: Arc<Rewinder>,
+    pub(super) rewinders: Arc<Rewinders>,
     /// Whether a monitor has started it, and so keeps it for the next daemon if asked to.
     pub(super) has_monitor: bool,
     /// Whether the monitor keeps it for the next daemon.
@@ -190,8 +190,8 @@ impl ZygoteParent {
         let registry = Arc::new(Mutex::new(Registry::default()));
         let (started_to, started_from) = mpsc::sync_channel(1);
         let state = Arc::new(StateHelper::default());
-        let rewinder = Arc::new(Rewinder::default());
-        let helpers = (state.clone(), rewinder.clone());
+        let rewinders = Arc::new(Rewinders::default());
+        let helpers = (state.clone(), rewinders.clone());
         let own_registry = registry.clone();
         let thread_of_parent =
             ParentThread { control: listening, registry: own_registry, helpers, ids };
@@ -224,7 +224,7 @@ impl ZygoteParent {
             kernel_build_id: config.kernel.build_id(),
             registry,
             state,
-            rewinder,
+            rewinders,
             has_monitor,
             kept: Mutex::default(),
         };
@@ -422,9 +422,9 @@ impl Connected {
 }
 
 impl Connected {
-    /// What puts these sandboxes back into an earlier state.
+    /// What puts the next of these sandboxes back into an earlier state.
     pub fn rewinder(&self) -> &Arc<Rewinder> {
-        &self.rewinder
+        self.rewinders.next()
     }
 }
 
@@ -442,7 +442,7 @@ pub(super) struct ParentThread {
     pub control: OwnedFd,
     pub registry: Arc<Mutex<Registry>>,
     /// What ends with the sandboxes.
-    pub helpers: (Arc<StateHelper>, Arc<Rewinder>),
+    pub helpers: (Arc<StateHelper>, Arc<Rewinders>),
     /// Held until the parent has been reaped, and no sandbox has one any more.
     pub ids: Ids,
 }
