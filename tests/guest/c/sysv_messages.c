@@ -43,10 +43,19 @@ static void finish(pid_t child)
     say("status %x\n", code);
 }
 
-/* Gives a child time to wait; nothing tells whether it does. */
-static void settle(void)
+/* Waits until a child sleeps: it has nothing to wait for but the queue. */
+static void settle(pid_t child)
 {
-    usleep(50000);
+    char path[64], line[256], *state;
+    snprintf(path, sizeof path, "/proc/%d/stat", child);
+    do {
+        usleep(2000);
+        int fd = MUST(open(path, O_RDONLY));
+        ssize_t len = MUST(read(fd, line, sizeof line - 1));
+        close(fd);
+        line[len] = 0;
+        state = strrchr(line, ')');
+    } while (!state || (state[2] != 'S' && state[2] != 'Z'));
 }
 
 static void nothing(int signal)
@@ -134,13 +143,13 @@ static void waiting(void)
         struct message message;
         _exit(msgrcv(id, &message, 2, 7, 0) == -1 && errno == E2BIG ? 2 : 99);
     }
-    settle();
+    settle(small);
     pid_t any = MUST(fork());
     if (!any) {
         struct message message;
         _exit(msgrcv(id, &message, 10, 0, 0) == 4 ? 3 : 99);
     }
-    settle();
+    settle(any);
     TRY(send_text(7, "four", 0));
     say("%lu messages\n", (unsigned long)status().msg_qnum);
     IS(status().msg_lrpid == any);
@@ -153,7 +162,7 @@ static void waiting(void)
     pid_t sender = MUST(fork());
     if (!sender)
         _exit(msgsnd(id, &message, 8000, 0) == 0 ? 4 : 99);
-    settle();
+    settle(sender);
     say("%lu messages\n", (unsigned long)status().msg_qnum);
     TRY(msgrcv(id, &message, 9000, 0, 0));
     finish(sender);
@@ -166,7 +175,7 @@ static void waiting(void)
     pid_t interrupted = MUST(fork());
     if (!interrupted)
         _exit(msgrcv(id, &message, 10, 0, 0) == -1 && errno == EINTR ? 5 : 99);
-    settle();
+    settle(interrupted);
     MUST(kill(interrupted, SIGUSR1));
     finish(interrupted);
 
@@ -174,7 +183,7 @@ static void waiting(void)
     pid_t patient = MUST(fork());
     if (!patient)
         _exit(msgrcv(id, &message, 10, 0, 0) == 5 ? 6 : 99);
-    settle();
+    settle(patient);
     struct msqid_ds found = status();
     found.msg_qbytes = 100;
     found.msg_perm.mode = 0600;
@@ -219,7 +228,7 @@ static void removal(void)
         struct message message;
         _exit(msgrcv(id, &message, 10, 0, 0) == -1 && errno == EIDRM ? 7 : 99);
     }
-    settle();
+    settle(child);
     TRY(msgctl(id, IPC_RMID, NULL));
     finish(child);
     TRY(msgctl(id, IPC_RMID, NULL));
