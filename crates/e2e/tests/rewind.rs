@@ -146,7 +146,7 @@ fn what_its_kernel_does_not_know_of_is_put_right_or_ends_the_instance() {
 }
 
 #[test]
-fn a_python_function_is_rewound_and_forgets() {
+fn a_python_function_is_another_each_time() {
     let function =
         Function::PythonVariant { program: "copies", name: "rewound", keys: "rewind = true" };
     let home = built_home("rewind-python", &[function]);

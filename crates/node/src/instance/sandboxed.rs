@@ -201,10 +201,8 @@ impl SandboxLauncher {
 impl Launcher for SandboxLauncher {
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
         let (shared, handed) = (&self.shared, self.handed(client));
-        let boot = shared.standby.boot_waiting(shared, handed).or_else(|| {
-            shared.standby.await_rewound();
-            shared.standby.boot_waiting(shared, handed)
-        });
+        shared.standby.await_rewound();
+        let boot = shared.standby.boot_waiting(shared, handed);
         let take = || {
             let zygote = shared.pool.take_in_haste(shared.terms.limits);
             zygote.map_err(|error| LaunchError(error.to_string()))

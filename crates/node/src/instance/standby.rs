@@ -296,7 +296,8 @@ impl Standby {
         }
         loop {
             // Who boots has a lease.
-            let Ready { held, log, lease: _ } = self.state().take(self.policy)?;
+            let comes_back = self.is_rewinding();
+            let Ready { held, log, lease: _ } = self.state().take(self.policy, comes_back)?;
             let taken_ns = monotonic_ns();
             let plan = held.plan().clone();
             log.begins();
@@ -461,6 +462,9 @@ impl Standby {
     /// Waits until an instance is ready, as long as some are being put back: that takes less
     /// of the processors than to boot another one, which would have to be ended in their place.
     pub fn await_rewound(&self) {
+        if !self.is_rewinding() {
+            return;
+        }
         let state = self.state();
         let wanted = |state: &mut State| state.ready.is_empty() && self.is_rewinding();
         drop(self.came_back.wait_timeout_while(state, REWIND_PATIENCE, wanted));
@@ -553,8 +557,8 @@ impl Standby {
 }
 
 impl State {
-    /// An instance that is ready. Notes the demand if there is none.
-    fn take(&mut self, policy: BootPolicy) -> Option<Ready> {
+    /// An instance that is ready. Notes the demand if there is none, and none comes back.
+    fn take(&mut self, policy: BootPolicy, comes_back: bool) -> Option<Ready> {
         // One that was put back just now has its memory in the processor's caches.
         let next = match policy.rewind {
             Some(_) => VecDeque::pop_back,
@@ -564,6 +568,9 @@ impl State {
             if !ready.held.has_ended() {
                 return Some(ready);
             }
+        }
+        if comes_back {
+            return None;
         }
         // Somebody may be booting until the target is reached: it must not run
         // away from them while boots find nothing.
@@ -690,10 +697,13 @@ mod tests {
         let policy = BootPolicy { ready: 3, rewind: None, template: false, automatic: true };
         let standby = Standby::new(policy);
         let mut state = standby.state();
-        assert!(state.take(policy).is_none());
+        assert!(state.take(policy, false).is_none());
+        assert_eq!(state.target, 6);
+        // What is being put back will do.
+        assert!(state.take(policy, true).is_none());
         assert_eq!(state.target, 6);
         for _ in 0..100 {
-            assert!(state.take(policy).is_none());
+            assert!(state.take(policy, false).is_none());
         }
         assert_eq!(state.target, 3 * GROWTH_MAX);
     }

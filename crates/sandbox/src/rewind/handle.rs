@@ -64,6 +64,8 @@ impl Rewinders {
 #[derive(Debug, Default)]
 pub(crate) struct Rewinder {
     slot: Mutex<Slot>,
+    /// What it is to forget, from those that cannot wait for it.
+    forgotten: Mutex<Vec<u64>>,
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +86,10 @@ pub(crate) struct TakenDown {
 }
 
 impl Rewinder {
+    fn forgotten(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn slot(&self) -> MutexGuard<'_, Slot> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -103,6 +109,9 @@ impl Rewinder {
         slot.last_key += 1;
         let key = slot.last_key;
         slot.start_if_needed(subject)?;
+        for key in std::mem::take(&mut *self.forgotten()) {
+            slot.send(REQUEST_FORGET, key, None)?;
+        }
         slot.ask(REQUEST_TAKE_DOWN, key, Some(subject.pidfd.as_fd()))?;
         Ok(TakenDown { rewinder: self.clone(), key })
     }
@@ -120,8 +129,12 @@ impl TakenDown {
 
 impl Drop for TakenDown {
     fn drop(&mut self) {
-        // A rewinder that has ended has nothing to forget.
-        let _ = self.rewinder.slot().send(REQUEST_FORGET, self.key, None);
+        match self.rewinder.slot.try_lock() {
+            // A rewinder that has ended has nothing to forget.
+            Ok(slot) => drop(slot.send(REQUEST_FORGET, self.key, None)),
+            // It is at work, and who drops this may be a task that must not wait.
+            Err(_) => self.rewinder.forgotten().push(self.key),
+        }
     }
 }
 
