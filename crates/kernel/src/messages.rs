@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_RENEWED, MSG_REPLY, MSG_SIGNAL, MSG_WINDOW_SIZE,
+    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_RENEWED, MSG_REPLY, MSG_SIGNAL, MSG_WINDOW_SIZE,
     Signal as SignalMessage, WindowSize,
 };
 
@@ -10,7 +10,7 @@ use crate::console;
 use crate::host::control::Kept;
 use crate::platform::machine::HostFd;
 use crate::state::kernel;
-use crate::task::freeze_request;
+use crate::task::{freeze_request, host_process};
 use crate::task::process::FIRST_PID;
 use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
 
@@ -31,6 +31,10 @@ pub fn handle(message: &Kept) {
             signal_from_host(SIGWINCH);
         }
         MSG_FREEZE => freeze_request::request(),
+        MSG_CHECKPOINT => {
+            freeze_request::request_at_once();
+            host_process::interrupt_everybody();
+        }
         MSG_RENEWED => crate::net::host_renewed(),
         // To a request that was made without waiting.
         MSG_REPLY => crate::net::answered(message),

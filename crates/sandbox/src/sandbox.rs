@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use thaw_abi::control::{
-    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL,
+    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL,
     MSG_WINDOW_SIZE, Signal, WindowSize,
 };
 
@@ -350,6 +350,13 @@ impl Sandbox {
     /// Asks the sandbox to come to rest and report [`Event::EntryPoint`].
     pub fn request_freeze(&mut self) -> io::Result<()> {
         self.send(message::message(MSG_FREEZE, &()), Vec::new())?;
+        self.process.ring()
+    }
+
+    /// Asks the sandbox to come to rest at once, whatever its threads are doing, and report
+    /// [`Event::EntryPoint`]. After [`Sandbox::resume`] it goes on as if nothing had been.
+    pub fn request_checkpoint(&mut self) -> io::Result<()> {
+        self.send(message::message(MSG_CHECKPOINT, &()), Vec::new())?;
         self.process.ring()
     }
 

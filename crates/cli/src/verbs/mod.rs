@@ -4,6 +4,7 @@ pub mod bench;
 pub mod build;
 pub mod completions;
 pub mod doctor;
+pub mod fork;
 pub mod freeze;
 pub mod gc;
 pub mod images;

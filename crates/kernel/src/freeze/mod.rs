@@ -8,7 +8,7 @@
 mod report;
 
 use thaw_abi::control::{
-    CAUSE_WAITS, EntryPoint, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP, FLAG_FREEZE_AT_ENTRY,
+    CAUSE_CHECKPOINT, CAUSE_WAITS, EntryPoint, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP, FLAG_FREEZE_AT_ENTRY,
     MSG_ENTRY_POINT, MSG_RESUME,
 };
 
@@ -17,7 +17,7 @@ use crate::mm::vma::VmaFlags;
 use crate::mm::{arena, lazy};
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
-use crate::task::freeze_request;
+use crate::task::{freeze_request, host_process};
 use crate::task::wait::Events;
 
 /// Whether now, while no thread can run, is the moment to freeze, and why.
@@ -47,8 +47,11 @@ pub fn freeze_if_due() -> bool {
 /// Reports to the host and waits until it says how to go on. A copy does not
 /// come back here: it begins in [`crate::boot::thaw`].
 fn freeze(cause: u32) {
+    let is_checkpoint = cause == CAUSE_CHECKPOINT;
     freeze_request::clear();
-    kernel().config.borrow_mut().flags &= !FLAG_FREEZE_AT_ENTRY;
+    if !is_checkpoint {
+        kernel().config.borrow_mut().flags &= !FLAG_FREEZE_AT_ENTRY;
+    }
     crate::net::prepare_freeze();
     lazy::map_all();
     let spaces = kernel().tasks.spaces();
@@ -73,6 +76,11 @@ fn freeze(cause: u32) {
     };
     control::send(MSG_ENTRY_POINT, 0, bytemuck::bytes_of(&entry), &[]);
     control::wait_for(MSG_RESUME);
-    kernel().clocks.thaw();
-    kernel().frozen.wake_all(Events::OUT);
+    if is_checkpoint {
+        // Time has passed, and nothing else has happened here.
+        host_process::go_on();
+    } else {
+        kernel().clocks.thaw();
+        kernel().frozen.wake_all(Events::OUT);
+    }
 }

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use thaw_abi::control::{
-    CAUSE_ASKED, CAUSE_HOST, CAUSE_SIGNAL, FLAG_ENTRY_ASKED, FLAG_FREEZE_AT_ENTRY,
+    CAUSE_ASKED, CAUSE_CHECKPOINT, CAUSE_HOST, CAUSE_SIGNAL, FLAG_ENTRY_ASKED, FLAG_FREEZE_AT_ENTRY,
 };
 
 use super::signal::Signal;
@@ -17,6 +17,16 @@ static REQUESTED: AtomicU32 = AtomicU32::new(0);
 /// The host asks for a freeze as soon as no thread can run.
 pub fn request() {
     REQUESTED.store(CAUSE_HOST, Relaxed);
+}
+
+/// The host asks for a freeze at once: no thread is to run until it has happened.
+pub fn request_at_once() {
+    REQUESTED.store(CAUSE_CHECKPOINT, Relaxed);
+}
+
+/// Whether threads that could run are to rest until the sandbox is frozen.
+pub fn is_at_once() -> bool {
+    cause() == CAUSE_CHECKPOINT
 }
 
 /// The program asks for a freeze (a write to `/dev/thaw`). `EAGAIN` until it has

@@ -18,6 +18,7 @@ use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -33,6 +34,7 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/functions/{name}/invoke", post(invoke))
         .route("/functions/{name}/freeze", post(freeze))
         .route("/instances", get(instances))
+        .route("/instances/{id}/fork", post(fork))
         .route("/tenants", get(tenants))
         .route("/images", get(images))
         .route("/reload", post(reload))
@@ -56,6 +58,11 @@ pub(super) fn problem(status: StatusCode, error: &str, reason: impl ToString) ->
 pub(super) fn unknown_function(name: &str) -> Response {
     let reason = format!("no function is named `{name}`; `thaw images` lists those there are");
     problem(StatusCode::NOT_FOUND, "unknown_function", reason)
+}
+
+fn unknown_instance(id: u64) -> Response {
+    let reason = format!("there is no instance {id}; `thaw ps` lists those there are");
+    problem(StatusCode::NOT_FOUND, "unknown_instance", reason)
 }
 
 /// Lets only those requests through that show what is wanted.
@@ -187,6 +194,28 @@ async fn freeze(
     match reload(State(admin)).await {
         response if !response.status().is_success() => response,
         _ => Json(Frozen { function, instance, frozen }).into_response(),
+    }
+}
+
+#[derive(Deserialize)]
+struct ForkQuery {
+    #[serde(default = "one")]
+    copies: NonZeroU32,
+}
+
+fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
+}
+
+async fn fork(
+    State(admin): State<Admin>,
+    Path(id): Path<u64>,
+    Query(query): Query<ForkQuery>,
+) -> Response {
+    let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    match service.fork(id, query.copies).await {
+        Ok(forked) => Json(forked).into_response(),
+        Err(reason) => problem(StatusCode::CONFLICT, "not_forked", reason),
     }
 }
 

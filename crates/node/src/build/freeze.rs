@@ -185,7 +185,7 @@ fn write_image(
         index_hash: *rootfs.id().as_bytes(),
         program: config.command[0].clone(),
         arguments: config.command.join(" "),
-        about: about(function),
+        about: about(config.name.as_str()),
         max_stored: config.limits.memory.bytes(),
         merge,
     };
@@ -200,9 +200,8 @@ fn write_image(
 /// What an image says of its function to people. Instances map the image and can read
 /// all of it, so it holds nothing of the configuration: variables may be secrets, and
 /// paths of the host are none of their business.
-fn about(function: &StoredFunction) -> String {
-    let (name, version) = (function.config.name.as_str(), env!("CARGO_PKG_VERSION"));
-    serde_json::json!({ "function": name, "thaw": version }).to_string()
+pub(crate) fn about(function: &str) -> String {
+    serde_json::json!({ "function": function, "thaw": env!("CARGO_PKG_VERSION") }).to_string()
 }
 
 /// Makes the image of a live instance, which is at rest and was booted from `image`,

@@ -15,7 +15,7 @@ mod program;
 mod train;
 
 pub use command::CommandFailure;
-pub(crate) use freeze::freeze_instance;
+pub(crate) use freeze::{about, freeze_instance};
 pub use freeze::open_image;
 pub use freeze::{FreezeFailure, Frozen};
 pub use import::ImportFailure;

@@ -224,6 +224,32 @@ pub trait Instance: Send {
     /// The instance has ended.
     fn request_rest(&mut self) -> io::Result<()>;
 
+    /// Asks the instance to come to rest at once, whatever it is doing; [`Report::AtRest`]
+    /// follows.
+    ///
+    /// # Errors
+    /// The instance has ended, or cannot be copied.
+    fn request_checkpoint(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Copies the memory of the instance, which is at rest. What is returned boots instances
+    /// that begin where this one is. May block for as long as that takes.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    fn copy(&mut self, _rest: EntryPoint) -> Result<Arc<dyn Launcher>, String> {
+        Err("this instance cannot be copied".to_owned())
+    }
+
+    /// Lets the instance, which is at rest, go on.
+    ///
+    /// # Errors
+    /// The instance has ended.
+    fn resume(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Makes the memory of the instance, which is at rest, the image of its
     /// function. May block for seconds.
     ///

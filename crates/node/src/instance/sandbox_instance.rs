@@ -1,6 +1,6 @@
 //! One live sandbox, as its supervisor sees it.
 
-use super::launch::{Client, Connector, End, FrozenInstance, Instance, Report};
+use super::launch::{Client, Connector, End, FrozenInstance, Instance, Launcher, Report};
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
 use crate::logs::{InstanceLog, InstancePipes};
@@ -328,6 +328,21 @@ impl Instance for SandboxInstance {
         self.asked_to_rest = true;
         self.kept = None;
         self.sandbox.get_mut().request_freeze()
+    }
+
+    fn request_checkpoint(&mut self) -> io::Result<()> {
+        self.asked_to_rest = true;
+        // The next daemon would not know that it waits.
+        self.kept = None;
+        self.sandbox.get_mut().request_checkpoint()
+    }
+
+    fn copy(&mut self, rest: EntryPoint) -> Result<Arc<dyn Launcher>, String> {
+        Ok(Arc::new(self.boots.copy(self.sandbox.get_ref(), rest)?))
+    }
+
+    fn resume(&mut self) -> io::Result<()> {
+        self.sandbox.get_mut().resume()
     }
 
     fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String> {

@@ -3,7 +3,7 @@
 //! here: whoever accepts one hands it over by [`ConnectionTable`].
 
 use super::connections::{ConnectionTable, Due, LetGo, Outcome};
-use super::launch::{Client, End, FrozenInstance, Instance, Launched, Report};
+use super::launch::{Client, End, FrozenInstance, Instance, Launched, Launcher, Report};
 use super::patience::{Patience, Verdict};
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::config::{DomainName, FunctionName};
@@ -13,6 +13,7 @@ use crate::tenants::Lease;
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
+use std::fmt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -62,11 +63,35 @@ pub(crate) enum Command {
     Served,
     /// Make its memory the image of the function, and end; it is idle.
     Freeze(FreezeReply),
+    /// Copy its memory; it goes on.
+    Copy(CopyReply),
     End,
 }
 
 /// Where to say how a freeze went.
 pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
+/// Where to say how copying went.
+pub(crate) type CopyReply = oneshot::Sender<Result<Copied, String>>;
+
+/// The copied memory of an instance that has gone on.
+pub(crate) struct Copied {
+    /// Boots instances that begin where that one was.
+    pub launcher: Arc<dyn Launcher>,
+    /// For how long it rested, from the moment at which it was asked to.
+    pub pause: Duration,
+}
+
+impl fmt::Debug for Copied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Copied").field("pause", &self.pause).finish_non_exhaustive()
+    }
+}
+
+/// Who wants the instance to come to rest.
+enum Rest {
+    Freeze(FreezeReply),
+    Copy(CopyReply, Instant),
+}
 
 /// How the boot came about.
 struct Boot {
@@ -92,8 +117,8 @@ pub(crate) struct Supervisor {
     /// when the instance is gone.
     retained: Vec<OwnedSemaphorePermit>,
     boot: Option<Boot>,
-    /// Who wants it to be frozen.
-    freeze: Option<FreezeReply>,
+    /// Who waits for it to come to rest.
+    rest: Option<Rest>,
     /// Denied connections that were logged.
     denials_logged: usize,
     served: u64,
@@ -164,7 +189,7 @@ impl Supervisor {
             late: HashSet::new(),
             retained: Vec::new(),
             boot: None,
-            freeze: None,
+            rest: None,
             denials_logged: 0,
             served: 0,
             idle_look,
@@ -200,7 +225,7 @@ impl Supervisor {
                 }
                 Step::Report(Report::Denied(denials)) => self.denied(&denials),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
-                Step::Report(Report::AtRest(rest)) => self.freeze(rest),
+                Step::Report(Report::AtRest(rest)) => self.at_rest(rest),
                 Step::Command(Some(Command::Watch)) => {
                     self.ring_at = Some(Instant::now() + RING_AFTER);
                     self.keep_at = self.keep_at.or_else(keep_time);
@@ -208,12 +233,9 @@ impl Supervisor {
                 // The alarm is set anew in any case.
                 Step::Command(Some(Command::Look)) => {}
                 Step::Command(Some(Command::Served)) => self.served(),
-                Step::Command(Some(Command::Freeze(reply))) => {
-                    match self.instance.request_rest() {
-                        Ok(()) => self.freeze = Some(reply),
-                        // The report of its end is on the way.
-                        Err(error) => drop(reply.send(Err(error.to_string()))),
-                    }
+                Step::Command(Some(Command::Freeze(reply))) => self.ask_to_rest(Rest::Freeze(reply)),
+                Step::Command(Some(Command::Copy(reply))) => {
+                    self.ask_to_rest(Rest::Copy(reply, Instant::now()));
                 }
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Alarm => self.alarm(Instant::now()),
@@ -354,21 +376,52 @@ impl Supervisor {
         }
     }
 
-    fn freeze(&mut self, rest: EntryPoint) {
-        if let Some(reply) = self.freeze.take() {
-            // Others of the runtime's tasks go on elsewhere meanwhile.
-            let outcome = tokio::task::block_in_place(|| self.instance.freeze(rest));
-            // Who has asked may have lost patience.
-            let _ = reply.send(outcome);
+    /// Asks the instance to come to rest, for one who wants it at a time.
+    fn ask_to_rest(&mut self, rest: Rest) {
+        let asked = match (&self.rest, &rest) {
+            (Some(_), _) => Err("it is being copied already; try again".to_owned()),
+            (None, Rest::Freeze(_)) => self.instance.request_rest().map_err(|error| error.to_string()),
+            (None, Rest::Copy(..)) => {
+                self.instance.request_checkpoint().map_err(|error| error.to_string())
+            }
+        };
+        match (asked, rest) {
+            (Ok(()), rest) => self.rest = Some(rest),
+            (Err(reason), Rest::Freeze(reply)) => drop(reply.send(Err(reason))),
+            (Err(reason), Rest::Copy(reply, _)) => drop(reply.send(Err(reason))),
         }
-        self.instance.kill();
+    }
+
+    /// The instance rests, as somebody has asked, who may have lost patience.
+    fn at_rest(&mut self, rest: EntryPoint) {
+        // Others of the runtime's tasks go on elsewhere meanwhile.
+        match self.rest.take() {
+            Some(Rest::Copy(reply, since)) => {
+                let copied = tokio::task::block_in_place(|| self.instance.copy(rest));
+                self.go_on();
+                let pause = since.elapsed();
+                let _ = reply.send(copied.map(|launcher| Copied { launcher, pause }));
+            }
+            Some(Rest::Freeze(reply)) => {
+                let _ = reply.send(tokio::task::block_in_place(|| self.instance.freeze(rest)));
+                self.instance.kill();
+            }
+            None => self.instance.kill(),
+        }
+    }
+
+    /// Ends the rest of the instance.
+    fn go_on(&mut self) {
+        // If it has ended, the report of that is on the way.
+        let _ = self.instance.resume();
+        self.keep_at = keep_time();
     }
 
     /// The first report may come before the first response byte, if the guest
     /// waits for something or another of its processes answers; a later one
     /// completes it.
     fn booted(&mut self, times: &BootTimes) {
-        let Some(boot) = &mut self.boot else { return };
+        let Some(boot) = &mut self.boot else { return self.service.came_up(self.id) };
         let record = BootRecord {
             function: self.service.name().clone(),
             instance: self.id,
@@ -417,7 +470,7 @@ impl Supervisor {
         self.service.is_single_use()
             && self.served > 0
             && self.late.is_empty()
-            && self.freeze.is_none()
+            && self.rest.is_none()
             && self.connections.count() == 0
             && self.instance.can_rewind()
     }

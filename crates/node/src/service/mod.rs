@@ -17,9 +17,11 @@
 //! Lock order: `Service::slots` is the only lock here, and no other is taken
 //! while it is held.
 
+mod copies;
 mod place;
 mod request;
 
+pub use copies::Forked;
 pub use place::Placement;
 pub(crate) use place::{Found, PlaceError, Reuse};
 
@@ -246,6 +248,11 @@ impl Service {
         u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// Whether one of its live instances has this number.
+    pub(crate) fn has_instance(&self, id: u64) -> bool {
+        self.slots().contains_key(&id)
+    }
+
     /// Number of live instances.
     pub fn instance_count(&self) -> usize {
         self.slots().len()
@@ -352,6 +359,14 @@ impl Service {
             slot.change(Change::Booted { connections: slot.connections });
         }
         self.shared.booted(boot);
+    }
+
+    /// An instance that was booted for no client runs.
+    pub(crate) fn came_up(&self, id: u64) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.change(Change::Booted { connections: slot.connections });
+        }
+        self.changed.notify_waiters();
     }
 
     /// An instance whose boot is known has answered.
