@@ -2,17 +2,17 @@
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_RENEWED, MSG_REPLY, MSG_SIGNAL, MSG_WINDOW_SIZE,
-    Signal as SignalMessage, WindowSize,
+    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_RENEWED, MSG_REPLY, MSG_SIGNAL,
+    MSG_WINDOW_SIZE, Signal as SignalMessage, WindowSize,
 };
 
 use crate::console;
 use crate::host::control::Kept;
 use crate::platform::machine::HostFd;
 use crate::state::kernel;
-use crate::task::{freeze_request, host_process};
 use crate::task::process::FIRST_PID;
 use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
+use crate::task::{freeze_request, host_process};
 
 /// Does what a message says.
 pub fn handle(message: &Kept) {

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use thaw_abi::control::{
-    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_READY, MSG_RENEWED, MSG_RESUME, MSG_SIGNAL,
-    MSG_WINDOW_SIZE, Signal, WindowSize,
+    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_READY, MSG_RENEWED, MSG_RESUME,
+    MSG_SIGNAL, MSG_WINDOW_SIZE, Signal, WindowSize,
 };
 
 use crate::boot::{BootError, BootPlan, Rootfs};

@@ -8,8 +8,8 @@
 mod report;
 
 use thaw_abi::control::{
-    CAUSE_CHECKPOINT, CAUSE_WAITS, EntryPoint, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP, FLAG_FREEZE_AT_ENTRY,
-    MSG_ENTRY_POINT, MSG_RESUME,
+    CAUSE_CHECKPOINT, CAUSE_WAITS, EntryPoint, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP,
+    FLAG_FREEZE_AT_ENTRY, MSG_ENTRY_POINT, MSG_RESUME,
 };
 
 use crate::host::control;
@@ -17,8 +17,8 @@ use crate::mm::vma::VmaFlags;
 use crate::mm::{arena, lazy};
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
-use crate::task::{freeze_request, host_process};
 use crate::task::wait::Events;
+use crate::task::{freeze_request, host_process};
 
 /// Whether now, while no thread can run, is the moment to freeze, and why.
 fn is_due() -> Option<u32> {

@@ -60,7 +60,7 @@ pub(super) fn unknown_function(name: &str) -> Response {
     problem(StatusCode::NOT_FOUND, "unknown_function", reason)
 }
 
-fn unknown_instance(id: u64) -> Response {
+pub(super) fn unknown_instance(id: u64) -> Response {
     let reason = format!("there is no instance {id}; `thaw ps` lists those there are");
     problem(StatusCode::NOT_FOUND, "unknown_instance", reason)
 }

@@ -2,10 +2,10 @@
 
 mod cold;
 mod connections;
+mod copies;
 mod launch;
 mod options;
 mod patience;
-mod copies;
 mod sandbox_instance;
 mod sandboxed;
 mod standby;

@@ -233,7 +233,9 @@ impl Supervisor {
                 // The alarm is set anew in any case.
                 Step::Command(Some(Command::Look)) => {}
                 Step::Command(Some(Command::Served)) => self.served(),
-                Step::Command(Some(Command::Freeze(reply))) => self.ask_to_rest(Rest::Freeze(reply)),
+                Step::Command(Some(Command::Freeze(reply))) => {
+                    self.ask_to_rest(Rest::Freeze(reply))
+                }
                 Step::Command(Some(Command::Copy(reply))) => {
                     self.ask_to_rest(Rest::Copy(reply, Instant::now()));
                 }
@@ -380,7 +382,9 @@ impl Supervisor {
     fn ask_to_rest(&mut self, rest: Rest) {
         let asked = match (&self.rest, &rest) {
             (Some(_), _) => Err("it is being copied already; try again".to_owned()),
-            (None, Rest::Freeze(_)) => self.instance.request_rest().map_err(|error| error.to_string()),
+            (None, Rest::Freeze(_)) => {
+                self.instance.request_rest().map_err(|error| error.to_string())
+            }
             (None, Rest::Copy(..)) => {
                 self.instance.request_checkpoint().map_err(|error| error.to_string())
             }

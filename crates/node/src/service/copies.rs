@@ -81,7 +81,10 @@ impl Service {
             })?;
             let lease = self.tenant.room().try_enter(self.config.limits.memory.bytes());
             let lease = lease.ok_or_else(|| {
-                format!("the quota of {} has no room for so many; see `thaw tenants`", self.tenant.name())
+                format!(
+                    "the quota of {} has no room for so many; see `thaw tenants`",
+                    self.tenant.name()
+                )
             })?;
             Ok(Place { _capacity: capacity, lease })
         };

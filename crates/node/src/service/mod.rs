@@ -64,6 +64,8 @@ pub struct Service {
     slots: Mutex<Slots>,
     /// An instance of this function has a free place, or is gone.
     changed: Notify,
+    /// An instance has a free place: for all who wait for one in particular.
+    freed: Notify,
 }
 
 /// The live instances, by number.
@@ -175,6 +177,7 @@ impl Service {
             permits: Arc::new(Semaphore::new(places)),
             slots: Mutex::default(),
             changed: Notify::new(),
+            freed: Notify::new(),
         })
     }
 
@@ -386,12 +389,13 @@ impl Service {
         let is_idle = slot.disconnected();
         slots.perhaps_free.insert(id);
         drop(slots);
-        self.freed(id, is_idle);
+        self.place_freed(id, is_idle);
     }
 
     /// A place of an instance is free; perhaps it has no other work.
-    fn freed(&self, id: u64, is_idle: bool) {
+    fn place_freed(&self, id: u64, is_idle: bool) {
         self.changed.notify_one();
+        self.freed.notify_waiters();
         if !is_idle {
             return;
         }
@@ -442,6 +446,7 @@ impl Service {
         if !expected && is_crash(end) {
             self.crashed();
         }
+        self.freed.notify_waiters();
         self.changed.notify_waiters();
     }
 
