@@ -134,3 +134,71 @@ fn what_cannot_be_copied_is_refused_and_goes_on() {
     goes_on(&daemon, "alone", original);
     assert_eq!(daemon.instances("alone").len(), 1);
 }
+
+/// The checkpoints, by name.
+fn checkpoints(daemon: &Daemon) -> Vec<Value> {
+    let said = command(daemon, &["checkpoints", "--json"]).success();
+    serde_json::from_str::<Value>(&said).expect("JSON").as_array().expect("a list").clone()
+}
+
+#[track_caller]
+fn checkpoint(daemon: &Daemon, instance: u64, name: &str) -> Value {
+    let said = command(daemon, &["checkpoint", &instance.to_string(), name, "--json"]).success();
+    serde_json::from_str(&said).expect("JSON")
+}
+
+#[track_caller]
+fn restore(daemon: &Daemon, name: &str) -> u64 {
+    let said = command(daemon, &["restore", name, "--json"]).success();
+    let said: Value = serde_json::from_str(&said).expect("JSON");
+    said["ids"][0].as_u64().expect("a number")
+}
+
+#[test]
+fn checkpoints_outlive_their_instance_and_store_what_differs() {
+    let home = home("checkpoints");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "alone");
+    ask(&daemon, "alone", original, "/write?one");
+    let first = checkpoint(&daemon, original, "first");
+    ask(&daemon, "alone", original, "/write?two");
+    let second = checkpoint(&daemon, original, "second");
+    goes_on(&daemon, "alone", original);
+    let depth = |taken: &Value| taken["ancestors"].as_u64().expect("a count");
+    assert_eq!((depth(&first), depth(&second)), (1, 2), "{first} {second}");
+    assert!(second["stored"].as_u64() < first["stored"].as_u64(), "{first} {second}");
+
+    // A copy that was never in the store, and what was restored, are checkpointed as well.
+    let copy = fork(&daemon, original, 1)[0];
+    ask(&daemon, "alone", copy, "/write?of-a-copy");
+    checkpoint(&daemon, copy, "of-a-copy");
+    let restored = restore(&daemon, "second");
+    ask(&daemon, "alone", restored, "/write?three");
+    let third = checkpoint(&daemon, restored, "third");
+    assert_eq!(depth(&third), 3, "{third}");
+
+    daemon.stop();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    assert!(daemon.instances("alone").is_empty());
+    for (name, text) in
+        [("first", "one"), ("second", "two"), ("third", "three"), ("of-a-copy", "of-a-copy")]
+    {
+        let instance = restore(&daemon, name);
+        goes_on(&daemon, "alone", instance);
+        assert_eq!(ask(&daemon, "alone", instance, "/read")["file"], text, "{name}");
+    }
+    let names: Vec<_> =
+        checkpoints(&daemon).iter().map(|known| known["name"].to_string()).collect();
+    assert_eq!(names, ["\"first\"", "\"of-a-copy\"", "\"second\"", "\"third\""]);
+
+    // What others differ from stays.
+    for (name, is_removed) in [("first", false), ("second", false), ("third", true)] {
+        let removed = command(&daemon, &["checkpoints", "--remove", name]);
+        assert_eq!(removed.code == Some(0), is_removed, "{name}: {}", removed.stderr);
+    }
+    command(&daemon, &["gc"]).success();
+    let instance = restore(&daemon, "second");
+    assert_eq!(ask(&daemon, "alone", instance, "/read")["file"], "two");
+    let missing = command(&daemon, &["restore", "third"]);
+    assert!(missing.stderr.contains("third"), "{}", missing.stderr);
+}

@@ -2,6 +2,8 @@
 
 pub mod bench;
 pub mod build;
+pub mod checkpoint;
+pub mod checkpoints;
 pub mod completions;
 pub mod doctor;
 pub mod fork;
@@ -16,6 +18,7 @@ pub mod man;
 pub mod monitor;
 pub mod ps;
 pub mod remove;
+pub mod restore;
 pub mod run;
 pub mod serve;
 pub mod tenants;

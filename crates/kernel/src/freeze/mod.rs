@@ -60,7 +60,8 @@ fn freeze(cause: u32) {
         spaces.iter().for_each(|space| space.recall_shared(0, u64::MAX));
     }
     threads.iter().for_each(|thread| thread.context.save_fpu());
-    for space in &spaces {
+    for (number, space) in spaces.iter().enumerate() {
+        space.set_number_in_next_image(number as u32);
         // In every copy this memory is mapped from the image.
         let all = thaw_abi::layout::GUEST_MAX;
         space.change_flags(0, all, VmaFlags::FROM_IMAGE, VmaFlags::empty());

@@ -32,7 +32,9 @@ pub use access::{AdminToken, RemoteAccess, TokenError};
 pub use address::{AdminAddress, connect_unix};
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
 pub use listen::{LocalListener, listen_at};
-pub use types::{Frozen, FunctionDetail, FunctionInfo, ImageSummary, Problem, summarize_images};
+pub use types::{
+    CheckpointInfo, Frozen, FunctionDetail, FunctionInfo, ImageSummary, Problem, summarize_images,
+};
 
 use crate::catalog::Catalog;
 use crate::node::NodeState;

@@ -3,7 +3,9 @@
 use super::Admin;
 use super::access::{Denied, RemoteAccess, check_origin};
 use super::invoke::invoke;
-use super::types::{Frozen, FunctionDetail, FunctionInfo, Problem, summarize_images};
+use super::types::{
+    CheckpointInfo, Frozen, FunctionDetail, FunctionInfo, Problem, summarize_images,
+};
 use crate::logs::{Follower, Line};
 use crate::service::InstanceInfo;
 use crate::tenants::TenantReport;
@@ -12,7 +14,7 @@ use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::json;
@@ -20,6 +22,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use thaw_store::Name;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -35,6 +38,10 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/functions/{name}/freeze", post(freeze))
         .route("/instances", get(instances))
         .route("/instances/{id}/fork", post(fork))
+        .route("/instances/{id}/checkpoint", post(checkpoint))
+        .route("/checkpoints", get(checkpoints))
+        .route("/checkpoints/{name}", delete(remove_checkpoint))
+        .route("/checkpoints/{name}/restore", post(restore))
         .route("/tenants", get(tenants))
         .route("/images", get(images))
         .route("/reload", post(reload))
@@ -216,6 +223,74 @@ async fn fork(
     match service.fork(id, query.copies).await {
         Ok(forked) => Json(forked).into_response(),
         Err(reason) => problem(StatusCode::CONFLICT, "not_forked", reason),
+    }
+}
+
+#[derive(Deserialize)]
+struct CheckpointQuery {
+    name: String,
+}
+
+async fn checkpoint(
+    State(admin): State<Admin>,
+    Path(id): Path<u64>,
+    Query(query): Query<CheckpointQuery>,
+) -> Response {
+    let name = match Name::new(&query.name) {
+        Ok(name) => name,
+        Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_name", error),
+    };
+    let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    match service.checkpoint(id, name).await {
+        Ok(taken) => Json(taken).into_response(),
+        Err(reason) => problem(StatusCode::CONFLICT, "no_checkpoint", reason),
+    }
+}
+
+async fn checkpoints(State(admin): State<Admin>) -> Response {
+    let store = admin.catalog.store().clone();
+    match tokio::task::spawn_blocking(move || CheckpointInfo::all(&store)).await {
+        Ok(Ok(checkpoints)) => Json(checkpoints).into_response(),
+        Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    }
+}
+
+async fn restore(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<ForkQuery>,
+) -> Response {
+    let name = match Name::new(&name) {
+        Ok(name) => name,
+        Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_name", error),
+    };
+    let catalog = admin.catalog.clone();
+    let opened = tokio::task::spawn_blocking(move || catalog.checkpoint(&name)).await;
+    let (service, launcher) = match opened {
+        Ok(Ok(opened)) => opened,
+        Ok(Err(error)) => return problem(StatusCode::CONFLICT, "not_restored", error),
+        Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    };
+    match service.restore(launcher, query.copies).await {
+        Ok(restored) => Json(restored).into_response(),
+        Err(reason) => problem(StatusCode::CONFLICT, "not_restored", reason),
+    }
+}
+
+async fn remove_checkpoint(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
+    let name = match Name::new(&name) {
+        Ok(name) => name,
+        Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_name", error),
+    };
+    let store = admin.catalog.store().clone();
+    match tokio::task::spawn_blocking(move || store.remove_checkpoint(&name)).await {
+        Ok(Ok(())) => StatusCode::NO_CONTENT.into_response(),
+        Ok(Err(error)) if error.is_not_found() => {
+            problem(StatusCode::NOT_FOUND, "unknown_checkpoint", error)
+        }
+        Ok(Err(error)) => problem(StatusCode::CONFLICT, "not_removed", error),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
     }
 }
 

@@ -1,6 +1,9 @@
 //! One live sandbox, as its supervisor sees it.
 
-use super::launch::{Client, Connector, End, FrozenInstance, Instance, Launcher, Report};
+use super::copies::LastCheckpoint;
+use super::launch::{
+    Checkpoint, Client, Connector, End, Finish, FrozenInstance, Instance, Launcher, Report,
+};
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
 use crate::logs::{InstanceLog, InstancePipes};
@@ -51,6 +54,8 @@ pub(super) struct SandboxInstance {
     kept: Option<KeptForSuccessor>,
     /// It will be ready again.
     lent: Option<Lent>,
+    /// What the next checkpoint of it may differ from.
+    last_checkpoint: LastCheckpoint,
 }
 
 /// The zygote parent tells a moment later how a process has ended.
@@ -105,6 +110,7 @@ impl SandboxInstance {
             parting: None,
             kept: None,
             lent: None,
+            last_checkpoint: LastCheckpoint::default(),
         })
     }
 
@@ -339,6 +345,11 @@ impl Instance for SandboxInstance {
 
     fn copy(&mut self, rest: EntryPoint) -> Result<Arc<dyn Launcher>, String> {
         Ok(Arc::new(self.boots.copy(self.sandbox.get_ref(), rest)?))
+    }
+
+    fn checkpoint(&mut self, rest: EntryPoint, new: Checkpoint) -> Result<Finish, String> {
+        let sandbox = self.sandbox.get_ref();
+        Ok(Box::new(self.boots.checkpoint(sandbox, rest, &self.last_checkpoint, new)?))
     }
 
     fn resume(&mut self) -> io::Result<()> {

@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint, FLAG_BY_PAGE};
 use thaw_sandbox::{
-    BootError, BootPlan, Image, Orphan, PlanError, PopulatePolicy, Recorder, Sandbox, ThawOptions,
-    WorkingSet, Zygote, ZygotePool, connection,
+    BootError, BootPlan, FreezeBase, Image, Orphan, PlanError, PopulatePolicy, Recorder, Sandbox,
+    ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
 };
 use thaw_store::{ImageId, Store};
 use tokio::task::JoinHandle;
@@ -48,6 +48,10 @@ pub(super) struct ImageBoots {
     /// Where the output of the instances goes.
     pub output: FunctionOutput,
     pub(super) image: Arc<Image>,
+    /// What images that differ from it only know it by.
+    pub(super) image_name: [u8; 32],
+    /// The image, or if that lies in memory only, the one in the store that it comes from.
+    pub(super) stored: FreezeBase,
     pub(super) rootfs: StoredRootfs,
     pub(super) store: Store,
     pub(super) image_id: ImageId,
@@ -116,11 +120,14 @@ impl SandboxLauncher {
                 _ => WorkingSetState::Wanted(policy),
             },
         };
+        let (image, image_name) = (Arc::new(image), *image_id.as_bytes());
         let shared = ImageBoots {
             pool,
             terms: InstanceTerms::new(config, tenant, techniques),
             output: FunctionOutput { logs, log },
-            image: Arc::new(image),
+            stored: FreezeBase { image: image.clone(), name: image_name },
+            image,
+            image_name,
             rootfs,
             store: store.clone(),
             image_id,

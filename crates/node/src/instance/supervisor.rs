@@ -3,7 +3,9 @@
 //! here: whoever accepts one hands it over by [`ConnectionTable`].
 
 use super::connections::{ConnectionTable, Due, LetGo, Outcome};
-use super::launch::{Client, End, FrozenInstance, Instance, Launched, Launcher, Report};
+use super::launch::{
+    Checkpoint, Checkpointed, Client, End, FrozenInstance, Instance, Launched, Launcher, Report,
+};
 use super::patience::{Patience, Verdict};
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::config::{DomainName, FunctionName};
@@ -65,6 +67,8 @@ pub(crate) enum Command {
     Freeze(FreezeReply),
     /// Copy its memory; it goes on.
     Copy(CopyReply),
+    /// Write its memory to the store; it goes on.
+    Checkpoint(Checkpoint, CheckpointReply),
     End,
 }
 
@@ -72,6 +76,9 @@ pub(crate) enum Command {
 pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
 /// Where to say how copying went.
 pub(crate) type CopyReply = oneshot::Sender<Result<Copied, String>>;
+
+/// Where to say how a checkpoint went, and for how long the instance rested.
+pub(crate) type CheckpointReply = oneshot::Sender<Result<(Checkpointed, Duration), String>>;
 
 /// The copied memory of an instance that has gone on.
 pub(crate) struct Copied {
@@ -91,6 +98,24 @@ impl fmt::Debug for Copied {
 enum Rest {
     Freeze(FreezeReply),
     Copy(CopyReply, Instant),
+    Checkpoint(Checkpoint, CheckpointReply, Instant),
+}
+
+impl Rest {
+    /// Whether the instance goes on afterwards.
+    fn is_checkpoint(&self) -> bool {
+        !matches!(self, Self::Freeze(_))
+    }
+
+    /// Whoever has asked hears why there is none.
+    fn refuse(self, reason: String) {
+        // Who has asked may have lost patience.
+        match self {
+            Self::Freeze(reply) => drop(reply.send(Err(reason))),
+            Self::Copy(reply, _) => drop(reply.send(Err(reason))),
+            Self::Checkpoint(_, reply, _) => drop(reply.send(Err(reason))),
+        }
+    }
 }
 
 /// How the boot came about.
@@ -239,6 +264,9 @@ impl Supervisor {
                 Step::Command(Some(Command::Copy(reply))) => {
                     self.ask_to_rest(Rest::Copy(reply, Instant::now()));
                 }
+                Step::Command(Some(Command::Checkpoint(new, reply))) => {
+                    self.ask_to_rest(Rest::Checkpoint(new, reply, Instant::now()));
+                }
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Alarm => self.alarm(Instant::now()),
             }
@@ -380,19 +408,17 @@ impl Supervisor {
 
     /// Asks the instance to come to rest, for one who wants it at a time.
     fn ask_to_rest(&mut self, rest: Rest) {
-        let asked = match (&self.rest, &rest) {
-            (Some(_), _) => Err("it is being copied already; try again".to_owned()),
-            (None, Rest::Freeze(_)) => {
-                self.instance.request_rest().map_err(|error| error.to_string())
-            }
-            (None, Rest::Copy(..)) => {
-                self.instance.request_checkpoint().map_err(|error| error.to_string())
-            }
+        if self.rest.is_some() {
+            return rest.refuse("it is being copied already; try again".to_owned());
+        }
+        let asked = match rest.is_checkpoint() {
+            true => self.instance.request_checkpoint(),
+            false => self.instance.request_rest(),
         };
-        match (asked, rest) {
-            (Ok(()), rest) => self.rest = Some(rest),
-            (Err(reason), Rest::Freeze(reply)) => drop(reply.send(Err(reason))),
-            (Err(reason), Rest::Copy(reply, _)) => drop(reply.send(Err(reason))),
+        match asked {
+            Ok(()) => self.rest = Some(rest),
+            // The report of its end is on the way.
+            Err(error) => rest.refuse(error.to_string()),
         }
     }
 
@@ -405,6 +431,15 @@ impl Supervisor {
                 self.go_on();
                 let pause = since.elapsed();
                 let _ = reply.send(copied.map(|launcher| Copied { launcher, pause }));
+            }
+            Some(Rest::Checkpoint(new, reply, since)) => {
+                let written = tokio::task::block_in_place(|| self.instance.checkpoint(rest, new));
+                self.go_on();
+                let pause = since.elapsed();
+                tokio::task::spawn_blocking(move || {
+                    let done = written.and_then(|finish| finish());
+                    let _ = reply.send(done.map(|checkpoint| (checkpoint, pause)));
+                });
             }
             Some(Rest::Freeze(reply)) => {
                 let _ = reply.send(tokio::task::block_in_place(|| self.instance.freeze(rest)));

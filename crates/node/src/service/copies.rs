@@ -1,15 +1,16 @@
 //! Copies of live instances.
 
 use super::{REST_PATIENCE, Service, Slot};
-use crate::config::FunctionName;
+use crate::config::{FunctionConfig, FunctionName};
 use crate::instance::{
-    Command, ConnectionTable, Copied, InstanceState, LaunchError, Launched, Launcher, Place,
-    Supervisor,
+    Checkpoint, Checkpointed, Command, ConnectionTable, Copied, InstanceState, LaunchError,
+    Launched, Launcher, Place, Supervisor,
 };
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use thaw_store::Name;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{timeout, timeout_at};
@@ -34,6 +35,41 @@ pub struct Forked {
     pub ids: Vec<u64>,
 }
 
+/// A checkpoint of an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointTaken {
+    /// The function.
+    pub function: FunctionName,
+    /// The instance, which goes on.
+    pub instance: u64,
+    /// For how long it rested, in microseconds.
+    pub pause_us: u64,
+    /// The checkpoint.
+    #[serde(flatten)]
+    pub checkpoint: Checkpointed,
+}
+
+/// Instances that were made of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    /// The function.
+    pub function: FunctionName,
+    /// Time until all of them ran, in microseconds.
+    pub running_us: u64,
+    /// The instances.
+    pub ids: Vec<u64>,
+}
+
+/// What the store keeps of a checkpoint for its restoring.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CheckpointOf {
+    /// The function.
+    pub function: FunctionName,
+    /// Its configuration at that time, without the values of its environment variables, which
+    /// are in the checkpoint's memory.
+    pub config: FunctionConfig,
+}
+
 impl Service {
     /// Makes `count` copies of a live instance, with all that it has in memory. It goes on
     /// meanwhile, but for a pause.
@@ -42,13 +78,7 @@ impl Service {
     /// One sentence for the operator; there are no copies then.
     pub async fn fork(self: &Arc<Self>, id: u64, count: NonZeroU32) -> Result<Forked, String> {
         let began = Instant::now();
-        if self.is_single_use() {
-            return Err(format!(
-                "instances of `{}` end with their connection, which a copy does not have; set \
-                 isolation = \"instance\"",
-                self.name()
-            ));
-        }
+        self.check_serves_several("a copy does not have it")?;
         // Nothing rests before it is known that there is room.
         let places = self.places_for(count)?;
         let Copied { launcher, pause } = self.copy_of(id).await?;
@@ -61,6 +91,52 @@ impl Service {
             running_us: as_us(began.elapsed()),
             ids,
         })
+    }
+
+    /// Writes a live instance to the store by a name. It goes on meanwhile, but for a pause.
+    ///
+    /// # Errors
+    /// One sentence for the operator; the store is as before.
+    pub async fn checkpoint(&self, id: u64, name: Name) -> Result<CheckpointTaken, String> {
+        self.check_serves_several("the copy of a connection leads nowhere")?;
+        let (reply, done) = oneshot::channel();
+        let owner = self.tenant.name().domain().map(|domain| domain.name().clone());
+        let config =
+            CheckpointOf { function: self.name().clone(), config: self.config.without_secrets() };
+        let config = serde_json::to_value(config).expect("plain data");
+        let new = Checkpoint { name, owner, config };
+        self.table_of_live(id)?.tell(Command::Checkpoint(new, reply));
+        let (checkpoint, pause) = self.rested(id, done).await?;
+        let function = self.name().clone();
+        Ok(CheckpointTaken { function, instance: id, pause_us: as_us(pause), checkpoint })
+    }
+
+    /// Boots instances that begin where another one was when it was checkpointed.
+    ///
+    /// # Errors
+    /// One sentence for the operator; there is none of them then.
+    pub async fn restore(
+        self: &Arc<Self>,
+        launcher: Arc<dyn Launcher>,
+        count: NonZeroU32,
+    ) -> Result<Restored, String> {
+        let began = Instant::now();
+        let places = self.places_for(count)?;
+        let ids = self.boot_copies(&launcher, places).await.map_err(|error| error.to_string())?;
+        self.wait_until_running(&ids).await?;
+        let function = self.name().clone();
+        Ok(Restored { function, running_us: as_us(began.elapsed()), ids })
+    }
+
+    /// Instances that serve one connection end with it.
+    fn check_serves_several(&self, why: &str) -> Result<(), String> {
+        match self.is_single_use() {
+            false => Ok(()),
+            true => Err(format!(
+                "instances of `{}` end with their connection, and {why}; set isolation = \"instance\"",
+                self.name()
+            )),
+        }
     }
 
     /// Room for more instances, within all limits.
@@ -95,8 +171,17 @@ impl Service {
     async fn copy_of(&self, id: u64) -> Result<Copied, String> {
         let (reply, copied) = oneshot::channel();
         self.table_of_live(id)?.tell(Command::Copy(reply));
-        match timeout(REST_PATIENCE, copied).await {
-            Ok(Ok(copied)) => copied,
+        self.rested(id, copied).await
+    }
+
+    /// What comes of an instance's rest.
+    async fn rested<T>(
+        &self,
+        id: u64,
+        outcome: oneshot::Receiver<Result<T, String>>,
+    ) -> Result<T, String> {
+        match timeout(REST_PATIENCE, outcome).await {
+            Ok(Ok(outcome)) => outcome,
             Ok(Err(_)) => Err(format!("instance {id} has ended before it could be copied")),
             Err(_) => Err(format!(
                 "instance {id} did not come to rest within {} s",

@@ -21,7 +21,7 @@ mod copies;
 mod place;
 mod request;
 
-pub use copies::Forked;
+pub use copies::{CheckpointOf, CheckpointTaken, Forked, Restored};
 pub use place::Placement;
 pub(crate) use place::{Found, PlaceError, Reuse};
 
