@@ -10,6 +10,7 @@ use thaw_abi::freeze::{
 use thaw_abi::layout::SHM_BASE;
 use thaw_abi::rootfs::NO_BLOB;
 
+use super::hibernate;
 use crate::mm::arena;
 use crate::mm::backing::MmapSource;
 use crate::mm::vma::{Vma, VmaFlags};
@@ -19,9 +20,18 @@ use crate::state::kernel;
 use crate::task::Space;
 use crate::task::Thread;
 
+/// Who gets the memory that is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Copies of the sandbox: memory that is to be wiped in them is.
+    Copies,
+    /// The sandbox itself, byte for byte.
+    Itself,
+}
+
 /// Describes everything that makes up the sandbox. `spaces` and `threads` begin
 /// with those of the first process.
-pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>]) -> Vec<u8> {
+pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> Vec<u8> {
     let process = &threads[0].process;
     let mut strings: Vec<u8> = Vec::new();
     let mut regions: Vec<FrozenRegion> = Vec::new();
@@ -29,6 +39,10 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>]) -> Vec<u8> {
     for (number, space) in spaces.iter().enumerate() {
         let list = if number == 0 { &mut regions } else { &mut others };
         add_space(list, space, number as u32, &mut strings);
+    }
+    if saved_for == Use::Itself {
+        let all = regions.iter_mut().chain(&mut others);
+        all.for_each(|region| region.flags &= !REGION_WIPE);
     }
     let shared_memory = if arena::is_shared() { shm::ranges() } else { Vec::new() };
     let processes: Vec<u32> = spaces
@@ -100,7 +114,7 @@ fn add_space(
     let (gate, gate_len) = space.gate.mapped_range();
     let gate = kernel_region(gate, gate_len, PROT_READ | PROT_EXEC);
     // Each host process has its own.
-    let flags = REGION_KERNEL | if kernel().generation.get() > 0 { REGION_FROM_IMAGE } else { 0 };
+    let flags = REGION_KERNEL | from_file();
     regions.push(FrozenRegion { space: number, flags, ..gate });
     for vma in space.areas() {
         // Their pages are in the page store while the sandbox is at rest, or in
@@ -115,7 +129,13 @@ fn add_space(
 /// Pages that are not present may still have content: they come from an image,
 /// or lie in the arena's file.
 fn from_image() -> u32 {
-    if kernel().generation.get() > 0 || arena::is_shared() { REGION_FROM_IMAGE } else { 0 }
+    if arena::is_shared() { REGION_FROM_IMAGE } else { from_file() }
+}
+
+/// As [`from_image`], for memory that is no part of the arena.
+fn from_file() -> u32 {
+    let is_from_file = kernel().generation.get() > 0 || hibernate::has_been_hibernated();
+    if is_from_file { REGION_FROM_IMAGE } else { 0 }
 }
 
 fn kernel_region(start: u64, len: u64, prot: u32) -> FrozenRegion {
@@ -133,7 +153,7 @@ fn kernel_region(start: u64, len: u64, prot: u32) -> FrozenRegion {
 }
 
 fn guest_region(vma: &Vma, strings: &mut Vec<u8>) -> FrozenRegion {
-    let mut flags = if kernel().generation.get() > 0 { REGION_FROM_IMAGE } else { 0 };
+    let mut flags = from_file();
     for (flag, bit) in [
         (VmaFlags::SHARED, REGION_SHARED),
         (VmaFlags::WIPE_ON_FORK, REGION_WIPE),

@@ -28,7 +28,7 @@ use crate::state::protocol::{
     ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, REPLY_BLOB, REQUEST_FREEZE, errno_of,
     padded,
 };
-use crate::state::{Conversation, StateError};
+use crate::state::{Conversation, StateError, Subject};
 use layout::{Scanned, lay_out};
 use report::Report;
 use scan::Scanner;
@@ -207,38 +207,68 @@ pub fn freeze(
     spec: &FreezeSpec,
     image: &File,
 ) -> Result<FreezeReport, FreezeError> {
-    let started = Instant::now();
     let Rootfs::Index { blobs, .. } = sandbox.rootfs() else {
         return Err(FreezeError::HostDirectory);
     };
-    if spec.about.len() > ABOUT_MAX {
-        return Err(FreezeError::About { len: spec.about.len(), limit: ABOUT_MAX });
+    let subject = &sandbox.subject().map_err(FreezeError::Memory)?;
+    let kernel_build = sandbox.kernel_build_id();
+    Frozen { subject, blobs: Some(&**blobs), kernel_build }.write(entry, spec, image)
+}
+
+/// A sandbox at rest.
+pub(crate) struct Frozen<'a> {
+    pub subject: &'a Subject,
+    /// The blobs of its rootfs; `None`: it has none.
+    pub blobs: Option<&'a dyn BlobSource>,
+    pub kernel_build: [u8; 32],
+}
+
+impl Frozen<'_> {
+    /// Writes its memory: see [`freeze`](fn@freeze).
+    pub fn write(
+        &self,
+        entry: EntryPoint,
+        spec: &FreezeSpec,
+        image: &File,
+    ) -> Result<FreezeReport, FreezeError> {
+        let started = Instant::now();
+        if spec.about.len() > ABOUT_MAX {
+            return Err(FreezeError::About { len: spec.about.len(), limit: ABOUT_MAX });
+        }
+        let request = FreezeRequest {
+            kind: REQUEST_FREEZE,
+            about_len: spec.about.len() as u32,
+            index_hash: spec.index_hash,
+            kernel_build: self.kernel_build,
+            program: padded(&spec.program),
+            arguments: padded(&spec.arguments),
+            report_address: entry.report_address,
+            report_len: entry.report_len,
+            max_stored: spec.max_stored,
+            clean_gap_pages: spec.merge.clean_gap_pages,
+            zero_gap_pages: spec.merge.zero_gap_pages,
+        };
+        let packet = [bytes_of(&request), spec.about.as_bytes()].concat();
+        let time = time_allowed(spec.max_stored);
+        let mut lender = Lender { blobs: self.blobs.unwrap_or(&NoBlobs), lent: 0, failed: None };
+        let (answer, text) =
+            self.subject.ask(&packet, Some(image.as_fd()), time, |helper| lender.serve(helper))?;
+        if answer.kind != ANSWER_DONE {
+            return Err(lender.error(&answer, &text));
+        }
+        let file_len = image.metadata().map_err(FreezeError::Write)?.len();
+        let report = report_of(&answer, file_len, started.elapsed());
+        report.ok_or(StateError::Nonsense("its report of the image has no sense").into())
     }
-    let request = FreezeRequest {
-        kind: REQUEST_FREEZE,
-        about_len: spec.about.len() as u32,
-        index_hash: spec.index_hash,
-        kernel_build: sandbox.kernel_build_id(),
-        program: padded(&spec.program),
-        arguments: padded(&spec.arguments),
-        report_address: entry.report_address,
-        report_len: entry.report_len,
-        max_stored: spec.max_stored,
-        clean_gap_pages: spec.merge.clean_gap_pages,
-        zero_gap_pages: spec.merge.zero_gap_pages,
-    };
-    let packet = [bytes_of(&request), spec.about.as_bytes()].concat();
-    let subject = sandbox.subject().map_err(FreezeError::Memory)?;
-    let time = time_allowed(spec.max_stored);
-    let mut lender = Lender { blobs: &**blobs, lent: 0, failed: None };
-    let (answer, text) =
-        subject.ask(&packet, Some(image.as_fd()), time, |helper| lender.serve(helper))?;
-    if answer.kind != ANSWER_DONE {
-        return Err(lender.error(&answer, &text));
+}
+
+/// The blobs of a sandbox that has none.
+struct NoBlobs;
+
+impl BlobSource for NoBlobs {
+    fn open_blob(&self, _: u32) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::NotFound.into())
     }
-    let file_len = image.metadata().map_err(FreezeError::Write)?.len();
-    let report = report_of(&answer, file_len, started.elapsed());
-    report.ok_or(StateError::Nonsense("its report of the image has no sense").into())
 }
 
 /// Opens blobs for the state helper while it freezes.
@@ -342,16 +372,10 @@ fn report_of(answer: &Answer, file_len: u64, duration: Duration) -> Option<Freez
 /// Takes an answer of the helper as [`freeze`] does, for the fuzzers.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn take_answer(answer: &Answer, text: &str) {
-    struct None;
-    impl BlobSource for None {
-        fn open_blob(&self, _: u32) -> io::Result<OwnedFd> {
-            Err(io::ErrorKind::NotFound.into())
-        }
-    }
     if let Some(report) = report_of(answer, answer.numbers[0], Duration::ZERO) {
         assert!(report.stored <= report.file_len);
     }
-    let mut lender = Lender { blobs: &None, lent: 0, failed: Option::None };
+    let mut lender = Lender { blobs: &NoBlobs, lent: 0, failed: None };
     assert!(!lender.error(answer, text).to_string().is_empty());
 }
 
