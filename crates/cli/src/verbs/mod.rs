@@ -6,6 +6,7 @@ pub mod completions;
 pub mod doctor;
 pub mod freeze;
 pub mod gc;
+pub mod hibernate;
 pub mod images;
 pub mod import;
 pub mod inspect;
@@ -18,6 +19,7 @@ pub mod remove;
 pub mod run;
 pub mod serve;
 pub mod tenants;
+pub mod wake;
 
 mod limits;
 mod listen;

@@ -260,6 +260,8 @@ fn fail(what: &str, error: Errno) -> ! {
         text[len..len + room].copy_from_slice(&part[..room]);
         len += room;
     }
+    // The host would hear of messages that nobody has read, instead of this one.
+    while control::look_for_message().is_some() {}
     control::send(MSG_FAILED, 0, &text[..len], &[]);
     Machine::exit(panic::PANIC_EXIT_CODE)
 }

@@ -3,7 +3,9 @@
 use super::Admin;
 use super::access::{Denied, RemoteAccess, check_origin};
 use super::invoke::invoke;
-use super::types::{Frozen, FunctionDetail, FunctionInfo, Problem, summarize_images};
+use super::types::{
+    Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem, Woken, summarize_images,
+};
 use crate::logs::{Follower, Line};
 use crate::service::InstanceInfo;
 use crate::tenants::TenantReport;
@@ -19,6 +21,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
+use thaw_sandbox::Awake;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -32,6 +35,8 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/functions/{name}/logs", get(logs))
         .route("/functions/{name}/invoke", post(invoke))
         .route("/functions/{name}/freeze", post(freeze))
+        .route("/functions/{name}/hibernate", post(hibernate))
+        .route("/functions/{name}/wake", post(wake))
         .route("/instances", get(instances))
         .route("/tenants", get(tenants))
         .route("/images", get(images))
@@ -166,15 +171,47 @@ async fn reload(State(admin): State<Admin>) -> Response {
     }
 }
 
+/// Which instance is meant.
 #[derive(Deserialize)]
-struct FreezeQuery {
+struct InstanceQuery {
     instance: Option<u64>,
+}
+
+async fn hibernate(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<InstanceQuery>,
+) -> Response {
+    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    match service.hibernate(query.instance).await {
+        Ok((instance, hibernated)) => {
+            Json(Hibernated { function: service.name().clone(), instance, hibernated })
+                .into_response()
+        }
+        Err(reason) => problem(StatusCode::CONFLICT, "not_hibernated", reason),
+    }
+}
+
+async fn wake(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<InstanceQuery>,
+) -> Response {
+    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    match service.wake(query.instance).await {
+        Ok((instance, awake)) => {
+            let took = |awake: Awake| awake.ready_ns.saturating_sub(awake.woken_ns) / 1000;
+            let (function, wake_us) = (service.name().clone(), awake.map(took));
+            Json(Woken { function, instance, wake_us }).into_response()
+        }
+        Err(reason) => problem(StatusCode::CONFLICT, "not_woken", reason),
+    }
 }
 
 async fn freeze(
     State(admin): State<Admin>,
     Path(name): Path<String>,
-    Query(query): Query<FreezeQuery>,
+    Query(query): Query<InstanceQuery>,
 ) -> Response {
     let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
     let (instance, frozen) = match service.freeze(query.instance).await {

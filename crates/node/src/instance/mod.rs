@@ -2,6 +2,7 @@
 
 mod cold;
 mod connections;
+mod hibernation;
 mod launch;
 mod options;
 mod patience;
@@ -14,9 +15,10 @@ mod terms;
 
 pub(crate) use connections::{ConnectionNote, ConnectionTable, Delivery, Done, LetGo};
 pub use connections::{Outcome, Placed};
+pub use hibernation::HibernationTerms;
 pub use launch::{
-    Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow,
-    Report, RewindInfo, StandbyInfo, Way,
+    Client, Connector, End, FrozenInstance, HibernatedInstance, Instance, LaunchError, Launched,
+    Launcher, NotNow, Report, RewindInfo, StandbyInfo, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;
