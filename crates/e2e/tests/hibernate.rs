@@ -73,16 +73,14 @@ fn wait_for_state(daemon: &Daemon, function: &str, state: &str) {
     wait_until(&format!("{function} is {state}"), || instance(daemon, function).1 == state);
 }
 
-/// Bytes of private memory and page tables of a process.
+/// Bytes of pages of no file and of page tables of a process.
 fn own_memory(pid: u32) -> u64 {
     let field = |file: &str, name: &str| -> u64 {
         let text = fs::read_to_string(format!("/proc/{pid}/{file}")).expect("root may read this");
         let line = text.lines().find(|line| line.starts_with(name)).expect("the field");
         line.split_whitespace().nth(1).expect("a value").parse::<u64>().expect("a number") * 1024
     };
-    field("smaps_rollup", "Private_Dirty:")
-        + field("smaps_rollup", "Private_Clean:")
-        + field("status", "VmPTE:")
+    field("smaps_rollup", "Anonymous:") + field("status", "VmPTE:")
 }
 
 #[test]
@@ -111,7 +109,9 @@ fn an_instance_keeps_its_state_over_three_hibernations() {
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     assert!(again.stdout.contains("is awake"), "{}", again.stdout);
     let metrics = daemon.admin("/metrics").text();
-    for line in ["thaw_hibernations_total{function=\"told\"} 3", "thaw_wakes_total{function=\"told\"} 3"] {
+    for line in
+        ["thaw_hibernations_total{function=\"told\"} 3", "thaw_wakes_total{function=\"told\"} 3"]
+    {
         assert!(metrics.contains(line), "{metrics}");
     }
 }
@@ -157,9 +157,8 @@ fn threads_on_several_processors_hibernate_together() {
     for function in ["several", "go"] {
         let ask = || {
             std::thread::scope(|scope| {
-                let asked = [(); 8].map(|()| {
-                    scope.spawn(|| get(daemon.gateway(), function, "/count").status)
-                });
+                let asked = [(); 8]
+                    .map(|()| scope.spawn(|| get(daemon.gateway(), function, "/count").status));
                 asked.map(|asked| asked.join().expect("an answer"))
             })
         };

@@ -145,14 +145,14 @@ impl Running {
         answer
     }
 
-    /// Bytes of memory that are the sandbox' own: pages that it has written to, and page tables.
+    /// Bytes of memory that are the sandbox' own: pages of no file, and page tables.
     fn own_memory(&self) -> u64 {
         let field = |file: &str, name: &str| -> u64 {
             let text = fs::read_to_string(format!("/proc/{}/{file}", self.sandbox.pid())).unwrap();
             let line = text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
             line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
         };
-        field("smaps_rollup", "Private_Dirty:") + field("status", "VmPTE:")
+        field("smaps_rollup", "Anonymous:") + field("status", "VmPTE:")
     }
 
     fn is_running(&self) -> bool {
