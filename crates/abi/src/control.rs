@@ -65,6 +65,18 @@ pub const MSG_RENEWED: u32 = 12;
 /// [`MSG_ENTRY_POINT`]; no body. The sandbox goes on afterwards as if nothing had been.
 pub const MSG_CHECKPOINT: u32 = 13;
 
+// Host → sandbox, to hibernate it in place (Hibernate Container, §3.1).
+
+/// Come to rest, when no thread can run, in order to be hibernated: [`Rest`]. The sandbox
+/// answers with [`MSG_RESTING`].
+pub const MSG_REST: u32 = 20;
+/// Give up the memory that a swap file holds: [`Hibernate`]. One descriptor: that file,
+/// read-only. The answer is [`MSG_HIBERNATED`], or [`MSG_AWAKE`] if the sandbox has gone on
+/// meanwhile.
+pub const MSG_HIBERNATE: u32 = 21;
+/// Wake, or rest no more; no body. Every other message wakes, too.
+pub const MSG_WAKE: u32 = 22;
+
 // Sandbox → host.
 
 /// The zygote is set up and waits for [`MSG_START`] or [`MSG_THAW`], the held
@@ -82,6 +94,15 @@ pub const MSG_CONNECTION_CLOSED: u32 = 104;
 pub const MSG_EXIT: u32 = 105;
 /// The host refused or the kernel failed to start or thaw: UTF-8 text, one sentence.
 pub const MSG_FAILED: u32 = 106;
+
+/// All guest threads wait, as [`MSG_REST`] has asked: [`Resting`]. Nothing of the memory
+/// changes until the sandbox says [`MSG_AWAKE`].
+pub const MSG_RESTING: u32 = 120;
+/// The sandbox has given up its memory; no body. It waits for a message, or for what else
+/// may wake it.
+pub const MSG_HIBERNATED: u32 = 121;
+/// The sandbox goes on: [`Awake`].
+pub const MSG_AWAKE: u32 = 122;
 
 // Requests, sandbox → host, each answered by [`MSG_REPLY`].
 
@@ -425,6 +446,76 @@ pub const CAUSE_HOST: u32 = 4;
 /// The host has sent [`MSG_CHECKPOINT`].
 pub const CAUSE_CHECKPOINT: u32 = 5;
 
+/// Body of [`MSG_REST`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Rest {
+    /// The host's number for this rest, not 0.
+    pub number: u64,
+}
+
+/// Body of [`MSG_RESTING`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Resting {
+    /// That of [`Rest`].
+    pub number: u64,
+    /// Address of the [`crate::freeze::ReportHeader`].
+    pub report_address: u64,
+    /// Bytes of the report.
+    pub report_len: u64,
+}
+
+/// A due timer of the guest wakes the sandbox. Without it, timers expire on waking.
+pub const HIBERNATE_TIMERS: u32 = 1 << 0;
+
+/// Body of [`MSG_HIBERNATE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Hibernate {
+    /// The rest that the file was written in: that of [`Resting`].
+    pub number: u64,
+    /// Bytes of the file.
+    pub file_len: u64,
+    /// Where the [`crate::image::Mapping`]s lie in the file.
+    pub mappings_at: u64,
+    /// Where the [`PopulateRange`]s lie in the file: what waking populates.
+    pub ranges_at: u64,
+    /// Number of mappings.
+    pub mapping_count: u32,
+    /// Number of ranges.
+    pub range_count: u32,
+    /// `HIBERNATE_*`.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A message of the host is there.
+pub const AWAKE_MESSAGE: u32 = 1;
+/// A descriptor that the guest waits for has news: a client has sent something.
+pub const AWAKE_DESCRIPTOR: u32 = 2;
+/// A timer of the guest is due.
+pub const AWAKE_TIMER: u32 = 3;
+/// It cannot be hibernated: it has several processes, or memory that they share.
+pub const AWAKE_SEVERAL_PROCESSES: u32 = 4;
+
+/// Body of [`MSG_AWAKE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Awake {
+    /// The rest that it comes from: that of [`Rest`].
+    pub number: u64,
+    /// When it was woken, in nanoseconds of the host's `CLOCK_MONOTONIC`.
+    pub woken_ns: u64,
+    /// When its memory was in place again, the same.
+    pub ready_ns: u64,
+    /// Why: `AWAKE_*`.
+    pub cause: u32,
+    /// Whether it had been hibernated, 0 or 1.
+    pub was_hibernated: u32,
+}
+
 /// Body of [`MSG_CONNECTION_CLOSED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -552,6 +643,10 @@ mod tests {
             size_of::<OpenSocket>(),
             size_of::<OpenedSocket>(),
             size_of::<TerminalMode>(),
+            size_of::<Rest>(),
+            size_of::<Resting>(),
+            size_of::<Hibernate>(),
+            size_of::<Awake>(),
         ] {
             assert_eq!(size % 8, 0);
         }

@@ -8,11 +8,13 @@ use thaw_e2e::{
     Daemon, DaemonOptions, Outcome, built_home, get, repository, run, thaw, wait_until,
 };
 
-/// A store with the server that is never idle, as `alone` and with a second process as `two`.
+/// A store with the server that is never idle, as `alone` and with a second process as `two`; as
+/// `quiet` it is idle.
 fn home(label: &str) -> PathBuf {
     let home = built_home(label, &[]);
     let program = repository().join("tests/guest/functions/alive/app.py");
-    for (name, argument) in [("alone", ""), ("two", ", \"worker\"")] {
+    let variants = [("alone", ""), ("two", ", \"worker\""), ("quiet", ", \"quiet\"")];
+    for (name, argument) in variants {
         let directory = tempfile::tempdir().expect("a directory");
         fs::copy(&program, directory.path().join("app.py")).expect("a program");
         let text = format!(
@@ -201,4 +203,32 @@ fn checkpoints_outlive_their_instance_and_store_what_differs() {
     assert_eq!(ask(&daemon, "alone", instance, "/read")["file"], "two");
     let missing = command(&daemon, &["restore", "third"]);
     assert!(missing.stderr.contains("third"), "{}", missing.stderr);
+}
+
+/// Has an instance of `quiet` give up its memory as soon as it is idle.
+fn hibernate(daemon: &Daemon, instance: u64) {
+    let states = ["idle", "woken-up"];
+    let is_idle = |known: &Value| {
+        known["id"] == instance && states.iter().any(|state| known["state"] == *state)
+    };
+    wait_until("it is idle", || daemon.instances("quiet").iter().any(is_idle));
+    command(daemon, &["hibernate", "quiet", "--instance", &instance.to_string()]).success();
+}
+
+#[test]
+fn hibernated_instances_are_copied_and_go_on() {
+    let daemon = Daemon::start(&home("copies-hibernated"), &DaemonOptions::default());
+    let original = begin(&daemon, "quiet");
+    for (round, text) in ["one", "two", "three"].into_iter().enumerate() {
+        ask(&daemon, "quiet", original, &format!("/write?{text}"));
+        hibernate(&daemon, original);
+        let name = format!("hibernated-{round}");
+        checkpoint(&daemon, original, &name);
+        hibernate(&daemon, original);
+        for instance in [fork(&daemon, original, 1)[0], restore(&daemon, &name), original] {
+            let read = ask(&daemon, "quiet", instance, "/read");
+            assert_eq!((&read["file"], &read["text"]), (&text.into(), &text.into()), "{read}");
+            assert_eq!(read["heap"], true, "{read}");
+        }
+    }
 }

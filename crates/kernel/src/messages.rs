@@ -2,13 +2,13 @@
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_RENEWED, MSG_REPLY, MSG_SIGNAL,
-    MSG_WINDOW_SIZE, Signal as SignalMessage, WindowSize,
+    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_HIBERNATE, MSG_RENEWED, MSG_REPLY,
+    MSG_REST, MSG_SIGNAL, MSG_WAKE, MSG_WINDOW_SIZE, Rest, Signal as SignalMessage, WindowSize,
 };
 
 use crate::console;
 use crate::host::control::Kept;
-use crate::platform::machine::HostFd;
+use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::kernel;
 use crate::task::process::FIRST_PID;
 use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
@@ -36,6 +36,10 @@ pub fn handle(message: &Kept) {
             host_process::interrupt_everybody();
         }
         MSG_RENEWED => crate::net::host_renewed(),
+        MSG_REST => freeze_request::request_rest(body::<Rest>(message).number),
+        MSG_WAKE => freeze_request::request_rest(0),
+        // The sandbox has gone on since it was at rest: the file is out of date.
+        MSG_HIBERNATE => message.fds.iter().for_each(|&fd| Machine::close(HostFd::new(fd))),
         // To a request that was made without waiting.
         MSG_REPLY => crate::net::answered(message),
         kind => console!("thaw kernel: the host sent a message of unknown kind {kind}"),

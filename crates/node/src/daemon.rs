@@ -12,6 +12,7 @@ use crate::legacy;
 use crate::logs::Logs;
 use crate::node::NodeState;
 use crate::successor::watch_refusals;
+use crate::swap::SwapSpace;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
@@ -239,6 +240,7 @@ pub async fn serve(
         shared.tenants().keep_apart(CoreScheduling::start()?);
     }
     shared.tenants().read_from(home.root().join(QUOTAS_FILE))?;
+    shared.hibernate_in(SwapSpace::begin(home.swap()?)?);
     if let Some(link) = monitor::of_this_process() {
         shared.number_life(link.grant().life());
     }

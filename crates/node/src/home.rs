@@ -5,6 +5,7 @@
 //!   store/…          blobs, rootfs indexes, images: owned by thaw-store
 //!   logs/NAME.log    what a function printed
 //!   work/NAME/       host-side build results, such as installed packages
+//!   swap/            memory of hibernated instances; its files have no names
 //!   tenants.toml     what tenants may use, written by the operator
 //!   daemon.lock      locked by the one daemon that serves this directory
 //!   daemon.json      how to reach that daemon
@@ -207,6 +208,16 @@ impl Home {
     /// It cannot be made.
     pub fn logs(&self) -> Result<PathBuf, HomeError> {
         let path = self.root.join("logs");
+        self.make_directory(&path)?;
+        Ok(path)
+    }
+
+    /// The directory for the memory of hibernated instances, made if missing.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn swap(&self) -> Result<PathBuf, HomeError> {
+        let path = self.root.join("swap");
         self.make_directory(&path)?;
         Ok(path)
     }

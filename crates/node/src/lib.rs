@@ -27,6 +27,7 @@ pub mod rootfs;
 pub mod service;
 pub mod socket;
 mod successor;
+pub mod swap;
 pub mod tenants;
 pub mod upstream;
 

@@ -24,6 +24,8 @@ pub struct Metrics {
     ended: Family<EndLabels, Counter>,
     egress_denied: Family<FunctionLabels, Counter>,
     backoffs: Family<FunctionLabels, Counter>,
+    hibernations: Family<FunctionLabels, Counter>,
+    wakes: Family<FunctionLabels, Counter>,
     instances: Family<InstanceLabels, Gauge>,
     zygotes: Gauge,
     monitor_refusals: Counter,
@@ -89,6 +91,7 @@ impl Default for Metrics {
         let ended = Family::default();
         let egress_denied = Family::default();
         let backoffs = Family::default();
+        let (hibernations, wakes) = (Family::default(), Family::default());
         let instances = Family::default();
         let zygotes = Gauge::default();
         let monitor_refusals = Counter::default();
@@ -119,6 +122,12 @@ impl Default for Metrics {
             "Times that a function has backed off after many crashes",
             backoffs.clone(),
         );
+        registry.register(
+            "hibernations",
+            "Times that an instance has given up its memory",
+            hibernations.clone(),
+        );
+        registry.register("wakes", "Times that a hibernated instance has woken", wakes.clone());
         registry.register("instances", "Live instances", instances.clone());
         registry.register("zygotes", "Zygotes ready", zygotes.clone());
         registry.register(
@@ -135,6 +144,8 @@ impl Default for Metrics {
             ended,
             egress_denied,
             backoffs,
+            hibernations,
+            wakes,
             instances,
             zygotes,
             monitor_refusals,
@@ -196,6 +207,18 @@ impl Metrics {
     pub fn egress_denied(&self, function: &FunctionName, count: u64) {
         let labels = FunctionLabels { function: function.to_string() };
         self.egress_denied.get_or_create(&labels).inc_by(count);
+    }
+
+    /// An instance of a function has given up its memory.
+    pub fn hibernated(&self, function: &FunctionName) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.hibernations.get_or_create(&labels).inc();
+    }
+
+    /// A hibernated instance of a function has woken.
+    pub fn woken(&self, function: &FunctionName) {
+        let labels = FunctionLabels { function: function.to_string() };
+        self.wakes.get_or_create(&labels).inc();
     }
 
     /// A function has begun to back off after many crashes.

@@ -6,10 +6,11 @@ use crate::config::FunctionName;
 use crate::crashes::{Crashes, Refreshes};
 use crate::metrics::Metrics;
 use crate::service::{InstanceInfo, Service};
+use crate::swap::SwapSpace;
 use crate::tenants::{Taken, Tenant, Tenants};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore};
@@ -32,6 +33,8 @@ pub struct NodeState {
     crashes: Mutex<HashMap<FunctionName, Arc<Crashes>>>,
     refreshes: Refreshes,
     tenants: Tenants,
+    /// Where the memory of hibernated instances goes.
+    swap_space: OnceLock<Arc<SwapSpace>>,
     services: RwLock<HashMap<FunctionName, Arc<Service>>>,
     /// Replaced or removed services whose last instances still work.
     retired: Mutex<Vec<Arc<Service>>>,
@@ -67,6 +70,7 @@ impl NodeState {
             crashes: Mutex::default(),
             refreshes: Refreshes::default(),
             tenants: Tenants::default(),
+            swap_space: OnceLock::new(),
             services: RwLock::default(),
             retired: Mutex::default(),
         })
@@ -124,6 +128,17 @@ impl NodeState {
     /// Those who share functions' quotas.
     pub fn tenants(&self) -> &Tenants {
         &self.tenants
+    }
+
+    /// Lets instances hibernate, in this directory. The first one stays.
+    pub fn hibernate_in(&self, space: SwapSpace) {
+        // Only a daemon that begins twice has two.
+        let _ = self.swap_space.set(Arc::new(space));
+    }
+
+    /// Where the memory of hibernated instances goes; `None`: they cannot hibernate.
+    pub(crate) fn swap_space(&self) -> Option<Arc<SwapSpace>> {
+        self.swap_space.get().cloned()
     }
 
     /// Finds the function that a client asks for.

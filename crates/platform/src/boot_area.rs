@@ -5,6 +5,7 @@
 //! 0x0000_0000  first vCPU: block, the process' block in the same page, stacks
 //! 0x0009_0000  page of [`crate::machine::Memory::barrier`]
 //! 0x000a_0000  words of [`crate::kernel_lock`]
+//! 0x000b_0000  descriptors that a hibernated sandbox waits for
 //! 0x0010_0000  buffers of [`crate::message`]
 //! 0x0030_0000  tables
 //! 0x1000_0000  the other vCPUs
@@ -21,11 +22,13 @@ use thaw_abi::image::Mapping;
 use thaw_abi::layout::BOOT_BASE;
 
 use crate::io::IoVec;
+use crate::machine::PollFd;
 use crate::memory::Table;
 
 /// Bytes of the area that are mapped from the beginning.
 pub const FIRST_SIZE: u64 = 8 << 20;
 const OF_PROCESS_AT: u64 = BOOT_BASE + 0x800;
+const AWAITED_AT: u64 = BOOT_BASE + 0xb_0000;
 const MAPPINGS_AT: u64 = BOOT_BASE + 0x30_0000;
 const RANGES_AT: u64 = BOOT_BASE + 0x38_0000;
 const BLOBS_AT: u64 = BOOT_BASE + 0x40_0000;
@@ -61,6 +64,11 @@ pub const HOST_PROCESSES: (u64, u64) = (BOOT_BASE + 0x2000_0000, 1 << 28);
 const fn room<T>(start: u64, end: u64) -> usize {
     (end - start) as usize / size_of::<T>()
 }
+
+/// Descriptors whose news wake a sandbox that has given up all other memory.
+// SAFETY: this part of the area is the table's alone, and mapped from the beginning.
+pub static AWAITED: Table<Cell<PollFd>> =
+    unsafe { Table::new(AWAITED_AT, room::<PollFd>(AWAITED_AT, BOOT_BASE + 0xc_0000)) };
 
 /// Mappings that a thaw has left out.
 // SAFETY: this part of the area is the table's alone, and mapped from the beginning.

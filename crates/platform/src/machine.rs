@@ -281,6 +281,10 @@ pub trait Vcpus {
     /// ahead of its boot populates it.
     fn first_touched() -> [(u64, u64); 3];
 
+    /// Gives back the memory of the calling vCPU's stacks that is not in use. To be called by the
+    /// idle loop.
+    fn discard_stacks();
+
     /// The number that the kernel has given the calling vCPU, 0 at first: its own way to find
     /// what it has for the vCPU. Needs no kernel lock.
     fn number() -> usize;
@@ -451,7 +455,7 @@ impl HostFd {
 }
 
 /// `struct pollfd` (poll(2)).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct PollFd {
     /// Descriptor; negative entries are ignored.

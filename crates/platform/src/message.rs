@@ -11,7 +11,8 @@ use thaw_abi::layout::BOOT_BASE;
 
 use crate::boot_area::of_process;
 use crate::errno::Result;
-use crate::machine::{FdBuffer, HostFd, HostFiles, Machine};
+use crate::machine::{FdBuffer, HostFd, HostFiles, Machine, Memory};
+use crate::memory::KernelRange;
 
 /// Messages that can be in use at once: the boot command, the one that follows it, and an
 /// answer of the broker.
@@ -94,6 +95,16 @@ impl Received {
 impl Drop for Received {
     fn drop(&mut self) {
         of_process().messages_used.fetch_and(!(1 << self.index), Relaxed);
+    }
+}
+
+/// Gives back the memory of the buffers, if none is in use.
+pub fn discard_buffers() {
+    if of_process().messages_used.load(Relaxed) == 0 {
+        // SAFETY: the area is that of the buffers, and nobody uses one.
+        let buffers = unsafe { KernelRange::new(BUFFERS, END - BUFFERS) };
+        // Memory that stays is used by the next message.
+        let _ = Machine::discard(buffers);
     }
 }
 

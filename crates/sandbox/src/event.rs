@@ -2,12 +2,14 @@
 
 use bytemuck::AnyBitPattern;
 use thaw_abi::control::{
-    ConnectionClosed, EntryPoint, Exit, MSG_BIND, MSG_BOOTED, MSG_CONNECTION_CLOSED,
-    MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED, MSG_OPEN_BLOB, MSG_OPEN_SOCKET, MSG_READY,
-    MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_WAKE_SOCKET, MessageHeader,
+    Awake as AwakeMessage, ConnectionClosed, EntryPoint, Exit, MSG_AWAKE, MSG_BIND, MSG_BOOTED,
+    MSG_CONNECTION_CLOSED, MSG_ENTRY_POINT, MSG_EXIT, MSG_FAILED, MSG_HIBERNATED, MSG_OPEN_BLOB,
+    MSG_OPEN_SOCKET, MSG_READY, MSG_RESTING, MSG_TERMINAL_GET, MSG_TERMINAL_SET, MSG_WAKE_SOCKET,
+    MessageHeader, Resting,
 };
 
 use crate::broker::{Question, Request};
+use crate::hibernate::Awake;
 use crate::text::printable;
 
 /// What [`crate::Sandbox::poll_event`] found.
@@ -34,6 +36,13 @@ pub enum Event {
     /// All guest threads wait at the entry point; the sandbox does nothing
     /// until [`crate::Sandbox::resume`]. Pass it on to [`crate::freeze::freeze`].
     EntryPoint(EntryPoint),
+    /// All guest threads wait, as [`crate::Sandbox::request_rest`] has asked. Pass it on to
+    /// [`crate::Sandbox::hibernator`].
+    Resting(Resting),
+    /// It has given up its memory.
+    Hibernated,
+    /// It was at rest or hibernated, and goes on.
+    Awake(Awake),
     /// The guest has closed the connection with this number.
     ConnectionClosed {
         /// [`thaw_abi::control::Connection::id`].
@@ -135,6 +144,12 @@ pub(crate) fn parse(packet: &[u8]) -> Result<Incoming<'_>, Violation> {
         MSG_READY if body.is_empty() => Event::Prepared,
         MSG_BOOTED => Event::Booted(whole(body).ok_or(wrong_length)?),
         MSG_ENTRY_POINT => Event::EntryPoint(whole(body).ok_or(wrong_length)?),
+        MSG_RESTING => Event::Resting(whole(body).ok_or(wrong_length)?),
+        MSG_HIBERNATED if body.is_empty() => Event::Hibernated,
+        MSG_AWAKE => {
+            let message: AwakeMessage = whole(body).ok_or(wrong_length)?;
+            Event::Awake(Awake::of(&message).ok_or(wrong_value)?)
+        }
         MSG_CONNECTION_CLOSED => {
             let ConnectionClosed { id } = whole(body).ok_or(wrong_length)?;
             Event::ConnectionClosed { id }
@@ -195,6 +210,16 @@ mod tests {
         assert_eq!(parse(&exit(0, 65)), value(MSG_EXIT));
         assert_eq!(parse(&packet(1, b"")), Err(Violation::Kind { kind: 1 }));
         assert_eq!(parse(&packet(MSG_READY, b"x")), Err(Violation::Kind { kind: MSG_READY }));
+        let awake = |cause, was_hibernated| {
+            let body = AwakeMessage { cause, was_hibernated, ..bytemuck::Zeroable::zeroed() };
+            packet(MSG_AWAKE, bytemuck::bytes_of(&body))
+        };
+        assert!(parse(&awake(1, 1)).is_ok());
+        for (cause, was_hibernated) in [(0, 1), (5, 0), (u32::MAX, 0), (1, 2)] {
+            assert_eq!(parse(&awake(cause, was_hibernated)), value(MSG_AWAKE));
+        }
+        let long = packet(MSG_HIBERNATED, b"x");
+        assert_eq!(parse(&long), Err(Violation::Kind { kind: MSG_HIBERNATED }));
         assert!(matches!(parse(b""), Err(Violation::Length { .. })));
         assert!(matches!(parse(&packet(MSG_BOOTED, b"short")), Err(Violation::Length { .. })));
         let mut lying = packet(MSG_BOOTED, &[0; 32]);
@@ -216,7 +241,10 @@ mod tests {
             let len = (next() % 80) as usize;
             let mut bytes: Vec<u8> = (0..len).map(|_| next() as u8).collect();
             if len >= 16 && next() % 4 != 0 {
-                let kinds = [102, 103, 104, 105, 106, 201, 202, 203, 204, 205, 221, 231, 241, 242];
+                let kinds = [
+                    102, 103, 104, 105, 106, 120, 121, 122, 201, 202, 203, 204, 205, 221, 231, 241,
+                    242,
+                ];
                 let kind: u32 = kinds[(next() % kinds.len() as u64) as usize];
                 bytes[..4].copy_from_slice(&kind.to_le_bytes());
                 bytes[4..8].copy_from_slice(&(len as u32 - 16).to_le_bytes());

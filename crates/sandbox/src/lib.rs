@@ -8,6 +8,7 @@ mod cores;
 pub mod egress;
 pub mod event;
 pub mod freeze;
+pub mod hibernate;
 pub mod host;
 pub mod image;
 pub mod kernel;
@@ -49,6 +50,9 @@ pub use egress::{
 };
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
 pub use freeze::{FreezeBase, FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
+pub use hibernate::{
+    Awake, AwakeCause, Deflated, HibernateError, HibernateSpec, Hibernator, SwapFile, Swapped,
+};
 pub use image::{AncestorFile, Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use limits::{LimitReached, Meter, ResourceLimits, WeakLimits};

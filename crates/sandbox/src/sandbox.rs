@@ -380,7 +380,12 @@ impl Sandbox {
         self.send(message::message(MSG_RESUME, &()), Vec::new())
     }
 
-    fn send(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    /// It cannot be put back any more.
+    pub(crate) fn forget_held(&mut self) {
+        self.held = None;
+    }
+
+    pub(crate) fn send(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         self.line.send(|outbox, control| outbox.send(control, message, descriptors))
     }
 

@@ -21,6 +21,7 @@ use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO, ancestor_
 use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT};
 
 use crate::boot::BootPlan;
+use crate::hibernate::Swapped;
 use crate::image::Image;
 use crate::pagemap::{PageKind, PageMap};
 use crate::sandbox::Sandbox;
@@ -143,12 +144,25 @@ impl Recorder {
     /// # Errors
     /// The sandbox has ended ([`io::ErrorKind::NotFound`]), or the host's error.
     pub fn record(self, plan: &BootPlan) -> io::Result<WorkingSet> {
+        self.record_of(plan.mappings(), plan.image_checksum())
+    }
+
+    /// The same of a sandbox that has woken, once it has served a request: what it needs of its
+    /// swap file.
+    ///
+    /// # Errors
+    /// As [`Recorder::record`].
+    pub fn record_swap(self, swapped: &Swapped) -> io::Result<WorkingSet> {
+        self.record_of(&swapped.mappings, swapped.checksum)
+    }
+
+    fn record_of(self, mappings: &[Mapping], image_checksum: [u8; 32]) -> io::Result<WorkingSet> {
         let looked_at: Vec<Mapping> =
-            plan.mappings().iter().filter(|mapping| mapping.space() == 0).copied().collect();
+            mappings.iter().filter(|mapping| mapping.space() == 0).copied().collect();
         let request = RecordRequest {
             kind: REQUEST_RECORD,
             mappings: looked_at.len() as u32,
-            image_checksum: plan.image_checksum(),
+            image_checksum,
         };
         let file = memory_file(bytemuck::cast_slice(&looked_at))?;
         let recorded =
@@ -159,7 +173,7 @@ impl Recorder {
                 }
                 let bytes = helper.bytes(answer.numbers[0], STORED_MAX)?;
                 let set = WorkingSet::from_bytes(&bytes).ok();
-                let set = set.filter(|set| set.image_checksum == plan.image_checksum());
+                let set = set.filter(|set| set.image_checksum == image_checksum);
                 set.map(Ok).ok_or(StateError::Nonsense("its working set is damaged"))
             });
         let mut set = recorded?.map_err(|error| match error.raw_os_error() {
@@ -171,7 +185,7 @@ impl Recorder {
         let is_of_blob = |mapping: &&Mapping| {
             mapping.source == SOURCE_BLOB && ancestor_depth(mapping.blob).is_none()
         };
-        for mapping in plan.mappings().iter().filter(is_of_blob) {
+        for mapping in mappings.iter().filter(is_of_blob) {
             if set.touches(mapping.start, mapping.start + mapping.len) {
                 blobs.insert(mapping.blob);
             }

@@ -9,6 +9,7 @@ pub mod doctor;
 pub mod fork;
 pub mod freeze;
 pub mod gc;
+pub mod hibernate;
 pub mod images;
 pub mod import;
 pub mod inspect;
@@ -22,6 +23,7 @@ pub mod restore;
 pub mod run;
 pub mod serve;
 pub mod tenants;
+pub mod wake;
 
 mod limits;
 mod listen;

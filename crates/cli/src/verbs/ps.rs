@@ -32,11 +32,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
 pub fn table(instances: &[InstanceInfo]) -> String {
     let mut table = Table::new(&["ID", "FUNCTION", "STATE", "PID", "CONNECTIONS", "SERVED", "AGE"]);
     for instance in instances {
-        let state = format!("{:?}", instance.state).to_lowercase();
         table.row(vec![
             instance.id.to_string(),
             instance.function.to_string(),
-            state,
+            instance.state.name().to_owned(),
             instance.pid.to_string(),
             instance.connections.to_string(),
             instance.served.to_string(),

@@ -286,6 +286,9 @@ async fn attend(sandbox: Sandbox, signals: &mut Signals, policy: &HostPolicy) ->
                 Event::Prepared
                 | Event::Booted(_)
                 | Event::EntryPoint(_)
+                | Event::Resting(_)
+                | Event::Hibernated
+                | Event::Awake(_)
                 | Event::ConnectionClosed { .. },
             ) => {}
             Progress::Busy => tokio::task::yield_now().await,

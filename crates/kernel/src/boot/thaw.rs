@@ -51,7 +51,7 @@ pub fn thaw(message: &Message) -> Result<()> {
     }
     lazy::set_files(HostFd::new(*image), prefetch);
     let mappings = carried.map_or_else(|| Mappings::in_image(HostFd::new(*image), command), Ok)?;
-    let index = lazy::index(HostFd::new(*index), command.index_len)?;
+    let index = Some(lazy::index(HostFd::new(*index), command.index_len)?);
     let mut memory = Memory { mappings, index, ranges, flags: command.identity.flags };
     match command.mode {
         THAW_AND_RUN => {

@@ -5,12 +5,17 @@
 //! §3.2), to bring everything that lives in registers into memory, and to
 //! describe the memory in a [`thaw_abi::freeze`] report.
 
+mod hibernate;
 mod report;
+
+use alloc::vec::Vec;
 
 use thaw_abi::control::{
     CAUSE_CHECKPOINT, CAUSE_WAITS, EntryPoint, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP,
     FLAG_FREEZE_AT_ENTRY, MSG_ENTRY_POINT, MSG_RESUME,
 };
+
+use report::Use;
 
 use crate::host::control;
 use crate::mm::vma::VmaFlags;
@@ -40,6 +45,10 @@ fn waits_for_clients() -> bool {
 
 /// Freezes the sandbox if this is the moment; whether it has.
 pub fn freeze_if_due() -> bool {
+    if let Some(number) = freeze_request::take_rest() {
+        hibernate::rest(number);
+        return true;
+    }
     let cause = is_due();
     cause.inspect(|&cause| freeze(cause)).is_some()
 }
@@ -53,22 +62,7 @@ fn freeze(cause: u32) {
         kernel().config.borrow_mut().flags &= !FLAG_FREEZE_AT_ENTRY;
     }
     crate::net::prepare_freeze();
-    lazy::map_all();
-    let spaces = kernel().tasks.spaces();
-    let threads = kernel().tasks.all_threads();
-    if !arena::is_shared() {
-        spaces.iter().for_each(|space| space.recall_shared(0, u64::MAX));
-    }
-    threads.iter().for_each(|thread| thread.context.save_fpu());
-    for (number, space) in spaces.iter().enumerate() {
-        space.set_number_in_next_image(number as u32);
-        // In every copy this memory is mapped from the image.
-        let all = thaw_abi::layout::GUEST_MAX;
-        space.change_flags(0, all, VmaFlags::FROM_IMAGE, VmaFlags::empty());
-    }
-    // Nothing may be allocated from here on: the report says where the heap ends.
-    let report = report::build(&spaces, &threads);
-    kernel().clocks.freeze();
+    let report = come_to_rest(Use::Copies);
     let entry = EntryPoint {
         report_address: report.as_ptr() as u64,
         report_len: report.len() as u64,
@@ -84,4 +78,25 @@ fn freeze(cause: u32) {
         kernel().clocks.thaw();
         kernel().frozen.wake_all(Events::OUT);
     }
+}
+
+/// Brings all state into memory, notes the time, and describes what to save.
+fn come_to_rest(saved_for: Use) -> Vec<u8> {
+    lazy::map_all();
+    let spaces = kernel().tasks.spaces();
+    let threads = kernel().tasks.all_threads();
+    if !arena::is_shared() {
+        spaces.iter().for_each(|space| space.recall_shared(0, u64::MAX));
+    }
+    threads.iter().for_each(|thread| thread.context.save_fpu());
+    for (number, space) in spaces.iter().enumerate() {
+        space.set_number_in_next_image(number as u32);
+        // In every copy this memory is mapped from the image.
+        let all = thaw_abi::layout::GUEST_MAX;
+        space.change_flags(0, all, VmaFlags::FROM_IMAGE, VmaFlags::empty());
+    }
+    // Nothing may be allocated from here on: the report says where the heap ends.
+    let report = report::build(&spaces, &threads, saved_for);
+    kernel().clocks.freeze();
+    report
 }

@@ -10,6 +10,7 @@ use thaw_abi::freeze::{
 use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT, SHM_BASE};
 use thaw_abi::rootfs::NO_BLOB;
 
+use super::hibernate;
 use crate::mm::arena;
 use crate::mm::backing::MmapSource;
 use crate::mm::provenance::Provenance;
@@ -20,9 +21,18 @@ use crate::state::kernel;
 use crate::task::Space;
 use crate::task::Thread;
 
+/// Who gets the memory that is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Copies of the sandbox: memory that is to be wiped in them is.
+    Copies,
+    /// The sandbox itself, byte for byte.
+    Itself,
+}
+
 /// Describes everything that makes up the sandbox. `spaces` and `threads` begin
 /// with those of the first process.
-pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>]) -> Vec<u8> {
+pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> Vec<u8> {
     let process = &threads[0].process;
     let mut strings: Vec<u8> = Vec::new();
     let mut regions: Vec<FrozenRegion> = Vec::new();
@@ -30,6 +40,10 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>]) -> Vec<u8> {
     for (number, space) in spaces.iter().enumerate() {
         let list = if number == 0 { &mut regions } else { &mut others };
         add_space(list, space, number as u32, &mut strings);
+    }
+    if saved_for == Use::Itself {
+        let all = regions.iter_mut().chain(&mut others);
+        all.for_each(|region| region.flags &= !REGION_WIPE);
     }
     let shared_memory = if arena::is_shared() { shm::ranges() } else { Vec::new() };
     let processes: Vec<u32> = spaces
@@ -113,7 +127,8 @@ fn add_space(
     let (gate, gate_len) = space.gate.mapped_range();
     let gate = kernel_region(gate, gate_len, PROT_READ | PROT_EXEC);
     // Each host process has its own, and execve(2) makes a new one.
-    let flags = REGION_KERNEL | if kernel().generation.get() > 0 { REGION_FROM_IMAGE } else { 0 };
+    let is_from_file = kernel().generation.get() > 0 || hibernate::has_been_hibernated();
+    let flags = REGION_KERNEL | if is_from_file { REGION_FROM_IMAGE } else { 0 };
     regions.push(FrozenRegion { space: number, flags, ..gate });
     for vma in space.areas() {
         // Their pages are in the page store while the sandbox is at rest, or in
@@ -140,6 +155,8 @@ fn part_of(whole: &FrozenRegion, start: u64, end: u64) -> FrozenRegion {
 /// of their own only where the mapping was made by this sandbox.
 fn flags_of(provenance: Provenance, flags: u32) -> u32 {
     match provenance {
+        // Whatever was mapped then has come from the swap file since.
+        _ if hibernate::has_been_hibernated() => REGION_FROM_IMAGE,
         // Pages that were shared may have been written through another mapping.
         Provenance::Image if flags & REGION_SHARED != 0 => REGION_FROM_IMAGE,
         Provenance::Image => REGION_FROM_IMAGE | REGION_IN_PLACE,
@@ -163,12 +180,14 @@ fn kernel_region(start: u64, len: u64, prot: u32) -> FrozenRegion {
 }
 
 /// Pages of the kernel that are not present may still have content: they lie in the arena's
-/// file, or where a thaw has mapped them.
+/// file, in a swap file, or where a thaw has mapped them.
 fn kernel_flags() -> u32 {
-    match (arena::is_shared(), kernel().generation.get()) {
-        (true, _) => REGION_FROM_IMAGE,
-        (false, 0) => 0,
-        (false, _) => REGION_FROM_IMAGE | REGION_IN_PLACE,
+    if arena::is_shared() || hibernate::has_been_hibernated() {
+        return REGION_FROM_IMAGE;
+    }
+    match kernel().generation.get() {
+        0 => 0,
+        _ => REGION_FROM_IMAGE | REGION_IN_PLACE,
     }
 }
 

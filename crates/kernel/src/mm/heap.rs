@@ -166,6 +166,11 @@ pub fn restored() {
     header().begin_copy(HEAP_BASE, NURSERY_END);
 }
 
+/// The heap is back where it was, and only its used part is mapped.
+pub fn mapped_again() {
+    header().mapped_end.set(header().used_end.get());
+}
+
 /// Notes that the whole area is mapped: it is shared with other processes.
 pub fn mapped_whole() {
     header().mapped_end.set(AREA.end);

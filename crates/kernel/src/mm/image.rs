@@ -35,17 +35,28 @@ impl<'a> Mappings<'a> {
 
     /// Those that are too many to come along.
     pub fn in_image(image: HostFd, command: &Thaw) -> Result<Self> {
-        let bytes = command.mapping_count as usize * size_of::<Mapping>();
-        let inside = command.mappings_at & 4095;
-        let len = page_align_up(inside + bytes as u64).filter(|&len| len <= MAPPINGS_MAX);
-        let len = len.ok_or(Errno::EINVAL)?;
-        let offset = command.mappings_at - inside;
+        Ok(Self::in_file(image, command.mappings_at, command.mapping_count, 0)?.0)
+    }
+
+    /// `count` of them that lie in a file, and `behind` bytes that follow them there, which
+    /// are gone with [`Mappings::forget`], too.
+    pub fn in_file(
+        file: HostFd,
+        at: u64,
+        count: u32,
+        behind: usize,
+    ) -> Result<(Self, &'static [u8])> {
+        let bytes = count as usize * size_of::<Mapping>();
+        let inside = at & 4095;
+        let len = (inside + bytes as u64).checked_add(behind as u64).and_then(page_align_up);
+        let len = len.filter(|&len| len <= MAPPINGS_MAX).ok_or(Errno::EINVAL)?;
         let area = area_of_mappings(len);
-        Machine::map_file(image, area, PROT_READ, Sharing::Private, offset)?;
+        Machine::map_file(file, area, PROT_READ, Sharing::Private, at - inside)?;
+        let first = (MAPPINGS_BASE + inside) as *const u8;
         // SAFETY: just mapped, in an area of its own, and there until `forget`.
-        let bytes =
-            unsafe { core::slice::from_raw_parts((MAPPINGS_BASE + inside) as *const u8, bytes) };
-        Ok(Self { bytes, len })
+        let all = unsafe { core::slice::from_raw_parts(first, bytes + behind) };
+        let (bytes, behind) = all.split_at(bytes);
+        Ok((Self { bytes, len }, behind))
     }
 
     /// One after the other, by address.
@@ -74,8 +85,8 @@ fn area_of_mappings(len: u64) -> KernelRange {
 pub struct Memory<'a> {
     /// Where it lies in the image.
     pub mappings: Mappings<'a>,
-    /// The rootfs index.
-    pub index: Mapping,
+    /// The rootfs index, if there is one.
+    pub index: Option<Mapping>,
     /// The recorded working set.
     pub ranges: &'a [PopulateRange],
     /// `FLAG_*`.
@@ -96,7 +107,7 @@ impl Memory<'_> {
                 mapping.space() == 0 && mapping.flags & MAPPING_KERNEL != 0 && !is_shm(mapping)
             };
             self.mappings.iter().filter(of_all).try_for_each(|mapping| lazy::map(&mapping))?;
-            return lazy::map(&self.index);
+            return self.index.iter().try_for_each(lazy::map);
         }
         self.require_front()?;
         let eager = |mapping: &Mapping| {
@@ -111,7 +122,7 @@ impl Memory<'_> {
             0 => lazy::Granularity::Mapping,
             _ => lazy::Granularity::Page,
         };
-        lazy::initialize(pending.chain([self.index]), granularity)
+        lazy::initialize(pending.chain(self.index), granularity)
     }
 
     /// The front of the kernel's heap, in order; several parts if the image has ancestors.
@@ -128,7 +139,7 @@ impl Memory<'_> {
         if self.is_of_several() {
             return Ok(());
         }
-        // The memory is the zygote's, which has never used it: it is zero.
+        // The memory is that of a zygote which has never used it, or has just been mapped: zero.
         let with_content = self.front().filter(|part| part.source != SOURCE_ZERO);
         // SAFETY: the zygote has mapped the front, and nobody uses the heap before it holds
         // the image's.

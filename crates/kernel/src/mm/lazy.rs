@@ -43,6 +43,8 @@ static BY_PAGE: AtomicBool = AtomicBool::new(false);
 static LEFT: AtomicU64 = AtomicU64::new(0);
 static IMAGE: AtomicI32 = AtomicI32::new(-1);
 static INDEX: AtomicI32 = AtomicI32::new(-1);
+/// Bytes of the index; 0 if there is none.
+static INDEX_LEN: AtomicU64 = AtomicU64::new(0);
 static PREFETCH: AtomicI32 = AtomicI32::new(-1);
 
 /// Source of the mapping of the rootfs index, which is none of the image's.
@@ -140,11 +142,39 @@ pub fn set_files(image: HostFd, prefetch: Option<HostFd>) {
     PREFETCH.store(prefetch.map_or(-1, |file| file.0), Relaxed);
 }
 
+/// Takes another file in place of the image, from which everything is mapped from now on: what
+/// there was before is closed, and nothing is pending any more.
+pub fn replace_files(image: HostFd) {
+    for file in [&IMAGE, &PREFETCH] {
+        let old = file.swap(-1, Relaxed);
+        if old >= 0 {
+            Machine::close(HostFd::new(old));
+        }
+    }
+    IMAGE.store(image.0, Relaxed);
+    COUNT.store(0, Relaxed);
+    LEFT.store(0, Relaxed);
+    let (start, len) = MAPPINGS.range(MAPPINGS.capacity());
+    // SAFETY: the table is empty, and its values may change at any time.
+    let _ = Machine::discard(unsafe { KernelRange::new(start, len) });
+}
+
 /// Sets the index' descriptor; its mapping, of `len` bytes.
 pub fn index(index: HostFd, len: u64) -> Result<Mapping> {
     INDEX.store(index.0, Relaxed);
     let len = page_align_up(len).filter(|&len| len > 0 && len <= INDEX_MAX).ok_or(Errno::EINVAL)?;
-    Ok(Mapping {
+    INDEX_LEN.store(len, Relaxed);
+    Ok(mapping_of_index(len))
+}
+
+/// The mapping of the index that this sandbox has, if it has one.
+pub fn known_index() -> Option<Mapping> {
+    let len = INDEX_LEN.load(Relaxed);
+    (len > 0).then(|| mapping_of_index(len))
+}
+
+fn mapping_of_index(len: u64) -> Mapping {
+    Mapping {
         start: INDEX_BASE,
         len,
         offset: 0,
@@ -152,7 +182,7 @@ pub fn index(index: HostFd, len: u64) -> Result<Mapping> {
         blob: 0,
         prot: PROT_READ,
         flags: 0,
-    })
+    }
 }
 
 /// The rootfs index, of which [`index`] has made the mapping.

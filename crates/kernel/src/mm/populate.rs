@@ -3,6 +3,7 @@
 //! Pages of the kernel's own memory are populated before anything runs, pages
 //! of the guest when it first comes back into the kernel: then it runs already,
 //! and one call makes the private copies that would otherwise be a fault each.
+#![allow(unsafe_code)]
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -13,6 +14,7 @@ use thaw_abi::layout::GUEST_MAX;
 use crate::io::{IOV_MAX, IoVec};
 use crate::platform::boot_area::RANGES;
 use crate::platform::machine::{Machine, Memory, Populate};
+use crate::platform::memory::KernelRange;
 
 /// Most ranges that are remembered.
 const MAX: usize = 4096;
@@ -59,6 +61,14 @@ pub fn finish() {
     if STATE.swap(IDLE, Relaxed) != IDLE {
         copy_next(u64::MAX);
     }
+}
+
+/// Populates nothing more, and gives back the memory of the plan.
+pub fn forget() {
+    STATE.store(IDLE, Relaxed);
+    let (start, len) = RANGES.range(MAX);
+    // SAFETY: the plan is not used any more, and its values may change at any time.
+    let _ = Machine::discard(unsafe { KernelRange::new(start, len) });
 }
 
 /// Populates a few of what is left, for a copy that waits. Returns whether there were any.

@@ -1,6 +1,6 @@
 //! Who asks for the sandbox to be frozen, and who waits for it.
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{
     CAUSE_ASKED, CAUSE_CHECKPOINT, CAUSE_HOST, CAUSE_SIGNAL, FLAG_ENTRY_ASKED, FLAG_FREEZE_AT_ENTRY,
@@ -13,6 +13,21 @@ use crate::state::{Config, kernel};
 
 /// Why a freeze was asked for (`CAUSE_*`); 0 if none was.
 static REQUESTED: AtomicU32 = AtomicU32::new(0);
+
+/// The number of the rest that the host asks for; 0 if it asks for none.
+static REST: AtomicU64 = AtomicU64::new(0);
+
+/// The host asks for a rest as soon as no thread can run, in order to hibernate the sandbox;
+/// with number 0, for none any more.
+pub fn request_rest(number: u64) {
+    REST.store(number, Relaxed);
+}
+
+/// Takes the number of the rest that the host asks for, if it does.
+pub fn take_rest() -> Option<u64> {
+    let is_asked = REST.load(Relaxed) != 0;
+    is_asked.then(|| REST.swap(0, Relaxed))
+}
 
 /// The host asks for a freeze as soon as no thread can run.
 pub fn request() {

@@ -15,6 +15,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::errno::{Errno, Result};
 use crate::io::{IoSlice, Sink, Source};
+use crate::platform::boot_area::AWAITED;
 use crate::platform::kernel_lock;
 use crate::platform::machine::{HostFd, HostFiles, Machine, Peek, PollFd};
 use crate::platform::user::UserAddress;
@@ -454,6 +455,22 @@ impl HostPoll {
         self.finish(requests, outcome.is_ok())
     }
 
+    /// Notes outside of all saved memory what the watcher would wait for; how many descriptors.
+    /// The control socket comes first.
+    fn note_awaited(&self) -> usize {
+        let requests = self.requests(None, None);
+        let control = PollFd {
+            fd: crate::host::control::CONTROL.0,
+            events: Events::IN.bits() as i16,
+            revents: 0,
+        };
+        let wanted = core::iter::once(&control).chain(&requests.fds);
+        let noted = AWAITED.cells(AWAITED.capacity()).iter().zip(wanted);
+        let count = noted.map(|(place, wanted)| place.set(*wanted)).count();
+        self.give_back(requests);
+        count
+    }
+
     /// Whether somebody waits for something that the watcher does not watch.
     pub fn has_unwatched(&self) -> bool {
         let requests = self.requests(None, None);
@@ -561,6 +578,11 @@ fn host_poll() -> &'static HostPoll {
 /// See [`HostPoll::watch`]; whether there is a message on the control socket.
 pub fn watch(timeout_ns: Option<u64>) -> bool {
     host_poll().watch(timeout_ns).control
+}
+
+/// See [`HostPoll::note_awaited`].
+pub fn note_awaited() -> usize {
+    host_poll().note_awaited()
 }
 
 /// See [`HostPoll::has_unwatched`].

@@ -4,7 +4,8 @@ use super::Admin;
 use super::access::{Denied, RemoteAccess, check_origin};
 use super::invoke::invoke;
 use super::types::{
-    CheckpointInfo, Frozen, FunctionDetail, FunctionInfo, Problem, summarize_images,
+    CheckpointInfo, Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem, Woken,
+    summarize_images,
 };
 use crate::logs::{Follower, Line};
 use crate::service::InstanceInfo;
@@ -22,6 +23,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use thaw_sandbox::Awake;
 use thaw_store::Name;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -36,6 +38,8 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/functions/{name}/logs", get(logs))
         .route("/functions/{name}/invoke", post(invoke))
         .route("/functions/{name}/freeze", post(freeze))
+        .route("/functions/{name}/hibernate", post(hibernate))
+        .route("/functions/{name}/wake", post(wake))
         .route("/instances", get(instances))
         .route("/instances/{id}/fork", post(fork))
         .route("/instances/{id}/checkpoint", post(checkpoint))
@@ -180,15 +184,47 @@ async fn reload(State(admin): State<Admin>) -> Response {
     }
 }
 
+/// Which instance is meant.
 #[derive(Deserialize)]
-struct FreezeQuery {
+struct InstanceQuery {
     instance: Option<u64>,
+}
+
+async fn hibernate(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<InstanceQuery>,
+) -> Response {
+    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    match service.hibernate(query.instance).await {
+        Ok((instance, hibernated)) => {
+            Json(Hibernated { function: service.name().clone(), instance, hibernated })
+                .into_response()
+        }
+        Err(reason) => problem(StatusCode::CONFLICT, "not_hibernated", reason),
+    }
+}
+
+async fn wake(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<InstanceQuery>,
+) -> Response {
+    let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
+    match service.wake(query.instance).await {
+        Ok((instance, awake)) => {
+            let took = |awake: Awake| awake.ready_ns.saturating_sub(awake.woken_ns) / 1000;
+            let (function, wake_us) = (service.name().clone(), awake.map(took));
+            Json(Woken { function, instance, wake_us }).into_response()
+        }
+        Err(reason) => problem(StatusCode::CONFLICT, "not_woken", reason),
+    }
 }
 
 async fn freeze(
     State(admin): State<Admin>,
     Path(name): Path<String>,
-    Query(query): Query<FreezeQuery>,
+    Query(query): Query<InstanceQuery>,
 ) -> Response {
     let Some(service) = admin.shared.route(&name) else { return unknown_function(&name) };
     let (instance, frozen) = match service.freeze(query.instance).await {

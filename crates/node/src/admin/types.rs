@@ -4,8 +4,7 @@ use crate::boots::BootRecord;
 use crate::catalog::Catalog;
 use crate::config::{FunctionConfig, FunctionName, Isolation};
 use crate::function::BuiltFunction;
-use crate::instance::FrozenInstance;
-use crate::instance::StandbyInfo;
+use crate::instance::{FrozenInstance, HibernatedInstance, StandbyInfo};
 use crate::service::{InstanceInfo, Service};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -121,6 +120,29 @@ impl CheckpointInfo {
             created_ms: record.created_ms,
         })
     }
+}
+
+/// An instance that has given up its memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hibernated {
+    /// The function.
+    pub function: FunctionName,
+    /// The instance.
+    pub instance: u64,
+    /// What was written.
+    #[serde(flatten)]
+    pub hibernated: HibernatedInstance,
+}
+
+/// An instance that is awake.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Woken {
+    /// The function.
+    pub function: FunctionName,
+    /// The instance.
+    pub instance: u64,
+    /// Microseconds until its memory was in place again; `None`: it was awake.
+    pub wake_us: Option<u64>,
 }
 
 /// An image in the store.

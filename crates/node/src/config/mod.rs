@@ -99,6 +99,9 @@ pub struct FunctionConfig {
     /// Outgoing connections.
     #[serde(default, skip_serializing_if = "Egress::is_closed")]
     pub egress: Egress,
+    /// What hibernated instances do.
+    #[serde(default, skip_serializing_if = "Hibernation::is_default")]
+    pub hibernate: Hibernation,
     /// Requests to send before the program is frozen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<Train>,
@@ -200,6 +203,9 @@ pub struct Limits {
     pub concurrency: NonZeroU32,
     /// How long an idle instance, or an idle connection, is kept.
     pub keep_alive: TimeSpan,
+    /// How long an instance is idle before it gives up its memory; none: it never does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hibernate_after: Option<TimeSpan>,
     /// Instances of the function at a time.
     pub instances: NonZeroU32,
     /// How long a connection waits for an instance when all are busy.
@@ -220,6 +226,7 @@ impl Default for Limits {
             timeout: TimeSpan::seconds(30),
             concurrency: count(1),
             keep_alive: TimeSpan::seconds(60),
+            hibernate_after: None,
             instances: count(64),
             queue: TimeSpan::seconds(5),
         }
@@ -234,6 +241,22 @@ impl Limits {
             cpus: self.cpu.get(),
             processes: self.processes.get(),
         }
+    }
+}
+
+/// `[hibernate]`: how instances hibernate that do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Hibernation {
+    /// Whether a due timer of the program wakes its instance. Otherwise timers expire when
+    /// something else wakes it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub timers: bool,
+}
+
+impl Hibernation {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
     }
 }
 

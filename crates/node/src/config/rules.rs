@@ -16,6 +16,7 @@ impl FunctionConfig {
             .or_else(|| self.wrong_limits())
             .or_else(|| self.wrong_processes())
             .or_else(|| self.wrong_rewind())
+            .or_else(|| self.wrong_hibernation())
             .or_else(|| self.wrong_entry())
             .or_else(|| self.wrong_training())
             .or_else(|| self.wrong_build())
@@ -40,6 +41,20 @@ impl FunctionConfig {
             return None;
         };
         Some((&["rewind"], format!("{other}; remove one of them")))
+    }
+
+    /// Only an instance that waits for a second request is ever idle.
+    fn wrong_hibernation(&self) -> Option<Contradiction> {
+        let after = self.limits.hibernate_after?;
+        let why = if self.isolation == Isolation::Request {
+            "`hibernate_after` is for isolation = \"instance\", under which instances wait for a second request"
+        } else if after.0 >= self.limits.keep_alive.0 {
+            "`hibernate_after` is not shorter than `keep_alive`, after which the instance ends"
+        } else {
+            return None;
+        };
+        let keys: &[&str] = &["limits", "hibernate_after"];
+        Some((keys, format!("{why}; change one of them")))
     }
 
     fn wrong_build(&self) -> Option<Contradiction> {

@@ -1,6 +1,7 @@
 //! The seam between the node and what it runs: everything above it is tested
 //! without a sandbox.
 
+use super::hibernation::HibernationTerms;
 use crate::admission::Admitted;
 use crate::boots::BootKind;
 use crate::tenants::Lease;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
-use thaw_sandbox::{BootTimes, Denials, GuestExit, LimitReached, Orphan};
+use thaw_sandbox::{Awake, BootTimes, Denials, GuestExit, LimitReached, Orphan};
 use thaw_store::Name;
 
 /// A client's connection on its way into an instance. The gateway keeps its own
@@ -218,6 +219,24 @@ pub trait Instance: Send {
     /// may have. If that fails it is ended. Only where [`Instance::can_rewind`] says so.
     fn rewind(self: Box<Self>, _lease: Lease) {}
 
+    /// Asks the instance, which is idle, to give up its memory. [`Report::Hibernated`] follows,
+    /// [`Report::NotHibernated`], or [`Report::Awake`] if there is something to do for it
+    /// before that.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`]: try again later; others: it has ended, or cannot do so.
+    fn hibernate(&mut self, _terms: HibernationTerms) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Has it take back its memory; [`Report::Awake`] follows. A connection has the same effect.
+    ///
+    /// # Errors
+    /// It has ended.
+    fn wake(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Asks the instance to come to rest; [`Report::AtRest`] follows when nothing
     /// in it can run.
     ///
@@ -321,8 +340,20 @@ pub struct FrozenInstance {
     pub freeze_ms: f64,
 }
 
+/// What became of an instance that was hibernated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HibernatedInstance {
+    /// Bytes of memory in its swap file.
+    pub stored: u64,
+    /// Ranges of pages that come back at once when it wakes; 0: they come back when they are
+    /// touched.
+    pub ranges: usize,
+    /// Milliseconds that writing took.
+    pub write_ms: f64,
+}
+
 /// What an instance reports.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Report {
     /// Its boot is complete.
     Booted(BootTimes),
@@ -332,6 +363,12 @@ pub enum Report {
     Denied(Denials),
     /// Nothing in it can run, as was asked.
     AtRest(EntryPoint),
+    /// It has given up its memory.
+    Hibernated(HibernatedInstance),
+    /// It could not give up its memory, and goes on: one sentence for the operator.
+    NotHibernated(String),
+    /// It was at rest or hibernated, and goes on.
+    Awake(Awake),
     /// It has ended.
     Gone(End),
 }

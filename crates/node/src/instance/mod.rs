@@ -3,6 +3,7 @@
 mod cold;
 mod connections;
 mod copies;
+mod hibernation;
 mod launch;
 mod options;
 mod patience;
@@ -15,9 +16,10 @@ mod terms;
 
 pub(crate) use connections::{ConnectionNote, ConnectionTable, Delivery, Done, LetGo};
 pub use connections::{Outcome, Placed};
+pub use hibernation::HibernationTerms;
 pub use launch::{
-    Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, Instance,
-    LaunchError, Launched, Launcher, NotNow, Report, RewindInfo, StandbyInfo, Way,
+    Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance,
+    Instance, LaunchError, Launched, Launcher, NotNow, Report, RewindInfo, StandbyInfo, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;

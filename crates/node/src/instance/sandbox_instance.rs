@@ -1,8 +1,10 @@
 //! One live sandbox, as its supervisor sees it.
 
 use super::copies::LastCheckpoint;
+use super::hibernation::{Hibernation, HibernationTerms, Outcome};
 use super::launch::{
-    Checkpoint, Client, Connector, End, Finish, FrozenInstance, Instance, Launcher, Report,
+    Checkpoint, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance, Instance,
+    Launcher, Report,
 };
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
@@ -56,6 +58,7 @@ pub(super) struct SandboxInstance {
     lent: Option<Lent>,
     /// What the next checkpoint of it may differ from.
     last_checkpoint: LastCheckpoint,
+    hibernation: Hibernation,
 }
 
 /// The zygote parent tells a moment later how a process has ended.
@@ -111,6 +114,7 @@ impl SandboxInstance {
             kept: None,
             lent: None,
             last_checkpoint: LastCheckpoint::default(),
+            hibernation: Hibernation::default(),
         })
     }
 
@@ -258,6 +262,10 @@ impl Instance for SandboxInstance {
         if let Some(report) = self.denials() {
             return Poll::Ready(report);
         }
+        let hibernation = self.hibernation.poll(self.sandbox.get_mut(), context);
+        if let Poll::Ready(outcome) = hibernation {
+            return Poll::Ready(report_of(outcome));
+        }
         loop {
             // The runtime is shutting down if it fails.
             let Ok(mut ready) = ready!(self.sandbox.poll_read_ready_mut(context)) else {
@@ -291,6 +299,26 @@ impl Instance for SandboxInstance {
                     self.end = Some(End::Violation("it reported an entry point unasked".into()));
                     self.kill();
                 }
+                Progress::Event(Event::Resting(resting)) => {
+                    let sandbox = ready.get_inner_mut();
+                    if let Err(error) = self.hibernation.resting(sandbox, resting) {
+                        tracing::debug!(pid = self.pid, "an instance ended at rest: {error}");
+                    }
+                    // Whoever writes is to be waited for from now on.
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Progress::Event(Event::Hibernated) => match self.hibernation.hibernated() {
+                    Some(outcome) => return Poll::Ready(report_of(outcome)),
+                    None => {
+                        self.end = Some(End::Violation("it hibernated unasked".into()));
+                        self.kill();
+                    }
+                },
+                Progress::Event(Event::Awake(awake)) => {
+                    self.hibernation.awake(awake);
+                    return Poll::Ready(Report::Awake(awake));
+                }
                 Progress::Event(Event::Hangup) => return self.part(context),
                 Progress::Busy => {
                     context.waker().wake_by_ref();
@@ -318,7 +346,8 @@ impl Instance for SandboxInstance {
 
     fn can_rewind(&self) -> bool {
         let goes_on = !self.killed && !self.gone && self.end.is_none() && self.parting.is_none();
-        let is_looked_at = self.recording.is_some() || self.asked_to_rest;
+        let is_looked_at =
+            self.recording.is_some() || self.asked_to_rest || self.hibernation.is_under_way();
         goes_on
             && !is_looked_at
             && self.boots.standby().rewinds()
@@ -330,7 +359,19 @@ impl Instance for SandboxInstance {
         Standby::rewind(boots, Spent { sandbox: sandbox.into_inner(), log, lease, lent });
     }
 
+    fn hibernate(&mut self, terms: HibernationTerms) -> io::Result<()> {
+        if self.recording.is_some() || self.asked_to_rest {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.hibernation.begin(self.sandbox.get_mut(), terms)
+    }
+
+    fn wake(&mut self) -> io::Result<()> {
+        self.hibernation.end(self.sandbox.get_mut())
+    }
+
     fn request_rest(&mut self) -> io::Result<()> {
+        self.hibernation.end(self.sandbox.get_mut())?;
         self.asked_to_rest = true;
         self.kept = None;
         self.sandbox.get_mut().request_freeze()
@@ -358,5 +399,16 @@ impl Instance for SandboxInstance {
 
     fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String> {
         self.boots.freeze(self.sandbox.get_ref(), rest)
+    }
+}
+
+fn report_of(outcome: Outcome) -> Report {
+    match outcome {
+        Outcome::Hibernated(swapped) => Report::Hibernated(HibernatedInstance {
+            stored: swapped.stored,
+            ranges: swapped.populated,
+            write_ms: swapped.duration.as_secs_f64() * 1e3,
+        }),
+        Outcome::Failed(error) => Report::NotHibernated(error.to_string()),
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// What an instance does at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum InstanceState {
     /// The boot command is sent; the sandbox has not reported yet.
     Booting,
@@ -12,6 +12,13 @@ pub enum InstanceState {
     Busy,
     /// It waits for a connection.
     Idle,
+    /// It has given up its memory, and waits for a connection.
+    Hibernated,
+    /// It has at least one connection, and was hibernated before.
+    HibernateRunning,
+    /// It waits for a connection with that part of its memory that it has needed since it was
+    /// hibernated.
+    WokenUp,
     /// It has been told to end, or has ended; it gets no more connections.
     Ending,
 }
@@ -29,6 +36,16 @@ pub enum Change {
         /// Connections now.
         connections: u32,
     },
+    /// It has given up its memory; it has this many connections.
+    Hibernated {
+        /// Connections now.
+        connections: u32,
+    },
+    /// It goes on after that; it has this many connections.
+    Woken {
+        /// Connections now.
+        connections: u32,
+    },
     /// It is told to end, or its process has ended.
     End,
 }
@@ -37,14 +54,47 @@ impl InstanceState {
     /// The state after `change`.
     pub fn after(self, change: Change) -> Self {
         let by_load = |connections| if connections == 0 { Self::Idle } else { Self::Busy };
+        let after_sleep =
+            |connections| if connections == 0 { Self::WokenUp } else { Self::HibernateRunning };
         match (self, change) {
             // Nothing leads out of the last state.
             (Self::Ending, _) | (_, Change::End) => Self::Ending,
             (_, Change::Booted { connections }) => by_load(connections),
             // Connections of a booting instance wait in its accept queue.
             (Self::Booting, Change::Connections { .. }) => Self::Booting,
+            // With a connection it wakes by itself.
+            (Self::Hibernated, Change::Connections { connections: 0 })
+            | (_, Change::Hibernated { connections: 0 }) => Self::Hibernated,
+            (_, Change::Hibernated { connections } | Change::Woken { connections })
+            | (
+                Self::Hibernated | Self::HibernateRunning | Self::WokenUp,
+                Change::Connections { connections },
+            ) => after_sleep(connections),
             (_, Change::Connections { connections }) => by_load(connections),
         }
+    }
+
+    /// Its name, as the API and `thaw ps` show it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Booting => "booting",
+            Self::Busy => "busy",
+            Self::Idle => "idle",
+            Self::Hibernated => "hibernated",
+            Self::HibernateRunning => "hibernate-running",
+            Self::WokenUp => "woken-up",
+            Self::Ending => "ending",
+        }
+    }
+
+    /// Whether the instance waits for a connection, with its memory or without.
+    pub fn is_idle(self) -> bool {
+        matches!(self, Self::Idle | Self::Hibernated | Self::WokenUp)
+    }
+
+    /// Whether the instance waits and has memory to give up.
+    pub fn may_hibernate(self) -> bool {
+        matches!(self, Self::Idle | Self::WokenUp)
     }
 
     /// Whether the instance may get another connection.
@@ -56,6 +106,44 @@ impl InstanceState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The states and transitions 2 to 9 of Hibernate Container, Figure 3.
+    #[test]
+    fn an_instance_hibernates_and_wakes() {
+        let connections = |connections| Change::Connections { connections };
+        let (asleep, woken) =
+            (Change::Hibernated { connections: 0 }, Change::Woken { connections: 0 });
+        let mut state = InstanceState::Idle;
+        for (change, expected) in [
+            (connections(1), InstanceState::Busy),
+            (connections(0), InstanceState::Idle),
+            (asleep, InstanceState::Hibernated),
+            (connections(1), InstanceState::HibernateRunning),
+            (Change::Woken { connections: 1 }, InstanceState::HibernateRunning),
+            (connections(0), InstanceState::WokenUp),
+            (connections(1), InstanceState::HibernateRunning),
+            (connections(0), InstanceState::WokenUp),
+            (asleep, InstanceState::Hibernated),
+            (woken, InstanceState::WokenUp),
+            // A request came while it gave up its memory.
+            (Change::Hibernated { connections: 1 }, InstanceState::HibernateRunning),
+            (Change::End, InstanceState::Ending),
+            (asleep, InstanceState::Ending),
+            (woken, InstanceState::Ending),
+        ] {
+            state = state.after(change);
+            assert_eq!(state, expected, "{change:?}");
+            assert_eq!(
+                state.may_hibernate(),
+                state.is_idle() && state != InstanceState::Hibernated
+            );
+        }
+        for state in
+            [InstanceState::Booting, InstanceState::HibernateRunning, InstanceState::WokenUp]
+        {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+        }
+    }
 
     #[test]
     fn an_instance_goes_from_boot_to_end() {

@@ -3,8 +3,10 @@
 //! here: whoever accepts one hands it over by [`ConnectionTable`].
 
 use super::connections::{ConnectionTable, Due, LetGo, Outcome};
+use super::hibernation::HibernationTerms;
 use super::launch::{
-    Checkpoint, Checkpointed, Client, End, FrozenInstance, Instance, Launched, Launcher, Report,
+    Checkpoint, Checkpointed, Client, End, FrozenInstance, HibernatedInstance, Instance, Launched,
+    Launcher, Report,
 };
 use super::patience::{Patience, Verdict};
 use crate::boots::{BootKind, BootRecord, Phases};
@@ -22,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{BootTimes, Denials};
+use thaw_sandbox::{Awake, AwakeCause, BootTimes, Denials};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
@@ -69,6 +71,10 @@ pub(crate) enum Command {
     Copy(CopyReply),
     /// Write its memory to the store; it goes on.
     Checkpoint(Checkpoint, CheckpointReply),
+    /// Give up its memory; it is idle.
+    Hibernate(HibernateReply),
+    /// Take its memory back.
+    Wake(WakeReply),
     End,
 }
 
@@ -118,6 +124,16 @@ impl Rest {
     }
 }
 
+/// Where to say how a hibernation went.
+pub(crate) type HibernateReply = oneshot::Sender<Result<HibernatedInstance, String>>;
+/// Where to say how it woke; `None`: it was awake.
+pub(crate) type WakeReply = oneshot::Sender<Result<Option<Awake>, String>>;
+
+/// How long until it is tried again to hibernate an instance.
+const HIBERNATE_AGAIN: Duration = Duration::from_millis(100);
+/// The same after it has failed.
+const HIBERNATE_AFTER_FAILURE: Duration = Duration::from_secs(60);
+
 /// How the boot came about.
 struct Boot {
     kind: BootKind,
@@ -144,6 +160,14 @@ pub(crate) struct Supervisor {
     boot: Option<Boot>,
     /// Who waits for it to come to rest.
     rest: Option<Rest>,
+    /// Who wants it to be hibernated.
+    hibernate: Vec<HibernateReply>,
+    /// Who wants it to be awake.
+    wake: Vec<WakeReply>,
+    /// Whether it is hibernated, or about to be.
+    sleep: Sleep,
+    /// Not before this is it tried to hibernate it.
+    hibernate_not_before: Option<Instant>,
     /// Denied connections that were logged.
     denials_logged: usize,
     served: u64,
@@ -163,6 +187,15 @@ pub(crate) struct Place {
     pub _capacity: OwnedSemaphorePermit,
     /// Its share of what its tenant may have.
     pub lease: Lease,
+}
+
+/// Whether an instance is awake, as its supervisor knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sleep {
+    Awake,
+    /// It was asked to give up its memory.
+    Begun,
+    Hibernated,
 }
 
 enum Step {
@@ -215,6 +248,10 @@ impl Supervisor {
             retained: Vec::new(),
             boot: None,
             rest: None,
+            hibernate: Vec::new(),
+            wake: Vec::new(),
+            sleep: Sleep::Awake,
+            hibernate_not_before: None,
             denials_logged: 0,
             served: 0,
             idle_look,
@@ -251,6 +288,9 @@ impl Supervisor {
                 Step::Report(Report::Denied(denials)) => self.denied(&denials),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
                 Step::Report(Report::AtRest(rest)) => self.at_rest(rest),
+                Step::Report(Report::Hibernated(hibernated)) => self.hibernated(&hibernated),
+                Step::Report(Report::NotHibernated(why)) => self.not_hibernated(&why),
+                Step::Report(Report::Awake(awake)) => self.awake(awake),
                 Step::Command(Some(Command::Watch)) => {
                     self.ring_at = Some(Instant::now() + RING_AFTER);
                     self.keep_at = self.keep_at.or_else(keep_time);
@@ -267,6 +307,8 @@ impl Supervisor {
                 Step::Command(Some(Command::Checkpoint(new, reply))) => {
                     self.ask_to_rest(Rest::Checkpoint(new, reply, Instant::now()));
                 }
+                Step::Command(Some(Command::Hibernate(reply))) => self.hibernate_for(reply),
+                Step::Command(Some(Command::Wake(reply))) => self.wake_for(reply),
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Alarm => self.alarm(Instant::now()),
             }
@@ -321,19 +363,117 @@ impl Supervisor {
         .map(|left| Instant::now() + left);
     }
 
-    /// Ends the instance if it has been idle for long enough. Instances become idle and
-    /// busy with every request; nobody tells the supervisor, who looks when it may be time.
+    /// Ends the instance if it has been idle for long enough, or has it give up its memory.
+    /// Instances become idle and busy with every request; nobody tells the supervisor, who
+    /// looks when it may be time.
     fn end_if_idle(&mut self, now: Instant) {
-        let until = self.service.idle_since(self.id).map(|since| since + self.service.keep_alive());
+        let since = self.service.idle_since(self.id);
+        let until = since.map(|since| since + self.service.keep_alive());
         self.idle_look = match until {
             // Only if no connection is on its way does the instance end.
             Some(until) if until <= now.into_std() && self.service.retire_if_idle(self.id) => {
                 self.instance.kill();
                 None
             }
-            Some(until) if until > now.into_std() => Some(Instant::from_std(until)),
+            Some(until) if until > now.into_std() => {
+                let hibernation = since.and_then(|since| self.hibernate_if_idle(since, now));
+                [Some(Instant::from_std(until)), hibernation].into_iter().flatten().min()
+            }
             _ => Some(now + idle_check(&self.service)),
         };
+    }
+
+    /// Has an instance that is idle `since` then give up its memory if it is time. When to look
+    /// again.
+    fn hibernate_if_idle(&mut self, since: std::time::Instant, now: Instant) -> Option<Instant> {
+        let after = self.service.config().limits.hibernate_after?.0;
+        if self.sleep != Sleep::Awake || self.rest.is_some() {
+            // Only a request changes that, and then the time begins anew.
+            return Some(now + after.max(IDLE_CHECK_MIN));
+        }
+        let due = Instant::from_std(since + after);
+        let due = self.hibernate_not_before.map_or(due, |not_before| due.max(not_before));
+        if due > now {
+            return Some(due);
+        }
+        match self.begin_hibernation() {
+            Ok(()) => Some(now + after.max(IDLE_CHECK_MIN)),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                Some(now + HIBERNATE_AGAIN)
+            }
+            Err(error) => {
+                self.not_hibernated(&error.to_string());
+                self.hibernate_not_before
+            }
+        }
+    }
+
+    fn begin_hibernation(&mut self) -> std::io::Result<()> {
+        let space = self.service.shared().swap_space().ok_or_else(|| {
+            std::io::Error::other("this daemon has no directory for swap files; see its log")
+        })?;
+        let terms = HibernationTerms {
+            space,
+            max_stored: self.service.config().limits.memory.bytes(),
+            timers: self.service.config().hibernate.timers,
+        };
+        self.instance.hibernate(terms)?;
+        self.sleep = Sleep::Begun;
+        Ok(())
+    }
+
+    fn hibernate_for(&mut self, reply: HibernateReply) {
+        let begun = match self.sleep {
+            Sleep::Awake => self.begin_hibernation().map_err(|error| error.to_string()),
+            Sleep::Begun => Ok(()),
+            Sleep::Hibernated => Err("it is hibernated already".to_owned()),
+        };
+        match begun {
+            Ok(()) => self.hibernate.push(reply),
+            // Who has asked may have lost patience.
+            Err(why) => drop(reply.send(Err(why))),
+        }
+    }
+
+    fn wake_for(&mut self, reply: WakeReply) {
+        match (self.sleep, self.instance.wake()) {
+            (Sleep::Hibernated, Ok(())) => self.wake.push(reply),
+            (_, woken) => drop(reply.send(woken.map(|()| None).map_err(|error| error.to_string()))),
+        }
+    }
+
+    fn hibernated(&mut self, hibernated: &HibernatedInstance) {
+        self.sleep = Sleep::Hibernated;
+        self.service.hibernated(self.id);
+        for reply in self.hibernate.drain(..) {
+            drop(reply.send(Ok(hibernated.clone())));
+        }
+    }
+
+    /// It keeps its memory; it is tried again later.
+    fn not_hibernated(&mut self, why: &str) {
+        tracing::warn!(function = %self.service.name(), instance = self.id, "cannot hibernate an instance, which keeps its memory: {why}");
+        self.sleep = Sleep::Awake;
+        self.hibernate_not_before = Some(Instant::now() + HIBERNATE_AFTER_FAILURE);
+        for reply in self.hibernate.drain(..) {
+            drop(reply.send(Err(why.to_owned())));
+        }
+    }
+
+    fn awake(&mut self, awake: Awake) {
+        self.sleep = Sleep::Awake;
+        if awake.was_hibernated {
+            self.service.woken(self.id);
+            self.idle_look = Some(Instant::now() + idle_check(&self.service));
+        } else if awake.cause == AwakeCause::SeveralProcesses {
+            return self.not_hibernated("it has, or has had, several processes");
+        }
+        for reply in self.hibernate.drain(..) {
+            drop(reply.send(Err("it had something to do before it was at rest".to_owned())));
+        }
+        for reply in self.wake.drain(..) {
+            drop(reply.send(Ok(Some(awake))));
+        }
     }
 
     /// Enforces the function's times.
@@ -565,5 +705,7 @@ fn keep_time() -> Option<Instant> {
 
 /// How long an instance that is busy now is not asked whether it is idle.
 fn idle_check(service: &Service) -> Duration {
-    service.keep_alive().max(IDLE_CHECK_MIN)
+    let hibernate_after = service.config().limits.hibernate_after;
+    let after = hibernate_after.map_or(service.keep_alive(), |after| after.0);
+    after.min(service.keep_alive()).max(IDLE_CHECK_MIN)
 }

@@ -31,7 +31,8 @@ use crate::clock::monotonic_ns;
 use crate::config::{EntryKind, FunctionConfig, FunctionName, Isolation};
 use crate::crashes::{Crashes, is_crash};
 use crate::instance::{
-    Change, Command, ConnectionTable, End, FrozenInstance, InstanceState, Launcher,
+    Change, Command, ConnectionTable, End, FrozenInstance, HibernatedInstance, InstanceState,
+    Launcher,
 };
 use crate::metrics::ConnectionCounters;
 use crate::node::NodeState;
@@ -42,11 +43,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use thaw_sandbox::Awake;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
 
 /// How long an instance may take to come to rest and be frozen.
 const REST_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long an instance may take to be hibernated, or to wake.
+const HIBERNATE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A function that is being served.
 pub struct Service {
@@ -314,7 +319,7 @@ impl Service {
         let (reply, frozen) = oneshot::channel();
         let (id, upstreams) = {
             let mut slots = self.slots();
-            let is_idle = |slot: &Slot| slot.state == InstanceState::Idle;
+            let is_idle = |slot: &Slot| slot.state.is_idle();
             let idle = slots.iter_mut().filter(|(_, slot)| is_idle(slot));
             let found = match id {
                 Some(id) => slots.get_mut(&id).filter(|slot| is_idle(slot)).map(|slot| (id, slot)),
@@ -340,6 +345,71 @@ impl Service {
                 ))
             }
         }
+    }
+
+    /// Has an idle instance give up its memory, the given one or else the one that has been idle
+    /// longest.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub async fn hibernate(&self, id: Option<u64>) -> Result<(u64, HibernatedInstance), String> {
+        let (reply, hibernated) = oneshot::channel();
+        let may = |state: InstanceState| state.may_hibernate();
+        let id = self.tell_idle(id, may, Command::Hibernate(reply)).ok_or_else(|| {
+            let which =
+                id.map_or_else(|| "idle instance".to_owned(), |id| format!("idle instance {id}"));
+            format!("`{}` has no {which} with memory to give up; see `thaw ps`", self.name())
+        })?;
+        match timeout(HIBERNATE_PATIENCE, hibernated).await {
+            Ok(Ok(outcome)) => outcome.map(|hibernated| (id, hibernated)),
+            Ok(Err(_)) => Err(format!("instance {id} has ended before it could be hibernated")),
+            Err(_) => {
+                // It keeps its memory.
+                let (reply, _) = oneshot::channel();
+                self.tell_idle(Some(id), |_| true, Command::Wake(reply));
+                Err(format!(
+                    "instance {id} did not come to rest within {} s; a program that always \
+                     computes cannot be hibernated",
+                    HIBERNATE_PATIENCE.as_secs()
+                ))
+            }
+        }
+    }
+
+    /// Has a hibernated instance take its memory back, the given one or else the one that was
+    /// used last; `None`: it was awake.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub async fn wake(&self, id: Option<u64>) -> Result<(u64, Option<Awake>), String> {
+        let (reply, woken) = oneshot::channel();
+        let may = |state: InstanceState| id.is_some() || state == InstanceState::Hibernated;
+        let id = self.tell_idle(id, may, Command::Wake(reply)).ok_or_else(|| {
+            format!("`{}` has no such hibernated instance; see `thaw ps`", self.name())
+        })?;
+        match timeout(HIBERNATE_PATIENCE, woken).await {
+            Ok(Ok(outcome)) => outcome.map(|awake| (id, awake)),
+            _ => Err(format!("instance {id} has ended, or did not wake")),
+        }
+    }
+
+    /// Tells the given instance something, or the one that has been idle longest of those in a
+    /// state that fits; which one.
+    fn tell_idle(
+        &self,
+        id: Option<u64>,
+        fits: impl Fn(InstanceState) -> bool,
+        command: Command,
+    ) -> Option<u64> {
+        let slots = self.slots();
+        let fitting = slots.iter().filter(|(number, slot)| {
+            id.is_none_or(|id| id == **number)
+                && slot.state != InstanceState::Ending
+                && fits(slot.state)
+        });
+        let (number, slot) = fitting.min_by_key(|(_, slot)| slot.idle_since)?;
+        slot.table.tell(command);
+        Some(*number)
     }
 
     fn nothing_to_freeze(&self, id: Option<u64>) -> String {
@@ -413,6 +483,22 @@ impl Service {
         self.slots().get(&id)?.idle_since
     }
 
+    /// An instance has given up its memory.
+    pub(crate) fn hibernated(&self, id: u64) {
+        self.shared.metrics().hibernated(self.name());
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.change(Change::Hibernated { connections: slot.connections });
+        }
+    }
+
+    /// An instance that was hibernated goes on.
+    pub(crate) fn woken(&self, id: u64) {
+        self.shared.metrics().woken(self.name());
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.change(Change::Woken { connections: slot.connections });
+        }
+    }
+
     /// Gives an instance no more connections. It stays until it ends by itself.
     pub fn retire(&self, id: u64) {
         if let Some(slot) = self.slots().get_mut(&id) {
@@ -480,7 +566,7 @@ impl Service {
 impl Slot {
     fn change(&mut self, change: Change) {
         self.state = self.state.after(change);
-        if self.state != InstanceState::Idle {
+        if !self.state.is_idle() {
             self.idle_since = None;
         }
     }

@@ -69,6 +69,9 @@ pub(super) const SIGNAL_STACK_SIZE: u64 = 128 * 1024;
 /// Bytes of the stack of the idle loop and of boot.
 pub(super) const IDLE_STACK_SIZE: u64 = 256 * 1024;
 
+/// Bytes below the page of the stack pointer that [`Vcpus::discard_stacks`] leaves alone.
+const DISCARD_BELOW: u64 = 4096;
+
 /// Most virtual CPUs of a host process.
 pub(super) const MAX_VCPUS: u32 = 64;
 /// Offset of the signal stack in a vCPU's area; a guard page lies below.
@@ -315,6 +318,21 @@ impl Vcpus for HostProcesses {
             (signal_stack(0) + SIGNAL_STACK_SIZE - STACK_USED, STACK_USED),
             (idle_stack(0) + IDLE_STACK_SIZE - STACK_USED, STACK_USED),
         ]
+    }
+
+    fn discard_stacks() {
+        let index = Self::index();
+        let (idle, signal) = (idle_stack(index), signal_stack(index));
+        let here = (&raw const index).expose_provenance() as u64;
+        // What this function calls lies below its own frame.
+        let unused = (here & !4095).saturating_sub(idle + DISCARD_BELOW);
+        for (start, len) in [(idle, unused), (signal, SIGNAL_STACK_SIZE)] {
+            if len > 0 {
+                // SAFETY: the vCPU's own stacks: nothing is kept below the stack pointer, and no
+                // handler of a signal runs, since this code would be interrupted by it.
+                let _ = Self::discard(unsafe { KernelRange::new(start, len) });
+            }
+        }
     }
 
     fn has_signal() -> bool {

@@ -33,7 +33,7 @@ use crate::state::protocol::{
     ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, NOT_A_COPY, REPLY_BLOB,
     REQUEST_FREEZE, errno_of, padded,
 };
-use crate::state::{Conversation, StateError};
+use crate::state::{Conversation, StateError, Subject};
 use chart::Chart;
 use layout::{Scanned, lay_out};
 use report::Report;
@@ -244,51 +244,84 @@ pub fn freeze(
     spec: &FreezeSpec,
     image: &File,
 ) -> Result<FreezeReport, FreezeError> {
-    let started = Instant::now();
     let Rootfs::Index { blobs, .. } = sandbox.rootfs() else {
         return Err(FreezeError::HostDirectory);
     };
-    if spec.about.len() > ABOUT_MAX {
-        return Err(FreezeError::About { len: spec.about.len(), limit: ABOUT_MAX });
-    }
-    let ancestors = match &spec.base {
-        Some(base) if base.image.header().depth < DEPTH_MAX => {
-            Ancestors::of_child(&base.image, base.name)
+    let subject = &sandbox.subject().map_err(FreezeError::Memory)?;
+    let kernel_build = sandbox.kernel_build_id();
+    let (blobs, thawed) = (Some(blobs.clone()), sandbox.image_checksum());
+    Frozen { subject, blobs, kernel_build, thawed }.write(entry, spec, image)
+}
+
+/// A sandbox at rest.
+pub(crate) struct Frozen<'a> {
+    pub subject: &'a Subject,
+    /// The blobs of its rootfs; `None`: it has none.
+    pub blobs: Option<Arc<dyn BlobSource>>,
+    pub kernel_build: [u8; 32],
+    /// Checksum of the image that it is a copy of.
+    pub thawed: Option<[u8; 32]>,
+}
+
+impl Frozen<'_> {
+    /// Writes its memory: see [`freeze`](fn@freeze).
+    pub fn write(
+        &self,
+        entry: EntryPoint,
+        spec: &FreezeSpec,
+        image: &File,
+    ) -> Result<FreezeReport, FreezeError> {
+        let started = Instant::now();
+        if spec.about.len() > ABOUT_MAX {
+            return Err(FreezeError::About { len: spec.about.len(), limit: ABOUT_MAX });
         }
-        _ => Ancestors::default(),
-    };
-    let thawed = sandbox.image_checksum();
-    let is_thawed = |ancestor: &&Ancestor| Some(ancestor.checksum) == thawed;
-    let thawed = ancestors.named().iter().find(is_thawed);
-    let request = FreezeRequest {
-        kind: REQUEST_FREEZE,
-        about_len: spec.about.len() as u32,
-        index_hash: spec.index_hash,
-        kernel_build: sandbox.kernel_build_id(),
-        program: padded(&spec.program),
-        arguments: padded(&spec.arguments),
-        report_address: entry.report_address,
-        report_len: entry.report_len,
-        max_stored: spec.max_stored,
-        clean_gap_pages: spec.merge.clean_gap_pages,
-        zero_gap_pages: spec.merge.zero_gap_pages,
-        ancestor_count: ancestors.named().len() as u32,
-        thawed_depth: thawed.map_or(NOT_A_COPY, |ancestor| ancestor.depth),
-    };
-    let named: &[u8] = cast_slice(ancestors.named());
-    let packet = [bytes_of(&request), spec.about.as_bytes(), named].concat();
-    let blobs = BlobsAndAncestors { ancestors, blobs: blobs.clone() };
-    let subject = sandbox.subject().map_err(FreezeError::Memory)?;
-    let time = time_allowed(spec.max_stored);
-    let mut lender = Lender { blobs: &blobs, lent: 0, failed: None };
-    let (answer, text) =
-        subject.ask(&packet, Some(image.as_fd()), time, |helper| lender.serve(helper))?;
-    if answer.kind != ANSWER_DONE {
-        return Err(lender.error(&answer, &text));
+        let ancestors = match &spec.base {
+            Some(base) if base.image.header().depth < DEPTH_MAX => {
+                Ancestors::of_child(&base.image, base.name)
+            }
+            _ => Ancestors::default(),
+        };
+        let is_thawed = |ancestor: &&Ancestor| Some(ancestor.checksum) == self.thawed;
+        let thawed = ancestors.named().iter().find(is_thawed);
+        let request = FreezeRequest {
+            kind: REQUEST_FREEZE,
+            about_len: spec.about.len() as u32,
+            index_hash: spec.index_hash,
+            kernel_build: self.kernel_build,
+            program: padded(&spec.program),
+            arguments: padded(&spec.arguments),
+            report_address: entry.report_address,
+            report_len: entry.report_len,
+            max_stored: spec.max_stored,
+            clean_gap_pages: spec.merge.clean_gap_pages,
+            zero_gap_pages: spec.merge.zero_gap_pages,
+            ancestor_count: ancestors.named().len() as u32,
+            thawed_depth: thawed.map_or(NOT_A_COPY, |ancestor| ancestor.depth),
+        };
+        let named: &[u8] = cast_slice(ancestors.named());
+        let packet = [bytes_of(&request), spec.about.as_bytes(), named].concat();
+        let blobs = self.blobs.clone().unwrap_or_else(|| Arc::new(NoBlobs));
+        let blobs = BlobsAndAncestors { ancestors, blobs };
+        let time = time_allowed(spec.max_stored);
+        let mut lender = Lender { blobs: &blobs, lent: 0, failed: None };
+        let (answer, text) =
+            self.subject.ask(&packet, Some(image.as_fd()), time, |helper| lender.serve(helper))?;
+        if answer.kind != ANSWER_DONE {
+            return Err(lender.error(&answer, &text));
+        }
+        let file_len = image.metadata().map_err(FreezeError::Write)?.len();
+        let report = report_of(&answer, file_len, started.elapsed());
+        report.ok_or(StateError::Nonsense("its report of the image has no sense").into())
     }
-    let file_len = image.metadata().map_err(FreezeError::Write)?.len();
-    let report = report_of(&answer, file_len, started.elapsed());
-    report.ok_or(StateError::Nonsense("its report of the image has no sense").into())
+}
+
+/// The blobs of a sandbox that has none.
+struct NoBlobs;
+
+impl BlobSource for NoBlobs {
+    fn open_blob(&self, _: u32) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::NotFound.into())
+    }
 }
 
 /// Opens blobs for the state helper while it freezes.
@@ -397,16 +430,10 @@ fn report_of(answer: &Answer, file_len: u64, duration: Duration) -> Option<Freez
 /// Takes an answer of the helper as [`freeze`] does, for the fuzzers.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn take_answer(answer: &Answer, text: &str) {
-    struct None;
-    impl BlobSource for None {
-        fn open_blob(&self, _: u32) -> io::Result<OwnedFd> {
-            Err(io::ErrorKind::NotFound.into())
-        }
-    }
     if let Some(report) = report_of(answer, answer.numbers[0], Duration::ZERO) {
         assert!(report.stored <= report.file_len);
     }
-    let mut lender = Lender { blobs: &None, lent: 0, failed: Option::None };
+    let mut lender = Lender { blobs: &NoBlobs, lent: 0, failed: None };
     assert!(!lender.error(answer, text).to_string().is_empty());
 }
 

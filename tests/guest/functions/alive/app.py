@@ -1,4 +1,4 @@
-"""A server that is never idle: what it is doing must go on in every copy of it.
+"""A server that is never idle, unless it is to be `quiet`: what it is doing must go on in every copy of it.
 
   GET /            what it has, as JSON
   GET /write?TEXT  keeps TEXT in memory, in a file, and on its way through a pipe
@@ -74,7 +74,7 @@ class Server(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         path, _, text = self.path.partition("?")
         state["requests"] += 1
-        if state["requests"] == 1:
+        if state["requests"] == 1 and "quiet" not in sys.argv:
             begin()
         if path == "/write":
             state["text"] = text

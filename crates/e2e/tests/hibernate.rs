@@ -1,0 +1,221 @@
+//! Instances that give up their memory when they are idle, and take it back when they are asked.
+
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+use thaw_e2e::{
+    Daemon, DaemonOptions, Function, Outcome, Raw, built_home, copy_home, get, kill, run, skip,
+    thaw, wait_until,
+};
+
+const KEYS: &str = "isolation = \"instance\"\n[limits]\nconcurrency = 8\nmemory = \"96MiB\"\n";
+
+fn survivor(name: &'static str, keys: &'static str) -> Function {
+    Function::PythonVariant { program: "survivor", name, keys }
+}
+
+/// A daemon of its own with functions that remember how often they were asked.
+fn daemon(label: &str) -> Daemon {
+    static HOME: OnceLock<PathBuf> = OnceLock::new();
+    let home = HOME.get_or_init(|| {
+        let functions = [
+            survivor("told", KEYS),
+            survivor(
+                "idle",
+                "isolation = \"instance\"\nlimits = { concurrency = 8, hibernate_after = \"300ms\" }",
+            ),
+            survivor("several", "isolation = \"instance\"\nlimits = { concurrency = 8, cpu = 4 }"),
+            Function::Variant {
+                example: "hello-go",
+                name: "go",
+                keys: "isolation = \"instance\"".to_owned(),
+                limits: "concurrency = 8\ncpu = 2",
+            },
+        ];
+        built_home("hibernate", &functions)
+    });
+    let home = copy_home(home, &format!("hibernate-{label}"));
+    Daemon::start(&home, &DaemonOptions::default())
+}
+
+#[track_caller]
+fn count(daemon: &Daemon, function: &str) -> u32 {
+    let response = get(daemon.gateway(), function, "/count");
+    assert_eq!(response.status, 200, "{function}: {}\n{}", response.text(), daemon.log());
+    response.text().trim().parse().expect("a number")
+}
+
+fn command(daemon: &Daemon, arguments: &[&str]) -> Outcome {
+    run(thaw().env("THAW_HOME", daemon.home()).args(arguments))
+}
+
+#[track_caller]
+fn hibernate(daemon: &Daemon, function: &str) -> Value {
+    let outcome = command(daemon, &["hibernate", function, "--json"]);
+    assert_eq!(outcome.code, Some(0), "{}\n{}", outcome.stderr, daemon.log());
+    serde_json::from_str(&outcome.stdout).expect("JSON")
+}
+
+/// The only instance of a function.
+#[track_caller]
+fn instance(daemon: &Daemon, function: &str) -> (u32, String) {
+    let instances = daemon.instances(function);
+    let [only] = &instances[..] else { panic!("{instances:?}\n{}", daemon.log()) };
+    let pid = only["pid"].as_u64().expect("a pid") as u32;
+    (pid, only["state"].as_str().expect("a state").to_owned())
+}
+
+#[track_caller]
+fn wait_for_state(daemon: &Daemon, function: &str, state: &str) {
+    wait_until(&format!("{function} is {state}"), || instance(daemon, function).1 == state);
+}
+
+/// Bytes of pages of no file and of page tables of a process.
+fn own_memory(pid: u32) -> u64 {
+    let field = |file: &str, name: &str| -> u64 {
+        let text = fs::read_to_string(format!("/proc/{pid}/{file}")).expect("root may read this");
+        let line = text.lines().find(|line| line.starts_with(name)).expect("the field");
+        line.split_whitespace().nth(1).expect("a value").parse::<u64>().expect("a number") * 1024
+    };
+    field("smaps_rollup", "Anonymous:") + field("status", "VmPTE:")
+}
+
+#[test]
+fn an_instance_keeps_its_state_over_three_hibernations() {
+    let daemon = daemon("told");
+    assert_eq!(count(&daemon, "told"), 1);
+    assert_eq!(get(daemon.gateway(), "told", "/grow/24").status, 200);
+    wait_for_state(&daemon, "told", "idle");
+    let (pid, _) = instance(&daemon, "told");
+    let warm = own_memory(pid);
+    assert!(warm > 24 << 20, "{warm}");
+    for round in 1..=3 {
+        let done = hibernate(&daemon, "told");
+        assert!(done["stored"].as_u64().expect("bytes") > 24 << 20, "{done}");
+        // The first wake, by page faults, has shown what comes back at once from then on.
+        assert_eq!(done["ranges"].as_u64().expect("a number") > 0, round > 1, "{done}");
+        assert_eq!(instance(&daemon, "told"), (pid, "hibernated".to_owned()));
+        let hibernated = own_memory(pid);
+        assert!(hibernated < 400 << 10, "{hibernated} of {warm}");
+        assert_eq!(count(&daemon, "told"), 2 + round);
+        wait_for_state(&daemon, "told", "woken-up");
+        let woken = own_memory(pid);
+        assert!(woken < warm / 2, "{woken} of {warm}");
+    }
+    let again = command(&daemon, &["wake", "told", "--instance", "1"]);
+    assert_eq!(again.code, Some(0), "{}", again.stderr);
+    assert!(again.stdout.contains("is awake"), "{}", again.stdout);
+    let metrics = daemon.admin("/metrics").text();
+    for line in
+        ["thaw_hibernations_total{function=\"told\"} 3", "thaw_wakes_total{function=\"told\"} 3"]
+    {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+}
+
+#[test]
+fn it_is_woken_by_the_control_plane_before_a_request() {
+    let daemon = daemon("woken");
+    count(&daemon, "told");
+    wait_for_state(&daemon, "told", "idle");
+    hibernate(&daemon, "told");
+    let twice = command(&daemon, &["hibernate", "told"]);
+    assert_eq!(twice.code, Some(1), "{}", twice.stdout);
+    assert!(twice.stderr.contains("no idle instance with memory to give up"), "{}", twice.stderr);
+    let woken = command(&daemon, &["wake", "told"]);
+    assert_eq!(woken.code, Some(0), "{}", woken.stderr);
+    assert!(woken.stdout.starts_with("woke instance"), "{}", woken.stdout);
+    assert_eq!(instance(&daemon, "told").1, "woken-up");
+    let none = command(&daemon, &["wake", "told"]);
+    assert!(none.stderr.contains("no such hibernated instance"), "{}", none.stderr);
+    assert_eq!(count(&daemon, "told"), 2);
+}
+
+#[test]
+fn an_idle_instance_hibernates_by_itself_again_and_again() {
+    let daemon = daemon("idle");
+    for round in 1..=3 {
+        assert_eq!(count(&daemon, "idle"), round);
+        wait_for_state(&daemon, "idle", "hibernated");
+    }
+    // A connection of a client stays open all the time.
+    let mut client = Raw::connect(daemon.gateway());
+    for round in 4..=6 {
+        client.send("GET /count HTTP/1.1\r\nHost: idle\r\n\r\n");
+        let response = client.response().expect("an answer");
+        assert_eq!(response.text().trim(), round.to_string());
+        wait_for_state(&daemon, "idle", "hibernated");
+    }
+}
+
+#[test]
+fn threads_on_several_processors_hibernate_together() {
+    let daemon = daemon("several");
+    for function in ["several", "go"] {
+        let ask = || {
+            std::thread::scope(|scope| {
+                let asked = [(); 8]
+                    .map(|()| scope.spawn(|| get(daemon.gateway(), function, "/count").status));
+                asked.map(|asked| asked.join().expect("an answer"))
+            })
+        };
+        assert_eq!(ask(), [200; 8]);
+        for _ in 0..4 {
+            wait_until("it is idle", || {
+                ["idle", "woken-up"].contains(&&*instance(&daemon, function).1)
+            });
+            hibernate(&daemon, function);
+            assert_eq!(ask(), [200; 8], "{}", daemon.log());
+        }
+    }
+    assert_eq!(count(&daemon, "several"), 41);
+}
+
+#[test]
+fn one_that_is_killed_while_it_is_hibernated_is_replaced() {
+    let daemon = daemon("killed");
+    assert_eq!(count(&daemon, "told"), 1);
+    wait_for_state(&daemon, "told", "idle");
+    hibernate(&daemon, "told");
+    kill(instance(&daemon, "told").0);
+    wait_until("it is gone", || daemon.instances("told").is_empty());
+    assert_eq!(count(&daemon, "told"), 1);
+}
+
+#[test]
+fn it_outlives_its_daemon() {
+    if !rustix::process::geteuid().is_root() {
+        skip("only a daemon of root's has a monitor");
+        return;
+    }
+    let mut daemon = daemon("outlived");
+    assert_eq!(count(&daemon, "told"), 1);
+    wait_until("it is kept", || {
+        daemon.instances("told").iter().all(|instance| instance["kept"].is_u64())
+    });
+    hibernate(&daemon, "told");
+    let (pid, _) = instance(&daemon, "told");
+    daemon.kill_and_await_next();
+    wait_until("it is taken over", || daemon.instances("told").len() == 1);
+    assert_eq!(count(&daemon, "told"), 2);
+    assert_eq!(instance(&daemon, "told").0, pid);
+    wait_for_state(&daemon, "told", "idle");
+    hibernate(&daemon, "told");
+    assert_eq!(count(&daemon, "told"), 3);
+}
+
+/// Nothing of the memory is left where somebody could find it.
+#[test]
+fn swap_files_have_no_names() {
+    let daemon = daemon("names");
+    count(&daemon, "told");
+    wait_for_state(&daemon, "told", "idle");
+    hibernate(&daemon, "told");
+    let swap = daemon.home().join("swap");
+    assert_eq!(fs::read_dir(&swap).expect("the directory").count(), 0);
+    daemon.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(10));
+}

@@ -1,0 +1,267 @@
+//! Hibernating in place (Hibernate Container, §3.2): the sandbox keeps its process, its virtual
+//! CPUs and its descriptors, and gives up all memory that a file of the host holds.
+//!
+//! ```text
+//! MSG_REST ──▶ at rest: the host writes the memory to a file ──MSG_HIBERNATE──▶ hibernated
+//!    ▲              │                                                            │
+//!    └── running ◀──┴────────── a message, a client, a due timer ◀───────────────┘
+//! ```
+//!
+//! The memory comes back byte for byte at the same addresses, so nothing is made anew: host
+//! processes, descriptors and clocks are those from before. In between there is no heap. This
+//! code runs on the idle stack, in the per-boot area, and keeps the kernel lock all the time: a
+//! vCPU that a signal wakes waits for the lock, outside of all that is gone.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use thaw_abi::control::{
+    AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_SEVERAL_PROCESSES, AWAKE_TIMER, Awake, HIBERNATE_TIMERS,
+    Hibernate, MSG_AWAKE, MSG_FAILED, MSG_HIBERNATE, MSG_HIBERNATED, MSG_RESTING, MSG_WAKE,
+    PopulateRange, Resting,
+};
+use thaw_abi::image::Mapping;
+use thaw_abi::layout::{
+    GATE_BASE, GATE_END, HEAP_BASE, HEAP_MAX, INDEX_BASE, INDEX_MAX, PAGES_BASE, PAGES_MAX,
+};
+
+use super::report::Use;
+use crate::errno::{Errno, Result};
+use crate::host::control;
+use crate::mm::image::{Mappings, Memory};
+use crate::mm::{arena, heap, lazy, populate};
+use crate::platform::boot_area::AWAITED;
+use crate::platform::machine::{
+    Clocks, HostFd, HostFiles, Machine, Memory as _, PollFd, Processes, Vcpus,
+};
+use crate::platform::memory::{GuestRange, KernelRange};
+use crate::platform::{kernel_lock, message, panic};
+use crate::state::kernel;
+use crate::task::host_poll;
+use crate::time::timer;
+
+/// Memory may come from a swap file since the sandbox has been hibernated.
+static HAS_BEEN: AtomicBool = AtomicBool::new(false);
+
+/// Whether the sandbox has been hibernated in this boot, so that pages that are not present may
+/// have content.
+pub fn has_been_hibernated() -> bool {
+    HAS_BEEN.load(Relaxed)
+}
+
+/// What ends a rest or a hibernation. It is outside of all saved memory.
+struct Awaited {
+    /// The first so many of [`AWAITED`].
+    descriptors: usize,
+    /// When the next timer of the guest is due, on the host's monotonic clock in nanoseconds.
+    timer_ns: Option<u64>,
+}
+
+/// How a rest has ended.
+struct Woken {
+    /// `AWAKE_*`.
+    cause: u32,
+    /// When, on the host's monotonic clock in nanoseconds.
+    at_ns: u64,
+    was_hibernated: bool,
+}
+
+impl Woken {
+    fn by(cause: u32) -> Self {
+        Self { cause, at_ns: Machine::monotonic_ns(), was_hibernated: false }
+    }
+}
+
+/// Tells the host that the sandbox is at rest, and hibernates if it says so. Returns when the
+/// sandbox goes on, whatever the reason.
+pub(super) fn rest(number: u64) {
+    let woken = if arena::is_shared() || kernel().tasks.spaces().len() > 1 {
+        Woken::by(AWAKE_SEVERAL_PROCESSES)
+    } else {
+        rest_alone(number)
+    };
+    let awake = Awake {
+        number,
+        woken_ns: woken.at_ns,
+        ready_ns: Machine::monotonic_ns(),
+        cause: woken.cause,
+        was_hibernated: woken.was_hibernated.into(),
+    };
+    control::send(MSG_AWAKE, 0, bytemuck::bytes_of(&awake), &[]);
+}
+
+fn rest_alone(number: u64) -> Woken {
+    let awaited = Awaited::now();
+    let report = super::come_to_rest(Use::Itself);
+    let resting =
+        Resting { number, report_address: report.as_ptr() as u64, report_len: report.len() as u64 };
+    control::send(MSG_RESTING, 0, bytemuck::bytes_of(&resting), &[]);
+    loop {
+        let cause = awaited.wait(awaited.timer_ns);
+        if cause != AWAKE_MESSAGE {
+            return Woken::by(cause);
+        }
+        match Answer::read(number) {
+            Answer::None => {}
+            Answer::GoOn => return Woken::by(AWAKE_MESSAGE),
+            Answer::Hibernate(command, file) => return hibernate(&command, file, &awaited),
+        }
+    }
+}
+
+/// What the host says to a sandbox at rest.
+enum Answer {
+    /// Nothing that matters now.
+    None,
+    /// There is something to do.
+    GoOn,
+    /// To hibernate, over this file.
+    Hibernate(Hibernate, HostFd),
+}
+
+impl Answer {
+    /// Reads what is there. As long as the sandbox is at rest the heap must not change, so
+    /// that a message may be kept only if the rest ends.
+    fn read(number: u64) -> Self {
+        let Some(message) = control::look_for_message() else { return Self::None };
+        match (message.kind, message.fds()) {
+            (MSG_HIBERNATE, &[file]) => match message.split::<Hibernate>() {
+                Ok((command, _)) if command.number == number => {
+                    Self::Hibernate(*command, HostFd::new(file))
+                }
+                // It was meant for an earlier rest.
+                _ => {
+                    Machine::close(HostFd::new(file));
+                    Self::None
+                }
+            },
+            (MSG_WAKE, _) => Self::GoOn,
+            _ => {
+                control::handle_later(&message);
+                Self::GoOn
+            }
+        }
+    }
+}
+
+impl Awaited {
+    /// What the sandbox waits for now.
+    fn now() -> Self {
+        let offset = kernel().clocks.offset();
+        let timer_ns = timer::next_deadline().map(|deadline| deadline.0.wrapping_sub(offset));
+        Self { descriptors: host_poll::note_awaited(), timer_ns }
+    }
+
+    /// Waits for it; says why the wait has ended (`AWAKE_*`). Uses no saved memory.
+    fn wait(&self, timer_ns: Option<u64>) -> u32 {
+        loop {
+            let left = timer_ns.map(|at| at.saturating_sub(Machine::monotonic_ns()));
+            if left == Some(0) {
+                return AWAKE_TIMER;
+            }
+            let awaited = self.descriptors();
+            match Machine::poll(awaited, left) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) if awaited.first().is_some_and(|control| control.revents != 0) => {
+                    return AWAKE_MESSAGE;
+                }
+                // Whoever asks again finds out what is wrong.
+                Ok(_) | Err(_) => return AWAKE_DESCRIPTOR,
+            }
+        }
+    }
+
+    fn descriptors(&self) -> &'static mut [PollFd] {
+        let cells = AWAITED.cells(self.descriptors);
+        // SAFETY: cells of the table, which this module alone uses after they were noted, one
+        // wait after the other, under the kernel lock.
+        unsafe { core::slice::from_raw_parts_mut(cells.as_ptr() as *mut PollFd, cells.len()) }
+    }
+}
+
+/// Gives up the memory that the file holds, waits, and takes it back. On the way there is no
+/// heap, and no memory of the guest.
+fn hibernate(command: &Hibernate, file: HostFd, awaited: &Awaited) -> Woken {
+    let is_there = is_whole(command, file).and_then(|()| give_up_memory());
+    is_there.unwrap_or_else(|error| fail("its memory cannot be given up", error));
+    lazy::replace_files(file);
+    HAS_BEEN.store(true, Relaxed);
+    populate::forget();
+    message::discard_buffers();
+    Machine::discard_stacks();
+    control::send(MSG_HIBERNATED, 0, &[], &[]);
+    let timer_ns = awaited.timer_ns.filter(|_| command.flags & HIBERNATE_TIMERS != 0);
+    let woken = Woken { was_hibernated: true, ..Woken::by(awaited.wait(timer_ns)) };
+    let is_back = is_whole(command, file).and_then(|()| take_back_memory(command, file));
+    is_back.unwrap_or_else(|error| fail("its swap file cannot be read", error));
+    woken
+}
+
+/// An error if the file is shorter than it was: a touch of what is missing would end the
+/// program, or this kernel, without a reason.
+fn is_whole(command: &Hibernate, file: HostFd) -> Result<()> {
+    let mut last = [0u8];
+    let last_at = command.file_len.checked_sub(1).ok_or(Errno::EINVAL)?;
+    match Machine::pread(file, last[..].as_mut().into(), last_at)? {
+        0 => Err(Errno::EIO),
+        _ => Ok(()),
+    }
+}
+
+/// Unmaps all that a freeze saves, page tables included.
+fn give_up_memory() -> Result<()> {
+    Machine::unmap(GuestRange::ALL)?;
+    for (start, len) in [
+        (GATE_BASE, GATE_END - GATE_BASE),
+        (INDEX_BASE, INDEX_MAX),
+        (PAGES_BASE, PAGES_MAX),
+        (HEAP_BASE, HEAP_MAX),
+    ] {
+        // SAFETY: the file holds all that anybody refers to in there, and it is back before
+        // anybody uses it: the vCPU has the kernel lock, and is in its idle loop.
+        Machine::unmap(unsafe { KernelRange::new(start, len) })?;
+    }
+    Ok(())
+}
+
+/// Maps everything as it was, or has it mapped when it is first touched.
+fn take_back_memory(command: &Hibernate, file: HostFd) -> Result<()> {
+    heap::map_front()?;
+    let behind = command.range_count as usize * size_of::<PopulateRange>();
+    let (mappings, ranges) =
+        Mappings::in_file(file, command.mappings_at, command.mapping_count, behind)?;
+    let ranges: &[PopulateRange] = bytemuck::try_cast_slice(ranges).map_err(|_| Errno::EINVAL)?;
+    let index: Option<Mapping> = lazy::known_index();
+    let mut memory = Memory { mappings, index, ranges, flags: 0 };
+    memory.map()?;
+    memory.read_front()?;
+    heap::mapped_again();
+    // From here on there is a heap.
+    if kernel_lock::is_enabled() {
+        // Two vCPUs that touch the same page would both take its fault.
+        lazy::map_all();
+    }
+    for range in memory.ranges {
+        lazy::map_range(range.start, range.start.saturating_add(range.len));
+    }
+    populate::begin(memory.ranges);
+    populate::finish();
+    memory.mappings.forget()
+}
+
+/// Tells the host why the sandbox cannot go on, and ends it.
+fn fail(what: &str, error: Errno) -> ! {
+    let parts: [&[u8]; 5] =
+        [b"the sandbox was hibernated and ", what.as_bytes(), b" (", error.name().as_bytes(), b")"];
+    let mut text = [0u8; 128];
+    let mut len = 0;
+    for part in parts {
+        let room = text[len..].len().min(part.len());
+        text[len..len + room].copy_from_slice(&part[..room]);
+        len += room;
+    }
+    // The host would hear of messages that nobody has read, instead of this one.
+    while control::look_for_message().is_some() {}
+    control::send(MSG_FAILED, 0, &text[..len], &[]);
+    Machine::exit(panic::PANIC_EXIT_CODE)
+}

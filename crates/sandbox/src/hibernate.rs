@@ -1,0 +1,281 @@
+//! Hibernating a sandbox in place: its memory goes to a swap file, its process stays
+//! (Hibernate Container, §3).
+//!
+//! ```text
+//! Sandbox::request_rest ──▶ Event::Resting ──▶ Hibernator::write ──▶ Sandbox::hibernate ──▶ Event::Hibernated
+//!                                                                                             │
+//!                    Event::Awake ◀── a connection, a byte of a client, a signal, Sandbox::wake
+//! ```
+//!
+//! A sandbox at rest goes on by itself ([`Event::Awake`](crate::Event::Awake)) as soon as there
+//! is something to do for it. Then the file that is being written is of no use, and
+//! [`Sandbox::hibernate`] changes nothing.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytemuck::cast_slice;
+use thaw_abi::control::{
+    Awake as AwakeMessage, EntryPoint, HIBERNATE_TIMERS, Hibernate, MSG_HIBERNATE, MSG_REST,
+    MSG_WAKE, PopulateRange, Rest, Resting,
+};
+use thaw_abi::image::Mapping;
+use thaw_abi::page_align_up;
+
+use crate::boot::Rootfs;
+use crate::broker::BlobSource;
+use crate::freeze::{FreezeError, FreezeSpec, Frozen, MergePolicy};
+use crate::image::{Image, ImageError};
+use crate::message;
+use crate::sandbox::Sandbox;
+use crate::state::Subject;
+use crate::working_set::{PopulatePolicy, WorkingSet};
+
+/// Most ranges that waking populates: as many as a recording has.
+const RANGES_MAX: usize = 4096;
+
+/// Why a sandbox goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AwakeCause {
+    /// The host has sent something: a connection, a signal, [`Sandbox::wake`].
+    Message,
+    /// Something has come on a connection that the program has open.
+    Connection,
+    /// A timer of the program is due.
+    Timer,
+    /// It was never at rest: it cannot be hibernated, since it has or has had several processes.
+    SeveralProcesses,
+}
+
+/// A sandbox that was at rest, or hibernated, goes on. It comes from the sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awake {
+    /// The rest that has ended.
+    pub rest: u64,
+    /// Why.
+    pub cause: AwakeCause,
+    /// Whether it had given up its memory.
+    pub was_hibernated: bool,
+    /// When it was woken, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub woken_ns: u64,
+    /// When its memory was in place again, the same.
+    pub ready_ns: u64,
+}
+
+impl Awake {
+    /// `None` if the sandbox has said what none says.
+    pub(crate) fn of(message: &AwakeMessage) -> Option<Self> {
+        use thaw_abi::control::{
+            AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_SEVERAL_PROCESSES, AWAKE_TIMER,
+        };
+        let cause = match message.cause {
+            AWAKE_MESSAGE => AwakeCause::Message,
+            AWAKE_DESCRIPTOR => AwakeCause::Connection,
+            AWAKE_TIMER => AwakeCause::Timer,
+            AWAKE_SEVERAL_PROCESSES => AwakeCause::SeveralProcesses,
+            _ => return None,
+        };
+        let was_hibernated = match message.was_hibernated {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        let AwakeMessage { number: rest, woken_ns, ready_ns, .. } = *message;
+        Some(Self { rest, cause, was_hibernated, woken_ns, ready_ns })
+    }
+}
+
+/// A file that an instance's memory goes to. Nobody else has it: make it without a name
+/// (`O_TMPFILE`, open(2)), for its owner only.
+#[derive(Debug)]
+pub struct SwapFile {
+    /// To be written.
+    pub write: File,
+    /// The same file, open for reading only: the sandbox gets this one.
+    pub read: File,
+}
+
+/// What a sandbox may do to others and itself while it is hibernated.
+#[derive(Clone, Copy, Debug)]
+pub struct HibernateSpec {
+    /// Most bytes of memory that the swap file may store.
+    pub max_stored: u64,
+    /// Whether a due timer of the program wakes it; otherwise timers expire on waking.
+    pub timers: bool,
+}
+
+/// Why a sandbox was not hibernated. It goes on as before.
+#[derive(Debug, thiserror::Error)]
+pub enum HibernateError {
+    /// Its memory could not be written.
+    #[error(transparent)]
+    Write(#[from] FreezeError),
+    /// The swap file does not say what was written to it.
+    #[error("the swap file cannot be read back ({0}); the disk may be failing")]
+    Unreadable(#[source] ImageError),
+    /// The host has refused something.
+    #[error("cannot finish the swap file: {0}")]
+    Host(#[from] io::Error),
+}
+
+impl HibernateError {
+    /// Whether there is no room for the swap file: on the disk, or by a quota.
+    pub fn is_no_room(&self) -> bool {
+        let source = match self {
+            Self::Write(FreezeError::Write(source)) | Self::Host(source) => source,
+            _ => return false,
+        };
+        matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
+    }
+}
+
+/// Writes the memory of a sandbox that is at rest, on another thread than the one that serves
+/// the sandbox.
+pub struct Hibernator {
+    subject: Subject,
+    blobs: Option<Arc<dyn BlobSource>>,
+    kernel_build: [u8; 32],
+    resting: Resting,
+    spec: HibernateSpec,
+}
+
+/// The written memory of a sandbox.
+#[derive(Debug)]
+pub struct Deflated {
+    command: Hibernate,
+    /// Open for reading only.
+    file: OwnedFd,
+    /// What [`WorkingSet::record`](crate::Recorder::record_swap) needs to know of the file.
+    pub swapped: Swapped,
+}
+
+/// What is known of a swap file once the sandbox has it.
+#[derive(Clone, Debug)]
+pub struct Swapped {
+    pub(crate) mappings: Arc<[Mapping]>,
+    pub(crate) checksum: [u8; 32],
+    /// Bytes of memory in the file.
+    pub stored: u64,
+    /// Bytes of the file, holes included.
+    pub file_len: u64,
+    /// How long it took to write.
+    pub duration: Duration,
+    /// Ranges that waking populates at once.
+    pub populated: usize,
+}
+
+impl Sandbox {
+    /// Asks the sandbox to come to rest as soon as none of its threads can run, and to say
+    /// [`Event::Resting`](crate::Event::Resting) with `number`, which is not that of an earlier
+    /// rest.
+    pub fn request_rest(&mut self, number: u64) -> io::Result<()> {
+        // What it has written to since is not what it was thawed with.
+        self.forget_held();
+        self.send(message::message(MSG_REST, &Rest { number }), Vec::new())?;
+        self.process().ring()
+    }
+
+    /// Begins to write the memory of the sandbox, which is at rest.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn hibernator(&self, resting: Resting, spec: HibernateSpec) -> io::Result<Hibernator> {
+        let blobs = match self.rootfs() {
+            Rootfs::Index { blobs, .. } => Some(blobs.clone()),
+            Rootfs::HostDirectory(_) => None,
+        };
+        let (subject, kernel_build) = (self.subject()?, self.kernel_build_id());
+        Ok(Hibernator { subject, blobs, kernel_build, resting, spec })
+    }
+
+    /// Lets the sandbox give up the memory that was written. It says
+    /// [`Event::Hibernated`](crate::Event::Hibernated), unless it has gone on meanwhile.
+    pub fn hibernate(&mut self, deflated: Deflated) -> io::Result<Swapped> {
+        let Deflated { command, file, swapped } = deflated;
+        self.send(message::message(MSG_HIBERNATE, &command), vec![file])?;
+        Ok(swapped)
+    }
+
+    /// Wakes the sandbox if it is hibernated, lets it go on if it is at rest, and takes back
+    /// [`Sandbox::request_rest`] if it is neither.
+    pub fn wake(&mut self) -> io::Result<()> {
+        self.send(message::message(MSG_WAKE, &()), Vec::new())
+    }
+}
+
+impl Hibernator {
+    /// Writes the memory to `swap`. Takes as long as there is memory to store.
+    /// With a working set, those pages come back at once on waking (REAP); without one, pages
+    /// come back when they are touched.
+    ///
+    /// # Errors
+    /// The file is of no use then. [`Sandbox::wake`] lets the sandbox go on.
+    pub fn write(
+        self,
+        swap: SwapFile,
+        working_set: Option<&WorkingSet>,
+    ) -> Result<Deflated, HibernateError> {
+        let started = Instant::now();
+        let spec = FreezeSpec {
+            index_hash: [0; 32],
+            program: "hibernated".to_owned(),
+            arguments: String::new(),
+            about: String::new(),
+            max_stored: self.spec.max_stored,
+            merge: MergePolicy::default(),
+            base: None,
+        };
+        let Resting { number, report_address, report_len } = self.resting;
+        let entry = EntryPoint { report_address, report_len, cause: 0, reserved: 0 };
+        let frozen = Frozen {
+            subject: &self.subject,
+            blobs: self.blobs.clone(),
+            kernel_build: self.kernel_build,
+            thawed: None,
+        };
+        let report = frozen.write(entry, &spec, &swap.write)?;
+        let image = swap.read.try_clone()?;
+        let image = Image::open(image).map_err(HibernateError::Unreadable)?;
+        let mappings = image.mappings().to_vec();
+        let ranges = populated(working_set, &mappings);
+        let mappings_at = page_align_up(report.file_len)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        let table: &[u8] = cast_slice(&mappings);
+        let ranges_at = mappings_at + table.len() as u64;
+        let behind: &[u8] = cast_slice(&ranges);
+        swap.write.write_all_at(table, mappings_at)?;
+        swap.write.write_all_at(behind, ranges_at)?;
+        let file_len = ranges_at + behind.len() as u64;
+        let flags = if self.spec.timers { HIBERNATE_TIMERS } else { 0 };
+        let command = Hibernate {
+            number,
+            file_len,
+            mappings_at,
+            ranges_at,
+            mapping_count: mappings.len() as u32,
+            range_count: ranges.len() as u32,
+            flags,
+            reserved: 0,
+        };
+        let swapped = Swapped {
+            mappings: mappings.into(),
+            checksum: image.header().checksum,
+            stored: report.stored,
+            file_len,
+            duration: started.elapsed(),
+            populated: ranges.len(),
+        };
+        Ok(Deflated { command, file: swap.read.into(), swapped })
+    }
+}
+
+/// The ranges that waking populates. A page that the working set has only read comes back by a
+/// fault: the host maps its neighbours with it, and nothing is copied.
+fn populated(working_set: Option<&WorkingSet>, mappings: &[Mapping]) -> Vec<PopulateRange> {
+    working_set
+        .map_or_else(Vec::new, |set| set.populate(mappings, PopulatePolicy::Write, RANGES_MAX))
+}
