@@ -446,12 +446,20 @@ pub const CAUSE_HOST: u32 = 4;
 /// The host has sent [`MSG_CHECKPOINT`].
 pub const CAUSE_CHECKPOINT: u32 = 5;
 
+/// A due timer of the guest ends the rest, or the hibernation. Without it, timers expire on
+/// waking.
+pub const REST_TIMERS: u32 = 1 << 0;
+
 /// Body of [`MSG_REST`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Rest {
     /// The host's number for this rest, not 0.
     pub number: u64,
+    /// `REST_*`.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Body of [`MSG_RESTING`].
@@ -465,9 +473,6 @@ pub struct Resting {
     /// Bytes of the report.
     pub report_len: u64,
 }
-
-/// A due timer of the guest wakes the sandbox. Without it, timers expire on waking.
-pub const HIBERNATE_TIMERS: u32 = 1 << 0;
 
 /// Body of [`MSG_HIBERNATE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -485,10 +490,6 @@ pub struct Hibernate {
     pub mapping_count: u32,
     /// Number of ranges.
     pub range_count: u32,
-    /// `HIBERNATE_*`.
-    pub flags: u32,
-    /// Zero.
-    pub reserved: u32,
 }
 
 /// A message of the host is there.

@@ -7,6 +7,7 @@ mod client;
 mod cold;
 mod figure;
 mod handoff;
+mod hibernate;
 mod isolate;
 mod memory;
 mod native;
@@ -24,6 +25,7 @@ pub use boot::{
 };
 pub use figure::FigureError;
 pub use handoff::{Comparison, HandoffOptions, HandoffReport, Way, handoff};
+pub use hibernate::{HibernateOptions, HibernateReport, StateLatency, StateMemory, hibernate};
 pub use memory::{HostMemory, ProcessMemory};
 pub use native::NativeError;
 pub use scale::{Group, Growth, ScaleMemory, ScaleOptions, ScaleReport, scale};
@@ -98,6 +100,12 @@ pub enum BenchError {
         asked: BootKind,
         /// What happened.
         found: BootKind,
+    },
+    /// An instance keeps its memory.
+    #[error("an instance could not be hibernated: {why}")]
+    NotHibernated {
+        /// One sentence of the node's.
+        why: String,
     },
     /// A sandbox did not report its phases.
     #[error("an instance did not report {0}; `thaw invoke --timings` shows more")]

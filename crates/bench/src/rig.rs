@@ -128,6 +128,11 @@ impl Rig {
         }
     }
 
+    /// Waits for something that the node does.
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
     /// Waits until no instance lives.
     pub(crate) fn wait_empty(&self) -> Result<(), BenchError> {
         eventually(|| (self.service.instance_count() == 0).then_some(()))

@@ -36,8 +36,8 @@ pub fn handle(message: &Kept) {
             host_process::interrupt_everybody();
         }
         MSG_RENEWED => crate::net::host_renewed(),
-        MSG_REST => freeze_request::request_rest(body::<Rest>(message).number),
-        MSG_WAKE => freeze_request::request_rest(0),
+        MSG_REST => freeze_request::request_rest(&body::<Rest>(message)),
+        MSG_WAKE => freeze_request::withdraw_rest(),
         // The sandbox has gone on since it was at rest: the file is out of date.
         MSG_HIBERNATE => message.fds.iter().for_each(|&fd| Machine::close(HostFd::new(fd))),
         // To a request that was made without waiting.

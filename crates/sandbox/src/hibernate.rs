@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use bytemuck::cast_slice;
 use thaw_abi::control::{
-    Awake as AwakeMessage, EntryPoint, HIBERNATE_TIMERS, Hibernate, MSG_HIBERNATE, MSG_REST,
-    MSG_WAKE, PopulateRange, Rest, Resting,
+    Awake as AwakeMessage, EntryPoint, Hibernate, MSG_HIBERNATE, MSG_REST, MSG_WAKE, PopulateRange,
+    REST_TIMERS, Rest, Resting,
 };
 use thaw_abi::image::Mapping;
 use thaw_abi::page_align_up;
@@ -99,13 +99,21 @@ pub struct SwapFile {
     pub read: File,
 }
 
-/// What a sandbox may do to others and itself while it is hibernated.
+/// What due timers of the program do while it is at rest or hibernated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Timers {
+    /// They wake it.
+    Wake,
+    /// They expire when something else wakes it.
+    #[default]
+    Wait,
+}
+
+/// How the memory of a sandbox is written.
 #[derive(Clone, Copy, Debug)]
 pub struct HibernateSpec {
     /// Most bytes of memory that the swap file may store.
     pub max_stored: u64,
-    /// Whether a due timer of the program wakes it; otherwise timers expire on waking.
-    pub timers: bool,
 }
 
 /// Why a sandbox was not hibernated. It goes on as before.
@@ -172,10 +180,12 @@ impl Sandbox {
     /// Asks the sandbox to come to rest as soon as none of its threads can run, and to say
     /// [`Event::Resting`](crate::Event::Resting) with `number`, which is not that of an earlier
     /// rest.
-    pub fn request_rest(&mut self, number: u64) -> io::Result<()> {
+    pub fn request_rest(&mut self, number: u64, timers: Timers) -> io::Result<()> {
         // What it has written to since is not what it was thawed with.
         self.forget_held();
-        self.send(message::message(MSG_REST, &Rest { number }), Vec::new())?;
+        let flags = if timers == Timers::Wake { REST_TIMERS } else { 0 };
+        let rest = Rest { number, flags, reserved: 0 };
+        self.send(message::message(MSG_REST, &rest), Vec::new())?;
         self.process().ring()
     }
 
@@ -250,7 +260,6 @@ impl Hibernator {
         swap.write.write_all_at(table, mappings_at)?;
         swap.write.write_all_at(behind, ranges_at)?;
         let file_len = ranges_at + behind.len() as u64;
-        let flags = if self.spec.timers { HIBERNATE_TIMERS } else { 0 };
         let command = Hibernate {
             number,
             file_len,
@@ -258,8 +267,6 @@ impl Hibernator {
             ranges_at,
             mapping_count: mappings.len() as u32,
             range_count: ranges.len() as u32,
-            flags,
-            reserved: 0,
         };
         let swapped = Swapped {
             mappings: mappings.into(),

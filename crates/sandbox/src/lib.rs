@@ -52,6 +52,7 @@ pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
 pub use freeze::{FreezeBase, FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
 pub use hibernate::{
     Awake, AwakeCause, Deflated, HibernateError, HibernateSpec, Hibernator, SwapFile, Swapped,
+    Timers,
 };
 pub use image::{AncestorFile, Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};

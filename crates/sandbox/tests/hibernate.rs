@@ -16,7 +16,7 @@ use common::{config, host_rootfs, start_with};
 use tempfile::TempDir;
 use thaw_sandbox::{
     Awake, AwakeCause, Deflated, Event, FreezeError, HibernateError, HibernateSpec, Kernel,
-    Sandbox, SwapFile, Swapped, WorkingSet, ZygoteConfig, ZygoteParent, connection,
+    Sandbox, SwapFile, Swapped, Timers, WorkingSet, ZygoteConfig, ZygoteParent, connection,
 };
 
 /// The port of the program.
@@ -48,6 +48,7 @@ struct Running {
     sandbox: Sandbox,
     connections: u64,
     rests: u64,
+    timers: Timers,
     _parent: ZygoteParent,
 }
 
@@ -64,7 +65,7 @@ impl Running {
         });
         let booted = sandbox.wait_event(Some(LONG)).unwrap();
         assert!(matches!(booted, Some(Event::Booted(_))), "{booted:?}");
-        Self { sandbox, connections: 0, rests: 0, _parent: parent }
+        Self { sandbox, connections: 0, rests: 0, timers: Timers::Wait, _parent: parent }
     }
 
     /// Connects a client, whose end the sandbox gets as the gateway hands it in.
@@ -103,7 +104,7 @@ impl Running {
         set: Option<&WorkingSet>,
     ) -> Result<Deflated, HibernateError> {
         self.rests += 1;
-        self.sandbox.request_rest(self.rests).unwrap();
+        self.sandbox.request_rest(self.rests, self.timers).unwrap();
         let event = self.next();
         let Event::Resting(resting) = event else { panic!("{event:?}") };
         assert_eq!(resting.number, self.rests);
@@ -178,7 +179,7 @@ impl Client {
     }
 }
 
-const SPEC: HibernateSpec = HibernateSpec { max_stored: 1 << 30, timers: false };
+const SPEC: HibernateSpec = HibernateSpec { max_stored: 1 << 30 };
 
 /// A swap file without a name.
 fn swap_file() -> SwapFile {
@@ -307,7 +308,8 @@ fn a_timer_wakes_only_who_wants_it_and_time_goes_on() {
     assert_eq!(running.awake().cause, AwakeCause::Connection);
     assert!(client.ask("fired").parse::<u64>().unwrap() < 10_000);
     client.ask("timer");
-    running.hibernate_with(HibernateSpec { timers: true, ..SPEC }, None);
+    running.timers = Timers::Wake;
+    running.hibernate();
     assert_eq!(running.awake().cause, AwakeCause::Timer);
     assert_ne!(client.ask("fired"), "-1");
 }
@@ -335,7 +337,7 @@ fn who_has_had_a_child_is_refused_and_goes_on() {
     let mut client = running.connect();
     assert_eq!(running.serve(&mut client, "fork"), "forked");
     running.rests += 1;
-    running.sandbox.request_rest(running.rests).unwrap();
+    running.sandbox.request_rest(running.rests, Timers::Wait).unwrap();
     let awake = running.awake();
     assert_eq!((awake.cause, awake.was_hibernated), (AwakeCause::SeveralProcesses, false));
     assert_eq!(client.ask("count"), "1 1");
@@ -356,7 +358,7 @@ fn a_full_disk_leaves_it_as_it_was() {
     assert!(!running.awake().was_hibernated);
     assert_eq!(client.ask("sum"), expected);
 
-    let little = HibernateSpec { max_stored: 1 << 20, ..SPEC };
+    let little = HibernateSpec { max_stored: 1 << 20 };
     let error = running.deflate(little, swap_file(), None).unwrap_err();
     assert!(matches!(error, HibernateError::Write(FreezeError::TooLarge { .. })), "{error}");
     running.sandbox.wake().unwrap();

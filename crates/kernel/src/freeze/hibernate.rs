@@ -16,9 +16,9 @@
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::control::{
-    AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_SEVERAL_PROCESSES, AWAKE_TIMER, Awake, HIBERNATE_TIMERS,
-    Hibernate, MSG_AWAKE, MSG_FAILED, MSG_HIBERNATE, MSG_HIBERNATED, MSG_RESTING, MSG_WAKE,
-    PopulateRange, Resting,
+    AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_SEVERAL_PROCESSES, AWAKE_TIMER, Awake, Hibernate,
+    MSG_AWAKE, MSG_FAILED, MSG_HIBERNATE, MSG_HIBERNATED, MSG_RESTING, MSG_WAKE, PopulateRange,
+    REST_TIMERS, Rest, Resting,
 };
 use thaw_abi::image::Mapping;
 use thaw_abi::layout::{
@@ -53,7 +53,8 @@ pub fn has_been_hibernated() -> bool {
 struct Awaited {
     /// The first so many of [`AWAITED`].
     descriptors: usize,
-    /// When the next timer of the guest is due, on the host's monotonic clock in nanoseconds.
+    /// When the next timer of the guest is due, if that matters, on the host's monotonic clock
+    /// in nanoseconds.
     timer_ns: Option<u64>,
 }
 
@@ -74,14 +75,14 @@ impl Woken {
 
 /// Tells the host that the sandbox is at rest, and hibernates if it says so. Returns when the
 /// sandbox goes on, whatever the reason.
-pub(super) fn rest(number: u64) {
+pub(super) fn rest(rest: &Rest) {
     let woken = if arena::is_shared() || kernel().tasks.spaces().len() > 1 {
         Woken::by(AWAKE_SEVERAL_PROCESSES)
     } else {
-        rest_alone(number)
+        rest_alone(rest)
     };
     let awake = Awake {
-        number,
+        number: rest.number,
         woken_ns: woken.at_ns,
         ready_ns: Machine::monotonic_ns(),
         cause: woken.cause,
@@ -90,14 +91,14 @@ pub(super) fn rest(number: u64) {
     control::send(MSG_AWAKE, 0, bytemuck::bytes_of(&awake), &[]);
 }
 
-fn rest_alone(number: u64) -> Woken {
-    let awaited = Awaited::now();
+fn rest_alone(&Rest { number, flags, .. }: &Rest) -> Woken {
+    let awaited = Awaited::now(flags);
     let report = super::come_to_rest(Use::Itself);
     let resting =
         Resting { number, report_address: report.as_ptr() as u64, report_len: report.len() as u64 };
     control::send(MSG_RESTING, 0, bytemuck::bytes_of(&resting), &[]);
     loop {
-        let cause = awaited.wait(awaited.timer_ns);
+        let cause = awaited.wait();
         if cause != AWAKE_MESSAGE {
             return Woken::by(cause);
         }
@@ -146,16 +147,17 @@ impl Answer {
 
 impl Awaited {
     /// What the sandbox waits for now.
-    fn now() -> Self {
+    fn now(flags: u32) -> Self {
         let offset = kernel().clocks.offset();
-        let timer_ns = timer::next_deadline().map(|deadline| deadline.0.wrapping_sub(offset));
+        let timer = timer::next_deadline().filter(|_| flags & REST_TIMERS != 0);
+        let timer_ns = timer.map(|deadline| deadline.0.wrapping_sub(offset));
         Self { descriptors: host_poll::note_awaited(), timer_ns }
     }
 
     /// Waits for it; says why the wait has ended (`AWAKE_*`). Uses no saved memory.
-    fn wait(&self, timer_ns: Option<u64>) -> u32 {
+    fn wait(&self) -> u32 {
         loop {
-            let left = timer_ns.map(|at| at.saturating_sub(Machine::monotonic_ns()));
+            let left = self.timer_ns.map(|at| at.saturating_sub(Machine::monotonic_ns()));
             if left == Some(0) {
                 return AWAKE_TIMER;
             }
@@ -190,8 +192,7 @@ fn hibernate(command: &Hibernate, file: HostFd, awaited: &Awaited) -> Woken {
     message::discard_buffers();
     Machine::discard_stacks();
     control::send(MSG_HIBERNATED, 0, &[], &[]);
-    let timer_ns = awaited.timer_ns.filter(|_| command.flags & HIBERNATE_TIMERS != 0);
-    let woken = Woken { was_hibernated: true, ..Woken::by(awaited.wait(timer_ns)) };
+    let woken = Woken { was_hibernated: true, ..Woken::by(awaited.wait()) };
     let is_back = is_whole(command, file).and_then(|()| take_back_memory(command, file));
     is_back.unwrap_or_else(|error| fail("its swap file cannot be read", error));
     woken

@@ -45,8 +45,8 @@ fn waits_for_clients() -> bool {
 
 /// Freezes the sandbox if this is the moment; whether it has.
 pub fn freeze_if_due() -> bool {
-    if let Some(number) = freeze_request::take_rest() {
-        hibernate::rest(number);
+    if let Some(rest) = freeze_request::take_rest() {
+        hibernate::rest(&rest);
         return true;
     }
     let cause = is_due();

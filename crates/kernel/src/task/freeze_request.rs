@@ -3,7 +3,8 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{
-    CAUSE_ASKED, CAUSE_CHECKPOINT, CAUSE_HOST, CAUSE_SIGNAL, FLAG_ENTRY_ASKED, FLAG_FREEZE_AT_ENTRY,
+    CAUSE_ASKED, CAUSE_CHECKPOINT, CAUSE_HOST, CAUSE_SIGNAL, FLAG_ENTRY_ASKED,
+    FLAG_FREEZE_AT_ENTRY, Rest,
 };
 
 use super::signal::Signal;
@@ -16,17 +17,27 @@ static REQUESTED: AtomicU32 = AtomicU32::new(0);
 
 /// The number of the rest that the host asks for; 0 if it asks for none.
 static REST: AtomicU64 = AtomicU64::new(0);
+/// Its flags (`REST_*`).
+static REST_FLAGS: AtomicU32 = AtomicU32::new(0);
 
-/// The host asks for a rest as soon as no thread can run, in order to hibernate the sandbox;
-/// with number 0, for none any more.
-pub fn request_rest(number: u64) {
-    REST.store(number, Relaxed);
+/// The host asks for a rest as soon as no thread can run, in order to hibernate the sandbox.
+pub fn request_rest(rest: &Rest) {
+    REST_FLAGS.store(rest.flags, Relaxed);
+    REST.store(rest.number, Relaxed);
 }
 
-/// Takes the number of the rest that the host asks for, if it does.
-pub fn take_rest() -> Option<u64> {
-    let is_asked = REST.load(Relaxed) != 0;
-    is_asked.then(|| REST.swap(0, Relaxed))
+/// The host wants no rest any more.
+pub fn withdraw_rest() {
+    REST.store(0, Relaxed);
+}
+
+/// Takes the rest that the host asks for, if it does.
+pub fn take_rest() -> Option<Rest> {
+    if REST.load(Relaxed) == 0 {
+        return None;
+    }
+    let (number, flags) = (REST.swap(0, Relaxed), REST_FLAGS.load(Relaxed));
+    Some(Rest { number, flags, reserved: 0 })
 }
 
 /// The host asks for a freeze as soon as no thread can run.

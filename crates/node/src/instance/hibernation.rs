@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use thaw_abi::control::Resting;
 use thaw_sandbox::{
-    Awake, Deflated, HibernateError, HibernateSpec, Hibernator, Recorder, Sandbox, Swapped,
+    Awake, Deflated, HibernateError, HibernateSpec, Hibernator, Recorder, Sandbox, Swapped, Timers,
     WorkingSet,
 };
 use tokio::task::JoinHandle;
@@ -46,8 +46,8 @@ pub struct HibernationTerms {
     pub space: Arc<SwapSpace>,
     /// Most bytes of it.
     pub max_stored: u64,
-    /// Whether a due timer of the program wakes it.
-    pub timers: bool,
+    /// What due timers of the program do.
+    pub timers: Timers,
 }
 
 /// How far it has come.
@@ -108,7 +108,7 @@ impl Hibernation {
         let turn = turn.ok_or(io::ErrorKind::WouldBlock)?;
         // No daemon before this one had the same moment.
         self.rest = monotonic_ns().max(self.rest + 1);
-        sandbox.request_rest(self.rest)?;
+        sandbox.request_rest(self.rest, terms.timers)?;
         self.phase = Phase::Asked(terms, turn);
         Ok(())
     }
@@ -143,7 +143,7 @@ impl Hibernation {
         let Phase::Asked(terms, turn) = std::mem::replace(&mut self.phase, Phase::Awake) else {
             return Ok(());
         };
-        let spec = HibernateSpec { max_stored: terms.max_stored, timers: terms.timers };
+        let spec = HibernateSpec { max_stored: terms.max_stored };
         let hibernator = sandbox.hibernator(resting, spec)?;
         // Pages that come back at once are needed again for that reason alone.
         let recorder = match (&self.swapped, &self.set) {

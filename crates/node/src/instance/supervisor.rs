@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{Awake, AwakeCause, BootTimes, Denials};
+use thaw_sandbox::{Awake, AwakeCause, BootTimes, Denials, Timers};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
@@ -166,6 +166,8 @@ pub(crate) struct Supervisor {
     wake: Vec<WakeReply>,
     /// Whether it is hibernated, or about to be.
     sleep: Sleep,
+    /// When to try again what somebody waits for.
+    hibernate_again: Option<Instant>,
     /// Not before this is it tried to hibernate it.
     hibernate_not_before: Option<Instant>,
     /// Denied connections that were logged.
@@ -251,6 +253,7 @@ impl Supervisor {
             hibernate: Vec::new(),
             wake: Vec::new(),
             sleep: Sleep::Awake,
+            hibernate_again: None,
             hibernate_not_before: None,
             denials_logged: 0,
             served: 0,
@@ -317,7 +320,13 @@ impl Supervisor {
 
     /// When there is something to do even if nothing happens.
     fn next_alarm(&self) -> Option<Instant> {
-        let looks = [self.ring_at, self.keep_at, self.idle_look, self.connections.next_look()];
+        let looks = [
+            self.ring_at,
+            self.keep_at,
+            self.idle_look,
+            self.hibernate_again,
+            self.connections.next_look(),
+        ];
         looks.into_iter().flatten().min()
     }
 
@@ -333,6 +342,9 @@ impl Supervisor {
         }
         if is_due(self.connections.next_look()) {
             self.look_at_connections(now);
+        }
+        if is_due(self.hibernate_again) {
+            self.hibernate_if_wanted();
         }
         if is_due(self.idle_look) {
             self.end_if_idle(now);
@@ -415,7 +427,10 @@ impl Supervisor {
         let terms = HibernationTerms {
             space,
             max_stored: self.service.config().limits.memory.bytes(),
-            timers: self.service.config().hibernate.timers,
+            timers: match self.service.config().hibernate.timers {
+                true => Timers::Wake,
+                false => Timers::Wait,
+            },
         };
         self.instance.hibernate(terms)?;
         self.sleep = Sleep::Begun;
@@ -423,15 +438,35 @@ impl Supervisor {
     }
 
     fn hibernate_for(&mut self, reply: HibernateReply) {
+        self.hibernate.push(reply);
+        self.hibernate_if_wanted();
+    }
+
+    /// Has the instance give up its memory if somebody waits for that.
+    fn hibernate_if_wanted(&mut self) {
+        self.hibernate_again = None;
+        if self.hibernate.is_empty() || self.sleep == Sleep::Begun {
+            return;
+        }
         let begun = match self.sleep {
-            Sleep::Awake => self.begin_hibernation().map_err(|error| error.to_string()),
-            Sleep::Begun => Ok(()),
             Sleep::Hibernated => Err("it is hibernated already".to_owned()),
+            _ => match self.begin_hibernation() {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.hibernate_again = Some(Instant::now() + HIBERNATE_AGAIN);
+                    return;
+                }
+                begun => begun.map_err(|error| error.to_string()),
+            },
         };
-        match begun {
-            Ok(()) => self.hibernate.push(reply),
-            // Who has asked may have lost patience.
-            Err(why) => drop(reply.send(Err(why))),
+        if let Err(why) = begun {
+            self.answer_hibernation(&Err(why));
+        }
+    }
+
+    /// Tells those who wait for a hibernation how it went; they may have lost patience.
+    fn answer_hibernation(&mut self, outcome: &Result<HibernatedInstance, String>) {
+        for reply in self.hibernate.drain(..) {
+            drop(reply.send(outcome.clone()));
         }
     }
 
@@ -445,9 +480,7 @@ impl Supervisor {
     fn hibernated(&mut self, hibernated: &HibernatedInstance) {
         self.sleep = Sleep::Hibernated;
         self.service.hibernated(self.id);
-        for reply in self.hibernate.drain(..) {
-            drop(reply.send(Ok(hibernated.clone())));
-        }
+        self.answer_hibernation(&Ok(hibernated.clone()));
     }
 
     /// It keeps its memory; it is tried again later.
@@ -455,22 +488,25 @@ impl Supervisor {
         tracing::warn!(function = %self.service.name(), instance = self.id, "cannot hibernate an instance, which keeps its memory: {why}");
         self.sleep = Sleep::Awake;
         self.hibernate_not_before = Some(Instant::now() + HIBERNATE_AFTER_FAILURE);
-        for reply in self.hibernate.drain(..) {
-            drop(reply.send(Err(why.to_owned())));
-        }
+        self.answer_hibernation(&Err(why.to_owned()));
     }
 
     fn awake(&mut self, awake: Awake) {
-        self.sleep = Sleep::Awake;
+        let was = std::mem::replace(&mut self.sleep, Sleep::Awake);
+        if was == Sleep::Awake && !awake.was_hibernated {
+            // It was not asked to rest: a sandbox may say what it likes.
+            return;
+        }
         if awake.was_hibernated {
             self.service.woken(self.id);
             self.idle_look = Some(Instant::now() + idle_check(&self.service));
         } else if awake.cause == AwakeCause::SeveralProcesses {
             return self.not_hibernated("it has, or has had, several processes");
         }
-        for reply in self.hibernate.drain(..) {
-            drop(reply.send(Err("it had something to do before it was at rest".to_owned())));
-        }
+        self.answer_hibernation(&Err(format!(
+            "{} before its memory was written; try again",
+            cause_of(awake.cause)
+        )));
         for reply in self.wake.drain(..) {
             drop(reply.send(Ok(Some(awake))));
         }
@@ -708,4 +744,13 @@ fn idle_check(service: &Service) -> Duration {
     let hibernate_after = service.config().limits.hibernate_after;
     let after = hibernate_after.map_or(service.keep_alive(), |after| after.0);
     after.min(service.keep_alive()).max(IDLE_CHECK_MIN)
+}
+
+/// What has kept an instance from giving up its memory.
+fn cause_of(cause: AwakeCause) -> &'static str {
+    match cause {
+        AwakeCause::Connection => "bytes came on one of its connections",
+        AwakeCause::Timer => "a timer of the program was due",
+        AwakeCause::Message | AwakeCause::SeveralProcesses => "it was asked something else",
+    }
 }

@@ -4,6 +4,7 @@ mod ablation;
 mod boot;
 mod check;
 mod handoff;
+mod hibernate;
 mod report;
 mod scale;
 mod syscalls;
@@ -28,6 +29,7 @@ enum Subject {
     Scale(scale::Arguments),
     Throughput(throughput::Arguments),
     Handoff(handoff::Arguments),
+    Hibernate(hibernate::Arguments),
     Ablation(ablation::Arguments),
     Syscalls(syscalls::Arguments),
     Check(check::Arguments),
@@ -40,6 +42,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Subject::Scale(arguments) => scale::run(arguments),
         Subject::Throughput(arguments) => throughput::run(arguments),
         Subject::Handoff(arguments) => handoff::run(arguments),
+        Subject::Hibernate(arguments) => hibernate::run(arguments),
         Subject::Ablation(arguments) => ablation::run(arguments),
         Subject::Syscalls(arguments) => syscalls::run(arguments),
         Subject::Check(arguments) => check::run(arguments),
