@@ -232,3 +232,59 @@ fn hibernated_instances_are_copied_and_go_on() {
         }
     }
 }
+
+#[test]
+fn kills_while_copies_are_made_leave_nothing_behind() {
+    let daemon = Daemon::start(&home("copies-killed"), &DaemonOptions::default());
+    let mut refused = 0;
+    for round in 0..12 {
+        if daemon.instances("quiet").is_empty() {
+            assert_eq!(get(daemon.gateway(), "quiet", "/").status, 200);
+        }
+        let instances = daemon.instances("quiet");
+        let number = |name: &str| instances[0][name].as_u64().expect("a number");
+        let (original, pid) = (number("id").to_string(), number("pid") as i32);
+        let name = format!("killed-{round}");
+        let arguments = match round % 2 {
+            0 => vec!["fork", &original, "-n", "3"],
+            _ => vec!["checkpoint", &original, &name],
+        };
+        let outcome = std::thread::scope(|scope| {
+            let copying = scope.spawn(|| command(&daemon, &arguments));
+            // Anywhere between the request and its end, which takes some 100 ms.
+            std::thread::sleep(std::time::Duration::from_millis(round * 9));
+            let pid = rustix::process::Pid::from_raw(pid).expect("a process id");
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            copying.join().expect("no panic")
+        });
+        match outcome.code {
+            Some(0) => {}
+            // With one sentence that says which instance has ended.
+            Some(1) => {
+                refused += 1;
+                let says = |text: &str| outcome.stderr.contains(text);
+                assert!(says("ended") || says("no instance"), "{}", outcome.stderr);
+            }
+            _ => panic!("{outcome:?}"),
+        }
+        for instance in daemon.instances("quiet") {
+            let id = instance["id"].to_string();
+            let said = command(&daemon, &["invoke", "quiet", "--instance", &id]);
+            // The one that was killed may still be listed.
+            assert!(said.code == Some(0) || id == original, "{}", said.stderr);
+        }
+    }
+    eprintln!("{refused} of 12 were refused");
+    // The memory of copies goes with the last of them.
+    for instance in daemon.instances("quiet") {
+        let pid = instance["pid"].as_u64().expect("a pid") as i32;
+        let pid = rustix::process::Pid::from_raw(pid).expect("a process id");
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+    let descriptors = format!("/proc/{}/fd", daemon.pid());
+    wait_until("no memory of copies is left", || {
+        let all = fs::read_dir(&descriptors).expect("root may read this").flatten();
+        let is_of_copies = |link: PathBuf| link.to_string_lossy().contains("thaw-copy");
+        !all.filter_map(|entry| fs::read_link(entry.path()).ok()).any(is_of_copies)
+    });
+}

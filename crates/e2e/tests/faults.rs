@@ -418,3 +418,44 @@ fn a_full_disk_is_a_clear_error_and_loses_nothing() {
     let outcome = run(thaw().env("THAW_HOME", &home).arg("gc"));
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
 }
+
+#[test]
+fn a_full_disk_refuses_a_checkpoint_and_the_instance_goes_on() {
+    let Some(disk) = SmallDisk::mount("checkpoints", "24m") else {
+        eprintln!("not checked: mounting a small file system takes root");
+        return;
+    };
+    let home = disk.0.join("home");
+    fs::create_dir(&home).expect("a home");
+    let directory = tempfile::tempdir().expect("a directory");
+    let example = Function::Example("hello-c").directory(directory.path());
+    fs::copy(example.join("build/hello"), directory.path().join("hello")).expect("a program");
+    let text = "name = \"hello-c\"\ncommand = [\"/app/hello\"]\nport = 8080\nfiles = [\"hello\"]\n\
+                isolation = \"instance\"\n[runtime]\nkind = \"binary\"\n";
+    fs::write(directory.path().join("thaw.toml"), text).expect("writable");
+    let command = |arguments: &[&str]| run(thaw().env("THAW_HOME", &home).args(arguments));
+    command(&["build", directory.path().to_str().expect("UTF-8")]).success();
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let ask = || assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    ask();
+    let id = daemon.instances("hello-c")[0]["id"].to_string();
+    command(&["checkpoint", &id, "before"]).success();
+
+    let filler = disk.0.join("filler");
+    fs::write(&filler, vec![0; 24 << 20]).expect_err("the disk is smaller");
+    let refused = command(&["checkpoint", &id, "full"]);
+    assert_eq!(refused.code, Some(1), "{}", refused.stdout);
+    assert!(refused.stderr.to_lowercase().contains("space"), "{}", refused.stderr);
+    ask();
+    assert_eq!(daemon.instances("hello-c")[0]["id"].to_string(), id, "it went on");
+    // Copies are in memory.
+    command(&["fork", &id]).success();
+
+    fs::remove_file(&filler).expect("removable");
+    let after = command(&["checkpoint", &id, "after"]).success();
+    assert!(after.contains("after"), "{after}");
+    let names = command(&["checkpoints"]).success();
+    assert!(names.contains("before") && !names.contains("full"), "{names}");
+    command(&["restore", "after"]).success();
+    assert_eq!(daemon.stop(), Some(0));
+}

@@ -19,9 +19,9 @@ use thaw_abi::image::{DEPTH_MAX, Mapping, SOURCE_BLOB, SOURCE_IMAGE, ancestor_de
 use thaw_node::build::open_image;
 use thaw_node::rootfs::{self, StoredRootfs};
 use thaw_sandbox::{
-    BlobSource as _, BootPlan, Console, Event, FreezeBase, FreezeReport, FreezeSpec, Image,
-    ImageError, Kernel, MergePolicy, Sandbox, StartSpec, ThawOptions, WeakLimits, Zygote,
-    ZygoteConfig, ZygoteParent, connection, freeze, zygote_parent_main,
+    BootPlan, Console, Event, FreezeBase, FreezeReport, FreezeSpec, Image, ImageError, Kernel,
+    MergePolicy, Sandbox, StartSpec, ThawOptions, WeakLimits, Zygote, ZygoteConfig, ZygoteParent,
+    connection, freeze, zygote_parent_main,
 };
 use thaw_store::{ImageId, Store};
 

@@ -67,6 +67,10 @@ pub fn may_be_in_first_request() -> bool {
 
 /// Reports the phases once, when the sandbox first waits if nothing was sent.
 pub fn report_if_due() {
+    if REPORTS_START.load(Relaxed) {
+        // All of its threads wait: it is as far as it gets by itself.
+        first_instruction();
+    }
     if !REPORTED.load(Relaxed) && FIRST_INSTRUCTION.load(Relaxed) != 0 {
         report();
     }

@@ -115,6 +115,8 @@ async fn invoke_instance(admin: &Admin, name: &str, id: u64, request: Request) -
     if let Err(reason) = service.place_at(id, &client, Box::new(|_, _| {})).await {
         return problem(StatusCode::CONFLICT, "not_placed", reason);
     }
+    // So that the end of the instance is the end of the connection.
+    drop(client);
     let answer = async {
         let stream = UnixStream::from_std(ours)?;
         send(TokioIo::new(stream), request).await

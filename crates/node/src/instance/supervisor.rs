@@ -113,6 +113,15 @@ impl Rest {
         !matches!(self, Self::Freeze(_))
     }
 
+    /// Whether whoever has asked still waits.
+    fn is_wanted(&self) -> bool {
+        match self {
+            Self::Freeze(reply) => !reply.is_closed(),
+            Self::Copy(reply, _) => !reply.is_closed(),
+            Self::Checkpoint(_, reply, _) => !reply.is_closed(),
+        }
+    }
+
     /// Whoever has asked hears why there is none.
     fn refuse(self, reason: String) {
         // Who has asked may have lost patience.
@@ -584,24 +593,28 @@ impl Supervisor {
 
     /// Asks the instance to come to rest, for one who wants it at a time.
     fn ask_to_rest(&mut self, rest: Rest) {
-        if self.rest.is_some() {
-            return rest.refuse("it is being copied already; try again".to_owned());
-        }
-        let asked = match rest.is_checkpoint() {
-            true => self.instance.request_checkpoint(),
-            false => self.instance.request_rest(),
+        let asked = match &self.rest {
+            Some(earlier) if earlier.is_wanted() || !rest.is_checkpoint() => {
+                return rest.refuse("it is being copied already; try again".to_owned());
+            }
+            // It was asked, and its rest is for somebody else now.
+            Some(_) => Ok(()),
+            None if rest.is_checkpoint() => self.instance.request_checkpoint(),
+            None => self.instance.request_rest(),
         };
         match asked {
             Ok(()) => self.rest = Some(rest),
             // The report of its end is on the way.
-            Err(error) => rest.refuse(error.to_string()),
+            Err(error) => rest.refuse(format!("instance {} has ended ({error})", self.id)),
         }
     }
 
     /// The instance rests, as somebody has asked, who may have lost patience.
     fn at_rest(&mut self, rest: EntryPoint) {
+        let wanted = self.rest.take();
         // Others of the runtime's tasks go on elsewhere meanwhile.
-        match self.rest.take() {
+        match wanted {
+            Some(lost) if lost.is_checkpoint() && !lost.is_wanted() => self.go_on(),
             Some(Rest::Copy(reply, since)) => {
                 let copied = tokio::task::block_in_place(|| self.instance.copy(rest));
                 self.go_on();

@@ -271,6 +271,20 @@ impl Frozen<'_> {
         spec: &FreezeSpec,
         image: &File,
     ) -> Result<FreezeReport, FreezeError> {
+        self.have_written(entry, spec, image).map_err(|error| match error {
+            // The memory of a process that is ending can be gone, or forbidden, before the
+            // process has ended.
+            FreezeError::Memory(_) if self.subject.ends_within(ENDING) => FreezeError::SandboxEnded,
+            error => error,
+        })
+    }
+
+    fn have_written(
+        &self,
+        entry: EntryPoint,
+        spec: &FreezeSpec,
+        image: &File,
+    ) -> Result<FreezeReport, FreezeError> {
         let started = Instant::now();
         if spec.about.len() > ABOUT_MAX {
             return Err(FreezeError::About { len: spec.about.len(), limit: ABOUT_MAX });
@@ -314,6 +328,9 @@ impl Frozen<'_> {
         report.ok_or(StateError::Nonsense("its report of the image has no sense").into())
     }
 }
+
+/// How long it takes a killed process to be gone, at most, on a busy host.
+const ENDING: Duration = Duration::from_millis(500);
 
 /// The blobs of a sandbox that has none.
 struct NoBlobs;

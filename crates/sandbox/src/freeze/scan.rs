@@ -282,7 +282,8 @@ impl<'a> Scanner<'a> {
             if let Err(error) = self.read(region.space, at, memory) {
                 // Pages behind the end of a mapped file cannot be read, and have
                 // no content but the file's.
-                if region.blob.is_none() {
+                let has_ended = error.kind() == io::ErrorKind::UnexpectedEof;
+                if region.blob.is_none() || has_ended {
                     return Err(FreezeError::Memory(error));
                 }
                 if len as u64 == PAGE_SIZE {

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::launch::{Namespaces, spawn};
@@ -196,6 +197,13 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
+    /// Whether the sandbox ends within a time, or has ended.
+    pub fn ends_within(&self, time: Duration) -> bool {
+        let time = message::time_until(Instant::now() + time);
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&time))
+            .is_ok_and(|ready| ready > 0)
+    }
+
     /// Asks the helper something: `request` and `file` behind the pidfd of the sandbox. It
     /// may take `time` for all of it, and as long again may those that have asked before.
     pub fn ask<T>(

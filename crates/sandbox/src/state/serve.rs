@@ -247,6 +247,10 @@ fn failed(error: &FreezeError) -> Vec<u8> {
             Answer { blob: *blob, errno: errno_of(source), ..failed(ERROR_BLOB) }
                 .with_text(&source.to_string())
         }
+        // The memory and the page map of a process that has ended are empty (proc(5)).
+        FreezeError::Memory(source) if source.kind() == io::ErrorKind::UnexpectedEof => {
+            failed(ERROR_SANDBOX_ENDED).with_text("")
+        }
         FreezeError::Memory(source) => host(ERROR_MEMORY, source),
         FreezeError::Write(source) => host(ERROR_WRITE, source),
         FreezeError::SandboxEnded => failed(ERROR_SANDBOX_ENDED).with_text(""),
