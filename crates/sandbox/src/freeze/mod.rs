@@ -36,7 +36,7 @@ use crate::state::protocol::{
 use crate::state::{Conversation, StateError, Subject};
 use chart::Chart;
 use layout::{Scanned, lay_out};
-use report::Report;
+use report::{Region, Report};
 use scan::{Base, Scanner};
 use write::write;
 
@@ -478,17 +478,21 @@ pub(crate) fn write_image(
     let base = read_base(&mut scanner, order)?;
     scanner.compare_with(base, report.origins.clone());
 
-    let mut scanned = Vec::with_capacity(report.regions.len());
-    for region in &report.regions {
-        let runs = scanner.runs(region)?;
-        scanned.push(Scanned { region: region.clone(), runs });
-    }
+    let scanned = scan(&mut scanner, &report.regions, RUNS_MAX)?;
     let merge = MergePolicy {
         clean_gap_pages: request.clean_gap_pages,
         zero_gap_pages: request.zero_gap_pages,
     };
-    let limit = most_mappings(report.regions.iter().any(|region| region.space > 0));
-    let layout = lay_out(&scanned, merge, limit).ok_or(FreezeError::TooManyMappings { limit })?;
+    let is_of_several = report.regions.iter().any(|region| region.space > 0);
+    let lay_out = |is_differential| {
+        let limit = most_mappings(is_of_several, is_differential);
+        lay_out(&scanned, merge, limit).ok_or(FreezeError::TooManyMappings { limit })
+    };
+    let mut layout = lay_out(!order.ancestors.is_empty())?;
+    if !layout.refers_to_ancestors() {
+        // After all it is a whole image, which may have fewer.
+        layout = lay_out(false)?;
+    }
     if layout.stored_clean > request.max_stored {
         let needed = layout.stored_clean;
         return Err(FreezeError::TooLarge { needed, limit: request.max_stored });
@@ -520,6 +524,27 @@ pub(crate) fn write_image(
     summary.depth = written.depth;
     summary.checksum = written.checksum;
     Ok(summary)
+}
+
+/// Most runs of pages of all regions together, some 160 MB of them. A hostile kernel could have the
+/// pieces of one image counted for each of many address spaces.
+const RUNS_MAX: usize = 4 << 20;
+
+/// Finds out which pages of all regions must be stored.
+fn scan(
+    scanner: &mut Scanner<'_>,
+    regions: &[Region],
+    runs_max: usize,
+) -> Result<Vec<Scanned>, FreezeError> {
+    let mut scanned = Vec::with_capacity(regions.len());
+    let mut left = runs_max;
+    for region in regions {
+        let runs = scanner.runs(region)?;
+        let rest = left.checked_sub(runs.len());
+        left = rest.ok_or(FreezeError::TooManyMappings { limit: runs_max })?;
+        scanned.push(Scanned { region: region.clone(), runs });
+    }
+    Ok(scanned)
 }
 
 /// What the images say that the sandbox is compared with.
