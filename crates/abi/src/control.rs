@@ -61,6 +61,9 @@ pub const MSG_STDIO: u32 = 11;
 /// Whoever has served the sandbox has ended, and somebody else serves it; no body. Requests
 /// without an answer may be lost: ask again.
 pub const MSG_RENEWED: u32 = 12;
+/// Come to rest at once, whatever the threads are doing, and report with
+/// [`MSG_ENTRY_POINT`]; no body. The sandbox goes on afterwards as if nothing had been.
+pub const MSG_CHECKPOINT: u32 = 13;
 
 // Host → sandbox, to hibernate it in place (Hibernate Container, §3.1).
 
@@ -440,6 +443,8 @@ pub const CAUSE_ASKED: u32 = 2;
 pub const CAUSE_SIGNAL: u32 = 3;
 /// The host has sent [`MSG_FREEZE`].
 pub const CAUSE_HOST: u32 = 4;
+/// The host has sent [`MSG_CHECKPOINT`].
+pub const CAUSE_CHECKPOINT: u32 = 5;
 
 /// A due timer of the guest ends the rest, or the hibernation. Without it, timers expire on
 /// waking.

@@ -8,7 +8,8 @@
 //! ```text
 //! ReportHeader
 //! u32          × space_count     host process of each address space
-//! (padding to 8 bytes)
+//! u32          × space_count     number of that address space in the image that the sandbox
+//!                                is a copy of, or NO_ORIGIN
 //! FrozenRegion × region_count    of each address space together, sorted by
 //!                                address, not overlapping
 //! FrozenThread × thread_count
@@ -60,6 +61,14 @@ pub const REGION_WIPE: u32 = 1 << 2;
 pub const REGION_FROM_IMAGE: u32 = 1 << 3;
 /// The region is the main thread's stack.
 pub const REGION_STACK: u32 = 1 << 4;
+
+/// The region lies where the image that the sandbox is a copy of was mapped: a page that was
+/// not written has the content that the image gives that address, and zeros where it maps
+/// nothing.
+pub const REGION_IN_PLACE: u32 = 1 << 5;
+
+/// An address space was not in the image: nothing of it is [`REGION_IN_PLACE`].
+pub const NO_ORIGIN: u32 = u32::MAX;
 
 /// A range of the address space that the sandbox has mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]

@@ -2,17 +2,17 @@
 
 use bytemuck::Pod;
 use thaw_abi::control::{
-    Connection, MSG_CONNECTION, MSG_FREEZE, MSG_HIBERNATE, MSG_RENEWED, MSG_REPLY, MSG_REST,
-    MSG_SIGNAL, MSG_WAKE, MSG_WINDOW_SIZE, Rest, Signal as SignalMessage, WindowSize,
+    Connection, MSG_CHECKPOINT, MSG_CONNECTION, MSG_FREEZE, MSG_HIBERNATE, MSG_RENEWED, MSG_REPLY,
+    MSG_REST, MSG_SIGNAL, MSG_WAKE, MSG_WINDOW_SIZE, Rest, Signal as SignalMessage, WindowSize,
 };
 
 use crate::console;
 use crate::host::control::Kept;
 use crate::platform::machine::{HostFd, HostFiles, Machine};
 use crate::state::kernel;
-use crate::task::freeze_request;
 use crate::task::process::FIRST_PID;
 use crate::task::signal::{SI_KERNEL, SIGWINCH, Signal, SignalInfo, send_to_process};
+use crate::task::{freeze_request, host_process};
 
 /// Does what a message says.
 pub fn handle(message: &Kept) {
@@ -31,6 +31,10 @@ pub fn handle(message: &Kept) {
             signal_from_host(SIGWINCH);
         }
         MSG_FREEZE => freeze_request::request(),
+        MSG_CHECKPOINT => {
+            freeze_request::request_at_once();
+            host_process::interrupt_everybody();
+        }
         MSG_RENEWED => crate::net::host_renewed(),
         MSG_REST => freeze_request::request_rest(&body::<Rest>(message)),
         MSG_WAKE => freeze_request::withdraw_rest(),

@@ -9,7 +9,8 @@ use crate::instance::{
 };
 use crate::logs::{FunctionLog, Logs};
 use crate::node::NodeState;
-use crate::service::Service;
+use crate::rootfs::StoredRootfs;
+use crate::service::{CheckpointOf, Service};
 use crate::tenants::TenantName;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -17,7 +18,7 @@ use std::num::NonZero;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::{CoreError, ImageError, PlanError, ZygotePool};
-use thaw_store::{ImageId, Store, StoreError};
+use thaw_store::{ImageId, Name, Store, StoreError};
 use tokio::task::JoinSet;
 
 /// How often the age of images is looked at.
@@ -254,6 +255,40 @@ impl Catalog {
                 techniques: Techniques::default(),
             },
         )?)
+    }
+
+    /// What boots instances of a checkpoint, and the function that they belong to. Reads the
+    /// whole image, so it may take seconds.
+    ///
+    /// # Errors
+    /// There is no such checkpoint, its function is not served, or its image does not fit.
+    pub fn checkpoint(&self, name: &Name) -> Result<(Arc<Service>, Arc<dyn Launcher>), LoadError> {
+        let record = self.store.get_checkpoint(name)?;
+        let unusable = |reason: String| FunctionError::Record { name: name.to_string(), reason };
+        let of: CheckpointOf =
+            serde_json::from_value(record.config).map_err(|error| unusable(error.to_string()))?;
+        let service = self.shared.route(of.function.as_str()).ok_or_else(|| {
+            unusable(format!("its function `{}` is not served any more", of.function))
+        })?;
+        let rootfs = StoredRootfs::open(&self.store, record.index)?;
+        let image = open_image(&self.store, record.image, &rootfs)?;
+        let launcher = SandboxLauncher::new(
+            self.pool.clone(),
+            &self.store,
+            rootfs,
+            record.image,
+            image,
+            self.logs.clone(),
+            self.log(&of.function),
+            service.tenant().clone(),
+            &of.config,
+            LaunchOptions {
+                working_set: WorkingSetUse::Off,
+                policy: BootPolicy::NONE,
+                techniques: Techniques::default(),
+            },
+        )?;
+        Ok((service, Arc::new(launcher)))
     }
 
     /// Freezes functions anew that cannot be served as they are, whose instances crash, or

@@ -193,6 +193,11 @@ impl NodeState {
         self.everything().iter().flat_map(|service| service.instances()).collect()
     }
 
+    /// The service with this instance, be it of an older build of its function.
+    pub fn service_of(&self, instance: u64) -> Option<Arc<Service>> {
+        self.everything().into_iter().find(|service| service.has_instance(instance))
+    }
+
     fn everything(&self) -> Vec<Arc<Service>> {
         let mut all = self.services();
         all.extend(self.retired.lock().expect("no holder panics").iter().cloned());

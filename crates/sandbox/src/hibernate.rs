@@ -237,13 +237,15 @@ impl Hibernator {
             about: String::new(),
             max_stored: self.spec.max_stored,
             merge: MergePolicy::default(),
+            base: None,
         };
         let Resting { number, report_address, report_len } = self.resting;
         let entry = EntryPoint { report_address, report_len, cause: 0, reserved: 0 };
         let frozen = Frozen {
             subject: &self.subject,
-            blobs: self.blobs.as_deref(),
+            blobs: self.blobs.clone(),
             kernel_build: self.kernel_build,
+            thawed: None,
         };
         let report = frozen.write(entry, &spec, &swap.write)?;
         let image = swap.read.try_clone()?;

@@ -49,12 +49,12 @@ pub use egress::{
     PortGuard, Transport,
 };
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
-pub use freeze::{FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
+pub use freeze::{FreezeBase, FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
 pub use hibernate::{
     Awake, AwakeCause, Deflated, HibernateError, HibernateSpec, Hibernator, SwapFile, Swapped,
     Timers,
 };
-pub use image::{Fit, Image, ImageError, cpu_features};
+pub use image::{AncestorFile, Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use limits::{LimitReached, Meter, ResourceLimits, WeakLimits};
 pub use prefetch::{CacheProbe, PrefetchLayout};

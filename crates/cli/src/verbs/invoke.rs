@@ -39,6 +39,9 @@ pub struct Arguments {
     /// A header of the request; may be given several times.
     #[arg(long, short = 'H', value_name = "NAME:VALUE")]
     header: Vec<Header>,
+    /// The instance that is to answer, by its number in `thaw ps`; default: any.
+    #[arg(long, value_name = "ID", conflicts_with = "timings")]
+    instance: Option<u64>,
     /// Print the phases of the boot to standard error.
     #[arg(long)]
     timings: bool,
@@ -78,8 +81,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
         .clone()
         .unwrap_or_else(|| if arguments.data.is_some() { "POST" } else { "GET" }.to_owned());
     let timings = arguments.timings || arguments.json;
+    let instance = arguments.instance.map(|id| format!("&instance={id}")).unwrap_or_default();
     let url = format!(
-        "/functions/{}/invoke?method={}&path={}&timings={timings}",
+        "/functions/{}/invoke?method={}&path={}&timings={timings}{instance}",
         escape(&arguments.name),
         escape(&method),
         escape(&arguments.path)

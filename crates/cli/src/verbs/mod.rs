@@ -2,8 +2,11 @@
 
 pub mod bench;
 pub mod build;
+pub mod checkpoint;
+pub mod checkpoints;
 pub mod completions;
 pub mod doctor;
+pub mod fork;
 pub mod freeze;
 pub mod gc;
 pub mod hibernate;
@@ -16,6 +19,7 @@ pub mod man;
 pub mod monitor;
 pub mod ps;
 pub mod remove;
+pub mod restore;
 pub mod run;
 pub mod serve;
 pub mod tenants;

@@ -134,6 +134,9 @@ fn go_on<'a>(
     connections: impl Iterator<Item = (&'a Connection, &'a i32)>,
 ) {
     phases::mapped();
+    if identity.connection_count == 0 {
+        phases::report_start();
+    }
     crate::syscall::trace::enable(identity.flags & FLAG_TRACE_SYSCALLS != 0);
     renew(identity, hostname);
     crate::task::freeze_request::happened().wake_all(crate::task::wait::Events::OUT);

@@ -11,8 +11,8 @@ mod report;
 use alloc::vec::Vec;
 
 use thaw_abi::control::{
-    CAUSE_WAITS, EntryPoint, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP, FLAG_FREEZE_AT_ENTRY,
-    MSG_ENTRY_POINT, MSG_RESUME,
+    CAUSE_CHECKPOINT, CAUSE_WAITS, EntryPoint, FLAG_ENTRY_STDIN, FLAG_ENTRY_UDP,
+    FLAG_FREEZE_AT_ENTRY, MSG_ENTRY_POINT, MSG_RESUME,
 };
 
 use report::Use;
@@ -22,8 +22,8 @@ use crate::mm::vma::VmaFlags;
 use crate::mm::{arena, lazy};
 use crate::platform::machine::ThreadState;
 use crate::state::kernel;
-use crate::task::freeze_request;
 use crate::task::wait::Events;
+use crate::task::{freeze_request, host_process};
 
 /// Whether now, while no thread can run, is the moment to freeze, and why.
 fn is_due() -> Option<u32> {
@@ -56,8 +56,11 @@ pub fn freeze_if_due() -> bool {
 /// Reports to the host and waits until it says how to go on. A copy does not
 /// come back here: it begins in [`crate::boot::thaw`].
 fn freeze(cause: u32) {
+    let is_checkpoint = cause == CAUSE_CHECKPOINT;
     freeze_request::clear();
-    kernel().config.borrow_mut().flags &= !FLAG_FREEZE_AT_ENTRY;
+    if !is_checkpoint {
+        kernel().config.borrow_mut().flags &= !FLAG_FREEZE_AT_ENTRY;
+    }
     crate::net::prepare_freeze();
     let report = come_to_rest(Use::Copies);
     let entry = EntryPoint {
@@ -68,8 +71,13 @@ fn freeze(cause: u32) {
     };
     control::send(MSG_ENTRY_POINT, 0, bytemuck::bytes_of(&entry), &[]);
     control::wait_for(MSG_RESUME);
-    kernel().clocks.thaw();
-    kernel().frozen.wake_all(Events::OUT);
+    if is_checkpoint {
+        // Time has passed, and nothing else has happened here.
+        host_process::go_on();
+    } else {
+        kernel().clocks.thaw();
+        kernel().frozen.wake_all(Events::OUT);
+    }
 }
 
 /// Brings all state into memory, notes the time, and describes what to save.
@@ -81,7 +89,8 @@ fn come_to_rest(saved_for: Use) -> Vec<u8> {
         spaces.iter().for_each(|space| space.recall_shared(0, u64::MAX));
     }
     threads.iter().for_each(|thread| thread.context.save_fpu());
-    for space in &spaces {
+    for (number, space) in spaces.iter().enumerate() {
+        space.set_number_in_next_image(number as u32);
         // In every copy this memory is mapped from the image.
         let all = thaw_abi::layout::GUEST_MAX;
         space.change_flags(0, all, VmaFlags::FROM_IMAGE, VmaFlags::empty());

@@ -4,15 +4,16 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use thaw_abi::freeze::{
-    FrozenRegion, FrozenThread, REGION_FROM_IMAGE, REGION_KERNEL, REGION_SHARED, REGION_STACK,
-    REGION_WIPE, REPORT_MAGIC, ReportHeader,
+    FrozenRegion, FrozenThread, NO_ORIGIN, REGION_FROM_IMAGE, REGION_IN_PLACE, REGION_KERNEL,
+    REGION_SHARED, REGION_STACK, REGION_WIPE, REPORT_MAGIC, ReportHeader,
 };
-use thaw_abi::layout::SHM_BASE;
+use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT, SHM_BASE};
 use thaw_abi::rootfs::NO_BLOB;
 
 use super::hibernate;
 use crate::mm::arena;
 use crate::mm::backing::MmapSource;
+use crate::mm::provenance::Provenance;
 use crate::mm::vma::{Vma, VmaFlags};
 use crate::mm::{AddressSpace, heap, shm};
 use crate::platform::machine::{PROT_EXEC, PROT_READ, PROT_WRITE, SystemCallSites, ThreadState};
@@ -49,6 +50,8 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> 
         .iter()
         .map(|space| space.host_process().map_or(0, |host_process| host_process.host_pid()))
         .collect();
+    let origins: Vec<u32> =
+        spaces.iter().map(|space| space.number_in_image().unwrap_or(NO_ORIGIN)).collect();
     let frozen: Vec<FrozenThread> = threads.iter().map(|thread| frozen_thread(thread)).collect();
     let blobs = crate::host::blobs::open_blobs();
     let auxv = process.auxiliary_vector.borrow_mut().clone();
@@ -59,8 +62,7 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> 
     kernel().pages.borrow_mut().for_each_used_run(|_, _| runs += 1);
     let room = runs + shared_memory.len() + others.len() + 16;
     let capacity = size_of::<ReportHeader>()
-        + 8
-        + processes.len() * 4
+        + (processes.len() + origins.len()) * 4
         + (regions.len() + room) * size_of::<FrozenRegion>()
         + frozen.len() * size_of::<FrozenThread>()
         + blobs.len() * 4
@@ -72,7 +74,7 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> 
     let writable = PROT_READ | PROT_WRITE;
     let first_stack = threads.iter().find_map(|thread| thread.first_stack_in_use());
     let (heap_start, heap_len) = heap::saved_range(first_stack);
-    regions.push(kernel_region(heap_start, heap_len, writable));
+    add_heap(&mut regions, heap_start, heap_start + heap_len);
     kernel().pages.borrow_mut().for_each_used_run(|start, len| {
         regions.push(kernel_region(start, len, writable));
     });
@@ -94,7 +96,7 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> 
     };
     report.extend_from_slice(bytemuck::bytes_of(&header));
     report.extend_from_slice(bytemuck::cast_slice(&processes));
-    report.resize(report.len().next_multiple_of(8), 0);
+    report.extend_from_slice(bytemuck::cast_slice(&origins));
     report.extend_from_slice(bytemuck::cast_slice(&regions));
     report.extend_from_slice(bytemuck::cast_slice(&frozen));
     report.extend_from_slice(bytemuck::cast_slice(&blobs));
@@ -102,6 +104,17 @@ pub fn build(spaces: &[Arc<Space>], threads: &[Arc<Thread>], saved_for: Use) -> 
     report.extend_from_slice(bytemuck::cast_slice(&auxv));
     report.extend_from_slice(&strings);
     report
+}
+
+/// Adds the kernel's heap. A thaw reads its front into other memory instead of mapping it.
+fn add_heap(regions: &mut Vec<FrozenRegion>, start: u64, end: u64) {
+    const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
+    let writable = PROT_READ | PROT_WRITE;
+    let front = kernel_region(start, end.min(FRONT_END) - start, writable);
+    regions.push(FrozenRegion { flags: front.flags & !REGION_IN_PLACE, ..front });
+    if end > FRONT_END {
+        regions.push(kernel_region(FRONT_END, end - FRONT_END, writable));
+    }
 }
 
 /// Adds the gate and the guest's mappings of an address space.
@@ -113,29 +126,43 @@ fn add_space(
 ) {
     let (gate, gate_len) = space.gate.mapped_range();
     let gate = kernel_region(gate, gate_len, PROT_READ | PROT_EXEC);
-    // Each host process has its own.
-    let flags = REGION_KERNEL | from_file();
+    // Each host process has its own, and execve(2) makes a new one.
+    let is_from_file = kernel().generation.get() > 0 || hibernate::has_been_hibernated();
+    let flags = REGION_KERNEL | if is_from_file { REGION_FROM_IMAGE } else { 0 };
     regions.push(FrozenRegion { space: number, flags, ..gate });
     for vma in space.areas() {
         // Their pages are in the page store while the sandbox is at rest, or in
         // the arena.
         let elsewhere = arena::is_shared() && shm::is_shared_anonymous(&vma);
-        if vma.shared_upper().is_none() && !elsewhere {
-            regions.push(FrozenRegion { space: number, ..guest_region(&vma, strings) });
+        if vma.shared_upper().is_some() || elsewhere {
+            continue;
+        }
+        let whole = guest_region(&vma, strings);
+        for (start, end, provenance) in space.provenance(&vma) {
+            let part = part_of(&whole, start, end);
+            let flags = part.flags | flags_of(provenance, part.flags);
+            regions.push(FrozenRegion { space: number, flags, ..part });
         }
     }
 }
 
-/// Pages that are not present may still have content: they come from an image,
-/// or lie in the arena's file.
-fn from_image() -> u32 {
-    if arena::is_shared() { REGION_FROM_IMAGE } else { from_file() }
+fn part_of(whole: &FrozenRegion, start: u64, end: u64) -> FrozenRegion {
+    let inside = if whole.blob == NO_BLOB { 0 } else { start - whole.start };
+    FrozenRegion { start, len: end - start, blob_offset: whole.blob_offset + inside, ..*whole }
 }
 
-/// As [`from_image`], for memory that is no part of the arena.
-fn from_file() -> u32 {
-    let is_from_file = kernel().generation.get() > 0 || hibernate::has_been_hibernated();
-    if is_from_file { REGION_FROM_IMAGE } else { 0 }
+/// The flags of a part of an area with these flags: pages that are not present have no content
+/// of their own only where the mapping was made by this sandbox.
+fn flags_of(provenance: Provenance, flags: u32) -> u32 {
+    match provenance {
+        // Whatever was mapped then has come from the swap file since.
+        _ if hibernate::has_been_hibernated() => REGION_FROM_IMAGE,
+        // Pages that were shared may have been written through another mapping.
+        Provenance::Image if flags & REGION_SHARED != 0 => REGION_FROM_IMAGE,
+        Provenance::Image => REGION_FROM_IMAGE | REGION_IN_PLACE,
+        Provenance::Moved => REGION_FROM_IMAGE,
+        Provenance::Mapped => 0,
+    }
 }
 
 fn kernel_region(start: u64, len: u64, prot: u32) -> FrozenRegion {
@@ -145,15 +172,27 @@ fn kernel_region(start: u64, len: u64, prot: u32) -> FrozenRegion {
         blob_offset: 0,
         blob: NO_BLOB,
         prot,
-        flags: REGION_KERNEL | from_image(),
+        flags: REGION_KERNEL | kernel_flags(),
         path_offset: 0,
         path_len: 0,
         space: 0,
     }
 }
 
+/// Pages of the kernel that are not present may still have content: they lie in the arena's
+/// file, in a swap file, or where a thaw has mapped them.
+fn kernel_flags() -> u32 {
+    if arena::is_shared() || hibernate::has_been_hibernated() {
+        return REGION_FROM_IMAGE;
+    }
+    match kernel().generation.get() {
+        0 => 0,
+        _ => REGION_FROM_IMAGE | REGION_IN_PLACE,
+    }
+}
+
 fn guest_region(vma: &Vma, strings: &mut Vec<u8>) -> FrozenRegion {
-    let mut flags = from_file();
+    let mut flags = 0;
     for (flag, bit) in [
         (VmaFlags::SHARED, REGION_SHARED),
         (VmaFlags::WIPE_ON_FORK, REGION_WIPE),
@@ -222,4 +261,37 @@ fn frozen_thread(thread: &Thread) -> FrozenThread {
         0,
     ];
     FrozenThread { tid: thread.tid(), reserved: 0, registers }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_mapped_file_keeps_its_place_in_the_file() {
+        let whole = FrozenRegion {
+            start: 0x10_0000,
+            len: 0x4000,
+            blob_offset: 0x7000,
+            blob: 3,
+            ..kernel_region_of_nobody()
+        };
+        let part = part_of(&whole, 0x10_1000, 0x10_3000);
+        assert_eq!((part.start, part.len, part.blob_offset), (0x10_1000, 0x2000, 0x8000));
+        let anonymous = FrozenRegion { blob: NO_BLOB, blob_offset: 0, ..whole };
+        assert_eq!(part_of(&anonymous, 0x10_1000, 0x10_3000).blob_offset, 0);
+    }
+
+    fn kernel_region_of_nobody() -> FrozenRegion {
+        bytemuck::Zeroable::zeroed()
+    }
+
+    #[test]
+    fn only_private_memory_where_the_thaw_has_mapped_it_is_in_place() {
+        let all = [Provenance::Image, Provenance::Moved, Provenance::Mapped];
+        let flags = |shared| all.map(|provenance| flags_of(provenance, shared));
+        let from_image = REGION_FROM_IMAGE;
+        assert_eq!(flags(0), [from_image | REGION_IN_PLACE, from_image, 0]);
+        assert_eq!(flags(REGION_SHARED), [from_image, from_image, 0]);
+    }
 }

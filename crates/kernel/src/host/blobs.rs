@@ -1,10 +1,12 @@
-//! Host descriptors of blobs, opened on demand and kept until there are too many.
+//! Host descriptors of blobs, opened on demand and kept until there are too many; and those of
+//! the image's ancestors, which come with the boot command and stay.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use alloc::vec::Vec;
 use thaw_abi::control::{MSG_OPEN_BLOB, OpenBlob};
+use thaw_abi::image::{DEPTH_MAX, ancestor_depth};
 
 use crate::errno::{Errno, Result};
 use crate::platform::boot_area::{BLOBS, MAPPED_BLOBS};
@@ -17,6 +19,8 @@ pub const OPEN_MAX: usize = 1024;
 static COUNT: AtomicU64 = AtomicU64::new(0);
 /// Number of them that are open.
 static OPEN: AtomicU64 = AtomicU64::new(0);
+/// The image's ancestors by depth; 0: not there.
+static ANCESTORS: [AtomicI32; DEPTH_MAX as usize] = [const { AtomicI32::new(0) }; _];
 
 /// Makes room for the blobs of an index; `EINVAL` if they are too many.
 pub fn initialize(count: u32) -> Result<()> {
@@ -39,8 +43,13 @@ fn slot(blob: u32) -> Result<&'static Cell<i32>> {
     slots().get(blob as usize).ok_or(Errno::EIO)
 }
 
-/// Notes a descriptor that came with the boot command: the image's I/O cache.
+/// Notes a descriptor that came with the boot command: one of the image's ancestors, or of its
+/// I/O cache.
 pub fn remember(blob: u32, fd: HostFd) -> Result<()> {
+    if let Some(depth) = ancestor_depth(blob) {
+        ANCESTORS[depth as usize].store(fd.0, Ordering::Relaxed);
+        return Ok(());
+    }
     slot(blob)?.set(fd.0);
     OPEN.fetch_add(1, Ordering::Relaxed);
     Ok(())
@@ -48,7 +57,16 @@ pub fn remember(blob: u32, fd: HostFd) -> Result<()> {
 
 /// The descriptor of a blob, asking the broker the first time. It is valid until
 /// another one is asked for.
+///
+/// # Errors
+/// `EIO`: there is no such blob, or an ancestor did not come with the boot command.
 pub fn descriptor(blob: u32) -> Result<HostFd> {
+    if let Some(depth) = ancestor_depth(blob) {
+        return match ANCESTORS[depth as usize].load(Ordering::Relaxed) {
+            0 => Err(Errno::EIO),
+            fd => Ok(HostFd::new(fd)),
+        };
+    }
     let known = slot(blob)?.get();
     if known != 0 {
         return Ok(HostFd::new(known));
@@ -106,6 +124,22 @@ mod tests {
             assert_eq!(descriptor(beyond).err(), Some(Errno::EIO));
         }
         initialize(0).unwrap();
+        drop(sandbox);
+    }
+
+    #[test]
+    fn ancestors_stay_and_are_never_asked_for() {
+        use thaw_abi::image::ancestor_number;
+        let sandbox = Sandbox::new();
+        let number = ancestor_number(DEPTH_MAX - 1);
+        assert_eq!(descriptor(number).err(), Some(Errno::EIO));
+        remember(number, HostFd::new(7)).unwrap();
+        close_all();
+        assert_eq!(descriptor(number).unwrap().0, 7);
+        // The next image has ancestors of its own.
+        assert!(open_blobs().is_empty());
+        assert_eq!(remember(ancestor_number(DEPTH_MAX), HostFd::new(7)), Err(Errno::EIO));
+        ANCESTORS[DEPTH_MAX as usize - 1].store(0, Ordering::Relaxed);
         drop(sandbox);
     }
 }

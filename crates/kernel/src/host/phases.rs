@@ -12,6 +12,8 @@ static MAPPED: AtomicU64 = AtomicU64::new(0);
 static FIRST_INSTRUCTION: AtomicU64 = AtomicU64::new(0);
 static FIRST_BYTE: AtomicU64 = AtomicU64::new(0);
 static REPORTED: AtomicBool = AtomicBool::new(false);
+/// Nobody waits for an answer: the first instruction is what is reported.
+static REPORTS_START: AtomicBool = AtomicBool::new(false);
 
 fn note(phase: &AtomicU64) -> bool {
     let first = phase.load(Relaxed) == 0;
@@ -32,9 +34,17 @@ pub fn mapped() {
     note(&MAPPED);
 }
 
+/// The copy begins without a client: it is reported as soon as it runs, since it may never
+/// wait nor answer.
+pub fn report_start() {
+    REPORTS_START.store(true, Relaxed);
+}
+
 /// The guest is about to run.
 pub fn first_instruction() {
-    note(&FIRST_INSTRUCTION);
+    if note(&FIRST_INSTRUCTION) && REPORTS_START.load(Relaxed) {
+        report();
+    }
 }
 
 /// The guest has sent its first response byte: report.

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{MSG_MEMORY_FILE, MSG_WAKE_SOCKET};
-use thaw_abi::image::{Mapping, SOURCE_IMAGE};
+use thaw_abi::image::{Mapping, SOURCE_ZERO};
 use thaw_abi::layout::{
     ARENA_BLOBS, ARENA_HEAP, ARENA_HOST_PROCESSES, ARENA_PAGES, ARENA_SHM, ARENA_VARIABLES,
     HEAP_BASE, HEAP_MAX, PAGES_BASE, PAGES_MAX, SHM_BASE, SHM_MAX,
@@ -122,7 +122,9 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
         copy(file, (start, len), ARENA_PAGES + (start - PAGES_BASE))?;
     }
     if let Some(mappings) = image {
-        let is_stored = |mapping: &Mapping| is_shm(mapping) && mapping.source == SOURCE_IMAGE;
+        // Shared memory maps no file: a blob's number can only be that of an ancestor, which is
+        // open.
+        let is_stored = |mapping: &Mapping| is_shm(mapping) && mapping.source != SOURCE_ZERO;
         mappings.iter().filter(is_stored).try_for_each(|stored| read(file, stored))?;
     }
     for vma in &areas {
@@ -154,12 +156,12 @@ pub fn share(image: Option<&Mappings<'_>>) -> Result<()> {
     areas.iter().try_for_each(shm::map)
 }
 
-/// Reads shared anonymous memory from the image into the file.
+/// Reads shared anonymous memory from the image, or an ancestor, into the file.
 fn read(file: HostFd, stored: Mapping) -> Result<()> {
     let offset = ARENA_SHM + (stored.start - SHM_BASE);
     let mut window = Window::of_file(file, stored.len, offset)?;
     Machine::populate(window.bytes_mut().as_ptr() as u64, stored.len, Populate::Write)?;
-    lazy::read_into(window.bytes_mut(), stored.offset)
+    lazy::read_into(window.bytes_mut(), &stored)
 }
 
 /// Copies memory, of a start and a length in whole pages, into the file, leaving out pages

@@ -1,6 +1,8 @@
 //! The memory of an image, as a thaw maps it.
 #![allow(unsafe_code)]
 
+use core::ops::Range;
+
 use thaw_abi::control::{FLAG_BY_PAGE, FLAG_NO_LAZY, PopulateRange, Thaw};
 use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_ZERO};
 use thaw_abi::layout::{
@@ -107,17 +109,13 @@ impl Memory<'_> {
             self.mappings.iter().filter(of_all).try_for_each(|mapping| lazy::map(&mapping))?;
             return self.index.iter().try_for_each(lazy::map);
         }
-        let (front, rest) = self.heap()?;
+        self.require_front()?;
         let eager = |mapping: &Mapping| {
             mapping.flags & (MAPPING_EAGER | MAPPING_KERNEL) != 0 || self.flags & FLAG_NO_LAZY != 0
         };
         map_page_blocks(&self.mappings)?;
-        for mapping in self.mappings.iter().filter(|mapping| eager(mapping)) {
-            if mapping.start != front.start {
-                lazy::map(&mapping)?;
-            }
-        }
-        rest.iter().try_for_each(lazy::map)?;
+        let eagerly = self.mappings.iter().filter(|mapping| eager(mapping));
+        eagerly.filter_map(behind_front).try_for_each(|mapping| lazy::map(&mapping))?;
         // The index lies above all that an image holds.
         let pending = self.mappings.iter().filter(|mapping| !eager(mapping));
         let granularity = match self.flags & FLAG_BY_PAGE {
@@ -127,17 +125,13 @@ impl Memory<'_> {
         lazy::initialize(pending.chain(self.index), granularity)
     }
 
-    /// The kernel's heap: its front, which is read, and the rest, if there is any,
-    /// which is mapped.
-    fn heap(&self) -> Result<(Mapping, Option<Mapping>)> {
-        const FRONT_END: u64 = HEAP_BASE + HEAP_FRONT;
-        let is_front = |mapping: &Mapping| (HEAP_BASE..FRONT_END).contains(&mapping.start);
-        let whole = self.mappings.iter().find(is_front).ok_or(Errno::EINVAL)?;
-        let len = whole.len.min(FRONT_END - whole.start);
-        let front = Mapping { len, ..whole };
-        let (start, offset) = (whole.start + len, whole.offset + len);
-        let rest = Mapping { start, offset, len: whole.len - len, ..whole };
-        Ok((front, (rest.len > 0).then_some(rest)))
+    /// The front of the kernel's heap, in order; several parts if the image has ancestors.
+    fn front(&self) -> impl Iterator<Item = Mapping> {
+        self.mappings.iter().filter_map(of_front)
+    }
+
+    fn require_front(&self) -> Result<()> {
+        self.front().next().map(|_| ()).ok_or(Errno::EINVAL)
     }
 
     /// Reads the front of the kernel's heap into the memory that is there.
@@ -145,20 +139,35 @@ impl Memory<'_> {
         if self.is_of_several() {
             return Ok(());
         }
-        let front = self.heap()?.0;
-        if front.source == SOURCE_ZERO {
-            // The front is zero before anything is read into it.
-            return Ok(());
-        }
+        // The memory is that of a zygote which has never used it, or has just been mapped: zero.
+        let with_content = self.front().filter(|part| part.source != SOURCE_ZERO);
         // SAFETY: the zygote has mapped the front, and nobody uses the heap before it holds
         // the image's.
-        unsafe { lazy::read(&front) }
+        with_content.into_iter().try_for_each(|part| unsafe { lazy::read(&part) })
     }
 
     /// Maps the front, for a template, whose copies would have to touch it first.
     pub fn map_front(&self) -> Result<()> {
-        if self.is_of_several() { Ok(()) } else { lazy::map(&self.heap()?.0) }
+        if self.is_of_several() {
+            return Ok(());
+        }
+        self.front().try_for_each(|part| lazy::map(&part))
     }
+}
+
+const FRONT: Range<u64> = HEAP_BASE..HEAP_BASE + HEAP_FRONT;
+
+/// The part of a mapping that lies in the front of the kernel's heap.
+fn of_front(mapping: Mapping) -> Option<Mapping> {
+    let is_of_it = FRONT.contains(&mapping.start);
+    is_of_it.then(|| Mapping { len: mapping.len.min(FRONT.end - mapping.start), ..mapping })
+}
+
+/// The part of a mapping that does not.
+fn behind_front(mapping: Mapping) -> Option<Mapping> {
+    let inside = of_front(mapping).map_or(0, |part| part.len);
+    let (start, len) = (mapping.start + inside, mapping.len - inside);
+    (len > 0).then(|| Mapping { start, len, offset: mapping.offset + inside, ..mapping })
 }
 
 /// Whether a mapping is of the shared anonymous memory of guest processes.
@@ -176,4 +185,30 @@ fn map_page_blocks(mappings: &Mappings<'_>) -> Result<()> {
     // SAFETY: nobody has used the area before the kernel's state is there.
     let blocks = unsafe { KernelRange::new(PAGES_BASE, len) };
     Machine::map_anonymous(blocks, PROT_READ | PROT_WRITE, Sharing::Private)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_abi::image::SOURCE_IMAGE;
+
+    #[test]
+    fn the_front_of_the_heap_is_cut_out_of_what_lies_across_its_end() {
+        let at = |start, len, offset| Mapping {
+            start,
+            len,
+            offset,
+            source: SOURCE_IMAGE,
+            blob: 0,
+            prot: 3,
+            flags: MAPPING_KERNEL,
+        };
+        let inside = at(HEAP_BASE, 0x1000, 0x5000);
+        assert_eq!((of_front(inside), behind_front(inside)), (Some(inside), None));
+        let across = at(FRONT.end - 0x1000, 0x3000, 0x5000);
+        assert_eq!(of_front(across), Some(at(FRONT.end - 0x1000, 0x1000, 0x5000)));
+        assert_eq!(behind_front(across), Some(at(FRONT.end, 0x2000, 0x6000)));
+        let behind = at(FRONT.end, 0x1000, 0x5000);
+        assert_eq!((of_front(behind), behind_front(behind)), (None, Some(behind)));
+    }
 }

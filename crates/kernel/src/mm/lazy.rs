@@ -87,41 +87,39 @@ pub fn map(mapping: &Mapping) -> Result<()> {
 fn map_at(at: impl Pages, mapping: &Mapping) -> Result<()> {
     let private = Sharing::Private;
     match mapping.source {
-        SOURCE_IMAGE | SOURCE_PREFETCH => {
-            Machine::map_file(file_of(mapping), at, mapping.prot, private, mapping.offset)
+        SOURCE_IMAGE | SOURCE_PREFETCH | SOURCE_BLOB => {
+            Machine::map_file(file_of(mapping)?, at, mapping.prot, private, mapping.offset)
         }
         SOURCE_INDEX => {
             let index = HostFd::new(INDEX.load(Relaxed));
             Machine::map_file(index, at, mapping.prot, Sharing::Shared, mapping.offset)
         }
-        SOURCE_BLOB => {
-            let fd = blobs::descriptor(mapping.blob)?;
-            Machine::map_file(fd, at, mapping.prot, private, mapping.offset)
-        }
         _ => Machine::map_anonymous(at, mapping.prot, Sharing::Private),
     }
 }
 
-/// The prefetch file or the image.
-fn file_of(mapping: &Mapping) -> HostFd {
-    let file = if mapping.source == SOURCE_PREFETCH { &PREFETCH } else { &IMAGE };
-    HostFd::new(file.load(Relaxed))
+/// The prefetch file, the image, a blob or one of the image's ancestors.
+fn file_of(mapping: &Mapping) -> Result<HostFd> {
+    match mapping.source {
+        SOURCE_BLOB => blobs::descriptor(mapping.blob),
+        SOURCE_PREFETCH => Ok(HostFd::new(PREFETCH.load(Relaxed))),
+        _ => Ok(HostFd::new(IMAGE.load(Relaxed))),
+    }
 }
 
-/// Reads the part of the image at `offset`, which fills the memory.
-pub fn read_into(memory: &mut [u8], offset: u64) -> Result<()> {
-    read_file(HostFd::new(IMAGE.load(Relaxed)), memory.into(), offset)
+/// Reads the part of a file that a mapping names, which fills the memory.
+pub fn read_into(memory: &mut [u8], mapping: &Mapping) -> Result<()> {
+    read_file(file_of(mapping)?, memory.into(), mapping.offset)
 }
 
-/// Reads the part of the image, or of the prefetch file, that a mapping names into the
-/// memory that is there.
+/// Reads the part of a file that a mapping names into the memory that is there.
 ///
 /// # Safety
 /// The memory is mapped, and nobody refers to it.
 pub unsafe fn read(mapping: &Mapping) -> Result<()> {
     // SAFETY: the caller's promise; an image makes sense to those who made it.
     let memory = unsafe { IoSliceMut::of_kernel(mapping.start, mapping.len as usize) };
-    read_file(file_of(mapping), memory, mapping.offset)
+    read_file(file_of(mapping)?, memory, mapping.offset)
 }
 
 fn read_file(file: HostFd, mut memory: IoSliceMut<'_>, mut offset: u64) -> Result<()> {

@@ -9,6 +9,7 @@ pub mod lazy;
 pub mod mlock;
 pub mod pages;
 pub mod populate;
+pub mod provenance;
 pub mod shared;
 pub mod shm;
 pub mod space;

@@ -9,6 +9,7 @@ use thaw_abi::page_align_up;
 
 use super::backing::FileBacking;
 use super::mlock::LockLimit;
+use super::provenance::{ImageNumbers, Provenance, Replaced};
 use super::shm;
 use super::vma::{Vma, VmaFlags, VmaMap};
 use crate::errno::{Errno, Result};
@@ -67,6 +68,10 @@ pub struct AddressSpace {
     /// Start and bytes of what a fork has left out, until the new host process has
     /// removed it.
     left_out: KernelCell<Vec<(u64, u64)>>,
+    /// What is not mapped as a thaw has mapped it.
+    replaced: KernelCell<Replaced>,
+    /// Its number in images.
+    image_numbers: KernelCell<ImageNumbers>,
     /// What is known of code that has asked for the process id after a thaw.
     pub generator_callers: KnownCallers,
     /// Patched system call sites.
@@ -149,6 +154,8 @@ impl AddressSpace {
             state: KernelCell::new(state),
             shown: KernelCell::new(BTreeMap::new()),
             left_out: KernelCell::default(),
+            replaced: KernelCell::default(),
+            image_numbers: KernelCell::default(),
             generator_callers: KnownCallers::default(),
             gate: Gate::default(),
         }
@@ -188,6 +195,8 @@ impl AddressSpace {
             }
         }
         copy.left_out = KernelCell::new(left_out);
+        copy.replaced = KernelCell::new(self.replaced.borrow_mut().clone());
+        copy.image_numbers = KernelCell::new(*self.image_numbers.borrow_mut());
         Ok(copy)
     }
 
@@ -203,7 +212,7 @@ impl AddressSpace {
             let marked = state.vmas.iter().filter(|vma| vma.flags.contains(VmaFlags::WIPE_ON_FORK));
             marked.cloned().collect()
         };
-        wiped.into_iter().try_for_each(|mut vma| map_on_host(&mut vma))
+        wiped.into_iter().try_for_each(|mut vma| self.map_on_host(&mut vma))
     }
 
     /// Notes that a mapping shows a page of the page store.
@@ -270,6 +279,7 @@ impl AddressSpace {
             Machine::unmap(vma.range()?)?;
             self.forget(&vma);
         }
+        self.replaced.borrow_mut().forget(0, GUEST_MAX);
         Ok(())
     }
 
@@ -310,7 +320,7 @@ impl AddressSpace {
         if shm::is_shared_anonymous(&vma) {
             vma.offset = crate::state::kernel().shared_memory.take(len)?;
         }
-        map_on_host(&mut vma)?;
+        self.map_on_host(&mut vma)?;
         self.state.borrow_mut().vmas.insert(vma);
         Ok(start)
     }
@@ -362,7 +372,35 @@ impl AddressSpace {
             Machine::unmap(vma.range()?)?;
             self.forget(vma);
         }
+        self.replaced.borrow_mut().forget(start, end);
         Ok(())
+    }
+
+    /// Makes the host mapping of an area.
+    fn map_on_host(&self, vma: &mut Vma) -> Result<()> {
+        map_on_host(vma)?;
+        self.note_replaced(vma.start, vma.end, Provenance::Mapped);
+        Ok(())
+    }
+
+    fn note_replaced(&self, start: u64, end: u64, provenance: Provenance) {
+        let generation = crate::state::generation();
+        self.replaced.borrow_mut().note(generation, start, end, provenance);
+    }
+
+    /// The parts of an area, in order: start, end and where their pages come from.
+    pub fn provenance(&self, vma: &Vma) -> Vec<(u64, u64, Provenance)> {
+        self.replaced.borrow_mut().parts(crate::state::generation(), vma.start, vma.end)
+    }
+
+    /// Its number in the image that the sandbox is a copy of, if it was in that.
+    pub fn number_in_image(&self) -> Option<u32> {
+        self.image_numbers.borrow_mut().of_copy(crate::state::generation())
+    }
+
+    /// Notes its number in an image that is about to be made.
+    pub fn set_number_in_next_image(&self, number: u32) {
+        self.image_numbers.borrow_mut().set(crate::state::generation(), number);
     }
 
     /// mprotect(2).
@@ -525,6 +563,8 @@ impl AddressSpace {
             Machine::move_pages(GuestRange::new(old, len)?, GuestRange::new(to, len)?)?;
         }
         let areas = self.state.borrow_mut().vmas.remove(old, old_end);
+        self.replaced.borrow_mut().forget(old, old_end);
+        self.note_replaced(to, to + kept, Provenance::Moved);
         if old_len > kept {
             Machine::unmap(GuestRange::new(old + kept, old_len - kept)?)?;
         }
@@ -549,7 +589,7 @@ impl AddressSpace {
             // What lies behind the old offsets belongs to others.
             more.offset = crate::state::kernel().shared_memory.take(more.len())?;
         }
-        map_on_host(&mut more)?;
+        self.map_on_host(&mut more)?;
         self.state.borrow_mut().vmas.insert(more);
         Ok(())
     }
@@ -574,7 +614,7 @@ impl AddressSpace {
                     .as_ref()
                     .is_some_and(|file| matches!(file.source, MmapSource::Upper(_)));
             if replace {
-                map_on_host(&mut part)?;
+                self.map_on_host(&mut part)?;
             } else {
                 Machine::discard(part.range()?)?;
             }

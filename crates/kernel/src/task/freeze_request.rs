@@ -3,7 +3,8 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use thaw_abi::control::{
-    CAUSE_ASKED, CAUSE_HOST, CAUSE_SIGNAL, FLAG_ENTRY_ASKED, FLAG_FREEZE_AT_ENTRY, Rest,
+    CAUSE_ASKED, CAUSE_CHECKPOINT, CAUSE_HOST, CAUSE_SIGNAL, FLAG_ENTRY_ASKED,
+    FLAG_FREEZE_AT_ENTRY, Rest,
 };
 
 use super::signal::Signal;
@@ -42,6 +43,16 @@ pub fn take_rest() -> Option<Rest> {
 /// The host asks for a freeze as soon as no thread can run.
 pub fn request() {
     REQUESTED.store(CAUSE_HOST, Relaxed);
+}
+
+/// The host asks for a freeze at once: no thread is to run until it has happened.
+pub fn request_at_once() {
+    REQUESTED.store(CAUSE_CHECKPOINT, Relaxed);
+}
+
+/// Whether threads that could run are to rest until the sandbox is frozen.
+pub fn is_at_once() -> bool {
+    cause() == CAUSE_CHECKPOINT
 }
 
 /// The program asks for a freeze (a write to `/dev/thaw`). `EAGAIN` until it has

@@ -2,9 +2,10 @@
 //! its boot went.
 
 use super::Admin;
-use super::routes::{problem, unknown_function};
+use super::routes::{problem, unknown_function, unknown_instance};
 use crate::boots::BootRecord;
 use crate::clock::monotonic_ns;
+use crate::gateway::own_connection;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
@@ -12,10 +13,11 @@ use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::net::TcpStream;
-use tokio::time::sleep;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{sleep, timeout};
 
 /// Header of the answer with the boot's phases as JSON, see
 /// [`Phases`](crate::boots::Phases); only if asked for and if an instance was booted.
@@ -27,6 +29,9 @@ pub const BOOT_HEADER: &str = "x-thaw-boot";
 /// How long the sandbox may take to report the phases of a boot.
 const PHASES_PATIENCE: Duration = Duration::from_millis(500);
 
+/// Why there is no response.
+type Unanswered = Box<dyn std::error::Error + Send + Sync>;
+
 #[derive(Deserialize)]
 pub(super) struct InvokeQuery {
     /// Method of the request; default: `POST` with a body, `GET` without.
@@ -37,6 +42,8 @@ pub(super) struct InvokeQuery {
     /// Say how the boot went.
     #[serde(default)]
     timings: bool,
+    /// The instance that is to answer.
+    instance: Option<u64>,
 }
 
 fn root() -> String {
@@ -54,6 +61,9 @@ pub(super) async fn invoke(
         Ok(request) => request,
         Err(reason) => return problem(StatusCode::BAD_REQUEST, "bad_request", reason),
     };
+    if let Some(id) = query.instance {
+        return invoke_instance(&admin, &name, id, request).await;
+    }
     let asked_ns = monotonic_ns();
     match exchange(admin.gateway, request).await {
         Ok((mut response, local)) => {
@@ -79,13 +89,40 @@ pub(super) async fn invoke(
             }
             response
         }
-        Err(error) => problem(
-            StatusCode::BAD_GATEWAY,
-            "no_response",
-            format!(
-                "the function's response could not be read ({error}); `thaw logs {name}` may say why"
-            ),
-        ),
+        Err(error) => no_response(&name, &*error),
+    }
+}
+
+fn no_response(name: &str, error: &dyn std::error::Error) -> Response {
+    let reason = format!(
+        "the function's response could not be read ({error}); `thaw logs {name}` may say why"
+    );
+    problem(StatusCode::BAD_GATEWAY, "no_response", reason)
+}
+
+/// One request to one instance, past the gateway.
+async fn invoke_instance(admin: &Admin, name: &str, id: u64, request: Request) -> Response {
+    let service = admin.shared.service_of(id).filter(|service| service.name().as_str() == name);
+    let Some(service) = service else { return unknown_instance(id) };
+    let refused = |error: io::Error| {
+        let reason = format!("the host refused a socket ({error}); raise the limit of open files");
+        problem(StatusCode::SERVICE_UNAVAILABLE, "no_socket", reason)
+    };
+    let (ours, client) = match own_connection(&admin.shared) {
+        Ok(ends) => ends,
+        Err(error) => return refused(error),
+    };
+    if let Err(reason) = service.place_at(id, &client, Box::new(|_, _| {})).await {
+        return problem(StatusCode::CONFLICT, "not_placed", reason);
+    }
+    let answer = async {
+        let stream = UnixStream::from_std(ours)?;
+        send(TokioIo::new(stream), request).await
+    };
+    match timeout(service.config().limits.timeout.0, answer).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => no_response(name, &*error),
+        Err(elapsed) => no_response(name, &elapsed),
     }
 }
 
@@ -114,17 +151,24 @@ fn translate(name: &str, query: &InvokeQuery, request: Request) -> Result<Reques
 async fn exchange(
     gateway: SocketAddr,
     request: Request,
-) -> Result<(Response, SocketAddr), Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<(Response, SocketAddr), Unanswered> {
     let stream = TcpStream::connect(gateway).await?;
     stream.set_nodelay(true)?;
     let local = stream.local_addr()?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake::<_, Body>(TokioIo::new(stream)).await?;
+    Ok((send(TokioIo::new(stream), request).await?, local))
+}
+
+/// One request over a connection.
+async fn send<S>(stream: S, request: Request) -> Result<Response, Unanswered>
+where
+    S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+{
+    let (mut sender, connection) = hyper::client::conn::http1::handshake::<_, Body>(stream).await?;
     tokio::spawn(connection);
     let response = sender.send_request(request).await?;
     let mut response = response.map(Body::new).into_response();
     response.headers_mut().remove(CONNECTION);
-    Ok((response, local))
+    Ok(response)
 }
 
 /// The boot that the connection from `local` caused, once it is reported.

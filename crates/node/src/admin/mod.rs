@@ -35,7 +35,7 @@ pub use address::{AdminAddress, connect_unix};
 pub use invoke::{BOOT_HEADER, PHASES_HEADER};
 pub use listen::{LocalListener, listen_at};
 pub use types::{
-    Frozen, FunctionDetail, FunctionInfo, Hibernated, ImageSummary, Problem, Woken,
+    CheckpointInfo, Frozen, FunctionDetail, FunctionInfo, Hibernated, ImageSummary, Problem, Woken,
     summarize_images,
 };
 

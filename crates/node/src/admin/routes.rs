@@ -4,7 +4,8 @@ use super::Admin;
 use super::access::{Denied, RemoteAccess, check_origin};
 use super::invoke::invoke;
 use super::types::{
-    Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem, Woken, summarize_images,
+    CheckpointInfo, Frozen, FunctionDetail, FunctionInfo, Hibernated, Problem, Woken,
+    summarize_images,
 };
 use crate::logs::{Follower, Line};
 use crate::service::InstanceInfo;
@@ -14,14 +15,16 @@ use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use thaw_sandbox::Awake;
+use thaw_store::Name;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -38,6 +41,11 @@ pub(super) fn router(admin: Admin, access: Option<Arc<RemoteAccess>>) -> Router 
         .route("/functions/{name}/hibernate", post(hibernate))
         .route("/functions/{name}/wake", post(wake))
         .route("/instances", get(instances))
+        .route("/instances/{id}/fork", post(fork))
+        .route("/instances/{id}/checkpoint", post(checkpoint))
+        .route("/checkpoints", get(checkpoints))
+        .route("/checkpoints/{name}", delete(remove_checkpoint))
+        .route("/checkpoints/{name}/restore", post(restore))
         .route("/tenants", get(tenants))
         .route("/images", get(images))
         .route("/reload", post(reload))
@@ -61,6 +69,11 @@ pub(super) fn problem(status: StatusCode, error: &str, reason: impl ToString) ->
 pub(super) fn unknown_function(name: &str) -> Response {
     let reason = format!("no function is named `{name}`; `thaw images` lists those there are");
     problem(StatusCode::NOT_FOUND, "unknown_function", reason)
+}
+
+pub(super) fn unknown_instance(id: u64) -> Response {
+    let reason = format!("there is no instance {id}; `thaw ps` lists those there are");
+    problem(StatusCode::NOT_FOUND, "unknown_instance", reason)
 }
 
 /// Lets only those requests through that show what is wanted.
@@ -224,6 +237,96 @@ async fn freeze(
     match reload(State(admin)).await {
         response if !response.status().is_success() => response,
         _ => Json(Frozen { function, instance, frozen }).into_response(),
+    }
+}
+
+#[derive(Deserialize)]
+struct ForkQuery {
+    #[serde(default = "one")]
+    copies: NonZeroU32,
+}
+
+fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
+}
+
+async fn fork(
+    State(admin): State<Admin>,
+    Path(id): Path<u64>,
+    Query(query): Query<ForkQuery>,
+) -> Response {
+    let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    match service.fork(id, query.copies).await {
+        Ok(forked) => Json(forked).into_response(),
+        Err(reason) => problem(StatusCode::CONFLICT, "not_forked", reason),
+    }
+}
+
+#[derive(Deserialize)]
+struct CheckpointQuery {
+    name: String,
+}
+
+async fn checkpoint(
+    State(admin): State<Admin>,
+    Path(id): Path<u64>,
+    Query(query): Query<CheckpointQuery>,
+) -> Response {
+    let name = match Name::new(&query.name) {
+        Ok(name) => name,
+        Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_name", error),
+    };
+    let Some(service) = admin.shared.service_of(id) else { return unknown_instance(id) };
+    match service.checkpoint(id, name).await {
+        Ok(taken) => Json(taken).into_response(),
+        Err(reason) => problem(StatusCode::CONFLICT, "no_checkpoint", reason),
+    }
+}
+
+async fn checkpoints(State(admin): State<Admin>) -> Response {
+    let store = admin.catalog.store().clone();
+    match tokio::task::spawn_blocking(move || CheckpointInfo::all(&store)).await {
+        Ok(Ok(checkpoints)) => Json(checkpoints).into_response(),
+        Ok(Err(error)) => problem(StatusCode::INTERNAL_SERVER_ERROR, "store", error),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    }
+}
+
+async fn restore(
+    State(admin): State<Admin>,
+    Path(name): Path<String>,
+    Query(query): Query<ForkQuery>,
+) -> Response {
+    let name = match Name::new(&name) {
+        Ok(name) => name,
+        Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_name", error),
+    };
+    let catalog = admin.catalog.clone();
+    let opened = tokio::task::spawn_blocking(move || catalog.checkpoint(&name)).await;
+    let (service, launcher) = match opened {
+        Ok(Ok(opened)) => opened,
+        Ok(Err(error)) => return problem(StatusCode::CONFLICT, "not_restored", error),
+        Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
+    };
+    match service.restore(launcher, query.copies).await {
+        Ok(restored) => Json(restored).into_response(),
+        Err(reason) => problem(StatusCode::CONFLICT, "not_restored", reason),
+    }
+}
+
+async fn remove_checkpoint(State(admin): State<Admin>, Path(name): Path<String>) -> Response {
+    let name = match Name::new(&name) {
+        Ok(name) => name,
+        Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_name", error),
+    };
+    let store = admin.catalog.store().clone();
+    match tokio::task::spawn_blocking(move || store.remove_checkpoint(&name)).await {
+        Ok(Ok(())) => StatusCode::NO_CONTENT.into_response(),
+        Ok(Err(error)) if error.is_not_found() => {
+            problem(StatusCode::NOT_FOUND, "unknown_checkpoint", error)
+        }
+        Ok(Err(error)) => problem(StatusCode::CONFLICT, "not_removed", error),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", error),
     }
 }
 

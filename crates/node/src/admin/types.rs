@@ -8,7 +8,7 @@ use crate::instance::{FrozenInstance, HibernatedInstance, StandbyInfo};
 use crate::service::{InstanceInfo, Service};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use thaw_store::{Store, StoreError};
+use thaw_store::{CheckpointRecord, ImageInfo, Store, StoreError};
 
 /// Boots that a [`FunctionDetail`] shows.
 const BOOTS_SHOWN: usize = 16;
@@ -69,6 +69,59 @@ pub struct Frozen {
     pub frozen: FrozenInstance,
 }
 
+/// A checkpoint in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointInfo {
+    /// Its name.
+    pub name: String,
+    /// The function of which an instance was checkpointed.
+    pub function: String,
+    /// The sharing domain that it belongs to.
+    pub domain: Option<String>,
+    /// Its image.
+    pub image: String,
+    /// Images that it differs from, the oldest first.
+    pub ancestors: Vec<String>,
+    /// Bytes of its own image on disk.
+    pub allocated: u64,
+    /// When it was made, milliseconds since the epoch.
+    pub created_ms: u64,
+}
+
+impl CheckpointInfo {
+    /// All checkpoints of a store, by name; of damaged ones the log tells.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn all(store: &Store) -> Result<Vec<Self>, StoreError> {
+        let list = store.list_checkpoints()?;
+        for (name, error) in &list.damaged {
+            tracing::warn!("checkpoint {name} cannot be read: {error}");
+        }
+        let images = store.list_images()?;
+        list.records.into_iter().map(|record| Self::of(store, &images, record)).collect()
+    }
+
+    fn of(
+        store: &Store,
+        images: &[ImageInfo],
+        record: CheckpointRecord,
+    ) -> Result<Self, StoreError> {
+        let function = record.config["function"].as_str().unwrap_or_default().to_owned();
+        let ancestors = store.image_ancestors(record.image)?;
+        let of_image = images.iter().find(|image| image.id == record.image);
+        Ok(Self {
+            name: record.name.to_string(),
+            function,
+            domain: record.owner.map(|owner| owner.to_string()),
+            image: record.image.to_string(),
+            ancestors: ancestors.iter().map(ToString::to_string).collect(),
+            allocated: of_image.map_or(0, |image| image.allocated),
+            created_ms: record.created_ms,
+        })
+    }
+}
+
 /// An instance that has given up its memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hibernated {
@@ -99,6 +152,12 @@ pub struct ImageSummary {
     pub image: String,
     /// The functions that it belongs to; empty for one that nothing refers to.
     pub functions: Vec<String>,
+    /// The checkpoints that it belongs to.
+    #[serde(default)]
+    pub checkpoints: Vec<String>,
+    /// Names of the images that it differs from and cannot be used without, the root first.
+    #[serde(default)]
+    pub ancestors: Vec<String>,
     /// Bytes of the file, holes included.
     pub len: u64,
     /// Bytes on disk.
@@ -145,8 +204,21 @@ pub fn summarize_images(store: &Store) -> Result<Vec<ImageSummary>, StoreError> 
         .into_iter()
         .filter_map(|record| BuiltFunction::from_record(record).ok())
         .collect();
-    let images = store.list_images()?.into_iter().map(|image| ImageSummary {
+    let checkpoints = store.list_checkpoints()?.records;
+    let summarize = |image: ImageInfo| ImageSummary {
         image: image.id.to_string(),
+        checkpoints: checkpoints
+            .iter()
+            .filter(|checkpoint| checkpoint.image == image.id)
+            .map(|checkpoint| checkpoint.name.to_string())
+            .collect(),
+        // What is damaged is for the check of the store to tell.
+        ancestors: store
+            .image_ancestors(image.id)
+            .unwrap_or_default()
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
         functions: functions
             .iter()
             .filter(|function| function.image == image.id)
@@ -155,6 +227,6 @@ pub fn summarize_images(store: &Store) -> Result<Vec<ImageSummary>, StoreError> 
         len: image.len,
         allocated: image.allocated,
         has_working_set: image.working_set_len > 0,
-    });
-    Ok(images.collect())
+    };
+    Ok(store.list_images()?.into_iter().map(summarize).collect())
 }

@@ -11,9 +11,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use thaw_abi::control::EntryPoint;
+use thaw_abi::image::Ancestor;
 use thaw_sandbox::{
-    BootError, Fit, FreezeError, FreezeReport, FreezeSpec, Image, ImageError, KernelError,
-    MergePolicy, PlanError, Sandbox, ZygoteError, cpu_features,
+    AncestorFile, BootError, Fit, FreezeError, FreezeReport, FreezeSpec, Image, ImageError,
+    KernelError, MergePolicy, PlanError, Sandbox, ZygoteError, cpu_features,
 };
 use thaw_store::{ImageId, IndexId, Name, NewFunction, Session, Store, StoreError};
 
@@ -185,9 +186,10 @@ fn write_image(
         index_hash: *rootfs.id().as_bytes(),
         program: config.command[0].clone(),
         arguments: config.command.join(" "),
-        about: about(function),
+        about: about(config.name.as_str()),
         max_stored: config.limits.memory.bytes(),
         merge,
+        base: None,
     };
     let new = session.new_image_file()?;
     let report = thaw_sandbox::freeze(sandbox, entry, &spec, new.file())?;
@@ -200,9 +202,8 @@ fn write_image(
 /// What an image says of its function to people. Instances map the image and can read
 /// all of it, so it holds nothing of the configuration: variables may be secrets, and
 /// paths of the host are none of their business.
-fn about(function: &StoredFunction) -> String {
-    let (name, version) = (function.config.name.as_str(), env!("CARGO_PKG_VERSION"));
-    serde_json::json!({ "function": name, "thaw": version }).to_string()
+pub(crate) fn about(function: &str) -> String {
+    serde_json::json!({ "function": function, "thaw": env!("CARGO_PKG_VERSION") }).to_string()
 }
 
 /// Makes the image of a live instance, which is at rest and was booted from `image`,
@@ -240,6 +241,20 @@ pub(crate) fn freeze_instance(
     }
 }
 
+/// Opens a stored image that another one refers to.
+///
+/// # Errors
+/// It is missing or damaged.
+pub fn open_ancestor(
+    store: &thaw_store::Store,
+    ancestor: &Ancestor,
+) -> Result<AncestorFile, ImageError> {
+    let failed = |why: String| ImageError::NoAncestor { depth: ancestor.depth, why };
+    let file =
+        store.open_image(ImageId(ancestor.name)).map_err(|error| failed(error.to_string()))?;
+    AncestorFile::open(file).map_err(|error| failed(error.to_string()))
+}
+
 /// Opens a stored image and checks that it can be booted here.
 ///
 /// # Errors
@@ -249,7 +264,8 @@ pub fn open_image(
     id: ImageId,
     rootfs: &StoredRootfs,
 ) -> Result<Image, FreezeFailure> {
-    let image = Image::open(store.open_image(id)?)?;
+    let image =
+        Image::open_with(store.open_image(id)?, &mut |ancestor| open_ancestor(store, ancestor))?;
     image.check_fit(&Fit {
         kernel_build: crate::debug::kernel()?.build_id(),
         index_hash: *rootfs.id().as_bytes(),

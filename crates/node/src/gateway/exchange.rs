@@ -13,6 +13,7 @@ use super::refusal::Refusal;
 use super::routed::{AnswerBody, Asked};
 use super::ticket::{Seat, Ticket};
 use super::upgrade;
+use crate::clock::monotonic_ns;
 use crate::config::EntryKind;
 use crate::instance::{Client, End, LetGo, Outcome, Way};
 use crate::node::NodeState;
@@ -24,8 +25,9 @@ use hyper::{Request, Response, StatusCode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -187,6 +189,16 @@ impl Drop for Prepared {
 fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// A connection of this node's own to an instance: this end, non-blocking, and the instance's.
+///
+/// # Errors
+/// The host has no sockets left.
+pub(crate) fn own_connection(shared: &NodeState) -> io::Result<(UnixStream, Arc<Client>)> {
+    let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let (ours, socket) = pair()?;
+    Ok((ours.into(), routed_client(shared, socket, (nobody, nobody), monotonic_ns())))
 }
 
 /// The instance's end of a pair.

@@ -25,4 +25,5 @@ mod upgrade;
 
 pub use accept::{Gateway, GatewayConfig};
 pub(crate) use attend::attend_inherited;
+pub(crate) use exchange::own_connection;
 pub use stdin::{EXIT_CODE_HEADER, SIGNAL_HEADER};

@@ -15,6 +15,7 @@ use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{Awake, BootTimes, Denials, GuestExit, LimitReached, Orphan};
+use thaw_store::Name;
 
 /// A client's connection on its way into an instance. The gateway keeps its own
 /// descriptor of the socket, to answer in the instance's place if need be.
@@ -243,12 +244,76 @@ pub trait Instance: Send {
     /// The instance has ended.
     fn request_rest(&mut self) -> io::Result<()>;
 
+    /// Asks the instance to come to rest at once, whatever it is doing; [`Report::AtRest`]
+    /// follows.
+    ///
+    /// # Errors
+    /// The instance has ended, or cannot be copied.
+    fn request_checkpoint(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Copies the memory of the instance, which is at rest. What is returned boots instances
+    /// that begin where this one is. May block for as long as that takes.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    fn copy(&mut self, _rest: EntryPoint) -> Result<Arc<dyn Launcher>, String> {
+        Err("this instance cannot be copied".to_owned())
+    }
+
+    /// Writes the memory of the instance, which is at rest, to the store. What is returned
+    /// makes it durable and names it, when the instance has gone on; it may block, too.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    fn checkpoint(&mut self, _rest: EntryPoint, _new: Checkpoint) -> Result<Finish, String> {
+        Err("this instance cannot be checkpointed".to_owned())
+    }
+
+    /// Lets the instance, which is at rest, go on.
+    ///
+    /// # Errors
+    /// The instance has ended.
+    fn resume(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Makes the memory of the instance, which is at rest, the image of its
     /// function. May block for seconds.
     ///
     /// # Errors
     /// One sentence for the operator.
     fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String>;
+}
+
+/// A checkpoint that is wanted.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its name.
+    pub name: Name,
+    /// Whose it is.
+    pub owner: Option<Name>,
+    /// What has to be known to restore it.
+    pub config: serde_json::Value,
+}
+
+/// Makes a checkpoint that was written durable, and names it.
+pub type Finish = Box<dyn FnOnce() -> Result<Checkpointed, String> + Send>;
+
+/// A checkpoint in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpointed {
+    /// Its name.
+    pub name: String,
+    /// Its image.
+    pub image: String,
+    /// How many other images it refers to.
+    pub ancestors: usize,
+    /// Bytes of memory stored in it.
+    pub stored: u64,
+    /// Entries of its mapping table.
+    pub mappings: usize,
 }
 
 /// Hands connections to an instance.

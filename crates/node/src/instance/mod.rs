@@ -2,6 +2,7 @@
 
 mod cold;
 mod connections;
+mod copies;
 mod hibernation;
 mod launch;
 mod options;
@@ -17,11 +18,11 @@ pub(crate) use connections::{ConnectionNote, ConnectionTable, Delivery, Done, Le
 pub use connections::{Outcome, Placed};
 pub use hibernation::HibernationTerms;
 pub use launch::{
-    Client, Connector, End, FrozenInstance, HibernatedInstance, Instance, LaunchError, Launched,
-    Launcher, NotNow, Report, RewindInfo, StandbyInfo, Way,
+    Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance,
+    Instance, LaunchError, Launched, Launcher, NotNow, Report, RewindInfo, StandbyInfo, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;
 pub use standby::BootPolicy;
 pub use state::{Change, InstanceState};
-pub(crate) use supervisor::{Command, InstanceNote, Place, Supervisor};
+pub(crate) use supervisor::{Command, Copied, InstanceNote, Place, Supervisor};

@@ -1,7 +1,11 @@
 //! One live sandbox, as its supervisor sees it.
 
+use super::copies::LastCheckpoint;
 use super::hibernation::{Hibernation, HibernationTerms, Outcome};
-use super::launch::{Client, Connector, End, FrozenInstance, HibernatedInstance, Instance, Report};
+use super::launch::{
+    Checkpoint, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance, Instance,
+    Launcher, Report,
+};
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
 use crate::logs::{InstanceLog, InstancePipes};
@@ -52,6 +56,8 @@ pub(super) struct SandboxInstance {
     kept: Option<KeptForSuccessor>,
     /// It will be ready again.
     lent: Option<Lent>,
+    /// What the next checkpoint of it may differ from.
+    last_checkpoint: LastCheckpoint,
     hibernation: Hibernation,
 }
 
@@ -107,6 +113,7 @@ impl SandboxInstance {
             parting: None,
             kept: None,
             lent: None,
+            last_checkpoint: LastCheckpoint::default(),
             hibernation: Hibernation::default(),
         })
     }
@@ -368,6 +375,26 @@ impl Instance for SandboxInstance {
         self.asked_to_rest = true;
         self.kept = None;
         self.sandbox.get_mut().request_freeze()
+    }
+
+    fn request_checkpoint(&mut self) -> io::Result<()> {
+        self.asked_to_rest = true;
+        // The next daemon would not know that it waits.
+        self.kept = None;
+        self.sandbox.get_mut().request_checkpoint()
+    }
+
+    fn copy(&mut self, rest: EntryPoint) -> Result<Arc<dyn Launcher>, String> {
+        Ok(Arc::new(self.boots.copy(self.sandbox.get_ref(), rest)?))
+    }
+
+    fn checkpoint(&mut self, rest: EntryPoint, new: Checkpoint) -> Result<Finish, String> {
+        let sandbox = self.sandbox.get_ref();
+        Ok(Box::new(self.boots.checkpoint(sandbox, rest, &self.last_checkpoint, new)?))
+    }
+
+    fn resume(&mut self) -> io::Result<()> {
+        self.sandbox.get_mut().resume()
     }
 
     fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String> {

@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 use thaw_abi::control::{Connection, EntryPoint, FLAG_BY_PAGE};
 use thaw_sandbox::{
-    BootError, BootPlan, Image, Orphan, PlanError, PopulatePolicy, Recorder, Sandbox, ThawOptions,
-    WorkingSet, Zygote, ZygotePool, connection,
+    BootError, BootPlan, FreezeBase, Image, Orphan, PlanError, PopulatePolicy, Recorder, Sandbox,
+    ThawOptions, WorkingSet, Zygote, ZygotePool, connection,
 };
 use thaw_store::{ImageId, Store};
 use tokio::task::JoinHandle;
@@ -47,32 +47,42 @@ pub(super) struct ImageBoots {
     pub terms: InstanceTerms,
     /// Where the output of the instances goes.
     pub output: FunctionOutput,
-    image: Arc<Image>,
-    rootfs: StoredRootfs,
-    store: Store,
-    image_id: ImageId,
-    plan: RwLock<Arc<BootPlan>>,
+    pub(super) image: Arc<Image>,
+    /// What images that differ from it only know it by.
+    pub(super) image_name: [u8; 32],
+    /// The image, or if that lies in memory only, the one in the store that it comes from.
+    pub(super) stored: FreezeBase,
+    pub(super) rootfs: StoredRootfs,
+    pub(super) store: Store,
+    pub(super) image_id: ImageId,
+    pub(super) plan: RwLock<Arc<BootPlan>>,
     /// The same for instances that are booted ahead: all of the working set is
     /// populated, since nobody waits for it.
-    ready_plan: RwLock<Arc<BootPlan>>,
-    standby: Standby,
-    techniques: Techniques,
-    working_set: Mutex<WorkingSetState>,
-    last_boot_ns: AtomicU64,
-    cold: ColdBoots,
+    pub(super) ready_plan: RwLock<Arc<BootPlan>>,
+    pub(super) standby: Standby,
+    pub(super) techniques: Techniques,
+    pub(super) working_set: Mutex<WorkingSetState>,
+    pub(super) last_boot_ns: AtomicU64,
+    pub(super) cold: ColdBoots,
     /// Boots from the image so far.
-    image_boots: AtomicU64,
+    pub(super) image_boots: AtomicU64,
     /// How often there was no time to record a working set.
-    recordings_timed_out: AtomicU32,
+    pub(super) recordings_timed_out: AtomicU32,
 }
 
-enum WorkingSetState {
+pub(super) enum WorkingSetState {
     /// The next instance that has served a request shows it.
     Wanted(PopulatePolicy),
     /// It is in the plan.
     Known(Arc<WorkingSet>),
     /// It is not used, or could not be recorded.
     Off,
+}
+
+impl From<ImageBoots> for SandboxLauncher {
+    fn from(boots: ImageBoots) -> Self {
+        Self { shared: Arc::new(boots) }
+    }
 }
 
 impl SandboxLauncher {
@@ -110,11 +120,14 @@ impl SandboxLauncher {
                 _ => WorkingSetState::Wanted(policy),
             },
         };
+        let (image, image_name) = (Arc::new(image), *image_id.as_bytes());
         let shared = ImageBoots {
             pool,
             terms: InstanceTerms::new(config, tenant, techniques),
             output: FunctionOutput { logs, log },
-            image: Arc::new(image),
+            stored: FreezeBase { image: image.clone(), name: image_name },
+            image,
+            image_name,
             rootfs,
             store: store.clone(),
             image_id,
@@ -129,7 +142,7 @@ impl SandboxLauncher {
             recordings_timed_out: AtomicU32::new(0),
         };
         shared.pool.keep(shared.terms.processes);
-        let launcher = Self { shared: Arc::new(shared) };
+        let launcher = Self::from(shared);
         if let Some((set, policy)) = launcher.shared.known_working_set(working_set_use)
             && !launcher.shared.use_prefetch_file(&set, policy)
         {

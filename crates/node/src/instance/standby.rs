@@ -46,6 +46,9 @@ pub struct BootPolicy {
 }
 
 impl BootPolicy {
+    /// Nothing is kept: every boot is from the image.
+    pub const NONE: Self = Self { ready: 0, rewind: None, template: false, automatic: false };
+
     /// Only boots of one kind, each prepared by hand: for measuring.
     pub fn only(kind: BootKind) -> Self {
         Self {

@@ -4,7 +4,10 @@
 
 use super::connections::{ConnectionTable, Due, LetGo, Outcome};
 use super::hibernation::HibernationTerms;
-use super::launch::{Client, End, FrozenInstance, HibernatedInstance, Instance, Launched, Report};
+use super::launch::{
+    Checkpoint, Checkpointed, Client, End, FrozenInstance, HibernatedInstance, Instance, Launched,
+    Launcher, Report,
+};
 use super::patience::{Patience, Verdict};
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::config::{DomainName, FunctionName};
@@ -14,6 +17,7 @@ use crate::tenants::Lease;
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
+use std::fmt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -63,6 +67,10 @@ pub(crate) enum Command {
     Served,
     /// Make its memory the image of the function, and end; it is idle.
     Freeze(FreezeReply),
+    /// Copy its memory; it goes on.
+    Copy(CopyReply),
+    /// Write its memory to the store; it goes on.
+    Checkpoint(Checkpoint, CheckpointReply),
     /// Give up its memory; it is idle.
     Hibernate(HibernateReply),
     /// Give up its memory if it is idle; nobody waits for that.
@@ -74,6 +82,49 @@ pub(crate) enum Command {
 
 /// Where to say how a freeze went.
 pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
+/// Where to say how copying went.
+pub(crate) type CopyReply = oneshot::Sender<Result<Copied, String>>;
+
+/// Where to say how a checkpoint went, and for how long the instance rested.
+pub(crate) type CheckpointReply = oneshot::Sender<Result<(Checkpointed, Duration), String>>;
+
+/// The copied memory of an instance that has gone on.
+pub(crate) struct Copied {
+    /// Boots instances that begin where that one was.
+    pub launcher: Arc<dyn Launcher>,
+    /// For how long it rested, from the moment at which it was asked to.
+    pub pause: Duration,
+}
+
+impl fmt::Debug for Copied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Copied").field("pause", &self.pause).finish_non_exhaustive()
+    }
+}
+
+/// Who wants the instance to come to rest.
+enum Rest {
+    Freeze(FreezeReply),
+    Copy(CopyReply, Instant),
+    Checkpoint(Checkpoint, CheckpointReply, Instant),
+}
+
+impl Rest {
+    /// Whether the instance goes on afterwards.
+    fn is_checkpoint(&self) -> bool {
+        !matches!(self, Self::Freeze(_))
+    }
+
+    /// Whoever has asked hears why there is none.
+    fn refuse(self, reason: String) {
+        // Who has asked may have lost patience.
+        match self {
+            Self::Freeze(reply) => drop(reply.send(Err(reason))),
+            Self::Copy(reply, _) => drop(reply.send(Err(reason))),
+            Self::Checkpoint(_, reply, _) => drop(reply.send(Err(reason))),
+        }
+    }
+}
 
 /// Where to say how a hibernation went.
 pub(crate) type HibernateReply = oneshot::Sender<Result<HibernatedInstance, String>>;
@@ -109,8 +160,8 @@ pub(crate) struct Supervisor {
     /// when the instance is gone.
     retained: Vec<OwnedSemaphorePermit>,
     boot: Option<Boot>,
-    /// Who wants it to be frozen.
-    freeze: Option<FreezeReply>,
+    /// Who waits for it to come to rest.
+    rest: Option<Rest>,
     /// Who wants it to be hibernated.
     hibernate: Vec<HibernateReply>,
     /// Who wants it to be awake.
@@ -200,7 +251,7 @@ impl Supervisor {
             late: HashSet::new(),
             retained: Vec::new(),
             boot: None,
-            freeze: None,
+            rest: None,
             hibernate: Vec::new(),
             wake: Vec::new(),
             sleep: Sleep::Awake,
@@ -241,7 +292,7 @@ impl Supervisor {
                 }
                 Step::Report(Report::Denied(denials)) => self.denied(&denials),
                 Step::Report(Report::Gone(end)) => return self.gone(end),
-                Step::Report(Report::AtRest(rest)) => self.freeze(rest),
+                Step::Report(Report::AtRest(rest)) => self.at_rest(rest),
                 Step::Report(Report::Hibernated(hibernated)) => self.hibernated(&hibernated),
                 Step::Report(Report::NotHibernated(why)) => self.not_hibernated(&why),
                 Step::Report(Report::Awake(awake)) => self.awake(awake),
@@ -253,11 +304,13 @@ impl Supervisor {
                 Step::Command(Some(Command::Look)) => {}
                 Step::Command(Some(Command::Served)) => self.served(),
                 Step::Command(Some(Command::Freeze(reply))) => {
-                    match self.instance.request_rest() {
-                        Ok(()) => self.freeze = Some(reply),
-                        // The report of its end is on the way.
-                        Err(error) => drop(reply.send(Err(error.to_string()))),
-                    }
+                    self.ask_to_rest(Rest::Freeze(reply))
+                }
+                Step::Command(Some(Command::Copy(reply))) => {
+                    self.ask_to_rest(Rest::Copy(reply, Instant::now()));
+                }
+                Step::Command(Some(Command::Checkpoint(new, reply))) => {
+                    self.ask_to_rest(Rest::Checkpoint(new, reply, Instant::now()));
                 }
                 Step::Command(Some(Command::Hibernate(reply))) => self.hibernate_for(reply),
                 Step::Command(Some(Command::Relieve)) => self.relieve(Instant::now()),
@@ -349,7 +402,7 @@ impl Supervisor {
     /// again.
     fn hibernate_if_idle(&mut self, since: std::time::Instant, now: Instant) -> Option<Instant> {
         let after = self.service.config().limits.hibernate_after?.0;
-        if self.sleep != Sleep::Awake {
+        if self.sleep != Sleep::Awake || self.rest.is_some() {
             // Only a request changes that, and then the time begins anew.
             return Some(now + after.max(IDLE_CHECK_MIN));
         }
@@ -546,21 +599,61 @@ impl Supervisor {
         }
     }
 
-    fn freeze(&mut self, rest: EntryPoint) {
-        if let Some(reply) = self.freeze.take() {
-            // Others of the runtime's tasks go on elsewhere meanwhile.
-            let outcome = tokio::task::block_in_place(|| self.instance.freeze(rest));
-            // Who has asked may have lost patience.
-            let _ = reply.send(outcome);
+    /// Asks the instance to come to rest, for one who wants it at a time.
+    fn ask_to_rest(&mut self, rest: Rest) {
+        if self.rest.is_some() {
+            return rest.refuse("it is being copied already; try again".to_owned());
         }
-        self.instance.kill();
+        let asked = match rest.is_checkpoint() {
+            true => self.instance.request_checkpoint(),
+            false => self.instance.request_rest(),
+        };
+        match asked {
+            Ok(()) => self.rest = Some(rest),
+            // The report of its end is on the way.
+            Err(error) => rest.refuse(error.to_string()),
+        }
+    }
+
+    /// The instance rests, as somebody has asked, who may have lost patience.
+    fn at_rest(&mut self, rest: EntryPoint) {
+        // Others of the runtime's tasks go on elsewhere meanwhile.
+        match self.rest.take() {
+            Some(Rest::Copy(reply, since)) => {
+                let copied = tokio::task::block_in_place(|| self.instance.copy(rest));
+                self.go_on();
+                let pause = since.elapsed();
+                let _ = reply.send(copied.map(|launcher| Copied { launcher, pause }));
+            }
+            Some(Rest::Checkpoint(new, reply, since)) => {
+                let written = tokio::task::block_in_place(|| self.instance.checkpoint(rest, new));
+                self.go_on();
+                let pause = since.elapsed();
+                tokio::task::spawn_blocking(move || {
+                    let done = written.and_then(|finish| finish());
+                    let _ = reply.send(done.map(|checkpoint| (checkpoint, pause)));
+                });
+            }
+            Some(Rest::Freeze(reply)) => {
+                let _ = reply.send(tokio::task::block_in_place(|| self.instance.freeze(rest)));
+                self.instance.kill();
+            }
+            None => self.instance.kill(),
+        }
+    }
+
+    /// Ends the rest of the instance.
+    fn go_on(&mut self) {
+        // If it has ended, the report of that is on the way.
+        let _ = self.instance.resume();
+        self.keep_at = keep_time();
     }
 
     /// The first report may come before the first response byte, if the guest
     /// waits for something or another of its processes answers; a later one
     /// completes it.
     fn booted(&mut self, times: &BootTimes) {
-        let Some(boot) = &mut self.boot else { return };
+        let Some(boot) = &mut self.boot else { return self.service.came_up(self.id) };
         let record = BootRecord {
             function: self.service.name().clone(),
             instance: self.id,
@@ -609,7 +702,7 @@ impl Supervisor {
         self.service.is_single_use()
             && self.served > 0
             && self.late.is_empty()
-            && self.freeze.is_none()
+            && self.rest.is_none()
             && self.connections.count() == 0
             && self.instance.can_rewind()
     }

@@ -12,8 +12,11 @@ use std::time::Duration;
 use thaw_sandbox::{EgressPolicy, Processes, ResourceLimits, ThawOptions};
 
 /// The limits, rights and names of each instance.
+#[derive(Clone)]
 pub(super) struct InstanceTerms {
     pub function: FunctionName,
+    /// The program and its arguments.
+    pub command: Vec<String>,
     /// The function's name for the lines of its kernels.
     pub label: Arc<str>,
     pub limits: ResourceLimits,
@@ -32,6 +35,7 @@ impl InstanceTerms {
     pub fn new(config: &FunctionConfig, tenant: Arc<Tenant>, techniques: Techniques) -> Self {
         Self {
             function: config.name.clone(),
+            command: config.command.clone(),
             label: config.name.as_str().into(),
             limits: config.limits.of_an_instance(),
             cpu_time_limit: config.limits.cpu_time.map(|span| span.0),
@@ -69,6 +73,7 @@ impl InstanceTerms {
 }
 
 /// Where the output of a function's instances goes.
+#[derive(Clone)]
 pub(super) struct FunctionOutput {
     pub logs: Arc<Logs>,
     pub log: Arc<FunctionLog>,

@@ -17,9 +17,11 @@
 //! Lock order: `Service::slots` is the only lock here, and no other is taken
 //! while it is held.
 
+mod copies;
 mod place;
 mod request;
 
+pub use copies::{CheckpointOf, CheckpointTaken, Forked, Restored};
 pub use place::Placement;
 pub(crate) use place::{Found, PlaceError, Reuse};
 
@@ -67,6 +69,8 @@ pub struct Service {
     slots: Mutex<Slots>,
     /// An instance of this function has a free place, or is gone.
     changed: Notify,
+    /// An instance has a free place: for all who wait for one in particular.
+    freed: Notify,
 }
 
 /// The live instances, by number.
@@ -178,6 +182,7 @@ impl Service {
             permits: Arc::new(Semaphore::new(places)),
             slots: Mutex::default(),
             changed: Notify::new(),
+            freed: Notify::new(),
         })
     }
 
@@ -249,6 +254,11 @@ impl Service {
         let booted = SystemTime::now() - age;
         let since_epoch = booted.duration_since(UNIX_EPOCH).unwrap_or_default();
         u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether one of its live instances has this number.
+    pub(crate) fn has_instance(&self, id: u64) -> bool {
+        self.slots().contains_key(&id)
     }
 
     /// Number of live instances.
@@ -442,6 +452,14 @@ impl Service {
         self.shared.booted(boot);
     }
 
+    /// An instance that was booted for no client runs.
+    pub(crate) fn came_up(&self, id: u64) {
+        if let Some(slot) = self.slots().get_mut(&id) {
+            slot.change(Change::Booted { connections: slot.connections });
+        }
+        self.changed.notify_waiters();
+    }
+
     /// An instance whose boot is known has answered.
     pub(crate) fn answered(&self, boot: &BootRecord) {
         self.shared.answered(boot);
@@ -459,12 +477,13 @@ impl Service {
         let is_idle = slot.disconnected();
         slots.perhaps_free.insert(id);
         drop(slots);
-        self.freed(id, is_idle);
+        self.place_freed(id, is_idle);
     }
 
     /// A place of an instance is free; perhaps it has no other work.
-    fn freed(&self, id: u64, is_idle: bool) {
+    fn place_freed(&self, id: u64, is_idle: bool) {
         self.changed.notify_one();
+        self.freed.notify_waiters();
         if !is_idle {
             return;
         }
@@ -531,6 +550,7 @@ impl Service {
         if !expected && is_crash(end) {
             self.crashed();
         }
+        self.freed.notify_waiters();
         self.changed.notify_waiters();
     }
 

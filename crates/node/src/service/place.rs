@@ -330,6 +330,67 @@ impl Service {
         }
     }
 
+    /// Gives a connection to one particular instance, as soon as it has a free place; `done` is
+    /// told what became of it.
+    ///
+    /// # Errors
+    /// The instance stays busy, or has ended: one sentence for the operator.
+    pub(crate) async fn place_at(
+        &self,
+        id: u64,
+        client: &Arc<Client>,
+        done: Done,
+    ) -> Result<(), String> {
+        if self.is_single_use() {
+            return Err(format!(
+                "instances of `{}` serve no second request; set isolation = \"instance\"",
+                self.name()
+            ));
+        }
+        let deadline = Instant::now() + self.config.limits.queue.0;
+        let busy =
+            |_| format!("instance {id} serves as many requests at a time as it may; try again");
+        let permit = timeout_at(deadline, self.permits.clone().acquire_owned()).await;
+        let permit = permit.map_err(busy)?.expect("the semaphore is never closed");
+        let (table, crowded_out) = loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // A place that gets free from now on is noticed.
+            freed.as_mut().enable();
+            if let Some(reserved) = self.reserve_at(id)? {
+                break reserved;
+            }
+            timeout_at(deadline, freed).await.map_err(busy)?;
+        };
+        drop(crowded_out);
+        let delivery = Delivery { client: client.clone(), permit, done };
+        table.hand_over(delivery, Placed { instance: id, waited: true }).map_err(|_| {
+            self.kill(id);
+            format!("instance {id} has just ended")
+        })
+    }
+
+    /// A free place of this instance, counted as taken, and an idle connection that has to end.
+    /// `None`: it has none.
+    #[expect(clippy::type_complexity, reason = "it is taken apart at once")]
+    fn reserve_at(
+        &self,
+        id: u64,
+    ) -> Result<Option<(Arc<ConnectionTable>, Option<Upstream>)>, String> {
+        let most = self.config.limits.concurrency.get();
+        let mut slots = self.slots();
+        let slot = slots.get_mut(&id).filter(|slot| slot.state.takes_connections());
+        let slot =
+            slot.ok_or_else(|| format!("`{}` has no instance {id}; see `thaw ps`", self.name()))?;
+        if slot.connections >= most {
+            return Ok(None);
+        }
+        slot.connect();
+        let is_crowded = slot.connections as usize + slot.upstreams.len() > most as usize;
+        let crowded_out = if is_crowded { slot.upstreams.pop() } else { None };
+        Ok(Some((slot.table.clone(), crowded_out)))
+    }
+
     /// A connection to an instance on which a request can be sent at once, if there is
     /// one.
     pub(super) fn take_upstream(

@@ -48,7 +48,7 @@ impl Service {
         };
         drop(slots);
         drop(refused);
-        self.freed(id, is_idle);
+        self.place_freed(id, is_idle);
         drop(permit);
     }
 

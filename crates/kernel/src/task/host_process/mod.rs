@@ -26,7 +26,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::hooks::above;
 use super::thread::Thread;
-use super::{Space, scheduler};
+use super::{Space, freeze_request, scheduler};
 use crate::host::{control, phases};
 use crate::mm::{arena, populate};
 use crate::platform::boot_area::of_process;
@@ -148,6 +148,25 @@ pub fn interrupt_others() {
     }
 }
 
+/// Makes all other vCPUs come into the kernel, to see what is asked of everybody.
+pub fn interrupt_everybody() {
+    for space in kernel().tasks.spaces() {
+        let Some(host_process) = space.host_process() else { continue };
+        for vcpu in host_process.vcpus().filter(|vcpu| !is_own(vcpu)) {
+            if vcpu.activity.get() == Activity::Active {
+                vcpu.interrupt(host_process.host_pid());
+            }
+        }
+    }
+}
+
+/// After a freeze at once: has the threads run that could before.
+pub fn go_on() {
+    kernel().tasks.spaces().iter().filter(|space| !space.run_queue.is_empty()).for_each(|space| {
+        notify(space);
+    });
+}
+
 /// Makes a thread that runs on another vCPU come into the kernel.
 pub fn interrupt(thread: &Thread) {
     let Some(host_process) = thread.process.mm().host_process() else { return };
@@ -250,11 +269,13 @@ fn run_threads() {
 
 /// Whether this vCPU is to run threads now, if there are any.
 pub fn may_run_threads() -> bool {
-    let rests = halt::is_asked() || own_vcpu().is_parked() && !own_host_process().is_alone();
+    let rests = halt::is_asked()
+        || freeze_request::is_at_once()
+        || own_vcpu().is_parked() && !own_host_process().is_alone();
     !rests
 }
 
-/// Whether all other vCPUs wait and there is nothing to do for them.
+/// Whether all other vCPUs wait, and there is nothing to do for them before a freeze.
 fn others_rest() -> bool {
     if !kernel_lock::is_enabled() {
         return true;
@@ -262,7 +283,7 @@ fn others_rest() -> bool {
     kernel().tasks.spaces().iter().all(|space| {
         let rests = |vcpu: &Vcpu| is_own(vcpu) || vcpu.activity.get() != Activity::Active;
         space.host_process().is_none_or(|host_process| host_process.vcpus().all(rests))
-            && space.run_queue.is_empty()
+            && (space.run_queue.is_empty() || freeze_request::is_at_once())
     })
 }
 

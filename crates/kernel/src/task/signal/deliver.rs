@@ -28,6 +28,7 @@ pub fn before_return(frame: &Frame) {
     scheduler::rest_if_asked();
     if Machine::take_doorbell() {
         control::handle_messages();
+        scheduler::rest_if_asked();
         if !scheduler::yield_if_due() {
             scheduler::watch_clock();
         }

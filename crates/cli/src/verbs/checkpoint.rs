@@ -1,0 +1,54 @@
+//! `thaw checkpoint`: a live instance, written to the store.
+
+use crate::client::{Daemon, DaemonArguments};
+use crate::failure::Outcome;
+use crate::output;
+use clap::Args;
+use std::process::ExitCode;
+use thaw_node::service::CheckpointTaken;
+
+/// Write a live instance to the store, by a name.
+///
+/// The daemon stops the instance for a moment, whatever it is doing, writes its memory, and lets
+/// it go on. Only what differs from its image is stored, or, from the second time on, from its last
+/// checkpoint. `thaw restore` makes instances of it, which go on from there, as often as
+/// you like. A checkpoint holds all that the program has in memory, secrets too. A name that is in use
+/// stands for the new checkpoint from then on.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    thaw checkpoint 17 before-upgrade\n  \
+    thaw restore before-upgrade\n  \
+    thaw checkpoints --remove before-upgrade && thaw gc")]
+pub struct Arguments {
+    /// The instance, by its number in `thaw ps`.
+    instance: u64,
+    /// Name of the checkpoint.
+    name: String,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: DaemonArguments,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let daemon = Daemon::find(&arguments.daemon)?;
+    let (instance, name) = (arguments.instance, output::escape(&arguments.name));
+    let done: CheckpointTaken =
+        daemon.post(&format!("/instances/{instance}/checkpoint?name={name}"))?;
+    if arguments.json {
+        output::print_json(&serde_json::to_value(&done).expect("plain data"))?;
+    } else {
+        output::print(&format!(
+            "wrote instance {} of {} as {}: {:.1} MiB that differ from {} image(s); it rested for \
+             {:.1} ms\n",
+            done.instance,
+            done.function,
+            done.checkpoint.name,
+            done.checkpoint.stored as f64 / f64::from(1 << 20),
+            done.checkpoint.ancestors,
+            done.pause_us as f64 / 1e3,
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

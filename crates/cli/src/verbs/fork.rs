@@ -1,0 +1,54 @@
+//! `thaw fork`: copies of a live instance.
+
+use crate::client::{Daemon, DaemonArguments};
+use crate::failure::Outcome;
+use crate::output;
+use clap::Args;
+use std::num::NonZeroU32;
+use std::process::ExitCode;
+use thaw_node::service::Forked;
+
+/// Copy a live instance with all that it has in memory.
+///
+/// The daemon stops the instance for a moment, whatever it is doing, copies its memory, and lets
+/// it go on. Each copy goes on from the same point with a name, random numbers, limits and logs of
+/// its own; its connections are reset, but for those that `reconnect` in [egress] names. A program
+/// that has /dev/thaw open hears of it there. Copies share memory with each other until they write
+/// to it. Functions with isolation = "instance" have instances that can be copied.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    thaw ps\n  \
+    thaw fork 17\n  \
+    thaw fork 17 -n 100 --json")]
+pub struct Arguments {
+    /// The instance, by its number in `thaw ps`.
+    instance: u64,
+    /// How many copies.
+    #[arg(short = 'n', long = "copies", value_name = "N", default_value = "1")]
+    copies: NonZeroU32,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: DaemonArguments,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let daemon = Daemon::find(&arguments.daemon)?;
+    let (instance, copies) = (arguments.instance, arguments.copies);
+    let done: Forked = daemon.post(&format!("/instances/{instance}/fork?copies={copies}"))?;
+    if arguments.json {
+        output::print_json(&serde_json::to_value(&done).expect("plain data"))?;
+    } else {
+        let ids: Vec<_> = done.ids.iter().map(u64::to_string).collect();
+        output::print(&format!(
+            "copied instance {} of {} as {}; it rested for {:.1} ms, and all ran after {:.1} ms\n",
+            done.instance,
+            done.function,
+            ids.join(", "),
+            done.pause_us as f64 / 1e3,
+            done.running_us as f64 / 1e3,
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,158 @@
+//! Copies of a live instance: in memory, for instances that are booted at once, and in the
+//! store, by a name.
+
+use super::cold::ColdBoots;
+use super::launch::{Checkpoint, Checkpointed};
+use super::sandboxed::{ImageBoots, SandboxLauncher, WorkingSetState};
+use super::standby::{BootPolicy, Standby};
+use crate::build::about;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, RwLock};
+use thaw_abi::control::EntryPoint;
+use thaw_sandbox::{
+    AncestorFile, FreezeBase, FreezeReport, FreezeSpec, Image, ImageError, MergePolicy, Sandbox,
+};
+use thaw_store::{ImageId, NewCheckpoint};
+
+/// The last image of an instance in the store: the next one holds what differs from it.
+#[derive(Clone, Default)]
+pub(super) struct LastCheckpoint(Arc<Mutex<Option<FreezeBase>>>);
+
+impl LastCheckpoint {
+    fn get(&self) -> Option<FreezeBase> {
+        self.0.lock().expect("no holder panics").clone()
+    }
+
+    fn set(&self, image: FreezeBase) {
+        *self.0.lock().expect("no holder panics") = Some(image);
+    }
+}
+
+impl ImageBoots {
+    /// Copies the memory of an instance of these that is at rest into memory, and prepares
+    /// boots from there.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub fn copy(&self, sandbox: &Sandbox, rest: EntryPoint) -> Result<SandboxLauncher, String> {
+        let cannot = |error: io::Error| format!("cannot keep its memory for copies ({error})");
+        let file = memory_file().map_err(cannot)?;
+        let base = FreezeBase { image: self.image.clone(), name: self.image_name };
+        let report = self.write_difference(sandbox, rest, base.clone(), &file)?;
+        seal(&file).map_err(cannot)?;
+        self.launcher_of(open_child(file, &base)?, report.checksum)
+    }
+
+    /// Writes the memory of an instance of these that is at rest to the store. What is returned
+    /// makes it durable and names it, when the instance has gone on.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub fn checkpoint(
+        &self,
+        sandbox: &Sandbox,
+        rest: EntryPoint,
+        last: &LastCheckpoint,
+        new: Checkpoint,
+    ) -> Result<impl FnOnce() -> Result<Checkpointed, String> + Send + use<>, String> {
+        let mut session = self.store.session().map_err(|error| error.to_string())?;
+        let file = session.new_image_file().map_err(|error| error.to_string())?;
+        let base = last.get().unwrap_or_else(|| self.stored.clone());
+        let report = self.write_difference(sandbox, rest, base.clone(), file.file())?;
+        let (last, index) = (last.clone(), self.rootfs.id());
+        Ok(move || {
+            let opened = file.file().try_clone().map_err(|error| error.to_string())?;
+            let image = open_child(opened, &base)?;
+            let ancestors: Vec<_> = image.ancestors().iter().map(|of| ImageId(of.name)).collect();
+            let Checkpoint { name, owner, config } = new;
+            let stored = session.commit_checkpoint_image(file, &ancestors).and_then(|id| {
+                let new = NewCheckpoint { name: name.clone(), owner, config, index, image: id };
+                session.put_checkpoint(new).map(|_| id)
+            });
+            let id = stored.map_err(|error| error.to_string())?;
+            last.set(FreezeBase { image: Arc::new(image), name: *id.as_bytes() });
+            Ok(Checkpointed {
+                name: name.to_string(),
+                image: id.to_string(),
+                ancestors: ancestors.len(),
+                stored: report.stored,
+                mappings: report.mappings,
+            })
+        })
+    }
+
+    /// Writes how the memory of an instance of these that is at rest differs from `base`.
+    fn write_difference(
+        &self,
+        sandbox: &Sandbox,
+        rest: EntryPoint,
+        base: FreezeBase,
+        file: &File,
+    ) -> Result<FreezeReport, String> {
+        let terms = &self.terms;
+        let spec = FreezeSpec {
+            index_hash: *self.rootfs.id().as_bytes(),
+            program: terms.command[0].clone(),
+            arguments: terms.command.join(" "),
+            about: about(terms.function.as_str()),
+            max_stored: terms.limits.memory,
+            merge: MergePolicy::default(),
+            base: Some(base),
+        };
+        thaw_sandbox::freeze(sandbox, rest, &spec, file).map_err(|error| error.to_string())
+    }
+
+    /// Boots of an image of an instance of these. Nothing is kept ready for them, and no
+    /// working set is recorded.
+    fn launcher_of(&self, image: Image, name: [u8; 32]) -> Result<SandboxLauncher, String> {
+        let rootfs = self.rootfs.clone();
+        let plan = image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs());
+        let plan = Arc::new(self.techniques.reduce(plan.map_err(|error| error.to_string())?));
+        Ok(SandboxLauncher::from(Self {
+            pool: self.pool.clone(),
+            terms: self.terms.clone(),
+            output: self.output.clone(),
+            image: Arc::new(image),
+            image_name: name,
+            stored: self.stored.clone(),
+            rootfs,
+            store: self.store.clone(),
+            image_id: self.image_id,
+            ready_plan: RwLock::new(plan.clone()),
+            plan: RwLock::new(plan),
+            standby: Standby::new(BootPolicy::NONE),
+            techniques: self.techniques,
+            working_set: Mutex::new(WorkingSetState::Off),
+            last_boot_ns: AtomicU64::new(0),
+            cold: ColdBoots::default(),
+            image_boots: AtomicU64::new(0),
+            recordings_timed_out: AtomicU32::new(0),
+        }))
+    }
+}
+
+/// Opens an image that holds how something differs from `base`.
+fn open_child(file: File, base: &FreezeBase) -> Result<Image, String> {
+    let image = Image::open_with(file, &mut |ancestor| -> Result<AncestorFile, ImageError> {
+        base.ancestor(&ancestor.name).ok_or_else(|| ImageError::NoAncestor {
+            depth: ancestor.depth,
+            why: "it is none of those that the image was made from".to_owned(),
+        })
+    });
+    image.map_err(|error| error.to_string())
+}
+
+/// A file in memory for an image.
+fn memory_file() -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    Ok(memfd_create("thaw-copy", flags)?.into())
+}
+
+/// From now on nobody changes the file: the copies map it, and each has a descriptor of it.
+fn seal(file: &File) -> io::Result<()> {
+    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    Ok(fcntl_add_seals(file, seals)?)
+}

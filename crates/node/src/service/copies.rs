@@ -1,0 +1,299 @@
+//! Copies of live instances.
+
+use super::{REST_PATIENCE, Service, Slot};
+use crate::config::{FunctionConfig, FunctionName};
+use crate::instance::{
+    Checkpoint, Checkpointed, Command, ConnectionTable, Copied, InstanceState, LaunchError,
+    Launched, Launcher, Place, Supervisor,
+};
+use serde::{Deserialize, Serialize};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use thaw_store::Name;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{timeout, timeout_at};
+
+/// How long copies may take until all of them run.
+const RUN_PATIENCE: Duration = Duration::from_secs(30);
+/// How many are booted at a time: each takes a processor.
+const BOOTS_AT_A_TIME: usize = 2;
+
+/// Copies of an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forked {
+    /// The function.
+    pub function: FunctionName,
+    /// The instance that was copied, which goes on.
+    pub instance: u64,
+    /// For how long it rested, in microseconds.
+    pub pause_us: u64,
+    /// Time until all copies ran, from the request on, in microseconds.
+    pub running_us: u64,
+    /// The copies.
+    pub ids: Vec<u64>,
+}
+
+/// A checkpoint of an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointTaken {
+    /// The function.
+    pub function: FunctionName,
+    /// The instance, which goes on.
+    pub instance: u64,
+    /// For how long it rested, in microseconds.
+    pub pause_us: u64,
+    /// The checkpoint.
+    #[serde(flatten)]
+    pub checkpoint: Checkpointed,
+}
+
+/// Instances that were made of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    /// The function.
+    pub function: FunctionName,
+    /// Time until all of them ran, in microseconds.
+    pub running_us: u64,
+    /// The instances.
+    pub ids: Vec<u64>,
+}
+
+/// What the store keeps of a checkpoint for its restoring.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CheckpointOf {
+    /// The function.
+    pub function: FunctionName,
+    /// Its configuration at that time, without the values of its environment variables, which
+    /// are in the checkpoint's memory.
+    pub config: FunctionConfig,
+}
+
+impl Service {
+    /// Makes `count` copies of a live instance, with all that it has in memory. It goes on
+    /// meanwhile, but for a pause.
+    ///
+    /// # Errors
+    /// One sentence for the operator; there are no copies then.
+    pub async fn fork(self: &Arc<Self>, id: u64, count: NonZeroU32) -> Result<Forked, String> {
+        let began = Instant::now();
+        self.check_serves_several("a copy does not have it")?;
+        // Nothing rests before it is known that there is room.
+        let places = self.places_for(count)?;
+        let Copied { launcher, pause } = self.copy_of(id).await?;
+        let ids = self.boot_copies(&launcher, places).await.map_err(|error| error.to_string())?;
+        self.wait_until_running(&ids).await?;
+        Ok(Forked {
+            function: self.name().clone(),
+            instance: id,
+            pause_us: as_us(pause),
+            running_us: as_us(began.elapsed()),
+            ids,
+        })
+    }
+
+    /// Writes a live instance to the store by a name. It goes on meanwhile, but for a pause.
+    ///
+    /// # Errors
+    /// One sentence for the operator; the store is as before.
+    pub async fn checkpoint(&self, id: u64, name: Name) -> Result<CheckpointTaken, String> {
+        self.check_serves_several("the copy of a connection leads nowhere")?;
+        let (reply, done) = oneshot::channel();
+        let owner = self.tenant.name().domain().map(|domain| domain.name().clone());
+        let config =
+            CheckpointOf { function: self.name().clone(), config: self.config.without_secrets() };
+        let config = serde_json::to_value(config).expect("plain data");
+        let new = Checkpoint { name, owner, config };
+        self.table_of_live(id)?.tell(Command::Checkpoint(new, reply));
+        let (checkpoint, pause) = self.rested(id, done).await?;
+        let function = self.name().clone();
+        Ok(CheckpointTaken { function, instance: id, pause_us: as_us(pause), checkpoint })
+    }
+
+    /// Boots instances that begin where another one was when it was checkpointed.
+    ///
+    /// # Errors
+    /// One sentence for the operator; there is none of them then.
+    pub async fn restore(
+        self: &Arc<Self>,
+        launcher: Arc<dyn Launcher>,
+        count: NonZeroU32,
+    ) -> Result<Restored, String> {
+        let began = Instant::now();
+        let places = self.places_for(count)?;
+        let ids = self.boot_copies(&launcher, places).await.map_err(|error| error.to_string())?;
+        self.wait_until_running(&ids).await?;
+        let function = self.name().clone();
+        Ok(Restored { function, running_us: as_us(began.elapsed()), ids })
+    }
+
+    /// Instances that serve one connection end with it.
+    fn check_serves_several(&self, why: &str) -> Result<(), String> {
+        match self.is_single_use() {
+            false => Ok(()),
+            true => Err(format!(
+                "instances of `{}` end with their connection, and {why}; set isolation = \"instance\"",
+                self.name()
+            )),
+        }
+    }
+
+    /// Room for more instances, within all limits.
+    fn places_for(&self, count: NonZeroU32) -> Result<Vec<Place>, String> {
+        let most = self.config.limits.instances;
+        let live = self.instance_count();
+        if live as u64 + u64::from(count.get()) > u64::from(most.get()) {
+            return Err(format!(
+                "`{}` may have {most} instances and has {live}; raise `instances` in [limits] of \
+                 its thaw.toml",
+                self.name()
+            ));
+        }
+        let place = |_| {
+            let capacity = self.shared.capacity().try_acquire_owned().map_err(|_| {
+                "this node has no room for so many instances; see `thaw serve --instances`"
+                    .to_owned()
+            })?;
+            let lease = self.tenant.room().try_enter(self.config.limits.memory.bytes());
+            let lease = lease.ok_or_else(|| {
+                format!(
+                    "the quota of {} has no room for so many; see `thaw tenants`",
+                    self.tenant.name()
+                )
+            })?;
+            Ok(Place { _capacity: capacity, lease })
+        };
+        (0..count.get()).map(place).collect()
+    }
+
+    /// Has the memory of an instance copied.
+    async fn copy_of(&self, id: u64) -> Result<Copied, String> {
+        let (reply, copied) = oneshot::channel();
+        self.table_of_live(id)?.tell(Command::Copy(reply));
+        self.rested(id, copied).await
+    }
+
+    /// What comes of an instance's rest.
+    async fn rested<T>(
+        &self,
+        id: u64,
+        outcome: oneshot::Receiver<Result<T, String>>,
+    ) -> Result<T, String> {
+        match timeout(REST_PATIENCE, outcome).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(format!("instance {id} has ended before it could be copied")),
+            Err(_) => Err(format!(
+                "instance {id} did not come to rest within {} s",
+                REST_PATIENCE.as_secs()
+            )),
+        }
+    }
+
+    /// What tells the supervisor of an instance that is not ending.
+    fn table_of_live(&self, id: u64) -> Result<Arc<ConnectionTable>, String> {
+        let slots = self.slots();
+        let live = slots.get(&id).filter(|slot| slot.state.takes_connections());
+        let table = live.map(|slot| slot.table.clone());
+        table.ok_or_else(|| format!("`{}` has no instance {id}; see `thaw ps`", self.name()))
+    }
+
+    /// Boots a copy for each place. If one cannot be booted, none is left.
+    async fn boot_copies(
+        self: &Arc<Self>,
+        launcher: &Arc<dyn Launcher>,
+        mut places: Vec<Place>,
+    ) -> Result<Vec<u64>, LaunchError> {
+        let (mut boots, mut ids) = (JoinSet::new(), Vec::with_capacity(places.len()));
+        let mut failed = None;
+        loop {
+            while failed.is_none() && boots.len() < BOOTS_AT_A_TIME {
+                let Some(place) = places.pop() else { break };
+                let launcher = launcher.clone();
+                boots.spawn_blocking(move || (launcher.launch(None), place));
+            }
+            let Some(boot) = boots.join_next().await else { break };
+            match boot.expect("a launcher does not panic") {
+                (Ok(launched), place) => ids.push(self.adopt_copy(launched, place)),
+                (Err(error), _) => failed = Some(error),
+            }
+        }
+        match failed {
+            None => {
+                ids.sort_unstable();
+                Ok(ids)
+            }
+            Some(error) => {
+                ids.into_iter().for_each(|id| self.kill(id));
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes an instance that was booted without a client one of the service's.
+    fn adopt_copy(self: &Arc<Self>, launched: Launched, place: Place) -> u64 {
+        let id = self.shared.next_instance();
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let instance = launched.instance;
+        let table = Arc::new(ConnectionTable::new(instance.connector(), commands, &self.config));
+        let slot = Slot {
+            state: InstanceState::Booting,
+            connections: 0,
+            table: table.clone(),
+            pid: instance.pid(),
+            started: Instant::now(),
+            served: 0,
+            idle_since: Some(Instant::now()),
+            upstreams: Vec::new(),
+        };
+        let supervisor = Supervisor::adopted(id, self.clone(), instance, receiver, table, place);
+        let mut slots = self.slots();
+        slots.insert(id, slot);
+        slots.perhaps_free.insert(id);
+        drop(slots);
+        tokio::spawn(supervisor.run());
+        id
+    }
+
+    /// How many of these instances have not come up yet, and how many have ended.
+    fn count_booting(&self, ids: &[u64]) -> (usize, usize) {
+        let slots = self.slots();
+        let (mut booting, mut gone) = (0, 0);
+        for id in ids {
+            match slots.get(id).map(|slot| slot.state) {
+                Some(InstanceState::Booting) => booting += 1,
+                None | Some(InstanceState::Ending) => gone += 1,
+                Some(_) => {}
+            }
+        }
+        (booting, gone)
+    }
+
+    /// Waits until instances have come up.
+    async fn wait_until_running(&self, ids: &[u64]) -> Result<(), String> {
+        let deadline = tokio::time::Instant::now() + RUN_PATIENCE;
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // From now on every change counts.
+            changed.as_mut().enable();
+            let (booting, gone) = self.count_booting(ids);
+            let ended = |why: &str| {
+                ids.iter().for_each(|&id| self.kill(id));
+                Err(format!("{why}; `thaw logs {}` may say why", self.name()))
+            };
+            match (booting, gone) {
+                (0, 0) => return Ok(()),
+                (_, 1..) => return ended(&format!("{gone} of {} copies have ended", ids.len())),
+                _ if timeout_at(deadline, changed).await.is_err() => {
+                    return ended(&format!("{booting} of {} copies do not run", ids.len()));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn as_us(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
