@@ -105,19 +105,18 @@ pub fn hibernate(
     let request = get(name, &options.path);
     progress(&format!("{name}, cold"));
     let cold = cold(home, &function, &request);
-    let rig_options = RigOptions {
-        isolation: Isolation::Instance,
-        instances: u32::try_from(options.instances).unwrap_or(u32::MAX).max(1),
-        ..RigOptions::single(BootKind::Warm)
-    };
-    let subject = || -> Result<Subject, BenchError> {
+    let subject = |instances: usize| -> Result<Subject, BenchError> {
+        let instances = u32::try_from(instances).unwrap_or(u32::MAX).max(1);
+        let single = RigOptions::single(BootKind::Warm);
+        let rig_options = RigOptions { isolation: Isolation::Instance, instances, ..single };
         let rig = Rig::start(home, &store, &function, rig_options)?;
         rig.shared.hibernate_in(SwapSpace::begin(home.swap()?)?);
         Ok(Subject { rig, request: request.clone() })
     };
-    let (first_byte_us, stored, write_ms) = latency(&subject()?, options, cold, name, progress)?;
+    let (first_byte_us, stored, write_ms) = latency(&subject(1)?, options, cold, name, progress)?;
     progress(&format!("{name}, memory of {} instances", options.instances));
-    let (memory_kib, kernel_kib, instances) = memory(&subject()?, options.instances)?;
+    let (memory_kib, kernel_kib, instances) =
+        memory(&subject(options.instances)?, options.instances)?;
     let function = name.to_owned();
     Ok(HibernateReport {
         function,

@@ -150,6 +150,22 @@ fn handoff_and_proxy_bring_the_same_argument() {
 }
 
 #[test]
+fn instances_are_measured_in_every_state() {
+    let home = built_home("bench-hibernate", &[Function::Example("hello-c")]);
+    let mut command = bench(&home);
+    command.args(["hibernate", "hello-c", "-n", "5", "--instances", "2"]);
+    let report = report(&mut command, "hibernate", &home);
+    assert_eq!((&report["function"], &report["instances"]), (&"hello-c".into(), &2.into()));
+    for state in ["warm", "hibernated_faults", "hibernated_reap", "woken_up"] {
+        positive(&report["first_byte_us"][state]);
+    }
+    let memory = |state: &str| report["memory_kib"][state].as_f64().expect("a number");
+    assert!(memory("hibernated") > 0.0 && memory("hibernated") < memory("warm"), "{report}");
+    assert!(memory("woken_up") > 0.0, "{report}");
+    assert!(report["stored"].as_u64().is_some_and(|stored| stored > 0), "{report}");
+}
+
+#[test]
 fn every_technique_is_left_out_once() {
     let home = built_home("bench-ablation", &[Function::Example("hello-c")]);
     for boot in ["warm", "cold"] {

@@ -11,6 +11,7 @@ use crate::instance::WorkingSetUse;
 use crate::legacy;
 use crate::logs::Logs;
 use crate::node::NodeState;
+use crate::pressure::watch_pressure;
 use crate::successor::watch_refusals;
 use crate::swap::SwapSpace;
 use crate::tenants::{CARRIED_FILE, read_periods, watch_cpu_time, write_down};
@@ -260,6 +261,7 @@ pub async fn serve(
     let mut tasks = vec![tokio::spawn(gateway.clone().listen(gateway_listener, None))];
     let freshness = tokio::spawn(catalog.clone().keep_fresh());
     let cpu_watch = tokio::spawn(watch_cpu_time(shared.clone(), periods.clone()));
+    let pressure_watch = tokio::spawn(watch_pressure(shared.clone()));
     let refusals_watch = monitor::of_this_process().map(|link| tokio::spawn(watch_refusals(link)));
     let own = Arc::new(OwnListeners::new(gateway, shared.clone()));
     own.update();
@@ -294,6 +296,7 @@ pub async fn serve(
     shared.drain(options.drain).await;
     freshness.abort();
     cpu_watch.abort();
+    pressure_watch.abort();
     if let Some(watch) = refusals_watch {
         watch.abort();
     }

@@ -22,6 +22,7 @@ pub mod logs;
 pub mod metrics;
 pub mod monitor;
 pub mod node;
+mod pressure;
 pub mod reactor;
 pub mod rootfs;
 pub mod service;

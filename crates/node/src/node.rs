@@ -276,6 +276,21 @@ impl NodeState {
         evict_idlest_of(self.services());
     }
 
+    /// Asks instances that are idle and have memory to give it up, those first that have been
+    /// idle longest; how many were asked, `most` at most.
+    pub(crate) fn hibernate_idlest(&self, most: usize) -> usize {
+        let services = self.services();
+        let with_memory = services.iter().flat_map(|service| {
+            let idle = service.idle_with_memory().into_iter();
+            idle.map(move |(since, id)| (since, id, service))
+        });
+        let mut idle: Vec<_> = with_memory.collect();
+        idle.sort_by_key(|(since, id, _)| (*since, *id));
+        idle.truncate(most);
+        idle.iter().for_each(|(_, id, service)| service.relieve(*id));
+        idle.len()
+    }
+
     /// Makes room for one more instance of a tenant: ends one of its own that nobody uses,
     /// if there is one. First come those that are only kept ready.
     pub(crate) fn make_room_of(&self, tenant: &Arc<Tenant>) {

@@ -153,6 +153,7 @@ impl Vcpus for Nowhere {
         fn exit_thread() -> !;
         fn index() -> u32;
         fn first_touched() -> [(u64, u64); 3];
+        fn discard_stacks();
         fn number() -> usize;
         fn set_number(usize);
         fn interrupt(u32, u32);

@@ -23,7 +23,7 @@ use thaw_abi::control::{
     Awake as AwakeMessage, EntryPoint, Hibernate, MSG_HIBERNATE, MSG_REST, MSG_WAKE, PopulateRange,
     REST_TIMERS, Rest, Resting,
 };
-use thaw_abi::image::Mapping;
+use thaw_abi::image::{MAPPING_EAGER, Mapping, SOURCE_BLOB, SOURCE_IMAGE};
 use thaw_abi::page_align_up;
 
 use crate::boot::Rootfs;
@@ -250,8 +250,8 @@ impl Hibernator {
         let report = frozen.write(entry, &spec, &swap.write)?;
         let image = swap.read.try_clone()?;
         let image = Image::open(image).map_err(HibernateError::Unreadable)?;
-        let mappings = image.mappings().to_vec();
-        let ranges = populated(working_set, &mappings);
+        let mut mappings = image.mappings().to_vec();
+        let ranges = populated(working_set, &mut mappings);
         let mappings_at = page_align_up(report.file_len)
             .ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
         let table: &[u8] = cast_slice(&mappings);
@@ -280,9 +280,90 @@ impl Hibernator {
     }
 }
 
-/// The ranges that waking populates. A page that the working set has only read comes back by a
-/// fault: the host maps its neighbours with it, and nothing is copied.
-fn populated(working_set: Option<&WorkingSet>, mappings: &[Mapping]) -> Vec<PopulateRange> {
-    working_set
-        .map_or_else(Vec::new, |set| set.populate(mappings, PopulatePolicy::Write, RANGES_MAX))
+/// The ranges that waking populates; marks the mappings that it makes at once.
+///
+/// Pages that were written are copied in one call. Mappings of the swap file that were used
+/// are made before anything runs, which costs less than the fault that each would take; those of
+/// blobs are made, and their pages with them, when the kernel can ask for the blob.
+/// Measured with a server in Python (`thaw bench hibernate`, median of 40): 2.9 ms by page
+/// faults, 4.4 ms with written pages alone, 2.1 ms with all three.
+fn populated(working_set: Option<&WorkingSet>, mappings: &mut [Mapping]) -> Vec<PopulateRange> {
+    let Some(set) = working_set else { return Vec::new() };
+    let mut of_blobs = Vec::new();
+    for mapping in mappings.iter_mut() {
+        match mapping.source {
+            SOURCE_BLOB => of_blobs.push(*mapping),
+            SOURCE_IMAGE if set.touches(mapping.start, mapping.start + mapping.len) => {
+                mapping.flags |= MAPPING_EAGER;
+            }
+            _ => {}
+        }
+    }
+    let mut ranges = set.populate(mappings, PopulatePolicy::Write, RANGES_MAX);
+    let room = RANGES_MAX - ranges.len();
+    ranges.extend(set.populate(&of_blobs, PopulatePolicy::Read, room));
+    ranges.sort_by_key(|range| range.start);
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thaw_abi::control::{POPULATE_READ, POPULATE_WRITE};
+
+    #[test]
+    fn a_full_disk_and_a_quota_are_told_from_other_errors() {
+        let is_no_room = |errno| {
+            let error = || io::Error::from_raw_os_error(errno);
+            let of_write = HibernateError::Write(FreezeError::Write(error())).is_no_room();
+            assert_eq!(of_write, HibernateError::Host(error()).is_no_room());
+            of_write
+        };
+        assert!([libc::ENOSPC, libc::EDQUOT].into_iter().all(is_no_room));
+        assert!(!is_no_room(libc::EIO));
+        assert!(!HibernateError::Write(FreezeError::SandboxEnded).is_no_room());
+    }
+
+    #[test]
+    fn without_a_working_set_nothing_comes_back_before_it_is_touched() {
+        let mapping = Mapping {
+            start: 0x10_0000,
+            len: 0x4000,
+            offset: 0,
+            source: SOURCE_IMAGE,
+            blob: 0,
+            prot: 3,
+            flags: 0,
+        };
+        let mut mappings = [mapping];
+        assert!(populated(None, &mut mappings).is_empty());
+        assert_eq!(mappings[0].flags, 0);
+    }
+
+    #[test]
+    fn what_was_used_comes_back_at_once() {
+        let image = |start: u64| Mapping {
+            start,
+            len: 0x4000,
+            offset: start,
+            source: SOURCE_IMAGE,
+            blob: 0,
+            prot: 3,
+            flags: 0,
+        };
+        let blob = Mapping { source: SOURCE_BLOB, prot: 1, ..image(0x30_0000) };
+        let mut mappings = [image(0x10_0000), image(0x20_0000), blob];
+        let set = WorkingSet::of_runs(&[
+            (0x10_1000, 0x10_3000, POPULATE_WRITE),
+            (0x30_2000, 0x30_3000, POPULATE_READ),
+        ]);
+        let ranges = populated(Some(&set), &mut mappings);
+        let found: Vec<_> =
+            ranges.iter().map(|range| (range.start, range.len, range.how)).collect();
+        assert_eq!(
+            found,
+            [(0x10_1000, 0x2000, POPULATE_WRITE), (0x30_2000, 0x1000, POPULATE_READ)]
+        );
+        assert_eq!(mappings.map(|mapping| mapping.flags), [MAPPING_EAGER, 0, 0]);
+    }
 }

@@ -403,6 +403,14 @@ impl WorkingSet {
         Ok(Self { image_checksum, runs, blobs })
     }
 
+    /// A set of runs: first byte, end, and what was done (`POPULATE_*`).
+    #[cfg(test)]
+    pub(crate) fn of_runs(runs: &[(u64, u64, u64)]) -> Self {
+        let how = |how| if how == POPULATE_WRITE { Use::Written } else { Use::Read };
+        let runs = runs.iter().map(|&(start, end, what)| Run { start, end, how: how(what) });
+        Self { image_checksum: [0; 32], runs: runs.collect(), blobs: Vec::new() }
+    }
+
     /// Checksum of the image that the set belongs to.
     pub fn image_checksum(&self) -> [u8; 32] {
         self.image_checksum

@@ -266,3 +266,58 @@ fn fail(what: &str, error: Errno) -> ! {
     control::send(MSG_FAILED, 0, &text[..len], &[]);
     Machine::exit(panic::PANIC_EXIT_CODE)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Sandbox;
+    use alloc::sync::Arc;
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_swap_file_that_was_cut_off_is_noticed_before_it_is_mapped() {
+        let _sandbox = Sandbox::new();
+        let file = tempfile();
+        file.write_all_at(&[7; 5000], 0).unwrap();
+        let fd = HostFd::new(file.as_raw_fd());
+        let command = |file_len| Hibernate { file_len, ..bytemuck::Zeroable::zeroed() };
+        is_whole(&command(5000), fd).unwrap();
+        assert_eq!(is_whole(&command(5001), fd), Err(Errno::EIO));
+        assert_eq!(is_whole(&command(u64::MAX / 2), fd), Err(Errno::EIO));
+        assert_eq!(is_whole(&command(0), fd), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn a_due_timer_ends_the_wait_only_if_it_matters() {
+        let _sandbox = Sandbox::new();
+        assert_eq!(Awaited::now(REST_TIMERS).timer_ns, None, "there is no timer");
+        crate::time::timer::add(crate::time::Instant::after_ns(0), Arc::new(Nothing));
+        assert_eq!(Awaited::now(0).timer_ns, None);
+        let awaited = Awaited::now(REST_TIMERS);
+        assert!(awaited.timer_ns.unwrap() <= Machine::monotonic_ns());
+        assert_eq!(awaited.wait(), AWAKE_TIMER);
+    }
+
+    #[test]
+    fn the_control_socket_is_awaited_first() {
+        let _sandbox = Sandbox::new();
+        let awaited = Awaited::now(0);
+        assert_eq!(awaited.descriptors, 1);
+        assert_eq!(awaited.descriptors()[0].fd, control::CONTROL.0);
+    }
+
+    struct Nothing;
+
+    impl crate::time::timer::TimerCallback for Nothing {
+        fn fire(&self, _: crate::time::Instant) {}
+    }
+
+    fn tempfile() -> File {
+        let path = std::env::temp_dir().join(std::format!("thaw-swap-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
+        std::fs::remove_file(&path).unwrap();
+        file.unwrap()
+    }
+}

@@ -73,6 +73,8 @@ pub(crate) enum Command {
     Checkpoint(Checkpoint, CheckpointReply),
     /// Give up its memory; it is idle.
     Hibernate(HibernateReply),
+    /// Give up its memory if it is idle; nobody waits for that.
+    Relieve,
     /// Take its memory back.
     Wake(WakeReply),
     End,
@@ -320,6 +322,7 @@ impl Supervisor {
                     self.ask_to_rest(Rest::Checkpoint(new, reply, Instant::now()));
                 }
                 Step::Command(Some(Command::Hibernate(reply))) => self.hibernate_for(reply),
+                Step::Command(Some(Command::Relieve)) => self.relieve(Instant::now()),
                 Step::Command(Some(Command::Wake(reply))) => self.wake_for(reply),
                 Step::Command(Some(Command::End) | None) => self.instance.kill(),
                 Step::Alarm => self.alarm(Instant::now()),
@@ -426,6 +429,20 @@ impl Supervisor {
                 self.not_hibernated(&error.to_string());
                 self.hibernate_not_before
             }
+        }
+    }
+
+    /// Has the instance give up its memory now, unless that has failed a short while ago.
+    fn relieve(&mut self, now: Instant) {
+        let is_too_early = self.hibernate_not_before.is_some_and(|not_before| not_before > now);
+        if self.sleep != Sleep::Awake || is_too_early {
+            return;
+        }
+        match self.begin_hibernation() {
+            // Where there are many, some wait for their turn.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => self.not_hibernated(&error.to_string()),
+            Ok(()) => {}
         }
     }
 

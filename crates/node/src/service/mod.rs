@@ -272,6 +272,24 @@ impl Service {
         slots.iter().filter_map(|(id, slot)| Some((slot.idle_since?, *id))).min()
     }
 
+    /// Instances that are idle with memory to give up, and since when they are idle.
+    pub(crate) fn idle_with_memory(&self) -> Vec<(Instant, u64)> {
+        if self.is_single_use() {
+            // They end, or are put back into the state before their request.
+            return Vec::new();
+        }
+        let slots = self.slots();
+        let idle = slots.iter().filter(|(_, slot)| slot.state.may_hibernate());
+        idle.filter_map(|(id, slot)| Some((slot.idle_since?, *id))).collect()
+    }
+
+    /// Has an instance give up its memory, if it is still idle and can do so.
+    pub(crate) fn relieve(&self, id: u64) {
+        if let Some(slot) = self.slots().get(&id) {
+            slot.table.tell(Command::Relieve);
+        }
+    }
+
     /// Ends the instance if it is idle; says whether it was.
     pub(crate) fn evict(&self, id: u64) -> bool {
         let retired = self.retire_if_idle(id);
