@@ -15,8 +15,8 @@ mod terms;
 pub(crate) use connections::{ConnectionNote, ConnectionTable, Delivery, Done, LetGo};
 pub use connections::{Outcome, Placed};
 pub use launch::{
-    Client, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow,
-    Report, RewindInfo, StandbyInfo, Way,
+    Client, ComingBack, Connector, End, FrozenInstance, Instance, LaunchError, Launched, Launcher,
+    NotNow, Report, RewindInfo, StandbyInfo, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;

@@ -28,4 +28,5 @@ pub(crate) use filter::install as install_filter;
 pub use handle::RewindError;
 pub(crate) use handle::{Rewinder, Rewinders, TakenDown};
 pub use held::Effort;
+pub use protocol::Reason;
 pub(crate) use serve::serve;
