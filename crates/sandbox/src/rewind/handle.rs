@@ -55,7 +55,7 @@ impl RewindError {
 }
 
 /// Rewinders of one zygote parent, at most: each waits for the sandbox that it has stopped.
-const REWINDERS: usize = 2;
+const REWINDERS: usize = 4;
 /// Requests that wait for an answer of one rewinder, at most. Their packets fit into its socket.
 const PENDING_MAX: usize = 128;
 
