@@ -485,13 +485,10 @@ impl Standby {
     }
 
     /// What becomes ready when one of the instances that are being put back is ready, or has
-    /// ended. To wait for it takes less of the processors than to
-    /// boot another one, which would have to be ended in their place. `None`: none is being put
-    /// back.
+    /// ended. To wait for it takes less of the processors than to boot another one, which would
+    /// have to be ended in their place. `None`: none is being put back.
     pub fn coming_back(&self) -> Option<ComingBack<'_>> {
-        if self.policy.rewind.is_none() {
-            return None;
-        }
+        self.policy.rewind?;
         // From now on it is told, even if it does not wait yet.
         let mut told = Box::pin(self.came_back.notified());
         told.as_mut().enable();
