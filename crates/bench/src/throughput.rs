@@ -28,6 +28,8 @@ const REST: Duration = Duration::from_millis(200);
 pub struct ThroughputOptions {
     /// Numbers of concurrent clients.
     pub clients: Vec<usize>,
+    /// What serves, turn by turn.
+    pub served: Vec<Served>,
     /// How long each measurement takes.
     pub duration: Duration,
     /// Path of the requests.
@@ -179,7 +181,7 @@ pub fn throughput(
     let function = super::http_server(&store, name)?;
     let request = get(name, &options.path);
     let mut rigs = Vec::new();
-    for served in Served::ALL {
+    for &served in &options.served {
         let rig = Rig::start(home, &store, &function, served.options())?;
         for _ in 0..WARM_UPS {
             exchange(rig.address, &request)?;
@@ -252,12 +254,13 @@ impl ThroughputReport {
             let points = own.map(|rate| (rate.clients as f64, rate.requests_per_s));
             (served.name().to_owned(), points.collect())
         };
+        let was_measured = |served: &&Served| self.rates.iter().any(|rate| rate.served == **served);
         let title = format!("{} on {} processors", self.function, self.processors);
         let lines = Lines {
             title: &title,
             x: "concurrent clients",
             y: "requests per second",
-            series: Served::ALL.iter().map(line).collect(),
+            series: Served::ALL.iter().filter(was_measured).map(line).collect(),
         };
         lines.svg()
     }

@@ -143,6 +143,38 @@ fn what_its_kernel_does_not_know_of_is_put_right_or_ends_the_instance() {
         settle(&daemon, NAME);
         assert_eq!(ask(&daemon, NAME, &with_secret("/find")).0, "found 0\n", "{attack}");
     }
+    let metrics = daemon.admin("/metrics").text();
+    for (reason, count) in [("text", 1), ("files", 1), ("processes", 2)] {
+        let line = format!(
+            "thaw_rewinds_refused_total{{function=\"{NAME}\",reason=\"{reason}\"}} {count}\n"
+        );
+        assert!(metrics.contains(&line), "{reason}: {metrics}");
+    }
+    assert!(metrics.contains(&format!("thaw_rewinds_total{{function=\"{NAME}\"}} ")), "{metrics}");
+}
+
+/// More of them than there are instances: most wait for one that comes back.
+#[test]
+fn requests_at_the_same_time_find_nothing_of_each_other() {
+    const CLIENTS: usize = 8;
+    const REQUESTS: usize = 30;
+    let daemon = Daemon::start(&home("rewind-together"), &DaemonOptions::default());
+    settle(&daemon, NAME);
+    let client = || {
+        for _ in 0..REQUESTS {
+            for (path, answer) in [("/hide", "done\n"), ("/find", "found 0\n")] {
+                let response = get(daemon.gateway(), NAME, &with_secret(path));
+                assert_eq!((response.status, response.text().as_str()), (200, answer));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
+        clients.into_iter().for_each(|client| client.join().expect("it got its answers"));
+    });
+    let (done, refused, why) = rewinds(&daemon, NAME);
+    assert!(done as usize > CLIENTS * REQUESTS, "{done} of {}", 2 * CLIENTS * REQUESTS);
+    assert_eq!((refused, why.as_str()), (0, "null"));
 }
 
 #[test]

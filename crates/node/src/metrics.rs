@@ -4,6 +4,7 @@ mod tenants;
 
 use crate::boots::BootRecord;
 use crate::config::FunctionName;
+use crate::instance::RewindInfo;
 use crate::tenants::TenantReport;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -26,6 +27,8 @@ pub struct Metrics {
     backoffs: Family<FunctionLabels, Counter>,
     hibernations: Family<FunctionLabels, Counter>,
     wakes: Family<FunctionLabels, Counter>,
+    rewinds: Family<FunctionLabels, Counter>,
+    rewinds_refused: Family<ReasonLabels, Counter>,
     instances: Family<InstanceLabels, Gauge>,
     zygotes: Gauge,
     monitor_refusals: Counter,
@@ -75,6 +78,12 @@ struct FunctionLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabels {
+    function: String,
+    reason: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct InstanceLabels {
     function: String,
     state: String,
@@ -92,6 +101,8 @@ impl Default for Metrics {
         let egress_denied = Family::default();
         let backoffs = Family::default();
         let (hibernations, wakes) = (Family::default(), Family::default());
+        let rewinds = Family::default();
+        let rewinds_refused = Family::default();
         let instances = Family::default();
         let zygotes = Gauge::default();
         let monitor_refusals = Counter::default();
@@ -128,6 +139,16 @@ impl Default for Metrics {
             hibernations.clone(),
         );
         registry.register("wakes", "Times that a hibernated instance has woken", wakes.clone());
+        registry.register(
+            "rewinds",
+            "Instances that were put back into the state before their request",
+            rewinds.clone(),
+        );
+        registry.register(
+            "rewinds_refused",
+            "Instances that were ended because they could not be put back",
+            rewinds_refused.clone(),
+        );
         registry.register("instances", "Live instances", instances.clone());
         registry.register("zygotes", "Zygotes ready", zygotes.clone());
         registry.register(
@@ -146,6 +167,8 @@ impl Default for Metrics {
             backoffs,
             hibernations,
             wakes,
+            rewinds,
+            rewinds_refused,
             instances,
             zygotes,
             monitor_refusals,
@@ -230,6 +253,22 @@ impl Metrics {
     /// Sets how often the monitor of this process has refused to keep something so far.
     pub fn show_monitor_refusals(&self, so_far: u64) {
         self.monitor_refusals.inner().store(so_far, Ordering::Relaxed);
+    }
+
+    /// Sets how often instances of each function were put back since it is served as it is.
+    pub fn show_rewinds(&self, functions: &[(&FunctionName, RewindInfo)]) {
+        self.rewinds.clear();
+        self.rewinds_refused.clear();
+        for (function, info) in functions {
+            let function = function.to_string();
+            let set = |counter: &Counter, count| counter.inner().store(count, Ordering::Relaxed);
+            for (reason, count) in &info.reasons {
+                let (function, reason) = (function.clone(), reason.clone());
+                let refused = ReasonLabels { function, reason };
+                set(&self.rewinds_refused.get_or_create(&refused), *count);
+            }
+            set(&self.rewinds.get_or_create(&FunctionLabels { function }), info.done);
+        }
     }
 
     /// Sets what tenants use, in the order of their names.

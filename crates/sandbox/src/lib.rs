@@ -58,7 +58,7 @@ pub use image::{AncestorFile, Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use limits::{LimitReached, Meter, ResourceLimits, WeakLimits};
 pub use prefetch::{CacheProbe, PrefetchLayout};
-pub use rewind::{Effort, RewindError};
+pub use rewind::{Effort, Reason as RewindRefusal, RewindError};
 pub use sandbox::{Connector, Sandbox};
 pub use state::StateError;
 pub use sys::{set_terminal_mode, terminal_mode};

@@ -68,13 +68,31 @@ pub(crate) fn send(
     parts: &[IoSlice<'_>],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
+    send_with(socket, parts, descriptors, SendFlags::NOSIGNAL)
+}
+
+/// The same on a socket that may block: it fails if there is no room.
+pub(crate) fn send_at_once(
+    socket: impl AsFd,
+    parts: &[IoSlice<'_>],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    send_with(socket, parts, descriptors, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+}
+
+fn send_with(
+    socket: impl AsFd,
+    parts: &[IoSlice<'_>],
+    descriptors: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MESSAGE_MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::from(io::ErrorKind::ArgumentListTooLong));
     }
     loop {
-        match sendmsg(&socket, parts, &mut control, SendFlags::NOSIGNAL) {
+        match sendmsg(&socket, parts, &mut control, flags) {
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),

@@ -22,7 +22,7 @@ use crate::egress::Denials;
 use crate::event::{Event, Incoming, Progress, Violation, parse};
 use crate::limits::{LimitReached, Meter};
 use crate::message::{self, Outbox, OutboxFull};
-use crate::rewind::{Effort, RewindError, TakenDown};
+use crate::rewind::{Effort, Reason, RewindError, TakenDown};
 use crate::state::{StateError, Subject};
 use crate::sys;
 use crate::zygote::{Process, ReadySandbox};
@@ -56,7 +56,7 @@ pub struct Sandbox {
 /// What is sent to a sandbox goes through here: by its owner, and by whoever accepts
 /// connections for it.
 struct Line {
-    control: OwnedFd,
+    control: Arc<OwnedFd>,
     outbox: Mutex<Outbox>,
     /// Whether something waits in the outbox: who asks does not have to wait while
     /// somebody else sends.
@@ -94,7 +94,7 @@ impl Sandbox {
         console: HostEnd,
         broker: Broker,
     ) -> Self {
-        let line = Arc::new(Line::new(control));
+        let line = Arc::new(Line::new(Arc::new(control)));
         let state = State::Open;
         Self { process, line, console, broker, state, thawed_from: None, held: None }
     }
@@ -128,28 +128,44 @@ impl Sandbox {
     }
 
     /// Puts it back into the state in which it waited to be wanted, whatever its guest has
-    /// done meanwhile: nothing of that is left. What it has said since is dropped. For a
-    /// thread that may wait.
-    ///
-    /// # Errors
-    /// It has ended.
-    pub fn rewind(mut self) -> Result<(ReadySandbox, Effort), RewindError> {
-        let refuse = |why: &str| Err(RewindError::Refused(why.to_owned()));
-        let (true, Some((taken_down, plan))) = (self.can_rewind(), self.held.take()) else {
-            return refuse("it has got something that would have to be taken back");
+    /// done meanwhile: nothing of that is left. What it has said since is dropped. Does not wait:
+    /// `done` is told what became of it, on a thread that must not be held up. After an error
+    /// the sandbox has ended.
+    pub fn rewind(
+        mut self,
+        done: impl FnOnce(Result<(ReadySandbox, Effort), RewindError>) + Send + 'static,
+    ) {
+        let (taken_down, plan) = match self.prepare_rewind() {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                drop(self);
+                return done(Err(error));
+            }
+        };
+        taken_down.rewind(move |result| {
+            let result = result.and_then(|(taken_down, effort)| {
+                self.forget_messages().map_err(RewindError::Lost)?;
+                self.held = Some((taken_down, plan.clone()));
+                Ok((ReadySandbox::new(self, plan), effort))
+            });
+            done(result);
+        });
+    }
+
+    /// Ends the conversation with it, and begins another one.
+    fn prepare_rewind(&mut self) -> Result<(TakenDown, Arc<BootPlan>), RewindError> {
+        let (true, Some(held)) = (self.can_rewind(), self.held.take()) else {
+            let why = "it has got something that would have to be taken back";
+            return Err(RewindError::Refused(Reason::Busy, why.to_owned()));
         };
         // Whoever holds on to the old line finds that the sandbox has gone.
-        let control = self.control().try_clone().map_err(RewindError::Lost)?;
         let is_quiet = self.line.end();
-        self.line = Arc::new(Line::new(control));
-        if !is_quiet || sys::unread_by_peer(self.control().as_fd()).map_err(RewindError::Lost)? > 0
-        {
-            return Err(RewindError::Busy);
+        self.line = Arc::new(Line::new(self.line.control.clone()));
+        let unread = sys::unread_by_peer(self.control().as_fd()).map_err(RewindError::Lost)?;
+        match is_quiet && unread == 0 {
+            true => Ok(held),
+            false => Err(RewindError::Busy),
         }
-        let effort = taken_down.rewind()?;
-        self.forget_messages().map_err(RewindError::Lost)?;
-        self.held = Some((taken_down, plan.clone()));
-        Ok((ReadySandbox::new(self, plan), effort))
     }
 
     /// Drops what it has said and nobody has read.
@@ -487,7 +503,7 @@ impl Sandbox {
 }
 
 impl Line {
-    fn new(control: OwnedFd) -> Self {
+    fn new(control: Arc<OwnedFd>) -> Self {
         let outbox = Mutex::default();
         let (wants_write, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { control, outbox, wants_write, has_ended }

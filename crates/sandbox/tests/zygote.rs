@@ -69,6 +69,13 @@ fn no_two_parents_give_their_sandboxes_the_same_user_ids() {
     assert_eq!(ids.len(), zygotes.len(), "{ids:?}");
 }
 
+/// Field 19 of `/proc/PID/stat`: the name in parentheses may contain anything.
+fn niceness(process: &str) -> String {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    fields.split(' ').nth(16).unwrap().to_owned()
+}
+
 #[test]
 fn a_zygote_has_no_rights_and_an_empty_world() {
     let zygote = zygote();
@@ -82,6 +89,8 @@ fn a_zygote_has_no_rights_and_an_empty_world() {
     assert_eq!(fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap().trim(), "1000");
     assert_eq!(fs::read(format!("/proc/{pid}/environ")).unwrap(), b"");
     assert_eq!(fs::read(format!("/proc/{pid}/cmdline")).unwrap(), b"thaw-kernel\0");
+    // Its parent runs before others; it does not.
+    assert_eq!(niceness("self"), niceness(&pid.to_string()));
     // Reading the directory through /proc needs the right to trace it.
     assert_eq!(fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(), 0);
     let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();

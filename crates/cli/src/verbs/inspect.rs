@@ -271,9 +271,10 @@ fn summary(report: &Report) -> String {
             format!("template {pid}, {ahead} of its copies forked ahead")
         });
         row("STANDBY", format!("{} ready instances, {template}", ready.len()));
-        if let Some(RewindInfo { done, refused, last_refusal, .. }) = rewinds {
+        if let Some(RewindInfo { done, lent, refused, last_refusal, .. }) = rewinds {
             let why = last_refusal.as_ref().map_or(String::new(), |why| format!("; last: {why}"));
-            row("REWOUND", format!("{done} times, refused {refused} times{why}"));
+            let text = format!("{done} times, {lent} are lent, refused {refused} times{why}");
+            row("REWOUND", text);
         }
     }
     table.text()

@@ -8,7 +8,7 @@ use super::types::{
     summarize_images,
 };
 use crate::logs::{Follower, Line};
-use crate::service::InstanceInfo;
+use crate::service::{InstanceInfo, Service};
 use crate::tenants::TenantReport;
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
@@ -121,6 +121,11 @@ async fn metrics(State(admin): State<Admin>) -> Response {
         Vec::new()
     });
     admin.shared.metrics().show_tenants(&tenants);
+    let services = admin.shared.services();
+    let rewinds = |service: &Arc<Service>| service.launcher().standby().rewinds;
+    let rewinds: Vec<_> =
+        services.iter().filter_map(|service| Some((service.name(), rewinds(service)?))).collect();
+    admin.shared.metrics().show_rewinds(&rewinds);
     if let Some(link) = thaw_sandbox::monitor::of_this_process() {
         admin.shared.metrics().show_monitor_refusals(link.refusals());
     }

@@ -6,10 +6,12 @@ use crate::admission::Admitted;
 use crate::boots::BootKind;
 use crate::tenants::Lease;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
@@ -51,6 +53,9 @@ pub enum Way {
     Routed,
 }
 
+/// See [`Launcher::coming_back`].
+pub type ComingBack<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
 /// Boots instances of one function.
 pub trait Launcher: Send + Sync {
     /// Boots an instance with a client's connection in it. May block for a millisecond or
@@ -70,6 +75,13 @@ pub trait Launcher: Send + Sync {
             true => Ok(self.launch(client)?),
             false => Err(NotNow::WouldWait),
         }
+    }
+
+    /// What becomes ready when it is worth trying [`Launcher::launch_now`] again, from before
+    /// this call on: some instance comes back to be used anew. It does not take long. `None`:
+    /// nothing comes back.
+    fn coming_back(&self) -> Option<ComingBack<'_>> {
+        None
     }
 
     /// Takes over a sandbox of an earlier daemon that was booted from the same image.
@@ -132,8 +144,14 @@ pub struct RewindInfo {
     pub under_way: u64,
     /// They were, and were ready again.
     pub done: u64,
+    /// Instances that run, or are being put back, and will be ready again.
+    #[serde(default)]
+    pub lent: u64,
     /// They could not be, and were ended.
     pub refused: u64,
+    /// How many of those for which reason, in one word.
+    #[serde(default)]
+    pub reasons: BTreeMap<String, u64>,
     /// Why, the last time.
     pub last_refusal: Option<String>,
 }

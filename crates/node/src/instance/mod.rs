@@ -18,8 +18,9 @@ pub(crate) use connections::{ConnectionNote, ConnectionTable, Delivery, Done, Le
 pub use connections::{Outcome, Placed};
 pub use hibernation::HibernationTerms;
 pub use launch::{
-    Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance,
-    Instance, LaunchError, Launched, Launcher, NotNow, Report, RewindInfo, StandbyInfo, Way,
+    Checkpoint, Checkpointed, Client, ComingBack, Connector, End, Finish, FrozenInstance,
+    HibernatedInstance, Instance, LaunchError, Launched, Launcher, NotNow, Report, RewindInfo,
+    StandbyInfo, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;

@@ -2,7 +2,8 @@
 
 use super::cold::{ColdBoots, Plans, in_background};
 use super::launch::{
-    Client, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow, StandbyInfo,
+    Client, ComingBack, FrozenInstance, Instance, LaunchError, Launched, Launcher, NotNow,
+    StandbyInfo,
 };
 use super::options::{LaunchOptions, Techniques, WorkingSetUse};
 use super::sandbox_instance::SandboxInstance;
@@ -214,7 +215,6 @@ impl SandboxLauncher {
 impl Launcher for SandboxLauncher {
     fn launch(&self, client: Option<&Client>) -> Result<Launched, LaunchError> {
         let (shared, handed) = (&self.shared, self.handed(client));
-        shared.standby.await_rewound();
         let boot = shared.standby.boot_waiting(shared, handed);
         let take = || {
             let zygote = shared.pool.take_in_haste(shared.terms.limits);
@@ -238,6 +238,10 @@ impl Launcher for SandboxLauncher {
             None => shared.boot_from_image(handed, take)?,
         };
         Ok(self.launched(boot)?)
+    }
+
+    fn coming_back(&self) -> Option<ComingBack<'_>> {
+        self.shared.standby.coming_back()
     }
 
     fn take_over(&self, orphan: Orphan) -> Result<Box<dyn Instance>, LaunchError> {

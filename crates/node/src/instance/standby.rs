@@ -1,18 +1,19 @@
 //! What is kept ready for the next boots of one image: instances that were
 //! booted ahead, and a live template.
 
-use super::launch::{LaunchError, RewindInfo, StandbyInfo};
+use super::launch::{ComingBack, LaunchError, RewindInfo, StandbyInfo};
 use super::sandboxed::{Boot, Handed, ImageBoots};
 use super::terms::Output;
 use crate::boots::BootKind;
 use crate::clock::monotonic_ns;
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::tenants::Lease;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use thaw_sandbox::{Effort, ReadySandbox, RewindError, Sandbox, Template};
+use tokio::sync::Notify;
 
 /// How long the background leaves the processors to the boot that has just
 /// begun, as long as there is something left for the next one.
@@ -26,8 +27,6 @@ const DECAY: Duration = Duration::from_secs(10);
 /// Copies that a template has forked ahead: a fork that somebody waits for takes three times
 /// as long, and at times milliseconds, since the host has a new process wait for its turn.
 const FORKED_AHEAD: usize = 1;
-/// How long a boot waits for an instance that is being put back, before it begins elsewhere.
-const REWIND_PATIENCE: Duration = Duration::from_millis(50);
 /// After a template could not be made, boots go on from the image this long.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -75,8 +74,8 @@ pub(super) struct Standby {
     policy: BootPolicy,
     state: Mutex<State>,
     rewinds: Rewinds,
-    /// One of those that are being put back is ready, or has ended.
-    came_back: Condvar,
+    /// One of those that were being put back is ready, or has ended.
+    came_back: Notify,
     /// Instances that run and will be ready again.
     lent: Arc<AtomicUsize>,
     /// Somebody makes what is missing.
@@ -113,22 +112,33 @@ impl Drop for Lent {
 struct Rewinds {
     under_way: AtomicU64,
     done: AtomicU64,
-    refused: AtomicU64,
-    last_refusal: Mutex<Option<String>>,
+    refusals: Mutex<Refusals>,
+}
+
+/// The instances that could not be put back.
+#[derive(Default)]
+struct Refusals {
+    by_reason: BTreeMap<&'static str, u64>,
+    last: Option<String>,
 }
 
 impl Rewinds {
     fn refuse(&self, error: &RewindError) {
-        self.refused.fetch_add(1, Ordering::Relaxed);
-        *self.last_refusal.lock().expect("no holder panics") = Some(error.to_string());
+        let mut refusals = self.refusals.lock().expect("no holder panics");
+        *refusals.by_reason.entry(error.reason().name()).or_default() += 1;
+        refusals.last = Some(error.to_string());
     }
 
-    fn info(&self) -> RewindInfo {
+    fn info(&self, lent: usize) -> RewindInfo {
+        let refusals = self.refusals.lock().expect("no holder panics");
+        let reasons = refusals.by_reason.iter().map(|(name, count)| ((*name).to_owned(), *count));
         RewindInfo {
             under_way: self.under_way.load(Ordering::Acquire),
             done: self.done.load(Ordering::Relaxed),
-            refused: self.refused.load(Ordering::Relaxed),
-            last_refusal: self.last_refusal.lock().expect("no holder panics").clone(),
+            lent: lent as u64,
+            refused: refusals.by_reason.values().sum(),
+            reasons: reasons.collect(),
+            last_refusal: refusals.last.clone(),
         }
     }
 }
@@ -202,7 +212,7 @@ impl Standby {
         };
         let rewinds = Rewinds::default();
         let (lent, busy) = (Arc::default(), AtomicBool::new(false));
-        let came_back = Condvar::new();
+        let came_back = Notify::new();
         Self { policy, state: Mutex::new(state), rewinds, came_back, lent, busy }
     }
 
@@ -217,7 +227,7 @@ impl Standby {
             ready: state.ready.iter().map(|ready| ready.held.pid()).collect(),
             template: state.template.as_ref().map(|leased| leased.template.pid()),
             forked: state.forked.iter().map(|forked| forked.held.pid()).collect(),
-            rewinds: self.policy.rewind.map(|_| self.rewinds.info()),
+            rewinds: self.policy.rewind.map(|_| self.rewinds.info(self.lent())),
         }
     }
 
@@ -435,7 +445,9 @@ impl Standby {
         let Err(error) = held.take_down() else { return Ok(()) };
         self.rewinds.refuse(&error);
         match error {
-            RewindError::Refused(why) => Err(LaunchError(format!("it cannot be put back: {why}"))),
+            RewindError::Refused(_, why) => {
+                Err(LaunchError(format!("it cannot be put back: {why}")))
+            }
             _ => Ok(()),
         }
     }
@@ -449,9 +461,22 @@ impl Standby {
     /// with this lease.
     pub fn rewind(boots: Arc<ImageBoots>, spent: Spent) {
         boots.standby().rewinds.under_way.fetch_add(1, Ordering::Relaxed);
-        tokio::task::spawn_blocking(move || {
+        let Spent { sandbox, log, lease, lent } = spent;
+        let begun = Instant::now();
+        sandbox.rewind(move |result| {
             let standby = boots.standby();
-            standby.put_back(&boots, spent);
+            match result {
+                Ok((held, Effort { pages, calls })) => {
+                    tracing::debug!(pages, calls, took = ?begun.elapsed(), "an instance was put back");
+                    standby.rewinds.done.fetch_add(1, Ordering::Relaxed);
+                    standby.keep(&boots, |state| state.add(Ready { held, log, lease: Some(lease) }));
+                }
+                Err(error) => {
+                    standby.rewinds.refuse(&error);
+                    tracing::debug!("an instance was not put back: {error}");
+                }
+            }
+            drop(lent);
             standby.rewinds.under_way.fetch_sub(1, Ordering::Release);
             standby.came_back.notify_one();
         });
@@ -462,36 +487,15 @@ impl Standby {
         self.rewinds.under_way.load(Ordering::Acquire) > 0
     }
 
-    /// Waits until an instance is ready, as long as some are being put back: that takes less
-    /// of the processors than to boot another one, which would have to be ended in their place.
-    pub fn await_rewound(&self) {
-        if !self.is_rewinding() {
-            return;
-        }
-        let state = self.state();
-        let wanted = |state: &mut State| state.ready.is_empty() && self.is_rewinding();
-        drop(self.came_back.wait_timeout_while(state, REWIND_PATIENCE, wanted));
-    }
-
-    /// Takes some hundred microseconds.
-    fn put_back(&self, boots: &ImageBoots, spent: Spent) {
-        let Spent { sandbox, log, lease, lent } = spent;
-        let begun = Instant::now();
-        let held = match sandbox.rewind() {
-            Ok((held, effort)) => {
-                let Effort { pages, calls } = effort;
-                tracing::debug!(pages, calls, took = ?begun.elapsed(), "an instance was put back");
-                held
-            }
-            Err(error) => {
-                self.rewinds.refuse(&error);
-                tracing::debug!("an instance was not put back: {error}");
-                return;
-            }
-        };
-        self.rewinds.done.fetch_add(1, Ordering::Relaxed);
-        self.keep(boots, |state| state.add(Ready { held, log, lease: Some(lease) }));
-        drop(lent);
+    /// What becomes ready when one of the instances that are being put back is ready, or has
+    /// ended. To wait for it takes less of the processors than to boot another one, which would
+    /// have to be ended in their place. `None`: none is being put back.
+    pub fn coming_back(&self) -> Option<ComingBack<'_>> {
+        self.policy.rewind?;
+        // From now on it is told, even if it does not wait yet.
+        let mut told = Box::pin(self.came_back.notified());
+        told.as_mut().enable();
+        if self.is_rewinding() { Some(told) } else { None }
     }
 
     fn lent(&self) -> usize {
@@ -576,8 +580,13 @@ impl State {
             return None;
         }
         // Somebody may be booting until the target is reached: it must not run
-        // away from them while boots find nothing.
-        self.target = self.target.saturating_mul(2).clamp(policy.least(), policy.most());
+        // away from them while boots find nothing. Instances that come back serve many
+        // requests, so one is enough for each that found none.
+        let more = match policy.rewind {
+            Some(_) => self.target.saturating_add(1),
+            None => self.target.saturating_mul(2),
+        };
+        self.target = more.clamp(policy.least(), policy.most());
         self.changed = Instant::now();
         None
     }

@@ -14,6 +14,9 @@ use thaw_sandbox::{KeptForSuccessor, Orphan};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{Instant, timeout_at};
 
+/// How long a boot waits for an instance that comes back, before it begins elsewhere.
+const COMING_BACK_PATIENCE: Duration = Duration::from_millis(50);
+
 /// Whether a connection could be placed at once.
 pub enum Placement {
     /// An instance has it.
@@ -162,20 +165,31 @@ impl Service {
         // It may have been spent meanwhile.
         self.solvent()?;
         let place = Place { _capacity: capacity, lease };
-        let launched = match self.launcher.launch_now(Some(client)) {
-            Ok(launched) => Ok(launched),
-            Err(NotNow::Failed(error)) => Err(error),
-            // Making a zygote blocks.
-            Err(NotNow::WouldWait) => {
-                let (launcher, client) = (self.launcher.clone(), client.clone());
-                let launch = move || launcher.launch(Some(&client));
-                tokio::task::spawn_blocking(launch).await.expect("a launcher does not panic")
-            }
-        };
-        match launched {
+        match self.launch(client).await {
             Ok(launched) => Ok(Found::Placed(self.adopt(launched, delivery, place))),
             Err(error) => Err(PlaceError::InstanceDied(error.to_string())),
         }
+    }
+
+    /// Boots an instance, in one that comes back if that does not take too long.
+    async fn launch(&self, client: &Arc<Client>) -> Result<Launched, LaunchError> {
+        let patience = Instant::now() + COMING_BACK_PATIENCE;
+        loop {
+            let coming_back = self.launcher.coming_back();
+            match self.launcher.launch_now(Some(client)) {
+                Ok(launched) => return Ok(launched),
+                Err(NotNow::Failed(error)) => return Err(error),
+                Err(NotNow::WouldWait) => {}
+            }
+            let Some(coming_back) = coming_back else { break };
+            if timeout_at(patience, coming_back).await.is_err() {
+                break;
+            }
+        }
+        // Making a zygote blocks.
+        let (launcher, client) = (self.launcher.clone(), client.clone());
+        let launch = move || launcher.launch(Some(&client));
+        tokio::task::spawn_blocking(launch).await.expect("a launcher does not panic")
     }
 
     /// Bytes of memory that an instance may use.

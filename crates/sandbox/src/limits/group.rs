@@ -312,7 +312,9 @@ impl Group {
         self.set(ResourceLimits { memory: 0, cpus: FIRST_CPUS as u32, processes: 0 })
     }
 
-    /// The files whose writes move the writing, single-threaded process into the groups.
+    /// The files whose writes move the writing, single-threaded process into the groups. The last
+    /// is that of the group with the controller for processors: from there on it shares them
+    /// with others as a sandbox does.
     ///
     /// # Errors
     /// One of them cannot be opened.
@@ -325,7 +327,13 @@ impl Group {
             Ok(File::options().write(true).open(directory.join(entrance(version)))?.into())
         };
         let versions = self.hierarchy.places().iter().map(|place| place.version);
-        self.directories.iter().zip(versions).map(open).collect()
+        let mut entrances: Vec<OwnedFd> =
+            self.directories.iter().zip(versions).map(open).collect::<io::Result<_>>()?;
+        if let Some(cpu) = self.hierarchy.place_of(Controller::Cpu) {
+            let cpu = entrances.remove(cpu);
+            entrances.push(cpu);
+        }
+        Ok(entrances)
     }
 
     /// CPU time that the group's processes have used, those that have ended included.

@@ -8,9 +8,11 @@
 //! one `syscall` instruction of the kernel's text, after it was checked that this page is still
 //! the sealed file's, and what it has done is looked at again from outside.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::Duration;
 
 use thaw_abi::PAGE_SIZE;
@@ -18,8 +20,8 @@ use thaw_abi::layout::{CONTROL_FD, KERNEL_BASE, KERNEL_END};
 
 use super::layout::{Access, Backing, Layout, Region, Repair};
 use super::process::{FileId, OpenFile, Process};
+use super::protocol::Reason;
 use super::trace::{SYSCALL_LEN, Stopped, ThreadState};
-use crate::pagemap::PageKind;
 
 /// Most pages that are kept of one sandbox, 32 MiB: one that writes more is not worth it.
 pub const PAGES_MAX: usize = 8192;
@@ -30,8 +32,9 @@ const NEW_RUNS_MAX: usize = 512;
 /// Most descriptors that a rewind closes.
 const CLOSES_MAX: usize = 64;
 /// Most parts of one write (`UIO_MAXIOV` of readv(2) is 1024).
-const PARTS_MAX: usize = 256;
+const PARTS_MAX: usize = 512;
 const EXECUTE: u32 = libc::PROT_EXEC as u32;
+const WRITE: u32 = libc::PROT_WRITE as u32;
 /// Bytes of `struct itimerval` and of `stack_t`, whichever is longer.
 const SCRATCH_LEN: usize = 32;
 /// How often it is looked whether a sandbox waits yet, and how long between two looks.
@@ -78,6 +81,21 @@ pub enum Refusal {
     NotRight(&'static str),
 }
 
+impl Refusal {
+    /// What it counts as.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Host(error) if error.raw_os_error() == Some(libc::ESRCH) => Reason::Ended,
+            Self::Host(_) | Self::NotWaiting | Self::NotRight(_) => Reason::Other,
+            Self::NotAlone => Reason::Processes,
+            Self::TooManyPages => Reason::Pages,
+            Self::TooManyRepairs | Self::Shared | Self::Mapping(_) => Reason::Mappings,
+            Self::Text => Reason::Text,
+            Self::Descriptor(_) | Self::TooManyFiles => Reason::Files,
+        }
+    }
+}
+
 /// What a rewind took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effort {
@@ -87,7 +105,24 @@ pub struct Effort {
     pub calls: u64,
 }
 
-type Page = Box<[u8; PAGE_SIZE as usize]>;
+type Page = Rc<[u8; PAGE_SIZE as usize]>;
+
+/// What sandboxes with the same mappings, copies of one image, have in common: most of their
+/// pages. Written from one place, they stay in the processor's caches.
+#[derive(Default)]
+pub struct Kin(RefCell<BTreeMap<u64, Page>>);
+
+impl Kin {
+    /// A page with this content, which may be that of another sandbox.
+    fn page(&self, address: u64, content: [u8; PAGE_SIZE as usize]) -> Page {
+        let mut pages = self.0.borrow_mut();
+        match pages.get(&address) {
+            Some(known) if **known == content => known.clone(),
+            Some(_) => Rc::new(content),
+            None => pages.entry(address).or_insert(Rc::new(content)).clone(),
+        }
+    }
+}
 
 /// A page that the sandbox has written at some time.
 struct Kept {
@@ -102,28 +137,41 @@ pub struct Held {
     process: Process,
     thread: ThreadState,
     layout: Layout,
+    /// The text in which the host last gave this layout: it may give others.
+    maps: Vec<u8>,
     files: Vec<OpenFile>,
     pages: BTreeMap<u64, Kept>,
+    kin: Rc<Kin>,
     /// Its signal stack, as sigaltstack(2) gave it; `None`: the filter does not let it change.
     signal_stack: Option<[u8; SCRATCH_LEN]>,
 }
 
 impl Held {
-    /// Takes down the state of a sandbox that waits for its second boot command.
-    pub fn new(mut process: Process) -> Result<Self, Refusal> {
+    /// Takes down the state of a sandbox that waits for its second boot command, beside that of
+    /// others.
+    pub fn new<'a>(
+        mut process: Process,
+        mut others: impl Iterator<Item = &'a Self>,
+    ) -> Result<Self, Refusal> {
         let (stopped, thread) = stop_where_it_waits(&process)?;
         if !process.is_alone()? {
             return Err(Refusal::NotAlone);
         }
-        let layout = process.layout()?;
+        let mut maps = Vec::new();
+        process.read_maps(&mut maps)?;
+        let layout = Layout::parse_bytes(&maps)?;
         if layout.regions().iter().any(is_shared) {
             return Err(Refusal::Shared);
         }
         let files = process.open_files()?;
-        let pages = BTreeMap::new();
-        let mut held = Self { process, thread, layout, files, pages, signal_stack: None };
-        held.check_site(&held.layout.clone())?;
+        let kin = others.find(|other| other.layout == layout).map(|other| other.kin.clone());
+        let (pages, kin) = (BTreeMap::new(), kin.unwrap_or_default());
+        let mut held =
+            Self { process, thread, layout, maps, files, pages, kin, signal_stack: None };
+        let private = held.private_pages()?;
+        held.check_site(&held.layout, &private)?;
         held.signal_stack = held.ask_signal_stack(&stopped)?;
+        // With the scratch memory.
         for run in held.private_pages()? {
             held.keep(run, true)?;
         }
@@ -150,32 +198,49 @@ impl Held {
             return Err(Refusal::NotAlone);
         }
         // The guest's segments and flags must not decide how host calls are made in its name.
-        stopped.set_state(&self.thread)?;
+        stopped.set_registers(&self.thread.registers)?;
         let mut effort = Effort::default();
-        let found = self.process.layout()?;
-        self.check_site(&found)?;
+        let found = self.changed_layout()?;
+        let mut private = self.private_pages()?;
+        self.check_site(found.as_ref().unwrap_or(&self.layout), &private)?;
         self.silence(&stopped, &mut effort)?;
-        self.repair(&stopped, &found, &mut effort)?;
+        if let Some(found) = found
+            && self.repair(&stopped, &found, &mut effort)?
+        {
+            private = self.private_pages()?;
+        }
         self.close_files(&stopped, &mut effort)?;
-        self.learn(&stopped, &mut effort)?;
-        effort.pages = self.write_back()?;
+        if self.learn(&stopped, &private, &mut effort)? {
+            private = self.private_pages()?;
+        }
+        effort.pages = self.write_back(&stopped, &private)?;
         stopped.set_state(&self.thread)?;
         stopped.go_on()?;
         Ok(effort)
     }
 
-    /// The `syscall` instruction at which it waits.
-    fn site(&self) -> u64 {
-        self.thread.registers.rip
+    /// Its mappings, if the host does not describe them as it did when they were right last.
+    fn changed_layout(&mut self) -> Result<Option<Layout>, Refusal> {
+        let mut text = Vec::with_capacity(self.maps.len() + 1);
+        self.process.read_maps(&mut text)?;
+        if text == self.maps {
+            return Ok(None);
+        }
+        let found = Layout::parse_bytes(&text)?;
+        if found == self.layout {
+            self.maps = text;
+            return Ok(None);
+        }
+        Ok(Some(found))
     }
 
     fn scratch(&self) -> u64 {
         (self.thread.registers.rsp - SCRATCH_BELOW) & !0xf
     }
 
-    /// Whether the `syscall` instruction is still that of the kernel's file.
-    fn check_site(&mut self, found: &Layout) -> Result<(), Refusal> {
-        let page = self.site() & !(PAGE_SIZE - 1);
+    /// Whether the `syscall` instruction at which it waits is still that of the kernel's file.
+    fn check_site(&self, found: &Layout, private: &[Range<u64>]) -> Result<(), Refusal> {
+        let page = self.thread.registers.rip & !(PAGE_SIZE - 1);
         let wanted = self.layout.at(page).filter(|region| {
             let protection = libc::PROT_READ as u32 | EXECUTE;
             let access = Access { protection, shared: false };
@@ -183,25 +248,22 @@ impl Held {
         });
         // An instruction never lies in two pages here: one that waits has executed it.
         let at = |layout: &Layout| layout.at(page).map(|region| region.page(page));
-        if wanted.is_none() || at(found) != at(&self.layout) {
+        let is_private = private.iter().any(|run| run.contains(&page));
+        if wanted.is_none() || is_private || at(found) != at(&self.layout) {
             return Err(Refusal::Text);
         }
-        let mut is_of_file = false;
-        self.process.pages.runs(page, page + PAGE_SIZE, |run| {
-            is_of_file = run.kind == PageKind::File;
-        })?;
-        if is_of_file { Ok(()) } else { Err(Refusal::Text) }
+        Ok(())
     }
 
     /// Stops its timer, and drops signals that are pending.
     fn silence(&self, stopped: &Stopped, effort: &mut Effort) -> Result<(), Refusal> {
         effort.calls += 1;
-        let (site, scratch) = (self.site(), self.scratch());
+        let scratch = self.scratch();
         self.process.write(scratch, &[IoSlice::new(&[0; SCRATCH_LEN])])?;
         let arguments = [libc::ITIMER_REAL as u64, scratch, 0, 0, 0, 0];
         let mut result = 0;
         stopped.drop_signals(|stopped| {
-            result = stopped.call(site, libc::SYS_setitimer, arguments)?;
+            result = stopped.call(&self.thread, libc::SYS_setitimer, arguments)?;
             Ok(result)
         })?;
         if result != 0 {
@@ -210,7 +272,7 @@ impl Held {
         let Some(stack) = self.signal_stack else { return Ok(()) };
         effort.calls += 1;
         self.process.write(scratch, &[IoSlice::new(&stack)])?;
-        match stopped.call(site, libc::SYS_sigaltstack, [scratch, 0, 0, 0, 0, 0])? {
+        match stopped.call(&self.thread, libc::SYS_sigaltstack, [scratch, 0, 0, 0, 0, 0])? {
             0 => Ok(()),
             _ => Err(Refusal::NotRight("its signal stack")),
         }
@@ -221,23 +283,23 @@ impl Held {
         let mut before = [0; SCRATCH_LEN];
         self.process.read(scratch, &mut before)?;
         let arguments = [0, scratch, 0, 0, 0, 0];
-        let result = stopped.call(self.site(), libc::SYS_sigaltstack, arguments)?;
+        let result = stopped.call(&self.thread, libc::SYS_sigaltstack, arguments)?;
         let mut stack = [0; SCRATCH_LEN];
         self.process.read(scratch, &mut stack)?;
         self.process.write(scratch, &[IoSlice::new(&before)])?;
         Ok((result == 0).then_some(stack))
     }
 
-    /// Makes its mappings what they were.
+    /// Makes its mappings what they were; whether that took anything.
     fn repair(
-        &mut self,
+        &self,
         stopped: &Stopped,
         found: &Layout,
         effort: &mut Effort,
-    ) -> Result<(), Refusal> {
+    ) -> Result<bool, Refusal> {
         let repairs = self.layout.repairs_of(found);
         if repairs.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         if repairs.len() > REPAIRS_MAX {
             return Err(Refusal::TooManyRepairs);
@@ -247,25 +309,24 @@ impl Held {
             self.repair_one(stopped, repair)?;
         }
         match self.process.layout()? == self.layout {
-            true => Ok(()),
+            true => Ok(true),
             false => Err(Refusal::NotRight("its mappings")),
         }
     }
 
     fn repair_one(&self, stopped: &Stopped, repair: &Repair) -> Result<(), Refusal> {
-        let site = self.site();
         let (start, result) = match repair {
             Repair::Unmap { start, end } => {
                 let arguments = [*start, end - start, 0, 0, 0, 0];
-                (*start, stopped.call(site, libc::SYS_munmap, arguments)?)
+                (*start, stopped.call(&self.thread, libc::SYS_munmap, arguments)?)
             }
             Repair::Protect { start, end, protection } => {
                 let arguments = [*start, end - start, u64::from(*protection), 0, 0, 0];
-                (*start, stopped.call(site, libc::SYS_mprotect, arguments)?)
+                (*start, stopped.call(&self.thread, libc::SYS_mprotect, arguments)?)
             }
             Repair::Map(region) => {
                 let arguments = self.to_map(region)?;
-                let result = stopped.call(site, libc::SYS_mmap, arguments)?;
+                let result = stopped.call(&self.thread, libc::SYS_mmap, arguments)?;
                 (region.start, result - region.start as i64)
             }
         };
@@ -293,10 +354,10 @@ impl Held {
 
     /// Closes what it has got since, and makes sure that the rest is what it was.
     fn close_files(&mut self, stopped: &Stopped, effort: &mut Effort) -> Result<(), Refusal> {
-        let found = self.process.open_files()?;
-        if found == self.files {
+        if self.process.has_open_files(&self.files)? {
             return Ok(());
         }
+        let found = self.process.open_files()?;
         let mut known = self.files.iter();
         let mut next = known.next();
         let mut closes = 0;
@@ -312,14 +373,14 @@ impl Held {
                         return Err(Refusal::TooManyFiles);
                     }
                     let arguments = [u64::from(open.number), 0, 0, 0, 0, 0];
-                    stopped.call(self.site(), libc::SYS_close, arguments)?;
+                    stopped.call(&self.thread, libc::SYS_close, arguments)?;
                 }
             }
         }
         effort.calls += closes as u64;
         match next {
             Some(missing) => Err(Refusal::Descriptor(missing.number)),
-            None if self.process.open_files()? == self.files => Ok(()),
+            None if self.process.has_open_files(&self.files)? => Ok(()),
             None => Err(Refusal::NotRight("its open files")),
         }
     }
@@ -349,13 +410,17 @@ impl Held {
         }
     }
 
-    /// Finds pages that it has written for the first time, drops them, and keeps what is
-    /// behind them: the next time they are written back.
-    fn learn(&mut self, stopped: &Stopped, effort: &mut Effort) -> Result<(), Refusal> {
-        let runs = self.private_pages()?;
-        let new: Vec<Range<u64>> = runs.into_iter().flat_map(|run| self.unknown(run)).collect();
+    /// Drops the pages that it has written for the first time, and keeps what is behind them:
+    /// the next time they are written back. Whether there were any.
+    fn learn(
+        &mut self,
+        stopped: &Stopped,
+        private: &[Range<u64>],
+        effort: &mut Effort,
+    ) -> Result<bool, Refusal> {
+        let new = self.unknown(private);
         if new.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         if new.len() > NEW_RUNS_MAX {
             return Err(Refusal::TooManyPages);
@@ -363,32 +428,23 @@ impl Held {
         for run in &new {
             let advice = libc::MADV_DONTNEED as u64;
             let arguments = [run.start, run.end - run.start, advice, 0, 0, 0];
-            if stopped.call(self.site(), libc::SYS_madvise, arguments)? != 0 {
+            if stopped.call(&self.thread, libc::SYS_madvise, arguments)? != 0 {
                 return Err(Refusal::NotRight("pages that are new"));
             }
         }
         effort.calls += new.len() as u64;
         // Only what the process has not of its own any more is the mapping's.
         let left = self.private_pages()?;
-        if left.into_iter().any(|run| self.unknown(run).next().is_some()) {
+        if !self.unknown(&left).is_empty() {
             return Err(Refusal::NotRight("pages that are new"));
         }
-        new.into_iter().try_for_each(|run| self.keep(run, false))
+        new.into_iter().try_for_each(|run| self.keep(run, false))?;
+        Ok(true)
     }
 
-    /// The parts of a run of pages that are not kept.
-    fn unknown(&self, run: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-        let mut parts: Vec<Range<u64>> = Vec::new();
-        for page in run.step_by(PAGE_SIZE as usize) {
-            if self.pages.contains_key(&page) {
-                continue;
-            }
-            match parts.last_mut() {
-                Some(last) if last.end == page => last.end += PAGE_SIZE,
-                _ => parts.push(page..page + PAGE_SIZE),
-            }
-        }
-        parts.into_iter()
+    /// The parts of sorted runs of pages that are not kept.
+    fn unknown(&self, runs: &[Range<u64>]) -> Vec<Range<u64>> {
+        unknown(runs, self.pages.keys().copied())
     }
 
     fn keep(&mut self, run: Range<u64>, is_own: bool) -> Result<(), Refusal> {
@@ -396,39 +452,81 @@ impl Held {
             if self.pages.len() == PAGES_MAX {
                 return Err(Refusal::TooManyPages);
             }
-            let mut content: Page = Box::new([0; PAGE_SIZE as usize]);
-            self.process.read(page, &mut content[..])?;
-            self.pages.insert(page, Kept { content, is_own });
+            let mut content = [0; PAGE_SIZE as usize];
+            self.process.read(page, &mut content)?;
+            self.pages.insert(page, Kept { content: self.kin.page(page, content), is_own });
         }
         Ok(())
     }
 
-    /// Writes the content of all pages back that the process has of its own, or should have.
-    fn write_back(&mut self) -> Result<u64, Refusal> {
-        let mut private = self.private_pages()?.into_iter().peekable();
+    /// Writes the content of all pages back that the process has of its own, or should have;
+    /// how many those are.
+    fn write_back(&self, stopped: &Stopped, private: &[Range<u64>]) -> Result<u64, Refusal> {
         let mut written = 0;
-        let mut batch: Vec<IoSlice<'_>> = Vec::with_capacity(PARTS_MAX);
-        let mut begin = 0;
+        let mut batch = Batch::default();
+        let mut private = private.iter().peekable();
+        let mut regions = self.layout.regions().iter().peekable();
         for (&page, kept) in &self.pages {
             while private.next_if(|run| run.end <= page).is_some() {}
             let is_private = private.peek().is_some_and(|run| run.start <= page);
             if !is_private && !kept.is_own {
                 continue;
             }
-            let goes_on = page == begin + batch.len() as u64 * PAGE_SIZE;
-            if !goes_on || batch.len() == PARTS_MAX {
-                self.process.write(begin, &batch)?;
-                batch.clear();
+            while regions.next_if(|region| region.end <= page).is_some() {}
+            let region = regions.peek().filter(|region| region.start <= page);
+            if region.is_some_and(|region| region.access.protection & WRITE != 0) {
+                if batch.is_full() {
+                    stopped.write(&batch.parts, &batch.ranges)?;
+                    batch = Batch::default();
+                }
+                batch.add(page, &kept.content[..]);
+            } else {
+                self.process.write(page, &[IoSlice::new(&kept.content[..])])?;
             }
-            if batch.is_empty() {
-                begin = page;
-            }
-            batch.push(IoSlice::new(&kept.content[..]));
             written += 1;
         }
-        self.process.write(begin, &batch)?;
+        stopped.write(&batch.parts, &batch.ranges)?;
         Ok(written)
     }
+}
+
+/// Pages that are written at a time.
+#[derive(Default)]
+struct Batch<'a> {
+    parts: Vec<IoSlice<'a>>,
+    /// Where they go, in the same order.
+    ranges: Vec<Range<u64>>,
+}
+
+impl<'a> Batch<'a> {
+    fn is_full(&self) -> bool {
+        self.parts.len() == PARTS_MAX
+    }
+
+    fn add(&mut self, page: u64, content: &'a [u8]) {
+        self.parts.push(IoSlice::new(content));
+        match self.ranges.last_mut() {
+            Some(last) if last.end == page => last.end += PAGE_SIZE,
+            _ => self.ranges.push(page..page + PAGE_SIZE),
+        }
+    }
+}
+
+/// The parts of sorted runs of pages that are not among these sorted pages.
+fn unknown(runs: &[Range<u64>], known: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
+    let mut parts: Vec<Range<u64>> = Vec::new();
+    let mut known = known.peekable();
+    for page in runs.iter().flat_map(|run| run.clone().step_by(PAGE_SIZE as usize)) {
+        while known.next_if(|&known| known < page).is_some() {}
+        if known.next_if_eq(&page).is_some() {
+            continue;
+        }
+        match parts.last_mut() {
+            Some(last) if last.end == page => last.end += PAGE_SIZE,
+            _ => parts.push(page..page + PAGE_SIZE),
+        }
+    }
+    parts
 }
 
 /// Stops a sandbox that has said that it is ready, and is about to wait for its second boot
@@ -464,4 +562,44 @@ fn wait_again(thread: &mut ThreadState) -> bool {
 /// Whether others may see what is written there.
 fn is_shared(region: &Region) -> bool {
     region.access.shared && !matches!(region.backing, Backing::Host(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const P: u64 = PAGE_SIZE;
+
+    #[test]
+    fn pages_that_are_not_kept_are_found() {
+        let runs = [P..4 * P, 6 * P..7 * P, 9 * P..12 * P];
+        let unknown_with = |known: &[u64]| unknown(&runs, known.iter().map(|page| page * P));
+        assert_eq!(unknown_with(&[]), runs);
+        assert_eq!(unknown_with(&[0, 1, 2, 3, 5, 6, 8, 9, 10, 11, 20]), []);
+        assert_eq!(
+            unknown_with(&[2, 4, 11]),
+            [P..2 * P, 3 * P..4 * P, 6 * P..7 * P, 9 * P..11 * P]
+        );
+    }
+
+    #[test]
+    fn what_is_the_same_is_kept_once() {
+        let kin = Kin::default();
+        let first = kin.page(P, [1; PAGE_SIZE as usize]);
+        assert!(Rc::ptr_eq(&first, &kin.page(P, [1; PAGE_SIZE as usize])));
+        let other = kin.page(P, [2; PAGE_SIZE as usize]);
+        assert_eq!((first[0], other[0]), (1, 2));
+        assert!(!Rc::ptr_eq(&first, &kin.page(2 * P, [1; PAGE_SIZE as usize])));
+    }
+
+    #[test]
+    fn neighbours_are_one_range_of_a_batch() {
+        let page = [0; PAGE_SIZE as usize];
+        let mut batch = Batch::default();
+        for number in [1, 2, 4, 5, 9] {
+            batch.add(number * P, &page);
+        }
+        assert_eq!(batch.ranges, [P..3 * P, 4 * P..6 * P, 9 * P..10 * P]);
+        assert_eq!(batch.parts.len(), 5);
+    }
 }

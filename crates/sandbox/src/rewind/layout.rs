@@ -144,6 +144,14 @@ impl Layout {
         Ok(Self(regions))
     }
 
+    /// The same of text as it was read.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn parse_bytes(text: &[u8]) -> io::Result<Self> {
+        Self::parse(std::str::from_utf8(text).map_err(|_| io::ErrorKind::InvalidData)?)
+    }
+
     pub fn regions(&self) -> &[Region] {
         &self.0
     }

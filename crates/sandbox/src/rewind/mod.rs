@@ -13,7 +13,7 @@
 //! [`held`] says what is put back and why the guest cannot prevent it. The rewinder parses
 //! nothing that a guest has made: it moves pages, and reads files of `/proc` that the host's
 //! kernel writes. It has no network, no files, and rights over sandboxes only; each zygote
-//! parent has two, started when they are first needed.
+//! parent has four, started when they are first needed.
 
 mod filter;
 mod handle;
@@ -28,4 +28,5 @@ pub(crate) use filter::install as install_filter;
 pub use handle::RewindError;
 pub(crate) use handle::{Rewinder, Rewinders, TakenDown};
 pub use held::Effort;
+pub use protocol::Reason;
 pub(crate) use serve::serve;

@@ -1,7 +1,7 @@
 //! The files of `/proc` of one sandbox that is rewound again and again, opened once.
 
 use std::fs::File;
-use std::io::{self, IoSlice, Read, Seek, SeekFrom};
+use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -10,13 +10,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode, OFlags, RawDir, openat, statat};
 use rustix::io::Errno;
 use rustix::io::pwritev;
+use rustix::path::DecInt;
 
 use super::layout::Layout;
 use crate::pagemap::PageMap;
 use crate::state::number_of;
 
 /// Most bytes of `/proc/PID/maps`: some ten thousand mappings.
-const MAPS_MAX: u64 = 1 << 20;
+const MAPS_MAX: usize = 1 << 20;
+/// Bytes that are read of it at a time, at most: the host gives a page of text at a time.
+const MAPS_PART: usize = 16 * 1024;
 /// Most open files of a sandbox that are looked at.
 const FILES_MAX: usize = 256;
 
@@ -41,7 +44,8 @@ pub struct Process {
     pidfd: OwnedFd,
     memory: File,
     maps: File,
-    status: File,
+    /// `/proc/PID/task`.
+    threads: File,
     files: File,
     children: File,
     pub pages: PageMap,
@@ -64,7 +68,7 @@ impl Process {
             number,
             memory: open("mem", OFlags::RDWR)?,
             maps: open("maps", read)?,
-            status: open("status", read)?,
+            threads: open("task", read | OFlags::DIRECTORY)?,
             files: open("fd", read | OFlags::DIRECTORY)?,
             children: open(&format!("task/{number}/children"), read)?,
             pages: PageMap::new(open("pagemap", read)?),
@@ -88,26 +92,58 @@ impl Process {
     /// Whether it has one thread, and its sandbox no other process: it is process 1 of a pid
     /// namespace of its own, so all others descend from it, and who has lost its parent becomes
     /// its child (pid_namespaces(7)). To be asked while it is stopped.
-    pub fn is_alone(&mut self) -> io::Result<bool> {
-        let status = self.text(|process| &mut process.status, 8192)?;
-        let threads = status.lines().find_map(|line| line.strip_prefix("Threads:"));
-        let children = self.text(|process| &mut process.children, 64)?;
-        Ok(threads.is_some_and(|count| count.trim() == "1") && children.trim().is_empty())
+    pub fn is_alone(&self) -> io::Result<bool> {
+        // As every directory, that of the threads has two links, and one more for each of the
+        // directories in it (proc_task_getattr() of Linux). To be read, /proc/PID/status would
+        // take ten times as long.
+        let threads = statat(&self.threads, "", AtFlags::EMPTY_PATH)?.st_nlink;
+        Ok(threads == 3 && self.children.read_at(&mut [0; 64], 0)? == 0)
     }
 
-    pub fn layout(&mut self) -> io::Result<Layout> {
-        Layout::parse(&self.text(|process| &mut process.maps, MAPS_MAX)?)
+    pub fn layout(&self) -> io::Result<Layout> {
+        let mut text = Vec::new();
+        self.read_maps(&mut text)?;
+        Layout::parse_bytes(&text)
     }
 
-    fn text(&mut self, file: impl Fn(&mut Self) -> &mut File, max: u64) -> io::Result<String> {
-        let file = file(self);
-        file.seek(SeekFrom::Start(0))?;
-        let mut text = String::with_capacity(16 * 1024);
-        file.take(max).read_to_string(&mut text)?;
-        if text.len() as u64 == max {
-            return Err(io::Error::from(io::ErrorKind::OutOfMemory));
+    /// Reads the text of its mappings into `text`, whose former content is lost.
+    pub fn read_maps(&self, text: &mut Vec<u8>) -> io::Result<()> {
+        let mut len = 0;
+        loop {
+            text.resize(len + MAPS_PART, 0);
+            match self.maps.read_at(&mut text[len..], len as u64)? {
+                0 => break,
+                more => len += more,
+            }
+            if len >= MAPS_MAX {
+                return Err(io::Error::from(io::ErrorKind::OutOfMemory));
+            }
         }
-        Ok(text)
+        text.truncate(len);
+        Ok(())
+    }
+
+    /// Whether these, sorted, are its open files, and no others.
+    pub fn has_open_files(&mut self, wanted: &[OpenFile]) -> io::Result<bool> {
+        // The length of the directory is the number of open files (Linux 6.2); before, it is 0.
+        let count = statat(&self.files, "", AtFlags::EMPTY_PATH)?.st_size;
+        if usize::try_from(count) != Ok(wanted.len()) {
+            return Ok(self.open_files()? == wanted);
+        }
+        for open in wanted {
+            match self.file_at(open.number) {
+                Ok(file) if file == open.file => {}
+                Ok(_) | Err(Errno::NOENT) => return Ok(false),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// What a descriptor stands for.
+    fn file_at(&self, number: u32) -> Result<FileId, Errno> {
+        let about = statat(&self.files, DecInt::new(number), AtFlags::empty())?;
+        Ok(FileId { device: about.st_dev, inode: about.st_ino })
     }
 
     /// Its open files, by number.
@@ -123,9 +159,7 @@ impl Process {
             if found.len() == FILES_MAX {
                 return Err(io::Error::from(io::ErrorKind::OutOfMemory));
             }
-            let about = statat(&self.files, name, AtFlags::empty())?;
-            let file = FileId { device: about.st_dev, inode: about.st_ino };
-            found.push(OpenFile { number, file });
+            found.push(OpenFile { number, file: self.file_at(number)? });
         }
         found.sort_unstable();
         Ok(found)

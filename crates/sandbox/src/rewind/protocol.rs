@@ -35,6 +35,41 @@ impl Request {
     }
 }
 
+macro_rules! reasons {
+    ($($reason:ident = $name:literal: $text:literal,)*) => {
+        /// Why a sandbox was not put back, for statistics.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum Reason { $(#[doc = $text] $reason,)* }
+
+        impl Reason {
+            const ALL: &[Self] = &[$(Self::$reason,)*];
+
+            /// One word.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$reason => $name,)* }
+            }
+
+            /// The reason that [`Answer::reason`] holds.
+            pub(crate) fn from_number(number: u32) -> Self {
+                Self::ALL.get(number as usize).copied().unwrap_or(Self::Other)
+            }
+        }
+    };
+}
+
+reasons! {
+    Other = "other": "None of the others.",
+    Rewinder = "rewinder": "There is nobody to do it.",
+    Busy = "busy": "A request of the sandbox was being served, or it owes something.",
+    Ended = "ended": "It has ended.",
+    Processes = "processes": "It has several threads or processes.",
+    Pages = "pages": "It has written too much.",
+    Mappings = "mappings": "Its mappings cannot be put right, or it shares memory.",
+    Text = "text": "The text of its kernel was changed.",
+    Files = "files": "Its descriptors cannot be put right.",
+}
+
 /// It was done.
 pub const OUTCOME_DONE: u32 = 1;
 /// It was not, and the sandbox has ended, or is not known. The text says why.
@@ -46,8 +81,8 @@ pub const OUTCOME_REFUSED: u32 = 2;
 pub struct Answer {
     /// `OUTCOME_*`.
     pub outcome: u32,
-    /// Not used.
-    pub reserved: u32,
+    /// Why it was not done: a [`Reason`] as a number.
+    pub reason: u32,
     /// Pages that are kept of the sandbox, or that were written back.
     pub pages: u64,
     /// Host calls that were made in its name.
@@ -57,7 +92,7 @@ pub struct Answer {
 impl Answer {
     /// That it was done.
     pub fn done(pages: u64, calls: u64) -> Self {
-        Self { outcome: OUTCOME_DONE, reserved: 0, pages, calls }
+        Self { outcome: OUTCOME_DONE, reason: 0, pages, calls }
     }
 
     /// The packet with a text, of which as much is kept as fits.
@@ -67,8 +102,9 @@ impl Answer {
     }
 
     /// The packet that refuses.
-    pub fn refused(why: &str) -> Vec<u8> {
-        Self { outcome: OUTCOME_REFUSED, ..Self::done(0, 0) }.with_text(why)
+    pub fn refused(reason: Reason, why: &str) -> Vec<u8> {
+        let refused = Self { outcome: OUTCOME_REFUSED, reason: reason as u32, ..Self::done(0, 0) };
+        refused.with_text(why)
     }
 
     /// Reads a packet.
@@ -86,9 +122,11 @@ mod tests {
 
     #[test]
     fn answers_are_read_back_and_others_refused() {
-        let (answer, text) = Answer::parse(&Answer::refused("why \x1b[2J")).unwrap();
+        let (answer, text) = Answer::parse(&Answer::refused(Reason::Text, "why \x1b[2J")).unwrap();
         assert_eq!((answer.outcome, text.as_str()), (OUTCOME_REFUSED, "why \\x1b[2J"));
-        assert_eq!(Answer::refused(&"x".repeat(5000)).len(), PACKET_MAX);
+        assert_eq!(Reason::from_number(answer.reason), Reason::Text);
+        assert_eq!(Reason::from_number(999), Reason::Other);
+        assert_eq!(Answer::refused(Reason::Text, &"x".repeat(5000)).len(), PACKET_MAX);
         let good = Answer::done(3, 4).with_text("");
         assert_eq!(Answer::parse(&good).map(|(answer, _)| answer.pages), Some(3));
         assert!(Answer::parse(&good[1..]).is_none() && Answer::parse(&[9; 24]).is_none());

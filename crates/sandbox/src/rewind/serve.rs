@@ -9,7 +9,7 @@ use rustix::fs::readlinkat;
 
 use super::held::{Held, PAGES_MAX};
 use super::process::Process;
-use super::protocol::{Answer, REQUEST_FORGET, REQUEST_REWIND, REQUEST_TAKE_DOWN, Request};
+use super::protocol::{Answer, REQUEST_FORGET, REQUEST_REWIND, REQUEST_TAKE_DOWN, Reason, Request};
 use crate::message;
 
 /// Most pages that are kept of all sandboxes together, 1 GiB.
@@ -64,7 +64,7 @@ impl Rewinder {
                 self.held.remove(&request.key);
                 None
             }
-            _ => Some(Answer::refused("there is no such request")),
+            _ => Some(Answer::refused(Reason::Other, "there is no such request")),
         }
     }
 
@@ -72,28 +72,29 @@ impl Rewinder {
         self.held.retain(|_, held| held.runs());
         let pages: usize = self.held.values().map(Held::pages).sum();
         if self.held.len() >= SANDBOXES_MAX || pages + PAGES_MAX > ALL_PAGES_MAX {
-            return Answer::refused("too many sandboxes are rewound at a time");
+            let why = "too many sandboxes are rewound at a time";
+            return Answer::refused(Reason::Pages, why);
         }
         let process = Process::open(proc, pidfd).map_err(io::Error::into);
-        match process.and_then(Held::new) {
+        match process.and_then(|process| Held::new(process, self.held.values())) {
             Ok(held) => {
                 let answer = Answer::done(held.pages() as u64, 0).with_text("");
                 self.held.insert(key, held);
                 answer
             }
-            Err(refusal) => Answer::refused(&refusal.to_string()),
+            Err(refusal) => Answer::refused(refusal.reason(), &refusal.to_string()),
         }
     }
 
     fn rewind(&mut self, key: u64) -> Vec<u8> {
         let Some(held) = self.held.get_mut(&key) else {
-            return Answer::refused("its state was not taken down");
+            return Answer::refused(Reason::Other, "its state was not taken down");
         };
         match held.rewind() {
             Ok(effort) => Answer::done(effort.pages, effort.calls).with_text(""),
             Err(refusal) => {
                 self.held.remove(&key);
-                Answer::refused(&refusal.to_string())
+                Answer::refused(refusal.reason(), &refusal.to_string())
             }
         }
     }

@@ -2,8 +2,9 @@
 //! registers, signals, and host calls made in its name.
 #![allow(unsafe_code)]
 
-use std::io::{self, Error};
+use std::io::{self, Error, IoSlice};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr;
 
 use libc::{c_int, c_long, c_uint, c_void, pid_t, user_regs_struct};
@@ -74,15 +75,44 @@ impl Stopped {
         self.set_registers(&state.registers)
     }
 
+    /// Writes `parts`, one after the other, to these ranges of its memory, which it can write
+    /// itself. Both are `IOV_MAX` at most, and of the same length in all. Takes half the time of
+    /// `/proc/PID/mem`, through which the host copies everything twice.
+    pub fn write(&self, parts: &[IoSlice<'_>], ranges: &[Range<u64>]) -> io::Result<()> {
+        let remote = ranges.iter().map(|range| libc::iovec {
+            iov_base: ptr::with_exposed_provenance_mut(range.start as usize),
+            iov_len: (range.end - range.start) as usize,
+        });
+        let remote: Vec<libc::iovec> = remote.collect();
+        let wanted: usize = remote.iter().map(|range| range.iov_len).sum();
+        // SAFETY: an `IoSlice` is an `iovec` (its documentation); both arrays have the lengths
+        // that are given with them. Memory of this process is only read.
+        let written = unsafe {
+            let (local, remote) = (parts.as_ptr().cast::<libc::iovec>(), remote.as_ptr());
+            let (locals, remotes) = (parts.len() as u64, ranges.len() as u64);
+            libc::process_vm_writev(self.pid, local, locals, remote, remotes, 0)
+        };
+        match usize::try_from(written) {
+            Ok(written) if written == wanted => Ok(()),
+            Ok(_) => Err(Error::from(io::ErrorKind::WriteZero)),
+            Err(_) => Err(Error::last_os_error()),
+        }
+    }
+
     /// Makes a host call in the name of the process: executes the `syscall` instruction at
-    /// `site`, and nothing else. Signals that are pending are dropped on the way.
+    /// which `state` waits, and nothing else. Signals that are pending are dropped on the way.
     ///
     /// # Errors
     /// The host's, of tracing. What the call returns is the result.
-    pub fn call(&self, site: u64, number: c_long, arguments: [u64; 6]) -> io::Result<i64> {
-        let mut registers = self.registers()?;
+    pub fn call(
+        &self,
+        state: &ThreadState,
+        number: c_long,
+        arguments: [u64; 6],
+    ) -> io::Result<i64> {
+        let mut registers = state.registers;
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
-        registers.rip = site;
+        let site = registers.rip;
         registers.rax = number as u64;
         // Nothing is to be restarted (the host would change the registers).
         registers.orig_rax = u64::MAX;
@@ -122,7 +152,7 @@ impl Stopped {
         Ok(unsafe { registers.assume_init() })
     }
 
-    fn set_registers(&self, registers: &user_regs_struct) -> io::Result<()> {
+    pub fn set_registers(&self, registers: &user_regs_struct) -> io::Result<()> {
         request(libc::PTRACE_SETREGS, self.pid, 0, ptr::from_ref(registers).cast_mut().cast())
     }
 

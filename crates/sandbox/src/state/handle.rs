@@ -140,6 +140,11 @@ impl Running {
     pub fn has_ended(&self) -> bool {
         self.child.has_ended()
     }
+
+    /// Kills it, and waits for its end.
+    pub fn end(&self) {
+        self.child.end();
+    }
 }
 
 /// Its process, by its pidfd. Dropping it kills it.
@@ -150,14 +155,18 @@ impl Child {
     fn has_ended(&self) -> bool {
         is_readable(&self.0, Instant::now())
     }
-}
 
-impl Drop for Child {
-    fn drop(&mut self) {
+    fn end(&self) {
         // It may have ended; then there is nobody to be killed.
         let _ = pidfd_send_signal(&self.0, Signal::KILL);
         // The caller may rely on its end, if the host can bring that about.
         is_readable(&self.0, Instant::now() + END_MAX);
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -423,7 +423,7 @@ impl Connected {
 
 impl Connected {
     /// What puts the next of these sandboxes back into an earlier state.
-    pub fn rewinder(&self) -> &Arc<Rewinder> {
+    pub fn rewinder(&self) -> &Rewinder {
         self.rewinders.next()
     }
 }

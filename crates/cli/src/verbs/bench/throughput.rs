@@ -4,9 +4,10 @@ use super::report::{Progress, ReportArguments, cell, check_path};
 use crate::failure::{Failure, Outcome};
 use crate::output::Table;
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::Duration;
-use thaw_bench::{self as bench, ThroughputOptions, ThroughputReport};
+use thaw_bench::{self as bench, Served, ThroughputOptions, ThroughputReport};
 use thaw_node::home::Home;
 
 /// Measure boots and requests per second on all processors.
@@ -25,6 +26,9 @@ pub struct Arguments {
     /// Concurrent clients; may be given several times [default: 1, 2, 4, 8 and 16].
     #[arg(long, value_name = "N")]
     clients: Vec<NonZeroUsize>,
+    /// What serves the requests; may be given several times [default: all].
+    #[arg(long, value_name = "HOW", value_parser = served_parser())]
+    served: Vec<Served>,
     /// How long each measurement takes.
     #[arg(long, value_name = "SECONDS", default_value = "3")]
     seconds: NonZeroU64,
@@ -35,14 +39,26 @@ pub struct Arguments {
     report: ReportArguments,
 }
 
+/// Reads the name of what serves.
+fn served_parser() -> impl TypedValueParser<Value = Served> {
+    let named = |name: String| Served::ALL.into_iter().find(|served| served.name() == name);
+    PossibleValuesParser::new(Served::ALL.map(Served::name))
+        .map(move |name| named(name).expect("it is one of them"))
+}
+
 pub fn run(arguments: &Arguments) -> Outcome {
     check_path(&arguments.path)?;
     let clients: Vec<usize> = match &arguments.clients[..] {
         [] => vec![1, 2, 4, 8, 16],
         clients => clients.iter().map(|clients| clients.get()).collect(),
     };
+    let served = match &arguments.served[..] {
+        [] => Served::ALL.to_vec(),
+        served => served.to_vec(),
+    };
     let options = ThroughputOptions {
         clients,
+        served,
         duration: Duration::from_secs(arguments.seconds.get()),
         path: arguments.path.clone(),
     };

@@ -9,6 +9,7 @@
 
 mod ids;
 mod namespaces;
+mod priority;
 mod zygote;
 
 use std::collections::HashMap;
@@ -38,6 +39,7 @@ use crate::monitor;
 use crate::resolver;
 use crate::state;
 use crate::sys::{self, CloseOnExec};
+use priority::Priority;
 use zygote::{Maker, Purpose};
 
 /// Entry of the zygote parent: to be called first thing in `main`, before any
@@ -120,6 +122,8 @@ fn launch(control: &OwnedFd, kernel: OwnedFd) -> Result<(), Failure> {
     }
     let (go, start) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).during(Step::Fork)?;
+    // While the rights of the host's root are there, if they are.
+    let priority = Priority::raise();
     let (forked, namespace) = namespaces::fork_sibling(is_inside).during(Step::Fork)?;
     match forked {
         sys::Forked::Parent { pid, pidfd } => {
@@ -141,14 +145,19 @@ fn launch(control: &OwnedFd, kernel: OwnedFd) -> Result<(), Failure> {
                 // The launcher failed and has said why.
                 return Ok(());
             }
-            serve(control, kernel, ids::IdMap::from_bytes(bytes))
+            serve(control, kernel, ids::IdMap::from_bytes(bytes), priority)
         }
     }
 }
 
 /// The parent's life: sets itself up, then serves requests until the library's
 /// end of the control socket closes.
-fn serve(control: &OwnedFd, kernel: OwnedFd, ids: ids::IdMap) -> Result<(), Failure> {
+fn serve(
+    control: &OwnedFd,
+    kernel: OwnedFd,
+    ids: ids::IdMap,
+    priority: Priority,
+) -> Result<(), Failure> {
     let mut oom_score = OomScore::open().during(Step::OomScore)?;
     ids.take().during(Step::TakeIds)?;
     // Set after the user id has changed, which clears it. A library that died
@@ -156,7 +165,7 @@ fn serve(control: &OwnedFd, kernel: OwnedFd, ids: ids::IdMap) -> Result<(), Fail
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).during(Step::Fork)?;
     enter_empty_root().during(Step::EnterRoot)?;
     zygote::keep_capabilities_for_zygotes().during(Step::DropCapabilities)?;
-    let mut maker = Maker::new(kernel, ids).during(Step::ForkZygote)?;
+    let mut maker = Maker::new(kernel, ids, priority).during(Step::ForkZygote)?;
     let ids = maker.ids();
     let ended = sys::child_signal_descriptor().during(Step::WatchChildren)?;
     let serving = Report {

@@ -15,6 +15,7 @@ use thaw_abi::control::{MSG_FAILED, SINGLE_PROCESS_NAME, TEMPLATE_NAME};
 use thaw_abi::layout::{CONSOLE_FD, CONTROL_FD};
 
 use super::ids::{self, IdMap};
+use super::priority::Priority;
 use crate::confine::{hold_capabilities, shrink_bounding_set};
 use crate::limits;
 use crate::message;
@@ -67,16 +68,17 @@ pub fn keep_capabilities_for_zygotes() -> io::Result<()> {
 pub struct Maker {
     kernel: OwnedFd,
     ids: IdMap,
+    priority: Priority,
     stack: ChildStack,
 }
 
 impl Maker {
     /// Prepares what all zygotes inherit: no signal has an action but `SIGPIPE`.
-    pub fn new(kernel: OwnedFd, ids: IdMap) -> io::Result<Self> {
+    pub fn new(kernel: OwnedFd, ids: IdMap, priority: Priority) -> io::Result<Self> {
         sys::reset_signal_actions();
         // The parent wants to know of such errors.
         sys::set_pipe_signal(PipeSignal::Ignored);
-        Ok(Self { kernel, ids, stack: ChildStack::new()? })
+        Ok(Self { kernel, ids, priority, stack: ChildStack::new()? })
     }
 
     /// The user ids that zygotes get.
@@ -101,9 +103,9 @@ impl Maker {
             // Process 1 could not make siblings, which the parent reaps.
             Purpose::Template => 0,
         };
-        let (kernel, ids) = (self.kernel.as_fd(), &self.ids);
+        let (kernel, ids, priority) = (self.kernel.as_fd(), &self.ids, self.priority);
         let mut child = || {
-            report(become_kernel(kernel, control, console, groups, purpose, ids));
+            report(become_kernel(kernel, control, console, groups, purpose, ids, priority));
             1
         };
         // SAFETY: the parent has one thread. The child borrows what it is given, and keeps
@@ -131,8 +133,10 @@ fn become_kernel<'a>(
     groups: &[OwnedFd],
     purpose: Purpose,
     ids: &IdMap,
+    priority: Priority,
 ) -> (BorrowedFd<'a>, Failure) {
     let prepared = give_up_privileges(groups, purpose, ids).and_then(|()| {
+        priority.give_up().during(Step::SetLimits)?;
         arrange_descriptors(kernel, control, console).during(Step::PlaceDescriptors)
     });
     if let Err(failure) = prepared {
