@@ -391,7 +391,9 @@ fn rewinds(bench: &Bench, plan: &Arc<BootPlan>, options: &ThawOptions<'_>, held:
         assert_eq!(copy.held(), held);
         copy.ask("w 1 1 3 201");
         copy.ask("d 0 1 3 0");
-        (ready, _) = copy.sandbox.rewind().unwrap();
+        let (sender, rewound) = std::sync::mpsc::channel();
+        copy.sandbox.rewind(move |result| sender.send(result).expect("it is waited for"));
+        (ready, _) = rewound.recv().unwrap().unwrap();
     }
 }
 
