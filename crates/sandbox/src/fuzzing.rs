@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{MemfdFlags, memfd_create};
+use thaw_abi::image::{DEPTH_MAX, Mapping, SOURCE_BLOB, ancestor_depth};
 
 use crate::boot::Rootfs;
 use crate::broker::{BoundAccess, BoundDirectory, Broker, Directories, HostDirectory};
@@ -99,14 +100,31 @@ pub fn state_answer(packet: &[u8]) {
 pub fn image(bytes: &[u8]) {
     let file = File::from(memfd_create("image", MemfdFlags::CLOEXEC).expect("a memory file"));
     file.write_all_at(bytes, 0).expect("room for the image");
-    let result = match image::Image::open(file.try_clone().expect("a descriptor")) {
+    // Whoever opens it finds what it names.
+    let open = |file| {
+        image::Image::open_with(file, &mut |named| Ok(image::AncestorFile::that_is(named)))
+    };
+    let result = match open(file.try_clone().expect("a descriptor")) {
         Err(ImageError::Damaged(image::parse::WRONG_CHECKSUM)) => {
             image::parse::mend_checksum(&file).expect("its header was found");
-            image::Image::open(file)
+            open(file)
         }
         result => result,
     };
     let Ok(image) = result else { return };
+    for ancestor in image.ancestors() {
+        assert!(ancestor.depth < image.header().depth && image.header().depth <= DEPTH_MAX);
+    }
+    let len_of = |mapping: &Mapping| {
+        let depth = ancestor_depth(mapping.blob)?;
+        let all = image.ancestors().iter();
+        all.filter(|ancestor| ancestor.depth == depth).map(|ancestor| ancestor.file_len).next()
+    };
+    for mapping in image.mappings().iter().filter(|mapping| mapping.source == SOURCE_BLOB) {
+        let end = mapping.offset + mapping.len;
+        let limit = len_of(mapping).unwrap_or(i64::MAX as u64);
+        assert!(end <= limit, "a mapping lies behind the end of its file");
+    }
     for pair in image.mappings().windows(2) {
         let (first, second) = (&pair[0], &pair[1]);
         let end = first.start + first.len;
@@ -270,13 +288,17 @@ mod tests {
             flags: 0,
         };
         let other = Mapping { start: 0x50_0000, source: SOURCE_BLOB, blob: 3, ..mapping };
-        let header = ImageHeader { version: IMAGE_VERSION, file_len: len, ..ImageHeader::zeroed() };
+        let of_root = Mapping { start: 0x60_0000, blob: ancestor_number(0), ..other };
+        let version = IMAGE_VERSION_DIFFERENTIAL;
+        let header = ImageHeader { version, depth: 2, file_len: len, ..ImageHeader::zeroed() };
+        let root = Ancestor { depth: 0, file_len: 0x5000, ..Ancestor::zeroed() };
         let mut notes = Vec::new();
         push_note(&mut notes, b"CORE\0", 1, &[0; 336]);
         push_note(&mut notes, NOTE_OWNER, NOTE_HEADER, bytes_of(&header));
-        let mappings = [mapping, other];
+        let mappings = [mapping, other, of_root];
         push_note(&mut notes, NOTE_OWNER, NOTE_MAPPINGS, bytemuck::cast_slice(&mappings));
         push_note(&mut notes, NOTE_OWNER, NOTE_BLOBS, &[3, 0, 0, 0]);
+        push_note(&mut notes, NOTE_OWNER, NOTE_ANCESTORS, bytes_of(&root));
         push_note(&mut notes, NOTE_OWNER, NOTE_ABOUT, b"{}");
         let file = FileHeader {
             ident: IDENT,
@@ -302,10 +324,25 @@ mod tests {
 
     #[test]
     fn the_sample_image_passes() {
+        use thaw_abi::image::Ancestor;
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, &sample_image()).unwrap();
         image::parse::mend_checksum(&file).unwrap();
-        assert_eq!(image::Image::open(file).unwrap().mappings().len(), 2);
+        let differential = image::Image::open(file.try_clone().unwrap()).unwrap_err();
+        assert!(matches!(differential, ImageError::Differential), "{differential}");
+        let find = &mut |named: &Ancestor| Ok(image::AncestorFile::that_is(named));
+        let image = image::Image::open_with(file.try_clone().unwrap(), find).unwrap();
+        assert_eq!((image.mappings().len(), image.ancestors().len()), (3, 1));
+        // Another file than the one that it names.
+        for other in [
+            Ancestor { depth: 1, ..image.ancestors()[0] },
+            Ancestor { file_len: 0x6000, ..image.ancestors()[0] },
+            Ancestor { checksum: [1; 32], ..image.ancestors()[0] },
+        ] {
+            let find = &mut |_: &Ancestor| Ok(image::AncestorFile::that_is(&other));
+            let refused = image::Image::open_with(file.try_clone().unwrap(), find).unwrap_err();
+            assert!(matches!(refused, ImageError::WrongAncestor { depth: 0 }), "{refused}");
+        }
     }
 
     #[test]

@@ -48,8 +48,8 @@ pub use egress::{
     PortGuard, Transport,
 };
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
-pub use freeze::{FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
-pub use image::{Fit, Image, ImageError, cpu_features};
+pub use freeze::{FreezeBase, FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
+pub use image::{AncestorFile, Fit, Image, ImageError, cpu_features};
 pub use kernel::{KERNEL_ELF, Kernel, KernelError, kernel_build_id};
 pub use limits::{LimitReached, Meter, ResourceLimits, WeakLimits};
 pub use prefetch::{CacheProbe, PrefetchLayout};

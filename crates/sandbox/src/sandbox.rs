@@ -47,6 +47,8 @@ pub struct Sandbox {
     console: HostEnd,
     broker: Broker,
     state: State,
+    /// Checksum of the image that it is a copy of, if that is known.
+    thawed_from: Option<[u8; 32]>,
     /// The state that it can be put back into.
     held: Option<(TakenDown, Arc<BootPlan>)>,
 }
@@ -93,7 +95,20 @@ impl Sandbox {
         broker: Broker,
     ) -> Self {
         let line = Arc::new(Line::new(control));
-        Self { process, line, console, broker, state: State::Open, held: None }
+        let state = State::Open;
+        Self { process, line, console, broker, state, thawed_from: None, held: None }
+    }
+
+    /// Notes that it is a copy of the image of a plan.
+    pub(crate) fn thawed_from(mut self, plan: &BootPlan) -> Self {
+        self.thawed_from = Some(plan.image_checksum);
+        self
+    }
+
+    /// Checksum of the image that it is a copy of; `None`: it was started without one, or
+    /// taken over from another process, which knew.
+    pub(crate) fn image_checksum(&self) -> Option<[u8; 32]> {
+        self.thawed_from
     }
 
     /// Has the state taken down in which it waits now to be wanted.

@@ -17,7 +17,7 @@ use bytemuck::bytes_of;
 use rustix::fs::{Advice, MemfdFlags, fadvise, memfd_create};
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::control::{POPULATE_READ, POPULATE_WRITE, PopulateRange};
-use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO};
+use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth};
 use thaw_abi::layout::{HEAP_BASE, HEAP_FRONT};
 
 use crate::boot::BootPlan;
@@ -167,8 +167,11 @@ impl Recorder {
             _ => error,
         })?;
         let mut blobs = self.blobs;
-        let from_blobs = plan.mappings().iter().filter(|mapping| mapping.source == SOURCE_BLOB);
-        for mapping in from_blobs {
+        // Ancestors travel with every boot command.
+        let is_of_blob = |mapping: &&Mapping| {
+            mapping.source == SOURCE_BLOB && ancestor_depth(mapping.blob).is_none()
+        };
+        for mapping in plan.mappings().iter().filter(is_of_blob) {
             if set.touches(mapping.start, mapping.start + mapping.len) {
                 blobs.insert(mapping.blob);
             }

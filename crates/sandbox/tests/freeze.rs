@@ -33,6 +33,7 @@ fn spec() -> FreezeSpec {
         about: r#"{"function":"example"}"#.into(),
         max_stored: 1 << 30,
         merge: MergePolicy { clean_gap_pages: 0, zero_gap_pages: 4 },
+        base: None,
     }
 }
 

@@ -36,6 +36,7 @@ fn spec() -> FreezeSpec {
         about: "{}".into(),
         max_stored: 1 << 30,
         merge: MergePolicy::default(),
+        base: None,
     }
 }
 

@@ -29,6 +29,10 @@ pub enum Kind {
     WorkingSet,
     /// The pages of an image's working set.
     Prefetch,
+    /// The record of the images that an image differs from.
+    Ancestors,
+    /// A checkpoint's record.
+    Checkpoint,
 }
 
 impl std::fmt::Display for Kind {
@@ -41,6 +45,8 @@ impl std::fmt::Display for Kind {
             Kind::Image => "image",
             Kind::WorkingSet => "working set",
             Kind::Prefetch => "prefetch file",
+            Kind::Ancestors => "list of the ancestors of image",
+            Kind::Checkpoint => "checkpoint",
         })
     }
 }
@@ -115,6 +121,24 @@ pub enum StoreError {
         /// The function.
         name: Name,
     },
+    /// The name is taken by somebody else.
+    #[error("there is a {kind} {name} already, and it belongs to somebody else: choose another name")]
+    Owned {
+        /// What has the name.
+        kind: Kind,
+        /// The name.
+        name: Name,
+    },
+    /// Others need what was to be removed.
+    #[error("{kind} {name} cannot be removed: {} hold only how they differ from it; remove those first", join(by))]
+    InUse {
+        /// What was to be removed.
+        kind: Kind,
+        /// Its name.
+        name: Name,
+        /// Who needs it.
+        by: Vec<Name>,
+    },
     /// A file kept changing while it was imported.
     #[error(
         "{} changes while it is being imported: stop the program that writes it, or \
@@ -168,6 +192,10 @@ impl StoreError {
     }
 }
 
+fn join(names: &[Name]) -> String {
+    names.iter().map(Name::as_str).collect::<Vec<_>>().join(", ")
+}
+
 /// What to do when a thing of this kind is damaged.
 pub(crate) fn way_out(kind: Kind) -> &'static str {
     match kind {
@@ -178,6 +206,8 @@ pub(crate) fn way_out(kind: Kind) -> &'static str {
         Kind::Function | Kind::Image => "build the function again",
         Kind::WorkingSet => "it can be removed: the next boot records a new one",
         Kind::Prefetch => "it can be removed: cold boots read the image instead",
+        Kind::Ancestors => "remove the checkpoint whose image that is",
+        Kind::Checkpoint => "remove the checkpoint, or restore its record",
     }
 }
 

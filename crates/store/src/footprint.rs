@@ -22,7 +22,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Adds a version of a function. What is not in the store occupies nothing.
+    /// Adds a version of a function, or a checkpoint, with what its image refers to. What is not in the store occupies nothing.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -41,6 +41,18 @@ impl Footprint {
             }
         }
         let Some(image) = image else { return Ok(()) };
+        self.add_image(store, image)?;
+        match store.image_ancestors(image) {
+            Ok(ancestors) => {
+                ancestors.into_iter().try_for_each(|ancestor| self.add_image(store, ancestor))
+            }
+            // Nobody can say what it needs, and it cannot be booted.
+            Err(StoreError::Damaged { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn add_image(&mut self, store: &Store, image: ImageId) -> Result<()> {
         if let Entry::Vacant(vacant) = self.images.entry(image) {
             vacant.insert(store.image_bytes(image)?);
         }

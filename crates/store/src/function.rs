@@ -19,7 +19,7 @@ use crate::stage::{Existing, sync_directory};
 use crate::store::Store;
 
 /// Version of the JSON records.
-const RECORD_VERSION: u32 = 1;
+pub(crate) const RECORD_VERSION: u32 = 1;
 
 /// What the store knows about a function.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -307,7 +307,7 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<Name>> {
     Ok(paths.iter().filter_map(|path| Name::new(path.file_name()?.to_str()?).ok()).collect())
 }
 
-fn read_record<T: DeserializeOwned>(path: &Path, kind: Kind, name: &Name) -> Result<T> {
+pub(crate) fn read_record<T: DeserializeOwned>(path: &Path, kind: Kind, name: &Name) -> Result<T> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -318,7 +318,7 @@ fn read_record<T: DeserializeOwned>(path: &Path, kind: Kind, name: &Name) -> Res
     serde_json::from_slice(&bytes).map_err(|error| StoreError::damaged(kind, name, error))
 }
 
-fn check_record(version: u32, found: &Name, kind: Kind, name: &Name) -> Result<()> {
+pub(crate) fn check_record(version: u32, found: &Name, kind: Kind, name: &Name) -> Result<()> {
     if version != RECORD_VERSION {
         let why = format!("its record has version {version}, this program knows {RECORD_VERSION}");
         return Err(StoreError::damaged(kind, name, why));
@@ -329,14 +329,14 @@ fn check_record(version: u32, found: &Name, kind: Kind, name: &Name) -> Result<(
     Ok(())
 }
 
-fn to_json(record: &impl Serialize) -> Vec<u8> {
+pub(crate) fn to_json(record: &impl Serialize) -> Vec<u8> {
     let mut json = serde_json::to_vec_pretty(record)
         .expect("records have text keys and no value that JSON cannot express");
     json.push(b'\n');
     json
 }
 
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |elapsed| elapsed.as_millis() as u64)

@@ -1,7 +1,7 @@
 //! The garbage collector: removes what no record leads to.
 //!
-//! Roots are the functions (their current and previous versions), the named root
-//! file systems, and every index and image that some process has open: those
+//! Roots are the functions (their current and previous versions), the checkpoints, the
+//! named root file systems, and every index and image that some process has open: those
 //! carry a shared flock(2), which also travels with a descriptor into a sandbox.
 //! Nothing of what a crash leaves behind is ever referred to, so a collection
 //! that is cut short just leaves work for the next one.
@@ -34,7 +34,8 @@ pub struct GcReport {
     pub indexes: Vec<IndexId>,
     /// Contents of regular files.
     pub blobs: Vec<BlobHash>,
-    /// Working sets, and the files of their pages, whose images are gone.
+    /// Images that are gone, of which working sets, the files of their pages or lists of
+    /// ancestors were left.
     pub working_sets: Vec<ImageId>,
     /// Directories of sessions that did not end well.
     pub left_overs: Vec<PathBuf>,
@@ -71,7 +72,7 @@ impl Store {
         let _lock = self.lock_all(patience)?;
         let mut live = self.live()?;
         let mut report = GcReport::default();
-        let images = self.unused_images(&live)?;
+        let images = self.unused_images(&mut live)?;
         let indexes = self.unused_indexes(&mut live)?;
         // Everything that could fail for damage is read before the first removal.
         let blobs = self.unused_blobs(&live)?;
@@ -83,7 +84,7 @@ impl Store {
             report.bytes += remove(&self.layout.image(*id), removal)?;
             report.images.push(*id);
         }
-        for (id, path) in self.working_sets_without(&images)? {
+        for (id, path) in self.records_without(&images)? {
             report.bytes += remove(&path, removal)?;
             if !report.working_sets.contains(&id) {
                 report.working_sets.push(id);
@@ -128,24 +129,40 @@ impl Store {
                 live.images.extend(previous.image);
             }
         }
+        let checkpoints = self.list_checkpoints()?;
+        if let Some((_, error)) = checkpoints.damaged.into_iter().next() {
+            return Err(error);
+        }
+        for checkpoint in checkpoints.records {
+            live.indexes.insert(checkpoint.index);
+            live.images.insert(checkpoint.image);
+        }
         for rootfs in self.list_rootfs()? {
             live.indexes.insert(rootfs.index);
         }
+        self.add_ancestors(&mut live.images)?;
         Ok(live)
     }
 
     /// Images that are neither referred to nor open, locked so that nobody opens
-    /// them from now on.
-    fn unused_images(&self, live: &Live) -> Result<Vec<(ImageId, File)>> {
+    /// them from now on. Those that are open join the live ones, with their ancestors, which
+    /// whoever has opened them is about to open.
+    fn unused_images(&self, live: &mut Live) -> Result<Vec<(ImageId, File)>> {
         let mut unused = Vec::new();
         for (path, file) in self.image_files()? {
             let ImageFile::Image(id) = file else { continue };
-            if !live.images.contains(&id)
-                && let Some(lock) = lock_if_unused(&path)?
-            {
-                unused.push((id, lock));
+            if live.images.contains(&id) {
+                continue;
+            }
+            match lock_if_unused(&path)? {
+                Some(lock) => unused.push((id, lock)),
+                None => {
+                    live.images.insert(id);
+                }
             }
         }
+        self.add_ancestors(&mut live.images)?;
+        unused.retain(|(id, _)| !live.images.contains(id));
         Ok(unused)
     }
 
@@ -177,11 +194,15 @@ impl Store {
         Ok(unused)
     }
 
-    /// Files of working sets without their images.
-    fn working_sets_without(&self, removed: &[(ImageId, File)]) -> Result<Vec<(ImageId, PathBuf)>> {
+    /// Files of working sets, and lists of ancestors, without their images.
+    fn records_without(&self, removed: &[(ImageId, File)]) -> Result<Vec<(ImageId, PathBuf)>> {
         let mut orphans = Vec::new();
         for (path, file) in self.image_files()? {
-            let (ImageFile::WorkingSet(id) | ImageFile::Prefetch(id)) = file else { continue };
+            let id = match file {
+                ImageFile::Image(_) => continue,
+                ImageFile::WorkingSet(id) | ImageFile::Prefetch(id) => id,
+                ImageFile::Ancestors(id) => id,
+            };
             if removed.iter().any(|(image, _)| *image == id) || !self.layout.image(id).exists() {
                 orphans.push((id, path));
             }

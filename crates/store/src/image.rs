@@ -12,11 +12,13 @@ use crate::layout::{ImageFile as NamedFile, parse_image_name};
 use crate::lock::lock_shared;
 use crate::session::Session;
 use crate::sparse::image_id;
-use crate::stage::{Existing, publish, seal, sync_directory};
+use crate::stage::{Existing, SHARED_MODE, publish, seal_as, sync_directory};
 use crate::store::{Store, open_existing};
 
 /// First bytes of a working set record.
 const WORKING_SET_MAGIC: [u8; 8] = *b"THAWWKS\0";
+/// Permissions of images that hold what programs held while they ran.
+const SECRET_MODE: u32 = 0o400;
 /// Version of the record's header.
 const WORKING_SET_VERSION: u32 = 1;
 
@@ -73,10 +75,32 @@ impl Session {
     /// Function records must name it before the session ends, or the garbage
     /// collector may take it.
     pub fn commit_image(&mut self, image: NewImage) -> Result<ImageId> {
+        self.commit(image, &[], SHARED_MODE)
+    }
+
+    /// The same with the image of a checkpoint, which only the store's owner may read and which
+    /// may differ from others only: `ancestors` are all that it refers to. They stay as long as
+    /// it does.
+    ///
+    /// # Errors
+    /// One of them is not in the store.
+    pub fn commit_checkpoint_image(
+        &mut self,
+        image: NewImage,
+        ancestors: &[ImageId],
+    ) -> Result<ImageId> {
+        self.commit(image, ancestors, SECRET_MODE)
+    }
+
+    fn commit(&mut self, image: NewImage, ancestors: &[ImageId], mode: u32) -> Result<ImageId> {
         let _acting = self.layout.act()?;
         let NewImage { file, path } = image;
         let id = image_id(&file).context("read", &path)?;
-        seal(&file, &path)?;
+        if !ancestors.is_empty() {
+            // First: an image without its record would lose its ancestors.
+            self.put_ancestors(id, ancestors)?;
+        }
+        seal_as(&file, &path, mode)?;
         file.sync_all().context("sync", &path)?;
         let to = self.layout.image(id);
         // One of that name that is damaged gets replaced.

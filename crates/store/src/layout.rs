@@ -10,6 +10,8 @@
 //! images/<hash>                  snapshot images, sparse, 0444
 //! images/<hash>.workingset       recorded working set of that image
 //! images/<hash>.prefetch         its pages, one after the other, with a checksum
+//! images/<hash>.ancestors        the images that it differs from, 0600
+//! checkpoints/<name>             JSON record of a checkpoint, 0600
 //! domains/<name>                 empty file: a sharing domain that was used
 //! tmp/<session>/                 what a session has not published yet; flock(2)ed while it lives
 //! ```
@@ -27,6 +29,8 @@ pub(crate) const STORE_VERSION: &str = "thaw store 1";
 const WORKING_SET_SUFFIX: &str = ".workingset";
 /// End of the name of a prefetch file.
 const PREFETCH_SUFFIX: &str = ".prefetch";
+/// End of the name of a record of ancestors.
+const ANCESTORS_SUFFIX: &str = ".ancestors";
 
 /// Paths below the root of a store.
 #[derive(Clone, Debug)]
@@ -55,8 +59,8 @@ impl Layout {
     }
 
     /// Every directory that an open store has.
-    pub(crate) fn directories(&self) -> [PathBuf; 7] {
-        ["blobs", "indexes", "rootfs", "functions", "images", "domains", "tmp"]
+    pub(crate) fn directories(&self) -> [PathBuf; 8] {
+        ["blobs", "indexes", "rootfs", "functions", "checkpoints", "images", "domains", "tmp"]
             .map(|name| self.root.join(name))
     }
 
@@ -129,6 +133,18 @@ impl Layout {
         self.root.join("images").join(format!("{id}{PREFETCH_SUFFIX}"))
     }
 
+    pub(crate) fn ancestors(&self, id: ImageId) -> PathBuf {
+        self.root.join("images").join(format!("{id}{ANCESTORS_SUFFIX}"))
+    }
+
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.root.join("checkpoints")
+    }
+
+    pub(crate) fn checkpoint(&self, name: &Name) -> PathBuf {
+        self.root.join("checkpoints").join(name.as_str())
+    }
+
     pub(crate) fn domains(&self) -> PathBuf {
         self.root.join("domains")
     }
@@ -147,12 +163,16 @@ pub(crate) enum ImageFile {
     Image(ImageId),
     WorkingSet(ImageId),
     Prefetch(ImageId),
+    Ancestors(ImageId),
 }
 
 /// Reads a file name in `images/`; `None` for a file that the store did not put there.
 pub(crate) fn parse_image_name(name: &str) -> Option<ImageFile> {
     if let Some(hex) = name.strip_suffix(WORKING_SET_SUFFIX) {
         return hex.parse().ok().map(ImageFile::WorkingSet);
+    }
+    if let Some(hex) = name.strip_suffix(ANCESTORS_SUFFIX) {
+        return hex.parse().ok().map(ImageFile::Ancestors);
     }
     match name.strip_suffix(PREFETCH_SUFFIX) {
         Some(hex) => hex.parse().ok().map(ImageFile::Prefetch),

@@ -1,7 +1,9 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod ancestors;
 mod blob;
+mod checkpoint;
 pub mod collect;
 mod error;
 mod footprint;
@@ -24,6 +26,7 @@ mod store;
 mod verify;
 
 pub use blob::{Blob, Domain};
+pub use checkpoint::{CheckpointList, CheckpointRecord, NewCheckpoint};
 pub use error::{Kind, Result, StoreError};
 pub use footprint::Footprint;
 pub use function::{

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Context, Result};
 use crate::id::{BlobHash, Name};
 use crate::lock::lock_shared;
-use crate::stage::{Existing, Stage, publish, sync_directory};
+use crate::stage::{Existing, SHARED_MODE, Stage, publish, seal_as, sync_directory};
 use crate::store::Store;
 
 /// The right to add to the store. While a session lives, the garbage collector
@@ -60,11 +60,22 @@ impl Session {
         content: &[&[u8]],
         existing: Existing,
     ) -> Result<()> {
+        self.write_record_as(to, content, existing, SHARED_MODE)
+    }
+
+    /// The same with other permissions.
+    pub(crate) fn write_record_as(
+        &mut self,
+        to: &Path,
+        content: &[&[u8]],
+        existing: Existing,
+        mode: u32,
+    ) -> Result<()> {
         let (mut file, from) = self.stage.create_file()?;
         for part in content {
             file.write_all(part).context("write", &from)?;
         }
-        crate::stage::seal(&file, &from)?;
+        seal_as(&file, &from, mode)?;
         file.sync_all().context("sync", &from)?;
         publish(&from, to, existing)?;
         sync_directory(parent(to))

@@ -146,9 +146,19 @@ fn allocated_below(path: &Path) -> u64 {
     entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|m| m.blocks() * 512).sum()
 }
 
+/// Permissions of most files: everybody who reaches them may read them.
+pub(crate) const SHARED_MODE: u32 = 0o444;
+/// Permissions of records that nobody but the store's owner may read.
+pub(crate) const RECORD_MODE: u32 = 0o600;
+
 /// Gives a finished file its final permissions: readable, never written again.
 pub(crate) fn seal(file: &File, path: &Path) -> Result<()> {
-    file.set_permissions(Permissions::from_mode(0o444)).context("set the permissions of", path)
+    seal_as(file, path, SHARED_MODE)
+}
+
+/// The same with other permissions.
+pub(crate) fn seal_as(file: &File, path: &Path, mode: u32) -> Result<()> {
+    file.set_permissions(Permissions::from_mode(mode)).context("set the permissions of", path)
 }
 
 /// Moves a finished file to its place. Durable once the directory is synced.

@@ -36,7 +36,7 @@ pub struct Problem {
     pub name: String,
     /// What is wrong, to read after "is damaged: ".
     pub why: String,
-    /// Functions and root file systems that need it.
+    /// Functions, checkpoints and root file systems that need it.
     pub used_by: Vec<Name>,
     /// What to do.
     pub way_out: &'static str,
@@ -87,7 +87,9 @@ impl Store {
         let mut check =
             Check { store: self, repair, users: Users::default(), report: VerifyReport::default() };
         check.functions()?;
+        check.checkpoints()?;
         check.rootfs_names()?;
+        check.ancestors()?;
         check.indexes(progress)?;
         check.blobs(progress)?;
         check.images(progress)?;
@@ -111,6 +113,39 @@ impl Check<'_> {
                 if let Some(image) = image {
                     self.users.images.entry(image).or_default().insert(function.name.clone());
                 }
+            }
+        }
+        Ok(())
+    }
+
+    fn checkpoints(&mut self) -> Result<()> {
+        let checkpoints = self.store.list_checkpoints()?;
+        for (name, error) in checkpoints.damaged {
+            self.report.files += 1;
+            self.record_problem(Kind::Checkpoint, &name, &error);
+        }
+        for checkpoint in checkpoints.records {
+            self.report.files += 1;
+            let name = checkpoint.name;
+            self.users.indexes.entry(checkpoint.index).or_default().insert(name.clone());
+            self.users.images.entry(checkpoint.image).or_default().insert(name);
+        }
+        Ok(())
+    }
+
+    /// Who needs an image needs those that it refers to.
+    fn ancestors(&mut self) -> Result<()> {
+        for (id, users) in self.users.images.clone() {
+            match self.store.image_ancestors(id) {
+                Ok(ancestors) => {
+                    for ancestor in ancestors {
+                        let all = self.users.images.entry(ancestor).or_default();
+                        all.extend(users.iter().cloned());
+                    }
+                }
+                // It is told of with the files.
+                Err(StoreError::Damaged { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(())
@@ -216,11 +251,13 @@ impl Check<'_> {
     fn images(&mut self, progress: &mut dyn FnMut(&VerifyReport)) -> Result<()> {
         let mut images: BTreeSet<ImageId> = self.users.images.keys().copied().collect();
         let (mut working_sets, mut prefetches) = (BTreeSet::new(), BTreeSet::new());
+        let mut ancestors = BTreeSet::new();
         for (_, file) in self.store.image_files()? {
             match file {
                 ImageFile::Image(id) => images.insert(id),
                 ImageFile::WorkingSet(id) => working_sets.insert(id),
                 ImageFile::Prefetch(id) => prefetches.insert(id),
+                ImageFile::Ancestors(id) => ancestors.insert(id),
             };
         }
         for id in images {
@@ -251,6 +288,18 @@ impl Check<'_> {
                     let used_by = self.users_of_image(id);
                     let removed = self.remove(&self.store.layout.working_set(id))?;
                     self.problem(Kind::WorkingSet, id.to_string(), &why, used_by, removed);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        for id in ancestors {
+            self.report.files += 1;
+            match self.store.image_ancestors(id) {
+                Ok(_) => {}
+                Err(StoreError::Damaged { why, .. }) => {
+                    // Without it the collector does not know what to keep, so it stays.
+                    let used_by = self.users_of_image(id);
+                    self.problem(Kind::Ancestors, id.to_string(), &why, used_by, false);
                 }
                 Err(error) => return Err(error),
             }

@@ -371,3 +371,155 @@ fn a_version_replaces_the_one_that_it_was_made_from_only() {
     assert!(session.replace_function(&stored.version(), late).is_err());
     assert!(store.get_function(&name("f")).unwrap_err().is_not_found());
 }
+
+/// An image with its ancestors, as of a checkpoint.
+fn differential_image(session: &mut Session, content: &str, ancestors: &[ImageId]) -> ImageId {
+    let new = session.new_image_file().unwrap();
+    new.file().write_all_at(content.as_bytes(), 4096).unwrap();
+    session.commit_checkpoint_image(new, ancestors).unwrap()
+}
+
+fn put_checkpoint(session: &mut Session, checkpoint: &str, owner: Option<&str>, image: ImageId) {
+    let index = index_of(session, "files");
+    let owner = owner.map(name);
+    let new = NewCheckpoint { name: name(checkpoint), owner, config: json!({}), index, image };
+    session.put_checkpoint(new).unwrap();
+}
+
+/// A function, a checkpoint of an instance of it, and one of a copy of that.
+fn chain(store: &Store) -> [ImageId; 3] {
+    let (_, root) = put(store, "f", "root");
+    let mut session = store.session().unwrap();
+    let first = differential_image(&mut session, "first", &[root]);
+    put_checkpoint(&mut session, "first", Some("alice"), first);
+    let second = differential_image(&mut session, "second", &[root, first]);
+    put_checkpoint(&mut session, "second", Some("alice"), second);
+    [root, first, second]
+}
+
+#[test]
+fn checkpoints_are_their_owners_and_nobody_else_reads_them() {
+    let (_directory, store) = empty_store();
+    let [_, first, _] = chain(&store);
+    let record = store.get_checkpoint(&name("first")).unwrap();
+    assert_eq!((record.image, record.owner), (first, Some(name("alice"))));
+    let listed = store.list_checkpoints().unwrap();
+    let names: Vec<&str> = listed.records.iter().map(|record| record.name.as_str()).collect();
+    assert_eq!((names, listed.damaged.len()), (vec!["first", "second"], 0));
+    for (path, mode) in [
+        ("checkpoints/first".to_owned(), 0o600),
+        (format!("images/{first}"), 0o400),
+        (format!("images/{first}.ancestors"), 0o600),
+    ] {
+        let metadata = std::fs::metadata(store.root().join(path)).unwrap();
+        assert_eq!(metadata.mode() & 0o7777, mode);
+    }
+    let mut session = store.session().unwrap();
+    let index = index_of(&mut session, "files");
+    let new = |owner| NewCheckpoint {
+        name: name("first"),
+        owner,
+        config: json!({}),
+        index,
+        image: first,
+    };
+    for other in [None, Some(name("bob"))] {
+        let refused = session.put_checkpoint(new(other)).unwrap_err();
+        assert!(matches!(refused, StoreError::Owned { .. }), "{refused}");
+    }
+    session.put_checkpoint(new(Some(name("alice")))).unwrap();
+    let missing = NewCheckpoint { image: ImageId([1; 32]), ..new(Some(name("alice"))) };
+    assert!(session.put_checkpoint(missing).unwrap_err().is_not_found());
+}
+
+#[test]
+fn ancestors_stay_as_long_as_something_refers_to_them() {
+    let (_directory, store) = empty_store();
+    let [root, first, second] = chain(&store);
+    assert_eq!(store.image_ancestors(root).unwrap(), []);
+    assert_eq!(store.image_ancestors(second).unwrap(), [root, first]);
+    assert!(store.gc(Removal::Remove).unwrap().is_empty());
+    // The function goes, and its image stays.
+    store.remove_function(&name("f")).unwrap();
+    assert!(store.gc(Removal::Remove).unwrap().images.is_empty());
+    let refused = store.remove_checkpoint(&name("first")).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "checkpoint first cannot be removed: second hold only how they differ from it; remove \
+         those first"
+    );
+    store.remove_checkpoint(&name("second")).unwrap();
+    // Somebody has opened an image, and is about to open its ancestors.
+    let open = store.open_image(second).unwrap();
+    assert!(store.gc(Removal::Remove).unwrap().images.is_empty());
+    drop(open);
+    assert_eq!(store.gc(Removal::Remove).unwrap().images, [second]);
+    assert!(!store.root().join("images").join(format!("{second}.ancestors")).exists());
+    store.remove_checkpoint(&name("first")).unwrap();
+    assert!(store.remove_checkpoint(&name("first")).unwrap_err().is_not_found());
+    let removed: BTreeSet<ImageId> =
+        store.gc(Removal::Remove).unwrap().images.into_iter().collect();
+    assert_eq!(removed, BTreeSet::from([root, first]));
+}
+
+#[test]
+fn an_image_without_its_ancestors_is_not_stored() {
+    let (_directory, store) = empty_store();
+    let mut session = store.session().unwrap();
+    let new = session.new_image_file().unwrap();
+    new.file().write_all_at(b"x", 0).unwrap();
+    let missing = session.commit_checkpoint_image(new, &[ImageId([1; 32])]).unwrap_err();
+    assert!(missing.is_not_found());
+    assert!(store.list_images().unwrap().is_empty());
+}
+
+#[test]
+fn damage_of_ancestors_is_told_to_those_who_need_them() {
+    let (_directory, store) = empty_store();
+    let [root, first, second] = chain(&store);
+    let images = store.root().join("images");
+    std::fs::remove_file(images.join(root.to_string())).unwrap();
+    let report = store.verify(Repair::Report, &mut |_| {}).unwrap();
+    let [problem] = &report.problems[..] else { panic!("{report:?}") };
+    assert_eq!((problem.kind, &problem.name), (Kind::Image, &root.to_string()));
+    assert_eq!(problem.used_by, ["f", "first", "second"].map(name));
+    // Nobody knows what an image needs whose list is damaged, so nothing is collected.
+    flip(&images.join(format!("{second}.ancestors")), 60);
+    let damaged = store.gc(Removal::Remove).unwrap_err();
+    assert!(matches!(damaged, StoreError::Damaged { kind: Kind::Ancestors, .. }), "{damaged}");
+    assert!(store.open_image(first).is_ok());
+    let report = store.verify(Repair::RemoveDamaged, &mut |_| {}).unwrap();
+    let problem = report.problems.iter().find(|problem| problem.kind == Kind::Ancestors).unwrap();
+    assert_eq!(problem.used_by, [name("second")]);
+    // Removing its checkpoint is what mends it.
+    store.remove_checkpoint(&name("second")).unwrap();
+    store.remove_checkpoint(&name("first")).unwrap();
+    assert_eq!(store.gc(Removal::Remove).unwrap().images.len(), 2);
+}
+
+#[test]
+fn a_damaged_checkpoint_keeps_everything_and_can_be_removed() {
+    let (_directory, store) = empty_store();
+    chain(&store);
+    std::fs::write(store.root().join("checkpoints/second"), "{").unwrap();
+    let damaged = store.gc(Removal::Remove).unwrap_err();
+    assert!(matches!(damaged, StoreError::Damaged { kind: Kind::Checkpoint, .. }), "{damaged}");
+    let report = store.verify(Repair::Report, &mut |_| {}).unwrap();
+    assert_eq!(report.problems[0].kind, Kind::Checkpoint);
+    store.remove_checkpoint(&name("second")).unwrap();
+    assert_eq!(store.gc(Removal::Remove).unwrap().images.len(), 1);
+}
+
+#[test]
+fn a_checkpoint_occupies_what_its_ancestors_do() {
+    let (_directory, store) = empty_store();
+    let [root, first, second] = chain(&store);
+    let index = store.get_checkpoint(&name("second")).unwrap().index;
+    let bytes = |images: &[ImageId]| {
+        let mut footprint = Footprint::default();
+        images.iter().for_each(|&image| footprint.add(&store, index, Some(image)).unwrap());
+        footprint.bytes()
+    };
+    assert_eq!(bytes(&[second]), bytes(&[root, first, second]));
+    assert!(bytes(&[second]) > bytes(&[first]) && bytes(&[first]) > bytes(&[root]));
+}

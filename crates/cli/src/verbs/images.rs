@@ -8,7 +8,8 @@ use thaw_node::admin::{ImageSummary, summarize_images};
 use thaw_node::home::Home;
 use thaw_store::Store;
 
-/// List the stored images and the functions that they belong to.
+/// List the stored images, the functions and checkpoints that they belong to, and the images
+/// that they differ from.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  thaw images")]
 pub struct Arguments {
@@ -29,15 +30,20 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 fn table(images: &[ImageSummary]) -> String {
-    let mut table = Table::new(&["FUNCTION", "IMAGE", "ON DISK", "WORKING SET"]);
+    let mut table = Table::new(&["USED BY", "IMAGE", "DIFFERS FROM", "ON DISK", "WORKING SET"]);
     for image in images {
-        let functions = match image.functions.is_empty() {
+        let or_nothing = |names: Vec<String>| match names.is_empty() {
             true => "-".to_owned(),
-            false => image.functions.join(","),
+            false => names.join(","),
         };
+        let users = [&image.functions[..], &image.checkpoints].concat();
+        // The parent stands for all others, which it has itself.
+        let short = |name: &String| name.chars().take(16).collect::<String>();
+        let parent = image.ancestors.last().map(short);
         table.row(vec![
-            functions,
-            image.image.chars().take(16).collect(),
+            or_nothing(users),
+            short(&image.image),
+            or_nothing(parent.into_iter().collect()),
             format!("{:.1} MiB", image.allocated as f64 / f64::from(1 << 20)),
             if image.has_working_set { "recorded" } else { "-" }.to_owned(),
         ]);

@@ -10,16 +10,17 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use thaw_abi::image::{SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO};
+use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth};
 use thaw_node::admin::FunctionDetail;
 use thaw_node::boots::BootRecord;
+use thaw_node::build::open_ancestor;
 use thaw_node::config::{FunctionConfig, FunctionName};
 use thaw_node::function::BuiltFunction;
 use thaw_node::home::Home;
 use thaw_node::instance::{RewindInfo, StandbyInfo};
 use thaw_node::service::InstanceInfo;
 use thaw_sandbox::{Fit, Image, cpu_features, escape};
-use thaw_store::Store;
+use thaw_store::{ImageId, Store};
 
 /// Boots that people are shown; the JSON has all that the daemon remembers.
 const BOOTS_SHOWN: usize = 10;
@@ -89,6 +90,9 @@ struct ImageFacts {
     bytes_of_image: u64,
     bytes_of_blobs: u64,
     bytes_of_zeros: u64,
+    bytes_of_ancestors: u64,
+    /// Names of the images that it differs from, the root first.
+    ancestors: Vec<String>,
     blobs: usize,
     working_set_bytes: Option<usize>,
 }
@@ -161,7 +165,8 @@ impl ImageReport {
         function: &BuiltFunction,
     ) -> Result<(ImageFacts, Option<String>), String> {
         let file = store.open_image(function.image).map_err(|error| error.to_string())?;
-        let image = Image::open(file).map_err(|error| error.to_string())?;
+        let image = Image::open_with(file, &mut |ancestor| open_ancestor(store, ancestor))
+            .map_err(|error| error.to_string())?;
         let kernel = thaw_node::debug::kernel().map_err(|error| error.to_string())?;
         let fit = Fit {
             kernel_build: kernel.build_id(),
@@ -171,6 +176,10 @@ impl ImageReport {
         let bytes = |source: u32| -> u64 {
             image.mappings().iter().filter(|m| m.source == source).map(|m| m.len).sum()
         };
+        let is_of_ancestor =
+            |m: &&Mapping| m.source == SOURCE_BLOB && ancestor_depth(m.blob).is_some();
+        let of_ancestors = image.mappings().iter().filter(is_of_ancestor).map(|m| m.len).sum();
+        let ancestors = image.ancestors().iter();
         let working_set = store.working_set(function.image).ok().flatten();
         let facts = ImageFacts {
             path: store.root().join("images").join(function.image.to_string()),
@@ -178,7 +187,9 @@ impl ImageReport {
             file_len: image.header().file_len,
             mappings: image.mappings().len(),
             bytes_of_image: bytes(SOURCE_IMAGE),
-            bytes_of_blobs: bytes(SOURCE_BLOB),
+            bytes_of_blobs: bytes(SOURCE_BLOB) - of_ancestors,
+            bytes_of_ancestors: of_ancestors,
+            ancestors: ancestors.map(|ancestor| ImageId(ancestor.name).to_string()).collect(),
             bytes_of_zeros: bytes(SOURCE_ZERO),
             blobs: image.blobs().len(),
             working_set_bytes: working_set.map(|set| set.len()),
@@ -242,6 +253,11 @@ fn summary(report: &Report) -> String {
                 size(zeros)
             ),
         );
+        if !facts.ancestors.is_empty() {
+            let names: Vec<String> = facts.ancestors.iter().map(|name| short(name).to_owned()).collect();
+            let bytes = size(facts.bytes_of_ancestors);
+            row("DIFFERS FROM", format!("{}, which hold {bytes} more", names.join(", ")));
+        }
         let recorded = if facts.working_set_bytes.is_some() { "recorded" } else { "not recorded" };
         row("WORKING SET", recorded.to_owned());
     }

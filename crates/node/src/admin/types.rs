@@ -9,7 +9,7 @@ use crate::instance::StandbyInfo;
 use crate::service::{InstanceInfo, Service};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use thaw_store::{Store, StoreError};
+use thaw_store::{ImageInfo, Store, StoreError};
 
 /// Boots that a [`FunctionDetail`] shows.
 const BOOTS_SHOWN: usize = 16;
@@ -77,6 +77,12 @@ pub struct ImageSummary {
     pub image: String,
     /// The functions that it belongs to; empty for one that nothing refers to.
     pub functions: Vec<String>,
+    /// The checkpoints that it belongs to.
+    #[serde(default)]
+    pub checkpoints: Vec<String>,
+    /// Names of the images that it differs from and cannot be used without, the root first.
+    #[serde(default)]
+    pub ancestors: Vec<String>,
     /// Bytes of the file, holes included.
     pub len: u64,
     /// Bytes on disk.
@@ -123,8 +129,21 @@ pub fn summarize_images(store: &Store) -> Result<Vec<ImageSummary>, StoreError> 
         .into_iter()
         .filter_map(|record| BuiltFunction::from_record(record).ok())
         .collect();
-    let images = store.list_images()?.into_iter().map(|image| ImageSummary {
+    let checkpoints = store.list_checkpoints()?.records;
+    let summarize = |image: ImageInfo| ImageSummary {
         image: image.id.to_string(),
+        checkpoints: checkpoints
+            .iter()
+            .filter(|checkpoint| checkpoint.image == image.id)
+            .map(|checkpoint| checkpoint.name.to_string())
+            .collect(),
+        // What is damaged is for the check of the store to tell.
+        ancestors: store
+            .image_ancestors(image.id)
+            .unwrap_or_default()
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
         functions: functions
             .iter()
             .filter(|function| function.image == image.id)
@@ -133,6 +152,6 @@ pub fn summarize_images(store: &Store) -> Result<Vec<ImageSummary>, StoreError> 
         len: image.len,
         allocated: image.allocated,
         has_working_set: image.working_set_len > 0,
-    });
-    Ok(images.collect())
+    };
+    Ok(store.list_images()?.into_iter().map(summarize).collect())
 }

@@ -11,8 +11,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use thaw_abi::control::EntryPoint;
+use thaw_abi::image::Ancestor;
 use thaw_sandbox::{
-    BootError, Fit, FreezeError, FreezeReport, FreezeSpec, Image, ImageError, KernelError,
+    AncestorFile, BootError, Fit, FreezeError, FreezeReport, FreezeSpec, Image, ImageError, KernelError,
     MergePolicy, PlanError, Sandbox, ZygoteError, cpu_features,
 };
 use thaw_store::{ImageId, IndexId, Name, NewFunction, Session, Store, StoreError};
@@ -188,6 +189,7 @@ fn write_image(
         about: about(function),
         max_stored: config.limits.memory.bytes(),
         merge,
+        base: None,
     };
     let new = session.new_image_file()?;
     let report = thaw_sandbox::freeze(sandbox, entry, &spec, new.file())?;
@@ -240,6 +242,19 @@ pub(crate) fn freeze_instance(
     }
 }
 
+/// Opens a stored image that another one refers to.
+///
+/// # Errors
+/// It is missing or damaged.
+pub fn open_ancestor(
+    store: &thaw_store::Store,
+    ancestor: &Ancestor,
+) -> Result<AncestorFile, ImageError> {
+    let failed = |why: String| ImageError::NoAncestor { depth: ancestor.depth, why };
+    let file = store.open_image(ImageId(ancestor.name)).map_err(|error| failed(error.to_string()))?;
+    AncestorFile::open(file).map_err(|error| failed(error.to_string()))
+}
+
 /// Opens a stored image and checks that it can be booted here.
 ///
 /// # Errors
@@ -249,7 +264,8 @@ pub fn open_image(
     id: ImageId,
     rootfs: &StoredRootfs,
 ) -> Result<Image, FreezeFailure> {
-    let image = Image::open(store.open_image(id)?)?;
+    let image =
+        Image::open_with(store.open_image(id)?, &mut |ancestor| open_ancestor(store, ancestor))?;
     image.check_fit(&Fit {
         kernel_build: crate::debug::kernel()?.build_id(),
         index_hash: *rootfs.id().as_bytes(),

@@ -16,7 +16,7 @@ mod train;
 
 pub use command::CommandFailure;
 pub(crate) use freeze::freeze_instance;
-pub use freeze::open_image;
+pub use freeze::{open_ancestor, open_image};
 pub use freeze::{FreezeFailure, Frozen};
 pub use import::ImportFailure;
 pub use import::PACKAGES;

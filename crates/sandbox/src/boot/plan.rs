@@ -10,11 +10,13 @@ use bytemuck::Zeroable;
 use thaw_abi::control::{
     Connection, MESSAGE_MAX, MESSAGE_MAX_FDS, MessageHeader, PopulateRange, Thaw,
 };
-use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_BLOB};
+use thaw_abi::image::{
+    MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_BLOB, ancestor_depth,
+};
 use thaw_abi::rootfs::{INDEX_MAGIC, IndexHeader};
 
 use crate::broker::BlobSource;
-use crate::image::Image;
+use crate::image::{BlobsAndAncestors, Image};
 use crate::prefetch::PrefetchLayout;
 use crate::working_set::{PopulatePolicy, WorkingSet};
 
@@ -60,12 +62,16 @@ pub struct BootPlan {
     pub(crate) index_len: u64,
     /// Number of blobs of the index.
     pub(crate) index_blobs: u32,
+    /// Of the rootfs, and the image's ancestors.
     pub(crate) blobs: Arc<dyn BlobSource>,
+    /// Numbers of the ancestors.
+    ancestors: Vec<u32>,
     pub(crate) mappings: Vec<Mapping>,
     /// Where the sandbox finds them in the image, if they are too many to travel.
     pub(crate) mappings_at: Option<u64>,
     pub(crate) populate: Vec<PopulateRange>,
-    /// Numbers and descriptors of the blobs that travel with the boot command.
+    /// Numbers and descriptors of the blobs that travel with the boot command, and of all
+    /// ancestors, which the sandbox cannot ask for later.
     pub(crate) blob_numbers: Vec<u32>,
     pub(crate) blob_files: Vec<OwnedFd>,
     /// The file that some of the mappings come from.
@@ -113,7 +119,8 @@ impl BootPlan {
             index,
             index_len,
             index_blobs,
-            blobs,
+            blobs: Arc::new(BlobsAndAncestors { ancestors: image.ancestors.clone(), blobs }),
+            ancestors: image.ancestors.numbers().collect(),
             mappings: image.mappings().to_vec(),
             mappings_at: image.mappings_at_if_many(),
             populate: Vec::new(),
@@ -132,7 +139,9 @@ impl BootPlan {
     /// Opens the blobs that travel with the boot command.
     fn carry_blobs(&mut self, blobs: impl IntoIterator<Item = u32>) -> Result<(), PlanError> {
         let mut carried = Vec::new();
-        for blob in blobs.into_iter().take(BLOBS_MAX) {
+        let blobs = blobs.into_iter().filter(|&blob| ancestor_depth(blob).is_none());
+        let all = self.ancestors.iter().copied().chain(blobs);
+        for blob in all.take(BLOBS_MAX) {
             let file = self.blobs.open_blob(blob);
             carried.push((blob, file.map_err(|source| PlanError::Blob { blob, source })?));
         }
@@ -143,7 +152,9 @@ impl BootPlan {
     /// The same plan without blobs in the boot command: the sandbox asks for
     /// each when it needs it.
     pub fn without_blobs(mut self) -> Self {
-        (self.blob_numbers, self.blob_files) = Default::default();
+        // The ancestors come first.
+        self.blob_numbers.truncate(self.ancestors.len());
+        self.blob_files.truncate(self.ancestors.len());
         self
     }
 
@@ -170,7 +181,8 @@ impl BootPlan {
         &self.populate
     }
 
-    /// Numbers of the blobs whose descriptors travel with the boot command.
+    /// Numbers of the blobs, and of the ancestors, whose descriptors travel with the boot
+    /// command.
     pub fn blobs(&self) -> &[u32] {
         &self.blob_numbers
     }

@@ -27,7 +27,7 @@ pub(crate) struct Layout {
     pub mappings: Vec<Mapping>,
     /// Memory in the image, sorted by address and by offset, neighbours merged.
     pub segments: Vec<Segment>,
-    /// Bytes stored although a blob has them.
+    /// Bytes stored although a blob or an ancestor has them.
     pub stored_clean: u64,
     /// Bytes of memory in the image, holes included.
     pub image_len: u64,
@@ -57,27 +57,59 @@ pub(crate) fn lay_out(
     policy: MergePolicy,
     max_mappings: usize,
 ) -> Option<Layout> {
-    let mut policy = policy;
+    let mut effort = Effort { merge: policy, copied_pages: 0 };
     loop {
-        let layout = lay_out_once(scanned, policy);
+        let layout = lay_out_once(scanned, effort);
         if layout.mappings.len() <= max_mappings {
             return Some(layout);
         }
-        let harder = MergePolicy {
-            clean_gap_pages: (policy.clean_gap_pages * 2).clamp(1, 1 << 20),
-            zero_gap_pages: (policy.zero_gap_pages * 2).clamp(1, 1 << 20),
-        };
-        if harder == policy {
+        let harder = effort.harder();
+        if harder == effort {
             return None;
         }
-        policy = harder;
+        effort = harder;
     }
 }
 
-fn lay_out_once(scanned: &[Scanned], policy: MergePolicy) -> Layout {
+/// What is done for fewer mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Effort {
+    merge: MergePolicy,
+    /// Runs of so many pages or fewer that an ancestor has are stored. A chain of images can
+    /// cut memory into many pieces without any that is new.
+    copied_pages: u64,
+}
+
+impl Effort {
+    fn harder(self) -> Self {
+        let twice = |pages: u64| (pages * 2).clamp(1, 1 << 20);
+        let MergePolicy { clean_gap_pages, zero_gap_pages } = self.merge;
+        let merge = MergePolicy {
+            clean_gap_pages: twice(clean_gap_pages),
+            zero_gap_pages: twice(zero_gap_pages),
+        };
+        Self { merge, copied_pages: twice(self.copied_pages) }
+    }
+
+    /// A run, stored if it is one of those that are.
+    fn copied(self, run: Run, stored_clean: &mut u64) -> Run {
+        let is_short = run.len() <= self.copied_pages * PAGE_SIZE;
+        if !is_short || !matches!(run.content, Content::File { .. }) {
+            return run;
+        }
+        *stored_clean += run.len();
+        Run { content: Content::Own, ..run }
+    }
+}
+
+fn lay_out_once(scanned: &[Scanned], effort: Effort) -> Layout {
     let mut layout = Layout::default();
     for group in groups(scanned) {
-        for (region, run) in merge(&group, policy, &mut layout.stored_clean) {
+        let parts: Vec<Part<'_>> = group
+            .into_iter()
+            .map(|(region, run)| (region, effort.copied(run, &mut layout.stored_clean)))
+            .collect();
+        for (region, run) in merge(&parts, effort.merge, &mut layout.stored_clean) {
             layout.add(region, run);
         }
     }
@@ -115,7 +147,7 @@ fn longest_gap((region, run): &Part<'_>, policy: MergePolicy) -> u64 {
     match run.content {
         Content::Own => u64::MAX,
         Content::Zero if is_mapped_whole(region) => u64::MAX,
-        Content::Blob => policy.clean_gap_pages * PAGE_SIZE,
+        Content::Blob | Content::File { .. } => policy.clean_gap_pages * PAGE_SIZE,
         Content::Zero => policy.zero_gap_pages * PAGE_SIZE,
     }
 }
@@ -127,18 +159,19 @@ fn is_mapped_whole(region: &Region) -> bool {
 
 /// Makes short gaps between stored runs stored, too.
 fn merge<'a>(parts: &[Part<'a>], policy: MergePolicy, stored_clean: &mut u64) -> Vec<Part<'a>> {
+    let leads_to_stored = leads_to_stored(parts, policy);
     let mut merged: Vec<Part<'a>> = Vec::with_capacity(parts.len());
-    for (number, part) in parts.iter().enumerate() {
+    for (part, leads) in parts.iter().zip(leads_to_stored) {
         let (region, run) = *part;
         let follows_stored = merged.last().is_some_and(|(_, last)| last.content == Content::Own);
         // Of several short gaps in a row, each is judged alone; the last must
-        // lead to a stored run, which `leads_to_stored` sees by looking past gaps.
-        let absorbed = follows_stored
-            && run.len() <= longest_gap(part, policy)
-            && (is_mapped_whole(region) || leads_to_stored(&parts[number..], policy));
+        // lead to a stored run.
+        let is_hole = run.content == Content::Zero && is_mapped_whole(region);
+        let absorbed =
+            follows_stored && run.len() <= longest_gap(part, policy) && (is_hole || leads);
         match merged.last_mut() {
             Some((_, last)) if absorbed => {
-                if run.content == Content::Blob {
+                if matches!(run.content, Content::Blob | Content::File { .. }) {
                     *stored_clean += run.len();
                 }
                 last.end = run.end;
@@ -149,17 +182,16 @@ fn merge<'a>(parts: &[Part<'a>], policy: MergePolicy, stored_clean: &mut u64) ->
     merged
 }
 
-/// Whether only short gaps lie between here and a stored run.
-fn leads_to_stored(parts: &[Part<'_>], policy: MergePolicy) -> bool {
-    for part in parts {
-        if part.1.content == Content::Own {
-            return true;
-        }
-        if part.1.len() > longest_gap(part, policy) {
-            return false;
-        }
+/// Of each run, whether only short gaps lie between it and a stored one, itself included.
+fn leads_to_stored(parts: &[Part<'_>], policy: MergePolicy) -> Vec<bool> {
+    let mut leads = vec![false; parts.len()];
+    let mut next = false;
+    for (part, leads) in parts.iter().zip(&mut leads).rev() {
+        let is_stored = part.1.content == Content::Own;
+        next = is_stored || next && part.1.len() <= longest_gap(part, policy);
+        *leads = next;
     }
-    false
+    leads
 }
 
 impl Layout {
@@ -168,6 +200,7 @@ impl Layout {
             (Content::Blob, Some((blob, offset))) => {
                 (SOURCE_BLOB, blob, offset + (run.start - region.start))
             }
+            (Content::File { number, offset }, _) => (SOURCE_BLOB, number, offset),
             // A scan finds blob content in blob regions only.
             (Content::Zero | Content::Blob, _) => (SOURCE_ZERO, 0, 0),
             (Content::Own, _) => (SOURCE_IMAGE, 0, self.store(run, region.space)),
@@ -266,7 +299,8 @@ mod tests {
         layout.mappings.iter().map(unit).collect()
     }
 
-    use Content::{Blob, Own, Zero};
+    use Content::{Blob, File, Own, Zero};
+    use thaw_abi::image::ANCESTOR_FIRST;
 
     #[test]
     fn runs_become_mappings() {
@@ -349,12 +383,54 @@ mod tests {
         let runs: Vec<(u64, Content)> =
             (0..1000).map(|number| if number % 2 == 0 { (1, Own) } else { (3, Blob) }).collect();
         let regions = [scanned(1000 * P, 3, Some((7, 0)), &runs)];
-        assert_eq!(lay_out_once(&regions, NO_MERGING).mappings.len(), 1000);
+        let effort = Effort { merge: NO_MERGING, copied_pages: 0 };
+        assert_eq!(lay_out_once(&regions, effort).mappings.len(), 1000);
         let layout = lay_out(&regions, NO_MERGING, 10).unwrap();
         assert!(layout.mappings.len() <= 10);
         let islands: Vec<Scanned> =
             (0..20).map(|number| scanned((1000 + 2 * number) * P, 3, None, &[(1, Own)])).collect();
         assert_eq!(lay_out(&islands, NO_MERGING, 10), None);
+    }
+
+    #[test]
+    fn pieces_of_ancestors_are_stored_when_there_are_too_many() {
+        // Each odd page is that of one ancestor, each even one that of another.
+        let piece = |page: u64| {
+            let number = ANCESTOR_FIRST + (page % 2) as u32;
+            (1, File { number, offset: (1 << 30) + page * P })
+        };
+        let runs: Vec<(u64, Content)> = (0..1000).map(piece).collect();
+        let long = scanned(3000 * P, 3, None, &[(4096, File { number: ANCESTOR_FIRST, offset: 0 })]);
+        let regions = [scanned(1000 * P, 3, None, &runs), long];
+        let layout = lay_out(&regions, NO_MERGING, 1001).unwrap();
+        assert_eq!((layout.mappings.len(), layout.image_len), (1001, 0));
+        let layout = lay_out(&regions, NO_MERGING, 10).unwrap();
+        assert_eq!(summary(&layout)[0], (1000, 1000, SOURCE_IMAGE, 0));
+        assert_eq!((layout.mappings.len(), layout.stored_clean), (2, 1000 * P));
+    }
+
+    #[test]
+    fn what_an_ancestor_has_in_one_piece_is_one_mapping() {
+        let of = |offset| File { number: ANCESTOR_FIRST, offset };
+        let regions = [
+            scanned(1000 * P, 3, None, &[(2, of(0)), (1, Own), (2, of(3 * P))]),
+            scanned(1005 * P, 3, None, &[(2, of(5 * P)), (1, of(0))]),
+        ];
+        let layout = lay_out(&regions, NO_MERGING, 100).unwrap();
+        assert_eq!(
+            summary(&layout),
+            [
+                (1000, 2, SOURCE_BLOB, 0),
+                (1002, 1, SOURCE_IMAGE, 0),
+                (1003, 4, SOURCE_BLOB, 3),
+                (1007, 1, SOURCE_BLOB, 0)
+            ]
+        );
+        // A gap has content of any source.
+        let policy = MergePolicy { clean_gap_pages: 4, zero_gap_pages: 4 };
+        let regions = [scanned(0, 3, Some((7, 0)), &[(1, Own), (4, of(0)), (1, Blob), (1, Own)])];
+        let layout = lay_out(&regions, policy, 100).unwrap();
+        assert_eq!((layout.mappings.len(), layout.stored_clean), (1, 5 * P));
     }
 
     #[test]

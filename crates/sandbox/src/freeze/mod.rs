@@ -3,6 +3,7 @@
 //! [`freeze`](fn@freeze) asks the state helper for it, a process without rights, which reads
 //! the sandbox' memory and writes the image. The caller only hands over the files.
 
+mod chart;
 mod layout;
 pub(crate) mod report;
 mod scan;
@@ -12,26 +13,31 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytemuck::bytes_of;
+use bytemuck::{bytes_of, cast_slice};
 use thaw_abi::control::EntryPoint;
-use thaw_abi::image::{SOURCE_BLOB, SOURCE_ZERO};
+use thaw_abi::image::{
+    Ancestor, DEPTH_MAX, SOURCE_BLOB, SOURCE_ZERO, ancestor_depth, ancestor_number,
+};
 
 use crate::boot::Rootfs;
 use crate::broker::BlobSource;
-use crate::image::most_mappings;
+use crate::image::parse::{Bytes, parse};
+use crate::image::{Ancestors, BlobsAndAncestors, Image, most_mappings};
 use crate::sandbox::Sandbox;
 use crate::state::protocol::{
     ABOUT_MAX, ANSWER_BLOB, ANSWER_DONE, Answer, BLOBS_MAX as BLOBS_ASKED_MAX, BlobReply,
-    ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE,
-    ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, REPLY_BLOB, REQUEST_FREEZE, errno_of,
+    ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE,
+    ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, NOT_A_COPY, REPLY_BLOB, REQUEST_FREEZE, errno_of,
     padded,
 };
 use crate::state::{Conversation, StateError};
+use chart::Chart;
 use layout::{Scanned, lay_out};
 use report::Report;
-use scan::Scanner;
+use scan::{Base, Scanner};
 use write::write;
 
 pub(crate) use scan::Source;
@@ -51,11 +57,26 @@ pub struct FreezeSpec {
     pub max_stored: u64,
     /// How runs of pages are merged into mappings.
     pub merge: MergePolicy,
+    /// The image to store the difference to; `None`: the image is to hold everything.
+    pub base: Option<FreezeBase>,
+}
+
+/// The image that a new one is to store the difference to, its parent: the one that the
+/// sandbox is a copy of, or an earlier image of the same sandbox. Any other will do, too, but
+/// little will be equal.
+#[derive(Clone, Debug)]
+pub struct FreezeBase {
+    /// The parent. If it has [`thaw_abi::image::DEPTH_MAX`], the new image holds everything.
+    pub image: Arc<Image>,
+    /// Its name, by which whoever opens the new image finds it.
+    pub name: [u8; 32],
 }
 
 /// How runs of pages are merged into mappings: a mapping costs one `mmap` at
 /// boot (2 to 4 µs if it is touched), a merged clean gap costs room in the image
 /// and in the page cache, once per function and not per instance.
+///
+/// What an ancestor of the image has counts as clean, too.
 ///
 /// Measured with `examples/hello-python`, clean and zero gap in pages:
 ///
@@ -98,9 +119,11 @@ pub struct FreezeReport {
     pub stored: u64,
     /// Bytes of memory that come from blobs.
     pub from_blobs: u64,
+    /// Bytes of memory that come from ancestors.
+    pub from_ancestors: u64,
     /// Bytes of memory that read as zero.
     pub zero: u64,
-    /// Bytes stored although a blob has them, to save mappings.
+    /// Bytes stored although a blob or an ancestor has them, to save mappings.
     pub stored_clean: u64,
     /// Regions that the kernel reported.
     pub regions: usize,
@@ -110,6 +133,8 @@ pub struct FreezeReport {
     pub threads: usize,
     /// Blobs in use.
     pub blobs: usize,
+    /// Depth of the image: 0 if it needs no other.
+    pub depth: u32,
     /// Checksum of the image.
     pub checksum: [u8; 32],
     /// How long it took.
@@ -170,6 +195,9 @@ pub enum FreezeError {
     /// The sandbox's memory could not be read.
     #[error("cannot read the sandbox's memory: {0}; `thaw doctor` says what forbids it")]
     Memory(#[source] std::io::Error),
+    /// The image that the new one was to differ from is of no use.
+    #[error("the image that the sandbox is compared with is not usable: {0}; freeze without it")]
+    Base(String),
     /// The image could not be written.
     #[error("cannot write the image: {0}")]
     Write(#[source] std::io::Error),
@@ -214,6 +242,15 @@ pub fn freeze(
     if spec.about.len() > ABOUT_MAX {
         return Err(FreezeError::About { len: spec.about.len(), limit: ABOUT_MAX });
     }
+    let ancestors = match &spec.base {
+        Some(base) if base.image.header().depth < DEPTH_MAX => {
+            Ancestors::of_child(&base.image, base.name)
+        }
+        _ => Ancestors::default(),
+    };
+    let thawed = sandbox.image_checksum();
+    let is_thawed = |ancestor: &&Ancestor| Some(ancestor.checksum) == thawed;
+    let thawed = ancestors.named().iter().find(is_thawed);
     let request = FreezeRequest {
         kind: REQUEST_FREEZE,
         about_len: spec.about.len() as u32,
@@ -226,11 +263,15 @@ pub fn freeze(
         max_stored: spec.max_stored,
         clean_gap_pages: spec.merge.clean_gap_pages,
         zero_gap_pages: spec.merge.zero_gap_pages,
+        ancestor_count: ancestors.named().len() as u32,
+        thawed_depth: thawed.map_or(NOT_A_COPY, |ancestor| ancestor.depth),
     };
-    let packet = [bytes_of(&request), spec.about.as_bytes()].concat();
+    let named: &[u8] = cast_slice(ancestors.named());
+    let packet = [bytes_of(&request), spec.about.as_bytes(), named].concat();
+    let blobs = BlobsAndAncestors { ancestors, blobs: blobs.clone() };
     let subject = sandbox.subject().map_err(FreezeError::Memory)?;
     let time = time_allowed(spec.max_stored);
-    let mut lender = Lender { blobs: &**blobs, lent: 0, failed: None };
+    let mut lender = Lender { blobs: &blobs, lent: 0, failed: None };
     let (answer, text) =
         subject.ask(&packet, Some(image.as_fd()), time, |helper| lender.serve(helper))?;
     if answer.kind != ANSWER_DONE {
@@ -307,6 +348,7 @@ impl Lender<'_> {
                 FreezeError::Blob { blob: answer.blob, source }
             }
             ERROR_SANDBOX_ENDED => FreezeError::SandboxEnded,
+            ERROR_BASE => FreezeError::Base(text.to_owned()),
             ERROR_WRITE => FreezeError::Write(source()),
             ERROR_HOST if answer.errno == libc::ESRCH => FreezeError::SandboxEnded,
             ERROR_HOST | ERROR_MEMORY => FreezeError::Memory(source()),
@@ -317,23 +359,27 @@ impl Lender<'_> {
 
 /// The report behind an answer; `None` if it cannot be true of a file of `file_len` bytes.
 fn report_of(answer: &Answer, file_len: u64, duration: Duration) -> Option<FreezeReport> {
-    let [reported_len, stored, from_blobs, zero, stored_clean, regions, tables, threads] =
+    let [reported_len, stored, from_blobs, zero, stored_clean, found, tables, from_ancestors] =
         answer.numbers;
-    let (mappings, blobs) = ((tables >> 32) as usize, (tables & 0xffff_ffff) as usize);
-    let counts = [regions as usize, mappings, blobs, threads as usize];
+    let pair = |numbers: u64| [(numbers >> 32) as usize, (numbers & 0xffff_ffff) as usize];
+    let ([regions, threads], [mappings, blobs]) = (pair(found), pair(tables));
+    let counts = [regions, threads, mappings, blobs];
     let is_possible = reported_len == file_len
         && stored <= file_len
+        && answer.blob <= DEPTH_MAX
         && counts.iter().all(|&count| count as u64 <= thaw_abi::freeze::REPORT_MAX);
     is_possible.then_some(FreezeReport {
         file_len,
         stored,
         from_blobs,
+        from_ancestors,
         zero,
         stored_clean,
-        regions: counts[0],
+        regions,
         mappings,
-        threads: counts[3],
+        threads,
         blobs,
+        depth: answer.blob,
         checksum: answer.checksum,
         duration,
     })
@@ -360,6 +406,8 @@ pub(crate) struct Order<'a> {
     pub request: FreezeRequest,
     /// What the image says about the function.
     pub about: &'a [u8],
+    /// Images that it may refer to, by rising depth; the last is its parent.
+    pub ancestors: &'a [Ancestor],
 }
 
 /// Writes the memory of a sandbox at rest to `image`: what the state helper does.
@@ -374,6 +422,8 @@ pub(crate) fn write_image(
     scanner.take_spaces(&report.processes)?;
     let blobs = blobs_in_use(&report);
     scanner.open_blobs(&blobs)?;
+    let base = read_base(&mut scanner, order)?;
+    scanner.compare_with(base, report.origins.clone());
 
     let mut scanned = Vec::with_capacity(report.regions.len());
     for region in &report.regions {
@@ -386,6 +436,10 @@ pub(crate) fn write_image(
     };
     let limit = most_mappings(report.regions.iter().any(|region| region.space > 0));
     let layout = lay_out(&scanned, merge, limit).ok_or(FreezeError::TooManyMappings { limit })?;
+    if layout.stored_clean > request.max_stored {
+        let needed = layout.stored_clean;
+        return Err(FreezeError::TooLarge { needed, limit: request.max_stored });
+    }
 
     let mut summary = FreezeReport {
         stored_clean: layout.stored_clean,
@@ -397,6 +451,9 @@ pub(crate) fn write_image(
     };
     for mapping in &layout.mappings {
         match mapping.source {
+            SOURCE_BLOB if ancestor_depth(mapping.blob).is_some() => {
+                summary.from_ancestors += mapping.len;
+            }
             SOURCE_BLOB => summary.from_blobs += mapping.len,
             SOURCE_ZERO => summary.zero += mapping.len,
             _ => {}
@@ -407,8 +464,26 @@ pub(crate) fn write_image(
     summary.file_len = written.file_len;
     summary.stored = written.stored;
     summary.zero += in_image - written.stored;
+    summary.depth = written.depth;
     summary.checksum = written.checksum;
     Ok(summary)
+}
+
+/// What the images say that the sandbox is compared with.
+fn read_base(scanner: &mut Scanner<'_>, order: &Order<'_>) -> Result<Base, FreezeError> {
+    let Some((parent, _)) = order.ancestors.split_last() else { return Ok(Base::default()) };
+    let thawed_depth = order.request.thawed_depth;
+    let thawed = order.ancestors.iter().find(|ancestor| ancestor.depth == thawed_depth);
+    let mut chart_of = |image: &Ancestor| {
+        let file = scanner.blob(ancestor_number(image.depth))?;
+        // Whoever has asked for the image has verified its bytes.
+        let parsed = parse(file, image.file_len, Bytes::Known)
+            .map_err(|error| FreezeError::Base(error.to_string()))?;
+        let is_known = |depth| order.ancestors.iter().any(|known| known.depth == depth);
+        Ok::<_, FreezeError>(Chart::new(&parsed.mappings, image.depth, is_known))
+    };
+    let thawed = thawed.map(&mut chart_of).transpose()?;
+    Ok(Base { parent: Some(chart_of(parent)?), thawed })
 }
 
 /// Most blobs of an image's I/O cache, which only saves requests at boot; those
@@ -475,12 +550,15 @@ mod tests {
 
     #[test]
     fn a_report_of_an_impossible_image_is_refused() {
-        let numbers = [9000, 4096, 0, 0, 0, 5, 6 << 32 | 7, 8];
-        let answer = Answer { numbers, ..Answer::new(ANSWER_DONE) };
+        let numbers = [9000, 4096, 0, 0, 0, 5 << 32 | 8, 6 << 32 | 7, 4096];
+        let answer = Answer { numbers, blob: DEPTH_MAX, ..Answer::new(ANSWER_DONE) };
         let report = report_of(&answer, 9000, Duration::ZERO).unwrap();
         assert_eq!((report.regions, report.mappings, report.blobs, report.threads), (5, 6, 7, 8));
         assert!(report_of(&answer, 9001, Duration::ZERO).is_none());
-        for (at, value) in [(1, 9001), (5, u64::MAX), (7, u64::MAX), (6, u64::MAX)] {
+        assert_eq!((report.depth, report.from_ancestors), (DEPTH_MAX, 4096));
+        let too_deep = Answer { blob: DEPTH_MAX + 1, ..answer };
+        assert!(report_of(&too_deep, 9000, Duration::ZERO).is_none());
+        for (at, value) in [(1, 9001), (5, u64::MAX), (6, u64::MAX)] {
             let mut wrong = answer;
             wrong.numbers[at] = value;
             assert!(report_of(&wrong, 9000, Duration::ZERO).is_none(), "{at}");

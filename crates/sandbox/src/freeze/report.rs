@@ -1,8 +1,8 @@
 //! Reading the kernel's freeze report. Every number in it is hostile.
 
 use thaw_abi::freeze::{
-    FrozenRegion, FrozenThread, REGION_FROM_IMAGE, REGION_KERNEL, REGION_SHARED, REGION_STACK,
-    REGION_WIPE, REPORT_MAGIC, REPORT_MAX, ReportHeader,
+    FrozenRegion, FrozenThread, NO_ORIGIN, REGION_FROM_IMAGE, REGION_IN_PLACE, REGION_KERNEL,
+    REGION_SHARED, REGION_STACK, REGION_WIPE, REPORT_MAGIC, REPORT_MAX, ReportHeader,
 };
 use thaw_abi::image::MAX_SPACES;
 use thaw_abi::layout::LAYOUT_END;
@@ -50,6 +50,8 @@ impl Region {
 pub(crate) struct Report {
     /// Process of each address space, as the sandbox' pid namespace numbers it.
     pub processes: Vec<u32>,
+    /// Number of each address space in the image that the sandbox is a copy of.
+    pub origins: Vec<Option<u32>>,
     /// Sorted by address space and address, not overlapping.
     pub regions: Vec<Region>,
     /// At least one; the first is the main thread.
@@ -100,9 +102,9 @@ impl Report {
             return wrong("its number of address spaces is impossible");
         }
         let processes = reader.array::<u32>(header.space_count).ok_or_else(truncated)?;
-        if header.space_count % 2 == 1 {
-            reader.bytes(4).ok_or_else(truncated)?;
-        }
+        let origins = reader.array::<u32>(header.space_count).ok_or_else(truncated)?;
+        let origins = origins.into_iter().map(|number| (number != NO_ORIGIN).then_some(number));
+        let origins = origins.collect();
         let regions = reader.array::<FrozenRegion>(header.region_count).ok_or_else(truncated)?;
         let threads = reader.array::<FrozenThread>(header.thread_count).ok_or_else(truncated)?;
         let blobs = reader.array::<u32>(header.blob_count).ok_or_else(truncated)?;
@@ -131,13 +133,17 @@ impl Report {
             }
             checked.push(region);
         }
-        Ok(Self { processes, regions: checked, threads, blobs, auxv, pid: header.pid })
+        Ok(Self { processes, origins, regions: checked, threads, blobs, auxv, pid: header.pid })
     }
 }
 
 fn check(region: &FrozenRegion, strings: &[u8]) -> Result<Region, &'static str> {
-    const FLAGS: u32 =
-        REGION_KERNEL | REGION_SHARED | REGION_WIPE | REGION_FROM_IMAGE | REGION_STACK;
+    const FLAGS: u32 = REGION_KERNEL
+        | REGION_SHARED
+        | REGION_WIPE
+        | REGION_FROM_IMAGE
+        | REGION_STACK
+        | REGION_IN_PLACE;
     let area = area_of(region.start, region.len).ok_or("a region lies where none can be")?;
     if (area == Area::Kernel) != (region.flags & REGION_KERNEL != 0) {
         return Err("a region is marked as somebody else's");
@@ -218,11 +224,19 @@ pub(crate) mod tests {
     fn a_report_is_read() {
         let mapped = FrozenRegion { blob: 5, path_len: 4, ..region(0x40_0000, 0x2000) };
         let report = Report::parse(&encode(&[mapped, region(0x50_0000, 0x1000)], |_| {})).unwrap();
-        assert_eq!(report.blobs, [5]);
+        assert_eq!((report.blobs, report.origins), (vec![5], vec![Some(0)]));
         assert_eq!(report.auxv, [6; 16]);
         assert_eq!(report.regions[0].path, b"/bin");
         assert_eq!(report.regions[0].blob, Some((5, 0)));
         assert_eq!(report.regions[1].blob, None);
+    }
+
+    #[test]
+    fn an_address_space_may_be_newer_than_the_image() {
+        let mut bytes = encode(&[region(0x40_0000, 0x2000)], |_| {});
+        let at = size_of::<ReportHeader>() + 4;
+        bytes[at..at + 4].copy_from_slice(&NO_ORIGIN.to_le_bytes());
+        assert_eq!(Report::parse(&bytes).unwrap().origins, [None]);
     }
 
     #[test]

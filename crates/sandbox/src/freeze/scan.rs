@@ -3,15 +3,18 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use rustix::io::Errno;
 use thaw_abi::PAGE_SIZE;
-use thaw_abi::freeze::{REGION_FROM_IMAGE, REGION_SHARED, REGION_WIPE};
+use thaw_abi::freeze::{
+    REGION_FROM_IMAGE, REGION_IN_PLACE, REGION_KERNEL, REGION_SHARED, REGION_WIPE,
+};
 
 use super::FreezeError;
+use super::chart::{Chart, Origin};
 use super::report::Region;
-use crate::pagemap::PageKind;
 use crate::state::{FIRST_PROCESS, Space};
 
 /// Where the content of a page can be had from.
@@ -23,6 +26,32 @@ pub(crate) enum Content {
     Blob,
     /// It is zero.
     Zero,
+    /// From a blob or an ancestor, as the parent of the image has it.
+    File {
+        /// Its number.
+        number: u32,
+        /// Offset of the first byte.
+        offset: u64,
+    },
+}
+
+impl Content {
+    /// The content of what lies `bytes` further on, if it goes on the same way.
+    pub fn further(self, bytes: u64) -> Self {
+        match self {
+            Self::File { number, offset } => Self::File { number, offset: offset + bytes },
+            content => content,
+        }
+    }
+}
+
+impl From<Origin> for Content {
+    fn from(origin: Origin) -> Self {
+        match origin {
+            Origin::Zero => Self::Zero,
+            Origin::File { number, offset } => Self::File { number, offset },
+        }
+    }
 }
 
 /// Neighbouring pages of one region with the same content.
@@ -58,12 +87,24 @@ pub(crate) trait Source {
     fn blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)>;
 }
 
+/// The images that a sandbox is compared with.
+#[derive(Debug, Default)]
+pub(crate) struct Base {
+    /// Of the image's parent.
+    pub parent: Option<Chart>,
+    /// Of the image that the sandbox is a copy of: the parent, or an ancestor of that.
+    pub thawed: Option<Chart>,
+}
+
 /// The memory of a frozen sandbox and the blobs that it maps.
 pub(crate) struct Scanner<'a> {
     source: &'a mut dyn Source,
     /// Of the processes that have the address spaces; so far, of the first.
     spaces: Vec<Space>,
     blobs: HashMap<u32, File>,
+    base: Base,
+    /// Number of each address space in the image that the sandbox is a copy of.
+    origins: Vec<Option<u32>>,
     /// Bytes of [`Content::Own`] so far.
     stored: u64,
     /// Most of them.
@@ -75,7 +116,9 @@ pub(crate) struct Scanner<'a> {
 impl<'a> Scanner<'a> {
     pub fn open(source: &'a mut dyn Source, max_stored: u64) -> Result<Self, FreezeError> {
         let spaces = vec![source.take_space(FIRST_PROCESS).map_err(FreezeError::Memory)?];
-        Ok(Self { source, spaces, blobs: HashMap::new(), stored: 0, max_stored, unknown: 0 })
+        let (base, origins) = (Base::default(), Vec::new());
+        let (blobs, stored, unknown) = (HashMap::new(), 0, 0);
+        Ok(Self { source, spaces, blobs, base, origins, stored, max_stored, unknown })
     }
 
     /// Takes the memory of all address spaces: `processes` as the sandbox' pid
@@ -106,7 +149,13 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    fn blob(&mut self, number: u32) -> Result<&File, FreezeError> {
+    /// Compares with images from now on.
+    pub fn compare_with(&mut self, base: Base, origins: Vec<Option<u32>>) {
+        (self.base, self.origins) = (base, origins);
+    }
+
+    /// A blob or an ancestor.
+    pub fn blob(&mut self, number: u32) -> Result<&File, FreezeError> {
         if !self.blobs.contains_key(&number) {
             self.open_blobs(&[number])?;
         }
@@ -121,34 +170,99 @@ impl<'a> Scanner<'a> {
             runs.push(region.end(), Content::Zero);
             return Ok(runs.list);
         }
+        let in_place = region.has(REGION_IN_PLACE) && !region.has(REGION_SHARED);
+        if in_place && let Some(thawed) = self.base.thawed.take() {
+            let scanned = self.scan_in_place(region, &thawed, &mut runs);
+            self.base.thawed = Some(thawed);
+            scanned?;
+            return Ok(runs.list);
+        }
         // Shared pages may have been written through another mapping, and pages
         // of an image are not known to be there before they are touched.
         if region.has(REGION_FROM_IMAGE) || region.has(REGION_SHARED) {
-            self.unknown = self.unknown.saturating_add(region.len);
-            if self.unknown > UNKNOWN_MAX {
-                return Err(FreezeError::TooLarge { needed: self.unknown, limit: UNKNOWN_MAX });
-            }
-            self.examine(region, region.start, region.end(), &mut runs)?;
+            self.examine_unknown(region, region.start, region.end(), &mut runs)?;
             return Ok(runs.list);
         }
-        let mut changed = Vec::new();
-        self.spaces[region.space as usize]
-            .pages
-            .runs(region.start, region.end(), |run| {
-                if run.kind == PageKind::Private {
-                    changed.push((run.start.max(region.start), run.end.min(region.end())));
-                }
-            })
-            .map_err(FreezeError::Memory)?;
-        for (start, end) in changed {
-            if start < runs.end || end <= start {
-                continue;
-            }
-            runs.push(start, untouched);
-            self.examine(region, start, end, &mut runs)?;
+        for changed in self.private_runs(region)? {
+            runs.push(changed.start, untouched);
+            self.examine(region, changed.start, changed.end, &mut runs)?;
         }
         runs.push(region.end(), untouched);
         Ok(runs.list)
+    }
+
+    /// The runs of pages of a region that were written, in order.
+    fn private_runs(&mut self, region: &Region) -> Result<Vec<Range<u64>>, FreezeError> {
+        let mut found: Vec<Range<u64>> = Vec::new();
+        self.spaces[region.space as usize]
+            .pages
+            .private_runs(region.start, region.end(), |run| {
+                let start = run.start.max(found.last().map_or(region.start, |last| last.end));
+                let end = run.end.min(region.end());
+                if start < end {
+                    found.push(start..end);
+                }
+            })
+            .map_err(FreezeError::Memory)?;
+        Ok(found)
+    }
+
+    /// A region that lies where the thaw has mapped it: what was not written is what the image
+    /// says.
+    fn scan_in_place(
+        &mut self,
+        region: &Region,
+        thawed: &Chart,
+        runs: &mut Runs,
+    ) -> Result<(), FreezeError> {
+        for written in self.private_runs(region)? {
+            self.take_from(thawed, region, written.start, runs)?;
+            self.examine(region, written.start, written.end, runs)?;
+        }
+        self.take_from(thawed, region, region.end(), runs)
+    }
+
+    /// Adds what an image says of a region, from where the runs end up to `end`.
+    fn take_from(
+        &mut self,
+        thawed: &Chart,
+        region: &Region,
+        end: u64,
+        runs: &mut Runs,
+    ) -> Result<(), FreezeError> {
+        let origin = self.origins.get(region.space as usize).copied().flatten();
+        if let Some(space) = origin {
+            for piece in thawed.within(space, runs.end, end) {
+                self.fill_gap(region, piece.start, runs)?;
+                runs.push(piece.end, piece.origin.into());
+            }
+        }
+        self.fill_gap(region, end, runs)
+    }
+
+    /// Adds a part of a region of which the image says nothing: the kernel's memory was zero
+    /// there, and there is no such part of the guest's unless its kernel lies.
+    fn fill_gap(&mut self, region: &Region, end: u64, runs: &mut Runs) -> Result<(), FreezeError> {
+        if region.has(REGION_KERNEL) {
+            runs.push(end, Content::Zero);
+            return Ok(());
+        }
+        self.examine_unknown(region, runs.end, end, runs)
+    }
+
+    /// Reads pages of which it is not known whether they are there.
+    fn examine_unknown(
+        &mut self,
+        region: &Region,
+        start: u64,
+        end: u64,
+        runs: &mut Runs,
+    ) -> Result<(), FreezeError> {
+        self.unknown = self.unknown.saturating_add(end.saturating_sub(start));
+        if self.unknown > UNKNOWN_MAX {
+            return Err(FreezeError::TooLarge { needed: self.unknown, limit: UNKNOWN_MAX });
+        }
+        self.examine(region, start, end, runs)
     }
 
     /// Reads pages and compares them with what they would be without the image.
@@ -187,13 +301,15 @@ impl<'a> Scanner<'a> {
                 read_padded(file, offset + (at - region.start), original)
                     .map_err(|source| FreezeError::Blob { blob: number, source })?;
             }
+            let expected = self.expected(region.space, at, len)?;
             for (number, page) in memory.chunks_exact(PAGE_SIZE as usize).enumerate() {
                 let first = number * PAGE_SIZE as usize;
                 let same = original.get(first..first + page.len()).is_some_and(|same| same == page);
-                let content = match page {
-                    _ if same => Content::Blob,
-                    page if page == ZEROS => Content::Zero,
-                    _ => {
+                let content = match expected.content_of(number, page) {
+                    Some(content) => content,
+                    None if same => Content::Blob,
+                    None if page == ZEROS => Content::Zero,
+                    None => {
                         self.stored += PAGE_SIZE;
                         Content::Own
                     }
@@ -206,6 +322,47 @@ impl<'a> Scanner<'a> {
             at += len as u64;
         }
         Ok(())
+    }
+
+    /// What the image's parent has at an address.
+    fn expected(&mut self, space: u32, at: u64, len: usize) -> Result<Expected, FreezeError> {
+        let Some(parent) = self.base.parent.take() else { return Ok(Expected::default()) };
+        let mut expected = Expected {
+            memory: vec![0; len],
+            contents: vec![None; len / PAGE_SIZE as usize],
+        };
+        let read = parent.within(space, at, at + len as u64).try_for_each(|piece| {
+            let (first, end) = ((piece.start - at) as usize, (piece.end - at) as usize);
+            for page in (first..end).step_by(PAGE_SIZE as usize) {
+                let content = Content::from(piece.origin).further((page - first) as u64);
+                expected.contents[page / PAGE_SIZE as usize] = Some(content);
+            }
+            match piece.origin {
+                Origin::Zero => Ok(()),
+                Origin::File { number, offset } => {
+                    read_padded(self.blob(number)?, offset, &mut expected.memory[first..end])
+                        .map_err(|source| FreezeError::Blob { blob: number, source })
+                }
+            }
+        });
+        self.base.parent = Some(parent);
+        read.map(|()| expected)
+    }
+}
+
+/// What the image's parent has, page by page, and where that is to be had from.
+#[derive(Default)]
+struct Expected {
+    memory: Vec<u8>,
+    contents: Vec<Option<Content>>,
+}
+
+impl Expected {
+    /// Where the page of this number comes from, if the parent has the same.
+    fn content_of(&self, number: usize, page: &[u8]) -> Option<Content> {
+        let content = (*self.contents.get(number)?)?;
+        let first = number * PAGE_SIZE as usize;
+        (self.memory[first..first + page.len()] == *page).then_some(content)
     }
 }
 
@@ -226,7 +383,7 @@ impl Runs {
             return;
         }
         match self.list.last_mut() {
-            Some(last) if last.content == content => last.end = end,
+            Some(last) if last.content.further(last.len()) == content => last.end = end,
             _ => self.list.push(Run { start: self.end, end, content }),
         }
         self.end = end;
@@ -250,4 +407,195 @@ fn read_padded(file: &File, mut offset: u64, mut buffer: &mut [u8]) -> io::Resul
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+    use crate::pagemap::PageMap;
+    use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+    use std::ptr;
+    use thaw_abi::image::{Mapping, SOURCE_IMAGE, SOURCE_ZERO, ancestor_number};
+
+    const P: u64 = PAGE_SIZE;
+    const PAGES: u64 = 16;
+
+    /// The memory of this process, and images by depth.
+    struct Own(Vec<File>);
+
+    impl Source for Own {
+        fn take_space(&mut self, _: u32) -> io::Result<Space> {
+            let memory = File::open("/proc/self/mem")?;
+            Ok(Space { memory, pages: PageMap::own()? })
+        }
+
+        fn blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)> {
+            let file = |number: &u32| {
+                let depth = number.checked_sub(ancestor_number(0)).map(|depth| depth as usize);
+                let file = depth.and_then(|depth| self.0.get(depth));
+                let file = file.ok_or((*number, io::ErrorKind::NotFound.into()))?;
+                file.try_clone().map_err(|error| (*number, error))
+            };
+            numbers.iter().map(file).collect()
+        }
+    }
+
+    /// A file whose page `n` is full of `first + n`.
+    fn image(first: u8) -> File {
+        let file = tempfile::tempfile().unwrap();
+        for page in 0..PAGES {
+            file.write_all_at(&[first + page as u8; P as usize], page * P).unwrap();
+        }
+        file
+    }
+
+    /// Private memory of some pages: of an image, or anonymous.
+    fn memory(file: Option<&File>) -> u64 {
+        let len = (PAGES * P) as usize;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let start = unsafe {
+            match file {
+                Some(file) => mmap(ptr::null_mut(), len, protection, MapFlags::PRIVATE, file, 0),
+                None => mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE),
+            }
+        };
+        start.unwrap() as u64
+    }
+
+    fn fill(start: u64, page: u64, byte: u8) {
+        // SAFETY: a page of a mapping of `memory`, which stays for the whole test.
+        unsafe { ((start + page * P) as *mut u8).write_bytes(byte, P as usize) };
+    }
+
+    fn chart(depth: u32, start: u64, source: u32) -> Chart {
+        let mapping = Mapping { start, len: PAGES * P, offset: 0, source, blob: 0, prot: 3, flags: 0 };
+        Chart::new(&[mapping], depth, |_| true)
+    }
+
+    fn region(start: u64, flags: u32) -> Region {
+        let len = PAGES * P;
+        Region { start, len, blob: None, prot: 3, flags, path: Vec::new(), space: 0 }
+    }
+
+    const IN_PLACE: u32 = REGION_FROM_IMAGE | REGION_IN_PLACE;
+
+    /// First page and content of each run.
+    fn scan(images: Vec<File>, base: Base, region: &Region) -> Vec<(u64, Content)> {
+        let mut source = Own(images);
+        let mut scanner = Scanner::open(&mut source, 1 << 30).unwrap();
+        scanner.compare_with(base, vec![Some(0)]);
+        let runs = scanner.runs(region).unwrap();
+        assert_eq!(runs.last().map(|run| run.end), Some(region.end()));
+        runs.iter().map(|run| ((run.start - region.start) / P, run.content)).collect()
+    }
+
+    fn of(depth: u32, page: u64) -> Content {
+        Content::File { number: ancestor_number(depth), offset: page * P }
+    }
+
+    fn base(parent: Chart, thawed: Chart) -> Base {
+        Base { parent: Some(parent), thawed: Some(thawed) }
+    }
+
+    #[test]
+    fn only_what_differs_from_the_parent_is_its_own() {
+        let file = image(1);
+        let start = memory(Some(&file));
+        fill(start, 3, 99);
+        // Written, and equal all the same.
+        fill(start, 5, 6);
+        fill(start, 7, 0);
+        let both = || chart(0, start, SOURCE_IMAGE);
+        let expected =
+            [(0, of(0, 0)), (3, Content::Own), (4, of(0, 4)), (7, Content::Zero), (8, of(0, 8))];
+        let images = || vec![file.try_clone().unwrap()];
+        assert_eq!(scan(images(), base(both(), both()), &region(start, IN_PLACE)), expected);
+        // The same if it is not known what lies in place: all of it is compared.
+        let moved = region(start, REGION_FROM_IMAGE);
+        assert_eq!(scan(images(), base(both(), both()), &moved), expected);
+        let unknown = Base { parent: Some(both()), thawed: None };
+        assert_eq!(scan(images(), unknown, &region(start, IN_PLACE)), expected);
+        // Without a base all of it is stored.
+        let whole = scan(images(), Base::default(), &region(start, IN_PLACE));
+        assert_eq!(whole, [(0, Content::Own), (7, Content::Zero), (8, Content::Own)]);
+    }
+
+    #[test]
+    fn memory_in_place_is_not_even_read() {
+        let file = image(1);
+        // Not what the image has, so that a look would show.
+        let start = memory(None);
+        let thawed = chart(0, start, SOURCE_IMAGE);
+        let found =
+            scan(vec![file], base(Chart::default(), thawed), &region(start, IN_PLACE));
+        assert_eq!(found, [(0, of(0, 0))]);
+    }
+
+    #[test]
+    fn a_later_image_of_the_same_sandbox_stores_only_what_is_new() {
+        let root = image(1);
+        let start = memory(Some(&root));
+        fill(start, 3, 99);
+        fill(start, 4, 98);
+        // What the last image had of it.
+        let last = tempfile::tempfile().unwrap();
+        last.write_all_at(&[99; P as usize], 0).unwrap();
+        let mapping = |page: u64, pages: u64, source, blob, offset: u64| Mapping {
+            start: start + page * P,
+            len: pages * P,
+            offset: offset * P,
+            source,
+            blob,
+            prot: 3,
+            flags: 0,
+        };
+        let mappings = [
+            mapping(0, 3, thaw_abi::image::SOURCE_BLOB, ancestor_number(0), 0),
+            mapping(3, 1, SOURCE_IMAGE, 0, 0),
+            mapping(4, 12, thaw_abi::image::SOURCE_BLOB, ancestor_number(0), 4),
+        ];
+        let parent = Chart::new(&mappings, 1, |_| true);
+        let thawed = chart(0, start, SOURCE_IMAGE);
+        let found = scan(vec![root, last], base(parent, thawed), &region(start, IN_PLACE));
+        assert_eq!(found, [(0, of(0, 0)), (3, of(1, 0)), (4, Content::Own), (5, of(0, 5))]);
+    }
+
+    #[test]
+    fn new_mappings_are_zero_where_nobody_wrote() {
+        let start = memory(None);
+        fill(start, 2, 7);
+        // The parent had something else there.
+        let parent = || chart(0, start, SOURCE_IMAGE);
+        let found = scan(vec![image(1)], base(parent(), parent()), &region(start, 0));
+        assert_eq!(found, [(0, Content::Zero), (2, Content::Own), (3, Content::Zero)]);
+    }
+
+    #[test]
+    fn of_what_the_image_does_not_say_only_the_kernel_is_believed() {
+        let start = memory(None);
+        fill(start, 2, 7);
+        let elsewhere = || base(chart(0, P, SOURCE_ZERO), chart(0, P, SOURCE_ZERO));
+        let expected = [(0, Content::Zero), (2, Content::Own), (3, Content::Zero)];
+        for flags in [IN_PLACE, IN_PLACE | REGION_KERNEL] {
+            assert_eq!(scan(Vec::new(), elsewhere(), &region(start, flags)), expected);
+        }
+        // Content that the kernel does not admit to is read if it is the guest's.
+        let file = image(1);
+        let start = memory(Some(&file));
+        let guest = scan(Vec::new(), elsewhere(), &region(start, IN_PLACE));
+        assert_eq!(guest, [(0, Content::Own)]);
+        let kernel = scan(Vec::new(), elsewhere(), &region(start, IN_PLACE | REGION_KERNEL));
+        assert_eq!(kernel, [(0, Content::Zero)]);
+    }
+
+    #[test]
+    fn shared_memory_is_always_read() {
+        let file = image(1);
+        let start = memory(Some(&file));
+        let wrong = || chart(0, start, SOURCE_ZERO);
+        let shared = region(start, IN_PLACE | REGION_SHARED);
+        assert_eq!(scan(vec![file], base(wrong(), wrong()), &shared), [(0, Content::Own)]);
+    }
 }

@@ -1,5 +1,6 @@
 //! Writing the image file.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -7,8 +8,9 @@ use std::os::unix::fs::FileExt;
 
 use bytemuck::{Zeroable, bytes_of, cast_slice};
 use thaw_abi::image::{
-    IMAGE_VERSION, ImageHeader, NOTE_ABOUT, NOTE_BLOBS, NOTE_HEADER, NOTE_MAPPINGS, NOTE_OWNER,
-    SOURCE_IMAGE,
+    Ancestor, IMAGE_VERSION, IMAGE_VERSION_DIFFERENTIAL, ImageHeader, Mapping, NOTE_ABOUT,
+    NOTE_ANCESTORS, NOTE_BLOBS, NOTE_HEADER, NOTE_MAPPINGS, NOTE_OWNER, SOURCE_BLOB, SOURCE_IMAGE,
+    ancestor_number,
 };
 use thaw_abi::{PAGE_SIZE, page_align_up};
 
@@ -34,6 +36,7 @@ pub(crate) struct Written {
     pub file_len: u64,
     /// Bytes of memory in the file that are not holes.
     pub stored: u64,
+    pub depth: u32,
     pub checksum: [u8; 32],
 }
 
@@ -47,9 +50,13 @@ pub(crate) fn write(
     memory: &Scanner<'_>,
 ) -> Result<Written, FreezeError> {
     let failed = FreezeError::Write;
+    let ancestors = ancestors_in_use(&layout.mappings, order.ancestors);
+    // One that refers to no other is a root, whatever it was compared with.
+    let parent = order.ancestors.last().filter(|_| !ancestors.is_empty());
+    let depth = parent.map_or(0, |parent| parent.depth + 1);
     let header = ImageHeader {
-        version: IMAGE_VERSION,
-        flags: 0,
+        version: if depth > 0 { IMAGE_VERSION_DIFFERENTIAL } else { IMAGE_VERSION },
+        depth,
         file_len: 0,
         kernel_build: order.request.kernel_build,
         index: order.request.index_hash,
@@ -61,13 +68,14 @@ pub(crate) fn write(
     // the other way round: once to measure, once with the offsets in place.
     let headers = program_headers(&layout, 0, 0).len() as u64;
     let notes_offset = size_of::<FileHeader>() as u64 + headers * size_of::<ProgramHeader>() as u64;
-    let notes_len = notes(report, blobs, &layout, order, &header).0.len() as u64;
+    let parts = Parts { report, blobs, ancestors: &ancestors, order };
+    let notes_len = notes(&parts, &layout, &header).0.len() as u64;
     let first = page_align_up(notes_offset + notes_len)
         .ok_or_else(|| failed(io::Error::from(io::ErrorKind::FileTooLarge)))?;
     layout.place(first);
     let file_len = first + layout.image_len;
     let header = ImageHeader { file_len, ..header };
-    let (notes, header_offset) = notes(report, blobs, &layout, order, &header);
+    let (notes, header_offset) = notes(&parts, &layout, &header);
     let headers = program_headers(&layout, notes_offset, notes_len);
 
     let mut start = bytes_of(&file_header(headers.len())).to_vec();
@@ -82,7 +90,18 @@ pub(crate) fn write(
         notes_offset + (header_offset + std::mem::offset_of!(ImageHeader, checksum)) as u64;
     let checksum = checksum(image, file_len, checksum_offset).map_err(failed)?;
     image.write_all_at(&checksum, checksum_offset).map_err(failed)?;
-    Ok(Written { file_len, stored, checksum })
+    Ok(Written { file_len, stored, depth, checksum })
+}
+
+/// The ancestors that mappings refer to.
+fn ancestors_in_use(mappings: &[Mapping], ancestors: &[Ancestor]) -> Vec<Ancestor> {
+    let used: BTreeSet<u32> = mappings
+        .iter()
+        .filter(|mapping| mapping.source == SOURCE_BLOB)
+        .map(|mapping| mapping.blob)
+        .collect();
+    let is_used = |ancestor: &&Ancestor| used.contains(&ancestor_number(ancestor.depth));
+    ancestors.iter().filter(is_used).copied().collect()
 }
 
 /// Copies the stored memory, which the segments cover without a gap; many pages of
@@ -201,14 +220,17 @@ fn program_flags(prot: u32) -> u32 {
     (prot & 1) << 2 | prot & 2 | (prot & 4) >> 2
 }
 
+/// What the notes tell, beside the layout and the header.
+struct Parts<'a> {
+    report: &'a Report,
+    blobs: &'a [u32],
+    ancestors: &'a [Ancestor],
+    order: &'a Order<'a>,
+}
+
 /// All notes, and the offset in them of the image header.
-fn notes(
-    report: &Report,
-    blobs: &[u32],
-    layout: &Layout,
-    order: &Order<'_>,
-    header: &ImageHeader,
-) -> (Vec<u8>, usize) {
+fn notes(parts: &Parts<'_>, layout: &Layout, header: &ImageHeader) -> (Vec<u8>, usize) {
+    let Parts { report, blobs, ancestors, order } = *parts;
     let mut notes = Vec::new();
     let status = |thread: &thaw_abi::freeze::FrozenThread| ThreadStatus {
         pid: thread.tid,
@@ -241,6 +263,9 @@ fn notes(
     let header_offset = notes.len() - size_of::<ImageHeader>();
     push_note(&mut notes, NOTE_OWNER, NOTE_MAPPINGS, cast_slice(&layout.mappings));
     push_note(&mut notes, NOTE_OWNER, NOTE_BLOBS, cast_slice(blobs));
+    if !ancestors.is_empty() {
+        push_note(&mut notes, NOTE_OWNER, NOTE_ANCESTORS, cast_slice(ancestors));
+    }
     push_note(&mut notes, NOTE_OWNER, NOTE_ABOUT, order.about);
     (notes, header_offset)
 }

@@ -1,10 +1,13 @@
 //! Reading snapshot images. Nothing of an image is executed or mapped before
 //! all checks have passed.
 
+mod ancestors;
 mod cpu;
 pub(crate) mod elf;
 pub(crate) mod parse;
 
+pub use ancestors::AncestorFile;
+pub(crate) use ancestors::{Ancestors, BlobsAndAncestors};
 pub use cpu::cpu_features;
 
 use std::fs::File;
@@ -12,7 +15,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use thaw_abi::image::{ImageHeader, Mapping};
+use thaw_abi::image::{
+    Ancestor, IMAGE_VERSION, IMAGE_VERSION_DIFFERENTIAL, ImageHeader, Mapping,
+};
 
 use crate::boot::{BootPlan, PlanError};
 use crate::broker::BlobSource;
@@ -39,13 +44,30 @@ pub enum ImageError {
     Damaged(&'static str),
     /// Written by another version of Thaw.
     #[error(
-        "the image has format version {found}, this Thaw reads version {expected}; freeze the function anew"
+        "the image has format version {found}, this Thaw reads versions {IMAGE_VERSION} to {IMAGE_VERSION_DIFFERENTIAL}; freeze the function anew"
     )]
     Version {
         /// Version of the image.
         found: u32,
-        /// Version that this library reads.
-        expected: u32,
+    },
+    /// It was opened without the images that hold the rest of its memory.
+    #[error("the image holds only what differs from other images; open it together with those")]
+    Differential,
+    /// An image that holds a part of its memory cannot be opened.
+    #[error("the image differs from another one, of depth {depth}, that cannot be opened: {why}")]
+    NoAncestor {
+        /// Depth of the other one.
+        depth: u32,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An image that holds a part of its memory is not what it was.
+    #[error(
+        "the image differs from another one, of depth {depth}, that is not what it was; restore that file, or freeze anew"
+    )]
+    WrongAncestor {
+        /// Depth of the other one.
+        depth: u32,
     },
     /// Frozen under another build of the kernel.
     #[error(
@@ -84,6 +106,7 @@ pub struct Image {
     mappings_at: u64,
     blobs: Vec<u32>,
     about: String,
+    pub(crate) ancestors: Ancestors,
 }
 
 /// Most mappings of an image. Those of one process must fit a boot command together
@@ -96,9 +119,25 @@ pub(crate) fn most_mappings(is_of_several: bool) -> usize {
 impl Image {
     /// Reads and verifies an image: structure, length, version, checksum.
     /// Whether it can be booted here says [`Image::check_fit`].
+    ///
+    /// # Errors
+    /// It is not an image, is damaged, or stores only how it differs from others:
+    /// [`Image::open_with`].
     pub fn open(file: File) -> Result<Self, ImageError> {
-        let parsed = parse::parse(&file)?;
+        Self::open_with(file, &mut |_| Err(ImageError::Differential))
+    }
+
+    /// The same with an image that may have ancestors, which `find` opens.
+    ///
+    /// # Errors
+    /// It is not an image, is damaged, or an ancestor is not to be had.
+    pub fn open_with(
+        file: File,
+        find: &mut dyn FnMut(&Ancestor) -> Result<AncestorFile, ImageError>,
+    ) -> Result<Self, ImageError> {
+        let parsed = parse::parse(&file, parse::len_of(&file)?, parse::Bytes::Checked)?;
         Ok(Self {
+            ancestors: Ancestors::find(parsed.ancestors, find)?,
             file: Arc::new(file),
             header: parsed.header,
             mappings: parsed.mappings,
@@ -145,6 +184,11 @@ impl Image {
     /// JSON about the function, as given to the freeze.
     pub fn about(&self) -> &str {
         &self.about
+    }
+
+    /// The images that hold the rest of its memory, by rising depth.
+    pub fn ancestors(&self) -> &[Ancestor] {
+        self.ancestors.named()
     }
 
     /// The file.

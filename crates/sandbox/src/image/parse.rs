@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt;
 use bytemuck::{AnyBitPattern, Zeroable};
 use thaw_abi::PAGE_SIZE;
 use thaw_abi::image::{
-    IMAGE_VERSION, ImageHeader, MAPPING_EAGER, MAPPING_KERNEL, MAPPING_SHARED, MAPPING_SPACE_SHIFT,
-    MAX_SPACES, Mapping, NOTE_ABOUT, NOTE_BLOBS, NOTE_HEADER, NOTE_MAPPINGS, NOTE_OWNER,
-    SOURCE_BLOB, SOURCE_IMAGE, SOURCE_ZERO,
+    ANCESTOR_FIRST, Ancestor, DEPTH_MAX, IMAGE_VERSION, IMAGE_VERSION_DIFFERENTIAL, ImageHeader,
+    MAPPING_EAGER, MAPPING_KERNEL, MAPPING_SHARED, MAPPING_SPACE_SHIFT, MAX_SPACES, Mapping,
+    NOTE_ABOUT, NOTE_ANCESTORS, NOTE_BLOBS, NOTE_HEADER, NOTE_MAPPINGS, NOTE_OWNER, SOURCE_BLOB,
+    SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth,
 };
-use thaw_abi::rootfs::NO_BLOB;
 
 use super::ImageError::{Damaged, NotAnImage, Read, Truncated};
 use super::elf::{EM_X86_64, ET_CORE, FileHeader, IDENT, Note, PT_NOTE, ProgramHeader, notes};
@@ -26,17 +26,33 @@ pub(crate) const WRONG_CHECKSUM: &str = "its checksum does not fit";
 
 /// What an image says, verified.
 #[derive(Debug)]
-pub(super) struct Parsed {
+pub(crate) struct Parsed {
     pub header: ImageHeader,
     pub mappings: Vec<Mapping>,
     /// Where they lie in the file.
     pub mappings_at: u64,
     pub blobs: Vec<u32>,
     pub about: String,
+    /// By rising depth.
+    pub ancestors: Vec<Ancestor>,
 }
 
-pub(super) fn parse(file: &File) -> Result<Parsed, ImageError> {
-    let found = file.metadata().map_err(Read)?.len();
+/// Bytes of a file.
+pub(super) fn len_of(file: &File) -> Result<u64, ImageError> {
+    Ok(file.metadata().map_err(Read)?.len())
+}
+
+/// Whether all bytes of a file are compared with its checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bytes {
+    /// They are.
+    Checked,
+    /// Somebody has done so before.
+    Known,
+}
+
+/// Reads an image file of `found` bytes.
+pub(crate) fn parse(file: &File, found: u64, bytes_are: Bytes) -> Result<Parsed, ImageError> {
     let (notes_offset, bytes) = read_notes(file, found)?;
     let notes = notes(&bytes).ok_or(Damaged("its notes do not fit their lengths"))?;
     let own = |kind| notes.iter().find(|note| note.owner == NOTE_OWNER && note.kind == kind);
@@ -47,8 +63,8 @@ pub(super) fn parse(file: &File) -> Result<Parsed, ImageError> {
     // The version comes first in every version.
     let version = note.description.get(..4).ok_or(Damaged("its header is too short"))?;
     let version = u32::from_le_bytes([version[0], version[1], version[2], version[3]]);
-    if version != IMAGE_VERSION {
-        return Err(ImageError::Version { found: version, expected: IMAGE_VERSION });
+    if !matches!(version, IMAGE_VERSION | IMAGE_VERSION_DIFFERENTIAL) {
+        return Err(ImageError::Version { found: version });
     }
     let header: ImageHeader = bytemuck::try_pod_read_unaligned(note.description)
         .map_err(|_| Damaged("its header has a wrong length"))?;
@@ -60,21 +76,55 @@ pub(super) fn parse(file: &File) -> Result<Parsed, ImageError> {
     }
     let checksum_offset =
         notes_offset + (note.offset + std::mem::offset_of!(ImageHeader, checksum)) as u64;
-    if checksum(file, found, checksum_offset).map_err(Read)? != header.checksum {
+    let is_checked = bytes_are == Bytes::Checked;
+    if is_checked && checksum(file, found, checksum_offset).map_err(Read)? != header.checksum {
         return Err(Damaged(WRONG_CHECKSUM));
     }
 
+    let ancestors: Vec<Ancestor> = own(NOTE_ANCESTORS).map_or(Ok(Vec::new()), array)?;
+    check_ancestors(&header, &ancestors)?;
     let note = own(NOTE_MAPPINGS).ok_or(Damaged("a note is missing"))?;
     let mappings_at = notes_offset + note.offset as u64;
     let mappings: Vec<Mapping> = array(note)?;
-    check_mappings(&mappings, found)?;
+    check_mappings(&mappings, found, &ancestors)?;
     let blobs: Vec<u32> = array(own(NOTE_BLOBS).ok_or(Damaged("a note is missing"))?)?;
-    if blobs.contains(&NO_BLOB) {
+    if blobs.iter().any(|&blob| blob >= ANCESTOR_FIRST) {
         return Err(Damaged("its I/O cache names no blob"));
     }
     let about = own(NOTE_ABOUT).map_or(&[][..], |note| note.description);
     let about = String::from_utf8_lossy(about).into_owned();
-    Ok(Parsed { header, mappings, mappings_at, blobs, about })
+    Ok(Parsed { header, mappings, mappings_at, blobs, about, ancestors })
+}
+
+/// Checks that the ancestors of an image can be some: all of them above it in its chain, each
+/// once. So no image is among its own.
+fn check_ancestors(header: &ImageHeader, ancestors: &[Ancestor]) -> Result<(), ImageError> {
+    let expected = if header.depth > 0 { IMAGE_VERSION_DIFFERENTIAL } else { IMAGE_VERSION };
+    if header.version != expected || header.depth > DEPTH_MAX {
+        return Err(Damaged("its depth is impossible"));
+    }
+    let mut least = 0;
+    for ancestor in ancestors {
+        if ancestor.depth < least || ancestor.depth >= header.depth {
+            return Err(Damaged("its ancestors are not above it, or not sorted"));
+        }
+        if ancestor.reserved != 0 || ancestor.file_len > i64::MAX as u64 {
+            return Err(Damaged("an ancestor is impossible"));
+        }
+        least = ancestor.depth + 1;
+    }
+    Ok(())
+}
+
+/// Where the bytes of a blob, or of an ancestor, end.
+fn end_of_blob(number: u32, ancestors: &[Ancestor]) -> Option<u64> {
+    match ancestor_depth(number) {
+        Some(depth) => {
+            let known = ancestors.iter().find(|ancestor| ancestor.depth == depth);
+            known.map(|ancestor| ancestor.file_len)
+        }
+        None => (number < ANCESTOR_FIRST).then_some(i64::MAX as u64),
+    }
 }
 
 /// Makes the checksum of an image fit its bytes; `None` if it has no header.
@@ -136,7 +186,11 @@ fn array<T: AnyBitPattern>(note: &Note<'_>) -> Result<Vec<T>, ImageError> {
 
 /// Checks that carrying out the mappings can only fill the saved parts of a
 /// sandbox's address spaces, each at most once.
-fn check_mappings(mappings: &[Mapping], file_len: u64) -> Result<(), ImageError> {
+fn check_mappings(
+    mappings: &[Mapping],
+    file_len: u64,
+    ancestors: &[Ancestor],
+) -> Result<(), ImageError> {
     let is_of_several = mappings.iter().any(|mapping| mapping.space() > 0);
     if mappings.len() > most_mappings(is_of_several) {
         return Err(Damaged("it has too many mappings"));
@@ -168,7 +222,8 @@ fn check_mappings(mappings: &[Mapping], file_len: u64) -> Result<(), ImageError>
         let is_possible = match mapping.source {
             SOURCE_IMAGE => source_end.is_some_and(|end| end <= file_len),
             SOURCE_BLOB => {
-                mapping.blob != NO_BLOB && source_end.is_some_and(|end| end <= i64::MAX as u64)
+                let limit = end_of_blob(mapping.blob, ancestors);
+                source_end.is_some_and(|end| limit.is_some_and(|limit| end <= limit))
             }
             SOURCE_ZERO => true,
             _ => false,
@@ -183,7 +238,10 @@ fn check_mappings(mappings: &[Mapping], file_len: u64) -> Result<(), ImageError>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytemuck::Zeroable;
+    use thaw_abi::image::ancestor_number;
     use thaw_abi::layout::{HEAP_BASE, KERNEL_BASE};
+    use thaw_abi::rootfs::NO_BLOB;
 
     const GOOD: Mapping = Mapping {
         start: 0x40_0000,
@@ -199,7 +257,7 @@ mod tests {
     fn good_mappings_pass() {
         let kernel = Mapping { start: HEAP_BASE, flags: MAPPING_KERNEL, ..GOOD };
         let blob = Mapping { start: 0x50_0000, source: SOURCE_BLOB, offset: 1 << 40, ..GOOD };
-        check_mappings(&[GOOD, blob, kernel], 0x3000).unwrap();
+        check_mappings(&[GOOD, blob, kernel], 0x3000, &[]).unwrap();
     }
 
     #[test]
@@ -220,7 +278,53 @@ mod tests {
             vec![Mapping { source: SOURCE_BLOB, offset: !0xfff, ..GOOD }],
             vec![Mapping { len: 0, ..GOOD }],
         ] {
-            check_mappings(&mappings, 0x3000).expect_err("a bad mapping");
+            check_mappings(&mappings, 0x3000, &[]).expect_err("a bad mapping");
+        }
+    }
+
+    fn ancestor(depth: u32, file_len: u64) -> Ancestor {
+        Ancestor { depth, file_len, ..Ancestor::zeroed() }
+    }
+
+    #[test]
+    fn mappings_of_ancestors_lie_in_their_files() {
+        let of = |depth, offset| {
+            let blob = ancestor_number(depth);
+            Mapping { source: SOURCE_BLOB, blob, offset, ..GOOD }
+        };
+        let ancestors = [ancestor(0, 0x5000), ancestor(2, 0x4000)];
+        for good in [of(0, 0x3000), of(2, 0x2000)] {
+            check_mappings(&[good], 0x3000, &ancestors).unwrap();
+        }
+        for bad in [of(0, 0x4000), of(2, 0x3000), of(0, !0xfff), of(1, 0), of(3, 0), of(64, 0)] {
+            check_mappings(&[bad], 0x3000, &ancestors).expect_err("a bad mapping");
+        }
+    }
+
+    #[test]
+    fn ancestors_are_above_their_image() {
+        let header = |depth| ImageHeader {
+            version: if depth > 0 { IMAGE_VERSION_DIFFERENTIAL } else { IMAGE_VERSION },
+            depth,
+            ..ImageHeader::zeroed()
+        };
+        let good = [ancestor(0, 1), ancestor(1, 1), ancestor(4, 1)];
+        check_ancestors(&header(0), &[]).unwrap();
+        check_ancestors(&header(DEPTH_MAX), &good).unwrap();
+        for (header, ancestors) in [
+            (header(0), &good[..1]),
+            // It would be its own.
+            (header(4), &good[..]),
+            (header(DEPTH_MAX + 1), &good[..]),
+            (ImageHeader { version: IMAGE_VERSION, ..header(5) }, &good[..]),
+            (ImageHeader { version: IMAGE_VERSION_DIFFERENTIAL, ..header(0) }, &[]),
+            (header(5), &[ancestor(1, 1), ancestor(1, 1)]),
+            (header(5), &[ancestor(2, 1), ancestor(1, 1)]),
+            (header(5), &[ancestor(u32::MAX, 1)]),
+            (header(5), &[ancestor(1, u64::MAX)]),
+            (header(5), &[Ancestor { reserved: 1, ..ancestor(1, 1) }]),
+        ] {
+            check_ancestors(&header, ancestors).expect_err("impossible ancestors");
         }
     }
 }

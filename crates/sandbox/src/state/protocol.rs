@@ -62,7 +62,9 @@ pub const REQUEST_RECORD: u32 = 3;
 /// Caller → worker: a [`BlobReply`], with the blobs that were opened.
 pub const REPLY_BLOB: u32 = 4;
 
-/// A freeze: `about_len` bytes about the function follow.
+/// A freeze: `about_len` bytes about the function follow, and behind them `ancestor_count`
+/// [`thaw_abi::image::Ancestor`] that the image may refer to, by rising depth: the last is its
+/// parent. The worker asks for their files as for blobs.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct FreezeRequest {
@@ -88,7 +90,14 @@ pub struct FreezeRequest {
     pub clean_gap_pages: u64,
     /// See [`crate::MergePolicy`].
     pub zero_gap_pages: u64,
+    /// Number of ancestors that follow.
+    pub ancestor_count: u32,
+    /// Depth of the one that the sandbox is a copy of, or [`NOT_A_COPY`].
+    pub thawed_depth: u32,
 }
+
+/// The sandbox is not a copy of an ancestor of its image.
+pub const NOT_A_COPY: u32 = u32::MAX;
 
 /// A recording of a working set.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -148,6 +157,8 @@ pub const ERROR_WRITE: u32 = 6;
 pub const ERROR_SANDBOX_ENDED: u32 = 7;
 /// The worker has a bug; the text says where.
 pub const ERROR_PANIC: u32 = 8;
+/// An image that the sandbox is compared with is of no use; the text says why.
+pub const ERROR_BASE: u32 = 9;
 
 /// A packet from the helper or a worker; text follows.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -159,7 +170,8 @@ pub struct Answer {
     pub error: u32,
     /// Positive error number; 0: the text says it.
     pub errno: i32,
-    /// Number of a blob, or with [`ANSWER_BLOB`] how many.
+    /// Number of a blob, with [`ANSWER_BLOB`] how many, and with a finished freeze the depth of
+    /// the image.
     pub blob: u32,
     /// See the kinds.
     pub numbers: [u64; 8],
@@ -198,7 +210,7 @@ impl Answer {
         let (head, text) = packet.split_at_checked(size_of::<Self>())?;
         let answer: Self = pod_read_unaligned(head);
         let is_known = (ANSWER_STARTED..=ANSWER_IDLE).contains(&answer.kind)
-            && (ERROR_HOST..=ERROR_PANIC).contains(&answer.error)
+            && (ERROR_HOST..=ERROR_BASE).contains(&answer.error)
             && (0..=4095).contains(&answer.errno)
             && text.len() <= TEXT_MAX;
         is_known.then(|| (answer, printable(text)))
@@ -257,7 +269,7 @@ mod tests {
         for wrong in [
             Answer { kind: 0, ..good },
             Answer { kind: ANSWER_IDLE + 1, ..good },
-            Answer { error: ERROR_PANIC + 1, ..good },
+            Answer { error: ERROR_BASE + 1, ..good },
             Answer { errno: -1, ..good },
             Answer { errno: i32::MAX, ..good },
         ] {

@@ -14,13 +14,13 @@ use std::time::Instant;
 use bytemuck::{Pod, pod_read_unaligned};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, waitpid};
-use thaw_abi::image::Mapping;
+use thaw_abi::image::{Ancestor, Mapping};
 
 use super::confine::become_worker;
 use super::processes::{FIRST_PROCESS, Sandbox, Space};
 use super::protocol::{
     ANSWER_DONE, ANSWER_FAILED, ANSWER_IDLE, Answer, BLOBS_AT_ONCE, BLOBS_MAX, BlobReply,
-    ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT, ERROR_SANDBOX_ENDED,
+    ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT, ERROR_SANDBOX_ENDED,
     ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, PACKET_MAX, PIECE_MAX,
     REPLY_BLOB, REQUEST_CHECK, REQUEST_FREEZE, REQUEST_RECORD, RecordRequest, errno_of,
 };
@@ -106,7 +106,7 @@ fn has_done(worker: Pid) -> bool {
 /// A request.
 enum Work {
     Check,
-    Freeze { request: FreezeRequest, about: Vec<u8>, image: File },
+    Freeze { request: FreezeRequest, about: Vec<u8>, ancestors: Vec<Ancestor>, image: File },
     Record { request: RecordRequest, mappings: File },
 }
 
@@ -116,9 +116,14 @@ impl Work {
         match (kind_of(packet), file.map(File::from)) {
             (REQUEST_CHECK, None) => Some(Self::Check),
             (REQUEST_FREEZE, Some(image)) => {
-                let (request, about) = parse::<FreezeRequest>(packet)?;
-                let is_whole = about.len() == request.about_len as usize;
-                is_whole.then(|| Self::Freeze { request, about: about.to_vec(), image })
+                let (request, tail) = parse::<FreezeRequest>(packet)?;
+                let (about, tail) = tail.split_at_checked(request.about_len as usize)?;
+                let ancestors = tail.chunks_exact(size_of::<Ancestor>());
+                let count = request.ancestor_count as usize;
+                let is_whole = ancestors.len() == count && ancestors.remainder().is_empty();
+                let ancestors = ancestors.map(pod_read_unaligned).collect();
+                let about = about.to_vec();
+                is_whole.then_some(Self::Freeze { request, about, ancestors, image })
             }
             (REQUEST_RECORD, Some(mappings)) => {
                 let (request, _) = parse::<RecordRequest>(packet)?;
@@ -132,8 +137,9 @@ impl Work {
     fn answer(self, socket: &OwnedFd, sandbox: Sandbox) -> io::Result<Answers> {
         match self {
             Self::Check => Ok(vec![Answer::new(ANSWER_DONE).with_text("")]),
-            Self::Freeze { request, about, image } => {
-                Ok(freeze(socket, sandbox, &Order { request, about: &about }, &image))
+            Self::Freeze { request, about, ancestors, image } => {
+                let order = Order { request, about: &about, ancestors: &ancestors };
+                Ok(freeze(socket, sandbox, &order, &image))
             }
             Self::Record { request, mappings } => working_set(sandbox, &request, &mappings),
         }
@@ -211,10 +217,11 @@ fn done(report: &FreezeReport) -> Answer {
             report.from_blobs,
             report.zero,
             report.stored_clean,
-            report.regions as u64,
+            (report.regions as u64) << 32 | report.threads as u64,
             (report.mappings as u64) << 32 | report.blobs as u64,
-            report.threads as u64,
+            report.from_ancestors,
         ],
+        blob: report.depth,
         checksum: report.checksum,
         ..Answer::new(ANSWER_DONE)
     }
@@ -242,6 +249,7 @@ fn failed(error: &FreezeError) -> Vec<u8> {
         FreezeError::Memory(source) => host(ERROR_MEMORY, source),
         FreezeError::Write(source) => host(ERROR_WRITE, source),
         FreezeError::SandboxEnded => failed(ERROR_SANDBOX_ENDED).with_text(""),
+        FreezeError::Base(why) => failed(ERROR_BASE).with_text(why),
         // The caller's own.
         FreezeError::HostDirectory | FreezeError::About { .. } | FreezeError::Helper(_) => {
             failed(ERROR_PANIC).with_text(&error.to_string())

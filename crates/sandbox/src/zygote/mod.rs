@@ -282,7 +282,7 @@ impl Zygote {
         let send = || plan.send(&self.control, THAW_AND_RUN, connection, options);
         self.process.woken_here(send).map_err(boot_error)?;
         let broker = self.broker(plan.rootfs(), options.egress)?;
-        Ok(self.into_sandbox(broker))
+        Ok(self.into_sandbox(broker).thawed_from(plan))
     }
 
     /// Becomes a copy of a frozen image that waits, with all done that can be
@@ -296,7 +296,7 @@ impl Zygote {
         self.join(options.cores)?;
         plan.send(&self.control, THAW_AND_HOLD, None, options).map_err(boot_error)?;
         let broker = self.broker(plan.rootfs(), options.egress)?;
-        ReadySandbox::prepare(self.into_sandbox(broker), plan.clone())
+        ReadySandbox::prepare(self.into_sandbox(broker).thawed_from(plan), plan.clone())
     }
 
     /// Lets it share cores with the members of a group only. What it becomes, and all that

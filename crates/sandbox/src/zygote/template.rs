@@ -207,7 +207,7 @@ impl Template {
         slot.give_to(number, &process);
         process.set_limits(self.limits, options.cpu_time_limit).map_err(BootError::Limits)?;
         let broker = broker(&host, self.plan.rootfs(), options.egress)?;
-        Ok(Sandbox::new(process, host, console, broker))
+        Ok(Sandbox::new(process, host, console, broker).thawed_from(&self.plan))
     }
 
     /// Makes what the next copies need. Call it where nobody waits.

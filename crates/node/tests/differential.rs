@@ -1,0 +1,457 @@
+//! Images that store only how they differ from others, with a real program over the real kernel:
+//! copies of copies hold what their originals held, page by page.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use thaw_abi::control::{EntryPoint, FLAG_FREEZE_AT_ENTRY};
+use thaw_abi::image::{DEPTH_MAX, Mapping, SOURCE_BLOB, SOURCE_IMAGE, ancestor_depth};
+use thaw_node::build::open_image;
+use thaw_node::rootfs::{self, StoredRootfs};
+use thaw_sandbox::{
+    BlobSource as _, BootPlan, Console, Event, FreezeBase, FreezeReport, FreezeSpec, Image,
+    Kernel, MergePolicy, Sandbox, StartSpec, ThawOptions, WeakLimits, Zygote, ZygoteConfig,
+    ZygoteParent, connection, freeze, zygote_parent_main,
+};
+use thaw_store::{ImageId, Store};
+
+/// A test binary has no `main` of its own in which to become a zygote parent.
+extern "C" fn before_main() {
+    zygote_parent_main();
+}
+
+#[used]
+// SAFETY: the section holds pointers to functions that the C library calls before `main`, with
+// the signature of `before_main`.
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = before_main;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAGE: u64 = 4096;
+const PORT: u16 = 8080;
+
+/// A root file system with the program in it.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let root = tempfile::tempdir().unwrap().keep();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let source = source.join("../../tests/guest/functions/writer.c");
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O1", "-static", "-o"]).arg(root.join("writer")).arg(source);
+        assert!(compiler.status().expect("a C compiler is installed").success());
+        root
+    })
+}
+
+/// A store with the program, and sandboxes over it.
+struct Bench {
+    _directory: TempDir,
+    store: Store,
+    rootfs: StoredRootfs,
+    parent: ZygoteParent,
+}
+
+/// A running program.
+struct Running {
+    sandbox: Sandbox,
+    /// Where its clients are from.
+    listener: TcpListener,
+    clients: u64,
+}
+
+/// A stored image, and what its freeze has told.
+#[derive(Clone)]
+struct Stored {
+    id: ImageId,
+    image: Arc<Image>,
+    report: FreezeReport,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let (index, _) = rootfs::import(&store, program(), "writer", &mut |_| {}).unwrap();
+        let rootfs = StoredRootfs::open(&store, index).unwrap();
+        let config = ZygoteConfig {
+            weak_limits: WeakLimits::Accept,
+            ..ZygoteConfig::new(Kernel::embedded().unwrap(), Console::Pipe)
+        };
+        let parent = ZygoteParent::start(config).unwrap();
+        Self { _directory: directory, store, rootfs, parent }
+    }
+
+    fn zygote(&self) -> Zygote {
+        self.parent.create().unwrap()
+    }
+
+    /// The program at its entry point.
+    fn start(&self) -> (Running, EntryPoint) {
+        let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+        let spec = StartSpec {
+            program: None,
+            argv: vec!["/writer".into()],
+            env: Vec::new(),
+            cwd: "/".into(),
+            hostname: "writer".into(),
+            uid: 0,
+            gid: 0,
+            port: PORT,
+            entry_signal: 0,
+            cpus: 1,
+            memory_limit: 0,
+            process_limit: 0,
+            cpu_time_limit: None,
+            flags: FLAG_FREEZE_AT_ENTRY,
+            rootfs: self.rootfs.rootfs(),
+            egress: Arc::default(),
+            mounts: Vec::new(),
+            stdio: [null.as_fd(); 3],
+            window: None,
+        };
+        let mut sandbox = self.zygote().start(&spec).unwrap();
+        let entry = entry_of(&mut sandbox);
+        (Running::new(sandbox), entry)
+    }
+
+    /// Stores an image of a program at rest.
+    fn store(&self, running: &Running, entry: EntryPoint, parent: Option<&Stored>) -> Stored {
+        let base = parent.map(|parent| FreezeBase {
+            image: parent.image.clone(),
+            name: *parent.id.as_bytes(),
+        });
+        let spec = FreezeSpec {
+            index_hash: *self.rootfs.id().as_bytes(),
+            program: "writer".into(),
+            arguments: "/writer".into(),
+            about: "{}".into(),
+            max_stored: 1 << 30,
+            merge: MergePolicy { clean_gap_pages: 2, zero_gap_pages: 4 },
+            base,
+        };
+        let mut session = self.store.session().unwrap();
+        let new = session.new_image_file().unwrap();
+        let report = freeze(&running.sandbox, entry, &spec, new.file()).unwrap();
+        let parsed = Image::open_with(new.file().try_clone().unwrap(), &mut |ancestor| {
+            thaw_node::build::open_ancestor(&self.store, ancestor)
+        });
+        let ancestors: Vec<ImageId> =
+            parsed.unwrap().ancestors().iter().map(|ancestor| ImageId(ancestor.name)).collect();
+        let id = session.commit_checkpoint_image(new, &ancestors).unwrap();
+        let image = Arc::new(open_image(&self.store, id, &self.rootfs).unwrap());
+        assert_eq!(image.header().depth, report.depth);
+        Stored { id, image, report }
+    }
+
+    fn plan(&self, stored: &Stored) -> Arc<BootPlan> {
+        let rootfs = &self.rootfs;
+        Arc::new(stored.image.plan(rootfs.file(), rootfs.file_len(), rootfs.blobs()).unwrap())
+    }
+
+    /// A copy of an image.
+    fn thaw(&self, stored: &Stored) -> Running {
+        let egress = Arc::default();
+        Running::new(self.zygote().thaw(&self.plan(stored), None, &options(&egress)).unwrap())
+    }
+
+    /// A page of an image; `None`: it is zero.
+    fn read(&self, stored: &Stored, mapping: &Mapping, at: u64) -> Option<Vec<u8>> {
+        let offset = mapping.offset + (at - mapping.start);
+        let mut page = vec![0; PAGE as usize];
+        let file: File = match mapping.source {
+            SOURCE_IMAGE => stored.image.file().try_clone().unwrap(),
+            SOURCE_BLOB => match ancestor_depth(mapping.blob) {
+                Some(depth) => {
+                    let mut all = stored.image.ancestors().iter();
+                    let name = all.find(|ancestor| ancestor.depth == depth).unwrap().name;
+                    self.store.open_image(ImageId(name)).unwrap()
+                }
+                None => self.rootfs.blobs().open_blob(mapping.blob).unwrap().into(),
+            },
+            _ => return None,
+        };
+        // Behind the end of a blob there are zeros.
+        let mut read = 0;
+        while read < page.len() {
+            match file.read_at(&mut page[read..], offset + read as u64).unwrap() {
+                0 => break,
+                more => read += more,
+            }
+        }
+        page.iter().any(|&byte| byte != 0).then_some(page)
+    }
+
+    /// Every page that an image maps, with its protection and a hash of its content.
+    fn pages(&self, stored: &Stored) -> BTreeMap<(u32, u64), (u32, u64)> {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut pages = BTreeMap::new();
+        for mapping in stored.image.mappings() {
+            for at in (mapping.start..mapping.start + mapping.len).step_by(PAGE as usize) {
+                let mut hasher = DefaultHasher::new();
+                self.read(stored, mapping, at).hash(&mut hasher);
+                pages.insert((mapping.space(), at), (mapping.prot, hasher.finish()));
+            }
+        }
+        pages
+    }
+}
+
+fn options(egress: &Arc<thaw_sandbox::EgressPolicy>) -> ThawOptions<'_> {
+    ThawOptions {
+        streams: None,
+        limits: Default::default(),
+        cpu_time_limit: None,
+        flags: 0,
+        hostname: "",
+        egress,
+        cores: None,
+    }
+}
+
+fn entry_of(sandbox: &mut Sandbox) -> EntryPoint {
+    loop {
+        match sandbox.wait_event(Some(PATIENCE)).unwrap().expect("an entry point") {
+            Event::EntryPoint(entry) => return entry,
+            Event::Booted(_) => {}
+            event => panic!("{event:?}"),
+        }
+    }
+}
+
+impl Running {
+    fn new(sandbox: Sandbox) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self { sandbox, listener, clients: 0 }
+    }
+
+    /// Has it do something, and tells what it holds then.
+    fn ask(&mut self, command: &str) -> String {
+        let mut client = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+        let (socket, peer) = self.listener.accept().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        self.clients += 1;
+        let about = connection(self.clients, peer, ([127, 0, 0, 1], PORT).into());
+        self.sandbox.connector().send_connection(&about, socket.as_fd()).unwrap();
+        self.sandbox.ring_if_unread().unwrap();
+        drop(socket);
+        client.write_all(command.as_bytes()).unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let mut answer = String::new();
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while client.read_to_string(&mut answer).is_err() {
+            assert!(std::time::Instant::now() < deadline, "no answer to {command}");
+            // It may want something of its host.
+            self.serve();
+        }
+        let (result, held) = answer.split_once(' ').expect("an answer");
+        assert_eq!(result, "0", "{command}");
+        held.to_owned()
+    }
+
+    /// Serves what it asks its host for.
+    fn serve(&mut self) {
+        if let Some(event) = self.sandbox.wait_event(Some(Duration::ZERO)).unwrap() {
+            assert!(matches!(event, Event::Booted(_)), "{event:?}");
+        }
+    }
+
+    fn held(&mut self) -> String {
+        self.ask("h 0 0 0 0")
+    }
+
+    fn rest(&mut self) -> EntryPoint {
+        self.sandbox.request_freeze().unwrap();
+        entry_of(&mut self.sandbox)
+    }
+
+    fn go_on(&mut self) {
+        self.sandbox.resume().unwrap();
+    }
+}
+
+/// What a program does to its memory between two images, everything that the kernel book-keeps.
+const ROUNDS: [&[&str]; 3] = [
+    &[
+        "w 1 10 3 77",
+        // Equal to what was there.
+        "w 1 20 1 11",
+        "w 1 40 8 0",
+        "d 1 60 10 0",
+        "d 0 60 10 0",
+        "w 0 100 2 5",
+        "p 1 200 4 0",
+        "w 2 300 12 7",
+    ],
+    &["m 2 300 8 0", "w 1 500 2 9", "n 2 7 3 44", "d 1 308 4 0", "p 1 200 4 1", "w 1 201 1 3"],
+    &["w 2 7 1 0", "w 1 64 2 12", "d 0 62 2 0", "w 0 63 1 9", "m 2 8 1 0", "n 1 0 3 1"],
+];
+
+#[test]
+fn copies_of_copies_hold_what_their_originals_held() {
+    let bench = Bench::new();
+    let (running, entry) = bench.start();
+    let mut stored = bench.store(&running, entry, None);
+    assert_eq!((stored.report.depth, stored.image.ancestors().len()), (0, 0));
+    let root_len = stored.report.stored;
+    drop(running);
+    for (depth, round) in (1..).zip(ROUNDS) {
+        let mut copy = bench.thaw(&stored);
+        let before = copy.held();
+        let held = round.iter().map(|command| copy.ask(command)).last().unwrap();
+        assert_ne!(held, before);
+        let entry = copy.rest();
+        let whole = bench.store(&copy, entry, None);
+        let next = bench.store(&copy, entry, Some(&stored));
+        assert_eq!((next.report.depth, whole.report.depth), (depth, 0));
+        let stored_less = next.report.stored * 4 < root_len;
+        assert!(stored_less, "{:?} of {root_len}", next.report);
+        assert!(next.report.from_ancestors > 0 && whole.report.from_ancestors == 0);
+        // The same memory, whatever holds it.
+        let (pages, expected) = (bench.pages(&next), bench.pages(&whole));
+        let differ: Vec<_> =
+            expected.iter().filter(|(at, page)| pages.get(at) != Some(page)).collect();
+        assert!(differ.is_empty(), "{} pages: {:x?}", differ.len(), &differ[..differ.len().min(9)]);
+        assert_eq!(pages.len(), expected.len());
+        // The original goes on, and so do copies.
+        copy.go_on();
+        assert_eq!(copy.held(), held);
+        assert_eq!(bench.thaw(&next).held(), held);
+        stored = next;
+    }
+    assert_eq!(stored.image.ancestors().last().unwrap().depth, 2);
+    check_with_tools(&bench, &stored);
+    everything_boots_it(&bench, &stored);
+}
+
+fn check_with_tools(bench: &Bench, stored: &Stored) {
+    let path = bench.store.root().join("images").join(stored.id.to_string());
+    let output = Command::new("readelf").arg("-lnW").arg(&path).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("NT_PRSTATUS") && !text.to_lowercase().contains("warning"), "{text}");
+    let program = program().join("writer");
+    let mut debugger = Command::new("gdb");
+    debugger.args(["-nx", "-q", "-batch", "-ex", "info registers rip", "-ex", "bt"]);
+    // Not everybody has it; readelf has read the image.
+    let Ok(output) = debugger.arg(program).arg(&path).output() else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("accept"), "{text}");
+}
+
+/// Warm, ready, off a template, and taken back.
+fn everything_boots_it(bench: &Bench, stored: &Stored) {
+    let plan = bench.plan(stored);
+    let egress = Arc::default();
+    let options = options(&egress);
+    let held = bench.thaw(stored).held();
+    let ready = bench.zygote().hold(&plan, &options).unwrap();
+    let Ok(sandbox) = ready.go(None, &options) else { panic!("it does not go") };
+    assert_eq!(Running::new(sandbox).held(), held);
+    let template = bench.parent.template(&plan, &options).unwrap();
+    for _ in 0..2 {
+        let mut copy = Running::new(template.fork(None, &options).unwrap());
+        assert_eq!(copy.held(), held);
+        // It has the front of the kernel's heap from its template.
+        copy.ask("w 1 1 1 200");
+        let entry = copy.rest();
+        let whole = bench.store(&copy, entry, None);
+        let next = bench.store(&copy, entry, Some(stored));
+        assert_eq!(bench.pages(&next), bench.pages(&whole));
+    }
+}
+
+/// The original of a chain of images was started without any.
+#[test]
+fn later_images_of_one_sandbox_store_what_is_new() {
+    let bench = Bench::new();
+    let (mut running, entry) = bench.start();
+    let first = bench.store(&running, entry, None);
+    running.go_on();
+    let mut last = first.clone();
+    for round in 0..3 {
+        running.ask(&format!("w 1 {} 2 99", 100 + 10 * round));
+        running.ask(&format!("d 1 {} 2 0", 500 + 10 * round));
+        let held = running.held();
+        let entry = running.rest();
+        let whole = bench.store(&running, entry, None);
+        let next = bench.store(&running, entry, Some(&last));
+        assert_eq!(bench.pages(&next), bench.pages(&whole));
+        assert!(next.report.stored * 4 < first.report.stored, "{:?}", next.report);
+        running.go_on();
+        assert_eq!(bench.thaw(&next).held(), held);
+        last = next;
+    }
+    // Then one of a copy, which is compared with a later image than its own.
+    let mut copy = bench.thaw(&first);
+    copy.ask("w 1 100 2 99");
+    copy.ask("d 1 700 2 0");
+    let held = copy.held();
+    let entry = copy.rest();
+    let whole = bench.store(&copy, entry, None);
+    let next = bench.store(&copy, entry, Some(&last));
+    assert_eq!(bench.pages(&next), bench.pages(&whole));
+    assert!(next.report.stored * 4 < first.report.stored, "{:?}", next.report);
+    assert_eq!(bench.thaw(&next).held(), held);
+}
+
+#[test]
+fn processes_have_ancestors_of_their_own() {
+    let bench = Bench::new();
+    let (running, entry) = bench.start();
+    let root = bench.store(&running, entry, None);
+    drop(running);
+    let mut parent = root;
+    // One child more in each copy: the first is made in a copy of an image of one process.
+    for round in 0..3 {
+        let mut copy = bench.thaw(&parent);
+        copy.ask(&format!("w 1 {} 1 3", 20 * round));
+        copy.ask(&format!("f 1 {} 5 {}", 100 + round, 50 + round));
+        copy.ask(&format!("d 1 {} 2 0", 400 + 10 * round));
+        let held = copy.held();
+        let entry = copy.rest();
+        let whole = bench.store(&copy, entry, None);
+        let next = bench.store(&copy, entry, Some(&parent));
+        let (pages, expected) = (bench.pages(&next), bench.pages(&whole));
+        assert_eq!(pages.keys().map(|(space, _)| space).max(), Some(&(round + 1)));
+        let differ: Vec<_> =
+            expected.iter().filter(|(at, page)| pages.get(at) != Some(page)).collect();
+        assert!(differ.is_empty(), "{} pages: {:x?}", differ.len(), &differ[..differ.len().min(9)]);
+        assert!(next.report.stored * 2 < whole.report.stored, "{:?}", next.report);
+        copy.go_on();
+        assert_eq!(copy.held(), held);
+        assert_eq!(bench.thaw(&next).held(), held);
+        parent = next;
+    }
+}
+
+#[test]
+fn a_chain_that_is_deep_enough_begins_anew() {
+    let bench = Bench::new();
+    let (mut running, entry) = bench.start();
+    let mut last = bench.store(&running, entry, None);
+    for depth in 1..=DEPTH_MAX {
+        running.go_on();
+        running.ask(&format!("w 1 {depth} 1 250"));
+        let entry = running.rest();
+        last = bench.store(&running, entry, Some(&last));
+        assert_eq!(last.report.depth, depth);
+    }
+    running.go_on();
+    let held = running.held();
+    assert_eq!(bench.thaw(&last).held(), held);
+    let entry = running.rest();
+    let next = bench.store(&running, entry, Some(&last));
+    assert_eq!((next.report.depth, next.image.ancestors().len()), (0, 0));
+    assert_eq!(bench.thaw(&next).held(), held);
+}
