@@ -223,7 +223,7 @@ fn entry_of(sandbox: &mut Sandbox) -> EntryPoint {
     loop {
         match sandbox.wait_event(Some(PATIENCE)).unwrap().expect("an entry point") {
             Event::EntryPoint(entry) => return entry,
-            Event::Booted(_) => {}
+            Event::Booted(_) | Event::ConnectionClosed { .. } => {}
             event => panic!("{event:?}"),
         }
     }
@@ -262,7 +262,8 @@ impl Running {
     /// Serves what it asks its host for.
     fn serve(&mut self) {
         if let Some(event) = self.sandbox.wait_event(Some(Duration::ZERO)).unwrap() {
-            assert!(matches!(event, Event::Booted(_)), "{event:?}");
+            let is_expected = matches!(event, Event::Booted(_) | Event::ConnectionClosed { .. });
+            assert!(is_expected, "{event:?}");
         }
     }
 

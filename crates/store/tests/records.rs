@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -11,7 +12,7 @@ use common::empty_store;
 use serde_json::json;
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{
-    Domain, ImageId, IndexId, Kind, Name, NewFunction, PREFETCH_HEAD, PREFETCH_MAX, Removal,
+    Domain, Footprint, ImageId, IndexId, Kind, Name, NewCheckpoint, NewFunction, PREFETCH_HEAD, PREFETCH_MAX, Removal,
     Repair, Session, Store, StoreError, Tree,
 };
 
