@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -19,9 +19,9 @@ use thaw_abi::image::{DEPTH_MAX, Mapping, SOURCE_BLOB, SOURCE_IMAGE, ancestor_de
 use thaw_node::build::open_image;
 use thaw_node::rootfs::{self, StoredRootfs};
 use thaw_sandbox::{
-    BlobSource as _, BootPlan, Console, Event, FreezeBase, FreezeReport, FreezeSpec, Image,
-    Kernel, MergePolicy, Sandbox, StartSpec, ThawOptions, WeakLimits, Zygote, ZygoteConfig,
-    ZygoteParent, connection, freeze, zygote_parent_main,
+    BootPlan, Console, Event, FreezeBase, FreezeReport, FreezeSpec, Image, ImageError, Kernel,
+    MergePolicy, Sandbox, StartSpec, ThawOptions, WeakLimits, Zygote, ZygoteConfig, ZygoteParent,
+    connection, freeze, zygote_parent_main,
 };
 use thaw_store::{ImageId, Store};
 
@@ -127,10 +127,8 @@ impl Bench {
 
     /// Stores an image of a program at rest.
     fn store(&self, running: &Running, entry: EntryPoint, parent: Option<&Stored>) -> Stored {
-        let base = parent.map(|parent| FreezeBase {
-            image: parent.image.clone(),
-            name: *parent.id.as_bytes(),
-        });
+        let base = parent
+            .map(|parent| FreezeBase { image: parent.image.clone(), name: *parent.id.as_bytes() });
         let spec = FreezeSpec {
             index_hash: *self.rootfs.id().as_bytes(),
             program: "writer".into(),
@@ -434,6 +432,41 @@ fn processes_have_ancestors_of_their_own() {
         assert_eq!(bench.thaw(&next).held(), held);
         parent = next;
     }
+}
+
+#[test]
+fn an_image_is_of_no_use_without_its_ancestors() {
+    let bench = Bench::new();
+    let (mut running, entry) = bench.start();
+    let root = bench.store(&running, entry, None);
+    running.go_on();
+    running.ask("w 1 10 3 77");
+    let entry = running.rest();
+    let next = bench.store(&running, entry, Some(&root));
+    let alone = Image::open(bench.store.open_image(next.id).unwrap()).unwrap_err();
+    assert!(matches!(alone, ImageError::Differential), "{alone}");
+    let refusal = || match open_image(&bench.store, next.id, &bench.rootfs) {
+        Ok(_) => panic!("it is opened"),
+        Err(error) => error.to_string(),
+    };
+    let path = bench.store.root().join("images").join(root.id.to_string());
+    let content = fs::read(&path).unwrap();
+    let replace_with = |content: &[u8]| {
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, content).unwrap();
+    };
+    let mut flipped = content.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    replace_with(&flipped);
+    let damaged = refusal();
+    assert!(damaged.contains("of depth 0") && damaged.contains("damaged"), "{damaged}");
+    // An image, but another one.
+    replace_with(&fs::read(bench.store.root().join("images").join(next.id.to_string())).unwrap());
+    assert!(refusal().contains("that is not what it was"), "{}", refusal());
+    replace_with(&content);
+    open_image(&bench.store, next.id, &bench.rootfs).unwrap();
+    fs::remove_file(&path).unwrap();
+    assert!(refusal().contains("there is no image"), "{}", refusal());
 }
 
 #[test]

@@ -101,9 +101,8 @@ pub fn image(bytes: &[u8]) {
     let file = File::from(memfd_create("image", MemfdFlags::CLOEXEC).expect("a memory file"));
     file.write_all_at(bytes, 0).expect("room for the image");
     // Whoever opens it finds what it names.
-    let open = |file| {
-        image::Image::open_with(file, &mut |named| Ok(image::AncestorFile::that_is(named)))
-    };
+    let open =
+        |file| image::Image::open_with(file, &mut |named| Ok(image::AncestorFile::that_is(named)));
     let result = match open(file.try_clone().expect("a descriptor")) {
         Err(ImageError::Damaged(image::parse::WRONG_CHECKSUM)) => {
             image::parse::mend_checksum(&file).expect("its header was found");

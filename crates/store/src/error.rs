@@ -122,7 +122,9 @@ pub enum StoreError {
         name: Name,
     },
     /// The name is taken by somebody else.
-    #[error("there is a {kind} {name} already, and it belongs to somebody else: choose another name")]
+    #[error(
+        "there is a {kind} {name} already, and it belongs to somebody else: choose another name"
+    )]
     Owned {
         /// What has the name.
         kind: Kind,
@@ -130,7 +132,10 @@ pub enum StoreError {
         name: Name,
     },
     /// Others need what was to be removed.
-    #[error("{kind} {name} cannot be removed: {} hold only how they differ from it; remove those first", join(by))]
+    #[error(
+        "{kind} {name} cannot be removed: {} hold only how they differ from it; remove those first",
+        join(by)
+    )]
     InUse {
         /// What was to be removed.
         kind: Kind,

@@ -12,8 +12,8 @@ use common::empty_store;
 use serde_json::json;
 use thaw_store::index::{Attributes, Content, Node};
 use thaw_store::{
-    Domain, Footprint, ImageId, IndexId, Kind, Name, NewCheckpoint, NewFunction, PREFETCH_HEAD, PREFETCH_MAX, Removal,
-    Repair, Session, Store, StoreError, Tree,
+    Domain, Footprint, ImageId, IndexId, Kind, Name, NewCheckpoint, NewFunction, PREFETCH_HEAD,
+    PREFETCH_MAX, Removal, Repair, Session, Store, StoreError, Tree,
 };
 
 fn index_of(session: &mut Session, text: &str) -> IndexId {

@@ -94,6 +94,8 @@ int main(void) {
             int len = sprintf(answer, "%d %lx %lx %lx", result, sums[0], sums[1], sums[2]);
             if (write(client, answer, len) != len) return 2;
         }
+        /* A child may have it, too. */
+        shutdown(client, SHUT_RDWR);
         close(client);
     }
 }

@@ -254,7 +254,8 @@ fn summary(report: &Report) -> String {
             ),
         );
         if !facts.ancestors.is_empty() {
-            let names: Vec<String> = facts.ancestors.iter().map(|name| short(name).to_owned()).collect();
+            let names: Vec<String> =
+                facts.ancestors.iter().map(|name| short(name).to_owned()).collect();
             let bytes = size(facts.bytes_of_ancestors);
             row("DIFFERS FROM", format!("{}, which hold {bytes} more", names.join(", ")));
         }

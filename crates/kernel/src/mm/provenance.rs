@@ -137,13 +137,8 @@ mod tests {
         replaced.note(1, 20, 30, Mapped);
         replaced.note(1, 30, 40, Mapped);
         replaced.note(1, 60, 70, Moved);
-        let all = [
-            (10, 20, Image),
-            (20, 40, Mapped),
-            (40, 60, Image),
-            (60, 70, Moved),
-            (70, 90, Image),
-        ];
+        let all =
+            [(10, 20, Image), (20, 40, Mapped), (40, 60, Image), (60, 70, Moved), (70, 90, Image)];
         assert_eq!(replaced.parts(1, 10, 90), all);
         assert_eq!(replaced.parts(1, 25, 35), [(25, 35, Mapped)]);
         assert_eq!(replaced.parts(1, 65, 75), [(65, 70, Moved), (70, 75, Image)]);

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use thaw_abi::control::EntryPoint;
 use thaw_abi::image::Ancestor;
 use thaw_sandbox::{
-    AncestorFile, BootError, Fit, FreezeError, FreezeReport, FreezeSpec, Image, ImageError, KernelError,
-    MergePolicy, PlanError, Sandbox, ZygoteError, cpu_features,
+    AncestorFile, BootError, Fit, FreezeError, FreezeReport, FreezeSpec, Image, ImageError,
+    KernelError, MergePolicy, PlanError, Sandbox, ZygoteError, cpu_features,
 };
 use thaw_store::{ImageId, IndexId, Name, NewFunction, Session, Store, StoreError};
 
@@ -251,7 +251,8 @@ pub fn open_ancestor(
     ancestor: &Ancestor,
 ) -> Result<AncestorFile, ImageError> {
     let failed = |why: String| ImageError::NoAncestor { depth: ancestor.depth, why };
-    let file = store.open_image(ImageId(ancestor.name)).map_err(|error| failed(error.to_string()))?;
+    let file =
+        store.open_image(ImageId(ancestor.name)).map_err(|error| failed(error.to_string()))?;
     AncestorFile::open(file).map_err(|error| failed(error.to_string()))
 }
 

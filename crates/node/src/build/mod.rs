@@ -16,8 +16,8 @@ mod train;
 
 pub use command::CommandFailure;
 pub(crate) use freeze::freeze_instance;
-pub use freeze::{open_ancestor, open_image};
 pub use freeze::{FreezeFailure, Frozen};
+pub use freeze::{open_ancestor, open_image};
 pub use import::ImportFailure;
 pub use import::PACKAGES;
 pub use program::Awaited;

@@ -10,9 +10,7 @@ use bytemuck::Zeroable;
 use thaw_abi::control::{
     Connection, MESSAGE_MAX, MESSAGE_MAX_FDS, MessageHeader, PopulateRange, Thaw,
 };
-use thaw_abi::image::{
-    MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_BLOB, ancestor_depth,
-};
+use thaw_abi::image::{MAPPING_EAGER, MAPPING_KERNEL, Mapping, SOURCE_BLOB, ancestor_depth};
 use thaw_abi::rootfs::{INDEX_MAGIC, IndexHeader};
 
 use crate::broker::BlobSource;

@@ -66,9 +66,7 @@ impl Chart {
 
     /// The pieces of a range of an address space, in order, cut to it; there may be gaps.
     pub fn within(&self, space: u32, start: u64, end: u64) -> impl Iterator<Item = Piece> {
-        let first = self
-            .pieces
-            .partition_point(|(of, piece)| (*of, piece.end) <= (space, start));
+        let first = self.pieces.partition_point(|(of, piece)| (*of, piece.end) <= (space, start));
         let here = self.pieces[first..]
             .iter()
             .take_while(move |(of, piece)| *of == space && piece.start < end);

@@ -400,7 +400,8 @@ mod tests {
             (1, File { number, offset: (1 << 30) + page * P })
         };
         let runs: Vec<(u64, Content)> = (0..1000).map(piece).collect();
-        let long = scanned(3000 * P, 3, None, &[(4096, File { number: ANCESTOR_FIRST, offset: 0 })]);
+        let long =
+            scanned(3000 * P, 3, None, &[(4096, File { number: ANCESTOR_FIRST, offset: 0 })]);
         let regions = [scanned(1000 * P, 3, None, &runs), long];
         let layout = lay_out(&regions, NO_MERGING, 1001).unwrap();
         assert_eq!((layout.mappings.len(), layout.image_len), (1001, 0));

@@ -29,9 +29,9 @@ use crate::image::{Ancestors, BlobsAndAncestors, Image, most_mappings};
 use crate::sandbox::Sandbox;
 use crate::state::protocol::{
     ABOUT_MAX, ANSWER_BLOB, ANSWER_DONE, Answer, BLOBS_MAX as BLOBS_ASKED_MAX, BlobReply,
-    ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_REPORT, ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE,
-    ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, NOT_A_COPY, REPLY_BLOB, REQUEST_FREEZE, errno_of,
-    padded,
+    ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_REPORT, ERROR_SANDBOX_ENDED,
+    ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, NOT_A_COPY, REPLY_BLOB,
+    REQUEST_FREEZE, errno_of, padded,
 };
 use crate::state::{Conversation, StateError};
 use chart::Chart;

@@ -327,10 +327,8 @@ impl<'a> Scanner<'a> {
     /// What the image's parent has at an address.
     fn expected(&mut self, space: u32, at: u64, len: usize) -> Result<Expected, FreezeError> {
         let Some(parent) = self.base.parent.take() else { return Ok(Expected::default()) };
-        let mut expected = Expected {
-            memory: vec![0; len],
-            contents: vec![None; len / PAGE_SIZE as usize],
-        };
+        let mut expected =
+            Expected { memory: vec![0; len], contents: vec![None; len / PAGE_SIZE as usize] };
         let read = parent.within(space, at, at + len as u64).try_for_each(|piece| {
             let (first, end) = ((piece.start - at) as usize, (piece.end - at) as usize);
             for page in (first..end).step_by(PAGE_SIZE as usize) {
@@ -470,7 +468,8 @@ mod tests {
     }
 
     fn chart(depth: u32, start: u64, source: u32) -> Chart {
-        let mapping = Mapping { start, len: PAGES * P, offset: 0, source, blob: 0, prot: 3, flags: 0 };
+        let mapping =
+            Mapping { start, len: PAGES * P, offset: 0, source, blob: 0, prot: 3, flags: 0 };
         Chart::new(&[mapping], depth, |_| true)
     }
 
@@ -528,8 +527,7 @@ mod tests {
         // Not what the image has, so that a look would show.
         let start = memory(None);
         let thawed = chart(0, start, SOURCE_IMAGE);
-        let found =
-            scan(vec![file], base(Chart::default(), thawed), &region(start, IN_PLACE));
+        let found = scan(vec![file], base(Chart::default(), thawed), &region(start, IN_PLACE));
         assert_eq!(found, [(0, of(0, 0))]);
     }
 

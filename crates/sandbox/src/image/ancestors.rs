@@ -42,8 +42,7 @@ impl AncestorFile {
 
     /// Whether it is the one that an image names.
     fn is(&self, named: &Ancestor) -> bool {
-        (self.depth, self.file_len, self.checksum)
-            == (named.depth, named.file_len, named.checksum)
+        (self.depth, self.file_len, self.checksum) == (named.depth, named.file_len, named.checksum)
     }
 }
 

@@ -15,9 +15,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use thaw_abi::image::{
-    Ancestor, IMAGE_VERSION, IMAGE_VERSION_DIFFERENTIAL, ImageHeader, Mapping,
-};
+use thaw_abi::image::{Ancestor, IMAGE_VERSION, IMAGE_VERSION_DIFFERENTIAL, ImageHeader, Mapping};
 
 use crate::boot::{BootPlan, PlanError};
 use crate::broker::BlobSource;

@@ -20,9 +20,10 @@ use super::confine::become_worker;
 use super::processes::{FIRST_PROCESS, Sandbox, Space};
 use super::protocol::{
     ANSWER_DONE, ANSWER_FAILED, ANSWER_IDLE, Answer, BLOBS_AT_ONCE, BLOBS_MAX, BlobReply,
-    ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT, ERROR_SANDBOX_ENDED,
-    ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, PACKET_MAX, PIECE_MAX,
-    REPLY_BLOB, REQUEST_CHECK, REQUEST_FREEZE, REQUEST_RECORD, RecordRequest, errno_of,
+    ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT,
+    ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest,
+    PACKET_MAX, PIECE_MAX, REPLY_BLOB, REQUEST_CHECK, REQUEST_FREEZE, REQUEST_RECORD,
+    RecordRequest, errno_of,
 };
 use crate::freeze::{FreezeError, FreezeReport, Order, Source, write_image};
 use crate::message;
