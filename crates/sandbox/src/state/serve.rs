@@ -107,7 +107,7 @@ fn has_done(worker: Pid) -> bool {
 /// A request.
 enum Work {
     Check,
-    Freeze { request: FreezeRequest, about: Vec<u8>, ancestors: Vec<Ancestor>, image: File },
+    Freeze { request: Box<FreezeRequest>, about: Vec<u8>, ancestors: Vec<Ancestor>, image: File },
     Record { request: RecordRequest, mappings: File },
 }
 
@@ -123,7 +123,7 @@ impl Work {
                 let count = request.ancestor_count as usize;
                 let is_whole = ancestors.len() == count && ancestors.remainder().is_empty();
                 let ancestors = ancestors.map(pod_read_unaligned).collect();
-                let about = about.to_vec();
+                let (request, about) = (Box::new(request), about.to_vec());
                 is_whole.then_some(Self::Freeze { request, about, ancestors, image })
             }
             (REQUEST_RECORD, Some(mappings)) => {
@@ -139,7 +139,7 @@ impl Work {
         match self {
             Self::Check => Ok(vec![Answer::new(ANSWER_DONE).with_text("")]),
             Self::Freeze { request, about, ancestors, image } => {
-                let order = Order { request, about: &about, ancestors: &ancestors };
+                let order = Order { request: *request, about: &about, ancestors: &ancestors };
                 Ok(freeze(socket, sandbox, &order, &image))
             }
             Self::Record { request, mappings } => working_set(sandbox, &request, &mappings),
