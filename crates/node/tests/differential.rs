@@ -60,6 +60,7 @@ struct Bench {
     store: Store,
     rootfs: StoredRootfs,
     parent: ZygoteParent,
+    merge: MergePolicy,
 }
 
 /// A running program.
@@ -89,7 +90,8 @@ impl Bench {
             ..ZygoteConfig::new(Kernel::embedded().unwrap(), Console::Pipe)
         };
         let parent = ZygoteParent::start(config).unwrap();
-        Self { _directory: directory, store, rootfs, parent }
+        let merge = MergePolicy { clean_gap_pages: 2, zero_gap_pages: 4 };
+        Self { _directory: directory, store, rootfs, parent, merge }
     }
 
     fn zygote(&self) -> Zygote {
@@ -135,7 +137,7 @@ impl Bench {
             arguments: "/writer".into(),
             about: "{}".into(),
             max_stored: 1 << 30,
-            merge: MergePolicy { clean_gap_pages: 2, zero_gap_pages: 4 },
+            merge: self.merge,
             base,
         };
         let mut session = self.store.session().unwrap();
@@ -368,6 +370,40 @@ fn everything_boots_it(bench: &Bench, stored: &Stored) {
         let next = bench.store(&copy, entry, Some(stored));
         assert_eq!(bench.pages(&next), bench.pages(&whole));
     }
+}
+
+/// They do not fit a boot command, and would be most of the memory if the pages between them
+/// were stored.
+#[test]
+fn scattered_writes_make_as_many_mappings_as_it_takes() {
+    let mut bench = Bench::new();
+    bench.merge = MergePolicy { clean_gap_pages: 0, zero_gap_pages: 0 };
+    let (running, entry) = bench.start();
+    let root = bench.store(&running, entry, None);
+    drop(running);
+    let mut copy = bench.thaw(&root);
+    for command in ["s 0 0 2 250", "s 1 1 2 250", "s 2 1 2 250"] {
+        copy.ask(command);
+    }
+    let held = copy.held();
+    let entry = copy.rest();
+    let whole = bench.store(&copy, entry, None);
+    let next = bench.store(&copy, entry, Some(&root));
+    assert!(next.report.mappings > 3000 && next.report.stored_clean == 0, "{:?}", next.report);
+    assert!(whole.report.mappings <= 3000, "{:?}", whole.report);
+    assert_eq!(bench.pages(&next), bench.pages(&whole));
+    copy.go_on();
+    assert_eq!(copy.held(), held);
+    drop(copy);
+    everything_boots_it(&bench, &next);
+    let mut copy = bench.thaw(&next);
+    assert_eq!(copy.held(), held);
+    copy.ask("w 1 0 3 1");
+    let held = copy.held();
+    let entry = copy.rest();
+    let last = bench.store(&copy, entry, Some(&next));
+    assert!(last.report.stored * 4 < root.report.stored, "{:?}", last.report);
+    assert_eq!(bench.thaw(&last).held(), held);
 }
 
 /// The original of a chain of images was started without any.

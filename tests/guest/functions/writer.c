@@ -57,6 +57,10 @@ static int act(const char *command) {
         areas[area] = fresh;
         return 0;
     }
+    case 's':
+        /* A few bytes in each `count`-th page. */
+        for (; page < PAGES; page += count) memset(areas[area] + page * PAGE + 5, byte, 3);
+        return 0;
     case 'f': {
         /* A child that stays, with memory of its own. */
         int ready[2];

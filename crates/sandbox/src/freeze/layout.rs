@@ -4,7 +4,7 @@ use thaw_abi::PAGE_SIZE;
 use thaw_abi::freeze::{REGION_KERNEL, REGION_SHARED};
 use thaw_abi::image::{
     MAPPING_EAGER, MAPPING_KERNEL, MAPPING_SHARED, MAPPING_SPACE_SHIFT, Mapping, SOURCE_BLOB,
-    SOURCE_IMAGE, SOURCE_ZERO,
+    SOURCE_IMAGE, SOURCE_ZERO, ancestor_depth,
 };
 use thaw_abi::layout::{SHM_BASE, SHM_MAX};
 
@@ -82,13 +82,13 @@ struct Effort {
 
 impl Effort {
     fn harder(self) -> Self {
-        let twice = |pages: u64| (pages * 2).clamp(1, 1 << 20);
+        let more = |pages: u64| (pages + pages.div_ceil(2)).clamp(1, 1 << 20);
         let MergePolicy { clean_gap_pages, zero_gap_pages } = self.merge;
         let merge = MergePolicy {
-            clean_gap_pages: twice(clean_gap_pages),
-            zero_gap_pages: twice(zero_gap_pages),
+            clean_gap_pages: more(clean_gap_pages),
+            zero_gap_pages: more(zero_gap_pages),
         };
-        Self { merge, copied_pages: twice(self.copied_pages) }
+        Self { merge, copied_pages: more(self.copied_pages) }
     }
 
     /// A run, stored if it is one of those that are.
@@ -237,6 +237,14 @@ impl Layout {
             _ => self.segments.push(Segment { start: run.start, end: run.end, offset, space }),
         }
         offset
+    }
+
+    /// Whether some of the memory comes from ancestors.
+    pub fn refers_to_ancestors(&self) -> bool {
+        let is_of_one = |mapping: &Mapping| {
+            mapping.source == SOURCE_BLOB && ancestor_depth(mapping.blob).is_some()
+        };
+        self.mappings.iter().any(is_of_one)
     }
 
     /// Moves all offsets to where the memory begins in the file.

@@ -434,8 +434,16 @@ pub(crate) fn write_image(
         clean_gap_pages: request.clean_gap_pages,
         zero_gap_pages: request.zero_gap_pages,
     };
-    let limit = most_mappings(report.regions.iter().any(|region| region.space > 0));
-    let layout = lay_out(&scanned, merge, limit).ok_or(FreezeError::TooManyMappings { limit })?;
+    let is_of_several = report.regions.iter().any(|region| region.space > 0);
+    let lay_out = |is_differential| {
+        let limit = most_mappings(is_of_several, is_differential);
+        lay_out(&scanned, merge, limit).ok_or(FreezeError::TooManyMappings { limit })
+    };
+    let mut layout = lay_out(!order.ancestors.is_empty())?;
+    if !layout.refers_to_ancestors() {
+        // After all it is a whole image, which may have fewer.
+        layout = lay_out(false)?;
+    }
     if layout.stored_clean > request.max_stored {
         let needed = layout.stored_clean;
         return Err(FreezeError::TooLarge { needed, limit: request.max_stored });

@@ -107,11 +107,20 @@ pub struct Image {
     pub(crate) ancestors: Ancestors,
 }
 
-/// Most mappings of an image. Those of one process must fit a boot command together
-/// with the ranges to populate; those of several are read from the image, and each is
-/// a segment of the ELF file.
-pub(crate) fn most_mappings(is_of_several: bool) -> usize {
-    if is_of_several { 60_000 } else { 3000 }
+/// Most mappings that fit a boot command together with the ranges to populate. More are read
+/// from the image.
+const CARRIED_MAX: usize = 3000;
+
+/// Most mappings of an image, each of which is a segment of the ELF file. A whole one of one
+/// process fits a boot command. A differential one has more rather than store again what its
+/// ancestors have; the host lets a process have 65,530 mappings (`vm.max_map_count`), and the
+/// program makes some itself.
+pub(crate) fn most_mappings(is_of_several: bool, is_differential: bool) -> usize {
+    match (is_of_several, is_differential) {
+        (true, _) => 60_000,
+        (false, true) => 16_000,
+        (false, false) => CARRIED_MAX,
+    }
 }
 
 impl Image {
@@ -171,7 +180,7 @@ impl Image {
 
     /// Where the table lies in the image, if it is too long for a boot command.
     pub(crate) fn mappings_at_if_many(&self) -> Option<u64> {
-        (self.mappings.len() > most_mappings(false)).then_some(self.mappings_at)
+        (self.mappings.len() > CARRIED_MAX).then_some(self.mappings_at)
     }
 
     /// Numbers of the blobs that the program had used when it was frozen.

@@ -192,7 +192,7 @@ fn check_mappings(
     ancestors: &[Ancestor],
 ) -> Result<(), ImageError> {
     let is_of_several = mappings.iter().any(|mapping| mapping.space() > 0);
-    if mappings.len() > most_mappings(is_of_several) {
+    if mappings.len() > most_mappings(is_of_several, !ancestors.is_empty()) {
         return Err(Damaged("it has too many mappings"));
     }
     let mut end = (0, 0);
@@ -298,6 +298,21 @@ mod tests {
         }
         for bad in [of(0, 0x4000), of(2, 0x3000), of(0, !0xfff), of(1, 0), of(3, 0), of(64, 0)] {
             check_mappings(&[bad], 0x3000, &ancestors).expect_err("a bad mapping");
+        }
+    }
+
+    #[test]
+    fn an_image_has_so_many_mappings_at_most() {
+        let of_root = Mapping { source: SOURCE_BLOB, blob: ancestor_number(0), offset: 0, ..GOOD };
+        let several = |count: u64, first: Mapping| -> Vec<Mapping> {
+            let at = |number| Mapping { start: GOOD.start + number * 0x2000, ..first };
+            (0..count).map(at).collect()
+        };
+        let root = [ancestor(0, 0x5000)];
+        for (first, ancestors, most) in [(GOOD, &[][..], 3000), (of_root, &root[..], 16_000)] {
+            check_mappings(&several(most, first), 0x3000, ancestors).unwrap();
+            let refused = check_mappings(&several(most + 1, first), 0x3000, ancestors);
+            assert!(matches!(refused, Err(Damaged("it has too many mappings"))), "{refused:?}");
         }
     }
 
