@@ -20,8 +20,9 @@ use thaw_node::build::open_image;
 use thaw_node::rootfs::{self, StoredRootfs};
 use thaw_sandbox::{
     BootPlan, Console, Event, FreezeBase, FreezeReport, FreezeSpec, Image, ImageError, Kernel,
-    MergePolicy, Sandbox, StartSpec, ThawOptions, WeakLimits, Zygote, ZygoteConfig, ZygoteParent,
-    connection, freeze, zygote_parent_main,
+    MergePolicy, PopulatePolicy, PrefetchLayout, Processes, Sandbox, StartSpec, ThawOptions,
+    WeakLimits, WorkingSet, Zygote, ZygoteConfig, ZygoteParent, connection, freeze,
+    zygote_parent_main,
 };
 use thaw_store::{ImageId, Store};
 
@@ -359,6 +360,8 @@ fn everything_boots_it(bench: &Bench, stored: &Stored) {
     let ready = bench.zygote().hold(&plan, &options).unwrap();
     let Ok(sandbox) = ready.go(None, &options) else { panic!("it does not go") };
     assert_eq!(Running::new(sandbox).held(), held);
+    rewinds(bench, &plan, &options, &held);
+    prefetches(bench, stored, &options, &held);
     let template = bench.parent.template(&plan, &options).unwrap();
     for _ in 0..2 {
         let mut copy = Running::new(template.fork(None, &options).unwrap());
@@ -370,6 +373,54 @@ fn everything_boots_it(bench: &Bench, stored: &Stored) {
         let next = bench.store(&copy, entry, Some(stored));
         assert_eq!(bench.pages(&next), bench.pages(&whole));
     }
+}
+
+/// A copy is put back into the state in which it waited to be wanted.
+fn rewinds(bench: &Bench, plan: &Arc<BootPlan>, options: &ThawOptions<'_>, held: &str) {
+    let zygote = bench.parent.create_with(Processes::One).unwrap();
+    let mut ready = zygote.hold(plan, options).unwrap();
+    if let Err(error) = ready.take_down() {
+        let line = format!("SKIPPED rewinding: {error}\n");
+        // Not by a macro: the test harness would keep that to itself.
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
+        return;
+    }
+    for _ in 0..3 {
+        let Ok(sandbox) = ready.go(None, options) else { panic!("it does not go") };
+        let mut copy = Running::new(sandbox);
+        assert_eq!(copy.held(), held);
+        copy.ask("w 1 1 3 201");
+        copy.ask("d 0 1 3 0");
+        (ready, _) = copy.sandbox.rewind().unwrap();
+    }
+}
+
+/// Its working set is recorded, and a cold boot reads that from a file of its own.
+fn prefetches(bench: &Bench, stored: &Stored, options: &ThawOptions<'_>, held: &str) {
+    let mut copy = bench.thaw(stored);
+    copy.held();
+    let rootfs = &bench.rootfs;
+    let mut plan = stored
+        .image
+        .plan(rootfs.file(), rootfs.file_len(), rootfs.blobs())
+        .unwrap()
+        .without_blobs();
+    let set = WorkingSet::recorder(&copy.sandbox).unwrap().record(&plan).unwrap();
+    assert!(set.blobs().iter().all(|&blob| ancestor_depth(blob).is_none()));
+    plan.apply_working_set(&set, PopulatePolicy::Both).unwrap();
+    let held_by =
+        |plan: &BootPlan| Running::new(bench.zygote().thaw(plan, None, options).unwrap()).held();
+    assert_eq!(held_by(&plan), held);
+    let Some(layout) = PrefetchLayout::new(&plan, &set, PAGE, 1 << 30) else {
+        assert!(plan.mappings().len() > 2000);
+        return;
+    };
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(PAGE + layout.len()).unwrap();
+    layout.write(&plan, &file).unwrap();
+    plan.prefetch(Arc::new(file), layout, &set, PopulatePolicy::Both).unwrap();
+    assert!(plan.prefetches());
+    assert_eq!(held_by(&plan), held);
 }
 
 /// They do not fit a boot command, and would be most of the memory if the pages between them
