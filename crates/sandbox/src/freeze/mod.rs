@@ -36,7 +36,7 @@ use crate::state::protocol::{
 use crate::state::{Conversation, StateError};
 use chart::Chart;
 use layout::{Scanned, lay_out};
-use report::Report;
+use report::{Region, Report};
 use scan::{Base, Scanner};
 use write::write;
 
@@ -425,11 +425,7 @@ pub(crate) fn write_image(
     let base = read_base(&mut scanner, order)?;
     scanner.compare_with(base, report.origins.clone());
 
-    let mut scanned = Vec::with_capacity(report.regions.len());
-    for region in &report.regions {
-        let runs = scanner.runs(region)?;
-        scanned.push(Scanned { region: region.clone(), runs });
-    }
+    let scanned = scan(&mut scanner, &report.regions, RUNS_MAX)?;
     let merge = MergePolicy {
         clean_gap_pages: request.clean_gap_pages,
         zero_gap_pages: request.zero_gap_pages,
@@ -475,6 +471,27 @@ pub(crate) fn write_image(
     summary.depth = written.depth;
     summary.checksum = written.checksum;
     Ok(summary)
+}
+
+/// Most runs of pages of all regions together, some 160 MB of them. A hostile kernel could have the
+/// pieces of one image counted for each of many address spaces.
+const RUNS_MAX: usize = 4 << 20;
+
+/// Finds out which pages of all regions must be stored.
+fn scan(
+    scanner: &mut Scanner<'_>,
+    regions: &[Region],
+    runs_max: usize,
+) -> Result<Vec<Scanned>, FreezeError> {
+    let mut scanned = Vec::with_capacity(regions.len());
+    let mut left = runs_max;
+    for region in regions {
+        let runs = scanner.runs(region)?;
+        let rest = left.checked_sub(runs.len());
+        left = rest.ok_or(FreezeError::TooManyMappings { limit: runs_max })?;
+        scanned.push(Scanned { region: region.clone(), runs });
+    }
+    Ok(scanned)
 }
 
 /// What the images say that the sandbox is compared with.

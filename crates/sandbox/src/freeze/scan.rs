@@ -522,6 +522,35 @@ mod tests {
     }
 
     #[test]
+    fn pieces_of_an_image_are_bounded_however_many_have_them() {
+        let start = 1 << 20;
+        let mapping = |page: u64| Mapping {
+            start: start + page * P,
+            len: P,
+            // Not one behind the other.
+            offset: (PAGES - page) * P,
+            source: SOURCE_IMAGE,
+            blob: 0,
+            prot: 3,
+            flags: 0,
+        };
+        let mappings: Vec<Mapping> = (0..PAGES).map(mapping).collect();
+        let mut source = Own(Vec::new());
+        let mut scanner = Scanner::open(&mut source, 1 << 30).unwrap();
+        scanner.spaces.push(Own(Vec::new()).take_space(1).unwrap());
+        let thawed = Some(Chart::new(&mappings, 0, |_| true));
+        // Two address spaces come from the same one, as a kernel may claim of a thousand.
+        scanner.compare_with(Base { parent: None, thawed }, vec![Some(0), Some(0)]);
+        let first = region(start, IN_PLACE | REGION_KERNEL);
+        let regions = [first.clone(), Region { space: 1, ..first }];
+        let runs = 2 * PAGES as usize;
+        let scanned = crate::freeze::scan(&mut scanner, &regions, runs).unwrap();
+        assert_eq!(scanned.iter().map(|region| region.runs.len()).sum::<usize>(), runs);
+        let refused = crate::freeze::scan(&mut scanner, &regions, runs - 1).unwrap_err();
+        assert!(matches!(refused, FreezeError::TooManyMappings { .. }), "{refused}");
+    }
+
+    #[test]
     fn memory_in_place_is_not_even_read() {
         let file = image(1);
         // Not what the image has, so that a look would show.
