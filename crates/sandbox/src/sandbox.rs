@@ -47,7 +47,7 @@ pub struct Sandbox {
     console: HostEnd,
     broker: Broker,
     state: State,
-    /// Checksum of the image that it is a copy of, if that is known.
+    /// Checksum of the image that it is a copy of, if it is one.
     thawed_from: Option<[u8; 32]>,
     /// The state that it can be put back into.
     held: Option<(TakenDown, Arc<BootPlan>)>,
@@ -105,8 +105,7 @@ impl Sandbox {
         self
     }
 
-    /// Checksum of the image that it is a copy of; `None`: it was started without one, or
-    /// taken over from another process, which knew.
+    /// Checksum of the image that it is a copy of; `None`: it was started without one.
     pub(crate) fn image_checksum(&self) -> Option<[u8; 32]> {
         self.thawed_from
     }

@@ -265,8 +265,8 @@ impl Orphan {
         &self.note
     }
 
-    /// Takes the sandbox over, which was booted from `plan` or one like it. It hears of it, and
-    /// asks again what nobody has answered.
+    /// Takes the sandbox over, which was booted from `plan` or another one of the same image: a
+    /// freeze of it relies on that. It hears of it, and asks again what nobody has answered.
     ///
     /// # Errors
     /// It has ended, or its limits cannot be kept.
@@ -284,7 +284,7 @@ impl Orphan {
             broker.take_over_connections(left);
         }
         console.set_pid(process.pid);
-        let mut sandbox = Sandbox::new(process, control, console, broker);
+        let mut sandbox = Sandbox::new(process, control, console, broker).thawed_from(plan);
         sandbox.renew().map_err(BootError::Send)?;
         Ok(Adopted { sandbox, descriptors, kept: KeptForSuccessor(keep) })
     }
