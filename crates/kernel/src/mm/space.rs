@@ -383,7 +383,10 @@ impl AddressSpace {
         Ok(())
     }
 
-    fn note_replaced(&self, start: u64, end: u64, provenance: Provenance) {
+    /// Notes that the host mapping of a range is not the one of the thaw any more. Whoever makes
+    /// mappings from another file than the image, in this memory, says [`Provenance::Moved`]: a
+    /// freeze would take pages that were not written since for the image's.
+    pub fn note_replaced(&self, start: u64, end: u64, provenance: Provenance) {
         let generation = crate::state::generation();
         self.replaced.borrow_mut().note(generation, start, end, provenance);
     }
