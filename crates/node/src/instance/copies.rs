@@ -2,7 +2,7 @@
 //! store, by a name.
 
 use super::cold::ColdBoots;
-use super::launch::{Checkpoint, Checkpointed};
+use super::launch::{Checkpoint, Checkpointed, Launcher};
 use super::sandboxed::{ImageBoots, SandboxLauncher, WorkingSetState};
 use super::standby::{BootPolicy, Standby};
 use crate::build::about;
@@ -16,6 +16,9 @@ use thaw_sandbox::{
     AncestorFile, FreezeBase, FreezeReport, FreezeSpec, Image, ImageError, MergePolicy, Sandbox,
 };
 use thaw_store::{ImageId, NewCheckpoint};
+
+/// Few clean pages are stored to save mappings: what matters is how long the instance rests.
+const MERGE: MergePolicy = MergePolicy { clean_gap_pages: 2, zero_gap_pages: 4 };
 
 /// The last image of an instance in the store: the next one holds what differs from it.
 #[derive(Clone, Default)]
@@ -32,18 +35,26 @@ impl LastCheckpoint {
 }
 
 impl ImageBoots {
-    /// Copies the memory of an instance of these that is at rest into memory, and prepares
-    /// boots from there.
+    /// Copies the memory of an instance of these that is at rest into memory. What is returned
+    /// prepares boots from there, when the instance has gone on.
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub fn copy(&self, sandbox: &Sandbox, rest: EntryPoint) -> Result<SandboxLauncher, String> {
+    pub fn copy(
+        self: &Arc<Self>,
+        sandbox: &Sandbox,
+        rest: EntryPoint,
+    ) -> Result<impl FnOnce() -> Result<Arc<dyn Launcher>, String> + Send + use<>, String> {
         let cannot = |error: io::Error| format!("cannot keep its memory for copies ({error})");
         let file = memory_file().map_err(cannot)?;
         let base = FreezeBase { image: self.image.clone(), name: self.image_name };
         let report = self.write_difference(sandbox, rest, base.clone(), &file)?;
         seal(&file).map_err(cannot)?;
-        self.launcher_of(open_child(file, &base)?, report.checksum)
+        let boots = self.clone();
+        Ok(move || {
+            let launcher = boots.launcher_of(open_child(file, &base)?, report.checksum)?;
+            Ok(Arc::new(launcher) as Arc<dyn Launcher>)
+        })
     }
 
     /// Writes the memory of an instance of these that is at rest to the store. What is returned
@@ -99,7 +110,7 @@ impl ImageBoots {
             arguments: terms.command.join(" "),
             about: about(terms.function.as_str()),
             max_stored: terms.limits.memory,
-            merge: MergePolicy::default(),
+            merge: MERGE,
             base: Some(base),
         };
         thaw_sandbox::freeze(sandbox, rest, &spec, file).map_err(|error| error.to_string())

@@ -271,12 +271,13 @@ pub trait Instance: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Copies the memory of the instance, which is at rest. What is returned boots instances
-    /// that begin where this one is. May block for as long as that takes.
+    /// Copies the memory of the instance, which is at rest. What is returned makes that what boots
+    /// instances that begin where this one is, when this one has gone on. May block for as long
+    /// as that takes.
     ///
     /// # Errors
     /// One sentence for the operator.
-    fn copy(&mut self, _rest: EntryPoint) -> Result<Arc<dyn Launcher>, String> {
+    fn copy(&mut self, _rest: EntryPoint) -> Result<Finish<Arc<dyn Launcher>>, String> {
         Err("this instance cannot be copied".to_owned())
     }
 
@@ -285,7 +286,11 @@ pub trait Instance: Send {
     ///
     /// # Errors
     /// One sentence for the operator.
-    fn checkpoint(&mut self, _rest: EntryPoint, _new: Checkpoint) -> Result<Finish, String> {
+    fn checkpoint(
+        &mut self,
+        _rest: EntryPoint,
+        _new: Checkpoint,
+    ) -> Result<Finish<Checkpointed>, String> {
         Err("this instance cannot be checkpointed".to_owned())
     }
 
@@ -316,8 +321,8 @@ pub struct Checkpoint {
     pub config: serde_json::Value,
 }
 
-/// Makes a checkpoint that was written durable, and names it.
-pub type Finish = Box<dyn FnOnce() -> Result<Checkpointed, String> + Send>;
+/// What is left to do of a copy when its original has gone on. It may block.
+pub type Finish<T> = Box<dyn FnOnce() -> Result<T, String> + Send>;
 
 /// A checkpoint in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

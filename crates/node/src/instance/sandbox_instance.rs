@@ -3,8 +3,8 @@
 use super::copies::LastCheckpoint;
 use super::hibernation::{Hibernation, HibernationTerms, Outcome};
 use super::launch::{
-    Checkpoint, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance, Instance,
-    Launcher, Report,
+    Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance,
+    Instance, Launcher, Report,
 };
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
@@ -384,11 +384,15 @@ impl Instance for SandboxInstance {
         self.sandbox.get_mut().request_checkpoint()
     }
 
-    fn copy(&mut self, rest: EntryPoint) -> Result<Arc<dyn Launcher>, String> {
-        Ok(Arc::new(self.boots.copy(self.sandbox.get_ref(), rest)?))
+    fn copy(&mut self, rest: EntryPoint) -> Result<Finish<Arc<dyn Launcher>>, String> {
+        Ok(Box::new(self.boots.copy(self.sandbox.get_ref(), rest)?))
     }
 
-    fn checkpoint(&mut self, rest: EntryPoint, new: Checkpoint) -> Result<Finish, String> {
+    fn checkpoint(
+        &mut self,
+        rest: EntryPoint,
+        new: Checkpoint,
+    ) -> Result<Finish<Checkpointed>, String> {
         let sandbox = self.sandbox.get_ref();
         Ok(Box::new(self.boots.checkpoint(sandbox, rest, &self.last_checkpoint, new)?))
     }

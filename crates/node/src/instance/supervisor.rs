@@ -636,7 +636,10 @@ impl Supervisor {
                 let copied = tokio::task::block_in_place(|| self.instance.copy(rest));
                 self.go_on();
                 let pause = since.elapsed();
-                let _ = reply.send(copied.map(|launcher| Copied { launcher, pause }));
+                tokio::task::spawn_blocking(move || {
+                    let done = copied.and_then(|finish| finish());
+                    let _ = reply.send(done.map(|launcher| Copied { launcher, pause }));
+                });
             }
             Some(Rest::Checkpoint(new, reply, since)) => {
                 let written = tokio::task::block_in_place(|| self.instance.checkpoint(rest, new));
