@@ -40,7 +40,7 @@ impl ImageBoots {
     pub fn copy(&self, sandbox: &Sandbox, rest: EntryPoint) -> Result<SandboxLauncher, String> {
         let cannot = |error: io::Error| format!("cannot keep its memory for copies ({error})");
         let file = memory_file().map_err(cannot)?;
-        let base = FreezeBase { image: self.image.clone(), name: self.image_name };
+        let base = self.base();
         let report = self.write_difference(sandbox, rest, base.clone(), &file)?;
         seal(&file).map_err(cannot)?;
         self.launcher_of(open_child(file, &base)?, report.checksum)
@@ -82,6 +82,11 @@ impl ImageBoots {
                 mappings: report.mappings,
             })
         })
+    }
+
+    /// The image that instances of these are thawed from.
+    pub fn base(&self) -> FreezeBase {
+        FreezeBase { image: self.image.clone(), name: self.image_name }
     }
 
     /// Writes how the memory of an instance of these that is at rest differs from `base`.
