@@ -490,7 +490,15 @@ pub struct Hibernate {
     pub mapping_count: u32,
     /// Number of ranges.
     pub range_count: u32,
+    /// The depth of the image that the sandbox was thawed from, which is an ancestor of the
+    /// file then; [`NO_DEPTH`]: the file has no ancestors.
+    pub image_depth: u32,
+    /// Zero.
+    pub reserved: u32,
 }
+
+/// In [`Hibernate::image_depth`]: the file holds everything.
+pub const NO_DEPTH: u32 = u32::MAX;
 
 /// A message of the host is there.
 pub const AWAKE_MESSAGE: u32 = 1;

@@ -179,7 +179,7 @@ impl Client {
     }
 }
 
-const SPEC: HibernateSpec = HibernateSpec { max_stored: 1 << 30 };
+const SPEC: HibernateSpec = HibernateSpec { max_stored: 1 << 30, base: None };
 
 /// A swap file without a name.
 fn swap_file() -> SwapFile {
@@ -358,7 +358,7 @@ fn a_full_disk_leaves_it_as_it_was() {
     assert!(!running.awake().was_hibernated);
     assert_eq!(client.ask("sum"), expected);
 
-    let little = HibernateSpec { max_stored: 1 << 20 };
+    let little = HibernateSpec { max_stored: 1 << 20, base: None };
     let error = running.deflate(little, swap_file(), None).unwrap_err();
     assert!(matches!(error, HibernateError::Write(FreezeError::TooLarge { .. })), "{error}");
     running.sandbox.wake().unwrap();

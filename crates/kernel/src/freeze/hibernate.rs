@@ -17,8 +17,8 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use thaw_abi::control::{
     AWAKE_DESCRIPTOR, AWAKE_MESSAGE, AWAKE_SEVERAL_PROCESSES, AWAKE_TIMER, Awake, Hibernate,
-    MSG_AWAKE, MSG_FAILED, MSG_HIBERNATE, MSG_HIBERNATED, MSG_RESTING, MSG_WAKE, PopulateRange,
-    REST_TIMERS, Rest, Resting,
+    MSG_AWAKE, MSG_FAILED, MSG_HIBERNATE, MSG_HIBERNATED, MSG_RESTING, MSG_WAKE, NO_DEPTH,
+    PopulateRange, REST_TIMERS, Rest, Resting,
 };
 use thaw_abi::image::Mapping;
 use thaw_abi::layout::{
@@ -105,7 +105,14 @@ fn rest_alone(&Rest { number, flags, .. }: &Rest) -> Woken {
         match Answer::read(number) {
             Answer::None => {}
             Answer::GoOn => return Woken::by(AWAKE_MESSAGE),
-            Answer::Hibernate(command, file) => return hibernate(&command, file, &awaited),
+            Answer::Hibernate(command, file) => match image_depth(&command) {
+                // What the file refers to could not be mapped again.
+                Some(depth) if !lazy::has_image_of(depth) => {
+                    Machine::close(file);
+                    return Woken::by(AWAKE_MESSAGE);
+                }
+                _ => return hibernate(&command, file, &awaited),
+            },
         }
     }
 }
@@ -181,12 +188,17 @@ impl Awaited {
     }
 }
 
+/// The depth of the image among the ancestors of the file, if that has any.
+fn image_depth(command: &Hibernate) -> Option<u32> {
+    (command.image_depth != NO_DEPTH).then_some(command.image_depth)
+}
+
 /// Gives up the memory that the file holds, waits, and takes it back. On the way there is no
 /// heap, and no memory of the guest.
 fn hibernate(command: &Hibernate, file: HostFd, awaited: &Awaited) -> Woken {
     let is_there = is_whole(command, file).and_then(|()| give_up_memory());
     is_there.unwrap_or_else(|error| fail("its memory cannot be given up", error));
-    lazy::replace_files(file);
+    lazy::replace_files(file, image_depth(command));
     HAS_BEEN.store(true, Relaxed);
     populate::forget();
     message::discard_buffers();

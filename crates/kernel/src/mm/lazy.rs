@@ -13,7 +13,9 @@
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
-use thaw_abi::image::{Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_PREFETCH};
+use thaw_abi::image::{
+    DEPTH_MAX, Mapping, SOURCE_BLOB, SOURCE_IMAGE, SOURCE_PREFETCH, ancestor_number,
+};
 use thaw_abi::layout::{INDEX_BASE, INDEX_MAX};
 use thaw_abi::page_align_up;
 
@@ -46,6 +48,9 @@ static INDEX: AtomicI32 = AtomicI32::new(-1);
 /// Bytes of the index; 0 if there is none.
 static INDEX_LEN: AtomicU64 = AtomicU64::new(0);
 static PREFETCH: AtomicI32 = AtomicI32::new(-1);
+
+/// The image is a swap file.
+static IS_SWAP: AtomicBool = AtomicBool::new(false);
 
 /// Source of the mapping of the rootfs index, which is none of the image's.
 const SOURCE_INDEX: u32 = u32::MAX;
@@ -142,16 +147,25 @@ pub fn set_files(image: HostFd, prefetch: Option<HostFd>) {
     PREFETCH.store(prefetch.map_or(-1, |file| file.0), Relaxed);
 }
 
-/// Takes another file in place of the image, from which everything is mapped from now on: what
-/// there was before is closed, and nothing is pending any more.
-pub fn replace_files(image: HostFd) {
-    for file in [&IMAGE, &PREFETCH] {
-        let old = file.swap(-1, Relaxed);
-        if old >= 0 {
-            Machine::close(HostFd::new(old));
-        }
+/// Whether the memory of a file can be mapped that refers to the image which the sandbox was
+/// thawed from as an ancestor of this depth.
+pub fn has_image_of(depth: u32) -> bool {
+    let is_there = !IS_SWAP.load(Relaxed) && IMAGE.load(Relaxed) >= 0;
+    depth < DEPTH_MAX && (is_there || blobs::descriptor(ancestor_number(depth)).is_ok())
+}
+
+/// Takes a swap file in place of the image, from which everything is mapped from now on. What
+/// there was before is closed, but for the image itself if it is an ancestor of the file, and
+/// nothing is pending any more.
+pub fn replace_files(swap: HostFd, image_depth: Option<u32>) {
+    let old = [IMAGE.swap(swap.0, Relaxed), PREFETCH.swap(-1, Relaxed)];
+    let is_image = !IS_SWAP.swap(true, Relaxed) && old[0] >= 0;
+    let kept = image_depth.filter(|_| is_image).map(ancestor_number);
+    // A depth that an image has is one that can be remembered.
+    let is_kept = kept.is_some_and(|number| blobs::remember(number, HostFd::new(old[0])).is_ok());
+    for file in old.into_iter().skip(is_kept.into()).filter(|&file| file >= 0) {
+        Machine::close(HostFd::new(file));
     }
-    IMAGE.store(image.0, Relaxed);
     COUNT.store(0, Relaxed);
     LEFT.store(0, Relaxed);
     let (start, len) = MAPPINGS.range(MAPPINGS.capacity());

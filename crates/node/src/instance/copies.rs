@@ -47,7 +47,7 @@ impl ImageBoots {
     ) -> Result<impl FnOnce() -> Result<Arc<dyn Launcher>, String> + Send + use<>, String> {
         let cannot = |error: io::Error| format!("cannot keep its memory for copies ({error})");
         let file = memory_file().map_err(cannot)?;
-        let base = FreezeBase { image: self.image.clone(), name: self.image_name };
+        let base = self.base();
         let report = self.write_difference(sandbox, rest, base.clone(), &file)?;
         seal(&file).map_err(cannot)?;
         let boots = self.clone();
@@ -93,6 +93,11 @@ impl ImageBoots {
                 mappings: report.mappings,
             })
         })
+    }
+
+    /// The image that instances of these are thawed from.
+    pub fn base(&self) -> FreezeBase {
+        FreezeBase { image: self.image.clone(), name: self.image_name }
     }
 
     /// Writes how the memory of an instance of these that is at rest differs from `base`.

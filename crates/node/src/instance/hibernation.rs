@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use thaw_abi::control::Resting;
 use thaw_sandbox::{
-    Awake, Deflated, HibernateError, HibernateSpec, Hibernator, Recorder, Sandbox, Swapped, Timers,
-    WorkingSet,
+    Awake, Deflated, FreezeBase, HibernateError, HibernateSpec, Hibernator, Recorder, Sandbox,
+    Swapped, Timers, WorkingSet,
 };
 use tokio::task::JoinHandle;
 
@@ -55,7 +55,7 @@ enum Phase {
     /// It runs, or waits with its memory.
     Awake,
     /// It was asked to rest.
-    Asked(HibernationTerms, Turn),
+    Asked(HibernationTerms, FreezeBase, Turn),
     /// It rests, and is written.
     Writing(JoinHandle<Result<Written, HibernateError>>, Turn),
     /// It was told to give up what was written.
@@ -103,13 +103,18 @@ impl Hibernation {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`]: it is on its way, or too many others are; others: it has
     /// ended.
-    pub fn begin(&mut self, sandbox: &mut Sandbox, terms: HibernationTerms) -> io::Result<()> {
+    pub fn begin(
+        &mut self,
+        sandbox: &mut Sandbox,
+        terms: HibernationTerms,
+        base: FreezeBase,
+    ) -> io::Result<()> {
         let turn = matches!(self.phase, Phase::Awake).then(Turn::take).flatten();
         let turn = turn.ok_or(io::ErrorKind::WouldBlock)?;
         // No daemon before this one had the same moment.
         self.rest = monotonic_ns().max(self.rest + 1);
         sandbox.request_rest(self.rest, terms.timers)?;
-        self.phase = Phase::Asked(terms, turn);
+        self.phase = Phase::Asked(terms, base, turn);
         Ok(())
     }
 
@@ -140,10 +145,11 @@ impl Hibernation {
             // It was not wanted any more; the sandbox hears that, too.
             return Ok(());
         }
-        let Phase::Asked(terms, turn) = std::mem::replace(&mut self.phase, Phase::Awake) else {
+        let Phase::Asked(terms, base, turn) = std::mem::replace(&mut self.phase, Phase::Awake)
+        else {
             return Ok(());
         };
-        let spec = HibernateSpec { max_stored: terms.max_stored };
+        let spec = HibernateSpec { max_stored: terms.max_stored, base: Some(base) };
         let hibernator = sandbox.hibernator(resting, spec)?;
         // Pages that come back at once are needed again for that reason alone.
         let recorder = match (&self.swapped, &self.set) {

@@ -363,7 +363,8 @@ impl Instance for SandboxInstance {
         if self.recording.is_some() || self.asked_to_rest {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        self.hibernation.begin(self.sandbox.get_mut(), terms)
+        let base = self.boots.base();
+        self.hibernation.begin(self.sandbox.get_mut(), terms, base)
     }
 
     fn wake(&mut self) -> io::Result<()> {
