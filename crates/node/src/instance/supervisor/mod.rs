@@ -2,13 +2,17 @@
 //! connections, and ends it when its time has come. Connections do not pass through
 //! here: whoever accepts one hands it over by [`ConnectionTable`].
 
+mod rest;
+mod sleep;
+
+pub(crate) use rest::Copied;
+
 use super::connections::{ConnectionTable, Due, LetGo, Outcome};
-use super::hibernation::HibernationTerms;
-use super::launch::{
-    Checkpoint, Checkpointed, Client, End, FrozenInstance, HibernatedInstance, Instance, Launched,
-    Launcher, Report,
-};
+use super::launch::{Checkpoint, Client, End, Instance, Launched, Report};
 use super::patience::{Patience, Verdict};
+use rest::{CheckpointReply, CopyReply, FreezeReply, Rest};
+use sleep::{HibernateReply, Sleep, WakeReply};
+
 use crate::boots::{BootKind, BootRecord, Phases};
 use crate::config::{DomainName, FunctionName};
 use crate::service::Service;
@@ -17,16 +21,14 @@ use crate::tenants::Lease;
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::fmt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use thaw_abi::control::EntryPoint;
 use thaw_sandbox::monitor::has_monitor;
-use thaw_sandbox::{Awake, AwakeCause, BootTimes, Denials, Timers};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
-use tokio::time::{Instant, sleep};
+use thaw_sandbox::{BootTimes, Denials};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::{Instant, sleep as wait};
 
 /// Most denied outgoing connections of one instance that are logged.
 const DENIALS_LOGGED: usize = 16;
@@ -79,71 +81,6 @@ pub(crate) enum Command {
     Wake(WakeReply),
     End,
 }
-
-/// Where to say how a freeze went.
-pub(crate) type FreezeReply = oneshot::Sender<Result<FrozenInstance, String>>;
-/// Where to say how copying went.
-pub(crate) type CopyReply = oneshot::Sender<Result<Copied, String>>;
-
-/// Where to say how a checkpoint went, and for how long the instance rested.
-pub(crate) type CheckpointReply = oneshot::Sender<Result<(Checkpointed, Duration), String>>;
-
-/// The copied memory of an instance that has gone on.
-pub(crate) struct Copied {
-    /// Boots instances that begin where that one was.
-    pub launcher: Arc<dyn Launcher>,
-    /// For how long it rested, from the moment at which it was asked to.
-    pub pause: Duration,
-}
-
-impl fmt::Debug for Copied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Copied").field("pause", &self.pause).finish_non_exhaustive()
-    }
-}
-
-/// Who wants the instance to come to rest.
-enum Rest {
-    Freeze(FreezeReply),
-    Copy(CopyReply, Instant),
-    Checkpoint(Checkpoint, CheckpointReply, Instant),
-}
-
-impl Rest {
-    /// Whether the instance goes on afterwards.
-    fn is_checkpoint(&self) -> bool {
-        !matches!(self, Self::Freeze(_))
-    }
-
-    /// Whether whoever has asked still waits.
-    fn is_wanted(&self) -> bool {
-        match self {
-            Self::Freeze(reply) => !reply.is_closed(),
-            Self::Copy(reply, _) => !reply.is_closed(),
-            Self::Checkpoint(_, reply, _) => !reply.is_closed(),
-        }
-    }
-
-    /// Whoever has asked hears why there is none.
-    fn refuse(self, reason: String) {
-        // Who has asked may have lost patience.
-        match self {
-            Self::Freeze(reply) => drop(reply.send(Err(reason))),
-            Self::Copy(reply, _) => drop(reply.send(Err(reason))),
-            Self::Checkpoint(_, reply, _) => drop(reply.send(Err(reason))),
-        }
-    }
-}
-
-/// Where to say how a hibernation went.
-pub(crate) type HibernateReply = oneshot::Sender<Result<HibernatedInstance, String>>;
-/// Where to say how it woke; `None`: it was awake.
-pub(crate) type WakeReply = oneshot::Sender<Result<Option<Awake>, String>>;
-
-/// How long until it is tried again to hibernate an instance.
-const HIBERNATE_AGAIN: Duration = Duration::from_millis(100);
-/// The same after it has failed.
-const HIBERNATE_AFTER_FAILURE: Duration = Duration::from_secs(60);
 
 /// How the boot came about.
 struct Boot {
@@ -200,15 +137,6 @@ pub(crate) struct Place {
     pub _capacity: OwnedSemaphorePermit,
     /// Its share of what its tenant may have.
     pub lease: Lease,
-}
-
-/// Whether an instance is awake, as its supervisor knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sleep {
-    Awake,
-    /// It was asked to give up its memory.
-    Begun,
-    Hibernated,
 }
 
 enum Step {
@@ -277,7 +205,7 @@ impl Supervisor {
 
     /// Serves the instance until it is gone.
     pub(crate) async fn run(mut self) {
-        let alarm = sleep(Duration::ZERO);
+        let alarm = wait(Duration::ZERO);
         tokio::pin!(alarm);
         loop {
             let due = self.next_alarm();
@@ -407,137 +335,6 @@ impl Supervisor {
         };
     }
 
-    /// Has an instance that is idle `since` then give up its memory if it is time. When to look
-    /// again.
-    fn hibernate_if_idle(&mut self, since: std::time::Instant, now: Instant) -> Option<Instant> {
-        let after = self.service.config().limits.hibernate_after?.0;
-        if self.sleep != Sleep::Awake || self.rest.is_some() {
-            // Only a request changes that, and then the time begins anew.
-            return Some(now + after.max(IDLE_CHECK_MIN));
-        }
-        let due = Instant::from_std(since + after);
-        let due = self.hibernate_not_before.map_or(due, |not_before| due.max(not_before));
-        if due > now {
-            return Some(due);
-        }
-        match self.begin_hibernation() {
-            Ok(()) => Some(now + after.max(IDLE_CHECK_MIN)),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                Some(now + HIBERNATE_AGAIN)
-            }
-            Err(error) => {
-                self.not_hibernated(&error.to_string());
-                self.hibernate_not_before
-            }
-        }
-    }
-
-    /// Has the instance give up its memory now, unless that has failed a short while ago.
-    fn relieve(&mut self, now: Instant) {
-        let is_too_early = self.hibernate_not_before.is_some_and(|not_before| not_before > now);
-        if self.sleep != Sleep::Awake || is_too_early {
-            return;
-        }
-        match self.begin_hibernation() {
-            // Where there are many, some wait for their turn.
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => self.not_hibernated(&error.to_string()),
-            Ok(()) => {}
-        }
-    }
-
-    fn begin_hibernation(&mut self) -> std::io::Result<()> {
-        let space = self.service.shared().swap_space().ok_or_else(|| {
-            std::io::Error::other("this daemon has no directory for swap files; see its log")
-        })?;
-        let terms = HibernationTerms {
-            space,
-            max_stored: self.service.config().limits.memory.bytes(),
-            timers: match self.service.config().hibernate.timers {
-                true => Timers::Wake,
-                false => Timers::Wait,
-            },
-        };
-        self.instance.hibernate(terms)?;
-        self.sleep = Sleep::Begun;
-        Ok(())
-    }
-
-    fn hibernate_for(&mut self, reply: HibernateReply) {
-        self.hibernate.push(reply);
-        self.hibernate_if_wanted();
-    }
-
-    /// Has the instance give up its memory if somebody waits for that.
-    fn hibernate_if_wanted(&mut self) {
-        self.hibernate_again = None;
-        if self.hibernate.is_empty() || self.sleep == Sleep::Begun {
-            return;
-        }
-        let begun = match self.sleep {
-            Sleep::Hibernated => Err("it is hibernated already".to_owned()),
-            _ => match self.begin_hibernation() {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    self.hibernate_again = Some(Instant::now() + HIBERNATE_AGAIN);
-                    return;
-                }
-                begun => begun.map_err(|error| error.to_string()),
-            },
-        };
-        if let Err(why) = begun {
-            self.answer_hibernation(&Err(why));
-        }
-    }
-
-    /// Tells those who wait for a hibernation how it went; they may have lost patience.
-    fn answer_hibernation(&mut self, outcome: &Result<HibernatedInstance, String>) {
-        for reply in self.hibernate.drain(..) {
-            drop(reply.send(outcome.clone()));
-        }
-    }
-
-    fn wake_for(&mut self, reply: WakeReply) {
-        match (self.sleep, self.instance.wake()) {
-            (Sleep::Hibernated, Ok(())) => self.wake.push(reply),
-            (_, woken) => drop(reply.send(woken.map(|()| None).map_err(|error| error.to_string()))),
-        }
-    }
-
-    fn hibernated(&mut self, hibernated: &HibernatedInstance) {
-        self.sleep = Sleep::Hibernated;
-        self.service.hibernated(self.id);
-        self.answer_hibernation(&Ok(hibernated.clone()));
-    }
-
-    /// It keeps its memory; it is tried again later.
-    fn not_hibernated(&mut self, why: &str) {
-        tracing::warn!(function = %self.service.name(), instance = self.id, "cannot hibernate an instance, which keeps its memory: {why}");
-        self.sleep = Sleep::Awake;
-        self.hibernate_not_before = Some(Instant::now() + HIBERNATE_AFTER_FAILURE);
-        self.answer_hibernation(&Err(why.to_owned()));
-    }
-
-    fn awake(&mut self, awake: Awake) {
-        let was = std::mem::replace(&mut self.sleep, Sleep::Awake);
-        if was == Sleep::Awake && !awake.was_hibernated {
-            // It was not asked to rest: a sandbox may say what it likes.
-            return;
-        }
-        if awake.was_hibernated {
-            self.service.woken(self.id);
-            self.idle_look = Some(Instant::now() + idle_check(&self.service));
-        } else if awake.cause == AwakeCause::SeveralProcesses {
-            return self.not_hibernated("it has, or has had, several processes");
-        }
-        self.answer_hibernation(&Err(format!(
-            "{} before its memory was written; try again",
-            cause_of(awake.cause)
-        )));
-        for reply in self.wake.drain(..) {
-            drop(reply.send(Ok(Some(awake))));
-        }
-    }
-
     /// Enforces the function's times.
     fn look_at_connections(&mut self, now: Instant) {
         for due in self.connections.due(now) {
@@ -606,63 +403,6 @@ impl Supervisor {
             tracing::warn!(%function, instance = self.id, "could not look up {failure}");
             self.denials_logged += 1;
         }
-    }
-
-    /// Asks the instance to come to rest, for one who wants it at a time.
-    fn ask_to_rest(&mut self, rest: Rest) {
-        let asked = match &self.rest {
-            Some(earlier) if earlier.is_wanted() || !rest.is_checkpoint() => {
-                return rest.refuse("it is being copied already; try again".to_owned());
-            }
-            // It was asked, and its rest is for somebody else now.
-            Some(_) => Ok(()),
-            None if rest.is_checkpoint() => self.instance.request_checkpoint(),
-            None => self.instance.request_rest(),
-        };
-        match asked {
-            Ok(()) => self.rest = Some(rest),
-            // The report of its end is on the way.
-            Err(error) => rest.refuse(format!("instance {} has ended ({error})", self.id)),
-        }
-    }
-
-    /// The instance rests, as somebody has asked, who may have lost patience.
-    fn at_rest(&mut self, rest: EntryPoint) {
-        let wanted = self.rest.take();
-        // Others of the runtime's tasks go on elsewhere meanwhile.
-        match wanted {
-            Some(lost) if lost.is_checkpoint() && !lost.is_wanted() => self.go_on(),
-            Some(Rest::Copy(reply, since)) => {
-                let copied = tokio::task::block_in_place(|| self.instance.copy(rest));
-                self.go_on();
-                let pause = since.elapsed();
-                tokio::task::spawn_blocking(move || {
-                    let done = copied.and_then(|finish| finish());
-                    let _ = reply.send(done.map(|launcher| Copied { launcher, pause }));
-                });
-            }
-            Some(Rest::Checkpoint(new, reply, since)) => {
-                let written = tokio::task::block_in_place(|| self.instance.checkpoint(rest, new));
-                self.go_on();
-                let pause = since.elapsed();
-                tokio::task::spawn_blocking(move || {
-                    let done = written.and_then(|finish| finish());
-                    let _ = reply.send(done.map(|checkpoint| (checkpoint, pause)));
-                });
-            }
-            Some(Rest::Freeze(reply)) => {
-                let _ = reply.send(tokio::task::block_in_place(|| self.instance.freeze(rest)));
-                self.instance.kill();
-            }
-            None => self.instance.kill(),
-        }
-    }
-
-    /// Ends the rest of the instance.
-    fn go_on(&mut self) {
-        // If it has ended, the report of that is on the way.
-        let _ = self.instance.resume();
-        self.keep_at = keep_time();
     }
 
     /// The first report may come before the first response byte, if the guest
@@ -777,13 +517,4 @@ fn idle_check(service: &Service) -> Duration {
     let hibernate_after = service.config().limits.hibernate_after;
     let after = hibernate_after.map_or(service.keep_alive(), |after| after.0);
     after.min(service.keep_alive()).max(IDLE_CHECK_MIN)
-}
-
-/// What has kept an instance from giving up its memory.
-fn cause_of(cause: AwakeCause) -> &'static str {
-    match cause {
-        AwakeCause::Connection => "bytes came on one of its connections",
-        AwakeCause::Timer => "a timer of the program was due",
-        AwakeCause::Message | AwakeCause::SeveralProcesses => "it was asked something else",
-    }
 }

@@ -1,0 +1,174 @@
+//! Hibernation: when an instance gives up its memory, and who hears of it.
+
+use super::{IDLE_CHECK_MIN, Supervisor, idle_check};
+use crate::instance::hibernation::HibernationTerms;
+use crate::instance::launch::HibernatedInstance;
+use std::time::Duration;
+use thaw_sandbox::{Awake, AwakeCause, Timers};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// Where to say how a hibernation went.
+pub(crate) type HibernateReply = oneshot::Sender<Result<HibernatedInstance, String>>;
+/// Where to say how it woke; `None`: it was awake.
+pub(crate) type WakeReply = oneshot::Sender<Result<Option<Awake>, String>>;
+
+/// How long until it is tried again to hibernate an instance.
+const HIBERNATE_AGAIN: Duration = Duration::from_millis(100);
+/// The same after it has failed.
+const HIBERNATE_AFTER_FAILURE: Duration = Duration::from_secs(60);
+
+/// Whether an instance is awake, as its supervisor knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sleep {
+    Awake,
+    /// It was asked to give up its memory.
+    Begun,
+    Hibernated,
+}
+
+impl Supervisor {
+    /// Has an instance that is idle `since` then give up its memory if it is time. When to look
+    /// again.
+    pub(super) fn hibernate_if_idle(
+        &mut self,
+        since: std::time::Instant,
+        now: Instant,
+    ) -> Option<Instant> {
+        let after = self.service.config().limits.hibernate_after?.0;
+        if self.sleep != Sleep::Awake || self.rest.is_some() {
+            // Only a request changes that, and then the time begins anew.
+            return Some(now + after.max(IDLE_CHECK_MIN));
+        }
+        let due = Instant::from_std(since + after);
+        let due = self.hibernate_not_before.map_or(due, |not_before| due.max(not_before));
+        if due > now {
+            return Some(due);
+        }
+        match self.begin_hibernation() {
+            Ok(()) => Some(now + after.max(IDLE_CHECK_MIN)),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                Some(now + HIBERNATE_AGAIN)
+            }
+            Err(error) => {
+                self.not_hibernated(&error.to_string());
+                self.hibernate_not_before
+            }
+        }
+    }
+
+    /// Has the instance give up its memory now, unless that has failed a short while ago.
+    pub(super) fn relieve(&mut self, now: Instant) {
+        let is_too_early = self.hibernate_not_before.is_some_and(|not_before| not_before > now);
+        if self.sleep != Sleep::Awake || is_too_early {
+            return;
+        }
+        match self.begin_hibernation() {
+            // Where there are many, some wait for their turn.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => self.not_hibernated(&error.to_string()),
+            Ok(()) => {}
+        }
+    }
+
+    pub(super) fn begin_hibernation(&mut self) -> std::io::Result<()> {
+        let space = self.service.shared().swap_space().ok_or_else(|| {
+            std::io::Error::other("this daemon has no directory for swap files; see its log")
+        })?;
+        let terms = HibernationTerms {
+            space,
+            max_stored: self.service.config().limits.memory.bytes(),
+            timers: match self.service.config().hibernate.timers {
+                true => Timers::Wake,
+                false => Timers::Wait,
+            },
+        };
+        self.instance.hibernate(terms)?;
+        self.sleep = Sleep::Begun;
+        Ok(())
+    }
+
+    pub(super) fn hibernate_for(&mut self, reply: HibernateReply) {
+        self.hibernate.push(reply);
+        self.hibernate_if_wanted();
+    }
+
+    /// Has the instance give up its memory if somebody waits for that.
+    pub(super) fn hibernate_if_wanted(&mut self) {
+        self.hibernate_again = None;
+        if self.hibernate.is_empty() || self.sleep == Sleep::Begun {
+            return;
+        }
+        let begun = match self.sleep {
+            Sleep::Hibernated => Err("it is hibernated already".to_owned()),
+            _ => match self.begin_hibernation() {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.hibernate_again = Some(Instant::now() + HIBERNATE_AGAIN);
+                    return;
+                }
+                begun => begun.map_err(|error| error.to_string()),
+            },
+        };
+        if let Err(why) = begun {
+            self.answer_hibernation(&Err(why));
+        }
+    }
+
+    /// Tells those who wait for a hibernation how it went; they may have lost patience.
+    pub(super) fn answer_hibernation(&mut self, outcome: &Result<HibernatedInstance, String>) {
+        for reply in self.hibernate.drain(..) {
+            drop(reply.send(outcome.clone()));
+        }
+    }
+
+    pub(super) fn wake_for(&mut self, reply: WakeReply) {
+        match (self.sleep, self.instance.wake()) {
+            (Sleep::Hibernated, Ok(())) => self.wake.push(reply),
+            (_, woken) => drop(reply.send(woken.map(|()| None).map_err(|error| error.to_string()))),
+        }
+    }
+
+    pub(super) fn hibernated(&mut self, hibernated: &HibernatedInstance) {
+        self.sleep = Sleep::Hibernated;
+        self.service.hibernated(self.id);
+        self.answer_hibernation(&Ok(hibernated.clone()));
+    }
+
+    /// It keeps its memory; it is tried again later.
+    pub(super) fn not_hibernated(&mut self, why: &str) {
+        tracing::warn!(function = %self.service.name(), instance = self.id, "cannot hibernate an instance, which keeps its memory: {why}");
+        self.sleep = Sleep::Awake;
+        self.hibernate_not_before = Some(Instant::now() + HIBERNATE_AFTER_FAILURE);
+        self.answer_hibernation(&Err(why.to_owned()));
+    }
+
+    pub(super) fn awake(&mut self, awake: Awake) {
+        let was = std::mem::replace(&mut self.sleep, Sleep::Awake);
+        if was == Sleep::Awake && !awake.was_hibernated {
+            // It was not asked to rest: a sandbox may say what it likes.
+            return;
+        }
+        if awake.was_hibernated {
+            self.service.woken(self.id);
+            self.idle_look = Some(Instant::now() + idle_check(&self.service));
+        } else if awake.cause == AwakeCause::SeveralProcesses {
+            return self.not_hibernated("it has, or has had, several processes");
+        }
+        self.answer_hibernation(&Err(format!(
+            "{} before its memory was written; try again",
+            cause_of(awake.cause)
+        )));
+        for reply in self.wake.drain(..) {
+            drop(reply.send(Ok(Some(awake))));
+        }
+    }
+}
+
+/// What has kept an instance from giving up its memory.
+fn cause_of(cause: AwakeCause) -> &'static str {
+    match cause {
+        AwakeCause::Connection => "bytes came on one of its connections",
+        AwakeCause::Timer => "a timer of the program was due",
+        AwakeCause::Message | AwakeCause::SeveralProcesses => "it was asked something else",
+    }
+}
