@@ -288,3 +288,37 @@ fn kills_while_copies_are_made_leave_nothing_behind() {
         !all.filter_map(|entry| fs::read_link(entry.path()).ok()).any(is_of_copies)
     });
 }
+
+#[test]
+fn checkpoints_count_in_the_quota_of_their_tenant() {
+    let home = home("copies-quota");
+    let quota = |store: &str| {
+        let text = format!("[default]\nstore = \"{store}\"\n");
+        fs::write(home.join("tenants.toml"), text).expect("writable");
+    };
+    quota("1GiB");
+    let daemon = Daemon::start(&home, &DaemonOptions::default());
+    let original = begin(&daemon, "quiet");
+    let stored = || {
+        let said = command(&daemon, &["tenants", "--json"]).success();
+        let tenants: Value = serde_json::from_str(&said).expect("JSON");
+        let of_all = tenants.as_array().expect("a list").iter();
+        of_all.filter_map(|tenant| tenant["store"].as_u64()).sum::<u64>()
+    };
+    let before = stored();
+    let taken = checkpoint(&daemon, original, "counted");
+    assert!(stored() >= before + taken["stored"].as_u64().expect("bytes"), "{before} {taken}");
+
+    quota("1MiB");
+    daemon.signal(rustix::process::Signal::HUP);
+    let number = original.to_string();
+    wait_until("the quota is in force", || {
+        let refused = command(&daemon, &["checkpoint", &number, "refused"]);
+        refused.stderr.contains("with this checkpoint it would have")
+    });
+    let instances = daemon.instances("quiet");
+    assert_eq!(instances[0]["id"], original, "it went on: {instances:?}");
+    ask(&daemon, "quiet", original, "/");
+    let other = command(&daemon, &["checkpoints"]).success();
+    assert!(other.contains("counted"), "{other}");
+}

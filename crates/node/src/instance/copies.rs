@@ -6,9 +6,11 @@ use super::launch::{Checkpoint, Checkpointed, Launcher};
 use super::sandboxed::{ImageBoots, SandboxLauncher, WorkingSetState};
 use super::standby::{BootPolicy, Standby};
 use crate::build::about;
+use crate::tenants::check_file;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, RwLock};
 use thaw_abi::control::EntryPoint;
@@ -74,7 +76,13 @@ impl ImageBoots {
         let base = last.get().unwrap_or_else(|| self.stored.clone());
         let report = self.write_difference(sandbox, rest, base.clone(), file.file())?;
         let (last, index) = (last.clone(), self.rootfs.id());
+        let (store, tenant) = (self.store.clone(), self.terms.tenant.clone());
         Ok(move || {
+            // Nobody else finds room meanwhile that is there once.
+            let _turn = store.counting_turn().map_err(|error| error.to_string())?;
+            let bytes = file.file().metadata().map_err(|error| error.to_string())?.blocks() * 512;
+            check_file(&store, &tenant, "this checkpoint", bytes)
+                .map_err(|error| error.to_string())?;
             let opened = file.file().try_clone().map_err(|error| error.to_string())?;
             let image = open_child(opened, &base)?;
             let ancestors: Vec<_> = image.ancestors().iter().map(|of| ImageId(of.name)).collect();

@@ -6,7 +6,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use thaw_store::{
-    Footprint, FunctionRecord, ImageId, IndexId, Name, PreviousVersion, Store, StoreError,
+    CheckpointRecord, Footprint, FunctionRecord, ImageId, IndexId, Name, PreviousVersion, Store,
+    StoreError,
 };
 
 /// What one tenant has in the store.
@@ -14,7 +15,7 @@ use thaw_store::{
 pub struct TenantStore {
     /// Functions.
     pub functions: usize,
-    /// Bytes of their files, indexes and images.
+    /// Bytes of their files, indexes and images, and of checkpoints of their instances.
     pub bytes: u64,
 }
 
@@ -38,8 +39,8 @@ pub enum StoreQuotaError {
     /// The tenant would have too much.
     #[error(
         "the quota of {tenant} is {} in the store, and with {with} it would have {} there; \
-         remove functions with `thaw remove`, make this one smaller, or have the operator raise \
-         `store` in {QUOTAS_FILE}",
+         remove functions with `thaw remove` or checkpoints with `thaw checkpoints --remove`, make \
+         this one smaller, or have the operator raise `store` in {QUOTAS_FILE}",
         in_mebibytes(*.quota),
         in_mebibytes(*.needed)
     )]
@@ -83,16 +84,21 @@ impl StoreUse {
     /// The store cannot be read.
     pub fn measure(&self, store: &Store) -> Result<BTreeMap<TenantName, TenantStore>, StoreError> {
         let records = store.list_functions()?.records;
+        let checkpoints = store.list_checkpoints()?.records;
         let version = |record: &FunctionRecord| {
             let bytes = record.image.map_or(Ok(0), |image| store.image_bytes(image))?;
             Ok((record.name.clone(), record.created_ms, bytes))
         };
-        let versions = records.iter().map(version).collect::<Result<Vec<_>, StoreError>>()?;
+        let versions = records.iter().map(version);
+        let checkpointed = checkpoints.iter().map(|record| {
+            Ok((record.name.clone(), record.created_ms, store.image_bytes(record.image)?))
+        });
+        let versions = versions.chain(checkpointed).collect::<Result<Vec<_>, StoreError>>()?;
         let mut measured = self.measured.lock().expect("no holder panics");
         if let Some(known) = measured.as_ref().filter(|known| known.versions == versions) {
             return Ok(known.by_tenant.clone());
         }
-        let by_tenant = measure(store, &records)?;
+        let by_tenant = measure(store, &records, &checkpoints)?;
         *measured = Some(Measured { versions, by_tenant: by_tenant.clone() });
         Ok(by_tenant)
     }
@@ -101,6 +107,7 @@ impl StoreUse {
 fn measure(
     store: &Store,
     records: &[FunctionRecord],
+    checkpoints: &[CheckpointRecord],
 ) -> Result<BTreeMap<TenantName, TenantStore>, StoreError> {
     let mut footprints: BTreeMap<TenantName, (usize, Footprint)> = BTreeMap::new();
     for record in records {
@@ -110,6 +117,11 @@ fn measure(
             footprint.add(store, kept.index, kept.image)?;
         }
     }
+    for record in checkpoints {
+        let kept = Kept::from(record);
+        let (_, footprint) = footprints.entry(tenant_of(kept.config)).or_default();
+        footprint.add(store, kept.index, kept.image)?;
+    }
     let total = |(functions, footprint): (usize, Footprint)| TenantStore {
         functions,
         bytes: footprint.bytes(),
@@ -117,7 +129,7 @@ fn measure(
     Ok(footprints.into_iter().map(|(tenant, found)| (tenant, total(found))).collect())
 }
 
-/// The tenant that a stored configuration names. A record of another version of Thaw may
+/// The tenant that the stored configuration of a function, or of a checkpoint, names. A record of another version of Thaw may
 /// have no domain that this one can read: it is one without.
 fn tenant_of(stored: &Value) -> TenantName {
     let domain = stored.pointer("/config/sharing/domain").and_then(Value::as_str);
@@ -139,6 +151,7 @@ pub fn check(store: &Store, quotas: &Quotas, planned: &Planned<'_>) -> Result<()
         add_all(store, footprint, of_tenant)
     };
     store.list_functions()?.records.iter().try_for_each(|record| kept(record, &mut footprint))?;
+    add_checkpoints(store, &mut footprint, &tenant)?;
     within(&tenant, "this build", quota, footprint.bytes())
 }
 
@@ -159,6 +172,7 @@ pub fn check_file(
         let of_tenant = versions(&record).filter(|kept| tenant_of(kept.config) == *tenant.name());
         add_all(store, &mut footprint, of_tenant)?;
     }
+    add_checkpoints(store, &mut footprint, tenant.name())?;
     within(tenant.name(), with, quota, footprint.bytes().saturating_add(bytes))
 }
 
@@ -181,6 +195,22 @@ fn add_all<'a>(
     mut kept: impl Iterator<Item = Kept<'a>>,
 ) -> Result<(), StoreQuotaError> {
     Ok(kept.try_for_each(|kept| footprint.add(store, kept.index, kept.image))?)
+}
+
+fn add_checkpoints(
+    store: &Store,
+    footprint: &mut Footprint,
+    tenant: &TenantName,
+) -> Result<(), StoreQuotaError> {
+    let checkpoints = store.list_checkpoints()?.records;
+    let of_tenant = |kept: &Kept<'_>| tenant_of(kept.config) == *tenant;
+    add_all(store, footprint, checkpoints.iter().map(Kept::from).filter(of_tenant))
+}
+
+impl<'a> From<&'a CheckpointRecord> for Kept<'a> {
+    fn from(record: &'a CheckpointRecord) -> Self {
+        Self { config: &record.config, index: record.index, image: Some(record.image) }
+    }
 }
 
 struct Kept<'a> {
