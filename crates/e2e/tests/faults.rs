@@ -221,8 +221,15 @@ fn a_request_whose_zygote_is_killed_before_its_guest_runs_is_answered() {
     let home = copy_home(home(), "faults-boot");
     let daemon = Daemon::start(&home, &DaemonOptions::default());
     assert_eq!(get(daemon.gateway(), "hello-c", "/").status, 200);
+    let zygotes = || children(zygote_parent(&daemon).pid);
+    let awaits_its_command = |zygote: &thaw_e2e::Process| {
+        let call = fs::read_to_string(format!("/proc/{}/syscall", zygote.pid)).unwrap_or_default();
+        call.starts_with(&format!("{} ", libc::SYS_recvmsg))
+    };
     for _ in 0..5 {
-        let stopped = children(zygote_parent(&daemon).pid);
+        // One that is stopped while it is made has no request, and others wait for it.
+        wait_until("no zygote is being made", || zygotes().iter().all(awaits_its_command));
+        let stopped = zygotes();
         for zygote in &stopped {
             send(zygote.pid, Signal::STOP);
         }

@@ -259,7 +259,7 @@ impl Hibernator {
             kernel_build: self.kernel_build,
             thawed: self.thawed,
         };
-        let report = frozen.write(entry, &spec, &swap.write)?;
+        let report = frozen.write(entry, &spec, &swap.write, &mut || {})?;
         let image = swap.read.try_clone()?;
         let base = self.spec.base.as_ref();
         let image = Image::open_with(image, &mut |ancestor| {

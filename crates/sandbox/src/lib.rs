@@ -49,7 +49,9 @@ pub use egress::{
     PortGuard, Transport,
 };
 pub use event::{BootTimes, Event, GuestExit, Progress, Violation};
-pub use freeze::{FreezeBase, FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze};
+pub use freeze::{
+    FreezeBase, FreezeError, FreezeReport, FreezeSpec, MergePolicy, freeze, freeze_live,
+};
 pub use hibernate::{
     Awake, AwakeCause, Deflated, HibernateError, HibernateSpec, Hibernator, SwapFile, Swapped,
     Timers,

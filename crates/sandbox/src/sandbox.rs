@@ -391,7 +391,7 @@ impl Sandbox {
     }
 
     /// Lets the sandbox go on after [`Event::EntryPoint`].
-    pub fn resume(&mut self) -> io::Result<()> {
+    pub fn resume(&self) -> io::Result<()> {
         self.send(message::message(MSG_RESUME, &()), Vec::new())
     }
 
@@ -400,7 +400,7 @@ impl Sandbox {
         self.held = None;
     }
 
-    pub(crate) fn send(&mut self, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    pub(crate) fn send(&self, message: Vec<u8>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         self.line.send(|outbox, control| outbox.send(control, message, descriptors))
     }
 

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{
     AncestorFile, FreezeBase, FreezeReport, FreezeSpec, Image, ImageError, MergePolicy, Sandbox,
+    freeze_live,
 };
 use thaw_store::{ImageId, NewCheckpoint};
 
@@ -37,8 +38,8 @@ impl LastCheckpoint {
 }
 
 impl ImageBoots {
-    /// Copies the memory of an instance of these that is at rest into memory. What is returned
-    /// prepares boots from there, when the instance has gone on.
+    /// Copies the memory of an instance of these that is at rest into memory; calls
+    /// `is_read` as soon as it may go on. What is returned prepares boots from there.
     ///
     /// # Errors
     /// One sentence for the operator.
@@ -46,11 +47,12 @@ impl ImageBoots {
         self: &Arc<Self>,
         sandbox: &Sandbox,
         rest: EntryPoint,
+        is_read: &mut dyn FnMut(),
     ) -> Result<impl FnOnce() -> Result<Arc<dyn Launcher>, String> + Send + use<>, String> {
         let cannot = |error: io::Error| format!("cannot keep its memory for copies ({error})");
         let file = memory_file().map_err(cannot)?;
         let base = self.base();
-        let report = self.write_difference(sandbox, rest, base.clone(), &file)?;
+        let report = self.write_difference(sandbox, rest, base.clone(), &file, is_read)?;
         seal(&file).map_err(cannot)?;
         let boots = self.clone();
         Ok(move || {
@@ -59,8 +61,8 @@ impl ImageBoots {
         })
     }
 
-    /// Writes the memory of an instance of these that is at rest to the store. What is returned
-    /// makes it durable and names it, when the instance has gone on.
+    /// Writes the memory of an instance of these that is at rest to the store; calls
+    /// `is_read` as soon as it may go on. What is returned makes the image durable and names it.
     ///
     /// # Errors
     /// One sentence for the operator.
@@ -70,11 +72,12 @@ impl ImageBoots {
         rest: EntryPoint,
         last: &LastCheckpoint,
         new: Checkpoint,
+        is_read: &mut dyn FnMut(),
     ) -> Result<impl FnOnce() -> Result<Checkpointed, String> + Send + use<>, String> {
         let mut session = self.store.session().map_err(|error| error.to_string())?;
         let file = session.new_image_file().map_err(|error| error.to_string())?;
         let base = last.get().unwrap_or_else(|| self.stored.clone());
-        let report = self.write_difference(sandbox, rest, base.clone(), file.file())?;
+        let report = self.write_difference(sandbox, rest, base.clone(), file.file(), is_read)?;
         let (last, index) = (last.clone(), self.rootfs.id());
         let (store, tenant) = (self.store.clone(), self.terms.tenant.clone());
         Ok(move || {
@@ -115,6 +118,7 @@ impl ImageBoots {
         rest: EntryPoint,
         base: FreezeBase,
         file: &File,
+        is_read: &mut dyn FnMut(),
     ) -> Result<FreezeReport, String> {
         let terms = &self.terms;
         let spec = FreezeSpec {
@@ -126,7 +130,7 @@ impl ImageBoots {
             merge: MERGE,
             base: Some(base),
         };
-        thaw_sandbox::freeze(sandbox, rest, &spec, file).map_err(|error| error.to_string())
+        freeze_live(sandbox, rest, &spec, file, is_read).map_err(|error| error.to_string())
     }
 
     /// Boots of an image of an instance of these. Nothing is kept ready for them, and no

@@ -15,6 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
+use std::time::Instant;
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{Awake, BootTimes, Denials, GuestExit, LimitReached, Orphan};
 use thaw_store::Name;
@@ -271,18 +272,19 @@ pub trait Instance: Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Copies the memory of the instance, which is at rest. What is returned makes that what boots
-    /// instances that begin where this one is, when this one has gone on. May block for as long
-    /// as that takes.
+    /// Copies the memory of the instance, which is at rest, and lets it go on as soon as that has
+    /// been read. What is returned makes the copy what boots instances that begin where this one
+    /// was. May block for as long as that takes.
     ///
     /// # Errors
     /// One sentence for the operator.
-    fn copy(&mut self, _rest: EntryPoint) -> Result<Finish<Arc<dyn Launcher>>, String> {
+    fn copy(&mut self, _rest: EntryPoint) -> Result<Read<Arc<dyn Launcher>>, String> {
         Err("this instance cannot be copied".to_owned())
     }
 
-    /// Writes the memory of the instance, which is at rest, to the store. What is returned
-    /// makes it durable and names it, when the instance has gone on; it may block, too.
+    /// Writes the memory of the instance, which is at rest, to the store, and lets it go on as soon
+    /// as that has been read. What is returned makes the image durable and names it; it may
+    /// block, too.
     ///
     /// # Errors
     /// One sentence for the operator.
@@ -290,17 +292,12 @@ pub trait Instance: Send {
         &mut self,
         _rest: EntryPoint,
         _new: Checkpoint,
-    ) -> Result<Finish<Checkpointed>, String> {
+    ) -> Result<Read<Checkpointed>, String> {
         Err("this instance cannot be checkpointed".to_owned())
     }
 
-    /// Lets the instance, which is at rest, go on.
-    ///
-    /// # Errors
-    /// The instance has ended.
-    fn resume(&mut self) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    /// Lets the instance go on if it is at rest.
+    fn resume(&mut self) {}
 
     /// Makes the memory of the instance, which is at rest, the image of its
     /// function. May block for seconds.
@@ -323,6 +320,14 @@ pub struct Checkpoint {
 
 /// What is left to do of a copy when its original has gone on. It may block.
 pub type Finish<T> = Box<dyn FnOnce() -> Result<T, String> + Send>;
+
+/// An instance whose memory has been read.
+pub struct Read<T> {
+    /// When it went on.
+    pub gone_on: Instant,
+    /// What is left to do.
+    pub finish: Finish<T>,
+}
 
 /// A checkpoint in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

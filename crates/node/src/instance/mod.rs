@@ -19,8 +19,8 @@ pub use connections::{Outcome, Placed};
 pub use hibernation::HibernationTerms;
 pub use launch::{
     Checkpoint, Checkpointed, Client, ComingBack, Connector, End, Finish, FrozenInstance,
-    HibernatedInstance, Instance, LaunchError, Launched, Launcher, NotNow, Report, RewindInfo,
-    StandbyInfo, Way,
+    HibernatedInstance, Instance, LaunchError, Launched, Launcher, NotNow, Read, Report,
+    RewindInfo, StandbyInfo, Way,
 };
 pub use options::{LaunchOptions, Techniques, WorkingSetUse};
 pub use sandboxed::SandboxLauncher;

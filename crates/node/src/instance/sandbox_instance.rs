@@ -3,14 +3,15 @@
 use super::copies::LastCheckpoint;
 use super::hibernation::{Hibernation, HibernationTerms, Outcome};
 use super::launch::{
-    Checkpoint, Checkpointed, Client, Connector, End, Finish, FrozenInstance, HibernatedInstance,
-    Instance, Launcher, Report,
+    Checkpoint, Checkpointed, Client, Connector, End, FrozenInstance, HibernatedInstance, Instance,
+    Launcher, Read, Report,
 };
 use super::sandboxed::ImageBoots;
 use super::standby::{Lent, Spent, Standby};
 use crate::logs::{InstanceLog, InstancePipes};
 use crate::reactor::watch_sandbox;
 use crate::tenants::Lease;
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
@@ -19,7 +20,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thaw_abi::control::EntryPoint;
 use thaw_sandbox::{BootPlan, Event, KeptForSuccessor, Progress, Sandbox, connection};
 use tokio::io::unix::AsyncFd;
@@ -43,6 +44,8 @@ pub(super) struct SandboxInstance {
     end: Option<End>,
     /// It was asked to come to rest.
     asked_to_rest: bool,
+    /// When its last rest has ended, if it has.
+    gone_on: Cell<Option<Instant>>,
     /// This node has ended it, or does so after the recording.
     killed: bool,
     gone: bool,
@@ -106,6 +109,7 @@ impl SandboxInstance {
             log,
             end: None,
             asked_to_rest: false,
+            gone_on: Cell::default(),
             killed: false,
             gone: false,
             recording: None,
@@ -201,6 +205,17 @@ impl SandboxInstance {
         }
     }
 
+    /// Ends its rest, unless that has ended; when that was.
+    fn go_on(&self) -> Instant {
+        let gone_on = self.gone_on.get().unwrap_or_else(|| {
+            // One that has ended says so itself.
+            let _ = self.sandbox().resume();
+            Instant::now()
+        });
+        self.gone_on.set(Some(gone_on));
+        gone_on
+    }
+
     fn end_process(&self) {
         if let Err(error) = self.sandbox.get_ref().kill() {
             tracing::warn!(pid = self.pid, "cannot end a sandbox: {error}");
@@ -293,6 +308,7 @@ impl Instance for SandboxInstance {
                 // A thawed copy reports its entry point only if asked to freeze.
                 Progress::Event(Event::EntryPoint(rest)) if self.asked_to_rest => {
                     self.asked_to_rest = false;
+                    self.gone_on.set(None);
                     return Poll::Ready(Report::AtRest(rest));
                 }
                 Progress::Event(Event::EntryPoint(_)) => {
@@ -385,21 +401,31 @@ impl Instance for SandboxInstance {
         self.sandbox.get_mut().request_checkpoint()
     }
 
-    fn copy(&mut self, rest: EntryPoint) -> Result<Finish<Arc<dyn Launcher>>, String> {
-        Ok(Box::new(self.boots.copy(self.sandbox.get_ref(), rest)?))
+    fn copy(&mut self, rest: EntryPoint) -> Result<Read<Arc<dyn Launcher>>, String> {
+        let this = &*self;
+        let mut go_on = || {
+            this.go_on();
+        };
+        let finish = this.boots.copy(this.sandbox(), rest, &mut go_on)?;
+        Ok(Read { gone_on: this.go_on(), finish: Box::new(finish) })
     }
 
     fn checkpoint(
         &mut self,
         rest: EntryPoint,
         new: Checkpoint,
-    ) -> Result<Finish<Checkpointed>, String> {
-        let sandbox = self.sandbox.get_ref();
-        Ok(Box::new(self.boots.checkpoint(sandbox, rest, &self.last_checkpoint, new)?))
+    ) -> Result<Read<Checkpointed>, String> {
+        let this = &*self;
+        let mut go_on = || {
+            this.go_on();
+        };
+        let last = &this.last_checkpoint;
+        let finish = this.boots.checkpoint(this.sandbox(), rest, last, new, &mut go_on)?;
+        Ok(Read { gone_on: this.go_on(), finish: Box::new(finish) })
     }
 
-    fn resume(&mut self) -> io::Result<()> {
-        self.sandbox.get_mut().resume()
+    fn resume(&mut self) {
+        self.go_on();
     }
 
     fn freeze(&mut self, rest: EntryPoint) -> Result<FrozenInstance, String> {

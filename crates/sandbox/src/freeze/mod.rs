@@ -28,8 +28,8 @@ use crate::image::parse::{Bytes, parse};
 use crate::image::{AncestorFile, Ancestors, BlobsAndAncestors, Image, most_mappings};
 use crate::sandbox::Sandbox;
 use crate::state::protocol::{
-    ABOUT_MAX, ANSWER_BLOB, ANSWER_DONE, Answer, BLOBS_MAX as BLOBS_ASKED_MAX, BlobReply,
-    ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_REPORT, ERROR_SANDBOX_ENDED,
+    ABOUT_MAX, ANSWER_BLOB, ANSWER_DONE, ANSWER_READ, Answer, BLOBS_MAX as BLOBS_ASKED_MAX,
+    BlobReply, ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_REPORT, ERROR_SANDBOX_ENDED,
     ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest, NOT_A_COPY, REPLY_BLOB,
     REQUEST_FREEZE, errno_of, padded,
 };
@@ -244,13 +244,28 @@ pub fn freeze(
     spec: &FreezeSpec,
     image: &File,
 ) -> Result<FreezeReport, FreezeError> {
+    freeze_live(sandbox, entry, spec, image, &mut || {})
+}
+
+/// The same, and calls `is_read` as soon as all memory has been read. From then on the sandbox
+/// may go on, while the image is finished.
+///
+/// # Errors
+/// The image is of no use then; `is_read` may have been called.
+pub fn freeze_live(
+    sandbox: &Sandbox,
+    entry: EntryPoint,
+    spec: &FreezeSpec,
+    image: &File,
+    is_read: &mut dyn FnMut(),
+) -> Result<FreezeReport, FreezeError> {
     let Rootfs::Index { blobs, .. } = sandbox.rootfs() else {
         return Err(FreezeError::HostDirectory);
     };
     let subject = &sandbox.subject().map_err(FreezeError::Memory)?;
     let kernel_build = sandbox.kernel_build_id();
     let (blobs, thawed) = (Some(blobs.clone()), sandbox.image_checksum());
-    Frozen { subject, blobs, kernel_build, thawed }.write(entry, spec, image)
+    Frozen { subject, blobs, kernel_build, thawed }.write(entry, spec, image, is_read)
 }
 
 /// A sandbox at rest.
@@ -264,14 +279,15 @@ pub(crate) struct Frozen<'a> {
 }
 
 impl Frozen<'_> {
-    /// Writes its memory: see [`freeze`](fn@freeze).
+    /// Writes its memory: see [`freeze_live`].
     pub fn write(
         &self,
         entry: EntryPoint,
         spec: &FreezeSpec,
         image: &File,
+        is_read: &mut dyn FnMut(),
     ) -> Result<FreezeReport, FreezeError> {
-        self.have_written(entry, spec, image).map_err(|error| match error {
+        self.have_written(entry, spec, image, is_read).map_err(|error| match error {
             // The memory of a process that is ending can be gone, or forbidden, before the
             // process has ended.
             FreezeError::Memory(_) if self.subject.ends_within(ENDING) => FreezeError::SandboxEnded,
@@ -284,6 +300,7 @@ impl Frozen<'_> {
         entry: EntryPoint,
         spec: &FreezeSpec,
         image: &File,
+        is_read: &mut dyn FnMut(),
     ) -> Result<FreezeReport, FreezeError> {
         let started = Instant::now();
         if spec.about.len() > ABOUT_MAX {
@@ -317,7 +334,7 @@ impl Frozen<'_> {
         let blobs = self.blobs.clone().unwrap_or_else(|| Arc::new(NoBlobs));
         let blobs = BlobsAndAncestors { ancestors, blobs };
         let time = time_allowed(spec.max_stored);
-        let mut lender = Lender { blobs: &blobs, lent: 0, failed: None };
+        let mut lender = Lender { blobs: &blobs, lent: 0, failed: None, is_read: Some(is_read) };
         let (answer, text) =
             self.subject.ask(&packet, Some(image.as_fd()), time, |helper| lender.serve(helper))?;
         if answer.kind != ANSWER_DONE {
@@ -348,6 +365,8 @@ struct Lender<'a> {
     lent: usize,
     /// The last one that could not be opened.
     failed: Option<(u32, io::Error)>,
+    /// To be called once, when the memory has been read.
+    is_read: Option<&'a mut dyn FnMut()>,
 }
 
 impl Lender<'_> {
@@ -355,6 +374,11 @@ impl Lender<'_> {
     fn serve(&mut self, helper: &mut Conversation<'_>) -> Result<(Answer, String), StateError> {
         loop {
             let (answer, text) = helper.next()?;
+            if answer.kind == ANSWER_READ {
+                let twice = StateError::Nonsense("it has read the memory twice");
+                (self.is_read.take().ok_or(twice)?)();
+                continue;
+            }
             if answer.kind != ANSWER_BLOB {
                 return Ok((answer, text));
             }
@@ -450,7 +474,7 @@ pub(crate) fn take_answer(answer: &Answer, text: &str) {
     if let Some(report) = report_of(answer, answer.numbers[0], Duration::ZERO) {
         assert!(report.stored <= report.file_len);
     }
-    let mut lender = Lender { blobs: &NoBlobs, lent: 0, failed: None };
+    let mut lender = Lender { blobs: &NoBlobs, lent: 0, failed: None, is_read: None };
     assert!(!lender.error(answer, text).to_string().is_empty());
 }
 
@@ -517,7 +541,7 @@ pub(crate) fn write_image(
         }
     }
     let in_image = layout.image_len;
-    let written = write(image, &report, &blobs, layout, order, &scanner)?;
+    let written = write(image, &report, &blobs, layout, order, &mut scanner)?;
     summary.file_len = written.file_len;
     summary.stored = written.stored;
     summary.zero += in_image - written.stored;
@@ -618,7 +642,7 @@ mod tests {
             }
             asked
         });
-        let mut lender = Lender { blobs: &Null, lent: 0, failed: None };
+        let mut lender = Lender { blobs: &Null, lent: 0, failed: None, is_read: None };
         let mut helper = Conversation::new(&own, Duration::from_secs(60));
         let error = lender.serve(&mut helper).unwrap_err();
         assert!(matches!(error, StateError::Nonsense(_)), "{error}");

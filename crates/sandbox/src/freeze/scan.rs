@@ -85,6 +85,14 @@ pub(crate) trait Source {
     /// # Errors
     /// The first that cannot be opened, and why.
     fn blobs(&mut self, numbers: &[u32]) -> Result<Vec<File>, (u32, io::Error)>;
+
+    /// All memory has been read that the image takes.
+    ///
+    /// # Errors
+    /// It was not the sandbox' own, since that has ended.
+    fn memory_is_read(&mut self) -> Result<(), FreezeError> {
+        Ok(())
+    }
 }
 
 /// The images that a sandbox is compared with.
@@ -134,6 +142,11 @@ impl<'a> Scanner<'a> {
             self.spaces.push(space.map_err(FreezeError::Memory)?);
         }
         Ok(())
+    }
+
+    /// Says that no more memory is read.
+    pub fn end_reading(&mut self) -> Result<(), FreezeError> {
+        self.source.memory_is_read()
     }
 
     /// Reads memory of an address space.

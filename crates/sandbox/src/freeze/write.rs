@@ -47,7 +47,7 @@ pub(crate) fn write(
     blobs: &[u32],
     mut layout: Layout,
     order: &Order<'_>,
-    memory: &Scanner<'_>,
+    memory: &mut Scanner<'_>,
 ) -> Result<Written, FreezeError> {
     let failed = FreezeError::Write;
     let ancestors = ancestors_in_use(&layout.mappings, order.ancestors);
@@ -85,6 +85,7 @@ pub(crate) fn write(
     image.set_len(file_len).map_err(failed)?;
     image.write_all_at(&start, 0).map_err(failed)?;
     let stored = copy_memory(image, &layout.segments, memory)?;
+    memory.end_reading()?;
 
     let checksum_offset =
         notes_offset + (header_offset + std::mem::offset_of!(ImageHeader, checksum)) as u64;

@@ -138,6 +138,9 @@ pub const ANSWER_FAILED: u32 = 6;
 /// Helper → caller, on the control socket: the worker has ended, and with it everything
 /// that it was given.
 pub const ANSWER_IDLE: u32 = 7;
+/// The memory of the sandbox that is being frozen has been read: it may go on. Once, before
+/// [`ANSWER_DONE`].
+pub const ANSWER_READ: u32 = 8;
 
 /// What failed: a host call, with [`Answer::errno`].
 pub const ERROR_HOST: u32 = 0;
@@ -209,7 +212,7 @@ impl Answer {
     pub fn parse(packet: &[u8]) -> Option<(Self, String)> {
         let (head, text) = packet.split_at_checked(size_of::<Self>())?;
         let answer: Self = pod_read_unaligned(head);
-        let is_known = (ANSWER_STARTED..=ANSWER_IDLE).contains(&answer.kind)
+        let is_known = (ANSWER_STARTED..=ANSWER_READ).contains(&answer.kind)
             && (ERROR_HOST..=ERROR_BASE).contains(&answer.error)
             && (0..=4095).contains(&answer.errno)
             && text.len() <= TEXT_MAX;
@@ -268,7 +271,7 @@ mod tests {
         }
         for wrong in [
             Answer { kind: 0, ..good },
-            Answer { kind: ANSWER_IDLE + 1, ..good },
+            Answer { kind: ANSWER_READ + 1, ..good },
             Answer { error: ERROR_BASE + 1, ..good },
             Answer { errno: -1, ..good },
             Answer { errno: i32::MAX, ..good },

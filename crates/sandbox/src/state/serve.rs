@@ -19,8 +19,8 @@ use thaw_abi::image::{Ancestor, Mapping};
 use super::confine::become_worker;
 use super::processes::{FIRST_PROCESS, Sandbox, Space};
 use super::protocol::{
-    ANSWER_DONE, ANSWER_FAILED, ANSWER_IDLE, Answer, BLOBS_AT_ONCE, BLOBS_MAX, BlobReply,
-    ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT,
+    ANSWER_DONE, ANSWER_FAILED, ANSWER_IDLE, ANSWER_READ, Answer, BLOBS_AT_ONCE, BLOBS_MAX,
+    BlobReply, ERROR_BASE, ERROR_BLOB, ERROR_HOST, ERROR_MEMORY, ERROR_PANIC, ERROR_REPORT,
     ERROR_SANDBOX_ENDED, ERROR_TOO_LARGE, ERROR_TOO_MANY_MAPPINGS, ERROR_WRITE, FreezeRequest,
     PACKET_MAX, PIECE_MAX, REPLY_BLOB, REQUEST_CHECK, REQUEST_FREEZE, REQUEST_RECORD,
     RecordRequest, errno_of,
@@ -195,11 +195,13 @@ fn host_error(error: &io::Error) -> Answers {
 }
 
 fn freeze(socket: &OwnedFd, sandbox: Sandbox, order: &Order<'_>, image: &File) -> Answers {
-    let mut source = Frozen { socket, sandbox, blobs: 0 };
+    let mut source = Frozen { socket, sandbox, blobs: 0, is_read: false };
     let result = write_image(&mut source, order, image);
     // The memory of a process that has ended cannot be read, or reads as if it had never
     // been touched. So neither an image nor an error of then means what it says.
     let frozen = match source.sandbox.is_whole() {
+        // What it does after its memory was read is its own matter.
+        _ if source.is_read => result,
         Ok(true) => result,
         Ok(false) => Err(FreezeError::SandboxEnded),
         Err(error) => Err(FreezeError::Memory(error)),
@@ -268,6 +270,8 @@ struct Frozen<'a> {
     sandbox: Sandbox,
     /// Blobs asked for so far.
     blobs: usize,
+    /// Its memory has been read, and it may go on.
+    is_read: bool,
 }
 
 impl Source for Frozen<'_> {
@@ -281,6 +285,18 @@ impl Source for Frozen<'_> {
             files.extend(self.some_blobs(part)?);
         }
         Ok(files)
+    }
+
+    fn memory_is_read(&mut self) -> Result<(), FreezeError> {
+        match self.sandbox.is_whole() {
+            Ok(true) => {}
+            Ok(false) => return Err(FreezeError::SandboxEnded),
+            Err(error) => return Err(FreezeError::Memory(error)),
+        }
+        self.is_read = true;
+        let sent = send(self.socket, &Answer::new(ANSWER_READ).with_text(""));
+        // Without the caller nobody wants the image.
+        sent.map_err(FreezeError::Memory)
     }
 }
 
@@ -351,7 +367,7 @@ mod tests {
         let proc: OwnedFd = File::open("/proc").unwrap().into();
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
         let sandbox = Sandbox::open(&proc, pidfd).unwrap();
-        act(&mut Frozen { socket: &helper, sandbox, blobs }, &caller)
+        act(&mut Frozen { socket: &helper, sandbox, blobs, is_read: false }, &caller)
     }
 
     #[test]

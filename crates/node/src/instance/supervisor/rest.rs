@@ -1,7 +1,7 @@
 //! An instance that rests for somebody: to be frozen, copied or checkpointed.
 
 use super::{Supervisor, keep_time};
-use crate::instance::launch::{Checkpoint, Checkpointed, FrozenInstance, Launcher};
+use crate::instance::launch::{Checkpoint, Checkpointed, FrozenInstance, Launcher, Read};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,19 +92,23 @@ impl Supervisor {
             Some(Rest::Copy(reply, since)) => {
                 let copied = tokio::task::block_in_place(|| self.instance.copy(rest));
                 self.go_on();
-                let pause = since.elapsed();
                 tokio::task::spawn_blocking(move || {
-                    let done = copied.and_then(|finish| finish());
-                    let _ = reply.send(done.map(|launcher| Copied { launcher, pause }));
+                    let done = copied.and_then(|Read { gone_on, finish }| {
+                        let pause = gone_on.saturating_duration_since(since.into_std());
+                        finish().map(|launcher| Copied { launcher, pause })
+                    });
+                    let _ = reply.send(done);
                 });
             }
             Some(Rest::Checkpoint(new, reply, since)) => {
                 let written = tokio::task::block_in_place(|| self.instance.checkpoint(rest, new));
                 self.go_on();
-                let pause = since.elapsed();
                 tokio::task::spawn_blocking(move || {
-                    let done = written.and_then(|finish| finish());
-                    let _ = reply.send(done.map(|checkpoint| (checkpoint, pause)));
+                    let done = written.and_then(|Read { gone_on, finish }| {
+                        let pause = gone_on.saturating_duration_since(since.into_std());
+                        finish().map(|checkpoint| (checkpoint, pause))
+                    });
+                    let _ = reply.send(done);
                 });
             }
             Some(Rest::Freeze(reply)) => {
@@ -117,8 +121,7 @@ impl Supervisor {
 
     /// Ends the rest of the instance.
     pub(super) fn go_on(&mut self) {
-        // If it has ended, the report of that is on the way.
-        let _ = self.instance.resume();
+        self.instance.resume();
         self.keep_at = keep_time();
     }
 }
