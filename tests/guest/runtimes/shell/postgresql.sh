@@ -11,6 +11,8 @@ if [ "$(id -u)" = 0 ]; then
     chown postgres .
 fi
 start() { $as pg_ctl -D data -l log -w -o "-p 15432 -k $PWD -c listen_addresses=127.0.0.1" start >/dev/null || cat log; }
+# A dot for each tenth of a second that it waits.
+stop() { $as pg_ctl -D data -w -m "$1" stop | sed 's/\.\.*/./'; }
 tcp() { $as psql -h 127.0.0.1 -p 15432 -Atc "$1" postgres; }
 local_() { $as psql -h "$PWD" -p 15432 -Atc "$1" postgres; }
 $as initdb -D data -A trust >/dev/null
@@ -25,8 +27,8 @@ tcp "select 1 / 0" 2>&1 || echo "exit $?"
 $as pgbench -h 127.0.0.1 -p 15432 -i -s 1 -q postgres >/dev/null 2>&1
 $as pgbench -h 127.0.0.1 -p 15432 -c 4 -j 2 -t 50 postgres 2>/dev/null | grep -E 'processed|failed'
 $as pg_dump -h 127.0.0.1 -p 15432 -t item postgres | grep -v restrict | sha256sum
-$as pg_ctl -D data -w -m immediate stop
+stop immediate
 start
 tcp "select count(*) from item; select (select sum(bbalance) from pgbench_branches) = (select sum(delta) from pgbench_history)"
-$as pg_ctl -D data -w -m fast stop
+stop fast
 grep -c 'database system was not properly shut down' log
